@@ -1,0 +1,1 @@
+"""What is known: kernels, proposals, evaluations, and the store that keeps them for good."""

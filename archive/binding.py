@@ -1,0 +1,190 @@
+"""A plan at one point: every expression of a kernel evaluated for one workload on one device.
+
+Devices launch what comes out of here, and so does the exported package.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from archive import expressions
+from archive.expressions import ExpressionError, Scope
+from archive.kernel import Kernel
+from archive.plan import DTYPES, Expression, Launch, Path, PlaceError
+
+MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
+MAX_WORKSPACE_BYTES = 2**34
+
+
+class IllegalError(ValueError):
+    """A knob setting that breaks a `require` or a hardware limit at this point: not a failure of the kernel."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One workload as a plan sees it."""
+
+    dtype: str
+    dims: Mapping[str, int]
+    parameters: Mapping[str, int | float]
+    tensors: Mapping[str, str]  # the dtype of each tensor
+    sms: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """An argument that is the address of a tensor or of a workspace."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Pointers:
+    """An argument that is a `List<T, N>` of addresses, passed by value."""
+
+    names: tuple[str, ...]
+
+
+Value = Pointer | Pointers | int | float
+
+
+@dataclass(frozen=True)
+class BoundWorkspace:
+    name: str
+    dtype: str
+    elements: int
+    zero: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * DTYPES[self.dtype]
+
+
+@dataclass(frozen=True)
+class BoundLaunch:
+    index: int
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    args: tuple[Value, ...]
+    cooperative: bool
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Everything a device needs to compile and launch a kernel at one point."""
+
+    kernel: Kernel
+    constants: tuple[tuple[str, int], ...]  # become constexpr
+    types: tuple[tuple[str, str], ...]  # tensor or workspace -> dtype, become `using x_t = ...`
+    workspace: tuple[BoundWorkspace, ...]
+    launches: tuple[BoundLaunch, ...]
+
+
+def accepts(kernel: Kernel, point: Point) -> bool:
+    """Whether the kernel takes on this workload at all: its `dtypes` and `when`."""
+    if kernel.plan.dtypes and point.dtype not in kernel.plan.dtypes:
+        return False
+    if not kernel.plan.when:
+        return True
+    scope = Scope(_integers(point), {name: DTYPES[dtype] for name, dtype in point.tensors.items()})
+    try:
+        return expressions.boolean(kernel.plan.when, scope)
+    except ExpressionError as error:
+        raise kernel.fault(PlaceError(str(error), ("when",))) from error
+
+
+def bind(kernel: Kernel, point: Point) -> Bound:
+    """Evaluate a plan, or raise a PlanError (a fault of the plan) or an IllegalError (a fault of the setting)."""
+    try:
+        return _bind(kernel, point)
+    except PlaceError as error:
+        raise kernel.fault(error) from error
+
+
+def _bind(kernel: Kernel, point: Point) -> Bound:
+    plan = kernel.plan
+    integers = {**_integers(point), **plan.settings, "sms": point.sms}
+    scope = Scope(integers, {name: DTYPES[dtype] for name, dtype in point.tensors.items()})
+    lets = {}
+    for name, expression in plan.let:
+        lets[name] = _value(expression, scope, ("let", name))
+        scope = scope.with_integer(name, lets[name])
+    for condition in plan.require:
+        if not _holds(condition, scope):
+            raise IllegalError(f"`{condition}` does not hold with {_described(plan.settings)}")
+    workspace = tuple(
+        BoundWorkspace(w.name, point.tensors.get(w.dtype, w.dtype), _elements(w.shape, scope, w.name), w.zero)
+        for w in plan.workspace
+    )
+    if sum(w.nbytes for w in workspace) > MAX_WORKSPACE_BYTES:
+        raise IllegalError(f"the workspace takes more than {MAX_WORKSPACE_BYTES >> 30} GiB")
+    launches = (_launch(launch, index, kernel, scope, point) for index, launch in enumerate(plan.launches))
+    return Bound(
+        kernel=kernel,
+        constants=tuple((name, scope.integers[name]) for name in plan.specialize),
+        types=(*point.tensors.items(), *((w.name, w.dtype) for w in workspace)),
+        workspace=workspace,
+        launches=tuple(launch for launch in launches if 0 not in launch.grid),
+    )
+
+
+def _integers(point: Point) -> dict[str, int]:
+    return {**point.dims, **{name: value for name, value in point.parameters.items() if isinstance(value, int)}}
+
+
+def _value(expression: Expression, scope: Scope, path: Path) -> int:
+    try:
+        return expressions.integer(expression, scope)
+    except ExpressionError as error:
+        raise PlaceError(str(error), path) from error
+
+
+def _holds(condition: str, scope: Scope) -> bool:
+    try:
+        return expressions.boolean(condition, scope)
+    except ExpressionError as error:
+        raise PlaceError(str(error), ("require",)) from error
+
+
+def _elements(shape: tuple[Expression, ...], scope: Scope, name: str) -> int:
+    sizes = [_value(size, scope, ("workspace", name)) for size in shape]
+    if min(sizes) < 0:
+        raise PlaceError(f"workspace `{name}` has a negative size: {sizes}", ("workspace", name))
+    return math.prod(sizes)
+
+
+def _launch(launch: Launch, index: int, kernel: Kernel, scope: Scope, point: Point) -> BoundLaunch:
+    grid = _sizes(launch.grid, scope, ("launch", index, "grid"))
+    block = _sizes(launch.block, scope, ("launch", index, "block"))
+    shared = _value(launch.shared, scope, ("launch", index, "shared"))
+    setting = _described(kernel.plan.settings)
+    if min(block) < 1 or math.prod(block) > MAX_THREADS or any(map(int.__gt__, block, MAX_BLOCK)):
+        raise IllegalError(f"launch {index}: a block of {block} threads breaks the limit of {MAX_THREADS}{setting}")
+    if min(grid) < 0 or any(map(int.__gt__, grid, MAX_GRID)):
+        raise IllegalError(f"launch {index}: a grid of {grid} blocks breaks the limit of {MAX_GRID}{setting}")
+    if not 0 <= shared <= point.shared_bytes:
+        raise IllegalError(f"launch {index}: {shared} bytes of shared memory, of {point.shared_bytes}{setting}")
+    pointers = {*point.tensors, *(workspace.name for workspace in kernel.plan.workspace)}
+    args: list[Value] = []
+    for argument in launch.args:
+        if isinstance(argument, tuple):
+            args.append(Pointers(argument))
+        elif argument in pointers:
+            args.append(Pointer(str(argument)))
+        elif isinstance(value := point.parameters.get(str(argument)), float):
+            args.append(value)
+        else:
+            args.append(_value(argument, scope, ("launch", index, "args")))
+    return BoundLaunch(index, launch.entry, grid, block, shared, tuple(args), launch.cooperative)
+
+
+def _sizes(sizes: tuple[Expression, ...], scope: Scope, path: Path) -> tuple[int, int, int]:
+    x, y, z = (*(_value(size, scope, path) for size in sizes), 1, 1)[:3]
+    return x, y, z
+
+
+def _described(settings: dict[str, int]) -> str:
+    return f" ({', '.join(f'{name}={value}' for name, value in settings.items())})" if settings else ""

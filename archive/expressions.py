@@ -1,0 +1,162 @@
+"""Integer and boolean expressions of a launch plan, evaluated by a whitelist over `ast`.
+
+A plan is untrusted text, so nothing here calls `eval`: each node is looked up in the tables below,
+and every intermediate value must fit in 64 bits, which also bounds the time an expression can take.
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+MAX_CHARACTERS = 400
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+class ExpressionError(ValueError):
+    """An expression that cannot be read, or that has no 64-bit value at this point."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The integers an expression may name, and the element size of each tensor for `itemsize`."""
+
+    integers: Mapping[str, int]
+    itemsizes: Mapping[str, int]
+
+    def with_integer(self, name: str, value: int) -> "Scope":
+        return Scope({**self.integers, name: value}, self.itemsizes)
+
+
+def integer(expression: int | str, scope: Scope) -> int:
+    """The value of an integer expression."""
+    if isinstance(expression, int):
+        return _bounded(expression, str(expression))
+    return _integer(_tree(expression), scope)(scope)
+
+
+def boolean(expression: str, scope: Scope) -> bool:
+    """The value of a condition: integer comparisons joined by `and`, `or` and `not`."""
+    return _condition(_tree(expression), scope)(scope)
+
+
+def check_integer(expression: int | str, scope: Scope) -> None:
+    """Raise unless the expression is well-formed and names only what the scope has, whatever the values."""
+    if isinstance(expression, str):
+        _integer(_tree(expression), scope)
+    else:
+        _bounded(expression, str(expression))
+
+
+def check_boolean(expression: str, scope: Scope) -> None:
+    _condition(_tree(expression), scope)
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
+
+
+ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+FUNCTIONS: dict[str, Callable[..., int]] = {"min": min, "max": max, "ceil_div": ceil_div}
+RESERVED = frozenset({*FUNCTIONS, "itemsize", "sms", "and", "or", "not"})
+
+# A node becomes a closure in two steps: reading checks its form and its names, calling computes its value.
+# So `check_*` sees a whole expression, also the parts that `and` and `or` would skip.
+Integer = Callable[[Scope], int]
+Condition = Callable[[Scope], bool]
+
+
+@lru_cache(maxsize=4096)
+def _tree(text: str) -> ast.expr:
+    if len(text) > MAX_CHARACTERS:
+        raise ExpressionError(f"an expression may have {MAX_CHARACTERS} characters, this one has {len(text)}")
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ExpressionError(f"cannot read `{text}` as an expression") from error
+
+
+def _bounded(value: int, text: str) -> int:
+    if not INT64_MIN <= value <= INT64_MAX:
+        raise ExpressionError(f"`{text}` does not fit in 64 bits")
+    return value
+
+
+def _known(name: str, names: Mapping[str, int]) -> None:
+    if name not in names:
+        raise ExpressionError(f"unknown name `{name}` (known here: {', '.join(sorted(names)) or 'none'})")
+
+
+def _integer(node: ast.expr, scope: Scope) -> Integer:
+    match node:
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            _bounded(value, str(value))
+            return lambda _: value
+        case ast.Name(id=name):
+            _known(name, scope.integers)
+            return lambda at: at.integers[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _applied(operator.neg, [_integer(operand, scope)], node)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in ARITHMETIC:
+            return _applied(ARITHMETIC[type(op)], [_integer(left, scope), _integer(right, scope)], node)
+        case ast.Call(func=ast.Name(id="itemsize"), args=[ast.Name(id=tensor)], keywords=[]):
+            _known(tensor, scope.itemsizes)
+            return lambda at: at.itemsizes[tensor]
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
+            if len(arguments) != 2 and (name == "ceil_div" or len(arguments) < 2):
+                raise ExpressionError(f"`{ast.unparse(node)}`: {name} takes two values")
+            return _applied(FUNCTIONS[name], [_integer(argument, scope) for argument in arguments], node)
+    raise ExpressionError(
+        f"`{ast.unparse(node)}` is not allowed in an integer expression; use + - * // % min max ceil_div "
+        "itemsize(tensor) over dims, parameters, knobs, lets and sms"
+    )
+
+
+def _applied(function: Callable[..., int], operands: list[Integer], node: ast.expr) -> Integer:
+    def value(at: Scope) -> int:
+        try:
+            return _bounded(function(*(operand(at) for operand in operands)), ast.unparse(node))
+        except ZeroDivisionError as error:
+            raise ExpressionError(f"division by zero in `{ast.unparse(node)}`") from error
+
+    return value
+
+
+def _condition(node: ast.expr, scope: Scope) -> Condition:
+    match node:
+        case ast.Constant(value=bool(value)):
+            return lambda _: value
+        case ast.BoolOp(op=op, values=values):
+            parts = [_condition(value, scope) for value in values]
+            join = all if isinstance(op, ast.And) else any
+            # A generator, so that `n > 0 and rows % n == 0` guards its own division.
+            return lambda at: join(part(at) for part in parts)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            inner = _condition(operand, scope)
+            return lambda at: not inner(at)
+        case ast.Compare(left=left, ops=ops, comparators=rest) if all(type(op) in COMPARISONS for op in ops):
+            return _comparison([COMPARISONS[type(op)] for op in ops], [_integer(part, scope) for part in (left, *rest)])
+    raise ExpressionError(f"`{ast.unparse(node)}` is not a condition; compare integers, joined by and, or, not")
+
+
+def _comparison(compares: list[Callable[[int, int], bool]], operands: list[Integer]) -> Condition:
+    def value(at: Scope) -> bool:
+        values = [operand(at) for operand in operands]
+        return all(compare(a, b) for compare, a, b in zip(compares, values, values[1:], strict=False))
+
+    return value

@@ -1,0 +1,237 @@
+"""From TOML to a Plan: every malformed header gets one clear message with its line."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+from archive import expressions
+from archive.plan import Argument, Expression, Launch, Path, PlaceError, Plan, PlanError, TensorMap, Workspace
+
+MAX_KNOB_VALUES, MAX_LAUNCHES, MAX_HEADER = 64, 64, 20_000
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+KNOB = re.compile(r"[A-Z][A-Z0-9_]*\Z")
+
+
+def read(header: str, first_line: int) -> Plan:
+    """The plan in a TOML header; `first_line` is the header's place in the kernel's text."""
+    if len(header) > MAX_HEADER:
+        raise PlanError(f"the plan has {len(header)} characters; {MAX_HEADER} are allowed", first_line)
+    try:
+        table = tomllib.loads(header)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"at line (\d+)", str(error))
+        at = first_line + (int(line.group(1)) - 1 if line else header.count("\n"))
+        raise PlanError(f"the plan is not valid TOML: {error}", at) from error
+    except RecursionError as error:
+        raise PlanError("the plan is nested too deeply", first_line) from error
+    try:
+        return _plan(_Table(table, ()))
+    except PlaceError as error:
+        raise PlanError(str(error), first_line + line_of(header, error.path)) from error
+
+
+def line_of(header: str, path: Path) -> int:
+    """The line offset of a place in a TOML header, by its tables and keys; the nearest enclosing one if unsure."""
+    best, best_depth = 0, 0
+    here: Path
+    table: Path = ()
+    counts: dict[str, int] = {}
+    for number, line in enumerate(header.splitlines()):
+        if match := re.match(r"\s*\[\[\s*([\w.]+)\s*\]\]", line):
+            name = match.group(1)
+            counts[name] = counts.get(name, -1) + 1
+            table = (name, counts[name])
+            here = table
+        elif match := re.match(r"\s*\[\s*([\w.]+)\s*\]", line):
+            table = tuple(match.group(1).split("."))
+            here = table
+        elif match := re.match(r"\s*\"?([\w.]+)\"?\s*=", line):
+            here = (*table, *match.group(1).split("."))
+        else:
+            continue
+        if path[: len(here)] == here and len(here) > best_depth:
+            best, best_depth = number, len(here)
+    return best
+
+
+class _Table:
+    """A TOML table that hands out each key once, by type, and complains about what is left over."""
+
+    def __init__(self, entries: dict[str, Any], path: Path) -> None:
+        self.entries = dict(entries)
+        self.path = path
+
+    def fault(self, key: str, message: str) -> PlaceError:
+        return PlaceError(message, (*self.path, key))
+
+    def has(self, key: str) -> bool:
+        return key in self.entries
+
+    def take(self, key: str, kind: type, default: Any = None) -> Any:
+        if key not in self.entries:
+            if default is None:
+                raise self.fault(key, f"`{key}` is missing{_within(self.path)}")
+            return default
+        value = self.entries.pop(key)
+        if type(value) is not kind:
+            raise self.fault(key, f"`{key}` must be {_a(kind)}, not {json.dumps(value, default=str)[:60]}")
+        return value
+
+    def strings(self, key: str) -> tuple[str, ...]:
+        values = self.take(key, list, [])
+        if not all(isinstance(value, str) for value in values):
+            raise self.fault(key, f"`{key}` must be a list of strings")
+        return tuple(values)
+
+    def expression(self, key: str, default: Expression | None = None) -> Expression:
+        if key not in self.entries and default is not None:
+            return default
+        if key not in self.entries:
+            raise self.fault(key, f"`{key}` is missing{_within(self.path)}")
+        return self._expression(self.entries.pop(key), key)
+
+    def expressions(self, key: str, most: int) -> tuple[Expression, ...]:
+        values = self.take(key, list)
+        if not 1 <= len(values) <= most:
+            raise self.fault(key, f"`{key}` must list 1 to {most} integers, not {len(values)}")
+        return tuple(self._expression(value, key) for value in values)
+
+    def _expression(self, value: object, key: str) -> Expression:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise self.fault(key, f"`{key}` must hold integers or expressions in quotes, not {value!r}")
+        return value
+
+    def tables(self, key: str) -> Iterator["_Table"]:
+        """The named sub-tables of a section such as `[workspace]`, in order."""
+        for name, entries in self.take(key, dict, {}).items():
+            if not isinstance(entries, dict):
+                raise PlaceError(f"`{name}` must be a table such as {{ shape = [1] }}", (*self.path, key, name))
+            yield _Table(entries, (*self.path, key, name))
+
+    def done(self, allowed: str) -> None:
+        for key in self.entries:
+            raise self.fault(key, f"unknown key `{key}`{_within(self.path)} (allowed: {allowed})")
+
+
+def _within(path: Path) -> str:
+    return f" in {path[0]} {path[1]}" if len(path) > 1 else f" in [{path[0]}]" if path else ""
+
+
+def _a(kind: type) -> str:
+    return {str: "a string", bool: "true or false", list: "a list", dict: "a table", int: "an integer"}[kind]
+
+
+def _plan(table: _Table) -> Plan:
+    launches = table.take("launch", list)
+    if not 1 <= len(launches) <= MAX_LAUNCHES:
+        raise PlaceError(f"a plan has 1 to {MAX_LAUNCHES} [[launch]] tables, not {len(launches)}", ("launch",))
+    plan = Plan(
+        op=table.take("op", str),
+        note=table.take("note", str, ""),
+        when=table.take("when", str, ""),
+        dtypes=table.strings("dtypes"),
+        specialize=table.strings("specialize"),
+        require=table.strings("require"),
+        knobs=tuple(_knob(name, values) for name, values in table.take("knobs", dict, {}).items()),
+        let=_lets(table),
+        workspace=tuple(_workspace(entry) for entry in table.tables("workspace")),
+        tensor_maps=tuple(_tensor_map(entry) for entry in table.tables("tensor_maps")),
+        launches=tuple(_launch(_Table(entries, ("launch", index))) for index, entries in enumerate(launches)),
+    )
+    table.done("op note when dtypes specialize require knobs let workspace tensor_maps launch")
+    _named_once(plan)
+    return plan
+
+
+def _knob(name: str, values: object) -> tuple[str, tuple[int, ...]]:
+    path = ("knobs", name)
+    if not KNOB.match(name):
+        hint = " (a top-level key must stand above [knobs])" if name in Plan.__dataclass_fields__ else ""
+        raise PlaceError(f"a knob's name is UPPERCASE, `{name}` is not{hint}", path)
+    if not isinstance(values, list) or not values or not all(type(value) is int for value in values):
+        raise PlaceError(f"knob {name} must list one or more integers, the default first", path)
+    if len(set(values)) != len(values) or len(values) > MAX_KNOB_VALUES:
+        raise PlaceError(f"knob {name} must list at most {MAX_KNOB_VALUES} different integers", path)
+    if not all(-(2**31) <= value < 2**31 for value in values):
+        raise PlaceError(f"knob {name} has a value that does not fit in 32 bits", path)
+    return name, tuple(values)
+
+
+def _lets(table: _Table) -> tuple[tuple[str, Expression], ...]:
+    lets = _Table(table.take("let", dict, {}), ("let",))
+    return tuple((name, lets.expression(name)) for name in list(lets.entries))
+
+
+def _workspace(table: _Table) -> Workspace:
+    name = str(table.path[-1])
+    workspace = Workspace(
+        name=name,
+        shape=table.expressions("shape", 8),
+        dtype=table.take("dtype", str),
+        zero=table.take("zero", bool, False),
+    )
+    table.done("shape dtype zero")
+    return workspace
+
+
+def _tensor_map(table: _Table) -> TensorMap:
+    tensor_map = TensorMap(
+        name=str(table.path[-1]),
+        tensor=table.take("tensor", str),
+        shape=table.expressions("shape", 5),
+        box=table.expressions("box", 5),
+        swizzle=table.take("swizzle", int, 0),
+    )
+    table.done("tensor shape box swizzle")
+    return tensor_map
+
+
+def _launch(table: _Table) -> Launch:
+    grid: tuple[Expression, ...] = ()
+    block: tuple[Expression, ...] = ()
+    if table.has("library"):
+        library, entry = table.take("library", str), ""
+        if table.has("entry"):
+            raise table.fault("entry", "a launch has an `entry` or a `library`, not both")
+    else:
+        library, entry = "", table.take("entry", str)
+        grid, block = table.expressions("grid", 3), table.expressions("block", 3)
+        if not IDENTIFIER.match(entry):
+            raise table.fault("entry", f"`{entry}` is not the name of a C function")
+    launch = Launch(
+        entry=entry,
+        library=library,
+        grid=grid,
+        block=block,
+        args=tuple(_argument(value, table) for value in table.take("args", list)),
+        shared=table.expression("shared", 0),
+        cooperative=table.take("cooperative", bool, False),
+        overlap=table.take("overlap", bool, False),
+    )
+    table.done("entry grid block shared args cooperative overlap library")
+    return launch
+
+
+def _argument(value: object, table: _Table) -> Argument:
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise table.fault("args", f"`args` holds names, integers, expressions or lists of tensors, not {value!r}")
+    return value
+
+
+def _named_once(plan: Plan) -> None:
+    """Every name a plan makes is a C identifier and stands for one thing."""
+    seen: set[str] = set()
+    named: list[Path] = [("knobs", name) for name, _ in plan.knobs]
+    named += [("let", name) for name, _ in plan.let]
+    named += [("workspace", workspace.name) for workspace in plan.workspace]
+    named += [("tensor_maps", tensor_map.name) for tensor_map in plan.tensor_maps]
+    for section, name in named:
+        if not IDENTIFIER.match(str(name)) or name in expressions.RESERVED:
+            raise PlaceError(f"`{name}` cannot be a name here: use a C identifier, none reserved", (section, name))
+        if name in seen:
+            raise PlaceError(f"`{name}` is defined twice", (section, name))
+        seen.add(str(name))

@@ -1,0 +1,166 @@
+"""The records of the archive: what was proposed, and what became of it.
+
+All are plain frozen values with content ids, so appending one twice changes nothing and a merge of two
+archives is a set union.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from archive.kernel import Kernel
+
+
+class Outcome(StrEnum):
+    """The verdict on a kernel. Everything but PASSED comes with a log that says why."""
+
+    PASSED = "passed"
+    UNSUPPORTED = "unsupported"  # asks for something this device or this version does not offer
+    ILLEGAL = "illegal"  # its knobs break a `require` or a hardware limit on every workload it accepts
+    MALFORMED = "malformed"  # the plan does not fit the op, or the entry or its arguments do not fit the plan
+    COMPILE_ERROR = "compile error"
+    LAUNCH_ERROR = "launch error"
+    CRASHED = "crashed"  # an illegal access, a trap, or the death of the worker
+    TIMED_OUT = "timed out"
+    WRONG = "wrong"  # its numbers differ from PyTorch's by more than rounding explains
+    OUT_OF_BOUNDS = "out of bounds"  # it wrote outside its buffers
+    CHANGED_INPUT = "changed input"
+    IMPLAUSIBLE = "implausible"  # faster than its inputs can be read
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What a kernel was evaluated on, with the limits a plan must keep and the rates measured there."""
+
+    kind: str  # "cuda" or "emulated"
+    name: str
+    arch: str  # what kernels are compiled for, such as sm_90a
+    sms: int
+    shared_bytes: int  # the most shared memory a block may have
+    l2_bytes: int = 0
+    driver: str = ""
+    torch: str = ""
+    copy_gb_s: float = 0.0
+    tflops: tuple[tuple[str, float], ...] = ()  # matrix product rate by dtype
+
+    @property
+    def key(self) -> str:
+        """Measurements are compared only between equal keys."""
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The time of one kernel on one workload, beside the baselines timed in the same minute."""
+
+    workload: str
+    median_us: float
+    low_us: float  # a 95 % interval of the median
+    high_us: float
+    samples: int
+    eager_us: float
+    compile_us: float | None = None
+    floor_us: float | None = None  # the speed of light, where the device's rates are known
+
+    @property
+    def baseline_us(self) -> float:
+        return min(self.eager_us, self.compile_us or self.eager_us)
+
+    @property
+    def speedup(self) -> float:
+        """Over the better of eager and torch.compile."""
+        return self.baseline_us / self.median_us
+
+    @property
+    def share_of_light(self) -> float | None:
+        return self.floor_us / self.median_us if self.floor_us else None
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the compiler spent on one entry."""
+
+    entry: str
+    registers: int
+    shared_bytes: int
+    local_bytes: int  # spills and indexed arrays
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The verdict on one kernel on one device."""
+
+    kernel_id: str
+    op: str
+    device: DeviceInfo
+    outcome: Outcome
+    log: str
+    measurements: tuple[Measurement, ...] = ()
+    skipped: tuple[str, ...] = ()  # workloads the kernel does not accept
+    deterministic: bool | None = None
+    resources: tuple[Resources, ...] = ()
+    seed: int = 0
+    seconds: float = 0.0
+    created: float = 0.0
+
+    @cached_property
+    def id(self) -> str:
+        return content_id(asdict(self))
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome is Outcome.PASSED
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a proposal cost at its model."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A kernel someone offered, or a reply that holds none and the reason (`failure`)."""
+
+    op: str
+    operator: str  # how it was made: seed, knobs, crossover, draft, improve, repair, tell
+    proposer: str  # who made it: offline, tell, or the model's name
+    kernel: Kernel | None
+    parents: tuple[str, ...] = ()
+    run: str = ""
+    reply: str = ""  # a model's words, kept whether or not they held a kernel
+    failure: str = ""
+    cost: Cost = field(default=Cost())
+    created: float = 0.0
+
+    @property
+    def kernel_id(self) -> str:
+        return self.kernel.id if self.kernel else ""
+
+    @cached_property
+    def id(self) -> str:
+        """The moment and the cost do not count: the same proposal told twice is one."""
+        return content_id(
+            [self.op, self.operator, self.proposer, self.kernel_id, list(self.parents), self.run, self.reply]
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """One `evolve run`, so that its proposals can be told from another's."""
+
+    id: str
+    op: str
+    device: str
+    proposer: str
+    seed: int
+    created: float
+
+
+def content_id(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""How kernels are found: propose, evaluate, archive, select, export."""

@@ -1,0 +1,1 @@
+"""What compiles and runs kernels: `cuda` and `emulated`, behind one contract."""

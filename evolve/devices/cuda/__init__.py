@@ -1,0 +1,1 @@
+"""NVIDIA GPUs through CuPy: NVRTC to cubin, launches, events."""

@@ -1,0 +1,1 @@
+"""The CPU as a GPU: the host compiler, fibres for threads."""

@@ -1,0 +1,28 @@
+"""The text put before a kernel's source: element types, specialised values and knobs, the same on every device."""
+
+from archive.binding import Bound
+from archive.plan import print_plan
+
+C_TYPES = {
+    "float64": "double", "float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16",
+    "int64": "long long", "int32": "int", "int16": "short", "int8": "signed char", "uint8": "unsigned char",
+    "bool": "bool",
+}  # fmt: skip
+
+
+def specialisation(bound: Bound) -> str:
+    """Types and specialised values as C++ (so that no header can trip over them); only knobs are macros."""
+    lines = [f"using {name}_t = {C_TYPES[dtype]};" for name, dtype in bound.types]
+    lines += [f"constexpr {_integer_type(value)} {name} = {value};" for name, value in bound.constants]
+    lines += [f"#define {name} ({value})" for name, value in bound.kernel.plan.settings.items()]
+    return "\n".join(lines) + "\n"
+
+
+def numbered_source(bound: Bound) -> str:
+    """The kernel's source, its line numbers those of the kernel's canonical text."""
+    first_line = print_plan(bound.kernel.plan).count("\n") + 3
+    return f'#line {first_line} "kernel.cu"\n{bound.kernel.source}'
+
+
+def _integer_type(value: int) -> str:
+    return "int" if -(2**31) < value < 2**31 else "long long"

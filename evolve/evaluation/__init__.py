@@ -1,0 +1,1 @@
+"""The verdict on a kernel: compile, check, time, in a process of its own."""

@@ -1,0 +1,1 @@
+"""From champions to an installable package."""

@@ -1,0 +1,1 @@
+"""Whatever offers kernels: a language model, the offline mutator, a person with files."""

@@ -1,0 +1,1 @@
+"""What to compute: reference ops in PyTorch, with the workloads they are measured on."""

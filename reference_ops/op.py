@@ -1,0 +1,172 @@
+"""An Op says what must be computed: a PyTorch reference, named tensors, workloads and a cost model."""
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Number = int | float
+Tensors = dict[str, torch.Tensor]
+
+DTYPES = {
+    name: getattr(torch, name)
+    for name in (
+        "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
+    )
+}  # fmt: skip
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+RESERVED = frozenset(
+    ["size", "int", "int8", "int16", "int32", "int64", "uint8", "bool", "float", "double", "half", "sms", "min", "max"]
+)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A named tensor with symbolic dims; without a dtype of its own it has the workload's."""
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: str = ""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One point at which an op is measured."""
+
+    dtype: str
+    dims: tuple[tuple[str, int], ...]
+    parameters: tuple[tuple[str, Number], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The workload's name in tables and in the archive."""
+        return " ".join([*(f"{name}={value}" for name, value in (*self.dims, *self.parameters)), self.dtype])
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How much worse than PyTorch's own a kernel's error may be, both measured against float64.
+
+    The root mean square error may be `factor` times PyTorch's, and no element may be off by more than
+    `4 * factor` times its own rounding plus PyTorch's. `exact` allows no difference at all.
+    """
+
+    factor: float = 2.0
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Op:
+    """What must be computed. See CONTRIBUTING.md for how to write one."""
+
+    name: str
+    reference: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    gpu: tuple[Workload, ...]
+    emulated: tuple[Workload, ...]
+    flops: Callable[[Mapping[str, int]], int]
+    awkward: tuple[Workload, ...] = ()  # checked, never timed
+    derived: Mapping[str, Callable[[Mapping[str, int]], int]] = field(default_factory=dict)
+    baseline: Callable[..., Any] | None = None  # what a user would call, where that is not the reference
+    draw: Callable[[Tensors, torch.Generator], None] | None = None  # overwrites the normal inputs in place
+    tolerance: Tolerance = Tolerance()
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        names = [tensor.name for tensor in (*self.inputs, *self.outputs)]
+        for name in names:
+            if not NAME.match(name) or name in RESERVED or names.count(name) > 1:
+                raise ValueError(f"op {self.name}: `{name}` cannot name a tensor; use a C identifier, once")
+        for workload in (*self.gpu, *self.emulated, *self.awkward):
+            sizes = self.sizes(workload)
+            for tensor in (*self.inputs, *self.outputs):
+                for dim in tensor.dims:
+                    if not dim.isdigit() and dim not in sizes:
+                        raise ValueError(f"op {self.name}: the workload {workload.key} gives no size for `{dim}`")
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(workload.dtype for workload in (*self.gpu, *self.emulated)))
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.gpu[0].dims) + tuple(self.derived)
+
+    @property
+    def parameters(self) -> dict[str, Number]:
+        """The op's parameters, with the values of its first workload."""
+        return dict(self.gpu[0].parameters)
+
+    def workloads(self, device_kind: str) -> tuple[Workload, ...]:
+        return self.gpu if device_kind == "cuda" else self.emulated
+
+    def sizes(self, workload: Workload) -> dict[str, int]:
+        """Every dim at this workload, the derived ones included."""
+        sizes: dict[str, int] = dict(workload.dims)
+        known: dict[str, Any] = {**sizes, **dict(workload.parameters)}
+        for name, rule in self.derived.items():
+            sizes[name] = known[name] = rule(known)
+        return sizes
+
+    def shape(self, tensor: TensorSpec, workload: Workload) -> tuple[int, ...]:
+        sizes = self.sizes(workload)
+        return tuple(int(dim) if dim.isdigit() else sizes[dim] for dim in tensor.dims)
+
+    def least_bytes(self, workload: Workload) -> int:
+        """Each input read once, each output written once."""
+        return self.bytes_of(self.inputs, workload) + self.bytes_of(self.outputs, workload)
+
+    def bytes_of(self, tensors: tuple[TensorSpec, ...], workload: Workload) -> int:
+        return sum(
+            math.prod(self.shape(tensor, workload)) * DTYPES[tensor.dtype or workload.dtype].itemsize
+            for tensor in tensors
+        )
+
+    def inputs_at(self, workload: Workload, seed: int, device: str) -> Tensors:
+        """Fresh inputs; the same seed gives the same values on the same device."""
+        generator = torch.Generator(device).manual_seed(seed)
+        drawn = {}
+        for tensor in self.inputs:
+            dtype = DTYPES[tensor.dtype or workload.dtype]
+            values = torch.empty(self.shape(tensor, workload), device=device, dtype=torch.float32)
+            drawn[tensor.name] = values.normal_(generator=generator).to(dtype)
+        if self.draw:
+            self.draw(drawn, generator)
+        return drawn
+
+    def call(self, inputs: Tensors, workload: Workload) -> tuple[torch.Tensor, ...]:
+        """The reference's outputs, in order."""
+        return _as_tuple(self.reference(*inputs.values(), **dict(workload.parameters)))
+
+    def call_baseline(self, inputs: Tensors, workload: Workload) -> tuple[torch.Tensor, ...]:
+        """What a user would run instead of a kernel."""
+        return _as_tuple((self.baseline or self.reference)(*inputs.values(), **dict(workload.parameters)))
+
+
+def tensors(**declared: str) -> tuple[TensorSpec, ...]:
+    """Declare tensors by their dims, as in `tensors(values="rows k", indices="int64[rows k]")`."""
+    specs = []
+    for name, text in declared.items():
+        match = re.fullmatch(r"(?:(\w+)\[(.*)\]|([^\[\]]*))", text.strip())
+        dtype = (match.group(1) or "") if match else "?"
+        if match is None or (dtype and dtype not in DTYPES):
+            raise ValueError(f"tensor {name}: cannot read {text!r}; write 'rows cols' or 'int64[rows k]'")
+        specs.append(TensorSpec(name, tuple((match.group(2) or match.group(3) or "").split()), dtype))
+    return tuple(specs)
+
+
+def workloads(dtypes: str, *points: Mapping[str, int], **parameters: Number) -> tuple[Workload, ...]:
+    """Every point at every dtype, as in `workloads("float32 bfloat16", dict(rows=8, cols=32), eps=1e-6)`."""
+    return tuple(
+        Workload(dtype, tuple(point.items()), tuple(parameters.items()))
+        for point, dtype in itertools.product(points, dtypes.split())
+    )
+
+
+def _as_tuple(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
