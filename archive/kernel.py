@@ -44,9 +44,9 @@ class Kernel:
         return self.plan.op
 
     def with_knobs(self, settings: dict[str, int]) -> "Kernel":
-        """The same kernel with other knob values in force: a chosen value moves to the front of its list."""
+        """The same kernel with other knob values in force; the value in force stands first in its list."""
         knobs = tuple(
-            (name, (settings[name], *(v for v in values if v != settings[name])) if name in settings else values)
+            (name, (settings[name], *sorted(set(values) - {settings[name]}))) if name in settings else (name, values)
             for name, values in self.plan.knobs
         )
         return replace(self, plan=replace(self.plan, knobs=knobs))

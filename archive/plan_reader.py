@@ -156,7 +156,8 @@ def _knob(name: str, values: object) -> tuple[str, tuple[int, ...]]:
         raise PlaceError(f"knob {name} must list at most {MAX_KNOB_VALUES} different integers", path)
     if not all(-(2**31) <= value < 2**31 for value in values):
         raise PlaceError(f"knob {name} has a value that does not fit in 32 bits", path)
-    return name, tuple(values)
+    # The default first, the rest in order: a setting has one canonical text however it was reached.
+    return name, (values[0], *sorted(values[1:]))
 
 
 def _lets(table: _Table) -> tuple[tuple[str, Expression], ...]:

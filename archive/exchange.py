@@ -1,0 +1,151 @@
+"""JSONL in the OpenAI Batch API's format: requests out, replies in.
+
+The replies come from other people's servers, so whatever cannot be read becomes a failure that names its line.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+URL = "/v1/chat/completions"
+MAX_CUSTOM_ID, MIN_LABEL, HASH_CHARACTERS = 64, 12, 8
+MAX_EXCERPT = 300
+
+
+@dataclass(frozen=True)
+class BatchReply:
+    """What a model answered, or the reason why it did not."""
+
+    custom_id: str = ""
+    text: str = ""
+    model: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class CustomId:
+    """What a request's id says about the proposal to come. A long op name is a label, see `op_label`."""
+
+    op: str
+    operator: str
+    parents: tuple[str, ...]
+    nonce: str
+
+
+def request_line(custom_id: str, model: str, messages: Sequence[tuple[str, str]]) -> str:
+    """One line of a batch's input file; `messages` holds pairs of role and content."""
+    body = {"model": model, "messages": [{"role": role, "content": content} for role, content in messages]}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": URL, "body": body}, ensure_ascii=False)
+
+
+def read_replies(text: str) -> Iterator[BatchReply]:
+    """The replies in a batch's output file, or in its file of errors."""
+    # Not splitlines(): JSON strings may hold U+2028 and friends, which that takes for ends of lines.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            reply = _reply(line)
+            yield replace(reply, failure=f"line {number}: {reply.failure}") if reply.failure else reply
+
+
+def completion(body: object) -> BatchReply:
+    """The answer in the body of a chat completion, decoded from JSON; a missing or cut one is a failure."""
+    if not isinstance(body, dict):
+        return BatchReply(failure=f"the response is no JSON object: {_excerpt(body)}")
+    usage = body.get("usage")
+    reply = BatchReply(
+        model=_text(body.get("model")),
+        prompt_tokens=_count(usage, "prompt_tokens"),
+        completion_tokens=_count(usage, "completion_tokens"),
+    )
+    choices = body.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        said = f": {_excerpt(body['error'])}" if body.get("error") else ""
+        return replace(reply, failure=f"the response holds no choices{said}")
+    text, refusal = _text(message.get("content")), _text(message.get("refusal"))
+    return replace(reply, text=text, failure=_unfinished(_text(choice.get("finish_reason")), text, refusal))
+
+
+def encode_custom_id(op: str, operator: str, parents: Sequence[str], nonce: str) -> str:
+    """An id of at most 64 characters, such as `softmax.improve.0123456789abcdef.k3f9`."""
+    rest = f".{operator}.{'-'.join(parents) or '-'}.{nonce}"
+    if "." in operator or "." in nonce or len(rest) > MAX_CUSTOM_ID - MIN_LABEL:
+        raise ValueError(f"`{rest}` does not fit in the id of a batch request")
+    return op_label(op, MAX_CUSTOM_ID - len(rest)) + rest
+
+
+def decode_custom_id(custom_id: str) -> CustomId | None:
+    """What `encode_custom_id` wrote, or None for an id that somebody else made."""
+    parts = custom_id.rsplit(".", 3)
+    if len(parts) != 4 or not all(parts):
+        return None
+    op, operator, parents, nonce = parts
+    return CustomId(op, operator, tuple(parent for parent in parents.split("-") if parent), nonce)
+
+
+def op_label(op: str, characters: int) -> str:
+    """The op's name, or where that is too long its beginning and a hash of the whole."""
+    if len(op) <= characters:
+        return op
+    return f"{op[: characters - HASH_CHARACTERS - 1]}~{hashlib.sha256(op.encode()).hexdigest()[:HASH_CHARACTERS]}"
+
+
+def labels(label: str, op: str) -> bool:
+    """Whether a decoded id's op is this one."""
+    return label == op or (len(op) > len(label) >= MIN_LABEL and label == op_label(op, len(label)))
+
+
+def _reply(line: str) -> BatchReply:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return BatchReply(failure=f"this is no JSON ({error}): {_excerpt(line)}")
+    if not isinstance(entry, dict):
+        return BatchReply(failure=f"a reply is a JSON object, not {_excerpt(entry)}")
+    custom_id = _text(entry.get("custom_id"))
+    response, fault = entry.get("response"), entry.get("error")
+    if fault:
+        return BatchReply(custom_id, failure=f"the request failed: {_excerpt(fault)}")
+    if not isinstance(response, dict):
+        asked = " (this is a request: give the batch's output file)" if "body" in entry else ""
+        return BatchReply(custom_id, failure=f"there is no response{asked}")
+    status, body = response.get("status_code"), response.get("body")
+    if status != 200:
+        said = body.get("error", body) if isinstance(body, dict) else body
+        return BatchReply(custom_id, failure=f"the request failed with status {status}: {_excerpt(said)}")
+    return replace(completion(body), custom_id=custom_id)
+
+
+def _unfinished(finish_reason: str, text: str, refusal: str) -> str:
+    if refusal:
+        return f"the model refused: {_excerpt(refusal)}"
+    if finish_reason == "length":
+        return "the reply was cut off at the limit of tokens (finish_reason length)"
+    if finish_reason == "content_filter":
+        return "the reply was stopped by a content filter"
+    return "" if text.strip() else f"the reply is empty (finish_reason {finish_reason or 'missing'})"
+
+
+def _text(value: object) -> str:
+    """A string, or the joined texts of a list of content parts."""
+    if isinstance(value, list):
+        return "".join(_text(part.get("text")) for part in value if isinstance(part, dict))
+    return value if isinstance(value, str) else ""
+
+
+def _count(usage: object, key: str) -> int:
+    value = usage.get(key) if isinstance(usage, dict) else 0
+    return value if type(value) is int and value >= 0 else 0
+
+
+def _excerpt(value: object) -> str:
+    if isinstance(value, dict) and isinstance(value.get("message"), str):
+        code = value.get("code")
+        value = f"{value['message']} ({code})" if code else value["message"]
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = " ".join(text.split())
+    return text if len(text) <= MAX_EXCERPT else f"{text[:MAX_EXCERPT]}..."

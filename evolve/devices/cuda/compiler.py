@@ -1,0 +1,133 @@
+"""From a bound kernel to a cubin, through NVRTC. Needs no GPU, so every machine with the wheels can check syntax."""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
+from archive.records import Outcome, Resources
+from evolve.devices.cuda import cubin
+from evolve.devices.cuda.prelude import EMPTY_HEADERS, PRELUDE
+from evolve.devices.device import RejectedError
+from evolve.devices.headers import cuda_include_dirs
+from evolve.devices.prelude import numbered_source, specialisation
+
+LOG_CHARACTERS = 4000
+POINTER_BYTES = 8
+SLOW_HEADERS = ("cooperative_groups", "cuda/std", "cub/", "thrust/", "cuda/atomic", "cuda/barrier", "cuda/pipeline")
+ENTRY_IN_LOG = re.compile(r"Compiling entry function '(\w+)'")
+LOCAL_IN_LOG = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
+REGISTERS_IN_LOG = re.compile(r"Used (\d+) registers")
+SHARED_IN_LOG = re.compile(r"(\d+) bytes smem")
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A compiled kernel: the image to load, what its entries take, and what the compiler had to say."""
+
+    image: bytes
+    entries: dict[str, cubin.Entry]
+    resources: tuple[Resources, ...]
+    log: str
+
+
+def compile_cubin(bound: Bound, arch: str) -> Cubin:
+    """Compile for an architecture such as sm_90a, and check the plan against what came out."""
+    if reserved := bound.kernel.plan.reserved:
+        raise RejectedError(Outcome.UNSUPPORTED, f"the plan asks for {reserved}, which is not supported yet")
+    _check_includes(bound.kernel.source)
+    image, log = _nvrtc(PRELUDE + specialisation(bound) + numbered_source(bound), arch)
+    entries = cubin.entries(image)
+    for launch in bound.launches:
+        _check_launch(launch, entries)
+    resources = tuple(_resources(log, entries))
+    return Cubin(image, entries, resources, _warnings(bound.kernel.source, log, resources))
+
+
+def _check_includes(source: str) -> None:
+    """Only headers of the toolkit: a path elsewhere would put the user's files into the compiler's messages."""
+    for name in re.findall(r"^\s*#\s*include(?:_next)?\s*(.*)$", source, flags=re.MULTILINE):
+        if not re.match(r"[<\"]\w[\w./+-]*[>\"]", name) or ".." in name:
+            raise RejectedError(Outcome.COMPILE_ERROR, f"#include {name[:80]}: only headers of the CUDA toolkit can be")
+
+
+def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
+    from cupy.cuda import nvrtc
+
+    options = [f"-arch={arch}", "-std=c++17", "-default-device", "-lineinfo", "--ptxas-options=-v", "-diag-suppress=47"]
+    options += [f"-I{folder}" for folder in _include_dirs()]
+    program = nvrtc.createProgram(
+        source, "kernel.cu", (b"",) * len(EMPTY_HEADERS), [name.encode() for name in EMPTY_HEADERS]
+    )
+    try:
+        nvrtc.compileProgram(program, options)
+        return nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)
+    except nvrtc.NVRTCError as error:
+        log = re.sub(r"(?m)^/\S*/include/", "", nvrtc.getProgramLog(program).strip()) or str(error)
+        raise RejectedError(Outcome.COMPILE_ERROR, log[:LOG_CHARACTERS]) from error
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+@cache
+def _include_dirs() -> tuple[str, ...]:
+    folders = [str(folder) for folder in cuda_include_dirs()]
+    return (*folders, *(f"{folder}/cccl" for folder in folders))
+
+
+def _check_launch(launch: BoundLaunch, entries: dict[str, cubin.Entry]) -> None:
+    where = f"launch {launch.index}"
+    if launch.entry not in entries:
+        found = ", ".join(sorted(entries)) or "none"
+        raise RejectedError(
+            Outcome.MALFORMED,
+            f'{where}: the source has no extern "C" __global__ function `{launch.entry}` (compiled entries: {found})',
+        )
+    entry = entries[launch.entry]
+    if len(launch.args) != len(entry.parameter_bytes):
+        message = f"{where}: `{entry.name}` takes {len(entry.parameter_bytes)} arguments, the plan gives"
+        raise RejectedError(Outcome.MALFORMED, f"{message} {len(launch.args)}")
+    for position, (value, size) in enumerate(zip(launch.args, entry.parameter_bytes, strict=True)):
+        if fault := _misfit(value, size):
+            raise RejectedError(Outcome.MALFORMED, f"{where}: argument {position} of `{entry.name}`: {fault}")
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    if entry.max_threads and threads > entry.max_threads:
+        raise RejectedError(
+            Outcome.ILLEGAL, f"{where}: {threads} threads, __launch_bounds__ allows {entry.max_threads}"
+        )
+
+
+def _misfit(value: Value, size: int) -> str:
+    match value:
+        case Pointer(name=name) if size != POINTER_BYTES:
+            return f"the plan gives the pointer `{name}`, the function takes {size} bytes"
+        case Pointers(names=names) if size != POINTER_BYTES * len(names):
+            return f"the plan gives a list of {len(names)} pointers, the function takes {size} bytes"
+        case float() if size not in (4, 8):
+            return f"the plan gives a number, the function takes {size} bytes"
+        case int() if size not in (4, 8):
+            return f"the plan gives an integer; it can be 4 or 8 bytes, the function takes {size}"
+        case int() if size == 4 and not -(2**31) <= value < 2**32:
+            return f"{value} does not fit in 4 bytes"
+    return ""
+
+
+def _resources(log: str, entries: dict[str, cubin.Entry]) -> list[Resources]:
+    found, name, local = [], "", 0
+    for line in log.splitlines():
+        if match := ENTRY_IN_LOG.search(line):
+            name, local = match.group(1), 0
+        elif match := LOCAL_IN_LOG.search(line):
+            local = int(match.group(1))
+        elif (match := REGISTERS_IN_LOG.search(line)) and name in entries:
+            shared = SHARED_IN_LOG.search(line)
+            found.append(Resources(name, int(match.group(1)), int(shared.group(1)) if shared else 0, local))
+    return found
+
+
+def _warnings(source: str, log: str, resources: tuple[Resources, ...]) -> str:
+    lines = [line for line in log.splitlines() if "warning" in line]
+    lines += [f"`{r.entry}` spills {r.local_bytes} bytes to local memory" for r in resources if r.local_bytes]
+    slow = [name for name in SLOW_HEADERS if re.search(rf"#\s*include\s*[<\"]{name}", source)]
+    lines += [f"<{name.rstrip('/')}> costs seconds to compile" for name in slow]
+    return "\n".join(lines)[:LOG_CHARACTERS]

@@ -1,0 +1,272 @@
+// The threads of one block as fibres: who runs, who waits for what, and who is next.
+#pragma once
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "context.h"
+#include "runtime.h"
+
+namespace evolve {
+
+constexpr unsigned LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / LANES;
+constexpr size_t STACK_BYTES = 128 << 10, MAX_SHARED = 232448;
+enum Wait { UNSTARTED, RUNNING, AT_BARRIER, AT_GRID_BARRIER, AT_WARP, AT_CONVERGENCE, EXITED };
+
+struct Fibre {
+    Context context;
+    char* stack;
+    Fibre* next;
+};
+
+struct Thread {
+    Index index;
+    unsigned number;
+    Wait wait;
+    Fibre* fibre;
+    Thread* next;
+    const void* place;  // of a convergence
+};
+
+// One warp operation in flight. Two rounds of slots: a lane may bring the word of the next round while
+// slower lanes still read this one, and no round can complete before all its lanes have arrived.
+struct Group {
+    unsigned mask;
+    Collective collective;
+    unsigned arrived, readers, round;
+    Exchange results[2];
+    Word words[2][LANES];
+    Thread* waiting;
+};
+
+struct Warp {
+    unsigned exited;
+    unsigned in_flight;
+    unsigned converged;
+    Group groups[LANES + 1];
+};
+
+struct Block {
+    Context home;
+    Thread* current;
+    Thread *ready, *last_ready;
+    Fibre* starting;
+    unsigned threads, live, unstarted, reached, reversed;
+    unsigned at_barrier, at_grid_barrier;
+    int counts[3], results[3];
+    Failure failure;
+    char message[1024];
+    size_t static_shared;
+    Thread all[MAX_THREADS];
+    Warp warps[MAX_WARPS];
+    alignas(1024) char shared[MAX_SHARED + 1024];
+};
+
+struct Job {
+    void (*entry)(void**);
+    void** arguments;
+    Index grid, block;
+    unsigned shared;
+};
+
+// A grid whose blocks are all resident; the barrier counts blocks.
+struct Grid {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    unsigned blocks, waiting, finished, round;
+    volatile bool failed;
+};
+
+}  // namespace evolve
+
+// The names that kernels read; in their translation units these are CUDA's own types.
+EVOLVE_LOCAL evolve::Index threadIdx, blockIdx, blockDim, gridDim;
+
+namespace evolve {
+
+EVOLVE_LOCAL Word block_serial;
+EVOLVE_LOCAL unsigned dynamic_bytes;
+static EVOLVE_LOCAL Block* block;
+static EVOLVE_LOCAL const Job* job;
+static EVOLVE_LOCAL Grid* grid;
+
+static Fibre* idle_fibres;
+static pthread_mutex_t idle_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void run_threads();
+
+static Fibre* new_fibre() {
+    size_t page = size_t(sysconf(_SC_PAGESIZE));
+    void* memory = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) fail(LAUNCH_ERROR, "the emulator has no memory for the stack of another thread");
+    mprotect(memory, page, PROT_NONE);
+    Fibre* fibre = static_cast<Fibre*>(calloc(1, sizeof(Fibre)));
+    fibre->stack = static_cast<char*>(memory);
+    return fibre;
+}
+
+static Fibre* take_fibre() {
+    pthread_mutex_lock(&idle_mutex);
+    Fibre* fibre = idle_fibres;
+    if (fibre) idle_fibres = fibre->next;
+    pthread_mutex_unlock(&idle_mutex);
+    if (!fibre) fibre = new_fibre();
+    prepare(fibre->context, fibre->stack, STACK_BYTES, run_threads);
+    block->starting = fibre;
+    return fibre;
+}
+
+static void give_back(Fibre* fibre) {
+    pthread_mutex_lock(&idle_mutex);
+    fibre->next = idle_fibres;
+    idle_fibres = fibre;
+    pthread_mutex_unlock(&idle_mutex);
+}
+
+__attribute__((destructor)) static void unmap_stacks() {
+    while (Fibre* fibre = idle_fibres) {
+        idle_fibres = fibre->next;
+        munmap(fibre->stack, STACK_BYTES);
+        free(fibre);
+    }
+}
+
+static void make_ready(Thread* thread) {
+    thread->wait = RUNNING;
+    thread->next = nullptr;
+    if (block->ready) block->last_ready->next = thread;
+    else block->ready = thread;
+    block->last_ready = thread;
+}
+
+static void make_all_ready(Wait wait) {
+    for (unsigned number = 0; number < block->threads; ++number)
+        if (block->all[number].wait == wait) make_ready(&block->all[number]);
+}
+
+static void resume(Thread* thread) {
+    block->current = thread;
+    threadIdx = thread->index;
+}
+
+static void complete_barrier() {
+    for (int count = 0; count < 3; ++count) block->results[count] = block->counts[count];
+    block->counts[SUM] = block->counts[ANY] = 0;
+    block->counts[ALL] = 1;
+    block->at_barrier = 0;
+    make_all_ready(AT_BARRIER);
+}
+
+static void complete_group(Warp& warp, Group& group) {
+    group.results[group.round & 1] = {group.words[group.round & 1], group.arrived};
+    group.readers = unsigned(__builtin_popcount(group.arrived));
+    group.arrived = 0;
+    --warp.in_flight;
+    ++group.round;
+    Thread* waiting = group.waiting;
+    group.waiting = nullptr;
+    while (waiting) {
+        Thread* next = waiting->next;
+        make_ready(waiting);
+        waiting = next;
+    }
+}
+
+static bool is_complete(const Warp& warp, const Group& group) {
+    return group.arrived && ((group.arrived | warp.exited) & group.mask) == group.mask;
+}
+
+static void exit_thread(Thread* thread) {
+    thread->wait = EXITED;
+    --block->live;
+    Warp& warp = block->warps[thread->number / LANES];
+    warp.exited |= 1u << thread->number % LANES;
+    if (warp.in_flight)
+        for (Group& group : warp.groups)
+            if (is_complete(warp, group)) complete_group(warp, group);
+    if (block->at_barrier && block->at_barrier == block->live) complete_barrier();
+}
+
+[[noreturn]] static void report_deadlock();
+static void pass_grid_barrier();
+
+// Lanes that asked which of them are converged get their answer once no thread can run.
+static bool release_converged() {
+    const void* place = nullptr;
+    Thread* first = nullptr;
+    for (unsigned number = 0; number < block->threads; ++number) {
+        Thread* thread = &block->all[number];
+        if (thread->wait != AT_CONVERGENCE) continue;
+        if (!first) {
+            first = thread;
+            place = thread->place;
+            block->warps[number / LANES].converged = 0;
+        }
+        if (thread->place != place || number / LANES != first->number / LANES) continue;
+        block->warps[number / LANES].converged |= 1u << number % LANES;
+        make_ready(thread);
+    }
+    return first;
+}
+
+static Thread* next_ready() {
+    Thread* thread = block->ready;
+    if (thread) block->ready = thread->next;
+    return thread;
+}
+
+// Called when no started thread is ready and none is left to start.
+static Thread* await_ready() {
+    if (!release_converged()) {
+        if (block->live && block->at_grid_barrier == block->live) pass_grid_barrier();
+        else report_deadlock();
+    }
+    return next_ready();
+}
+
+// The current thread waits: run another until this one is ready again.
+static void suspend(Wait wait) {
+    Thread* thread = block->current;
+    thread->wait = wait;
+    Thread* next = next_ready();
+    if (!next && !block->unstarted) next = await_ready();
+    if (next != thread) {
+        Fibre* fibre = next ? next->fibre : take_fibre();
+        switch_to(thread->fibre->context, fibre->context);
+    }
+    resume(thread);
+}
+
+static Thread* start_thread() {
+    if (!block->unstarted) return nullptr;
+    unsigned warps = (block->threads + LANES - 1) / LANES;
+    for (;;) {  // the warps of every other block start in descending order
+        unsigned warp = block->reached / LANES, number = block->reached++ % LANES;
+        number += (block->reversed ? warps - 1 - warp : warp) * LANES;
+        if (number >= block->threads) continue;
+        --block->unstarted;
+        block->all[number].wait = RUNNING;
+        return &block->all[number];
+    }
+}
+
+// What every fibre runs: threads from start to end, one after the other, as long as some are not started.
+static void run_threads() {
+    Fibre* fibre = block->starting;
+    while (Thread* thread = start_thread()) {
+        thread->fibre = fibre;
+        resume(thread);
+        job->entry(job->arguments);
+        exit_thread(thread);
+    }
+    Thread* next = next_ready();
+    if (!next && block->live) next = await_ready();
+    give_back(fibre);
+    switch_to(fibre->context, next ? next->fibre->context : block->home);
+}
+
+}  // namespace evolve

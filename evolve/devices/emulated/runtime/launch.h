@@ -1,0 +1,158 @@
+// One launch: every block of the grid, one after the other, or all at once when it is cooperative.
+#pragma once
+#include "collectives.h"
+
+namespace evolve {
+
+static Word serials;
+
+static void set_up(const Job& launched, Grid* shared_grid) {
+    job = &launched;
+    grid = shared_grid;
+    dynamic_bytes = launched.shared;
+    blockDim = launched.block;
+    gridDim = launched.grid;
+    block->threads = launched.block.x * launched.block.y * launched.block.z;
+    for (unsigned number = 0; number < block->threads; ++number) {
+        Thread& thread = block->all[number];
+        thread.number = number;
+        thread.index = {number % blockDim.x, number / blockDim.x % blockDim.y, number / blockDim.x / blockDim.y};
+    }
+}
+
+static void run_block(Word index) {
+    blockIdx = {unsigned(index % gridDim.x), unsigned(index / gridDim.x % gridDim.y),
+                unsigned(index / gridDim.x / gridDim.y)};
+    // Its low bit picks the poison, and differs between neighbouring blocks.
+    block_serial = (__atomic_add_fetch(&serials, 1, __ATOMIC_RELAXED) << 1) | (~index & 1);
+    block->live = block->unstarted = block->threads;
+    block->reached = 0;
+    block->reversed = unsigned(index & 1);
+    block->ready = nullptr;
+    block->at_barrier = block->at_grid_barrier = 0;
+    block->counts[SUM] = block->counts[ANY] = 0;
+    block->counts[ALL] = 1;
+    block->static_shared = 0;
+    if (job->shared) memset(dynamic_shared(), block_serial & 1 ? 0xff : 0x7f, job->shared);
+    for (unsigned number = 0; number < block->threads; ++number) {
+        block->all[number].wait = UNSTARTED;
+        if (number % LANES == 0) {
+            unsigned left = block->threads - number;
+            block->warps[number / LANES].exited = left < LANES ? ~0u << left : 0u;
+        }
+    }
+    switch_to(block->home, take_fibre()->context);
+}
+
+// After a failure the waiting threads are never resumed; their stacks serve again.
+static void take_back_fibres() {
+    bool inside = block->current->wait != EXITED;
+    if (!inside) give_back(block->current->fibre);
+    for (unsigned number = 0; number < block->threads; ++number) {
+        Thread& thread = block->all[number];
+        if (thread.wait != UNSTARTED && thread.wait != EXITED) give_back(thread.fibre);
+    }
+}
+
+static Block* new_block() { return static_cast<Block*>(calloc(1, sizeof(Block))); }
+
+// Blocks run in an order that is not ascending, so that no kernel can rely on one.
+static Word stride_of(Word blocks) {
+    auto divisor = [](Word a, Word b) {
+        while (b) {
+            Word rest = a % b;
+            a = b;
+            b = rest;
+        }
+        return a;
+    };
+    Word stride = Word(double(blocks) * 0.6180339887) | 1;
+    while (divisor(stride, blocks) != 1) ++stride;
+    return stride;
+}
+
+static Failure run_in_turn(const Job& launched, char* message, int size) {
+    static Block* kept = nullptr;
+    if (!kept) kept = new_block();
+    block = kept;
+    set_up(launched, nullptr);
+    Word blocks = Word(gridDim.x) * gridDim.y * gridDim.z, stride = stride_of(blocks), index = blocks - 1;
+    for (Word turn = 0; turn < blocks; ++turn) {
+        run_block(index);
+        if (block->failure) {
+            Failure failure = block->failure;
+            snprintf(message, size_t(size), "%s", block->message);
+            take_back_fibres();
+            free(kept);
+            kept = nullptr;
+            return failure;
+        }
+        index = (index + stride) % blocks;
+    }
+    return NONE;
+}
+
+#ifdef EVOLVE_COOPERATIVE
+
+struct Resident {
+    const Job* job;
+    Grid* grid;
+    Word index;
+    Failure failure;
+    char message[1024];
+    pthread_t thread;
+};
+
+static void* run_resident(void* argument) {
+    Resident& resident = *static_cast<Resident*>(argument);
+    block = new_block();
+    set_up(*resident.job, resident.grid);
+    run_block(resident.index);
+    resident.failure = block->failure;
+    memcpy(resident.message, block->message, sizeof resident.message);
+    if (block->failure) take_back_fibres();
+    free(block);
+    pthread_mutex_lock(&resident.grid->mutex);
+    ++resident.grid->finished;
+    pthread_cond_broadcast(&resident.grid->changed);
+    pthread_mutex_unlock(&resident.grid->mutex);
+    return nullptr;
+}
+
+static Failure run_together(const Job& launched, char* message, int size) {
+    unsigned blocks = launched.grid.x * launched.grid.y * launched.grid.z;
+    Grid shared_grid = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, blocks, 0, 0, 0, false};
+    Resident* residents = static_cast<Resident*>(calloc(blocks, sizeof(Resident)));
+    for (unsigned index = 0; index < blocks; ++index) {
+        residents[index].job = &launched;
+        residents[index].grid = &shared_grid;
+        residents[index].index = index;
+        pthread_create(&residents[index].thread, nullptr, run_resident, &residents[index]);
+    }
+    Failure failure = NONE;
+    for (unsigned index = 0; index < blocks; ++index) {
+        pthread_join(residents[index].thread, nullptr);
+        bool first_hand = residents[index].failure && strcmp(residents[index].message, "another block failed") != 0;
+        if (!first_hand || failure) continue;
+        failure = residents[index].failure;
+        snprintf(message, size_t(size), "%s", residents[index].message);
+    }
+    free(residents);
+    return failure;
+}
+
+#endif
+
+}  // namespace evolve
+
+// Runs one launch to its end; returns a Failure and says why in `message`.
+extern "C" EVOLVE_EXPORT int evolve_launch(void (*entry)(void**), const unsigned* sizes, unsigned shared, int cooperative,
+                                           void** arguments, char* message, int size) {
+    using namespace evolve;
+    Job launched = {entry, arguments, {sizes[0], sizes[1], sizes[2]}, {sizes[3], sizes[4], sizes[5]}, shared};
+#ifdef EVOLVE_COOPERATIVE
+    if (cooperative) return run_together(launched, message, size);
+#endif
+    (void)cooperative;
+    return run_in_turn(launched, message, size);
+}

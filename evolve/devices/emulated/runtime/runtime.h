@@ -1,0 +1,48 @@
+// What kernels and the runtime know of each other. Launches without grid barriers run on one OS thread,
+// so their state is plain; cooperative ones run each block on an OS thread of its own.
+#pragma once
+
+#ifdef EVOLVE_COOPERATIVE
+#define EVOLVE_LOCAL __thread
+#else
+#define EVOLVE_LOCAL
+#endif
+#define EVOLVE_EXPORT __attribute__((visibility("default")))
+
+namespace evolve {
+
+using Size = decltype(sizeof(0));
+using Word = unsigned long long;
+
+struct Index {
+    unsigned x, y, z;
+};
+
+enum Failure { NONE, LAUNCH_ERROR, CRASHED, ILLEGAL, COMPILE_ERROR };
+enum Collective { SYNC, SHUFFLE, VOTE, MATCH, REDUCE };
+enum Count { SUM, ALL, ANY };
+
+// The words that the lanes of one warp operation brought, and which lanes took part.
+struct Exchange {
+    const Word* words;
+    unsigned present;
+};
+
+[[noreturn]] void fail(Failure failure, const char* format, ...) __attribute__((format(printf, 2, 3)));
+void sync_block();
+int count_block(Count count, int predicate);
+void sync_grid();
+Exchange exchange(unsigned mask, Collective collective, Word word);
+unsigned converged_lanes(const void* place);
+unsigned lane();
+void yield();
+void poison(void* variable, Size bytes);
+char* dynamic_shared();
+Word clock_ticks();
+Word global_nanoseconds();
+int print(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+extern EVOLVE_LOCAL Word block_serial;  // another one for every block that runs
+extern EVOLVE_LOCAL unsigned dynamic_bytes;
+
+}  // namespace evolve

@@ -1,0 +1,28 @@
+"""The contract of an engine: evaluations in whatever order they finish, on one kind of device."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from archive.kernel import Kernel
+from archive.records import DeviceInfo, Evaluation
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kernel to evaluate. `op` is what the catalog loads: a name, or the absolute path of a file."""
+
+    kernel: Kernel
+    op: str
+
+
+class Engine(Protocol):
+    @property
+    def info(self) -> DeviceInfo:
+        """The device that the evaluations will be made on."""
+
+    def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
+        """One evaluation per job. A job that kills or hangs its worker gets one too."""
+
+    def close(self) -> None:
+        """Stop whatever is running; safe to call at any moment."""

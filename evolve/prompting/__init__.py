@@ -1,0 +1,1 @@
+"""What a language model is told: pure text, made from a request."""

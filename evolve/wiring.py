@@ -1,0 +1,80 @@
+"""The one place where concrete classes are chosen: device, engine, proposer, archive file."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from archive.store import ArchiveError, SqliteStore, open_archive
+from evolve.devices.device import Device
+from evolve.engines.local import LocalEngine
+from evolve.errors import UserError
+from evolve.proposers.offline import OfflineProposer
+from evolve.proposers.proposer import Proposer
+
+DEFAULT_ARCHIVE = Path(".evolve/archive.db")
+DEVICE_KINDS = ("cuda", "emulated")
+EMULATED_ARCH = "sm_90a"
+
+
+def device_kind(wished: str = "") -> str:
+    """The wished kind of device, or `cuda` where a GPU and CuPy are found, else `emulated`."""
+    if wished and wished not in DEVICE_KINDS:
+        raise UserError(f"there is no device `{wished}`", f"choose one of: {', '.join(DEVICE_KINDS)}")
+    if wished == "cuda" and not gpu_found():
+        raise UserError("no usable NVIDIA GPU was found", "`evolve doctor` says what is missing")
+    return wished or ("cuda" if gpu_found() else "emulated")
+
+
+def gpu_found() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and find_spec("cupy") is not None
+
+
+def device(kind: str) -> Device:
+    """The device itself; only a worker process needs one."""
+    if kind == "cuda":
+        from evolve.devices.cuda.device import CudaDevice
+
+        return CudaDevice()
+    from evolve.devices.emulated.device import EmulatedDevice
+
+    if find_spec("cupy") is None:
+        return EmulatedDevice()
+    from evolve.devices.cuda.compiler import compile_cubin
+
+    return EmulatedDevice(also_compile=partial(compile_cubin, arch=EMULATED_ARCH))
+
+
+def engine(kind: str, watch: Callable[[str, str], None] | None = None) -> LocalEngine:
+    """Worker processes: one per GPU; on the emulated device one per core, up to four."""
+    workers = 1 if kind == "cuda" else max(1, min(4, os.cpu_count() or 1))
+    return LocalEngine(kind, workers, watch)
+
+
+def proposer(wished: str = "", model: str = "", concurrency: int = 4) -> Proposer:
+    """`offline` or `llm`; by default a model where a key or a base URL is set."""
+    if wished not in ("", "offline", "llm"):
+        raise UserError(f"there is no proposer `{wished}`", "choose offline or llm")
+    reachable = bool(os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"))
+    if wished == "llm" and not reachable:
+        raise UserError("no model can be reached", "set OPENAI_API_KEY, or OPENAI_BASE_URL for a server of your own")
+    if wished == "offline" or not reachable:
+        return OfflineProposer()
+    from evolve.proposers.llm import LlmProposer, choose_model
+
+    return LlmProposer(choose_model(os.environ.get("OPENAI_BASE_URL", ""), os.environ.get("OPENAI_API_KEY", ""), model))
+
+
+def archive_path(wished: Path | None) -> Path:
+    return wished or Path(os.environ.get("EVOLVE_ARCHIVE") or DEFAULT_ARCHIVE)
+
+
+def archive(wished: Path | None, *, read_only: bool = False) -> SqliteStore:
+    try:
+        return open_archive(archive_path(wished), read_only=read_only)
+    except ArchiveError as error:
+        hint = "`evolve run softmax` makes one; --archive or EVOLVE_ARCHIVE names another" if read_only else ""
+        raise UserError(str(error), hint) from error

@@ -1,0 +1,1 @@
+"""Normalisations of rows."""

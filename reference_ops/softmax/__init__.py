@@ -1,0 +1,1 @@
+"""Softmax and what follows from it."""

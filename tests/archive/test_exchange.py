@@ -1,0 +1,142 @@
+import json
+
+import pytest
+
+from archive.exchange import (
+    MAX_CUSTOM_ID,
+    BatchReply,
+    CustomId,
+    completion,
+    decode_custom_id,
+    encode_custom_id,
+    labels,
+    read_replies,
+    request_line,
+)
+
+PARENT, OTHER = "0123456789abcdef", "fedcba9876543210"
+LONG = "kernelbench_level2_conv_transpose3d_scale_batch_norm_global_average_pool"
+
+
+def body(content: object = "hello", finish: str = "stop", **message: object) -> dict[str, object]:
+    return {
+        "model": "m-1",
+        "choices": [{"index": 0, "message": {"content": content, **message}, "finish_reason": finish}],
+        "usage": {"prompt_tokens": 22, "completion_tokens": 2},
+    }
+
+
+def line(**entry: object) -> str:
+    return json.dumps({"id": "batch_req_1", "custom_id": "a.draft.-.0", "error": None, **entry})
+
+
+def answered(body: object, status: int = 200) -> str:
+    return line(response={"status_code": status, "request_id": "r", "body": body})
+
+
+def only(text: str) -> BatchReply:
+    (reply,) = read_replies(text)
+    return reply
+
+
+def test_a_request_has_the_fields_that_the_batch_api_wants() -> None:
+    entry = json.loads(request_line("a.draft.-.0", "m-1", [("system", "s"), ("user", "u\nü")]))
+    assert entry == {
+        "custom_id": "a.draft.-.0",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {
+            "model": "m-1",
+            "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u\nü"}],
+        },
+    }
+
+
+def test_a_request_is_one_line() -> None:
+    assert "\n" not in request_line("a.draft.-.0", "m-1", [("user", "one\ntwo\r\n")])
+
+
+def test_a_reply_carries_its_text_model_and_tokens() -> None:
+    assert only(answered(body())) == BatchReply("a.draft.-.0", "hello", "m-1", 22, 2)
+
+
+def test_blank_lines_and_windows_line_ends_are_no_replies() -> None:
+    assert len(list(read_replies(f"\n{answered(body())}\r\n\n{answered(body())}\n"))) == 2
+
+
+def test_a_unicode_line_separator_inside_a_string_does_not_cut_a_line() -> None:
+    text = json.dumps(json.loads(answered(body("one\u2028two"))), ensure_ascii=False)
+    assert only(text).text == "one\u2028two"
+
+
+def test_content_in_parts_is_joined() -> None:
+    assert completion(body([{"type": "text", "text": "one "}, {"type": "text", "text": "two"}])).text == "one two"
+
+
+def test_a_failure_names_its_line_and_the_others_are_still_read() -> None:
+    replies = list(read_replies(f"{answered(body())}\n{{broken\n{answered(body())}\n"))
+    assert [reply.failure[:24] for reply in replies] == ["", "line 2: this is no JSON ", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[1]", "a JSON object, not [1]"),
+        ("[" * 100_000, "no JSON"),
+        (line(response=None, error={"code": "batch_expired", "message": "too late"}), "too late (batch_expired)"),
+        (answered({"error": {"message": "unknown model"}}, status=404), "status 404: unknown model"),
+        (line(body={"messages": []}), "this is a request"),
+        (line(response="?"), "there is no response"),
+        (answered("<html>"), "no JSON object: <html>"),
+        (answered({"choices": []}), "no choices"),
+        (answered({"choices": [{"message": None}]}), "no choices"),
+        (answered({"choices": None, "error": {"message": "overloaded"}}), "no choices: overloaded"),
+        (answered(body("/*--- half", finish="length")), "cut off"),
+        (answered(body("", finish="content_filter")), "content filter"),
+        (answered(body(None, refusal="I cannot")), "refused: I cannot"),
+        (answered(body(None)), "empty"),
+    ],
+)
+def test_a_reply_that_holds_no_whole_answer_says_why(text: str, reason: str) -> None:
+    assert reason in only(text).failure
+
+
+def test_a_cut_reply_keeps_what_was_said() -> None:
+    assert only(answered(body("/*--- half", finish="length"))).text == "/*--- half"
+
+
+def test_tokens_that_are_no_counts_are_zero() -> None:
+    assert completion({**body(), "usage": {"prompt_tokens": "many", "completion_tokens": True}}).prompt_tokens == 0
+
+
+@pytest.mark.parametrize("parents", [(), (PARENT,), (PARENT, OTHER)])
+def test_a_custom_id_says_what_was_asked(parents: tuple[str, ...]) -> None:
+    encoded = encode_custom_id("soft.max", "improve", parents, "k3f9")
+    assert decode_custom_id(encoded) == CustomId("soft.max", "improve", parents, "k3f9")
+
+
+@pytest.mark.parametrize("parents", [(), (PARENT,), (PARENT, OTHER)])
+def test_a_custom_id_fits_whatever_the_name_of_the_op(parents: tuple[str, ...]) -> None:
+    assert len(encode_custom_id(LONG, "improve", parents, "01234567")) <= MAX_CUSTOM_ID
+
+
+def test_the_label_of_a_long_op_is_known_to_be_that_op() -> None:
+    decoded = decode_custom_id(encode_custom_id(LONG, "improve", (PARENT,), "01234567"))
+    assert decoded
+    assert labels(decoded.op, LONG)
+
+
+def test_the_label_of_a_long_op_is_no_other_op() -> None:
+    decoded = decode_custom_id(encode_custom_id(LONG, "improve", (PARENT,), "01234567"))
+    assert decoded
+    assert not labels(decoded.op, f"{LONG}2")
+
+
+def test_too_many_parents_for_an_id_are_refused() -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        encode_custom_id("softmax", "crossover", (PARENT, OTHER, PARENT), "k3f9")
+
+
+@pytest.mark.parametrize("custom_id", ["", "request-1", "a.b.c", "a..b.c", "...."])
+def test_an_id_made_by_somebody_else_says_nothing(custom_id: str) -> None:
+    assert decode_custom_id(custom_id) is None
