@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-MAX_CHARACTERS = 400
+MAX_CHARACTERS, MAX_NODES = 400, 150
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -86,9 +86,12 @@ def _tree(text: str) -> ast.expr:
     if len(text) > MAX_CHARACTERS:
         raise ExpressionError(f"an expression may have {MAX_CHARACTERS} characters, this one has {len(text)}")
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ExpressionError(f"cannot read `{text}` as an expression") from error
+    if sum(1 for _ in ast.walk(tree)) > MAX_NODES:  # what follows is recursive
+        raise ExpressionError(f"`{text[:40]}...` has more than {MAX_NODES} parts; split it with [let]")
+    return tree
 
 
 def _bounded(value: int, text: str) -> int:

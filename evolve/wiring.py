@@ -54,7 +54,7 @@ def engine(kind: str, watch: Callable[[str, str], None] | None = None) -> LocalE
     return LocalEngine(kind, workers, watch)
 
 
-def proposer(wished: str = "", model: str = "", concurrency: int = 4) -> Proposer:
+def proposer(wished: str = "", model: str = "") -> Proposer:
     """`offline` or `llm`; by default a model where a key or a base URL is set."""
     if wished not in ("", "offline", "llm"):
         raise UserError(f"there is no proposer `{wished}`", "choose offline or llm")

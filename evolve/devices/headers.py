@@ -1,19 +1,24 @@
-"""Where CUDA's headers are: in the toolkit's wheels beside torch, or in an installed toolkit."""
+"""Where CUDA's own headers are: in the wheels, or in an installed toolkit."""
 
 import os
-import site
-import sys
-from functools import cache
+import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
-WHEEL_FOLDERS = ("nvidia/cu13/include", "nvidia/cu12/include", "nvidia/cuda_runtime/include")
+NEEDED = "cuda_fp16.h"
 
 
-@cache
 def cuda_include_dirs() -> tuple[Path, ...]:
-    """The folders to search, best first; empty where there are no CUDA headers at all."""
-    roots = dict.fromkeys([*sys.path, *site.getsitepackages()])
-    wheels = [Path(root) / folder for root in roots for folder in WHEEL_FOLDERS]
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    toolkits = [Path(home) / "include" for home in homes if home]
-    return tuple(folder for folder in (*wheels, *toolkits) if (folder / "cuda_fp16.h").is_file())[:1]
+    """The folders with CUDA's headers, the wheels' first; empty where CUDA is not installed."""
+    return tuple(dict.fromkeys(folder for folder in _candidates() if (folder / NEEDED).is_file()))
+
+
+def _candidates() -> Iterator[Path]:
+    for key in ("purelib", "platlib"):
+        packages = Path(sysconfig.get_path(key)) / "nvidia"
+        yield from (packages / "cu13" / "include", packages / "cu12" / "include")
+        yield packages / "cuda_runtime" / "include"
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if root := os.environ.get(variable):
+            yield Path(root) / "include"
+    yield Path("/usr/local/cuda/include")

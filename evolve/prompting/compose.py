@@ -42,7 +42,7 @@ def compose(
 def ask_again(reply: str, failure: str) -> tuple[Message, ...]:
     """What to add to a conversation whose reply held no kernel that can be read."""
     return (
-        Message("assistant", clipped(reply, sections.MAX_SOURCE)),
+        Message("assistant", clipped(reply, sections.MAX_SOURCE) or "(nothing)"),
         Message("user", f"No kernel could be read from this answer: {one_line(failure, 1000)}\n{ANSWER}"),
     )
 

@@ -9,8 +9,8 @@ from evolve.proposers.proposer import Candidate
 from reference_ops.op import Op, TensorSpec, Tolerance, Workload
 
 MAX_REFERENCE, MAX_SOURCE, MAX_LOG, MAX_NOTE, MAX_REASON = 10_000, 20_000, 5_000, 240, 360
-MAX_WORKLOADS, MAX_AWKWARD, MAX_MEASUREMENTS, MAX_TENSORS = 20, 12, 20, 40
-MAX_WORKLOAD = 400
+MAX_WORKLOADS, MAX_AWKWARD, MAX_MEASUREMENTS, MAX_TENSORS = 20, 12, 16, 40
+MAX_WORKLOAD = 200
 GPU_GOAL = "sm_90a"
 
 
@@ -144,7 +144,8 @@ def _measured(m: Measurement) -> str:
 
 def _resources(spent: Resources) -> str:
     spilled = f", {spent.local_bytes} bytes of local memory (spills or indexed arrays)" if spent.local_bytes else ""
-    return f"- {spent.entry}: {spent.registers} registers, {spent.shared_bytes} bytes of static shared memory{spilled}"
+    shared = f"{spent.shared_bytes} bytes of static shared memory"
+    return f"- {one_line(spent.entry, 80)}: {spent.registers} registers, {shared}{spilled}"
 
 
 def _idea(kernel: Kernel) -> str:

@@ -1,6 +1,6 @@
 """Several questions at once, and their answers as they come."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -12,7 +12,7 @@ Answer = TypeVar("Answer")
 
 def answers(
     questions: Sequence[Question], answer: Callable[[Question], Answer], concurrency: int
-) -> Iterator[Answer]:
+) -> Generator[Answer, None, None]:
     """Each answer as soon as it is there; an exception of `answer` is raised here.
 
     Leaving early asks nothing more and waits for nobody: the threads are daemons, because those of a

@@ -50,25 +50,184 @@ class LlmProposer:
 
     def propose(self, request: Request) -> Iterator[Proposal]:
         questions = asks(request, reference_source(request.op))
-        unreached: list[_UnreachableError] = []
+        unreached: list[_Answered] = []
         with _client(self.base_url, self.api_key, self.timeout_seconds, self.max_retries) as client:
-
-            def converse(ask: Ask) -> Proposal | _UnreachableError:
-                origin = Proposal(
-                    request.op.name, ask.operator, self.model, None, ask.parents, request.run, created=time.time()
-                )
-                try:
-                    return self._converse(client, ask, request, origin)
-                except _UnreachableError as error:
-                    return error.about(origin)
-
-            with closing(_replies(questions, converse, self.concurrency)) as replies:
-                for reply in replies:
-                    if isinstance(reply, Proposal):
-                        yield reply
+            chat = _Chat(client, self.model, self.base_url, self.api_key)
+            replies = answers(questions, lambda ask: chat.answer(ask, request), self.concurrency)
+            with closing(replies):
+                for answered in replies:
+                    if answered.reached:
+                        yield answered.proposal
                     else:
-                        unreached.append(reply)
+                        unreached.append(answered)
         if unreached and len(unreached) == len(questions):
-            raise _unreachable(self.base_url, unreached[0])
-        for error in unreached:
-            yield error.proposal
+            raise _unreachable(self.base_url, unreached[0].proposal.failure)
+        for answered in unreached:
+            yield answered.proposal
+
+
+def from_environment(wished: str = "", environment: Mapping[str, str] = os.environ) -> LlmProposer:
+    """The proposer that OPENAI_BASE_URL, OPENAI_API_KEY and EVOLVE_LLM_TIMEOUT describe."""
+    base_url, key = environment.get("OPENAI_BASE_URL", "").strip(), environment.get("OPENAI_API_KEY", "").strip()
+    if not base_url and not key:
+        raise UserError(
+            "no language model is configured",
+            "Set OPENAI_API_KEY, or OPENAI_BASE_URL for any other OpenAI-compatible server "
+            "(such as http://localhost:8000/v1).",
+        )
+    if base_url and not re.match(r"https?://[^\s/]", base_url):
+        raise UserError(f"OPENAI_BASE_URL is no address: {base_url!r}", "It looks like http://localhost:8000/v1.")
+    if not key.isascii() or any(character.isspace() or not character.isprintable() for character in key):
+        raise UserError("OPENAI_API_KEY holds characters that no key has", "Copy the key again, without line breaks.")
+    timeout = _timeout(environment.get("EVOLVE_LLM_TIMEOUT", ""))
+    model = choose_model(base_url, key, wished)
+    return LlmProposer(model, base_url or OPENAI_URL, key or PLACEHOLDER_KEY, timeout_seconds=timeout)
+
+
+def choose_model(base_url: str, key: str, wished: str) -> str:
+    """The wished model, else the first that a server of one's own offers, else a default."""
+    if wished or not base_url:
+        return wished or DEFAULT_MODEL
+    hint = "Name a model yourself with --model."
+    try:
+        with _client(base_url, key or PLACEHOLDER_KEY, TIMEOUT_SECONDS / 10, 2) as client:
+            listed = json.loads(client.models.with_raw_response.list().http_response.text)
+    except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+        raise _refused(base_url, error, key) from None
+    except openai.APIConnectionError as error:
+        raise _unreachable(base_url, _reason(error, key)) from None
+    except (openai.OpenAIError, ValueError) as error:
+        raise UserError(f"{_shown(base_url)} does not list its models: {_reason(error, key)}", hint) from None
+    models = listed.get("data") if isinstance(listed, dict) else None
+    first = models[0] if isinstance(models, list) and models else None
+    name = first.get("id") if isinstance(first, dict) else None
+    if not isinstance(name, str) or not name:
+        raise UserError(f"{_shown(base_url)} offers no models", hint)
+    return name
+
+
+class _UnreachableError(Exception):
+    """Nobody answered at the address."""
+
+
+@dataclass(frozen=True)
+class _Answered:
+    proposal: Proposal
+    reached: bool = True
+
+
+@dataclass(frozen=True)
+class _Chat:
+    """A model at an address, asked one question at a time."""
+
+    client: openai.OpenAI
+    model: str
+    base_url: str
+    api_key: str = field(repr=False)
+
+    def answer(self, ask: Ask, request: Request) -> _Answered:
+        started = time.monotonic()
+        origin = Proposal(
+            request.op.name, ask.operator, self.model, None, ask.parents, request.run, created=time.time()
+        )
+        try:
+            reply = self._complete(ask.messages)
+        except _UnreachableError as error:
+            return _Answered(replace(origin, failure=str(error)), reached=False)
+        cost = Cost(reply.prompt_tokens, reply.completion_tokens)
+        if reply.failure:
+            proposal = replace(origin, reply=reply.text, failure=reply.failure)
+        else:
+            proposal = proposal_from(reply.text, request.op, origin)
+            if proposal.kernel is None:
+                proposal, more = self._ask_again(ask, request, proposal)
+                cost = Cost(cost.prompt_tokens + more.prompt_tokens, cost.completion_tokens + more.completion_tokens)
+        return _Answered(replace(proposal, cost=replace(cost, seconds=time.monotonic() - started)))
+
+    def _ask_again(self, ask: Ask, request: Request, first: Proposal) -> tuple[Proposal, BatchReply]:
+        """A second chance, just one, for a reply that cannot be read; with it what the second one cost."""
+        messages = (*ask.messages, *ask_again(without_thoughts(first.reply), first.failure))
+        try:
+            reply = self._complete(messages)
+        except _UnreachableError as error:
+            reply = BatchReply(failure=str(error))
+        if reply.failure:
+            return replace(first, failure=f"{first.failure}; asked again: {reply.failure}"), reply
+        return proposal_from(reply.text, request.op, first), reply
+
+    def _complete(self, messages: tuple[Message, ...]) -> BatchReply:
+        conversation: Any = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            # The raw response, because the client's own reading of a malformed one differs between its versions.
+            raw = self.client.chat.completions.with_raw_response.create(model=self.model, messages=conversation)
+            return completion(json.loads(raw.http_response.text))
+        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+            raise _refused(self.base_url, error, self.api_key) from None
+        except openai.NotFoundError as error:
+            raise UserError(
+                f"{_shown(self.base_url)} knows no model `{self.model}`: {_reason(error, self.api_key)}",
+                "Name another with --model; an OPENAI_BASE_URL usually ends in /v1.",
+            ) from None
+        except openai.APIConnectionError as error:
+            if type(error.__cause__).__name__ in UNREACHABLE:
+                raise _UnreachableError(_reason(error, self.api_key)) from None
+            return BatchReply(failure=_reason(error, self.api_key))
+        except (openai.OpenAIError, ValueError, RecursionError) as error:
+            return BatchReply(failure=_reason(error, self.api_key))
+        except Exception as error:  # noqa: BLE001 - errors of the HTTP library that the client lets through
+            return BatchReply(failure=_reason(error, self.api_key))
+
+
+def _client(base_url: str, key: str, timeout_seconds: float, max_retries: int) -> openai.OpenAI:
+    timeout = openai.Timeout(timeout_seconds, connect=min(timeout_seconds, CONNECT_SECONDS))
+    return openai.OpenAI(base_url=base_url, api_key=key, timeout=timeout, max_retries=max_retries)
+
+
+def _timeout(text: str) -> float:
+    try:
+        seconds = float(text or TIMEOUT_SECONDS)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise UserError(f"EVOLVE_LLM_TIMEOUT is no number of seconds: {text!r}", "Set it to a number such as 120.")
+    return seconds
+
+
+def _reason(error: BaseException, key: str) -> str:
+    """What went wrong, in one line and without secrets, which servers and libraries like to repeat."""
+    if isinstance(error, openai.APITimeoutError):
+        text = "the model did not answer in time"
+    elif isinstance(error, openai.APIConnectionError):
+        cause = error.__cause__
+        text = f"the connection failed: {type(cause).__name__}: {cause}" if cause else "the connection failed"
+    elif isinstance(error, openai.APIStatusError):
+        text = f"the request failed with status {error.status_code}: {error.message}"
+    elif isinstance(error, ValueError | RecursionError):
+        text = f"the response is no JSON: {error}"
+    else:
+        text = f"the request failed: {type(error).__name__}: {error}"
+    text = " ".join(text.split())
+    if key not in ("", PLACEHOLDER_KEY):
+        text = text.replace(key, "***")
+    text = re.sub(r"//[^/\s@]+@", "//", text)
+    return text if len(text) <= MAX_FAILURE else f"{text[:MAX_FAILURE]}..."
+
+
+def _shown(base_url: str) -> str:
+    """The address without a name and password, and without a query, where some servers want the key."""
+    parts = urlsplit(base_url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _unreachable(base_url: str, reason: str) -> UserError:
+    return UserError(
+        f"nobody answers at {_shown(base_url)}: {reason}",
+        "Check OPENAI_BASE_URL, and that the server is up and can be reached from here.",
+    )
+
+
+def _refused(base_url: str, error: openai.APIStatusError, key: str) -> UserError:
+    return UserError(
+        f"{_shown(base_url)} refused the key: {_reason(error, key)}",
+        "Check OPENAI_API_KEY, and that it may use this model.",
+    )

@@ -39,4 +39,3 @@ class Proposer(Protocol):
 
     def propose(self, request: Request) -> Iterator[Proposal]:
         """Proposals as they come, none when there is nothing left to try."""
-

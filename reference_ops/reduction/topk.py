@@ -23,8 +23,22 @@ op = Op(
     baseline=of_torch,
     inputs=tensors(x="rows cols"),
     outputs=tensors(values="rows k", indices="int64[rows k]"),
-    gpu=(),
-    emulated=(),
+    derived={"k": lambda known: known["k"]},  # a dim of the outputs that no input has
+    gpu=(
+        *workloads("bfloat16 float32", {"rows": 8192, "cols": 32768}, k=8),
+        *workloads("bfloat16 float32 float16", {"rows": 32768, "cols": 1024}, k=8),
+        *workloads("bfloat16", {"rows": 16384, "cols": 128}, k=8),  # the router of a mixture of experts
+        *workloads("bfloat16", {"rows": 256, "cols": 128256}, k=50),  # sampling from a vocabulary
+    ),
+    emulated=(
+        *workloads("float32 bfloat16 float16", {"rows": 16, "cols": 128}, {"rows": 8, "cols": 1024}, k=8),
+        *workloads("float32 bfloat16", {"rows": 2, "cols": 2048}, k=50),
+    ),
+    awkward=(
+        *workloads("float32 bfloat16 float16", {"rows": 1, "cols": 1}, {"rows": 31, "cols": 33}, k=1),
+        *workloads("float32 bfloat16 float16", {"rows": 7, "cols": 31}, {"rows": 5, "cols": 1000}, k=31),
+        *workloads("float32 bfloat16 float16", {"rows": 3, "cols": 257}, {"rows": 2, "cols": 8200}, k=33),
+    ),
     flops=lambda dims: dims["rows"] * dims["cols"],
     tolerance=Tolerance(exact=True),  # a selection computes nothing, so nothing is rounded
 )

@@ -94,6 +94,7 @@ static EVOLVE_LOCAL Block* block;
 static EVOLVE_LOCAL const Job* job;
 static EVOLVE_LOCAL Grid* grid;
 
+static Block* kept_block;  // of the launches whose blocks run in turn
 static Fibre* idle_fibres;
 static pthread_mutex_t idle_mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -102,7 +103,10 @@ static void run_threads();
 static Fibre* new_fibre() {
     size_t page = size_t(sysconf(_SC_PAGESIZE));
     void* memory = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) fail(LAUNCH_ERROR, "the emulator has no memory for the stack of another thread");
+    if (memory == MAP_FAILED) {
+        fputs("the emulator has no memory for the stack of another thread\n", stderr);
+        abort();
+    }
     mprotect(memory, page, PROT_NONE);
     Fibre* fibre = static_cast<Fibre*>(calloc(1, sizeof(Fibre)));
     fibre->stack = static_cast<char*>(memory);
@@ -127,7 +131,8 @@ static void give_back(Fibre* fibre) {
     pthread_mutex_unlock(&idle_mutex);
 }
 
-__attribute__((destructor)) static void unmap_stacks() {
+__attribute__((destructor)) static void free_memory() {
+    free(kept_block);
     while (Fibre* fibre = idle_fibres) {
         idle_fibres = fibre->next;
         munmap(fibre->stack, STACK_BYTES);

@@ -146,9 +146,25 @@ unsigned converged_lanes(const void* place) {
     return block->warps[thread->number / LANES].converged;
 }
 
+// A thread that may be spinning lets the others go on, now and then.
 void yield() {
-    check_abandoned();
-    if (grid) sched_yield();
+    static EVOLVE_LOCAL unsigned calls;
+    unsigned call = ++calls;
+    if (grid && call % 16 == 0) {
+        check_abandoned();
+        sched_yield();
+    }
+    if (call % 1024 != 0 || (!block->ready && !block->unstarted)) return;
+    Thread* thread = block->current;
+    if (!block->unstarted) {
+        make_ready(thread);
+        suspend(RUNNING);
+        return;
+    }
+    Fibre* fibre = take_fibre();
+    make_ready(thread);
+    switch_to(thread->fibre->context, fibre->context);
+    resume(thread);
 }
 
 void poison(void* variable, Size bytes) {

@@ -46,8 +46,7 @@ static void run_block(Word index) {
 
 // After a failure the waiting threads are never resumed; their stacks serve again.
 static void take_back_fibres() {
-    bool inside = block->current->wait != EXITED;
-    if (!inside) give_back(block->current->fibre);
+    if (block->current->wait == EXITED) give_back(block->current->fibre);
     for (unsigned number = 0; number < block->threads; ++number) {
         Thread& thread = block->all[number];
         if (thread.wait != UNSTARTED && thread.wait != EXITED) give_back(thread.fibre);
@@ -72,9 +71,8 @@ static Word stride_of(Word blocks) {
 }
 
 static Failure run_in_turn(const Job& launched, char* message, int size) {
-    static Block* kept = nullptr;
-    if (!kept) kept = new_block();
-    block = kept;
+    if (!kept_block) kept_block = new_block();
+    block = kept_block;
     set_up(launched, nullptr);
     Word blocks = Word(gridDim.x) * gridDim.y * gridDim.z, stride = stride_of(blocks), index = blocks - 1;
     for (Word turn = 0; turn < blocks; ++turn) {
@@ -83,8 +81,8 @@ static Failure run_in_turn(const Job& launched, char* message, int size) {
             Failure failure = block->failure;
             snprintf(message, size_t(size), "%s", block->message);
             take_back_fibres();
-            free(kept);
-            kept = nullptr;
+            free(kept_block);
+            kept_block = nullptr;
             return failure;
         }
         index = (index + stride) % blocks;

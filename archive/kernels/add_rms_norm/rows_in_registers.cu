@@ -1,0 +1,120 @@
+/*---
+op = "add_rms_norm"
+note = "a group of threads per row; 16-byte loads of x and residual, their rounded sum is written at once and stays in registers until the row's scale is known"
+when = "cols * itemsize(x) % 16 == 0 and cols <= 65536"
+specialize = ["cols", "threads", "groups", "vectors"]
+require = ["vectors * vec * ROWS <= 64", "threads * groups <= 1024"]
+
+[knobs]
+PER_THREAD = [16, 8, 32, 64]
+BLOCK = [128, 256, 512]
+ROWS = [1, 2, 4]
+WEIGHT_EARLY = [1, 0]
+
+[let]
+vec = "16 // itemsize(x)"
+threads = "min(1024, 32 * ceil_div(cols, 32 * max(PER_THREAD, vec)))"
+groups = "max(1, BLOCK // threads)"
+vectors = "ceil_div(cols, threads * vec)"
+
+[[launch]]
+entry = "add_rms_norm_rows"
+grid = ["ceil_div(rows, groups * ROWS)"]
+block = ["threads * groups"]
+args = ["x", "residual", "weight", "out", "summed", "rows", "eps"]
+---*/
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+constexpr int VEC = 16 / sizeof(x_t), WARPS = threads / 32;
+struct alignas(16) Vec { x_t at[VEC]; };
+
+__device__ __forceinline__ void put(float* to, float a, float b) { to[0] = a, to[1] = b; }
+__device__ __forceinline__ void put(__half* to, float a, float b) {
+    *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b);
+}
+__device__ __forceinline__ void put(__nv_bfloat16* to, float a, float b) {
+    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
+}
+
+__device__ __forceinline__ float sum_of_warp(float sum) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return sum;
+}
+
+__device__ __forceinline__ void read_row(Vec (&to)[vectors], const x_t* row, int thread, bool inside) {
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+        const int at = i * threads + thread;
+        if (inside && at < cols / VEC) to[i] = reinterpret_cast<const Vec*>(row)[at];
+        else to[i] = Vec{};
+    }
+}
+
+__device__ __forceinline__ void write_vector(x_t* row, int at, const Vec& v, bool inside) {
+    if (inside && at < cols / VEC) reinterpret_cast<Vec*>(row)[at] = v;
+}
+
+extern "C" __global__ void __launch_bounds__(threads * groups)
+add_rms_norm_rows(const x_t* __restrict__ x, const residual_t* __restrict__ residual,
+                  const weight_t* __restrict__ weight, out_t* __restrict__ out, summed_t* __restrict__ summed, int rows,
+                  float eps) {
+    const int thread = threadIdx.x % threads, group = threadIdx.x / threads;
+    const int first = (blockIdx.x * groups + group) * ROWS;
+    Vec value[ROWS][vectors], other[ROWS][vectors], gain[vectors];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        read_row(value[r], x + (long long)(first + r) * cols, thread, first + r < rows);
+        read_row(other[r], residual + (long long)(first + r) * cols, thread, first + r < rows);
+    }
+#if WEIGHT_EARLY
+    read_row(gain, weight, thread, true);
+#endif
+    float sum[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        sum[r] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < vectors; ++i) {
+            Vec& v = value[r][i];
+#pragma unroll
+            for (int e = 0; e < VEC; e += 2) {
+                put(&v.at[e], float(v.at[e]) + float(other[r][i].at[e]),
+                    float(v.at[e + 1]) + float(other[r][i].at[e + 1]));
+                sum[r] = fmaf(float(v.at[e]), float(v.at[e]), sum[r]);
+                sum[r] = fmaf(float(v.at[e + 1]), float(v.at[e + 1]), sum[r]);
+            }
+            write_vector(summed + (long long)(first + r) * cols, i * threads + thread, v, first + r < rows);
+        }
+        sum[r] = sum_of_warp(sum[r]);
+    }
+    if constexpr (WARPS > 1) {
+        __shared__ float sums[groups][ROWS][WARPS];
+        const int lane = threadIdx.x % 32, warp = thread / 32;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            if (lane == 0) sums[group][r][warp] = sum[r];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) sum[r] = sum_of_warp(lane < WARPS ? sums[group][r][lane] : 0.0f);
+    }
+#if !WEIGHT_EARLY
+    read_row(gain, weight, thread, true);
+#endif
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        const float scale = rsqrtf(sum[r] / cols + eps);
+#pragma unroll
+        for (int i = 0; i < vectors; ++i) {
+            Vec y;
+#pragma unroll
+            for (int e = 0; e < VEC; e += 2) {
+                put(&y.at[e], float(value[r][i].at[e]) * scale * float(gain[i].at[e]),
+                    float(value[r][i].at[e + 1]) * scale * float(gain[i].at[e + 1]));
+            }
+            write_vector(out + (long long)(first + r) * cols, i * threads + thread, y, first + r < rows);
+        }
+    }
+}

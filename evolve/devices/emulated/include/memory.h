@@ -1,0 +1,43 @@
+// Loads and stores with cache hints, which mean nothing here, and address spaces, of which there is one.
+#pragma once
+
+#define EVOLVE_LOAD(name) template <class T> inline T name(const T* address) { return *address; }
+EVOLVE_LOAD(__ldg)
+EVOLVE_LOAD(__ldca)
+EVOLVE_LOAD(__ldcs)
+EVOLVE_LOAD(__ldlu)
+#undef EVOLVE_LOAD
+// These read what other threads may just have written.
+#define EVOLVE_LOAD(name) \
+    template <class T> inline T name(const T* address) { \
+        evolve::yield(); \
+        __atomic_signal_fence(__ATOMIC_SEQ_CST); \
+        return *address; \
+    }
+EVOLVE_LOAD(__ldcg)
+EVOLVE_LOAD(__ldcv)
+#undef EVOLVE_LOAD
+#define EVOLVE_STORE(name) \
+    template <class T> inline void name(T* address, typename evolve::Same<T>::type value) { *address = value; }
+namespace evolve {
+template <class T> struct Same { using type = T; };
+}
+EVOLVE_STORE(__stcg)
+EVOLVE_STORE(__stcs)
+EVOLVE_STORE(__stwb)
+EVOLVE_STORE(__stwt)
+#undef EVOLVE_STORE
+
+inline size_t __cvta_generic_to_shared(const void* address) { return reinterpret_cast<size_t>(address); }
+inline size_t __cvta_generic_to_global(const void* address) { return reinterpret_cast<size_t>(address); }
+inline unsigned __isGlobal(const void*) { return 1; }
+
+// Inserted after each declaration of static shared memory: once per block, it is filled with garbage.
+#define EVOLVE_POISON(variable) \
+    { \
+        static EVOLVE_LOCAL evolve::Word evolve_seen = 0; \
+        if (evolve_seen != evolve::block_serial) { \
+            evolve_seen = evolve::block_serial; \
+            evolve::poison((void*)&(variable), sizeof(variable)); \
+        } \
+    }

@@ -1,0 +1,131 @@
+"""From a kernel's CUDA C++ to what a host compiler takes: checked, and rewritten without moving a line."""
+
+import re
+
+from archive.records import Outcome
+from evolve.devices.device import RejectedError
+
+# Whatever these declare is always there, so the lines that include them go.
+HEADERS = frozenset(
+    """cuda_runtime.h cuda_runtime_api.h cuda.h cuda_fp16.h cuda_bf16.h vector_types.h vector_functions.h math_constants.h
+    device_launch_parameters.h device_functions.h math_functions.h sm_30_intrinsics.h cooperative_groups.h
+    cooperative_groups/reduce.h math.h cmath stdint.h cstdint stddef.h cstddef float.h cfloat limits.h climits
+    assert.h cassert""".split()
+)
+# What only the device has: a header or a word, and what it stands for.
+DEVICE_HEADERS = re.compile(r"mma\.h|cuda/.*|cub/.*|thrust/.*|cute/.*|cutlass/.*|cuda_pipeline.*|cuda_fp[468]\.h|cuda_awbarrier.*")
+DEVICE_WORDS = (
+    (r"\b(?:asm|__asm__|__asm)\b", "inline PTX (`asm`)"),
+    (r"<<<", "launching kernels from kernels (`<<<`)"),
+    (r"\b(?:wmma|nvcuda)\s*::", "tensor cores (`wmma`)"),
+    (r"\bcuda\s*::", "the library `cuda::`"),
+    (r"\bcub\s*::", "the library `cub::`"),
+    (r"\b(?:__cluster_dims__|this_cluster|cluster_group)\b", "thread block clusters"),
+    (r"\bCUtensorMap\b", "tensor maps"),
+    (r"\b(?:tex[123]D\w*|surf[123]D\w*|cudaTextureObject_t|cudaSurfaceObject_t)\b", "textures and surfaces"),
+    (r"\b__pipeline_\w+|\bmemcpy_async\b", "asynchronous copies"),
+)
+LITERAL = re.compile(
+    r'//(?:\\\n|[^\n])*|/\*.*?\*/|R"([^()\s\\]{0,16})\(.*?\)\1"|"(?:\\.|[^"\\\n])*"'
+    r"|(?<![0-9A-Za-z_])'(?:\\.|[^'\\\n])+'",
+    re.DOTALL,
+)
+DIRECTIVE = re.compile(r"^[ \t]*(?:#|%:)[ \t]*(include\w*|import|embed)\b[ \t]*(.*)$", re.MULTILINE)
+DYNAMIC = re.compile(r"\bextern\b([^;{}()]*(?:\([^;{}]*?\)[^;{}()]*)*?)\b__shared__\b([^;]*);")
+QUALIFIERS = re.compile(r"\b(?:__align__|alignas|__attribute__|__builtin_align__)\s*\((?:[^()]|\([^()]*\))*\)|\bextern\b")
+STATIC = re.compile(r"\b__shared__\b([^;]*);")
+ENTRY = re.compile(r"\b__global__\b((?:[^(){};]|\((?:[^()]|\([^()]*\))*\))*?)\b(\w+)\s*\((?!\s*\w*\s*\)\s*\w+\s*\()")
+ATTRIBUTE_NAMES = ("__launch_bounds__", "__attribute__", "alignas", "__align__", "__maxnreg__", "__cluster_dims__")
+
+
+def translate(source: str, first_line: int) -> str:
+    """The source for the host's compiler; raises RejectedError for what the emulator does not offer."""
+    text = masked(source)
+    _check_includes(source, text, first_line)
+    for pattern, meaning in DEVICE_WORDS:
+        if match := re.search(pattern, text):
+            raise RejectedError(Outcome.UNSUPPORTED, _at(source, match.start(), first_line, _unsupported(meaning)))
+    edits = [(*match.span(), "") for match in DIRECTIVE.finditer(text)]
+    dynamic = [match for match in DYNAMIC.finditer(text) if "[" in match.group(2)]
+    edits += [(*match.span(), _dynamic_shared(source, text, match)) for match in dynamic]
+    taken = [match.span() for match in dynamic]
+    for match in STATIC.finditer(text):
+        inside = any(start <= match.start() < end for start, end in taken)
+        if not inside and _in_function(text[: match.start()]):
+            edits.append((match.end(), match.end(), "".join(f" EVOLVE_POISON({name})" for name in _names(match.group(1)))))
+    for start, end, replacement in sorted(edits, reverse=True):
+        source = source[:start] + replacement + source[end:]
+    return source
+
+
+def masked(source: str) -> str:
+    """The source with comments and literals blanked, every other character in its place."""
+
+    def blank(match: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", match.group())
+
+    return LITERAL.sub(blank, source)
+
+
+def entries(source: str) -> tuple[str, ...]:
+    """The names of the `__global__` functions in a source."""
+    text = re.sub(r"\b(?:" + "|".join(ATTRIBUTE_NAMES) + r")\s*\((?:[^()]|\([^()]*\))*\)", " ", masked(source))
+    return tuple(dict.fromkeys(re.findall(r"\b__global__\b[^(){};]*?\b(\w+)\s*\(", text)))
+
+
+def _check_includes(source: str, text: str, first_line: int) -> None:
+    """Read includes from the text without comments, but with its literals: a file's name may be one."""
+    for match in DIRECTIVE.finditer(re.sub(r"\\\n", "  ", text)):
+        written = source[match.start(2) : match.end(2)].strip()
+        name = re.match(r'<([^>]*)>|"([^"]*)"', written)
+        header = (name.group(1) or name.group(2)).strip() if name else ""
+        if match.group(1) == "include" and header in HEADERS:
+            continue
+        if DEVICE_HEADERS.fullmatch(header):
+            raise RejectedError(
+                Outcome.UNSUPPORTED, _at(source, match.start(), first_line, _unsupported(f"the header <{header}>"))
+            )
+        message = f"error: cannot open source file {header or written!r}; kernels may include {', '.join(sorted(HEADERS))}"
+        raise RejectedError(Outcome.COMPILE_ERROR, _at(source, match.start(), first_line, message))
+
+
+def _unsupported(meaning: str) -> str:
+    return f"the emulated device has no {meaning}; only a GPU can run this kernel"
+
+
+def _at(source: str, position: int, first_line: int, message: str) -> str:
+    line = source.count("\n", 0, position)
+    return f"kernel.cu:{first_line + line}: {message}\n    {source.splitlines()[line].strip()}"
+
+
+def _dynamic_shared(source: str, text: str, match: re.Match[str]) -> str:
+    """`extern __shared__ T name[];` as a pointer to the block's dynamic shared memory."""
+    declared = QUALIFIERS.sub(" ", f"{match.group(1)} {match.group(2)}")
+    parts = re.fullmatch(r"(.*?)(\w+)\s*\[\s*\]\s*(.*)", " ".join(declared.split()))
+    if parts is None:
+        return source[match.start() : match.end()]
+    kind, name, rest = parts.groups()
+    storage = "" if _in_function(text[: match.start()]) else "EVOLVE_DYNAMIC "
+    lines = "\n" * source.count("\n", *match.span())
+    return f"{storage}{kind} (*const {name}){rest} = reinterpret_cast<{kind} (*){rest}>(EVOLVE_SHARED);{lines}"
+
+
+def _in_function(before: str) -> bool:
+    """Whether a place is inside a function, by the braces before it that are still open."""
+    depth, opened = 0, []
+    for match in re.finditer(r"[{}]", before):
+        if match.group() == "{":
+            opened.append(match.start())
+        elif opened:
+            opened.pop()
+    depth = sum(not re.search(r"\b(?:namespace(?:\s+\w+)?|extern)\s*$", before[:start]) for start in opened)
+    return depth > 0
+
+
+def _names(declaration: str) -> list[str]:
+    """The variables that a declaration without initialisers declares."""
+    plain = QUALIFIERS.sub(" ", declaration)
+    while (shorter := re.sub(r"<[^<>]*>|\[[^\[\]]*\]|\([^()]*\)", "", plain)) != plain:
+        plain = shorter
+    names = [re.search(r"(\w+)\s*$", part) for part in plain.split(",")]
+    return [name.group(1) for name in names if name] if all(names) and "=" not in plain else []

@@ -1,0 +1,94 @@
+"""The same that the tables show, as plain values for --json."""
+
+from typing import Any
+
+from archive.kernel import Kernel
+from archive.records import Evaluation, Measurement, Proposal
+from evolve.population import Champion
+from evolve.report.standing import Standing
+from evolve.report.words import mean_speedup
+
+Facts = dict[str, Any]
+
+
+def of_standing(standing: Standing) -> Facts:
+    return {
+        "op": standing.op,
+        "device": standing.device.key,
+        "emulated": standing.device.kind != "cuda",
+        "champions": [of_champion(champion) for champion in standing.champions],
+        "population": [_of_survivor(evaluation, standing) for evaluation in standing.population],
+        "outcomes": standing.outcomes,
+        "pending": standing.pending,
+        "replies_without_kernel": standing.unread,
+    }
+
+
+def of_champion(champion: Champion) -> Facts:
+    return {"kernel": champion.kernel_id, **of_measurement(champion.measurement)}
+
+
+def of_measurement(measurement: Measurement) -> Facts:
+    return {
+        "workload": measurement.workload,
+        "median_us": measurement.median_us,
+        "low_us": measurement.low_us,
+        "high_us": measurement.high_us,
+        "samples": measurement.samples,
+        "eager_us": measurement.eager_us,
+        "compile_us": measurement.compile_us,
+        "floor_us": measurement.floor_us,
+        "speedup": measurement.speedup,
+        "share_of_light": measurement.share_of_light,
+    }
+
+
+def of_kernel(kernel: Kernel) -> Facts:
+    return {"kernel": kernel.id, "op": kernel.op, "note": kernel.plan.note, "knobs": kernel.plan.settings}
+
+
+def of_proposal(proposal: Proposal) -> Facts:
+    return {
+        "proposal": proposal.id,
+        "op": proposal.op,
+        "kernel": proposal.kernel_id or None,
+        "operator": proposal.operator,
+        "proposer": proposal.proposer,
+        "parents": list(proposal.parents),
+        "run": proposal.run,
+        "failure": proposal.failure,
+        "prompt_tokens": proposal.cost.prompt_tokens,
+        "completion_tokens": proposal.cost.completion_tokens,
+        "seconds": proposal.cost.seconds,
+        "created": proposal.created,
+    }
+
+
+def of_evaluation(evaluation: Evaluation) -> Facts:
+    return {
+        "evaluation": evaluation.id,
+        "kernel": evaluation.kernel_id,
+        "op": evaluation.op,
+        "device": evaluation.device.key,
+        "outcome": str(evaluation.outcome),
+        "log": evaluation.log,
+        "measurements": [of_measurement(measurement) for measurement in evaluation.measurements],
+        "skipped": list(evaluation.skipped),
+        "deterministic": evaluation.deterministic,
+        "created": evaluation.created,
+    }
+
+
+def _of_survivor(evaluation: Evaluation, standing: Standing) -> Facts:
+    kernel, proposal = standing.kernels.get(evaluation.kernel_id), standing.proposals.get(evaluation.kernel_id)
+    return {
+        "kernel": evaluation.kernel_id,
+        "mean_speedup": mean_speedup(evaluation),
+        "workloads": len(evaluation.measurements),
+        "knobs": kernel.plan.settings if kernel else {},
+        "note": kernel.plan.note if kernel else "",
+        "operator": proposal.operator if proposal else "",
+        "proposer": proposal.proposer if proposal else "",
+        "parents": list(proposal.parents) if proposal else [],
+        "children": standing.children.get(evaluation.kernel_id, 0),
+    }

@@ -1,0 +1,167 @@
+"""Tables of champions and populations, laid out for the width at hand."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from archive.records import Evaluation, Measurement
+from evolve.population import Champion
+from evolve.report.standing import Standing
+from evolve.report.words import (
+    EMULATED_TIMES,
+    change,
+    counted,
+    figure,
+    idea,
+    knobs,
+    mean_speedup,
+    outcomes,
+    percent,
+    short,
+    times,
+    workload_labels,
+)
+
+WIDE = 100  # columns from which there is room for notes
+KNOBS_SHOWN, HEADING_SHOWN = 34, 24
+
+
+def plain_table(*headings: str, numbers: Sequence[str] = ()) -> Table:
+    """A table without lines; the columns named in `numbers` are aligned to the right."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for heading in headings:
+        right = heading in numbers
+        table.add_column(heading, justify="right" if right else "left", no_wrap=right)
+    return table
+
+
+def fitted(text: str, style: str = "") -> Text:
+    """A cell that is cut off where the column is too narrow, never wrapped."""
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
+
+
+def headline(standing: Standing) -> Text:
+    """Op and device, with the words that an emulated device's times must never be without."""
+    text = Text.assemble((standing.op, "bold"), " on ", standing.device.name)
+    return text if standing.device.kind == "cuda" else text.append(f"  ({EMULATED_TIMES})", "yellow")
+
+
+def champions_table(
+    standing: Standing, width: int, workloads: Sequence[str] = (), *, interval: bool = True, most: int = 0
+) -> Table:
+    """The fastest kernel for each workload beside PyTorch; `workloads` also names those without a kernel."""
+    held = {champion.workload: champion for champion in standing.champions}
+    keys = [*workloads, *(key for key in held if key not in workloads)]
+    labels = workload_labels(keys)
+    numbers = ["time µs", "95 %", "eager", "compile", "speedup", "light"]
+    if not interval:
+        numbers.remove("95 %")
+    heading = labels.heading if len(labels.heading) <= HEADING_SHOWN else "workload"
+    notes = ["idea"] if width >= WIDE else []
+    table = plain_table(heading, "kernel", *numbers, *notes, numbers=numbers)
+    shown = keys[:most] if 0 < most < len(keys) else keys
+    for key in shown:
+        champion = held.get(key)
+        cells = _champion_cells(champion, interval=interval)
+        said = [fitted(_said(champion, standing), "dim")] if notes else []
+        table.add_row(fitted(labels.of[key]), *cells, *said)
+    if len(shown) < len(keys):
+        table.add_row(Text(f"and {len(keys) - len(shown)} more", "dim", no_wrap=True))
+    return table
+
+
+def population_table(standing: Standing, width: int, most: int = 0) -> Table:
+    """Those alive, fittest first; `mean` is the geometric mean of a kernel's speedups."""
+    wide = width >= WIDE
+    notes, children = (["idea"], ["children"]) if wide else ([], [])
+    numbers = ["#", "mean", "on", *children]
+    table = plain_table("#", "kernel", "mean", "on", "made by", *children, "knobs", *notes, numbers=numbers)
+    shown = standing.population[:most] if most else standing.population
+    for rank, evaluation in enumerate(shown, start=1):
+        kernel = standing.kernels.get(evaluation.kernel_id)
+        proposal = standing.proposals.get(evaluation.kernel_id)
+        setting = knobs(kernel.plan.settings) if kernel else ""
+        count = [str(standing.children.get(evaluation.kernel_id, 0))] if wide else []
+        said = fitted(setting or ("" if wide else idea(kernel)))
+        table.add_row(
+            str(rank),
+            short(evaluation.kernel_id),
+            times(mean_speedup(evaluation)),
+            f"{len(evaluation.measurements)}/{len(evaluation.measurements) + len(evaluation.skipped)}",
+            fitted(proposal.operator if proposal else "-"),
+            *count,
+            said,
+            *([fitted(idea(kernel), "dim")] if wide else []),
+        )
+    return table
+
+
+def measurements_table(evaluation: Evaluation) -> Table:
+    """Every workload a kernel was timed on."""
+    labels = workload_labels([measurement.workload for measurement in evaluation.measurements])
+    numbers = ["time µs", "95 %", "eager", "compile", "speedup", "light"]
+    table = plain_table(labels.heading, *numbers, numbers=numbers)
+    for measurement in evaluation.measurements:
+        table.add_row(fitted(labels.of[measurement.workload]), *_measured(measurement, interval=True))
+    return table
+
+
+def counts_line(standing: Standing) -> str:
+    """What became of everything that was proposed."""
+    parts = [outcomes(standing.outcomes)] if standing.outcomes else ["nothing evaluated yet"]
+    if standing.unread:
+        parts.append(f"{counted(standing.unread, 'reply', 'replies')} without a kernel")
+    if standing.pending:
+        parts.append(f"{standing.pending} pending")
+    return ", ".join(parts)
+
+
+def footnotes(standing: Standing, workloads: Sequence[str] = ()) -> str:
+    """What holds for every row of the champions table, and what its columns mean."""
+    labels = workload_labels([*workloads] or [champion.workload for champion in standing.champions])
+    parts = [f"sizes: {labels.heading}"] if len(labels.heading) > HEADING_SHOWN else []
+    parts += [f"throughout: {labels.throughout}"] if labels.throughout else []
+    parts.append("speedup: over the better of eager and torch.compile")
+    if any(champion.measurement.floor_us for champion in standing.champions):
+        parts.append("light: share of the speed of light")
+    return "; ".join(parts)
+
+
+def speed_style(speedup: float) -> str:
+    return "green" if speedup > 1 else "yellow"
+
+
+def _said(champion: Champion | None, standing: Standing) -> str:
+    kernel = standing.kernels.get(champion.kernel_id) if champion else None
+    if kernel is None:
+        return ""
+    setting = knobs(kernel.plan.settings)
+    return f"{idea(kernel)}; {setting}" if setting else idea(kernel)
+
+
+def _champion_cells(champion: Champion | None, *, interval: bool) -> list[Text]:
+    if champion is None:
+        return [Text("none yet", "dim")] + [Text("")] * (6 if interval else 5)
+    return [Text(short(champion.kernel_id)), *_measured(champion.measurement, interval=interval)]
+
+
+def _measured(m: Measurement, *, interval: bool) -> list[Text]:
+    span = [Text(f"{figure(m.low_us)}–{figure(m.high_us)}", "dim")] if interval else []
+    return [
+        Text(figure(m.median_us), "bold"),
+        *span,
+        Text(figure(m.eager_us)),
+        Text(figure(m.compile_us)),
+        Text(times(m.speedup), speed_style(m.speedup)),
+        Text(percent(m.share_of_light)),
+    ]
+
+
+def made(standing: Standing, kernel_id: str) -> str:
+    """How a kernel came about: the operator, and what it changed."""
+    kernel, proposal = standing.kernels.get(kernel_id), standing.proposals.get(kernel_id)
+    if kernel is None:
+        return short(kernel_id)
+    parent = standing.kernels.get(proposal.parents[0]) if proposal and proposal.parents else None
+    return f"{proposal.operator if proposal else 'kernel'}: {change(kernel, parent)}"

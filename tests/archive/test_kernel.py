@@ -1,0 +1,157 @@
+import pytest
+
+from archive.kernel import Kernel, parse, parse_for
+from archive.plan import PlanError, Signature
+
+SIGNATURE = Signature("softmax", ("x", "out"), ("rows", "cols"), ("axis",), ("eps",), ("float32", "bfloat16"))
+TEXT = """/*---
+op = "softmax"
+note = "one warp per row"
+when = "cols <= 4096 and cols % 8 == 0"
+dtypes = ["float32"]
+specialize = ["cols", "per_lane"]
+require = ["WARPS * per_lane <= 512"]
+
+[knobs]
+WARPS = [4, 2, 8]
+
+[let]
+per_lane = "cols // 32"
+
+[workspace]
+sums = { shape = ["rows", 2], dtype = "float32", zero = true }
+
+[[launch]]
+entry = "first"
+grid = ["ceil_div(rows, WARPS)"]
+block = ["32 * WARPS"]
+shared = "4 * WARPS"
+args = ["x", "sums", "rows", "eps", 3, ["x", "out"]]
+
+[[launch]]
+entry = "second"
+grid = ["rows", 1, 2]
+block = [32]
+args = ["out", "sums"]
+cooperative = true
+---*/
+#include <cuda_bf16.h>
+#if WARPS > 2
+#endif
+extern "C" __global__ void first() {}
+"""
+
+
+def kernel() -> Kernel:
+    return parse_for(TEXT, SIGNATURE)
+
+
+def changed(old: str, new: str) -> str:
+    assert old in TEXT
+    return TEXT.replace(old, new, 1)
+
+
+def test_the_printed_form_parses_to_the_same_id() -> None:
+    assert parse(kernel().text).id == kernel().id
+
+
+def test_layout_and_comments_do_not_change_the_id() -> None:
+    loose = changed('note = "one warp per row"', '# a comment\n\nnote   =  "one warp per row"').replace("\n", "\r\n")
+    assert parse(loose).id == kernel().id
+
+
+def test_another_source_is_another_id() -> None:
+    assert parse(changed("first() {}", "first() { }")).id != kernel().id
+
+
+def test_a_setting_has_one_id_however_it_was_reached() -> None:
+    direct = kernel().with_knobs({"WARPS": 2})
+    roundabout = kernel().with_knobs({"WARPS": 8}).with_knobs({"WARPS": 2})
+    assert direct.id == roundabout.id
+    assert direct.plan.settings == {"WARPS": 2}
+
+
+def test_setting_the_default_changes_nothing() -> None:
+    assert kernel().with_knobs({"WARPS": 4}).id == kernel().id
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "reason"),
+    [
+        ("note =", "nte =", 3, "unknown key `nte`"),
+        ("WARPS = [4, 2, 8]", "warps = [4]", 10, "UPPERCASE"),
+        ("WARPS = [4, 2, 8]", 'WARPS = [4]\nwhen = "rows > 1"', 11, "must stand above"),
+        ("WARPS = [4, 2, 8]", "WARPS = []", 10, "one or more integers"),
+        ("WARPS = [4, 2, 8]", "WARPS = [4, 4]", 10, "different integers"),
+        ('entry = "first"\n', "", 18, "`entry` is missing"),
+        ("block = [32]", "block = [32, 1, 1, 1]", 28, "1 to 3 integers"),
+        ("cooperative = true", "cooperative = 1", 30, "true or false"),
+        ('op = "softmax"', 'op = "softmax', 2, "not valid TOML"),
+        ("zero = true", "zeroed = true", 16, "unknown key `zeroed`"),
+        ("per_lane =", "min =", 13, "cannot be a name"),
+        ("sums = {", "WARPS = {", 16, "defined twice"),
+        ("#if WARPS", "#if cols", 33, "no knob"),
+        ('note = "one warp per row"', 'note = "*/"', 1, "may not contain"),
+    ],
+)
+def test_a_malformed_plan_gets_one_message_with_its_line(old: str, new: str, line: int, reason: str) -> None:
+    with pytest.raises(PlanError, match=reason) as caught:
+        parse(changed(old, new))
+    assert caught.value.line == line
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "quoted", "reason"),
+    [
+        ('op = "softmax"', 'op = "gelu"', "op =", "for the op `gelu`"),
+        ('when = "cols <= 4096', 'when = "columns <= 4096', "when =", "unknown name `columns`"),
+        ('when = "cols <= 4096', 'when = "WARPS <= 4096', "when =", "unknown name `WARPS`"),
+        ('dtypes = ["float32"]', 'dtypes = ["int8"]', "dtypes =", "none of the op's dtypes"),
+        ('"cols", "per_lane"', '"cols", "WARPS"', "specialize =", "cannot be specialised"),
+        ("cols // 32", "cols / 32", "per_lane =", "not allowed"),
+        ('"32 * WARPS"', '"32 * WRAPS"', "block =", "unknown name `WRAPS`"),
+        ('args = ["x", "sums"', 'args = ["y", "sums"', "args =", "unknown argument `y`"),
+        ('["x", "out"]]', '["x", "y"]]', "args =", "`y` is no tensor"),
+        ('dtype = "float32"', 'dtype = "float31"', "sums =", "neither a dtype"),
+        ("sums = {", "out = {", "out =", "already a name of the op"),
+        ("[knobs]\nWARPS", "[knobs]\nROWS = [1]\nWARPS", "", ""),
+    ],
+)
+def test_a_plan_that_does_not_fit_its_op_gets_the_line_quoted(old: str, new: str, quoted: str, reason: str) -> None:
+    if not reason:
+        parse_for(changed(old, new), SIGNATURE)
+        return
+    with pytest.raises(PlanError, match=reason) as caught:
+        parse_for(changed(old, new), SIGNATURE)
+    assert f"| {quoted}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("__global__ void f() {}", "begins with its plan"),
+        ("/*---\nop = 'softmax'", "never closed"),
+        (TEXT[: TEXT.index("#include")], "no device code"),
+        (TEXT + "\0", "NUL"),
+        ("/*---\n" + "[" * 10_000 + "\n---*/\nx", "nested|valid TOML"),
+        ("/*---\n" + "# bomb\n" * 10_000 + "---*/\nx", "characters"),
+        (TEXT + "x" * 300_000, "characters"),
+    ],
+)
+def test_what_is_no_kernel_is_refused_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(PlanError, match=reason):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "asked"),
+    [
+        ("[[launch]]", '[tensor_maps]\nm = { tensor = "x", shape = [1], box = [1] }\n\n[[launch]]', "tensor maps"),
+        ('entry = "second"\ngrid = ["rows", 1, 2]\nblock = [32]', 'library = "matmul"', "library"),
+        ("cooperative = true", "overlap = true", "overlap"),
+    ],
+)
+def test_reserved_parts_parse_and_are_named(old: str, new: str, asked: str) -> None:
+    reserved = parse_for(changed(old, new), SIGNATURE)
+    assert asked in reserved.plan.reserved
+    assert parse(reserved.text).id == reserved.id

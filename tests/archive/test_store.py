@@ -1,0 +1,116 @@
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from records import CPU, failed, failed_reply, kernel, passed, proposal
+
+from archive import store as store_module
+from archive.kernel import Kernel
+from archive.migrations import MIGRATIONS
+from archive.records import Evaluation, Proposal, Run
+from archive.store import ArchiveError, SqliteStore, merge, open_archive
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SqliteStore:
+    return open_archive(tmp_path / "archive.db")
+
+
+def test_every_kind_of_record_comes_back_equal(store: SqliteStore) -> None:
+    told, refused = proposal(kernel(1), "abc"), failed_reply()
+    verdict, run = passed(kernel(1).id, a=3.5, b=7.25), Run("r", "softmax", "cuda Some GPU", "offline", 7, 1.0)
+    store.append(told, refused, verdict, run)
+    assert store.find(Proposal) == [told, refused]
+    assert store.find(Kernel) == [kernel(1)]
+    assert store.find(Evaluation) == [verdict]
+    assert store.find(Run) == [run]
+    assert store.find(Evaluation)[0].id == verdict.id
+
+
+def test_appending_twice_changes_nothing(store: SqliteStore) -> None:
+    records = (proposal(kernel(1)), passed(kernel(1).id, a=1.0))
+    assert store.append(*records) == 2
+    assert store.append(*records) == 0
+    assert len(store.find(Evaluation)) == 1
+
+
+def test_records_are_found_by_op(store: SqliteStore) -> None:
+    store.append(proposal(kernel(1)), proposal(kernel(2, op="gelu")))
+    assert [found.op for found in store.find(Kernel, "gelu")] == ["gelu"]
+
+
+def test_a_merge_is_the_union_and_merging_again_adds_nothing(store: SqliteStore, tmp_path: Path) -> None:
+    other = open_archive(tmp_path / "other.db")
+    store.append(proposal(kernel(1)), passed(kernel(1).id, a=1.0))
+    other.append(proposal(kernel(1)), proposal(kernel(2)), passed(kernel(1).id, CPU, a=1.0))
+    assert merge(store, other) == 3  # a kernel, its proposal, a verdict
+    assert merge(store, other) == 0
+    assert {found.id for found in store.find(Kernel)} == {kernel(1).id, kernel(2).id}
+    assert {verdict.device.kind for verdict in store.find(Evaluation)} == {"cuda", "emulated"}
+
+
+def test_a_reader_sees_what_a_writer_adds_meanwhile_and_cannot_write(store: SqliteStore) -> None:
+    reader = open_archive(store.path, read_only=True)
+    store.append(proposal(kernel(1)))
+    assert reader.find(Kernel) == [kernel(1)]
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        reader.append(proposal(kernel(2)))
+
+
+def test_records_of_one_append_are_kept_all_or_none(store: SqliteStore) -> None:
+    with pytest.raises(AttributeError):
+        store.append(proposal(kernel(1)), proposal(None))  # type: ignore[arg-type]
+    assert store.find(Kernel) == []
+
+
+def test_a_process_killed_after_an_append_loses_nothing(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from records import *; from archive.store import open_archive\n"
+        "s = open_archive(Path(sys.argv[1])); s.append(passed('k', a=1.0)); os.kill(os.getpid(), 9)"
+    )
+    root = Path(__file__).parents[2]
+    environment = {"PYTHONPATH": f"{root}:{root / 'tests'}"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.db")], env=environment, check=False, timeout=60)
+    assert [verdict.kernel_id for verdict in open_archive(tmp_path / "a.db").find(Evaluation)] == ["k"]
+
+
+def test_an_older_archive_is_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_archive(tmp_path / "a.db").append(proposal(kernel(1)))
+    later = (*MIGRATIONS, ("CREATE TABLE later (x TEXT)", "INSERT INTO later SELECT id FROM kernels"))
+    monkeypatch.setattr(store_module, "MIGRATIONS", later)
+    reader = open_archive(tmp_path / "a.db", read_only=True)
+    assert reader.connection.execute("SELECT x FROM later").fetchall() == [(kernel(1).id,)]
+    assert reader.connection.execute("PRAGMA user_version").fetchone() == (len(later),)
+
+
+def test_a_failing_migration_leaves_the_archive_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_archive(tmp_path / "a.db").append(proposal(kernel(1)))
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "MIGRATIONS", (*MIGRATIONS, ("CREATE TABLE later (x TEXT)", "NONSENSE")))
+        with pytest.raises(ArchiveError, match="NONSENSE"):
+            open_archive(tmp_path / "a.db")
+    assert open_archive(tmp_path / "a.db").find(Kernel) == [kernel(1)]
+
+
+def test_an_archive_of_the_future_is_refused(tmp_path: Path) -> None:
+    made = open_archive(tmp_path / "a.db")
+    made.connection.execute("PRAGMA user_version = 999")
+    with pytest.raises(ArchiveError, match="newer version"):
+        open_archive(tmp_path / "a.db")
+
+
+def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("no database at all" * 100)
+    foreign = sqlite3.connect(tmp_path / "foreign.db")
+    foreign.execute("CREATE TABLE customers (name TEXT)")
+    foreign.commit()
+    for name, reason in (("text.db", "cannot open"), ("foreign.db", "not an archive"), ("none.db", "no archive at")):
+        with pytest.raises(ArchiveError, match=reason):
+            open_archive(tmp_path / name, read_only=True)
+
+
+def test_a_failed_evaluation_keeps_its_log(store: SqliteStore) -> None:
+    store.append(failed("k"))
+    assert store.find(Evaluation)[0].log == "it is wrong"

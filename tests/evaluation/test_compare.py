@@ -1,0 +1,79 @@
+import pytest
+import torch
+
+from evolve.evaluation.compare import fault
+from reference_ops.op import Tolerance
+
+torch.manual_seed(5)
+EXPECTED = torch.softmax(torch.randn(64, 256, dtype=torch.float64), -1)
+
+
+def judged(actual: torch.Tensor, factor: float = 2.0) -> str:
+    theirs = EXPECTED.to(actual.dtype)
+    return fault(actual, theirs, EXPECTED, Tolerance(factor))
+
+
+def one_wrong(values: torch.Tensor) -> torch.Tensor:
+    values = values.clone()
+    values[3, 7] *= 1.1
+    return values
+
+
+def with_nan(values: torch.Tensor) -> torch.Tensor:
+    values = values.clone()
+    values[0, 0] = float("nan")
+    return values
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_result_that_is_only_rounded_is_right(dtype: torch.dtype) -> None:
+    assert judged(EXPECTED.to(dtype)) == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        torch.zeros_like,
+        lambda values: torch.full_like(values, values.float().mean().item()),
+        lambda values: values.roll(1, 0),
+        lambda values: values * 1.03,
+        one_wrong,
+        with_nan,
+        lambda values: values.log().exp().nan_to_num().clamp(max=0.01),
+    ],
+    ids=["zeros", "means", "shuffled rows", "scaled", "one element", "a NaN", "clamped"],
+)
+def test_a_spoiled_result_is_found_out(spoil: object, dtype: torch.dtype) -> None:
+    assert judged(spoil(EXPECTED.to(dtype))) != ""  # type: ignore[operator]
+
+
+def test_half_precision_in_the_middle_of_a_float32_op_is_found_out() -> None:
+    assert "off by more than rounding" in judged(EXPECTED.to(torch.float16).float())
+
+
+def test_the_message_names_the_worst_element_and_what_was_expected() -> None:
+    assert "[3, 7]" in judged(one_wrong(EXPECTED.float()))
+
+
+def test_noise_below_the_limit_of_one_element_still_counts_in_the_mean() -> None:
+    noisy = EXPECTED.float() * (1 + 1e-7 * torch.randn(64, 256))
+    assert "root mean square" in judged(noisy)
+
+
+def test_integers_must_be_exact_whatever_the_tolerance() -> None:
+    wanted = torch.arange(12).reshape(3, 4)
+    assert fault(wanted, wanted, wanted, Tolerance(100)) == ""
+    assert "the first at [0, 0]: 1, expected 0" in fault(wanted + 1, wanted, wanted, Tolerance(100))
+
+
+def test_infinities_must_stand_where_they_belong() -> None:
+    wanted = torch.tensor([0.0, float("-inf"), 2.0], dtype=torch.float64)
+    assert fault(wanted.float(), wanted.float(), wanted, Tolerance()) == ""
+    assert "not finite" in fault(torch.tensor([0.0, -1e30, 2.0]), wanted.float(), wanted, Tolerance())
+
+
+def test_a_lucky_pytorch_does_not_forbid_the_last_rounding() -> None:
+    wanted = torch.full((1000,), 1.0, dtype=torch.float64) + 2.0**-26
+    ours = wanted.float()
+    assert fault(ours, ours.clone(), wanted, Tolerance()) == ""

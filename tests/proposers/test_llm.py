@@ -1,0 +1,350 @@
+"""The language model's proposer against a real HTTP server that misbehaves on purpose."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from scripted_endpoint import (
+    KEY,
+    MODEL,
+    Rule,
+    ScriptedEndpoint,
+    Step,
+    answer,
+    completion_body,
+    hang_up,
+    in_fence,
+    models,
+    raw,
+    stall,
+    status,
+    truncated,
+)
+from small_op import BROKEN_TEXT, COMPILE_ERROR, KERNEL, KERNEL_TEXT, SLOW_TEXT, failed, passed, request
+
+from archive.kernel import parse
+from archive.records import Proposal
+from evolve.errors import UserError
+from evolve.proposers.asking import asks, requests
+from evolve.proposers.llm import LlmProposer, choose_model, from_environment
+
+GOOD = answer(in_fence(KERNEL_TEXT))
+BROKEN = failed(parse(BROKEN_TEXT))
+NOBODY = "http://127.0.0.1:9/v1"  # the discard port, where nobody listens
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def proposer(endpoint: ScriptedEndpoint, retries: int = 0, timeout_seconds: float = 10.0) -> LlmProposer:
+    return LlmProposer(MODEL, endpoint.base_url, KEY, timeout_seconds=timeout_seconds, max_retries=retries)
+
+
+def proposals(*steps: Step, wanted: int = 1, retries: int = 0, timeout_seconds: float = 10.0) -> list[Proposal]:
+    with ScriptedEndpoint(steps) as endpoint:
+        return list(proposer(endpoint, retries, timeout_seconds).propose(request(wanted)))
+
+
+def only(proposals: Sequence[Proposal]) -> Proposal:
+    (proposal,) = proposals
+    return proposal
+
+
+def test_a_reply_becomes_a_proposal_signed_by_the_model() -> None:
+    proposal = only(proposals(GOOD))
+    assert (proposal.kernel, proposal.proposer, proposal.operator, proposal.run) == (KERNEL, MODEL, "draft", "run-1")
+
+
+def test_a_proposal_knows_its_tokens() -> None:
+    cost = only(proposals(GOOD)).cost
+    assert (cost.prompt_tokens, cost.completion_tokens) == (100, 10)
+
+
+def test_the_model_gets_the_key_and_the_messages() -> None:
+    with ScriptedEndpoint([GOOD]) as endpoint:
+        list(proposer(endpoint).propose(request(1)))
+    (recorded,) = endpoint.requests
+    assert recorded.authorization == f"Bearer {KEY}"
+    assert recorded.body["messages"][0]["role"] == "system"
+    assert "# The op: center_rows" in recorded.prompt
+
+
+def test_nothing_but_the_model_and_the_messages_is_sent() -> None:
+    with ScriptedEndpoint([GOOD]) as endpoint:
+        list(proposer(endpoint).propose(request(1)))
+    assert set(endpoint.requests[0].body) == {"model", "messages"}
+
+
+def test_the_reference_is_shown_as_it_stands_in_its_file() -> None:
+    with ScriptedEndpoint([GOOD]) as endpoint:
+        list(proposer(endpoint).propose(request(1)))
+    assert "return x - x.mean(-1, keepdim=True) + shift" in endpoint.requests[0].prompt
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 7])
+def test_each_wanted_proposal_takes_one_request(wanted: int) -> None:
+    with ScriptedEndpoint(otherwise=GOOD) as endpoint:
+        assert len(list(proposer(endpoint).propose(request(wanted)))) == wanted
+    assert len(endpoint.requests) == wanted
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (status(429, "slow down"), "status 429"),
+        (status(500, "out of order"), "status 500"),
+        (status(400, "the context is too long"), "the context is too long"),
+        (truncated(in_fence(KERNEL_TEXT)), "the connection failed"),
+        (hang_up(), "the connection failed"),
+        (raw("<html>bad gateway</html>"), "no JSON"),
+        (raw('{"choices": [{"mess'), "no JSON"),
+        (raw("[" * 100_000), "no JSON"),
+        (raw("null"), "no JSON object"),
+        (raw('{"choices": []}'), "no choices"),
+        (raw('{"choices": [{"message": {"content": null}}]}'), "empty"),
+        (answer("", finish_reason="content_filter"), "content filter"),
+        (answer(in_fence(KERNEL_TEXT)[:300], finish_reason="length"), "cut off"),
+    ],
+    ids=[
+        "429", "500", "400", "truncated", "hang up", "html", "half JSON", "deep JSON", "null", "no choices", "empty",
+        "filtered", "length",
+    ],
+)  # fmt: skip
+def test_a_fault_becomes_a_failed_proposal_that_says_why(fault: Step, reason: str) -> None:
+    proposal = only(proposals(fault))
+    assert proposal.kernel is None
+    assert reason in proposal.failure
+
+
+def test_a_stall_becomes_a_failed_proposal() -> None:
+    assert only(proposals(stall(), timeout_seconds=0.3)).failure == "the model did not answer in time"
+
+
+@pytest.mark.parametrize(
+    "fault", [status(429), status(500), hang_up(), truncated(KERNEL_TEXT)], ids=["429", "500", "hang up", "truncated"]
+)
+def test_a_passing_fault_is_retried(fault: Step) -> None:
+    assert only(proposals(fault, GOOD, retries=1)).kernel == KERNEL
+
+
+def test_a_stall_is_retried() -> None:
+    assert only(proposals(stall(), GOOD, retries=1, timeout_seconds=0.5)).kernel == KERNEL
+
+
+def test_one_fault_among_many_requests_costs_one_proposal() -> None:
+    kernels = [proposal.kernel for proposal in proposals(GOOD, status(500), GOOD, GOOD, wanted=4)]
+    assert sorted(kernel is None for kernel in kernels) == [False, False, False, True]
+
+
+def test_a_cut_reply_keeps_what_was_said() -> None:
+    assert only(proposals(answer("/*--- half", finish_reason="length"))).reply == "/*--- half"
+
+
+def test_a_failure_never_repeats_the_key() -> None:
+    proposal = only(proposals(status(400, f"the key {KEY} has no quota")))
+    assert "the key *** has no quota" in proposal.failure
+
+
+def test_the_key_is_not_in_the_printed_proposer() -> None:
+    assert KEY not in repr(LlmProposer(MODEL, NOBODY, KEY))
+
+
+def test_prose_is_asked_for_its_kernel_once_more() -> None:
+    assert only(proposals(answer("Use warps."), GOOD)).kernel == KERNEL
+
+
+def test_a_malformed_kernel_is_asked_for_again_with_the_reason() -> None:
+    malformed = in_fence(KERNEL_TEXT.replace("specialize", "specialise"))
+    with ScriptedEndpoint([answer(malformed), GOOD]) as endpoint:
+        list(proposer(endpoint).propose(request(1)))
+    assert "line 5: unknown key `specialise`" in endpoint.requests[1].body["messages"][-1]["content"]
+
+
+def test_asking_again_goes_on_with_the_conversation() -> None:
+    with ScriptedEndpoint([answer("Use warps."), GOOD]) as endpoint:
+        list(proposer(endpoint).propose(request(1)))
+    first, second = (recorded.body["messages"] for recorded in endpoint.requests)
+    assert second[:-1] == [*first, {"role": "assistant", "content": "Use warps."}]
+
+
+def test_a_reply_is_asked_for_again_only_once() -> None:
+    proposal = only(proposals(answer("Use warps."), answer("Use blocks."), GOOD))
+    assert (proposal.kernel, proposal.reply) == (None, "Use blocks.")
+
+
+def test_the_tokens_of_both_replies_count() -> None:
+    assert only(proposals(answer("Use warps."), GOOD)).cost.prompt_tokens == 200
+
+
+def test_a_fault_while_asking_again_keeps_the_first_words() -> None:
+    proposal = only(proposals(answer("Use warps."), status(500, "out of order")))
+    assert proposal.reply == "Use warps."
+    assert "out of order" in proposal.failure
+
+
+def test_a_failed_kernel_is_repaired_with_its_compile_error_in_the_prompt() -> None:
+    rule = Rule(("# Repair this kernel", COMPILE_ERROR), answer(in_fence(SLOW_TEXT)))
+    with ScriptedEndpoint(otherwise=GOOD, rules=(rule,)) as endpoint:
+        found = list(proposer(endpoint).propose(request(2, failures=(BROKEN,))))
+    (repair,) = (proposal for proposal in found if proposal.operator == "repair")
+    assert (repair.kernel, repair.parents) == (parse(SLOW_TEXT), (BROKEN.kernel.id,))
+
+
+@pytest.mark.parametrize("code", [401, 403])
+def test_a_refused_key_is_the_users_to_put_right(code: int) -> None:
+    with pytest.raises(UserError, match="refused the key"):
+        proposals(status(code, f"incorrect key {KEY}"), wanted=3)
+
+
+def test_a_refused_key_is_not_repeated() -> None:
+    with pytest.raises(UserError) as refused:
+        proposals(status(401, f"incorrect key {KEY}"))
+    assert KEY not in str(refused.value)
+
+
+def test_an_unknown_model_is_the_users_to_put_right() -> None:
+    with pytest.raises(UserError, match=f"knows no model `{MODEL}`"):
+        proposals(status(404, "model not found"))
+
+
+def test_nobody_at_the_address_is_the_users_to_put_right() -> None:
+    with pytest.raises(UserError, match=r"nobody answers at http://127\.0\.0\.1:9/v1"):
+        list(LlmProposer(MODEL, NOBODY, KEY, max_retries=0).propose(request(2)))
+
+
+def test_a_name_and_password_in_the_address_are_not_repeated() -> None:
+    with pytest.raises(UserError) as unreachable:
+        list(LlmProposer(MODEL, "http://me:hidden@127.0.0.1:9/v1", KEY, max_retries=0).propose(request(1)))
+    assert "hidden" not in f"{unreachable.value} {unreachable.value.hint}"
+
+
+def test_leaving_early_asks_nothing_more() -> None:
+    with ScriptedEndpoint([GOOD], otherwise=stall()) as endpoint:
+        found = proposer(endpoint).propose(request(40))
+        next(found)
+        found.close()  # type: ignore[attr-defined]
+    assert len(endpoint.requests) <= 6
+
+
+def test_a_stalled_request_does_not_keep_the_interpreter_alive() -> None:
+    program = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from small_op import request\n"
+        "from evolve.proposers.llm import from_environment\n"
+        "next(from_environment('m').propose(request(3)))\n"
+    )
+    with ScriptedEndpoint([GOOD], otherwise=stall()) as endpoint:
+        environment = {**os.environ, **endpoint.environment, "PYTHONPATH": "."}
+        subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=50)
+
+
+def test_the_same_seed_asks_the_same() -> None:
+    situation = request(8, seed=3, parents=(passed(KERNEL),), failures=(BROKEN,))
+    assert asks(situation, "") == asks(situation, "")
+
+
+def test_a_batch_holds_the_messages_that_a_live_model_gets() -> None:
+    situation = request(6, parents=(passed(KERNEL), passed(parse(SLOW_TEXT))), failures=(BROKEN,))
+    lines = list(requests(situation, MODEL, "the reference"))
+    assert len(lines) == 6
+    for line, ask in zip(lines, asks(situation, "the reference"), strict=True):
+        assert parse_messages(line) == [(message.role, message.content) for message in ask.messages]
+
+
+def parse_messages(line: str) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in json.loads(line)["body"]["messages"]]
+
+
+def test_the_ids_of_a_batch_are_different() -> None:
+    lines = list(requests(request(50, parents=(passed(KERNEL),)), MODEL, ""))
+    assert len({line.partition('", "method"')[0] for line in lines}) == 50
+
+
+def test_without_parents_kernels_are_drafted() -> None:
+    assert {ask.operator for ask in asks(request(5), "")} == {"draft"}
+
+
+def test_all_parents_have_their_turn() -> None:
+    parents = passed(KERNEL), passed(parse(SLOW_TEXT))
+    improved = {ask.parents for ask in asks(request(20, parents=parents), "") if ask.operator == "improve"}
+    assert improved == {(parent.kernel.id,) for parent in parents}
+
+
+@pytest.mark.parametrize(("wanted", "failures", "repairs"), [(4, 5, 2), (5, 5, 2), (8, 1, 1), (2, 2, 1)])
+def test_repairs_take_at_most_half_and_one_per_failure(wanted: int, failures: int, repairs: int) -> None:
+    broken = tuple(failed(replace(BROKEN.kernel, source=f"{BROKEN.kernel.source}//{i}\n")) for i in range(failures))
+    asked = asks(request(wanted, failures=broken), "")
+    assert [ask.operator for ask in asked].count("repair") == repairs
+
+
+def test_a_single_question_is_sometimes_a_repair() -> None:
+    operators = {asks(request(1, seed=seed, failures=(BROKEN,)), "")[0].operator for seed in range(20)}
+    assert operators == {"draft", "repair"}
+
+
+def test_the_wished_model_is_taken() -> None:
+    assert choose_model(NOBODY, "", "mine") == "mine"
+
+
+def test_without_a_server_of_ones_own_there_is_a_default_model() -> None:
+    assert choose_model("", KEY, "") == "gpt-5"
+
+
+def test_else_the_first_model_of_the_server_is_taken() -> None:
+    with ScriptedEndpoint(models_step=models("first", "second")) as endpoint:
+        assert choose_model(endpoint.base_url, KEY, "") == "first"
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        (models(), "offers no models"),
+        (raw("<html>"), "does not list its models"),
+        (status(404), "does not list its models"),
+        (status(401), "refused the key"),
+    ],
+    ids=["none", "html", "404", "401"],
+)
+def test_a_server_without_a_list_of_models_wants_one_named(step: Step, reason: str) -> None:
+    with ScriptedEndpoint(models_step=step) as endpoint, pytest.raises(UserError, match=reason):
+        choose_model(endpoint.base_url, KEY, "")
+
+
+def test_the_environment_names_the_server_and_the_key() -> None:
+    with ScriptedEndpoint(otherwise=GOOD) as endpoint:
+        found = from_environment("", {**endpoint.environment, "EVOLVE_LLM_TIMEOUT": "12.5"})
+        assert found == LlmProposer(MODEL, endpoint.base_url, KEY, timeout_seconds=12.5)
+
+
+def test_a_server_of_ones_own_needs_no_key() -> None:
+    with ScriptedEndpoint(otherwise=GOOD) as endpoint:
+        found = from_environment("", {"OPENAI_BASE_URL": endpoint.base_url})
+        assert only(list(found.propose(request(1)))).kernel == KERNEL
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({}, "no language model is configured"),
+        ({"OPENAI_BASE_URL": "localhost:8000"}, "is no address"),
+        ({"OPENAI_API_KEY": "sk-one\nsk-two"}, "characters that no key has"),
+        ({"OPENAI_API_KEY": KEY, "EVOLVE_LLM_TIMEOUT": "soon"}, "no number of seconds"),
+        ({"OPENAI_API_KEY": KEY, "EVOLVE_LLM_TIMEOUT": "nan"}, "no number of seconds"),
+    ],
+    ids=["empty", "address", "key", "words", "nan"],
+)
+def test_an_environment_that_cannot_be_meant_is_refused(environment: dict[str, str], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        from_environment("m", environment)
+
+
+def test_a_scripted_completion_is_what_the_client_expects() -> None:
+    from openai.types.chat import ChatCompletion
+
+    assert ChatCompletion.model_validate(completion_body("hello")).choices[0].message.content == "hello"

@@ -1,0 +1,151 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scripted_endpoint import completion_body, in_fence
+from small_op import KERNEL, KERNEL_TEXT, OP, SLOW_TEXT, passed, request
+
+from archive.exchange import encode_custom_id
+from archive.kernel import parse
+from archive.records import Proposal
+from evolve.errors import UserError
+from evolve.proposers.tell import TellProposer, ops_in
+
+SLOW = parse(SLOW_TEXT)
+PARENT = "0123456789abcdef"
+LONG_OP = "kernelbench_level2_conv_transpose3d_scale_batch_norm_global_average_pool"
+
+
+def batch_line(text: str, custom_id: str = encode_custom_id("center_rows", "improve", (PARENT,), "k3f9")) -> str:
+    response = {"status_code": 200, "body": completion_body(text, model="m-1")}
+    return json.dumps({"custom_id": custom_id, "response": response, "error": None})
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def told(*files: Path, wanted: int = 100) -> list[Proposal]:
+    return list(TellProposer(files).propose(request(wanted=wanted)))
+
+
+def test_a_source_file_is_a_proposal_of_its_teller(tmp_path: Path) -> None:
+    (proposal,) = told(written(tmp_path, "a.cu", KERNEL_TEXT))
+    assert (proposal.kernel, proposal.operator, proposal.proposer) == (KERNEL, "tell", "tell")
+
+
+def test_a_malformed_source_file_fails_with_its_name_and_line(tmp_path: Path) -> None:
+    (proposal,) = told(written(tmp_path, "a.cu", KERNEL_TEXT.replace("specialize", "specialise")))
+    assert proposal.failure.startswith("a.cu, line 5: unknown key `specialise`")
+
+
+def test_a_batch_reply_is_a_proposal_of_its_model(tmp_path: Path) -> None:
+    (proposal,) = told(written(tmp_path, "out.jsonl", batch_line(in_fence(KERNEL_TEXT))))
+    assert (proposal.kernel, proposal.operator, proposal.proposer) == (KERNEL, "improve", "m-1")
+
+
+def test_a_batch_reply_knows_its_parents(tmp_path: Path) -> None:
+    (proposal,) = told(written(tmp_path, "out.jsonl", batch_line(in_fence(KERNEL_TEXT))))
+    assert proposal.parents == (PARENT,)
+
+
+def test_a_batch_reply_knows_its_tokens(tmp_path: Path) -> None:
+    (proposal,) = told(written(tmp_path, "out.jsonl", batch_line(in_fence(KERNEL_TEXT))))
+    assert (proposal.cost.prompt_tokens, proposal.cost.completion_tokens) == (100, 10)
+
+
+def test_a_batch_reply_without_a_kernel_keeps_the_words(tmp_path: Path) -> None:
+    (proposal,) = told(written(tmp_path, "out.jsonl", batch_line("I would rather not.")))
+    assert (proposal.kernel, proposal.reply) == (None, "I would rather not.")
+
+
+def test_a_failed_line_is_a_failure_that_names_it(tmp_path: Path) -> None:
+    path = written(tmp_path, "out.jsonl", f"{batch_line(in_fence(KERNEL_TEXT))}\n{{oops\n")
+    assert told(path)[-1].failure.startswith("out.jsonl, line 2: this is no JSON")
+
+
+def test_a_batch_that_somebody_else_numbered_is_told_by_its_kernels(tmp_path: Path) -> None:
+    (proposal,) = told(written(tmp_path, "out.jsonl", batch_line(in_fence(KERNEL_TEXT), "request-1")))
+    assert (proposal.kernel, proposal.operator, proposal.parents) == (KERNEL, "tell", ())
+
+
+def test_a_reply_with_a_kernel_for_another_op_is_a_failure(tmp_path: Path) -> None:
+    other = KERNEL_TEXT.replace('"center_rows"', '"softmax"', 1)
+    (proposal,) = told(written(tmp_path, "out.jsonl", batch_line(in_fence(other))))
+    assert "`softmax`, not `center_rows`" in proposal.failure
+
+
+def test_kernels_and_replies_for_other_ops_are_not_told(tmp_path: Path) -> None:
+    other = written(tmp_path, "a.cu", KERNEL_TEXT.replace('"center_rows"', '"softmax"', 1))
+    batch = written(tmp_path, "out.jsonl", batch_line("no", encode_custom_id("softmax", "draft", (), "k3f9")))
+    assert told(other, batch) == []
+
+
+def test_a_kernel_that_the_archive_knows_is_not_told_again(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.cu", KERNEL_TEXT)
+    assert not list(TellProposer((path,)).propose(request(parents=(passed(KERNEL),))))
+
+
+def test_kernels_come_before_failures(tmp_path: Path) -> None:
+    path = written(tmp_path, "out.jsonl", f"{batch_line('no')}\n{batch_line(in_fence(KERNEL_TEXT))}\n")
+    assert [proposal.kernel for proposal in told(path)] == [KERNEL, None]
+
+
+def test_files_are_told_in_order(tmp_path: Path) -> None:
+    files = written(tmp_path, "b.cu", KERNEL_TEXT), written(tmp_path, "a.cu", SLOW_TEXT)
+    assert [proposal.kernel for proposal in told(*files)] == [KERNEL, SLOW]
+
+
+def test_a_long_op_is_told_though_its_id_holds_a_label(tmp_path: Path) -> None:
+    text = KERNEL_TEXT.replace('"center_rows"', f'"{LONG_OP}"', 1)
+    custom_id = encode_custom_id(LONG_OP, "improve", (PARENT,), "01234567")
+    proposer = TellProposer((written(tmp_path, "out.jsonl", batch_line(in_fence(text), custom_id)),))
+    (proposal,) = proposer.propose(replace(request(), op=replace(OP, name=LONG_OP)))
+    assert proposal.kernel is not None
+
+
+def test_the_ops_of_all_files_are_listed_once(tmp_path: Path) -> None:
+    softmax = encode_custom_id("softmax", "draft", (), "k3f9")
+    batch = written(tmp_path, "out.jsonl", "\n".join([batch_line("no", softmax), batch_line("no"), "{oops"]))
+    assert set(ops_in((written(tmp_path, "a.cu", KERNEL_TEXT), batch))) == {"center_rows", "softmax"}
+
+
+def test_a_long_op_is_listed_by_its_name(tmp_path: Path) -> None:
+    text = KERNEL_TEXT.replace('"center_rows"', f'"{LONG_OP}"', 1)
+    custom_id = encode_custom_id(LONG_OP, "improve", (PARENT,), "01234567")
+    lines = [batch_line("no", custom_id), batch_line(in_fence(text), custom_id)]
+    assert ops_in((written(tmp_path, "out.jsonl", "\n".join(lines)),)) == (LONG_OP,)
+
+
+def test_a_broken_line_is_told_for_one_op_only(tmp_path: Path) -> None:
+    softmax = encode_custom_id("softmax", "draft", (), "k3f9")
+    path = written(tmp_path, "out.jsonl", "\n".join(["{oops", batch_line("no", softmax), batch_line("no")]))
+    assert [proposal.reply for proposal in told(path)] == ["no"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("a.txt", KERNEL_TEXT, "cannot tell what is in"),
+        ("a.cu", "int main() {}", "names no op"),
+        ("out.jsonl", "\n\n", "holds no replies"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, name: str, text: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        told(written(tmp_path, name, text))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        told(tmp_path / "a.cu")
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.cu"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="no UTF-8"):
+        told(path)

@@ -1,0 +1,194 @@
+"""A real HTTP server that speaks OpenAI's chat completions as a script tells it to, faults included.
+
+with ScriptedEndpoint([status(429), answer(KERNEL)], otherwise=answer("no more")) as endpoint:
+    subprocess.run(["evolve", "run", ...], env={**os.environ, **endpoint.environment})
+"""
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+
+Body = dict[str, Any]
+MODEL, KEY = "scripted-1", "sk-scripted-secret"
+RETRY_AFTER = "0.02"  # the client ignores zero and would wait half a second
+MAX_STALL_SECONDS = 60.0
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Gives each request to the endpoint's next step."""
+
+    protocol_version = "HTTP/1.1"
+    server: "_Server"
+
+    def do_GET(self) -> None:
+        endpoint = self.server.endpoint
+        if self.path.rstrip("/") == "/v1/models":
+            endpoint.models_step(self)
+        else:
+            self.reply(404, {"error": {"message": f"no such path: {self.path}"}})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path.rstrip("/") != "/v1/chat/completions":
+            self.reply(404, {"error": {"message": f"no such path: {self.path}"}})
+            return
+        self.server.endpoint.take(Recorded(body, self.headers.get("Authorization", "")))(self)
+
+    def reply(self, status: int, body: object, retry_after: str = "") -> None:
+        self.send_text(status, json.dumps(body), retry_after=retry_after)
+
+    def send_text(self, status: int, text: str, missing_bytes: int = 0, retry_after: str = "") -> None:
+        """Send a response; with `missing_bytes` it promises more than it sends, and hangs up."""
+        data = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data) + missing_bytes))
+        if retry_after:
+            self.send_header("Retry-After", retry_after)
+        self.end_headers()
+        self.wfile.write(data)
+        self.close_connection = self.close_connection or missing_bytes > 0
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name it overrides
+        """Silence: the requests are recorded instead."""
+
+
+Step = Callable[[Handler], None]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A request that arrived."""
+
+    body: Body
+    authorization: str
+
+    @property
+    def prompt(self) -> str:
+        """All messages of the conversation together."""
+        return "\n".join(message["content"] for message in self.body["messages"])
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A step for every request whose prompt holds all these words, whatever the script says."""
+
+    words: tuple[str, ...]
+    step: Step
+
+
+def answer(text: str, finish_reason: str = "stop", model: str = MODEL) -> Step:
+    return lambda handler: handler.reply(200, completion_body(text, finish_reason, model))
+
+
+def status(code: int, message: str = "scripted fault", retry_after: str = RETRY_AFTER) -> Step:
+    return lambda handler: handler.reply(code, {"error": {"message": message}}, retry_after=retry_after)
+
+
+def raw(text: str, code: int = 200) -> Step:
+    """A body as it stands, JSON or not."""
+    return lambda handler: handler.send_text(code, text)
+
+
+def truncated(text: str) -> Step:
+    """A completion whose body ends before the length it promised."""
+    return lambda handler: handler.send_text(200, json.dumps(completion_body(text)), missing_bytes=1000)
+
+
+def hang_up() -> Step:
+    """Close the connection without a word."""
+
+    def step(handler: Handler) -> None:
+        handler.close_connection = True
+
+    return step
+
+
+def stall() -> Step:
+    """Say nothing until the endpoint closes, or for a minute."""
+
+    def step(handler: Handler) -> None:
+        handler.server.endpoint.closing.wait(MAX_STALL_SECONDS)
+        handler.close_connection = True
+
+    return step
+
+
+def models(*names: str) -> Step:
+    return lambda handler: handler.reply(200, {"object": "list", "data": [{"id": name} for name in names]})
+
+
+def completion_body(text: str, finish_reason: str = "stop", model: str = MODEL) -> Body:
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1_700_000_000,
+        "model": model,
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+    }
+
+
+def in_fence(kernel: str) -> str:
+    """A kernel the way a model answers with it."""
+    return f"The row fits into registers.\n\n```cuda\n{kernel}```\n"
+
+
+@dataclass
+class ScriptedEndpoint:
+    """Takes one step of the script for each request, then `otherwise`; rules come first."""
+
+    steps: Sequence[Step] = ()
+    otherwise: Step = field(default_factory=lambda: status(500, "the script is over"))
+    rules: tuple[Rule, ...] = ()
+    models_step: Step = field(default_factory=lambda: models(MODEL))
+    requests: list[Recorded] = field(default_factory=list)
+    closing: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left = list(self.steps)
+
+    def __enter__(self) -> Self:
+        self._server = _Server(self)
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to be talked to by this model and no other, past any proxy."""
+        return {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": KEY, "NO_PROXY": "127.0.0.1"}
+
+    def take(self, recorded: Recorded) -> Step:
+        """The step for a request, which is remembered."""
+        with self._lock:
+            self.requests.append(recorded)
+            for rule in self.rules:
+                if all(word in recorded.prompt for word in rule.words):
+                    return rule.step
+            return self._left.pop(0) if self._left else self.otherwise
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, endpoint: ScriptedEndpoint) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.endpoint = endpoint
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Silence: a client that gave up is part of the script."""
