@@ -146,7 +146,16 @@ class Proposal:
     def id(self) -> str:
         """The moment and the cost do not count: the same proposal told twice is one."""
         return content_id(
-            [self.op, self.operator, self.proposer, self.kernel_id, list(self.parents), self.run, self.reply]
+            [
+                self.op,
+                self.operator,
+                self.proposer,
+                self.kernel_id,
+                list(self.parents),
+                self.run,
+                self.reply,
+                self.failure,
+            ]
         )
 
 

@@ -1,17 +1,23 @@
-"""The one place where concrete classes are chosen: device, engine, proposer, archive file."""
+"""The one place where concrete classes are chosen: device, engine, proposer, archive file.
+
+Their modules are imported where they are needed: most of them take seconds, for torch, and looking something up
+in the archive needs none of them.
+"""
 
 import os
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from archive.store import ArchiveError, SqliteStore, open_archive
-from evolve.devices.device import Device
-from evolve.engines.local import LocalEngine
 from evolve.errors import UserError
-from evolve.proposers.offline import OfflineProposer
-from evolve.proposers.proposer import Proposer
+
+if TYPE_CHECKING:
+    from evolve.devices.device import Device
+    from evolve.engines.local import LocalEngine
+    from evolve.proposers.proposer import Proposer
 
 DEFAULT_ARCHIVE = Path(".evolve/archive.db")
 DEVICE_KINDS = ("cuda", "emulated")
@@ -33,7 +39,7 @@ def gpu_found() -> bool:
     return torch.cuda.is_available() and find_spec("cupy") is not None
 
 
-def device(kind: str) -> Device:
+def device(kind: str) -> "Device":
     """The device itself; only a worker process needs one."""
     if kind == "cuda":
         from evolve.devices.cuda.device import CudaDevice
@@ -48,24 +54,26 @@ def device(kind: str) -> Device:
     return EmulatedDevice(also_compile=partial(compile_cubin, arch=EMULATED_ARCH))
 
 
-def engine(kind: str, watch: Callable[[str, str], None] | None = None) -> LocalEngine:
+def engine(kind: str, watch: Callable[[str, str], None] | None = None) -> "LocalEngine":
     """Worker processes: one per GPU; on the emulated device one per core, up to four."""
+    from evolve.engines.local import LocalEngine
+
     workers = 1 if kind == "cuda" else max(1, min(4, os.cpu_count() or 1))
     return LocalEngine(kind, workers, watch)
 
 
-def proposer(wished: str = "", model: str = "") -> Proposer:
+def proposer(wished: str = "", model: str = "") -> "Proposer":
     """`offline` or `llm`; by default a model where a key or a base URL is set."""
     if wished not in ("", "offline", "llm"):
         raise UserError(f"there is no proposer `{wished}`", "choose offline or llm")
     reachable = bool(os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"))
-    if wished == "llm" and not reachable:
-        raise UserError("no model can be reached", "set OPENAI_API_KEY, or OPENAI_BASE_URL for a server of your own")
-    if wished == "offline" or not reachable:
-        return OfflineProposer()
-    from evolve.proposers.llm import LlmProposer, choose_model
+    if wished == "offline" or not (reachable or wished or model):
+        from evolve.proposers.offline import OfflineProposer
 
-    return LlmProposer(choose_model(os.environ.get("OPENAI_BASE_URL", ""), os.environ.get("OPENAI_API_KEY", ""), model))
+        return OfflineProposer()
+    from evolve.proposers.llm import from_environment
+
+    return from_environment(model)
 
 
 def archive_path(wished: Path | None) -> Path:

@@ -68,7 +68,8 @@ def _listed() -> str:
 def _imported(path: Path) -> ModuleType:
     try:
         if path.is_relative_to(PACKAGE):
-            return importlib.import_module(".".join(["reference_ops", *path.relative_to(PACKAGE).with_suffix("").parts]))
+            family, name = path.relative_to(PACKAGE).with_suffix("").parts
+            return importlib.import_module(f"reference_ops.{family}.{name}")
         return _imported_file(path)
     except Exception as error:  # whatever a user's file may raise
         line = _line_in(path, error)

@@ -52,7 +52,7 @@ class Tolerance:
     """How much worse than PyTorch's own a kernel's error may be, both measured against float64.
 
     The root mean square error may be `factor` times PyTorch's, and no element may be off by more than
-    `4 * factor` times its own rounding plus PyTorch's. `exact` allows no difference at all.
+    `4 * factor` times its own rounding and what of PyTorch's error goes beyond that. `exact` allows no difference.
     """
 
     factor: float = 2.0

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from archive.records import DeviceInfo, Evaluation, Outcome
@@ -72,12 +72,13 @@ class _Worker:
         *lines, self.buffer = (self.buffer + data).split(b"\n")
         return iter(lines)
 
-    def overdue(self) -> str:
+    def overdue(self, phase_seconds: Mapping[str, float]) -> str:
         """What took too long, or nothing."""
-        limit = PHASE_SECONDS.get(self.phase, START_SECONDS) if self.job or self.info else START_SECONDS
-        if (self.job or not self.info) and time.monotonic() - self.phase_started > limit:
-            return f"{self.phase or 'starting'} took more than {limit:g} s"
-        return ""
+        if self.idle:
+            return ""
+        limit = phase_seconds.get(self.phase, START_SECONDS)
+        late = time.monotonic() - self.phase_started > limit
+        return f"{self.phase or 'starting'} took more than {limit:g} s" if late else ""
 
     def last_words(self) -> str:
         self.stderr.flush()
@@ -100,12 +101,21 @@ class _Worker:
 class LocalEngine:
     """Evaluates on this machine. `watch` is told which phase each kernel is in."""
 
-    def __init__(self, device_kind: str, workers: int, watch: Callable[[str, str], None] | None = None) -> None:
+    def __init__(
+        self,
+        device_kind: str,
+        workers: int,
+        watch: Callable[[str, str], None] | None = None,
+        phase_seconds: Mapping[str, float] = PHASE_SECONDS,
+    ) -> None:
         self._kind = device_kind
+        self._phase_seconds = phase_seconds
         self._watch = watch or (lambda _kernel, _phase: None)
         self._info: DeviceInfo | None = None
         _sweep()
-        self._workers = [_Worker(device_kind) for _ in range(workers)]
+        self._workers: list[_Worker] = []
+        for _ in range(workers):
+            self._workers.append(_Worker(device_kind))
 
     @property
     def info(self) -> DeviceInfo:
@@ -147,7 +157,7 @@ class LocalEngine:
                 yield from self._heard(worker, line)
             if lines is None:
                 yield from self._lost(worker)
-            elif fault := worker.overdue():
+            elif fault := worker.overdue(self._phase_seconds):
                 yield from self._hanging(worker, fault)
 
     def _heard(self, worker: _Worker, line: bytes) -> Iterator[Evaluation]:

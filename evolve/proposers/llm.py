@@ -38,8 +38,8 @@ class LlmProposer:
     """Asks a language model, several requests at a time."""
 
     model: str
-    base_url: str = OPENAI_URL
-    api_key: str = field(default=PLACEHOLDER_KEY, repr=False)
+    base_url: str
+    api_key: str = field(repr=False)
     concurrency: int = CONCURRENCY
     timeout_seconds: float = TIMEOUT_SECONDS
     max_retries: int = MAX_RETRIES

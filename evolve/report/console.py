@@ -18,3 +18,11 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def complain(message: str, hint: str = "") -> None:
+    """What happened and what to do, a line each, where errors belong."""
+    shown = console(stderr=True)
+    shown.print(f"error: {message}", style="red", soft_wrap=True)
+    if hint:
+        shown.print(f"       {hint}", soft_wrap=True)

@@ -32,7 +32,8 @@ def at(batch: int, channels: int, length: int, width: int = 4) -> dict[str, int]
 
 op = Op(
     name="causal_conv1d",
-    note="out[b, c, t] = bias[c] + sum over j of weight[c, j] * x[b, c, t - padding + j * dilation]; x is 0 before t = 0.",
+    note="out[b, c, t] = bias[c] + sum over j of weight[c, j] * x[b, c, t - padding + j * dilation], "
+    "where x is 0 before t = 0.",
     reference=causal_conv1d,
     baseline=padded_and_cut,
     inputs=tensors(x="batch channels length", weight="channels width", bias="channels"),

@@ -15,8 +15,8 @@ def add_rms_norm(
 
 op = Op(
     name="add_rms_norm",
-    note="summed = x + residual, rounded to the dtype, as the residual stream goes on; out = rms_norm(summed) * weight. "
-    "The norm is that of the rounded sum.",
+    note="summed = x + residual, rounded to the dtype: the residual stream. out = rms_norm(summed) * weight, "
+    "the norm of the rounded sum.",
     reference=add_rms_norm,
     inputs=tensors(x="rows cols", residual="rows cols", weight="cols"),
     outputs=tensors(out="rows cols", summed="rows cols"),

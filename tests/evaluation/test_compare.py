@@ -77,3 +77,23 @@ def test_a_lucky_pytorch_does_not_forbid_the_last_rounding() -> None:
     wanted = torch.full((1000,), 1.0, dtype=torch.float64) + 2.0**-26
     ours = wanted.float()
     assert fault(ours, ours.clone(), wanted, Tolerance()) == ""
+
+
+def cancelling_sums() -> tuple[torch.Tensor, torch.Tensor]:
+    """Terms of very different size that nearly cancel: float32 errors with a heavy tail."""
+    terms = torch.randn(200_000, 4) * torch.rand(200_000, 1).pow(-0.5)
+    return terms, terms.double().sum(-1)
+
+
+def test_a_heavy_tail_is_no_fault_where_pytorch_has_the_same() -> None:
+    terms, wanted = cancelling_sums()
+    other_order = ((terms[:, 3] + terms[:, 2]) + terms[:, 1]) + terms[:, 0]
+    assert fault(other_order, terms.sum(-1), wanted, Tolerance(2.0)) == ""
+
+
+def test_a_large_element_does_not_excuse_small_ones() -> None:
+    wanted = torch.full((1000,), 1e-4, dtype=torch.float64)
+    wanted[0] = 0.9
+    spoiled = wanted.to(torch.bfloat16)
+    spoiled[5] = 0.0
+    assert "[5]" in fault(spoiled, wanted.to(torch.bfloat16), wanted, Tolerance(2.0))

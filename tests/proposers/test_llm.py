@@ -1,11 +1,9 @@
 """The language model's proposer against a real HTTP server that misbehaves on purpose."""
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from scripted_endpoint import (
@@ -18,19 +16,17 @@ from scripted_endpoint import (
     completion_body,
     hang_up,
     in_fence,
-    models,
     raw,
     stall,
     status,
     truncated,
 )
-from small_op import BROKEN_TEXT, COMPILE_ERROR, KERNEL, KERNEL_TEXT, SLOW_TEXT, failed, passed, request
+from small_op import BROKEN_TEXT, COMPILE_ERROR, KERNEL, KERNEL_TEXT, SLOW_TEXT, failed, request
 
 from archive.kernel import parse
 from archive.records import Proposal
 from evolve.errors import UserError
-from evolve.proposers.asking import asks, requests
-from evolve.proposers.llm import LlmProposer, choose_model, from_environment
+from evolve.proposers.llm import LlmProposer
 
 GOOD = answer(in_fence(KERNEL_TEXT))
 BROKEN = failed(parse(BROKEN_TEXT))
@@ -242,106 +238,6 @@ def test_a_stalled_request_does_not_keep_the_interpreter_alive() -> None:
     with ScriptedEndpoint([GOOD], otherwise=stall()) as endpoint:
         environment = {**os.environ, **endpoint.environment, "PYTHONPATH": "."}
         subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=50)
-
-
-def test_the_same_seed_asks_the_same() -> None:
-    situation = request(8, seed=3, parents=(passed(KERNEL),), failures=(BROKEN,))
-    assert asks(situation, "") == asks(situation, "")
-
-
-def test_a_batch_holds_the_messages_that_a_live_model_gets() -> None:
-    situation = request(6, parents=(passed(KERNEL), passed(parse(SLOW_TEXT))), failures=(BROKEN,))
-    lines = list(requests(situation, MODEL, "the reference"))
-    assert len(lines) == 6
-    for line, ask in zip(lines, asks(situation, "the reference"), strict=True):
-        assert parse_messages(line) == [(message.role, message.content) for message in ask.messages]
-
-
-def parse_messages(line: str) -> list[tuple[str, str]]:
-    return [(message["role"], message["content"]) for message in json.loads(line)["body"]["messages"]]
-
-
-def test_the_ids_of_a_batch_are_different() -> None:
-    lines = list(requests(request(50, parents=(passed(KERNEL),)), MODEL, ""))
-    assert len({line.partition('", "method"')[0] for line in lines}) == 50
-
-
-def test_without_parents_kernels_are_drafted() -> None:
-    assert {ask.operator for ask in asks(request(5), "")} == {"draft"}
-
-
-def test_all_parents_have_their_turn() -> None:
-    parents = passed(KERNEL), passed(parse(SLOW_TEXT))
-    improved = {ask.parents for ask in asks(request(20, parents=parents), "") if ask.operator == "improve"}
-    assert improved == {(parent.kernel.id,) for parent in parents}
-
-
-@pytest.mark.parametrize(("wanted", "failures", "repairs"), [(4, 5, 2), (5, 5, 2), (8, 1, 1), (2, 2, 1)])
-def test_repairs_take_at_most_half_and_one_per_failure(wanted: int, failures: int, repairs: int) -> None:
-    broken = tuple(failed(replace(BROKEN.kernel, source=f"{BROKEN.kernel.source}//{i}\n")) for i in range(failures))
-    asked = asks(request(wanted, failures=broken), "")
-    assert [ask.operator for ask in asked].count("repair") == repairs
-
-
-def test_a_single_question_is_sometimes_a_repair() -> None:
-    operators = {asks(request(1, seed=seed, failures=(BROKEN,)), "")[0].operator for seed in range(20)}
-    assert operators == {"draft", "repair"}
-
-
-def test_the_wished_model_is_taken() -> None:
-    assert choose_model(NOBODY, "", "mine") == "mine"
-
-
-def test_without_a_server_of_ones_own_there_is_a_default_model() -> None:
-    assert choose_model("", KEY, "") == "gpt-5"
-
-
-def test_else_the_first_model_of_the_server_is_taken() -> None:
-    with ScriptedEndpoint(models_step=models("first", "second")) as endpoint:
-        assert choose_model(endpoint.base_url, KEY, "") == "first"
-
-
-@pytest.mark.parametrize(
-    ("step", "reason"),
-    [
-        (models(), "offers no models"),
-        (raw("<html>"), "does not list its models"),
-        (status(404), "does not list its models"),
-        (status(401), "refused the key"),
-    ],
-    ids=["none", "html", "404", "401"],
-)
-def test_a_server_without_a_list_of_models_wants_one_named(step: Step, reason: str) -> None:
-    with ScriptedEndpoint(models_step=step) as endpoint, pytest.raises(UserError, match=reason):
-        choose_model(endpoint.base_url, KEY, "")
-
-
-def test_the_environment_names_the_server_and_the_key() -> None:
-    with ScriptedEndpoint(otherwise=GOOD) as endpoint:
-        found = from_environment("", {**endpoint.environment, "EVOLVE_LLM_TIMEOUT": "12.5"})
-        assert found == LlmProposer(MODEL, endpoint.base_url, KEY, timeout_seconds=12.5)
-
-
-def test_a_server_of_ones_own_needs_no_key() -> None:
-    with ScriptedEndpoint(otherwise=GOOD) as endpoint:
-        found = from_environment("", {"OPENAI_BASE_URL": endpoint.base_url})
-        assert only(list(found.propose(request(1)))).kernel == KERNEL
-
-
-@pytest.mark.parametrize(
-    ("environment", "reason"),
-    [
-        ({}, "no language model is configured"),
-        ({"OPENAI_BASE_URL": "localhost:8000"}, "is no address"),
-        ({"OPENAI_API_KEY": "sk-one\nsk-two"}, "characters that no key has"),
-        ({"OPENAI_API_KEY": KEY, "EVOLVE_LLM_TIMEOUT": "soon"}, "no number of seconds"),
-        ({"OPENAI_API_KEY": KEY, "EVOLVE_LLM_TIMEOUT": "nan"}, "no number of seconds"),
-    ],
-    ids=["empty", "address", "key", "words", "nan"],
-)
-def test_an_environment_that_cannot_be_meant_is_refused(environment: dict[str, str], reason: str) -> None:
-    with pytest.raises(UserError, match=reason):
-        from_environment("m", environment)
 
 
 def test_a_scripted_completion_is_what_the_client_expects() -> None:

@@ -3,7 +3,7 @@ op = "add_rms_norm"
 note = "one block per row, one value at a time: the sum is written and squared in one pass, and formed again in a second; any shape"
 
 [knobs]
-THREADS = [256, 128, 512, 1024, 64]
+THREADS = [256, 64, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -7,7 +7,7 @@ require = ["groups * threads <= 1024", "(past + 1) * UNROLL <= 16"]
 
 [knobs]
 THREADS = [128, 64, 256, 512]
-UNROLL = [4, 2, 1, 8]
+UNROLL = [4, 1, 2, 8]
 STRIDED = [1, 0]
 
 [let]

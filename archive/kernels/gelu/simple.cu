@@ -1,7 +1,6 @@
 /*---
 op = "gelu"
 note = "one value at a time, erff in float32; any n"
-specialize = []
 
 [knobs]
 THREADS = [256, 128, 512, 1024]

@@ -2,24 +2,25 @@
 op = "rms_norm"
 note = "a group of threads per row, a warp for short rows and a block for long ones; 16-byte loads, the row stays in registers, the weight is read while the row is on its way and serves all rows of the group"
 when = "cols * itemsize(x) % 16 == 0 and cols <= 65536"
-specialize = ["cols", "threads", "groups", "vectors"]
-require = ["vectors * vec * ROWS <= 128", "threads * groups <= 1024"]
+specialize = ["cols", "threads", "groups", "vectors", "together"]
+require = ["vectors * vec * together <= 128", "threads * groups <= 1024"]
 
 [knobs]
-PER_THREAD = [16, 8, 32, 64]
+ROW_LOADS = [2, 1, 4, 8]
 BLOCK = [128, 256, 512]
-ROWS = [2, 1, 4]
+LOADS = [4, 1, 2, 8]
 WEIGHT_EARLY = [1, 0]
 
 [let]
 vec = "16 // itemsize(x)"
-threads = "min(1024, 32 * ceil_div(cols, 32 * max(PER_THREAD, vec)))"
+threads = "min(1024, 32 * ceil_div(cols, 32 * vec * ROW_LOADS))"
 groups = "max(1, BLOCK // threads)"
 vectors = "ceil_div(cols, threads * vec)"
+together = "max(1, LOADS // vectors)"
 
 [[launch]]
 entry = "rms_norm_rows"
-grid = ["ceil_div(rows, groups * ROWS)"]
+grid = ["ceil_div(rows, groups * together)"]
 block = ["threads * groups"]
 args = ["x", "weight", "out", "rows", "eps"]
 ---*/
@@ -56,16 +57,16 @@ extern "C" __global__ void __launch_bounds__(threads * groups)
 rms_norm_rows(const x_t* __restrict__ x, const weight_t* __restrict__ weight, out_t* __restrict__ out, int rows,
               float eps) {
     const int thread = threadIdx.x % threads, group = threadIdx.x / threads;
-    const int first = (blockIdx.x * groups + group) * ROWS;
-    Vec value[ROWS][vectors], gain[vectors];
+    const int first = (blockIdx.x * groups + group) * together;
+    Vec value[together][vectors], gain[vectors];
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) read_row(value[r], x + (long long)(first + r) * cols, thread, first + r < rows);
+    for (int r = 0; r < together; ++r) read_row(value[r], x + (long long)(first + r) * cols, thread, first + r < rows);
 #if WEIGHT_EARLY
     read_row(gain, weight, thread, true);
 #endif
-    float sum[ROWS];
+    float sum[together];
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < together; ++r) {
         sum[r] = 0.0f;
 #pragma unroll
         for (int i = 0; i < vectors; ++i) {
@@ -78,22 +79,22 @@ rms_norm_rows(const x_t* __restrict__ x, const weight_t* __restrict__ weight, ou
         sum[r] = sum_of_warp(sum[r]);
     }
     if constexpr (WARPS > 1) {
-        __shared__ float sums[groups][ROWS][WARPS];
+        __shared__ float sums[groups][together][WARPS];
         const int lane = threadIdx.x % 32, warp = thread / 32;
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
+        for (int r = 0; r < together; ++r) {
             if (lane == 0) sums[group][r][warp] = sum[r];
         }
         __syncthreads();
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) sum[r] = sum_of_warp(lane < WARPS ? sums[group][r][lane] : 0.0f);
+        for (int r = 0; r < together; ++r) sum[r] = sum_of_warp(lane < WARPS ? sums[group][r][lane] : 0.0f);
     }
 #if !WEIGHT_EARLY
     read_row(gain, weight, thread, true);
 #endif
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        const float scale = rsqrtf(sum[r] / cols + eps);
+    for (int r = 0; r < together; ++r) {
+        const float scale = rsqrtf(sum[r] * (1.0f / cols) + eps);
 #pragma unroll
         for (int i = 0; i < vectors; ++i) {
             const int at = i * threads + thread;

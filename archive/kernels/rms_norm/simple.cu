@@ -3,7 +3,7 @@ op = "rms_norm"
 note = "one block per row, one value at a time: the squares in one pass, the result in a second; any shape"
 
 [knobs]
-THREADS = [256, 128, 512, 1024, 64]
+THREADS = [256, 64, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -5,10 +5,10 @@ when = "cols * itemsize(x) % 16 == 0 and cols >= 2048"
 specialize = ["cols", "kept", "parked", "again"]
 
 [knobs]
-THREADS = [1024, 512, 256]
-IN_REGISTERS = [6, 4, 8, 1]
-IN_SHARED = [13, 10, 6, 1]
-CHUNK = [2, 4, 1]
+THREADS = [1024, 256, 512]
+IN_REGISTERS = [4, 1, 2, 6]
+IN_SHARED = [13, 1, 6, 10]
+CHUNK = [2, 1, 4]
 
 [let]
 vectors = "ceil_div(cols, THREADS * (16 // itemsize(x)))"
@@ -95,6 +95,7 @@ softmax_row(const x_t* __restrict__ x, out_t* __restrict__ out) {
     Vec keep[kept];
 #pragma unroll
     for (int i = 0; i < kept; ++i) keep[i] = read(row, i);
+#pragma unroll 1
     for (int i = 0; i < parked + again; i += CHUNK) {
         Vec v[CHUNK];
 #pragma unroll
@@ -116,6 +117,7 @@ softmax_row(const x_t* __restrict__ x, out_t* __restrict__ out) {
     reduce_warp(most, sum);
     const float scale = 1.0f / sum;
 
+#pragma unroll 2
     for (int i = again - 1; i >= 0; --i) write(to, kept + parked + i, read(row, kept + parked + i), most, scale);
 #pragma unroll 2
     for (int i = 0; i < parked; ++i) write(to, kept + i, park[i * THREADS + threadIdx.x], most, scale);

@@ -2,23 +2,24 @@
 op = "softmax"
 note = "a group of threads per row, a warp for short rows and a block for long ones; 16-byte loads, the row stays in registers, one exponential per value, one barrier"
 when = "cols * itemsize(x) % 16 == 0 and cols <= 65536"
-specialize = ["cols", "threads", "groups", "vectors"]
-require = ["vectors * vec * ROWS <= 64", "threads * groups <= 1024"]
+specialize = ["cols", "threads", "groups", "vectors", "together"]
+require = ["vectors * vec * together <= 64", "threads * groups <= 1024"]
 
 [knobs]
-PER_THREAD = [16, 8, 32, 64]
+ROW_LOADS = [2, 1, 4, 8]
 BLOCK = [128, 256, 512]
-ROWS = [1, 2, 4]
+LOADS = [2, 1, 4, 8]
 
 [let]
 vec = "16 // itemsize(x)"
-threads = "min(1024, 32 * ceil_div(cols, 32 * max(PER_THREAD, vec)))"
+threads = "min(1024, 32 * ceil_div(cols, 32 * vec * ROW_LOADS))"
 groups = "max(1, BLOCK // threads)"
 vectors = "ceil_div(cols, threads * vec)"
+together = "max(1, LOADS // vectors)"
 
 [[launch]]
 entry = "softmax_rows"
-grid = ["ceil_div(rows, groups * ROWS)"]
+grid = ["ceil_div(rows, groups * together)"]
 block = ["threads * groups"]
 args = ["x", "out", "rows"]
 ---*/
@@ -42,6 +43,11 @@ __device__ __forceinline__ float exp_of(float x) {
     else return expf(x);
 }
 
+__device__ __forceinline__ float inverse(float x) {
+    if constexpr (sizeof(x_t) == 2) return __fdividef(1.0f, x);
+    else return 1.0f / x;
+}
+
 // The maximum of a warp, and its sum of exponentials relative to that maximum, in every lane.
 __device__ __forceinline__ void reduce_warp(float& most, float& sum) {
     float all = most;
@@ -56,22 +62,22 @@ __device__ __forceinline__ void reduce_warp(float& most, float& sum) {
 extern "C" __global__ void __launch_bounds__(threads * groups)
 softmax_rows(const x_t* __restrict__ x, out_t* __restrict__ out, int rows) {
     const int thread = threadIdx.x % threads, group = threadIdx.x / threads;
-    const int first = (blockIdx.x * groups + group) * ROWS;
-    float value[ROWS][vectors][VEC], own[ROWS], most[ROWS], sum[ROWS];
+    const int first = (blockIdx.x * groups + group) * together;
+    float value[together][vectors][VEC], own[together], most[together], sum[together];
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < together; ++r) {
 #pragma unroll
         for (int i = 0; i < vectors; ++i) {
             const int at = i * threads + thread;
             const bool inside = first + r < rows && at < cols / VEC;
-            Vec v;
+            Vec v{};
             if (inside) v = reinterpret_cast<const Vec*>(x + (long long)(first + r) * cols)[at];
 #pragma unroll
             for (int e = 0; e < VEC; ++e) value[r][i][e] = inside ? float(v.at[e]) : -INFINITY;
         }
     }
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < together; ++r) {
         own[r] = LOWEST, sum[r] = 0.0f;
 #pragma unroll
         for (int i = 0; i < vectors; ++i) {
@@ -87,23 +93,23 @@ softmax_rows(const x_t* __restrict__ x, out_t* __restrict__ out, int rows) {
         reduce_warp(most[r], sum[r]);
     }
     if constexpr (WARPS > 1) {
-        __shared__ float mosts[groups][ROWS][WARPS], sums[groups][ROWS][WARPS];
+        __shared__ float mosts[groups][together][WARPS], sums[groups][together][WARPS];
         const int lane = threadIdx.x % 32, warp = thread / 32;
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
+        for (int r = 0; r < together; ++r) {
             if (lane == 0) mosts[group][r][warp] = most[r], sums[group][r][warp] = sum[r];
         }
         __syncthreads();
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
+        for (int r = 0; r < together; ++r) {
             most[r] = lane < WARPS ? mosts[group][r][lane] : LOWEST;
             sum[r] = lane < WARPS ? sums[group][r][lane] : 0.0f;
             reduce_warp(most[r], sum[r]);
         }
     }
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        const float scale = exp_of(own[r] - most[r]) / sum[r];
+    for (int r = 0; r < together; ++r) {
+        const float scale = exp_of(own[r] - most[r]) * inverse(sum[r]);
 #pragma unroll
         for (int i = 0; i < vectors; ++i) {
             const int at = i * threads + thread;

@@ -3,7 +3,7 @@ op = "softmax"
 note = "one block per row, one value at a time: maximum and sum in one pass, the result in a second; any shape"
 
 [knobs]
-THREADS = [256, 128, 512, 1024, 64]
+THREADS = [256, 64, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

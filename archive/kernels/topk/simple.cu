@@ -3,7 +3,7 @@ op = "topk"
 note = "one block per row; k times the largest value below the last one found, value and index compared as one 64-bit key; any shape"
 
 [knobs]
-THREADS = [256, 128, 512, 1024, 64]
+THREADS = [256, 64, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -2,18 +2,19 @@
 op = "topk"
 note = "read once at streaming speed: a warp holds its best keys across its lanes, in order, and looks closer only at chunks whose maximum beats the last of them; the k-th largest of the lanes' first maxima spares it most insertions; warps that share a row merge at the end"
 when = "cols * itemsize(x) % 16 == 0 and k <= 128"
-specialize = ["cols", "k", "slots", "split", "groups"]
+specialize = ["cols", "k", "slots", "loads", "split", "groups"]
 require = ["split * groups <= 32"]
 
 [knobs]
-UNROLL = [4, 2, 8, 1]
-WARPS = [4, 8, 2]
+UNROLL = [4, 1, 2, 8]
+WARPS = [4, 2, 8]
 SPLIT = [1, 2, 4]
 FILL = [16, 8, 32]
 
 [let]
 slots = "ceil_div(k, 32)"
-chunks = "ceil_div(cols * itemsize(x), 512 * UNROLL)"
+loads = "min(UNROLL, ceil_div(cols * itemsize(x), 512))"
+chunks = "ceil_div(cols * itemsize(x), 512 * loads)"
 split = "max(1, min(max(SPLIT, sms * FILL // rows), min(chunks, 32)))"
 groups = "max(1, WARPS // split)"
 
@@ -27,7 +28,7 @@ args = ["x", "values", "indices", "rows"]
 #include <cuda_fp16.h>
 
 using Key = unsigned long long;
-constexpr int VEC = 16 / sizeof(x_t), CHUNK = 32 * VEC * UNROLL;
+constexpr int VEC = 16 / sizeof(x_t), CHUNK = 32 * VEC * loads;
 constexpr unsigned ALL = 0xffffffffu;
 struct alignas(16) Vec { x_t at[VEC]; };
 struct Best { Key at[slots]; };  // a warp's largest keys in descending order: rank 32 * slot + lane
@@ -92,10 +93,10 @@ __device__ __forceinline__ float kth_of_lanes(float value, int lane) {
 }
 
 // Inserts every value of the chunk that is no smaller than the bound, which rises on the way.
-__device__ __forceinline__ void take(const Vec (&chunk)[UNROLL], const float (&tops)[UNROLL], int begin, float bound,
+__device__ __forceinline__ void take(const Vec (&chunk)[loads], const float (&tops)[loads], int begin, float bound,
                                      Best& best, int lane) {
 #pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
+    for (int u = 0; u < loads; ++u) {
         if (!__any_sync(ALL, tops[u] >= bound)) continue;
 #pragma unroll
         for (int e = 0; e < VEC; ++e) {
@@ -111,7 +112,8 @@ __device__ __forceinline__ void take(const Vec (&chunk)[UNROLL], const float (&t
 
 extern "C" __global__ void __launch_bounds__(32 * split * groups)
 topk_rows(const x_t* __restrict__ x, values_t* __restrict__ values, long long* __restrict__ indices, int rows) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = warp % split, group = warp / split;
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(ALL, threadIdx.x / 32, 0), part = warp % split;
+    const int group = warp / split;
     const int row = blockIdx.x * groups + group;
     const x_t* from = x + (long long)row * cols;
     Best best;
@@ -119,16 +121,19 @@ topk_rows(const x_t* __restrict__ x, values_t* __restrict__ values, long long* _
     for (int s = 0; s < slots; ++s) best.at[s] = 0;
     float bound = NAN;
     for (int begin = part * CHUNK; begin < cols && row < rows; begin += split * CHUNK) {
-        Vec chunk[UNROLL];
-        float tops[UNROLL], top = -INFINITY;
+        Vec chunk[loads];
+        float tops[loads], top = -INFINITY;
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < loads; ++u) {
             const int at = begin + (u * 32 + lane) * VEC;
-            if (at < cols) chunk[u] = *reinterpret_cast<const Vec*>(from + at);
-            else for (int e = 0; e < VEC; ++e) chunk[u].at[e] = x_t(NAN);  // never wanted
+            if (cols % CHUNK == 0 || at < cols) chunk[u] = *reinterpret_cast<const Vec*>(from + at);
+            else {
+#pragma unroll
+                for (int e = 0; e < VEC; ++e) chunk[u].at[e] = x_t(NAN);  // never wanted
+            }
         }
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < loads; ++u) {
             tops[u] = -INFINITY;
 #pragma unroll
             for (int e = 0; e < VEC; ++e) tops[u] = fmaxf(tops[u], float(chunk[u].at[e]));

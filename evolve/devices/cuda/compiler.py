@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
 from archive.records import Outcome, Resources
@@ -51,6 +51,7 @@ def _check_includes(source: str) -> None:
             raise RejectedError(Outcome.COMPILE_ERROR, f"#include {name[:80]}: only headers of the CUDA toolkit can be")
 
 
+@lru_cache(maxsize=256)  # workloads that share all specialised values share their cubin
 def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
     from cupy.cuda import nvrtc
 

@@ -10,7 +10,7 @@ HEADERS = frozenset(
     """cuda_runtime.h cuda_runtime_api.h cuda.h cuda_fp16.h cuda_bf16.h vector_types.h vector_functions.h math_constants.h
     device_launch_parameters.h device_functions.h math_functions.h sm_30_intrinsics.h cooperative_groups.h
     cooperative_groups/reduce.h math.h cmath stdint.h cstdint stddef.h cstddef float.h cfloat limits.h climits
-    assert.h cassert""".split()
+    limits assert.h cassert stdio.h cstdio type_traits algorithm utility""".split()
 )
 # What only the device has: a header or a word, and what it stands for.
 DEVICE_HEADERS = re.compile(r"mma\.h|cuda/.*|cub/.*|thrust/.*|cute/.*|cutlass/.*|cuda_pipeline.*|cuda_fp[468]\.h|cuda_awbarrier.*")
@@ -33,8 +33,8 @@ LITERAL = re.compile(
 DIRECTIVE = re.compile(r"^[ \t]*(?:#|%:)[ \t]*(include\w*|import|embed)\b[ \t]*(.*)$", re.MULTILINE)
 DYNAMIC = re.compile(r"\bextern\b([^;{}()]*(?:\([^;{}]*?\)[^;{}()]*)*?)\b__shared__\b([^;]*);")
 QUALIFIERS = re.compile(r"\b(?:__align__|alignas|__attribute__|__builtin_align__)\s*\((?:[^()]|\([^()]*\))*\)|\bextern\b")
-STATIC = re.compile(r"\b__shared__\b([^;]*);")
-ENTRY = re.compile(r"\b__global__\b((?:[^(){};]|\((?:[^()]|\([^()]*\))*\))*?)\b(\w+)\s*\((?!\s*\w*\s*\)\s*\w+\s*\()")
+STATIC = re.compile(r"(\bstatic\s+)?\b__shared__\b([^;]*);")
+SPLICED = re.compile(r"^[ \t]*(?:#|%:)[ \t\w]*\\\n[ \t]*\w", re.MULTILINE)
 ATTRIBUTE_NAMES = ("__launch_bounds__", "__attribute__", "alignas", "__align__", "__maxnreg__", "__cluster_dims__")
 
 
@@ -50,9 +50,8 @@ def translate(source: str, first_line: int) -> str:
     edits += [(*match.span(), _dynamic_shared(source, text, match)) for match in dynamic]
     taken = [match.span() for match in dynamic]
     for match in STATIC.finditer(text):
-        inside = any(start <= match.start() < end for start, end in taken)
-        if not inside and _in_function(text[: match.start()]):
-            edits.append((match.end(), match.end(), "".join(f" EVOLVE_POISON({name})" for name in _names(match.group(1)))))
+        if not any(start <= match.start() < end for start, end in taken) and not _in_macro(text[: match.start()]):
+            edits += _static_shared(text, match)
     for start, end, replacement in sorted(edits, reverse=True):
         source = source[:start] + replacement + source[end:]
     return source
@@ -75,6 +74,9 @@ def entries(source: str) -> tuple[str, ...]:
 
 def _check_includes(source: str, text: str, first_line: int) -> None:
     """Read includes from the text without comments, but with its literals: a file's name may be one."""
+    if match := SPLICED.search(text):
+        message = "error: a preprocessor directive broken over two lines"
+        raise RejectedError(Outcome.COMPILE_ERROR, _at(source, match.start(), first_line, message))
     for match in DIRECTIVE.finditer(re.sub(r"\\\n", "  ", text)):
         written = source[match.start(2) : match.end(2)].strip()
         name = re.match(r'<([^>]*)>|"([^"]*)"', written)
@@ -110,16 +112,28 @@ def _dynamic_shared(source: str, text: str, match: re.Match[str]) -> str:
     return f"{storage}{kind} (*const {name}){rest} = reinterpret_cast<{kind} (*){rest}>(EVOLVE_SHARED);{lines}"
 
 
+def _static_shared(text: str, match: re.Match[str]) -> list[tuple[int, int, str]]:
+    """`__shared__` already is `static` here; after the declaration comes what fills it with garbage."""
+    edits = [(*match.span(1), "")] if match.group(1) else []
+    if _in_function(text[: match.start()]):
+        poison = "".join(f" EVOLVE_POISON({name})" for name in _names(match.group(2)))
+        edits.append((match.end(), match.end(), poison))
+    return edits
+
+
+def _in_macro(before: str) -> bool:
+    return before.replace("\\\n", "  ").rpartition("\n")[2].lstrip().startswith("#")
+
+
 def _in_function(before: str) -> bool:
     """Whether a place is inside a function, by the braces before it that are still open."""
-    depth, opened = 0, []
+    opened: list[int] = []
     for match in re.finditer(r"[{}]", before):
         if match.group() == "{":
             opened.append(match.start())
         elif opened:
             opened.pop()
-    depth = sum(not re.search(r"\b(?:namespace(?:\s+\w+)?|extern)\s*$", before[:start]) for start in opened)
-    return depth > 0
+    return not all(re.search(r"\b(?:namespace(?:\s+\w+)?|extern)\s*$", before[:start]) for start in opened)
 
 
 def _names(declaration: str) -> list[str]:

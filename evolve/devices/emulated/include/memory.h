@@ -32,6 +32,15 @@ inline size_t __cvta_generic_to_shared(const void* address) { return reinterpret
 inline size_t __cvta_generic_to_global(const void* address) { return reinterpret_cast<size_t>(address); }
 inline unsigned __isGlobal(const void*) { return 1; }
 
+// `extern __shared__ T name[]` becomes a pointer to this.
+#ifdef EVOLVE_COOPERATIVE
+#define EVOLVE_SHARED evolve::dynamic_shared()
+#define EVOLVE_DYNAMIC static thread_local
+#else
+#define EVOLVE_SHARED evolve::shared_memory
+#define EVOLVE_DYNAMIC static
+#endif
+
 // Inserted after each declaration of static shared memory: once per block, it is filled with garbage.
 #define EVOLVE_POISON(variable) \
     { \

@@ -63,7 +63,9 @@ struct Block {
     size_t static_shared;
     Thread all[MAX_THREADS];
     Warp warps[MAX_WARPS];
-    alignas(1024) char shared[MAX_SHARED + 1024];
+#ifdef EVOLVE_COOPERATIVE
+    char shared[MAX_SHARED + 1024];
+#endif
 };
 
 struct Job {

@@ -72,9 +72,9 @@ static void pass_grid_barrier() {
         pthread_cond_broadcast(&grid->changed);
     }
     while (grid->round == round && !grid->failed && !grid->finished) pthread_cond_wait(&grid->changed, &grid->mutex);
-    bool passed = grid->round != round, finished = grid->finished;
+    bool passed = grid->round != round, ended = grid->finished && !grid->failed;
     pthread_mutex_unlock(&grid->mutex);
-    if (!passed && finished) fail(LAUNCH_ERROR, "deadlock: some blocks wait at grid.sync() and others have ended");
+    if (!passed && ended) fail(LAUNCH_ERROR, "deadlock: some blocks wait at grid.sync() and others have ended");
     if (!passed) fail(LAUNCH_ERROR, "another block failed");
     block->at_grid_barrier = 0;
     make_all_ready(AT_GRID_BARRIER);
@@ -178,9 +178,14 @@ void poison(void* variable, Size bytes) {
              MAX_SHARED);
 }
 
+#ifdef EVOLVE_COOPERATIVE
 char* dynamic_shared() {
     return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(block->shared) + 1023) & ~uintptr_t(1023));
 }
+#else
+alignas(1024) char shared_memory[MAX_SHARED];
+static char* dynamic_shared() { return shared_memory; }
+#endif
 
 static Word nanoseconds(clockid_t clock) {
     timespec now;

@@ -81,8 +81,8 @@ static Failure run_in_turn(const Job& launched, char* message, int size) {
             Failure failure = block->failure;
             snprintf(message, size_t(size), "%s", block->message);
             take_back_fibres();
-            free(kept_block);
-            kept_block = nullptr;
+            for (Warp& warp : block->warps) memset(&warp, 0, sizeof warp);
+            block->failure = NONE;
             return failure;
         }
         index = (index + stride) % blocks;

@@ -37,7 +37,11 @@ unsigned converged_lanes(const void* place);
 unsigned lane();
 void yield();
 void poison(void* variable, Size bytes);
+#ifdef EVOLVE_COOPERATIVE
 char* dynamic_shared();
+#else
+extern char shared_memory[];
+#endif
 Word clock_ticks();
 Word global_nanoseconds();
 int print(const char* format, ...) __attribute__((format(printf, 1, 2)));

@@ -1,0 +1,42 @@
+"""The commands, put together."""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from evolve.cli import browse, doctor, evaluate, exchange, export, ops, run
+
+EPILOG = "Start with `evolve doctor`, then `evolve run softmax`."
+
+app = typer.Typer(
+    name="evolve",
+    help="Evolve CUDA kernels for PyTorch ops: propose, check, time, keep the fittest.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (
+    run.run, ops.ops, browse.top, browse.show, browse.diff, browse.tree, exchange.ask, exchange.tell,
+    evaluate.evaluate, exchange.merge, export.export, doctor.doctor,
+):  # fmt: skip
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"evolve {version('evolve-kernels')}")
+        except PackageNotFoundError:
+            typer.echo("evolve, not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def _evolve(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass

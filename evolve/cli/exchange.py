@@ -1,0 +1,145 @@
+"""The two phases apart: questions for a model out, its answers and other archives in."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from archive.kernel import Kernel
+from archive.records import DeviceInfo, Evaluation, Proposal, Run
+from archive.store import Store, open_archive
+from archive.store import merge as union
+from evolve import wiring
+from evolve.cli import lookup
+from evolve.cli.options import ArchiveOption, JsonOption, ModelOption, OpArgument, SeedOption, archive_option
+from evolve.errors import UserError
+from evolve.report.console import console, print_json
+from evolve.report.standing import devices
+from evolve.report.words import counted, idea, one_line, short
+
+if TYPE_CHECKING:
+    from reference_ops.op import Op
+
+REQUESTS = 8
+# What is asked for where neither this machine nor the archive has a device to write for: a GPU of the Hopper kind.
+GOAL = DeviceInfo(kind="cuda", name="an NVIDIA GPU such as H100", arch="sm_90a", sms=132, shared_bytes=232448)
+
+
+def ask(
+    op: OpArgument,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many questions.")] = REQUESTS,
+    model: ModelOption = "",
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to a file, not to stdout.")] = None,
+    device: Annotated[str, typer.Option("--device", metavar="TEXT", help="Write for a device of the archive.")] = "",
+    seed: SeedOption = 0,
+    archive: ArchiveOption = None,
+) -> None:
+    """Write questions to a language model, as JSONL for OpenAI's Batch API."""
+    from evolve.loop import Quest
+    from evolve.loop import ask as request_for
+    from evolve.proposers.asking import reference_source, requests
+    from evolve.proposers.llm import DEFAULT_MODEL
+    from reference_ops import catalog
+
+    loaded = catalog.load(op)
+    with closing(wiring.archive(archive)) as store:
+        info = _device_to_ask_for(store, device)
+        quest = Quest("", loaded, lookup.locator(op), seed, number, 0.0)
+        request = request_for(quest, info, store, number)
+        lines = list(requests(request, model or DEFAULT_MODEL, reference_source(loaded)))
+        path = store.path
+    text = "".join(f"{line}\n" for line in lines)
+    if out is None:
+        print(text, end="")
+    else:
+        try:
+            out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{out} cannot be written: {error.strerror or error}", "choose another --out") from error
+    said = console(stderr=True)
+    said.print(f"{counted(len(lines), 'question')} for {model or DEFAULT_MODEL} about {loaded.name} on {info.name}")
+    given = archive_option(path)
+    said.print(f"next: have the batch answered, then `evolve tell OUTPUT.jsonl{given}`", style="dim", soft_wrap=True)
+
+
+def tell(
+    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Kernels (.cu), a batch's output (.jsonl).")],
+    op: Annotated[str, typer.Option("--op", metavar="PATH", help="The file of an op outside the catalog.")] = "",
+    archive: ArchiveOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take kernels from files into the archive. Telling the same twice changes nothing."""
+    from evolve.cli.telling import told
+
+    with closing(wiring.archive(archive)) as store:
+        taken = told(tuple(files), store, op)
+        path = store.path
+    if as_json:
+        print_json([
+            {"proposal": t.proposal.id, "kernel": t.proposal.kernel_id or None, "op": t.proposal.op, "new": t.new,
+             "failure": t.proposal.failure}
+            for t in taken
+        ])  # fmt: skip
+    else:
+        shown = console()
+        for one in taken:
+            if one.proposal.kernel:
+                state = "taken  " if one.new else "known  "
+                shown.print(
+                    f"{state}  {short(one.proposal.kernel_id)}  {one.proposal.op}: {idea(one.proposal.kernel)}",
+                    soft_wrap=True,
+                )
+            else:
+                why = one_line(one.proposal.failure, 300)
+                shown.print(f"refused  {short(one.proposal.id)}  {one.proposal.op}: {why}", style="red", soft_wrap=True)
+        for name in dict.fromkeys(t.proposal.op for t in taken if t.proposal.kernel):
+            shown.print(f"next: evolve evaluate {op or name}{archive_option(path)}", style="dim", soft_wrap=True)
+    if not any(one.proposal.kernel for one in taken):
+        lookup.absent("no kernel was found in these files", "the reasons are above; `evolve show ID` shows a reply")
+
+
+def merge(
+    sources: Annotated[list[Path], typer.Argument(metavar="SOURCE...", help="Archives to take everything from.")],
+    archive: ArchiveOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add what other archives know to this one."""
+    results = []
+    with closing(wiring.archive(archive)) as store:
+        if missing := [source for source in sources if not source.is_file()]:
+            raise UserError(f"there is no archive at {missing[0]}", "check the path; nothing was merged")
+        for source in sources:
+            with closing(open_archive(source, read_only=True)) as other:
+                before = _counts(store)
+                union(store, other)
+                after = _counts(store)
+                results.append((source, {kind: after[kind] - before[kind] for kind in after}))
+    if as_json:
+        print_json([{"source": str(source), "new": new} for source, new in results])
+        return
+    for source, new in results:
+        added = ", ".join(f"{count} {kind}" for kind, count in new.items() if count) or "nothing"
+        console().print(f"{source}: {added} new to {store.path}", soft_wrap=True)
+
+
+def _counts(store: Store) -> dict[str, int]:
+    return {
+        "kernels": len(store.find(Kernel)),
+        "proposals": len(store.find(Proposal)),
+        "evaluations": len(store.find(Evaluation)),
+        "runs": len(store.find(Run)),
+    }
+
+
+def _device_to_ask_for(store: Store, part: str) -> DeviceInfo:
+    """A device of the archive, GPUs first and the one evaluated on last first; else the goal."""
+    newest_last = sorted(store.find(Evaluation), key=lambda evaluation: evaluation.created)
+    if found := devices(newest_last, part):
+        return found[0]
+    if part and part not in GOAL.key:
+        known = ", ".join(info.key for info in devices(newest_last)) or "none"
+        raise UserError(f"the archive knows no device like `{part}`", f"it knows: {known}; leave --device out for any")
+    return GOAL
+
+

@@ -1,0 +1,62 @@
+"""`evolve export`: the champions as an installable package."""
+
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from archive.records import Evaluation
+from evolve import wiring
+from evolve.cli.options import ArchiveOption, JsonOption, op_names
+from evolve.report.console import complain, console, print_json
+from evolve.report.tables import fitted, plain_table
+from evolve.report.words import short, times, workload_labels
+
+
+def export(
+    ops: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[OPS]...", help="Which ops [default: all that have champions].",
+                       autocompletion=op_names, show_default=False),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="The package's name in Python.")] = "primitives",
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to [default: the name].")] = None,
+    archive: ArchiveOption = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Write the kernels that beat PyTorch on a GPU as a Python package."""
+    from evolve.export.builder import export as write_package
+    from reference_ops import catalog
+
+    with closing(wiring.archive(archive, read_only=True)) as store:
+        chosen, unknown = ops or [], []
+        if not ops:
+            evaluated = sorted({evaluation.op for evaluation in store.find(Evaluation)})
+            chosen = [op for op in evaluated if op in catalog.names()]
+            unknown = [op for op in evaluated if op not in chosen]
+        loaded = [(catalog.load(op), catalog.locate(op)) for op in chosen]
+        report = write_package(store, loaded, out or Path(name), name)
+    for op in unknown:
+        complain(f"{op} is not in the catalog, so it was left out", "give the path of its file: evolve export FILE.py")
+    if as_json:
+        print_json({**asdict(report), "folder": str(report.folder)})
+        return
+    shown = console()
+    shown.print(f"{report.folder}: the package {report.package}", style="bold")
+    for op in report.ops:
+        shown.print(f"\n{op.call}", style="bold")
+        wins = [(kernel, win) for kernel in op.kernels for win in kernel.wins]
+        labels = workload_labels(list(dict.fromkeys(win.workload for _, win in wins)))
+        table = plain_table("kernel", labels.heading, "speedup", "device", "idea", numbers=["speedup"])
+        for kernel, win in wins:
+            table.add_row(
+                short(kernel.id), fitted(labels.of[win.workload]), times(win.speedup), fitted(win.device),
+                fitted(kernel.note, "dim"),
+            )  # fmt: skip
+        shown.print(table)
+    for skipped in report.skipped:
+        shown.print(f"\nwithout {skipped.name}: {skipped.reason}", style="yellow")
+    shown.print(f"\nnext\n  pip install {report.folder}\n  python -c 'import {report.package}'", soft_wrap=True)
+

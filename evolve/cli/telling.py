@@ -1,0 +1,50 @@
+"""From files to proposals in the archive, for every op that the files hold something for."""
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from archive import exchange
+from archive.records import DeviceInfo, Proposal
+from archive.store import Store
+from evolve.errors import UserError
+from evolve.proposers.proposer import Request
+from evolve.proposers.tell import TellProposer, ops_in
+from reference_ops import catalog
+from reference_ops.op import Op
+
+EVERYTHING = 10**9
+NOWHERE = DeviceInfo(kind="", name="", arch="", sms=0, shared_bytes=0)  # what stands in files is for any device
+
+
+@dataclass(frozen=True)
+class Told:
+    """A proposal that a file holds, and whether the archive had not heard of it."""
+
+    proposal: Proposal
+    new: bool
+
+
+def told(files: tuple[Path, ...], store: Store, op_file: str = "") -> list[Told]:
+    """Archive what the files hold. Nothing is archived before every op was found."""
+    own = catalog.load(op_file) if op_file else None
+    found = [_op(label, own) for label in ops_in(files)]
+    result = []
+    for op in found:
+        request = Request(op=op, device=NOWHERE, wanted=EVERYTHING, seed=0)
+        for proposal in TellProposer(files).propose(request):
+            dated = replace(proposal, created=proposal.created or time.time())
+            result.append(Told(dated, new=store.append(dated) > 0))
+    return result
+
+
+def _op(label: str, own: Op | None) -> Op:
+    if own and exchange.labels(label, own.name):
+        return own
+    for name in catalog.names():
+        if exchange.labels(label, name):
+            return catalog.load(name)
+    raise UserError(
+        f"the files hold something for the op `{label}`, which is not in the catalog",
+        "give the file that defines it: --op PATH",
+    )

@@ -1,0 +1,166 @@
+"""From a bound kernel to a shared library: the host's C++ compiler, the emulator's headers and runtime."""
+
+import hashlib
+import importlib.util
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from archive.binding import Bound
+from archive.kernel import Kernel
+from archive.plan import print_plan
+from archive.records import Outcome
+from evolve.devices.device import RejectedError
+from evolve.devices.emulated.source import entries, translate
+from evolve.devices.headers import cuda_include_dirs
+from evolve.devices.prelude import specialisation
+from evolve.errors import UserError
+
+HERE = Path(__file__).parent
+MAX_LOG_CHARACTERS, COMPILE_SECONDS, RUNTIME_SECONDS = 4000, 20, 180
+FLAGS = (
+    "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-ffp-contract=fast",
+    "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-w",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The compiler found on this machine, and the folders of CUDA's headers."""
+
+    command: tuple[str, ...]
+    headers: tuple[Path, ...]
+
+
+def find_toolchain() -> Toolchain:
+    """What the emulated device compiles with; a UserError says what to install where something is missing."""
+    command = _find_compiler()
+    if command is None:
+        raise UserError("the emulated device needs a C++ compiler", "install g++ or clang++, or `pip install ziglang`")
+    headers = cuda_include_dirs()
+    if not headers:
+        raise UserError(
+            "the emulated device needs CUDA's headers (cuda_fp16.h)",
+            "`pip install 'cuda-toolkit[cudart,crt]==13.*'`, or set CUDA_HOME to an installed toolkit",
+        )
+    return Toolchain(command, headers[:1])
+
+
+def _find_compiler() -> tuple[str, ...] | None:
+    for name in ("g++", "clang++"):
+        if path := shutil.which(name):
+            return (path,)
+    if importlib.util.find_spec("ziglang"):
+        # As `cc -x c++`: `c++` would first build a C++ library, which nothing here uses.
+        return (sys.executable, "-m", "ziglang", "cc", "-x", "c++")
+    return None
+
+
+def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Path:
+    """Compile into `folder`, or raise a RejectedError with the compiler's words."""
+    kernel = bound.kernel
+    first_line = print_plan(kernel.plan).count("\n") + 3
+    source = translate(kernel.source, first_line)
+    names = tuple(dict.fromkeys(launch.entry for launch in bound.launches))
+    _check_entries(bound, entries(kernel.source))
+    unit = folder / "kernel.cpp"
+    unit.write_text(
+        f'#include "emulated.h"\n#line 1 "prelude"\n{specialisation(bound)}'
+        f'#line {first_line} "kernel.cu"\n{source}\n{_table(names)}'
+    )
+    cooperative = any(launch.cooperative for launch in bound.launches)
+    library = folder / "kernel.so"
+    runtime = _runtime_object(toolchain, cooperative)
+    includes = [argument for path in (HERE / "include", *toolchain.headers) for argument in ("-I", str(path))]
+    # Objects after `-x none`, so that a compiler told to read C++ does not read them as such.
+    command = [
+        *toolchain.command, *FLAGS, *_native(), *_mode(cooperative), "-nostdinc", *includes, str(unit),
+        "-x", "none", str(runtime), "-shared", "-o", str(library), "-lm", "-lpthread",
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, cwd=folder, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise RejectedError(Outcome.COMPILE_ERROR, f"compiling took more than {COMPILE_SECONDS} s") from error
+    if done.returncode != 0:
+        raise _failure(done.stderr, folder, kernel)
+    return library
+
+
+def _check_entries(bound: Bound, found: tuple[str, ...]) -> None:
+    if re.search(r"#[ \t]*define\b[^\n]*__global__", bound.kernel.source):
+        return  # entries made by a macro cannot be read off the text
+    for launch in bound.launches:
+        if launch.entry not in found:
+            raise RejectedError(Outcome.MALFORMED, _no_entry(launch.index, launch.entry, found))
+
+
+def _no_entry(index: int, entry: str, found: tuple[str, ...]) -> str:
+    return (
+        f'launch {index}: the source has no extern "C" __global__ function `{entry}` '
+        f"(found: {', '.join(found) or 'none'})"
+    )
+
+
+def _table(names: tuple[str, ...]) -> str:
+    """The entries as data. Redeclared with C linkage, one that lacks it is an error on the line of its name."""
+    checks = "\n".join(f'#line 1 "entry {name}"\nextern "C" decltype({name}) {name};' for name in names)
+    rows = ", ".join(f"EVOLVE_ENTRY({name})" for name in names)
+    table = f'extern "C" EVOLVE_EXPORT const evolve::Entry evolve_entries[] = {{ {rows} }};' if names else ""
+    return f'{checks}\n#line 1 "entries"\n{table}\n'
+
+
+def _failure(stderr: str, folder: Path, kernel: Kernel) -> RejectedError:
+    log = stderr.replace(f"{folder}/", "").replace(f"{HERE / 'include'}/", "")
+    log = re.sub(r"/\S*/(?=[\w.]+\.h)", "", log)
+    errors = re.findall(r"^(kernel\.cu|prelude|entry (\w+)|[\w.]+):.*error: ", log, flags=re.MULTILINE)
+    misfits = [entry for place, entry in errors if place.startswith("entry ")]
+    if misfits and len(misfits) == len([place for place, _ in errors if place != "entries"]):
+        others = tuple(name for name in entries(kernel.source) if name not in misfits)
+        index = next(i for i, launch in enumerate(kernel.plan.launches) if launch.entry == misfits[0])
+        return RejectedError(Outcome.MALFORMED, _no_entry(index, misfits[0], (*others, f"{misfits[0]} without extern \"C\"")))
+    log = re.sub(r"^(?:In file included from|\s+from) .*\n", "", log, flags=re.MULTILINE).strip()
+    if len(log) > MAX_LOG_CHARACTERS:
+        log = log[:MAX_LOG_CHARACTERS] + "\n..."
+    return RejectedError(Outcome.COMPILE_ERROR, log)
+
+
+def _native() -> tuple[str, ...]:
+    """For fused multiply-add, as on a GPU."""
+    machine = platform.machine().lower()
+    return ("-mcpu=native",) if machine in {"aarch64", "arm64"} else ("-march=native",) if machine == "x86_64" else ()
+
+
+def _mode(cooperative: bool) -> tuple[str, ...]:
+    return ("-DEVOLVE_COOPERATIVE",) if cooperative else ()
+
+
+@lru_cache(maxsize=4)
+def _runtime_object(toolchain: Toolchain, cooperative: bool) -> Path:
+    """The compiled runtime, made once per process."""
+    sources = sorted((HERE / "runtime").iterdir())
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+    target = _private_folder() / f"runtime-{digest}-{int(cooperative)}.o"
+    command = [*toolchain.command, *FLAGS, *_mode(cooperative), "-c", str(HERE / "runtime" / "runtime.cpp"), "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUNTIME_SECONDS, check=False)
+    if done.returncode != 0:
+        raise UserError(
+            f"{' '.join(toolchain.command)} cannot compile the emulator's runtime: {done.stderr[:2000]}",
+            "put a working g++ or clang++ on PATH",
+        )
+    return target
+
+
+@lru_cache(maxsize=1)
+def _private_folder() -> Path:
+    holder = tempfile.TemporaryDirectory(prefix="evolve-emulated-")
+    _KEPT.append(holder)
+    return Path(holder.name)
+
+
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends

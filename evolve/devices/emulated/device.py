@@ -1,0 +1,126 @@
+"""The emulated device: kernels compiled by the host's C++ compiler and run on the CPU."""
+
+import ctypes
+import math
+import platform
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import _ctypes
+import torch
+
+from archive.binding import Bound, BoundLaunch
+from archive.records import DeviceInfo, Outcome, Resources
+from evolve.devices.device import Program, RejectedError
+from evolve.devices.emulated import arguments, compiler
+from evolve.devices.emulated.arguments import Entry
+
+SMS, SHARED_BYTES, ARCH = 4, 232448, "sm_90a"
+MAX_RESIDENT_BLOCKS, THREADS_PER_SM = 128, 2048
+MESSAGE_BYTES = 1024
+FAILURES = {1: Outcome.LAUNCH_ERROR, 2: Outcome.CRASHED, 3: Outcome.ILLEGAL, 4: Outcome.COMPILE_ERROR}
+
+
+class EmulatedProgram:
+    """A kernel as a shared library; unloaded when nobody holds the program any more."""
+
+    def __init__(self, bound: Bound, library: ctypes.CDLL) -> None:
+        self.bound = bound
+        self.resources: tuple[Resources, ...] = ()
+        self.log = ""
+        self._run = library.evolve_launch
+        names = tuple(dict.fromkeys(launch.entry for launch in bound.launches))
+        rows = (Entry * len(names)).in_dll(library, "evolve_entries") if names else ()
+        self._entries = {name: row for name, row in zip(names, rows, strict=True)}
+        for launch in bound.launches:
+            arguments.check(launch, self._entries[launch.entry])
+
+    def launch(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for workspace in self.bound.workspace:
+            if workspace.zero:
+                tensors[workspace.name].zero_()
+        for launch in self.bound.launches:
+            self._launch(launch, tensors)
+
+    def _launch(self, launch: BoundLaunch, tensors: Mapping[str, torch.Tensor]) -> None:
+        entry = self._entries[launch.entry]
+        values = [arguments.as_c(value, entry.parameters[i], tensors) for i, value in enumerate(launch.args)]
+        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        sizes = (ctypes.c_uint * 6)(*launch.grid, *launch.block)
+        message = ctypes.create_string_buffer(MESSAGE_BYTES)
+        call = ctypes.c_void_p(entry.call)
+        failure = self._run(
+            call, sizes, ctypes.c_uint(launch.shared), int(launch.cooperative), pointers, message, MESSAGE_BYTES
+        )
+        if failure:
+            text = message.value.decode(errors="replace")
+            raise RejectedError(FAILURES[failure], f"launch {launch.index} (`{launch.entry}`): {text}")
+
+
+class EmulatedDevice:
+    """Proves a kernel's results without a GPU. Its times are CPU times."""
+
+    torch_device = "cpu"
+
+    def __init__(self, also_compile: Callable[[Bound], object] | None = None) -> None:
+        self._also_compile = also_compile
+
+    @cached_property
+    def info(self) -> DeviceInfo:
+        return DeviceInfo(
+            kind="emulated", name=_cpu_name(), arch=ARCH, sms=SMS, shared_bytes=SHARED_BYTES, torch=torch.__version__
+        )
+
+    @cached_property
+    def _toolchain(self) -> compiler.Toolchain:
+        return compiler.find_toolchain()
+
+    def compile(self, bound: Bound) -> EmulatedProgram:
+        if reserved := bound.kernel.plan.reserved:
+            raise RejectedError(Outcome.UNSUPPORTED, f"{reserved} are not supported yet")
+        for launch in bound.launches:
+            _check_resident(launch)
+        if self._also_compile:
+            self._also_compile(bound)
+        with tempfile.TemporaryDirectory(prefix="evolve-kernel-") as folder:
+            library = ctypes.CDLL(str(compiler.build(bound, self._toolchain, Path(folder))))
+        unload = _ctypes.dlclose
+        try:
+            program = EmulatedProgram(bound, library)
+        except RejectedError:
+            unload(library._handle)
+            raise
+        weakref.finalize(program, unload, library._handle)
+        return program
+
+    def run(self, program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
+        program.launch(tensors)
+
+    def time(self, call: Callable[[], object]) -> float:
+        start = time.process_time_ns()
+        call()
+        return (time.process_time_ns() - start) / 1000
+
+
+def _check_resident(launch: BoundLaunch) -> None:
+    """A cooperative grid must be on the device all at once."""
+    most = min(SMS * (THREADS_PER_SM // math.prod(launch.block)), MAX_RESIDENT_BLOCKS)
+    if launch.cooperative and math.prod(launch.grid) > most:
+        raise RejectedError(
+            Outcome.ILLEGAL,
+            f"launch {launch.index}: a cooperative grid of {math.prod(launch.grid)} blocks of "
+            f"{math.prod(launch.block)} threads; {most} fit on the device at once",
+        )
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()

@@ -1,0 +1,173 @@
+"""Writes the primitives: champions measured on a GPU, as a package that needs torch and CuPy alone."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from archive.store import Store
+from evolve.errors import UserError
+from evolve.export import portable, runtime_copy, texts, winners
+from evolve.export.runtime_copy import NotPortableError
+from evolve.export.template import manifest
+from evolve.export.template.manifest import Entry
+from evolve.export.winners import NoWinnerError
+from reference_ops.op import Op
+
+TAKEN = (*runtime_copy.ROOTS, "torch", "cupy", "numpy", "test", "tests")
+
+
+@dataclass(frozen=True)
+class Win:
+    """A workload on which a kernel beats the better of eager and torch.compile, and every other kernel."""
+
+    workload: str
+    device: str
+    speedup: float
+
+
+@dataclass(frozen=True)
+class ExportedKernel:
+    id: str
+    note: str
+    wins: tuple[Win, ...]
+
+
+@dataclass(frozen=True)
+class ExportedOp:
+    name: str
+    kernels: tuple[ExportedKernel, ...]
+    call: str  # as a user writes it, such as `rms_norm(x, weight, eps=1e-06)`
+
+
+@dataclass(frozen=True)
+class SkippedOp:
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    folder: Path
+    package: str
+    ops: tuple[ExportedOp, ...]
+    skipped: tuple[SkippedOp, ...]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one op brings to the package."""
+
+    op: Op
+    entry: Entry
+    report: ExportedOp
+    files: Mapping[str, str]
+    imports: frozenset[str]
+
+
+def export(store: Store, ops: Sequence[tuple[Op, Path]], folder: Path, name: str = "primitives") -> ExportReport:
+    """Write the package `name` into `folder`; each op comes with the file that defines it.
+
+    Ops without a kernel that wins on a GPU are skipped, with the reason. If that leaves none, it is a UserError.
+    """
+    _check_target(folder, name)
+    parts: dict[str, _Part] = {}
+    skipped = []
+    for op, path in ops:
+        if op.name in parts:
+            skipped.append(SkippedOp(op.name, f"another op of this name comes before the one in {path}"))
+            continue
+        try:
+            parts[op.name] = _part(op, path, store)
+        except (NotPortableError, NoWinnerError) as error:
+            skipped.append(SkippedOp(op.name, str(error)))
+    if not parts:
+        raise _nothing(skipped)
+    _write(folder, name, _files(name, list(parts.values())))
+    return ExportReport(folder, name, tuple(part.report for part in parts.values()), tuple(skipped))
+
+
+def _part(op: Op, path: Path, store: Store) -> _Part:
+    portable.check_op(op, path)
+    kernels = winners.fitting(op, store)
+    rows = winners.gpu_rows(op, store, kernels)
+    best = winners.champions(rows)
+    shipped = winners.shipped(rows, best, kernels)
+    module = f"ops/{op.name}.py"
+    source, imports = runtime_copy.ported(path.read_text(encoding="utf-8"), f"ops.{op.name}")
+    entry = Entry(
+        module=module,
+        inputs=tuple(_declared(op, spec.name) for spec in op.inputs),
+        outputs=tuple(_declared(op, spec.name) for spec in op.outputs),
+        parameters=dict(portable.defaults(op)),
+        kernels=shipped,
+        pytorch_wins=winners.pytorch_wins(best),
+    )
+    report = ExportedOp(
+        op.name,
+        tuple(ExportedKernel(kernel.id, kernel.note, _wins(kernel.id, best)) for kernel in shipped),
+        texts.call(op, entry),
+    )
+    files = {module: source, **{kernel.file: kernels[kernel.id].text for kernel in shipped}}
+    return _Part(op, entry, report, files, frozenset(imports))
+
+
+def _wins(kernel: str, best: winners.Champions) -> tuple[Win, ...]:
+    return tuple(
+        Win(measured.times.workload, measured.device, measured.times.speedup)
+        for winner, measured in best.values()
+        if winner == kernel and measured.wins
+    )
+
+
+def _declared(op: Op, tensor: str) -> str:
+    spec = next(spec for spec in (*op.inputs, *op.outputs) if spec.name == tensor)
+    dims = " ".join(spec.dims)
+    return f"{spec.name}: {f'{spec.dtype}[{dims}]' if spec.dtype else dims}"
+
+
+def _files(name: str, parts: Sequence[_Part]) -> dict[str, str]:
+    """Every file by its path in the folder."""
+    exported = [(part.op, part.entry) for part in parts]
+    inside = {
+        "__init__.py": texts.init(exported),
+        "py.typed": "",
+        manifest.FILE: manifest.text({part.op.name: part.entry for part in parts}),
+        "ops/__init__.py": '"""The references: what the kernels compute, in PyTorch."""\n',
+        **runtime_copy.files({module for part in parts for module in part.imports}),
+    }
+    for part in parts:
+        inside.update(part.files)
+    return {
+        "pyproject.toml": texts.pyproject(name, exported),
+        "README.md": texts.readme(name, exported),
+        **{f"{name}/{path}": text for path, text in inside.items()},
+    }
+
+
+def _check_target(folder: Path, name: str) -> None:
+    """An export replaces an earlier export, and nothing else."""
+    if not name.isidentifier() or not name.isascii() or name != name.lower() or name in TAKEN or name.startswith("_"):
+        raise UserError(f"a package cannot be called `{name}`", "choose a lower-case Python name, such as primitives")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file", "choose another folder to export to")
+    if folder.exists() and any(folder.iterdir()) and not (folder / name / manifest.FILE).is_file():
+        raise UserError(
+            f"{folder} is not empty, and holds no earlier export of `{name}`", "choose a new folder to export to"
+        )
+
+
+def _nothing(skipped: Sequence[SkippedOp]) -> UserError:
+    if not skipped:
+        return UserError("there is no op to export", "name one, such as softmax")
+    reasons = "\n".join(f"  {op.name}: {op.reason}" for op in skipped)
+    hint = f"`evolve run {skipped[0].name}` on a machine with an NVIDIA GPU finds kernels; times of the emulated "
+    return UserError(f"nothing can be exported\n{reasons}", f"{hint}device are never exported")
+
+
+def _write(folder: Path, name: str, files: Mapping[str, str]) -> None:
+    shutil.rmtree(folder / name, ignore_errors=True)
+    for path, text in files.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8", newline="\n")

@@ -1,0 +1,112 @@
+"""The runtime of an exported package: copies of the modules that it needs, with their imports made relative.
+
+There is one implementation of everything, and what is copied follows from the imports alone.
+"""
+
+import ast
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RUNTIME = "_runtime"
+# Where modules go, the longest prefix first.
+HOMES = {
+    "evolve.export.template": RUNTIME,
+    "evolve": RUNTIME,
+    "archive": f"{RUNTIME}.archive",
+    "reference_ops": f"{RUNTIME}.reference_ops",
+}
+ROOTS = ("evolve", "archive", "reference_ops")
+ENTRY = "evolve.export.template.dispatch"
+DOCSTRING = '"""Copied from evolve-kernels, which made this package: change things there."""\n'
+
+
+class NotPortableError(Exception):
+    """A file that would not work in a package of its own: the reason."""
+
+
+def files(modules: set[str]) -> dict[str, str]:
+    """The files of the runtime by their path in the package: these modules, the entry, and all they import."""
+    copied: dict[str, str] = {}
+    waiting, seen = [ENTRY, *sorted(modules)], set[str]()
+    while waiting:
+        module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        place = home(module)
+        text, imported = ported(_path(module).read_text(encoding="utf-8"), place)
+        copied[f"{place.replace('.', '/')}.py"] = text
+        waiting += sorted(imported)
+    packages = {str(parent) for path in copied for parent in Path(path).parents if parent != Path()}
+    return {**{f"{package}/__init__.py": DOCSTRING for package in sorted(packages)}, **copied}
+
+
+def home(module: str) -> str:
+    """Where a module of ours lies in the package."""
+    for prefix, place in HOMES.items():
+        if module == prefix or module.startswith(f"{prefix}."):
+            return place + module[len(prefix) :]
+    raise ValueError(f"{module} is none of ours")
+
+
+def ported(source: str, place: str) -> tuple[str, set[str]]:
+    """The text of a module for its place in the package, and the modules of ours that it imports."""
+    lines = source.split("\n")
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module and _ours(node.module):
+            imported |= _imported(node.module, [alias.name for alias in node.names])
+            line = node.lineno - 1
+            before, after = lines[line][: node.col_offset], lines[line][node.col_offset :]
+            written = f"from {node.module} import"
+            if not after.startswith(written):
+                raise NotPortableError(f"line {node.lineno}: write `{written} ...` with single spaces")
+            lines[line] = f"{before}from {_relative(home(node.module), place)} import{after[len(written) :]}"
+        elif isinstance(node, ast.Import) and (names := [a.name for a in node.names if _ours(a.name)]):
+            raise NotPortableError(f"line {node.lineno}: write `from ... import` instead of `import {names[0]}`")
+    return "\n".join(lines), imported
+
+
+def check_foreign_imports(source: str) -> None:
+    """Raise unless a file imports only what every exported package has: torch, Python's own, and our modules."""
+    allowed = {*ROOTS, "torch", *sys.stdlib_module_names}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = ["." if node.level else node.module or ""]
+        else:
+            continue
+        for name in names:
+            if name.partition(".")[0] not in allowed:
+                found = "a file beside it" if name == "." else f"`{name}`"
+                raise NotPortableError(f"line {node.lineno}: it imports {found}; an exported op needs torch alone")
+
+
+def _ours(module: str) -> bool:
+    return module.partition(".")[0] in ROOTS
+
+
+def _path(module: str) -> Path:
+    return ROOT.joinpath(*module.split(".")).with_suffix(".py")
+
+
+def _imported(module: str, names: list[str]) -> set[str]:
+    """`from archive import kernel` imports a module for each name, `from archive.kernel import Kernel` one."""
+    if _path(module).is_file():
+        return {module}
+    modules = {f"{module}.{name}" for name in names}
+    for name in modules:
+        if not _path(name).is_file():
+            raise NotPortableError(f"it imports `{name}`, which is not a module")
+    return modules
+
+
+def _relative(target: str, place: str) -> str:
+    """A module of the package as the module at `place` names it: `..archive.kernel`."""
+    there, here = target.split("."), place.split(".")[:-1]
+    shared = 0
+    while shared < min(len(there), len(here)) and there[shared] == here[shared]:
+        shared += 1
+    return "." * (len(here) - shared + 1) + ".".join(there[shared:])

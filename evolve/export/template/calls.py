@@ -1,0 +1,124 @@
+"""A call as the kernels see it: what rules them out, and the workload that it stands for."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+from torch.utils import _python_dispatch
+
+from reference_ops.op import DTYPES, Number, Op, Workload
+
+ALIGNMENT = 16  # bytes; what every kernel may rely on
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class NoKernelError(Exception):
+    """PyTorch runs instead of a kernel; the message says why."""
+
+
+def obstacle(inputs: Sequence[torch.Tensor], parameters: Mapping[str, Number], op: Op) -> str:
+    """Why PyTorch must run, whatever the sizes are; or nothing."""
+    return _state() or _inputs(inputs) or _parameters(parameters, op)
+
+
+def _state() -> str:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+        return "the call is being traced"
+    if torch.is_autocast_enabled("cuda"):
+        return "autocast is on, and it may choose another dtype"
+    # Each of these replaces tensors by others that have no memory to point to, or drops what a kernel computes.
+    if _python_dispatch._get_current_dispatch_mode() is not None:  # noqa: SLF001 - there is no public way to ask
+        return "a dispatch mode is active"
+    if forward_ad._current_level >= 0:  # noqa: SLF001 - there is no public way to ask
+        return "forward-mode differentiation is on"
+    return ""
+
+
+def _inputs(inputs: Sequence[torch.Tensor]) -> str:
+    if not all(type(x) in (torch.Tensor, Parameter) for x in inputs):
+        return "an input is not a plain tensor"
+    device = inputs[0].device
+    if device.type != "cuda":
+        return f"the inputs are on the {device.type.upper()}"
+    grad = torch.is_grad_enabled()
+    for x in inputs:
+        if x.device != device:
+            return "the inputs are on different devices"
+        if grad and x.requires_grad:
+            return "an input requires grad, and the kernels have no backward"
+        if fault := _memory(x):
+            return fault
+    return ""
+
+
+def _memory(x: torch.Tensor) -> str:
+    if not x.is_contiguous() or x.is_neg():
+        return "an input is not contiguous"
+    try:
+        address = x.data_ptr()
+    except RuntimeError:  # a wrapper, as under torch.func.vmap
+        return "an input has no memory of its own"
+    return f"an input is not aligned to {ALIGNMENT} bytes" if address % ALIGNMENT else ""
+
+
+def _parameters(parameters: Mapping[str, Number], op: Op) -> str:
+    for name, measured in op.parameters.items():
+        value = parameters[name]
+        if type(value) is not int and not (type(value) is float and isinstance(measured, float)):
+            return f"`{name}` is not a plain {type(measured).__name__}"
+    return ""
+
+
+def workload_of(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str, Number]) -> Workload:
+    """The workload that a call stands for, or a NoKernelError where its inputs do not fit the op."""
+    sizes: dict[str, int] = {}
+    for spec, x in zip(op.inputs, inputs, strict=True):
+        if x.dim() != len(spec.dims):
+            raise NoKernelError(f"`{spec.name}` has {x.dim()} dims, the kernels take {len(spec.dims)}")
+        sizes.update(zip(spec.dims, x.shape, strict=True))
+    free = {x.dtype for spec, x in zip(op.inputs, inputs, strict=True) if not spec.dtype}
+    if len(free) != 1 or not free <= NAMES.keys():
+        raise NoKernelError("the inputs are of different dtypes" if len(free) > 1 else "no kernel takes this dtype")
+    workload = Workload(
+        dtype=NAMES[free.pop()],
+        dims=tuple((name, sizes[name]) for name, _ in op.gpu[0].dims),
+        parameters=tuple((name, type(value)(parameters[name])) for name, value in op.parameters.items()),
+    )
+    for spec, x in zip(op.inputs, inputs, strict=True):
+        if x.dtype != DTYPES[spec.dtype or workload.dtype] or tuple(x.shape) != _shape(op, workload, spec.name):
+            raise NoKernelError(f"`{spec.name}` of {x.dtype}, {tuple(x.shape)}, does not fit: {workload.key}")
+    if 0 in sizes.values():
+        raise NoKernelError("an input is empty")
+    return workload
+
+
+def check_outputs(op: Op, workload: Workload) -> None:
+    """Raise NoKernelError unless PyTorch accepts the call too, with the outputs that the op declares.
+
+    The reference runs without data. So a kernel never computes what PyTorch would refuse, such as the
+    eight largest of four values.
+    """
+    metas = {
+        spec.name: torch.empty(op.shape(spec, workload), dtype=DTYPES[spec.dtype or workload.dtype], device="meta")
+        for spec in op.inputs
+    }
+    try:
+        with torch.no_grad():
+            outputs = op.call(metas, workload)
+    except Exception as error:  # whatever it is, PyTorch says it to the caller
+        raise NoKernelError(f"the reference refuses {workload.key}: {error}") from error
+    for spec, out in itertools.zip_longest(op.outputs, outputs):
+        if spec is None or out is None:
+            raise NoKernelError(f"the reference gives {len(outputs)} outputs, the op declares {len(op.outputs)}")
+        expected = _shape(op, workload, spec.name)
+        if tuple(out.shape) != expected or out.dtype != DTYPES[spec.dtype or workload.dtype]:
+            raise NoKernelError(f"the reference's `{spec.name}` is of {out.dtype}, {tuple(out.shape)}: {workload.key}")
+
+
+def _shape(op: Op, workload: Workload, tensor: str) -> tuple[int, ...]:
+    try:
+        return next(op.shape(spec, workload) for spec in (*op.inputs, *op.outputs) if spec.name == tensor)
+    except (ArithmeticError, ValueError) as error:
+        raise NoKernelError(f"the sizes of `{tensor}` cannot be computed: {error}") from error

@@ -1,0 +1,101 @@
+"""From a bound kernel to launches on the caller's GPU and stream. Imports CuPy only once a kernel is to run."""
+
+import threading
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+
+from archive.binding import Bound
+from archive.records import DeviceInfo, Outcome
+from evolve.devices.device import Program, RejectedError
+from evolve.export.template.calls import NoKernelError
+from reference_ops.op import DTYPES, Op, Workload
+
+
+class KernelError(RuntimeError):
+    """A kernel that was chosen does not compile or load here. PyTorch does not step in, so that it is noticed."""
+
+
+@cache
+def present(device: torch.device) -> DeviceInfo:
+    """The GPU that a tensor lives on, as far as plans and the compiler need to know it."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    suffix = "a" if properties.major >= 9 else ""
+    return DeviceInfo(
+        kind="cuda",
+        name=properties.name,
+        arch=f"sm_{properties.major}{properties.minor}{suffix}",
+        sms=properties.multi_processor_count,
+        shared_bytes=properties.shared_memory_per_block_optin,
+    )
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor to make for each call."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A kernel compiled for one workload on one GPU."""
+
+    program: Program
+    device: torch.device
+    inputs: tuple[str, ...]
+    outputs: tuple[Buffer, ...]
+    workspace: tuple[Buffer, ...]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def launch(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Enqueue the kernel on the current stream of the inputs' GPU."""
+        with torch.cuda.device(self.device):
+            outputs = [self._made(buffer) for buffer in self.outputs]
+            tensors = dict(zip(self.inputs, inputs, strict=True))
+            tensors.update((buffer.name, out) for buffer, out in zip(self.outputs, outputs, strict=True))
+            tensors.update((buffer.name, self._made(buffer)) for buffer in self.workspace)
+            _bind_context(self.device)
+            with self.lock:  # the parameter block is one for all threads until its launch is enqueued
+                self.program.launch(tensors)
+        return tuple(outputs)
+
+    def _made(self, buffer: Buffer) -> torch.Tensor:
+        return torch.empty(buffer.shape, dtype=buffer.dtype, device=self.device)
+
+
+def prepare(op: Op, workload: Workload, bound: Bound, device: torch.device) -> Ready:
+    """Compile and load. A NoKernelError says that the GPU has no room for this kernel at these sizes."""
+    from evolve.devices.cuda.compiler import compile_cubin
+    from evolve.devices.cuda.program import CudaProgram
+
+    info = present(device)
+    try:
+        cubin = compile_cubin(bound, info.arch)
+        with torch.cuda.device(device):
+            _bind_context(device)
+            program = CudaProgram(bound, cubin, info.sms)
+    except RejectedError as error:
+        if error.outcome is Outcome.ILLEGAL:
+            raise NoKernelError(error.log) from error
+        raise KernelError(f"kernel {bound.kernel.id} of {op.name} at {workload.key}: {error}") from error
+    return Ready(
+        program=program,
+        device=device,
+        inputs=tuple(spec.name for spec in op.inputs),
+        outputs=tuple(
+            Buffer(spec.name, op.shape(spec, workload), DTYPES[spec.dtype or workload.dtype]) for spec in op.outputs
+        ),
+        workspace=tuple(Buffer(w.name, (w.elements,), DTYPES[w.dtype]) for w in bound.workspace),
+    )
+
+
+def _bind_context(device: torch.device) -> None:
+    """CuPy launches through the driver, which knows no context in a thread that never called the runtime."""
+    from cupy.cuda import runtime
+
+    runtime.setDevice(device.index)

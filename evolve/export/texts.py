@@ -1,0 +1,184 @@
+"""The texts that are written for a package: its functions, its pyproject.toml, its README."""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+
+from evolve.export.template.manifest import Entry
+from reference_ops.op import Op
+
+Exported = Sequence[tuple[Op, Entry]]
+
+INIT = '''"""CUDA kernels for PyTorch ops, each where it was measured to be faster; elsewhere PyTorch runs."""
+
+from pathlib import Path as _Path
+from typing import Any as _Any
+
+from torch import Tensor as _Tensor
+
+from ._runtime import dispatch as _dispatch
+from ._runtime.dispatch import Explanation as _Explanation
+from ._runtime.manifest import Shipped as _Shipped
+{imports}
+
+__all__ = [{exported}]
+
+_PRIMITIVES = _dispatch.load(
+    _Path(__file__).parent,
+    [
+{ops}
+    ],
+)
+
+
+def explain(op: str, *arguments: _Any, **named: _Any) -> _Explanation:
+    """What a call would run, and why, as in `explain("{first}", ...)` with the arguments of the call."""
+    return _dispatch.explain(_PRIMITIVES, op, arguments, named)
+
+
+def kernels() -> dict[str, tuple[_Shipped, ...]]:
+    """The kernels of this package by op, with their measured times."""
+    return {{name: primitive.entry.kernels for name, primitive in _PRIMITIVES.items()}}
+{functions}'''
+
+FUNCTION = '''
+
+def {name}({arguments}) -> {result}:
+    """{note}
+
+    Kernels for {devices}. On anything else, and where none of them wins, PyTorch runs.
+    """
+    {outputs} = _PRIMITIVES["{name}"](({inputs}), {{{parameters}}})
+    return {returned}
+'''
+
+PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "{name}"
+version = "0.1.0"
+description = "CUDA kernels for PyTorch ops: {ops}"
+readme = "README.md"
+requires-python = ">=3.11"
+dependencies = ["torch>=2.8"]
+
+[project.optional-dependencies]
+cuda13 = ["cupy-cuda13x>=14", "cuda-toolkit[nvrtc,cudart,crt,cccl]==13.*"]
+cuda12 = ["cupy-cuda12x>=14", "cuda-toolkit[nvrtc,cudart,cccl]==12.*"]
+
+[tool.setuptools.packages.find]
+include = ["{name}", "{name}.*"]
+
+[tool.setuptools.package-data]
+{name} = ["py.typed", "manifest.json", "kernels/**/*.cu"]
+"""
+
+README = """\
+# {name}
+
+CUDA kernels behind plain functions, each used only where it was measured to be faster than the better of
+eager PyTorch and torch.compile. Everywhere else PyTorch runs, so that a call always works.
+
+    pip install ".[cuda13]"    # or cuda12; without CuPy and an NVIDIA GPU, PyTorch runs
+
+    import torch, {name}
+{calls}
+    print({name}.explain("{first}", ...))   # with the arguments of a call: what it would run, and why
+
+## What was measured
+Medians in microseconds, GPU time, caches cold. Speedup is over the better of eager and torch.compile.
+
+| op | workload | GPU | kernel | kernel us | eager us | compile us | speedup |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+{table}
+
+## When a kernel runs
+- All inputs are contiguous, 16-byte aligned CUDA tensors of one GPU that stands in the table, by its name.
+- The dtype and the parameters are measured ones. Other sizes go by the nearest measured ones, as long as the kernel
+  accepts them; where PyTorch was the fastest there, it runs.
+- No gradient is wanted, and neither torch.compile, autocast, torch.func nor a dispatch mode is at work.
+- Under `torch.use_deterministic_algorithms(True)`, only kernels that proved to be deterministic.
+
+Kernels are compiled when they are first needed, for the sizes at hand, which takes some hundredths of a second each.
+Before you capture a CUDA graph, make the same call once; otherwise PyTorch is captured, with a warning.
+A kernel that was chosen and breaks raises an error: PyTorch does not step in for it.
+`manifest.json` holds the kernels' hashes and times, `kernels/` their sources, `ops/` the references.
+`_runtime/` is copied from evolve-kernels (Apache-2.0), which made this package.
+"""
+
+
+def init(exported: Exported) -> str:
+    names = sorted(op.name for op, _ in exported)
+    return INIT.format(
+        imports="\n".join(f"from .ops import {name} as _{name}" for name in names),
+        exported=", ".join(f'"{name}"' for name in sorted([*names, "explain", "kernels"])),
+        ops="\n".join(f"        _{name}.op," for name in names),
+        first=names[0],
+        functions="".join(_function(op, entry) for op, entry in exported),
+    )
+
+
+def pyproject(name: str, exported: Exported) -> str:
+    return PYPROJECT.format(name=name, ops=", ".join(op.name for op, _ in exported))
+
+
+def readme(name: str, exported: Exported) -> str:
+    calls = [f"    {', '.join(s.name for s in op.outputs)} = {name}.{call(op, entry)}" for op, entry in exported]
+    return README.format(
+        name=name,
+        calls="\n".join(calls),
+        first=exported[0][0].name,
+        table="\n".join(line for op, entry in exported for line in _lines(op, entry)),
+    )
+
+
+def call(op: Op, entry: Entry) -> str:
+    """A call as a user writes it: `rms_norm(x, weight, eps=1e-06)`."""
+    arguments = [spec.name for spec in op.inputs] + _written(entry.parameters)
+    return f"{op.name}({', '.join(arguments)})"
+
+
+def _function(op: Op, entry: Entry) -> str:
+    outputs = [spec.name for spec in op.outputs]
+    types = ", ".join(["_Tensor"] * len(outputs))
+    return FUNCTION.format(
+        name=op.name,
+        arguments=", ".join([*(f"{spec.name}: _Tensor" for spec in op.inputs), *_declared(op, entry)]),
+        result=types if len(outputs) == 1 else f"tuple[{types}]",
+        note=_docstring(op.note or f"See ops/{op.name}.py."),
+        devices=", ".join(sorted({measured.device for _, measured in entry.table()})),
+        outputs=f"({outputs[0]},)" if len(outputs) == 1 else ", ".join(outputs),
+        inputs=", ".join(spec.name for spec in op.inputs) + ("," if len(op.inputs) == 1 else ""),
+        parameters=", ".join(f'"{name}": {name}' for name in entry.parameters),
+        returned=", ".join(outputs),
+    )
+
+
+def _docstring(note: str) -> str:
+    text = note.replace("\\", "\\\\").replace('"', "'")
+    return "\n".join(textwrap.wrap(text, 110, subsequent_indent="    "))
+
+
+def _declared(op: Op, entry: Entry) -> list[str]:
+    kinds = {name: type(value).__name__ for name, value in op.parameters.items()}
+    return [
+        f"{name}: {kinds[name]}" + ("" if default is None else f" = {default!r}")
+        for name, default in entry.parameters.items()
+    ]
+
+
+def _written(parameters: Mapping[str, int | float | None]) -> list[str]:
+    return [name if default is None else f"{name}={default!r}" for name, default in parameters.items()]
+
+
+def _lines(op: Op, entry: Entry) -> Iterator[str]:
+    for kernel, measured in entry.table():
+        times = measured.times
+        compiled = "" if times.compile_us is None else f"{times.compile_us:.1f}"
+        winner = kernel.id if kernel else "PyTorch runs"
+        yield (
+            f"| {op.name} | {times.workload} | {measured.device} | {winner} | {times.median_us:.1f} "
+            f"| {times.eager_us:.1f} | {compiled} | {times.speedup:.2f} |"
+        )

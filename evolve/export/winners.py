@@ -1,0 +1,113 @@
+"""What of an op's evaluations goes into a package: the kernels that win somewhere on a GPU, and their times."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from archive import kernel as genome
+from archive.binding import IllegalError, accepts, bind
+from archive.kernel import Kernel
+from archive.plan import PlanError
+from archive.records import Evaluation
+from archive.store import Store
+from evolve import population
+from evolve.export.template.manifest import Measured, Shipped
+from evolve.points import point, signature
+from reference_ops.op import Op
+
+Row = tuple[str, Measured]  # a kernel's id and one of its times
+Champions = Mapping[tuple[str, str], Row]  # by the GPU's name and the workload
+
+
+class NoWinnerError(Exception):
+    """No kernel of an op can be exported: the reason."""
+
+
+def gpu_rows(op: Op, store: Store, kernels: Mapping[str, Kernel]) -> list[Row]:
+    """Every time in force that a kernel reached on a GPU, or a NoWinnerError where there is none."""
+    on_gpus = [e for e in store.find(Evaluation, op.name) if e.device.kind == "cuda"]
+    if not on_gpus:
+        raise NoWinnerError("no kernel of it was ever evaluated on a GPU")
+    verdicts = [population.latest(on_gpus, key) for key in dict.fromkeys(e.device.key for e in on_gpus)]
+    passed = [e for verdict in verdicts for e in verdict.values() if e.passed and e.kernel_id in kernels]
+    rows = [(e.kernel_id, measured) for e in passed for measured in _measured(op, kernels[e.kernel_id], e)]
+    if not rows:
+        raise NoWinnerError("no kernel passed on a GPU at any of the workloads that the op has now")
+    return rows
+
+
+def fitting(op: Op, store: Store) -> dict[str, Kernel]:
+    """The archive's kernels that fit the op as its file says it now."""
+    return {kernel.id: kernel for kernel in store.find(Kernel, op.name) if _fits(kernel, op)}
+
+
+def champions(rows: Sequence[Row]) -> Champions:
+    best: dict[tuple[str, str], Row] = {}
+    for kernel, measured in sorted(rows, key=lambda row: row[1].times.median_us):
+        best.setdefault((measured.device, measured.times.workload), (kernel, measured))
+    return best
+
+
+def shipped(rows: Sequence[Row], best: Champions, kernels: Mapping[str, Kernel]) -> tuple[Shipped, ...]:
+    """The champions that beat PyTorch somewhere, with their times wherever some kernel beats PyTorch.
+
+    That may be another champion's ground too: a time there counts where that one refuses a shape near by.
+    """
+    winners = dict.fromkeys(kernel for kernel, measured in best.values() if measured.wins)
+    if not winners:
+        raise NoWinnerError("no kernel is faster on a GPU than the better of eager and torch.compile")
+    won = {ground for ground, (_, measured) in best.items() if measured.wins}
+    there = [(kernel, measured) for kernel, measured in rows if (measured.device, measured.times.workload) in won]
+    return tuple(
+        _shipped(kernels[winner], tuple(measured for kernel, measured in there if kernel == winner))
+        for winner in winners
+    )
+
+
+def pytorch_wins(best: Champions) -> tuple[Measured, ...]:
+    """Where not even the champion beats PyTorch."""
+    return tuple(measured for _, measured in best.values() if not measured.wins)
+
+
+def _shipped(kernel: Kernel, measured: tuple[Measured, ...]) -> Shipped:
+    return Shipped(
+        id=kernel.id,
+        file=f"kernels/{kernel.op}/{kernel.id}.cu",
+        sha256=hashlib.sha256(kernel.text.encode()).hexdigest(),
+        note=kernel.plan.note,
+        when=kernel.plan.when,
+        dtypes=kernel.plan.dtypes,
+        measured=measured,
+    )
+
+
+def _measured(op: Op, kernel: Kernel, evaluation: Evaluation) -> Iterator[Measured]:
+    """The evaluation's times at the workloads that the op still has."""
+    times = {measurement.workload: measurement for measurement in evaluation.measurements}
+    for workload in op.gpu:
+        if workload.key not in times:
+            continue
+        try:
+            at = point(op, workload, evaluation.device)
+            if not accepts(kernel, at):
+                continue
+            bound = bind(kernel, at)
+        except (IllegalError, PlanError):  # the op's file was changed since
+            continue
+        yield Measured(
+            device=evaluation.device.name,
+            arch=evaluation.device.arch,
+            dtype=workload.dtype,
+            dims=dict(workload.dims),
+            parameters=dict(workload.parameters),
+            times=times[workload.key],
+            workspace_bytes=sum(workspace.nbytes for workspace in bound.workspace),
+            deterministic=evaluation.deterministic,
+        )
+
+
+def _fits(kernel: Kernel, op: Op) -> bool:
+    try:
+        genome.check(kernel, signature(op))
+    except PlanError:
+        return False
+    return True

@@ -1,0 +1,48 @@
+"""A run as plain lines, for where no terminal shows the live display."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+from archive.records import Evaluation, Proposal
+from evolve.population import Champion
+from evolve.report.progress import Watcher
+from evolve.report.standing import Standing
+from evolve.report.tables import counts_line, made
+from evolve.report.words import clock, counted, figure, short, times, workload_labels
+
+QUIET_SECONDS = 60.0  # after which a line says that the run still goes on
+
+
+class Log:
+    """Turns events into a line per improvement, and one per minute without any."""
+
+    def __init__(self, watcher: Watcher, workloads: Sequence[str], started: float) -> None:
+        self._watcher, self._started = watcher, started
+        self._labels = workload_labels(workloads)
+        self._spoke = time.monotonic()
+
+    def lines(self, event: Proposal | Evaluation) -> Iterator[str]:
+        won = self._watcher.take(event)
+        now = time.monotonic()
+        if won:
+            yield self._stamped(self._improvement(won))
+        elif now - self._spoke > QUIET_SECONDS:
+            yield self._stamped(counts_line(self._standing()))
+        else:
+            return
+        self._spoke = now
+
+    def _improvement(self, won: tuple[Champion, ...]) -> str:
+        best = max(won, key=lambda champion: champion.measurement.speedup)
+        label = self._labels.of.get(best.workload, best.workload)
+        return (
+            f"{short(best.kernel_id)} {made(self._standing(), best.kernel_id)}: fastest on "
+            f"{counted(len(won), 'workload')}, such as {label} in {figure(best.measurement.median_us)} µs "
+            f"({times(best.measurement.speedup)})"
+        )
+
+    def _standing(self) -> Standing:
+        return self._watcher.progress().standing
+
+    def _stamped(self, text: str) -> str:
+        return f"{clock(time.monotonic() - self._started):>6}  {text}"

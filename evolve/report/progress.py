@@ -1,0 +1,120 @@
+"""What a run has seen so far. The loop and the engine tell it; the live display reads it from another thread."""
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from archive.kernel import Kernel
+from archive.records import DeviceInfo, Evaluation, Proposal
+from archive.store import Store
+from evolve import population
+from evolve.population import Champion
+from evolve.report.standing import Standing, standing
+from evolve.report.words import one_line, short
+
+FAILURES_KEPT = 6
+RATE_SECONDS = 30.0  # the window that evaluations per second are counted over
+
+
+@dataclass(frozen=True)
+class Trying:
+    kernel_id: str
+    phase: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A run at one moment."""
+
+    standing: Standing
+    trying: tuple[Trying, ...]
+    failures: tuple[str, ...]  # newest first, one line each
+    evaluated: int  # in this run
+    per_second: float
+
+
+class Phases:
+    """Which phase each kernel at work is in; an engine may tell from any thread."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, str] = {}
+
+    def watch(self, kernel_id: str, phase: str) -> None:
+        self._now[kernel_id] = phase
+
+    def done(self, kernel_id: str) -> None:
+        self._now.pop(kernel_id, None)
+
+    def now(self) -> tuple[Trying, ...]:
+        return tuple(Trying(kernel_id, phase) for kernel_id, phase in list(self._now.items()))
+
+
+class Watcher:
+    """Collects what the loop yields, on top of what the archive held before."""
+
+    def __init__(self, op: str, device: DeviceInfo, store: Store, phases: Phases) -> None:
+        self._op, self._device, self._phases = op, device, phases
+        self._lock = threading.Lock()
+        self._kernels = {kernel.id: kernel for kernel in store.find(Kernel, op)}
+        self._proposals = store.find(Proposal, op)
+        self._evaluations = store.find(Evaluation, op)
+        self._known = {proposal.id for proposal in self._proposals}
+        self._failures: deque[str] = deque(maxlen=FAILURES_KEPT)
+        self._finished: list[float] = []
+        self._standing: Standing | None = None
+        self._held = {champion.workload: champion for champion in self._now().champions}
+
+    def take(self, event: Proposal | Evaluation) -> tuple[Champion, ...]:
+        """Note what happened; the champions that it brought."""
+        with self._lock:
+            self._standing = None
+            if isinstance(event, Evaluation):
+                return self._evaluated(event)
+            self._proposed(event)
+            return ()
+
+    def progress(self) -> Progress:
+        with self._lock:
+            return Progress(
+                standing=self._now(),
+                trying=self._phases.now(),
+                failures=tuple(reversed(self._failures)),
+                evaluated=len(self._finished),
+                per_second=self._rate(),
+            )
+
+    def _now(self) -> Standing:
+        if self._standing is None:
+            self._standing = standing(
+                self._op, self._device, list(self._kernels.values()), list(self._proposals), list(self._evaluations)
+            )
+        return self._standing
+
+    def _proposed(self, proposal: Proposal) -> None:
+        if proposal.id not in self._known:
+            self._known.add(proposal.id)
+            self._proposals.append(proposal)
+        if proposal.kernel:
+            self._kernels.setdefault(proposal.kernel.id, proposal.kernel)
+        else:
+            self._failures.append(f"{proposal.operator}: no kernel: {one_line(proposal.failure)}")
+
+    def _evaluated(self, evaluation: Evaluation) -> tuple[Champion, ...]:
+        self._evaluations.append(evaluation)
+        self._phases.done(evaluation.kernel_id)
+        self._finished.append(time.monotonic())
+        if not evaluation.passed:
+            self._failures.append(f"{short(evaluation.kernel_id)} {evaluation.outcome}: {one_line(evaluation.log)}")
+        won = tuple(
+            champion
+            for champion in population.champions([evaluation])
+            if (held := self._held.get(champion.workload)) is None
+            or champion.measurement.median_us < held.measurement.median_us
+        )
+        self._held.update({champion.workload: champion for champion in won})
+        return won
+
+    def _rate(self) -> float:
+        recent = [moment for moment in self._finished if moment > time.monotonic() - RATE_SECONDS]
+        return len(recent) / max(1.0, min(RATE_SECONDS, time.monotonic() - self._finished[0])) if recent else 0.0

@@ -1,0 +1,65 @@
+"""Where things stand, printed: after a run, for `top`, and after evaluating."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from evolve.report.standing import Standing
+from evolve.report.tables import champions_table, counts_line, fitted, footnotes, headline, plain_table, population_table
+from evolve.report.words import short, times
+
+
+def print_standing(
+    shown: Console, standing: Standing, workloads: Sequence[str] = (), *, population: bool = True
+) -> None:
+    """Champions against PyTorch, the population if wanted, and what became of everything else."""
+    shown.print(headline(standing))
+    if standing.champions or workloads:
+        shown.print(champions_table(standing, shown.width, workloads))
+        shown.print(footnotes(standing, workloads), style="dim")
+    if population and standing.population:
+        shown.print("\nalive", style="bold")
+        shown.print(population_table(standing, shown.width))
+        shown.print("mean: geometric mean of the speedups; on: workloads it accepts", style="dim")
+    shown.print(f"\n{counts_line(standing)}")
+
+
+def standings_table(found: Sequence[Standing], width: int) -> Table:
+    """A line per op and device."""
+    numbers = ["won", "best", "worst", "alive", "judged", "pending"]
+    table = plain_table("op", "device", *numbers, "fittest", numbers=numbers)
+    for standing in found:
+        speedups = [champion.measurement.speedup for champion in standing.champions]
+        won = sum(speedup > 1 for speedup in speedups)
+        name = standing.device.name if standing.device.kind == "cuda" else f"{standing.device.name} (CPU times)"
+        table.add_row(
+            fitted(standing.op, "bold"),
+            fitted(name, "" if standing.device.kind == "cuda" else "yellow"),
+            f"{won}/{len(speedups)}",
+            times(max(speedups, default=None)),
+            times(min(speedups, default=None)),
+            str(len(standing.population)),
+            str(len(standing.verdicts)),
+            str(standing.pending),
+            short(standing.population[0].kernel_id) if standing.population else "-",
+        )
+    return table
+
+
+def print_next_steps(shown: Console, standing: Standing, given: str) -> None:
+    """What can be typed now; `given` is what every command needs to find the archive."""
+    steps = [(f"evolve top {standing.op}{given}", "everything that is alive")]
+    if standing.population:
+        fittest = standing.population[0].kernel_id
+        steps.append((f"evolve show {short(fittest)}{given}", "the fittest kernel"))
+    if standing.champions and standing.device.kind == "cuda":
+        steps.append((f"evolve export {standing.op}{given}", "a package of the champions"))
+    elif standing.champions:
+        steps.append((f"evolve run {standing.op}{given}", "on a machine with a GPU: measures the same kernels there"))
+    table = Table.grid(padding=(0, 3, 0, 0))
+    for command, purpose in steps:
+        table.add_row(Text(f"  {command}", "cyan", no_wrap=True), fitted(purpose, "dim"))
+    shown.print("\nnext")
+    shown.print(table)

@@ -1,0 +1,92 @@
+"""The shipped kernels fit their ops, and between them take on every workload."""
+
+import itertools
+
+import pytest
+
+from archive import binding, kernel, library
+from archive.binding import IllegalError
+from archive.kernel import Kernel
+from archive.records import DeviceInfo
+from evolve.points import point, signature
+from reference_ops import catalog
+from reference_ops.op import Op
+
+OPS = [catalog.load(name) for name in catalog.names()]
+SHIPPED = [
+    pytest.param(op, shipped, id=f"{op.name} {shipped.id}") for op in OPS for shipped in library.shipped(op.name)
+]
+DEVICES = [
+    DeviceInfo("cuda", "NVIDIA H200", "sm_90a", 132, 232_448),
+    DeviceInfo("emulated", "a processor", "sm_90a", 4, 232_448),
+]
+each = pytest.mark.parametrize(("op", "shipped"), SHIPPED)
+on_devices = pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.kind)
+
+
+def settings(shipped: Kernel) -> list[dict[str, int]]:
+    names = [name for name, _ in shipped.plan.knobs]
+    return [dict(zip(names, values, strict=True)) for values in itertools.product(*(v for _, v in shipped.plan.knobs))]
+
+
+def test_an_op_without_shipped_kernels_has_none() -> None:
+    assert library.shipped("no_such_op") == []
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_no_two_shipped_kernels_are_the_same(op: Op) -> None:
+    shipped = library.shipped(op.name)
+    assert len({kernel.id for kernel in shipped}) == len(shipped) >= 2
+
+
+@each
+def test_a_shipped_kernel_makes_sense_for_its_op(op: Op, shipped: Kernel) -> None:
+    kernel.check(shipped, signature(op))
+
+
+@each
+def test_a_shipped_kernel_survives_printing(op: Op, shipped: Kernel) -> None:
+    assert kernel.parse(shipped.text) == shipped
+
+
+@each
+def test_a_shipped_file_is_in_canonical_form(op: Op, shipped: Kernel) -> None:
+    folder = catalog.PACKAGE.parent / "archive" / "kernels" / op.name
+    assert shipped.text in [path.read_text() for path in folder.glob("*.cu")]
+
+
+@on_devices
+@each
+def test_a_shipped_kernel_binds_wherever_it_says_it_does(op: Op, shipped: Kernel, device: DeviceInfo) -> None:
+    for workload in (*op.workloads(device.kind), *op.awkward):
+        at = point(op, workload, device)
+        if binding.accepts(shipped, at):
+            assert binding.bind(shipped, at).launches, workload.key
+
+
+@each
+def test_a_shipped_kernel_has_knobs_to_turn(op: Op, shipped: Kernel) -> None:
+    assert 10 <= len(settings(shipped)) <= 300
+
+
+@each
+def test_most_knob_settings_are_legal_on_a_gpu(op: Op, shipped: Kernel) -> None:
+    accepted = [at for w in op.gpu if binding.accepts(shipped, at := point(op, w, DEVICES[0]))]
+    legal = sum(_binds(shipped.with_knobs(setting), at) for setting in settings(shipped) for at in accepted)
+    assert legal > len(accepted) * len(settings(shipped)) / 2
+
+
+@on_devices
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_some_shipped_kernel_takes_on_every_workload(op: Op, device: DeviceInfo) -> None:
+    for workload in (*op.workloads(device.kind), *op.awkward):
+        at = point(op, workload, device)
+        assert any(binding.accepts(shipped, at) for shipped in library.shipped(op.name)), workload.key
+
+
+def _binds(candidate: Kernel, at: binding.Point) -> bool:
+    try:
+        binding.bind(candidate, at)
+    except IllegalError:
+        return False
+    return True

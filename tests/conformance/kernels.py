@@ -1,0 +1,54 @@
+"""Kernels for device tests: the device code and its launch, without an op."""
+
+from collections.abc import Mapping
+
+import torch
+
+from archive.binding import Bound, Point, bind
+from archive.kernel import Kernel, parse
+from evolve.devices.device import Device
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def bound(
+    kernel: Kernel | str, tensors: Tensors, dims: Mapping[str, int | float] | None = None, dtype: str = "float32"
+) -> Bound:
+    """A kernel bound at a point made of these tensors; floats among the dims are the op's parameters."""
+    kernel = parse(kernel) if isinstance(kernel, str) else kernel
+    sizes = dims or {}
+    return bind(
+        kernel,
+        Point(
+            dtype=dtype,
+            dims={name: value for name, value in sizes.items() if isinstance(value, int)},
+            parameters={name: value for name, value in sizes.items() if isinstance(value, float)},
+            tensors={name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()},
+            sms=4,
+            shared_bytes=232448,
+        ),
+    )
+
+
+def run(device: Device, kernel: Kernel | str, tensors: Tensors, dims: Mapping[str, int | float] | None = None) -> Bound:
+    """Compile and run once; the tensors are moved to the device and back."""
+    plan = bound(kernel, tensors, dims)
+    program = device.compile(plan)
+    there = {name: tensor.to(device.torch_device) for name, tensor in tensors.items()}
+    for workspace in plan.workspace:
+        dtype = getattr(torch, workspace.dtype)
+        there[workspace.name] = torch.full((workspace.elements,), 77, dtype=dtype, device=device.torch_device)
+    device.run(program, there)
+    for name, tensor in tensors.items():
+        tensor.copy_(there[name])
+    return plan
+
+
+def single(body: str, args: str, block: str = "[32]", grid: str = "[1]", more: str = "", top: str = "") -> str:
+    """A kernel with one launch: `args` are C parameters as in `const float* x, int n`; the plan names them likewise."""
+    names = ", ".join(f'"{parameter.split()[-1].lstrip("*&")}"' for parameter in args.split(",") if parameter.strip())
+    return (
+        f'/*---\nop = "test"\n{top}\n[[launch]]\nentry = "test_entry"\ngrid = {grid}\nblock = {block}\nargs = [{names}]\n'
+        f"{more}\n---*/\n#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
+        f'extern "C" __global__ void test_entry({args}) {{\n{body}\n}}\n'
+    )

@@ -1,0 +1,128 @@
+"""What every proposer must do. To add one, write how it is made and add it to PROPOSERS."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+from scripted_endpoint import KEY, MODEL, Rule, ScriptedEndpoint, answer, completion_body, in_fence, status
+from small_op import BROKEN_TEXT, KERNEL_TEXT, OP, SLOW_TEXT, failed, passed, request
+
+from archive.exchange import encode_custom_id
+from archive.kernel import parse, parse_for
+from archive.records import Proposal
+from evolve.points import signature
+from evolve.proposers.llm import LlmProposer
+from evolve.proposers.offline import OfflineProposer
+from evolve.proposers.proposer import Proposer, Request
+from evolve.proposers.tell import TellProposer
+
+Opened = AbstractContextManager[Proposer]
+PARENT = passed(parse(KERNEL_TEXT))
+FAILURE = failed(parse(BROKEN_TEXT))
+OTHER_TEXT = SLOW_TEXT.replace("[64]", "[32]").replace("64)", "32)").replace("* 64", "* 32")
+
+
+def offline(folder: Path) -> Opened:
+    return nullcontext(OfflineProposer())
+
+
+def told(folder: Path) -> Opened:
+    """A kernel from a person, and a batch with a good, a bad and a failed reply."""
+    (folder / "slow.cu").write_text(SLOW_TEXT)
+    replies = in_fence(OTHER_TEXT), "I would rather not.", in_fence(KERNEL_TEXT.replace("[knobs]", "[dials]"))
+    lines = [
+        json.dumps(
+            {
+                "custom_id": encode_custom_id(OP.name, "draft", (), str(number)),
+                "response": {"status_code": 200, "body": completion_body(reply)},
+                "error": None,
+            }
+        )
+        for number, reply in enumerate(replies)
+    ]
+    (folder / "out.jsonl").write_text("\n".join([*lines, "{broken", ""]))
+    return nullcontext(TellProposer((folder / "slow.cu", folder / "out.jsonl")))
+
+
+@contextmanager
+def asked(folder: Path) -> Iterator[Proposer]:
+    """A model that repairs, improves now and then, and whose server fails otherwise."""
+    rules = Rule(("# Repair this kernel",), answer(in_fence(SLOW_TEXT))), Rule(("No kernel could",), answer("Never."))
+    steps = [answer(in_fence(OTHER_TEXT)), answer("I would rather not."), status(500), answer(in_fence("/*---\n"))] * 5
+    with ScriptedEndpoint(steps, rules=rules) as endpoint:
+        yield LlmProposer(MODEL, endpoint.base_url, KEY, concurrency=1, max_retries=0)
+
+
+PROPOSERS: dict[str, Callable[[Path], Opened]] = {"offline": offline, "tell": told, "llm": asked}
+
+
+@pytest.fixture(params=PROPOSERS)
+def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Opened]:
+    """Makes the proposer afresh, as often as a test likes."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    make = PROPOSERS[request.param]
+    return lambda: make(tmp_path)
+
+
+def situation(wanted: int = 8) -> Request:
+    return request(wanted, seed=7, parents=(PARENT,), failures=(FAILURE,))
+
+
+def proposed(opened: Callable[[], Opened], wanted: int = 8) -> list[Proposal]:
+    with opened() as proposer:
+        return list(proposer.propose(situation(wanted)))
+
+
+def test_there_are_kernels_to_look_at(opened: Callable[[], Opened]) -> None:
+    assert any(proposal.kernel for proposal in proposed(opened))
+
+
+def test_a_proposer_has_a_name(opened: Callable[[], Opened]) -> None:
+    with opened() as proposer:
+        assert proposer.name
+
+
+def test_proposals_name_the_op_and_the_run(opened: Callable[[], Opened]) -> None:
+    assert {(proposal.op, proposal.run) for proposal in proposed(opened)} == {(OP.name, "run-1")}
+
+
+def test_proposals_say_how_and_by_whom_they_were_made(opened: Callable[[], Opened]) -> None:
+    assert all(proposal.operator and proposal.proposer for proposal in proposed(opened))
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2, 3])
+def test_no_more_is_proposed_than_is_wanted(opened: Callable[[], Opened], wanted: int) -> None:
+    assert len(proposed(opened, wanted)) <= wanted
+
+
+def test_the_same_seed_gives_the_same_proposals(opened: Callable[[], Opened]) -> None:
+    first, second = proposed(opened), proposed(opened)
+    assert [proposal.id for proposal in first] == [proposal.id for proposal in second]
+
+
+def test_every_kernel_parses_back_to_its_id(opened: Callable[[], Opened]) -> None:
+    for proposal in proposed(opened):
+        if proposal.kernel:
+            assert parse(proposal.kernel.text).id == proposal.kernel_id
+
+
+def test_every_kernel_fits_the_op(opened: Callable[[], Opened]) -> None:
+    for proposal in proposed(opened):
+        if proposal.kernel:
+            assert parse_for(proposal.kernel.text, signature(OP)) == proposal.kernel
+
+
+def test_a_proposal_holds_a_kernel_or_a_reason(opened: Callable[[], Opened]) -> None:
+    assert all((proposal.kernel is None) == bool(proposal.failure) for proposal in proposed(opened))
+
+
+def test_parents_are_kernels_that_the_proposer_was_shown(opened: Callable[[], Opened]) -> None:
+    shown = {PARENT.kernel.id, FAILURE.kernel.id}
+    assert all(set(proposal.parents) <= shown for proposal in proposed(opened))
+
+
+def test_proposals_can_be_left_half_read(opened: Callable[[], Opened]) -> None:
+    with opened() as proposer:
+        assert next(iter(proposer.propose(situation()))).op == OP.name

@@ -1,0 +1,265 @@
+"""What only the emulated device does: it finds what a GPU would let pass, or hang on."""
+
+import pytest
+import torch
+from conformance.kernels import bound, run, single
+
+from archive.records import Outcome
+from evolve.devices.device import RejectedError
+from evolve.devices.emulated.device import EmulatedDevice
+
+I32 = torch.int32
+
+
+@pytest.fixture(scope="module")
+def device() -> EmulatedDevice:
+    return EmulatedDevice()
+
+
+def rejected(device: EmulatedDevice, kernel: str, size: int = 4096) -> RejectedError:
+    with pytest.raises(RejectedError) as caught:
+        run(device, kernel, {"y": torch.zeros(size, dtype=I32)})
+    return caught.value
+
+
+def out_of(device: EmulatedDevice, kernel: str, size: int, dtype: torch.dtype = I32) -> list[float]:
+    y = torch.zeros(size, dtype=dtype)
+    run(device, kernel, {"y": y})
+    values: list[float] = y.tolist()
+    return values
+
+
+def test_its_info_says_that_it_is_emulated(device: EmulatedDevice) -> None:
+    assert (device.info.kind, device.info.arch, device.info.sms) == ("emulated", "sm_90a", 4)
+
+
+def test_threads_at_different_barriers_are_a_deadlock(device: EmulatedDevice) -> None:
+    body = """
+    if (threadIdx.x < 17) __syncthreads();
+    else if (threadIdx.x < 32) __shfl_sync(threadIdx.x % 32 < 28 ? 0xfffffff0 : 0xfffffff0, 1, 20);"""
+    error = rejected(device, single(body, "int* y"))
+    assert error.outcome == Outcome.LAUNCH_ERROR
+    assert "deadlock in block (0,0,0): 17 threads wait at __syncthreads, 15 threads wait at a warp operation" in error.log
+    assert "lanes 4,5,6,7,8,9,10,11,12,13,14,15,16 of warp 0 never reach" in error.log
+
+
+def test_a_warp_operation_that_some_lanes_skip_is_a_deadlock(device: EmulatedDevice) -> None:
+    body = "if (threadIdx.x != 4) __shfl_sync(0xffffffff, 1, 0);\n__syncthreads();"
+    error = rejected(device, single(body, "int* y", block="[64]"))
+    assert "33 threads wait at __syncthreads, 31 threads wait at a warp operation that lanes 4 of warp 0" in error.log
+
+
+def test_the_device_goes_on_after_a_deadlock(device: EmulatedDevice) -> None:
+    y = torch.zeros(64, dtype=I32)
+    kernel = single(
+        "if (n && threadIdx.x == 4) __syncwarp();\ny[threadIdx.x] = __shfl_sync(0xffffffff, (int)threadIdx.x, 1);",
+        "int* y, int n", block="[64]",
+    )  # fmt: skip
+    with pytest.raises(RejectedError, match="deadlock"):
+        run(device, kernel, {"y": y}, {"n": 1})
+    run(device, kernel, {"y": y}, {"n": 0})
+    assert y.tolist() == [1] * 32 + [33] * 32
+
+
+def test_one_program_goes_on_after_its_own_failure(device: EmulatedDevice) -> None:
+    y = torch.zeros(256, dtype=I32)
+    body = "if (y[0] == 5 && threadIdx.x > 60) __trap();\n__syncthreads();\ny[threadIdx.x] = __syncthreads_count(1);"
+    program = device.compile(bound(single(body, "int* y", block="[256]"), {"y": y}))
+    y[0] = 5
+    with pytest.raises(RejectedError, match="__trap"):
+        device.run(program, {"y": y})
+    y[0] = 0
+    device.run(program, {"y": y})
+    assert y.tolist() == [256] * 256
+
+
+def test_a_lane_outside_its_own_mask_is_refused(device: EmulatedDevice) -> None:
+    error = rejected(device, single("__shfl_sync(0x1, 1, 0);", "int* y"))
+    assert error.outcome == Outcome.LAUNCH_ERROR
+    assert "mask 0x00000001 leaves it out" in error.log
+
+
+def test_a_trap_is_a_crash_of_the_kernel_alone(device: EmulatedDevice) -> None:
+    error = rejected(device, single("if (threadIdx.x == 3) __trap();\n__syncthreads();", "int* y"))
+    assert error.outcome == Outcome.CRASHED
+    assert "thread (3,0,0): __trap()" in error.log
+
+
+def test_a_failed_assertion_says_what_and_where(device: EmulatedDevice) -> None:
+    kernel = single("assert(blockIdx.x != 2);", "int* y", grid="[4]")
+    line = bound(kernel, {"y": torch.zeros(1, dtype=I32)}).kernel.text.splitlines().index("assert(blockIdx.x != 2);") + 1
+    error = rejected(device, kernel)
+    assert error.outcome == Outcome.CRASHED
+    assert f"block (2,0,0), thread (0,0,0): assertion failed: blockIdx.x != 2 at kernel.cu({line})" in error.log
+
+
+def test_a_grid_barrier_in_an_ordinary_launch_is_refused(device: EmulatedDevice) -> None:
+    error = rejected(device, single("cooperative_groups::this_grid().sync();", "int* y"))
+    assert "cooperative = true" in error.log
+
+
+def test_blocks_that_end_before_a_grid_barrier_are_a_deadlock(device: EmulatedDevice) -> None:
+    body = "if (blockIdx.x) cooperative_groups::this_grid().sync();"
+    error = rejected(device, single(body, "int* y", grid="[4]", more="cooperative = true"))
+    assert "others have ended" in error.log
+
+
+def test_a_trap_stops_the_other_blocks_of_a_cooperative_grid(device: EmulatedDevice) -> None:
+    body = "if (blockIdx.x == 1) __trap();\ncooperative_groups::this_grid().sync();"
+    error = rejected(device, single(body, "int* y", grid="[4]", more="cooperative = true"))
+    assert error.outcome == Outcome.CRASHED
+
+
+@pytest.mark.parametrize("declared", ["__shared__ float s[64];", "extern __shared__ float s[];"])
+def test_shared_memory_begins_as_garbage_that_shows(device: EmulatedDevice, declared: str) -> None:
+    body = f"{declared}\ny[blockIdx.x * 64 + threadIdx.x] = s[threadIdx.x];\n__syncthreads();\ns[threadIdx.x] = 0.f;"
+    kernel = single(body, "float* y", block="[64]", grid="[4]", more="shared = 256")
+    values = torch.tensor(out_of(device, kernel, 256, torch.float32)).view(4, 64)
+    assert values[0].isnan().all()
+    assert (values[1] > 1e38).all()
+
+
+def test_shared_memory_in_templates_and_scalars_is_garbage_too(device: EmulatedDevice) -> None:
+    kernel = single("y[0] = held<int>(3); y[1] = held<float>(1); y[2] = held<int>(0);", "int* y", block="[1]").replace(
+        'extern "C"',
+        "template <class T> __device__ int held(int i) { static __shared__ T v[4], w; "
+        "int found = *(int*)&v[i] == -1 && *(int*)&w == -1; v[0] = 5; return found; }\n" 'extern "C"',
+    )
+    assert out_of(device, kernel, 3) == [1, 1, 0]
+
+
+def test_shared_memory_at_namespace_scope_serves_every_function(device: EmulatedDevice) -> None:
+    kernel = single("table[threadIdx.x] = threadIdx.x;\nraw[threadIdx.x] = 2;\n__syncthreads();\ny[threadIdx.x] = other();", "int* y").replace(
+        'extern "C"',
+        "extern __shared__\n    __align__(16) int raw[];\n__shared__ int table[32];\n"
+        "__device__ int other() { return table[31 - threadIdx.x] * raw[threadIdx.x]; }\n" 'extern "C"',
+    ).replace('args = ["y"]', 'args = ["y"]\nshared = 128')  # fmt: skip
+    assert out_of(device, kernel, 32) == list(range(62, -1, -2))
+
+
+def test_shared_memory_at_namespace_scope_works_in_cooperative_grids(device: EmulatedDevice) -> None:
+    body = "raw[threadIdx.x] = blockIdx.x;\ncooperative_groups::this_grid().sync();\ny[blockIdx.x] = raw[31];"
+    kernel = single(body, "int* y", grid="[6]", more="shared = 128\ncooperative = true")
+    assert out_of(device, kernel.replace('extern "C"', 'extern __shared__ int raw[];\nextern "C"'), 6) == list(range(6))
+
+
+def test_blocks_do_not_run_in_ascending_order(device: EmulatedDevice) -> None:
+    body = "y[1 + atomicAdd(y, 1)] = blockIdx.x;"
+    order = out_of(device, single(body, "int* y", block="[1]", grid="[20]"), 21)[1:]
+    assert sorted(order) == list(range(20))
+    assert sum(a < b for a, b in zip(order, order[1:], strict=False)) < 15
+
+
+def test_a_missing_barrier_shows(device: EmulatedDevice) -> None:
+    body = """
+    __shared__ int s[128];
+    s[threadIdx.x] = threadIdx.x;
+    y[blockIdx.x * 128 + threadIdx.x] = s[threadIdx.x ^ 64];"""
+    values = torch.tensor(out_of(device, single(body, "int* y", block="[128]", grid="[2]"), 256)).view(2, 128)
+    right = torch.arange(128) ^ 64
+    assert not (values[0] == right).all()
+    assert not (values[1] == right).all()
+
+
+def test_threads_of_a_block_may_wait_for_each_other_by_atomics(device: EmulatedDevice) -> None:
+    body = """
+    __shared__ int turn;
+    if (threadIdx.x == 0) turn = 0;
+    __syncthreads();
+    while (atomicAdd(&turn, 0) != 63 - threadIdx.x) {}
+    y[threadIdx.x] = turn;
+    atomicAdd(&turn, 1);"""
+    assert out_of(device, single(body, "int* y", block="[64]"), 64) == list(range(63, -1, -1))
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ('asm volatile("membar.gl;");', "inline PTX"),
+        ("nvcuda::wmma::mma_sync(0, 0, 0, 0);", "tensor cores"),
+        ("cuda::barrier<cuda::thread_scope_block> b;", "cuda::"),
+        ("test_entry<<<1, 1>>>(y);", "<<<"),
+        ("auto c = cooperative_groups::this_cluster();", "clusters"),
+        ("tex2D<float>(0, 1, 2);", "textures"),
+    ],
+)
+def test_what_needs_a_gpu_is_unsupported_and_not_wrong(device: EmulatedDevice, code: str, what: str) -> None:
+    error = rejected(device, single(code, "int* y"))
+    assert error.outcome == Outcome.UNSUPPORTED
+    assert what in error.log
+
+
+@pytest.mark.parametrize("header", ["mma.h", "cuda/barrier", "cub/cub.cuh", "cuda_pipeline.h"])
+def test_headers_of_the_device_are_unsupported(device: EmulatedDevice, header: str) -> None:
+    error = rejected(device, single("", "int* y").replace("cuda_fp16.h", header))
+    assert error.outcome == Outcome.UNSUPPORTED
+    assert header in error.log
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["#include <iostream>", "# include <sys/mman.h>", "#/* */include <fstream>", "%:include <thread>", "#include FILE",
+     "#inc\\\nlude <unistd.h>", "#include_next <stdio.h>", '#include "../../etc/passwd"'],
+)  # fmt: skip
+def test_no_include_reaches_the_host(device: EmulatedDevice, line: str) -> None:
+    error = rejected(device, single("", "int* y").replace("#include <cuda_fp16.h>", line))
+    assert error.outcome == Outcome.COMPILE_ERROR
+
+
+def test_words_in_comments_and_strings_do_not_count(device: EmulatedDevice) -> None:
+    body = '// asm, <<<, cuda::barrier\n/* wmma::x\n#include <thread>\n*/\nif (n > 5) printf("asm(%d) <<<\\n", n);\ny[0] = 1\'000;'
+    y = torch.zeros(1, dtype=I32)
+    run(device, single(body, "int* y, int n"), {"y": y}, {"n": 1})
+    assert y.tolist() == [1000]
+
+
+def test_a_function_without_global_is_no_entry(device: EmulatedDevice) -> None:
+    error = rejected(device, single("y[0] = 1;", "int* y").replace('extern "C" __global__', 'extern "C" __device__'))
+    assert error.outcome == Outcome.MALFORMED
+
+
+def test_an_entry_in_an_extern_c_block_with_launch_bounds_is_found(device: EmulatedDevice) -> None:
+    kernel = single("y[0] = 1;", "int* y").replace('extern "C" __global__ void', 'extern "C" {\n__global__ void __launch_bounds__(32, 2)')
+    assert out_of(device, kernel + "}\n", 1) == [1]
+
+
+def test_an_entry_made_by_a_macro_is_found(device: EmulatedDevice) -> None:
+    kernel = single("y[0] = 1;", "int* y").replace(
+        'extern "C" __global__ void test_entry(int* y)',
+        '#define KERNEL(name, ...) extern "C" __global__ void name(__VA_ARGS__)\nKERNEL(test_entry, int* y)',
+    )
+    assert out_of(device, kernel, 1) == [1]
+
+
+def test_what_else_compiles_the_kernel_can_refuse_it() -> None:
+    def refuse(_: object) -> None:
+        raise RejectedError(Outcome.COMPILE_ERROR, "not for a GPU")
+
+    error = rejected(EmulatedDevice(also_compile=refuse), single("y[0] = 1;", "int* y"))
+    assert error.log == "not for a GPU"
+
+
+def test_a_long_compile_log_is_cut(device: EmulatedDevice) -> None:
+    error = rejected(device, single("\n".join(f"missing_{i}();" for i in range(500)), "int* y"))
+    assert error.outcome == Outcome.COMPILE_ERROR
+    assert len(error.log) < 4100
+
+
+def test_more_static_shared_memory_than_48_kilobytes_does_not_compile(device: EmulatedDevice) -> None:
+    error = rejected(device, single("__shared__ float s[13000];\ns[threadIdx.x] = 0.f;", "int* y"))
+    assert error.outcome == Outcome.COMPILE_ERROR
+    assert "extern __shared__" in error.log
+
+
+def test_static_and_dynamic_shared_memory_count_together(device: EmulatedDevice) -> None:
+    error = rejected(device, single("__shared__ float s[2000];\ns[threadIdx.x] = 0.f;", "int* y", more="shared = 230000"))
+    assert error.outcome == Outcome.ILLEGAL
+
+
+def test_large_local_arrays_fit_on_a_threads_stack(device: EmulatedDevice) -> None:
+    body = """
+    float held[8192];
+    for (int i = 0; i < 8192; ++i) held[i] = (float)(i + threadIdx.x);
+    __syncthreads();
+    y[threadIdx.x] = (int)held[(y[threadIdx.x] + 8191) % 8192];"""
+    assert out_of(device, single(body, "int* y"), 32) == [8191 + t for t in range(32)]

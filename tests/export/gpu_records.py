@@ -1,0 +1,67 @@
+"""Archives as they would come from a GPU, for tests of what is exported from them. The times are made up."""
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+from archive import library
+from archive.kernel import Kernel
+from archive.records import DeviceInfo, Evaluation, Measurement, Outcome
+from archive.store import SqliteStore, open_archive
+from evolve.export.builder import ExportReport, export
+from reference_ops import catalog
+from reference_ops.op import Op
+
+H200 = DeviceInfo("cuda", "NVIDIA H200", "sm_90a", 132, 232_448)
+A100 = DeviceInfo("cuda", "NVIDIA A100", "sm_80", 108, 166_912)
+EMULATOR = DeviceInfo("emulated", "emulated", "host", 4, 49_152)
+PYTORCH_US = 100.0
+
+
+def times(workload: str, median_us: float, width: float = 0.02) -> Measurement:
+    """A time beside PyTorch's 100 us, with an interval of +- 2 %."""
+    low, high = median_us * (1 - width), median_us * (1 + width)
+    return Measurement(workload, median_us, low, high, 50, PYTORCH_US, PYTORCH_US + 1, 10.0)
+
+
+def passed(kernel: Kernel, medians_us: Mapping[str, float], device: DeviceInfo = H200) -> Evaluation:
+    measurements = tuple(times(workload, median) for workload, median in medians_us.items())
+    return Evaluation(kernel.id, kernel.op, device, Outcome.PASSED, "", measurements, deterministic=True)
+
+
+def everywhere(op: Op, median_us: float) -> dict[str, float]:
+    return {workload.key: median_us for workload in op.gpu}
+
+
+def archive_of(folder: Path, *records: Kernel | Evaluation) -> SqliteStore:
+    store = open_archive(folder / "archive.db")
+    store.append(*records)
+    return store
+
+
+def shipped(op: str, stem: int = 0) -> Kernel:
+    return library.shipped(op)[stem]
+
+
+def ops(*names: str) -> list[tuple[Op, Path]]:
+    return [(catalog.load(name), catalog.locate(name)) for name in names]
+
+
+def exported(folder: Path, *names: str, package: str = "primitives", device: DeviceInfo = H200) -> ExportReport:
+    """A package in which the simple kernel of each op wins everywhere."""
+    records: list[Kernel | Evaluation] = []
+    for name in names:
+        kernel = shipped(name)
+        records += [kernel, passed(kernel, everywhere(catalog.load(name), 50.0), device)]
+    return export(archive_of(folder, *records), ops(*names), folder / "out", package)
+
+
+def imported(folder: Path, package: str) -> ModuleType:
+    """An exported package, imported from its folder under a name that no other test uses."""
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(package)
+    finally:
+        sys.path.remove(str(folder))

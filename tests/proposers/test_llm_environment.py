@@ -1,0 +1,77 @@
+"""Which server, key and model the environment means."""
+
+import pytest
+from scripted_endpoint import KEY, MODEL, ScriptedEndpoint, Step, answer, in_fence, models, raw, status
+from small_op import KERNEL, KERNEL_TEXT, request
+
+from evolve.errors import UserError
+from evolve.proposers.llm import LlmProposer, choose_model, from_environment
+
+GOOD = answer(in_fence(KERNEL_TEXT))
+NOBODY = "http://127.0.0.1:9/v1"  # the discard port, where nobody listens
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def test_the_wished_model_is_taken() -> None:
+    assert choose_model(NOBODY, "", "mine") == "mine"
+
+
+def test_without_a_server_of_ones_own_there_is_a_default_model() -> None:
+    assert choose_model("", KEY, "") == "gpt-5"
+
+
+def test_else_the_first_model_of_the_server_is_taken() -> None:
+    with ScriptedEndpoint(models_step=models("first", "second")) as endpoint:
+        assert choose_model(endpoint.base_url, KEY, "") == "first"
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        (models(), "offers no models"),
+        (raw("<html>"), "does not list its models"),
+        (status(404), "does not list its models"),
+        (status(401), "refused the key"),
+    ],
+    ids=["none", "html", "404", "401"],
+)
+def test_a_server_without_a_list_of_models_wants_one_named(step: Step, reason: str) -> None:
+    with ScriptedEndpoint(models_step=step) as endpoint, pytest.raises(UserError, match=reason):
+        choose_model(endpoint.base_url, KEY, "")
+
+
+def test_the_environment_names_the_server_and_the_key() -> None:
+    with ScriptedEndpoint(otherwise=GOOD) as endpoint:
+        found = from_environment("", {**endpoint.environment, "EVOLVE_LLM_TIMEOUT": "12.5"})
+        assert found == LlmProposer(MODEL, endpoint.base_url, KEY, timeout_seconds=12.5)
+
+
+def test_a_server_of_ones_own_needs_no_key() -> None:
+    with ScriptedEndpoint(otherwise=GOOD) as endpoint:
+        found = from_environment("", {"OPENAI_BASE_URL": endpoint.base_url})
+        assert [proposal.kernel for proposal in found.propose(request(1))] == [KERNEL]
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({}, "no language model is configured"),
+        ({"OPENAI_BASE_URL": "localhost:8000"}, "is no address"),
+        ({"OPENAI_API_KEY": "sk-one\nsk-two"}, "characters that no key has"),
+        ({"OPENAI_API_KEY": KEY, "EVOLVE_LLM_TIMEOUT": "soon"}, "no number of seconds"),
+        ({"OPENAI_API_KEY": KEY, "EVOLVE_LLM_TIMEOUT": "nan"}, "no number of seconds"),
+    ],
+    ids=["empty", "address", "key", "words", "nan"],
+)
+def test_an_environment_that_cannot_be_meant_is_refused(environment: dict[str, str], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        from_environment("m", environment)
+
+
+def test_a_server_that_is_down_is_the_users_to_put_right() -> None:
+    with pytest.raises(UserError, match="nobody answers at"):
+        choose_model(NOBODY, KEY, "")

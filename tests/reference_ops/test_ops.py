@@ -1,0 +1,88 @@
+"""What holds for every op of the catalog."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from reference_ops import catalog
+from reference_ops.op import DTYPES, Op, Workload
+
+OPS = [catalog.load(name) for name in catalog.names()]
+POINTS = [
+    pytest.param(op, workload, id=f"{op.name} {workload.key}") for op in OPS for workload in (*op.emulated, *op.awkward)
+]
+ops = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+points = pytest.mark.parametrize(("op", "workload"), POINTS)
+
+
+def zeros(output: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(output)
+
+
+def means(output: torch.Tensor) -> torch.Tensor:
+    return output.mean().expand_as(output)
+
+
+def other_rows(output: torch.Tensor) -> torch.Tensor:
+    rows = output if output.ndim == 1 else output.flatten(0, -2)
+    return rows.roll(1, 0).reshape(output.shape)
+
+
+@points
+def test_outputs_have_the_declared_shapes_and_dtypes(op: Op, workload: Workload) -> None:
+    outputs = op.call(op.inputs_at(workload, 0, "cpu"), workload)
+    found = [(output.shape, output.dtype) for output in outputs]
+    assert found == [(op.shape(spec, workload), DTYPES[spec.dtype or workload.dtype]) for spec in op.outputs]
+
+
+@ops
+def test_the_baseline_computes_what_the_reference_means(op: Op) -> None:
+    workload = next(workload for workload in op.emulated if workload.dtype == "float32")
+    inputs = op.inputs_at(workload, 0, "cpu")
+    for expected, found in zip(op.call(inputs, workload), op.call_baseline(inputs, workload), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@ops
+def test_the_reference_is_defined_for_float64(op: Op) -> None:
+    inputs = {name: tensor.double() for name, tensor in op.inputs_at(op.emulated[0], 0, "cpu").items()}
+    outputs = op.call(inputs, op.emulated[0])
+    declared = [DTYPES[spec.dtype] if spec.dtype else torch.float64 for spec in op.outputs]
+    assert [output.dtype for output in outputs] == declared
+
+
+@ops
+def test_the_reference_leaves_its_inputs_alone(op: Op) -> None:
+    inputs = op.inputs_at(op.emulated[0], 0, "cpu")
+    op.call(inputs, op.emulated[0])
+    fresh = op.inputs_at(op.emulated[0], 0, "cpu")
+    assert all(torch.equal(inputs[name], fresh[name]) for name in fresh)
+
+
+@pytest.mark.parametrize("forge", [zeros, means, other_rows], ids=lambda forge: forge.__name__)
+@ops
+def test_inputs_tell_a_forged_output_from_the_true_one(op: Op, forge: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    for workload in op.emulated:
+        for output in op.call(op.inputs_at(workload, 0, "cpu"), workload):
+            true = output.double()
+            error = (forge(true) - true).norm() / true.norm()
+            assert error > 0.05, workload.key  # rounding is below 0.01 at any dtype
+
+
+@ops
+def test_every_dtype_is_checked_on_both_devices(op: Op) -> None:
+    assert {workload.dtype for workload in op.gpu} == {workload.dtype for workload in op.emulated}
+
+
+@ops
+def test_no_workload_is_declared_twice(op: Op) -> None:
+    keys = [workload.key for workload in (*op.gpu, *op.emulated, *op.awkward)]
+    assert len(keys) == len(set(keys))
+
+
+@ops
+def test_a_workload_moves_and_computes_something(op: Op) -> None:
+    for workload in (*op.gpu, *op.emulated, *op.awkward):
+        assert op.least_bytes(workload) > 0
+        assert op.flops(op.sizes(workload)) > 0
