@@ -34,9 +34,14 @@ def device_kind(wished: str = "") -> str:
 
 
 def gpu_found() -> bool:
+    """Whether the cuda device can run: a GPU that PyTorch sees, and CuPy beside it."""
+    return find_spec("cupy") is not None and torch_sees_gpu()
+
+
+def torch_sees_gpu() -> bool:
     import torch
 
-    return torch.cuda.is_available() and find_spec("cupy") is not None
+    return torch.cuda.is_available()
 
 
 def device(kind: str) -> "Device":

@@ -80,5 +80,3 @@ def _without_reader() -> int:
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BROKEN_PIPE
-
-

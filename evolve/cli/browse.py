@@ -33,7 +33,7 @@ def top(op: OpFilter = "", device: DevicePart = "", archive: ArchiveOption = Non
             print_standing(shown, standing)
             shown.print()
     else:
-        shown.print(standings_table(found, shown.width))
+        shown.print(standings_table(found))
         shown.print("\nevolve top OP shows the champions and the population of an op", style="dim")
 
 

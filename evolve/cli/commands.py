@@ -14,6 +14,7 @@ app = typer.Typer(
     help="Evolve CUDA kernels for PyTorch ops: propose, check, time, keep the fittest.",
     epilog=EPILOG,
     no_args_is_help=True,
+    rich_markup_mode=None,  # plain help: fewer lines, and square brackets stay what they are
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

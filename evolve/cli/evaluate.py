@@ -73,7 +73,13 @@ def evaluate(
 
 
 def _works(
-    named: list[str], told: tuple[Proposal, ...], op_file: str, engine: "Engine", store: SqliteStore, *, everything: bool
+    named: list[str],
+    told: tuple[Proposal, ...],
+    op_file: str,
+    engine: "Engine",
+    store: SqliteStore,
+    *,
+    everything: bool,
 ) -> Iterator[Work]:
     """What to evaluate, op by op; ops that nobody knows how to load are named and passed over."""
     from evolve.loop import pending

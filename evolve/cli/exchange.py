@@ -2,7 +2,7 @@
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,9 +17,6 @@ from evolve.errors import UserError
 from evolve.report.console import console, print_json
 from evolve.report.standing import devices
 from evolve.report.words import counted, idea, one_line, short
-
-if TYPE_CHECKING:
-    from reference_ops.op import Op
 
 REQUESTS = 8
 # What is asked for where neither this machine nor the archive has a device to write for: a GPU of the Hopper kind.
@@ -141,5 +138,3 @@ def _device_to_ask_for(store: Store, part: str) -> DeviceInfo:
         known = ", ".join(info.key for info in devices(newest_last)) or "none"
         raise UserError(f"the archive knows no device like `{part}`", f"it knows: {known}; leave --device out for any")
     return GOAL
-
-

@@ -45,9 +45,9 @@ def export(
         return
     shown = console()
     shown.print(f"{report.folder}: the package {report.package}", style="bold")
-    for op in report.ops:
-        shown.print(f"\n{op.call}", style="bold")
-        wins = [(kernel, win) for kernel in op.kernels for win in kernel.wins]
+    for exported in report.ops:
+        shown.print(f"\n{exported.call}", style="bold")
+        wins = [(kernel, win) for kernel in exported.kernels for win in kernel.wins]
         labels = workload_labels(list(dict.fromkeys(win.workload for _, win in wins)))
         table = plain_table("kernel", labels.heading, "speedup", "device", "idea", numbers=["speedup"])
         for kernel, win in wins:
@@ -59,4 +59,3 @@ def export(
     for skipped in report.skipped:
         shown.print(f"\nwithout {skipped.name}: {skipped.reason}", style="yellow")
     shown.print(f"\nnext\n  pip install {report.folder}\n  python -c 'import {report.package}'", soft_wrap=True)
-

@@ -39,7 +39,9 @@ def ops(as_json: JsonOption = False) -> None:
             fitted(op.note, "dim"),
         )
     shown.print(table)
-    shown.print("\nkernels: shipped with evolve. A path of a Python file works wherever an op is asked for.", style="dim")
+    shown.print(
+        "\nkernels: shipped with evolve. A path of a Python file works wherever an op is asked for.", style="dim"
+    )
 
 
 def _facts(family: str, op: "Op") -> dict[str, object]:

@@ -24,7 +24,7 @@ OFFLINE_MINUTES, MODEL_MINUTES, MOST_MINUTES, EVALUATIONS = 2.0, 10.0, 100_000.0
 MINUTES_HELP = f"Time to spend [default: {OFFLINE_MINUTES:g}, with a model {MODEL_MINUTES:g}]."
 
 
-def run(
+def run(  # noqa: PLR0913, PLR0917 - one per option
     op: OpArgument,
     minutes: Annotated[float | None, typer.Option(min=0.01, max=MOST_MINUTES, help=MINUTES_HELP)] = None,
     evals: Annotated[int, typer.Option(min=1, help="Evaluations to spend.")] = EVALUATIONS,

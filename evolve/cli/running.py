@@ -86,7 +86,9 @@ def _seeds(op: str) -> list[Proposal]:
 
 def _standing(running: Running) -> Standing:
     op, store = running.quest.op.name, running.store
-    return standing(op, running.engine.info, store.find(Kernel, op), store.find(Proposal, op), store.find(Evaluation, op))
+    return standing(
+        op, running.engine.info, store.find(Kernel, op), store.find(Proposal, op), store.find(Evaluation, op)
+    )
 
 
 def _say_archive(before: Standing, store: SqliteStore, shown: Console) -> None:

@@ -10,7 +10,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ENOUGH = 3  # signals after which nothing is put in order any more; the archive is whole at any moment
 
 
-class Stopped(BaseException):  # noqa: N818 - not an error
+class Stopped(BaseException):
     """The user, or the system, wants this process to end."""
 
     def __init__(self, number: int) -> None:

@@ -7,7 +7,15 @@ from rich.table import Table
 from rich.text import Text
 
 from evolve.report.standing import Standing
-from evolve.report.tables import champions_table, counts_line, fitted, footnotes, headline, plain_table, population_table
+from evolve.report.tables import (
+    champions_table,
+    counts_line,
+    fitted,
+    footnotes,
+    headline,
+    plain_table,
+    population_table,
+)
 from evolve.report.words import short, times
 
 
@@ -26,7 +34,7 @@ def print_standing(
     shown.print(f"\n{counts_line(standing)}")
 
 
-def standings_table(found: Sequence[Standing], width: int) -> Table:
+def standings_table(found: Sequence[Standing]) -> Table:
     """A line per op and device."""
     numbers = ["won", "best", "worst", "alive", "judged", "pending"]
     table = plain_table("op", "device", *numbers, "fittest", numbers=numbers)

@@ -16,6 +16,10 @@ def device() -> EmulatedDevice:
     return EmulatedDevice()
 
 
+def with_groups(kernel: str) -> str:
+    return kernel.replace("#include <cuda_fp16.h>", "#include <cooperative_groups.h>")
+
+
 def rejected(device: EmulatedDevice, kernel: str, size: int = 4096) -> RejectedError:
     with pytest.raises(RejectedError) as caught:
         run(device, kernel, {"y": torch.zeros(size, dtype=I32)})
@@ -94,19 +98,19 @@ def test_a_failed_assertion_says_what_and_where(device: EmulatedDevice) -> None:
 
 
 def test_a_grid_barrier_in_an_ordinary_launch_is_refused(device: EmulatedDevice) -> None:
-    error = rejected(device, single("cooperative_groups::this_grid().sync();", "int* y"))
+    error = rejected(device, with_groups(single("cooperative_groups::this_grid().sync();", "int* y")))
     assert "cooperative = true" in error.log
 
 
 def test_blocks_that_end_before_a_grid_barrier_are_a_deadlock(device: EmulatedDevice) -> None:
     body = "if (blockIdx.x) cooperative_groups::this_grid().sync();"
-    error = rejected(device, single(body, "int* y", grid="[4]", more="cooperative = true"))
+    error = rejected(device, with_groups(single(body, "int* y", grid="[4]", more="cooperative = true")))
     assert "others have ended" in error.log
 
 
 def test_a_trap_stops_the_other_blocks_of_a_cooperative_grid(device: EmulatedDevice) -> None:
     body = "if (blockIdx.x == 1) __trap();\ncooperative_groups::this_grid().sync();"
-    error = rejected(device, single(body, "int* y", grid="[4]", more="cooperative = true"))
+    error = rejected(device, with_groups(single(body, "int* y", grid="[4]", more="cooperative = true")))
     assert error.outcome == Outcome.CRASHED
 
 
@@ -139,7 +143,7 @@ def test_shared_memory_at_namespace_scope_serves_every_function(device: Emulated
 
 def test_shared_memory_at_namespace_scope_works_in_cooperative_grids(device: EmulatedDevice) -> None:
     body = "raw[threadIdx.x] = blockIdx.x;\ncooperative_groups::this_grid().sync();\ny[blockIdx.x] = raw[31];"
-    kernel = single(body, "int* y", grid="[6]", more="shared = 128\ncooperative = true")
+    kernel = with_groups(single(body, "int* y", grid="[6]", more="shared = 128\ncooperative = true"))
     assert out_of(device, kernel.replace('extern "C"', 'extern __shared__ int raw[];\nextern "C"'), 6) == list(range(6))
 
 

@@ -3,7 +3,7 @@ op = "add_rms_norm"
 note = "a group of threads per row; 16-byte loads of x and residual, their rounded sum is written at once and stays in registers until the row's scale is known"
 when = "cols * itemsize(x) % 16 == 0 and cols <= 65536"
 specialize = ["cols", "threads", "groups", "vectors", "together"]
-require = ["vectors * vec * together <= 64", "threads * groups <= 1024"]
+require = ["vectors * vec * together * threads * groups <= 32768", "vectors * vec * together <= 64", "threads * groups <= 1024"]
 
 [knobs]
 ROW_LOADS = [2, 1, 4, 8]
@@ -57,7 +57,7 @@ __device__ __forceinline__ void write_vector(x_t* row, int at, const Vec& v, boo
     if (inside && at < cols / VEC) reinterpret_cast<Vec*>(row)[at] = v;
 }
 
-extern "C" __global__ void __launch_bounds__(threads * groups)
+extern "C" __global__ void __launch_bounds__(threads * groups, 1)
 add_rms_norm_rows(const x_t* __restrict__ x, const residual_t* __restrict__ residual,
                   const weight_t* __restrict__ weight, out_t* __restrict__ out, summed_t* __restrict__ summed, int rows,
                   float eps) {

@@ -2,6 +2,7 @@
 op = "gelu"
 note = "16-byte loads, all of a thread's before the first use; 2-byte types take the normal distribution from one exp2 of a polynomial instead of erff, which is bound by instructions, not by memory"
 when = "n * itemsize(x) % 16 == 0"
+require = ["THREADS * MIN_BLOCKS <= 2048", "THREADS * MIN_BLOCKS * UNROLL <= 4096"]
 
 [knobs]
 THREADS = [256, 128, 512, 1024]

@@ -3,7 +3,7 @@ op = "rms_norm"
 note = "a group of threads per row, a warp for short rows and a block for long ones; 16-byte loads, the row stays in registers, the weight is read while the row is on its way and serves all rows of the group"
 when = "cols * itemsize(x) % 16 == 0 and cols <= 65536"
 specialize = ["cols", "threads", "groups", "vectors", "together"]
-require = ["vectors * vec * together <= 128", "threads * groups <= 1024"]
+require = ["vectors * vec * together * threads * groups <= 32768", "vectors * vec * together <= 64", "threads * groups <= 1024"]
 
 [knobs]
 ROW_LOADS = [2, 1, 4, 8]
@@ -53,7 +53,7 @@ __device__ __forceinline__ void read_row(Vec (&to)[vectors], const x_t* row, int
     }
 }
 
-extern "C" __global__ void __launch_bounds__(threads * groups)
+extern "C" __global__ void __launch_bounds__(threads * groups, 1)
 rms_norm_rows(const x_t* __restrict__ x, const weight_t* __restrict__ weight, out_t* __restrict__ out, int rows,
               float eps) {
     const int thread = threadIdx.x % threads, group = threadIdx.x / threads;

@@ -3,7 +3,7 @@ op = "softmax"
 note = "a group of threads per row, a warp for short rows and a block for long ones; 16-byte loads, the row stays in registers, one exponential per value, one barrier"
 when = "cols * itemsize(x) % 16 == 0 and cols <= 65536"
 specialize = ["cols", "threads", "groups", "vectors", "together"]
-require = ["vectors * vec * together <= 64", "threads * groups <= 1024"]
+require = ["vectors * vec * together * threads * groups <= 32768", "vectors * vec * together <= 64", "threads * groups <= 1024"]
 
 [knobs]
 ROW_LOADS = [2, 1, 4, 8]
@@ -59,7 +59,7 @@ __device__ __forceinline__ void reduce_warp(float& most, float& sum) {
     most = all;
 }
 
-extern "C" __global__ void __launch_bounds__(threads * groups)
+extern "C" __global__ void __launch_bounds__(threads * groups, 1)
 softmax_rows(const x_t* __restrict__ x, out_t* __restrict__ out, int rows) {
     const int thread = threadIdx.x % threads, group = threadIdx.x / threads;
     const int first = (blockIdx.x * groups + group) * together;

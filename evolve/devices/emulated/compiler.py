@@ -40,7 +40,7 @@ class Toolchain:
 
 def find_toolchain() -> Toolchain:
     """What the emulated device compiles with; a UserError says what to install where something is missing."""
-    command = _find_compiler()
+    command = find_compiler()
     if command is None:
         raise UserError("the emulated device needs a C++ compiler", "install g++ or clang++, or `pip install ziglang`")
     headers = cuda_include_dirs()
@@ -52,7 +52,8 @@ def find_toolchain() -> Toolchain:
     return Toolchain(command, headers[:1])
 
 
-def _find_compiler() -> tuple[str, ...] | None:
+def find_compiler() -> tuple[str, ...] | None:
+    """The command of the host compiler, or None where there is none."""
     for name in ("g++", "clang++"):
         if path := shutil.which(name):
             return (path,)

@@ -12,6 +12,7 @@ HEADERS = frozenset(
     cooperative_groups/reduce.h math.h cmath stdint.h cstdint stddef.h cstddef float.h cfloat limits.h climits
     limits assert.h cassert stdio.h cstdio type_traits algorithm utility""".split()
 )
+OURS = "cooperative_groups.h"  # but for this one, which the emulator has its own version of
 # What only the device has: a header or a word, and what it stands for.
 DEVICE_HEADERS = re.compile(r"mma\.h|cuda/.*|cub/.*|thrust/.*|cute/.*|cutlass/.*|cuda_pipeline.*|cuda_fp[468]\.h|cuda_awbarrier.*")
 DEVICE_WORDS = (
@@ -45,7 +46,8 @@ def translate(source: str, first_line: int) -> str:
     for pattern, meaning in DEVICE_WORDS:
         if match := re.search(pattern, text):
             raise RejectedError(Outcome.UNSUPPORTED, _at(source, match.start(), first_line, _unsupported(meaning)))
-    edits = [(*match.span(), "") for match in DIRECTIVE.finditer(text)]
+    includes = [match for match in DIRECTIVE.finditer(text) if OURS not in source[slice(*match.span())]]
+    edits = [(*match.span(), "") for match in includes]
     dynamic = [match for match in DYNAMIC.finditer(text) if "[" in match.group(2)]
     edits += [(*match.span(), _dynamic_shared(source, text, match)) for match in dynamic]
     taken = [match.span() for match in dynamic]

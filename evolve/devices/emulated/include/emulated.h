@@ -96,5 +96,4 @@ template <class T, int N> struct List {
 #include "barriers.h"
 #include "warp.h"
 #include "atomics.h"
-#include "cooperative_groups_emulated.h"
 #include "entries.h"

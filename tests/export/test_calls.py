@@ -1,0 +1,101 @@
+import pytest
+import torch
+
+from evolve.export.template.calls import NoKernelError, check_outputs, obstacle, workload_of
+from reference_ops import catalog
+from reference_ops.op import Workload
+
+SOFTMAX, RMS_NORM, TOPK = (catalog.load(name) for name in ("softmax", "rms_norm", "topk"))
+X = torch.ones(4, 8)
+
+
+def test_a_call_stands_for_the_workload_of_its_shapes_and_dtype() -> None:
+    inputs = (X.bfloat16(), torch.ones(8, dtype=torch.bfloat16))
+    assert workload_of(RMS_NORM, inputs, {"eps": 1e-6}).key == "rows=4 cols=8 eps=1e-06 bfloat16"
+
+
+def test_an_integer_serves_as_a_float_parameter() -> None:
+    assert workload_of(RMS_NORM, (X, torch.ones(8)), {"eps": 1}).parameters == (("eps", 1.0),)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        ((torch.ones(2, 4, 8), torch.ones(8)), "`x` has 3 dims, the kernels take 2"),
+        ((X, torch.ones(9)), "`x` of torch.float32, .4, 8., does not fit"),
+        ((X, torch.ones(8).half()), "different dtypes"),
+        ((X.to(torch.complex64), torch.ones(8).to(torch.complex64)), "no kernel takes this dtype"),
+        ((torch.ones(0, 8), torch.ones(8)), "empty"),
+    ],
+)
+def test_inputs_that_do_not_fit_the_op_have_no_kernel(inputs: tuple[torch.Tensor, ...], reason: str) -> None:
+    with pytest.raises(NoKernelError, match=reason):
+        workload_of(RMS_NORM, inputs, {"eps": 1e-6})
+
+
+def test_more_values_than_there_are_have_no_kernel() -> None:
+    workload = Workload("float32", (("rows", 4), ("cols", 8)), (("k", 9),))
+    with pytest.raises(NoKernelError, match=r"`values` is of torch.float32, \(4, 8\)"):
+        check_outputs(TOPK, workload)
+
+
+def test_what_pytorch_computes_may_have_a_kernel() -> None:
+    check_outputs(TOPK, Workload("float32", (("rows", 4), ("cols", 8)), (("k", 8),)))
+
+
+def test_tensors_on_the_cpu_have_no_kernel() -> None:
+    assert obstacle((X,), {}, SOFTMAX) == "the inputs are on the CPU"
+
+
+def test_what_is_no_tensor_has_no_kernel() -> None:
+    assert obstacle((None,), {}, SOFTMAX) == "an input is not a plain tensor"  # type: ignore[arg-type]
+
+
+def test_autocast_rules_kernels_out() -> None:
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert "autocast" in obstacle((X,), {}, SOFTMAX)
+
+
+def test_a_dispatch_mode_rules_kernels_out() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False):
+        assert obstacle((X,), {}, SOFTMAX) == "a dispatch mode is active"
+
+
+def test_forward_mode_differentiation_rules_kernels_out() -> None:
+    with torch.autograd.forward_ad.dual_level():
+        assert obstacle((X,), {}, SOFTMAX) == "forward-mode differentiation is on"
+
+
+def test_a_batched_tensor_rules_kernels_out() -> None:
+    from evolve.export.template.calls import _memory
+
+    reasons = []
+
+    def look(row: torch.Tensor) -> torch.Tensor:
+        reasons.append(_memory(row))
+        return row
+
+    torch.vmap(look)(X)
+    assert reasons == ["an input has no memory of its own"]
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (X.t(), "not contiguous"),
+        (torch.ones(2, 8, dtype=torch.complex64).conj().imag[:, 0:1][0:1], "not contiguous"),
+        (torch.ones(5)[1:], "not aligned"),
+    ],
+)
+def test_memory_that_kernels_cannot_read_rules_them_out(x: torch.Tensor, reason: str) -> None:
+    from evolve.export.template.calls import _memory
+
+    assert reason in _memory(x)
+
+
+def test_a_parameter_of_another_type_rules_kernels_out() -> None:
+    from evolve.export.template.calls import _parameters
+
+    assert _parameters({"k": 8.0}, TOPK) == "`k` is not a plain int"

@@ -1,0 +1,150 @@
+"""An exported package on a machine without a GPU: it works everywhere, and PyTorch runs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from gpu_records import exported, imported
+
+NAMES = ("softmax", "rms_norm", "topk", "add_rms_norm")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("package")
+    exported(folder, *NAMES, package="primitives_on_cpu")
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def package(folder: Path) -> ModuleType:
+    return imported(folder, "primitives_on_cpu")
+
+
+def test_one_output_is_a_tensor(package: ModuleType) -> None:
+    x = torch.randn(3, 5)
+    torch.testing.assert_close(package.softmax(x), torch.softmax(x, -1))
+
+
+def test_a_parameter_has_its_default(package: ModuleType) -> None:
+    x, weight = torch.randn(3, 5), torch.randn(5)
+    expected = torch.nn.functional.rms_norm(x, (5,), weight, 1e-6)
+    torch.testing.assert_close(package.rms_norm(x, weight), expected)
+
+
+def test_a_parameter_can_be_given(package: ModuleType) -> None:
+    x, weight = torch.randn(3, 5), torch.randn(5)
+    expected = torch.nn.functional.rms_norm(x, (5,), weight, 0.5)
+    torch.testing.assert_close(package.rms_norm(x, weight, eps=0.5), expected)
+
+
+def test_several_outputs_are_a_tuple_in_order(package: ModuleType) -> None:
+    values, indices = package.topk(torch.tensor([[1.0, 3.0, 2.0]]), k=2)
+    assert (values.tolist(), indices.tolist()) == ([[3.0, 2.0]], [[1, 2]])
+
+
+def test_gradients_flow(package: ModuleType) -> None:
+    x = torch.randn(3, 5, requires_grad=True)
+    package.softmax(x)[:, 0].sum().backward()
+    y = x.detach().clone().requires_grad_()
+    torch.softmax(y, -1)[:, 0].sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_wrong_shapes_raise_the_error_of_pytorch(package: ModuleType) -> None:
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        package.rms_norm(torch.randn(3, 5), torch.randn(6))
+
+
+def test_more_values_than_there_are_raise_the_error_of_pytorch(package: ModuleType) -> None:
+    with pytest.raises(RuntimeError, match="out of range"):
+        package.topk(torch.randn(3, 5), k=9)
+
+
+def test_more_dims_than_the_op_declares_are_computed(package: ModuleType) -> None:
+    x = torch.randn(2, 3, 5)
+    torch.testing.assert_close(package.softmax(x), torch.softmax(x, -1))
+
+
+def test_torch_compile_sees_one_graph(package: ModuleType) -> None:
+    x, weight = torch.randn(3, 5), torch.randn(5)
+    compiled = torch.compile(package.rms_norm, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x, weight), package.rms_norm(x, weight))
+
+
+def test_vmap_works(package: ModuleType) -> None:
+    x = torch.randn(2, 3, 5)
+    torch.testing.assert_close(torch.vmap(package.softmax)(x), torch.softmax(x, -1))
+
+
+def test_explain_says_why_pytorch_runs(package: ModuleType) -> None:
+    explanation = package.explain("rms_norm", torch.randn(3, 5), weight=torch.randn(5))
+    assert str(explanation) == "rms_norm: PyTorch, because the inputs are on the CPU"
+
+
+def test_explain_knows_the_ops(package: ModuleType) -> None:
+    with pytest.raises(ValueError, match="there is no `sofmax` in this package, only add_rms_norm"):
+        package.explain("sofmax")
+
+
+def test_kernels_are_listed_with_their_times(package: ModuleType) -> None:
+    (kernel,) = package.kernels()["softmax"]
+    assert {measured.times.speedup for measured in kernel.measured} == {2.0}
+
+
+def test_a_kernel_that_was_changed_is_noticed(tmp_path: Path) -> None:
+    exported(tmp_path, "softmax", package="primitives_changed")
+    package = imported(tmp_path / "out", "primitives_changed")
+    (kernel,) = package.kernels()["softmax"]
+    file = tmp_path / "out/primitives_changed" / kernel.file
+    file.write_text(file.read_text() + "// one more line\n")
+    with pytest.raises(RuntimeError, match="was changed after it was measured"):
+        kernel.load(tmp_path / "out/primitives_changed")
+
+
+ALONE = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("evolve", "archive", "reference_ops", "cupy"):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Blocked())
+import torch, primitives_on_cpu
+x = torch.randn(3, 5)
+assert torch.equal(primitives_on_cpu.softmax(x), torch.softmax(x, -1))
+primitives_on_cpu._runtime.launching  # the whole runtime but what needs CuPy
+"""
+
+
+def test_the_package_needs_nothing_but_torch(folder: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_package_installs_with_all_its_files(folder: Path, tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target"]
+    done = subprocess.run([*pip, str(tmp_path), str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert files_of(tmp_path / "primitives_on_cpu") == files_of(folder / "primitives_on_cpu")
+
+
+def test_the_package_passes_a_strict_type_check(folder: Path) -> None:
+    pytest.importorskip("mypy")
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(folder.parent), "--follow-imports=silent"]
+    done = subprocess.run(
+        [*command, "primitives_on_cpu/__init__.py"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def files_of(package: Path) -> set[str]:
+    return {str(p.relative_to(package)) for p in package.rglob("*") if p.is_file() and p.suffix != ".pyc"}

@@ -1,0 +1,130 @@
+from collections.abc import Iterable
+
+import pytest
+from gpu_records import H200, times
+
+from archive import kernel as genome
+from archive.kernel import Kernel
+from evolve.export.template.calls import NoKernelError
+from evolve.export.template.manifest import Entry, Measured, Shipped
+from evolve.export.template.selection import Choice, Question, choices
+from evolve.points import point
+from reference_ops import catalog
+from reference_ops.op import Workload
+
+OP = catalog.load("softmax")
+GENOME = """\
+/*---
+op = "softmax"
+{plan}
+[[launch]]
+entry = "e"
+grid = ["rows"]
+block = [{threads}]
+args = ["x", "out"]
+---*/
+extern "C" __global__ void e(const x_t* x, out_t* out) {{}}
+"""
+
+
+def kernel(plan: str = "", threads: int = 32) -> Kernel:
+    return genome.parse(GENOME.format(plan=plan, threads=threads))
+
+
+def measured(cols: int, median_us: float, deterministic: bool = True) -> Measured:
+    """A time at 1024 rows of bfloat16; PyTorch takes 100 us."""
+    dims = {"rows": 1024, "cols": cols}
+    return Measured("NVIDIA H200", "sm_90a", "bfloat16", dims, {}, times(f"cols={cols}", median_us), 0, deterministic)
+
+
+def entry(kernels: dict[Kernel, list[Measured]], pytorch_wins: Iterable[Measured] = ()) -> Entry:
+    shipped = tuple(Shipped(k.id, "", "", "", "", (), tuple(rows)) for k, rows in kernels.items())
+    return Entry("", (), (), {}, shipped, tuple(pytorch_wins))
+
+
+def question(cols: int, dtype: str = "bfloat16", device: str = "NVIDIA H200", deterministic: bool = False) -> Question:
+    workload = Workload(dtype, (("rows", 1024), ("cols", cols)))
+    return Question(device, workload, point(OP, workload, H200), deterministic)
+
+
+def choose(kernels: dict[Kernel, list[Measured]], asked: Question, pytorch_wins: Iterable[Measured] = ()) -> Choice:
+    return next(choices(entry(kernels, pytorch_wins), {k.id: k for k in kernels}, asked))
+
+
+SHORT, LONG = kernel('note = "short"'), kernel('note = "long"')
+
+
+def test_the_kernel_measured_at_the_very_workload_is_chosen() -> None:
+    kernels = {SHORT: [measured(256, 20.0)], LONG: [measured(4096, 20.0)]}
+    assert choose(kernels, question(4096)).shipped.id == LONG.id
+
+
+def test_the_nearest_measurement_decides_by_factors() -> None:
+    # 1200 is 4.7 times 256, but only 3.4 times less than 4096; by difference 256 would be the nearer one.
+    kernels = {SHORT: [measured(256, 20.0)], LONG: [measured(4096, 20.0)]}
+    assert choose(kernels, question(1200)).shipped.id == LONG.id
+
+
+def test_of_two_kernels_measured_at_one_workload_the_faster_is_chosen() -> None:
+    kernels = {SHORT: [measured(256, 30.0)], LONG: [measured(256, 20.0)]}
+    assert choose(kernels, question(256)).shipped.id == LONG.id
+
+
+def test_a_kernel_that_does_not_accept_the_workload_gives_way_to_the_next() -> None:
+    picky = kernel('when = "cols % 8 == 0"')
+    kernels = {picky: [measured(256, 20.0)], LONG: [measured(4096, 20.0)]}
+    assert choose(kernels, question(257)).shipped.id == LONG.id
+
+
+def test_a_kernel_that_breaks_a_limit_gives_way_to_the_next() -> None:
+    legal_when_short = kernel('require = ["cols <= 256"]')
+    kernels = {legal_when_short: [measured(256, 20.0)], LONG: [measured(8192, 20.0)]}
+    assert choose(kernels, question(512)).shipped.id == LONG.id
+
+
+def test_a_plan_that_has_no_value_at_these_sizes_gives_way_to_the_next() -> None:
+    divides = kernel('require = ["8 // (cols - 512) < 8"]')
+    kernels = {divides: [measured(256, 20.0)], LONG: [measured(8192, 20.0)]}
+    assert choose(kernels, question(512)).shipped.id == LONG.id
+
+
+def test_pytorch_runs_where_it_was_the_fastest_at_the_nearest_workload() -> None:
+    with pytest.raises(NoKernelError, match="PyTorch was the fastest at cols=4096"):
+        choose({SHORT: [measured(256, 20.0)]}, question(4000), pytorch_wins=[measured(4096, 120.0)])
+
+
+def test_a_kernel_that_loses_at_the_nearest_workload_does_not_run() -> None:
+    picky = kernel('when = "cols % 8 == 0"')
+    kernels = {picky: [measured(256, 20.0)], LONG: [measured(256, 110.0), measured(4096, 20.0)]}
+    with pytest.raises(NoKernelError, match="PyTorch was the fastest"):
+        choose(kernels, question(257))
+
+
+def test_what_was_measured_on_another_gpu_does_not_count() -> None:
+    with pytest.raises(NoKernelError, match="measured on NVIDIA B200, only on NVIDIA H200"):
+        choose({SHORT: [measured(256, 20.0)]}, question(256, device="NVIDIA B200"))
+
+
+def test_what_was_measured_at_another_dtype_does_not_count() -> None:
+    with pytest.raises(NoKernelError, match="measured at float16, only at bfloat16"):
+        choose({SHORT: [measured(256, 20.0)]}, question(256, dtype="float16"))
+
+
+def test_only_deterministic_kernels_run_when_that_is_asked_for() -> None:
+    kernels = {SHORT: [measured(256, 20.0, deterministic=False)], LONG: [measured(256, 30.0)]}
+    assert choose(kernels, question(256, deterministic=True)).shipped.id == LONG.id
+
+
+def test_when_every_kernel_refuses_the_reason_names_each() -> None:
+    picky = kernel('when = "cols % 8 == 0"')
+    with pytest.raises(NoKernelError, match=f"{picky.id} does not accept rows=1024 cols=257 bfloat16"):
+        choose({picky: [measured(256, 20.0)]}, question(257))
+
+
+def test_after_the_best_choice_the_others_follow() -> None:
+    kernels = {SHORT: [measured(256, 20.0)], LONG: [measured(4096, 20.0)]}
+    found = [
+        c.shipped.id
+        for c, _ in zip(choices(entry(kernels), {k.id: k for k in kernels}, question(256)), "ab", strict=True)
+    ]
+    assert found == [SHORT.id, LONG.id]
