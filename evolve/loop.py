@@ -30,7 +30,7 @@ class Quest:
     op: Op
     locator: str  # how another process finds the op: its name, or the path of its file
     seed: int
-    tries: int  # evaluations and failed proposals together
+    tries: int  # evaluations, and proposals that give nothing to evaluate
     deadline: float  # by time.monotonic
 
 
@@ -51,7 +51,8 @@ def evolve(
         proposals = yield from keep(proposer.propose(request), store)
         if not proposals:
             return
-        tries += sum(proposal.kernel is None for proposal in proposals)
+        fresh = {proposal.kernel_id for proposal in proposals if proposal.kernel} - request.known
+        tries += len(proposals) - len(fresh)  # the fresh ones count when they are evaluated
 
 
 def keep(proposals: Iterable[Proposal], store: Store) -> Generator[Event, None, list[Proposal]]:

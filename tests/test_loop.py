@@ -56,6 +56,16 @@ class OnlyFailures:
             yield Proposal("twice", "draft", self.name, None, reply=f"{request.seed} {number}", failure="prose")
 
 
+@dataclass(frozen=True)
+class Parrot:
+    """A model that offers the same kernel again and again."""
+
+    name: str = "model"
+
+    def propose(self, request: Request) -> Iterator[Proposal]:
+        yield replace(SEED, operator="draft", reply=str(request.seed))
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> SqliteStore:
     return open_archive(tmp_path / "a.db")
@@ -110,6 +120,12 @@ def test_failed_replies_count_as_tries_so_a_mute_model_ends_the_run(store: Sqlit
     events = list(evolve(quest(tries=20), [], OnlyFailures(), ScriptedEngine(), store))
     assert len(events) == 20
     assert all(proposal.failure for proposal in store.find(Proposal))
+
+
+def test_a_model_that_repeats_itself_ends_the_run_too(store: SqliteStore) -> None:
+    engine = ScriptedEngine()
+    list(evolve(quest(tries=5), [], Parrot(), engine, store))
+    assert len(engine.evaluated) == 1
 
 
 def test_no_evaluation_begins_after_the_deadline(store: SqliteStore) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sqlite3
 import sys
 from collections.abc import Sequence
 
@@ -58,9 +57,9 @@ def _said(error: Exception) -> tuple[str, str] | None:
             return str(error), "--archive or EVOLVE_ARCHIVE names another archive"
         case PlanError():
             return f"a kernel cannot be read: {error}", "correct its plan; `evolve show` prints one that is right"
-        case sqlite3.Error():
-            return f"the archive cannot be used: {error}", "is another evolve writing to it, or is the disk full?"
-    # Asked for by name, because importing the catalog would import torch.
+    # These are known by name, because the catalog would import torch, and only the store knows its database.
+    if type(error).__module__ == "sqlite3":
+        return f"the archive cannot be used: {error}", "is another evolve writing to it, or is the disk full?"
     if type(error).__name__ == "CatalogError":
         message, _, hint = str(error).partition(". ")
         return message, hint or "`evolve ops` lists what there is"

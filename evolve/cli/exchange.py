@@ -19,6 +19,7 @@ from evolve.report.standing import devices
 from evolve.report.words import counted, idea, one_line, short
 
 REQUESTS = 8
+FILES_HELP = "Kernels (.cu), a batch's output (.jsonl), the op they are for if it is your own (.py)."
 # What is asked for where neither this machine nor the archive has a device to write for: a GPU of the Hopper kind.
 GOAL = DeviceInfo(kind="cuda", name="an NVIDIA GPU such as H100", arch="sm_90a", sms=132, shared_bytes=232448)
 
@@ -61,8 +62,7 @@ def ask(
 
 
 def tell(
-    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Kernels (.cu), a batch's output (.jsonl).")],
-    op: Annotated[str, typer.Option("--op", metavar="PATH", help="The file of an op outside the catalog.")] = "",
+    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help=FILES_HELP)],
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -70,7 +70,7 @@ def tell(
     from evolve.cli.telling import told
 
     with closing(wiring.archive(archive)) as store:
-        taken = told(tuple(files), store, op)
+        taken = told(tuple(files), store)
         path = store.path
     if as_json:
         print_json([
@@ -90,8 +90,9 @@ def tell(
             else:
                 why = one_line(one.proposal.failure, 300)
                 shown.print(f"refused  {short(one.proposal.id)}  {one.proposal.op}: {why}", style="red", soft_wrap=True)
-        for name in dict.fromkeys(t.proposal.op for t in taken if t.proposal.kernel):
-            shown.print(f"next: evolve evaluate {op or name}{archive_option(path)}", style="dim", soft_wrap=True)
+        own = {lookup.op_name(str(file)): str(file) for file in files if file.suffix == ".py"}
+        for name in dict.fromkeys(one.proposal.op for one in taken if one.proposal.kernel):
+            shown.print(f"next: evolve evaluate {own.get(name, name)}{archive_option(path)}", soft_wrap=True)
     if not any(one.proposal.kernel for one in taken):
         lookup.absent("no kernel was found in these files", "the reasons are above; `evolve show ID` shows a reply")
 

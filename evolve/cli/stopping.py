@@ -34,6 +34,9 @@ def raising_stopped() -> Iterator[None]:
     before = {number: signal.signal(number, stop) for number in SIGNALS}
     try:
         yield
+    except Stopped:
+        before = dict.fromkeys(SIGNALS, signal.SIG_IGN)  # the interpreter's own end must not be interrupted either
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -25,26 +25,27 @@ class Told:
     new: bool
 
 
-def told(files: tuple[Path, ...], store: Store, op_file: str = "") -> list[Told]:
-    """Archive what the files hold. Nothing is archived before every op was found."""
-    own = catalog.load(op_file) if op_file else None
-    found = [_op(label, own) for label in ops_in(files)]
+def told(files: tuple[Path, ...], store: Store) -> list[Told]:
+    """Archive what the files hold; a `.py` among them defines an op. Nothing is archived before every op was found."""
+    own = [catalog.load(str(file)) for file in files if file.suffix == ".py"]
+    kernels = tuple(file for file in files if file.suffix != ".py")
     result = []
-    for op in found:
+    for op in [_op(label, own) for label in ops_in(kernels)]:
         request = Request(op=op, device=NOWHERE, wanted=EVERYTHING, seed=0)
-        for proposal in TellProposer(files).propose(request):
+        for proposal in TellProposer(kernels).propose(request):
             dated = replace(proposal, created=proposal.created or time.time())
             result.append(Told(dated, new=store.append(dated) > 0))
     return result
 
 
-def _op(label: str, own: Op | None) -> Op:
-    if own and exchange.labels(label, own.name):
-        return own
+def _op(label: str, own: list[Op]) -> Op:
+    for op in own:
+        if exchange.labels(label, op.name):
+            return op
     for name in catalog.names():
         if exchange.labels(label, name):
             return catalog.load(name)
     raise UserError(
         f"the files hold something for the op `{label}`, which is not in the catalog",
-        "give the file that defines it: --op PATH",
+        "give the Python file that defines it along with them",
     )

@@ -21,6 +21,8 @@ START_SECONDS = 300.0
 # A phase covers every workload of a kernel; torch.compile as a baseline is by far the slowest.
 PHASE_SECONDS = {"compile": 90.0, "check": 30.0, "baseline": 240.0, "time": 60.0}
 TICK_SECONDS = 0.2
+# Not what a kernel does to its process: somebody, or the system short of memory, ended it. One more try is fair.
+KILLED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 STDERR_CHARACTERS = 1500
 FOLDER_PREFIX = "evolve-worker-"
 # What a worker may know of its surroundings: enough to find compilers and libraries, no keys.
@@ -113,6 +115,8 @@ class LocalEngine:
         self._watch = watch or (lambda _kernel, _phase: None)
         self._info: DeviceInfo | None = None
         _sweep()
+        self._again: list[Job] = []
+        self._retried: set[str] = set()
         self._workers: list[_Worker] = []
         for _ in range(workers):
             self._workers.append(_Worker(device_kind))
@@ -130,13 +134,13 @@ class LocalEngine:
         exhausted = False
         while True:
             for worker in self._workers:
-                if worker.idle and not exhausted:
-                    job = next(waiting, None)
-                    exhausted = job is None
+                if worker.idle and (self._again or not exhausted):
+                    job = self._again.pop() if self._again else next(waiting, None)
+                    exhausted = exhausted or job is None
                     if job:
                         worker.give(job)
                         self._watch(job.kernel.id, worker.phase)
-            if exhausted and not any(worker.job for worker in self._workers):
+            if exhausted and not self._again and not any(worker.job for worker in self._workers):
                 return
             yield from self._step()
 
@@ -181,7 +185,10 @@ class LocalEngine:
         words, job, phase = worker.last_words(), worker.job, worker.phase
         status = self._replace(worker)
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
-        if job:
+        if job and -status in KILLED_FROM_OUTSIDE and job.kernel.id not in self._retried:
+            self._retried.add(job.kernel.id)
+            self._again.append(job)
+        elif job:
             yield self._verdict(job, worker, Outcome.CRASHED, f"the worker was ended {how} in {phase}{words}")
         elif worker.info is None:
             raise UserError(

@@ -1,5 +1,7 @@
 """Writes the primitives: champions measured on a GPU, as a package that needs torch and CuPy alone."""
 
+import keyword
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -147,7 +149,7 @@ def _files(name: str, parts: Sequence[_Part]) -> dict[str, str]:
 
 def _check_target(folder: Path, name: str) -> None:
     """An export replaces an earlier export, and nothing else."""
-    if not name.isidentifier() or not name.isascii() or name != name.lower() or name in TAKEN or name.startswith("_"):
+    if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name) or keyword.iskeyword(name) or name in TAKEN:
         raise UserError(f"a package cannot be called `{name}`", "choose a lower-case Python name, such as primitives")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file", "choose another folder to export to")

@@ -45,7 +45,7 @@ FUNCTION = '''
 def {name}({arguments}) -> {result}:
     """{note}
 
-    Kernels for {devices}. On anything else, and where none of them wins, PyTorch runs.
+    Kernels for {devices}. On anything else, and where none of them wins, PyTorch runs{baseline}.
     """
     {outputs} = _PRIMITIVES["{name}"](({inputs}), {{{parameters}}})
     return {returned}
@@ -103,6 +103,8 @@ Medians in microseconds, GPU time, caches cold. Speedup is over the better of ea
 
 Kernels are compiled when they are first needed, for the sizes at hand, which takes some hundredths of a second each.
 Before you capture a CUDA graph, make the same call once; otherwise PyTorch is captured, with a warning.
+Where PyTorch runs it is what the kernels were timed against, and what it leaves open, such as the order of equal
+values, is its own choice there.
 A kernel that was chosen and breaks raises an error: PyTorch does not step in for it.
 `manifest.json` holds the kernels' hashes and times, `kernels/` their sources, `ops/` the references.
 `_runtime/` is copied from evolve-kernels (Apache-2.0), which made this package.
@@ -149,6 +151,7 @@ def _function(op: Op, entry: Entry) -> str:
         result=types if len(outputs) == 1 else f"tuple[{types}]",
         note=_docstring(op.note or f"See ops/{op.name}.py."),
         devices=", ".join(sorted({measured.device for _, measured in entry.table()})),
+        baseline=f": see {op.baseline.__name__} in ops/{op.name}.py" if op.baseline else "",
         outputs=f"({outputs[0]},)" if len(outputs) == 1 else ", ".join(outputs),
         inputs=", ".join(spec.name for spec in op.inputs) + ("," if len(op.inputs) == 1 else ""),
         parameters=", ".join(f'"{name}": {name}' for name in entry.parameters),

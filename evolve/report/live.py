@@ -14,7 +14,6 @@ from evolve.report.tables import (
     champions_table,
     counts_line,
     fitted,
-    headline,
     made,
     population_table,
 )
@@ -55,9 +54,12 @@ class Display:
         yield from below
 
     def _header(self, progress: Progress) -> Text:
-        text = headline(progress.standing)
-        text.append(f" · {self.proposer}")
-        return fitted_text(text)
+        standing = progress.standing
+        emulated = "" if standing.device.kind == "cuda" else " (emulated: CPU times)"
+        device = f" on {standing.device.name}"
+        return fitted_text(
+            Text.assemble((standing.op, "bold"), device, (emulated, "yellow"), f", proposed by {self.proposer}")
+        )
 
     def _clock(self, progress: Progress, width: int) -> Table:
         now = time.monotonic()

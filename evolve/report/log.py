@@ -8,8 +8,9 @@ from evolve.population import Champion
 from evolve.report.progress import Watcher
 from evolve.report.standing import Standing
 from evolve.report.tables import counts_line, made
-from evolve.report.words import clock, counted, figure, short, times, workload_labels
+from evolve.report.words import clock, counted, figure, one_line, short, times, workload_labels
 
+MADE_SHOWN = 60
 QUIET_SECONDS = 60.0  # after which a line says that the run still goes on
 
 
@@ -36,7 +37,7 @@ class Log:
         best = max(won, key=lambda champion: champion.measurement.speedup)
         label = self._labels.of.get(best.workload, best.workload)
         return (
-            f"{short(best.kernel_id)} {made(self._standing(), best.kernel_id)}: fastest on "
+            f"{short(best.kernel_id)} {one_line(made(self._standing(), best.kernel_id), MADE_SHOWN)}: fastest on "
             f"{counted(len(won), 'workload')}, such as {label} in {figure(best.measurement.median_us)} µs "
             f"({times(best.measurement.speedup)})"
         )

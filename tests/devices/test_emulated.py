@@ -1,12 +1,18 @@
 """What only the emulated device does: it finds what a GPU would let pass, or hang on."""
 
+import importlib.util
+from itertools import pairwise
+
 import pytest
 import torch
-from conformance.kernels import bound, run, single
+from device_kernels import bound, run, single
 
 from archive.records import Outcome
+from evolve.devices.cuda.prelude import EMPTY_HEADERS
 from evolve.devices.device import RejectedError
+from evolve.devices.emulated import compiler, source
 from evolve.devices.emulated.device import EmulatedDevice
+from evolve.errors import UserError
 
 I32 = torch.int32
 
@@ -43,7 +49,9 @@ def test_threads_at_different_barriers_are_a_deadlock(device: EmulatedDevice) ->
     else if (threadIdx.x < 32) __shfl_sync(threadIdx.x % 32 < 28 ? 0xfffffff0 : 0xfffffff0, 1, 20);"""
     error = rejected(device, single(body, "int* y"))
     assert error.outcome == Outcome.LAUNCH_ERROR
-    assert "deadlock in block (0,0,0): 17 threads wait at __syncthreads, 15 threads wait at a warp operation" in error.log
+    assert (
+        "deadlock in block (0,0,0): 17 threads wait at __syncthreads, 15 threads wait at a warp operation" in error.log
+    )
     assert "lanes 4,5,6,7,8,9,10,11,12,13,14,15,16 of warp 0 never reach" in error.log
 
 
@@ -91,7 +99,9 @@ def test_a_trap_is_a_crash_of_the_kernel_alone(device: EmulatedDevice) -> None:
 
 def test_a_failed_assertion_says_what_and_where(device: EmulatedDevice) -> None:
     kernel = single("assert(blockIdx.x != 2);", "int* y", grid="[4]")
-    line = bound(kernel, {"y": torch.zeros(1, dtype=I32)}).kernel.text.splitlines().index("assert(blockIdx.x != 2);") + 1
+    line = (
+        bound(kernel, {"y": torch.zeros(1, dtype=I32)}).kernel.text.splitlines().index("assert(blockIdx.x != 2);") + 1
+    )
     error = rejected(device, kernel)
     assert error.outcome == Outcome.CRASHED
     assert f"block (2,0,0), thread (0,0,0): assertion failed: blockIdx.x != 2 at kernel.cu({line})" in error.log
@@ -127,17 +137,19 @@ def test_shared_memory_in_templates_and_scalars_is_garbage_too(device: EmulatedD
     kernel = single("y[0] = held<int>(3); y[1] = held<float>(1); y[2] = held<int>(0);", "int* y", block="[1]").replace(
         'extern "C"',
         "template <class T> __device__ int held(int i) { static __shared__ T v[4], w; "
-        "int found = *(int*)&v[i] == -1 && *(int*)&w == -1; v[0] = 5; return found; }\n" 'extern "C"',
+        "int found = *(int*)&v[i] == -1 && *(int*)&w == -1; v[0] = 5; return found; }\n"
+        'extern "C"',
     )
     assert out_of(device, kernel, 3) == [1, 1, 0]
 
 
 def test_shared_memory_at_namespace_scope_serves_every_function(device: EmulatedDevice) -> None:
-    kernel = single("table[threadIdx.x] = threadIdx.x;\nraw[threadIdx.x] = 2;\n__syncthreads();\ny[threadIdx.x] = other();", "int* y").replace(
+    body = "table[threadIdx.x] = threadIdx.x;\nraw[threadIdx.x] = 2;\n__syncthreads();\ny[threadIdx.x] = other();"
+    kernel = single(body, "int* y", more="shared = 128").replace(
         'extern "C"',
         "extern __shared__\n    __align__(16) int raw[];\n__shared__ int table[32];\n"
         "__device__ int other() { return table[31 - threadIdx.x] * raw[threadIdx.x]; }\n" 'extern "C"',
-    ).replace('args = ["y"]', 'args = ["y"]\nshared = 128')  # fmt: skip
+    )  # fmt: skip
     assert out_of(device, kernel, 32) == list(range(62, -1, -2))
 
 
@@ -151,7 +163,7 @@ def test_blocks_do_not_run_in_ascending_order(device: EmulatedDevice) -> None:
     body = "y[1 + atomicAdd(y, 1)] = blockIdx.x;"
     order = out_of(device, single(body, "int* y", block="[1]", grid="[20]"), 21)[1:]
     assert sorted(order) == list(range(20))
-    assert sum(a < b for a, b in zip(order, order[1:], strict=False)) < 15
+    assert sum(a < b for a, b in pairwise(order)) < 15
 
 
 def test_a_missing_barrier_shows(device: EmulatedDevice) -> None:
@@ -211,7 +223,13 @@ def test_no_include_reaches_the_host(device: EmulatedDevice, line: str) -> None:
 
 
 def test_words_in_comments_and_strings_do_not_count(device: EmulatedDevice) -> None:
-    body = '// asm, <<<, cuda::barrier\n/* wmma::x\n#include <thread>\n*/\nif (n > 5) printf("asm(%d) <<<\\n", n);\ny[0] = 1\'000;'
+    body = """
+    // asm, <<<, cuda::barrier
+    /* wmma::x
+    #include <thread>
+    */
+    if (n > 5) printf("asm(%d) <<<\\n", n);
+    y[0] = 1'000;"""
     y = torch.zeros(1, dtype=I32)
     run(device, single(body, "int* y, int n"), {"y": y}, {"n": 1})
     assert y.tolist() == [1000]
@@ -223,7 +241,9 @@ def test_a_function_without_global_is_no_entry(device: EmulatedDevice) -> None:
 
 
 def test_an_entry_in_an_extern_c_block_with_launch_bounds_is_found(device: EmulatedDevice) -> None:
-    kernel = single("y[0] = 1;", "int* y").replace('extern "C" __global__ void', 'extern "C" {\n__global__ void __launch_bounds__(32, 2)')
+    kernel = single("y[0] = 1;", "int* y").replace(
+        'extern "C" __global__ void', 'extern "C" {\n__global__ void __launch_bounds__(32, 2)'
+    )
     assert out_of(device, kernel + "}\n", 1) == [1]
 
 
@@ -256,7 +276,9 @@ def test_more_static_shared_memory_than_48_kilobytes_does_not_compile(device: Em
 
 
 def test_static_and_dynamic_shared_memory_count_together(device: EmulatedDevice) -> None:
-    error = rejected(device, single("__shared__ float s[2000];\ns[threadIdx.x] = 0.f;", "int* y", more="shared = 230000"))
+    error = rejected(
+        device, single("__shared__ float s[2000];\ns[threadIdx.x] = 0.f;", "int* y", more="shared = 230000")
+    )
     assert error.outcome == Outcome.ILLEGAL
 
 
@@ -267,3 +289,29 @@ def test_large_local_arrays_fit_on_a_threads_stack(device: EmulatedDevice) -> No
     __syncthreads();
     y[threadIdx.x] = (int)held[(y[threadIdx.x] + 8191) % 8192];"""
     assert out_of(device, single(body, "int* y"), 32) == [8191 + t for t in range(32)]
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("ziglang"), reason="ziglang is not installed")
+def test_ziglang_stands_in_for_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    body = "y[threadIdx.x] = __shfl_xor_sync(0xffffffff, (int)threadIdx.x, 1) + __float2int_rn(expf(0.f));"
+    assert out_of(EmulatedDevice(), single(body, "int* y"), 32) == [(t ^ 1) + 1 for t in range(32)]
+
+
+def test_no_compiler_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UserError) as caught:
+        EmulatedDevice().compile(bound(single("", "int* y"), {"y": torch.zeros(1, dtype=I32)}))
+    assert "ziglang" in caught.value.hint
+
+
+def test_no_cuda_headers_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "cuda_include_dirs", lambda: ())
+    with pytest.raises(UserError) as caught:
+        EmulatedDevice().compile(bound(single("", "int* y"), {"y": torch.zeros(1, dtype=I32)}))
+    assert "CUDA_HOME" in caught.value.hint
+
+
+def test_it_takes_the_headers_that_the_cuda_device_takes() -> None:
+    assert set(EMPTY_HEADERS) <= source.HEADERS

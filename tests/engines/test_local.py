@@ -72,16 +72,39 @@ def test_the_engine_goes_on_after_a_crash_and_a_hang(engine: LocalEngine) -> Non
     assert [outcomes[kernel.id].value for kernel in kernels] == ["crashed", "passed", "timed out", "wrong"]
 
 
-def test_a_worker_killed_from_outside_costs_one_verdict_and_is_replaced() -> None:
-    made = LocalEngine("emulated", 1)
+def test_a_worker_killed_from_outside_is_replaced_and_its_kernel_tried_once_more() -> None:
+    phases: list[tuple[str, str]] = []
+    made = LocalEngine("emulated", 1, lambda kernel, phase: phases.append((kernel, phase)), DEADLINES)
     try:
         assert made.info
-        threading.Timer(1.0, os.killpg, (made._workers[0].process.pid, signal.SIGKILL)).start()
-        jobs = [Job(bad_kernels.HANGING, TWICE), Job(bad_kernels.twice_kernel(), TWICE)]
-        hanging, right = made.evaluate(jobs)
-        assert (hanging.outcome, right.outcome) == (Outcome.CRASHED, Outcome.PASSED)
-        assert "ended by SIGKILL" in hanging.log
+        threading.Timer(0.3, os.killpg, (made._workers[0].process.pid, signal.SIGKILL)).start()
+        (evaluation,) = made.evaluate([Job(bad_kernels.twice_kernel(), TWICE)])
+        assert evaluation.outcome is Outcome.PASSED
+        assert phases.count((evaluation.kernel_id, "check")) >= 1
+        assert len(made._retried) == 1
     finally:
+        made.close()
+
+
+def test_a_kernel_whose_worker_is_killed_twice_is_given_up() -> None:
+    made = LocalEngine("emulated", 1, phase_seconds=DEADLINES)
+
+    def kill_whatever_works() -> None:
+        for worker in made._workers:
+            if worker.job:
+                os.killpg(worker.process.pid, signal.SIGKILL)
+
+    try:
+        timers = [threading.Timer(seconds / 2, kill_whatever_works) for seconds in range(4, 40)]
+        assert made.info
+        for timer in timers:
+            timer.start()
+        (evaluation,) = made.evaluate([Job(bad_kernels.HANGING, TWICE)])
+        assert evaluation.outcome is Outcome.CRASHED
+        assert "ended by SIGKILL" in evaluation.log
+    finally:
+        for timer in timers:
+            timer.cancel()
         made.close()
 
 

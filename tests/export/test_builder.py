@@ -20,6 +20,7 @@ from archive.kernel import Kernel
 from archive.records import Evaluation, Outcome
 from evolve.errors import UserError
 from evolve.export.builder import export
+from evolve.export.template import manifest
 from reference_ops import catalog
 
 SOFTMAX = catalog.load("softmax")
@@ -29,15 +30,15 @@ FIRST = SOFTMAX.gpu[0].key
 def softmax_package(folder: Path, *records: Kernel | Evaluation) -> dict[str, list[dict[str, object]]]:
     """The part of the manifest that these records lead to."""
     export(archive_of(folder, *records), ops("softmax"), folder / "out")
-    manifest = json.loads((folder / "out/primitives/manifest.json").read_text())
-    return dict(manifest["ops"]["softmax"])
+    written = json.loads((folder / "out/primitives/manifest.json").read_text())
+    return dict(written["ops"]["softmax"])
 
 
 def test_every_kernel_file_has_the_hash_that_the_manifest_gives(tmp_path: Path) -> None:
     exported(tmp_path, "softmax", "rms_norm")
     package = tmp_path / "out/primitives"
-    manifest = json.loads((package / "manifest.json").read_text())
-    kernels = [kernel for entry in manifest["ops"].values() for kernel in entry["kernels"]]
+    written = json.loads((package / "manifest.json").read_text())
+    kernels = [kernel for entry in written["ops"].values() for kernel in entry["kernels"]]
     assert len(kernels) == 2
     for kernel in kernels:
         assert hashlib.sha256((package / kernel["file"]).read_bytes()).hexdigest() == kernel["sha256"]
@@ -47,6 +48,12 @@ def test_the_kernel_file_is_the_canonical_text(tmp_path: Path) -> None:
     exported(tmp_path, "softmax")
     kernel = simple("softmax")
     assert (tmp_path / f"out/primitives/kernels/softmax/{kernel.id}.cu").read_text() == kernel.text
+
+
+def test_the_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
+    exported(tmp_path, "softmax", "rms_norm")
+    package = tmp_path / "out/primitives"
+    assert manifest.text(manifest.read(package)) == (package / "manifest.json").read_text()
 
 
 def test_only_kernels_that_win_somewhere_are_exported(tmp_path: Path) -> None:

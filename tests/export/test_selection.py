@@ -1,4 +1,5 @@
 from collections.abc import Iterable
+from itertools import islice
 
 import pytest
 from gpu_records import H200, times
@@ -123,8 +124,5 @@ def test_when_every_kernel_refuses_the_reason_names_each() -> None:
 
 def test_after_the_best_choice_the_others_follow() -> None:
     kernels = {SHORT: [measured(256, 20.0)], LONG: [measured(4096, 20.0)]}
-    found = [
-        c.shipped.id
-        for c, _ in zip(choices(entry(kernels), {k.id: k for k in kernels}, question(256)), "ab", strict=True)
-    ]
-    assert found == [SHORT.id, LONG.id]
+    found = islice(choices(entry(kernels), {k.id: k for k in kernels}, question(256)), 2)
+    assert [choice.shipped.id for choice in found] == [SHORT.id, LONG.id]

@@ -3,12 +3,14 @@ op = "softmax"
 note = "one block per long row, read once: part of the row stays in registers, part in shared memory, and only what fits in neither is read again, last first, from the L2 cache"
 when = "cols * itemsize(x) % 16 == 0 and cols >= 2048"
 specialize = ["cols", "kept", "parked", "again"]
+require = ["THREADS * BLOCKS <= 1024", "THREADS * BLOCKS * (kept + CHUNK) <= 6144"]
 
 [knobs]
-THREADS = [1024, 256, 512]
-IN_REGISTERS = [4, 1, 2, 6]
+THREADS = [1024, 512]
+IN_REGISTERS = [2, 1, 4, 8]
 IN_SHARED = [13, 1, 6, 10]
-CHUNK = [2, 1, 4]
+CHUNK = [4, 1, 2]
+BLOCKS = [1, 2]
 
 [let]
 vectors = "ceil_div(cols, THREADS * (16 // itemsize(x)))"
@@ -84,7 +86,7 @@ __device__ __forceinline__ void write(out_t* row, int i, const Vec& v, float mos
     if (at < cols / VEC) reinterpret_cast<Vec*>(row)[at] = y;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 softmax_row(const x_t* __restrict__ x, out_t* __restrict__ out) {
     extern __shared__ Vec park[];
     __shared__ float mosts[32], sums[32];
@@ -120,7 +122,10 @@ softmax_row(const x_t* __restrict__ x, out_t* __restrict__ out) {
 #pragma unroll 2
     for (int i = again - 1; i >= 0; --i) write(to, kept + parked + i, read(row, kept + parked + i), most, scale);
 #pragma unroll 2
-    for (int i = 0; i < parked; ++i) write(to, kept + i, park[i * THREADS + threadIdx.x], most, scale);
+    for (int i = 0; i < parked; ++i) {
+        const Vec v = park[i * THREADS + threadIdx.x];
+        write(to, kept + i, v, most, scale);
+    }
 #pragma unroll
     for (int i = 0; i < kept; ++i) write(to, i, keep[i], most, scale);
 }

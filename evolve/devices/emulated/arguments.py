@@ -22,7 +22,9 @@ class Parameter(ctypes.Structure):
         kinds = {"p": "a pointer", "i": "an integer", "u": "an unsigned integer", "f": "a floating point number"}
         kinds["l"] = f"a List of {self.bytes // 8} pointers"
         kind = chr(self.kind)
-        return kinds.get(kind, "a value of a type that no argument has") + ("" if kind in "pl" else f" of {self.bytes} bytes")
+        return kinds.get(kind, "a value of a type that no argument has") + (
+            "" if kind in "pl" else f" of {self.bytes} bytes"
+        )
 
 
 class Entry(ctypes.Structure):

@@ -25,9 +25,11 @@ from evolve.errors import UserError
 HERE = Path(__file__).parent
 MAX_LOG_CHARACTERS, COMPILE_SECONDS, RUNTIME_SECONDS = 4000, 20, 180
 FLAGS = (
-    "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-ffp-contract=fast",
+    "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=fast",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-w",
 )  # fmt: skip
+# Clang deletes code that must reach a conversion out of range; on a GPU that is well defined.
+CLANG_FLAGS = ("-fno-strict-float-cast-overflow",)
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Toolchain:
     """The compiler found on this machine, and the folders of CUDA's headers."""
 
     command: tuple[str, ...]
+    flags: tuple[str, ...]
     headers: tuple[Path, ...]
 
 
@@ -49,7 +52,8 @@ def find_toolchain() -> Toolchain:
             "the emulated device needs CUDA's headers (cuda_fp16.h)",
             "`pip install 'cuda-toolkit[cudart,crt]==13.*'`, or set CUDA_HOME to an installed toolkit",
         )
-    return Toolchain(command, headers[:1])
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
+    return Toolchain(command, FLAGS + (CLANG_FLAGS if "clang" in version else ()), headers[:1])
 
 
 def find_compiler() -> tuple[str, ...] | None:
@@ -81,7 +85,7 @@ def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Path:
     includes = [argument for path in (HERE / "include", *toolchain.headers) for argument in ("-I", str(path))]
     # Objects after `-x none`, so that a compiler told to read C++ does not read them as such.
     command = [
-        *toolchain.command, *FLAGS, *_native(), *_mode(cooperative), "-nostdinc", *includes, str(unit),
+        *toolchain.command, *toolchain.flags, *_native(), *_mode(cooperative), "-nostdinc", *includes, str(unit),
         "-x", "none", str(runtime), "-shared", "-o", str(library), "-lm", "-lpthread",
     ]  # fmt: skip
     try:
@@ -124,7 +128,9 @@ def _failure(stderr: str, folder: Path, kernel: Kernel) -> RejectedError:
     if misfits and len(misfits) == len([place for place, _ in errors if place != "entries"]):
         others = tuple(name for name in entries(kernel.source) if name not in misfits)
         index = next(i for i, launch in enumerate(kernel.plan.launches) if launch.entry == misfits[0])
-        return RejectedError(Outcome.MALFORMED, _no_entry(index, misfits[0], (*others, f"{misfits[0]} without extern \"C\"")))
+        return RejectedError(
+            Outcome.MALFORMED, _no_entry(index, misfits[0], (*others, f'{misfits[0]} without extern "C"'))
+        )
     log = re.sub(r"^(?:In file included from|\s+from) .*\n", "", log, flags=re.MULTILINE).strip()
     if len(log) > MAX_LOG_CHARACTERS:
         log = log[:MAX_LOG_CHARACTERS] + "\n..."
@@ -147,7 +153,15 @@ def _runtime_object(toolchain: Toolchain, cooperative: bool) -> Path:
     sources = sorted((HERE / "runtime").iterdir())
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
     target = _private_folder() / f"runtime-{digest}-{int(cooperative)}.o"
-    command = [*toolchain.command, *FLAGS, *_mode(cooperative), "-c", str(HERE / "runtime" / "runtime.cpp"), "-o", str(target)]
+    command = [
+        *toolchain.command,
+        *toolchain.flags,
+        *_mode(cooperative),
+        "-c",
+        str(HERE / "runtime" / "runtime.cpp"),
+        "-o",
+        str(target),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUNTIME_SECONDS, check=False)
     if done.returncode != 0:
         raise UserError(

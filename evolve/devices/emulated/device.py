@@ -1,5 +1,6 @@
 """The emulated device: kernels compiled by the host's C++ compiler and run on the CPU."""
 
+import _ctypes
 import ctypes
 import math
 import platform
@@ -10,7 +11,6 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 
-import _ctypes
 import torch
 
 from archive.binding import Bound, BoundLaunch
@@ -26,16 +26,16 @@ FAILURES = {1: Outcome.LAUNCH_ERROR, 2: Outcome.CRASHED, 3: Outcome.ILLEGAL, 4: 
 
 
 class EmulatedProgram:
-    """A kernel as a shared library; unloaded when nobody holds the program any more."""
+    """A kernel as a shared library, unloaded when nobody holds the program any more."""
 
     def __init__(self, bound: Bound, library: ctypes.CDLL) -> None:
         self.bound = bound
         self.resources: tuple[Resources, ...] = ()
         self.log = ""
-        self._run = library.evolve_launch
+        self._library = library
         names = tuple(dict.fromkeys(launch.entry for launch in bound.launches))
         rows = (Entry * len(names)).in_dll(library, "evolve_entries") if names else ()
-        self._entries = {name: row for name, row in zip(names, rows, strict=True)}
+        self._entries = dict(zip(names, rows, strict=True))
         for launch in bound.launches:
             arguments.check(launch, self._entries[launch.entry])
 
@@ -53,7 +53,7 @@ class EmulatedProgram:
         sizes = (ctypes.c_uint * 6)(*launch.grid, *launch.block)
         message = ctypes.create_string_buffer(MESSAGE_BYTES)
         call = ctypes.c_void_p(entry.call)
-        failure = self._run(
+        failure = self._library.evolve_launch(
             call, sizes, ctypes.c_uint(launch.shared), int(launch.cooperative), pointers, message, MESSAGE_BYTES
         )
         if failure:
@@ -88,14 +88,9 @@ class EmulatedDevice:
             self._also_compile(bound)
         with tempfile.TemporaryDirectory(prefix="evolve-kernel-") as folder:
             library = ctypes.CDLL(str(compiler.build(bound, self._toolchain, Path(folder))))
-        unload = _ctypes.dlclose
-        try:
-            program = EmulatedProgram(bound, library)
-        except RejectedError:
-            unload(library._handle)
-            raise
-        weakref.finalize(program, unload, library._handle)
-        return program
+        # The program holds the library, which ctypes itself would never unload.
+        weakref.finalize(library, _ctypes.dlclose, library._handle)  # noqa: SLF001
+        return EmulatedProgram(bound, library)
 
     def run(self, program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
         program.launch(tensors)

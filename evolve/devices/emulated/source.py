@@ -6,15 +6,18 @@ from archive.records import Outcome
 from evolve.devices.device import RejectedError
 
 # Whatever these declare is always there, so the lines that include them go.
-HEADERS = frozenset(
-    """cuda_runtime.h cuda_runtime_api.h cuda.h cuda_fp16.h cuda_bf16.h vector_types.h vector_functions.h math_constants.h
-    device_launch_parameters.h device_functions.h math_functions.h sm_30_intrinsics.h cooperative_groups.h
-    cooperative_groups/reduce.h math.h cmath stdint.h cstdint stddef.h cstddef float.h cfloat limits.h climits
-    limits assert.h cassert stdio.h cstdio type_traits algorithm utility""".split()
-)
+HEADERS = frozenset({
+    "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "cuda_fp16.h", "cuda_bf16.h", "vector_types.h",
+    "vector_functions.h", "device_launch_parameters.h", "device_functions.h", "math_functions.h",
+    "math_constants.h", "sm_30_intrinsics.h", "cooperative_groups.h", "cooperative_groups/reduce.h", "math.h",
+    "cmath", "stdint.h", "cstdint", "stddef.h", "cstddef", "float.h", "cfloat", "limits.h", "climits", "limits",
+    "assert.h", "cassert", "stdio.h", "cstdio", "type_traits", "algorithm", "utility",
+})  # fmt: skip
 OURS = "cooperative_groups.h"  # but for this one, which the emulator has its own version of
 # What only the device has: a header or a word, and what it stands for.
-DEVICE_HEADERS = re.compile(r"mma\.h|cuda/.*|cub/.*|thrust/.*|cute/.*|cutlass/.*|cuda_pipeline.*|cuda_fp[468]\.h|cuda_awbarrier.*")
+DEVICE_HEADERS = re.compile(
+    r"mma\.h|cuda/.*|cub/.*|thrust/.*|cute/.*|cutlass/.*|cuda_pipeline.*|cuda_fp[468]\.h|cuda_awbarrier.*"
+)
 DEVICE_WORDS = (
     (r"\b(?:asm|__asm__|__asm)\b", "inline PTX (`asm`)"),
     (r"<<<", "launching kernels from kernels (`<<<`)"),
@@ -33,7 +36,9 @@ LITERAL = re.compile(
 )
 DIRECTIVE = re.compile(r"^[ \t]*(?:#|%:)[ \t]*(include\w*|import|embed)\b[ \t]*(.*)$", re.MULTILINE)
 DYNAMIC = re.compile(r"\bextern\b([^;{}()]*(?:\([^;{}]*?\)[^;{}()]*)*?)\b__shared__\b([^;]*);")
-QUALIFIERS = re.compile(r"\b(?:__align__|alignas|__attribute__|__builtin_align__)\s*\((?:[^()]|\([^()]*\))*\)|\bextern\b")
+QUALIFIERS = re.compile(
+    r"\b(?:__align__|alignas|__attribute__|__builtin_align__)\s*\((?:[^()]|\([^()]*\))*\)|\bextern\b"
+)
 STATIC = re.compile(r"(\bstatic\s+)?\b__shared__\b([^;]*);")
 SPLICED = re.compile(r"^[ \t]*(?:#|%:)[ \t\w]*\\\n[ \t]*\w", re.MULTILINE)
 ATTRIBUTE_NAMES = ("__launch_bounds__", "__attribute__", "alignas", "__align__", "__maxnreg__", "__cluster_dims__")
@@ -89,7 +94,9 @@ def _check_includes(source: str, text: str, first_line: int) -> None:
             raise RejectedError(
                 Outcome.UNSUPPORTED, _at(source, match.start(), first_line, _unsupported(f"the header <{header}>"))
             )
-        message = f"error: cannot open source file {header or written!r}; kernels may include {', '.join(sorted(HEADERS))}"
+        message = (
+            f"error: cannot open source file {header or written!r}; kernels may include {', '.join(sorted(HEADERS))}"
+        )
         raise RejectedError(Outcome.COMPILE_ERROR, _at(source, match.start(), first_line, message))
 
 

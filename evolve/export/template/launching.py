@@ -1,6 +1,7 @@
 """From a bound kernel to launches on the caller's GPU and stream. Imports CuPy only once a kernel is to run."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -46,6 +47,7 @@ class Ready:
     """A kernel compiled for one workload on one GPU."""
 
     program: Program
+    bind_context: Callable[[int], None]
     device: torch.device
     inputs: tuple[str, ...]
     outputs: tuple[Buffer, ...]
@@ -59,7 +61,7 @@ class Ready:
             tensors = dict(zip(self.inputs, inputs, strict=True))
             tensors.update((buffer.name, out) for buffer, out in zip(self.outputs, outputs, strict=True))
             tensors.update((buffer.name, self._made(buffer)) for buffer in self.workspace)
-            _bind_context(self.device)
+            self.bind_context(self.device.index)
             with self.lock:  # the parameter block is one for all threads until its launch is enqueued
                 self.program.launch(tensors)
         return tuple(outputs)
@@ -71,13 +73,14 @@ class Ready:
 def prepare(op: Op, workload: Workload, bound: Bound, device: torch.device) -> Ready:
     """Compile and load. A NoKernelError says that the GPU has no room for this kernel at these sizes."""
     from evolve.devices.cuda.compiler import compile_cubin
+    from evolve.devices.cuda.context import bind_context
     from evolve.devices.cuda.program import CudaProgram
 
     info = present(device)
     try:
         cubin = compile_cubin(bound, info.arch)
         with torch.cuda.device(device):
-            _bind_context(device)
+            bind_context(device.index)
             program = CudaProgram(bound, cubin, info.sms)
     except RejectedError as error:
         if error.outcome is Outcome.ILLEGAL:
@@ -85,6 +88,7 @@ def prepare(op: Op, workload: Workload, bound: Bound, device: torch.device) -> R
         raise KernelError(f"kernel {bound.kernel.id} of {op.name} at {workload.key}: {error}") from error
     return Ready(
         program=program,
+        bind_context=bind_context,
         device=device,
         inputs=tuple(spec.name for spec in op.inputs),
         outputs=tuple(
@@ -92,10 +96,3 @@ def prepare(op: Op, workload: Workload, bound: Bound, device: torch.device) -> R
         ),
         workspace=tuple(Buffer(w.name, (w.elements,), DTYPES[w.dtype]) for w in bound.workspace),
     )
-
-
-def _bind_context(device: torch.device) -> None:
-    """CuPy launches through the driver, which knows no context in a thread that never called the runtime."""
-    from cupy.cuda import runtime
-
-    runtime.setDevice(device.index)

@@ -26,12 +26,8 @@ namespace evolve {
 }  // namespace evolve
 #define __trap() evolve::trap("__trap()", "", __FILE__, __LINE__)
 #define __brkpt() evolve::trap("__brkpt()", "", __FILE__, __LINE__)
-#ifdef NDEBUG
-#define assert(condition) ((void)0)
-#else
 #define assert(condition) \
     ((condition) ? (void)0 : evolve::trap("assertion failed: ", #condition, __FILE__, __LINE__))
-#endif
 #define printf evolve::print
 #define __builtin_assume(condition) ((void)0)
 #define __assume(condition) ((void)0)

@@ -48,7 +48,7 @@ def single(body: str, args: str, block: str = "[32]", grid: str = "[1]", more: s
     """A kernel with one launch: `args` are C parameters as in `const float* x, int n`; the plan names them likewise."""
     names = ", ".join(f'"{parameter.split()[-1].lstrip("*&")}"' for parameter in args.split(",") if parameter.strip())
     return (
-        f'/*---\nop = "test"\n{top}\n[[launch]]\nentry = "test_entry"\ngrid = {grid}\nblock = {block}\nargs = [{names}]\n'
-        f"{more}\n---*/\n#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
+        f'/*---\nop = "test"\n{top}\n[[launch]]\nentry = "test_entry"\ngrid = {grid}\nblock = {block}\n'
+        f"args = [{names}]\n{more}\n---*/\n#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
         f'extern "C" __global__ void test_entry({args}) {{\n{body}\n}}\n'
     )

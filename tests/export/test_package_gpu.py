@@ -1,0 +1,216 @@
+"""An exported package on a GPU. The records are made up, so that kernels are chosen; what they compute is real."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_records import exported
+
+from archive.records import DeviceInfo
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available() or find_spec("cupy") is None, reason="needs a GPU and CuPy"),
+]
+
+BEGIN = """
+import threading, torch, warnings
+import primitives_on_gpu as primitives
+
+torch.manual_seed(0)
+
+def rows(*shape, dtype=torch.bfloat16):
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+def kernel(name, *arguments, **named):
+    return primitives.explain(name, *arguments, **named).kernel
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("package")
+    properties = torch.cuda.get_device_properties(0)
+    limits = (properties.multi_processor_count, properties.shared_memory_per_block)
+    device = DeviceInfo("cuda", properties.name, f"sm_{properties.major}{properties.minor}", *limits)
+    exported(folder, "softmax", "rms_norm", "topk", package="primitives_on_gpu", device=device)
+    return folder / "out"
+
+
+def run(folder: Path, code: str) -> None:
+    """In a process of its own, so that a fault on the GPU stays there."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, "-c", BEGIN + code]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
+def test_a_kernel_agrees_with_pytorch(folder: Path, dtype: str) -> None:
+    run(
+        folder,
+        f"""
+x, weight = rows(8192, 4096, dtype=torch.{dtype}), rows(4096, dtype=torch.{dtype})
+assert kernel("softmax", x) and kernel("rms_norm", x, weight)
+torch.testing.assert_close(primitives.softmax(x), torch.softmax(x, -1))
+torch.testing.assert_close(
+    primitives.rms_norm(x, weight), torch.nn.functional.rms_norm(x, (4096,), weight, 1e-6)
+)
+""",
+    )
+
+
+def test_a_kernel_with_two_outputs_agrees_with_pytorch(folder: Path) -> None:
+    run(
+        folder,
+        """
+x = rows(512, 1024, dtype=torch.float32)
+assert kernel("topk", x, k=8)
+values, indices = primitives.topk(x, k=8)
+assert torch.equal(values, torch.topk(x, 8).values) and torch.equal(x.gather(1, indices), values)
+""",
+    )
+
+
+def test_sizes_that_were_not_measured_are_computed_by_the_nearest_kernel(folder: Path) -> None:
+    run(
+        folder,
+        """
+for shape in ((1, 1), (31, 33), (7, 257), (300, 5000)):
+    x = rows(*shape)
+    assert kernel("softmax", x)
+    torch.testing.assert_close(primitives.softmax(x), torch.softmax(x, -1))
+""",
+    )
+
+
+def test_a_kernel_runs_on_the_current_stream(folder: Path) -> None:
+    run(
+        folder,
+        """
+x = rows(4096, 4096)
+side = torch.cuda.Stream()
+side.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(side):
+    primitives.softmax(x.mul(2))  # compiles, and leaves memory to use again: what follows must not wait for the GPU
+torch.cuda.synchronize()
+with torch.cuda.stream(side):
+    torch.cuda._sleep(200_000_000)
+    late = x.mul(2)  # on any other stream, the kernel would read this before it is written
+    out = primitives.softmax(late)
+    assert not side.query()
+side.synchronize()
+torch.testing.assert_close(out, torch.softmax(x.mul(2), -1))
+""",
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        ("rows(256, 512).t()", "not contiguous"),
+        ("rows(1 + 256 * 512)[1:].view(256, 512)", "not aligned"),
+        ("rows(256, 512).requires_grad_()", "requires grad"),
+        ("rows(2, 256, 512)", "has 3 dims"),
+        ("rows(256, 512, dtype=torch.float64)", "measured at float64"),
+    ],
+)
+def test_pytorch_runs_where_a_kernel_cannot(folder: Path, make: str, reason: str) -> None:
+    run(
+        folder,
+        f"""
+x = {make}
+explanation = primitives.explain("softmax", x)
+assert not explanation.kernel and "{reason}" in explanation.reason, explanation
+assert torch.equal(primitives.softmax(x), torch.softmax(x, -1))
+""",
+    )
+
+
+def test_gradients_flow_through_pytorch(folder: Path) -> None:
+    run(
+        folder,
+        """
+x = rows(256, 512, dtype=torch.float32).requires_grad_()
+primitives.softmax(x)[:, 0].sum().backward()
+assert x.grad is not None
+with torch.no_grad():
+    assert kernel("softmax", x)
+""",
+    )
+
+
+def test_a_cuda_graph_captures_the_kernel(folder: Path) -> None:
+    run(
+        folder,
+        """
+x = rows(1024, 4096)
+primitives.softmax(x)
+warnings.simplefilter("error")  # a warning would say that PyTorch is captured instead
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    out = primitives.softmax(x)
+x.copy_(rows(1024, 4096))
+graph.replay()
+torch.testing.assert_close(out, torch.softmax(x, -1))
+""",
+    )
+
+
+def test_a_first_call_under_capture_is_computed_by_pytorch_with_a_warning(folder: Path) -> None:
+    run(
+        folder,
+        """
+x = rows(1024, 4096)
+torch.softmax(x, -1)
+graph = torch.cuda.CUDAGraph()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with torch.cuda.graph(graph):
+        out = primitives.softmax(x)
+graph.replay()
+assert any("call it once before" in str(warning.message) for warning in caught)
+assert torch.equal(out, torch.softmax(x, -1))
+assert kernel("softmax", x)
+""",
+    )
+
+
+def test_threads_share_a_kernel(folder: Path) -> None:
+    run(
+        folder,
+        """
+inputs = [rows(128, 512 + 8 * (i % 2)) for i in range(8)]
+outputs = [[] for _ in inputs]
+
+def work(i):
+    with torch.cuda.stream(torch.cuda.Stream()):
+        outputs[i] = [primitives.softmax(inputs[i]) for _ in range(200)]
+
+torch.cuda.synchronize()
+threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+torch.cuda.synchronize()
+for x, outs in zip(inputs, outputs, strict=True):
+    assert len(outs) == 200
+    for out in outs:
+        torch.testing.assert_close(out, torch.softmax(x, -1))
+""",
+    )
+
+
+def test_torch_compile_sees_one_graph(folder: Path) -> None:
+    run(
+        folder,
+        """
+warnings.simplefilter("ignore")
+x = rows(256, 512)
+compiled = torch.compile(primitives.softmax, fullgraph=True)
+torch.testing.assert_close(compiled(x), torch.softmax(x, -1))
+""",
+    )

@@ -1,0 +1,72 @@
+"""`kill -9` of the run and of its workers at random moments: nothing lost, nothing twice, and it goes on."""
+
+import os
+import random
+import signal
+import sqlite3
+import time
+from collections import Counter
+from pathlib import Path
+
+import bad_kernels
+import pytest
+from runs.command import TWICE, run, start
+
+from archive.kernel import parse
+from archive.records import Evaluation, Proposal
+from archive.store import open_archive
+
+KILLS = 20
+RICH = bad_kernels.twice_kernel().text.replace(
+    "THREADS = [128, 64, 256]", "THREADS = [128, 32, 64, 256, 512]\nA = [1, 2, 3, 4, 5]\nB = [1, 2, 3, 4, 5]"
+)
+
+
+def workers_of(parent: int) -> list[int]:
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    return [int(child) for child in children.read_text().split()] if children.exists() else []
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def verdicts(archive: Path) -> list[str]:
+    return [e.kernel_id for e in open_archive(archive).find(Evaluation)] if archive.exists() else []
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers through /proc")
+def test_twenty_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> None:
+    archive = tmp_path / ".evolve" / "archive.db"
+    (tmp_path / "rich.cu").write_text(parse(RICH).text)
+    code, output = run(tmp_path, "tell", "--op", TWICE, "rich.cu")
+    assert code == 0, output
+    rng = random.Random(os.environ.get("EVOLVE_TEST_SEED", "17"))
+    before: list[str] = []
+    for kill in range(KILLS):
+        process = start(tmp_path, "run", TWICE, "--device", "emulated", "--proposer", "offline")
+        time.sleep(rng.uniform(0.2, 7.0))
+        workers = workers_of(process.pid)
+        if kill % 2 and workers:
+            for pid in rng.sample(workers, 1):
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(rng.uniform(0.1, 1.0))
+            workers = workers_of(process.pid)
+        process.kill()
+        process.wait()
+        time.sleep(0.2)
+        assert not any(alive(pid) for pid in workers), "a worker outlived its run"
+        after = verdicts(archive)
+        assert after[: len(before)] == before
+        assert max(Counter(after).values(), default=1) == 1
+        before = after
+    assert sqlite3.connect(archive).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    code, output = run(tmp_path, "run", TWICE, "--device", "emulated", "--proposer", "offline", "--evals", "5")
+    assert code == 0, output
+    final = open_archive(archive)
+    assert len(final.find(Evaluation)) == len(before) + 5
+    assert all(e.passed for e in final.find(Evaluation))
+    assert len({p.id for p in final.find(Proposal)}) == len(final.find(Proposal))

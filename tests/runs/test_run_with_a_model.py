@@ -1,0 +1,90 @@
+"""A whole `evolve run` against a scripted endpoint over real HTTP, with the faults that endpoints have."""
+
+from pathlib import Path
+
+import bad_kernels
+import pytest
+from runs.command import TWICE, run
+from scripted_endpoint import Rule, ScriptedEndpoint, answer, in_fence, stall, status, truncated
+
+from archive.records import Evaluation, Outcome, Proposal
+from archive.store import SqliteStore, open_archive
+
+GOOD = bad_kernels.twice_kernel(note="one element a thread")
+BROKEN = bad_kernels.twice_kernel("out[i] = undeclared_name;", note="does not compile")
+REPAIRED = bad_kernels.twice_kernel("if (i < n) { float v = float(x[i]); out[i] = x_t(v + v); }", note="repaired")
+HARMFUL = (bad_kernels.NO_OP, bad_kernels.ZEROS, bad_kernels.HALF_WRITTEN, bad_kernels.WRONG, bad_kernels.CRASHING)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[SqliteStore, int, str, ScriptedEndpoint]:
+    folder = tmp_path_factory.mktemp("model")
+    steps = [
+        status(429),
+        status(500),
+        stall(),
+        truncated(in_fence(GOOD.text)),
+        answer("I would rather talk about kernels than write one."),
+        answer(in_fence(BROKEN.text)),
+        *(answer(in_fence(kernel.text)) for kernel in HARMFUL),
+    ]
+    repair = Rule(("# Repair this kernel", "undeclared_name"), answer(in_fence(REPAIRED.text)))
+    with ScriptedEndpoint(steps, otherwise=answer(in_fence(GOOD.text)), rules=(repair,)) as endpoint:
+        code, output = run(
+            folder, "run", TWICE, "--device", "emulated", "--evals", "24",
+            extra={**endpoint.environment, "EVOLVE_LLM_TIMEOUT": "3"},
+        )  # fmt: skip
+    return open_archive(folder / ".evolve" / "archive.db"), code, output, endpoint
+
+
+def outcomes(store: SqliteStore) -> dict[str, Outcome]:
+    return {evaluation.kernel_id: evaluation.outcome for evaluation in store.find(Evaluation)}
+
+
+def test_the_run_ends_well_in_spite_of_every_fault(finished: tuple[SqliteStore, int, str, ScriptedEndpoint]) -> None:
+    _, code, output, _ = finished
+    assert code == 0, output
+    assert "scripted-1" in output
+    assert "Traceback" not in output
+
+
+def test_the_model_s_good_kernel_passes(finished: tuple[SqliteStore, int, str, ScriptedEndpoint]) -> None:
+    assert outcomes(finished[0])[GOOD.id] is Outcome.PASSED
+
+
+def test_the_kernel_that_did_not_compile_is_repaired(finished: tuple[SqliteStore, int, str, ScriptedEndpoint]) -> None:
+    store = finished[0]
+    assert outcomes(store)[BROKEN.id] is Outcome.COMPILE_ERROR
+    assert outcomes(store)[REPAIRED.id] is Outcome.PASSED
+    repairs = [p for p in store.find(Proposal) if p.operator == "repair" and p.kernel_id == REPAIRED.id]
+    assert (BROKEN.id,) in [repair.parents for repair in repairs]
+
+
+def test_prose_is_an_archived_failure_with_its_reason(
+    finished: tuple[SqliteStore, int, str, ScriptedEndpoint],
+) -> None:
+    prose = [p for p in finished[0].find(Proposal) if "rather talk" in p.reply]
+    assert prose
+    assert prose[0].kernel is None
+    assert prose[0].failure
+
+
+def test_harmful_kernels_get_their_outcomes(finished: tuple[SqliteStore, int, str, ScriptedEndpoint]) -> None:
+    found = outcomes(finished[0])
+    assert [found[kernel.id] for kernel in HARMFUL] == [Outcome.WRONG] * 4 + [Outcome.CRASHED]
+
+
+def test_every_reply_is_kept_with_its_tokens(finished: tuple[SqliteStore, int, str, ScriptedEndpoint]) -> None:
+    replies = [p for p in finished[0].find(Proposal) if p.reply]
+    assert replies
+    assert all(proposal.cost.completion_tokens == 10 for proposal in replies)
+
+
+def test_the_key_is_nowhere_in_the_archive_or_the_output(
+    finished: tuple[SqliteStore, int, str, ScriptedEndpoint],
+) -> None:
+    store, _, output, endpoint = finished
+    store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    key = endpoint.environment["OPENAI_API_KEY"]
+    assert key.encode() not in Path(store.path).read_bytes()
+    assert key not in output
