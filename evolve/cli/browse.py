@@ -9,6 +9,7 @@ from archive.records import Evaluation, Proposal
 from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, DevicePart, JsonOption, KernelArgument, OpFilter, op_names
+from evolve.errors import UserError
 from evolve.report import facts
 from evolve.report.console import console, print_json
 from evolve.report.details import difference, kernel_details, reply_details
@@ -93,6 +94,8 @@ def tree(
     if not found:
         lookup.absent(*_nothing(op, device, bool(store.find(Kernel, name))))
     root = lookup.kernel(store, kernel).id if kernel else ""
+    if root and root not in found[0].kernels:
+        raise UserError(f"{kernel} is no kernel of {name}", f"`evolve show {kernel}` says what it is")
     failed = tuple(proposal for proposal in store.find(Proposal, name) if proposal.kernel is None)
     for standing in found:
         _print_tree(standing, failed, root, everything=everything)
@@ -113,5 +116,7 @@ def _nothing(op: str, device: str, proposed: bool) -> tuple[str, str]:
     where = f" on a device named like `{device}`" if device else ""
     if op and proposed:
         return f"no kernel of {op} was evaluated{where} yet", f"`evolve evaluate {op}` evaluates what is pending"
+    if op and op not in op_names() and not op.endswith(".py"):
+        return f"neither the archive nor the catalog knows an op `{op}`", "`evolve ops` lists the catalog"
     what = f"of {op} " if op else ""
     return f"the archive holds no evaluations {what}yet{where}", f"`evolve run {op or 'softmax'}` makes some"

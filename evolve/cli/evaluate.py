@@ -1,7 +1,7 @@
 """`evolve evaluate`: give verdicts on what is pending."""
 
 from contextlib import closing
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -18,6 +18,9 @@ from evolve.report.progress import Phases
 from evolve.report.standing import Standing
 from evolve.report.summary import print_next_steps, print_standing
 from evolve.report.words import short
+
+if TYPE_CHECKING:
+    from evolve.cli.evaluating import Asked
 
 TARGETS_HELP = "Ops, or kernels in files (with their op, if it is your own) [default: all that is pending]."
 
@@ -49,19 +52,19 @@ def evaluate(
         print_json([facts.of_standing(result) for result in results])
     else:
         for result in results:
-            _print_result(result, asked.kernels, given, shown)
+            _print_result(result, asked, given, shown)
     if not results:
-        lookup.absent("nothing is pending on this device", "`evolve run` or `evolve tell FILE.cu` brings new kernels")
+        lookup.absent("nothing was evaluated: no kernel that can be is pending on this device", "`evolve run` or `evolve tell FILE.cu` brings new kernels")
     judged = [result.verdicts[kernel_id] for result in results for kernel_id in asked.kernels & result.verdicts.keys()]
     if not (any(verdict.passed for verdict in judged) if judged else any(result.champions for result in results)):
         raise typer.Exit(1)
 
 
-def _print_result(result: Standing, asked: frozenset[str], given: str, shown: Console) -> None:
-    for kernel_id in sorted(asked & result.verdicts.keys()):
+def _print_result(result: Standing, asked: "Asked", given: str, shown: Console) -> None:
+    for kernel_id in sorted(asked.kernels & result.verdicts.keys()):
         shown.print(f"\n{short(kernel_id)}", style="bold", end="")
         for part in evaluation_details(result.verdicts[kernel_id]):
             shown.print(part)
     shown.print()
     print_standing(shown, result, population=False)
-    print_next_steps(shown, result, given)
+    print_next_steps(shown, result, asked.ops.get(result.op, result.op), given)

@@ -58,7 +58,7 @@ def run(running: Running, shown: Console, *, seeded: bool) -> Standing:
     if stopped:
         raise stopped
     shown.print(_reason(running, after, len(after.verdicts) - len(before.verdicts)))
-    print_next_steps(shown, after, archive_option(running.store.path))
+    print_next_steps(shown, after, quest.locator, archive_option(running.store.path))
     return after
 
 

@@ -1,5 +1,6 @@
 """Where things stand, printed: after a run, for `top`, and after evaluating."""
 
+import shlex
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -56,16 +57,17 @@ def standings_table(found: Sequence[Standing]) -> Table:
     return table
 
 
-def print_next_steps(shown: Console, standing: Standing, given: str) -> None:
-    """What can be typed now; `given` is what every command needs to find the archive."""
+def print_next_steps(shown: Console, standing: Standing, locator: str, given: str) -> None:
+    """What can be typed now. Commands find the op by the locator, and need what is given to find the archive."""
+    op = shlex.quote(locator)
     steps = [(f"evolve top {standing.op}{given}", "everything that is alive")]
     if standing.population:
         fittest = standing.population[0].kernel_id
         steps.append((f"evolve show {short(fittest)}{given}", "the fittest kernel"))
     if standing.champions and standing.device.kind == "cuda":
-        steps.append((f"evolve export {standing.op}{given}", "a package of the champions"))
+        steps.append((f"evolve export {op}{given}", "a package of the champions"))
     elif standing.champions:
-        steps.append((f"evolve run {standing.op}{given}", "on a machine with a GPU: measures the same kernels there"))
+        steps.append((f"evolve run {op}{given}", "on a machine with a GPU: measures the same kernels there"))
     table = Table.grid(padding=(0, 3, 0, 0))
     for command, purpose in steps:
         table.add_row(Text(f"  {command}", "cyan", no_wrap=True), fitted(purpose, "dim"))

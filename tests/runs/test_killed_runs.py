@@ -42,7 +42,7 @@ def verdicts(archive: Path) -> list[str]:
 def test_twenty_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> None:
     archive = tmp_path / ".evolve" / "archive.db"
     (tmp_path / "rich.cu").write_text(parse(RICH).text)
-    code, output = run(tmp_path, "tell", "--op", TWICE, "rich.cu")
+    code, output = run(tmp_path, "tell", "rich.cu", TWICE)
     assert code == 0, output
     rng = random.Random(os.environ.get("EVOLVE_TEST_SEED", "17"))
     before: list[str] = []
