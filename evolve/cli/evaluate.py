@@ -54,7 +54,10 @@ def evaluate(
         for result in results:
             _print_result(result, asked, given, shown)
     if not results:
-        lookup.absent("nothing was evaluated: no kernel that can be is pending on this device", "`evolve run` or `evolve tell FILE.cu` brings new kernels")
+        lookup.absent(
+            "nothing was evaluated: no kernel that can be is pending on this device",
+            "`evolve run` or `evolve tell FILE.cu` brings new kernels",
+        )
     judged = [result.verdicts[kernel_id] for result in results for kernel_id in asked.kernels & result.verdicts.keys()]
     if not (any(verdict.passed for verdict in judged) if judged else any(result.champions for result in results)):
         raise typer.Exit(1)

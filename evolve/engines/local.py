@@ -39,7 +39,7 @@ class _Worker:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
         self.stderr = (self.folder / "stderr").open("w+b")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "evolve.evaluation.worker", "--device", device_kind],
+            [sys.executable, "-m", "evolve.evaluation.worker", "--device", device_kind, "--parent", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.stderr,

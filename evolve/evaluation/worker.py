@@ -10,30 +10,30 @@ import os
 import signal
 import sys
 import traceback
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from archive import kernel as genome
-from archive.records import Outcome
-from evolve import wiring
-from evolve.errors import UserError
-from evolve.evaluation.evaluate import Bench, evaluate
-from evolve.evaluation.messages import Done, Failed, Message, Phase, Ready, decode_job, encode
-from reference_ops import catalog
+if TYPE_CHECKING:
+    from evolve.evaluation.messages import Message
 
 PR_SET_PDEATHSIG = 1
-AFTERWARDS_UNSURE = (Outcome.CRASHED, Outcome.LAUNCH_ERROR)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Evaluates kernels for an engine; not for use by hand.")
     parser.add_argument("--device", required=True)
-    device_kind = parser.parse_args().device
-    _die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business: it closes our input
+    parser.add_argument("--parent", type=int, required=True)
+    wished = parser.parse_args()
+    _die_with(wished.parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business: it ends us
     with _reply_channel() as replies:
+        # Imported only now: PyTorch takes seconds, in which the parent may already have died.
+        from evolve.errors import UserError
+        from evolve.evaluation.messages import Failed
+        from reference_ops.catalog import CatalogError
+
         try:
-            _serve(device_kind, replies)
-        except (UserError, catalog.CatalogError) as error:
+            _serve(wished.device, replies)
+        except (UserError, CatalogError) as error:
             _send(replies, Failed(str(error)))
         except Exception as error:  # noqa: BLE001 - not the kernel's fault, so no verdict: say it and end the run
             traceback.print_exc()
@@ -43,6 +43,13 @@ def main() -> None:
 def _serve(device_kind: str, replies: BinaryIO) -> None:
     import torch
 
+    from archive import kernel as genome
+    from archive.records import Outcome
+    from evolve import wiring
+    from evolve.evaluation.evaluate import Bench, evaluate
+    from evolve.evaluation.messages import Done, Phase, Ready, decode_job
+    from reference_ops import catalog
+
     torch.set_num_threads(1)
     device = wiring.device(device_kind)
     bench = Bench(device, lambda phase: _send(replies, Phase(phase)))
@@ -50,7 +57,7 @@ def _serve(device_kind: str, replies: BinaryIO) -> None:
     for line in sys.stdin.buffer:
         text, op = decode_job(line)
         evaluation = evaluate(genome.parse(text), catalog.load(op), bench)
-        leaving = device_kind == "cuda" and evaluation.outcome in AFTERWARDS_UNSURE
+        leaving = device_kind == "cuda" and evaluation.outcome in (Outcome.CRASHED, Outcome.LAUNCH_ERROR)
         _send(replies, Done(evaluation, leaving))
         if leaving:
             os._exit(0)  # the CUDA context is poisoned: even an orderly exit could hang in it
@@ -63,18 +70,19 @@ def _reply_channel() -> BinaryIO:
     return channel
 
 
-def _send(replies: BinaryIO, message: Message) -> None:
+def _send(replies: BinaryIO, message: "Message") -> None:
+    from evolve.evaluation.messages import encode
+
     with contextlib.suppress(BrokenPipeError):
         replies.write(encode(message))
 
 
-def _die_with_parent() -> None:
+def _die_with(parent: int) -> None:
     """Leave no orphan behind, even when the engine is killed without a chance to say goodbye (Linux only)."""
     if sys.platform == "linux":
-        parent = os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            sys.exit(1)
+    if os.getppid() != parent:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

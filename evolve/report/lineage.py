@@ -57,7 +57,8 @@ def lineage_tree(lines: Lineage, root: str, width: int, *, everything: bool) -> 
         born = lines.children.get(kernel_id, ())
         kept = [child for child in born if shown is None or child in shown]
         if kept and depth * COLUMNS_PER_LEVEL + COLUMNS_FOR_TEXT > width:
-            branch.add(Text(f"… {len(kept)} more below: evolve tree {lines.standing.op} {short(kernel_id)}", "dim"))
+            below = f"… {len(kept)} below: evolve tree {lines.standing.op} {short(kernel_id)}"
+            branch.add(Text(below, "dim", no_wrap=True))
             continue
         waiting += [(child, branch.add(_label(lines.standing, child)), depth + 1) for child in kept]
         _add_rest(lines, kernel_id, branch, left_out=len(born) - len(kept), everything=everything)
@@ -72,7 +73,7 @@ def _add_rest(lines: Lineage, kernel_id: str, branch: Tree, *, left_out: int, ev
             branch.add(Text(said, "dim", no_wrap=True, overflow="ellipsis"))
         return
     if left_out:
-        branch.add(Text(f"… {left_out} more that left no survivors", "dim", no_wrap=True, overflow="ellipsis"))
+        branch.add(Text(f"… {left_out} more without survivors", "dim", no_wrap=True, overflow="ellipsis"))
 
 
 def _lines_of_the_living(lines: Lineage) -> set[str]:

@@ -43,7 +43,7 @@ class Log:
         )
 
     def _standing(self) -> Standing:
-        return self._watcher.progress().standing
+        return self._watcher.standing()
 
     def _stamped(self, text: str) -> str:
         return f"{clock(time.monotonic() - self._started):>6}  {text}"

@@ -14,6 +14,7 @@ from evolve.report.standing import Standing, standing
 from evolve.report.words import one_line, short
 
 FAILURES_KEPT = 6
+PATIENCE = 10  # times what it costs to see where things stand, before that is looked at anew
 RATE_SECONDS = 30.0  # the window that evaluations per second are counted over
 
 
@@ -65,6 +66,11 @@ class Watcher:
         self._standing: Standing | None = None
         self._held = {champion.workload: champion for champion in self._now().champions}
 
+    def standing(self) -> Standing:
+        """Where things stand right now."""
+        with self._lock:
+            return self._now()
+
     def take(self, event: Proposal | Evaluation) -> tuple[Champion, ...]:
         """Note what happened; the champions that it brought."""
         with self._lock:
@@ -75,9 +81,11 @@ class Watcher:
             return ()
 
     def progress(self) -> Progress:
+        """The moment as the display shows it: of a long run, up to a few seconds old."""
         with self._lock:
+            patient = time.monotonic() < self._seen + PATIENCE * self._cost
             return Progress(
-                standing=self._now(),
+                standing=self._last if patient else self._now(),
                 trying=self._phases.now(),
                 failures=tuple(reversed(self._failures)),
                 evaluated=len(self._finished),
@@ -86,9 +94,12 @@ class Watcher:
 
     def _now(self) -> Standing:
         if self._standing is None:
-            self._standing = standing(
+            began = time.monotonic()
+            self._standing = self._last = standing(
                 self._op, self._device, list(self._kernels.values()), list(self._proposals), list(self._evaluations)
             )
+            self._seen = time.monotonic()
+            self._cost = self._seen - began
         return self._standing
 
     def _proposed(self, proposal: Proposal) -> None:

@@ -137,7 +137,7 @@ def _said(champion: Champion | None, standing: Standing) -> str:
     if kernel is None:
         return ""
     setting = knobs(kernel.plan.settings)
-    return f"{idea(kernel)}; {setting}" if setting else idea(kernel)
+    return f"{setting}; {idea(kernel)}" if setting else idea(kernel)
 
 
 def _champion_cells(champion: Champion | None, *, interval: bool) -> list[Text]:

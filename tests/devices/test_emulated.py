@@ -143,6 +143,12 @@ def test_shared_memory_in_templates_and_scalars_is_garbage_too(device: EmulatedD
     assert out_of(device, kernel, 3) == [1, 1, 0]
 
 
+@pytest.mark.parametrize("qualifier", ["alignas(16)", "__align__(16)", "alignas(sizeof(float) * (2 + 2))"])
+def test_shared_memory_may_be_aligned_after_its_qualifier(device: EmulatedDevice, qualifier: str) -> None:
+    body = f"__shared__ char odd;\n__shared__ {qualifier} float s[4];\nodd = 0;\ny[0] = (size_t)&s[0] % 16 + odd;"
+    assert out_of(device, single(body, "int* y", block="[1]"), 1) == [0]
+
+
 def test_shared_memory_at_namespace_scope_serves_every_function(device: EmulatedDevice) -> None:
     body = "table[threadIdx.x] = threadIdx.x;\nraw[threadIdx.x] = 2;\n__syncthreads();\ny[threadIdx.x] = other();"
     kernel = single(body, "int* y", more="shared = 128").replace(

@@ -48,7 +48,9 @@ def test_children_differ_from_their_parent_in_knobs_alone() -> None:
 
 def test_settings_that_a_requirement_or_the_hardware_forbids_are_not_offered() -> None:
     parent = candidate(kernel("THREADS = [32, 64, 1024, 2048]", require='"THREADS != 64"'))
-    offered = [child.kernel.plan.settings["THREADS"] for child in OfflineProposer().propose(request(parent)) if child.kernel]
+    offered = [
+        child.kernel.plan.settings["THREADS"] for child in OfflineProposer().propose(request(parent)) if child.kernel
+    ]
     assert offered == [1024]
 
 
@@ -59,7 +61,9 @@ def test_it_falls_silent_when_every_setting_was_tried() -> None:
 
 
 def test_a_kernel_without_knobs_leaves_nothing_to_vary() -> None:
-    plain = parse(bad_kernels.twice_kernel().text.replace("[knobs]\nTHREADS = [128, 64, 256]\n", "").replace("THREADS", "128"))
+    plain = parse(
+        bad_kernels.twice_kernel().text.replace("[knobs]\nTHREADS = [128, 64, 256]\n", "").replace("THREADS", "128")
+    )
     assert list(OfflineProposer().propose(request(candidate(plain)))) == []
 
 
@@ -74,7 +78,8 @@ def test_settings_are_carried_between_kernels_that_share_knobs() -> None:
 
 
 def test_tuning_starts_from_the_champion_of_a_workload() -> None:
-    slow, fast = candidate(kernel("THREADS = [32, 64, 128, 256]", note="slow"), 9.0), candidate(kernel("THREADS = [32, 64, 128, 256]", note="fast"), 1.0)
+    slow = candidate(kernel("THREADS = [32, 64, 128, 256]", note="slow"), 9.0)
+    fast = candidate(kernel("THREADS = [32, 64, 128, 256]", note="fast"), 1.0)
     seen = [c for seed in range(6) for c in OfflineProposer().propose(request(slow, fast, seed=seed))]
     assert {child.parents for child in seen if child.operator == "tune"} == {(fast.kernel.id,)}
 

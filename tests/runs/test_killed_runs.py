@@ -10,7 +10,7 @@ from pathlib import Path
 
 import bad_kernels
 import pytest
-from runs.command import TWICE, run, start
+from command import TWICE, run, start
 
 from archive.kernel import parse
 from archive.records import Evaluation, Proposal

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import bad_kernels
 import pytest
-from runs.command import TWICE, run
+from command import TWICE, run
 from scripted_endpoint import Rule, ScriptedEndpoint, answer, in_fence, stall, status, truncated
 
 from archive.records import Evaluation, Outcome, Proposal

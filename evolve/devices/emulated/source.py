@@ -39,6 +39,7 @@ DYNAMIC = re.compile(r"\bextern\b([^;{}()]*(?:\([^;{}]*?\)[^;{}()]*)*?)\b__share
 QUALIFIERS = re.compile(
     r"\b(?:__align__|alignas|__attribute__|__builtin_align__)\s*\((?:[^()]|\([^()]*\))*\)|\bextern\b"
 )
+ALIGNAS = re.compile(r"\balignas\s*\((?:[^()\n]|\([^()\n]*\))*\)")
 STATIC = re.compile(r"(\bstatic\s+)?\b__shared__\b([^;]*);")
 SPLICED = re.compile(r"^[ \t]*(?:#|%:)[ \t\w]*\\\n[ \t]*\w", re.MULTILINE)
 ATTRIBUTE_NAMES = ("__launch_bounds__", "__attribute__", "alignas", "__align__", "__maxnreg__", "__cluster_dims__")
@@ -122,8 +123,12 @@ def _dynamic_shared(source: str, text: str, match: re.Match[str]) -> str:
 
 
 def _static_shared(text: str, match: re.Match[str]) -> list[tuple[int, int, str]]:
-    """`__shared__` already is `static` here; after the declaration comes what fills it with garbage."""
+    """`__shared__` is already `static` here; after the declaration comes what fills it with garbage."""
     edits = [(*match.span(1), "")] if match.group(1) else []
+    for alignment in ALIGNAS.finditer(text, *match.span()):  # must stand first, which only NVRTC does not mind
+        first = re.search(r"(?:\b(?:volatile|const)\s+)*$", text[: match.start()])
+        edits.append((*alignment.span(), " " * len(alignment.group())))
+        edits.append((*([first.start() if first else match.start()] * 2), f"{alignment.group()} "))
     if _in_function(text[: match.start()]):
         poison = "".join(f" EVOLVE_POISON({name})" for name in _names(match.group(2)))
         edits.append((match.end(), match.end(), poison))

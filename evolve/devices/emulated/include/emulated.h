@@ -23,8 +23,8 @@
 #undef __builtin_align__
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
-#define __align__(bytes) alignas(bytes)
-#define __builtin_align__(bytes) alignas(bytes)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __builtin_align__(bytes) __attribute__((aligned(bytes)))
 #define __device__
 #define __host__
 #define __global__
@@ -77,7 +77,7 @@ using ::uint64_t;
 using ::uintptr_t;
 }  // namespace std
 
-#include "limits.inc"
+#include "constants.h"
 
 extern EVOLVE_LOCAL const uint3 threadIdx, blockIdx;
 extern EVOLVE_LOCAL const dim3 blockDim, gridDim;

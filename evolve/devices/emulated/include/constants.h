@@ -1,4 +1,5 @@
 // The constants of <math.h>, <float.h>, <limits.h> and <stdint.h> that kernels use.
+#pragma once
 #define INFINITY __builtin_huge_valf()
 #define NAN __builtin_nanf("")
 #define HUGE_VALF __builtin_huge_valf()
