@@ -126,9 +126,9 @@ def _static_shared(text: str, match: re.Match[str]) -> list[tuple[int, int, str]
     """`__shared__` is already `static` here; after the declaration comes what fills it with garbage."""
     edits = [(*match.span(1), "")] if match.group(1) else []
     for alignment in ALIGNAS.finditer(text, *match.span()):  # must stand first, which only NVRTC does not mind
-        first = re.search(r"(?:\b(?:volatile|const)\s+)*$", text[: match.start()])
-        edits.append((*alignment.span(), " " * len(alignment.group())))
-        edits.append((*([first.start() if first else match.start()] * 2), f"{alignment.group()} "))
+        qualifiers = re.search(r"(?:\b(?:volatile|const)\s+)*$", text[: match.start()])
+        first = qualifiers.start() if qualifiers else match.start()
+        edits += [(*alignment.span(), " " * len(alignment.group())), (first, first, f"{alignment.group()} ")]
     if _in_function(text[: match.start()]):
         poison = "".join(f" EVOLVE_POISON({name})" for name in _names(match.group(2)))
         edits.append((match.end(), match.end(), poison))
