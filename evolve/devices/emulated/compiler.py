@@ -1,6 +1,5 @@
 """From a bound kernel to a shared library: the host's C++ compiler, the emulator's headers and runtime."""
 
-import hashlib
 import importlib.util
 import platform
 import re
@@ -53,7 +52,7 @@ def find_toolchain() -> Toolchain:
             "`pip install 'cuda-toolkit[cudart,crt]==13.*'`, or set CUDA_HOME to an installed toolkit",
         )
     version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
-    return Toolchain(command, FLAGS + (CLANG_FLAGS if "clang" in version else ()), headers[:1])
+    return Toolchain(command, FLAGS + (CLANG_FLAGS if "clang" in version else ()), headers)
 
 
 def find_compiler() -> tuple[str, ...] | None:
@@ -81,7 +80,8 @@ def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Path:
     )
     cooperative = any(launch.cooperative for launch in bound.launches)
     library = folder / "kernel.so"
-    runtime = _runtime_object(toolchain, cooperative)
+    runtime = folder / "runtime.o"
+    runtime.write_bytes(_runtime_object(toolchain, cooperative))
     includes = [argument for path in (HERE / "include", *toolchain.headers) for argument in ("-I", str(path))]
     # Objects after `-x none`, so that a compiler told to read C++ does not read them as such.
     command = [
@@ -148,34 +148,22 @@ def _mode(cooperative: bool) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4)
-def _runtime_object(toolchain: Toolchain, cooperative: bool) -> Path:
-    """The compiled runtime, made once per process."""
-    sources = sorted((HERE / "runtime").iterdir())
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
-    target = _private_folder() / f"runtime-{digest}-{int(cooperative)}.o"
-    command = [
-        *toolchain.command,
-        *toolchain.flags,
-        *_mode(cooperative),
-        "-c",
-        str(HERE / "runtime" / "runtime.cpp"),
-        "-o",
-        str(target),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=RUNTIME_SECONDS, check=False)
-    if done.returncode != 0:
-        raise UserError(
-            f"{' '.join(toolchain.command)} cannot compile the emulator's runtime: {done.stderr[:2000]}",
-            "put a working g++ or clang++ on PATH",
-        )
-    return target
-
-
-@lru_cache(maxsize=1)
-def _private_folder() -> Path:
-    holder = tempfile.TemporaryDirectory(prefix="evolve-emulated-")
-    _KEPT.append(holder)
-    return Path(holder.name)
-
-
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends
+def _runtime_object(toolchain: Toolchain, cooperative: bool) -> bytes:
+    """The compiled runtime, made once per process and kept in memory: a killed worker leaves no file behind."""
+    with tempfile.TemporaryDirectory(prefix="evolve-runtime-") as folder:
+        target = Path(folder) / "runtime.o"
+        command = [
+            *toolchain.command,
+            *toolchain.flags,
+            *_mode(cooperative),
+            "-c",
+            str(HERE / "runtime" / "runtime.cpp"),
+        ]
+        command += ["-o", str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=RUNTIME_SECONDS, check=False)
+        if done.returncode != 0:
+            raise UserError(
+                f"{' '.join(toolchain.command)} cannot compile the emulator's runtime: {done.stderr[:2000]}",
+                "put a working g++ or clang++ on PATH",
+            )
+        return target.read_bytes()

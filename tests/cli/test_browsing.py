@@ -1,0 +1,168 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import BEST, CHILD, COLS, REPLY, ROWS, WAITING, WRONG, evolve, filled
+
+from archive.store import open_archive
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COLUMNS", "120")
+    path = filled(tmp_path / "archive.db")
+    monkeypatch.setenv("EVOLVE_ARCHIVE", str(path))
+    return path
+
+
+def parsed(capsys: Capture, *arguments: str) -> Any:
+    code, output, _ = evolve(capsys, *arguments)
+    assert code == 0
+    return json.loads(output)
+
+
+def test_top_without_an_op_has_a_line_per_op_and_device(archive: Path, capsys: Capture) -> None:
+    code, output, _ = evolve(capsys, "top")
+    assert code == 0
+    assert [line.split()[0] for line in output.splitlines()[1:4]] == ["softmax", "softmax", "unheard_of"]
+    assert "Some CPU (CPU times)" in output
+
+
+def test_top_shows_champions_and_population_of_an_op(archive: Path, capsys: Capture) -> None:
+    code, output, _ = evolve(capsys, "top", "softmax", "--device", "some gpu")
+    assert code == 0
+    for expected in (BEST.id[:8], CHILD.id[:8], "5.00x", "2×512 fp32", "alive", "2 passed, 1 wrong"):
+        assert expected in output
+    assert "Some CPU" not in output
+
+
+def test_top_says_that_emulated_times_are_none_of_a_gpu(archive: Path, capsys: Capture) -> None:
+    assert "no statement about a GPU" in evolve(capsys, "top", "softmax", "--device", "cpu")[1]
+
+
+def test_top_as_json_holds_what_the_tables_show(archive: Path, capsys: Capture) -> None:
+    gpu, cpu = parsed(capsys, "top", "softmax", "--json")
+    assert [(c["workload"], c["kernel"], c["median_us"]) for c in gpu["champions"]] == [
+        (ROWS, BEST.id, 20.0),
+        (COLS, CHILD.id, 25.0),
+    ]
+    assert [survivor["kernel"] for survivor in gpu["population"]] == [BEST.id, CHILD.id]
+    assert gpu["outcomes"] == {"passed": 2, "wrong": 1}
+    assert gpu["pending"] == 1
+    assert (gpu["emulated"], cpu["emulated"]) == (False, True)
+
+
+def test_top_of_an_empty_archive_says_how_to_fill_it(tmp_path: Path, capsys: Capture) -> None:
+    open_archive(tmp_path / "empty.db").close()
+    code, output, errors = evolve(capsys, "top", "--archive", tmp_path / "empty.db")
+    assert (code, output) == (1, "")
+    assert "evolve run softmax" in errors
+
+
+def test_top_of_an_unknown_op_points_to_the_catalog(archive: Path, capsys: Capture) -> None:
+    code, _, errors = evolve(capsys, "top", "sofmax")
+    assert code == 1
+    assert "evolve ops" in errors
+
+
+def test_show_prints_the_whole_kernel_and_what_became_of_it(archive: Path, capsys: Capture) -> None:
+    code, output, _ = evolve(capsys, "show", BEST.id[:6])
+    assert code == 0
+    for expected in (
+        *BEST.text.splitlines(),
+        "by offline: seed",
+        f"children: {CHILD.id[:8]}",
+        "20.0",
+        "On Some CPU: passed",
+    ):
+        assert expected in output
+
+
+def test_show_prints_the_log_of_a_failure(archive: Path, capsys: Capture) -> None:
+    assert "it is wrong" in evolve(capsys, "show", WRONG.id)[1]
+
+
+def test_show_says_that_a_kernel_was_not_evaluated(archive: Path, capsys: Capture) -> None:
+    assert "Not evaluated yet" in evolve(capsys, "show", WAITING.id)[1]
+
+
+def test_show_prints_a_reply_that_held_no_kernel_with_the_reason(archive: Path, capsys: Capture) -> None:
+    code, output, _ = evolve(capsys, "show", REPLY.id[:8])
+    assert code == 0
+    assert "I cannot." in output
+    assert "no kernel in the reply" in output
+
+
+def test_show_as_json_holds_text_and_verdicts(archive: Path, capsys: Capture) -> None:
+    shown = parsed(capsys, "show", BEST.id, "--json")
+    assert shown["text"] == BEST.text
+    assert len(shown["evaluations"]) == 2
+    assert shown["children"] == [CHILD.id, WRONG.id]
+
+
+def test_an_id_that_nothing_begins_with_is_not_found(archive: Path, capsys: Capture) -> None:
+    code, _, errors = evolve(capsys, "show", "zzzz")
+    assert code == 1
+    assert "zzzz" in errors
+
+
+def test_an_ambiguous_id_lists_the_candidates(archive: Path, capsys: Capture) -> None:
+    code, _, errors = evolve(capsys, "show", "")
+    assert code == 2
+    assert BEST.id[:8] in errors
+    assert "number 1" in errors
+
+
+def test_diff_shows_what_changed_and_nothing_else(archive: Path, capsys: Capture) -> None:
+    code, output, _ = evolve(capsys, "diff", BEST.id, CHILD.id)
+    assert code == 0
+    changed = [line for line in output.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    assert changed == ["-N = [1, 2, 3]", "+N = [2, 1, 3]"]
+
+
+def test_diff_of_a_kernel_with_itself_says_so(archive: Path, capsys: Capture) -> None:
+    assert "the same kernel" in evolve(capsys, "diff", BEST.id, BEST.id)[1]
+
+
+def test_diff_with_a_reply_points_to_show(archive: Path, capsys: Capture) -> None:
+    code, _, errors = evolve(capsys, "diff", BEST.id, REPLY.id)
+    assert code == 2
+    assert "evolve show" in errors
+
+
+def test_tree_shows_children_under_their_parents(archive: Path, capsys: Capture) -> None:
+    code, output, _ = evolve(capsys, "tree", "softmax", "--device", "gpu")
+    assert code == 0
+    lines = output.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith(BEST.id[:8]))
+    assert lines[at + 1].startswith(f"├── {CHILD.id[:8]}  4.00x  knobs: N 1→2")
+    assert lines[at + 2].startswith(f"└── {WRONG.id[:8]}  wrong  improve")
+
+
+def test_tree_from_a_kernel_shows_its_line_only(archive: Path, capsys: Capture) -> None:
+    output = evolve(capsys, "tree", "softmax", CHILD.id, "--device", "gpu")[1]
+    assert CHILD.id[:8] in output
+    assert WRONG.id[:8] not in output
+
+
+def test_tree_from_another_op_s_kernel_is_refused(archive: Path, capsys: Capture) -> None:
+    code, _, errors = evolve(capsys, "tree", "unheard_of", CHILD.id)
+    assert code == 2
+    assert "is no kernel of unheard_of" in errors
+
+
+def test_tree_as_json_lists_every_proposal(archive: Path, capsys: Capture) -> None:
+    proposals = parsed(capsys, "tree", "softmax", "--json")
+    assert [p["kernel"] for p in proposals if p["parents"]] == [CHILD.id, WRONG.id]
+
+
+@pytest.mark.parametrize("width", ["40", "80", "200"])
+def test_every_screen_can_be_drawn_at_any_width(
+    archive: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, width: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    commands = (["top"], ["top", "softmax"], ["show", BEST.id], ["diff", BEST.id, CHILD.id], ["tree", "softmax"])
+    assert [evolve(capsys, *command)[0] for command in commands] == [0] * len(commands)

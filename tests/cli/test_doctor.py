@@ -1,0 +1,49 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import evolve, filled
+
+Capture = pytest.CaptureFixture[str]
+SECRET = "sk-do-not-print-me"
+
+
+def findings(capsys: Capture, *arguments: object) -> dict[str, Any]:
+    _, output, _ = evolve(capsys, "doctor", "--json", *arguments)
+    return {finding["name"]: finding for finding in json.loads(output)["findings"]}
+
+
+def test_doctor_says_what_can_run_here(capsys: Capture) -> None:
+    code, output, _ = evolve(capsys, "doctor")
+    assert "evolve run softmax" in output if code == 0 else "Nothing can run here" in output
+
+
+def test_everything_that_is_missing_comes_with_a_remedy(capsys: Capture) -> None:
+    for finding in findings(capsys).values():
+        assert finding["state"] == "ok" or finding["remedy"] or finding["name"].startswith("device")
+
+
+def test_no_compiler_and_no_gpu_mean_that_nothing_can_run(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    code, output, _ = evolve(capsys, "doctor")
+    assert code == 1
+    assert "apt install g++" in output
+
+
+def test_a_key_is_reported_and_never_printed(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    _, output, errors = evolve(capsys, "doctor")
+    assert "OPENAI_API_KEY" in output
+    assert SECRET not in output + errors
+
+
+def test_the_archive_is_counted(capsys: Capture, tmp_path: Path) -> None:
+    found = findings(capsys, "--archive", filled(tmp_path / "a.db"))
+    assert "5 kernels, 5 evaluations" in found["archive"]["found"]
+
+
+def test_a_file_that_is_no_archive_is_named(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "a.db").write_text("words" * 99)
+    assert findings(capsys, "--archive", tmp_path / "a.db")["archive"]["state"] == "missing"

@@ -1,0 +1,115 @@
+import json
+from pathlib import Path
+
+import pytest
+from bad_kernels import twice_kernel
+from command import TWICE
+from commandline import evolve, filled, written
+from records import kernel
+
+from archive.kernel import Kernel
+from archive.records import Evaluation, Proposal
+from archive.store import open_archive
+
+Capture = pytest.CaptureFixture[str]
+GOOD = twice_kernel(note="one element a thread")
+
+
+@pytest.fixture(autouse=True)
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVOLVE_ARCHIVE", "archive.db")
+    return tmp_path / "archive.db"
+
+
+def test_telling_archives_kernels_and_says_what_to_type_next(archive: Path, capsys: Capture) -> None:
+    code, output, _ = evolve(capsys, "tell", written(Path("good.cu"), GOOD), TWICE)
+    assert code == 0
+    assert f"taken    {GOOD.id[:8]}  twice: one element a thread" in output
+    assert f"evolve evaluate {TWICE}" in output
+    assert [k.id for k in open_archive(archive).find(Kernel)] == [GOOD.id]
+
+
+def test_telling_the_same_twice_changes_nothing(archive: Path, capsys: Capture) -> None:
+    for _ in range(2):
+        code, output, _ = evolve(capsys, "tell", written(Path("good.cu"), GOOD), TWICE)
+    assert code == 0
+    assert "known" in output
+    assert len(open_archive(archive).find(Proposal)) == 1
+
+
+def test_telling_refuses_a_malformed_kernel_with_its_line(archive: Path, capsys: Capture) -> None:
+    Path("bad.cu").write_text(GOOD.text.replace("[knobs]", "[nobs]"))
+    code, output, _ = evolve(capsys, "tell", "bad.cu", TWICE)
+    assert code == 1
+    assert "refused" in output
+    assert "bad.cu, line" in output
+
+
+def test_telling_as_json_lists_proposals(capsys: Capture) -> None:
+    _, output, _ = evolve(capsys, "tell", written(Path("good.cu"), GOOD), TWICE, "--json")
+    (told,) = json.loads(output)
+    assert (told["kernel"], told["op"], told["new"]) == (GOOD.id, "twice", True)
+
+
+def test_questions_go_out_as_a_batch_and_answers_come_back(archive: Path, capsys: Capture) -> None:
+    code, output, errors = evolve(capsys, "ask", TWICE, "-n", "3", "--model", "some-model")
+    requests = [json.loads(line) for line in output.splitlines()]
+    assert code == 0
+    assert [request["body"]["model"] for request in requests] == ["some-model"] * 3
+    assert "evolve tell" in errors
+    answer = {"model": "some-model", "choices": [{"message": {"content": f"```cuda\n{GOOD.text}```"}}]}
+    replies = [{"custom_id": r["custom_id"], "response": {"status_code": 200, "body": answer}} for r in requests[:1]]
+    Path("replies.jsonl").write_text("".join(f"{json.dumps(reply)}\n" for reply in replies))
+    assert evolve(capsys, "tell", "replies.jsonl", TWICE)[0] == 0
+    (told,) = open_archive(archive).find(Proposal)
+    assert (told.kernel_id, told.proposer, told.operator) == (GOOD.id, "some-model", "draft")
+
+
+def test_questions_are_about_a_gpu_where_the_archive_knows_no_device(capsys: Capture) -> None:
+    _, output, _ = evolve(capsys, "ask", "softmax", "-n", "1")
+    assert "sm_90a" in output
+    assert "Kernels run here on an emulator" not in output
+
+
+def test_questions_are_about_the_device_that_the_archive_knows(archive: Path, capsys: Capture) -> None:
+    filled(archive)
+    assert "Some GPU" in evolve(capsys, "ask", "softmax", "-n", "1")[1]
+    assert "Some CPU" in evolve(capsys, "ask", "softmax", "-n", "1", "--device", "cpu")[1]
+
+
+def test_questions_can_be_written_to_a_file(capsys: Capture) -> None:
+    code, output, _ = evolve(capsys, "ask", "softmax", "-n", "2", "--out", "questions.jsonl")
+    assert (code, output) == (0, "")
+    assert len(Path("questions.jsonl").read_text().splitlines()) == 2
+
+
+def test_merging_counts_what_is_new_and_nothing_the_second_time(archive: Path, capsys: Capture, tmp_path: Path) -> None:
+    source = filled(tmp_path / "source.db")
+    _, output, _ = evolve(capsys, "merge", source, "--json")
+    assert json.loads(output)[0]["new"] == {"kernels": 5, "proposals": 6, "evaluations": 5, "runs": 1}
+    assert "nothing new" in evolve(capsys, "merge", source)[1]
+    assert len(open_archive(archive).find(Evaluation)) == 5
+
+
+def test_merging_nothing_that_exists_leaves_the_archive_alone(archive: Path, capsys: Capture, tmp_path: Path) -> None:
+    source = filled(tmp_path / "source.db")
+    assert evolve(capsys, "merge", source, "nowhere.db")[0] == 2
+    assert open_archive(archive).find(Kernel) == []
+
+
+def test_the_catalog_is_listed_with_its_shipped_kernels(capsys: Capture) -> None:
+    code, output, _ = evolve(capsys, "ops", "--json")
+    softmax = next(op for op in json.loads(output) if op["op"] == "softmax")
+    assert code == 0
+    assert softmax["family"] == "softmax"
+    assert softmax["dtypes"] == ["bfloat16", "float32", "float16"]
+    assert softmax["kernels"]
+    assert "softmax" in evolve(capsys, "ops")[1]
+
+
+def test_kernels_of_other_ops_are_told_in_one_go(archive: Path, capsys: Capture) -> None:
+    code, output, _ = evolve(capsys, "tell", written(Path("a.cu"), kernel(1)), written(Path("b.cu"), GOOD), TWICE)
+    assert code == 0
+    assert "evolve evaluate softmax" in output
+    assert len(open_archive(archive).find(Kernel)) == 2

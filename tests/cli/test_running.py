@@ -1,0 +1,112 @@
+"""`run` and `evaluate` as a user starts them, on the emulated device."""
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from bad_kernels import twice_kernel
+from command import TWICE, run, start
+from commandline import written
+
+from archive.records import Evaluation
+from archive.store import open_archive
+
+EMULATED = ("--device", "emulated")
+GOOD, WRONG = twice_kernel(note="good"), twice_kernel("out[i] = x[i];", note="wrong")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
+    folder = tmp_path_factory.mktemp("run")
+    return (folder, *run(folder, "run", "softmax", "--evals", "3", *EMULATED))
+
+
+def test_a_run_ends_with_a_table_of_champions(finished: tuple[Path, int, str]) -> None:
+    _, code, output = finished
+    assert code == 0, output
+    assert "no statement about a GPU" in output
+    assert re.search(r"64×256 fp32 +[0-9a-f]{8} +\d", output)
+    assert "All 3 evaluations are used" in output
+    assert "evolve top softmax" in output
+
+
+def test_a_run_says_first_what_it_runs_on(finished: tuple[Path, int, str]) -> None:
+    lines = finished[2].splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["device", "proposer", "archive"]
+
+
+def test_the_same_command_goes_on(finished: tuple[Path, int, str]) -> None:
+    code, output = run(finished[0], "run", "softmax", "--evals", "1", *EMULATED)
+    assert code == 0
+    assert "3 evaluated on this device" in output
+    assert len(open_archive(finished[0] / ".evolve/archive.db").find(Evaluation)) == 4
+
+
+def test_the_result_of_a_run_is_json_on_standard_output_alone(tmp_path: Path) -> None:
+    process = start(tmp_path, "tell", str(written(tmp_path / "good.cu", GOOD)), TWICE)
+    assert process.wait(60) == 0
+    code, output = run(tmp_path, "run", TWICE, "--evals", "1", "--proposer", "offline", "--json", *EMULATED)
+    assert code == 0
+    result = json.loads(output[output.index("\n{") :])
+    assert result["champions"][0]["kernel"] == GOOD.id
+
+
+def test_a_run_with_nothing_to_vary_says_how_to_get_kernels(tmp_path: Path) -> None:
+    code, output = run(tmp_path, "run", TWICE, "--proposer", "offline", *EMULATED)
+    assert code == 1
+    assert "nothing to vary" in output
+    assert "OPENAI_API_KEY" in output
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_says_where_things_stand_and_how_to_go_on(tmp_path: Path, number: int, code: int) -> None:
+    process = start(tmp_path, "run", "softmax", *EMULATED)
+    archive = tmp_path / ".evolve/archive.db"
+    deadline = time.monotonic() + 120
+    while not (archive.exists() and open_archive(archive).find(Evaluation)) and time.monotonic() < deadline:
+        time.sleep(0.3)
+    process.send_signal(number)
+    process.send_signal(number)  # the second one must not keep the first from putting things in order
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == code, output
+    assert "softmax on" in output
+    assert "To go on from here: evolve run softmax --device emulated" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.4, 1.5])
+def test_a_run_stopped_while_it_starts_ends_quietly(tmp_path: Path, seconds: float) -> None:
+    process = start(tmp_path, "run", "softmax", *EMULATED)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode in (130, -signal.SIGINT), output  # before our own first line it is Python's to end it
+    if process.returncode == 130:
+        assert "Traceback" not in output
+
+
+def test_kernels_in_files_are_evaluated_at_once(tmp_path: Path) -> None:
+    written(tmp_path / "good.cu", GOOD)
+    written(tmp_path / "wrong.cu", WRONG)
+    code, output = run(tmp_path, "evaluate", "good.cu", "wrong.cu", TWICE, *EMULATED)
+    assert code == 0, output
+    assert "[2/2]" in output
+    assert f"{GOOD.id[:8]}\nOn " in output
+    assert "wrong:" in output
+
+
+def test_a_wrong_kernel_alone_is_exit_code_1_with_the_reason(tmp_path: Path) -> None:
+    code, output = run(tmp_path, "evaluate", str(written(tmp_path / "wrong.cu", WRONG)), TWICE, *EMULATED)
+    assert code == 1
+    assert "rounding" in output
+
+
+def test_pending_kernels_of_an_op_outside_the_catalog_are_named(tmp_path: Path) -> None:
+    assert run(tmp_path, "tell", str(written(tmp_path / "good.cu", GOOD)), TWICE)[0] == 0
+    code, output = run(tmp_path, "evaluate", *EMULATED)
+    assert code == 1
+    assert "twice is not in the catalog" in output
+    assert "Traceback" not in output

@@ -1,0 +1,121 @@
+"""Bad input ends with exit code 2 and two lines that say what happened and what to do, never with a traceback."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import ROOT, environment
+from commandline import BEST, evolve, filled, written
+from records import kernel
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("EVOLVE_ARCHIVE", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    Path("words.db").write_text("words, many words" * 99)
+    Path("no_op.py").write_text("x = 1\n")
+    Path("broken.py").write_text("def f(:\n")
+    Path("notes.txt").write_text("notes")
+    Path("nothing.jsonl").write_text("")
+    Path("no_plan.cu").write_text("__global__ void f() {}")
+    written(Path("stranger.cu"), kernel(1, op="unheard_of"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("top", "there is no archive at .evolve/archive.db"),
+        ("show abc", "there is no archive"),
+        ("top --archive words.db", "not a database"),
+        ("top --archive .", "cannot open the archive"),
+        ("run sofmax", "softmax"),
+        ("run nowhere.py", "nowhere.py"),
+        ("run no_op.py", "no `op`"),
+        ("run broken.py", "broken.py, line 1"),
+        ("run softmax --device tpu", "cuda, emulated"),
+        ("run softmax --proposer me", "offline or llm"),
+        ("run softmax --proposer llm", "OPENAI_API_KEY"),
+        ("run softmax --model gpt-5", "OPENAI_API_KEY"),
+        ("run softmax --minutes 0", "--minutes"),
+        ("run softmax --minutes nan", "--minutes"),
+        ("run softmax --evals none", "--evals"),
+        ("run", "OP"),
+        ("run softmax --turbo", "--turbo"),
+        ("evolute", "evolute"),
+        ("tell nowhere.cu", "nowhere.cu"),
+        ("tell notes.txt", ".jsonl"),
+        ("tell nothing.jsonl", "no replies"),
+        ("tell no_plan.cu", "no op"),
+        ("tell stranger.cu", "unheard_of"),
+        ("evaluate sofmax", "softmax"),
+        ("evaluate stranger.cu", "unheard_of"),
+        ("ask softmax --device tpu", "tpu"),
+        ("ask softmax --out no/such/folder/file", "cannot be written"),
+        ("merge nowhere.db", "nowhere.db"),
+        ("merge words.db", "not a database"),
+        ("export", "no archive"),
+    ],
+)
+def test_wrong_use_is_explained(arguments: str, said: str, capsys: Capture) -> None:
+    code, _, errors = evolve(capsys, *arguments.split())
+    assert code == 2
+    assert said in errors
+    assert "Traceback" not in errors
+
+
+def test_an_export_without_gpu_times_says_what_is_missing(capsys: Capture, tmp_path: Path) -> None:
+    code, _, errors = evolve(capsys, "export", "gelu", "--archive", filled(tmp_path / "a.db"))
+    assert code == 2
+    assert "gelu" in errors
+    assert not (tmp_path / "primitives").exists()
+
+
+def test_the_second_line_of_an_error_says_what_to_do(capsys: Capture) -> None:
+    lines = evolve(capsys, "top")[2].splitlines()
+    assert lines[0].startswith("error: ")
+    assert "evolve run softmax" in lines[1]
+
+
+def test_square_brackets_in_a_message_are_printed_as_they_are(capsys: Capture, tmp_path: Path) -> None:
+    assert "[red]" in evolve(capsys, "top", "[red]", "--archive", filled(tmp_path / "a.db"))[2]
+
+
+def test_an_unexpected_fault_is_not_hidden(monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path) -> None:
+    monkeypatch.setattr("evolve.cli.browse.standings", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        evolve(capsys, "top", "--archive", filled(tmp_path / "a.db"))
+
+
+def test_a_reader_that_leaves_early_ends_it_quietly(tmp_path: Path) -> None:
+    archive = filled(tmp_path / "a.db")
+    for arguments in (["top", "--json"], ["show", BEST.id], ["--help"]):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "evolve", *arguments], env=environment({"EVOLVE_ARCHIVE": str(archive)}),
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdout
+        process.stdout.close()
+        assert process.stderr
+        assert process.stderr.read() == ""
+        process.wait(60)
+
+
+@pytest.mark.parametrize("command", ["--help", "top", "show", "diff", "tree", "merge"])
+def test_looking_something_up_does_not_load_torch(command: str, tmp_path: Path) -> None:
+    arguments = {"show": ["show", BEST.id], "diff": ["diff", BEST.id, BEST.id[:5]], "tree": ["tree", "softmax"],
+                 "merge": ["merge", "archive.db"]}.get(command, [command])  # fmt: skip
+    program = (
+        "import sys; from evolve.cli.app import main; code = main(sys.argv[1:]); "
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=environment({"EVOLVE_ARCHIVE": str(filled(tmp_path / "archive.db")), "PYTHONPATH": str(ROOT)}),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,49 @@
+"""Runs commands in this process, through the same entry point as the installed script."""
+
+from pathlib import Path
+
+import pytest
+from records import CPU, GPU, failed, failed_reply, kernel, measurement, passed, proposal
+
+from archive.kernel import Kernel
+from archive.records import Evaluation, Outcome, Run
+from archive.store import open_archive
+from evolve.cli.app import main
+
+ROWS, COLS = "rows=8 cols=16 float32", "rows=2 cols=512 float32"
+BEST, CHILD, WRONG, WAITING = kernel(1), kernel(1).with_knobs({"N": 2}), kernel(3), kernel(4)
+REPLY = failed_reply()
+
+
+def evolve(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """The exit code, and what was printed on standard output and on standard error."""
+    code = main([str(argument) for argument in arguments])
+    output, errors = capsys.readouterr()
+    return code, output, errors
+
+
+def filled(path: Path) -> Path:
+    """An archive with a family of kernels of softmax on two devices, and one of an op that no catalog knows."""
+    store = open_archive(path)
+    other = kernel(9, op="unheard_of")
+    store.append(
+        Run("run", "softmax", GPU.key, "offline", 0, 1.0),
+        proposal(BEST, operator="seed"),
+        proposal(CHILD, BEST.id),
+        proposal(WRONG, BEST.id, operator="improve"),
+        proposal(WAITING, operator="tell"),
+        REPLY,
+        passed(BEST.id, GPU, **{ROWS: 20.0, COLS: 30.0}),
+        passed(BEST.id, CPU, **{ROWS: 900.0}),
+        passed(CHILD.id, GPU, **{ROWS: 40.0, COLS: 25.0}),
+        failed(WRONG.id),
+        proposal(other),
+        Evaluation(other.id, "unheard_of", GPU, Outcome.PASSED, "", (measurement("n=8 float32", 4.0),)),
+    )
+    store.close()
+    return path
+
+
+def written(path: Path, kernel: Kernel) -> Path:
+    path.write_text(kernel.text)
+    return path

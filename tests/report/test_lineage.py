@@ -1,0 +1,64 @@
+from collections.abc import Sequence
+
+from drawn import drawn
+from records import GPU, failed, failed_reply, kernel, passed, proposal
+
+from archive.records import Evaluation, Proposal
+from evolve.report.lineage import lineage, lineage_tree
+from evolve.report.standing import Standing, standing
+
+ROWS = "rows=8 cols=16 float32"
+
+
+def of(proposals: Sequence[Proposal], evaluations: Sequence[Evaluation] = ()) -> Standing:
+    kernels = [proposal.kernel for proposal in proposals if proposal.kernel]
+    return standing("softmax", GPU, kernels, proposals, evaluations)
+
+
+def test_a_child_stands_under_its_parent_with_what_it_changed() -> None:
+    parent, child = kernel(), kernel().with_knobs({"N": 2})
+    lines = lineage(
+        of([proposal(parent, operator="seed"), proposal(child, parent.id)], [passed(child.id, GPU, **{ROWS: 50.0})])
+    )
+    root, born = drawn(lineage_tree(lines, parent.id, 80, everything=True))
+    assert root == f"{parent.id[:8]}  pending  seed: number 0"
+    assert born == f"└── {child.id[:8]}  2.00x  knobs: N 1→2"
+
+
+def test_every_kernel_without_a_known_parent_is_a_root() -> None:
+    lines = lineage(of([proposal(kernel(1)), proposal(kernel(2), "unknown")]))
+    assert lines.roots == (kernel(1).id, kernel(2).id)
+
+
+def test_a_circle_of_parents_is_cut() -> None:
+    one, two = kernel(1), kernel(2)
+    lines = lineage(of([proposal(one, two.id), proposal(two, one.id)]))
+    assert sorted([*lines.roots, *(child for born in lines.children.values() for child in born)]) == sorted(
+        [one.id, two.id]
+    )
+    assert all(drawn(lineage_tree(lines, root, 80, everything=True)) for root in lines.roots)
+
+
+def test_failures_are_counted_where_only_the_living_are_shown() -> None:
+    parent, good, bad = kernel(1), kernel(2), kernel(3)
+    proposals = [proposal(parent), proposal(good, parent.id), proposal(bad, parent.id)]
+    lines = lineage(of(proposals, [passed(good.id, GPU, **{ROWS: 50.0}), failed(bad.id)]))
+    text = "\n".join(drawn(lineage_tree(lines, parent.id, 80, everything=False)))
+    assert bad.id[:8] not in text
+    assert "1 more without survivors" in text
+    assert bad.id[:8] in "\n".join(drawn(lineage_tree(lines, parent.id, 80, everything=True)))
+
+
+def test_a_line_too_deep_for_the_width_says_how_to_see_the_rest() -> None:
+    kernels = [kernel(number) for number in range(40)]
+    proposals = [proposal(k, kernels[i - 1].id) if i else proposal(k) for i, k in enumerate(kernels)]
+    lines = drawn(lineage_tree(lineage(of(proposals)), kernels[0].id, 80, everything=True))
+    assert all(len(line) <= 80 for line in lines)
+    assert "evolve tree softmax" in lines[-1]
+
+
+def test_a_reply_without_a_kernel_stands_under_what_it_was_asked_about() -> None:
+    parent = kernel(1)
+    reply = Proposal("softmax", "improve", "model", None, (parent.id,), reply="no", failure="no kernel in the reply")
+    lines = lineage(of([proposal(parent)]), (reply, failed_reply()))
+    assert "no kernel in the reply" in "\n".join(drawn(lineage_tree(lines, parent.id, 80, everything=True)))

@@ -1,0 +1,96 @@
+import time
+from pathlib import Path
+
+import pytest
+from drawn import drawn
+from records import CPU, GPU, failed, failed_reply, kernel, passed, proposal
+
+from archive.records import DeviceInfo, Proposal
+from archive.store import open_archive
+from evolve.report.live import Display
+from evolve.report.log import Log
+from evolve.report.progress import Phases, Watcher
+
+WORKLOADS = [f"rows={rows} cols=256 float32" for rows in (1, 2, 4, 8, 16, 32, 64, 128)]
+
+
+def watcher(folder: Path, device: DeviceInfo = GPU) -> tuple[Watcher, Phases]:
+    """Twenty kernels, of which every third failed; one is being checked."""
+    phases = Phases()
+    watching = Watcher("softmax", device, open_archive(folder / "a.db"), phases)
+    for number in range(20):
+        made = kernel(number)
+        watching.take(Proposal("softmax", "improve", "a model", made, (kernel(number - 1).id,) if number else ()))
+        phases.watch(made.id, "compile")
+        if number % 3 == 2:
+            watching.take(failed(made.id))
+        else:
+            watching.take(passed(made.id, device, **dict.fromkeys(WORKLOADS, 30.0 - number)))
+    watching.take(failed_reply())
+    watching.take(proposal(kernel(77), kernel(1).id))
+    phases.watch(kernel(77).id, "check")
+    return watching, phases
+
+
+def display(watching: Watcher) -> Display:
+    now = time.monotonic()
+    return Display(watching, WORKLOADS, "a model", now - 30, now + 90)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (80, 16), (50, 30)])
+def test_the_display_fits_the_terminal(tmp_path: Path, width: int, height: int) -> None:
+    lines = drawn(display(watcher(tmp_path)[0]), width, height)
+    assert len(lines) < height
+    assert all(len(line) <= width for line in lines)
+
+
+def test_the_display_tells_what_matters(tmp_path: Path) -> None:
+    text = "\n".join(drawn(display(watcher(tmp_path)[0]), 120, 40))
+    for expected in (
+        "softmax on Some GPU, proposed by a model",
+        "0:30 of 2:00",
+        "20 evaluated",
+        "11.0",  # the fastest time
+        "9.09x",
+        "14 passed, 6 wrong, 1 reply without a kernel, 1 pending",
+        f"{kernel(77).id[:8]} check",
+        "draft: no kernel: no kernel in the reply",
+        f"{kernel(17).id[:8]} wrong: it is wrong",
+    ):
+        assert expected in text
+
+
+def test_the_display_shows_population_and_champions_in_a_small_terminal(tmp_path: Path) -> None:
+    lines = drawn(display(watcher(tmp_path)[0]), 80, 24)
+    assert sum("256" in line for line in lines) + sum("fp32" in line for line in lines) >= 8
+    assert sum("improve" in line for line in lines) >= 3
+
+
+def test_an_empty_display_waits_for_the_proposer(tmp_path: Path) -> None:
+    watching = Watcher("softmax", CPU, open_archive(tmp_path / "a.db"), Phases())
+    text = "\n".join(drawn(display(watching)))
+    assert "waiting for a model" in text
+    assert "none yet" in text
+    assert "CPU times" in text
+
+
+def test_a_run_whose_time_is_up_says_so(tmp_path: Path) -> None:
+    late = Display(watcher(tmp_path)[0], WORKLOADS, "a model", time.monotonic() - 60, time.monotonic() - 1)
+    assert any("time is up" in line for line in drawn(late))
+
+
+def test_a_log_has_a_line_per_improvement_and_none_for_the_rest(tmp_path: Path) -> None:
+    watching = Watcher("softmax", GPU, open_archive(tmp_path / "a.db"), Phases())
+    log = Log(watching, WORKLOADS, time.monotonic())
+    assert list(log.lines(proposal(kernel(1), operator="seed"))) == []
+    (line,) = log.lines(passed(kernel(1).id, GPU, **{WORKLOADS[0]: 25.0}))
+    assert "seed: number 1" in line
+    assert "25.0 µs (4.00x)" in line
+    assert list(log.lines(passed(kernel(2).id, GPU, **{WORKLOADS[0]: 26.0}))) == []
+
+
+def test_what_the_archive_held_before_is_no_improvement(tmp_path: Path) -> None:
+    store = open_archive(tmp_path / "a.db")
+    store.append(kernel(1), passed(kernel(1).id, GPU, **{WORKLOADS[0]: 20.0}))
+    watching = Watcher("softmax", GPU, store, Phases())
+    assert watching.take(passed(kernel(2).id, GPU, **{WORKLOADS[0]: 21.0})) == ()

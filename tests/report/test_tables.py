@@ -1,0 +1,75 @@
+import pytest
+from drawn import drawn
+from records import CPU, GPU, failed, failed_reply, kernel, passed, proposal
+
+from archive.records import Outcome
+from evolve.report.standing import Standing, standing
+from evolve.report.tables import champions_table, counts_line, headline, measurements_table, population_table
+
+ROWS, COLS = "rows=8 cols=16 float32", "rows=2 cols=512 float32"
+FAST, SLOW, BAD = kernel(1), kernel(2), kernel(3)
+
+
+def some_standing() -> Standing:
+    evaluations = [
+        passed(FAST.id, GPU, **{ROWS: 20.0, COLS: 30.0}),
+        passed(SLOW.id, GPU, **{ROWS: 40.0, COLS: 25.0}),
+        failed(BAD.id),
+    ]
+    proposals = [proposal(FAST, operator="seed"), proposal(SLOW, FAST.id), proposal(BAD, FAST.id), failed_reply()]
+    return standing("softmax", GPU, [FAST, SLOW, BAD, kernel(4)], proposals, evaluations)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_the_champions_keep_their_numbers_at_any_width(width: int) -> None:
+    lines = drawn(champions_table(some_standing(), width), width)
+    assert all(len(line) <= width for line in lines)
+    text = "\n".join(lines)
+    assert "20.0" in text
+    assert "25.0" in text
+
+
+def test_the_champions_stand_beside_pytorch_and_the_speed_of_light() -> None:
+    row = next(line for line in drawn(champions_table(some_standing(), 80)) if line.startswith("8×16"))
+    assert row.split() == ["8×16", "fp32", FAST.id[:8], "20.0", "18.0–22.0", "100", "-", "5.00x", "50%"]
+
+
+def test_a_workload_without_a_kernel_says_so() -> None:
+    lines = drawn(champions_table(some_standing(), 80, [ROWS, COLS, "rows=1 cols=1 float32"]))
+    assert any("1×1 fp32" in line and "none yet" in line for line in lines)
+
+
+def test_a_table_that_is_too_long_says_how_much_is_missing() -> None:
+    assert drawn(champions_table(some_standing(), 80, most=1))[-1] == "and 1 more"
+
+
+def test_the_population_tells_operators_and_knobs() -> None:
+    lines = drawn(population_table(some_standing(), 80))
+    assert len(lines) == 3
+    assert "seed" in lines[1]
+    assert "N=1" in lines[1]
+
+
+def test_the_population_counts_children_where_there_is_room() -> None:
+    header, first, *_ = drawn(population_table(some_standing(), 120), 120)
+    assert "children" in header
+    assert "number 1" in first
+
+
+def test_every_outcome_is_counted() -> None:
+    assert counts_line(some_standing()) == "2 passed, 1 wrong, 1 reply without a kernel, 1 pending"
+
+
+def test_an_emulated_device_is_never_shown_without_a_word_about_its_times() -> None:
+    emulated = standing("softmax", CPU, [FAST], [], [passed(FAST.id, CPU, **{ROWS: 20.0})])
+    assert "no statement about a GPU" in headline(emulated).plain
+
+
+def test_verdicts_of_other_devices_are_passed_over() -> None:
+    found = standing("softmax", CPU, [FAST], [], [passed(FAST.id, GPU, **{ROWS: 20.0})])
+    assert not found.champions
+    assert found.pending == 1
+
+
+def test_a_failed_kernel_has_no_measurements_to_show() -> None:
+    assert len(drawn(measurements_table(failed(BAD.id, Outcome.CRASHED)))) <= 1
