@@ -1,7 +1,7 @@
 /*---
 op = "add_rms_norm"
 note = "a group of threads per row; 16-byte loads of x and residual, their rounded sum is written at once and stays in registers until the row's scale is known"
-when = "cols * itemsize(x) % 16 == 0 and cols <= 65536"
+when = "cols * itemsize(x) % 16 == 0 and cols <= 32768"
 specialize = ["cols", "threads", "groups", "vectors", "together"]
 require = ["vectors * vec * together * threads * groups <= 32768", "vectors * vec * together <= 64", "threads * groups <= 1024"]
 

@@ -1,7 +1,7 @@
 /*---
 op = "rms_norm"
 note = "a group of threads per row, a warp for short rows and a block for long ones; 16-byte loads, the row stays in registers, the weight is read while the row is on its way and serves all rows of the group"
-when = "cols * itemsize(x) % 16 == 0 and cols <= 65536"
+when = "cols * itemsize(x) % 16 == 0 and cols <= 32768"
 specialize = ["cols", "threads", "groups", "vectors", "together"]
 require = ["vectors * vec * together * threads * groups <= 32768", "vectors * vec * together <= 64", "threads * groups <= 1024"]
 

@@ -1,9 +1,9 @@
 /*---
 op = "softmax"
 note = "a group of threads per row, a warp for short rows and a block for long ones; 16-byte loads, the row stays in registers, one exponential per value, one barrier"
-when = "cols * itemsize(x) % 16 == 0 and cols <= 65536"
+when = "cols * itemsize(x) % 16 == 0 and cols <= 16384"
 specialize = ["cols", "threads", "groups", "vectors", "together"]
-require = ["vectors * vec * together * threads * groups <= 32768", "vectors * vec * together <= 64", "threads * groups <= 1024"]
+require = ["vectors * vec * together * threads * groups < 32768", "vectors * vec * together <= 64", "threads * groups <= 1024"]
 
 [knobs]
 ROW_LOADS = [2, 1, 4, 8]
