@@ -101,7 +101,7 @@ def _say_archive(before: Standing, store: SqliteStore, shown: Console) -> None:
             f"{counted(len(before.kernels), 'kernel')} for {before.op}, "
             f"{len(before.verdicts)} evaluated on this device{found}: going on from there"
         )
-    shown.print(f"archive   {store.path}: {held}", soft_wrap=True)
+    shown.print(f"archive   {store.path}: {held}", soft_wrap=not shown.is_terminal)
 
 
 def _say_spent(running: Running, started: float, shown: Console) -> None:

@@ -41,4 +41,6 @@ def say_proposer(name: str, shown: Console) -> None:
         return
     configured = os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")
     why = "" if configured else "no OPENAI_API_KEY or OPENAI_BASE_URL: "
-    shown.print(f"proposer  {why}the offline proposer varies the knobs of kernels at hand", soft_wrap=True)
+    shown.print(
+        f"proposer  {why}the offline proposer varies the knobs of kernels at hand", soft_wrap=not shown.is_terminal
+    )

@@ -68,7 +68,13 @@ class Display:
         speed = f"{progress.evaluated} evaluated, {progress.per_second:.1f}/s"
         row = Table.grid(padding=(0, 2, 0, 0), expand=False)
         row.add_row(
-            ProgressBar(total=total, completed=min(gone, total), width=max(10, width - len(said) - len(speed) - 4)),
+            ProgressBar(
+                total=total,
+                completed=min(gone, total),
+                width=max(10, width - len(said) - len(speed) - 4),
+                complete_style="cyan",
+                finished_style="green",
+            ),
             fitted(said),
             fitted(speed),
         )

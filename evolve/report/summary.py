@@ -68,8 +68,10 @@ def print_next_steps(shown: Console, standing: Standing, locator: str, given: st
         steps.append((f"evolve export {op}{given}", "a package of the champions"))
     elif standing.champions:
         steps.append((f"evolve run {op}{given}", "on a machine with a GPU: measures the same kernels there"))
-    table = Table.grid(padding=(0, 3, 0, 0))
-    for command, purpose in steps:
-        table.add_row(Text(f"  {command}", "cyan", no_wrap=True), fitted(purpose, "dim"))
+    longest = max(len(command) for command, _ in steps)
+    narrow = longest + max(len(purpose) for _, purpose in steps) + 5 > shown.width
     shown.print("\nnext")
-    shown.print(table)
+    for command, purpose in steps:
+        lines = (f"  # {purpose}\n", f"  {command}") if narrow else (f"  {command:<{longest}}   ", purpose)
+        styles = ("dim", "cyan") if narrow else ("cyan", "dim")
+        shown.print(Text.assemble(*zip(lines, styles, strict=True)), soft_wrap=True)  # commands are copied whole

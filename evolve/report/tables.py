@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from archive.records import Evaluation, Measurement
+from archive.records import Evaluation, Measurement, Outcome
 from evolve.population import Champion
 from evolve.report.standing import Standing
 from evolve.report.words import (
@@ -24,7 +24,7 @@ from evolve.report.words import (
 )
 
 WIDE = 100  # columns from which there is room for notes
-KNOBS_SHOWN, HEADING_SHOWN = 34, 24
+HEADING_SHOWN, KINDS_SHOWN = 24, 2
 
 
 def plain_table(*headings: str, numbers: Sequence[str] = ()) -> Table:
@@ -64,7 +64,8 @@ def champions_table(
     for key in shown:
         champion = held.get(key)
         cells = _champion_cells(champion, interval=interval)
-        said = [fitted(_said(champion, standing), "dim")] if notes else []
+        kernel = standing.kernels.get(champion.kernel_id) if champion else None
+        said = [fitted(idea(kernel), "dim")] if notes else []
         table.add_row(fitted(labels.of[key]), *cells, *said)
     if len(shown) < len(keys):
         table.add_row(Text(f"and {len(keys) - len(shown)} more", "dim", no_wrap=True))
@@ -108,13 +109,17 @@ def measurements_table(evaluation: Evaluation) -> Table:
 
 
 def counts_line(standing: Standing) -> str:
-    """What became of everything that was proposed."""
-    parts = [outcomes(standing.outcomes)] if standing.outcomes else ["nothing evaluated yet"]
+    """What became of everything that was proposed; many kinds of failure are summed up before they are listed."""
+    counts = standing.outcomes
+    failures = {outcome: count for outcome, count in counts.items() if outcome != str(Outcome.PASSED)}
+    summed = len(failures) > KINDS_SHOWN
+    shown = {**counts, **dict.fromkeys(failures, 0), "failed": sum(failures.values())} if summed else counts
+    parts = [outcomes(shown)] if shown else ["nothing evaluated yet"]
     if standing.unread:
         parts.append(f"{counted(standing.unread, 'reply', 'replies')} without a kernel")
     if standing.pending:
         parts.append(f"{standing.pending} pending")
-    return ", ".join(parts)
+    return ", ".join(parts) + (f" ({outcomes(failures)})" if summed else "")
 
 
 def footnotes(standing: Standing, workloads: Sequence[str] = ()) -> str:
@@ -130,14 +135,6 @@ def footnotes(standing: Standing, workloads: Sequence[str] = ()) -> str:
 
 def speed_style(speedup: float) -> str:
     return "green" if speedup > 1 else "yellow"
-
-
-def _said(champion: Champion | None, standing: Standing) -> str:
-    kernel = standing.kernels.get(champion.kernel_id) if champion else None
-    if kernel is None:
-        return ""
-    setting = knobs(kernel.plan.settings)
-    return f"{setting}; {idea(kernel)}" if setting else idea(kernel)
 
 
 def _champion_cells(champion: Champion | None, *, interval: bool) -> list[Text]:

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
 from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
 from archive.records import Outcome, Resources
@@ -56,7 +56,7 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
     from cupy.cuda import nvrtc
 
     options = [f"-arch={arch}", "-std=c++17", "-default-device", "-lineinfo", "--ptxas-options=-v", "-diag-suppress=47"]
-    options += [f"-I{folder}" for folder in _include_dirs()]
+    options += [f"-I{folder}" for folder in cuda_include_dirs()]
     program = nvrtc.createProgram(
         source, "kernel.cu", (b"",) * len(EMPTY_HEADERS), [name.encode() for name in EMPTY_HEADERS]
     )
@@ -68,12 +68,6 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
         raise RejectedError(Outcome.COMPILE_ERROR, log[:LOG_CHARACTERS]) from error
     finally:
         nvrtc.destroyProgram(program)
-
-
-@cache
-def _include_dirs() -> tuple[str, ...]:
-    folders = [str(folder) for folder in cuda_include_dirs()]
-    return (*folders, *(f"{folder}/cccl" for folder in folders))
 
 
 def _check_launch(launch: BoundLaunch, entries: dict[str, cubin.Entry]) -> None:
