@@ -5,6 +5,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, astuple, replace
+from functools import lru_cache
 from typing import Any
 
 from archive import kernel as genome
@@ -64,7 +65,7 @@ def _evaluation_rows(evaluation: Evaluation) -> Iterator[tuple[str, Row]]:
 
 def kernels(connection: sqlite3.Connection, op: str) -> list[Kernel]:
     found = connection.execute("SELECT text FROM kernels WHERE op = ? OR ? = '' ORDER BY rowid", (op, op))
-    return [genome.parse(text) for (text,) in found]
+    return [_parsed(text) for (text,) in found]
 
 
 def runs(connection: sqlite3.Connection, op: str) -> list[Run]:
@@ -82,7 +83,7 @@ def proposals(connection: sqlite3.Connection, op: str) -> list[Proposal]:
     )
     return [
         Proposal(
-            op=row[0], operator=row[1], proposer=row[2], kernel=genome.parse(row[3]) if row[3] else None,
+            op=row[0], operator=row[1], proposer=row[2], kernel=_parsed(row[3]) if row[3] else None,
             parents=tuple(json.loads(row[4])), run=row[5], reply=row[6], failure=row[7],
             cost=Cost(*row[8:11]), created=row[11],
         )
@@ -102,6 +103,12 @@ def evaluations(connection: sqlite3.Connection, op: str) -> list[Evaluation]:
         measurements[evaluation_id].append(Measurement(*fields))
     found = connection.execute("SELECT * FROM evaluations WHERE op = ? OR ? = '' ORDER BY created, rowid", (op, op))
     return [_evaluation(row, devices[row[3]], measurements[row[0]]) for row in found]
+
+
+@lru_cache(maxsize=100_000)
+def _parsed(text: str) -> Kernel:
+    """A run asks for the same kernels again in every generation, and a text never changes what it says."""
+    return genome.parse(text)
 
 
 def _device(row: Row) -> DeviceInfo:

@@ -110,7 +110,7 @@ __device__ __forceinline__ void take(const Vec (&chunk)[loads], const float (&to
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * split * groups)
+extern "C" __global__ void __launch_bounds__(32 * split * groups, 1)
 topk_rows(const x_t* __restrict__ x, values_t* __restrict__ values, long long* __restrict__ indices, int rows) {
     const int lane = threadIdx.x % 32, warp = __shfl_sync(ALL, threadIdx.x / 32, 0), part = warp % split;
     const int group = warp / split;

@@ -7,7 +7,7 @@ import platform
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -68,6 +68,8 @@ class EmulatedDevice:
 
     def __init__(self, also_compile: Callable[[Bound], object] | None = None) -> None:
         self._also_compile = also_compile
+        # Workloads that share all specialised values share their library, for as long as a program holds it.
+        self._libraries: weakref.WeakValueDictionary[Hashable, ctypes.CDLL] = weakref.WeakValueDictionary()
 
     @cached_property
     def info(self) -> DeviceInfo:
@@ -86,11 +88,19 @@ class EmulatedDevice:
             _check_resident(launch)
         if self._also_compile:
             self._also_compile(bound)
-        with tempfile.TemporaryDirectory(prefix="evolve-kernel-") as folder:
-            library = ctypes.CDLL(str(compiler.build(bound, self._toolchain, Path(folder))))
-        # The program holds the library, which ctypes itself would never unload.
-        weakref.finalize(library, _ctypes.dlclose, library._handle)  # noqa: SLF001
-        return EmulatedProgram(bound, library)
+        return EmulatedProgram(bound, self._library(bound))
+
+    def _library(self, bound: Bound) -> ctypes.CDLL:
+        entries = tuple((launch.entry, launch.cooperative) for launch in bound.launches)
+        key = (bound.kernel.id, bound.constants, bound.types, entries)
+        library = self._libraries.get(key)
+        if library is None:
+            with tempfile.TemporaryDirectory(prefix="evolve-kernel-") as folder:
+                library = ctypes.CDLL(str(compiler.build(bound, self._toolchain, Path(folder))))
+            # Programs hold the library, which ctypes itself would never unload.
+            weakref.finalize(library, _ctypes.dlclose, library._handle)  # noqa: SLF001
+            self._libraries[key] = library
+        return library
 
     def run(self, program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
         program.launch(tensors)
