@@ -168,5 +168,14 @@ def workloads(dtypes: str, *points: Mapping[str, int], **parameters: Number) -> 
     )
 
 
+def rotated(dtypes: str, *points: Mapping[str, int], **parameters: Number) -> tuple[Workload, ...]:
+    """Each point at one dtype, the dtypes in turn: as many shapes for a third of the compilations."""
+    names = itertools.cycle(dtypes.split())
+    return tuple(
+        Workload(dtype, tuple(point.items()), tuple(parameters.items()))
+        for point, dtype in zip(points, names, strict=False)
+    )
+
+
 def _as_tuple(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)

@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from reference_ops.op import Op, tensors, workloads
+from reference_ops.op import Op, rotated, tensors, workloads
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
@@ -22,9 +22,7 @@ op = Op(
         *workloads("bfloat16", {"n": 2**22}),
     ),
     emulated=workloads("float32 bfloat16 float16", {"n": 8 * 1024}, {"n": 3 * 4096 + 32}),
-    awkward=workloads(
-        "float32 bfloat16 float16", {"n": 1}, {"n": 31}, {"n": 33}, {"n": 1009}, {"n": 4095}, {"n": 4097}
-    ),
+    awkward=rotated("float32 bfloat16 float16", {"n": 1}, {"n": 31}, {"n": 33}, {"n": 1009}, {"n": 4095}, {"n": 4097}),
     # An erf is a polynomial of degree six or more, a multiplication and an addition around it.
     flops=lambda dims: 16 * dims["n"],
     # The default factor: PyTorch evaluates in float32 and rounds once, and so can a kernel.

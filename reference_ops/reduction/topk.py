@@ -2,7 +2,7 @@
 
 import torch
 
-from reference_ops.op import Op, Tolerance, tensors, workloads
+from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
 
 
 def topk(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,9 +35,9 @@ op = Op(
         *workloads("float32 bfloat16", {"rows": 2, "cols": 2048}, k=50),
     ),
     awkward=(
-        *workloads("float32 bfloat16 float16", {"rows": 1, "cols": 1}, {"rows": 31, "cols": 33}, k=1),
-        *workloads("float32 bfloat16 float16", {"rows": 7, "cols": 31}, {"rows": 5, "cols": 1000}, k=31),
-        *workloads("float32 bfloat16 float16", {"rows": 3, "cols": 257}, {"rows": 2, "cols": 8200}, k=33),
+        *rotated("float32 bfloat16", {"rows": 1, "cols": 1}, {"rows": 31, "cols": 33}, k=1),
+        *rotated("float16 float32", {"rows": 7, "cols": 31}, {"rows": 5, "cols": 1000}, k=31),
+        *rotated("bfloat16 float16", {"rows": 3, "cols": 257}, {"rows": 2, "cols": 8200}, k=33),
     ),
     flops=lambda dims: dims["rows"] * dims["cols"],
     tolerance=Tolerance(exact=True),  # a selection computes nothing, so nothing is rounded

@@ -2,7 +2,7 @@
 
 import torch
 
-from reference_ops.op import Op, tensors, workloads
+from reference_ops.op import Op, rotated, tensors, workloads
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -25,7 +25,7 @@ op = Op(
         *workloads("float32 bfloat16 float16", {"rows": 64, "cols": 256}, {"rows": 16, "cols": 1024}),
         *workloads("float32 bfloat16", {"rows": 2, "cols": 8192}),
     ),
-    awkward=workloads(
+    awkward=rotated(
         "float32 bfloat16 float16",
         {"rows": 1, "cols": 1}, {"rows": 31, "cols": 33}, {"rows": 33, "cols": 31}, {"rows": 7, "cols": 257},
         {"rows": 5, "cols": 1000}, {"rows": 3, "cols": 1023}, {"rows": 2, "cols": 4104},
