@@ -18,7 +18,7 @@ def of_torch(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 op = Op(
     name="topk",
     note="Values in descending order with their int64 indices; of equal values (-0.0 equals 0.0) the one with the "
-    "lower index comes first.",
+    "lower index comes first. Rows with NaN are outside the contract.",
     reference=topk,
     baseline=of_torch,
     inputs=tensors(x="rows cols"),

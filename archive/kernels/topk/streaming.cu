@@ -160,7 +160,7 @@ topk_rows(const x_t* __restrict__ x, values_t* __restrict__ values, long long* _
     }
 #pragma unroll
     for (int s = 0; s < slots; ++s) {
-        const int rank = 32 * s + lane, index = ~(unsigned)best.at[s];
+        const int rank = 32 * s + lane, index = max(0, (int)~(unsigned)best.at[s]);  // none found among NaNs: -1
         if (part == 0 && row < rows && rank < k) {
             values[(long long)row * k + rank] = from[index];
             indices[(long long)row * k + rank] = index;

@@ -62,7 +62,8 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
     )
     try:
         nvrtc.compileProgram(program, options)
-        return nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)
+        # CuPy takes the image for a C string and drops its last byte, a zero that nvdisasm and readelf miss.
+        return nvrtc.getCUBIN(program) + b"\0", nvrtc.getProgramLog(program)
     except nvrtc.NVRTCError as error:
         log = re.sub(r"(?m)^/\S*/include/", "", nvrtc.getProgramLog(program).strip()) or str(error)
         raise RejectedError(Outcome.COMPILE_ERROR, log[:LOG_CHARACTERS]) from error
