@@ -58,4 +58,5 @@ def export(
         shown.print(table)
     for skipped in report.skipped:
         shown.print(f"\nwithout {skipped.name}: {skipped.reason}", style="yellow")
-    shown.print(f"\nnext\n  pip install {report.folder}\n  python -c 'import {report.package}'", soft_wrap=True)
+    # With its whole path: pip would take a bare name for a package of the registry.
+    shown.print(f"\nnext\n  pip install {report.folder.absolute()}\n  python -c 'import {report.package}'", soft_wrap=True)
