@@ -59,4 +59,5 @@ def export(
     for skipped in report.skipped:
         shown.print(f"\nwithout {skipped.name}: {skipped.reason}", style="yellow")
     # With its whole path: pip would take a bare name for a package of the registry.
-    shown.print(f"\nnext\n  pip install {report.folder.absolute()}\n  python -c 'import {report.package}'", soft_wrap=True)
+    install = f"pip install {report.folder.absolute()}"
+    shown.print(f"\nnext\n  {install}\n  python -c 'import {report.package}'", soft_wrap=True)
