@@ -1,10 +1,6 @@
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 if find_spec("openai") is None:  # a GPU machine without network may lack it; what is marked `gpu` needs no model
     collect_ignore = ["conformance/test_proposers.py", "proposers/test_llm.py", "proposers/test_llm_environment.py"]

@@ -26,7 +26,7 @@ from evolve.report.words import counted
 OK, MISSING, OPTIONAL = "ok", "missing", "not set"
 STYLES = {OK: "green", MISSING: "red", OPTIONAL: "yellow"}
 SMI_SECONDS = 20
-CUDA_WHEELS = "pip install 'evolve-kernels[cuda13]'   (or cuda12)"
+CUDA_WHEELS = "pip install -e '.[cuda13]'   (or cuda12; where evolve was cloned)"
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _compiler() -> Finding:
 
     if command := find_compiler():
         return Finding("C++ compiler", OK, "ziglang" if "ziglang" in command else command[0])
-    remedy = "apt install g++, or pip install 'evolve-kernels[emulator]'"
+    remedy = "apt install g++, or pip install ziglang"
     return Finding("C++ compiler", MISSING, "no g++, clang++ or ziglang", remedy)
 
 

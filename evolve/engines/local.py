@@ -178,8 +178,8 @@ class LocalEngine:
                 if leaving:
                     self._replace(worker)
                 yield evaluation
-            case Failed(message=message):
-                raise UserError(message)
+            case Failed(message=message, hint=hint):
+                raise UserError(message, hint)
 
     def _lost(self, worker: _Worker) -> Iterator[Evaluation]:
         words, job, phase = worker.last_words(), worker.job, worker.phase

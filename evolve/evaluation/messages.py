@@ -34,6 +34,7 @@ class Failed:
     """A fault of ours or of the user's, not of the kernel."""
 
     message: str
+    hint: str = ""
 
 
 Message = Ready | Phase | Done | Failed

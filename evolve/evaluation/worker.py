@@ -33,7 +33,9 @@ def main() -> None:
 
         try:
             _serve(wished.device, replies)
-        except (UserError, CatalogError) as error:
+        except UserError as error:
+            _send(replies, Failed(str(error), error.hint))
+        except CatalogError as error:
             _send(replies, Failed(str(error)))
         except Exception as error:  # noqa: BLE001 - not the kernel's fault, so no verdict: say it and end the run
             traceback.print_exc()

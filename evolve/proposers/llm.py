@@ -57,13 +57,13 @@ class LlmProposer:
             with closing(replies):
                 for answered in replies:
                     if answered.reached:
-                        yield answered.proposal
+                        yield from answered.proposals
                     else:
                         unreached.append(answered)
         if unreached and len(unreached) == len(questions):
-            raise _unreachable(self.base_url, unreached[0].proposal.failure)
+            raise _unreachable(self.base_url, unreached[0].proposals[0].failure)
         for answered in unreached:
-            yield answered.proposal
+            yield from answered.proposals
 
 
 def from_environment(wished: str = "", environment: Mapping[str, str] = os.environ) -> LlmProposer:
@@ -112,7 +112,9 @@ class _UnreachableError(Exception):
 
 @dataclass(frozen=True)
 class _Answered:
-    proposal: Proposal
+    """What a question led to: one proposal, or a failed reply and what came of its second chance."""
+
+    proposals: tuple[Proposal, ...]
     reached: bool = True
 
 
@@ -126,34 +128,32 @@ class _Chat:
     api_key: str = field(repr=False)
 
     def answer(self, ask: Ask, request: Request) -> _Answered:
-        started = time.monotonic()
-        origin = Proposal(
-            request.op.name, ask.operator, self.model, None, ask.parents, request.run, created=time.time()
-        )
         try:
-            reply = self._complete(ask.messages)
+            first, complete = self._proposal(ask, ask.messages, request)
         except _UnreachableError as error:
-            return _Answered(replace(origin, failure=str(error)), reached=False)
-        cost = Cost(reply.prompt_tokens, reply.completion_tokens)
-        if reply.failure:
-            proposal = replace(origin, reply=reply.text, failure=reply.failure)
-        else:
-            proposal = proposal_from(reply.text, request.op, origin)
-            if proposal.kernel is None:
-                proposal, more = self._ask_again(ask, request, proposal)
-                cost = Cost(cost.prompt_tokens + more.prompt_tokens, cost.completion_tokens + more.completion_tokens)
-        return _Answered(replace(proposal, cost=replace(cost, seconds=time.monotonic() - started)))
-
-    def _ask_again(self, ask: Ask, request: Request, first: Proposal) -> tuple[Proposal, BatchReply]:
-        """A second chance, just one, for a reply that cannot be read; with it what the second one cost."""
+            return _Answered((replace(self._origin(ask, request), failure=str(error)),), reached=False)
+        if first.kernel or not complete:
+            return _Answered((first,))
+        # A second chance, just one, for a reply that cannot be read.
         messages = (*ask.messages, *ask_again(without_thoughts(first.reply), first.failure))
         try:
-            reply = self._complete(messages)
-        except _UnreachableError as error:
-            reply = BatchReply(failure=str(error))
+            second, _ = self._proposal(ask, messages, request)
+        except _UnreachableError:
+            return _Answered((first,))
+        return _Answered((first, second))
+
+    def _proposal(self, ask: Ask, messages: tuple[Message, ...], request: Request) -> tuple[Proposal, bool]:
+        """What one exchange gave, and whether the model had its say in full."""
+        started = time.monotonic()
+        reply = self._complete(messages)
+        cost = Cost(reply.prompt_tokens, reply.completion_tokens, time.monotonic() - started)
+        origin = replace(self._origin(ask, request), cost=cost)
         if reply.failure:
-            return replace(first, failure=f"{first.failure}; asked again: {reply.failure}"), reply
-        return proposal_from(reply.text, request.op, first), reply
+            return replace(origin, reply=reply.text, failure=reply.failure), False
+        return proposal_from(reply.text, request.op, origin), True
+
+    def _origin(self, ask: Ask, request: Request) -> Proposal:
+        return Proposal(request.op.name, ask.operator, self.model, None, ask.parents, request.run, created=time.time())
 
     def _complete(self, messages: tuple[Message, ...]) -> BatchReply:
         conversation: Any = [{"role": message.role, "content": message.content} for message in messages]

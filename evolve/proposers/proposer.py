@@ -23,7 +23,7 @@ class Request:
 
     op: Op
     device: DeviceInfo
-    wanted: int  # at most this many proposals
+    wanted: int  # at most this many kernels
     seed: int  # every choice of the proposer follows from it
     run: str = ""  # the run that its proposals belong to
     population: tuple[Candidate, ...] = ()  # alive, fittest first

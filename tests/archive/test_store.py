@@ -71,7 +71,7 @@ def test_a_process_killed_after_an_append_loses_nothing(tmp_path: Path) -> None:
         "s = open_archive(Path(sys.argv[1])); s.append(passed('k', a=1.0)); os.kill(os.getpid(), 9)"
     )
     root = Path(__file__).parents[2]
-    environment = {"PYTHONPATH": f"{root}:{root / 'tests'}"}
+    environment = {"PYTHONPATH": f"{root}:{root / 'tests' / 'support'}"}
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.db")], env=environment, check=False, timeout=60)
     assert [verdict.kernel_id for verdict in open_archive(tmp_path / "a.db").find(Evaluation)] == ["k"]
 

@@ -151,8 +151,11 @@ def test_the_key_is_not_in_the_printed_proposer() -> None:
     assert KEY not in repr(LlmProposer(MODEL, NOBODY, KEY))
 
 
-def test_prose_is_asked_for_its_kernel_once_more() -> None:
-    assert only(proposals(answer("Use warps."), GOOD)).kernel == KERNEL
+def test_prose_is_asked_for_its_kernel_once_more_and_kept_as_a_failure() -> None:
+    prose, kernel = proposals(answer("Use warps."), GOOD)
+    assert (prose.kernel, prose.reply) == (None, "Use warps.")
+    assert prose.failure
+    assert kernel.kernel == KERNEL
 
 
 def test_a_malformed_kernel_is_asked_for_again_with_the_reason() -> None:
@@ -170,18 +173,18 @@ def test_asking_again_goes_on_with_the_conversation() -> None:
 
 
 def test_a_reply_is_asked_for_again_only_once() -> None:
-    proposal = only(proposals(answer("Use warps."), answer("Use blocks."), GOOD))
-    assert (proposal.kernel, proposal.reply) == (None, "Use blocks.")
+    replies = [proposal.reply for proposal in proposals(answer("Use warps."), answer("Use blocks."), GOOD)]
+    assert replies == ["Use warps.", "Use blocks."]
 
 
-def test_the_tokens_of_both_replies_count() -> None:
-    assert only(proposals(answer("Use warps."), GOOD)).cost.prompt_tokens == 200
+def test_each_reply_has_its_own_tokens() -> None:
+    assert [proposal.cost.prompt_tokens for proposal in proposals(answer("Use warps."), GOOD)] == [100, 100]
 
 
 def test_a_fault_while_asking_again_keeps_the_first_words() -> None:
-    proposal = only(proposals(answer("Use warps."), status(500, "out of order")))
-    assert proposal.reply == "Use warps."
-    assert "out of order" in proposal.failure
+    words, fault = proposals(answer("Use warps."), status(500, "out of order"))
+    assert words.reply == "Use warps."
+    assert "out of order" in fault.failure
 
 
 def test_a_failed_kernel_is_repaired_with_its_compile_error_in_the_prompt() -> None:
@@ -230,7 +233,7 @@ def test_leaving_early_asks_nothing_more() -> None:
 
 def test_a_stalled_request_does_not_keep_the_interpreter_alive() -> None:
     program = (
-        "import sys; sys.path.insert(0, 'tests')\n"
+        "import sys; sys.path.insert(0, 'tests/support')\n"
         "from small_op import request\n"
         "from evolve.proposers.llm import from_environment\n"
         "next(from_environment('m').propose(request(3)))\n"
