@@ -12,6 +12,7 @@ from archive.kernel import Kernel
 from archive.records import Evaluation, Outcome
 from evolve.engines.engine import Job
 from evolve.engines.local import LocalEngine
+from evolve.errors import UserError
 
 TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
 DEADLINES = {"compile": 60.0, "check": 3.0, "time": 10.0, "baseline": 240.0}
@@ -126,3 +127,14 @@ def test_closing_leaves_no_process_and_no_folder() -> None:
     for worker in workers:
         assert worker.process.poll() is not None
         assert not worker.folder.exists()
+
+
+def test_a_reference_that_raises_is_the_users_fault_not_the_kernels(tmp_path: Path) -> None:
+    text = Path(TWICE).read_text().replace("return x * 2", "raise RuntimeError('no such thing')")
+    (tmp_path / "twice.py").write_text(text)
+    made = LocalEngine("emulated", 1)
+    try:
+        with pytest.raises(UserError, match="RuntimeError: no such thing"):
+            list(made.evaluate([Job(bad_kernels.twice_kernel(), str(tmp_path / "twice.py"))]))
+    finally:
+        made.close()

@@ -11,8 +11,10 @@ from evolve.devices.cuda.prelude import EMPTY_HEADERS, PRELUDE
 from evolve.devices.device import RejectedError
 from evolve.devices.headers import cuda_include_dirs
 from evolve.devices.prelude import numbered_source, specialisation
+from evolve.devices.source_text import includes, spliced_directive
 
 LOG_CHARACTERS = 4000
+HEADER_NAME = re.compile(r"\w[\w./+-]*")
 POINTER_BYTES = 8
 SLOW_HEADERS = ("cooperative_groups", "cuda/std", "cub/", "thrust/", "cuda/atomic", "cuda/barrier", "cuda/pipeline")
 ENTRY_IN_LOG = re.compile(r"Compiling entry function '(\w+)'")
@@ -46,16 +48,21 @@ def compile_cubin(bound: Bound, arch: str) -> Cubin:
 
 def _check_includes(source: str) -> None:
     """Only headers of the toolkit: a path elsewhere would put the user's files into the compiler's messages."""
-    for name in re.findall(r"^\s*#\s*include(?:_next)?\s*(.*)$", source, flags=re.MULTILINE):
-        if not re.match(r"[<\"]\w[\w./+-]*[>\"]", name) or ".." in name:
-            raise RejectedError(Outcome.COMPILE_ERROR, f"#include {name[:80]}: only headers of the CUDA toolkit can be")
+    if spliced_directive(source) is not None:
+        raise RejectedError(Outcome.COMPILE_ERROR, "a preprocessor directive broken over two lines")
+    for include in includes(source):
+        if not include.plain or ".." in include.header or not HEADER_NAME.fullmatch(include.header):
+            written = include.written[:80]
+            raise RejectedError(Outcome.COMPILE_ERROR, f"#include {written}: only headers of the CUDA toolkit can be")
 
 
 @lru_cache(maxsize=256)  # workloads that share all specialised values share their cubin
 def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
     from cupy.cuda import nvrtc
 
-    options = [f"-arch={arch}", "-std=c++17", "-default-device", "-lineinfo", "--ptxas-options=-v", "-diag-suppress=47"]
+    options = [f"-arch={arch}", "-std=c++17", "-default-device", "-lineinfo", "--ptxas-options=-v"]
+    options += ["-diag-suppress=47,177"]  # headers that define a limit again, a specialised value that is not used
+    options += ["--no-source-include"]  # nothing from the folder that the process happens to be in
     options += [f"-I{folder}" for folder in cuda_include_dirs()]
     program = nvrtc.createProgram(
         source, "kernel.cu", (b"",) * len(EMPTY_HEADERS), [name.encode() for name in EMPTY_HEADERS]

@@ -4,6 +4,7 @@ import re
 
 from archive.records import Outcome
 from evolve.devices.device import RejectedError
+from evolve.devices.source_text import includes, masked, spliced_directive
 
 # Whatever these declare is always there, so the lines that include them go.
 HEADERS = frozenset({
@@ -29,31 +30,23 @@ DEVICE_WORDS = (
     (r"\b(?:tex[123]D\w*|surf[123]D\w*|cudaTextureObject_t|cudaSurfaceObject_t)\b", "textures and surfaces"),
     (r"\b__pipeline_\w+|\bmemcpy_async\b", "asynchronous copies"),
 )
-LITERAL = re.compile(
-    r'//(?:\\\n|[^\n])*|/\*.*?\*/|R"([^()\s\\]{0,16})\(.*?\)\1"|"(?:\\.|[^"\\\n])*"'
-    r"|(?<![0-9A-Za-z_])'(?:\\.|[^'\\\n])+'",
-    re.DOTALL,
-)
-DIRECTIVE = re.compile(r"^[ \t]*(?:#|%:)[ \t]*(include\w*|import|embed)\b[ \t]*(.*)$", re.MULTILINE)
 DYNAMIC = re.compile(r"\bextern\b([^;{}()]*(?:\([^;{}]*?\)[^;{}()]*)*?)\b__shared__\b([^;]*);")
 QUALIFIERS = re.compile(
     r"\b(?:__align__|alignas|__attribute__|__builtin_align__)\s*\((?:[^()]|\([^()]*\))*\)|\bextern\b"
 )
 ALIGNAS = re.compile(r"\balignas\s*\((?:[^()\n]|\([^()\n]*\))*\)")
 STATIC = re.compile(r"(\bstatic\s+)?\b__shared__\b([^;]*);")
-SPLICED = re.compile(r"^[ \t]*(?:#|%:)[ \t\w]*\\\n[ \t]*\w", re.MULTILINE)
 ATTRIBUTE_NAMES = ("__launch_bounds__", "__attribute__", "alignas", "__align__", "__maxnreg__", "__cluster_dims__")
 
 
 def translate(source: str, first_line: int) -> str:
     """The source for the host's compiler; raises RejectedError for what the emulator does not offer."""
     text = masked(source)
-    _check_includes(source, text, first_line)
+    _check_includes(source, first_line)
     for pattern, meaning in DEVICE_WORDS:
         if match := re.search(pattern, text):
             raise RejectedError(Outcome.UNSUPPORTED, _at(source, match.start(), first_line, _unsupported(meaning)))
-    includes = [match for match in DIRECTIVE.finditer(text) if OURS not in source[slice(*match.span())]]
-    edits = [(*match.span(), "") for match in includes]
+    edits = [(include.start, include.end, "") for include in includes(source) if include.header != OURS]
     dynamic = [match for match in DYNAMIC.finditer(text) if "[" in match.group(2)]
     edits += [(*match.span(), _dynamic_shared(source, text, match)) for match in dynamic]
     taken = [match.span() for match in dynamic]
@@ -65,40 +58,27 @@ def translate(source: str, first_line: int) -> str:
     return source
 
 
-def masked(source: str) -> str:
-    """The source with comments and literals blanked, every other character in its place."""
-
-    def blank(match: re.Match[str]) -> str:
-        return re.sub(r"[^\n]", " ", match.group())
-
-    return LITERAL.sub(blank, source)
-
-
 def entries(source: str) -> tuple[str, ...]:
     """The names of the `__global__` functions in a source."""
     text = re.sub(r"\b(?:" + "|".join(ATTRIBUTE_NAMES) + r")\s*\((?:[^()]|\([^()]*\))*\)", " ", masked(source))
     return tuple(dict.fromkeys(re.findall(r"\b__global__\b[^(){};]*?\b(\w+)\s*\(", text)))
 
 
-def _check_includes(source: str, text: str, first_line: int) -> None:
-    """Read includes from the text without comments, but with its literals: a file's name may be one."""
-    if match := SPLICED.search(text):
+def _check_includes(source: str, first_line: int) -> None:
+    if (position := spliced_directive(source)) is not None:
         message = "error: a preprocessor directive broken over two lines"
-        raise RejectedError(Outcome.COMPILE_ERROR, _at(source, match.start(), first_line, message))
-    for match in DIRECTIVE.finditer(re.sub(r"\\\n", "  ", text)):
-        written = source[match.start(2) : match.end(2)].strip()
-        name = re.match(r'<([^>]*)>|"([^"]*)"', written)
-        header = (name.group(1) or name.group(2)).strip() if name else ""
-        if match.group(1) == "include" and header in HEADERS:
+        raise RejectedError(Outcome.COMPILE_ERROR, _at(source, position, first_line, message))
+    for include in includes(source):
+        if include.plain and include.header in HEADERS:
             continue
-        if DEVICE_HEADERS.fullmatch(header):
-            raise RejectedError(
-                Outcome.UNSUPPORTED, _at(source, match.start(), first_line, _unsupported(f"the header <{header}>"))
-            )
+        if DEVICE_HEADERS.fullmatch(include.header):
+            message = _unsupported(f"the header <{include.header}>")
+            raise RejectedError(Outcome.UNSUPPORTED, _at(source, include.start, first_line, message))
         message = (
-            f"error: cannot open source file {header or written!r}; kernels may include {', '.join(sorted(HEADERS))}"
+            f"error: cannot open source file {include.header or include.written!r}; "
+            f"kernels may include {', '.join(sorted(HEADERS))}"
         )
-        raise RejectedError(Outcome.COMPILE_ERROR, _at(source, match.start(), first_line, message))
+        raise RejectedError(Outcome.COMPILE_ERROR, _at(source, include.start, first_line, message))
 
 
 def _unsupported(meaning: str) -> str:
