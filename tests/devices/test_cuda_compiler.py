@@ -91,13 +91,18 @@ def test_what_does_not_fit_is_named(kernel: Bound, outcome: Outcome, reason: str
     [
         '#include "/etc/passwd"', "#include </etc/passwd>", '#include "../../etc/passwd"', '%:include "/etc/passwd"',
         '#\\\ninclude "/etc/passwd"', '#define F "/etc/passwd"\n#include F', '#/**/include "/etc/passwd"',
-        '#include_next "/etc/passwd"',
+        '#include_next "/etc/passwd"', '#include "pyproject.toml"',
     ],
 )  # fmt: skip
 def test_a_file_of_the_user_is_never_read(directive: str) -> None:
     error = rejected(bound(before=directive))
     assert error.outcome is Outcome.COMPILE_ERROR
     assert "root" not in error.log
+
+
+def test_headers_of_the_toolkit_can_be_included() -> None:
+    before = '#include <cuda_fp16.h>\n#include "cuda_bf16.h"\n#include <cuda/std/type_traits>\n#include <stdint.h>'
+    assert compiled(bound(before=before)).entries
 
 
 def test_more_threads_than_launch_bounds_allow_are_illegal() -> None:

@@ -51,9 +51,16 @@ def _check_includes(source: str) -> None:
     if spliced_directive(source) is not None:
         raise RejectedError(Outcome.COMPILE_ERROR, "a preprocessor directive broken over two lines")
     for include in includes(source):
-        if not include.plain or ".." in include.header or not HEADER_NAME.fullmatch(include.header):
-            written = include.written[:80]
-            raise RejectedError(Outcome.COMPILE_ERROR, f"#include {written}: only headers of the CUDA toolkit can be")
+        known = include.plain and HEADER_NAME.fullmatch(include.header) and ".." not in include.header
+        if not known or not _in_toolkit(include.header):
+            message = (
+                f"#include {include.written[:80]}: the CUDA toolkit has no header of this name, and no other can be"
+            )
+            raise RejectedError(Outcome.COMPILE_ERROR, message)
+
+
+def _in_toolkit(header: str) -> bool:
+    return header in EMPTY_HEADERS or any((folder / header).is_file() for folder in cuda_include_dirs())
 
 
 @lru_cache(maxsize=256)  # workloads that share all specialised values share their cubin
@@ -62,7 +69,6 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
 
     options = [f"-arch={arch}", "-std=c++17", "-default-device", "-lineinfo", "--ptxas-options=-v"]
     options += ["-diag-suppress=47,177"]  # headers that define a limit again, a specialised value that is not used
-    options += ["--no-source-include"]  # nothing from the folder that the process happens to be in
     options += [f"-I{folder}" for folder in cuda_include_dirs()]
     program = nvrtc.createProgram(
         source, "kernel.cu", (b"",) * len(EMPTY_HEADERS), [name.encode() for name in EMPTY_HEADERS]
