@@ -9,8 +9,8 @@ LITERAL = re.compile(
     r"|(?<![0-9A-Za-z_])'(?:\\.|[^'\\\n])+'",
     re.DOTALL,
 )
-DIRECTIVE = re.compile(r"^[ \t]*(?:#|%:)[ \t]*(include\w*|import|embed)\b[ \t]*(.*)$", re.MULTILINE)
-SPLICED = re.compile(r"^[ \t]*(?:#|%:)[ \t\w]*\\\n[ \t]*\w", re.MULTILINE)
+DIRECTIVE = re.compile(r"^[ \t]*(?:#|%:)[ \t]*(include\w*|import|embed)\b.*$", re.MULTILINE)
+SPLICED = re.compile(r"^[ \t]*(?:#|%:)[ \t]*(?:\w+\\\n\w|\\\n)", re.MULTILINE)  # the word itself, not what follows
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ def includes(source: str) -> Iterator[Include]:
     """Every directive that brings in a file, comments apart."""
     # Found in the text without literals, but read with them: a file's name may be one.
     for match in DIRECTIVE.finditer(re.sub(r"\\\n", "  ", masked(source))):
-        written = source[match.start(2) : match.end(2)].strip()
+        written = source[match.end(1) : match.end()].strip()
         name = re.match(r'<([^>]*)>|"([^"]*)"', written)
         header = (name.group(1) or name.group(2) or "").strip() if name else ""
         yield Include(*match.span(), header, written, match.group(1) == "include")
 
 
 def spliced_directive(source: str) -> int | None:
-    """Where a directive is broken over two lines, which no honest kernel needs."""
+    """Where a directive's own word is broken over two lines, which no honest kernel needs."""
     match = SPLICED.search(masked(source))
     return match.start() if match else None
 
