@@ -12,8 +12,9 @@ from records import CPU
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Measurement, Outcome, Proposal
 from archive.store import SqliteStore, open_archive
+from evolve import selection
 from evolve.engines.engine import Job
-from evolve.loop import Quest, ask, evolve, pending
+from evolve.loop import Quest, evolve
 from evolve.proposers.offline import OfflineProposer
 from evolve.proposers.proposer import Request
 from reference_ops import catalog
@@ -132,24 +133,4 @@ def test_no_evaluation_begins_after_the_deadline(store: SqliteStore) -> None:
     engine = ScriptedEngine()
     list(evolve(quest(seconds=-1), [SEED], OfflineProposer(), engine, store))
     assert engine.evaluated == []
-    assert [kernel.id for kernel in pending(store, "twice", CPU)] == [bad_kernels.twice_kernel().id]
-
-
-def test_a_verdict_of_another_device_leaves_a_kernel_pending_here(store: SqliteStore) -> None:
-    run(store, ScriptedEngine())
-    elsewhere = replace(CPU, name="another")
-    assert len(pending(store, "twice", elsewhere)) == 3
-
-
-def test_a_request_carries_failures_until_they_were_repaired(store: SqliteStore) -> None:
-    bad = bad_kernels.twice_kernel(note="bad")
-    list(evolve(quest(tries=1), [replace(SEED, kernel=bad)], OfflineProposer(), ScriptedEngine(), store))
-    assert [failure.kernel.id for failure in ask(quest(), CPU, store, 4).failures] == [bad.id]
-    store.append(replace(SEED, operator="repair", parents=(bad.id,)))
-    assert ask(quest(), CPU, store, 4).failures == ()
-
-
-def test_the_same_archive_and_seed_ask_the_same(store: SqliteStore) -> None:
-    run(store, ScriptedEngine())
-    same = quest()
-    assert ask(same, CPU, store, 4) == ask(same, CPU, store, 4)
+    assert [kernel.id for kernel in selection.pending(store, "twice", CPU)] == [bad_kernels.twice_kernel().id]

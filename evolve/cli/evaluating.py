@@ -12,11 +12,11 @@ from archive.store import Store
 from evolve.cli.telling import told
 from evolve.engines.engine import Engine, Job
 from evolve.errors import UserError
-from evolve.loop import pending
 from evolve.report.console import complain
 from evolve.report.standing import Standing, standing
 from evolve.report.tables import made
 from evolve.report.words import best_speedup, counted, one_line, short, times
+from evolve.selection import pending
 from reference_ops import catalog
 
 MADE_SHOWN, REASON_SHOWN = 60, 200

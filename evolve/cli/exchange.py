@@ -34,17 +34,15 @@ def ask(
     archive: ArchiveOption = None,
 ) -> None:
     """Write questions to a language model, as JSONL for OpenAI's Batch API."""
-    from evolve.loop import Quest
-    from evolve.loop import ask as request_for
     from evolve.proposers.asking import reference_source, requests
     from evolve.proposers.llm import DEFAULT_MODEL
+    from evolve.selection import request as request_for
     from reference_ops import catalog
 
     loaded = catalog.load(op)
     with closing(wiring.archive(archive)) as store:
         info = _device_to_ask_for(store, device)
-        quest = Quest("", loaded, lookup.locator(op), seed, number, 0.0)
-        request = request_for(quest, info, store, number)
+        request = request_for(loaded, info, store, number, seed=seed)
         lines = list(requests(request, model or DEFAULT_MODEL, reference_source(loaded)))
         path = store.path
     text = "".join(f"{line}\n" for line in lines)

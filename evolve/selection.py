@@ -1,0 +1,52 @@
+"""What the archive says to the next step: which kernels wait for a verdict, and what a proposer gets to see."""
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+
+from archive.kernel import Kernel
+from archive.records import DeviceInfo, Evaluation, Proposal
+from archive.store import Store
+from evolve import population
+from evolve.proposers.proposer import Candidate, Request
+from reference_ops.op import Op
+
+FAILURES_SHOWN = 6
+
+
+def pending(store: Store, op: str, device: DeviceInfo) -> list[Kernel]:
+    """Every kernel that was proposed and never evaluated on this device, oldest first."""
+    judged = population.latest(store.find(Evaluation, op), device.key)
+    return [kernel for kernel in store.find(Kernel, op) if kernel.id not in judged]
+
+
+def request(op: Op, device: DeviceInfo, store: Store, wanted: int, *, seed: int, run: str = "") -> Request:
+    """Parents drawn, failures that nobody repaired yet, and all that is known already."""
+    proposals = store.find(Proposal, op.name)
+    kernels = {kernel.id: kernel for kernel in store.find(Kernel, op.name)}
+    verdicts = population.latest(store.find(Evaluation, op.name), device.key)
+    alive = population.survivors(list(verdicts.values()))
+    rng = random.Random(f"{seed} {len(proposals)}")
+    used = Counter(parent for proposal in proposals for parent in proposal.parents)
+
+    def candidates(evaluations: Iterable[Evaluation]) -> tuple[Candidate, ...]:
+        return tuple(Candidate(kernels[e.kernel_id], e) for e in evaluations if e.kernel_id in kernels)
+
+    return Request(
+        op=op,
+        device=device,
+        wanted=wanted,
+        seed=rng.randrange(2**31),
+        run=run,
+        population=candidates(alive),
+        parents=candidates(population.parents(alive, used, wanted, rng)),
+        failures=candidates(_unrepaired(verdicts.values(), proposals)),
+        known=frozenset(kernels),
+    )
+
+
+def _unrepaired(verdicts: Iterable[Evaluation], proposals: Iterable[Proposal]) -> list[Evaluation]:
+    """The latest failures, newest first."""
+    repaired = {parent for proposal in proposals if proposal.operator == "repair" for parent in proposal.parents}
+    failed = [verdict for verdict in verdicts if not verdict.passed and verdict.kernel_id not in repaired]
+    return sorted(failed, key=lambda verdict: -verdict.created)[:FAILURES_SHOWN]
