@@ -9,6 +9,7 @@ from rich.console import Console
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Proposal
 from archive.store import Store
+from evolve.cli import stopping
 from evolve.cli.telling import told
 from evolve.engines.engine import Engine, Job
 from evolve.errors import UserError
@@ -91,6 +92,7 @@ def worked(work: Work, engine: Engine, store: Store, shown: Console) -> Standing
     jobs = (Job(kernel, work.locator) for kernel in work.kernels)
     for number, evaluation in enumerate(engine.evaluate(jobs), start=1):
         store.append(evaluation)
+        stopping.check()
         what = f"{short(evaluation.kernel_id)} {one_line(made(names, evaluation.kernel_id), MADE_SHOWN)}"
         shown.print(
             f"[{number}/{len(work.kernels)}] {what}: {_verdict(evaluation)}",

@@ -11,6 +11,7 @@ from archive import library
 from archive.kernel import Kernel
 from archive.records import Evaluation, Proposal, Run
 from archive.store import SqliteStore
+from evolve.cli import stopping
 from evolve.cli.options import archive_option
 from evolve.cli.stopping import Stopped
 from evolve.engines.engine import Engine
@@ -72,11 +73,13 @@ def _watch(running: Running, events: Iterator[Event], started: float, shown: Con
         with Live(display, console=shown, refresh_per_second=REFRESHES_PER_SECOND, transient=True):
             for event in events:
                 watcher.take(event)
+                stopping.check()
     else:
         log = Log(watcher, workloads, started)
         for event in events:
             for line in log.lines(event):
                 shown.print(line, soft_wrap=True)
+            stopping.check()
 
 
 def _seeds(op: str) -> list[Proposal]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from evolve import wiring
+from evolve.cli import stopping
 from evolve.report.progress import Phases
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def engine_on(wished: str, phases: Phases, shown: Console) -> Iterator["Engine"]
     engine = wiring.engine(kind, phases.watch)
     try:
         with shown.status("starting the workers"):
+            stopping.check()
             info = engine.info
+            stopping.check()
         if kind == "cuda":
             shown.print(f"device    {info.name} ({info.arch}, {info.sms} multiprocessors)")
         yield engine

@@ -18,17 +18,25 @@ class Stopped(BaseException):
         self.exit_code = 128 + number
 
 
+_received: list[int] = []
+
+
+def check() -> None:
+    """Raise a stop again that was lost: Python's import system swallows what is raised inside its callbacks."""
+    if _received:
+        raise Stopped(_received[0])
+
+
 @contextlib.contextmanager
 def raising_stopped() -> Iterator[None]:
     """The first signal raises Stopped in the main thread, the second is passed over, the third ends the process."""
-    seen = 0
+    _received.clear()
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        nonlocal seen
-        seen += 1
-        if seen >= ENOUGH:
+        _received.append(number)
+        if len(_received) >= ENOUGH:
             os._exit(128 + number)
-        if seen == 1:
+        if len(_received) == 1:
             raise Stopped(number)
 
     before = {number: signal.signal(number, stop) for number in SIGNALS}

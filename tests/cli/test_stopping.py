@@ -1,0 +1,37 @@
+import contextlib
+import os
+import signal
+
+import pytest
+
+from evolve.cli.stopping import Stopped, check, raising_stopped
+
+
+def test_the_first_signal_stops_and_says_which_it_was() -> None:
+    with pytest.raises(Stopped) as caught, raising_stopped():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+
+
+def swallowed_then_checked() -> None:
+    with raising_stopped():
+        with contextlib.suppress(Stopped):  # as Python's import system does in its callbacks
+            os.kill(os.getpid(), signal.SIGINT)
+        check()
+
+
+def test_a_stop_that_somebody_swallowed_is_raised_again_at_the_next_check() -> None:
+    with pytest.raises(Stopped):
+        swallowed_then_checked()
+
+
+def test_without_a_signal_there_is_nothing_to_raise() -> None:
+    with raising_stopped():
+        check()
+
+
+def test_the_handlers_are_as_before_afterwards() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with raising_stopped():
+        pass
+    assert signal.getsignal(signal.SIGTERM) == before
