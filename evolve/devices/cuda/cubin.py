@@ -4,7 +4,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-PARAMETER, PARAMETER_V2 = 0x17, 0x45
+PARAMETER = 0x17
 MAX_THREADS = 0x05
 INLINE_FORMATS = (1, 2, 3)  # the two bytes after the attribute are its value; otherwise they are its length
 SECTION_HEADER = "<IIQQQQIIQQ"
@@ -41,7 +41,7 @@ def _entry(name: str, info: bytes) -> Entry:
     parameters: dict[int, int] = {}
     max_threads = 0
     for attribute, value in _attributes(info):
-        if attribute in (PARAMETER, PARAMETER_V2):
+        if attribute == PARAMETER:
             _, ordinal, _, packed = struct.unpack_from("<IHHI", value)
             parameters[ordinal] = packed >> 18
         elif attribute == MAX_THREADS:
