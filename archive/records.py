@@ -27,6 +27,8 @@ class Outcome(StrEnum):
     WRONG = "wrong"  # its numbers differ from PyTorch's by more than rounding explains
     OUT_OF_BOUNDS = "out of bounds"  # it wrote outside its buffers
     CHANGED_INPUT = "changed input"
+    KEEPS_STATE = "keeps state"  # remembers something from one call to the next
+    UNSAFE = "unsafe"  # right so far, but NVIDIA's sanitizer found a race or an access it had no right to
     IMPLAUSIBLE = "implausible"  # faster than its inputs can be read
 
 
@@ -63,14 +65,17 @@ class Measurement:
     eager_us: float
     compile_us: float | None = None
     floor_us: float | None = None  # the speed of light, where the device's rates are known
+    autotune_us: float | None = None  # torch.compile(mode="max-autotune")
+    graph_us: float | None = None  # one call of several in a CUDA graph, for kernels that take hardly any time
 
     @property
     def baseline_us(self) -> float:
-        return min(self.eager_us, self.compile_us or self.eager_us)
+        """The best that PyTorch offers."""
+        return min(time for time in (self.eager_us, self.compile_us, self.autotune_us) if time)
 
     @property
     def speedup(self) -> float:
-        """Over the better of eager and torch.compile."""
+        """Over the best of eager and torch.compile."""
         return self.baseline_us / self.median_us
 
     @property
@@ -89,6 +94,63 @@ class Resources:
 
 
 @dataclass(frozen=True)
+class Check:
+    """One output that was judged: at which workload, on which values, and how far off it was."""
+
+    workload: str
+    values: str  # how the inputs were drawn
+    output: str
+    error: float  # root mean square, against float64
+    theirs: float  # PyTorch's own, or what stands for it where PyTorch was lucky
+    worst: float  # the worst element's error as a share of what is allowed there
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The state of the GPU at the end of the timing."""
+
+    sm_mhz: int
+    memory_mhz: int
+    temperature_c: int
+    power_w: int
+    throttled: str = ""  # the driver's reasons, such as "power cap"; empty when there was none
+
+
+@dataclass(frozen=True)
+class Duel:
+    """A kernel against the best baseline, timed in pairs: one right after the other, in random order."""
+
+    workload: str
+    baseline: str  # eager, compile or autotune
+    speedup: float  # the median of the pairs' ratios
+    low: float  # a 95 % interval of it
+    high: float
+    noise: float  # how far the same ratio strays from 1 when the kernel is timed against itself
+
+    @property
+    def won(self) -> bool:
+        return self.low > 1 + self.noise
+
+
+@dataclass(frozen=True)
+class Sanitized:
+    """What one of compute-sanitizer's tools said; `errors` is None where it could not finish."""
+
+    tool: str
+    errors: int | None
+    report: str = ""
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What a fresh process found when it tested a champion again, harder."""
+
+    held_out: tuple[str, ...]  # shapes drawn at random for this one test
+    duels: tuple[Duel, ...]
+    sanitized: tuple[Sanitized, ...] = ()  # empty where the tool is absent
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """The verdict on one kernel on one device."""
 
@@ -104,6 +166,9 @@ class Evaluation:
     seed: int = 0
     seconds: float = 0.0
     created: float = 0.0
+    checks: tuple[Check, ...] = ()
+    conditions: Conditions | None = None
+    confirmed: Confirmed | None = None
 
     @cached_property
     def id(self) -> str:

@@ -14,6 +14,8 @@ class Job:
 
     kernel: Kernel
     op: str
+    bars: tuple[tuple[str, float], ...] = ()  # the time to beat on each workload, in us: what is far off stops early
+    confirm: bool = False  # in a fresh process, on held-out shapes, in duels with the baselines, under the sanitizer
 
 
 class Engine(Protocol):
