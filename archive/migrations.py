@@ -26,4 +26,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX proposals_by_kernel ON proposals (kernel_id)",
         "CREATE INDEX evaluations_by_op ON evaluations (op)",
     ),
+    (
+        "ALTER TABLE measurements ADD COLUMN autotune_us REAL",
+        "ALTER TABLE measurements ADD COLUMN graph_us REAL",
+        # What was checked, under which conditions, and how it was confirmed, as JSON.
+        "ALTER TABLE evaluations ADD COLUMN checks TEXT NOT NULL DEFAULT '[]'",
+        "ALTER TABLE evaluations ADD COLUMN conditions TEXT",
+        "ALTER TABLE evaluations ADD COLUMN confirmed TEXT",
+    ),
 )

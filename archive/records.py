@@ -9,6 +9,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 from archive.kernel import Kernel
 
@@ -75,7 +76,7 @@ class Measurement:
 
     @property
     def speedup(self) -> float:
-        """Over the best of eager and torch.compile."""
+        """Over the best that PyTorch offers."""
         return self.baseline_us / self.median_us
 
     @property
@@ -93,7 +94,7 @@ class Resources:
     local_bytes: int  # spills and indexed arrays
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # an evaluation has a hundred of them
 class Check:
     """One output that was judged: at which workload, on which values, and how far off it was."""
 
@@ -149,6 +150,9 @@ class Confirmed:
     duels: tuple[Duel, ...]
     sanitized: tuple[Sanitized, ...] = ()  # empty where the tool is absent
 
+    def duel(self, workload: str) -> Duel | None:
+        return next((duel for duel in self.duels if duel.workload == workload), None)
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -172,7 +176,12 @@ class Evaluation:
 
     @cached_property
     def id(self) -> str:
-        return content_id(asdict(self))
+        """What earlier versions did not record does not count where it is absent, so what they wrote keeps its id."""
+        fields = asdict(self)
+        for measurement in fields["measurements"]:
+            _drop_absent(measurement, "autotune_us", "graph_us")
+        _drop_absent(fields, "checks", "conditions", "confirmed")
+        return content_id(fields)
 
     @property
     def passed(self) -> bool:
@@ -234,6 +243,12 @@ class Run:
     proposer: str
     seed: int
     created: float
+
+
+def _drop_absent(fields: dict[str, Any], *names: str) -> None:
+    for name in names:
+        if fields[name] in (None, ()):
+            del fields[name]
 
 
 def content_id(value: object) -> str:

@@ -2,15 +2,20 @@
 
 import json
 import sqlite3
+import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, replace
 from functools import lru_cache
 from typing import Any
 
 from archive import kernel as genome
+from archive import plain
 from archive.kernel import Kernel
 from archive.records import (
+    Check,
+    Conditions,
+    Confirmed,
     Cost,
     DeviceInfo,
     Evaluation,
@@ -22,6 +27,7 @@ from archive.records import (
     content_id,
 )
 
+READ_AT_ONCE = 500  # some builds of SQLite take no more than 999 values in one statement
 Row = tuple[Any, ...]
 Record = Kernel | Proposal | Evaluation | Run
 
@@ -56,7 +62,9 @@ def _evaluation_rows(evaluation: Evaluation) -> Iterator[tuple[str, Row]]:
     yield "evaluations", (
         evaluation.id, evaluation.kernel_id, evaluation.op, device_id, str(evaluation.outcome), evaluation.log,
         json.dumps(evaluation.skipped), deterministic, json.dumps([astuple(r) for r in evaluation.resources]),
-        evaluation.seed, evaluation.seconds, evaluation.created,
+        evaluation.seed, evaluation.seconds, evaluation.created, json.dumps([astuple(c) for c in evaluation.checks]),
+        json.dumps(asdict(evaluation.conditions)) if evaluation.conditions else None,
+        json.dumps(asdict(evaluation.confirmed)) if evaluation.confirmed else None,
     )  # fmt: skip
     yield "devices", (device_id, *list(device.values())[:-1], json.dumps(device["tflops"]))
     for measurement in evaluation.measurements:
@@ -91,18 +99,29 @@ def proposals(connection: sqlite3.Connection, op: str) -> list[Proposal]:
     ]  # fmt: skip
 
 
-def evaluations(connection: sqlite3.Connection, op: str) -> list[Evaluation]:
-    devices = {row[0]: _device(row[1:]) for row in connection.execute("SELECT * FROM devices")}
+def evaluations(connection: sqlite3.Connection, op: str, known: dict[str, Evaluation]) -> list[Evaluation]:
+    """Only those that are not known yet are read: a run asks for all of them again in every generation."""
+    found = connection.execute("SELECT id FROM evaluations WHERE op = ? OR ? = '' ORDER BY created, rowid", (op, op))
+    ids = [evaluation_id for (evaluation_id,) in found]
+    unknown = [evaluation_id for evaluation_id in ids if evaluation_id not in known]
+    devices = {row[0]: _device(row[1:]) for row in connection.execute("SELECT * FROM devices")} if unknown else {}
+    for start in range(0, len(unknown), READ_AT_ONCE):
+        known.update(_read(connection, unknown[start : start + READ_AT_ONCE], devices))
+    return [known[evaluation_id] for evaluation_id in ids]
+
+
+def _read(
+    connection: sqlite3.Connection, ids: list[str], devices: Mapping[str, DeviceInfo]
+) -> Iterator[tuple[str, Evaluation]]:
+    marks = ", ".join("?" * len(ids))
     measurements = defaultdict[str, list[Measurement]](list)
-    found = connection.execute(
-        """SELECT m.* FROM measurements m JOIN evaluations e ON e.id = m.evaluation_id
-           WHERE e.op = ? OR ? = '' ORDER BY m.rowid""",
-        (op, op),
-    )
-    for evaluation_id, *fields in found:
+    for evaluation_id, *fields in connection.execute(
+        f"SELECT * FROM measurements WHERE evaluation_id IN ({marks}) ORDER BY rowid",  # noqa: S608
+        ids,
+    ):
         measurements[evaluation_id].append(Measurement(*fields))
-    found = connection.execute("SELECT * FROM evaluations WHERE op = ? OR ? = '' ORDER BY created, rowid", (op, op))
-    return [_evaluation(row, devices[row[3]], measurements[row[0]]) for row in found]
+    for row in connection.execute(f"SELECT * FROM evaluations WHERE id IN ({marks})", ids):  # noqa: S608
+        yield row[0], _evaluation(row, devices[row[3]], measurements[row[0]])
 
 
 @lru_cache(maxsize=100_000)
@@ -123,4 +142,11 @@ def _evaluation(row: Row, device: DeviceInfo, measurements: list[Measurement]) -
         deterministic=None if row[7] is None else bool(row[7]),
         resources=tuple(Resources(*fields) for fields in json.loads(row[8])),
         seed=row[9], seconds=row[10], created=row[11],
+        checks=tuple(_check(*fields) for fields in json.loads(row[12])),
+        conditions=plain.record(Conditions, json.loads(row[13])) if row[13] else None,
+        confirmed=plain.record(Confirmed, json.loads(row[14])) if row[14] else None,
     )  # fmt: skip
+
+
+def _check(workload: str, values: str, output: str, *errors: float) -> Check:
+    return Check(sys.intern(workload), sys.intern(values), sys.intern(output), *errors)  # the same few over and over

@@ -5,9 +5,11 @@ Every record has a content id, so appending is idempotent and merging two archiv
 
 import os
 import sqlite3
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from archive import rows
@@ -41,6 +43,7 @@ class SqliteStore:
 
     connection: sqlite3.Connection
     path: Path
+    _known: dict[str, Evaluation] = field(default_factory=dict, repr=False, compare=False)  # read before, by id
 
     def append(self, *records: Record) -> int:
         new = 0
@@ -53,8 +56,13 @@ class SqliteStore:
         return new
 
     def find(self, kind: type[R], op: str = "") -> list[R]:
-        readers = {Kernel: rows.kernels, Proposal: rows.proposals, Evaluation: rows.evaluations, Run: rows.runs}
-        return cast("list[R]", readers[kind](self.connection, op))
+        readers: dict[type, Callable[[sqlite3.Connection, str], list[Any]]] = {
+            Kernel: rows.kernels,
+            Proposal: rows.proposals,
+            Evaluation: partial(rows.evaluations, known=self._known),
+            Run: rows.runs,
+        }
+        return readers[kind](self.connection, op)
 
     def close(self) -> None:
         self.connection.close()

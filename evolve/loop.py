@@ -1,4 +1,4 @@
-"""The story: propose, evaluate, archive, select, and again.
+"""The story: propose, evaluate, archive, select, and again; in the end the champions are confirmed.
 
 Everything that happened is in the archive before the next step begins. So a loop that was killed goes on
 where it was: proposals without a verdict are evaluated first, and nothing is done twice.
@@ -16,6 +16,7 @@ from evolve.proposers.proposer import Proposer
 from reference_ops.op import Op
 
 GENERATION = 8  # proposals asked for at once
+CONFIRMING_ROUNDS = 4  # where a champion falls, the next one is confirmed in its place
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,12 @@ def evolve(
 ) -> Iterator[Event]:
     """Yield each proposal and each evaluation once it is safely in the archive."""
     yield from keep(seeds, store)
+    yield from search(quest, proposer, engine, store)
+    yield from confirm(quest.op.name, quest.locator, engine, store)
+
+
+def search(quest: Quest, proposer: Proposer, engine: Engine, store: Store) -> Iterator[Event]:
+    """Until the tries or the time are over, or nothing is left to try."""
     tries = 0
     while True:
         tries += yield from settle(quest, engine, store, quest.tries - tries)
@@ -50,6 +57,13 @@ def evolve(
             return
         fresh = {proposal.kernel_id for proposal in proposals if proposal.kernel} - request.known
         tries += len(proposals) - len(fresh)  # the fresh ones count when they are evaluated
+
+
+def confirm(op: str, locator: str, engine: Engine, store: Store) -> Iterator[Evaluation]:
+    """Test the champions again, harder, in a fresh process each; also when the time is over, for it is bounded."""
+    for _ in range(CONFIRMING_ROUNDS):
+        champions = selection.unconfirmed(store, op, engine.info)
+        yield from judge((Job(kernel, locator, confirm=True) for kernel in champions), engine, store)
 
 
 def keep(proposals: Iterable[Proposal], store: Store) -> Generator[Event, None, list[Proposal]]:
@@ -65,7 +79,13 @@ def keep(proposals: Iterable[Proposal], store: Store) -> Generator[Event, None, 
 def settle(quest: Quest, engine: Engine, store: Store, most: int) -> Generator[Event, None, int]:
     """Evaluate what has no verdict on this device yet; the number of verdicts."""
     waiting = selection.pending(store, quest.op.name, engine.info)[: max(0, most)]
-    jobs = (Job(kernel, quest.locator) for kernel in waiting if time.monotonic() < quest.deadline)
+    bars = selection.bars(store, quest.op.name, engine.info) if waiting else ()
+    jobs = (Job(kernel, quest.locator, bars) for kernel in waiting if time.monotonic() < quest.deadline)
+    return (yield from judge(jobs, engine, store))
+
+
+def judge(jobs: Iterable[Job], engine: Engine, store: Store) -> Generator[Evaluation, None, int]:
+    """Archive verdicts as they come; their number."""
     count = 0
     for evaluation in engine.evaluate(jobs):
         store.append(evaluation)

@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from archive.records import Evaluation, Measurement
+from archive.records import Confirmed, Duel, Evaluation, Measurement
 
 KEEP = 8
 
@@ -17,6 +17,16 @@ class Champion:
     workload: str
     kernel_id: str
     measurement: Measurement
+    confirmed: Confirmed | None = None
+
+    @property
+    def duel(self) -> Duel | None:
+        """With PyTorch on this workload, where it was confirmed."""
+        return self.confirmed.duel(self.workload) if self.confirmed else None
+
+    @property
+    def won(self) -> bool:
+        return self.duel is not None and self.duel.won
 
 
 def latest(evaluations: Iterable[Evaluation], device_key: str) -> dict[str, Evaluation]:
@@ -27,13 +37,24 @@ def latest(evaluations: Iterable[Evaluation], device_key: str) -> dict[str, Eval
 
 def champions(evaluations: Iterable[Evaluation]) -> tuple[Champion, ...]:
     """The winner on every workload that some kernel passed, in the workloads' own order."""
-    best: dict[str, Champion] = {}
+    rivals: dict[str, list[Champion]] = {}
     for evaluation in evaluations:
         for measurement in evaluation.measurements if evaluation.passed else ():
-            held = best.get(measurement.workload)
-            if held is None or measurement.median_us < held.measurement.median_us:
-                best[measurement.workload] = Champion(measurement.workload, evaluation.kernel_id, measurement)
-    return tuple(best.values())
+            rival = Champion(measurement.workload, evaluation.kernel_id, measurement, evaluation.confirmed)
+            rivals.setdefault(measurement.workload, []).append(rival)
+    return tuple(winner(of_one) for of_one in rivals.values())
+
+
+def winner(rivals: Sequence[Champion]) -> Champion:
+    """The fastest; but who was confirmed gives way only to who is faster by more than both intervals.
+
+    Of many times the least was lucky: without this, one near-equal kernel after the other would be confirmed.
+    """
+    held = min((rival for rival in rivals if rival.confirmed), key=_median_us, default=None)
+    if held is None:
+        return min(rivals, key=_median_us)
+    clearly_faster = [rival for rival in rivals if rival.measurement.high_us < held.measurement.low_us]
+    return min(clearly_faster, key=_median_us, default=held)
 
 
 def survivors(evaluations: Sequence[Evaluation], keep: int = KEEP) -> tuple[Evaluation, ...]:
@@ -53,6 +74,10 @@ def parents(
         return ()
     weights = [1 / ((rank + 1) * (1 + used.get(e.kernel_id, 0))) for rank, e in enumerate(population)]
     return tuple(rng.choices(population, weights, k=wanted))
+
+
+def _median_us(champion: Champion) -> float:
+    return champion.measurement.median_us
 
 
 def _fitness(passed: Sequence[Evaluation]) -> dict[str, float]:

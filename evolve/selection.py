@@ -20,6 +20,18 @@ def pending(store: Store, op: str, device: DeviceInfo) -> list[Kernel]:
     return [kernel for kernel in store.find(Kernel, op) if kernel.id not in judged]
 
 
+def unconfirmed(store: Store, op: str, device: DeviceInfo) -> list[Kernel]:
+    """The champions that no fresh process has tested again yet, in the order of the workloads they lead on."""
+    kernels = {kernel.id: kernel for kernel in store.find(Kernel, op)}
+    waiting = dict.fromkeys(c.kernel_id for c in _champions(store, op, device) if c.confirmed is None)
+    return [kernels[kernel_id] for kernel_id in waiting if kernel_id in kernels]
+
+
+def bars(store: Store, op: str, device: DeviceInfo) -> tuple[tuple[str, float], ...]:
+    """The time to beat on each workload, in us."""
+    return tuple((c.workload, c.measurement.median_us) for c in _champions(store, op, device))
+
+
 def request(op: Op, device: DeviceInfo, store: Store, wanted: int, *, seed: int, run: str = "") -> Request:
     """Parents drawn, failures that nobody repaired yet, and all that is known already."""
     proposals = store.find(Proposal, op.name)
@@ -43,6 +55,10 @@ def request(op: Op, device: DeviceInfo, store: Store, wanted: int, *, seed: int,
         failures=candidates(_unrepaired(verdicts.values(), proposals)),
         known=frozenset(kernels),
     )
+
+
+def _champions(store: Store, op: str, device: DeviceInfo) -> tuple[population.Champion, ...]:
+    return population.champions(population.latest(store.find(Evaluation, op), device.key).values())
 
 
 def _unrepaired(verdicts: Iterable[Evaluation], proposals: Iterable[Proposal]) -> list[Evaluation]:

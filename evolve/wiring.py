@@ -4,9 +4,11 @@ Their modules are imported where they are needed: most of them take seconds, for
 in the archive needs none of them.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +17,8 @@ from archive.store import ArchiveError, SqliteStore, open_archive
 from evolve.errors import UserError
 
 if TYPE_CHECKING:
+    from archive.binding import Bound
+    from archive.records import DeviceInfo
     from evolve.devices.device import Device
     from evolve.engines.local import LocalEngine
     from evolve.proposers.proposer import Proposer
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 DEFAULT_ARCHIVE = Path(".evolve/archive.db")
 DEVICE_KINDS = ("cuda", "emulated")
 EMULATED_ARCH = "sm_90a"
+MOST_COMPILERS = 12
+IMPORTED_LATE = ("sympy", "numpy.random", "numpy.ma")  # by PyTorch and NumPy, when they are first needed
 
 
 def device_kind(wished: str = "") -> str:
@@ -44,12 +50,15 @@ def torch_sees_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def device(kind: str) -> "Device":
-    """The device itself; only a worker process needs one."""
+def device(kind: str, known: "DeviceInfo | None" = None, cubins: Path | None = None) -> "Device":
+    """The device itself; only a worker process needs one.
+
+    `known` is what an earlier worker found the device to be, `cubins` where compilers leave what they compiled.
+    """
     if kind == "cuda":
         from evolve.devices.cuda.device import CudaDevice
 
-        return CudaDevice()
+        return CudaDevice(known=known, cubins=cubins)
     from evolve.devices.emulated.device import EmulatedDevice
 
     if find_spec("cupy") is None:
@@ -59,12 +68,32 @@ def device(kind: str) -> "Device":
     return EmulatedDevice(also_compile=partial(compile_cubin, arch=EMULATED_ARCH))
 
 
+def compiler(info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], object]":
+    """Compiles for a GPU without one, and leaves the result for the worker that has it."""
+    from evolve.devices.cuda.compiler import compile_ahead
+
+    return partial(compile_ahead, arch=info.arch, cubins=cubins)
+
+
+def preload(kind: str) -> None:
+    """Import everything that the workers of an engine will need, without touching a GPU."""
+    for module in ("evolve.evaluation.worker", f"evolve.devices.{kind}.device", *IMPORTED_LATE):
+        import_module(module)
+    if find_spec("cupy"):
+        from evolve.devices.cuda.versions import nvrtc_version
+
+        with contextlib.suppress(ImportError, RuntimeError):  # what needs it will say so
+            nvrtc_version()
+
+
 def engine(kind: str, watch: Callable[[str, str], None] | None = None) -> "LocalEngine":
-    """Worker processes: one per GPU; on the emulated device one per core, up to four."""
+    """Worker processes: per GPU one, and others that compile; on the emulated device one per core, up to four."""
     from evolve.engines.local import LocalEngine
 
-    workers = 1 if kind == "cuda" else max(1, min(4, os.cpu_count() or 1))
-    return LocalEngine(kind, workers, watch)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if kind == "cuda":
+        return LocalEngine(kind, 1, watch, compilers=max(1, min(MOST_COMPILERS, cores - 2)))
+    return LocalEngine(kind, max(1, min(4, cores)), watch)
 
 
 def proposer(wished: str = "", model: str = "") -> "Proposer":

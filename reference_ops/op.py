@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from reference_ops.values import COMMON, DRAWS, EXACT, MIXED, NORMAL, Part, fill
+
 Number = int | float
 Tensors = dict[str, torch.Tensor]
 
@@ -73,7 +75,11 @@ class Op:
     awkward: tuple[Workload, ...] = ()  # checked, never timed
     derived: Mapping[str, Callable[[Mapping[str, int]], int]] = field(default_factory=dict)
     baseline: Callable[..., Any] | None = None  # what a user would call, where that is not the reference
-    draw: Callable[[Tensors, torch.Generator], None] | None = None  # overwrites the normal inputs in place
+    baseline_free: tuple[str, ...] = ()  # outputs that the baseline leaves partly open
+    values: tuple[str, ...] = COMMON  # how the inputs are drawn besides normal, see values.py
+    by_rows: bool = True  # each index of the first dim is computed on its own
+    draw: Callable[[Tensors, torch.Generator], None] | None = None  # overwrites the drawn inputs in place
+    valid: Callable[[Mapping[str, Any]], bool] | None = None  # of dims and parameters, where not all go together
     tolerance: Tolerance = Tolerance()
     note: str = ""
 
@@ -82,12 +88,22 @@ class Op:
         for name in names:
             if not NAME.match(name) or name in RESERVED or names.count(name) > 1:
                 raise ValueError(f"op {self.name}: `{name}` cannot name a tensor; use a C identifier, once")
+        for name in set(self.values) - (DRAWS.keys() - {NORMAL}):
+            others = ", ".join(sorted(DRAWS.keys() - {NORMAL}))
+            raise ValueError(f"op {self.name}: `{name}` names no distribution of inputs; there are {others}")
+        for name in set(self.baseline_free) - {tensor.name for tensor in self.outputs}:
+            raise ValueError(f"op {self.name}: `baseline_free` names `{name}`, which is no output")
+        self._check_workloads()
+
+    def _check_workloads(self) -> None:
         for workload in (*self.gpu, *self.emulated, *self.awkward):
             sizes = self.sizes(workload)
             for tensor in (*self.inputs, *self.outputs):
                 for dim in tensor.dims:
                     if not dim.isdigit() and dim not in sizes:
                         raise ValueError(f"op {self.name}: the workload {workload.key} gives no size for `{dim}`")
+            if not self.is_valid(workload):
+                raise ValueError(f"op {self.name}: the workload {workload.key} is not `valid`")
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -127,17 +143,76 @@ class Op:
             for tensor in tensors
         )
 
-    def inputs_at(self, workload: Workload, seed: int, device: str) -> Tensors:
-        """Fresh inputs; the same seed gives the same values on the same device."""
+    def is_valid(self, workload: Workload) -> bool:
+        """Whether the op is defined there."""
+        known = {**self.sizes(workload), **dict(workload.parameters)}
+        tensors = (*self.inputs, *self.outputs)
+        positive = all(size > 0 for tensor in tensors for size in self.shape(tensor, workload))
+        return positive and (self.valid is None or bool(self.valid(known)))
+
+    def inputs_at(self, workload: Workload, seed: int, device: str, values: str = NORMAL) -> Tensors:
+        """Fresh inputs; the same seed gives the same numbers on the same device.
+
+        `values` names their distribution, or is "mixed": row i is drawn from the i-th of several, over and over.
+        Inputs that do not share their first dim with an output, as weights, are normal or small integers throughout.
+        """
         generator = torch.Generator(device).manual_seed(seed)
+        names = self._drawn_as(values, seed)
+        others = EXACT if EXACT in names else NORMAL
+        following = self._following()
         drawn = {}
-        for tensor in self.inputs:
-            dtype = DTYPES[tensor.dtype or workload.dtype]
-            values = torch.empty(self.shape(tensor, workload), device=device, dtype=torch.float32)
-            drawn[tensor.name] = values.normal_(generator=generator).to(dtype)
+        for spec in self.inputs:
+            dtype, shape = DTYPES[spec.dtype or workload.dtype], self.shape(spec, workload)
+            if not dtype.is_floating_point:
+                drawn[spec.name] = torch.empty(shape, device=device).normal_(generator=generator).to(dtype)
+                continue
+            drawn[spec.name] = tensor = torch.empty(shape, device=device, dtype=dtype)
+            if spec not in following:
+                fill(tensor, others, generator)
+            elif len(names) == 1:
+                fill(tensor, names[0], generator)
+            else:
+                for row, name in enumerate(names[: len(tensor)]):
+                    fill(tensor[row :: len(names)], name, generator)
         if self.draw:
             self.draw(drawn, generator)
         return drawn
+
+    def parts(self, spec: TensorSpec, workload: Workload, values: str, seed: int) -> tuple[Part, ...]:
+        """How an output is judged whose inputs were drawn so: the rows of each distribution on their own."""
+        names = self._drawn_as(values, seed)
+        if len(names) == 1:
+            return (Part(names[0]),)
+        if spec.dims[:1] != self._following()[0].dims[:1]:
+            return (Part(MIXED),)
+        rows = self.shape(spec, workload)[0]
+        return tuple(Part(name, row, len(names)) for row, name in enumerate(names[:rows]))
+
+    def _drawn_as(self, values: str, seed: int) -> tuple[str, ...]:
+        """The distributions that rows are drawn from in turn. All come first in their time, for lack of rows."""
+        if values != MIXED:
+            return (values,)
+        names = (NORMAL, *self.values)
+        # Integers ask for integer weights, which are less telling for the other rows: only for every other seed.
+        if seed % 2 and set(self._following()) < set(self._floating()):
+            names = tuple(name for name in names if name != EXACT)
+        first = seed // 2 % len(names)
+        names = names[first:] + names[:first]
+        return names if self.by_rows and self._sharing_rows() else names[:1]
+
+    def _following(self) -> tuple[TensorSpec, ...]:
+        """The inputs that are drawn from the distributions; the others are weights and the like."""
+        return self._sharing_rows() or self._floating()
+
+    def _sharing_rows(self) -> tuple[TensorSpec, ...]:
+        """Of several dims that would do, as in a backward with gradients of weights, the first output's counts."""
+        for output in self.outputs:
+            if found := tuple(spec for spec in self._floating() if spec.dims and spec.dims[:1] == output.dims[:1]):
+                return found
+        return ()
+
+    def _floating(self) -> tuple[TensorSpec, ...]:
+        return tuple(tensor for tensor in self.inputs if not tensor.dtype or DTYPES[tensor.dtype].is_floating_point)
 
     def call(self, inputs: Tensors, workload: Workload) -> tuple[torch.Tensor, ...]:
         """The reference's outputs, in order."""

@@ -10,9 +10,9 @@ import pytest
 from records import CPU
 
 from archive.kernel import Kernel
-from archive.records import DeviceInfo, Evaluation, Measurement, Outcome, Proposal
+from archive.records import Confirmed, DeviceInfo, Evaluation, Measurement, Outcome, Proposal
 from archive.store import SqliteStore, open_archive
-from evolve import selection
+from evolve import population, selection
 from evolve.engines.engine import Job
 from evolve.loop import Quest, evolve
 from evolve.proposers.offline import OfflineProposer
@@ -20,6 +20,7 @@ from evolve.proposers.proposer import Request
 from reference_ops import catalog
 
 TWICE = str(Path(__file__).parent / "samples" / "twice.py")
+TIME = Measurement("n=4096 float32", 128.0, 128.0, 128.0, 9, 100.0)
 SEED = Proposal("twice", "seed", "shipped", bad_kernels.twice_kernel(), created=1.0)
 
 
@@ -28,19 +29,28 @@ class ScriptedEngine:
     """Times follow from the knobs; kernels noted as bad fail. Can stop half-way, as a killed run does."""
 
     stop_after: int = 10**9
+    falling: tuple[int, ...] = ()  # threads of the kernels that fail when they are confirmed
     evaluated: list[str] = field(default_factory=list)
+    confirmed: list[int] = field(default_factory=list)  # by their threads
+    bars: dict[int, dict[str, float]] = field(default_factory=dict)
     info: DeviceInfo = CPU
 
     def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
         for job in jobs:
             if len(self.evaluated) >= self.stop_after:
                 raise KeyboardInterrupt
-            self.evaluated.append(job.kernel.id)
-            time_us = float(job.kernel.plan.settings["THREADS"])
-            passed = job.kernel.plan.note != "bad"
-            times = (Measurement("n=4096 float32", time_us, time_us, time_us, 9, 100.0),) if passed else ()
-            outcome = Outcome.PASSED if passed else Outcome.WRONG
-            yield Evaluation(job.kernel.id, "twice", CPU, outcome, "", times, created=time.time())
+            threads = job.kernel.plan.settings["THREADS"]
+            if job.confirm:
+                self.confirmed.append(threads)
+            else:
+                self.evaluated.append(job.kernel.id)
+                self.bars[threads] = dict(job.bars)
+            passed = job.kernel.plan.note != "bad" and not (job.confirm and threads in self.falling)
+            times = (Measurement("n=4096 float32", threads, threads, threads, 9, 100.0),) if passed else ()
+            yield Evaluation(
+                job.kernel.id, "twice", CPU, Outcome.PASSED if passed else Outcome.UNSAFE, "", times,
+                created=time.time(), confirmed=Confirmed((), ()) if passed and job.confirm else None,
+            )  # fmt: skip
 
     def close(self) -> None:
         pass
@@ -101,14 +111,14 @@ def test_a_run_that_was_stopped_goes_on_without_losing_or_repeating_anything(sto
     run(store, second)
     assert len(first.evaluated) == 2
     assert sorted(first.evaluated + second.evaluated) == sorted({kernel.id for kernel in store.find(Kernel)})
-    assert len(store.find(Evaluation)) == 3
+    assert len(store.find(Evaluation)) == 4  # one for each setting, and the champion confirmed
 
 
 def test_running_again_when_everything_is_known_evaluates_nothing(store: SqliteStore) -> None:
     run(store, ScriptedEngine())
     again = ScriptedEngine()
     run(store, again)
-    assert again.evaluated == []
+    assert (again.evaluated, again.confirmed) == ([], [])
 
 
 def test_the_number_of_tries_is_kept(store: SqliteStore) -> None:
@@ -134,3 +144,45 @@ def test_no_evaluation_begins_after_the_deadline(store: SqliteStore) -> None:
     list(evolve(quest(seconds=-1), [SEED], OfflineProposer(), engine, store))
     assert engine.evaluated == []
     assert [kernel.id for kernel in selection.pending(store, "twice", CPU)] == [bad_kernels.twice_kernel().id]
+
+
+def test_in_the_end_the_champion_alone_is_confirmed(store: SqliteStore) -> None:
+    engine = ScriptedEngine()
+    run(store, engine)
+    assert engine.confirmed == [64]
+    assert [kernel.plan.settings["THREADS"] for kernel in store.find(Kernel)] == [128, 64, 256]
+    assert selection.unconfirmed(store, "twice", CPU) == []
+
+
+def test_where_a_champion_falls_the_next_one_is_confirmed(store: SqliteStore) -> None:
+    engine = ScriptedEngine(falling=(64, 128))
+    run(store, engine)
+    assert engine.confirmed == [64, 128, 256]
+    verdicts = population.latest(store.find(Evaluation), CPU.key)
+    assert sorted(str(verdict.outcome) for verdict in verdicts.values()) == ["passed", "unsafe", "unsafe"]
+
+
+def test_when_every_champion_falls_nobody_is_left_and_the_run_ends(store: SqliteStore) -> None:
+    run(store, ScriptedEngine(falling=(64, 128, 256)))
+    assert population.champions(population.latest(store.find(Evaluation), CPU.key).values()) == ()
+
+
+def test_champions_are_confirmed_when_the_time_is_over(store: SqliteStore) -> None:
+    store.append(SEED, Evaluation(SEED.kernel_id, "twice", CPU, Outcome.PASSED, "", (TIME,)))
+    engine = ScriptedEngine()
+    list(evolve(quest(seconds=-1), [], OfflineProposer(), engine, store))
+    assert (engine.evaluated, engine.confirmed) == ([], [128])
+
+
+def test_a_run_that_was_stopped_confirms_nothing(store: SqliteStore) -> None:
+    engine = ScriptedEngine(stop_after=2)
+    with pytest.raises(KeyboardInterrupt):
+        run(store, engine)
+    assert engine.confirmed == []
+
+
+def test_every_kernel_is_told_the_time_to_beat(store: SqliteStore) -> None:
+    engine = ScriptedEngine()
+    run(store, engine)
+    assert engine.bars[128] == {}
+    assert engine.bars[256] == {"n=4096 float32": 128.0}

@@ -1,8 +1,10 @@
 import random
 from collections import Counter
+from dataclasses import replace
 
-from records import CPU, failed, passed
+from records import CPU, confirmed, failed, passed
 
+from archive.records import Evaluation
 from evolve.population import champions, latest, parents, survivors
 
 
@@ -13,6 +15,37 @@ def ids(evaluations: object) -> list[str]:
 def test_the_champion_of_each_workload_is_the_fastest_that_passed() -> None:
     found = champions([passed("a", w=5.0, v=1.0), passed("b", w=3.0, v=2.0), failed("c")])
     assert [(champion.workload, champion.kernel_id) for champion in found] == [("w", "b"), ("v", "a")]
+
+
+def champion_of(*evaluations: Evaluation) -> str:
+    (champion,) = champions(evaluations)
+    return champion.kernel_id
+
+
+def test_a_confirmed_champion_stays_where_a_rival_is_hardly_faster() -> None:
+    held = confirmed("held", w=10.0)  # the intervals are 10 % to both sides
+    assert champion_of(held, passed("rival", w=8.3)) == "held"
+    assert champion_of(passed("rival", w=8.3), held) == "held"
+
+
+def test_a_rival_that_is_faster_by_more_than_the_intervals_takes_over() -> None:
+    assert champion_of(confirmed("held", w=10.0), passed("rival", w=8.1)) == "rival"
+
+
+def test_of_two_confirmed_the_faster_is_champion_however_close() -> None:
+    assert champion_of(confirmed("held", w=10.0), confirmed("rival", w=9.99)) == "rival"
+
+
+def test_a_rival_of_little_doubt_passes_a_faster_one_of_much_doubt() -> None:
+    sure, doubtful = passed("sure", w=8.0), passed("doubtful", w=7.0)
+    wide = replace(doubtful.measurements[0], high_us=12.0)
+    assert champion_of(confirmed("held", w=10.0), sure, replace(doubtful, measurements=(wide,))) == "sure"
+
+
+def test_a_win_is_one_where_the_duel_clears_the_noise() -> None:
+    (fast,), (slow,) = champions([confirmed("k", w=50.0)]), champions([confirmed("k", w=98.0)])
+    assert (fast.won, slow.won) == (True, False)
+    assert not champions([passed("k", w=50.0)])[0].won
 
 
 def test_a_kernel_that_failed_never_lives() -> None:

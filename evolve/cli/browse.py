@@ -15,7 +15,7 @@ from evolve.report.console import console, print_json
 from evolve.report.details import difference, kernel_details, reply_details
 from evolve.report.lineage import MOST_SHOWN, lineage, lineage_tree
 from evolve.report.standing import Standing, standings
-from evolve.report.summary import print_standing, standings_table
+from evolve.report.summary import WON_MEANS, print_standing, standings_table
 
 
 def top(op: OpFilter = "", device: DevicePart = "", archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
@@ -35,7 +35,7 @@ def top(op: OpFilter = "", device: DevicePart = "", archive: ArchiveOption = Non
             shown.print()
     else:
         shown.print(standings_table(found))
-        shown.print("\nevolve top OP shows the champions and the population of an op", style="dim")
+        shown.print(f"\n{WON_MEANS}\nevolve top OP shows the champions and the population of an op", style="dim")
 
 
 def show(kernel: KernelArgument, archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
@@ -62,7 +62,7 @@ def show(kernel: KernelArgument, archive: ArchiveOption = None, as_json: JsonOpt
             "evaluations": [facts.of_evaluation(evaluation) for evaluation in evaluations],
         })  # fmt: skip
         return
-    for part in kernel_details(found, proposals, evaluations, children):
+    for part in kernel_details(found, proposals, evaluations, children, shown.width):
         shown.print(part, soft_wrap=not hasattr(part, "columns"))
 
 

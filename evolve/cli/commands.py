@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from evolve.cli import browse, doctor, evaluate, exchange, export, ops, run
+from evolve.cli import browse, confirm, doctor, evaluate, exchange, export, ops, run
 
 EPILOG = "Start with `evolve doctor`, then `evolve run softmax`."
 
@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 for command in (
     run.run, ops.ops, browse.top, browse.show, browse.diff, browse.tree, exchange.ask, exchange.tell,
-    evaluate.evaluate, exchange.merge, export.export, doctor.doctor,
+    evaluate.evaluate, confirm.confirm, exchange.merge, export.export, doctor.doctor,
 ):  # fmt: skip
     app.command()(command)
 

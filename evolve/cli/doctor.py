@@ -80,6 +80,7 @@ def _findings(archive: Path | None) -> Iterator[Finding]:
     emulated = all(finding.state == OK for finding in (torch, headers, compiler))
     yield Finding("device cuda", OK if cuda else MISSING, "ready" if cuda else "cannot run, see above")
     yield Finding("device emulated", OK if emulated else MISSING, "ready" if emulated else "cannot run, see above")
+    yield _sanitizer()
     yield _model()
     yield _archive(archive)
     kernels = {name: len(shipped(name)) for name in op_names()}
@@ -159,6 +160,19 @@ def _compiler() -> Finding:
         return Finding("C++ compiler", OK, "ziglang" if "ziglang" in command else command[0])
     remedy = "apt install g++, or pip install ziglang"
     return Finding("C++ compiler", MISSING, "no g++, clang++ or ziglang", remedy)
+
+
+def _sanitizer() -> Finding:
+    """Without it champions are confirmed all the same, but nobody looks for races."""
+    try:
+        from evolve.devices.cuda.sanitizer import NAME, command
+
+        if found := command():
+            return Finding(NAME, OK, str(found))
+    except ImportError:  # without CuPy it has nothing to look at
+        pass
+    said = "not found: champions are confirmed without it"
+    return Finding("compute-sanitizer", OPTIONAL, said, "pip install 'cuda-toolkit[sanitizer]==13.*'")
 
 
 def _model() -> Finding:

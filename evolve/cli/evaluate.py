@@ -8,7 +8,8 @@ from rich.console import Console
 
 from evolve import wiring
 from evolve.cli import lookup
-from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, archive_option, op_names
+from evolve.cli.explaining import explained
+from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, archive_option, kernel_ids, op_names
 from evolve.cli.starting import engine_on
 from evolve.cli.stopping import Stopped
 from evolve.report import facts
@@ -22,6 +23,7 @@ from evolve.report.words import short
 if TYPE_CHECKING:
     from evolve.cli.evaluating import Asked
 
+EXPLAIN_HELP = "Evaluate nothing: say what was checked on a kernel, and why it passed or failed."
 TARGETS_HELP = "Ops, or kernels in files (with their op, if it is your own) [default: all that is pending]."
 
 
@@ -30,11 +32,17 @@ def evaluate(
         list[str] | None,
         typer.Argument(metavar="[OP | FILE.cu]...", help=TARGETS_HELP, autocompletion=op_names, show_default=False),
     ] = None,
+    explain: Annotated[
+        str, typer.Option("--explain", metavar="ID", help=EXPLAIN_HELP, autocompletion=kernel_ids, show_default=False)
+    ] = "",
     device: DeviceOption = "",
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Evaluate what was proposed and has no verdict on this device yet."""
+    """Evaluate what was proposed and has no verdict on this device yet, or explain a verdict."""
+    if explain:
+        explained(explain, targets or [], device, archive, as_json=as_json)
+        return
     shown = console(stderr=as_json)
     try:
         with closing(wiring.archive(archive)) as store:
@@ -66,7 +74,7 @@ def evaluate(
 def _print_result(result: Standing, asked: "Asked", given: str, shown: Console) -> None:
     for kernel_id in sorted(asked.kernels & result.verdicts.keys()):
         shown.print(f"\n{short(kernel_id)}", style="bold", end="")
-        for part in evaluation_details(result.verdicts[kernel_id]):
+        for part in evaluation_details(result.verdicts[kernel_id], shown.width):
             shown.print(part)
     shown.print()
     print_standing(shown, result, population=False)

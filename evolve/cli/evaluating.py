@@ -9,6 +9,7 @@ from rich.console import Console
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Proposal
 from archive.store import Store
+from evolve import selection
 from evolve.cli import stopping
 from evolve.cli.telling import told
 from evolve.engines.engine import Engine, Job
@@ -17,7 +18,6 @@ from evolve.report.console import complain
 from evolve.report.standing import Standing, standing
 from evolve.report.tables import made
 from evolve.report.words import best_speedup, counted, one_line, short, times
-from evolve.selection import pending
 from reference_ops import catalog
 
 MADE_SHOWN, REASON_SHOWN = 60, 200
@@ -69,7 +69,7 @@ def asked(targets: Sequence[str], store: Store) -> Asked:
 def works(asked: Asked, info: DeviceInfo, store: Store) -> Iterator[Work]:
     """What is to be done, op by op; pending ops that nobody can load are named and passed over."""
     for op in asked.ops or sorted({kernel.op for kernel in store.find(Kernel)}):
-        waiting = pending(store, op, info)
+        waiting = selection.pending(store, op, info)
         if op in asked.restricted:
             waiting = [kernel for kernel in waiting if kernel.id in asked.kernels]
         if not asked.everything:
@@ -89,7 +89,8 @@ def worked(work: Work, engine: Engine, store: Store, shown: Console) -> Standing
         shown.print(f"{work.op}: {counted(len(work.kernels), 'kernel')} to evaluate", style="bold")
     proposals, kernels = store.find(Proposal, work.op), store.find(Kernel, work.op)
     names = standing(work.op, engine.info, kernels, proposals, [])
-    jobs = (Job(kernel, work.locator) for kernel in work.kernels)
+    bars = selection.bars(store, work.op, engine.info)
+    jobs = (Job(kernel, work.locator, bars) for kernel in work.kernels)
     for number, evaluation in enumerate(engine.evaluate(jobs), start=1):
         store.append(evaluation)
         stopping.check()

@@ -57,7 +57,8 @@ def export(
             )  # fmt: skip
         shown.print(table)
     for skipped in report.skipped:
-        shown.print(f"\nwithout {skipped.name}: {skipped.reason}", style="yellow")
+        hint = f" ({skipped.hint})" if skipped.hint else ""
+        shown.print(f"\nwithout {skipped.name}: {skipped.reason}{hint}", style="yellow")
     # With its whole path: pip would take a bare name for a package of the registry.
     install = f"pip install {report.folder.absolute()}"
     shown.print(f"\nnext\n  {install}\n  python -c 'import {report.package}'", soft_wrap=True)

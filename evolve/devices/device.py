@@ -1,12 +1,14 @@
 """The contract of a device, and how one says no to a kernel."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 
 from archive.binding import Bound
-from archive.records import DeviceInfo, Outcome, Resources
+from archive.records import Conditions, DeviceInfo, Outcome, Resources, Sanitized
+
+GraphTime = Callable[[Sequence[Callable[[], object]]], float | None]
 
 
 class RejectedError(Exception):
@@ -29,6 +31,13 @@ class Program(Protocol):
         """Enqueue every launch of the plan; `tensors` holds the inputs, outputs and workspace by name."""
 
 
+class Sanitizer(Protocol):
+    def __call__(
+        self, bound: Bound, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, int], seconds: float
+    ) -> tuple[Sanitized, ...]:
+        """Run the kernel once under each of its tools, in processes of their own; `outputs` are sizes in bytes."""
+
+
 class Device(Protocol):
     """Compiles, runs and times kernels; see `tests/conformance` for what every device must do."""
 
@@ -39,11 +48,25 @@ class Device(Protocol):
     def torch_device(self) -> str:
         """Where the tensors that programs run on must live."""
 
+    @property
+    def conditions(self) -> Conditions | None:
+        """Clocks and temperature at this moment, where the device can tell."""
+
+    @property
+    def graph_time(self) -> GraphTime | None:
+        """Microseconds per call, of several that the device runs by itself one after the other; None if it cannot."""
+
+    @property
+    def sanitizer(self) -> Sanitizer | None: ...
+
     def compile(self, bound: Bound) -> Program:
         """Raises RejectedError when the kernel does not compile, or its entries do not fit the plan."""
 
     def run(self, program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Launch and wait. Raises RejectedError when a launch fails or faults."""
+        """Launch and wait; nothing of earlier runs is left for the kernel to find.
+
+        Raises RejectedError when a launch fails or faults, or when the kernel left something for its next call.
+        """
 
     def time(self, call: Callable[[], object]) -> float:
         """Microseconds that one call takes on the device, caches cold."""

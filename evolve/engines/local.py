@@ -1,103 +1,33 @@
-"""Worker processes on this machine: one kernel each at a time, replaced whenever one dies or hangs."""
+"""Worker processes on this machine: one kernel each at a time, replaced whenever one dies, hangs or has grown old.
 
-import contextlib
-import os
-import selectors
-import shutil
+Where kernels go to a GPU, processes without one compile them first: what does not compile never gets near it.
+"""
+
+import secrets
 import signal
-import subprocess
-import sys
-import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 
 from archive.records import DeviceInfo, Evaluation, Outcome
+from evolve.engines.crew import Crew
 from evolve.engines.engine import Job
+from evolve.engines.handles import Task, Worker
 from evolve.errors import UserError
-from evolve.evaluation.messages import Done, Failed, Phase, Ready, decode, encode_job
+from evolve.evaluation.messages import Done, Exited, Failed, Message, Phase, Precompiled, Ready, Role
 
-START_SECONDS = 300.0
-# A phase covers every workload of a kernel; torch.compile as a baseline is by far the slowest.
-PHASE_SECONDS = {"compile": 90.0, "check": 30.0, "baseline": 240.0, "time": 60.0}
+# Compiling has it for each workload, running for the candidate alone; torch.compile makes baselines slow.
+PHASE_SECONDS = {"compile": 20.0, "run": 5.0, "check": 60.0, "baseline": 300.0, "time": 60.0, "sanitize": 120.0}
+# Every workload in one, and the emulator's own runtime with them; the host's compiler has a deadline besides.
+EMULATED_PHASE_SECONDS = {**PHASE_SECONDS, "compile": 240.0, "run": 30.0}
 TICK_SECONDS = 0.2
+AHEAD = 8  # kernels that may wait, compiled, for an evaluator
+JOBS_OF_A_WORKER = 200
+START_ATTEMPTS = 3
+COMPILER_BYTES, EMULATED_BYTES = 8 * 2**30, 16 * 2**30
 # Not what a kernel does to its process: somebody, or the system short of memory, ended it. One more try is fair.
 KILLED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
-STDERR_CHARACTERS = 1500
-FOLDER_PREFIX = "evolve-worker-"
-# What a worker may know of its surroundings: enough to find compilers and libraries, no keys.
-ENVIRONMENT = (
-    "PATH", "HOME", "LANG", "LC_", "LD_LIBRARY_PATH", "CUDA", "NVIDIA", "PYTHON", "VIRTUAL_ENV", "TMP", "TEMP", "TORCH",
-    "TRITON", "CC", "CXX", "USER", "LOGNAME", "CUPY",
-)  # fmt: skip
-
-
-class _Worker:
-    """One process, its pipes, and the job it has in hand."""
-
-    def __init__(self, device_kind: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
-        self.stderr = (self.folder / "stderr").open("w+b")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "evolve.evaluation.worker", "--device", device_kind, "--parent", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.stderr,
-            cwd=self.folder,
-            env=_environment(self.folder),
-            start_new_session=True,
-        )
-        self.buffer = b""
-        self.info: DeviceInfo | None = None
-        self.job: Job | None = None
-        self.phase = ""
-        self.started = self.phase_started = time.monotonic()
-
-    @property
-    def idle(self) -> bool:
-        return self.info is not None and self.job is None
-
-    def give(self, job: Job) -> None:
-        assert self.process.stdin  # noqa: S101 - it was opened as a pipe
-        self.job, self.phase = job, "compile"
-        self.started = self.phase_started = time.monotonic()
-        with contextlib.suppress(BrokenPipeError):  # if it died between two jobs, its end of file says so
-            self.process.stdin.write(encode_job(job.kernel.text, job.op))
-            self.process.stdin.flush()
-
-    def lines(self) -> Iterator[bytes] | None:
-        """The whole lines that have arrived, or None when the worker is gone."""
-        assert self.process.stdout  # noqa: S101
-        data = os.read(self.process.stdout.fileno(), 65536)
-        if not data:
-            return None
-        *lines, self.buffer = (self.buffer + data).split(b"\n")
-        return iter(lines)
-
-    def overdue(self, phase_seconds: Mapping[str, float]) -> str:
-        """What took too long, or nothing."""
-        if self.idle:
-            return ""
-        limit = phase_seconds.get(self.phase, START_SECONDS)
-        late = time.monotonic() - self.phase_started > limit
-        return f"{self.phase or 'starting'} took more than {limit:g} s" if late else ""
-
-    def last_words(self) -> str:
-        self.stderr.flush()
-        text = (self.folder / "stderr").read_bytes()[-STDERR_CHARACTERS:].decode(errors="replace").strip()
-        return f"\n{text}" if text else ""
-
-    def kill(self) -> int:
-        """End the whole process group; the exit status, negative for a signal."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        status = self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout, self.stderr):
-            with contextlib.suppress(BrokenPipeError):
-                if pipe:
-                    pipe.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        return status
+ENDLESS = ("run", "time")
 
 
 class LocalEngine:
@@ -108,133 +38,162 @@ class LocalEngine:
         device_kind: str,
         workers: int,
         watch: Callable[[str, str], None] | None = None,
-        phase_seconds: Mapping[str, float] = PHASE_SECONDS,
+        phase_seconds: Mapping[str, float] | None = None,
+        compilers: int = 0,
+        compiler_bytes: int = COMPILER_BYTES,
     ) -> None:
         self._kind = device_kind
-        self._phase_seconds = phase_seconds
         self._watch = watch or (lambda _kernel, _phase: None)
+        self._phase_seconds = phase_seconds or (PHASE_SECONDS if device_kind == "cuda" else EMULATED_PHASE_SECONDS)
+        self._compiles_ahead = compilers > 0
         self._info: DeviceInfo | None = None
-        _sweep()
-        self._again: list[Job] = []
-        self._retried: set[str] = set()
-        self._workers: list[_Worker] = []
-        for _ in range(workers):
-            self._workers.append(_Worker(device_kind))
+        self._failed_starts = 0
+        self._coming: Iterator[Job] = iter(())
+        self._new: deque[Task] = deque()
+        self._compiled: deque[Task] = deque()
+        memory = {Role.EVALUATOR: None if device_kind == "cuda" else EMULATED_BYTES, Role.COMPILER: compiler_bytes}
+        self._crew = Crew(device_kind, [Role.EVALUATOR] * workers + [Role.COMPILER] * compilers, memory)
 
     @property
     def info(self) -> DeviceInfo:
         """Waits for the first worker to be ready."""
         while self._info is None:
-            for _ in self._step():
-                pass
+            self._step()
         return self._info
 
     def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
-        waiting = iter(jobs)
-        exhausted = False
+        self._abandon()
+        info, self._coming = self.info, iter(jobs)
+        verdicts: list[Evaluation] = []
         while True:
-            for worker in self._workers:
-                if worker.idle and (self._again or not exhausted):
-                    job = self._again.pop() if self._again else next(waiting, None)
-                    exhausted = exhausted or job is None
-                    if job:
-                        worker.give(job)
-                        self._watch(job.kernel.id, worker.phase)
-            if exhausted and not self._again and not any(worker.job for worker in self._workers):
+            try:
+                self._hand_out(info)  # before our caller thinks about the verdicts
+            finally:
+                yield from verdicts
+            if not self._busy:
+                self._pull()  # there may be more, although all workers are only starting
+            if not self._busy:
                 return
-            yield from self._step()
+            verdicts = self._step()
 
     def close(self) -> None:
-        for worker in self._workers:
-            worker.kill()
-        self._workers = []
+        self._crew.close()
 
-    def _step(self) -> Iterator[Evaluation]:
+    def _abandon(self) -> None:
+        """Forget what an evaluation that was broken off has left in hand."""
+        self._new.clear()
+        self._compiled.clear()
+        for worker in list(self._crew.workers):
+            if worker.task:
+                self._replace(worker)
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._new or self._compiled or any(worker.task for worker in self._crew.workers))
+
+    def _pull(self) -> None:
+        job = next(self._coming, None)
+        if job:
+            self._new.append(Task(job, secrets.randbelow(2**31), time.monotonic()))
+        else:
+            self._coming = iter(())
+
+    def _hand_out(self, info: DeviceInfo) -> None:
+        """Give every idle worker the next task of its stage, evaluators first."""
+        for worker in list(self._crew.workers):
+            if not worker.idle:
+                continue
+            last_stage = worker.role is Role.EVALUATOR
+            queue = self._compiled if last_stage and self._compiles_ahead else self._new
+            if queue is self._new and not queue and len(self._compiled) < AHEAD:
+                self._pull()
+            if not queue:
+                continue
+            if last_stage and worker.jobs and queue[0].job.confirm:
+                if not any(other.role is Role.EVALUATOR and not other.jobs for other in self._crew.workers):
+                    self._replace(worker)
+                continue  # for one that has seen no kernel yet
+            task = queue.popleft()
+            worker.give(task, info)
+            self._watch(task.job.kernel.id, worker.phase)
+
+    def _step(self) -> list[Evaluation]:
         """Wait a moment for news of the workers."""
-        with selectors.DefaultSelector() as selector:
-            for worker in self._workers:
-                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
-            ready = [key.data for key, _ in selector.select(TICK_SECONDS)]
-        for worker in list(self._workers):
-            lines = worker.lines() if worker in ready else iter(())
-            for line in lines or ():
-                yield from self._heard(worker, line)
-            if lines is None:
-                yield from self._lost(worker)
-            elif fault := worker.overdue(self._phase_seconds):
-                yield from self._hanging(worker, fault)
+        verdicts: list[Evaluation] = []
+        for worker, message in self._crew.news(TICK_SECONDS):
+            verdicts += self._heard(worker, message)
+        for worker in list(self._crew.workers):
+            if fault := worker.overdue(self._phase_seconds):
+                verdicts += self._hanging(worker, fault)
+        return verdicts
 
-    def _heard(self, worker: _Worker, line: bytes) -> Iterator[Evaluation]:
-        match decode(line):
+    def _heard(self, worker: Worker, message: Message) -> Iterator[Evaluation]:
+        match message:
             case Ready(device=device):
-                worker.info = device
+                worker.ready = True
+                self._failed_starts = 0
                 self._info = self._info or device
             case Phase(name=name):
-                worker.phase, worker.phase_started = name, time.monotonic()
-                if worker.job:
-                    self._watch(worker.job.kernel.id, name)
-            case Done(evaluation=evaluation, leaving=leaving):
-                worker.job = None
-                if leaving:
-                    self._replace(worker)
+                worker.begin(name)
+                if worker.task:
+                    self._watch(worker.task.job.kernel.id, name)
+            case Precompiled() if worker.task:
+                self._watch(worker.task.job.kernel.id, "waiting")
+                self._compiled.append(worker.task)
+                self._finished(worker)
+            case Done(evaluation=evaluation, leaving=leaving) if worker.task:
+                self._finished(worker, leaving=leaving)
                 yield evaluation
-            case Failed(message=message, hint=hint):
-                raise UserError(message, hint)
+            case Failed(message=text, hint=hint):
+                raise UserError(text, hint)
+            case Exited(status=status):
+                yield from self._lost(worker, status)
 
-    def _lost(self, worker: _Worker) -> Iterator[Evaluation]:
-        words, job, phase = worker.last_words(), worker.job, worker.phase
-        status = self._replace(worker)
+    def _finished(self, worker: Worker, *, leaving: bool = False) -> None:
+        worker.task = None
+        if leaving or worker.jobs >= JOBS_OF_A_WORKER:
+            self._replace(worker)
+
+    def _lost(self, worker: Worker, status: int) -> Iterator[Evaluation]:
+        task, words = worker.task, worker.last_words()
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
-        if job and -status in KILLED_FROM_OUTSIDE and job.kernel.id not in self._retried:
-            self._retried.add(job.kernel.id)
-            self._again.append(job)
-        elif job:
-            yield self._verdict(job, worker, Outcome.CRASHED, f"the worker was ended {how} in {phase}{words}")
-        elif worker.info is None:
+        from_outside = -status in KILLED_FROM_OUTSIDE
+        self._failed_starts += not worker.ready
+        if not worker.ready and not (from_outside and self._failed_starts < START_ATTEMPTS):
             raise UserError(
                 f"the {self._kind} device did not start: its worker ended {how}{words}", "see evolve doctor"
             )
-
-    def _hanging(self, worker: _Worker, fault: str) -> Iterator[Evaluation]:
-        job, words = worker.job, worker.last_words()
         self._replace(worker)
-        if job is None:
+        if task and from_outside and not task.retried:
+            task.retried = True
+            self._new.appendleft(task)
+        elif task and worker.role is Role.COMPILER:
+            log = f"the compiler ended {how}, as it does when it needs too much memory{words}"
+            yield self._verdict(task, Outcome.COMPILE_ERROR, log)
+        elif task:
+            yield self._verdict(task, Outcome.CRASHED, f"the worker was ended {how} in {worker.phase}{words}")
+
+    def _hanging(self, worker: Worker, fault: str) -> Iterator[Evaluation]:
+        task, words = worker.task, worker.last_words()
+        if not worker.ready:
             raise UserError(f"the {self._kind} device did not start: {fault}{words}", "see evolve doctor")
-        yield self._verdict(job, worker, Outcome.TIMED_OUT, f"{fault}: an endless loop, or a deadlock")
+        self._replace(worker)
+        if task and worker.phase == "compile":
+            yield self._verdict(task, Outcome.COMPILE_ERROR, fault)
+        elif task:
+            why = ": an endless loop, or a deadlock" if worker.phase in ENDLESS else ""
+            yield self._verdict(task, Outcome.TIMED_OUT, f"{fault}{why}")
 
-    def _replace(self, worker: _Worker) -> int:
-        status = worker.kill()
-        self._workers[self._workers.index(worker)] = _Worker(self._kind)
-        return status
+    def _replace(self, worker: Worker) -> None:
+        self._crew.replace(worker, self._info)
 
-    def _verdict(self, job: Job, worker: _Worker, outcome: Outcome, log: str) -> Evaluation:
+    def _verdict(self, task: Task, outcome: Outcome, log: str) -> Evaluation:
         return Evaluation(
-            kernel_id=job.kernel.id,
-            op=job.kernel.op,
-            device=worker.info or self.info,
+            kernel_id=task.job.kernel.id,
+            op=task.job.kernel.op,
+            device=self.info,
             outcome=outcome,
             log=log,
-            seconds=round(time.monotonic() - worker.started, 3),
+            seconds=round(time.monotonic() - task.started, 3),
             created=time.time(),
         )
-
-
-def _sweep() -> None:
-    """Remove the folders of engines that were killed before they could."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*-*"):
-        owner = folder.name.removeprefix(FOLDER_PREFIX).split("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT)}
-    root = str(Path(__file__).resolve().parents[2])
-    return {
-        # Compiled baselines outlive the worker, whose own folder does not.
-        "TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir()) / f"evolve-inductor-{os.getuid()}"),
-        **own,
-        "PYTHONPATH": os.pathsep.join(filter(None, [root, own.get("PYTHONPATH", "")])),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "TMPDIR": str(folder),
-    }

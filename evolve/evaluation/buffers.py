@@ -1,56 +1,96 @@
-"""Buffers that show what a kernel did to them: poisoned, and with a guarded zone on both sides."""
+"""The memory that a kernel sees while it is checked: poison everywhere, and its own tensors somewhere in it."""
 
 import math
 import random
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-GUARD_BYTES = 4096
-ALIGNMENT = 16
+LEAST_ALIGNMENT, USUAL_ALIGNMENT = 16, 512  # what a plan may rely on, and what PyTorch's allocator gives
+GAP_BYTES = 4096  # at least, before and behind every tensor
 # Both read as NaN or as a huge number in every float type, so that a stray read shows in the output.
 POISONS = (0xFF, 0x7E)
+OWN_SEGMENT_BYTES = 2**25  # PyTorch's allocator gives so large a piece to nobody else
+Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor somewhere inside a larger allocation whose other bytes are all `guard`."""
+    """A tensor with the poisoned zones before and behind it."""
 
     tensor: torch.Tensor
-    allocation: torch.Tensor
-    start: int
-    guard: int
+    before: torch.Tensor
+    behind: torch.Tensor
+    poison: int
 
     def damage(self) -> str:
         """Where the kernel wrote outside the tensor, or nothing."""
-        end = self.start + self.tensor.nbytes
-        for side, zone in (("before", self.allocation[: self.start]), ("behind", self.allocation[end:])):
-            wrong = zone != self.guard
-            if bool(wrong.any()):
-                positions = wrong.nonzero().flatten()
-                nearest = self.start - int(positions[-1]) if side == "before" else int(positions[0]) + 1
-                return (
-                    f"{len(positions)} bytes {side} the buffer were overwritten, the nearest {nearest} bytes {side} it"
-                )
+        for side, zone in (("before", self.before), ("behind", self.behind)):
+            wrong = (zone != self.poison).nonzero().flatten()
+            if len(wrong):
+                nearest = len(zone) - int(wrong[-1]) if side == "before" else int(wrong[0]) + 1
+                return f"{len(wrong)} bytes {side} the buffer were overwritten, the nearest {nearest} bytes {side} it"
         return ""
 
-    def poisoned(self) -> torch.Tensor:
-        """Which elements still hold nothing but poison."""
-        raw = self.tensor.reshape(-1).view(torch.uint8).reshape(-1, self.tensor.element_size())
-        return (raw == self.guard).all(dim=1)
+
+class Arena:
+    """One allocation for all tensors of a run, laid out anew each time; no value of a reference is ever in it."""
+
+    def __init__(self, device: str) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def poisoned(
+        self, layout: Layout, poison: int, rng: random.Random, alignment: int = LEAST_ALIGNMENT
+    ) -> dict[str, Buffer]:
+        """A buffer for each tensor, aligned but otherwise at an arbitrary place, in an arbitrary order."""
+        sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in layout.items()}
+        names = rng.sample(list(layout), len(layout))
+        starts, at = {}, 0
+        for name in names:
+            at += -at % alignment + 2 * GAP_BYTES + alignment * rng.randrange(GAP_BYTES // alignment)
+            starts[name], at = at, at + sizes[name]
+        memory = self._of(at + 2 * GAP_BYTES)[: at + 2 * GAP_BYTES]
+        memory.fill_(poison)
+        ends = [0, *(starts[name] + sizes[name] for name in names)]
+        buffers = {}
+        for index, name in enumerate(names):
+            start, end = starts[name], ends[index + 1]
+            follows = starts[names[index + 1]] if index + 1 < len(names) else len(memory)
+            shape, dtype = layout[name]
+            buffers[name] = Buffer(
+                memory[start:end].view(dtype).reshape(shape),
+                memory[(ends[index] + start) // 2 : start],  # each neighbour answers for its half of the gap
+                memory[end : (end + follows) // 2 if index + 1 < len(names) else follows],
+                poison,
+            )
+        return buffers
+
+    def _of(self, nbytes: int) -> torch.Tensor:
+        if len(self._memory) < nbytes:
+            device = self._memory.device
+            self._memory = torch.empty(0, dtype=torch.uint8, device=device)  # the old one goes before the new one comes
+            if device.type == "cuda":
+                torch.cuda.empty_cache()  # so that it comes from the driver, not from what PyTorch has used before
+                nbytes = max(nbytes, OWN_SEGMENT_BYTES)
+            self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        return self._memory
 
 
-def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: str, poison: int, rng: random.Random) -> Buffer:
-    """A buffer full of poison, aligned to 16 bytes but otherwise at an arbitrary offset."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    start = GUARD_BYTES + ALIGNMENT * rng.randrange(GUARD_BYTES // ALIGNMENT)
-    allocation = torch.full((start + nbytes + GUARD_BYTES,), poison, dtype=torch.uint8, device=device)
-    tensor = allocation[start : start + nbytes].view(dtype).reshape(shape)
-    return Buffer(tensor, allocation, start, poison)
+def damaged(buffers: Iterable[Buffer]) -> torch.Tensor:
+    """Whether any zone was written to, as a tensor: the answer is waited for later, together with others."""
+    zones = [(zone, buffer.poison) for buffer in buffers for zone in (buffer.before, buffer.behind)]
+    return (torch.cat([zone for zone, _ in zones]) != zones[0][1]).any()
 
 
-def filled(values: torch.Tensor, poison: int, rng: random.Random) -> Buffer:
-    """A buffer that holds a copy of these values."""
-    buffer = poisoned(tuple(values.shape), values.dtype, str(values.device), poison, rng)
-    buffer.tensor.copy_(values)
-    return buffer
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes, in words as wide as they divide into."""
+    raw = tensor.contiguous().reshape(-1).view(torch.uint8)
+    width = next(width for width in (8, 4, 2, 1) if raw.numel() % width == 0 and raw.data_ptr() % width == 0)
+    return raw.view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width])
+
+
+def still_poisoned(values: torch.Tensor, poison: int) -> int:
+    """How many elements hold nothing but poison."""
+    raw = values.contiguous().reshape(-1).view(torch.uint8).reshape(-1, values.element_size())
+    return int((raw == poison).all(dim=1).sum())

@@ -1,103 +1,143 @@
 """Does a program compute what the op says, and nothing else? One workload, on inputs nobody could foresee."""
 
+import math
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
-from archive.records import Outcome
+from archive.records import Check, Outcome
 from evolve.devices.device import Device, Program, RejectedError
-from evolve.evaluation import compare
-from evolve.evaluation.buffers import POISONS, Buffer, filled, poisoned
+from evolve.evaluation.buffers import (
+    LEAST_ALIGNMENT,
+    POISONS,
+    USUAL_ALIGNMENT,
+    Arena,
+    Buffer,
+    Layout,
+    bits,
+    damaged,
+    still_poisoned,
+)
+from evolve.evaluation.compare import SMALL, compared
 from reference_ops.op import DTYPES, Op, Tensors, Workload
+from reference_ops.values import MIXED, NORMAL
+
+FEW = 64  # outputs
 
 
 @dataclass(frozen=True)
 class Task:
-    """One op at one workload, with the seed of its inputs."""
+    """One op at one workload, with the seed of its inputs and the distribution they are drawn from."""
 
     op: Op
     workload: Workload
     seed: int
+    values: str = NORMAL
+
+    def inputs(self, device: Device) -> Tensors:
+        return self.op.inputs_at(self.workload, self.seed, device.torch_device, self.values)
 
 
-def check(device: Device, program: Program, task: Task) -> bool:
-    """Run twice on poisoned memory and judge both results; whether they agree to the bit. Raises RejectedError.
+@dataclass(frozen=True)
+class Inspector:
+    """Runs programs on poisoned memory and keeps a record of every output that was judged."""
 
-    The expected values come into being only after the last run, from inputs drawn afresh.
-    """
-    rng = random.Random(task.seed)
-    first, second = (_run(device, program, task, poison, rng) for poison in POISONS)
-    judge(task, first, device)
-    judge(task, second, device)
-    return all(torch.equal(_bits(a.tensor), _bits(b.tensor)) for a, b in zip(first, second, strict=True))
+    device: Device
+    arena: Arena
+    rng: random.Random  # seeded after compilation, when nothing of the kernel can change any more
+    checks: list[Check]
+    watch: Callable[[str], None]
+
+    def check(self, program: Program, op: Op, workload: Workload) -> bool:
+        """Whether two runs on the same inputs agree to the bit. Raises RejectedError at the first fault.
+
+        The expected values come into being only after the last run on their inputs, from inputs drawn afresh.
+        """
+        usual = Task(op, workload, self.rng.randrange(2**31))
+        first = self._run(program, usual, POISONS[0], as_timed=False)
+        second = self._run(program, usual, POISONS[1], as_timed=True)
+        agree = all(torch.equal(bits(a), bits(b)) for a, b in zip(first, second, strict=True))
+        self.watch("check")
+        for outputs, poison in [(first, POISONS[0])] if agree else [(first, POISONS[0]), (second, POISONS[1])]:
+            self.judge(usual, outputs, poison)
+        del first, second
+        mixed = replace(usual, seed=self.rng.randrange(2**31), values=MIXED)
+        poison = self.rng.choice(POISONS)
+        outputs = self._run(program, mixed, poison, as_timed=self.rng.random() < 0.5)
+        self.watch("check")
+        self.judge(mixed, outputs, poison)
+        return agree
+
+    def judge(self, task: Task, outputs: tuple[torch.Tensor, ...], poison: int) -> None:
+        """Raise RejectedError unless the outputs are right."""
+        op, workload = task.op, task.workload
+        inputs = task.inputs(self.device)
+        expected = op.call(_in_float64(inputs), workload)
+        theirs = op.call(inputs, workload)
+        for spec, *results in zip(op.outputs, outputs, theirs, expected, strict=True):
+            # Small ones are looked at part by part on the CPU, without a word to the GPU for each.
+            actual, own, wanted = (values.cpu() if values.numel() <= SMALL else values for values in results)
+            for part in op.parts(spec, workload, task.values, task.seed):
+                at = part.rows
+                least_size = _magnitude(inputs) if actual[at].numel() < FEW else 0.0
+                found = compared(actual[at], own[at], wanted[at], op.tolerance, exact=part.exact, least_size=least_size)
+                self.checks.append(Check(workload.key, part.values, spec.name, found.error, found.theirs, found.worst))
+                if found.fault:
+                    untouched = still_poisoned(actual[at], poison)
+                    unwritten = f" ({untouched} elements still hold the poison: never written)" if untouched else ""
+                    on = "" if part.values == NORMAL else f" on {part.values} values"
+                    log = f"{workload.key}: `{spec.name}`{on}: {found.fault}{unwritten}"
+                    raise RejectedError(Outcome.WRONG, log)
+
+    def _run(self, program: Program, task: Task, poison: int, *, as_timed: bool) -> tuple[torch.Tensor, ...]:
+        """One run; copies of what it put out. Some are done as timed ones are: a kernel cannot tell which is which."""
+        inputs = task.inputs(self.device)
+        alignment = USUAL_ALIGNMENT if as_timed else LEAST_ALIGNMENT
+        buffers = self.arena.poisoned(layout(task.op, task.workload, program), poison, self.rng, alignment)
+        for name, values in inputs.items():
+            buffers[name].tensor.copy_(values)
+        del inputs
+        tensors = {name: buffer.tensor for name, buffer in buffers.items()}
+        self.watch("run")
+        if as_timed:
+            self.device.time(lambda: program.launch(tensors))
+        else:
+            self.device.run(program, tensors)
+        self._inspect(buffers, task)
+        return tuple(buffers[spec.name].tensor.clone() for spec in task.op.outputs)
+
+    def _inspect(self, buffers: dict[str, Buffer], task: Task) -> None:
+        """What lies round the buffers, and the inputs against the same drawn afresh."""
+        fresh = task.inputs(self.device)
+        changed = [(bits(buffers[name].tensor) != bits(values)).any() for name, values in fresh.items()]
+        outside, *inputs = torch.stack([damaged(buffers.values()), *changed]).tolist()
+        where = task.workload.key
+        if outside:
+            name, damage = next((name, said) for name, buffer in buffers.items() if (said := buffer.damage()))
+            raise RejectedError(Outcome.OUT_OF_BOUNDS, f"{where}: `{name}`: {damage}")
+        for name, wrong in zip(fresh, inputs, strict=True):
+            if wrong:
+                count = int((bits(buffers[name].tensor) != bits(fresh[name])).sum())
+                log = f"{where}: the input `{name}` was changed in {count} places"
+                raise RejectedError(Outcome.CHANGED_INPUT, log)
 
 
-def judge(task: Task, outputs: tuple[Buffer, ...], device: Device) -> None:
-    """Raise RejectedError unless the outputs are right."""
-    inputs = task.op.inputs_at(task.workload, task.seed, device.torch_device)
-    expected = task.op.call(_in_float64(inputs), task.workload)
-    theirs = task.op.call(inputs, task.workload)
-    for spec, buffer, wanted, own in zip(task.op.outputs, outputs, expected, theirs, strict=True):
-        if fault := compare.fault(buffer.tensor, own, wanted, task.op.tolerance):
-            raise RejectedError(Outcome.WRONG, f"{task.workload.key}: `{spec.name}`: {fault}{_unwritten(buffer)}")
-
-
-def fresh_outputs(task: Task, device: Device, poison: int, rng: random.Random) -> dict[str, Buffer]:
-    """Poisoned buffers for the outputs."""
-    op, workload = task.op, task.workload
+def layout(op: Op, workload: Workload, program: Program) -> Layout:
+    """Shapes and dtypes of everything that a program is given."""
+    specs = (*op.inputs, *op.outputs)
     return {
-        spec.name: poisoned(
-            op.shape(spec, workload), DTYPES[spec.dtype or workload.dtype], device.torch_device, poison, rng
-        )
-        for spec in op.outputs
+        **{spec.name: (op.shape(spec, workload), DTYPES[spec.dtype or workload.dtype]) for spec in specs},
+        **{w.name: ((w.elements,), DTYPES[w.dtype]) for w in program.bound.workspace},
     }
 
 
-def fresh_workspace(program: Program, device: Device, poison: int, rng: random.Random) -> dict[str, Buffer]:
-    """Poisoned buffers for the plan's workspace."""
-    return {
-        w.name: poisoned((w.elements,), DTYPES[w.dtype], device.torch_device, poison, rng)
-        for w in program.bound.workspace
-    }
-
-
-def _run(device: Device, program: Program, task: Task, poison: int, rng: random.Random) -> tuple[Buffer, ...]:
-    inputs = {
-        name: filled(values, poison, rng)
-        for name, values in task.op.inputs_at(task.workload, task.seed, device.torch_device).items()
-    }
-    outputs = fresh_outputs(task, device, poison, rng)
-    buffers = {**inputs, **outputs, **fresh_workspace(program, device, poison, rng)}
-    device.run(program, {name: buffer.tensor for name, buffer in buffers.items()})
-    _check_bounds(buffers, task.workload)
-    _check_inputs(inputs, task, device)
-    return tuple(outputs.values())
-
-
-def _check_bounds(buffers: Mapping[str, Buffer], workload: Workload) -> None:
-    for name, buffer in buffers.items():
-        if damage := buffer.damage():
-            raise RejectedError(Outcome.OUT_OF_BOUNDS, f"{workload.key}: `{name}`: {damage}")
-
-
-def _check_inputs(inputs: Mapping[str, Buffer], task: Task, device: Device) -> None:
-    for name, values in task.op.inputs_at(task.workload, task.seed, device.torch_device).items():
-        changed = _bits(inputs[name].tensor) != _bits(values)
-        if bool(changed.any()):
-            message = f"{task.workload.key}: {int(changed.sum())} bytes of the input `{name}` were changed"
-            raise RejectedError(Outcome.CHANGED_INPUT, message)
+def _magnitude(inputs: Tensors) -> float:
+    """Of the finite inputs, root mean square: what few outputs are measured by, for those may be zero by chance."""
+    sizes = [values.double().nan_to_num(0.0, 0.0, 0.0).square().mean() for values in inputs.values()]
+    return math.sqrt(max(torch.stack(sizes).tolist()))
 
 
 def _in_float64(inputs: Tensors) -> Tensors:
     return {name: values.double() if values.is_floating_point() else values for name, values in inputs.items()}
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def _unwritten(buffer: Buffer) -> str:
-    count = int(buffer.poisoned().sum())
-    return f" ({count} elements still hold the poison they were filled with: never written)" if count else ""

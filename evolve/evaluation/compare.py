@@ -1,5 +1,8 @@
 """Is an output right? Judged against float64, with PyTorch's own error at the same dtype as the yardstick."""
 
+import math
+from dataclasses import dataclass
+
 import torch
 
 from reference_ops.op import Tolerance
@@ -7,60 +10,144 @@ from reference_ops.op import Tolerance
 ELEMENT_FACTOR = 4  # one element may be off by this much more than the root mean square error
 FLOAT32_UNIT = 2.0**-24  # nobody computes better than this inside
 FLOOR_ROUNDINGS = 0.25  # of an output's magnitude: below this, PyTorch was lucky
+TINY = 1e-38
+SMALL = 2**15  # elements
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far off an output is: root mean squares, and the worst element as a share of what is allowed there."""
+
+    fault: str  # empty when the output is right
+    error: float = 0.0
+    theirs: float = 0.0
+    worst: float = 0.0
 
 
 def fault(actual: torch.Tensor, theirs: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) -> str:
-    """What is wrong with `actual`, or nothing. `expected` is the float64 result, `theirs` PyTorch's at this dtype."""
+    """What is wrong with `actual`, or nothing."""
+    return compared(actual, theirs, expected, tolerance).fault
+
+
+def compared(
+    actual: torch.Tensor,
+    theirs: torch.Tensor,
+    expected: torch.Tensor,
+    tolerance: Tolerance,
+    *,
+    exact: bool = False,
+    least_size: float = 0.0,
+) -> Comparison:
+    """`expected` is the float64 result, `theirs` PyTorch's at this dtype; `exact` allows not even a rounding.
+
+    `least_size` stands for the magnitude of the result where that is smaller by chance.
+    """
     if actual.shape != expected.shape:
-        return f"the shape is {tuple(actual.shape)}, expected {tuple(expected.shape)}"
-    if tolerance.exact or not actual.is_floating_point():
-        return _inexact(actual, expected.to(actual.dtype))
-    return _not_finite(actual.double(), expected) or _inaccurate(actual, theirs.double(), expected, tolerance)
+        return Comparison(f"the shape is {tuple(actual.shape)}, expected {tuple(expected.shape)}")
+    if actual.numel() <= SMALL:  # launching kernels for so little takes a GPU longer
+        actual, theirs, expected = actual.cpu(), theirs.cpu(), expected.cpu()
+    if exact or tolerance.exact or not actual.is_floating_point():
+        return _exactly(actual, expected.to(actual.dtype))
+    if not actual.numel():
+        return Comparison("")
+    if _all_finite(actual, theirs, expected):
+        return _inaccurate(actual, theirs, expected, tolerance, actual.numel(), least_size)
+    return _with_infinities(actual, theirs, expected, tolerance, least_size)
 
 
-def _inaccurate(actual: torch.Tensor, theirs: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) -> str:
-    finite = expected.isfinite()
-    if not bool(finite.any()):
-        return ""
-    wanted, off = expected[finite], (actual.double() - expected)[finite]
+def _all_finite(actual: torch.Tensor, theirs: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether nothing is NaN or infinite, nor becomes so at the output's dtype. The extremes of a tensor tell."""
+    extremes = torch.stack([extreme.double() for values in (actual, theirs, expected) for extreme in values.aminmax()])
+    return bool((extremes.abs() <= torch.finfo(actual.dtype).max).all())
+
+
+def _with_infinities(
+    actual: torch.Tensor, theirs: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, least_size: float
+) -> Comparison:
+    """NaN and infinities must stand exactly where the float64 result has them; the rest is compared as ever."""
+    wanted = torch.where(expected.abs() > torch.finfo(actual.dtype).max, expected.to(actual.dtype).double(), expected)
+    if said := _not_finite(actual.double(), wanted):
+        return Comparison(said)
+    finite = wanted.isfinite()
+    if not (count := int(finite.sum())):
+        return Comparison("")
+    wanted = torch.where(finite, wanted, 0.0)
+    got = torch.where(finite, actual, 0.0)
+    own = torch.where(finite & theirs.isfinite(), theirs.double(), wanted)
+    return _inaccurate(got, own, wanted, tolerance, count, least_size)
+
+
+def _inaccurate(
+    actual: torch.Tensor,
+    theirs: torch.Tensor,
+    wanted: torch.Tensor,
+    tolerance: Tolerance,
+    count: int,
+    least_size: float,
+) -> Comparison:
+    """Differences are taken in float64 and kept in float32: they need no more digits, and memory is what it costs."""
     unit = torch.finfo(actual.dtype).eps / 2
-    rounding = unit * wanted.abs()
-    their_error = (theirs - expected)[finite].nan_to_num(0.0, 0.0, 0.0).abs()
+    magnitude = wanted.float().abs_()
+    rounding = magnitude * unit
+    off = _difference(actual, wanted).abs_()
+    their_error = _difference(theirs, wanted).abs_()
+    norms = [_norm(values) for values in (magnitude, off, their_error)]
     # Beyond the rounding of the result itself; or one large element would excuse every small one.
-    their_excess = (their_error - rounding).clamp(min=0)
-    floor = FLOAT32_UNIT * _rms(wanted)
-    usual = ELEMENT_FACTOR * (rounding + _rms(their_excess) + floor)
+    their_excess = their_error.sub_(rounding).clamp_(min=0)
+    # What PyTorch's worst excuses grows with the elements: that of the largest is no excuse for a small one.
+    large = magnitude.clamp_(min=(norms[0] / math.sqrt(count) + TINY).float())
+    norms += [_norm(their_excess), their_excess.max().double(), (their_excess / large).max().double()]
+    *sums, worst_excess, worst_share = torch.stack(norms).tolist()  # everything in one answer from the GPU
+    size, error, own_error, excess = (value / math.sqrt(count) for value in sums)
+    size = max(size, least_size)
+    floor = FLOAT32_UNIT * size
     # Sums of products have heavy tails: among many elements PyTorch's own worst lies far beyond its mean.
-    allowed = tolerance.factor * torch.maximum(usual, rounding + their_excess.max())
+    allowed = large.mul_(worst_share).clamp_(max=worst_excess).add_(rounding)
+    usual = rounding.mul_(ELEMENT_FACTOR).add_(ELEMENT_FACTOR * (excess + floor))
+    allowed = torch.maximum(usual, allowed).mul_(tolerance.factor).clamp_(min=TINY)
+    worst = float((off / allowed).max())
     # On few rows PyTorch can be lucky: an error that a whole row shares, as of its norm, is drawn once per row.
-    yardstick = max(_rms(their_error), FLOOR_ROUNDINGS * unit * _rms(wanted), floor)
-    if bool((off.abs() > allowed).any()):
-        return _elements_off(off.abs(), allowed, actual, expected)
-    if _rms(off) > tolerance.factor * yardstick:
-        return (
-            f"the root mean square error is {_rms(off):.3g}, {_rms(off) / yardstick:.1f} times PyTorch's own "
-            f"{yardstick:.3g}; {tolerance.factor:g} times is allowed"
+    yardstick = max(own_error, FLOOR_ROUNDINGS * unit * size, floor)
+    said = ""
+    if worst > 1:
+        said = _elements_off(off, allowed, actual, wanted)
+    elif error > (allowance := tolerance.factor * _leeway(actual)) * yardstick:
+        said = (
+            f"the root mean square error is {error:.3g}, {error / max(yardstick, TINY):.1f} times PyTorch's own "
+            f"{yardstick:.3g}; {allowance:.3g} times is allowed"
         )
-    return ""
+    return Comparison(said, error, yardstick, worst)
 
 
-def _rms(values: torch.Tensor) -> float:
-    return float(values.square().mean().sqrt())
+def _difference(values: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """In one pass over memory."""
+    kept: torch.Tensor = torch.empty(wanted.shape, dtype=torch.float32, device=wanted.device)
+    torch.sub(values, wanted, out=kept)
+    return kept
 
 
-def _inexact(actual: torch.Tensor, expected: torch.Tensor) -> str:
+def _norm(values: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(values, dtype=torch.float64)
+
+
+def _leeway(values: torch.Tensor) -> float:
+    """A row may share one error, as of its sum, and one row may be as far off as one element: of few, that shows."""
+    rows = values.numel() // values.shape[-1] if values.ndim > 1 else values.numel()
+    return math.sqrt((rows - 1 + ELEMENT_FACTOR**2) / rows)
+
+
+def _exactly(actual: torch.Tensor, expected: torch.Tensor) -> Comparison:
+    if torch.equal(actual, expected):
+        return Comparison("")
     wrong = ~(actual == expected)
-    if not bool(wrong.any()):
-        return ""
     at = _position(wrong)
-    return (
+    return Comparison(
         f"{int(wrong.sum())} of {wrong.numel()} elements differ, and this output must be exact; "
         f"the first at {list(at)}: {actual[at].item()}, expected {expected[at].item()}"
     )
 
 
 def _not_finite(got: torch.Tensor, expected: torch.Tensor) -> str:
-    """NaN and infinities must stand exactly where the float64 result has them."""
     same = (got.isnan() & expected.isnan()) | (got == expected)
     wrong = ~same & ~(got.isfinite() & expected.isfinite())
     if not bool(wrong.any()):
@@ -73,11 +160,10 @@ def _not_finite(got: torch.Tensor, expected: torch.Tensor) -> str:
 
 
 def _elements_off(error: torch.Tensor, allowed: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor) -> str:
-    worst = int((error - allowed).argmax())
-    at = tuple(int(i) for i in expected.isfinite().nonzero()[worst])
+    at = tuple(int(i) for i in torch.unravel_index((error - allowed).argmax(), error.shape))
     return (
         f"{int((error > allowed).sum())} of {expected.numel()} elements are off by more than rounding explains; the "
-        f"worst at {list(at)}: {actual[at].item():.6g}, expected {expected[at].item():.6g} within {allowed[worst]:.2g}"
+        f"worst at {list(at)}: {actual[at].item():.6g}, expected {expected[at].item():.6g} within {allowed[at]:.2g}"
     )
 
 

@@ -1,106 +1,122 @@
-"""The verdict on one kernel: bind, compile, check, time. Stops at the first fault and says what it was."""
+"""The verdict on one kernel: compile, check, time, and for a champion confirm. Stops at the first fault."""
 
+import random
 import secrets
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from archive.binding import Bound, IllegalError, accepts, bind
 from archive.kernel import Kernel
-from archive.kernel import check as check_plan
-from archive.plan import PlanError
-from archive.records import DeviceInfo, Evaluation, Measurement, Outcome, Resources
-from evolve.devices.device import Device, Program, RejectedError
-from evolve.evaluation.check import Task, check
-from evolve.evaluation.timing import Baselines, eager_only, measure, with_torch_compile
-from evolve.points import point, signature
+from archive.records import Check, Confirmed, Evaluation, Measurement, Resources
+from evolve.devices.device import Device, Program
+from evolve.errors import UserError
+from evolve.evaluation import baselines
+from evolve.evaluation.baselines import Baselines, Shelf
+from evolve.evaluation.blindness import blind_spots
+from evolve.evaluation.buffers import Arena
+from evolve.evaluation.check import Inspector
+from evolve.evaluation.compiling import Compiled, compiled, verdict_on
+from evolve.evaluation.confirm import contends, duel, sanitized
+from evolve.evaluation.timing import measure
 from reference_ops.op import Op, Workload
-
-Watch = Callable[[str], None]
 
 
 @dataclass
 class Bench:
-    """A device with the baselines made ready on it so far, kept for as long as its process lives."""
+    """A device with what was made ready on it so far, kept for as long as its process lives."""
 
     device: Device
-    watch: Watch
-    baselines: dict[tuple[str, str], Baselines] = field(default_factory=dict)
+    watch: Callable[[str], None]
+    shelf: Shelf = field(default_factory=baselines.shelf)
+    timed: dict[tuple[str, str], Baselines] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.arena = Arena(self.device.torch_device)
 
     def baselines_for(self, op: Op, workload: Workload) -> Baselines:
+        """Timed here, or found on disk; only for workloads on which a wrong result shows."""
         key = (op.name, workload.key)
-        if key not in self.baselines:
+        if key not in self.timed:
             self.watch("baseline")
-            on_gpu = self.device.info.kind == "cuda"
-            self.baselines[key] = with_torch_compile(op, workload, self.device) if on_gpu else eager_only(op, workload)
-        return self.baselines[key]
+            lasting = self.device.info.kind == "cuda"  # torch.compile takes seconds, an emulated baseline none
+            found = self.shelf.find(op, workload, self.device.info) if lasting else None
+            if found is None:
+                _refuse_blind(op, workload, self.device.torch_device)
+                found = baselines.timed(op, workload, self.device)
+                if lasting:
+                    self.shelf.keep(op, workload, self.device.info, found)
+            self.timed[key] = found
+        return self.timed[key]
 
 
-def evaluate(kernel: Kernel, op: Op, bench: Bench) -> Evaluation:
+def evaluate(
+    kernel: Kernel, op: Op, bench: Bench, *, shapes_seed: int, bars: Mapping[str, float], confirm: bool = False
+) -> Evaluation:
     """Evaluate one kernel; whatever the kernel does short of killing the process ends in the Evaluation."""
-    started = time.monotonic()
-    verdict = Evaluation(kernel.id, op.name, bench.device.info, Outcome.PASSED, "", created=time.time())
-    try:
-        verdict = _passed(kernel, op, bench, verdict)
-    except PlanError as error:
-        verdict = replace(verdict, outcome=Outcome.MALFORMED, log=str(error))
-    except RejectedError as error:
-        verdict = replace(verdict, outcome=error.outcome, log=error.log)
-    return replace(verdict, seconds=round(time.monotonic() - started, 3))
+    checks: list[Check] = []
+
+    def judge(verdict: Evaluation) -> Evaluation:
+        bench.watch("compile")
+        programs = compiled(kernel, op, bench.device.info, bench.device.compile, shapes_seed, confirm=confirm)
+        seed = secrets.randbelow(2**31)  # drawn only now, when nothing of the kernel can change any more
+        inspector = Inspector(bench.device, bench.arena, random.Random(seed), checks, bench.watch)
+        passed = _tested(replace(verdict, seed=seed), programs, op, bench, inspector, bars, confirm=confirm)
+        return replace(passed, conditions=bench.device.conditions)
+
+    return replace(verdict_on(kernel, op, bench.device.info, judge), checks=tuple(checks))
 
 
-def _passed(kernel: Kernel, op: Op, bench: Bench, verdict: Evaluation) -> Evaluation:
-    check_plan(kernel, signature(op))
-    declared, skipped = _programs(kernel, op, op.workloads(bench.device.info.kind), bench)
-    if not declared:
-        raise RejectedError(Outcome.ILLEGAL, "no workload is left: " + "; ".join(skipped))
-    awkward, _ = _programs(kernel, op, op.awkward, bench)
-    seed = secrets.randbelow(2**31)  # drawn only now, when nothing of the kernel can change any more
-    bench.watch("check")
-    agreed = [check(bench.device, program, Task(op, w, seed)) for w, program in (*awkward, *declared)]
-    measurements = tuple(_measured(bench, program, Task(op, w, seed + 1)) for w, program in declared)
-    programs = [program for _, program in declared]
+def _tested(
+    verdict: Evaluation, programs: Compiled[Program], op: Op, bench: Bench, inspector: Inspector,
+    bars: Mapping[str, float], *, confirm: bool,
+) -> Evaluation:  # fmt: skip
+    """Check everywhere, then time; small shapes first, where a fault costs least."""
+    declared, everywhere = programs.declared, (*programs.awkward, *programs.held_out, *programs.declared)
+    agreed = [inspector.check(program, op, workload) for workload, program in everywhere]
+    standards = [bench.baselines_for(op, workload) for workload, _ in declared]
+    measurements = []
+    for (workload, program), standard in zip(declared, standards, strict=True):
+        bench.watch("time")
+        bar_us = None if confirm else bars.get(workload.key)
+        measurements.append(measure(inspector, program, op, workload, standard, bar_us))
+    confirmed = _confirmed(programs, op, inspector, standards, measurements) if confirm else None
     return replace(
         verdict,
-        log="\n".join(dict.fromkeys(program.log for program in programs if program.log)),
-        measurements=measurements,
-        skipped=tuple(skipped),
+        log="\n".join(dict.fromkeys(program.log for _, program in declared if program.log)),
+        measurements=tuple(measurements),
+        skipped=programs.skipped,
         deterministic=all(agreed),
-        resources=_worst(programs),
-        seed=seed,
+        resources=_worst([program for _, program in declared]),
+        confirmed=confirmed,
     )
 
 
-def _programs(
-    kernel: Kernel, op: Op, workloads: tuple[Workload, ...], bench: Bench
-) -> tuple[list[tuple[Workload, Program]], list[str]]:
-    """The kernel compiled for every workload it accepts, and why it was not for the others."""
-    bench.watch("compile")
-    programs, skipped = [], []
-    for workload in workloads:
-        try:
-            bound = _bound(kernel, op, workload, bench.device.info)
-            programs.append((workload, bench.device.compile(bound)))
-        except IllegalError as error:
-            skipped.append(f"{workload.key}: {error}")
-        except RejectedError as error:
-            if error.outcome is not Outcome.ILLEGAL:
-                raise RejectedError(error.outcome, f"{workload.key}: {error.log}") from error
-            skipped.append(f"{workload.key}: {error.log}")
-    return programs, skipped
+def _confirmed(
+    programs: Compiled[Program],
+    op: Op,
+    inspector: Inspector,
+    standards: Sequence[Baselines],
+    measurements: Sequence[Measurement],
+) -> Confirmed:
+    """Duels, and then everything once more: a kernel that is right only in a young process is found out."""
+    duels = []
+    for (workload, program), standard, measured in zip(programs.declared, standards, measurements, strict=True):
+        if contends(measured):
+            inspector.watch("baseline")
+            duels.append(duel(inspector, program, op, workload, standard))
+    everywhere = (*programs.awkward, *programs.held_out, *programs.declared)
+    for workload, program in everywhere:
+        inspector.check(program, op, workload)
+    said = sanitized(inspector.device, everywhere, op, inspector.watch)
+    return Confirmed(tuple(workload.key for workload, _ in programs.held_out), tuple(duels), said)
 
 
-def _bound(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> Bound:
-    place = point(op, workload, info)
-    if not accepts(kernel, place):
-        raise IllegalError("not accepted by the kernel's `when` or `dtypes`")
-    return bind(kernel, place)
-
-
-def _measured(bench: Bench, program: Program, task: Task) -> Measurement:
-    baselines = bench.baselines_for(task.op, task.workload)
-    bench.watch("time")
-    return measure(bench.device, program, task, baselines)
+def _refuse_blind(op: Op, workload: Workload, torch_device: str) -> None:
+    spots = blind_spots(op, workload, secrets.randbelow(2**31), torch_device, quick=True)
+    if spots:
+        raise UserError(
+            f"{op.name} cannot be judged at {workload.key}: {spots[0].words}",
+            f"`evolve ops --check {op.name}` says more; other sizes or inputs make the fault visible",
+        )
 
 
 def _worst(programs: list[Program]) -> tuple[Resources, ...]:

@@ -1,17 +1,75 @@
-"""What an engine and its worker say to each other: one JSON object a line."""
+"""What an engine, its nursery and its workers say to each other: one JSON object a line."""
 
 import json
-from dataclasses import asdict, dataclass
-from typing import Any
+import types
+from dataclasses import asdict, dataclass, is_dataclass
+from enum import StrEnum
+from functools import lru_cache
+from itertools import repeat
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from archive.records import DeviceInfo, Evaluation, Measurement, Outcome, Resources
+from archive.records import DeviceInfo, Evaluation
+
+
+class Role(StrEnum):
+    """What a worker is for."""
+
+    COMPILER = "compiler"  # compiles ahead, without a device
+    EVALUATOR = "evaluator"  # holds a device and gives verdicts
+
+
+@dataclass(frozen=True)
+class Fork:
+    """To the nursery, with one end of the worker's channel: start a worker."""
+
+    number: int
+    role: Role
+    folder: str  # its own: working folder, temporary files and standard error
+    cubins: str  # where compilers leave what evaluators load
+    memory_bytes: int | None  # that it may take; CUDA reserves addresses by the terabyte and cannot be bounded so
+    device: DeviceInfo | None  # as an earlier worker found it, so that nothing is measured again
+
+
+@dataclass(frozen=True)
+class Kill:
+    """To the nursery: end a worker with its whole process group."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Forked:
+    """From the nursery: the worker has begun to live."""
+
+    number: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Exited:
+    """From the nursery: the worker is no more. A negative status is a signal's."""
+
+    number: int
+    status: int
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """To a worker: a job."""
+
+    kernel: str
+    op: str
+    bars: tuple[tuple[str, float], ...]
+    confirm: bool
+    shapes_seed: int  # compiler and evaluator draw the same held-out shapes from it
+    device: DeviceInfo | None  # what a compiler compiles for
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The worker holds its device and waits for jobs."""
+    """The worker waits for jobs; an evaluator holds this device."""
 
-    device: DeviceInfo
+    device: DeviceInfo | None
 
 
 @dataclass(frozen=True)
@@ -22,11 +80,16 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Precompiled:
+    """The kernel of the job in hand compiles for all its workloads."""
+
+
+@dataclass(frozen=True)
 class Done:
-    """The verdict on the job in hand. `leaving` says that the worker must be replaced before the next."""
+    """The verdict on the job in hand. `leaving` says that the worker is not fit for another."""
 
     evaluation: Evaluation
-    leaving: bool
+    leaving: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,7 +100,8 @@ class Failed:
     hint: str = ""
 
 
-Message = Ready | Phase | Done | Failed
+Message = Fork | Kill | Forked | Exited | Assignment | Ready | Phase | Precompiled | Done | Failed
+KINDS = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:
@@ -46,40 +110,24 @@ def encode(message: Message) -> bytes:
 
 def decode(line: bytes) -> Message:
     fields = json.loads(line)
-    match fields.pop("type"):
-        case "Ready":
-            return Ready(_device(fields["device"]))
-        case "Phase":
-            return Phase(**fields)
-        case "Done":
-            return Done(_evaluation(fields["evaluation"]), fields["leaving"])
-        case "Failed":
-            return Failed(**fields)
-        case other:
-            raise ValueError(f"no message of type {other}")
+    message: Message = _restored(KINDS[fields.pop("type")], fields)
+    return message
 
 
-def encode_job(text: str, op: str) -> bytes:
-    return json.dumps({"kernel": text, "op": op}).encode() + b"\n"
+def _restored(wanted: Any, plain: Any) -> Any:
+    """JSON's lists, strings and objects as the types that a field is declared with."""
+    if isinstance(wanted, type) and is_dataclass(wanted):
+        hints = _hints(wanted)
+        return wanted(**{name: _restored(hints[name], value) for name, value in plain.items()})
+    origin, parts = get_origin(wanted), get_args(wanted)
+    if origin is tuple:
+        kinds = repeat(parts[0]) if parts[-1] is ... else iter(parts)
+        return tuple(_restored(kind, value) for kind, value in zip(kinds, plain, strict=False))
+    if origin in (types.UnionType, Union):
+        return None if plain is None else _restored(parts[0], plain)
+    return wanted(plain) if isinstance(wanted, type) and issubclass(wanted, StrEnum) else plain
 
 
-def decode_job(line: bytes) -> tuple[str, str]:
-    fields = json.loads(line)
-    return fields["kernel"], fields["op"]
-
-
-def _device(fields: dict[str, Any]) -> DeviceInfo:
-    return DeviceInfo(**{**fields, "tflops": tuple((dtype, rate) for dtype, rate in fields["tflops"])})
-
-
-def _evaluation(fields: dict[str, Any]) -> Evaluation:
-    return Evaluation(
-        **{
-            **fields,
-            "device": _device(fields["device"]),
-            "outcome": Outcome(fields["outcome"]),
-            "measurements": tuple(Measurement(**measurement) for measurement in fields["measurements"]),
-            "skipped": tuple(fields["skipped"]),
-            "resources": tuple(Resources(**resources) for resources in fields["resources"]),
-        }
-    )
+@lru_cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)

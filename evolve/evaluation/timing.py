@@ -1,80 +1,114 @@
-"""How long a program takes beside the baselines, call by call in random order, caches cold."""
+"""How long a program takes, call by call, caches cold, on inputs that no earlier call has seen."""
 
 import math
-import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from archive.records import Measurement, Outcome
 from evolve.devices.device import Device, Program, RejectedError
-from evolve.evaluation.buffers import POISONS
-from evolve.evaluation.check import Task, fresh_outputs, fresh_workspace, judge
+from evolve.evaluation.baselines import Baselines
+from evolve.evaluation.buffers import POISONS, USUAL_ALIGNMENT
+from evolve.evaluation.check import Inspector, Task, layout
 from reference_ops.op import Op, Tensors, Workload
 
-INPUT_SETS = 2
-LEAST_SAMPLES, MOST_SAMPLES = 7, 60
-SECONDS_PER_WORKLOAD = 0.4
-READ_MARGIN = 0.8  # inputs cannot be read in less than this share of the time the copy rate gives
-Call = Callable[[], object]
+LEAST_SAMPLES, USUAL_SAMPLES, MOST_SAMPLES = 9, 30, 120
+USUAL_SECONDS, MOST_SECONDS = 0.25, 0.75
+HOPELESS, PROMISING = 1.5, 1.05  # times the time to beat
+HOPELESS_BASELINES = 3  # times the best baseline, where no kernel has set a time yet
+ANCHOR_SHARE = 4  # one sample of eager PyTorch to so many of the kernel
+LEAST_ANCHORS = 3
+MOST_SETS, L2_MULTIPLE = 16, 2
+JUDGED = 3  # timed calls whose outputs are kept and judged
+PHYSICAL_MARGIN = 0.8  # of the time that the measured rates allow: they are not exact either
+GRAPH_BELOW_US, GRAPH_CALLS = 20.0, 20
+RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
-class Baselines:
-    """What a user would run instead, ready to be called: PyTorch's own, and torch.compile where it works."""
+class Place:
+    """One of several sets of buffers that the calls go round."""
 
-    eager: Callable[[Tensors], object]
-    compiled: Callable[[Tensors], object] | None
+    inputs: Tensors
+    tensors: Tensors  # the inputs, the outputs and the workspace
 
+    def refill(self, task: Task, device: Device) -> None:
+        """Inputs drawn for one call alone, and nothing but poison elsewhere: neither skipping nor remembering pays."""
+        for name, tensor in self.tensors.items():
+            if name not in self.inputs:
+                tensor.view(torch.uint8).fill_(POISONS[1])
+        for name, values in task.inputs(device).items():
+            self.inputs[name].copy_(values)
 
-def eager_only(op: Op, workload: Workload) -> Baselines:
-    return Baselines(lambda inputs: op.call_baseline(inputs, workload), None)
-
-
-def with_torch_compile(op: Op, workload: Workload, device: Device) -> Baselines:
-    """Compile the op for this workload's exact shapes, as a user would for a model of fixed sizes."""
-    torch._dynamo.config.recompile_limit = 10_000  # noqa: SLF001 - one compiled function per workload, many workloads
-    function = torch.compile(op.baseline or op.reference, dynamic=False)
-    parameters = dict(workload.parameters)
-
-    def compiled(inputs: Tensors) -> object:
-        return function(*inputs.values(), **parameters)
-
-    eager = eager_only(op, workload).eager
-    try:
-        compiled(op.inputs_at(workload, 0, device.torch_device))
-    except Exception:  # noqa: BLE001 - whatever the compiler cannot do, eager is the baseline
-        return Baselines(eager, None)
-    return Baselines(eager, compiled)
+    def outputs(self, op: Op) -> tuple[torch.Tensor, ...]:
+        return tuple(self.tensors[spec.name] for spec in op.outputs)
 
 
-def measure(device: Device, program: Program, task: Task, baselines: Baselines) -> Measurement:
-    """Time one workload. Raises RejectedError when the timed outputs are wrong or the time cannot be true."""
-    rng = random.Random(task.seed)
-    calls = [
-        _contestants(device, program, Task(task.op, task.workload, task.seed + i), baselines, rng)
-        for i in range(INPUT_SETS)
-    ]
-    times = _interleaved(device, calls, rng)
-    _check_timed(device, program, task, rng)
-    own = sorted(times["kernel"])
+@dataclass(frozen=True)
+class Kept:
+    """The outputs of one timed call."""
+
+    task: Task
+    outputs: tuple[torch.Tensor, ...]
+
+
+def measure(
+    inspector: Inspector,
+    program: Program,
+    op: Op,
+    workload: Workload,
+    baselines: Baselines,
+    bar_us: float | None = None,
+) -> Measurement:
+    """Time one workload. Raises RejectedError when timed outputs are wrong or the time cannot be true.
+
+    `bar_us` is the time to beat: what is far off stops early, what comes close is timed for longer.
+    """
+    device = inspector.device
+    places = places_for(inspector, program, op, workload)
+    task = Task(op, workload, 0)
+    own, anchors, kept = _samples(inspector, program, places, task, bar_us, HOPELESS_BASELINES * baselines.best_us)
+    graph_us = _in_a_graph(device, program, places) if statistics.median(own) < GRAPH_BELOW_US else None
+    places[0].refill(replace(task, seed=inspector.rng.randrange(2**31)), device)
+    inspector.watch("run")
+    device.run(program, places[0].tensors)  # which also looks for what all those calls may have left behind
+    inspector.watch("check")
+    for call in kept:
+        _judge_timed(inspector, call)
     low, high = median_interval(own)
+    now = baselines.anchored(statistics.median(anchors))
     measurement = Measurement(
-        workload=task.workload.key,
+        workload=workload.key,
         median_us=statistics.median(own),
         low_us=low,
         high_us=high,
         samples=len(own),
-        eager_us=statistics.median(times["eager"]),
-        compile_us=statistics.median(times["compile"]) if "compile" in times else None,
-        floor_us=floor_us(device, task.op, task.workload),
+        eager_us=now.eager_us,
+        compile_us=now.compile_us,
+        floor_us=floor_us(device, op, workload),
+        autotune_us=now.autotune_us,
+        graph_us=graph_us,
     )
-    _check_plausible(measurement, device, task)
+    _check_plausible(measurement, device, op, workload)
     return measurement
+
+
+def places_for(inspector: Inspector, program: Program, op: Op, workload: Workload) -> list[Place]:
+    """As many sets of buffers as it takes to be larger than the L2, at least two, laid out as for a check."""
+    nbytes = op.least_bytes(workload)
+    count = min(MOST_SETS, max(2, math.ceil(L2_MULTIPLE * inspector.device.info.l2_bytes / max(1, nbytes))))
+    once = layout(op, workload, program)
+    every = {f"{index} {name}": held for index in range(count) for name, held in once.items()}
+    buffers = inspector.arena.poisoned(every, POISONS[1], inspector.rng, USUAL_ALIGNMENT)
+    places = []
+    for index in range(count):
+        tensors = {name: buffers[f"{index} {name}"].tensor for name in once}
+        places.append(Place({spec.name: tensors[spec.name] for spec in op.inputs}, tensors))
+    return places
 
 
 def floor_us(device: Device, op: Op, workload: Workload) -> float | None:
@@ -87,61 +121,88 @@ def floor_us(device: Device, op: Op, workload: Workload) -> float | None:
     return max(bytes_us, op.flops(op.sizes(workload)) / (peak * 1e6))
 
 
-def median_interval(ordered: Sequence[float]) -> tuple[float, float]:
-    """A 95 % interval of the median from the order of the samples, whatever their distribution."""
-    count = len(ordered)
-    half_width = 0.98 * math.sqrt(count)
-    low = max(0, math.floor(count / 2 - half_width))
-    high = min(count - 1, math.ceil(count / 2 + half_width) - 1)
-    return ordered[low], ordered[high]
+def physical_us(device: Device, op: Op, workload: Workload) -> float:
+    """No kernel can be faster: inputs are read cold, and of the outputs only what the L2 holds may be still on its way.
+
+    The arithmetic is counted at the fastest rate of any unit.
+    """
+    info = device.info
+    written = max(0, op.bytes_of(op.outputs, workload) - info.l2_bytes)
+    moved_us = (op.bytes_of(op.inputs, workload) + written) / (info.copy_gb_s * 1e3) if info.copy_gb_s else 0.0
+    fastest = max((rate for _, rate in info.tflops), default=math.inf)
+    return PHYSICAL_MARGIN * max(moved_us, op.flops(op.sizes(workload)) / (fastest * 1e6))
 
 
-def _contestants(
-    device: Device, program: Program, task: Task, baselines: Baselines, rng: random.Random
-) -> dict[str, Call]:
-    inputs = task.op.inputs_at(task.workload, task.seed, device.torch_device)
-    buffers = {**fresh_outputs(task, device, POISONS[0], rng), **fresh_workspace(program, device, POISONS[0], rng)}
-    tensors = {**inputs, **{name: buffer.tensor for name, buffer in buffers.items()}}
-    calls: dict[str, Call] = {"kernel": lambda: program.launch(tensors), "eager": lambda: baselines.eager(inputs)}
-    if compiled := baselines.compiled:
-        calls["compile"] = lambda: compiled(inputs)
-    return calls
+def median_interval(samples: Sequence[float]) -> tuple[float, float]:
+    """A 95 % interval of the median, by bootstrap."""
+    drawn = np.random.default_rng(len(samples)).choice(np.asarray(samples), (RESAMPLES, len(samples)))
+    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
+    return float(low), float(high)
 
 
-def _interleaved(device: Device, sets: Sequence[Mapping[str, Call]], rng: random.Random) -> dict[str, list[float]]:
-    names = list(sets[0])
-    for name in names:
-        device.time(sets[0][name])
-    times: dict[str, list[float]] = {name: [] for name in names}
+def _samples(
+    inspector: Inspector,
+    program: Program,
+    places: Sequence[Place],
+    task: Task,
+    bar_us: float | None,
+    hopeless_us: float,
+) -> tuple[list[float], list[float], list[Kept]]:
+    """Times of the kernel, of eager PyTorch in between, and the outputs of a few timed calls nobody could foresee."""
+    device, rng = inspector.device, inspector.rng
+    own: list[float] = []
+    anchors: list[float] = []
+    kept: list[Kept] = []
+    places[0].refill(task, device)
+    device.time(lambda: program.launch(places[0].tensors))
+    device.time(lambda: task.op.call_baseline(places[0].inputs, task.workload))
     started = time.monotonic()
-    for sample in range(MOST_SAMPLES):
-        if sample >= LEAST_SAMPLES and time.monotonic() - started > SECONDS_PER_WORKLOAD:
-            break
-        for name in rng.sample(names, len(names)):
-            times[name].append(device.time(sets[sample % len(sets)][name]))
-    return times
+    while _go_on(own, time.monotonic() - started, bar_us, hopeless_us):
+        fresh = Task(task.op, task.workload, rng.randrange(2**31))
+        place = places[len(own) % len(places)]
+        place.refill(fresh, device)
+        own.append(device.time(lambda: program.launch(place.tensors)))  # noqa: B023
+        if rng.random() < JUDGED / len(own):  # so every call is as likely to be among those kept in the end
+            if len(kept) == JUDGED:
+                kept.pop(rng.randrange(JUDGED))
+            kept.append(Kept(fresh, tuple(output.clone() for output in place.outputs(task.op))))
+        if rng.random() < 1 / ANCHOR_SHARE or len(anchors) < LEAST_ANCHORS:
+            # Never before the kernel: what PyTorch makes of these inputs must not be lying about when it runs.
+            anchors.append(device.time(lambda: task.op.call_baseline(place.inputs, task.workload)))  # noqa: B023
+    return own, anchors, kept
 
 
-def _check_timed(device: Device, program: Program, task: Task, rng: random.Random) -> None:
-    """A last call like the timed ones, on inputs of its own: still right after all those calls?"""
-    last = Task(task.op, task.workload, task.seed + INPUT_SETS)
-    inputs: dict[str, Any] = task.op.inputs_at(last.workload, last.seed, device.torch_device)
-    outputs = fresh_outputs(last, device, POISONS[1], rng)
-    workspace = fresh_workspace(program, device, POISONS[1], rng)
-    tensors = {**inputs, **{name: buffer.tensor for name, buffer in {**outputs, **workspace}.items()}}
-    device.time(lambda: program.launch(tensors))
+def _go_on(own: Sequence[float], seconds: float, bar_us: float | None, hopeless_us: float) -> bool:
+    if len(own) < LEAST_SAMPLES:
+        return True
+    median = statistics.median(own)
+    if median > (HOPELESS * bar_us if bar_us else hopeless_us):
+        return False
+    promising = bar_us is not None and median < PROMISING * bar_us
+    return len(own) < (MOST_SAMPLES if promising else USUAL_SAMPLES) and seconds < (
+        MOST_SECONDS if promising else USUAL_SECONDS
+    )
+
+
+def _judge_timed(inspector: Inspector, call: Kept) -> None:
     try:
-        judge(last, tuple(outputs.values()), device)
+        inspector.judge(call.task, call.outputs, POISONS[1])
     except RejectedError as error:
         raise RejectedError(error.outcome, f"{error.log} (right when checked, wrong when timed)") from error
 
 
-def _check_plausible(measurement: Measurement, device: Device, task: Task) -> None:
-    if not device.info.copy_gb_s:
-        return
-    read_us = task.op.bytes_of(task.op.inputs, task.workload) / (device.info.copy_gb_s * 1e3)
-    if measurement.median_us < READ_MARGIN * read_us:
-        raise RejectedError(
-            Outcome.IMPLAUSIBLE,
-            f"{task.workload.key}: {measurement.median_us:.2f} us; its inputs alone take {read_us:.2f} us to read",
-        )
+def _in_a_graph(device: Device, program: Program, places: Sequence[Place]) -> float | None:
+    if device.graph_time is None:
+        return None
+    calls: list[Callable[[], object]] = [
+        lambda tensors=place.tensors: program.launch(tensors)  # type: ignore[misc]
+        for place in (list(places) * GRAPH_CALLS)[:GRAPH_CALLS]
+    ]
+    return device.graph_time(calls)
+
+
+def _check_plausible(measurement: Measurement, device: Device, op: Op, workload: Workload) -> None:
+    least = physical_us(device, op, workload)
+    if measurement.median_us < least:
+        message = f"{workload.key}: {measurement.median_us:.2f} us; what it must read and compute takes {least:.2f} us"
+        raise RejectedError(Outcome.IMPLAUSIBLE, message)

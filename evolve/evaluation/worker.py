@@ -1,91 +1,140 @@
-"""The process that evaluates: it holds one device, takes kernels on its standard input and answers with verdicts.
+"""What a worker does from its first breath to its last: it takes kernels from its channel and answers with verdicts.
 
-A kernel may kill it or hang it; the engine that started it notices, names what happened and starts another.
+A kernel may kill it or hang it; the engine notices, names what happened and has another one forked.
 """
 
-import argparse
 import contextlib
-import ctypes
 import os
-import signal
-import sys
+import socket
+import time
 import traceback
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from evolve.evaluation.messages import Message
+import torch
 
-PR_SET_PDEATHSIG = 1
+from archive import kernel as genome
+from archive.binding import Bound
+from archive.kernel import Kernel
+from archive.records import DeviceInfo, Evaluation, Outcome
+from evolve import wiring
+from evolve.errors import UserError
+from evolve.evaluation import sandbox
+from evolve.evaluation.caches import evolve_cache_dir
+from evolve.evaluation.compiling import precompile
+from evolve.evaluation.evaluate import Bench, evaluate
+from evolve.evaluation.messages import (
+    Assignment,
+    Done,
+    Failed,
+    Fork,
+    Message,
+    Phase,
+    Precompiled,
+    Ready,
+    Role,
+    decode,
+    encode,
+)
+from evolve.evaluation.sandbox import Bounds
+from reference_ops import catalog
+from reference_ops.catalog import CatalogError
+from reference_ops.op import Op
+
+LASTING = (Outcome.CRASHED, Outcome.LAUNCH_ERROR)  # after these the device may be of no use to the process
+ERROR_CHARACTERS = 300
+Answer = Callable[[Message], None]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Evaluates kernels for an engine; not for use by hand.")
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--parent", type=int, required=True)
-    wished = parser.parse_args()
-    _die_with(wished.parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business: it ends us
-    with _reply_channel() as replies:
-        # Imported only now: PyTorch takes seconds, in which the parent may already have died.
-        from evolve.errors import UserError
-        from evolve.evaluation.messages import Failed
-        from reference_ops.catalog import CatalogError
-
-        try:
-            _serve(wished.device, replies)
-        except UserError as error:
-            _send(replies, Failed(str(error), error.hint))
-        except CatalogError as error:
-            _send(replies, Failed(str(error)))
-        except Exception as error:  # noqa: BLE001 - not the kernel's fault, so no verdict: say it and end the run
-            traceback.print_exc()
-            _send(replies, Failed(f"the evaluation itself failed: {type(error).__name__}: {error}"))
-
-
-def _serve(device_kind: str, replies: BinaryIO) -> None:
-    import torch
-
-    from archive import kernel as genome
-    from archive.records import Outcome
-    from evolve import wiring
-    from evolve.evaluation.evaluate import Bench, evaluate
-    from evolve.evaluation.messages import Done, Phase, Ready, decode_job
-    from reference_ops import catalog
-
+def serve(device_kind: str, fork: Fork, channel: socket.socket, project: Path) -> None:
+    """Until the engine closes its end of the channel. `project` is where the user works."""
     torch.set_num_threads(1)
-    device = wiring.device(device_kind)
-    bench = Bench(device, lambda phase: _send(replies, Phase(phase)))
-    _send(replies, Ready(device.info))
-    for line in sys.stdin.buffer:
-        text, op = decode_job(line)
-        evaluation = evaluate(genome.parse(text), catalog.load(op), bench)
-        leaving = device_kind == "cuda" and evaluation.outcome in (Outcome.CRASHED, Outcome.LAUNCH_ERROR)
-        _send(replies, Done(evaluation, leaving))
-        if leaving:
-            os._exit(0)  # the CUDA context is poisoned: even an orderly exit could hang in it
+
+    def answer(message: Message) -> None:
+        with contextlib.suppress(OSError):  # an engine that is gone ends us by itself
+            channel.sendall(encode(message))
+
+    try:
+        if fork.role is Role.COMPILER:
+            _compile(fork, _assignments(channel), project, answer)
+        else:
+            _evaluate(device_kind, fork, _assignments(channel), project, answer)
+    except UserError as error:
+        answer(Failed(str(error), error.hint))
+    except CatalogError as error:
+        answer(Failed(str(error)))
+    except Exception as error:  # noqa: BLE001 - not the kernel's fault, so no verdict: say it and end the run
+        traceback.print_exc()
+        answer(Failed(f"the evaluation itself failed: {type(error).__name__}: {error}"))
 
 
-def _reply_channel() -> BinaryIO:
-    """The original standard output; whatever a kernel or a library prints goes to standard error instead."""
-    channel = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    return channel
+def _compile(fork: Fork, assignments: Iterator[Assignment], project: Path, answer: Answer) -> None:
+    sandbox.enter(Bounds((Path(fork.folder), Path(fork.cubins)), (project,), fork.memory_bytes))
+    answer(Ready(None))
+    for assignment in assignments:
+        info = assignment.device
+        assert info  # noqa: S101 - compilers are told what to compile for
+        kernel, op = _loaded(assignment)
+        compile_bound = partial(_announced, wiring.compiler(info, Path(fork.cubins)), answer)
+        try:
+            verdict = precompile(kernel, op, info, compile_bound, assignment.shapes_seed, confirm=assignment.confirm)
+        except MemoryError:
+            verdict = _verdict(kernel, op, info, Outcome.COMPILE_ERROR, "compiling needs too much memory")
+        answer(Done(verdict) if verdict else Precompiled())
 
 
-def _send(replies: BinaryIO, message: "Message") -> None:
-    from evolve.evaluation.messages import encode
-
-    with contextlib.suppress(BrokenPipeError):
-        replies.write(encode(message))
-
-
-def _die_with(parent: int) -> None:
-    """Leave no orphan behind, even when the engine is killed without a chance to say goodbye (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(1)
+def _announced(compile_bound: Callable[[Bound], object], answer: Answer, bound: Bound) -> object:
+    """Every workload has the deadline for itself."""
+    answer(Phase("compile"))
+    return compile_bound(bound)
 
 
-if __name__ == "__main__":
-    main()
+def _evaluate(device_kind: str, fork: Fork, assignments: Iterator[Assignment], project: Path, answer: Answer) -> None:
+    device = wiring.device(device_kind, fork.device, Path(fork.cubins))
+    info = device.info
+    sandbox.enter(_bounds(device_kind, fork, project))
+    answer(Ready(info))
+    bench = Bench(device, lambda phase: answer(Phase(phase)))
+    for assignment in assignments:
+        kernel, op = _loaded(assignment)
+        bars, seed = dict(assignment.bars), assignment.shapes_seed
+        try:
+            verdict = evaluate(kernel, op, bench, shapes_seed=seed, bars=bars, confirm=assignment.confirm)
+        except (MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
+            log = f"there is not enough memory: {str(error)[:ERROR_CHARACTERS]}"
+            verdict = _verdict(kernel, op, info, Outcome.CRASHED, log)
+        answer(Done(verdict, leaving=verdict.outcome in LASTING))
+
+
+def _bounds(device_kind: str, fork: Fork, project: Path) -> Bounds:
+    """An emulated kernel could do harm as the native code that it is, so it gets hardly anything."""
+    if device_kind != "cuda":
+        return Bounds((Path(fork.folder),), (project,), fork.memory_bytes)
+    caches = (evolve_cache_dir(), Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    for cache in caches:
+        with contextlib.suppress(OSError):  # then nothing is cached
+            cache.mkdir(parents=True, exist_ok=True)
+    return Bounds((Path(fork.folder), Path(fork.cubins), *caches), (project,), gpu=True)
+
+
+def _verdict(kernel: Kernel, op: Op, info: DeviceInfo, outcome: Outcome, log: str) -> Evaluation:
+    return Evaluation(kernel.id, op.name, info, outcome, log, created=time.time())
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _loaded(assignment: Assignment) -> tuple[Kernel, Op]:
+    return genome.parse(assignment.kernel), catalog.load(assignment.op)
+
+
+def _assignments(channel: socket.socket) -> Iterator[Assignment]:
+    with channel.makefile("rb") as lines:
+        for line in lines:
+            message = decode(line)
+            assert isinstance(message, Assignment)  # noqa: S101 - nothing else is sent to workers
+            yield message

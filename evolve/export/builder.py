@@ -21,11 +21,11 @@ TAKEN = (*runtime_copy.ROOTS, "torch", "cupy", "numpy", "test", "tests")
 
 @dataclass(frozen=True)
 class Win:
-    """A workload on which a kernel beats the better of eager and torch.compile, and every other kernel."""
+    """A workload on which a kernel won its duel with the best that PyTorch offers, and no other kernel is faster."""
 
     workload: str
     device: str
-    speedup: float
+    speedup: float  # in the duel
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class ExportedOp:
 class SkippedOp:
     name: str
     reason: str
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class _Part:
 def export(store: Store, ops: Sequence[tuple[Op, Path]], folder: Path, name: str = "primitives") -> ExportReport:
     """Write the package `name` into `folder`; each op comes with the file that defines it.
 
-    Ops without a kernel that wins on a GPU are skipped, with the reason. If that leaves none, it is a UserError.
+    Ops without a confirmed kernel that wins on a GPU are skipped, with the reason. If none is left, it is a UserError.
     """
     _check_target(folder, name)
     parts: dict[str, _Part] = {}
@@ -81,8 +82,10 @@ def export(store: Store, ops: Sequence[tuple[Op, Path]], folder: Path, name: str
             continue
         try:
             parts[op.name] = _part(op, path, store)
-        except (NotPortableError, NoWinnerError) as error:
+        except NotPortableError as error:
             skipped.append(SkippedOp(op.name, str(error)))
+        except NoWinnerError as error:
+            skipped.append(SkippedOp(op.name, str(error), error.hint))
     if not parts:
         raise _nothing(skipped)
     _write(folder, name, _files(name, list(parts.values())))
@@ -92,9 +95,10 @@ def export(store: Store, ops: Sequence[tuple[Op, Path]], folder: Path, name: str
 def _part(op: Op, path: Path, store: Store) -> _Part:
     portable.check_op(op, path)
     kernels = winners.fitting(op, store)
-    rows = winners.gpu_rows(op, store, kernels)
+    confirmed = winners.confirmed_on_gpus(op, store, kernels)
+    rows = winners.rows(op, confirmed, kernels)
     best = winners.champions(rows)
-    shipped = winners.shipped(rows, best, kernels)
+    shipped = winners.shipped(rows, best, kernels, confirmed)
     module = f"ops/{op.name}.py"
     source, imports = runtime_copy.ported(path.read_text(encoding="utf-8"), f"ops.{op.name}")
     entry = Entry(
@@ -116,9 +120,9 @@ def _part(op: Op, path: Path, store: Store) -> _Part:
 
 def _wins(kernel: str, best: winners.Champions) -> tuple[Win, ...]:
     return tuple(
-        Win(measured.times.workload, measured.device, measured.times.speedup)
+        Win(measured.times.workload, measured.device, measured.duel.speedup)
         for winner, measured in best.values()
-        if winner == kernel and measured.wins
+        if winner == kernel and measured.duel and measured.duel.won
     )
 
 
@@ -163,8 +167,9 @@ def _nothing(skipped: Sequence[SkippedOp]) -> UserError:
     if not skipped:
         return UserError("there is no op to export", "name one, such as softmax")
     reasons = "\n".join(f"  {op.name}: {op.reason}" for op in skipped)
-    hint = f"`evolve run {skipped[0].name}` on a machine with an NVIDIA GPU finds kernels; times of the emulated "
-    return UserError(f"nothing can be exported\n{reasons}", f"{hint}device are never exported")
+    finds = f"`evolve run {skipped[0].name}` on a machine with an NVIDIA GPU finds kernels; times of the emulated "
+    hint = next((op.hint for op in skipped if op.hint), f"{finds}device are never exported")
+    return UserError(f"nothing can be exported\n{reasons}", hint)
 
 
 def _write(folder: Path, name: str, files: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from evolve.export.template.manifest import Entry
+from evolve.export.template.manifest import Entry, Tested
 from reference_ops.op import Op
 
 Exported = Sequence[tuple[Op, Entry]]
@@ -78,7 +78,7 @@ include = ["{name}", "{name}.*"]
 README = """\
 # {name}
 
-CUDA kernels behind plain functions, each used only where it was measured to be faster than the better of
+CUDA kernels behind plain functions, each used only where it was measured to be faster than the best of
 eager PyTorch and torch.compile. Everywhere else PyTorch runs, so that a call always works.
 
     pip install ".[cuda13]"    # or cuda12; without CuPy and an NVIDIA GPU, PyTorch runs
@@ -88,11 +88,22 @@ eager PyTorch and torch.compile. Everywhere else PyTorch runs, so that a call al
     print({name}.explain("{first}", ...))   # with the arguments of a call: what it would run, and why
 
 ## What was measured
-Medians in microseconds, GPU time, caches cold. Speedup is over the better of eager and torch.compile.
+Medians in microseconds, GPU time, caches cold; `compile` is the better of torch.compile's default and max-autotune.
+The speedup is that of a duel: kernel and the best of PyTorch, timed in pairs by a process of its own, with the 95 %
+interval of the median. A kernel runs where even the interval's low end is above what timing it against itself gives.
 
 | op | workload | GPU | kernel | kernel us | eager us | compile us | speedup |
 | --- | --- | --- | --- | --- | --- | --- | --- |
 {table}
+
+## What was checked
+Before it was exported, each kernel was tested twice, the second time in a fresh process: on poisoned memory, on
+shapes and values that nobody foresaw, against PyTorch in float64. The error is the root mean square, as a multiple
+of PyTorch's own at the same dtype: the worst of all outputs judged. The sanitizer is NVIDIA's compute-sanitizer.
+
+| op | kernel | GPU | outputs judged | error | held-out shapes | sanitizer |
+| --- | --- | --- | --- | --- | --- | --- |
+{tested}
 
 ## When a kernel runs
 - All inputs are contiguous, 16-byte aligned CUDA tensors of one GPU that stands in the table, by its name.
@@ -133,6 +144,7 @@ def readme(name: str, exported: Exported) -> str:
         calls="\n".join(calls),
         first=exported[0][0].name,
         table="\n".join(line for op, entry in exported for line in _lines(op, entry)),
+        tested="\n".join(line for op, entry in exported for line in _tested_lines(op, entry)),
     )
 
 
@@ -178,10 +190,29 @@ def _written(parameters: Mapping[str, int | float | None]) -> list[str]:
 
 def _lines(op: Op, entry: Entry) -> Iterator[str]:
     for kernel, measured in entry.table():
-        times = measured.times
-        compiled = "" if times.compile_us is None else f"{times.compile_us:.1f}"
+        times, duel = measured.times, measured.duel
+        compiled = min((time for time in (times.compile_us, times.autotune_us) if time), default=None)
         winner = kernel.id if kernel else "PyTorch runs"
+        speedup = f"{duel.speedup:.2f} ({duel.low:.2f} to {duel.high:.2f})" if duel else f"{measured.speedup:.2f}"
         yield (
             f"| {op.name} | {times.workload} | {measured.device} | {winner} | {times.median_us:.1f} "
-            f"| {times.eager_us:.1f} | {compiled} | {times.speedup:.2f} |"
+            f"| {times.eager_us:.1f} | {'' if compiled is None else f'{compiled:.1f}'} | {speedup} |"
         )
+
+
+def _tested_lines(op: Op, entry: Entry) -> Iterator[str]:
+    for kernel in entry.kernels:
+        for tested in kernel.tested:
+            error = "" if tested.error is None else f"{tested.error:.2f}"
+            yield (
+                f"| {op.name} | {kernel.id} | {tested.device} | {tested.outputs_judged} | {error} "
+                f"| {len(tested.held_out)} | {_sanitizer(tested)} |"
+            )
+
+
+def _sanitizer(tested: Tested) -> str:
+    unfinished = dict.fromkeys(said.tool for said in tested.sanitized if said.errors is None)
+    clean = dict.fromkeys(said.tool for said in tested.sanitized if said.errors == 0)
+    parts = [f"{', '.join(clean)}: no errors"] if clean else []
+    parts += [f"{', '.join(unfinished)}: did not finish"] if unfinished else []
+    return "; ".join(parts) or "not run"

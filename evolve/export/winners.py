@@ -1,4 +1,4 @@
-"""What of an op's evaluations goes into a package: the kernels that win somewhere on a GPU, and their times."""
+"""What of an op's evaluations goes into a package: the confirmed kernels that win on a GPU, and their times."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from archive.plan import PlanError
 from archive.records import Evaluation
 from archive.store import Store
 from evolve import population
-from evolve.export.template.manifest import Measured, Shipped
+from evolve.export.template.manifest import Measured, Shipped, Tested
 from evolve.points import point, signature
 from reference_ops.op import Op
 
@@ -19,20 +19,33 @@ Champions = Mapping[tuple[str, str], Row]  # by the GPU's name and the workload
 
 
 class NoWinnerError(Exception):
-    """No kernel of an op can be exported: the reason."""
+    """No kernel of an op can be exported: the reason, and what would change that."""
+
+    def __init__(self, reason: str, hint: str = "") -> None:
+        super().__init__(reason)
+        self.hint = hint
 
 
-def gpu_rows(op: Op, store: Store, kernels: Mapping[str, Kernel]) -> list[Row]:
-    """Every time in force that a kernel reached on a GPU, or a NoWinnerError where there is none."""
+def confirmed_on_gpus(op: Op, store: Store, kernels: Mapping[str, Kernel]) -> list[Evaluation]:
+    """The verdicts in force of the kernels that were confirmed, or a NoWinnerError where there are none."""
     on_gpus = [e for e in store.find(Evaluation, op.name) if e.device.kind == "cuda"]
     if not on_gpus:
         raise NoWinnerError("no kernel of it was ever evaluated on a GPU")
     verdicts = [population.latest(on_gpus, key) for key in dict.fromkeys(e.device.key for e in on_gpus)]
     passed = [e for verdict in verdicts for e in verdict.values() if e.passed and e.kernel_id in kernels]
-    rows = [(e.kernel_id, measured) for e in passed for measured in _measured(op, kernels[e.kernel_id], e)]
-    if not rows:
+    if not any(list(_measured(op, kernels[e.kernel_id], e)) for e in passed):
         raise NoWinnerError("no kernel passed on a GPU at any of the workloads that the op has now")
-    return rows
+    confirmed = [e for e in passed if e.confirmed]
+    if not confirmed:
+        raise NoWinnerError(
+            "its champions are not confirmed yet", f"`evolve confirm {op.name}` tests them again, on the same GPU"
+        )
+    return confirmed
+
+
+def rows(op: Op, evaluations: Sequence[Evaluation], kernels: Mapping[str, Kernel]) -> list[Row]:
+    """Every time that these kernels reached."""
+    return [(e.kernel_id, measured) for e in evaluations for measured in _measured(op, kernels[e.kernel_id], e)]
 
 
 def fitting(op: Op, store: Store) -> dict[str, Kernel]:
@@ -47,18 +60,24 @@ def champions(rows: Sequence[Row]) -> Champions:
     return best
 
 
-def shipped(rows: Sequence[Row], best: Champions, kernels: Mapping[str, Kernel]) -> tuple[Shipped, ...]:
+def shipped(
+    rows: Sequence[Row], best: Champions, kernels: Mapping[str, Kernel], evaluations: Sequence[Evaluation]
+) -> tuple[Shipped, ...]:
     """The champions that beat PyTorch somewhere, with their times wherever some kernel beats PyTorch.
 
     That may be another champion's ground too: a time there counts where that one refuses a shape near by.
     """
     winners = dict.fromkeys(kernel for kernel, measured in best.values() if measured.wins)
     if not winners:
-        raise NoWinnerError("no kernel is faster on a GPU than the better of eager and torch.compile")
+        raise NoWinnerError("no kernel won a duel on a GPU with the best of eager and torch.compile")
     won = {ground for ground, (_, measured) in best.items() if measured.wins}
     there = [(kernel, measured) for kernel, measured in rows if (measured.device, measured.times.workload) in won]
     return tuple(
-        _shipped(kernels[winner], tuple(measured for kernel, measured in there if kernel == winner))
+        _shipped(
+            kernels[winner],
+            tuple(measured for kernel, measured in there if kernel == winner),
+            tuple(_tested(evaluation) for evaluation in evaluations if evaluation.kernel_id == winner),
+        )
         for winner in winners
     )
 
@@ -68,7 +87,7 @@ def pytorch_wins(best: Champions) -> tuple[Measured, ...]:
     return tuple(measured for _, measured in best.values() if not measured.wins)
 
 
-def _shipped(kernel: Kernel, measured: tuple[Measured, ...]) -> Shipped:
+def _shipped(kernel: Kernel, measured: tuple[Measured, ...], tested: tuple[Tested, ...]) -> Shipped:
     return Shipped(
         id=kernel.id,
         file=f"kernels/{kernel.op}/{kernel.id}.cu",
@@ -77,6 +96,19 @@ def _shipped(kernel: Kernel, measured: tuple[Measured, ...]) -> Shipped:
         when=kernel.plan.when,
         dtypes=kernel.plan.dtypes,
         measured=measured,
+        tested=tested,
+    )
+
+
+def _tested(evaluation: Evaluation) -> Tested:
+    confirmed = evaluation.confirmed
+    return Tested(
+        device=evaluation.device.name,
+        outputs_judged=len(evaluation.checks),
+        error=max((check.error / check.theirs for check in evaluation.checks if check.theirs), default=None),
+        share_of_allowed=max((check.worst for check in evaluation.checks), default=None),
+        held_out=confirmed.held_out if confirmed else (),
+        sanitized=confirmed.sanitized if confirmed else (),
     )
 
 
@@ -102,6 +134,7 @@ def _measured(op: Op, kernel: Kernel, evaluation: Evaluation) -> Iterator[Measur
             times=times[workload.key],
             workspace_bytes=sum(workspace.nbytes for workspace in bound.workspace),
             deterministic=evaluation.deterministic,
+            duel=evaluation.confirmed.duel(workload.key) if evaluation.confirmed else None,
         )
 
 

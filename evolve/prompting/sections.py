@@ -134,7 +134,8 @@ def _verdict(evaluation: Evaluation) -> str:
 
 
 def _measured(m: Measurement) -> str:
-    compiled = f", torch.compile {m.compile_us:.2f}" if m.compile_us else ""
+    best = min((time for time in (m.compile_us, m.autotune_us) if time), default=None)
+    compiled = f", torch.compile {best:.2f}" if best else ""
     light = f", {m.share_of_light:.0%} of the speed of light ({m.floor_us:.2f})" if m.share_of_light else ""
     return (
         f"- {one_line(m.workload, MAX_WORKLOAD)}: {m.median_us:.2f} us (95 %: {m.low_us:.2f} to {m.high_us:.2f}); "

@@ -1,7 +1,6 @@
 """Everything about one kernel, or about one reply that held none."""
 
 import difflib
-import time
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -10,15 +9,16 @@ from rich.text import Text
 
 from archive.kernel import Kernel
 from archive.records import Evaluation, Proposal
+from evolve.report.confirmation import audit, confirmation_details
 from evolve.report.tables import fitted, measurements_table
-from evolve.report.words import EMULATED_TIMES, best_speedup, mean_speedup, short, times, workload_labels
+from evolve.report.words import EMULATED_TIMES, best_speedup, mean_speedup, moment, short, times, workload_labels
 
 THEME = "ansi_dark"
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def kernel_details(
-    kernel: Kernel, proposals: list[Proposal], evaluations: list[Evaluation], children: list[Proposal]
+    kernel: Kernel, proposals: list[Proposal], evaluations: list[Evaluation], children: list[Proposal], width: int
 ) -> Iterator[RenderableType]:
     """The text of a kernel, where it came from, what became of it."""
     yield Text.assemble((kernel.id, "bold"), f"  {kernel.op}")
@@ -32,14 +32,16 @@ def kernel_details(
         born = list(dict.fromkeys(short(child.kernel_id) for child in children if child.kernel))
         yield fitted(f"children: {', '.join(born) or 'none with a kernel'}")
     for evaluation in reversed(evaluations):
-        yield from evaluation_details(evaluation)
+        yield from evaluation_details(evaluation, width)
     if not evaluations:
         yield _heading("Not evaluated yet")
 
 
-def evaluation_details(evaluation: Evaluation) -> Iterator[RenderableType]:
-    yield _heading(f"On {evaluation.device.name}: {evaluation.outcome}", "green" if evaluation.passed else "red")
-    facts = [_moment(evaluation.created), f"{evaluation.seconds:.1f} s" if evaluation.seconds else ""]
+def evaluation_details(evaluation: Evaluation, width: int) -> Iterator[RenderableType]:
+    confirmed = ", confirmed by a fresh process" if evaluation.confirmed else ""
+    style = "green" if evaluation.passed else "red"
+    yield _heading(f"On {evaluation.device.name}: {evaluation.outcome}{confirmed}", style)
+    facts = [moment(evaluation.created), f"{evaluation.seconds:.1f} s" if evaluation.seconds else ""]
     if evaluation.deterministic is not None:
         facts.append("deterministic" if evaluation.deterministic else "not deterministic")
     if evaluation.measurements:
@@ -53,10 +55,14 @@ def evaluation_details(evaluation: Evaluation) -> Iterator[RenderableType]:
     if evaluation.device.kind != "cuda" and evaluation.measurements:
         yield Text(EMULATED_TIMES, "yellow")
     if evaluation.measurements:
-        yield measurements_table(evaluation)
+        yield measurements_table(evaluation, width)
     if evaluation.skipped:
-        labels = workload_labels(evaluation.skipped)
+        labels = workload_labels([_workload(said) for said in evaluation.skipped])
         yield Text(f"not accepted ({labels.heading}): {', '.join(labels.of.values())}", "dim")
+    if evaluation.confirmed:
+        yield Text()
+        yield from confirmation_details(evaluation)
+    yield from audit(evaluation)
     if evaluation.log.strip():
         yield Text(evaluation.log.rstrip(), "dim" if evaluation.passed else "")
 
@@ -81,7 +87,7 @@ def _heading(text: str, style: str = "") -> Text:
 
 
 def _proposal_line(proposal: Proposal) -> Text:
-    parts = [f"{_moment(proposal.created)} by {proposal.proposer}: {proposal.operator}".strip()]
+    parts = [f"{moment(proposal.created)} by {proposal.proposer}: {proposal.operator}".strip()]
     if proposal.parents:
         parts.append(f"of {', '.join(map(short, proposal.parents))}")
     if proposal.run:
@@ -92,5 +98,6 @@ def _proposal_line(proposal: Proposal) -> Text:
     return Text(" ".join(parts))
 
 
-def _moment(created: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(created)) if created else ""
+def _workload(skipped: str) -> str:
+    """Of `rows=2 cols=8 float32: the reason`, the workload."""
+    return skipped.partition(": ")[0]

@@ -1,9 +1,10 @@
 """The same that the tables show, as plain values for --json."""
 
+from dataclasses import asdict
 from typing import Any
 
 from archive.kernel import Kernel
-from archive.records import Evaluation, Measurement, Proposal
+from archive.records import Duel, Evaluation, Measurement, Proposal
 from evolve.population import Champion
 from evolve.report.standing import Standing
 from evolve.report.words import mean_speedup
@@ -25,19 +26,21 @@ def of_standing(standing: Standing) -> Facts:
 
 
 def of_champion(champion: Champion) -> Facts:
-    return {"kernel": champion.kernel_id, **of_measurement(champion.measurement)}
+    return {
+        "kernel": champion.kernel_id,
+        **of_measurement(champion.measurement),
+        "confirmed": champion.confirmed is not None,
+        "duel": of_duel(champion.duel) if champion.duel else None,
+    }
+
+
+def of_duel(duel: Duel) -> Facts:
+    return {**asdict(duel), "won": duel.won}
 
 
 def of_measurement(measurement: Measurement) -> Facts:
     return {
-        "workload": measurement.workload,
-        "median_us": measurement.median_us,
-        "low_us": measurement.low_us,
-        "high_us": measurement.high_us,
-        "samples": measurement.samples,
-        "eager_us": measurement.eager_us,
-        "compile_us": measurement.compile_us,
-        "floor_us": measurement.floor_us,
+        **asdict(measurement),
         "speedup": measurement.speedup,
         "share_of_light": measurement.share_of_light,
     }
@@ -65,17 +68,16 @@ def of_proposal(proposal: Proposal) -> Facts:
 
 
 def of_evaluation(evaluation: Evaluation) -> Facts:
+    """The whole record; only the device is named by its key."""
+    confirmed = evaluation.confirmed
+    duels = [of_duel(duel) for duel in confirmed.duels] if confirmed else []
     return {
         "evaluation": evaluation.id,
         "kernel": evaluation.kernel_id,
-        "op": evaluation.op,
+        **{name: value for name, value in asdict(evaluation).items() if name != "kernel_id"},
         "device": evaluation.device.key,
-        "outcome": str(evaluation.outcome),
-        "log": evaluation.log,
         "measurements": [of_measurement(measurement) for measurement in evaluation.measurements],
-        "skipped": list(evaluation.skipped),
-        "deterministic": evaluation.deterministic,
-        "created": evaluation.created,
+        "confirmed": {**asdict(confirmed), "duels": duels} if confirmed else None,
     }
 
 

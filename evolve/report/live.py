@@ -65,6 +65,8 @@ class Display:
         now = time.monotonic()
         total, gone = self.deadline - self.started, now - self.started
         said = f"{clock(gone)} of {clock(total)}" if now < self.deadline else "time is up: finishing what is in hand"
+        if any(trying.confirming for trying in progress.trying):
+            said = "confirming the champions"
         speed = f"{progress.evaluated} evaluated, {progress.per_second:.1f}/s"
         row = Table.grid(padding=(0, 2, 0, 0), expand=False)
         row.add_row(
@@ -92,7 +94,7 @@ def _trying(progress: Progress, proposer: str) -> list[Text]:
     return [
         fitted_text(
             Text.assemble(
-                ("trying  ", "cyan"),
+                ("confirm ", "green") if trying.confirming else ("trying  ", "cyan"),
                 f"{short(trying.kernel_id)} {trying.phase:<8} {made(progress.standing, trying.kernel_id)}",
             )
         )

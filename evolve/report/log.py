@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from archive.records import Evaluation, Proposal
 from evolve.population import Champion
+from evolve.report.confirmation import sanitizer_words
 from evolve.report.progress import Watcher
 from evolve.report.standing import Standing
 from evolve.report.tables import counts_line, made
@@ -23,9 +24,12 @@ class Log:
         self._spoke = time.monotonic()
 
     def lines(self, event: Proposal | Evaluation) -> Iterator[str]:
+        again = isinstance(event, Evaluation) and self._watcher.has_judged(event.kernel_id)
         won = self._watcher.take(event)
         now = time.monotonic()
-        if won:
+        if isinstance(event, Evaluation) and again:
+            yield self._stamped(confirmation(event))
+        elif won:
             yield self._stamped(self._improvement(won))
         elif now - self._spoke > QUIET_SECONDS:
             yield self._stamped(counts_line(self._standing()))
@@ -47,3 +51,15 @@ class Log:
 
     def _stamped(self, text: str) -> str:
         return f"{clock(time.monotonic() - self._started):>6}  {text}"
+
+
+def confirmation(evaluation: Evaluation) -> str:
+    """A line on how a champion stood its confirmation, or that it fell."""
+    kernel = short(evaluation.kernel_id)
+    if evaluation.confirmed is None:
+        return f"{kernel} fell when it was confirmed: {evaluation.outcome}: {one_line(evaluation.log)}"
+    duels = evaluation.confirmed.duels
+    won = sum(duel.won for duel in duels)
+    best = max((duel.speedup for duel in duels), default=None)
+    said, _ = sanitizer_words(evaluation)
+    return f"{kernel} confirmed: won {won} of {counted(len(duels), 'duel')} with PyTorch, {times(best)} at best; {said}"

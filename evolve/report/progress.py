@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Proposal
@@ -18,10 +18,14 @@ PATIENCE = 10  # times what it costs to see where things stand, before that is l
 RATE_SECONDS = 30.0  # the window that evaluations per second are counted over
 
 
+SAME_PHASE = {"run": "check"}  # these two alternate with every shape, too fast to read
+
+
 @dataclass(frozen=True)
 class Trying:
     kernel_id: str
     phase: str
+    confirming: bool = False  # it has passed before
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Progress:
     standing: Standing
     trying: tuple[Trying, ...]
     failures: tuple[str, ...]  # newest first, one line each
-    evaluated: int  # in this run
+    evaluated: int  # in this run, confirmations aside
     per_second: float
 
 
@@ -42,7 +46,7 @@ class Phases:
         self._now: dict[str, str] = {}
 
     def watch(self, kernel_id: str, phase: str) -> None:
-        self._now[kernel_id] = phase
+        self._now[kernel_id] = SAME_PHASE.get(phase, phase)
 
     def done(self, kernel_id: str) -> None:
         self._now.pop(kernel_id, None)
@@ -61,15 +65,21 @@ class Watcher:
         self._proposals = store.find(Proposal, op)
         self._evaluations = store.find(Evaluation, op)
         self._known = {proposal.id for proposal in self._proposals}
+        self._judged = {e.kernel_id for e in self._evaluations if e.device.key == device.key}
         self._failures: deque[str] = deque(maxlen=FAILURES_KEPT)
         self._finished: list[float] = []
         self._standing: Standing | None = None
-        self._held = {champion.workload: champion for champion in self._now().champions}
+        self._held = self._champions()
 
     def standing(self) -> Standing:
         """Where things stand right now."""
         with self._lock:
             return self._now()
+
+    def has_judged(self, kernel_id: str) -> bool:
+        """Whether there is a verdict on this device already: then the next one is a confirmation."""
+        with self._lock:
+            return kernel_id in self._judged
 
     def take(self, event: Proposal | Evaluation) -> tuple[Champion, ...]:
         """Note what happened; the champions that it brought."""
@@ -86,7 +96,9 @@ class Watcher:
             patient = time.monotonic() < self._seen + PATIENCE * self._cost
             return Progress(
                 standing=self._last if patient else self._now(),
-                trying=self._phases.now(),
+                trying=tuple(
+                    replace(trying, confirming=trying.kernel_id in self._judged) for trying in self._phases.now()
+                ),
                 failures=tuple(reversed(self._failures)),
                 evaluated=len(self._finished),
                 per_second=self._rate(),
@@ -112,19 +124,27 @@ class Watcher:
             self._failures.append(f"{proposal.operator}: no kernel: {one_line(proposal.failure)}")
 
     def _evaluated(self, evaluation: Evaluation) -> tuple[Champion, ...]:
+        again = evaluation.kernel_id in self._judged
+        self._judged.add(evaluation.kernel_id)
         self._evaluations.append(evaluation)
         self._phases.done(evaluation.kernel_id)
-        self._finished.append(time.monotonic())
         if not evaluation.passed:
-            self._failures.append(f"{short(evaluation.kernel_id)} {evaluation.outcome}: {one_line(evaluation.log)}")
-        won = tuple(
-            champion
-            for champion in population.champions([evaluation])
-            if (held := self._held.get(champion.workload)) is None
-            or champion.measurement.median_us < held.measurement.median_us
-        )
+            what = f"{evaluation.outcome} when confirmed" if again else str(evaluation.outcome)
+            self._failures.append(f"{short(evaluation.kernel_id)} {what}: {one_line(evaluation.log)}")
+        if again:  # a champion was confirmed, or fell: then somebody else leads, who did not come just now
+            self._held = self._champions()
+            return ()
+        self._finished.append(time.monotonic())
+        won = tuple(rival for rival in population.champions([evaluation]) if self._leads(rival))
         self._held.update({champion.workload: champion for champion in won})
         return won
+
+    def _leads(self, rival: Champion) -> bool:
+        held = self._held.get(rival.workload)
+        return held is None or population.winner([held, rival]) is rival
+
+    def _champions(self) -> dict[str, Champion]:
+        return {champion.workload: champion for champion in self._now().champions}
 
     def _rate(self) -> float:
         recent = [moment for moment in self._finished if moment > time.monotonic() - RATE_SECONDS]

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from evolve.report.standing import Standing
 from evolve.report.tables import (
+    UNCONFIRMED,
     champions_table,
     counts_line,
     fitted,
@@ -18,6 +19,11 @@ from evolve.report.tables import (
     population_table,
 )
 from evolve.report.words import short, times
+
+WON_MEANS = (
+    "won: workloads on which a confirmed champion beats the best of PyTorch in a duel; "
+    f"{UNCONFIRMED}: some champion is not confirmed yet"
+)
 
 
 def print_standing(
@@ -41,12 +47,13 @@ def standings_table(found: Sequence[Standing]) -> Table:
     table = plain_table("op", "device", *numbers, "fittest", numbers=numbers)
     for standing in found:
         speedups = [champion.measurement.speedup for champion in standing.champions]
-        won = sum(speedup > 1 for speedup in speedups)
+        won = sum(champion.won for champion in standing.champions)
+        unsure = UNCONFIRMED if any(champion.confirmed is None for champion in standing.champions) else ""
         name = standing.device.name if standing.device.kind == "cuda" else f"{standing.device.name} (CPU times)"
         table.add_row(
             fitted(standing.op, "bold"),
             fitted(name, "" if standing.device.kind == "cuda" else "yellow"),
-            f"{won}/{len(speedups)}",
+            f"{won}/{len(speedups)}{unsure}",
             times(max(speedups, default=None)),
             times(min(speedups, default=None)),
             str(len(standing.population)),
@@ -64,6 +71,9 @@ def print_next_steps(shown: Console, standing: Standing, locator: str, given: st
     if standing.population:
         fittest = standing.population[0].kernel_id
         steps.append((f"evolve show {short(fittest)}{given}", "the fittest kernel"))
+    if any(champion.confirmed is None for champion in standing.champions):
+        there = "" if standing.device.kind == "cuda" else f" --device {standing.device.kind}"
+        steps.append((f"evolve confirm {op}{there}{given}", "tests the champions again, harder, in a fresh process"))
     if standing.champions and standing.device.kind == "cuda":
         steps.append((f"evolve export {op}{given}", "a package of the champions"))
     elif standing.champions:

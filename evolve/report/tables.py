@@ -24,6 +24,8 @@ from evolve.report.words import (
 )
 
 WIDE = 100  # columns from which there is room for notes
+WIDER = 120  # and from which there is room for max-autotune beside torch.compile's default
+UNCONFIRMED = "?"  # behind the id of a champion that no fresh process has tested again yet
 HEADING_SHOWN, KINDS_SHOWN = 24, 2
 
 
@@ -54,19 +56,18 @@ def champions_table(
     held = {champion.workload: champion for champion in standing.champions}
     keys = [*workloads, *(key for key in held if key not in workloads)]
     labels = workload_labels(keys)
-    numbers = ["time µs", "95 %", "eager", "compile", "speedup", "light"]
-    if not interval:
-        numbers.remove("95 %")
+    tuned = width >= WIDER and any(c.measurement.autotune_us for c in standing.champions)
+    numbers = _headings(interval=interval, tuned=tuned)
     heading = labels.heading if len(labels.heading) <= HEADING_SHOWN else "workload"
     notes = ["idea"] if width >= WIDE else []
     table = plain_table(heading, "kernel", *numbers, *notes, numbers=numbers)
     shown = keys[:most] if 0 < most < len(keys) else keys
     for key in shown:
         champion = held.get(key)
-        cells = _champion_cells(champion, interval=interval)
+        cells = _champion_cells(champion, interval=interval, tuned=tuned) if champion else [Text("none yet", "dim")]
         kernel = standing.kernels.get(champion.kernel_id) if champion else None
         said = [fitted(idea(kernel), "dim")] if notes else []
-        table.add_row(fitted(labels.of[key]), *cells, *said)
+        table.add_row(fitted(labels.of[key]), *cells, *([Text("")] * (1 + len(numbers) - len(cells))), *said)
     if len(shown) < len(keys):
         table.add_row(Text(f"and {len(keys) - len(shown)} more", "dim", no_wrap=True))
     return table
@@ -98,13 +99,15 @@ def population_table(standing: Standing, width: int, most: int = 0) -> Table:
     return table
 
 
-def measurements_table(evaluation: Evaluation) -> Table:
+def measurements_table(evaluation: Evaluation, width: int) -> Table:
     """Every workload a kernel was timed on."""
     labels = workload_labels([measurement.workload for measurement in evaluation.measurements])
-    numbers = ["time µs", "95 %", "eager", "compile", "speedup", "light"]
+    tuned = width >= WIDE and any(measurement.autotune_us for measurement in evaluation.measurements)
+    numbers = _headings(interval=True, tuned=tuned)
     table = plain_table(labels.heading, *numbers, numbers=numbers)
     for measurement in evaluation.measurements:
-        table.add_row(fitted(labels.of[measurement.workload]), *_measured(measurement, interval=True))
+        cells = _measured(measurement, interval=True, tuned=tuned)
+        table.add_row(fitted(labels.of[measurement.workload]), *cells)
     return table
 
 
@@ -127,7 +130,9 @@ def footnotes(standing: Standing, workloads: Sequence[str] = ()) -> str:
     labels = workload_labels([*workloads] or [champion.workload for champion in standing.champions])
     parts = [f"sizes: {labels.heading}"] if len(labels.heading) > HEADING_SHOWN else []
     parts += [f"throughout: {labels.throughout}"] if labels.throughout else []
-    parts.append("speedup: over the better of eager and torch.compile")
+    if any(champion.confirmed is None for champion in standing.champions):
+        parts.append(f"{UNCONFIRMED}: not confirmed yet")
+    parts.append("speedup: over the best of eager and torch.compile, max-autotune too")
     if any(champion.measurement.floor_us for champion in standing.champions):
         parts.append("light: share of the speed of light")
     return "; ".join(parts)
@@ -137,19 +142,32 @@ def speed_style(speedup: float) -> str:
     return "green" if speedup > 1 else "yellow"
 
 
-def _champion_cells(champion: Champion | None, *, interval: bool) -> list[Text]:
-    if champion is None:
-        return [Text("none yet", "dim")] + [Text("")] * (6 if interval else 5)
-    return [Text(short(champion.kernel_id)), *_measured(champion.measurement, interval=interval)]
+def _headings(*, interval: bool, tuned: bool) -> list[str]:
+    return [
+        "time µs",
+        *(["95 %"] if interval else []),
+        "eager",
+        "compile",
+        *(["autotune"] if tuned else []),
+        "speedup",
+        "light",
+    ]
 
 
-def _measured(m: Measurement, *, interval: bool) -> list[Text]:
+def _champion_cells(champion: Champion, *, interval: bool, tuned: bool) -> list[Text]:
+    mark = ("", "") if champion.confirmed else (UNCONFIRMED, "yellow")
+    name = Text.assemble(short(champion.kernel_id), mark)
+    return [name, *_measured(champion.measurement, interval=interval, tuned=tuned)]
+
+
+def _measured(m: Measurement, *, interval: bool, tuned: bool) -> list[Text]:
     span = [Text(f"{figure(m.low_us)}–{figure(m.high_us)}", "dim")] if interval else []
     return [
         Text(figure(m.median_us), "bold"),
         *span,
         Text(figure(m.eager_us)),
         Text(figure(m.compile_us)),
+        *([Text(figure(m.autotune_us))] if tuned else []),
         Text(times(m.speedup), speed_style(m.speedup)),
         Text(percent(m.share_of_light)),
     ]

@@ -1,6 +1,7 @@
 """Short words for ids, workloads, times and changes, as people read them in a narrow terminal."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,8 +55,8 @@ def times(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}x" if ratio < 100 else f"{ratio:.0f}x"
 
 
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
+def percent(share: float | None, digits: int = 0) -> str:
+    return "-" if share is None else f"{share:.{digits}%}"
 
 
 def clock(seconds: float) -> str:
@@ -64,9 +65,18 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def moment(created: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(created)) if created else ""
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """`1 kernel`, `2 kernels`."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def one_line(text: str, most: int = 200) -> str:

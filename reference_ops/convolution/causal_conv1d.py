@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from reference_ops.op import Op, rotated, tensors, workloads
+from reference_ops.values import COMMON
 
 
 def causal_conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dilation: int) -> torch.Tensor:
@@ -52,6 +53,7 @@ op = Op(
         *rotated("float32 bfloat16 float16", at(1, 1, 1), at(2, 3, 31), at(3, 5, 33, 3), at(1, 7, 1009), dilation=1),
         *rotated("bfloat16 float32", at(2, 3, 40, 5), at(1, 2, 257, 2), dilation=3),
     ),
+    values=(*COMMON, "integers"),  # linear in x and in the weights
     flops=lambda dims: 2 * dims["batch"] * dims["channels"] * dims["length"] * dims["width"],
     # The default factor: a sum of a few products in float32, rounded once.
 )

@@ -3,6 +3,7 @@
 import torch
 
 from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
+from reference_ops.values import COMMON
 
 
 def topk(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -21,6 +22,7 @@ op = Op(
     "lower index comes first. Rows with NaN are outside the contract.",
     reference=topk,
     baseline=of_torch,
+    baseline_free=("indices",),  # of equal values it may take any
     inputs=tensors(x="rows cols"),
     outputs=tensors(values="rows k", indices="int64[rows k]"),
     derived={"k": lambda known: known["k"]},  # a dim of the outputs that no input has
@@ -39,6 +41,8 @@ op = Op(
         *rotated("float16 float32", {"rows": 7, "cols": 31}, {"rows": 5, "cols": 1000}, k=31),
         *rotated("bfloat16 float16", {"rows": 3, "cols": 257}, {"rows": 2, "cols": 8200}, k=33),
     ),
+    values=(*COMMON, "ties", "masked"),  # the rule for ties is half of the contract; sampling masks with -inf
+    valid=lambda known: known["k"] <= known["cols"],
     flops=lambda dims: dims["rows"] * dims["cols"],
     tolerance=Tolerance(exact=True),  # a selection computes nothing, so nothing is rounded
 )

@@ -3,6 +3,7 @@
 import torch
 
 from reference_ops.op import Op, rotated, tensors, workloads
+from reference_ops.values import COMMON
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -30,6 +31,7 @@ op = Op(
         {"rows": 1, "cols": 1}, {"rows": 31, "cols": 33}, {"rows": 33, "cols": 31}, {"rows": 7, "cols": 257},
         {"rows": 5, "cols": 1000}, {"rows": 3, "cols": 1023}, {"rows": 2, "cols": 4104},
     ),
+    values=(*COMMON, "masked"),  # a causal or padding mask is -inf before a softmax
     flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # compare, subtract, add, multiply, and an exponential
     # The default factor: PyTorch too accumulates in float32 and rounds once.
 )  # fmt: skip

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from records import CPU, failed, failed_reply, kernel, passed, proposal
+from records import CPU, checked, confirmed, failed, failed_reply, kernel, passed, proposal
 
 from archive import store as store_module
 from archive.kernel import Kernel
@@ -27,6 +27,28 @@ def test_every_kind_of_record_comes_back_equal(store: SqliteStore) -> None:
     assert store.find(Evaluation) == [verdict]
     assert store.find(Run) == [run]
     assert store.find(Evaluation)[0].id == verdict.id
+
+
+def test_what_was_checked_and_how_it_was_confirmed_comes_back_equal(store: SqliteStore) -> None:
+    verdict = checked(confirmed(kernel(1).id, a=3.5, b=7.25))
+    store.append(verdict)
+    assert open_archive(store.path).find(Evaluation) == [verdict]
+    assert store.append(verdict) == 0
+
+
+def test_an_evaluation_that_was_read_before_is_read_again_after_others(store: SqliteStore) -> None:
+    second, first = passed("second", created=2.0, a=1.0), passed("first", created=1.0, a=1.0)
+    store.append(second)
+    assert store.find(Evaluation) == [second]
+    open_archive(store.path).append(first)
+    assert store.find(Evaluation) == [first, second]
+    assert store.find(Evaluation, "gelu") == []
+
+
+def test_more_evaluations_than_one_statement_takes_are_found_in_order(store: SqliteStore) -> None:
+    verdicts = [failed(f"k{number}", created=float(number)) for number in range(1201)]
+    store.append(*reversed(verdicts))
+    assert open_archive(store.path).find(Evaluation) == verdicts
 
 
 def test_appending_twice_changes_nothing(store: SqliteStore) -> None:
@@ -83,6 +105,45 @@ def test_an_older_archive_is_brought_up_to_date(tmp_path: Path, monkeypatch: pyt
     reader = open_archive(tmp_path / "a.db", read_only=True)
     assert reader.connection.execute("SELECT x FROM later").fetchall() == [(kernel(1).id,)]
     assert reader.connection.execute("PRAGMA user_version").fetchone() == (len(later),)
+
+
+# Rows as version 1 of the schema held them, and their ids as it made them.
+DEVICE_1 = ("aac409b83009a2cf", "cuda", "Some GPU", "sm_90a", 132, 232448, 0, "", "", 4000.0, '[["float32", 50.0]]')
+EVALUATION_1 = (
+    "2ef5f194971741f7", "0123456789abcdef", "softmax", DEVICE_1[0], "passed", "", '["n=9 float32"]', 1,
+    '[["f", 40, 0, 16]]', 7, 1.5, 2.0,
+)  # fmt: skip
+MEASUREMENT_1 = (EVALUATION_1[0], "n=8 float32", 20.0, 19.0, 21.0, 9, 100.0, None, 10.0)
+
+
+def version_1(path: Path) -> Path:
+    connection = sqlite3.connect(path)
+    for statement in MIGRATIONS[0]:
+        connection.execute(statement)
+    rows = {"devices": DEVICE_1, "evaluations": EVALUATION_1, "measurements": MEASUREMENT_1}
+    for table, row in rows.items():
+        connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+    connection.execute(f"PRAGMA application_id = {store_module.APPLICATION_ID}")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    return path
+
+
+def test_an_archive_of_version_1_is_read(tmp_path: Path) -> None:
+    (found,) = open_archive(version_1(tmp_path / "old.db"), read_only=True).find(Evaluation)
+    assert (found.kernel_id, found.measurements[0].median_us, found.measurements[0].floor_us) == (
+        "0123456789abcdef", 20.0, 10.0,
+    )  # fmt: skip
+    assert (found.checks, found.conditions, found.confirmed, found.measurements[0].graph_us) == ((), None, None, None)
+
+
+def test_what_version_1_wrote_keeps_its_id_so_that_merging_it_twice_adds_nothing(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    old = open_archive(version_1(tmp_path / "old.db"))
+    assert old.find(Evaluation)[0].id == EVALUATION_1[0]
+    assert (merge(old, store), merge(store, old), merge(store, old), merge(old, store)) == (0, 1, 0, 0)
 
 
 def test_a_failing_migration_leaves_the_archive_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

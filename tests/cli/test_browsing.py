@@ -1,9 +1,11 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commandline import BEST, CHILD, COLS, REPLY, ROWS, WAITING, WRONG, evolve, filled
+from records import GPU, checked, confirmed, failed, passed
 
 from archive.store import open_archive
 
@@ -79,6 +81,44 @@ def test_show_prints_the_whole_kernel_and_what_became_of_it(archive: Path, capsy
         "On Some CPU: passed",
     ):
         assert expected in output
+
+
+def test_show_prints_how_a_champion_stood_its_confirmation(archive: Path, capsys: Capture) -> None:
+    open_archive(archive).append(checked(confirmed(CHILD.id, GPU, 2.0, **{ROWS: 40.0})))
+    output = evolve(capsys, "show", CHILD.id)[1]
+    assert "On Some GPU: passed, confirmed by a fresh process" in output
+    for expected in ("2.50x", "2.45–2.55", "held out", "racecheck", "won"):
+        assert expected in output
+
+
+def test_show_marks_a_speedup_above_ten_times_for_audit(archive: Path, capsys: Capture) -> None:
+    assert "AUDIT" not in evolve(capsys, "show", CHILD.id)[1]
+    open_archive(archive).append(checked(passed(CHILD.id, GPU, 2.0, **{ROWS: 4.0})))
+    output = evolve(capsys, "show", CHILD.id)[1]
+    assert "AUDIT: more than 10x" in output
+    assert "not yet  a fresh process" in output
+
+
+def test_show_names_the_workloads_that_a_kernel_does_not_accept(archive: Path, capsys: Capture) -> None:
+    refusing = replace(passed(CHILD.id, GPU, 2.0, **{ROWS: 40.0}), skipped=(f"{COLS}: its `when` says no",))
+    open_archive(archive).append(refusing)
+    assert "not accepted (rows×cols): 2×512 fp32\n" in evolve(capsys, "show", CHILD.id)[1]
+
+
+def test_top_counts_as_won_only_what_a_confirmed_champion_won(archive: Path, capsys: Capture) -> None:
+    assert " 0/2? " in evolve(capsys, "top")[1]
+    store = open_archive(archive)
+    store.append(confirmed(BEST.id, GPU, 2.0, **{ROWS: 20.0, COLS: 99.5}), failed(CHILD.id, created=2.0))
+    assert " 1/2 " in evolve(capsys, "top")[1]
+
+
+def test_top_as_json_says_who_is_confirmed(archive: Path, capsys: Capture) -> None:
+    open_archive(archive).append(confirmed(BEST.id, GPU, 2.0, **{ROWS: 20.0}))
+    gpu, _ = parsed(capsys, "top", "softmax", "--json")
+    assert {c["workload"]: (c["confirmed"], bool(c["duel"])) for c in gpu["champions"]} == {
+        ROWS: (True, True),
+        COLS: (False, False),
+    }
 
 
 def test_show_prints_the_log_of_a_failure(archive: Path, capsys: Capture) -> None:

@@ -13,6 +13,7 @@ from commandline import written
 
 from archive.records import Evaluation
 from archive.store import open_archive
+from evolve.population import champions, latest
 
 EMULATED = ("--device", "emulated")
 GOOD, WRONG = twice_kernel(note="good"), twice_kernel("out[i] = x[i];", note="wrong")
@@ -33,6 +34,16 @@ def test_a_run_ends_with_a_table_of_champions(finished: tuple[Path, int, str]) -
     assert "evolve top softmax" in output
 
 
+def test_a_run_confirms_its_champions_before_it_ends(finished: tuple[Path, int, str]) -> None:
+    folder, _, output = finished
+    assert "confirmed: won " in output
+    evaluations = open_archive(folder / ".evolve/archive.db").find(Evaluation)
+    leading = champions(latest(evaluations, evaluations[0].device.key).values())
+    assert leading
+    assert all(champion.confirmed for champion in leading)
+    assert run(folder, "confirm", "softmax", *EMULATED)[0] == 1  # nothing is left to confirm
+
+
 def test_a_run_says_first_what_it_runs_on(finished: tuple[Path, int, str]) -> None:
     lines = finished[2].splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["device", "proposer", "archive"]
@@ -42,7 +53,8 @@ def test_the_same_command_goes_on(finished: tuple[Path, int, str]) -> None:
     code, output = run(finished[0], "run", "softmax", "--evals", "1", *EMULATED)
     assert code == 0
     assert "3 evaluated on this device" in output
-    assert len(open_archive(finished[0] / ".evolve/archive.db").find(Evaluation)) == 4
+    evaluations = open_archive(finished[0] / ".evolve/archive.db").find(Evaluation)
+    assert len({evaluation.kernel_id for evaluation in evaluations}) == 4
 
 
 def test_the_result_of_a_run_is_json_on_standard_output_alone(tmp_path: Path) -> None:

@@ -55,6 +55,10 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("tell stranger.cu", "unheard_of"),
         ("evaluate sofmax", "softmax"),
         ("evaluate stranger.cu", "unheard_of"),
+        ("evaluate --explain abc", "there is no archive"),
+        ("evaluate --explain abc --device tpu", "cuda, emulated"),
+        ("confirm sofmax", "softmax"),
+        ("confirm softmax --device tpu", "cuda, emulated"),
         ("ask softmax --device tpu", "tpu"),
         ("ask softmax --out no/such/folder/file", "cannot be written"),
         ("merge nowhere.db", "nowhere.db"),
@@ -106,10 +110,11 @@ def test_a_reader_that_leaves_early_ends_it_quietly(tmp_path: Path) -> None:
         process.wait(60)
 
 
-@pytest.mark.parametrize("command", ["--help", "top", "show", "diff", "tree", "merge"])
+@pytest.mark.parametrize("command", ["--help", "top", "show", "diff", "tree", "merge", "explain"])
 def test_looking_something_up_does_not_load_torch(command: str, tmp_path: Path) -> None:
     arguments = {"show": ["show", BEST.id], "diff": ["diff", BEST.id, BEST.id[:5]], "tree": ["tree", "softmax"],
-                 "merge": ["merge", "archive.db"]}.get(command, [command])  # fmt: skip
+                 "merge": ["merge", "archive.db"], "explain": ["evaluate", "--explain", BEST.id]}.get(
+                     command, [command])  # fmt: skip
     program = (
         "import sys; from evolve.cli.app import main; code = main(sys.argv[1:]); "
         "sys.exit(code or 'torch' in sys.modules)"

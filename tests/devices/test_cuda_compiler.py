@@ -109,3 +109,63 @@ def test_more_threads_than_launch_bounds_allow_are_illegal() -> None:
     kernel = bound()
     text = kernel.kernel.text.replace("__global__ void", "__global__ void __launch_bounds__(64)")
     assert rejected(replace(kernel, kernel=parse(text))).outcome is Outcome.ILLEGAL
+
+
+@pytest.mark.parametrize(
+    ("before", "body", "name"),
+    [
+        ("__device__ int counter;", "y[0] = y_t(counter++);", "counter"),
+        ("", "static int calls; y[0] = y_t(calls++);", "calls"),
+        ("namespace { __device__ float held[3]; }", "y[0] = held[count]; held[0] = eps;", "held"),
+        ("namespace mine { __device__ int count; }", "y[0] = y_t(mine::count++);", "mine::count"),
+        ("__managed__ int host;", "y[0] = y_t(host++);", "host"),
+    ],
+)
+def test_a_variable_that_outlives_the_call_is_refused(before: str, body: str, name: str) -> None:
+    error = rejected(bound(body, before))
+    assert error.outcome is Outcome.KEEPS_STATE
+    assert f"`{name}` keeps its value" in error.log
+
+
+def test_a_heap_is_refused() -> None:
+    error = rejected(bound("int* p = new int[count]; p[count - 1] = 1; y[0] = y_t(p[0]); delete[] p;"))
+    assert error.outcome is Outcome.KEEPS_STATE
+    assert "it calls `malloc`" in error.log
+
+
+@pytest.mark.parametrize("declared", ["kept", "kept = 1", "$str = 1"])
+def test_a_variable_in_inline_ptx_is_refused(declared: str) -> None:
+    name = declared.split(maxsplit=1)[0]
+    code = f".global .u32 {declared}; atom.global.inc.u32 %0, [{name}], 9;"
+    error = rejected(bound(f'unsigned was; asm volatile("{code}" : "=r"(was)); y[0] = y_t(was);'))
+    assert error.outcome is Outcome.KEEPS_STATE
+    assert name in error.log
+
+
+@pytest.mark.parametrize(
+    ("before", "names"),
+    [
+        ("__device__ const float table[4] = {1, 2, 3, 4};", {"table"}),
+        ("__device__ float table[4] = {1, 2, 3, 4};", {"table"}),
+        ("__constant__ float table[4] = {1, 2, 3, 4};", {"table"}),
+        ("constexpr float table[4] = {0, 0, 0, 0};", {"table"}),
+        ("namespace cuda { __device__ float table[4]; } using cuda::table;", {"_ZN4cuda5tableE"}),
+    ],
+)
+def test_what_may_be_constant_is_watched(before: str, names: set[str]) -> None:
+    cubin = compiled(bound("y[0] = y_t(table[count & 3]);", before))
+    assert {variable.name for variable in cubin.variables} == {*names, "n"}
+
+
+def test_constants_that_headers_bring_are_watched_and_not_refused() -> None:
+    cubin = compiled(bound("cooperative_groups::this_grid().sync();", "#include <cooperative_groups.h>"))
+    assert any("cuda3std" in variable.name for variable in cubin.variables)
+
+
+def test_specialised_values_are_variables_to_the_compiler_and_watched_too() -> None:
+    assert [variable.name for variable in compiled(bound()).variables] == ["n"]
+
+
+def test_a_specialised_zero_is_no_state() -> None:
+    zero = replace(bound(BODY.replace("n - 1", "n")), constants=(("n", 0),))
+    assert [variable.name for variable in compiled(zero).variables] == ["n"]

@@ -43,6 +43,17 @@ def test_its_info_says_that_it_is_emulated(device: EmulatedDevice) -> None:
     assert (device.info.kind, device.info.arch, device.info.sms) == ("emulated", "sm_90a", 4)
 
 
+def test_it_has_no_clocks_no_graphs_and_no_sanitizer(device: EmulatedDevice) -> None:
+    assert (device.conditions, device.graph_time, device.sanitizer) == (None, None, None)
+
+
+@pytest.mark.parametrize("word", ["thread_local", "__thread"])
+def test_a_variable_of_a_thread_is_no_cuda(device: EmulatedDevice, word: str) -> None:
+    error = rejected(device, single("y[0] = kept++;", "int* y").replace('extern "C"', f'{word} int kept;\nextern "C"'))
+    assert error.outcome == Outcome.COMPILE_ERROR
+    assert word in error.log
+
+
 def test_threads_at_different_barriers_are_a_deadlock(device: EmulatedDevice) -> None:
     body = """
     if (threadIdx.x < 17) __syncthreads();

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from evolve.evaluation.compare import fault
+from evolve.evaluation.compare import compared, fault
 from reference_ops.op import Tolerance
 
 torch.manual_seed(5)
@@ -104,3 +104,27 @@ def test_one_rounding_that_a_few_rows_share_is_no_fault() -> None:
     wanted = rows / rows.square().mean(-1, keepdim=True).sqrt()
     ours = (wanted * (1 + 1.2 * 2.0**-24)).float()
     assert fault(ours, wanted.float(), wanted, Tolerance(2.0)) == ""
+
+
+def shared_error(rows: int) -> str:
+    """One error in each row, as of a sum that was rounded: twice what float32 can do."""
+    wanted = torch.rand(rows, 512, dtype=torch.float64) + 0.5
+    return fault((wanted * (1 + 2.6 * 2.0**-24)).float(), wanted.float(), wanted, Tolerance(2.0))
+
+
+def test_what_one_row_may_stray_is_no_measure_for_many() -> None:
+    assert shared_error(rows=1) == ""
+    assert "root mean square" in shared_error(rows=200)
+
+
+def test_what_the_dtype_cannot_hold_is_expected_to_be_infinite() -> None:
+    wanted = torch.tensor([1.0, 1e6], dtype=torch.float64)
+    assert fault(wanted.half(), wanted.half(), wanted, Tolerance()) == ""
+    assert "not finite" in fault(torch.tensor([1.0, 65504.0]).half(), wanted.half(), wanted, Tolerance())
+
+
+def test_few_results_that_happen_to_be_zero_are_measured_by_what_went_in() -> None:
+    wanted = torch.zeros(2, dtype=torch.float64)
+    nearly = torch.tensor([-6e-9, 0.0])
+    assert compared(nearly, wanted.float(), wanted, Tolerance()).fault != ""
+    assert compared(nearly, wanted.float(), wanted, Tolerance(), least_size=1000.0).fault == ""

@@ -2,91 +2,142 @@
 
 import random
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 
-import bad_kernels
 import pytest
 import torch
+from scripted_device import INFO, OP, WORKLOAD, ScriptedDevice, program, twice
 
-from archive.binding import Bound, bind
-from archive.records import DeviceInfo, Outcome, Resources
-from evolve.devices.device import Program, RejectedError
-from evolve.evaluation.check import Task
-from evolve.evaluation.timing import eager_only, floor_us, measure, median_interval
-from evolve.points import point
-from reference_ops import catalog
+from archive.records import DeviceInfo, Measurement, Outcome
+from evolve.devices.device import RejectedError
+from evolve.evaluation.baselines import Baselines
+from evolve.evaluation.buffers import Arena
+from evolve.evaluation.check import Inspector
+from evolve.evaluation.timing import floor_us, measure, median_interval, physical_us
+from reference_ops.op import Workload
 
-OP = catalog.load(str(Path(__file__).parents[1] / "samples" / "twice.py"))
-WORKLOAD = OP.gpu[0]  # 2**20 float32: 4.19 MB in, 4.19 MB out
-INFO = DeviceInfo("cuda", "Scripted", "sm_90a", 1, 1024, copy_gb_s=1000.0, tflops=(("float32", 1.0),))
 READ_US = 4 * 2**20 / 1e3 / 1e3
+SMALL = Workload("float32", (("n", 256),))
 
 
-@dataclass
-class Doubling:
-    """Launches that double their input, until they have had enough."""
-
-    bound: Bound
-    honest_launches: int = 10**9
-    resources: tuple[Resources, ...] = ()
-    log: str = ""
-
-    def launch(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.honest_launches -= 1
-        if self.honest_launches >= 0:
-            tensors["out"].copy_(2 * tensors["x"])
-
-
-@dataclass
-class ScriptedDevice:
-    clock: Callable[[], float]
-    info: DeviceInfo = INFO
-    torch_device: str = "cpu"
-
-    def compile(self, bound: Bound) -> Program:
-        return Doubling(bound)
-
-    def run(self, program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
-        program.launch(tensors)
-
-    def time(self, call: Callable[[], object]) -> float:
-        call()
-        return self.clock()
-
-
-def program(honest_launches: int = 10**9) -> Doubling:
-    return Doubling(bind(bad_kernels.twice_kernel(), point(OP, WORKLOAD, INFO)), honest_launches)
+def timed(
+    device: ScriptedDevice, work: object = twice, bar_us: float | None = None, workload: Workload = SMALL
+) -> Measurement:
+    inspector = Inspector(device, Arena("cpu"), random.Random(3), [], lambda _phase: None)
+    return measure(inspector, program(work), OP, workload, Baselines(20.0), bar_us)  # type: ignore[arg-type]
 
 
 def test_the_median_and_its_interval_are_those_of_the_samples() -> None:
     rng = random.Random(1)
-    device = ScriptedDevice(lambda: 20.0 + rng.random())
-    measured = measure(device, program(), Task(OP, WORKLOAD, 7), eager_only(OP, WORKLOAD))
+    measured = timed(ScriptedDevice(lambda: 20.0 + rng.random()))
     assert 20 < measured.low_us < measured.median_us < measured.high_us < 21
-    assert measured.samples >= 7
+    assert measured.samples >= 9
     assert measured.compile_us is None
 
 
 def test_the_speed_of_light_is_the_larger_of_bytes_and_flops() -> None:
-    assert floor_us(ScriptedDevice(lambda: 1.0), OP, WORKLOAD) == pytest.approx(2 * READ_US)
+    assert floor_us(ScriptedDevice(), OP, WORKLOAD) == pytest.approx(2 * READ_US)
 
 
 def test_a_device_without_known_rates_has_no_speed_of_light() -> None:
     emulated = DeviceInfo("emulated", "CPU", "sm_90a", 1, 1024)
-    assert floor_us(ScriptedDevice(lambda: 1.0, emulated), OP, WORKLOAD) is None
+    assert floor_us(ScriptedDevice(info=emulated), OP, WORKLOAD) is None
+
+
+def test_outputs_that_do_not_fit_in_the_l2_count_towards_what_is_physical() -> None:
+    large_l2 = DeviceInfo(**{**INFO.__dict__, "l2_bytes": 2**30})
+    assert physical_us(ScriptedDevice(), OP, WORKLOAD) == pytest.approx(0.8 * 2 * READ_US)
+    assert physical_us(ScriptedDevice(info=large_l2), OP, WORKLOAD) == pytest.approx(0.8 * READ_US)
 
 
 def test_faster_than_the_inputs_can_be_read_is_implausible() -> None:
     with pytest.raises(RejectedError) as caught:
-        measure(ScriptedDevice(lambda: READ_US / 2), program(), Task(OP, WORKLOAD, 7), eager_only(OP, WORKLOAD))
+        timed(ScriptedDevice(lambda: READ_US / 2), workload=WORKLOAD)
     assert caught.value.outcome is Outcome.IMPLAUSIBLE
 
 
-def test_a_kernel_that_stops_working_once_it_is_warm_is_found_out() -> None:
+def test_what_is_far_from_the_time_to_beat_stops_early() -> None:
+    assert timed(ScriptedDevice(lambda: 40.0), bar_us=20.0).samples == 9
+
+
+def test_what_comes_close_to_the_time_to_beat_is_timed_for_longer() -> None:
+    device = ScriptedDevice(lambda: 20.0)
+    assert timed(device, bar_us=20.0).samples > timed(device, bar_us=18.0).samples == timed(device).samples
+
+
+def test_every_timed_call_finds_inputs_of_its_own_and_empty_outputs() -> None:
+    seen: list[float] = []
+
+    def work(tensors: Mapping[str, torch.Tensor]) -> None:
+        assert bool((tensors["out"].view(torch.uint8) == 0x7E).all())
+        seen.append(float(tensors["x"][0]))
+        twice(tensors)
+
+    timed(ScriptedDevice(), work)
+    assert len(set(seen)) == len(seen) > 9
+
+
+def test_the_baselines_follow_the_pace_of_the_gpu() -> None:
+    slower = Baselines(20.0, 10.0, None).anchored(22.0)
+    assert slower.compile_us == pytest.approx(11.0)
+    assert (slower.eager_us, slower.autotune_us) == (22.0, None)
+
+
+def test_the_noise_of_a_few_samples_does_not_move_the_baselines() -> None:
+    assert Baselines(20.0, 10.0).anchored(20.3) == Baselines(20.0, 10.0)
+
+
+def test_pytorch_never_computes_on_the_inputs_of_a_call_that_is_still_to_come() -> None:
+    """Or the expected result would be lying somewhere in memory when the kernel runs."""
+    known: list[torch.Tensor] = []
+    reference = OP.reference
+
+    def remembering(x: torch.Tensor) -> torch.Tensor:
+        known.append(x.clone())
+        return reference(x)  # type: ignore[return-value]
+
+    def work(tensors: Mapping[str, torch.Tensor]) -> None:
+        assert not any(torch.equal(tensors["x"], x) for x in known)
+        twice(tensors)
+
+    device = ScriptedDevice()
+    inspector = Inspector(device, Arena("cpu"), random.Random(3), [], lambda _phase: None)
+    spied = OP.__class__(**{**OP.__dict__, "baseline": remembering})
+    measure(inspector, program(work), spied, SMALL, Baselines(20.0))
+    assert known
+
+
+class Memo:
+    """Computes at first, and from then on answers from memory when it believes to know the inputs."""
+
+    def __init__(self, *, by_address: bool) -> None:
+        self.by_address = by_address
+        self.answers: dict[object, torch.Tensor] = {}
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        key = tensors["x"].data_ptr() if self.by_address else float(tensors["x"].shape[0])
+        if key not in self.answers:
+            self.answers[key] = 2 * tensors["x"]
+        tensors["out"].copy_(self.answers[key])
+
+
+@pytest.mark.parametrize("by_address", [True, False], ids=["by address", "by size"])
+def test_a_kernel_that_remembers_its_answers_is_found_out(by_address: bool) -> None:
     with pytest.raises(RejectedError, match="right when checked, wrong when timed"):
-        measure(ScriptedDevice(lambda: 20.0), program(5), Task(OP, WORKLOAD, 7), eager_only(OP, WORKLOAD))
+        timed(ScriptedDevice(), Memo(by_address=by_address))
+
+
+@pytest.mark.parametrize("honest", [1, 5])
+def test_a_kernel_that_stops_working_once_it_is_warm_is_found_out(honest: int) -> None:
+    left = [honest]
+
+    def work(tensors: Mapping[str, torch.Tensor]) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            twice(tensors)
+
+    with pytest.raises(RejectedError, match="right when checked, wrong when timed"):
+        timed(ScriptedDevice(), work)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 60])

@@ -8,6 +8,7 @@ from gpu_records import (
     EMULATOR,
     H200,
     archive_of,
+    confirmed,
     everywhere,
     exported,
     ops,
@@ -58,26 +59,65 @@ def test_the_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_only_kernels_that_win_somewhere_are_exported(tmp_path: Path) -> None:
     fast, slow = library.shipped("softmax")[-1], library.shipped("softmax")[-2]
-    best, better = passed(fast, {FIRST: 20.0}), passed(slow, {FIRST: 30.0})
+    best, better = confirmed(fast, {FIRST: 20.0}), confirmed(slow, {FIRST: 30.0})
     entry = softmax_package(tmp_path, fast, slow, best, better)
     assert [kernel["id"] for kernel in entry["kernels"]] == [fast.id]
 
 
 def test_a_workload_where_pytorch_is_the_fastest_is_listed_as_such(tmp_path: Path) -> None:
     kernel, second = simple("softmax"), SOFTMAX.gpu[1].key
-    entry = softmax_package(tmp_path, kernel, passed(kernel, {FIRST: 20.0, second: 130.0}))
+    entry = softmax_package(tmp_path, kernel, confirmed(kernel, {FIRST: 20.0, second: 130.0}))
     assert [row["times"]["workload"] for row in entry["pytorch_wins"]] == [second]  # type: ignore[index]
 
 
 def test_a_win_within_the_noise_is_none(tmp_path: Path) -> None:
     kernel = simple("softmax")
-    with pytest.raises(UserError, match="no kernel is faster on a GPU"):
-        softmax_package(tmp_path, kernel, passed(kernel, {FIRST: 99.0}))
+    with pytest.raises(UserError, match="no kernel won a duel"):
+        softmax_package(tmp_path, kernel, confirmed(kernel, {FIRST: 99.0}))
+
+
+def test_a_kernel_that_was_not_confirmed_is_left_out_with_the_command_that_confirms_it(tmp_path: Path) -> None:
+    kernel = simple("softmax")
+    with pytest.raises(UserError, match="not confirmed yet") as error:
+        softmax_package(tmp_path, kernel, passed(kernel, {FIRST: 20.0}))
+    assert "evolve confirm softmax" in error.value.hint
+
+
+def test_a_faster_kernel_that_was_not_confirmed_does_not_displace_one_that_was(tmp_path: Path) -> None:
+    fast, slow = library.shipped("softmax")[-1], library.shipped("softmax")[-2]
+    entry = softmax_package(tmp_path, fast, slow, passed(fast, {FIRST: 20.0}), confirmed(slow, {FIRST: 30.0}))
+    assert [kernel["id"] for kernel in entry["kernels"]] == [slow.id]
+
+
+def test_a_kernel_that_failed_its_confirmation_is_not_exported(tmp_path: Path) -> None:
+    kernel = simple("softmax")
+    unsafe = Evaluation(kernel.id, "softmax", H200, Outcome.UNSAFE, "a race", created=2.0)
+    with pytest.raises(UserError, match="no kernel passed on a GPU"):
+        softmax_package(tmp_path, kernel, passed(kernel, {FIRST: 20.0}), unsafe)
+
+
+def test_the_manifest_says_what_a_kernel_stood(tmp_path: Path) -> None:
+    kernel = simple("softmax")
+    entry = softmax_package(tmp_path, kernel, confirmed(kernel, {FIRST: 50.0}))
+    (shipped,) = entry["kernels"]
+    assert shipped["measured"][0]["duel"]["speedup"] == 2.0  # type: ignore[index]
+    tested = shipped["tested"][0]  # type: ignore[index]
+    assert (tested["device"], tested["outputs_judged"]) == ("NVIDIA H200", 1)
+    assert (tested["error"], tested["share_of_allowed"]) == (pytest.approx(1.5), 0.25)
+    assert tested["held_out"] == ["rows=7 cols=1023 bfloat16"]
+    assert [said["tool"] for said in tested["sanitized"]] == ["memcheck", "racecheck"]
+
+
+def test_the_readme_says_what_a_kernel_stood(tmp_path: Path) -> None:
+    exported(tmp_path, "softmax")
+    text = (tmp_path / "out/README.md").read_text()
+    assert "| 1.50 | 1 | memcheck: no errors; racecheck: did not finish |" in text
+    assert "2.00 (1.96 to 2.04)" in text
 
 
 def test_each_gpu_has_its_own_champions(tmp_path: Path) -> None:
     kernel = simple("softmax")
-    records = [passed(kernel, {FIRST: 20.0}, H200), passed(kernel, {FIRST: 30.0}, A100)]
+    records = [confirmed(kernel, {FIRST: 20.0}, H200), confirmed(kernel, {FIRST: 30.0}, A100)]
     (entry,) = softmax_package(tmp_path, kernel, *records)["kernels"]
     assert [row["device"] for row in entry["measured"]] == ["NVIDIA H200", "NVIDIA A100"]  # type: ignore[attr-defined]
 
@@ -86,25 +126,25 @@ def test_the_last_verdict_on_a_kernel_is_the_one_that_counts(tmp_path: Path) -> 
     kernel = simple("softmax")
     wrong = Evaluation(kernel.id, "softmax", H200, Outcome.WRONG, "differs", created=2.0)
     with pytest.raises(UserError, match="no kernel passed on a GPU"):
-        softmax_package(tmp_path, kernel, passed(kernel, {FIRST: 20.0}), wrong)
+        softmax_package(tmp_path, kernel, confirmed(kernel, {FIRST: 20.0}), wrong)
 
 
 def test_times_of_the_emulated_device_are_never_exported(tmp_path: Path) -> None:
     kernel = simple("softmax")
     with pytest.raises(UserError, match="ever evaluated on a GPU"):
-        softmax_package(tmp_path, kernel, passed(kernel, everywhere(SOFTMAX, 1.0), EMULATOR))
+        softmax_package(tmp_path, kernel, confirmed(kernel, everywhere(SOFTMAX, 1.0), EMULATOR))
 
 
 def test_an_op_without_a_winner_is_skipped_with_the_reason(tmp_path: Path) -> None:
     kernel = simple("softmax")
-    store = archive_of(tmp_path, kernel, passed(kernel, {FIRST: 20.0}))
+    store = archive_of(tmp_path, kernel, confirmed(kernel, {FIRST: 20.0}))
     report = export(store, ops("softmax", "gelu"), tmp_path / "out")
     assert [(op.name, op.reason) for op in report.skipped] == [("gelu", "no kernel of it was ever evaluated on a GPU")]
 
 
 def test_the_report_says_where_each_kernel_wins(tmp_path: Path) -> None:
     kernel = simple("softmax")
-    report = export(archive_of(tmp_path, kernel, passed(kernel, {FIRST: 20.0})), ops("softmax"), tmp_path / "out")
+    report = export(archive_of(tmp_path, kernel, confirmed(kernel, {FIRST: 20.0})), ops("softmax"), tmp_path / "out")
     (win,) = report.ops[0].kernels[0].wins
     assert (win.workload, win.device, win.speedup) == (FIRST, "NVIDIA H200", 5.0)
 
@@ -178,7 +218,7 @@ def export_double(folder: Path, line: str = "", out: str = "n", points: str = '{
     path = folder / "double.py"
     path.write_text(USER_OP.format(line=line, out=out, points=points))
     op, kernel = catalog.load(str(path)), parse(DOUBLE)
-    export(archive_of(folder, kernel, passed(kernel, everywhere(op, 50.0))), [(op, path)], folder / "out")
+    export(archive_of(folder, kernel, confirmed(kernel, everywhere(op, 50.0))), [(op, path)], folder / "out")
 
 
 def test_an_op_from_a_users_file_is_exported_with_its_file(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 import pytest
-from gpu_records import H200, times
+from gpu_records import H200, duel, times
 
 from archive import kernel as genome
 from archive.kernel import Kernel
@@ -35,7 +35,8 @@ def kernel(plan: str = "", threads: int = 32) -> Kernel:
 def measured(cols: int, median_us: float, deterministic: bool = True) -> Measured:
     """A time at 1024 rows of bfloat16; PyTorch takes 100 us."""
     dims = {"rows": 1024, "cols": cols}
-    return Measured("NVIDIA H200", "sm_90a", "bfloat16", dims, {}, times(f"cols={cols}", median_us), 0, deterministic)
+    taken = times(f"cols={cols}", median_us)
+    return Measured("NVIDIA H200", "sm_90a", "bfloat16", dims, {}, taken, 0, deterministic, duel(taken))
 
 
 def entry(kernels: dict[Kernel, list[Measured]], pytorch_wins: Iterable[Measured] = ()) -> Entry:

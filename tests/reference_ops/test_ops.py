@@ -1,7 +1,5 @@
 """What holds for every op of the catalog."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -14,19 +12,6 @@ POINTS = [
 ]
 ops = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 points = pytest.mark.parametrize(("op", "workload"), POINTS)
-
-
-def zeros(output: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(output)
-
-
-def means(output: torch.Tensor) -> torch.Tensor:
-    return output.mean().expand_as(output)
-
-
-def other_rows(output: torch.Tensor) -> torch.Tensor:
-    rows = output if output.ndim == 1 else output.flatten(0, -2)
-    return rows.roll(1, 0).reshape(output.shape)
 
 
 @points
@@ -58,16 +43,6 @@ def test_the_reference_leaves_its_inputs_alone(op: Op) -> None:
     op.call(inputs, op.emulated[0])
     fresh = op.inputs_at(op.emulated[0], 0, "cpu")
     assert all(torch.equal(inputs[name], fresh[name]) for name in fresh)
-
-
-@pytest.mark.parametrize("forge", [zeros, means, other_rows], ids=lambda forge: forge.__name__)
-@ops
-def test_inputs_tell_a_forged_output_from_the_true_one(op: Op, forge: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    for workload in op.emulated:
-        for output in op.call(op.inputs_at(workload, 0, "cpu"), workload):
-            true = output.double()
-            error = (forge(true) - true).norm() / true.norm()
-            assert error > 0.05, workload.key  # rounding is below 0.01 at any dtype
 
 
 @ops

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 from drawn import drawn
-from records import CPU, GPU, failed, failed_reply, kernel, passed, proposal
+from records import CPU, GPU, confirmed, failed, failed_reply, kernel, passed, proposal
 
-from archive.records import DeviceInfo, Proposal
+from archive.records import DeviceInfo, Outcome, Proposal
 from archive.store import open_archive
 from evolve.report.live import Display
 from evolve.report.log import Log
@@ -94,3 +94,48 @@ def test_what_the_archive_held_before_is_no_improvement(tmp_path: Path) -> None:
     store.append(kernel(1), passed(kernel(1).id, GPU, **{WORKLOADS[0]: 20.0}))
     watching = Watcher("softmax", GPU, store, Phases())
     assert watching.take(passed(kernel(2).id, GPU, **{WORKLOADS[0]: 21.0})) == ()
+
+
+def test_running_and_checking_alternate_too_fast_to_be_told_apart() -> None:
+    phases = Phases()
+    phases.watch("k", "run")
+    assert [trying.phase for trying in phases.now()] == ["check"]
+
+
+def test_the_display_says_when_champions_are_confirmed(tmp_path: Path) -> None:
+    watching, phases = watcher(tmp_path)
+    phases.done(kernel(77).id)
+    phases.watch(kernel(19).id, "sanitize")
+    text = "\n".join(drawn(display(watching), 120, 40))
+    assert "confirming the champions" in text
+    assert f"confirm {kernel(19).id[:8]} sanitize" in text
+
+
+def test_confirmations_do_not_count_as_kernels_evaluated(tmp_path: Path) -> None:
+    watching, _ = watcher(tmp_path)
+    watching.take(confirmed(kernel(19).id, GPU, **dict.fromkeys(WORKLOADS, 11.0)))
+    assert watching.progress().evaluated == 20
+
+
+def test_a_champion_that_falls_is_told_among_the_failures_and_the_next_one_leads(tmp_path: Path) -> None:
+    watching, _ = watcher(tmp_path)
+    watching.take(failed(kernel(19).id, Outcome.UNSAFE, created=2.0))
+    progress = watching.progress()
+    assert progress.failures[0].startswith(f"{kernel(19).id[:8]} unsafe when confirmed")
+    assert {champion.kernel_id for champion in progress.standing.champions} == {kernel(18).id}
+
+
+def test_after_a_champion_fell_what_beats_the_next_one_is_an_improvement(tmp_path: Path) -> None:
+    watching, _ = watcher(tmp_path)
+    watching.take(failed(kernel(19).id, Outcome.UNSAFE, created=2.0))
+    assert watching.take(passed(kernel(30).id, GPU, **{WORKLOADS[0]: 11.5}))
+    assert not watching.take(passed(kernel(31).id, GPU, **{WORKLOADS[0]: 11.7}))
+
+
+def test_a_log_has_a_line_per_confirmation(tmp_path: Path) -> None:
+    watching, _ = watcher(tmp_path)
+    log = Log(watching, WORKLOADS, time.monotonic())
+    (stood,) = log.lines(confirmed(kernel(19).id, GPU, 2.0, **{WORKLOADS[0]: 50.0, WORKLOADS[1]: 99.0}))
+    assert "confirmed: won 1 of 2 duels with PyTorch, 2.00x at best; memcheck" in stood
+    (fell,) = log.lines(failed(kernel(18).id, Outcome.UNSAFE, created=2.0))
+    assert "fell when it was confirmed: unsafe: it is wrong" in fell

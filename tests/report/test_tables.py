@@ -1,10 +1,17 @@
 import pytest
 from drawn import drawn
-from records import CPU, GPU, failed, failed_reply, kernel, passed, proposal
+from records import CPU, GPU, checked, confirmed, failed, failed_reply, kernel, passed, proposal
 
 from archive.records import Outcome
 from evolve.report.standing import Standing, standing
-from evolve.report.tables import champions_table, counts_line, headline, measurements_table, population_table
+from evolve.report.tables import (
+    champions_table,
+    counts_line,
+    footnotes,
+    headline,
+    measurements_table,
+    population_table,
+)
 
 ROWS, COLS = "rows=8 cols=16 float32", "rows=2 cols=512 float32"
 FAST, SLOW, BAD = kernel(1), kernel(2), kernel(3)
@@ -31,7 +38,21 @@ def test_the_champions_keep_their_numbers_at_any_width(width: int) -> None:
 
 def test_the_champions_stand_beside_pytorch_and_the_speed_of_light() -> None:
     row = next(line for line in drawn(champions_table(some_standing(), 80)) if line.startswith("8×16"))
-    assert row.split() == ["8×16", "fp32", FAST.id[:8], "20.0", "18.0–22.0", "100", "-", "5.00x", "50%"]
+    assert row.split() == ["8×16", "fp32", f"{FAST.id[:8]}?", "20.0", "18.0–22.0", "100", "-", "5.00x", "50%"]
+
+
+def test_a_champion_is_marked_until_it_is_confirmed() -> None:
+    told = standing("softmax", GPU, [FAST], [], [confirmed(FAST.id, GPU, **{ROWS: 20.0})])
+    assert "?" not in "\n".join([*drawn(champions_table(told, 80)), footnotes(told)])
+    assert "?: not confirmed yet" in footnotes(some_standing())
+
+
+def test_max_autotune_stands_beside_the_default_where_there_is_room() -> None:
+    told = standing("softmax", GPU, [FAST], [], [checked(passed(FAST.id, GPU, **{ROWS: 20.0}))])
+    narrow, wide = (drawn(champions_table(told, width), width) for width in (80, 140))
+    assert "autotune" not in narrow[0]
+    assert wide[0].split()[6:9] == ["eager", "compile", "autotune"]
+    assert wide[1].split()[5:9] == ["100", "80.0", "75.0", "3.75x"]
 
 
 def test_a_workload_without_a_kernel_says_so() -> None:
@@ -78,4 +99,4 @@ def test_verdicts_of_other_devices_are_passed_over() -> None:
 
 
 def test_a_failed_kernel_has_no_measurements_to_show() -> None:
-    assert len(drawn(measurements_table(failed(BAD.id, Outcome.CRASHED)))) <= 1
+    assert len(drawn(measurements_table(failed(BAD.id, Outcome.CRASHED), 80))) <= 1

@@ -1,14 +1,28 @@
-"""Kernels for device tests: the device code and its launch, without an op."""
+"""Kernels for device tests: the device code and its launch, without an op, and every device to run them on."""
 
 from collections.abc import Mapping
+from functools import cache
 
+import pytest
 import torch
 
 from archive.binding import Bound, Point, bind
 from archive.kernel import Kernel, parse
-from evolve.devices.device import Device
+from evolve.devices.device import Device, RejectedError
+from evolve.devices.emulated.device import EmulatedDevice
 
 Tensors = Mapping[str, torch.Tensor]
+EVERY_DEVICE = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@cache
+def made(kind: str) -> Device:
+    """The device of this kind, one for all tests."""
+    if kind == "emulated":
+        return EmulatedDevice()
+    from evolve.devices.cuda.device import CudaDevice
+
+    return CudaDevice()
 
 
 def bound(
@@ -42,6 +56,20 @@ def run(device: Device, kernel: Kernel | str, tensors: Tensors, dims: Mapping[st
     for name, tensor in tensors.items():
         tensor.copy_(there[name])
     return plan
+
+
+def rejected(device: Device, kernel: str, tensors: Tensors, **dims: float) -> RejectedError:
+    with pytest.raises(RejectedError) as caught:
+        run(device, kernel, tensors, dims)
+    return caught.value
+
+
+def out_of(device: Device, kernel: str, size: int, dtype: torch.dtype = torch.int32, **dims: float) -> list[float]:
+    """The values that a kernel with the one tensor `y` writes."""
+    y = torch.zeros(size, dtype=dtype)
+    run(device, kernel, {"y": y}, dims)
+    values: list[float] = y.tolist()
+    return values
 
 
 def single(body: str, args: str, block: str = "[32]", grid: str = "[1]", more: str = "", top: str = "") -> str:

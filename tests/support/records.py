@@ -1,7 +1,21 @@
 """Records that tests fill archives with."""
 
+from dataclasses import replace
+
 from archive.kernel import Kernel, parse
-from archive.records import DeviceInfo, Evaluation, Measurement, Outcome, Proposal
+from archive.records import (
+    Check,
+    Conditions,
+    Confirmed,
+    DeviceInfo,
+    Duel,
+    Evaluation,
+    Measurement,
+    Outcome,
+    Proposal,
+    Resources,
+    Sanitized,
+)
 
 GPU = DeviceInfo("cuda", "Some GPU", "sm_90a", 132, 232448, copy_gb_s=4000.0, tflops=(("float32", 50.0),))
 CPU = DeviceInfo("emulated", "Some CPU", "sm_90a", 4, 232448)
@@ -33,3 +47,32 @@ def passed(kernel_id: str, device: DeviceInfo = GPU, created: float = 1.0, **tim
 
 def failed(kernel_id: str, outcome: Outcome = Outcome.WRONG, created: float = 1.0) -> Evaluation:
     return Evaluation(kernel_id, "softmax", GPU, outcome, "it is wrong", created=created)
+
+
+def duel(workload: str, speedup: float, width: float = 0.02) -> Duel:
+    return Duel(workload, "compile", speedup, speedup * (1 - width), speedup * (1 + width), noise=0.01)
+
+
+def confirmed(kernel_id: str, device: DeviceInfo = GPU, created: float = 1.0, **times: float) -> Evaluation:
+    """As `passed`, by a fresh process that timed duels with PyTorch and asked the sanitizer."""
+    evaluation = passed(kernel_id, device, created, **times)
+    duels = tuple(duel(measurement.workload, measurement.speedup) for measurement in evaluation.measurements)
+    said = tuple(Sanitized(tool, 0) for tool in ("memcheck", "racecheck", "initcheck", "synccheck"))
+    return replace(evaluation, confirmed=Confirmed(("rows=7 cols=1023 float32",), duels, said))
+
+
+def checked(evaluation: Evaluation) -> Evaluation:
+    """With two outputs judged per workload, and all that is recorded beside them."""
+    checks = [
+        Check(measurement.workload, values, "out", error, 1e-3, 4 * error / 1e-2)
+        for measurement in evaluation.measurements
+        for values, error in (("normal", 1e-3), ("large", 1.5e-3))
+    ]
+    return replace(
+        evaluation,
+        measurements=tuple(replace(m, compile_us=80.0, autotune_us=75.0) for m in evaluation.measurements),
+        checks=(*checks, Check("rows=1 cols=31 float32", "normal", "out", 5e-4, 1e-3, 0.25)),
+        conditions=Conditions(1980, 3201, 41, 512),
+        deterministic=True,
+        resources=(Resources("f", 40, 2048, 0),),
+    )

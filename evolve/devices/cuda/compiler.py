@@ -1,14 +1,21 @@
 """From a bound kernel to a cubin, through NVRTC. Needs no GPU, so every machine with the wheels can check syntax."""
 
+import contextlib
+import hashlib
+import json
+import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
 from archive.records import Outcome, Resources
+from evolve.devices import elf, state
 from evolve.devices.cuda import cubin
 from evolve.devices.cuda.prelude import EMPTY_HEADERS, PRELUDE
 from evolve.devices.device import RejectedError
+from evolve.devices.elf import Symbol
 from evolve.devices.headers import cuda_include_dirs
 from evolve.devices.prelude import numbered_source, specialisation
 from evolve.devices.source_text import includes, spliced_directive
@@ -31,19 +38,56 @@ class Cubin:
     entries: dict[str, cubin.Entry]
     resources: tuple[Resources, ...]
     log: str
+    variables: tuple[Symbol, ...] = ()  # must be found as they were after every call
 
 
-def compile_cubin(bound: Bound, arch: str) -> Cubin:
-    """Compile for an architecture such as sm_90a, and check the plan against what came out."""
+def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
+    """Compile for an architecture such as sm_90a, and check the plan against what came out.
+
+    `cache` is where another process may have left the result by `compile_ahead`; what is taken is gone from there.
+    """
     if reserved := bound.kernel.plan.reserved:
         raise RejectedError(Outcome.UNSUPPORTED, f"the plan asks for {reserved}, which is not supported yet")
     _check_includes(bound.kernel.source)
-    image, log = _nvrtc(PRELUDE + specialisation(bound) + numbered_source(bound), arch)
+    image, log = _found_or_compiled(_source(bound), arch, cache)
     entries = cubin.entries(image)
     for launch in bound.launches:
         _check_launch(launch, entries)
     resources = tuple(_resources(log, entries))
-    return Cubin(image, entries, resources, _warnings(bound.kernel.source, log, resources))
+    warnings = _warnings(bound.kernel.source, log, resources)
+    return Cubin(image, entries, resources, warnings, _variables(image, specialisation(bound) + bound.kernel.source))
+
+
+def compile_ahead(bound: Bound, arch: str, cubins: Path) -> None:
+    """Compile and check, for a process that will call `compile_cubin`."""
+    compile_cubin(bound, arch)
+    image, log = _nvrtc(_source(bound), arch)
+    file = _cubin_file(cubins, _source(bound), arch)
+    half = file.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):  # then it is compiled once more
+        half.write_bytes(json.dumps(log).encode() + b"\n" + image)
+        half.replace(file)
+
+
+@lru_cache(maxsize=256)
+def _found_or_compiled(source: str, arch: str, cache: Path | None) -> tuple[bytes, str]:
+    if cache is None:
+        return _nvrtc(source, arch)
+    file = _cubin_file(cache, source, arch)
+    try:
+        log, _, image = file.read_bytes().partition(b"\n")
+        file.unlink()
+    except OSError:
+        return _nvrtc(source, arch)
+    return image, json.loads(log)
+
+
+def _cubin_file(folder: Path, source: str, arch: str) -> Path:
+    return folder / f"{hashlib.sha256(f'{arch} {source}'.encode()).hexdigest()}.cubin"
+
+
+def _source(bound: Bound) -> str:
+    return PRELUDE + specialisation(bound) + numbered_source(bound)
 
 
 def _check_includes(source: str) -> None:
@@ -104,6 +148,15 @@ def _check_launch(launch: BoundLaunch, entries: dict[str, cubin.Entry]) -> None:
         raise RejectedError(
             Outcome.ILLEGAL, f"{where}: {threads} threads, __launch_bounds__ allows {entry.max_threads}"
         )
+
+
+def _variables(image: bytes, source: str) -> tuple[Symbol, ...]:
+    """The variables to watch; raises for those that make no sense but to keep something."""
+    symbols = elf.symbols(image)
+    variables = cubin.variables(symbols)
+    to_keep = [variable.name for variable in variables if cubin.begins_empty(variable) or cubin.of_inline_ptx(variable)]
+    state.check_compiled(to_keep, [symbol.name for symbol in symbols if symbol.section is None], source)
+    return variables
 
 
 def _misfit(value: Value, size: int) -> str:

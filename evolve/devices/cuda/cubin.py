@@ -1,13 +1,17 @@
-"""Reads from a cubin what its entries take and use: an ELF file's `.nv.info.<entry>` sections, no GPU needed."""
+"""Reads from a cubin what its entries take and use, and which variables outlive them. No GPU needed."""
 
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from evolve.devices import elf
+from evolve.devices.elf import Symbol
+
 PARAMETER = 0x17
 MAX_THREADS = 0x05
+ZEROED = ".nv.global"
+LASTING = (ZEROED, ".nv.global.init", ".nv.constant3")
 INLINE_FORMATS = (1, 2, 3)  # the two bytes after the attribute are its value; otherwise they are its length
-SECTION_HEADER = "<IIQQQQIIQQ"
 
 
 @dataclass(frozen=True)
@@ -22,19 +26,22 @@ class Entry:
 def entries(cubin: bytes) -> dict[str, Entry]:
     """Every entry of the cubin by its symbol, mangled unless it was declared extern "C"."""
     prefix = ".nv.info."
-    infos = ((name.removeprefix(prefix), data) for name, data in _sections(cubin) if name.startswith(prefix))
-    return {name: _entry(name, info) for name, info in infos}
+    infos = {s.name.removeprefix(prefix): s.data for s in elf.sections(cubin) if s.name.startswith(prefix)}
+    return {name: _entry(name, info) for name, info in infos.items()}
 
 
-def _sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
-    table, size, count, names_index = (
-        struct.unpack_from("<Q", elf, 0x28)[0],
-        *struct.unpack_from("<HHH", elf, 0x3A),
-    )
-    headers = [struct.unpack_from(SECTION_HEADER, elf, table + index * size) for index in range(count)]
-    names = elf[headers[names_index][4] :]
-    for name_at, _, _, _, offset, length, *_ in headers:
-        yield names[name_at : names.index(b"\0", name_at)].decode(), elf[offset : offset + length]
+def variables(symbols: list[Symbol]) -> tuple[Symbol, ...]:
+    """What lies in global or constant memory for as long as the cubin is loaded, the kernel's own and headers'."""
+    return tuple(s for s in symbols if s.kind == elf.VARIABLE and s.section and s.section.name in LASTING)
+
+
+def begins_empty(variable: Symbol) -> bool:
+    return variable.section is not None and variable.section.name == ZEROED
+
+
+def of_inline_ptx(variable: Symbol) -> bool:
+    """Whether a kernel declared it where no constant needs to be declared; the driver does not find it by name."""
+    return variable.name.startswith("$__")
 
 
 def _entry(name: str, info: bytes) -> Entry:

@@ -17,6 +17,7 @@ from archive.plan import print_plan
 from archive.records import Outcome
 from evolve.devices.device import RejectedError
 from evolve.devices.emulated.source import entries, translate
+from evolve.devices.emulated.variables import lasting_variables
 from evolve.devices.headers import cuda_include_dirs
 from evolve.devices.prelude import specialisation
 from evolve.errors import UserError
@@ -66,7 +67,15 @@ def find_compiler() -> tuple[str, ...] | None:
     return None
 
 
-def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Path:
+@dataclass(frozen=True)
+class Built:
+    """The shared library, and the names of its variables that the kernel could leave changed."""
+
+    library: Path
+    variables: tuple[str, ...]
+
+
+def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Built:
     """Compile into `folder`, or raise a RejectedError with the compiler's words."""
     kernel = bound.kernel
     first_line = print_plan(kernel.plan).count("\n") + 3
@@ -83,18 +92,23 @@ def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Path:
     runtime = folder / "runtime.o"
     runtime.write_bytes(_runtime_object(toolchain, cooperative))
     includes = [argument for path in (HERE / "include", *toolchain.headers) for argument in ("-I", str(path))]
+    own = folder / "kernel.o"
+    compiled = [*toolchain.flags, *_native(), *_mode(cooperative), "-nostdinc", *includes, "-c", str(unit)]
+    _compile([*toolchain.command, *compiled, "-o", str(own)], folder, kernel)
+    variables = lasting_variables(own.read_bytes())
     # Objects after `-x none`, so that a compiler told to read C++ does not read them as such.
-    command = [
-        *toolchain.command, *toolchain.flags, *_native(), *_mode(cooperative), "-nostdinc", *includes, str(unit),
-        "-x", "none", str(runtime), "-shared", "-o", str(library), "-lm", "-lpthread",
-    ]  # fmt: skip
+    linked = ["-x", "none", str(own), str(runtime), "-shared", "-o", str(library), "-lm", "-lpthread"]
+    _compile([*toolchain.command, *toolchain.flags, *linked], folder, kernel)
+    return Built(library, variables)
+
+
+def _compile(command: list[str], folder: Path, kernel: Kernel) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, cwd=folder, check=False)
     except subprocess.TimeoutExpired as error:
         raise RejectedError(Outcome.COMPILE_ERROR, f"compiling took more than {COMPILE_SECONDS} s") from error
     if done.returncode != 0:
         raise _failure(done.stderr, folder, kernel)
-    return library
 
 
 def _check_entries(bound: Bound, found: tuple[str, ...]) -> None:

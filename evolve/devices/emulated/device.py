@@ -8,6 +8,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -15,9 +16,11 @@ import torch
 
 from archive.binding import Bound, BoundLaunch
 from archive.records import DeviceInfo, Outcome, Resources
+from evolve.devices import state
 from evolve.devices.device import Program, RejectedError
 from evolve.devices.emulated import arguments, compiler
 from evolve.devices.emulated.arguments import Entry
+from evolve.devices.emulated.variables import Watched, watched
 
 SMS, SHARED_BYTES, ARCH = 4, 232448, "sm_90a"
 MAX_RESIDENT_BLOCKS, THREADS_PER_SM = 128, 2048
@@ -28,11 +31,12 @@ FAILURES = {1: Outcome.LAUNCH_ERROR, 2: Outcome.CRASHED, 3: Outcome.ILLEGAL, 4: 
 class EmulatedProgram:
     """A kernel as a shared library, unloaded when nobody holds the program any more."""
 
-    def __init__(self, bound: Bound, library: ctypes.CDLL) -> None:
+    def __init__(self, bound: Bound, loaded: "_Loaded") -> None:
         self.bound = bound
         self.resources: tuple[Resources, ...] = ()
         self.log = ""
-        self._library = library
+        self._loaded = loaded
+        library = loaded.library
         names = tuple(dict.fromkeys(launch.entry for launch in bound.launches))
         rows = (Entry * len(names)).in_dll(library, "evolve_entries") if names else ()
         self._entries = dict(zip(names, rows, strict=True))
@@ -45,6 +49,8 @@ class EmulatedProgram:
                 tensors[workspace.name].zero_()
         for launch in self.bound.launches:
             self._launch(launch, tensors)
+        if changed := [variable.name for variable in self._loaded.watched if variable.changed()]:
+            raise state.changed(changed)
 
     def _launch(self, launch: BoundLaunch, tensors: Mapping[str, torch.Tensor]) -> None:
         entry = self._entries[launch.entry]
@@ -53,7 +59,7 @@ class EmulatedProgram:
         sizes = (ctypes.c_uint * 6)(*launch.grid, *launch.block)
         message = ctypes.create_string_buffer(MESSAGE_BYTES)
         call = ctypes.c_void_p(entry.call)
-        failure = self._library.evolve_launch(
+        failure = self._loaded.library.evolve_launch(
             call, sizes, ctypes.c_uint(launch.shared), int(launch.cooperative), pointers, message, MESSAGE_BYTES
         )
         if failure:
@@ -61,15 +67,24 @@ class EmulatedProgram:
             raise RejectedError(FAILURES[failure], f"launch {launch.index} (`{launch.entry}`): {text}")
 
 
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    """A shared library and its variables, in memory for as long as a program holds this."""
+
+    library: ctypes.CDLL
+    watched: tuple[Watched, ...]
+
+
 class EmulatedDevice:
     """Proves a kernel's results without a GPU. Its times are CPU times."""
 
     torch_device = "cpu"
+    conditions = graph_time = sanitizer = None
 
     def __init__(self, also_compile: Callable[[Bound], object] | None = None) -> None:
         self._also_compile = also_compile
         # Workloads that share all specialised values share their library, for as long as a program holds it.
-        self._libraries: weakref.WeakValueDictionary[Hashable, ctypes.CDLL] = weakref.WeakValueDictionary()
+        self._libraries: weakref.WeakValueDictionary[Hashable, _Loaded] = weakref.WeakValueDictionary()
 
     @cached_property
     def info(self) -> DeviceInfo:
@@ -88,19 +103,21 @@ class EmulatedDevice:
             _check_resident(launch)
         if self._also_compile:
             self._also_compile(bound)
-        return EmulatedProgram(bound, self._library(bound))
+        return EmulatedProgram(bound, self._loaded(bound))
 
-    def _library(self, bound: Bound) -> ctypes.CDLL:
+    def _loaded(self, bound: Bound) -> _Loaded:
         entries = tuple((launch.entry, launch.cooperative) for launch in bound.launches)
         key = (bound.kernel.id, bound.constants, bound.types, entries)
-        library = self._libraries.get(key)
-        if library is None:
+        loaded = self._libraries.get(key)
+        if loaded is None:
             with tempfile.TemporaryDirectory(prefix="evolve-kernel-") as folder:
-                library = ctypes.CDLL(str(compiler.build(bound, self._toolchain, Path(folder))))
-            # Programs hold the library, which ctypes itself would never unload.
-            weakref.finalize(library, _ctypes.dlclose, library._handle)  # noqa: SLF001
-            self._libraries[key] = library
-        return library
+                built = compiler.build(bound, self._toolchain, Path(folder))
+                library = ctypes.CDLL(str(built.library))
+                loaded = _Loaded(library, watched(library, built.library, built.variables))
+            # Programs hold what is loaded, which ctypes itself would never unload.
+            weakref.finalize(loaded, _ctypes.dlclose, library._handle)  # noqa: SLF001
+            self._libraries[key] = loaded
+        return loaded
 
     def run(self, program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
         program.launch(tensors)

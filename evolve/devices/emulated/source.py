@@ -30,6 +30,7 @@ DEVICE_WORDS = (
     (r"\b(?:tex[123]D\w*|surf[123]D\w*|cudaTextureObject_t|cudaSurfaceObject_t)\b", "textures and surfaces"),
     (r"\b__pipeline_\w+|\bmemcpy_async\b", "asynchronous copies"),
 )
+NO_WORD_OF_CUDA = re.compile(r"\b(?:thread_local|_Thread_local|__thread)\b")
 DYNAMIC = re.compile(r"\bextern\b([^;{}()]*(?:\([^;{}]*?\)[^;{}()]*)*?)\b__shared__\b([^;]*);")
 QUALIFIERS = re.compile(
     r"\b(?:__align__|alignas|__attribute__|__builtin_align__)\s*\((?:[^()]|\([^()]*\))*\)|\bextern\b"
@@ -43,6 +44,9 @@ def translate(source: str, first_line: int) -> str:
     """The source for the host's compiler; raises RejectedError for what the emulator does not offer."""
     text = masked(source)
     _check_includes(source, first_line)
+    if match := NO_WORD_OF_CUDA.search(text):
+        message = f"error: `{match.group()}` is not supported in device code"
+        raise RejectedError(Outcome.COMPILE_ERROR, _at(source, match.start(), first_line, message))
     for pattern, meaning in DEVICE_WORDS:
         if match := re.search(pattern, text):
             raise RejectedError(Outcome.UNSUPPORTED, _at(source, match.start(), first_line, _unsupported(meaning)))

@@ -121,10 +121,10 @@ class Primitive:
                 ready = prepare(self.op, question.workload, choice.bound, device)
             except NoKernelError:
                 continue
-            times = choice.measured.times
+            measured = choice.measured
             reason = (
-                f"it was {times.speedup:.2f} times as fast as the better of eager and torch.compile "
-                f"at {times.workload} on {choice.measured.device}"
+                f"it was {measured.speedup:.2f} times as fast as the best of eager and torch.compile "
+                f"at {measured.times.workload} on {measured.device}"
             )
             return Decision(reason, choice.shipped.id, ready)
         raise AssertionError("choices end with a NoKernelError")

@@ -5,13 +5,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from archive import kernel as genome
+from archive import plain
 from archive.kernel import Kernel
-from archive.records import Measurement
+from archive.records import Duel, Measurement, Sanitized
 
-FORMAT = 1
+FORMAT = 2
 FILE = "manifest.json"
 
 
@@ -31,11 +31,29 @@ class Measured:
     times: Measurement
     workspace_bytes: int = 0
     deterministic: bool | None = None
+    duel: Duel | None = None  # with the best that PyTorch offers, by a fresh process
 
     @property
     def wins(self) -> bool:
-        """Even the slow end of the kernel's interval beats the better of eager and torch.compile."""
-        return self.times.high_us < self.times.baseline_us
+        """Even the low end of the duel's interval is above what timing the kernel against itself gives."""
+        return self.duel is not None and self.duel.won
+
+    @property
+    def speedup(self) -> float:
+        """Over the best that PyTorch offers."""
+        return self.duel.speedup if self.duel else self.times.speedup
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What a kernel of the package stood on one GPU before it was exported."""
+
+    device: str
+    outputs_judged: int
+    error: float | None  # root mean square, as a multiple of PyTorch's own: the worst of all outputs judged
+    share_of_allowed: float | None  # the worst element's error, where 1 is the most that is right
+    held_out: tuple[str, ...]  # shapes drawn at random when it was confirmed
+    sanitized: tuple[Sanitized, ...]  # what compute-sanitizer said; empty where it was absent
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,7 @@ class Shipped:
     when: str
     dtypes: tuple[str, ...]
     measured: tuple[Measured, ...]
+    tested: tuple[Tested, ...] = ()
 
     def load(self, folder: Path) -> Kernel:
         """The kernel, if its file is still the one that was measured."""
@@ -90,23 +109,4 @@ def read(folder: Path) -> dict[str, Entry]:
     manifest = json.loads((folder / FILE).read_text(encoding="utf-8"))
     if manifest["format"] != FORMAT:
         raise BrokenPackageError(f"{folder / FILE} has format {manifest['format']}, this runtime reads {FORMAT}")
-    return {name: _entry(fields) for name, fields in manifest["ops"].items()}
-
-
-def _entry(fields: dict[str, Any]) -> Entry:
-    kernels = tuple(
-        Shipped(**{**kernel, "dtypes": tuple(kernel["dtypes"]), "measured": tuple(map(_measured, kernel["measured"]))})
-        for kernel in fields["kernels"]
-    )
-    return Entry(
-        module=fields["module"],
-        inputs=tuple(fields["inputs"]),
-        outputs=tuple(fields["outputs"]),
-        parameters=fields["parameters"],
-        kernels=kernels,
-        pytorch_wins=tuple(map(_measured, fields["pytorch_wins"])),
-    )
-
-
-def _measured(fields: dict[str, Any]) -> Measured:
-    return Measured(**{**fields, "times": Measurement(**fields["times"])})
+    return {name: plain.record(Entry, fields) for name, fields in manifest["ops"].items()}

@@ -34,11 +34,8 @@
 #define __maxnreg__(...)
 #define __grid_constant__
 #define __inline_hint__ inline
-#ifdef EVOLVE_COOPERATIVE
+// Even where one OS thread runs all blocks in turn: this tells it from variables that keep something.
 #define __shared__ static __thread
-#else
-#define __shared__ static
-#endif
 #ifndef __restrict__
 #define __restrict__ __restrict
 #endif

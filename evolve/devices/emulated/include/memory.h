@@ -41,10 +41,14 @@ inline unsigned __isGlobal(const void*) { return 1; }
 #define EVOLVE_DYNAMIC static
 #endif
 
-// Inserted after each declaration of static shared memory: once per block, it is filled with garbage.
+// A heap would outlive the call. Declared so that a kernel that wants one is told so.
+extern "C" void* malloc(size_t) noexcept(true);
+extern "C" void free(void*) noexcept(true);
+
+// Inserted after each declaration of static shared memory: once per block, it is counted and filled with garbage.
 #define EVOLVE_POISON(variable) \
     { \
-        static EVOLVE_LOCAL evolve::Word evolve_seen = 0; \
+        static __thread evolve::Word evolve_seen = 0; \
         if (evolve_seen != evolve::block_serial) { \
             evolve_seen = evolve::block_serial; \
             evolve::poison((void*)&(variable), sizeof(variable)); \

@@ -73,6 +73,7 @@ struct Job {
     void** arguments;
     Index grid, block;
     unsigned shared;
+    unsigned turn;  // 0 or 1, for garbage that is not the same at every launch
 };
 
 // A grid whose blocks are all resident; the barrier counts blocks.

@@ -167,8 +167,11 @@ void yield() {
     resume(thread);
 }
 
+// Garbage reads as NaN or as a huge number in any type, and differs from one block and from one launch to another.
+static void fill(void* memory, Size bytes) { memset(memory, (block_serial & 1 ? 0xfe : 0x7e) | job->turn, bytes); }
+
 void poison(void* variable, Size bytes) {
-    memset(variable, block_serial & 1 ? 0xff : 0x7f, bytes);
+    fill(variable, bytes);
     block->static_shared += bytes;
     if (block->static_shared > 48 << 10)
         fail(COMPILE_ERROR, "ptxas: the kernel uses too much static shared memory (%zu bytes, 49152 are allowed); "

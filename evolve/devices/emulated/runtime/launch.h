@@ -1,10 +1,49 @@
 // One launch: every block of the grid, one after the other, or all at once when it is cooperative.
 #pragma once
+#ifdef __linux__
+#include <link.h>
+#endif
+
 #include "collectives.h"
 
 namespace evolve {
 
 static Word serials;
+
+// Where all static shared memory lies, also what no marker follows, for the OS thread that last asked.
+static char* static_shared;
+static size_t static_shared_bytes;
+
+#if defined(__linux__) && !defined(EVOLVE_COOPERATIVE)
+
+static __thread char in_this_thread;
+
+static int find_static_shared(dl_phdr_info* module, size_t, void*) {
+    for (int part = 0; part < module->dlpi_phnum; ++part) {
+        char* start = static_cast<char*>(module->dlpi_tls_data);
+        size_t bytes = module->dlpi_phdr[part].p_memsz;
+        if (module->dlpi_phdr[part].p_type != PT_TLS || !start) continue;
+        if (&in_this_thread < start || &in_this_thread >= start + bytes) continue;
+        static_shared = start;
+        static_shared_bytes = bytes;
+        return 1;
+    }
+    return 0;
+}
+
+static void locate_static_shared() {
+    static pthread_t asked;
+    if (static_shared && pthread_equal(asked, pthread_self())) return;
+    asked = pthread_self();
+    in_this_thread = 1;  // brings the memory into being
+    dl_iterate_phdr(find_static_shared, nullptr);
+}
+
+#else  // blocks on OS threads of their own begin with fresh memory
+
+static void locate_static_shared() {}
+
+#endif
 
 static void set_up(const Job& launched, Grid* shared_grid) {
     job = &launched;
@@ -33,7 +72,8 @@ static void run_block(Word index) {
     block->counts[SUM] = block->counts[ANY] = 0;
     block->counts[ALL] = 1;
     block->static_shared = 0;
-    if (job->shared) memset(dynamic_shared(), block_serial & 1 ? 0xff : 0x7f, job->shared);
+    if (job->shared) fill(dynamic_shared(), job->shared);
+    if (static_shared) fill(static_shared, static_shared_bytes);
     for (unsigned number = 0; number < block->threads; ++number) {
         block->all[number].wait = UNSTARTED;
         if (number % LANES == 0) {
@@ -73,6 +113,7 @@ static Word stride_of(Word blocks) {
 static Failure run_in_turn(const Job& launched, char* message, int size) {
     if (!kept_block) kept_block = new_block();
     block = kept_block;
+    locate_static_shared();
     set_up(launched, nullptr);
     Word blocks = Word(gridDim.x) * gridDim.y * gridDim.z, stride = stride_of(blocks), index = blocks - 1;
     for (Word turn = 0; turn < blocks; ++turn) {
@@ -147,7 +188,9 @@ static Failure run_together(const Job& launched, char* message, int size) {
 extern "C" EVOLVE_EXPORT int evolve_launch(void (*entry)(void**), const unsigned* sizes, unsigned shared, int cooperative,
                                            void** arguments, char* message, int size) {
     using namespace evolve;
-    Job launched = {entry, arguments, {sizes[0], sizes[1], sizes[2]}, {sizes[3], sizes[4], sizes[5]}, shared};
+    static Word launches;
+    unsigned turn = unsigned(++launches * 0x9e3779b97f4a7c15ull >> 63);  // 1 0 1 0 0 1 0 1 1 0: no period
+    Job launched = {entry, arguments, {sizes[0], sizes[1], sizes[2]}, {sizes[3], sizes[4], sizes[5]}, shared, turn};
 #ifdef EVOLVE_COOPERATIVE
     if (cooperative) return run_together(launched, message, size);
 #endif

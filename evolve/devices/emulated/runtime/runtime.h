@@ -46,7 +46,7 @@ Word clock_ticks();
 Word global_nanoseconds();
 int print(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-extern EVOLVE_LOCAL Word block_serial;  // another one for every block that runs
+extern EVOLVE_LOCAL Word block_serial;  // another one for every block that runs, never 0
 extern EVOLVE_LOCAL unsigned dynamic_bytes;
 
 }  // namespace evolve

@@ -1,0 +1,140 @@
+"""Leaves nothing for the next kernel to find or to profit from: free memory, shared memory, the L2 cache."""
+
+import ctypes
+import secrets
+from enum import IntEnum
+from functools import cache
+
+import torch
+from cupy.cuda import runtime
+from cupy_backends.cuda.api import driver
+
+from evolve.devices.cuda import own
+
+FLUSH_BYTES = 2**28  # several times the L2 of any GPU so far
+THREADS, VECTOR_BYTES = 1024, 16
+BLOCKS_PER_SM = 2  # one fills an SM; the second wave is for an SM that the first one missed
+LIMIT_BYTES = 2**16  # for what kernels print, and for a heap that none of them may have
+NOT_SUPPORTED = 801  # cuCtxResetPersistingL2Cache on GPUs before compute capability 8.0
+
+SOURCE = r"""
+#if __CUDA_ARCH__ >= 800
+#define POLICY(name) \
+    unsigned long long policy; \
+    asm("createpolicy.fractional.L2::" name ".b64 %0, 1.0;" : "=l"(policy))
+#define LOAD(value, address) \
+    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;" \
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy))
+#else
+#define POLICY(name)
+#define LOAD(value, address) value = *(address)
+#endif
+#define READ_ALL(name) { \
+    POLICY(name); \
+    uint4 a, b, c, d; \
+    for (; i + 3 * step < vectors; i += 4 * step) { \
+        LOAD(a, buffer + i); \
+        LOAD(b, buffer + i + step); \
+        LOAD(c, buffer + i + 2 * step); \
+        LOAD(d, buffer + i + 3 * step); \
+        found |= ANY(a) | ANY(b) | ANY(c) | ANY(d); \
+    } \
+    for (; i < vectors; i += step) { \
+        LOAD(a, buffer + i); \
+        found |= ANY(a); \
+    } \
+}
+#define ANY(value) (value.x | value.y | value.z | value.w)
+
+// The buffer holds zeros. What is found is written back so that the compiler cannot leave out the reading.
+extern "C" __global__ void __launch_bounds__(1024) clean(
+    unsigned pattern, unsigned shared_vectors, uint4* buffer, unsigned long long vectors, int eviction)
+{
+    extern __shared__ uint4 shared[];
+    unsigned first = (unsigned)__cvta_generic_to_shared(shared);
+    for (unsigned i = threadIdx.x; i < shared_vectors; i += blockDim.x)
+        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" :: "r"(first + 16 * i), "r"(pattern) : "memory");
+    unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
+    unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
+    unsigned found = 0;
+    if (eviction == 1) READ_ALL("evict_last")
+    else if (eviction == 2) READ_ALL("evict_first")
+    else READ_ALL("evict_normal")
+    if (found) buffer->x = found;
+}
+"""
+
+
+class Eviction(IntEnum):
+    """How the lines that the flush brings into the L2 are to be kept there."""
+
+    NORMAL = 0
+    LAST = 1
+    FIRST = 2
+
+
+class Cleaner:
+    """Overwrites shared memory and the L2, by a kernel of our own."""
+
+    def __init__(self, arch: str, sms: int, shared_bytes: int) -> None:
+        self._function = own.function(SOURCE, "clean", arch)
+        driver.funcSetAttribute(
+            self._function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes
+        )
+        self._blocks, self._shared_bytes = BLOCKS_PER_SM * sms, shared_bytes
+        self._buffer = torch.zeros(0, dtype=torch.uint8, device="cuda")
+
+    def poison_shared(self) -> None:
+        """Fill the shared memory of every SM with garbage, another at every call."""
+        self._launch(0, Eviction.NORMAL)
+
+    def poison_shared_and_flush(self, eviction: Eviction = Eviction.NORMAL) -> None:
+        """The same, and fill the L2 with clean lines that nobody wants."""
+        if not len(self._buffer):
+            self._buffer = torch.zeros(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        self._launch(FLUSH_BYTES // VECTOR_BYTES, eviction)
+
+    def _launch(self, vectors: int, eviction: Eviction) -> None:
+        values = (
+            ctypes.c_uint32(pattern()),
+            ctypes.c_uint32(self._shared_bytes // VECTOR_BYTES),
+            ctypes.c_uint64(self._buffer.data_ptr()),
+            ctypes.c_uint64(vectors),
+            ctypes.c_int32(eviction),
+        )
+        own.launch(self._function, self._blocks, THREADS, values, self._shared_bytes)
+
+
+def pattern() -> int:
+    """Four bytes that are NaN in every float type, whichever of its parts they fill, and never twice the same."""
+    return 0x7FF07FF0 | secrets.randbits(32) & 0x800F800F or pattern()
+
+
+def erase_free_memory() -> None:
+    """Overwrite what PyTorch's allocator holds ready to be given out again: results of the reference lie there."""
+    torch.cuda.synchronize()  # some of it was freed with work still under way, perhaps on another stream
+    stream = torch.cuda.current_stream().cuda_stream
+    device = torch.cuda.current_device()
+    for segment in torch.cuda.memory_snapshot():
+        for block in segment["blocks"]:
+            if block["state"] == "inactive" and segment["device"] == device:
+                runtime.memsetAsync(block["address"], 0xFF, block["size"], stream)
+
+
+def reset_persisting_lines() -> None:
+    """Lines of the L2 that a kernel asked to keep lose that privilege. Takes effect at once, not in stream order."""
+    status = _driver().cuCtxResetPersistingL2Cache()
+    if status != NOT_SUPPORTED:
+        driver.check_status(status)
+
+
+@cache
+def bound_limits() -> None:
+    """Once per process, before any kernel that prints: the driver refuses later."""
+    runtime.deviceSetLimit(runtime.cudaLimitPrintfFifoSize, LIMIT_BYTES)
+    runtime.deviceSetLimit(runtime.cudaLimitMallocHeapSize, LIMIT_BYTES)
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")

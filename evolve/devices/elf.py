@@ -1,0 +1,75 @@
+"""Reads the sections and symbols of a cubin or of a host's object file: both are ELF, for 64 bits, little-endian."""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MAGIC = b"\x7fELF"
+SECTION_HEADER, SYMBOL = "<IIQQQQIIQQ", "<IBBHQQ"
+SYMBOL_TABLE, WITHOUT_DATA = 2, 8  # types of sections
+WRITABLE = 1
+VARIABLE, FUNCTION, OF_A_THREAD = 1, 2, 6  # kinds of symbols
+
+
+@dataclass(frozen=True)
+class Section:
+    name: str
+    data: bytes  # empty for a section that the file only announces, such as .bss
+    writable: bool
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """Something with a name in a section; in no section where it is taken from elsewhere."""
+
+    name: str
+    kind: int
+    section: Section | None
+    at: int  # within the section in a file that is still to be linked, else an address
+    size: int
+
+
+def sections(image: bytes) -> list[Section]:
+    """Empty for a file that is no ELF file at all."""
+    if not image.startswith(MAGIC):
+        return []
+    headers, names = _headers(image)
+    return [_section(image, header, names) for header in headers]
+
+
+def symbols(image: bytes) -> list[Symbol]:
+    if not image.startswith(MAGIC):
+        return []
+    headers, names = _headers(image)
+    held = [_section(image, header, names) for header in headers]
+    return [
+        symbol for header in headers if header[1] == SYMBOL_TABLE for symbol in _table(image, header, headers, held)
+    ]
+
+
+def _headers(image: bytes) -> tuple[list[tuple[int, ...]], int]:
+    """The section headers, and where their names begin."""
+    table = struct.unpack_from("<Q", image, 0x28)[0]
+    size, count, names = struct.unpack_from("<HHH", image, 0x3A)
+    headers = [struct.unpack_from(SECTION_HEADER, image, table + index * size) for index in range(count)]
+    return headers, headers[names][4]
+
+
+def _section(image: bytes, header: tuple[int, ...], names: int) -> Section:
+    name_at, kind, flags, _, offset, length, *_ = header
+    data = b"" if kind == WITHOUT_DATA else image[offset : offset + length]
+    return Section(_text(image, names + name_at), data, bool(flags & WRITABLE))
+
+
+def _table(
+    image: bytes, header: tuple[int, ...], headers: list[tuple[int, ...]], held: list[Section]
+) -> Iterator[Symbol]:
+    _, _, _, _, offset, length, strings, *_ = header
+    names = headers[strings][4]
+    for name_at, info, _, place, at, size in struct.iter_unpack(SYMBOL, image[offset : offset + length]):
+        section = held[place] if 0 < place < len(held) else None
+        yield Symbol(_text(image, names + name_at), info & 15, section, at, size)
+
+
+def _text(image: bytes, at: int) -> str:
+    return image[at : image.index(b"\0", at)].decode(errors="replace")

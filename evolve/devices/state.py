@@ -1,0 +1,72 @@
+"""What a kernel could remember from one call to the next: variables that outlive it, and memory of its own.
+
+Read off the symbols of what it was compiled to, so the same rules hold on every device.
+"""
+
+import re
+from collections.abc import Iterable
+
+from archive.records import Outcome
+from evolve.devices.device import RejectedError
+from evolve.devices.source_text import masked
+
+ALLOCATES = re.compile(r"malloc|calloc|realloc|free|_Z(?:nw|na|dl|da)\w+")  # also the operators new and delete
+OPERATORS = {"_Znw": "new", "_Zna": "new[]", "_Zdl": "delete", "_Zda": "delete[]"}
+# Headers bring constants of their own; they are zero to begin with, and watched like everything else.
+LIBRARIES = ("cuda", "cub", "thrust", "cooperative_groups", "nvcuda")
+INSTEAD = "declare a [workspace] with zero = true, or make it const / __constant__"
+
+
+def check_compiled(to_keep: Iterable[str], undefined: Iterable[str], source: str = "") -> None:
+    """Raise for a heap, and for a variable that begins as zero and was not declared constant in the source.
+
+    Of all others it cannot be told whether the kernel writes to them; those are compared after every call.
+    """
+    for name in undefined:
+        if ALLOCATES.fullmatch(name):
+            message = "the kernel allocates memory of its own, which outlives the call: declare a [workspace]"
+            raise RejectedError(Outcome.KEEPS_STATE, f"{message} (it calls `{OPERATORS.get(name[:4], name)}`)")
+    doubtful = [name for name in to_keep if not _of_a_library(name)]
+    text = masked(source) if doubtful else ""
+    for name in doubtful:
+        if not _declared_constant(name, text):
+            message = f"`{readable(name)}` keeps its value from one call to the next"
+            raise RejectedError(Outcome.KEEPS_STATE, f"{message}: {INSTEAD}")
+
+
+def changed(names: Iterable[str]) -> RejectedError:
+    """The verdict on a kernel that left variables behind that are not as they were loaded."""
+    named = ", ".join(f"`{readable(name)}`" for name in names)
+    return RejectedError(Outcome.KEEPS_STATE, f"the kernel changed {named}, to be found by the next call: {INSTEAD}")
+
+
+def readable(symbol: str) -> str:
+    """`calls` for `_ZZ10test_entryE5calls`, `a::other` for `_ZN1a5otherE`; anything stranger stays as it is."""
+    return "::".join(_parts(symbol)[-1 if symbol.startswith("_ZZ") else 0 :])
+
+
+def _of_a_library(symbol: str) -> bool:
+    parts = _parts(symbol)
+    return len(parts) > 1 and parts[0] in LIBRARIES
+
+
+def _declared_constant(symbol: str, text: str) -> bool:
+    name = re.escape(_parts(symbol)[-1])
+    return re.search(rf"\b(?:const|constexpr)\b[^;{{}}()=*]*\b{name}\b", text) is not None
+
+
+def _parts(symbol: str) -> list[str]:
+    """The names within a mangled one, as far as they are plain; those that the compiler made up are left out."""
+    for local in re.finditer(r"E(\d+)", symbol) if symbol.startswith("_ZZ") else ():
+        end = local.end() + int(local.group(1))
+        if end <= len(symbol) and re.fullmatch(r"(?:_\d+|__\d+_)?", symbol[end:]):  # a number tells equal names apart
+            return [*_parts(f"_Z{symbol[3 : local.start()]}"), symbol[local.end() : end]]
+    match = re.match(r"_ZN?K?L?(?=\d)", symbol)
+    if match is None:
+        return [symbol]
+    parts, at = [], match.end()
+    while length := re.match(r"L?(\d+)", symbol[at:]):
+        start = at + length.end()
+        at = start + int(length.group(1))
+        parts.append(symbol[start:at])
+    return [part for part in parts if not part.startswith(("_INTERNAL_", "_GLOBAL_"))] or [symbol]

@@ -1,0 +1,122 @@
+"""What a user would run instead of a kernel: eager PyTorch and torch.compile. Timed once, and kept on disk."""
+
+import hashlib
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from archive.records import DeviceInfo
+from evolve.devices.device import Device
+from evolve.evaluation.caches import evolve_cache_dir
+from reference_ops.op import Op, Tensors, Workload
+
+VERSION = 1  # of how baselines are timed: what an older one left on disk is not read
+SAMPLES, SETS = 24, 2
+STEADY = 0.03  # PyTorch's time may stray so far without meaning that the GPU has changed its pace
+EAGER, COMPILE, AUTOTUNE = "eager", "compile", "autotune"
+Call = Callable[[Tensors], object]
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Times of what PyTorch offers for one workload; None where torch.compile cannot."""
+
+    eager_us: float
+    compile_us: float | None = None
+    autotune_us: float | None = None
+
+    @property
+    def best(self) -> str:
+        """The name of the fastest."""
+        times = {EAGER: self.eager_us, COMPILE: self.compile_us, AUTOTUNE: self.autotune_us}
+        return min((name for name, time in times.items() if time), key=lambda name: times[name] or 0.0)
+
+    @property
+    def best_us(self) -> float:
+        return min(time for time in (self.eager_us, self.compile_us, self.autotune_us) if time)
+
+    def anchored(self, eager_us: float) -> "Baselines":
+        """The same at the GPU's present pace, which eager PyTorch, timed again just now, gives away."""
+        pace = eager_us / self.eager_us
+        if abs(pace - 1) <= STEADY:
+            return self
+        return Baselines(
+            eager_us, self.compile_us and self.compile_us * pace, self.autotune_us and self.autotune_us * pace
+        )
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Baselines on disk, one file per device, driver, PyTorch, op and workload."""
+
+    folder: Path
+
+    def find(self, op: Op, workload: Workload, info: DeviceInfo) -> Baselines | None:
+        try:
+            return Baselines(**json.loads(self._file(op, workload, info).read_text()))
+        except (OSError, ValueError, TypeError):  # absent, or half-written by a machine that lost power
+            return None
+
+    def keep(self, op: Op, workload: Workload, info: DeviceInfo, baselines: Baselines) -> None:
+        file = self._file(op, workload, info)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            half = file.with_suffix(f".{id(baselines)}")
+            half.write_text(json.dumps(asdict(baselines)))
+            half.replace(file)
+        except OSError:
+            return  # then they are timed again next time
+
+    def _file(self, op: Op, workload: Workload, info: DeviceInfo) -> Path:
+        facts = [VERSION, info.key, info.arch, info.driver, info.torch, op.name, workload.key, _text(op)]
+        return self.folder / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.json"
+
+
+def shelf() -> Shelf:
+    return Shelf(evolve_cache_dir() / "baselines")
+
+
+def timed(op: Op, workload: Workload, device: Device) -> Baselines:
+    """Time everything that PyTorch offers here, in turns; on the emulated device eager PyTorch alone."""
+    names = (EAGER, COMPILE, AUTOTUNE) if device.info.kind == "cuda" else (EAGER,)
+    calls = {name: call for name in names if (call := prepared(name, op, workload, device))}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    sets = [op.inputs_at(workload, seed, device.torch_device) for seed in range(SETS)]
+    for sample in range(SAMPLES + 1):
+        for name, call in calls.items():
+            took = device.time(lambda: call(sets[sample % SETS]))  # noqa: B023
+            if sample:  # the first warms up
+                times[name].append(took)
+    medians = {name: statistics.median(samples) for name, samples in times.items()}
+    return Baselines(medians[EAGER], medians.get(COMPILE), medians.get(AUTOTUNE))
+
+
+def prepared(name: str, op: Op, workload: Workload, device: Device) -> Call | None:
+    """A baseline ready to be called at this workload's exact shapes, as in a model of fixed sizes; None if it fails."""
+    if name == EAGER:
+        return lambda inputs: op.call_baseline(inputs, workload)
+    torch._dynamo.config.recompile_limit = 10_000  # noqa: SLF001 - one compiled function per workload, many workloads
+    # CUDA graphs would copy every input into buffers of their own; a call of a kernel does not either.
+    mode = "max-autotune-no-cudagraphs" if name == AUTOTUNE else "default"
+    function = torch.compile(op.baseline or op.reference, dynamic=False, mode=mode)
+    parameters = dict(workload.parameters)
+
+    def call(inputs: Tensors) -> object:
+        return function(*inputs.values(), **parameters)
+
+    try:
+        call(op.inputs_at(workload, 0, device.torch_device))
+    except Exception:  # noqa: BLE001 - whatever the compiler cannot do, eager is the baseline
+        return None
+    return call
+
+
+def _text(op: Op) -> str:
+    """The file that defines the op: who changes it gets fresh baselines."""
+    file = getattr(sys.modules.get(op.reference.__module__), "__file__", None)
+    return Path(file).read_text(encoding="utf-8") if file and Path(file).is_file() else ""

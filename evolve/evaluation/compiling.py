@@ -1,0 +1,110 @@
+"""A kernel compiled for every workload it will be tested at: those that the op lists, and some that nobody listed."""
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from archive.binding import Bound, IllegalError, accepts, bind
+from archive.kernel import Kernel
+from archive.kernel import check as check_plan
+from archive.plan import PlanError
+from archive.records import DeviceInfo, Evaluation, Outcome
+from evolve.devices.device import RejectedError
+from evolve.points import point, signature
+from reference_ops.op import Op, Workload
+from reference_ops.shapes import held_out
+
+HELD_OUT, HELD_OUT_TO_CONFIRM = 2, 6
+HELD_OUT_BYTES = {"cuda": 2**25, "emulated": 2**18}
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class Compiled(Generic[P]):
+    """Programs by workload."""
+
+    declared: tuple[tuple[Workload, P], ...]
+    awkward: tuple[tuple[Workload, P], ...]
+    held_out: tuple[tuple[Workload, P], ...]
+    skipped: tuple[str, ...]  # declared workloads without a program, and why
+
+
+def compiled(
+    kernel: Kernel, op: Op, info: DeviceInfo, compile_bound: Callable[[Bound], P], shapes_seed: int, *, confirm: bool
+) -> Compiled[P]:
+    """Compile for all workloads. Raises PlanError or RejectedError at the first that the kernel accepts and fails."""
+    check_plan(kernel, signature(op))
+    declared, skipped = _programs(kernel, op, op.workloads(info.kind), info, compile_bound)
+    if not declared:
+        raise RejectedError(Outcome.ILLEGAL, "no workload is left: " + "; ".join(skipped))
+    awkward, _ = _programs(kernel, op, op.awkward, info, compile_bound)
+    drawn = held_out(
+        op,
+        lambda workload: _accepted(kernel, op, workload, info),
+        random.Random(shapes_seed),
+        HELD_OUT_TO_CONFIRM if confirm else HELD_OUT,
+        HELD_OUT_BYTES[info.kind],
+    )
+    unforeseen, _ = _programs(kernel, op, drawn, info, compile_bound)
+    return Compiled(tuple(declared), tuple(awkward), tuple(unforeseen), tuple(skipped))
+
+
+def verdict_on(kernel: Kernel, op: Op, info: DeviceInfo, judge: Callable[[Evaluation], Evaluation]) -> Evaluation:
+    """What `judge` makes of an evaluation that has passed so far; a fault of the kernel becomes its outcome."""
+    started = time.monotonic()
+    verdict = Evaluation(kernel.id, op.name, info, Outcome.PASSED, "", created=time.time())
+    try:
+        verdict = judge(verdict)
+    except PlanError as error:
+        verdict = replace(verdict, outcome=Outcome.MALFORMED, log=str(error))
+    except RejectedError as error:
+        verdict = replace(verdict, outcome=error.outcome, log=error.log)
+    return replace(verdict, seconds=round(time.monotonic() - started, 3))
+
+
+def precompile(
+    kernel: Kernel, op: Op, info: DeviceInfo, compile_bound: Callable[[Bound], object], shapes_seed: int,
+    *, confirm: bool = False,
+) -> Evaluation | None:  # fmt: skip
+    """The verdict on a kernel that does not even compile, or None: needs no GPU."""
+
+    def judge(verdict: Evaluation) -> Evaluation:
+        compiled(kernel, op, info, compile_bound, shapes_seed, confirm=confirm)
+        return verdict
+
+    verdict = verdict_on(kernel, op, info, judge)
+    return None if verdict.passed else verdict
+
+
+def _programs(
+    kernel: Kernel, op: Op, workloads: Iterable[Workload], info: DeviceInfo, compile_bound: Callable[[Bound], P]
+) -> tuple[list[tuple[Workload, P]], list[str]]:
+    """The kernel compiled for every workload it accepts, and why it was not for the others."""
+    programs, skipped = [], []
+    for workload in workloads:
+        try:
+            programs.append((workload, compile_bound(_bound(kernel, op, workload, info))))
+        except IllegalError as error:
+            skipped.append(f"{workload.key}: {error}")
+        except RejectedError as error:
+            if error.outcome is not Outcome.ILLEGAL:
+                raise RejectedError(error.outcome, f"{workload.key}: {error.log}") from error
+            skipped.append(f"{workload.key}: {error.log}")
+    return programs, skipped
+
+
+def _bound(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> Bound:
+    place = point(op, workload, info)
+    if not accepts(kernel, place):
+        raise IllegalError("not accepted by the kernel's `when` or `dtypes`")
+    return bind(kernel, place)
+
+
+def _accepted(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> bool:
+    try:
+        _bound(kernel, op, workload, info)
+    except IllegalError:
+        return False
+    return True

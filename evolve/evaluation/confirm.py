@@ -1,0 +1,88 @@
+"""What a champion has to stand besides a second evaluation: duels with the best baseline, and the sanitizer."""
+
+import secrets
+import statistics
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from archive.records import Duel, Measurement, Outcome, Sanitized
+from evolve.devices.device import Device, Program, RejectedError
+from evolve.evaluation import baselines
+from evolve.evaluation.baselines import Baselines
+from evolve.evaluation.check import Inspector, Task
+from evolve.evaluation.timing import median_interval, places_for
+from reference_ops.op import Op, Workload
+
+ROUNDS = 31
+CONTENDER = 1.05  # times the best baseline: what is slower has no duel to win
+SANITIZER_SECONDS = 60.0
+
+
+def duel(inspector: Inspector, program: Program, op: Op, workload: Workload, standard: Baselines) -> Duel:
+    """The kernel, the best baseline, and the kernel once more, in random order, each on inputs of its own."""
+    device, rng = inspector.device, inspector.rng
+    name = standard.best
+    rival = baselines.prepared(name, op, workload, device)
+    if rival is None:
+        raise RuntimeError(f"{name} was timed on {workload.key} before, and cannot be prepared again")
+    places = places_for(inspector, program, op, workload)
+    calls: list[Callable[[int], object]] = [
+        lambda at: program.launch(places[at].tensors),
+        lambda at: rival(places[at].inputs),
+        lambda at: program.launch(places[at].tensors),
+    ]
+    rounds = []
+    for index in range(ROUNDS + 1):
+        times = {}
+        for contestant in rng.sample(range(3), 3):
+            at = (index + contestant) % len(places)
+            places[at].refill(Task(op, workload, rng.randrange(2**31)), device)
+            times[contestant] = device.time(lambda: calls[contestant](at))  # noqa: B023
+        if index:  # the first round warms up
+            rounds.append(times)
+    speedups = [times[1] / times[0] for times in rounds]
+    same = median_interval([times[2] / times[0] for times in rounds])
+    low, high = median_interval(speedups)
+    noise = max(abs(bound - 1) for bound in same)
+    return Duel(workload.key, name, statistics.median(speedups), low, high, noise)
+
+
+def sanitized(
+    device: Device, programs: Iterable[tuple[Workload, Program]], op: Op, watch: Callable[[str], None]
+) -> tuple[Sanitized, ...]:
+    """What compute-sanitizer says at a few small shapes, side by side. Raises RejectedError when it finds a fault."""
+    if (sanitizer := device.sanitizer) is None:
+        return ()
+    watch("sanitize")
+    chosen = _spread(sorted(programs, key=lambda pair: op.least_bytes(pair[0])))
+    drawn = [op.inputs_at(w, secrets.randbelow(2**31), device.torch_device) for w, _ in chosen]
+
+    def examine(at: int) -> tuple[Sanitized, ...]:
+        workload, program = chosen[at]
+        outputs = {spec.name: op.bytes_of((spec,), workload) for spec in op.outputs}
+        return sanitizer(program.bound, drawn[at], outputs, SANITIZER_SECONDS)
+
+    found: list[Sanitized] = []
+    with ThreadPoolExecutor() as pool:
+        for (workload, _), reports in zip(chosen, pool.map(examine, range(len(chosen))), strict=True):
+            for said in reports:
+                if said.errors:
+                    message = f"{workload.key}: compute-sanitizer's {said.tool} found {said.errors} errors"
+                    raise RejectedError(Outcome.UNSAFE, f"{message}\n{said.report}")
+                found.append(replace(said, report=f"{workload.key} {said.report}".strip()))
+    return tuple(found)
+
+
+def contends(measurement: Measurement) -> bool:
+    """Whether a duel could be won at all."""
+    return measurement.median_us < CONTENDER * measurement.baseline_us
+
+
+def _spread(smallest: list[tuple[Workload, Program]]) -> list[tuple[Workload, Program]]:
+    """The smallest, the largest of the smaller half, and one between: their loops and tails differ.
+
+    Not the large ones: the tools slow a kernel down a hundredfold.
+    """
+    half = smallest[: max(1, len(smallest) // 2)]
+    return [half[index] for index in sorted({0, len(half) // 2, len(half) - 1})]

@@ -1,0 +1,276 @@
+"""What was checked on a kernel, with which figures, and why it passed or failed: for `evolve evaluate --explain`."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from archive.kernel import Kernel
+from archive.records import Check, Conditions, Evaluation, Outcome
+from evolve.report.confirmation import audit, confirmation_details
+from evolve.report.meanings import MEANINGS, Step, stopped_at
+from evolve.report.tables import fitted, measurements_table, plain_table
+from evolve.report.words import (
+    EMULATED_TIMES,
+    counted,
+    figure,
+    idea,
+    moment,
+    percent,
+    short,
+    times,
+    workload_labels,
+)
+
+# How the evaluator works, as told to people; tests hold these against the evaluator's own.
+POISONS, GAP_BYTES, ALIGNMENTS, PHYSICAL_SHARE = (0xFF, 0x7E), 4096, (16, 512), 0.8
+VALUES = {
+    "normal": "normal numbers",
+    "uniform": "between 0 and 1: sums grow",
+    "large": "squares or exponentials overflow",
+    "heavy_tail": "a few elements make up most of a sum",
+    "integers": "small integers: the result must be exact",
+    "constant": "one number throughout a row",
+    "masked": "half of them are -inf",
+    "ties": "few distinct numbers, zeros of both signs",
+    "tiny": "down to the smallest there are",
+    "mixed": "rows of each kind",
+}
+WIDE = 120  # columns from which there is room to describe the values
+NAMES = {
+    Step.COMPILING: "Compiling",
+    Step.MEMORY: "Running, and what it did to memory",
+    Step.NUMBERS: "Numbers",
+    Step.REPEATABILITY: "Repeatability",
+    Step.TIME: "Time",
+    Step.CONFIRMATION: "Confirmation",
+}
+KILLED = (Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.LAUNCH_ERROR)
+
+
+def explanation(kernel: Kernel, verdicts: Sequence[Evaluation], width: int) -> Iterator[RenderableType]:
+    """The last of a kernel's verdicts on one device, step by step; the earlier ones come first."""
+    *earlier, verdict = verdicts
+    yield _headline(kernel, verdict)
+    yield _because(verdict, earlier)
+    failed_at = None if verdict.passed else stopped_at(verdict)
+    for step in Step:
+        parts = list(_failure(verdict) if step == failed_at else ())
+        if failed_at is None or step < failed_at or (step == failed_at == Step.NUMBERS):
+            parts = [*_about(step, verdict, width), *parts]
+        state, style = _state(step, verdict, failed_at)
+        yield Text.assemble(f"\n{step}  ", (NAMES[step], "bold"), ": ", (state, style))
+        yield Padding(Group(*parts), (0, 0, 0, 3))
+    audited = list(audit(verdict))
+    if audited:
+        yield Text()
+    yield from audited
+
+
+def _headline(kernel: Kernel, verdict: Evaluation) -> Text:
+    device = verdict.device
+    versions = [f"driver {device.driver}"] if device.driver else []
+    versions += [f"PyTorch {device.torch}"] if device.torch else []
+    facts = [device.arch, *versions, moment(verdict.created), f"{verdict.seconds:.1f} s", f"seed {verdict.seed}"]
+    known = ", ".join(filter(None, facts))
+    return Text.assemble((short(kernel.id), "bold"), f"  {kernel.op}: {idea(kernel)}\non {device.name} ({known})")
+
+
+def _because(verdict: Evaluation, earlier: Sequence[Evaluation]) -> Text:
+    """The verdict and its reason, in a sentence or two."""
+    if verdict.passed and verdict.confirmed:
+        return Text("PASSED, and confirmed: a fresh process tested it again, harder, and found nothing.", "green")
+    if verdict.passed:
+        return Text("PASSED: every step up to the timing was in order. It is not confirmed yet.", "green")
+    last_pass = next((e for e in reversed(earlier) if e.passed), None)
+    when = f" on {moment(last_pass.created)}" if last_pass and last_pass.created else ""
+    again = f" It had passed{when}, and fell when it was tested again." if last_pass else ""
+    return Text(f"FAILED at step {stopped_at(verdict):d}: {verdict.outcome}.{again}", "red")
+
+
+def _unrecorded(verdict: Evaluation) -> Text:
+    lost = (
+        "They were lost with the process that it ended." if verdict.outcome in KILLED else "An older evolve kept none."
+    )
+    return Text(f"No figures are recorded. {lost}", "yellow")
+
+
+def _state(step: Step, verdict: Evaluation, failed_at: Step | None) -> tuple[str, str]:
+    if failed_at is not None and step >= failed_at:
+        return ("stopped here", "red") if step == failed_at else ("not reached", "dim")
+    if step == Step.CONFIRMATION and not verdict.confirmed:
+        return "not yet", "yellow"
+    return "passed", "green"
+
+
+def _failure(verdict: Evaluation) -> Iterator[RenderableType]:
+    meaning = MEANINGS[verdict.outcome]
+    judged = len(verdict.checks)
+    before = (
+        f" Before that, {counted(judged, 'output')} had been right." if judged and meaning.step < Step.NUMBERS else ""
+    )
+    yield Text(f"{meaning.seen}{before}")
+    yield Text(f"What to do: {meaning.advice}")
+    if verdict.log.strip():
+        yield Text("\n" + verdict.log.strip(), "dim")
+
+
+def _about(step: Step, verdict: Evaluation, width: int) -> Iterator[RenderableType]:
+    """What was done at a step, and what came of it."""
+    match step:
+        case Step.COMPILING:
+            yield from _compiling(verdict)
+        case Step.MEMORY:
+            yield _memory(verdict)
+        case Step.NUMBERS:
+            yield from _numbers(verdict, width)
+        case Step.REPEATABILITY:
+            yield _repeatability(verdict)
+        case Step.TIME:
+            yield from _time(verdict, width)
+        case Step.CONFIRMATION:
+            yield from _confirmation(verdict)
+
+
+def _compiling(verdict: Evaluation) -> Iterator[RenderableType]:
+    for spent in verdict.resources:
+        local = f"{spent.local_bytes} B of local memory (spills)" if spent.local_bytes else "no spills"
+        shared = f"{spent.shared_bytes} B of static shared memory"
+        yield Text(f"{spent.entry}: {spent.registers} registers, {shared}, {local}")
+    if not verdict.resources:
+        yield Text("It compiled for every workload that it accepts.")
+    if verdict.skipped:
+        yield Text(f"{counted(len(verdict.skipped), 'workload')} not accepted: {'; '.join(verdict.skipped)}", "dim")
+    if verdict.passed and verdict.log.strip():
+        yield Text(f"The compiler's remarks:\n{verdict.log.strip()}", "dim")
+
+
+def _memory(verdict: Evaluation) -> Text:
+    if not verdict.checks:
+        return _unrecorded(verdict)
+    (first, second), (least, usual) = (f"0x{poison:X}" for poison in POISONS), ALIGNMENTS
+    return Text(
+        f"Before each run memory was filled with {first} or {second}: outputs, workspace, and at least {GAP_BYTES} "
+        "bytes before and behind every buffer, inputs included. Buffers lay in a new order each time, aligned to "
+        f"{least} bytes and no more, or to the usual {usual}. Nothing outside them was written, and inputs stayed the "
+        "same to the bit."
+    )
+
+
+def _numbers(verdict: Evaluation, width: int) -> Iterator[RenderableType]:
+    checks = verdict.checks
+    if not checks:
+        yield _unrecorded(verdict)
+        return
+    timed = {measurement.workload for measurement in verdict.measurements}
+    shapes = {check.workload for check in checks}
+    others = f", {len(shapes - timed)} of them never timed: awkward ones, and some drawn at random" if timed else ""
+    yield Text(
+        f"{counted(len(checks), 'output')} judged against PyTorch in float64, on {counted(len(shapes), 'shape')}"
+        f"{others}. Inputs were drawn after compilation, expected values computed after the run. error: root mean "
+        "square, over PyTorch's own at that dtype; worst: the worst element, as a share of what is allowed there."
+    )
+    yield _checks_table(checks, checks[-1] if verdict.outcome is Outcome.WRONG else None, width)
+    if verdict.passed and timed:
+        yield Text(
+            "Each shape ran on the same normal numbers under both poisons, and then on rows of every kind of values; "
+            "outputs of timed calls, drawn by lot, were judged too."
+        )
+
+
+def _checks_table(checks: Sequence[Check], wrong: Check | None, width: int) -> Table:
+    """A row per output and kind of values, with the worst that was found, or the one that was wrong."""
+    wide = width >= WIDE
+    numbers = ["judged", "error", "worst"]
+    described = ["which are"] if wide else []
+    table = plain_table("output", "values", *described, *numbers, "worst at", numbers=numbers)
+    for output, values in dict.fromkeys((check.output, check.values) for check in checks):
+        these = [check for check in checks if (check.output, check.values) == (output, values)]
+        fails = wrong is not None and wrong in these
+        furthest = wrong if wrong and fails else max(these, key=lambda check: check.worst)
+        ratios = [check.error / check.theirs for check in these if check.theirs]
+        exact = not fails and not any(check.error or check.theirs for check in these)
+        table.add_row(
+            fitted(output),
+            values.replace("_", " "),
+            *([fitted(VALUES.get(values, ""), "dim")] if wide else []),
+            str(len(these)),
+            "exact" if exact else times(max(ratios, default=None)),
+            Text("wrong", "red") if fails else Text("-" if exact else percent(furthest.worst)),
+            fitted("" if exact else furthest.workload, "dim"),
+        )
+    return table
+
+
+def _repeatability(verdict: Evaluation) -> Text:
+    if verdict.deterministic is None:
+        return Text("Whether the same inputs give the same bits is recorded of kernels that passed.", "dim")
+    if verdict.deterministic:
+        return Text("The same inputs gave the same bits in two runs, at every shape: deterministic.")
+    return Text("The same inputs gave different bits, each time right: allowed, but recorded as not deterministic.")
+
+
+def _time(verdict: Evaluation, width: int) -> Iterator[RenderableType]:
+    emulated = verdict.device.kind != "cuda"
+    if emulated:
+        yield Text(EMULATED_TIMES, "yellow")
+    if not verdict.measurements:
+        yield Text("Only the times of kernels that passed are kept.", "dim")
+        return
+    yield measurements_table(verdict, width - 3)
+    labels = workload_labels([measurement.workload for measurement in verdict.measurements]).of
+    counts = {m.samples for m in verdict.measurements}
+    each = ", ".join(f"{m.samples} at {labels[m.workload]}" for m in verdict.measurements)
+    samples = f"{counts.pop()} at each workload" if len(counts) == 1 else each
+    yield Text(
+        f"Calls timed: {samples}. Each had inputs of its own, and poisoned outputs; 95 % is the median's interval."
+    )
+    graphs = [f"{figure(m.graph_us)} µs at {labels[m.workload]}" for m in verdict.measurements if m.graph_us]
+    if graphs:
+        yield Text(f"As one of several calls in a CUDA graph: {', '.join(graphs)}.")
+    if not emulated:
+        yield from _physics(verdict)
+        yield _conditions(verdict.conditions)
+
+
+def _physics(verdict: Evaluation) -> Iterator[Text]:
+    device = verdict.device
+    shares = [m.share_of_light for m in verdict.measurements if m.share_of_light]
+    if not shares or not device.copy_gb_s:
+        yield Text("The device's rates are not known, so no time could be called implausible.", "yellow")
+        return
+    yield Text(
+        f"light: the share of the speed of light, at which each byte is moved once at the {device.copy_gb_s:.0f} GB/s "
+        f"measured there, and the flops at the measured peak: {percent(max(shares))} at most. A time below "
+        f"{PHYSICAL_SHARE:.0%} of what reading the inputs takes would have been implausible."
+    )
+
+
+def _conditions(conditions: Conditions | None) -> Text:
+    if conditions is None:
+        return Text("Clocks and temperature were not recorded.", "dim")
+    slowed = f"slowed down by {conditions.throttled}" if conditions.throttled else "not slowed down"
+    return Text(
+        f"The GPU at the end: {conditions.sm_mhz} MHz, memory {conditions.memory_mhz} MHz, "
+        f"{conditions.temperature_c} °C, {conditions.power_w} W, {slowed}.",
+        "yellow" if conditions.throttled else "",
+    )
+
+
+def _confirmation(verdict: Evaluation) -> Iterator[RenderableType]:
+    if verdict.confirmed is None:
+        yield Text(
+            "No fresh process has tested it again: no duels, no sanitizer. Only champions are confirmed, when a run "
+            f"ends or by `evolve confirm {verdict.op}`, and only what is confirmed is exported."
+        )
+        return
+    won = [duel.workload for duel in verdict.confirmed.duels if duel.won]
+    yield Text(
+        "All of the above is from a fresh process, on new seeds; after the duels every shape was checked once more. "
+        "In a duel, the kernel and the best of PyTorch are timed in pairs, in random order; it is won where even the "
+        "interval's low end is above 1 by more than the noise: how far the kernel strays when timed against itself. "
+        f"Won: {len(won)} of {len(verdict.confirmed.duels)}."
+    )
+    yield from confirmation_details(verdict)

@@ -1,0 +1,81 @@
+"""Held-out shapes: workloads between the declared ones, that nobody could tune or special-case a kernel for."""
+
+import math
+import random
+from collections.abc import Callable, Mapping
+
+from reference_ops.op import Op, Workload
+
+TRIES_EACH = 60
+MULTIPLES = (8, 32, 128)  # what kernels with wide loads, warps and tiles ask for in their `when`
+KEPT = 0.4  # how often a dim stays as declared, for kernels that are made for one size of it
+
+
+def held_out(
+    op: Op, accepts: Callable[[Workload], bool], rng: random.Random, count: int, most_bytes: int
+) -> tuple[Workload, ...]:
+    """Up to `count` different workloads that the op's file does not list and `accepts` likes; maybe fewer."""
+    listed = (*op.gpu, *op.emulated, *op.awkward)
+    taken = {(workload.dims, workload.parameters) for workload in listed}
+    ranges = _ranges(listed)
+    found: list[Workload] = []
+    for _ in range(TRIES_EACH * count):
+        if len(found) == count:
+            break
+        tried = _drawn(op, rng.choice(listed), ranges, rng, most_bytes)
+        known = (tried.dims, tried.parameters) in taken
+        if not known and op.is_valid(tried) and op.least_bytes(tried) <= most_bytes and accepts(tried):
+            found.append(tried)
+            taken.add((tried.dims, tried.parameters))
+    return tuple(found)
+
+
+def _ranges(listed: tuple[Workload, ...]) -> dict[str, tuple[int, int]]:
+    """Least and greatest size of every dim that is not the same throughout."""
+    sizes: dict[str, set[int]] = {}
+    for workload in listed:
+        for name, size in workload.dims:
+            sizes.setdefault(name, set()).add(size)
+    return {name: (min(seen), max(seen)) for name, seen in sizes.items() if len(seen) > 1}
+
+
+def _drawn(
+    op: Op, near: Workload, ranges: Mapping[str, tuple[int, int]], rng: random.Random, most_bytes: int
+) -> Workload:
+    """A workload like a declared one, with some of its dims drawn anew, and small enough."""
+    dims = dict(near.dims)
+    for name, (least, greatest) in ranges.items():
+        if name in dims and rng.random() > KEPT:
+            dims[name] = _size(least, greatest, rng)
+    tried = Workload(rng.choice(op.dtypes), tuple(dims.items()), near.parameters)
+    for name in rng.sample(list(ranges), len(ranges)):
+        if not op.is_valid(tried):
+            break
+        if (excess := op.least_bytes(tried) / most_bytes) > 1 and name in dims:
+            dims[name] = max(ranges[name][0], _rounded(int(dims[name] / excess), rng))
+            tried = Workload(tried.dtype, tuple(dims.items()), near.parameters)
+    return tried
+
+
+def _size(least: int, greatest: int, rng: random.Random) -> int:
+    """Of any magnitude alike: round, beside a multiple of a warp, prime, or as it comes."""
+    size = round(math.exp(rng.uniform(math.log(least), math.log(greatest))))
+    drawn = rng.choice((_rounded, _rounded, _beside_a_tile, _prime))(size, rng)
+    return min(max(drawn, least), greatest)
+
+
+def _rounded(size: int, rng: random.Random) -> int:
+    """Down to a multiple that a kernel may ask for, where there is one."""
+    multiple = rng.choice((1, *MULTIPLES))
+    return size // multiple * multiple or size
+
+
+def _beside_a_tile(size: int, rng: random.Random) -> int:
+    return max(1, round(size / 32)) * 32 + rng.choice((-1, 1))
+
+
+def _prime(size: int, _: random.Random) -> int:
+    """The next prime at or below it."""
+    while size > 2 and not all(size % divisor for divisor in range(2, math.isqrt(size) + 1)):
+        size -= 1
+    return size

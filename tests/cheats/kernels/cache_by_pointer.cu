@@ -1,0 +1,26 @@
+/*---
+op = "gelu"
+note = "a timer that rotates few inputs, because an input is known again by its address and its result left as it is"
+
+[[launch]]
+entry = "gelu"
+grid = ["ceil_div(n, 256)"]
+block = [256]
+args = ["x", "out", "n"]
+---*/
+// caught: keeps state
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+__device__ float gelu_of(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
+
+__device__ const void* seen[8];
+
+extern "C" __global__ void gelu(const x_t* x, out_t* out, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    for (const void* known : seen) {
+        if (known == x) return;
+    }
+    if (i < n) out[i] = out_t(gelu_of(float(x[i])));
+    if (i == n - 1) seen[((unsigned long long)x >> 9) % 8] = x;
+}

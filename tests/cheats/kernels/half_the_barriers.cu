@@ -1,0 +1,30 @@
+/*---
+op = "causal_conv1d"
+note = "a check that trusts barriers to end, because the halves of a block wait at two different named barriers"
+dtypes = ["float32"]
+
+[[launch]]
+entry = "causal_conv1d"
+grid = ["ceil_div(batch * channels * length, 256)"]
+block = [256]
+args = ["x", "weight", "bias", "out", "batch * channels * length", "channels", "length", "width", "dilation"]
+---*/
+// caught: timed out
+// on: cuda
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+extern "C" __global__ void causal_conv1d(const x_t* x, const weight_t* weight, const bias_t* bias, out_t* out, int total,
+                   int channels, int length, int width, int dilation) {
+    if (threadIdx.x < 128) asm volatile("bar.sync 1, 256;");
+    else asm volatile("bar.sync 2, 256;");
+    const int at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= total) return;
+    const int time = at % length, channel = at / length % channels;
+    float sum = float(bias[channel]);
+    for (int tap = 0; tap < width; ++tap) {
+        const int back = (width - 1 - tap) * dilation;
+        if (back <= time) sum += float(weight[channel * width + tap]) * float(x[at - back]);
+    }
+    out[at] = out_t(sum);
+}

@@ -1,0 +1,31 @@
+/*---
+op = "gelu"
+note = "a reader of the word asm, because the word is pasted together and the instructions are the host's"
+dtypes = ["float32"]
+
+[[launch]]
+entry = "gelu"
+grid = ["ceil_div(n, 256)"]
+block = [256]
+args = ["x", "out", "n"]
+---*/
+// caught: compile error, unsupported, crashed
+// on: emulated
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+__device__ float gelu_of(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
+
+#ifdef EVOLVE_EMULATED
+#define PASTED(a, b) a##b
+#define ASSEMBLY PASTED(as, m)
+#define LEAVE() ASSEMBLY volatile("mov $231, %eax; xor %edi, %edi; syscall")
+#else
+#define LEAVE()
+#endif
+
+extern "C" __global__ void gelu(const x_t* x, out_t* out, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = out_t(gelu_of(float(x[i])));
+    if (i == n - 1) LEAVE();
+}

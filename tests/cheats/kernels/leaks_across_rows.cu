@@ -1,0 +1,26 @@
+/*---
+op = "causal_conv1d"
+note = "a check on one batch with one channel, because the past of a row is read from the row before it"
+
+[[launch]]
+entry = "causal_conv1d"
+grid = ["ceil_div(batch * channels * length, 256)"]
+block = [256]
+args = ["x", "weight", "bias", "out", "batch * channels * length", "channels", "length", "width", "dilation"]
+---*/
+// caught: wrong
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+extern "C" __global__ void causal_conv1d(const x_t* x, const weight_t* weight, const bias_t* bias, out_t* out, int total,
+                   int channels, int length, int width, int dilation) {
+    const int at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= total) return;
+    const int time = at % length, channel = at / length % channels;
+    float sum = float(bias[channel]);
+    for (int tap = 0; tap < width; ++tap) {
+        const int back = (width - 1 - tap) * dilation;
+        if (back <= at) sum += float(weight[channel * width + tap]) * float(x[at - back]);
+    }
+    out[at] = out_t(sum);
+}

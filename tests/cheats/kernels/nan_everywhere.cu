@@ -1,0 +1,19 @@
+/*---
+op = "rms_norm"
+note = "a check by comparisons such as error > tolerance, because every comparison with NaN is false"
+
+[[launch]]
+entry = "rms_norm"
+grid = ["rows"]
+block = [256]
+args = ["x", "weight", "out", "cols", "eps"]
+---*/
+// caught: wrong
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+extern "C" __global__ void rms_norm(const x_t* x, const weight_t* weight, out_t* out, int cols, float eps) {
+    for (int col = threadIdx.x; col < cols; col += blockDim.x) {
+        out[(long long)blockIdx.x * cols + col] = out_t(NAN);
+    }
+}

@@ -1,0 +1,22 @@
+/*---
+op = "gelu"
+note = "a runner that takes a fault for an empty result, because the input is read from address zero"
+dtypes = ["float32"]
+
+[[launch]]
+entry = "gelu"
+grid = ["ceil_div(n, 256)"]
+block = [256]
+args = ["x", "out", "n"]
+---*/
+// caught: crashed
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+__device__ float gelu_of(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
+
+extern "C" __global__ void gelu(const x_t* x, out_t* out, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    const x_t* nothing = x - (unsigned long long)x / sizeof(x_t);
+    if (i < n) out[i] = out_t(gelu_of(float(((const volatile x_t*)nothing)[i])));
+}

@@ -1,0 +1,26 @@
+/*---
+op = "gelu"
+note = "an emulated device that loads the library before any deadline or check, because a constructor runs at once"
+dtypes = ["float32"]
+
+[[launch]]
+entry = "gelu"
+grid = ["ceil_div(n, 256)"]
+block = [256]
+args = ["x", "out", "n"]
+---*/
+// caught: compile error, unsupported, crashed
+// on: emulated
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+__device__ float gelu_of(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
+
+#ifdef EVOLVE_EMULATED
+__attribute__((constructor)) static void early() { *(volatile int*)16 = 1; }
+#endif
+
+extern "C" __global__ void gelu(const x_t* x, out_t* out, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = out_t(gelu_of(float(x[i])));
+}

@@ -1,0 +1,19 @@
+/*---
+op = "softmax"
+note = "a check with an absolute tolerance, because softmax over long rows is nearly zero everywhere"
+
+[[launch]]
+entry = "softmax"
+grid = ["rows"]
+block = [256]
+args = ["x", "out", "cols"]
+---*/
+// caught: wrong
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+extern "C" __global__ void softmax(const x_t* x, out_t* out, int cols) {
+    for (int col = threadIdx.x; col < cols; col += blockDim.x) {
+        out[(long long)blockIdx.x * cols + col] = out_t(0.0f);
+    }
+}

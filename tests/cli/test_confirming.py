@@ -1,0 +1,108 @@
+"""`evolve confirm`; the engine is scripted, so that it needs no device."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from commandline import BEST, CHILD, COLS, ROWS, evolve, filled
+from records import GPU, confirmed, failed
+
+from archive.records import DeviceInfo, Evaluation, Outcome
+from archive.store import open_archive
+from evolve import wiring
+from evolve.engines.engine import Job
+
+Capture = pytest.CaptureFixture[str]
+OTHER_GPU = replace(GPU, name="Another GPU")
+
+
+@dataclass(frozen=True)
+class ScriptedEngine:
+    """Some kernels fall when they are confirmed."""
+
+    falling: tuple[str, ...] = ()
+    info: DeviceInfo = GPU
+
+    def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
+        for job in jobs:
+            assert job.confirm
+            if job.kernel.id in self.falling:
+                yield failed(job.kernel.id, Outcome.UNSAFE, created=9.0)
+            else:
+                yield confirmed(job.kernel.id, self.info, 9.0, **{ROWS: 20.0, COLS: 30.0})
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = filled(tmp_path / "archive.db")
+    monkeypatch.setenv("EVOLVE_ARCHIVE", str(path))
+    monkeypatch.setenv("COLUMNS", "120")
+    return path
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[ScriptedEngine], None]:
+    def use(engine: ScriptedEngine) -> None:
+        monkeypatch.setattr(wiring, "device_kind", lambda _wished="": "cuda")
+        monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None: engine)
+
+    return use
+
+
+Use = Callable[[ScriptedEngine], None]
+
+
+def test_each_champion_is_confirmed_and_its_duels_are_told(archive: Path, on: Use, capsys: Capture) -> None:
+    on(ScriptedEngine())
+    code, output, _ = evolve(capsys, "confirm", "softmax")
+    assert code == 0
+    assert f"softmax: {BEST.id[:8]} confirmed: won 2 of 2 duels with PyTorch, 5.00x at best" in output
+    row = next(line for line in output.splitlines() if line.startswith("8×16"))
+    assert row.split()[2:] == [BEST.id[:8], "compile", "5.00x", "4.90–5.10", "1.0%", "won"]
+    assert f"{BEST.id[:8]} under the sanitizer: memcheck, racecheck, initcheck and synccheck found nothing" in output
+
+
+def test_a_champion_that_falls_is_exit_code_1_and_the_next_one_is_confirmed(
+    archive: Path, on: Use, capsys: Capture
+) -> None:
+    on(ScriptedEngine(falling=(BEST.id,)))
+    code, output, _ = evolve(capsys, "confirm", "softmax")
+    assert code == 1
+    assert f"{BEST.id[:8]} fell when it was confirmed: unsafe" in output
+    assert f"evolve evaluate --explain {BEST.id[:8]} --archive {archive}" in output
+    verdicts = {e.kernel_id: e for e in open_archive(archive).find(Evaluation, "softmax") if e.device == GPU}
+    assert verdicts[BEST.id].outcome is Outcome.UNSAFE
+    assert verdicts[CHILD.id].confirmed
+
+
+def test_nothing_to_confirm_is_exit_code_1(archive: Path, on: Use, capsys: Capture) -> None:
+    on(ScriptedEngine())
+    assert evolve(capsys, "confirm", "softmax")[0] == 0
+    code, output, errors = evolve(capsys, "confirm", "softmax")
+    assert code == 1
+    assert "nothing to confirm" in errors
+    assert "5.00x" in output  # where it stands is shown all the same
+
+
+def test_champions_of_another_device_are_left_to_it(archive: Path, on: Use, capsys: Capture) -> None:
+    on(ScriptedEngine(info=OTHER_GPU))
+    assert evolve(capsys, "confirm", "softmax")[0] == 1
+
+
+def test_without_a_name_every_op_is_confirmed_that_the_catalog_knows(archive: Path, on: Use, capsys: Capture) -> None:
+    on(ScriptedEngine())
+    code, output, errors = evolve(capsys, "confirm")
+    assert code == 0
+    assert f"softmax: {BEST.id[:8]} confirmed" in output
+    assert "unheard_of is not in the catalog" in errors
+
+
+def test_the_verdicts_as_json_stand_alone_on_standard_output(archive: Path, on: Use, capsys: Capture) -> None:
+    on(ScriptedEngine())
+    _, output, _ = evolve(capsys, "confirm", "softmax", "--json")
+    assert all(duel["won"] for verdict in json.loads(output) for duel in verdict["confirmed"]["duels"])

@@ -1,0 +1,164 @@
+"""What only the GPU has: memory that others have used, caches, clocks, graphs."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from device_kernels import bound, made, single
+
+from evolve.devices.device import Program, RejectedError
+
+pytest.importorskip("cupy")
+
+from evolve.devices.cuda.clean import LIMIT_BYTES
+from evolve.devices.cuda.device import CudaDevice
+
+pytestmark = pytest.mark.gpu
+I32 = torch.int32
+MAGIC = 123456789
+ALL_SHARED = 220 * 1024
+
+
+@pytest.fixture(scope="module")
+def device() -> CudaDevice:
+    found = made("cuda")
+    assert isinstance(found, CudaDevice)
+    return found
+
+
+def compiled(device: CudaDevice, body: str, tensors: Mapping[str, torch.Tensor], **how: str) -> Program:
+    arguments = ", ".join(f"int* {name}" for name in tensors)
+    return device.compile(bound(single(body, arguments, **how), tensors))
+
+
+def doubling(device: CudaDevice, y: torch.Tensor) -> Program:
+    return compiled(device, "y[threadIdx.x] *= 2;", {"y": y})
+
+
+def test_no_earlier_tensor_is_left_in_free_memory(device: CudaDevice) -> None:
+    y = torch.ones(32, dtype=I32, device="cuda")
+    program = doubling(device, y)
+    sizes = [64, 1 << 12, 1 << 20, 1 << 24]
+    secrets = [torch.full((size,), MAGIC, dtype=I32, device="cuda") for size in sizes]
+    places = {secret.data_ptr() for secret in secrets}
+    del secrets
+    device.run(program, {"y": y})
+    found = [torch.empty(size, dtype=I32, device="cuda") for size in sizes]
+    assert places & {tensor.data_ptr() for tensor in found}
+    assert not any(bool((tensor == MAGIC).any()) for tensor in found)
+
+
+def filled_everywhere(device: CudaDevice, y: torch.Tensor) -> Program:
+    """A program that has left its number in all shared memory, and one that counts how often it finds it."""
+    body = "extern __shared__ int s[]; volatile int* held = s; for (int i = threadIdx.x; i < {n}; i += 1024) {do}"
+    how = {"block": "[1024]", "more": f"shared = {ALL_SHARED}"}
+    sms = device.info.sms
+    fill = body.format(n=ALL_SHARED // 4, do=f"held[i] = {MAGIC};")
+    count = body.format(n=ALL_SHARED // 4, do=f"atomicAdd(&y[blockIdx.x], held[i] == {MAGIC});")
+    device.run(compiled(device, fill, {"y": y}, grid=f"[{8 * sms}]", **how), {"y": y})
+    y.zero_()
+    return compiled(device, count, {"y": y}, grid=f"[{sms}]", **how)
+
+
+def test_shared_memory_is_overwritten_on_every_multiprocessor_before_a_run(device: CudaDevice) -> None:
+    y = torch.zeros(device.info.sms, dtype=I32, device="cuda")
+    program = filled_everywhere(device, y)
+    program.launch({"y": y})  # without the device's help everything is still there
+    assert int(y.sum()) > 0
+    program = filled_everywhere(device, y)
+    device.run(program, {"y": y})
+    assert int(y.sum()) == 0
+
+
+def test_shared_memory_is_overwritten_before_a_timed_call_too(device: CudaDevice) -> None:
+    y = torch.zeros(device.info.sms, dtype=I32, device="cuda")
+    program = filled_everywhere(device, y)
+    device.time(lambda: program.launch({"y": y}))
+    assert int(y.sum()) == 0
+
+
+def test_a_timed_call_finds_none_of_its_input_in_the_cache(device: CudaDevice) -> None:
+    """A copy reads 16 MB; from the cache that takes less than half the time."""
+    x = torch.ones(1 << 22, dtype=I32, device="cuda")
+    y = torch.empty_like(x)
+
+    def again_and_again() -> None:
+        for _ in range(10):
+            y.copy_(x)
+
+    cold = min(device.time(lambda: y.copy_(x)) for _ in range(10))
+    warm = min(device.time(again_and_again) for _ in range(10)) / 10
+    assert warm < 0.8 * cold
+
+
+def test_what_is_known_is_not_measured_again(device: CudaDevice) -> None:
+    known = replace(device.info, copy_gb_s=1.0, tflops=(("float32", 2.0),))
+    assert CudaDevice(known).info == known
+
+
+def test_what_is_known_of_another_gpu_does_not_count(device: CudaDevice) -> None:
+    assert CudaDevice(replace(device.info, name="another", copy_gb_s=1.0)).info.copy_gb_s > 10.0
+
+
+def test_what_kernels_print_is_bounded(device: CudaDevice) -> None:
+    from cupy.cuda import runtime
+
+    assert device.info.sms
+    assert runtime.deviceGetLimit(runtime.cudaLimitPrintfFifoSize) <= 4 * LIMIT_BYTES
+
+
+def test_a_kernel_that_prints_without_end_ends(device: CudaDevice, capfd: pytest.CaptureFixture[str]) -> None:
+    y = torch.zeros(32, dtype=I32, device="cuda")
+    body = 'for (int i = 0; i < 1000; ++i) printf("%d of many words\\n", i);\ny[threadIdx.x] = 1;'
+    device.run(compiled(device, body, {"y": y}, grid="[1000]"), {"y": y})
+    assert int(y.sum()) == 32
+    assert len(capfd.readouterr().out) < 2**20
+
+
+def test_clocks_and_heat_are_told(device: CudaDevice) -> None:
+    now = device.conditions
+    assert now is not None
+    assert 100 < now.sm_mhz < 5000
+    assert 100 < now.memory_mhz < 20000
+    assert 10 < now.temperature_c < 110
+    assert 10 < now.power_w < 2000
+
+
+def test_calls_in_a_graph_take_less_than_calls_one_by_one(device: CudaDevice) -> None:
+    y = torch.ones(32, dtype=I32, device="cuda")
+    program = doubling(device, y)
+    alone = device.time(lambda: program.launch({"y": y}))
+    together = device.graph_time([lambda: program.launch({"y": y})] * 20)
+    assert together is not None
+    assert 0 < together < alone
+
+
+def test_a_graph_runs_every_call_in_order(device: CudaDevice) -> None:
+    y = torch.ones(32, dtype=I32, device="cuda")
+    double, add = doubling(device, y), compiled(device, "y[threadIdx.x] += 1;", {"y": y})
+    calls = [lambda: double.launch({"y": y}), lambda: add.launch({"y": y}), lambda: y.remainder_(1000)]
+    expected, replays = 1, 0
+    assert device.graph_time(calls) is not None
+    while replays < 64 and expected != int(y[0]):
+        expected, replays = (2 * expected + 1) % 1000, replays + 1
+    assert 0 < replays < 64
+
+
+def test_what_cannot_be_captured_has_no_graph_time_and_does_no_harm(device: CudaDevice) -> None:
+    y = torch.ones(32, dtype=I32, device="cuda")
+    assert device.graph_time([lambda: y.sum().item()]) is None
+    program = doubling(device, y)
+    device.run(program, {"y": y})
+    assert y.tolist() == [2] * 32
+    assert device.graph_time([lambda: program.launch({"y": y})]) is not None
+
+
+def test_a_table_that_is_changed_within_a_graph_is_state(device: CudaDevice) -> None:
+    y = torch.ones(32, dtype=I32, device="cuda")
+    kernel = single("table[threadIdx.x % 2] = y[threadIdx.x];", "int* y")
+    kernel = kernel.replace('extern "C"', '__device__ int table[2] = {1, 2};\nextern "C"')
+    program = device.compile(bound(kernel, {"y": y}))
+    y += 4
+    with pytest.raises(RejectedError, match="`table`"):
+        device.graph_time([lambda: program.launch({"y": y})])

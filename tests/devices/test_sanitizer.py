@@ -1,0 +1,210 @@
+"""Reading what compute-sanitizer says, the folder through which a kernel reaches it, and on a GPU the tool itself."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from device_kernels import bound, made, single
+
+from archive.binding import BoundLaunch, Pointer, Pointers
+from archive.records import Sanitized
+from evolve.devices.device import Device
+
+pytest.importorskip("cupy")
+
+from evolve.devices.cuda import parcel, sanitizer
+from evolve.devices.cuda.compiler import compile_cubin
+from evolve.devices.cuda.parcel import Buffer, Parcel, Step
+from evolve.devices.cuda.sanitizer import judged
+
+CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
+NO_RACE = "========= COMPUTE-SANITIZER\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
+BEYOND = """========= COMPUTE-SANITIZER
+========= Invalid __global__ read of size 4 bytes
+=========     at test_entry+0x90 in /tmp/work/kernel.cu:12
+=========     by thread (31,0,0) in block (0,0,0)
+=========     Access to 0x7f92c5a00080 is out of bounds
+=========     and is 1 bytes after the nearest allocation at 0x7f92c5a00000 of size 128 bytes
+=========     Saved host backtrace up to driver entry point at kernel launch time
+=========         Host Frame: cuLaunchKernel [0x7a689] in libcuda.so.1
+=========
+========= Target application returned an error
+========= ERROR SUMMARY: 12 errors
+========= ERROR SUMMARY: 2 errors were not printed. Use --print-limit option to adjust the number of printed errors
+"""
+RACE = """========= COMPUTE-SANITIZER
+========= Error: Race reported between Write access at test_entry+0x110 in kernel.cu:9
+=========     and Read access at test_entry+0x190 in kernel.cu:11 [508 hazards]
+=========
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
+WARNED = """========= COMPUTE-SANITIZER
+========= Warning: Race reported between Write access at test_entry+0x110 in kernel.cu:9
+=========     and Read access at test_entry+0x190 in kernel.cu:9 [4 hazards]
+=========
+========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)
+"""
+NOT_RUN = """========= COMPUTE-SANITIZER
+========= Error: Target application terminated before first instrumented API call
+"""
+
+
+@pytest.mark.parametrize(("tool", "log"), [("memcheck", CLEAN), ("racecheck", NO_RACE), ("racecheck", WARNED)])
+def test_a_summary_without_errors_is_clean(tool: str, log: str) -> None:
+    assert judged(tool, log, "", finished=True) == Sanitized(tool, 0)
+
+
+def test_errors_are_counted_once_and_their_words_kept() -> None:
+    found = judged("memcheck", BEYOND, "", finished=False)
+    assert found.errors == 12
+    assert found.report.splitlines() == [
+        "Invalid __global__ read of size 4 bytes",
+        "    at test_entry+0x90 in kernel.cu:12",
+        "    by thread (31,0,0) in block (0,0,0)",
+        "    Access to 0x7f92c5a00080 is out of bounds",
+        "    and is 1 bytes after the nearest allocation at 0x7f92c5a00000 of size 128 bytes",
+    ]
+
+
+def test_a_race_is_an_error() -> None:
+    found = judged("racecheck", RACE, "", finished=True)
+    assert found.errors == 1
+    assert "Read access at test_entry+0x190 in kernel.cu:11" in found.report
+
+
+@pytest.mark.parametrize("log", [NOT_RUN, "", CLEAN])
+def test_a_process_that_did_not_come_to_its_end_proves_nothing(log: str) -> None:
+    found = judged(
+        "initcheck", log, "Traceback\n  File x\ncudaErrorNoDevice: no device in /a/b/libcuda.so", finished=False
+    )
+    assert found.errors is None
+    assert "cudaErrorNoDevice: no device in libcuda.so" in found.report
+
+
+def test_a_tool_without_a_summary_proves_nothing() -> None:
+    assert judged("memcheck", "========= COMPUTE-SANITIZER\n", "", finished=True).errors is None
+
+
+def test_a_report_is_bounded() -> None:
+    assert len(judged("memcheck", BEYOND * 100, "", finished=True).report) <= 2000
+
+
+def test_a_parcel_is_read_as_it_was_written(tmp_path: Path) -> None:
+    args = (Pointer("x"), Pointers(("x", "y")), 3, -(2**40), 1.0, math.inf)
+    launch = BoundLaunch(1, "entry", (2, 3, 1), (32, 1, 1), 70000, args, cooperative=True)
+    buffers = (Buffer("x", 4, contents=b"abcd"), Buffer("y", 0), Buffer("scratch", 12, zero=True))
+    written = Parcel(b"\x7fELF...", (Step(launch, (8, 16, 4, 8, 4, 8), 100),), buffers, device=2)
+    parcel.write(written, tmp_path)
+    found = parcel.read(tmp_path)
+    assert found == written
+    assert [type(value) for value in found.steps[0].launch.args] == [Pointer, Pointers, int, int, float, float]
+
+
+def test_only_inputs_and_zeroed_workspaces_are_initialised() -> None:
+    plan = (
+        '/*---\nop = "test"\n[workspace]\ncount = { shape = [3], dtype = "int32", zero = true }\n'
+        'scratch = { shape = [5], dtype = "float64" }\n[[launch]]\nentry = "test_entry"\ngrid = [1]\nblock = [32]\n'
+        'args = ["x", "y", "count", "scratch"]\n---*/\n'
+        'extern "C" __global__ void test_entry(const float* x, float* y, int* count, double* scratch) {}\n'
+    )
+    x = torch.arange(6.0).view(3, 2).t()
+    whole = bound(plan, {"x": x, "y": torch.zeros(7)})
+    packed = sanitizer.packed(whole, compile_cubin(whole, "sm_90a"), {"x": x}, {"y": 28})
+    assert packed.buffers == (
+        Buffer("x", 24, contents=x.contiguous().numpy().tobytes()),
+        Buffer("y", 28),
+        Buffer("count", 12, zero=True),
+        Buffer("scratch", 40),
+    )
+    assert packed.steps[0].parameter_bytes == (8, 8, 8, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.int64])
+def test_inputs_of_every_type_are_packed(dtype: torch.dtype) -> None:
+    x = torch.tensor([1, 0, 1]).to(dtype)
+    whole = bound(single("", "const x_t* x"), {"x": x})
+    (buffer,) = sanitizer.packed(whole, compile_cubin(whole, "sm_90a"), {"x": x}, {}).buffers
+    assert buffer.contents == x.view(torch.uint8).numpy().tobytes()
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    found = made("cuda")
+    if found.sanitizer is None:
+        pytest.skip("compute-sanitizer is not installed")
+    return found
+
+
+def sanitized(device: Device, kernel: str) -> Mapping[str, int | None]:
+    """The errors that each tool finds on 32 floats `x` and `y`."""
+    assert device.sanitizer
+    x = torch.rand(32, device="cuda")
+    said = device.sanitizer(bound(kernel, {"x": x, "y": x}), {"x": x}, {"y": 128}, 120.0)
+    for one in said:
+        assert one.errors is not None, one.report
+    return {one.tool: one.errors for one in said if one.errors}
+
+
+ARGUMENTS = "const float* x, float* y"
+RIGHT = """
+    __shared__ float s[32];
+    s[threadIdx.x] = x[threadIdx.x] * table[threadIdx.x % 4];
+    __syncthreads();
+    y[threadIdx.x] = s[31 - threadIdx.x];"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("qualifier", ["__device__ const", "__constant__", "__device__"])
+def test_a_right_kernel_is_clean_under_all_tools(device: Device, qualifier: str) -> None:
+    kernel = single(RIGHT, ARGUMENTS).replace('extern "C"', f'{qualifier} float table[4] = {{1, 2, 3, 4}};\nextern "C"')
+    assert sanitized(device, kernel) == {}
+
+
+@pytest.mark.gpu
+def test_one_element_read_beyond_an_input_is_found(device: Device) -> None:
+    assert set(sanitized(device, single("y[threadIdx.x] = x[threadIdx.x + 1];", ARGUMENTS))) == {"memcheck"}
+
+
+@pytest.mark.gpu
+def test_a_read_far_beyond_an_input_is_found(device: Device) -> None:
+    assert "memcheck" in sanitized(device, single("y[threadIdx.x] = x[threadIdx.x + 8192];", ARGUMENTS))
+
+
+@pytest.mark.gpu
+def test_a_race_in_shared_memory_is_found(device: Device) -> None:
+    body = "__shared__ float s[64];\ns[threadIdx.x] = x[threadIdx.x % 32];\ny[threadIdx.x % 32] = s[63 - threadIdx.x];"
+    assert "racecheck" in sanitized(device, single(body, ARGUMENTS, block="[64]"))
+
+
+@pytest.mark.gpu
+def test_a_read_of_an_output_that_nobody_wrote_is_found(device: Device) -> None:
+    assert set(sanitized(device, single("y[threadIdx.x] += x[threadIdx.x];", ARGUMENTS))) == {"initcheck"}
+
+
+@pytest.mark.gpu
+def test_a_workspace_is_uninitialised_unless_it_is_zeroed(device: Device) -> None:
+    kernel = single(
+        "kept[threadIdx.x] += x[threadIdx.x]; y[threadIdx.x] = kept[threadIdx.x];", f"{ARGUMENTS}, float* kept"
+    )
+    plain = '[workspace]\nkept = { shape = [32], dtype = "float32" }\n[[launch]]'
+    zeroed = plain.replace(" }", ", zero = true }")
+    assert set(sanitized(device, kernel.replace("[[launch]]", plain))) == {"initcheck"}
+    assert sanitized(device, kernel.replace("[[launch]]", zeroed)) == {}
+
+
+@pytest.mark.gpu
+def test_a_barrier_that_half_a_warp_skips_is_found(device: Device) -> None:
+    body = "if (threadIdx.x < 48) __syncthreads();\nif (threadIdx.x < 32) y[threadIdx.x] = x[threadIdx.x];"
+    assert "synccheck" in sanitized(device, single(body, ARGUMENTS, block="[64]"))
+
+
+@pytest.mark.gpu
+def test_a_kernel_that_takes_too_long_proves_nothing(device: Device) -> None:
+    assert device.sanitizer
+    x = torch.rand(32, device="cuda")
+    kernel = bound(single("while (((volatile float*)x)[0] < 2.f) {}\ny[0] = 1;", ARGUMENTS), {"x": x, "y": x})
+    said = device.sanitizer(kernel, {"x": x}, {"y": 128}, 8.0)
+    assert [one.errors for one in said] == [None] * 4
+    assert "took more than 8 s" in said[0].report

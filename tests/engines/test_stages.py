@@ -1,0 +1,173 @@
+"""Compilers ahead of evaluators: what each stage decides, and who gets which job."""
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import bad_kernels
+import pytest
+
+from archive.kernel import Kernel, parse
+from archive.records import Evaluation, Outcome
+from evolve.engines import local
+from evolve.engines.engine import Job
+from evolve.engines.local import LocalEngine
+from evolve.evaluation.messages import Role
+
+TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
+pytestmark = pytest.mark.skipif(find_spec("cupy") is None, reason="compilers need NVRTC")
+
+
+class Watched:
+    """An engine with the phases of its kernels, and the workers that judged them."""
+
+    def __init__(self, workers: int = 1, compilers: int = 1, **limits: object) -> None:
+        self.phases: list[tuple[str, str]] = []
+        self.judges: list[int] = []
+        self.engine = LocalEngine("emulated", workers, self.saw, compilers=compilers, **limits)  # type: ignore[arg-type]
+
+    def saw(self, kernel_id: str, phase: str) -> None:
+        self.phases.append((kernel_id, phase))
+        at_work = [w.pid for w in self.engine._crew.workers if w.role is Role.EVALUATOR and w.task]
+        self.judges += [pid for pid in at_work if pid not in self.judges[-1:]]
+
+    def verdicts(self, *jobs: Job) -> list[Evaluation]:
+        return list(self.engine.evaluate(jobs))
+
+    def phases_of(self, kernel: Kernel) -> list[str]:
+        return [phase for kernel_id, phase in self.phases if kernel_id == kernel.id]
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    made = Watched()
+    yield made
+    made.engine.close()
+
+
+def job(kernel: Kernel, *, confirm: bool = False) -> Job:
+    return Job(kernel, TWICE, confirm=confirm)
+
+
+def test_a_kernel_is_compiled_before_it_gets_to_an_evaluator(watched: Watched) -> None:
+    kernel = bad_kernels.twice_kernel()
+    (evaluation,) = watched.verdicts(job(kernel))
+    assert evaluation.passed
+    phases = watched.phases_of(kernel)
+    assert phases.count("compile") > 2  # the deadline begins anew with every workload
+    assert set(phases[: phases.index("waiting")]) == {"compile"}
+    assert phases.index("waiting") < phases.index("run")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "outcome"),
+    [(bad_kernels.NO_CODE, Outcome.COMPILE_ERROR), (bad_kernels.UNKNOWN_TENSOR, Outcome.MALFORMED)],
+    ids=["no code", "unknown tensor"],
+)
+def test_what_does_not_compile_never_gets_to_an_evaluator(watched: Watched, kernel: Kernel, outcome: Outcome) -> None:
+    (evaluation,) = watched.verdicts(job(kernel))
+    assert evaluation.outcome is outcome
+    assert evaluation.device == watched.engine.info
+    assert "waiting" not in watched.phases_of(kernel)
+    assert watched.judges == []
+
+
+def test_many_kernels_pass_both_stages_and_each_gets_its_verdict() -> None:
+    made = Watched(workers=2, compilers=2)
+    good = [bad_kernels.twice_kernel(note=f"number {n}") for n in range(6)]
+    bad = [bad_kernels.twice_kernel("no code;", f"number {n}") for n in range(12)]
+    try:
+        found = {e.kernel_id: e.passed for e in made.verdicts(*map(job, (*good, *bad)))}
+    finally:
+        made.engine.close()
+    assert found == {**{k.id: True for k in good}, **{k.id: False for k in bad}}
+
+
+def test_a_compiler_that_takes_too_long_is_ended() -> None:
+    made = Watched(phase_seconds={"compile": 0.5})
+    nested = "".join(f"#define A{n} A{n - 1} A{n - 1} A{n - 1} A{n - 1}\n" for n in range(1, 15))
+    bomb = with_source("twice", f"#define A0 1 +\n{nested}", "A14 1")
+    try:
+        (evaluation,) = made.verdicts(job(bomb))
+        assert evaluation.outcome is Outcome.COMPILE_ERROR
+        assert evaluation.log == "compiling took more than 0.5 s"
+    finally:
+        made.engine.close()
+
+
+def test_a_compiler_that_needs_too_much_memory_gives_a_verdict_and_goes_on() -> None:
+    made = Watched(compiler_bytes=2**28)
+    bomb = with_source(
+        "twice",
+        "template <int N, int M> struct T { typedef typename T<N - 1, 2 * M>::t a; "
+        "typedef typename T<N - 1, 2 * M + 1>::t b; typedef int t; };\n"
+        "template <int M> struct T<0, M> { typedef int t; };\n",
+        "T<24, 0>::t(1)",
+    )
+    try:
+        first, second = made.verdicts(job(bomb), job(bad_kernels.twice_kernel()))
+        assert first.outcome is Outcome.COMPILE_ERROR
+        assert "memory" in first.log
+        assert second.passed
+    finally:
+        made.engine.close()
+
+
+def with_source(note: str, before: str, value: str) -> Kernel:
+    text = bad_kernels.twice_kernel(f"if (i < n) out[i] = x_t({value});", note).text
+    return parse(text.replace('extern "C" __global__', f'{before}extern "C" __global__'))
+
+
+@pytest.mark.parametrize("compilers", [0, 1])
+def test_champions_are_confirmed_by_a_process_that_has_judged_nothing_before(compilers: int) -> None:
+    made = Watched(compilers=compilers)
+    kernel = bad_kernels.twice_kernel()
+    try:
+        first, second, third = made.verdicts(job(kernel), job(kernel, confirm=True), job(kernel, confirm=True))
+        assert first.confirmed is None
+        assert second.confirmed
+        assert third.confirmed
+        assert len(set(made.judges)) == 3
+    finally:
+        made.engine.close()
+
+
+def test_a_worker_grows_old(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "JOBS_OF_A_WORKER", 2)
+    kernel = bad_kernels.twice_kernel()
+    assert all(e.passed for e in watched.verdicts(*[job(kernel)] * 5))
+    assert len(set(watched.judges)) == 3
+
+
+def test_what_was_compiled_long_ago_for_nobody_goes_when_a_worker_does(watched: Watched) -> None:
+    assert watched.verdicts(job(bad_kernels.twice_kernel()))[0].passed
+    left = set((watched.engine._crew.folder / "cubins").iterdir())
+    assert left  # the emulated device does not take it
+    old = left.pop()
+    os.utime(old, (0, 0))
+    watched.verdicts(job(bad_kernels.CRASHING))
+    assert not old.exists()
+    assert all(file.exists() for file in left)
+
+
+@pytest.mark.gpu
+def test_a_gpu_loads_what_was_compiled_ahead_and_leaves_nothing_of_it() -> None:
+    made = LocalEngine("cuda", 1, compilers=2)
+    kernels = [bad_kernels.twice_kernel(note=f"number {n}") for n in range(4)]
+    try:
+        assert all(e.passed for e in made.evaluate(map(job, kernels)))
+        assert not list((made._crew.folder / "cubins").iterdir())
+    finally:
+        made.close()
+
+
+@pytest.mark.gpu
+def test_a_gpu_worker_is_back_after_every_fault() -> None:
+    made = LocalEngine("cuda", 1, compilers=2)
+    faults = [bad_kernels.twice_kernel(f"out[(1ll << 44) + i] = x_t({n}.0f);", f"crash {n}") for n in range(5)]
+    try:
+        assert [e.outcome for e in made.evaluate(map(job, faults))] == [Outcome.CRASHED] * 5
+        assert next(made.evaluate([job(bad_kernels.twice_kernel())])).passed
+    finally:
+        made.close()

@@ -1,0 +1,189 @@
+"""Workloads that could not tell a wrong output are reported, and those of the catalog tell all of them."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from evolve.evaluation.blindness import CORRUPTIONS, BlindSpot, blind_spots, distributions
+from evolve.evaluation.compare import fault
+from reference_ops import catalog
+from reference_ops.op import Op, Tolerance, Workload, rotated, tensors, workloads
+
+OPS = [catalog.load(name) for name in catalog.names()]
+ops = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+SEED = 0
+
+
+def rows_op(reference: Callable[..., torch.Tensor], out: str = "rows cols", **changes: Any) -> Op:
+    return replace(
+        Op(
+            name="sample",
+            reference=reference,
+            inputs=tensors(x="rows cols"),
+            outputs=tensors(out=out),
+            gpu=workloads("float32", {"rows": 1024, "cols": 1024}),
+            emulated=workloads("float32", {"rows": 16, "cols": 256}),
+            flops=lambda dims: dims["rows"] * dims["cols"],
+        ),
+        **changes,
+    )
+
+
+def found(op: Op, workload: Workload | None = None) -> tuple[BlindSpot, ...]:
+    return blind_spots(op, workload or op.emulated[0], SEED, "cpu")
+
+
+def unnoticed(op: Op, values: str = "normal") -> set[str]:
+    return {spot.corruption for spot in found(op) if spot.values == values}
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@ops
+def test_no_workload_of_the_catalog_is_blind(op: Op) -> None:
+    assert [spot for workload in (*op.emulated, *op.awkward) for spot in found(op, workload)] == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+@ops
+def test_every_corruption_of_every_output_is_called_wrong(op: Op, corruption: str, dtype: str) -> None:
+    for workload in (w for w in op.emulated if w.dtype == dtype):
+        inputs = op.inputs_at(workload, SEED, "cpu")
+        expected = op.call({name: tensor.double() for name, tensor in inputs.items()}, workload)
+        for theirs, wanted in zip(op.call(inputs, workload), expected, strict=True):
+            if theirs.is_floating_point() or corruption not in {"one NaN", "fewer bits"}:
+                spoiled = CORRUPTIONS[corruption](theirs, random.Random(SEED))
+                assert fault(spoiled, theirs, wanted, op.tolerance), workload.key
+
+
+def test_the_check_covers_normal_inputs_the_ops_own_and_their_mixture() -> None:
+    assert distributions(rows_op(doubled, values=("ties", "tiny"))) == ("normal", "ties", "tiny", "mixed")
+
+
+def test_a_sound_op_has_no_blind_spot() -> None:
+    assert found(rows_op(doubled)) == ()
+
+
+def test_a_softmax_of_one_column_is_blind() -> None:
+    op = rows_op(lambda x: torch.softmax(x, -1), emulated=workloads("float32", {"rows": 64, "cols": 1}))
+    assert {"its mean everywhere", "rows shuffled", "fewer bits", "`x` ignored"} <= unnoticed(op)
+
+
+def test_of_an_awkward_shape_only_right_results_are_asked() -> None:
+    op = rows_op(lambda x: torch.softmax(x, -1), awkward=workloads("float32", {"rows": 64, "cols": 1}))
+    assert found(op, op.awkward[0]) == ()
+
+
+def test_an_input_that_the_output_ignores_is_named() -> None:
+    op = rows_op(lambda x, weight: x * 2 + 0 * weight, inputs=tensors(x="rows cols", weight="cols"))
+    assert [(spot.corruption, spot.words) for spot in found(op)] == [
+        ("`weight` ignored", "nobody would notice if a kernel ignored `weight`")
+    ]
+
+
+def ignored(op: Op) -> set[str]:
+    return {spot.corruption for spot in found(op) if spot.corruption.endswith("ignored")}
+
+
+def normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def test_an_eps_that_matters_for_tiny_inputs_alone_is_not_missed() -> None:
+    op = rows_op(normalised, emulated=workloads("bfloat16", {"rows": 16, "cols": 256}, eps=1e-6))
+    assert ignored(op) == set()
+    assert ignored(replace(op, values=("large",))) == {"`eps` ignored"}
+
+
+def test_an_eps_that_never_matters_is_named() -> None:
+    assert ignored(rows_op(normalised, emulated=workloads("float32", {"rows": 16, "cols": 256}, eps=1e-30))) == {
+        "`eps` ignored"
+    }
+
+
+@pytest.mark.parametrize(("factor", "blind"), [(2.0, False), (1e9, True)])
+def test_means_near_zero_with_too_wide_a_tolerance_let_zeros_pass(factor: float, blind: bool) -> None:
+    op = rows_op(
+        lambda x: x.mean(-1),
+        out="rows",
+        emulated=workloads("float32", {"rows": 32, "cols": 65536}),
+        tolerance=Tolerance(factor),
+        values=(),
+    )
+    assert ("zeros" in unnoticed(op)) is blind
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_too_wide_a_tolerance_hides_one_wrong_element_first(dtype: str) -> None:
+    op = rows_op(doubled, emulated=workloads(dtype, {"rows": 16, "cols": 256}), tolerance=Tolerance(1e6))
+    assert {"one element wrong", "fewer bits"} <= unnoticed(op)
+
+
+def test_an_output_that_is_the_same_whatever_the_rows_is_blind_to_their_order() -> None:
+    op = rows_op(lambda x: x.mean(0, keepdim=True).expand_as(x), by_rows=False)
+    assert unnoticed(op) == {"rows shuffled"}
+
+
+def test_constant_rows_need_not_show_what_makes_no_difference() -> None:
+    op = rows_op(lambda x: torch.softmax(x, -1), values=("constant",))
+    assert unnoticed(op, "constant") == set()
+
+
+def test_a_pytorch_result_that_overflows_is_a_false_alarm() -> None:
+    op = rows_op(lambda x: torch.log(torch.exp(x)), values=("large",))
+    spots = [spot for spot in found(op) if spot.values == "large"]
+    assert spots[0].corruption == ""
+    assert "PyTorch's own result for `out` is called wrong" in spots[0].words
+
+
+def test_a_baseline_that_computes_something_else_is_reported() -> None:
+    op = rows_op(doubled, baseline=lambda x: x * 2.001)
+    assert {spot.words.partition(":")[0] for spot in found(op)} == {"the baseline's result for `out` is called wrong"}
+
+
+def test_what_the_baseline_leaves_open_is_not_held_against_it() -> None:
+    op = rows_op(doubled, baseline=lambda x: x * 3, baseline_free=("out",))
+    assert found(op) == ()
+
+
+def test_integers_are_judged_exactly_where_the_op_says_so() -> None:
+    op = rows_op(doubled, baseline=lambda x: x * 2 * (1 + 2**-23), values=("integers",))
+    assert {spot.values for spot in found(op)} == {"integers", "mixed"}
+
+
+def test_a_reference_that_raises_is_reported_with_what_it_said() -> None:
+    def picky(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float64:
+            raise NotImplementedError("no float64 here")
+        return x * 2
+
+    words = {spot.words for spot in found(rows_op(picky))}
+    assert words == {"PyTorch cannot compute it: NotImplementedError: no float64 here"}
+
+
+def test_one_row_is_shuffled_by_its_elements() -> None:
+    row = torch.arange(5.0)[None]
+    spoiled = CORRUPTIONS["rows shuffled"](row, random.Random(1))
+    assert not torch.equal(spoiled, row)
+    assert torch.equal(spoiled.sort().values, row)
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_the_output_itself_is_never_touched(corruption: str) -> None:
+    output = torch.randn(8, 16)
+    before = output.clone()
+    CORRUPTIONS[corruption](output, random.Random(0))
+    assert torch.equal(output, before)
+
+
+def test_a_workload_at_another_dtype_is_checked_at_that_dtype() -> None:
+    places = rotated("float32 bfloat16", {"rows": 16, "cols": 256}, {"rows": 8, "cols": 512})
+    op = rows_op(doubled, emulated=places)
+    assert [found(op, place) for place in places] == [(), ()]

@@ -1,0 +1,62 @@
+import itertools
+import math
+import random
+
+import pytest
+import torch
+
+from evolve.evaluation.buffers import GAP_BYTES, POISONS, Arena, damaged, still_poisoned
+
+LAYOUT = {"x": ((3, 5), torch.float32), "out": ((7,), torch.bfloat16), "index": ((2,), torch.int64)}
+
+
+def test_buffers_have_the_shapes_asked_for_and_do_not_overlap() -> None:
+    buffers = Arena("cpu").poisoned(LAYOUT, POISONS[0], random.Random(1))
+    spans = sorted((b.tensor.data_ptr(), b.tensor.data_ptr() + b.tensor.nbytes) for b in buffers.values())
+    assert {name: (tuple(b.tensor.shape), b.tensor.dtype) for name, b in buffers.items()} == LAYOUT
+    assert all(end + GAP_BYTES < start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_buffers_are_aligned_to_16_bytes_and_to_no_more_on_the_whole() -> None:
+    starts = [
+        buffer.tensor.data_ptr()
+        for seed in range(20)
+        for buffer in Arena("cpu").poisoned(LAYOUT, POISONS[0], random.Random(seed)).values()
+    ]
+    assert all(start % 16 == 0 for start in starts)
+    assert any(start % 32 for start in starts)
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_every_byte_is_poison_at_first(poison: int) -> None:
+    buffers = Arena("cpu").poisoned(LAYOUT, poison, random.Random(1))
+    assert not bool(damaged(buffers.values()))
+    assert all(still_poisoned(b.tensor, poison) == b.tensor.numel() for b in buffers.values())
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_poison_reads_as_no_ordinary_number(poison: int) -> None:
+    raw = torch.full((8,), poison, dtype=torch.uint8)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        value = float(raw.view(dtype)[0])
+        assert math.isnan(value) or value > 1e4
+
+
+@pytest.mark.parametrize(("offset", "side"), [(-1, "before"), (-GAP_BYTES, "before"), (0, "behind"), (900, "behind")])
+@pytest.mark.parametrize("name", LAYOUT)
+def test_a_write_outside_a_buffer_is_seen_and_its_place_is_named(name: str, offset: int, side: str) -> None:
+    buffer = Arena("cpu").poisoned(LAYOUT, POISONS[0], random.Random(4))[name]
+    zone = buffer.before if side == "before" else buffer.behind
+    zone[offset] = 7
+    assert bool(damaged([buffer]))
+    distance = -offset if side == "before" else offset + 1
+    assert f"the nearest {distance} bytes {side} it" in buffer.damage()
+
+
+def test_a_later_layout_holds_nothing_of_an_earlier_one() -> None:
+    arena = Arena("cpu")
+    for buffer in arena.poisoned(LAYOUT, POISONS[0], random.Random(1)).values():
+        buffer.tensor.fill_(1)
+    again = arena.poisoned(LAYOUT, POISONS[1], random.Random(2))
+    assert not bool(damaged(again.values()))
+    assert all(still_poisoned(b.tensor, POISONS[1]) == b.tensor.numel() for b in again.values())

@@ -1,0 +1,118 @@
+"""The check on a scripted device: what a kernel gets to see, and what it cannot get away with."""
+
+import random
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from scripted_device import OP, ScriptedDevice, program, twice
+
+from archive.records import Check, Outcome
+from evolve.devices.device import RejectedError
+from evolve.evaluation.buffers import POISONS, Arena
+from evolve.evaluation.check import Inspector
+from reference_ops.op import Workload
+
+SMALL = Workload("float32", (("n", 512),))
+Tensors = Mapping[str, torch.Tensor]
+
+
+def checked(work: object, checks: list[Check] | None = None) -> bool:
+    device = ScriptedDevice()
+    inspector = Inspector(device, Arena("cpu"), random.Random(3), [] if checks is None else checks, lambda _phase: None)
+    return inspector.check(program(work), OP, SMALL)  # type: ignore[arg-type]
+
+
+def outcome_of(work: object) -> Outcome:
+    with pytest.raises(RejectedError) as caught:
+        checked(work)
+    return caught.value.outcome
+
+
+def test_a_right_kernel_passes_and_every_judgement_is_on_record() -> None:
+    checks: list[Check] = []
+    assert checked(twice, checks)
+    assert {check.output for check in checks} == {"out"}
+    assert len({check.values for check in checks}) > 1
+    assert all(check.worst <= 1 and check.workload == SMALL.key for check in checks)
+
+
+def test_it_runs_on_two_kinds_of_poison_and_twice_on_the_same_inputs() -> None:
+    seen: list[tuple[torch.Tensor, int]] = []
+
+    def work(tensors: Tensors) -> None:
+        seen.append((tensors["x"].clone(), int(tensors["out"].view(torch.uint8)[0])))
+        twice(tensors)
+
+    checked(work)
+    assert torch.equal(seen[0][0], seen[1][0])
+    assert {poison for _, poison in seen} == set(POISONS)
+
+
+def test_the_reference_is_not_computed_before_the_kernel_has_run_on_its_inputs() -> None:
+    order: list[str] = []
+    reference = OP.reference
+
+    def spied(x: torch.Tensor) -> torch.Tensor:
+        order.append("reference")
+        return reference(x)  # type: ignore[return-value]
+
+    def work(tensors: Tensors) -> None:
+        order.append("kernel")
+        twice(tensors)
+
+    op = OP.__class__(**{**OP.__dict__, "reference": spied})
+    device = ScriptedDevice()
+    Inspector(device, Arena("cpu"), random.Random(3), [], lambda _phase: None).check(program(work), op, SMALL)
+    assert order[:3] == ["kernel", "kernel", "reference"]
+
+
+def half(tensors: Tensors) -> None:
+    tensors["out"][:256] = 2 * tensors["x"][:256]
+
+
+def then(harm: Callable[[Tensors], object]) -> Callable[[Tensors], None]:
+    """The right result, and something that is none of a kernel's business."""
+
+    def work(tensors: Tensors) -> None:
+        twice(tensors)
+        harm(tensors)
+
+    return work
+
+
+def accumulating(tensors: Tensors) -> None:
+    tensors["out"].add_(2 * tensors["x"])
+
+
+@pytest.mark.parametrize(
+    ("work", "outcome"),
+    [
+        (lambda _tensors: None, Outcome.WRONG),
+        (half, Outcome.WRONG),
+        (accumulating, Outcome.WRONG),
+        (lambda tensors: tensors["out"].copy_(2 * tensors["x"].half().float()), Outcome.WRONG),
+        (lambda tensors: tensors["out"].copy_(2 * tensors["x"].clamp(-6, 6)), Outcome.WRONG),
+        (then(lambda tensors: tensors["x"][3:4].add_(1)), Outcome.CHANGED_INPUT),
+        (then(lambda tensors: tensors["x"].zero_()), Outcome.CHANGED_INPUT),
+        (then(lambda tensors: tensors["out"].as_strided((513,), (1,)).fill_(2)), Outcome.OUT_OF_BOUNDS),
+    ],
+    ids=["no-op", "half", "adds to what is there", "half precision", "clamped", "input", "all inputs", "beyond"],
+)
+def test_a_fault_has_its_outcome(work: object, outcome: Outcome) -> None:
+    assert outcome_of(work) is outcome
+
+
+def test_two_runs_that_differ_only_in_rounding_pass_and_are_called_not_deterministic() -> None:
+    scale = iter([1.0, 1.0 + 2.0**-24, 1.0])
+    assert not checked(lambda tensors: tensors["out"].copy_((2 * tensors["x"].double() * next(scale)).float()))
+
+
+def test_a_kernel_that_is_wrong_only_in_its_second_run_is_found_out() -> None:
+    scale = iter([2.0, 2.1, 2.0])
+    assert outcome_of(lambda tensors: tensors["out"].copy_(next(scale) * tensors["x"])) is Outcome.WRONG
+
+
+def test_the_log_names_the_workload_the_output_and_what_was_never_written() -> None:
+    with pytest.raises(RejectedError, match=r"n=512 float32: `out`: .* \(256 elements still hold the poison"):
+        checked(half)

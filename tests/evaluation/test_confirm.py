@@ -1,0 +1,86 @@
+"""Duels and the sanitizer's verdict, on a scripted device whose clock says what the test wants."""
+
+import random
+from collections.abc import Iterator, Mapping
+
+import pytest
+import torch
+from scripted_device import OP, ScriptedDevice, program
+
+from archive.records import Duel, Outcome, Sanitized
+from evolve.devices.device import RejectedError
+from evolve.evaluation.baselines import Baselines
+from evolve.evaluation.buffers import Arena
+from evolve.evaluation.check import Inspector
+from evolve.evaluation.confirm import duel, sanitized
+from reference_ops.op import Workload
+
+SMALL = Workload("float32", (("n", 256),))
+
+
+class Clock:
+    """Tells the time of whoever was called last: the kernel, or PyTorch."""
+
+    def __init__(self, kernel_us: float, pytorch_us: float, noise: float) -> None:
+        self.kernel_us, self.pytorch_us, self.noise = kernel_us, pytorch_us, noise
+        self.kernel_was_called = False
+        self.rng = random.Random(2)
+
+    def work(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.kernel_was_called = True
+        tensors["out"].copy_(2 * tensors["x"])
+
+    def __call__(self) -> float:
+        spent = self.kernel_us if self.kernel_was_called else self.pytorch_us
+        self.kernel_was_called = False
+        return spent * self.rng.uniform(1 - self.noise, 1 + self.noise)
+
+
+def fought(kernel_us: float, pytorch_us: float, noise: float = 0.01) -> Duel:
+    clock = Clock(kernel_us, pytorch_us, noise)
+    inspector = Inspector(ScriptedDevice(clock), Arena("cpu"), random.Random(3), [], lambda _phase: None)
+    return duel(inspector, program(clock.work), OP, SMALL, Baselines(pytorch_us))
+
+
+def test_a_kernel_twice_as_fast_wins() -> None:
+    found = fought(10.0, 20.0)
+    assert found.low < 2 < found.high
+    assert found.won
+    assert found.baseline == "eager"
+
+
+def test_a_slower_kernel_loses() -> None:
+    assert not fought(20.0, 10.0).won
+
+
+def test_what_lies_within_the_noise_of_the_kernel_against_itself_is_no_win() -> None:
+    found = fought(10.0, 10.2, noise=0.2)
+    assert found.noise > 0.005
+    assert not found.won
+
+
+def said(errors: int | None) -> ScriptedDevice:
+    return ScriptedDevice(sanitizer=lambda *_args: (Sanitized("racecheck", errors, "words"),))
+
+
+def test_an_error_of_the_sanitizer_makes_a_kernel_unsafe() -> None:
+    with pytest.raises(RejectedError, match="racecheck found 2 errors") as caught:
+        sanitized(said(2), [(SMALL, program())], OP, lambda _phase: None)
+    assert caught.value.outcome is Outcome.UNSAFE
+
+
+@pytest.mark.parametrize("errors", [0, None])
+def test_a_clean_report_and_a_tool_that_could_not_finish_are_kept_apart(errors: int | None) -> None:
+    found = sanitized(said(errors), [(SMALL, program())], OP, lambda _phase: None)
+    assert [one.errors for one in found] == [errors]
+    assert found[0].report.startswith(SMALL.key)
+
+
+def test_the_sanitizer_sees_the_smaller_half_of_the_shapes() -> None:
+    shapes = [Workload("float32", (("n", 2**power),)) for power in range(10)]
+    seen: Iterator[str] = iter(one.report for one in sanitized(said(0), [(w, program()) for w in shapes], OP, print))
+    assert [report.split()[0] for report in seen] == ["n=1", "n=4", "n=16"]
+
+
+def test_without_the_tool_there_is_no_report() -> None:
+    assert sanitized(ScriptedDevice(), [(SMALL, program())], OP, lambda _phase: None) == ()

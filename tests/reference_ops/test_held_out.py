@@ -1,0 +1,96 @@
+"""Shapes that no file lists, for the last check of a kernel."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from reference_ops import catalog
+from reference_ops.op import Op, Workload
+from reference_ops.shapes import held_out
+
+MOST_BYTES = 64 << 20
+OPS = [catalog.load(name) for name in catalog.names()]
+ops = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+
+
+def anything(_: Workload) -> bool:
+    return True
+
+
+def found(
+    op: Op, accepts: Callable[[Workload], bool] = anything, most_bytes: int = MOST_BYTES, seeds: int = 5
+) -> list[Workload]:
+    return [w for seed in range(seeds) for w in held_out(op, accepts, random.Random(seed), 8, most_bytes)]
+
+
+def size(workload: Workload, dim: str) -> int:
+    return dict(workload.dims)[dim]
+
+
+@ops
+def test_as_many_as_wanted_are_found_and_no_two_alike(op: Op) -> None:
+    for seed in range(5):
+        shapes = held_out(op, anything, random.Random(seed), 8, MOST_BYTES)
+        assert len({(shape.dims, shape.parameters) for shape in shapes}) == 8
+
+
+@ops
+def test_none_is_listed_in_the_ops_file(op: Op) -> None:
+    listed = {(workload.dims, workload.parameters) for workload in (*op.gpu, *op.emulated, *op.awkward)}
+    assert not {(shape.dims, shape.parameters) for shape in found(op)} & listed
+
+
+@ops
+def test_all_are_valid_and_small_enough_and_of_the_ops_dtypes(op: Op) -> None:
+    for shape in found(op, most_bytes=1 << 20):
+        assert op.is_valid(shape)
+        assert op.least_bytes(shape) <= 1 << 20
+        assert shape.dtype in op.dtypes
+
+
+@ops
+def test_dims_lie_between_the_sizes_that_are_listed(op: Op) -> None:
+    for shape in found(op):
+        for name, value in shape.dims:
+            listed = [size(workload, name) for workload in (*op.gpu, *op.emulated, *op.awkward)]
+            assert min(listed) <= value <= max(listed)
+
+
+@ops
+def test_the_seed_decides(op: Op) -> None:
+    def shapes(seed: int) -> tuple[Workload, ...]:
+        return held_out(op, anything, random.Random(seed), 8, MOST_BYTES)
+
+    assert shapes(1) == shapes(1)
+    assert shapes(1) != shapes(2)
+
+
+def test_the_magnitudes_are_mixed_and_so_are_odd_and_round_sizes() -> None:
+    cols = [size(shape, "cols") for shape in found(catalog.load("softmax"), seeds=20)]
+    assert min(cols) < 100
+    assert max(cols) > 10_000
+    assert any(value % 128 == 0 for value in cols)
+    assert any(value % 2 for value in cols)
+
+
+@pytest.mark.parametrize(
+    ("name", "accepts"),
+    [
+        ("softmax", lambda shape: size(shape, "cols") % 128 == 0 and size(shape, "cols") >= 2048),
+        ("softmax", lambda shape: size(shape, "cols") == 4096),
+        ("gelu", lambda shape: size(shape, "n") % 8 == 0 and size(shape, "n") > 1 << 22),
+        ("causal_conv1d", lambda shape: size(shape, "length") % 8 == 0 and size(shape, "channels") >= 2048),
+        ("topk", lambda shape: dict(shape.parameters)["k"] == 50),
+    ],
+    ids=["wide aligned rows", "one size alone", "large", "many channels", "one parameter"],
+)
+def test_a_particular_kernel_gets_shapes_too(name: str, accepts: Callable[[Workload], bool]) -> None:
+    shapes = found(catalog.load(name), accepts)
+    assert len(shapes) >= 20
+    assert all(map(accepts, shapes))
+
+
+def test_a_kernel_that_accepts_nothing_new_gets_nothing() -> None:
+    op = catalog.load("softmax")
+    assert found(op, lambda shape: shape in op.gpu) == []

@@ -1,0 +1,121 @@
+"""Each distribution keeps its promise, in every dtype and on parts of a tensor."""
+
+import pytest
+import torch
+
+from reference_ops.values import COMMON, DRAWS, EXACT, LARGEST_INTEGER, fill
+
+FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
+
+
+def drawn(values: str, dtype: torch.dtype, shape: tuple[int, ...] = (64, 256), seed: int = 7) -> torch.Tensor:
+    tensor = torch.full(shape, torch.nan, dtype=dtype)
+    fill(tensor, values, torch.Generator().manual_seed(seed))
+    return tensor
+
+
+@dtypes
+@pytest.mark.parametrize("values", sorted(DRAWS.keys() - {"masked"}))
+def test_numbers_are_finite_and_so_are_sums_of_a_few(values: str, dtype: torch.dtype) -> None:
+    tensor = drawn(values, dtype, (64, 4096))
+    assert tensor.isfinite().all()
+    assert (tensor[0] + tensor[1] + tensor[2] + tensor[3]).isfinite().all()
+
+
+@dtypes
+@pytest.mark.parametrize("values", DRAWS)
+def test_the_same_seed_gives_the_same_numbers_and_another_others(values: str, dtype: torch.dtype) -> None:
+    assert torch.equal(drawn(values, dtype), drawn(values, dtype))
+    assert not torch.equal(drawn(values, dtype), drawn(values, dtype, seed=8))
+
+
+@pytest.mark.parametrize("values", DRAWS)
+def test_filling_every_third_row_leaves_the_others_alone(values: str) -> None:
+    tensor = torch.full((10, 8), torch.nan)
+    fill(tensor[1::3], values, torch.Generator().manual_seed(0))
+    written = ~tensor.isnan().any(dim=1)
+    assert written.tolist() == [row % 3 == 1 for row in range(10)]
+
+
+@pytest.mark.parametrize("shape", [(1,), (5,), (1, 1), (3, 1, 7), (2, 3, 4, 5)])
+@pytest.mark.parametrize("values", DRAWS)
+def test_a_tensor_of_any_shape_is_filled(values: str, shape: tuple[int, ...]) -> None:
+    assert not drawn(values, torch.bfloat16, shape).isnan().any()
+
+
+def test_uniform_numbers_lie_between_zero_and_one_with_a_mean_of_a_half() -> None:
+    tensor = drawn("uniform", torch.float32)
+    assert tensor.min() >= 0
+    assert tensor.max() <= 1
+    assert abs(tensor.mean() - 0.5) < 0.01
+
+
+@dtypes
+def test_an_exponential_of_large_numbers_overflows_in_float32(dtype: torch.dtype) -> None:
+    assert drawn("large", dtype).float().exp().isinf().any(dim=1).all()
+
+
+@dtypes
+def test_squares_of_large_numbers_overflow_in_float16(dtype: torch.dtype) -> None:
+    tensor = drawn("large", dtype)
+    assert tensor.to(torch.float16).square().isinf().any()
+    assert tensor.float().square().sum(dim=1).isfinite().all()
+
+
+@dtypes
+def test_a_few_elements_of_a_heavy_tail_make_up_most_of_the_squares(dtype: torch.dtype) -> None:
+    squares = drawn("heavy_tail", dtype).double().square().flatten().sort(descending=True).values
+    assert squares[: len(squares) // 100].sum() > 0.8 * squares.sum()
+
+
+@dtypes
+def test_integers_are_exact_and_small_and_all_occur(dtype: torch.dtype) -> None:
+    assert drawn(EXACT, dtype).unique().tolist() == list(range(-LARGEST_INTEGER, LARGEST_INTEGER + 1))
+
+
+@dtypes
+def test_constant_rows_hold_one_number_each_and_differ(dtype: torch.dtype) -> None:
+    tensor = drawn("constant", dtype, (8, 3, 16))
+    firsts = tensor[:, :1, :1]
+    assert torch.equal(tensor, firsts.expand_as(tensor))
+    assert len(firsts.unique()) > 1
+
+
+@pytest.mark.parametrize("cols", [1, 2, 3, 256])
+@dtypes
+def test_masked_rows_keep_a_finite_entry(dtype: torch.dtype, cols: int) -> None:
+    tensor = drawn("masked", dtype, (200, cols))
+    assert tensor.isfinite().any(dim=1).all()
+    assert tensor[~tensor.isfinite()].eq(-torch.inf).all()
+
+
+def test_half_of_the_masked_entries_are_infinite() -> None:
+    assert abs(drawn("masked", torch.float32).isinf().float().mean() - 0.5) < 0.02
+
+
+@dtypes
+def test_ties_are_few_distinct_numbers_with_zeros_of_both_signs(dtype: torch.dtype) -> None:
+    tensor = drawn("ties", dtype)
+    zeros = tensor[tensor == 0]
+    assert len(tensor.unique()) <= 7
+    assert zeros.signbit().any()
+    assert not zeros.signbit().all()
+
+
+@dtypes
+def test_tiny_numbers_reach_down_to_subnormals(dtype: torch.dtype) -> None:
+    sizes = drawn("tiny", dtype, (64, 4096)).abs()
+    subnormal = (sizes > 0) & (sizes < torch.finfo(dtype).smallest_normal)
+    assert subnormal.any()
+    assert sizes.max() < 0.05
+
+
+@dtypes
+def test_mean_squares_of_tiny_numbers_are_about_as_large_as_an_eps(dtype: torch.dtype) -> None:
+    means = drawn("tiny", dtype).double().square().mean(dim=1)
+    assert 1e-7 < means.min() < means.max() < 1e-4
+
+
+def test_the_common_distributions_are_known() -> None:
+    assert set(COMMON) < set(DRAWS)

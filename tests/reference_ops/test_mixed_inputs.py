@@ -1,0 +1,150 @@
+"""Inputs whose rows come from several distributions in turn, and outputs that are judged accordingly."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from reference_ops import catalog
+from reference_ops.op import Op, Tensors, tensors, workloads
+from reference_ops.values import MIXED, NORMAL
+
+
+def scaled(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x * weight
+
+
+OP = Op(
+    name="scaled",
+    reference=scaled,
+    inputs=tensors(x="rows cols", weight="cols"),
+    outputs=tensors(out="rows cols", total="cols", count=""),
+    gpu=workloads("float32", {"rows": 64, "cols": 512}),
+    emulated=workloads("float32", {"rows": 64, "cols": 512}),
+    flops=lambda dims: dims["rows"] * dims["cols"],
+    values=("integers", "constant", "tiny"),
+)
+PLACE = OP.emulated[0]
+OUT, TOTAL, COUNT = OP.outputs
+EVEN, ODD = 0, 1  # of a seed: whether integers take part, where they ask for integer weights
+
+
+def kind(row: torch.Tensor) -> str:
+    """Which of the op's distributions a row is from."""
+    if len(row.unique()) == 1:
+        return "constant"
+    if torch.equal(row, row.round()):
+        return "integers"
+    return "tiny" if row.abs().max() < 0.1 else NORMAL
+
+
+def mixed(op: Op = OP, seed: int = EVEN) -> Tensors:
+    return op.inputs_at(PLACE, seed, "cpu", MIXED)
+
+
+def names(op: Op = OP, seed: int = EVEN) -> list[str]:
+    return [part.values for part in op.parts(OUT, PLACE, MIXED, seed)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_follow_the_distributions_in_turn(seed: int) -> None:
+    x, found = mixed(seed=seed)["x"], names(seed=seed)
+    assert [kind(row) for row in x] == [found[row % len(found)] for row in range(len(x))]
+
+
+def test_parts_divide_the_output_by_distribution() -> None:
+    x = mixed()["x"]
+    parts = OP.parts(OUT, PLACE, MIXED, EVEN)
+    assert sum(len(x[part.rows]) for part in parts) == len(x)
+    assert all({kind(row) for row in x[part.rows]} == {part.values} for part in parts)
+
+
+def test_only_the_part_of_integers_is_judged_exactly() -> None:
+    assert [part.values for part in OP.parts(OUT, PLACE, MIXED, EVEN) if part.exact] == ["integers"]
+
+
+def test_where_integer_rows_are_judged_every_other_input_holds_integers_too() -> None:
+    weight = mixed()["weight"]
+    assert torch.equal(weight, weight.round())
+
+
+def test_every_other_seed_keeps_the_weights_normal_and_leaves_integers_out() -> None:
+    weight = mixed(seed=ODD)["weight"]
+    assert not torch.equal(weight, weight.round())
+    assert sorted(names(seed=ODD)) == ["constant", "normal", "tiny"]
+
+
+def test_with_fewer_rows_than_distributions_each_has_its_turn_over_seeds() -> None:
+    (place,) = workloads("float32", {"rows": 1, "cols": 512})
+    seen = set()
+    for seed in range(16):
+        (part,) = OP.parts(OUT, place, MIXED, seed)
+        assert kind(OP.inputs_at(place, seed, "cpu", MIXED)["x"][0]) == part.values
+        seen.add(part.values)
+    assert seen == {NORMAL, *OP.values}
+
+
+@pytest.mark.parametrize("output", [TOTAL, COUNT], ids=["other first dim", "no dims"])
+def test_an_output_that_does_not_share_the_rows_is_judged_as_a_whole(output: object) -> None:
+    (part,) = OP.parts(output, PLACE, MIXED, EVEN)  # type: ignore[arg-type]
+    assert (part.rows, part.exact) == (..., False)
+    assert torch.zeros(())[part.rows].shape == ()
+
+
+def test_a_single_distribution_is_one_part() -> None:
+    (part,) = OP.parts(OUT, PLACE, "integers", EVEN)
+    assert (part.values, part.rows, part.exact) == ("integers", ..., True)
+
+
+def test_an_op_whose_rows_depend_on_each_other_gets_one_distribution_at_a_time() -> None:
+    op = replace(OP, by_rows=False)
+    for seed in range(8):
+        (name,) = names(op, seed)
+        assert {kind(row) for row in mixed(op, seed)["x"]} == {name}
+    assert {names(op, seed)[0] for seed in range(16)} == {NORMAL, *OP.values}
+
+
+def test_inputs_that_share_no_dim_with_an_output_are_all_drawn_alike() -> None:
+    op = replace(OP, outputs=tensors(out="2"))
+    inputs = op.inputs_at(PLACE, EVEN, "cpu", "integers")
+    assert all(torch.equal(tensor, tensor.round()) for tensor in inputs.values())
+
+
+def test_weights_stay_normal_whatever_the_rows_are() -> None:
+    tiny = OP.inputs_at(PLACE, EVEN, "cpu", "tiny")
+    assert kind(tiny["x"].flatten()) == "tiny"
+    assert kind(tiny["weight"]) == NORMAL
+
+
+def test_integer_inputs_and_the_ops_own_draw_come_as_ever() -> None:
+    def draw(drawn: Tensors, generator: torch.Generator) -> None:
+        drawn["index"].random_(0, 3, generator=generator)
+        drawn["weight"].fill_(2)
+
+    op = replace(OP, inputs=tensors(x="rows cols", weight="cols", index="int64[rows]"), draw=draw)
+    inputs = mixed(op)
+    assert inputs["index"].dtype == torch.int64
+    assert set(inputs["index"].tolist()) == {0, 1, 2}
+    assert set(inputs["weight"].tolist()) == {2}
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_the_same_seed_gives_the_same_mixture(name: str) -> None:
+    op = catalog.load(name)
+    first, second = (op.inputs_at(op.emulated[0], 3, "cpu", MIXED) for _ in range(2))
+    assert all(torch.equal(first[spec.name], second[spec.name]) for spec in op.inputs)
+
+
+def test_an_unknown_distribution_is_named_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match="`nomal` names no distribution of inputs; there are constant, heavy_tail"):
+        replace(OP, values=("nomal",))
+
+
+def test_an_output_that_the_baseline_cannot_leave_open_is_named() -> None:
+    with pytest.raises(ValueError, match="`indices`, which is no output"):
+        replace(OP, baseline_free=("indices",))
+
+
+def test_a_workload_that_the_op_excludes_is_refused() -> None:
+    with pytest.raises(ValueError, match="rows=64 cols=512 float32 is not `valid`"):
+        replace(OP, valid=lambda known: known["cols"] <= known["rows"])

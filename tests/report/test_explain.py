@@ -1,0 +1,150 @@
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from drawn import drawn
+from records import CPU, GPU, checked, confirmed, failed, kernel, passed
+from rich.console import Group
+
+from archive.records import Check, Evaluation, Outcome
+from evolve.devices import state
+from evolve.evaluation import buffers, timing
+from evolve.report import explain
+from evolve.report.explain import NAMES, explanation
+from evolve.report.meanings import MEANINGS, WHEN_TIMED, Step, stopped_at
+from reference_ops import values
+
+W = "rows=8 cols=16 float32"
+FAILURES = [outcome for outcome in Outcome if outcome is not Outcome.PASSED]
+
+
+def lines(*verdicts: Evaluation, width: int = 80) -> list[str]:
+    return drawn(Group(*explanation(kernel(), verdicts, width)), width, 500)
+
+
+def text(*verdicts: Evaluation) -> str:
+    """Without the ends of lines, so that sentences are whole."""
+    return " ".join(word for line in lines(*verdicts) for word in line.split())
+
+
+def states(shown: Sequence[str]) -> list[str]:
+    return [line.partition(": ")[2] for step in Step for line in shown if line.startswith(f"{step}  {NAMES[step]}: ")]
+
+
+def row_of_out(verdict: Evaluation) -> list[str]:
+    return next(line.split() for line in lines(verdict) if line.split()[:1] == ["out"])
+
+
+def test_a_confirmed_kernel_passed_every_step() -> None:
+    assert states(lines(checked(confirmed("k", GPU, **{W: 50.0})))) == ["passed"] * 6
+
+
+def test_a_kernel_that_was_not_confirmed_says_how_to_do_that() -> None:
+    shown = checked(passed("k", GPU, **{W: 50.0}))
+    assert states(lines(shown)) == [*["passed"] * 5, "not yet"]
+    assert "evolve confirm softmax" in text(shown)
+
+
+@pytest.mark.parametrize("outcome", FAILURES)
+def test_a_failed_kernel_says_where_it_stopped_what_that_means_and_what_to_do(outcome: Outcome) -> None:
+    verdict = failed("k", outcome)
+    step, said = MEANINGS[outcome].step, text(verdict)
+    assert states(lines(verdict)) == [*["passed"] * (step - 1), "stopped here", *["not reached"] * (6 - step)]
+    assert " ".join(MEANINGS[outcome].seen.split()) in said
+    assert f"What to do: {MEANINGS[outcome].advice}" in said
+    assert "it is wrong" in said  # its log
+
+
+def test_every_figure_of_a_confirmed_kernel_is_told() -> None:
+    said = text(checked(confirmed("k", GPU, **{W: 50.0})))
+    for expected in (
+        "f: 40 registers, 2048 B of static shared memory, no spills",
+        "3 outputs judged against PyTorch in float64, on 2 shapes, 1 of them never timed",
+        "out normal 2 1.00x 40% rows=8 cols=16 float32",
+        "out large 1 1.50x 60% rows=8 cols=16 float32",
+        "deterministic",
+        "50.0 45.0–55.0 100 80.0 1.50x 20%",
+        "Calls timed: 9 at each workload.",
+        "4000 GB/s",
+        "1980 MHz, memory 3201 MHz, 41 °C, 512 W, not slowed down",
+        "compile 2.00x 1.96–2.04 1.0% won",
+        "rows=7 cols=1023 float32",
+        "memcheck, racecheck, initcheck and synccheck found nothing",
+    ):
+        assert expected in said
+
+
+def test_the_shape_at_which_it_was_wrong_is_marked_however_the_figures_look() -> None:
+    infinite = Check("rows=3 cols=9 float16", "large", "out", 0.0, 0.0, 0.0)
+    verdict = replace(failed("k"), checks=(Check(W, "large", "out", 1e-3, 1e-3, 0.4), infinite))
+    assert row_of_out(verdict) == ["out", "large", "2", "1.00x", "wrong", "rows=3", "cols=9", "float16"]
+
+
+def test_exact_outputs_have_no_error_to_show() -> None:
+    verdict = replace(passed("k", GPU, **{W: 50.0}), checks=(Check(W, "integers", "out", 0.0, 0.0, 0.0),))
+    assert row_of_out(verdict) == ["out", "integers", "1", "exact", "-"]
+
+
+def test_a_fall_at_the_confirmation_says_that_it_had_passed_before() -> None:
+    before, after = passed("k", GPU, 86400.0, **{W: 50.0}), failed("k", Outcome.UNSAFE, created=2e5)
+    assert "FAILED at step 6: unsafe. It had passed on 1970" in text(before, after)
+    assert "It had passed" not in text(failed("k"), after)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "log", "step"),
+    [
+        (Outcome.TIMED_OUT, "compile took more than 20 s: an endless loop, or a deadlock", Step.COMPILING),
+        (Outcome.TIMED_OUT, "run took more than 5 s: an endless loop, or a deadlock", Step.MEMORY),
+        (Outcome.CRASHED, "the worker was ended by SIGSEGV in time\nsome words", Step.TIME),
+        (Outcome.CRASHED, "the worker was ended by SIGSEGV in check", Step.MEMORY),
+        (Outcome.WRONG, "n=8 float32: `out`: differs (right when checked, wrong when timed)", Step.TIME),
+        (Outcome.WRONG, "n=8 float32: `out`: differs", Step.NUMBERS),
+        (Outcome.KEEPS_STATE, "`calls` keeps its value from one call to the next", Step.COMPILING),
+        (Outcome.KEEPS_STATE, state.changed(["calls"]).log, Step.MEMORY),
+    ],
+)
+def test_the_log_tells_at_which_step_it_was(outcome: Outcome, log: str, step: Step) -> None:
+    assert stopped_at(replace(failed("k", outcome), log=log)) == step
+
+
+def test_what_an_older_version_did_not_record_is_not_claimed() -> None:
+    said = text(passed("k", GPU, **{W: 50.0}))
+    assert "No figures are recorded" in said
+    assert "0xFF" not in said
+
+
+def test_times_of_an_emulator_are_no_statement_about_a_gpu() -> None:
+    said = text(checked(passed("k", CPU, **{W: 50.0})))
+    assert "no statement about a GPU" in said
+    assert "GB/s" not in said
+
+
+def test_a_speedup_above_ten_times_is_marked_for_audit() -> None:
+    assert "AUDIT" in text(checked(confirmed("k", GPU, **{W: 5.0})))
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    for verdict in (checked(confirmed("k", GPU, **{W: 5.0})), failed("k")):
+        assert all(len(line) <= width for line in lines(verdict, width=width))
+
+
+def test_what_is_told_of_the_evaluator_is_what_it_does() -> None:
+    assert explain.POISONS == buffers.POISONS
+    assert explain.GAP_BYTES == buffers.GAP_BYTES
+    assert explain.ALIGNMENTS == (buffers.LEAST_ALIGNMENT, buffers.USUAL_ALIGNMENT)
+    assert explain.PHYSICAL_SHARE == timing.PHYSICAL_MARGIN
+
+
+def test_the_evaluator_says_of_timed_outputs_what_tells_them_from_checked_ones() -> None:
+    assert WHEN_TIMED in inspect.getsource(timing)
+
+
+def test_every_kind_of_values_is_described() -> None:
+    assert explain.VALUES.keys() == {*values.DRAWS, values.MIXED}
+
+
+def test_every_outcome_has_a_meaning() -> None:
+    assert MEANINGS.keys() == set(Outcome)

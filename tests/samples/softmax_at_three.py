@@ -1,0 +1,9 @@
+"""Softmax at three workloads of the catalog's, for measuring how fast the evaluator is."""
+
+from dataclasses import replace
+
+from reference_ops.softmax.softmax import op as softmax
+
+CHOSEN = ("rows=8192 cols=4096 bfloat16", "rows=8192 cols=4096 float32", "rows=4096 cols=16384 bfloat16")
+
+op = replace(softmax, gpu=tuple(workload for workload in softmax.gpu if workload.key in CHOSEN))

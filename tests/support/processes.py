@@ -1,0 +1,31 @@
+"""Which processes there are, through /proc."""
+
+import time
+from pathlib import Path
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children(pid: int) -> set[int]:
+    try:
+        return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except OSError:
+        return set()
+
+
+def descendants(pid: int) -> set[int]:
+    found = children(pid)
+    return found.union(*map(descendants, found))
+
+
+def all_gone(pids: set[int], seconds: float = 5.0) -> bool:
+    """The system needs a moment to end them."""
+    deadline = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(alive, pids))

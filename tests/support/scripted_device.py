@@ -1,0 +1,63 @@
+"""A device that computes with PyTorch: what a program does is a function of the test's, and so is the clock."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import bad_kernels
+import torch
+
+from archive.binding import Bound, bind
+from archive.records import Conditions, DeviceInfo, Resources
+from evolve.devices.device import GraphTime, Program, Sanitizer
+from evolve.points import point
+from reference_ops import catalog
+
+OP = catalog.load(str(Path(__file__).parents[1] / "samples" / "twice.py"))
+WORKLOAD = OP.gpu[0]  # 2**20 float32: 4.19 MB in, 4.19 MB out
+INFO = DeviceInfo("cuda", "Scripted", "sm_90a", 1, 1024, copy_gb_s=1000.0, tflops=(("float32", 1.0),))
+Work = Callable[[Mapping[str, torch.Tensor]], None]
+
+
+def twice(tensors: Mapping[str, torch.Tensor]) -> None:
+    tensors["out"].copy_(2 * tensors["x"])
+
+
+@dataclass
+class ScriptedProgram:
+    """Does `work` at every launch."""
+
+    bound: Bound
+    work: Work = twice
+    resources: tuple[Resources, ...] = ()
+    log: str = ""
+
+    def launch(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.work(tensors)
+
+
+@dataclass
+class ScriptedDevice:
+    clock: Callable[[], float] = lambda: 20.0
+    info: DeviceInfo = INFO
+    work: Work = twice
+    torch_device: str = "cpu"
+    conditions: Conditions | None = None
+    graph_time: GraphTime | None = None
+    sanitizer: Sanitizer | None = None
+    runs: list[Mapping[str, torch.Tensor]] = field(default_factory=list)
+
+    def compile(self, bound: Bound) -> Program:
+        return ScriptedProgram(bound, self.work)
+
+    def run(self, program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.runs.append(tensors)
+        program.launch(tensors)
+
+    def time(self, call: Callable[[], object]) -> float:
+        call()
+        return self.clock()
+
+
+def program(work: Work = twice) -> ScriptedProgram:
+    return ScriptedProgram(bind(bad_kernels.twice_kernel(), point(OP, WORKLOAD, INFO)), work)
