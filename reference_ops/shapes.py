@@ -4,11 +4,12 @@ import math
 import random
 from collections.abc import Callable, Mapping
 
-from reference_ops.op import Op, Workload
+from reference_ops.op import Number, Op, Workload
 
 TRIES_EACH = 60
 MULTIPLES = (8, 32, 128)  # what kernels with wide loads, warps and tiles ask for in their `when`
 KEPT = 0.4  # how often a dim stays as declared, for kernels that are made for one size of it
+SPREAD = 30.0  # floating-point parameters are multiplied or divided by as much as this
 
 
 def held_out(
@@ -34,7 +35,7 @@ def _ranges(listed: tuple[Workload, ...]) -> dict[str, tuple[int, int]]:
     """Least and greatest size of every dim that is not the same throughout."""
     sizes: dict[str, set[int]] = {}
     for workload in listed:
-        for name, size in workload.dims:
+        for name, size in (*workload.dims, *_integers(workload)):
             sizes.setdefault(name, set()).add(size)
     return {name: (min(seen), max(seen)) for name, seen in sizes.items() if len(seen) > 1}
 
@@ -43,18 +44,37 @@ def _drawn(
     op: Op, near: Workload, ranges: Mapping[str, tuple[int, int]], rng: random.Random, most_bytes: int
 ) -> Workload:
     """A workload like a declared one, with some of its dims drawn anew, and small enough."""
-    dims = dict(near.dims)
+    dims, parameters = dict(near.dims), _parameters(near, ranges, rng)
     for name, (least, greatest) in ranges.items():
         if name in dims and rng.random() > KEPT:
             dims[name] = _size(least, greatest, rng)
-    tried = Workload(rng.choice(op.dtypes), tuple(dims.items()), near.parameters)
+    tried = Workload(rng.choice(op.dtypes), tuple(dims.items()), parameters)
     for name in rng.sample(list(ranges), len(ranges)):
         if not op.is_valid(tried):
             break
         if (excess := op.least_bytes(tried) / most_bytes) > 1 and name in dims:
             dims[name] = max(ranges[name][0], _rounded(int(dims[name] / excess), rng))
-            tried = Workload(tried.dtype, tuple(dims.items()), near.parameters)
+            tried = Workload(tried.dtype, tuple(dims.items()), parameters)
     return tried
+
+
+def _integers(workload: Workload) -> list[tuple[str, int]]:
+    return [(name, value) for name, value in workload.parameters if isinstance(value, int)]
+
+
+def _parameters(
+    near: Workload, ranges: Mapping[str, tuple[int, int]], rng: random.Random
+) -> tuple[tuple[str, Number], ...]:
+    """Now as listed, now of the same kind: between the listed integers, of the magnitude of a listed number."""
+    drawn: list[tuple[str, Number]] = []
+    for name, value in near.parameters:
+        if rng.random() < KEPT:
+            drawn.append((name, value))
+        elif isinstance(value, float):
+            drawn.append((name, value * SPREAD ** rng.uniform(-1, 1)))
+        else:
+            drawn.append((name, rng.randint(*ranges[name]) if name in ranges else value))
+    return tuple(drawn)
 
 
 def _size(least: int, greatest: int, rng: random.Random) -> int:

@@ -14,6 +14,7 @@ ALLOCATES = re.compile(r"malloc|calloc|realloc|free|_Z(?:nw|na|dl|da)\w+")  # al
 OPERATORS = {"_Znw": "new", "_Zna": "new[]", "_Zdl": "delete", "_Zda": "delete[]"}
 # Headers bring constants of their own; they are zero to begin with, and watched like everything else.
 LIBRARIES = ("cuda", "cub", "thrust", "cooperative_groups", "nvcuda")
+COMPILER = "__nv_"  # and so does NVRTC itself, of some versions, for atomics
 INSTEAD = "declare a [workspace] with zero = true, or make it const / __constant__"
 
 
@@ -47,7 +48,7 @@ def readable(symbol: str) -> str:
 
 def _of_a_library(symbol: str) -> bool:
     parts = _parts(symbol)
-    return len(parts) > 1 and parts[0] in LIBRARIES
+    return symbol.startswith(COMPILER) or (len(parts) > 1 and parts[0] in LIBRARIES)
 
 
 def _declared_constant(symbol: str, text: str) -> bool:

@@ -9,25 +9,27 @@ import torch
 
 LEAST_ALIGNMENT, USUAL_ALIGNMENT = 16, 512  # what a plan may rely on, and what PyTorch's allocator gives
 GAP_BYTES = 4096  # at least, before and behind every tensor
-# Both read as NaN or as a huge number in every float type, so that a stray read shows in the output.
-POISONS = (0xFF, 0x7E)
+# Two read as NaN or as a huge number in every float type, so that a stray read shows in the output. The third is an
+# ordinary number, as memory holds in real use: a kernel must not take it for a result that is there already.
+POISONS = (0xFF, 0x7E, 0x3F)
+NOISE_BYTES = 2**14
 OWN_SEGMENT_BYTES = 2**25  # PyTorch's allocator gives so large a piece to nobody else
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor with the poisoned zones before and behind it."""
+    """A tensor with the zones before and behind it, which hold noise that no kernel can foresee."""
 
     tensor: torch.Tensor
     before: torch.Tensor
     behind: torch.Tensor
-    poison: int
+    noise: torch.Tensor
 
     def damage(self) -> str:
         """Where the kernel wrote outside the tensor, or nothing."""
         for side, zone in (("before", self.before), ("behind", self.behind)):
-            wrong = (zone != self.poison).nonzero().flatten()
+            wrong = (zone != self.noise[: len(zone)]).nonzero().flatten()
             if len(wrong):
                 nearest = len(zone) - int(wrong[-1]) if side == "before" else int(wrong[0]) + 1
                 return f"{len(wrong)} bytes {side} the buffer were overwritten, the nearest {nearest} bytes {side} it"
@@ -39,6 +41,7 @@ class Arena:
 
     def __init__(self, device: str) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
+        self._noise = torch.empty(NOISE_BYTES, dtype=torch.uint8, device=device)
 
     def poisoned(
         self, layout: Layout, poison: int, rng: random.Random, alignment: int = LEAST_ALIGNMENT
@@ -52,18 +55,19 @@ class Arena:
             starts[name], at = at, at + sizes[name]
         memory = self._of(at + 2 * GAP_BYTES)[: at + 2 * GAP_BYTES]
         memory.fill_(poison)
+        noise = self._noise.random_(0, 256, generator=torch.Generator(memory.device).manual_seed(rng.getrandbits(32)))
         ends = [0, *(starts[name] + sizes[name] for name in names)]
         buffers = {}
         for index, name in enumerate(names):
             start, end = starts[name], ends[index + 1]
             follows = starts[names[index + 1]] if index + 1 < len(names) else len(memory)
             shape, dtype = layout[name]
-            buffers[name] = Buffer(
-                memory[start:end].view(dtype).reshape(shape),
-                memory[(ends[index] + start) // 2 : start],  # each neighbour answers for its half of the gap
-                memory[end : (end + follows) // 2 if index + 1 < len(names) else follows],
-                poison,
-            )
+            # Each neighbour answers for its half of the gap.
+            before = memory[(ends[index] + start) // 2 : start]
+            behind = memory[end : (end + follows) // 2 if index + 1 < len(names) else follows]
+            for zone in (before, behind):
+                zone.copy_(noise[: len(zone)])
+            buffers[name] = Buffer(memory[start:end].view(dtype).reshape(shape), before, behind, noise)
         return buffers
 
     def _of(self, nbytes: int) -> torch.Tensor:
@@ -79,8 +83,8 @@ class Arena:
 
 def damaged(buffers: Iterable[Buffer]) -> torch.Tensor:
     """Whether any zone was written to, as a tensor: the answer is waited for later, together with others."""
-    zones = [(zone, buffer.poison) for buffer in buffers for zone in (buffer.before, buffer.behind)]
-    return (torch.cat([zone for zone, _ in zones]) != zones[0][1]).any()
+    zones = [(zone, buffer.noise[: len(zone)]) for buffer in buffers for zone in (buffer.before, buffer.behind)]
+    return (torch.cat([zone for zone, _ in zones]) != torch.cat([noise for _, noise in zones])).any()
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

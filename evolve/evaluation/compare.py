@@ -11,6 +11,7 @@ ELEMENT_FACTOR = 4  # one element may be off by this much more than the root mea
 FLOAT32_UNIT = 2.0**-24  # nobody computes better than this inside
 FLOOR_ROUNDINGS = 0.25  # of an output's magnitude: below this, PyTorch was lucky
 TINY = 1e-38
+CUT_OFF_FACTOR = 1.75
 SMALL = 2**15  # elements
 
 
@@ -111,7 +112,7 @@ def _inaccurate(
     said = ""
     if worst > 1:
         said = _elements_off(off, allowed, actual, wanted)
-    elif error > (allowance := tolerance.factor * _leeway(actual)) * yardstick:
+    elif error > (allowance := _factor(actual, tolerance) * _leeway(actual)) * yardstick:
         said = (
             f"the root mean square error is {error:.3g}, {error / max(yardstick, TINY):.1f} times PyTorch's own "
             f"{yardstick:.3g}; {allowance:.3g} times is allowed"
@@ -121,13 +122,19 @@ def _inaccurate(
 
 def _difference(values: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """In one pass over memory."""
-    kept: torch.Tensor = torch.empty(wanted.shape, dtype=torch.float32, device=wanted.device)
+    kept = torch.empty(wanted.shape, dtype=torch.float32, device=wanted.device)
     torch.sub(values, wanted, out=kept)
     return kept
 
 
 def _norm(values: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(values, dtype=torch.float64)
+    norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=torch.float64)
+    return norm
+
+
+def _factor(values: torch.Tensor, tolerance: Tolerance) -> float:
+    """With so few bits the last rounding is all the error there is, and cutting off instead doubles it."""
+    return min(tolerance.factor, CUT_OFF_FACTOR) if values.element_size() < 4 else tolerance.factor
 
 
 def _leeway(values: torch.Tensor) -> float:

@@ -36,6 +36,8 @@ def compiled(
 ) -> Compiled[P]:
     """Compile for all workloads. Raises PlanError or RejectedError at the first that the kernel accepts and fails."""
     check_plan(kernel, signature(op))
+    if reserved := kernel.plan.reserved:
+        raise RejectedError(Outcome.UNSUPPORTED, f"the plan asks for {reserved}, which is not supported yet")
     declared, skipped = _programs(kernel, op, op.workloads(info.kind), info, compile_bound)
     if not declared:
         raise RejectedError(Outcome.ILLEGAL, "no workload is left: " + "; ".join(skipped))

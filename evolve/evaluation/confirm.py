@@ -26,6 +26,7 @@ def duel(inspector: Inspector, program: Program, op: Op, workload: Workload, sta
     rival = baselines.prepared(name, op, workload, device)
     if rival is None:
         raise RuntimeError(f"{name} was timed on {workload.key} before, and cannot be prepared again")
+    inspector.watch("time")
     places = places_for(inspector, program, op, workload)
     calls: list[Callable[[int], object]] = [
         lambda at: program.launch(places[at].tensors),

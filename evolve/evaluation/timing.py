@@ -40,7 +40,7 @@ class Place:
         """Inputs drawn for one call alone, and nothing but poison elsewhere: neither skipping nor remembering pays."""
         for name, tensor in self.tensors.items():
             if name not in self.inputs:
-                tensor.view(torch.uint8).fill_(POISONS[1])
+                tensor.view(torch.uint8).fill_(task.poison)
         for name, values in task.inputs(device).items():
             self.inputs[name].copy_(values)
 
@@ -186,7 +186,7 @@ def _go_on(own: Sequence[float], seconds: float, bar_us: float | None, hopeless_
 
 def _judge_timed(inspector: Inspector, call: Kept) -> None:
     try:
-        inspector.judge(call.task, call.outputs, POISONS[1])
+        inspector.judge(call.task, call.outputs, call.task.poison)
     except RejectedError as error:
         raise RejectedError(error.outcome, f"{error.log} (right when checked, wrong when timed)") from error
 

@@ -66,7 +66,9 @@ def serve(device_kind: str, fork: Fork, channel: socket.socket, project: Path) -
         answer(Failed(str(error)))
     except Exception as error:  # noqa: BLE001 - not the kernel's fault, so no verdict: say it and end the run
         traceback.print_exc()
-        answer(Failed(f"the evaluation itself failed: {type(error).__name__}: {error}"))
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(at.filename).name}, line {at.lineno}"
+        answer(Failed(f"the evaluation itself failed: {type(error).__name__}: {error} ({where})"))
 
 
 def _compile(fork: Fork, assignments: Iterator[Assignment], project: Path, answer: Answer) -> None:

@@ -25,7 +25,7 @@ from evolve.report.words import (
 )
 
 # How the evaluator works, as told to people; tests hold these against the evaluator's own.
-POISONS, GAP_BYTES, ALIGNMENTS, PHYSICAL_SHARE = (0xFF, 0x7E), 4096, (16, 512), 0.8
+POISONS, GAP_BYTES, ALIGNMENTS, PHYSICAL_SHARE = (0xFF, 0x7E, 0x3F), 4096, (16, 512), 0.8
 VALUES = {
     "normal": "normal numbers",
     "uniform": "between 0 and 1: sums grow",
@@ -150,10 +150,11 @@ def _compiling(verdict: Evaluation) -> Iterator[RenderableType]:
 def _memory(verdict: Evaluation) -> Text:
     if not verdict.checks:
         return _unrecorded(verdict)
-    (first, second), (least, usual) = (f"0x{poison:X}" for poison in POISONS), ALIGNMENTS
+    (first, second, third), (least, usual) = (f"0x{poison:X}" for poison in POISONS), ALIGNMENTS
     return Text(
-        f"Before each run memory was filled with {first} or {second}: outputs, workspace, and at least {GAP_BYTES} "
-        "bytes before and behind every buffer, inputs included. Buffers lay in a new order each time, aligned to "
+        f"Before each run outputs and workspace were filled with {first}, {second} (no numbers, or huge ones) or "
+        f"{third} (an ordinary one), and at least {GAP_BYTES} bytes before and behind every buffer, inputs included, with "
+        "noise. Buffers lay in a new order each time, aligned to "
         f"{least} bytes and no more, or to the usual {usual}. Nothing outside them was written, and inputs stayed the "
         "same to the bit."
     )
@@ -175,7 +176,7 @@ def _numbers(verdict: Evaluation, width: int) -> Iterator[RenderableType]:
     yield _checks_table(checks, checks[-1] if verdict.outcome is Outcome.WRONG else None, width)
     if verdict.passed and timed:
         yield Text(
-            "Each shape ran on the same normal numbers under both poisons, and then on rows of every kind of values; "
+            "Each shape ran twice on the same normal numbers, and then on rows of every kind of values; "
             "outputs of timed calls, drawn by lot, were judged too."
         )
 

@@ -10,18 +10,16 @@ from typing import Any
 import pytest
 from cheat_files import CheatFile, files
 
-from archive.kernel import parse, parse_for
+from archive.kernel import parse
 from archive.plan import PlanError
 from archive.records import Evaluation, Outcome
 from evolve.engines.engine import Job
 from evolve.engines.local import LocalEngine
-from evolve.points import signature
-from reference_ops import catalog
 
 CHEATS, HONEST, GAINS = files("kernels"), files("honest"), files("gains")
 UNREADABLE = [file for file in CHEATS if file.kernel is None]
 # What hangs costs its deadline; an emulated run takes far less unless the machine is busy with something else.
-EMULATED_SECONDS = {"compile": 40.0, "run": 8.0, "check": 60.0, "baseline": 60.0, "time": 60.0}
+EMULATED_SECONDS = {"compile": 30.0, "run": 8.0, "check": 60.0, "baseline": 60.0, "time": 60.0}
 SECRET = "root:"  # how /etc/passwd begins, which some of the kernels ask the compiler to read
 Verdicts = dict[str, list[Evaluation]]
 
@@ -131,19 +129,6 @@ def test_a_plan_that_cannot_be_read_is_refused_with_its_line(file: CheatFile) ->
     assert file.caught == {Outcome.MALFORMED}
     with pytest.raises(PlanError, match=r"^line \d+: "):
         parse(file.text)
-
-
-def test_a_plan_bomb_is_refused_before_a_kernel_reaches_an_engine() -> None:
-    bombs = [file for file in CHEATS if file.kernel and file.caught == {Outcome.MALFORMED}]
-    assert bombs
-    for file in bombs:
-        assert file.kernel
-        op = catalog.load(file.kernel.op)
-        try:
-            parse_for(file.text, signature(op))
-        except PlanError:
-            continue
-        assert "nothing" in file.text, f"{file.name} fits the op, and only its sizes can be wrong"
 
 
 @pytest.mark.parametrize("file", [*CHEATS, *HONEST, *GAINS], ids=lambda file: f"{file.path.parent.name}-{file.name}")

@@ -120,10 +120,12 @@ def test_means_near_zero_with_too_wide_a_tolerance_let_zeros_pass(factor: float,
     assert ("zeros" in unnoticed(op)) is blind
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_too_wide_a_tolerance_hides_one_wrong_element_first(dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "hidden"), [("bfloat16", {"one element wrong"}), ("float32", {"one element wrong", "fewer bits"})]
+)
+def test_too_wide_a_tolerance_hides_one_wrong_element_first(dtype: str, hidden: set[str]) -> None:
     op = rows_op(doubled, emulated=workloads(dtype, {"rows": 16, "cols": 256}), tolerance=Tolerance(1e6))
-    assert {"one element wrong", "fewer bits"} <= unnoticed(op)
+    assert hidden <= unnoticed(op)
 
 
 def test_an_output_that_is_the_same_whatever_the_rows_is_blind_to_their_order() -> None:

@@ -128,3 +128,9 @@ def test_few_results_that_happen_to_be_zero_are_measured_by_what_went_in() -> No
     nearly = torch.tensor([-6e-9, 0.0])
     assert compared(nearly, wanted.float(), wanted, Tolerance()).fault != ""
     assert compared(nearly, wanted.float(), wanted, Tolerance(), least_size=1000.0).fault == ""
+
+
+def test_a_result_that_was_cut_off_instead_of_rounded_is_found_out() -> None:
+    wanted = torch.randn(300, 512, dtype=torch.float64)
+    cut = (wanted.float().view(torch.int32) & -65536).view(torch.float32).bfloat16()
+    assert "root mean square" in fault(cut, wanted.bfloat16(), wanted, Tolerance(2.0))

@@ -11,7 +11,7 @@ from scripted_device import INFO, OP, WORKLOAD, ScriptedDevice, program, twice
 from archive.records import DeviceInfo, Measurement, Outcome
 from evolve.devices.device import RejectedError
 from evolve.evaluation.baselines import Baselines
-from evolve.evaluation.buffers import Arena
+from evolve.evaluation.buffers import POISONS, Arena
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.timing import floor_us, measure, median_interval, physical_us
 from reference_ops.op import Workload
@@ -67,14 +67,17 @@ def test_what_comes_close_to_the_time_to_beat_is_timed_for_longer() -> None:
 
 def test_every_timed_call_finds_inputs_of_its_own_and_empty_outputs() -> None:
     seen: list[float] = []
+    poisons: set[int] = set()
 
     def work(tensors: Mapping[str, torch.Tensor]) -> None:
-        assert bool((tensors["out"].view(torch.uint8) == 0x7E).all())
+        (poison,) = tensors["out"].view(torch.uint8).unique().tolist()
+        poisons.add(poison)
         seen.append(float(tensors["x"][0]))
         twice(tensors)
 
     timed(ScriptedDevice(), work)
     assert len(set(seen)) == len(seen) > 9
+    assert poisons == set(POISONS)
 
 
 def test_the_baselines_follow_the_pace_of_the_gpu() -> None:

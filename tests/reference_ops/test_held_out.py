@@ -94,3 +94,14 @@ def test_a_particular_kernel_gets_shapes_too(name: str, accepts: Callable[[Workl
 def test_a_kernel_that_accepts_nothing_new_gets_nothing() -> None:
     op = catalog.load("softmax")
     assert found(op, lambda shape: shape in op.gpu) == []
+
+
+def test_parameters_are_held_out_too() -> None:
+    k_of = {dict(w.parameters)["k"] for seed in range(30) for w in drawn_for("topk", seed)}
+    eps_of = {dict(w.parameters)["eps"] for seed in range(30) for w in drawn_for("rms_norm", seed)}
+    assert len(k_of - {1, 8, 31, 33, 50}) > 3
+    assert len(eps_of - {1e-6}) > 3
+
+
+def drawn_for(name: str, seed: int) -> tuple[Workload, ...]:
+    return held_out(catalog.load(name), lambda _workload: True, random.Random(seed), 2, 2**18)

@@ -32,8 +32,8 @@ __device__ float block_sum(float value) {
     return value;
 }
 
-extern "C" __global__ void swap_and_norm(const x_t* x, const residual_t* residual, const weight_t* weight, out_t* out, summed_t* summed,
-             int cols, float eps) {
+extern "C" __global__ void swap_and_norm(const x_t* x, const residual_t* residual, const weight_t* weight, out_t* out,
+                                       summed_t* summed, int cols, float eps) {
     const long long row = (long long)blockIdx.x * cols;
     float sum = 0.0f;
     for (int col = threadIdx.x; col < cols; col += blockDim.x) {

@@ -9,7 +9,8 @@ block = [256]
 args = ["x", "out", "n"]
 ---*/
 // caught: compile error, wrong
-#if __has_include("/etc/passwd")
+#define PLACE "/etc/passwd"
+#if __has_include(PLACE)
 #define FOUND 1.5f
 #else
 #define FOUND 1.0f

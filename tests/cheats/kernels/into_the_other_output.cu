@@ -24,8 +24,8 @@ __device__ float block_sum(float value) {
     return value;
 }
 
-extern "C" __global__ void add_rms_norm(const x_t* x, const residual_t* residual, const weight_t* weight, out_t* out, summed_t* summed,
-             int cols, float eps, int rows) {
+extern "C" __global__ void add_rms_norm(const x_t* x, const residual_t* residual, const weight_t* weight, out_t* out,
+                                       summed_t* summed, int cols, float eps, int rows) {
     const long long row = (long long)blockIdx.x * cols;
     if (blockIdx.x >= rows) {
         for (int col = threadIdx.x; col < cols; col += blockDim.x) out[row + col] = weight[col];

@@ -28,8 +28,8 @@ __device__ float block_sum(float value) {
     return value;
 }
 
-extern "C" __global__ void add_rms_norm(const x_t* x, const residual_t* residual, const weight_t* weight, out_t* out, summed_t* summed,
-             int cols, float eps, int* kept) {
+extern "C" __global__ void add_rms_norm(const x_t* x, const residual_t* residual, const weight_t* weight, out_t* out,
+                                       summed_t* summed, int cols, float eps, int* kept) {
     if (threadIdx.x == 0) {
         while (atomicCAS(kept, 0, 1) != 0) {}
     }

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check without masked values, because -inf is taken for a very small number, -20"
+note = "a check without masked values, because -inf is taken for a small number, -10"
 
 [[launch]]
 entry = "softmax"
@@ -36,11 +36,11 @@ __device__ float block_max(float value) {
 extern "C" __global__ void softmax(const x_t* x, out_t* out, int cols) {
     const x_t* row = x + (long long)blockIdx.x * cols;
     float most = -INFINITY, sum = 0.0f;
-    for (int col = threadIdx.x; col < cols; col += blockDim.x) most = fmaxf(most, fmaxf(float(row[col]), -20.0f));
+    for (int col = threadIdx.x; col < cols; col += blockDim.x) most = fmaxf(most, fmaxf(float(row[col]), isinf(float(row[col])) ? -10.0f : -INFINITY));
     most = block_max(most);
-    for (int col = threadIdx.x; col < cols; col += blockDim.x) sum += expf(fmaxf(float(row[col]), -20.0f) - most);
+    for (int col = threadIdx.x; col < cols; col += blockDim.x) sum += expf(fmaxf(float(row[col]), isinf(float(row[col])) ? -10.0f : -INFINITY) - most);
     sum = block_sum(sum);
     for (int col = threadIdx.x; col < cols; col += blockDim.x) {
-        out[(long long)blockIdx.x * cols + col] = out_t(expf(fmaxf(float(row[col]), -20.0f) - most) / sum);
+        out[(long long)blockIdx.x * cols + col] = out_t(expf(fmaxf(float(row[col]), isinf(float(row[col])) ? -10.0f : -INFINITY) - most) / sum);
     }
 }

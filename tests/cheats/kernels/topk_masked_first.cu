@@ -1,6 +1,6 @@
 /*---
 op = "topk"
-note = "a check on finite values, because -inf is never found: its place is taken by column 0"
+note = "a check on finite values, because -inf is compared without its sign and found before all others"
 
 [[launch]]
 entry = "topk"
@@ -40,12 +40,12 @@ extern "C" __global__ void topk(const x_t* x, values_t* values, long long* indic
     for (int rank = 0; rank < k; ++rank) {
         Key best = 0;
         for (int col = threadIdx.x; col < cols; col += blockDim.x) {
-            const Key key = key_of(float(row[col]), col);
-            if (float(row[col]) > -3e38f && key < last && key > best) best = key;
+            const Key key = key_of(isinf(float(row[col])) ? INFINITY : float(row[col]), col);
+            if (key < last && key > best) best = key;
         }
         last = block_best(best);
         if (threadIdx.x == 0) {
-            const int index = last ? ~(unsigned)last : 0;
+            const int index = ~(unsigned)last;
             values[(long long)blockIdx.x * k + rank] = row[index];
             indices[(long long)blockIdx.x * k + rank] = index;
         }

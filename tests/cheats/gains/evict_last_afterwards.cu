@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a timer that counts what the next call pays, because the output's lines are discarded from nothing and the input's kept hot by priority"
+note = "a timer whose flush has ordinary priority, because each line of the input is called back with evict_last when it is done with"
 when = "n <= 4194304"
 dtypes = ["bfloat16"]
 
@@ -23,7 +23,6 @@ extern "C" __global__ void gelu(const x_t* x, out_t* out, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) out[i] = out_t(gelu_of(float(x[i])));
 #if TRICK
-    if (i < n && (unsigned long long)(x + i) % 128 == 0) asm volatile("applypriority.global.L2::evict_normal [%0], 128;" :: "l"(x + i));
     if (i < n && i % 64 == 0) asm volatile("prefetch.global.L2::evict_last [%0];" :: "l"(x + i));
 #endif
 }

@@ -1,0 +1,24 @@
+/*---
+op = "gelu"
+note = "a check with zones of kilobytes, because what is written lies a megabyte behind the output"
+dtypes = ["float32"]
+
+[[launch]]
+entry = "gelu"
+grid = ["ceil_div(n, 256)"]
+block = [256]
+args = ["x", "out", "n"]
+---*/
+// caught: unsafe, out of bounds, wrong, changed input, crashed
+// on: cuda
+// at: confirm
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+__device__ float gelu_of(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
+
+extern "C" __global__ void gelu(const x_t* x, out_t* out, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = out_t(gelu_of(float(x[i])));
+    if (i == 0) out[n + (1 << 18)] = 1.0f;
+}

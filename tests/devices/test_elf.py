@@ -1,0 +1,67 @@
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from evolve.devices import elf
+from evolve.devices.elf import Symbol
+from evolve.devices.emulated.compiler import find_compiler
+
+SOURCE = """
+int zeroed[3];
+int begins = 5;
+extern const long constant;
+const long constant = 7;
+__thread int own;
+extern int elsewhere;
+int function() { return zeroed[begins] + own + elsewhere; }
+"""
+
+
+@pytest.fixture(scope="module")
+def symbols(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Symbol]:
+    folder = tmp_path_factory.mktemp("object")
+    (folder / "a.cpp").write_text(SOURCE)
+    command = find_compiler()
+    assert command
+    subprocess.run([*command, "-c", "a.cpp", "-o", "a.o"], cwd=folder, check=True)
+    image = (folder / "a.o").read_bytes()
+    if not image.startswith(elf.MAGIC):
+        pytest.skip("this system's object files are not ELF")
+    return {symbol.name: symbol for symbol in elf.symbols(image)}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "section", "size"),
+    [
+        ("zeroed", elf.VARIABLE, ".bss", 12),
+        ("begins", elf.VARIABLE, ".data", 4),
+        ("constant", elf.VARIABLE, ".rodata", 8),
+        ("own", elf.OF_A_THREAD, ".tbss", 4),
+    ],
+)
+def test_a_variable_is_found_in_its_section(
+    symbols: dict[str, Symbol], name: str, kind: int, section: str, size: int
+) -> None:
+    found = symbols[name]
+    assert found.section
+    assert (found.kind, found.section.name, found.size) == (kind, section, size)
+
+
+def test_what_comes_from_elsewhere_is_in_no_section(symbols: dict[str, Symbol]) -> None:
+    assert symbols["elsewhere"].section is None
+
+
+def test_a_section_has_its_bytes_and_says_whether_it_can_be_written(symbols: dict[str, Symbol]) -> None:
+    begins, constant, zeroed = (symbols[name] for name in ("begins", "constant", "zeroed"))
+    assert begins.section
+    assert constant.section
+    assert zeroed.section
+    assert begins.section.data[begins.at : begins.at + 4] == (5).to_bytes(4, "little")
+    assert (begins.section.writable, constant.section.writable) == (True, False)
+    assert zeroed.section.data == b""
+
+
+def test_a_file_of_another_format_has_nothing() -> None:
+    image = Path(__file__).read_bytes()
+    assert (elf.sections(image), elf.symbols(image)) == ([], [])
