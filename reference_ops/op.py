@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from reference_ops.values import COMMON, DRAWS, EXACT, MIXED, NORMAL, Part, fill
+from reference_ops.values import COMMON, DRAWS, EXACT, LARGE, MIXED, NORMAL, Part, fill
 
 Number = int | float
 Tensors = dict[str, torch.Tensor]
@@ -20,6 +20,7 @@ DTYPES = {
         "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
     )
 }  # fmt: skip
+LARGE_WEIGHTS = 3  # of so many seeds, one draws weights and the like from large numbers
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 RESERVED = frozenset(
     ["size", "int", "int8", "int16", "int32", "int64", "uint8", "bool", "float", "double", "half", "sms", "min", "max"]
@@ -55,10 +56,12 @@ class Tolerance:
 
     The root mean square error may be `factor` times PyTorch's, and no element may be off by more than
     `4 * factor` times its own rounding and what of PyTorch's error goes beyond that. `exact` allows no difference.
+    `sums` is the dim over which each result sums: the longer a sum in float32, the more its order decides.
     """
 
     factor: float = 2.0
     exact: bool = False
+    sums: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,10 @@ class Op:
             for tensor in tensors
         )
 
+    def terms(self, workload: Workload) -> int:
+        """How many terms each result is a sum of."""
+        return self.sizes(workload).get(self.tolerance.sums, 1)
+
     def is_valid(self, workload: Workload) -> bool:
         """Whether the op is defined there."""
         known = {**self.sizes(workload), **dict(workload.parameters)}
@@ -154,11 +161,11 @@ class Op:
         """Fresh inputs; the same seed gives the same numbers on the same device.
 
         `values` names their distribution, or is "mixed": row i is drawn from the i-th of several, over and over.
-        Inputs that do not share their first dim with an output, as weights, are normal or small integers throughout.
+        Inputs that do not share their first dim with an output, as weights, are drawn alike throughout.
         """
         generator = torch.Generator(device).manual_seed(seed)
         names = self._drawn_as(values, seed)
-        others = EXACT if EXACT in names else NORMAL
+        others = EXACT if EXACT in names else LARGE if values == MIXED and seed % LARGE_WEIGHTS == 0 else NORMAL
         following = self._following()
         drawn = {}
         for spec in self.inputs:

@@ -65,15 +65,15 @@ def _integers(workload: Workload) -> list[tuple[str, int]]:
 def _parameters(
     near: Workload, ranges: Mapping[str, tuple[int, int]], rng: random.Random
 ) -> tuple[tuple[str, Number], ...]:
-    """Now as listed, now of the same kind: between the listed integers, of the magnitude of a listed number."""
+    """Numbers a few times larger or smaller than the listed one; integers as listed, or between those."""
     drawn: list[tuple[str, Number]] = []
     for name, value in near.parameters:
-        if rng.random() < KEPT:
+        if isinstance(value, float):
+            drawn.append((name, value * rng.choice((1 / SPREAD, SPREAD)) ** rng.uniform(0.4, 1)))
+        elif rng.random() < KEPT or name not in ranges:
             drawn.append((name, value))
-        elif isinstance(value, float):
-            drawn.append((name, value * SPREAD ** rng.uniform(-1, 1)))
         else:
-            drawn.append((name, rng.randint(*ranges[name]) if name in ranges else value))
+            drawn.append((name, rng.randint(*ranges[name])))
     return tuple(drawn)
 
 

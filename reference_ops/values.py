@@ -11,9 +11,10 @@ from types import EllipsisType
 
 import torch
 
-NORMAL, MIXED, EXACT = "normal", "mixed", "integers"
-COMMON = ("uniform", "large", "heavy_tail", "constant", "tiny")  # what any op on real numbers stands
+NORMAL, LARGE, MIXED, EXACT = "normal", "large", "mixed", "integers"
+COMMON = ("uniform", "large", "heavy_tail", "shifted", "constant", "tiny")  # what any op on real numbers stands
 LARGEST_INTEGER = 4  # sums of a few products stay below 256, up to which bfloat16 has every integer
+FARTHEST = 32.0  # the usual distance of a row's centre from zero
 NEAR_ZERO_BITS = 8  # "tiny" begins where squares are about as large as the usual eps, 1e-5 and 1e-6
 Draw = Callable[[torch.Tensor, torch.Generator], object]
 
@@ -61,6 +62,12 @@ def _heavy_tail(tensor: torch.Tensor, generator: torch.Generator) -> None:
     _normal(tensor, generator).pow_(5)
 
 
+def _shifted(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Normal numbers round another centre in each row, some far below zero: a maximum may not begin at zero."""
+    centres = torch.empty((len(tensor), *[1] * (tensor.ndim - 1)), dtype=tensor.dtype, device=tensor.device)
+    _normal(tensor, generator).add_(centres.normal_(std=FARTHEST, generator=generator))
+
+
 def _integers(tensor: torch.Tensor, generator: torch.Generator) -> None:
     tensor.random_(-LARGEST_INTEGER, LARGEST_INTEGER + 1, generator=generator)
 
@@ -98,8 +105,9 @@ def _tiny(tensor: torch.Tensor, generator: torch.Generator) -> None:
 DRAWS: dict[str, Draw] = {
     NORMAL: _normal,
     "uniform": _uniform,
-    "large": _large,
+    LARGE: _large,
     "heavy_tail": _heavy_tail,
+    "shifted": _shifted,
     EXACT: _integers,
     "constant": _constant,
     "masked": _masked,

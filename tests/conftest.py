@@ -6,6 +6,12 @@ if find_spec("openai") is None:  # a GPU machine without network may lack it; wh
     collect_ignore = ["conformance/test_proposers.py", "proposers/test_llm.py", "proposers/test_llm_environment.py"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rounds", type=int, default=1, help="how often tests/cheats evaluates every kernel, on new seeds"
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """GPU tests skip themselves where there is no GPU."""
     import torch

@@ -48,7 +48,7 @@ def readable(symbol: str) -> str:
 
 def _of_a_library(symbol: str) -> bool:
     parts = _parts(symbol)
-    return symbol.startswith(COMPILER) or (len(parts) > 1 and parts[0] in LIBRARIES)
+    return parts[-1].startswith(COMPILER) or (len(parts) > 1 and parts[0] in LIBRARIES)
 
 
 def _declared_constant(symbol: str, text: str) -> bool:

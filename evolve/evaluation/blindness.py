@@ -56,7 +56,8 @@ class _Case:
         for part in self.parts(index):
             tolerance = replace(self.op.tolerance, exact=self.exact(index, part))
             rows = part.rows
-            if found := fault(actual[rows], self.theirs[index][rows], self.expected[index][rows], tolerance):
+            got, own, wanted = (values[rows] for values in (actual, self.theirs[index], self.expected[index]))
+            if found := fault(got, own, wanted, tolerance, self.op.terms(self.workload)):
                 return found
         return ""
 

@@ -1,14 +1,15 @@
 """Is an output right? Judged against float64, with PyTorch's own error at the same dtype as the yardstick."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from reference_ops.op import Tolerance
 
 ELEMENT_FACTOR = 4  # one element may be off by this much more than the root mean square error
-FLOAT32_UNIT = 2.0**-24  # nobody computes better than this inside
+FLOAT32_UNIT = 2.0**-24
+THREADS = 256  # of a plain kernel that sums a row
 FLOOR_ROUNDINGS = 0.25  # of an output's magnitude: below this, PyTorch was lucky
 TINY = 1e-38
 CUT_OFF_FACTOR = 1.75
@@ -25,9 +26,28 @@ class Comparison:
     worst: float = 0.0
 
 
-def fault(actual: torch.Tensor, theirs: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) -> str:
+@dataclass(frozen=True)
+class _Scale:
+    """What an error is measured against, besides PyTorch's own."""
+
+    count: int  # of finite results
+    terms: int
+    least_size: float
+
+    @property
+    def unit(self) -> float:
+        """Nobody computes better inside. Of a long sum the order decides, and it is the kernel's to choose.
+
+        A block of 256 threads adds up terms / 256 each: at worst so many roundings, by chance about the root of it.
+        """
+        return FLOAT32_UNIT * max(1.0, math.sqrt(self.terms / THREADS))
+
+
+def fault(
+    actual: torch.Tensor, theirs: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, terms: int = 1
+) -> str:
     """What is wrong with `actual`, or nothing."""
-    return compared(actual, theirs, expected, tolerance).fault
+    return compared(actual, theirs, expected, tolerance, terms=terms).fault
 
 
 def compared(
@@ -37,11 +57,12 @@ def compared(
     tolerance: Tolerance,
     *,
     exact: bool = False,
+    terms: int = 1,
     least_size: float = 0.0,
 ) -> Comparison:
     """`expected` is the float64 result, `theirs` PyTorch's at this dtype; `exact` allows not even a rounding.
 
-    `least_size` stands for the magnitude of the result where that is smaller by chance.
+    Each result sums `terms` terms; `least_size` stands for its magnitude where that is smaller by chance.
     """
     if actual.shape != expected.shape:
         return Comparison(f"the shape is {tuple(actual.shape)}, expected {tuple(expected.shape)}")
@@ -52,8 +73,8 @@ def compared(
     if not actual.numel():
         return Comparison("")
     if _all_finite(actual, theirs, expected):
-        return _inaccurate(actual, theirs, expected, tolerance, actual.numel(), least_size)
-    return _with_infinities(actual, theirs, expected, tolerance, least_size)
+        return _inaccurate(actual, theirs, expected, tolerance, _Scale(actual.numel(), terms, least_size))
+    return _with_infinities(actual, theirs, expected, tolerance, _Scale(0, terms, least_size))
 
 
 def _all_finite(actual: torch.Tensor, theirs: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -63,7 +84,7 @@ def _all_finite(actual: torch.Tensor, theirs: torch.Tensor, expected: torch.Tens
 
 
 def _with_infinities(
-    actual: torch.Tensor, theirs: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, least_size: float
+    actual: torch.Tensor, theirs: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, scale: "_Scale"
 ) -> Comparison:
     """NaN and infinities must stand exactly where the float64 result has them; the rest is compared as ever."""
     wanted = torch.where(expected.abs() > torch.finfo(actual.dtype).max, expected.to(actual.dtype).double(), expected)
@@ -75,7 +96,7 @@ def _with_infinities(
     wanted = torch.where(finite, wanted, 0.0)
     got = torch.where(finite, actual, 0.0)
     own = torch.where(finite & theirs.isfinite(), theirs.double(), wanted)
-    return _inaccurate(got, own, wanted, tolerance, count, least_size)
+    return _inaccurate(got, own, wanted, tolerance, replace(scale, count=count))
 
 
 def _inaccurate(
@@ -83,8 +104,7 @@ def _inaccurate(
     theirs: torch.Tensor,
     wanted: torch.Tensor,
     tolerance: Tolerance,
-    count: int,
-    least_size: float,
+    scale: "_Scale",
 ) -> Comparison:
     """Differences are taken in float64 and kept in float32: they need no more digits, and memory is what it costs."""
     unit = torch.finfo(actual.dtype).eps / 2
@@ -96,15 +116,16 @@ def _inaccurate(
     # Beyond the rounding of the result itself; or one large element would excuse every small one.
     their_excess = their_error.sub_(rounding).clamp_(min=0)
     # What PyTorch's worst excuses grows with the elements: that of the largest is no excuse for a small one.
-    large = magnitude.clamp_(min=(norms[0] / math.sqrt(count) + TINY).float())
+    large = magnitude.clamp(min=(norms[0] / math.sqrt(scale.count) + TINY).float())
     norms += [_norm(their_excess), their_excess.max().double(), (their_excess / large).max().double()]
     *sums, worst_excess, worst_share = torch.stack(norms).tolist()  # everything in one answer from the GPU
-    size, error, own_error, excess = (value / math.sqrt(count) for value in sums)
-    size = max(size, least_size)
-    floor = FLOAT32_UNIT * size
+    size, error, own_error, excess = (value / math.sqrt(scale.count) for value in sums)
+    size = max(size, scale.least_size)
+    floor = scale.unit * size
     # Sums of products have heavy tails: among many elements PyTorch's own worst lies far beyond its mean.
-    allowed = large.mul_(worst_share).clamp_(max=worst_excess).add_(rounding)
-    usual = rounding.mul_(ELEMENT_FACTOR).add_(ELEMENT_FACTOR * (excess + floor))
+    inevitable = magnitude.mul_(max(unit, scale.unit))
+    allowed = large.mul_(worst_share).clamp_(max=worst_excess).add_(inevitable)
+    usual = inevitable.mul_(ELEMENT_FACTOR).add_(ELEMENT_FACTOR * (excess + floor))
     allowed = torch.maximum(usual, allowed).mul_(tolerance.factor).clamp_(min=TINY)
     worst = float((off / allowed).max())
     # On few rows PyTorch can be lucky: an error that a whole row shares, as of its norm, is drawn once per row.

@@ -42,7 +42,11 @@ from reference_ops import catalog
 from reference_ops.catalog import CatalogError
 from reference_ops.op import Op
 
-LASTING = (Outcome.CRASHED, Outcome.LAUNCH_ERROR)  # after these the device may be of no use to the process
+# After these the device may be of no use to the process, or its memory no longer what it was.
+LASTING = {
+    "cuda": (Outcome.CRASHED, Outcome.LAUNCH_ERROR),
+    "emulated": (Outcome.CRASHED, Outcome.LAUNCH_ERROR, Outcome.OUT_OF_BOUNDS),
+}
 ERROR_CHARACTERS = 300
 Answer = Callable[[Message], None]
 
@@ -108,7 +112,7 @@ def _evaluate(device_kind: str, fork: Fork, assignments: Iterator[Assignment], p
                 raise
             log = f"there is not enough memory: {str(error)[:ERROR_CHARACTERS]}"
             verdict = _verdict(kernel, op, info, Outcome.CRASHED, log)
-        answer(Done(verdict, leaving=verdict.outcome in LASTING))
+        answer(Done(verdict, leaving=verdict.outcome in LASTING[device_kind]))
 
 
 def _bounds(device_kind: str, fork: Fork, project: Path) -> Bounds:

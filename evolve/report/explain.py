@@ -31,6 +31,7 @@ VALUES = {
     "uniform": "between 0 and 1: sums grow",
     "large": "squares or exponentials overflow",
     "heavy_tail": "a few elements make up most of a sum",
+    "shifted": "each row round a centre of its own, some far below zero",
     "integers": "small integers: the result must be exact",
     "constant": "one number throughout a row",
     "masked": "half of them are -inf",
@@ -153,8 +154,8 @@ def _memory(verdict: Evaluation) -> Text:
     (first, second, third), (least, usual) = (f"0x{poison:X}" for poison in POISONS), ALIGNMENTS
     return Text(
         f"Before each run outputs and workspace were filled with {first}, {second} (no numbers, or huge ones) or "
-        f"{third} (an ordinary one), and at least {GAP_BYTES} bytes before and behind every buffer, inputs included, with "
-        "noise. Buffers lay in a new order each time, aligned to "
+        f"{third} (an ordinary one), or were as the last call had left them; at least {GAP_BYTES} bytes before and "
+        "behind every buffer, inputs included, held noise. Buffers lay in a new order each time, aligned to "
         f"{least} bytes and no more, or to the usual {usual}. Nothing outside them was written, and inputs stayed the "
         "same to the bit."
     )

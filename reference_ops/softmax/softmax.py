@@ -2,7 +2,7 @@
 
 import torch
 
-from reference_ops.op import Op, rotated, tensors, workloads
+from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
 from reference_ops.values import COMMON
 
 
@@ -34,4 +34,5 @@ op = Op(
     values=(*COMMON, "masked"),  # a causal or padding mask is -inf before a softmax
     flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # compare, subtract, add, multiply, and an exponential
     # The default factor: PyTorch too accumulates in float32 and rounds once.
+    tolerance=Tolerance(sums="cols"),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from scripted_device import OP, ScriptedDevice, program, twice
 
 from archive.records import Check, Outcome
 from evolve.devices.device import RejectedError
-from evolve.evaluation.buffers import POISONS, Arena
+from evolve.evaluation.buffers import POISONS, Arena, still_poisoned
 from evolve.evaluation.check import Inspector
 from reference_ops.op import Workload
 
@@ -37,16 +37,27 @@ def test_a_right_kernel_passes_and_every_judgement_is_on_record() -> None:
     assert all(check.worst <= 1 and check.workload == SMALL.key for check in checks)
 
 
-def test_it_runs_on_two_kinds_of_poison_and_twice_on_the_same_inputs() -> None:
-    seen: list[tuple[torch.Tensor, int]] = []
+def test_it_runs_twice_on_the_same_inputs_and_once_more_in_memory_as_it_was_left() -> None:
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def work(tensors: Tensors) -> None:
-        seen.append((tensors["x"].clone(), int(tensors["out"].view(torch.uint8)[0])))
+        seen.append((tensors["x"].clone(), tensors["out"].clone()))
         twice(tensors)
 
     checked(work)
-    assert torch.equal(seen[0][0], seen[1][0])
-    assert {poison for _, poison in seen} == set(POISONS)
+    inputs, found = zip(*seen, strict=True)
+    assert [still_poisoned(found[run], POISONS[run]) for run in (0, 1)] == [512, 512]
+    assert torch.equal(inputs[0], inputs[1])
+    assert not torch.equal(inputs[1], inputs[2])
+    assert torch.equal(found[2], 2 * inputs[1])
+
+
+def test_a_kernel_that_leaves_be_what_looks_like_a_result_is_found_out() -> None:
+    def work(tensors: Tensors) -> None:
+        if not 0 < float(tensors["out"][0].abs()) < 1e4:
+            twice(tensors)
+
+    assert outcome_of(work) is Outcome.WRONG
 
 
 def test_the_reference_is_not_computed_before_the_kernel_has_run_on_its_inputs() -> None:

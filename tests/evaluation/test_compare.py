@@ -134,3 +134,13 @@ def test_a_result_that_was_cut_off_instead_of_rounded_is_found_out() -> None:
     wanted = torch.randn(300, 512, dtype=torch.float64)
     cut = (wanted.float().view(torch.int32) & -65536).view(torch.float32).bfloat16()
     assert "root mean square" in fault(cut, wanted.bfloat16(), wanted, Tolerance(2.0))
+
+
+def test_of_a_long_sum_the_order_is_the_kernels_own_but_half_precision_is_not() -> None:
+    terms = torch.rand(8, 2**17) + 1e-3
+    wanted = terms.double().sum(-1, keepdim=True)
+    theirs = terms.sum(-1, keepdim=True)
+    in_turn = terms.reshape(8, 256, -1).cumsum(-1)[..., -1].sum(-1, keepdim=True)
+    halved = terms.half().float().sum(-1, keepdim=True) * (1 + 2.0**-12)
+    assert fault(in_turn, theirs, wanted, Tolerance(), terms=2**17) == ""
+    assert fault(halved, theirs, wanted, Tolerance(), terms=2**17) != ""
