@@ -89,12 +89,18 @@ def damaged(buffers: Iterable[Buffer]) -> torch.Tensor:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bytes, in words as wide as they divide into."""
-    raw = tensor.contiguous().reshape(-1).view(torch.uint8)
+    raw = _raw(tensor)
     width = next(width for width in (8, 4, 2, 1) if raw.numel() % width == 0 and raw.data_ptr() % width == 0)
     return raw.view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width])
 
 
 def still_poisoned(values: torch.Tensor, poison: int) -> int:
     """How many elements hold nothing but poison."""
-    raw = values.contiguous().reshape(-1).view(torch.uint8).reshape(-1, values.element_size())
+    raw = _raw(values).reshape(-1, values.element_size())
     return int((raw == poison).all(dim=1).sum())
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes. A single element keeps the stride of the tensor that it was taken from, however contiguous."""
+    flat = tensor.contiguous().reshape(-1)
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)

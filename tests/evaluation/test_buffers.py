@@ -66,3 +66,7 @@ def test_a_later_layout_holds_nothing_of_an_earlier_one() -> None:
     again = arena.poisoned(LAYOUT, POISONS[1], random.Random(2))
     assert not bool(damaged(again.values()))
     assert all(still_poisoned(b.tensor, POISONS[1]) == b.tensor.numel() for b in again.values())
+
+
+def test_a_single_element_out_of_many_can_be_looked_at_too() -> None:
+    assert still_poisoned(torch.full((8,), 2.0)[3::7], POISONS[0]) == 0

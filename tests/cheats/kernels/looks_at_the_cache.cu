@@ -17,11 +17,12 @@ args = ["x", "out", "n"]
 __device__ float gelu_of(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
 
 extern "C" __global__ void gelu(const x_t* x, out_t* out, int n) {
+    __shared__ float arrived[256];
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= n) return;
     const long long begin = clock64();
-    const float value = *(const volatile float*)(x + i);
-    const long long end = clock64() + (value == 12345.678f);
-    if (end - begin > 900) return;
-    out[i] = gelu_of(value);
+    arrived[threadIdx.x] = *(const volatile float*)(x + min(i, n - 1));
+    __syncthreads();
+    const long long end = clock64();
+    if (end - begin > 500) return;
+    if (i < n) out[i] = gelu_of(arrived[threadIdx.x]);
 }

@@ -17,7 +17,7 @@ grid = [1]
 block = [1]
 args = ["kept"]
 ---*/
-// caught: wrong, keeps state
+// caught: wrong, keeps state, unsafe
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -12,7 +12,7 @@ grid = ["rows"]
 block = [256]
 args = ["x", "weight", "out", "cols", "eps", "scales", "owner"]
 ---*/
-// caught: wrong, keeps state
+// caught: wrong, keeps state, unsafe
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
