@@ -55,7 +55,8 @@ class Kernel:
         """The same fault with the line of the canonical text where it stands."""
         header = print_plan(self.plan)
         line = 2 + plan_reader.line_of(header, error.path)
-        return PlanError(f"{error} | {self.text.splitlines()[line - 1].strip()}", line)
+        written = self.text.split("\n")[line - 1].strip()
+        return PlanError(f"{error} | {written}", line)
 
 
 def parse(text: str) -> Kernel:
@@ -63,6 +64,8 @@ def parse(text: str) -> Kernel:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if len(text) > MAX_CHARACTERS:
         raise PlanError(f"a kernel may have {MAX_CHARACTERS} characters, this one has {len(text)}", 1)
+    if half := re.search(r"[\ud800-\udfff]", text):
+        raise PlanError("the text has half a character (a surrogate)", text.count("\n", 0, half.start()) + 1)
     before, opened, rest = text.partition(OPEN)
     if not opened or before.strip():
         raise PlanError(f"a kernel begins with its plan in a comment: {OPEN} ... {CLOSE}", 1)

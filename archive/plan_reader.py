@@ -9,7 +9,7 @@ from typing import Any
 from archive import expressions
 from archive.plan import Argument, Expression, Launch, Path, PlaceError, Plan, PlanError, TensorMap, Workspace
 
-MAX_KNOB_VALUES, MAX_LAUNCHES, MAX_HEADER = 64, 64, 20_000
+MAX_KNOB_VALUES, MAX_LAUNCHES, MAX_HEADER, MAX_DEPTH = 64, 64, 20_000, 8
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 KNOB = re.compile(r"[A-Z][A-Z0-9_]*\Z")
 
@@ -26,10 +26,35 @@ def read(header: str, first_line: int) -> Plan:
         raise PlanError(f"the plan is not valid TOML: {error}", at) from error
     except RecursionError as error:
         raise PlanError("the plan is nested too deeply", first_line) from error
+    except ValueError as error:  # Python reads no decimal of thousands of digits
+        digits = re.search(r"[0-9_]{1000,}", header)
+        at = first_line + (header.count("\n", 0, digits.start()) if digits else 0)
+        raise PlanError("the plan has an integer that does not fit in 64 bits", at) from error
     try:
+        _check_values(table, ())
         return _plan(_Table(table, ()))
     except PlaceError as error:
         raise PlanError(str(error), first_line + line_of(header, error.path)) from error
+
+
+def _check_values(value: object, path: Path) -> None:
+    """Raise for what Python holds and cannot print, before any message shows it."""
+    match value:
+        case dict() | list() if len(path) >= MAX_DEPTH:
+            raise PlaceError("the plan is nested too deeply", _to_key(path))
+        case dict():
+            for key, inner in value.items():
+                _check_values(inner, (*path, key))
+        case list():
+            for index, inner in enumerate(value):
+                _check_values(inner, (*path, index))
+        case int() if not expressions.INT64_MIN <= value <= expressions.INT64_MAX:
+            raise PlaceError("the plan has an integer that does not fit in 64 bits", _to_key(path))
+
+
+def _to_key(path: Path) -> Path:
+    """The place of the key whose list holds the value: lines are known of keys."""
+    return path if not path or isinstance(path[-1], str) else _to_key(path[:-1])
 
 
 def line_of(header: str, path: Path) -> int:
@@ -38,7 +63,7 @@ def line_of(header: str, path: Path) -> int:
     here: Path
     table: Path = ()
     counts: dict[str, int] = {}
-    for number, line in enumerate(header.splitlines()):
+    for number, line in enumerate(header.split("\n")):
         if match := re.match(r"\s*\[\[\s*([\w.]+)\s*\]\]", line):
             name = match.group(1)
             counts[name] = counts.get(name, -1) + 1

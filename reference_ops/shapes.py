@@ -20,12 +20,16 @@ def held_out(
     taken = {(workload.dims, workload.parameters) for workload in listed}
     ranges = _ranges(listed)
     found: list[Workload] = []
-    for _ in range(TRIES_EACH * count):
+    known = {parameter for workload in listed for parameter in _integers(workload)}
+    for attempt in range(TRIES_EACH * count):
         if len(found) == count:
             break
         tried = _drawn(op, rng.choice(listed), ranges, rng, most_bytes)
-        known = (tried.dims, tried.parameters) in taken
-        if not known and op.is_valid(tried) and op.least_bytes(tried) <= most_bytes and accepts(tried):
+        # First with parameters that nobody listed; a kernel may be made for one of those alone.
+        if attempt % TRIES_EACH < TRIES_EACH // 2 and known.intersection(_integers(tried)):
+            continue
+        new = (tried.dims, tried.parameters) not in taken
+        if new and op.is_valid(tried) and op.least_bytes(tried) <= most_bytes and accepts(tried):
             found.append(tried)
             taken.add((tried.dims, tried.parameters))
     return tuple(found)
@@ -70,7 +74,7 @@ def _parameters(
     for name, value in near.parameters:
         if isinstance(value, float):
             drawn.append((name, value * rng.choice((1 / SPREAD, SPREAD)) ** rng.uniform(0.4, 1)))
-        elif rng.random() < KEPT or name not in ranges:
+        elif name not in ranges or rng.random() < KEPT:
             drawn.append((name, value))
         else:
             drawn.append((name, rng.randint(*ranges[name])))

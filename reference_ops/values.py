@@ -33,6 +33,11 @@ class Part:
         return self.values == EXACT
 
     @property
+    def alike(self) -> bool:
+        """Whether the terms of a sum may be all but equal: then each is rounded the same way."""
+        return self.values in ("constant", "tiny")
+
+    @property
     def rows(self) -> slice | EllipsisType:
         """Indexes an output, one without dims too."""
         return ... if self.step == 1 else slice(self.start, None, self.step)
@@ -88,8 +93,8 @@ def _masked(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _ties(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Five to seven distinct values, zeros of both signs among them."""
-    tensor.normal_(std=0.5, generator=generator).round_()
+    """A few distinct values, the greatest of which are zeros of both signs."""
+    tensor.normal_(std=0.5, generator=generator).round_().clamp_(max=0)
 
 
 def _tiny(tensor: torch.Tensor, generator: torch.Generator) -> None:

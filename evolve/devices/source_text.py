@@ -1,21 +1,40 @@
-"""Reading a kernel's C++ without compiling it: what is code, and what it includes."""
+"""Reading a kernel's C++ without compiling it: what is code, and what it includes.
+
+Read in a compiler's own order: lines that end in a backslash are joined, then the text is cut into tokens.
+Where compilers may not agree on where a literal ends, the text is doubtful, and reported like an odd include.
+"""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
-LITERAL = re.compile(
-    r'//(?:\\\n|[^\n])*|/\*.*?\*/|R"([^()\s\\]{0,16})\(.*?\)\1"|"(?:\\.|[^"\\\n])*"'
-    r"|(?<![0-9A-Za-z_])'(?:\\.|[^'\\\n])+'",
-    re.DOTALL,
+SPLICE = re.compile(r"\\([ \t\v\f]*)\n")
+TOKEN = re.compile(
+    r"""
+      (?P<comment> //[^\n]* | /\*.*?(?:\*/|\Z) )
+    | (?P<raw> (?:u8|[uUL])?R"(?P<delimiter>[^()\\\s"]{0,16})\((?:.*?\)(?P=delimiter)"|.*\Z) )
+    | (?P<literal> (?:u8|[uUL])?(?:"(?:\\[^\n]|[^"\\\n])*"?|'(?:\\[^\n]|[^'\\\n])*'?) )
+    | (?P<number> \.?[0-9](?:[eEpP][+-]|'?\w|\.)* )
+    | (?P<word> (?:[A-Za-z_$]|[^\x00-\x7f])(?:[\w$]|[^\x00-\x7f])* )
+    | (?P<space> [\x00-\x09\x0b-\x20]+ )
+    | (?P<sign> \#\#|%:%:|\#|%:|. )
+    """,
+    re.DOTALL | re.VERBOSE | re.ASCII,
 )
-DIRECTIVE = re.compile(r"^[ \t]*(?:#|%:)[ \t]*(include\w*|import|embed)\b.*$", re.MULTILINE)
-SPLICED = re.compile(r"^[ \t]*(?:#|%:)[ \t]*(?:\w+\\\n\w|\\\n)", re.MULTILINE)  # the word itself, not what follows
+FILE_DIRECTIVES = frozenset({"include", "include_next", "import", "embed"})
+# What answers questions about the disk, wherever it stands.
+QUESTIONS = frozenset({"__has_include", "__has_include_next", "__has_embed"})
+HASHES, PASTES = ("#", "%:"), ("##", "%:%:")
+TRIGRAPH = re.compile(r"\?\?[=/']")  # those that stand for a sign which begins or continues something
+RAW_PREFIXES = frozenset({"R", "LR", "uR", "UR", "u8R"})
+BEFORE_RAW = frozenset(" \t\n(,=;{[+?:&|<>!")
+LATER_LINES = re.compile(r'/\*|R"')  # what would reach beyond the line, were it no part of a literal
 
 
 @dataclass(frozen=True)
 class Include:
-    """A directive that brings in another file; `plain` unless it is an oddity such as #embed or #include_next."""
+    """What brings in another file, or asks for one; `plain` unless it is an oddity such as #embed or #include_next."""
 
     start: int
     end: int
@@ -24,26 +43,150 @@ class Include:
     plain: bool
 
 
+@dataclass(frozen=True)
+class Token:
+    """A piece of the joined text, with its place in the source, where it may be longer."""
+
+    kind: str
+    text: str
+    start: int
+    end: int
+    joined: int  # its place in the joined text
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A source with its lines joined, and the tokens that it consists of, blanks and newlines included."""
+
+    joined: str
+    tokens: tuple[Token, ...]
+
+
 def includes(source: str) -> Iterator[Include]:
-    """Every directive that brings in a file, comments apart."""
-    # Found in the text without literals, but read with them: a file's name may be one.
-    for match in DIRECTIVE.finditer(re.sub(r"\\\n", "  ", masked(source))):
-        written = source[match.end(1) : match.end()].strip()
-        name = re.match(r'<([^>]*)>|"([^"]*)"', written)
-        header = (name.group(1) or name.group(2) or "").strip() if name else ""
-        yield Include(*match.span(), header, written, match.group(1) == "include")
+    """Everything that brings in a file or asks for one, and everything that makes it doubtful whether that is all."""
+    reading = _read(source)
+    line_begins = True
+    for index, token in enumerate(reading.tokens):
+        if token.text in HASHES and token.kind == "sign":
+            yield from _directive(reading, index, line_begins)
+        elif (token.kind == "word" and token.text in QUESTIONS) or _doubtful(reading, token):
+            yield Include(token.start, token.end, "", token.text, plain=False)
+        if token.kind not in ("space", "comment"):
+            line_begins = token.text == "\n"
+    for question in _pasted_questions(reading.tokens):
+        yield Include(0, 0, "", f"{question} put together by ##", plain=False)
+    for match in TRIGRAPH.finditer(source):
+        yield Include(*match.span(), "", match.group(), plain=False)
 
 
 def spliced_directive(source: str) -> int | None:
     """Where a directive's own word is broken over two lines, which no honest kernel needs."""
-    match = SPLICED.search(masked(source))
-    return match.start() if match else None
+    tokens = _read(source).tokens
+    for index, token in enumerate(tokens):
+        if token.kind == "sign" and token.text in HASHES:
+            word = _next(tokens, index)
+            if word and word.kind == "word" and SPLICE.search(source, token.start, word.end):
+                return token.start
+    return None
 
 
 def masked(source: str) -> str:
-    """The source with comments and literals blanked, every other character in its place."""
+    """The source with comments and literals blanked and every other token in its place.
 
-    def blank(match: re.Match[str]) -> str:
-        return re.sub(r"[^\n]", " ", match.group())
+    A token that is broken over two lines is put together, the break behind it: no word can hide in that way.
+    """
+    pieces, end = [], 0
+    for token in _read(source).tokens:
+        written = source[token.start : token.end]
+        pieces.append(_breaks(source[end : token.start]))
+        if token.kind in ("comment", "raw", "literal"):
+            pieces.append(re.sub(r"\\(?!\n)|[^\\\n]", " ", SPLICE.sub(_tight, written)))
+        else:
+            pieces.append(token.text + _breaks(written))
+        end = token.end
+    return "".join([*pieces, _breaks(source[end:])])
 
-    return LITERAL.sub(blank, source)
+
+def _directive(reading: Reading, index: int, line_begins: bool) -> Iterator[Include]:
+    """The include that a `#` begins; also #line, by which a compiler takes what it quotes from another file."""
+    sign, word = reading.tokens[index], _next(reading.tokens, index)
+    if word is None:
+        return
+    name = re.sub(r"[^\x00-\x7f]", "", word.text)
+    is_line = line_begins and (name == "line" or word.kind == "number")
+    if name not in FILE_DIRECTIVES and not is_line:
+        return
+    rest = reading.tokens[index:]
+    last = next((token for token in rest if token.text == "\n"), Token("", "", rest[-1].end, 0, len(reading.joined)))
+    written = reading.joined[word.joined + len(word.text) : last.joined].strip()
+    match = re.match(r'<([^>]*)>|"([^"]*)"', written)
+    header = (match.group(1) or match.group(2) or "").strip() if match else ""
+    yield Include(sign.start, last.start, header, written, plain=line_begins and word.text == "include")
+
+
+def _pasted_questions(tokens: tuple[Token, ...]) -> list[str]:
+    """The questions that ## could put together from the source's words."""
+    if not any(token.kind == "sign" and token.text in PASTES for token in tokens):
+        return []
+    pieces = tuple({token.text for token in tokens if token.kind == "word" and token.text not in QUESTIONS})
+
+    def made(word: str) -> bool:
+        return not word or any(word.startswith(piece) and made(word[len(piece) :]) for piece in pieces)
+
+    return sorted(question for question in QUESTIONS if made(question))
+
+
+def _doubtful(reading: Reading, token: Token) -> bool:
+    """Whether compilers may read on from this token in different ways."""
+    end = token.joined + len(token.text)
+    before, after = reading.joined[max(token.joined - 1, 0) : token.joined], reading.joined[end : end + 1]
+    match token.kind:
+        case "raw":
+            whole = re.match(r'\w*"([^(]*)\(.*\)\1"\Z', token.text, re.DOTALL)
+            broken = token.end - token.start != len(token.text)
+            beginnings = re.search(r"\n[\x00-\x20]*(?:#|%:)", token.text)
+            return not whole or broken or beginnings is not None or (before != "" and before not in BEFORE_RAW)
+        case "literal":
+            quote = token.text.lstrip("uUL8")
+            closed = re.match(r"""(["'])(?:\\.|(?!\1)[^\\])*\1\Z""", quote)
+            return not closed and LATER_LINES.search(quote) is not None
+        case "number":
+            return after == "'"
+        case "word":
+            plain = re.fullmatch(r"[A-Za-z0-9_]+", token.text) and token.text not in RAW_PREFIXES
+            return after == '"' and token.text.endswith("R") and not plain
+    return False
+
+
+def _next(tokens: tuple[Token, ...], index: int) -> Token | None:
+    """What follows a token on its line, blanks and comments apart."""
+    found = next((token for token in tokens[index + 1 :] if token.kind not in ("space", "comment")), None)
+    return found if found and found.text != "\n" else None
+
+
+@lru_cache(maxsize=16)
+def _read(source: str) -> Reading:
+    kept: list[str] = []
+    places: list[int] = []  # of every joined character in the source
+    end = 0
+    for splice in SPLICE.finditer(source):
+        kept.append(source[end : splice.start()])
+        places.extend(range(end, splice.start()))
+        end = splice.end()
+    kept.append(source[end:])
+    places.extend(range(end, len(source)))
+    joined = "".join(kept)
+    tokens = tuple(
+        Token(match.lastgroup or "", match.group(), places[match.start()], places[match.end() - 1] + 1, match.start())
+        for match in TOKEN.finditer(joined)
+    )
+    return Reading(joined, tokens)
+
+
+def _tight(splice: re.Match[str]) -> str:
+    """A splice with its blanks in front, so that a backslash and a newline are all that there is to look for."""
+    return f"{splice.group(1)}\\\n"
+
+
+def _breaks(written: str) -> str:
+    return "".join(_tight(splice) for splice in SPLICE.finditer(written))

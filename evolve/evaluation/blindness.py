@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from evolve.evaluation.compare import fault
+from evolve.evaluation.compare import fault, summed
 from reference_ops.op import Number, Op, Tensors, Workload
 from reference_ops.values import MIXED, NORMAL, Part
 
@@ -57,7 +57,8 @@ class _Case:
             tolerance = replace(self.op.tolerance, exact=self.exact(index, part))
             rows = part.rows
             got, own, wanted = (values[rows] for values in (actual, self.theirs[index], self.expected[index]))
-            if found := fault(got, own, wanted, tolerance, self.op.terms(self.workload)):
+            inside = summed(self.op.terms(self.workload), alike=part.alike)
+            if found := fault(got, own, wanted, tolerance, inside):
                 return found
         return ""
 

@@ -19,7 +19,7 @@ from evolve.evaluation.buffers import (
     damaged,
     still_poisoned,
 )
-from evolve.evaluation.compare import SMALL, compared
+from evolve.evaluation.compare import SMALL, compared, summed
 from reference_ops.op import DTYPES, Op, Tensors, Workload
 from reference_ops.values import MIXED, NORMAL
 
@@ -95,7 +95,7 @@ class Inspector:
                     *(actual[at], own[at], wanted[at]),
                     op.tolerance,
                     exact=part.exact,
-                    terms=op.terms(workload),
+                    inside=summed(op.terms(workload), alike=part.alike),
                     least_size=least_size,
                 )
                 self.checks.append(Check(workload.key, part.values, spec.name, found.error, found.theirs, found.worst))

@@ -31,23 +31,19 @@ class _Scale:
     """What an error is measured against, besides PyTorch's own."""
 
     count: int  # of finite results
-    terms: int
+    unit: float  # nobody computes better inside
     least_size: float
-
-    @property
-    def unit(self) -> float:
-        """Nobody computes better inside. Of a long sum the order decides, and it is the kernel's to choose.
-
-        A block of 256 threads adds up terms / 256 each: at worst so many roundings, by chance about the root of it.
-        """
-        return FLOAT32_UNIT * max(1.0, math.sqrt(self.terms / THREADS))
 
 
 def fault(
-    actual: torch.Tensor, theirs: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, terms: int = 1
+    actual: torch.Tensor,
+    theirs: torch.Tensor,
+    expected: torch.Tensor,
+    tolerance: Tolerance,
+    inside: float = FLOAT32_UNIT,
 ) -> str:
     """What is wrong with `actual`, or nothing."""
-    return compared(actual, theirs, expected, tolerance, terms=terms).fault
+    return compared(actual, theirs, expected, tolerance, inside=inside).fault
 
 
 def compared(
@@ -57,12 +53,13 @@ def compared(
     tolerance: Tolerance,
     *,
     exact: bool = False,
-    terms: int = 1,
+    inside: float = FLOAT32_UNIT,
     least_size: float = 0.0,
 ) -> Comparison:
     """`expected` is the float64 result, `theirs` PyTorch's at this dtype; `exact` allows not even a rounding.
 
-    Each result sums `terms` terms; `least_size` stands for its magnitude where that is smaller by chance.
+    `inside` is what arithmetic in float32 takes its toll at, see `summed`; `least_size` stands for the magnitude of
+    the result where that is smaller by chance.
     """
     if actual.shape != expected.shape:
         return Comparison(f"the shape is {tuple(actual.shape)}, expected {tuple(expected.shape)}")
@@ -73,8 +70,17 @@ def compared(
     if not actual.numel():
         return Comparison("")
     if _all_finite(actual, theirs, expected):
-        return _inaccurate(actual, theirs, expected, tolerance, _Scale(actual.numel(), terms, least_size))
-    return _with_infinities(actual, theirs, expected, tolerance, _Scale(0, terms, least_size))
+        return _inaccurate(actual, theirs, expected, tolerance, _Scale(actual.numel(), inside, least_size))
+    return _with_infinities(actual, theirs, expected, tolerance, _Scale(0, inside, least_size))
+
+
+def summed(terms: int, *, alike: bool) -> float:
+    """What float32 does to a sum in whichever order; that is the kernel's to choose.
+
+    A block of 256 threads adds up terms / 256 each: so many roundings where they all go the same way, else the root.
+    """
+    chain = max(1.0, terms / THREADS)
+    return FLOAT32_UNIT * (chain if alike else math.sqrt(chain))
 
 
 def _all_finite(actual: torch.Tensor, theirs: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -35,7 +35,7 @@ VALUES = {
     "integers": "small integers: the result must be exact",
     "constant": "one number throughout a row",
     "masked": "half of them are -inf",
-    "ties": "few distinct numbers, zeros of both signs",
+    "ties": "few distinct numbers, the greatest zeros of both signs",
     "tiny": "down to the smallest there are",
     "mixed": "rows of each kind",
 }

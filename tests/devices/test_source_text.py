@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from evolve.devices.source_text import includes, masked, spliced_directive
@@ -37,7 +39,9 @@ def test_masking_keeps_every_character_in_its_place() -> None:
 
 @pytest.mark.parametrize("text", ['#\\\ninclude "a.h"', '#inc\\\nlude "a.h"', '  # \\\n include "a.h"'])
 def test_a_directive_whose_word_is_broken_over_two_lines_is_found(text: str) -> None:
-    assert spliced_directive(text) == 0
+    position = spliced_directive(f"int before;\n{text}")
+    assert position is not None
+    assert f"int before;\n{text}"[position] == "#"
 
 
 @pytest.mark.parametrize("text", ["#define X \\\n    1\n", "#define F(a) \\\n    (a)\n"])
@@ -48,3 +52,83 @@ def test_a_macro_over_two_lines_is_no_fault(text: str) -> None:
 def test_a_header_on_the_next_line_is_still_seen() -> None:
     (found,) = includes('#include \\\n"/etc/passwd"')
     assert "/etc/passwd" in found.written
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        'constexpr auto quote = L\'"\'; constexpr const char* open = "/*";',
+        '#define NOT_R\nconstexpr const char* open = NOT_R"(";',
+        '#define ODD 1\'"\' "/*"',
+        "/\\\n* /*/",
+        "/\\ \t\n* /*/",
+        "/* /* */",
+        'auto s = u8R"x(/*)x";',
+        'auto s = "a\\"/*";',
+        "int a = 0b1'0'1; // '\"",
+        "int b = 1'000'000; auto c = '\"';",
+        "#if 0\ndon't\n#endif",
+    ],
+)
+def test_nothing_hides_an_include(before: str) -> None:
+    source = f'{before}\n#include "/etc/passwd"\nconst char* close = "*/)";\n'
+    (found,) = [include for include in includes(source) if include.header]
+    assert (found.header, source[found.start : found.end]) == ("/etc/passwd", '#include "/etc/passwd"')
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '#/*\n*/include "/etc/passwd"', '/**/ # /**/ include "/etc/passwd"', '#inc\\\nlude "/etc/passwd"',
+        '#\\ \ninclude "/etc/passwd"', '%\\\n:include "/etc/passwd"', '\f#include "/etc/passwd"',
+        '#include </etc//passwd>', '#include <../*/passwd>',
+    ],
+)  # fmt: skip
+def test_an_include_is_seen_however_it_is_written(line: str) -> None:
+    (found,) = includes(f"int before;\n{line}\nint after;\n")
+    assert found.header.endswith("passwd")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '#if __has_include("/etc/passwd")', "#define ASK __has_include", '#if __has_\\\ninclude("/etc/passwd")',
+        "#if __has_embed(<a>)", '#line 1 "/etc/passwd"', '# 1 "/etc/passwd"', '??=include "/etc/passwd"',
+        "#define PASTED(a, b) a##b\n#if PASTED(__has_, include)(<a>)", '/??/\n* /*/\n#include "/etc/passwd"\n/* */',
+        'auto s = R"(\n#include "/etc/passwd"\n)";', 'auto s = "a"R"(";', 'auto s = R"(never closed', "int a = 1'\"';",
+        'auto s = R"(broken \\\n over lines)";', "#if 0\n'/*\n#endif", 'auto s = \u00e9R"(";', '#import "a.h"',
+    ],
+)  # fmt: skip
+def test_what_is_doubtful_or_asks_about_the_disk_is_no_plain_include(text: str) -> None:
+    assert [include for include in includes(text) if not include.plain]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#define PASTED(a, b) a##b\nint PASTED(x, 1);", "#define TEXT(x) #x", '#error "don\'t"', "#if 0\ndon't\n#endif",
+        'asm volatile(R"(\n  membar.gl;\n)");', "int a = 1'000; char b = 'x';", "#pragma unroll", "// what?? and why",
+        'printf("%d" "\\n", x ? 1:\'a\');', "#define F(a) \\\n  do { a; } \\\n  while (0)", "int include = 3;",
+    ],
+)  # fmt: skip
+def test_honest_code_is_not_doubted(text: str) -> None:
+    assert list(includes(text)) == []
+
+
+def test_a_word_broken_over_two_lines_is_whole_when_masked() -> None:
+    source = 'int a; // b\nas\\ \nm volatile("nop");\nint c;\n'
+    text = masked(source)
+    assert "asm" in text
+    assert len(text) == len(source)
+    assert [i for i, sign in enumerate(text) if sign == "\n"] == [i for i, sign in enumerate(source) if sign == "\n"]
+    assert text.index("int c") == source.index("int c")
+
+
+@pytest.mark.parametrize(
+    "bomb", ['R"a(' * 40_000, "/*" * 90_000, "'" * 190_000, "\\\n" * 90_000, "#" * 190_000, '"\\' * 90_000]
+)
+def test_a_long_source_is_read_in_linear_time(bomb: str) -> None:
+    start = time.perf_counter()
+    list(includes(bomb))
+    assert len(masked(bomb)) == len(bomb)
+    assert time.perf_counter() - start < 20

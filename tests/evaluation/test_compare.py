@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from evolve.evaluation.compare import compared, fault
+from evolve.evaluation.compare import compared, fault, summed
 from reference_ops.op import Tolerance
 
 torch.manual_seed(5)
@@ -142,5 +142,12 @@ def test_of_a_long_sum_the_order_is_the_kernels_own_but_half_precision_is_not() 
     theirs = terms.sum(-1, keepdim=True)
     in_turn = terms.reshape(8, 256, -1).cumsum(-1)[..., -1].sum(-1, keepdim=True)
     halved = terms.half().float().sum(-1, keepdim=True) * (1 + 2.0**-12)
-    assert fault(in_turn, theirs, wanted, Tolerance(), terms=2**17) == ""
-    assert fault(halved, theirs, wanted, Tolerance(), terms=2**17) != ""
+    assert fault(in_turn, theirs, wanted, Tolerance(), summed(2**17, alike=False)) == ""
+    assert fault(halved, theirs, wanted, Tolerance(), summed(2**17, alike=False)) != ""
+
+
+def test_terms_that_are_alike_are_rounded_alike() -> None:
+    terms = torch.full((4, 2**15), 1.001)
+    wanted, theirs = terms.double().sum(-1, keepdim=True), terms.sum(-1, keepdim=True)
+    in_turn = terms.reshape(4, 32, -1).cumsum(-1)[..., -1].sum(-1, keepdim=True)
+    assert fault(in_turn, theirs, wanted, Tolerance(), summed(2**15, alike=True)) == ""

@@ -15,6 +15,7 @@ from evolve.devices import elf, state
 from evolve.devices.cuda import cubin
 from evolve.devices.cuda.prelude import EMPTY_HEADERS, PRELUDE
 from evolve.devices.device import RejectedError
+from evolve.devices.diagnostics import of_known_files
 from evolve.devices.elf import Symbol
 from evolve.devices.headers import cuda_include_dirs
 from evolve.devices.prelude import numbered_source, specialisation
@@ -120,12 +121,16 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
     try:
         nvrtc.compileProgram(program, options)
         # CuPy takes the image for a C string and drops its last byte, a zero that nvdisasm and readelf miss.
-        return nvrtc.getCUBIN(program) + b"\0", nvrtc.getProgramLog(program)
+        return nvrtc.getCUBIN(program) + b"\0", _told(nvrtc.getProgramLog(program))
     except nvrtc.NVRTCError as error:
-        log = re.sub(r"(?m)^/\S*/include/", "", nvrtc.getProgramLog(program).strip()) or str(error)
+        log = re.sub(r"(?m)^/\S*/include/", "", _told(nvrtc.getProgramLog(program)).strip()) or str(error)
         raise RejectedError(Outcome.COMPILE_ERROR, log[:LOG_CHARACTERS]) from error
     finally:
         nvrtc.destroyProgram(program)
+
+
+def _told(log: str) -> str:
+    return of_known_files(log, ("kernel.cu", "application ptx input", *EMPTY_HEADERS), cuda_include_dirs())
 
 
 def _check_launch(launch: BoundLaunch, entries: dict[str, cubin.Entry]) -> None:

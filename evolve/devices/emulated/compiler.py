@@ -16,6 +16,7 @@ from archive.kernel import Kernel
 from archive.plan import print_plan
 from archive.records import Outcome
 from evolve.devices.device import RejectedError
+from evolve.devices.diagnostics import of_known_files
 from evolve.devices.emulated.source import entries, translate
 from evolve.devices.emulated.variables import lasting_variables
 from evolve.devices.headers import cuda_include_dirs
@@ -135,7 +136,9 @@ def _table(names: tuple[str, ...]) -> str:
 
 
 def _failure(stderr: str, folder: Path, kernel: Kernel) -> RejectedError:
-    log = stderr.replace(f"{folder}/", "").replace(f"{HERE / 'include'}/", "")
+    ours = ("kernel.cu", "prelude", "entries", *(f"entry {launch.entry}" for launch in kernel.plan.launches))
+    log = of_known_files(stderr, ours, (folder, HERE / "include", HERE / "runtime", *cuda_include_dirs()))
+    log = log.replace(f"{folder}/", "").replace(f"{HERE / 'include'}/", "")
     log = re.sub(r"/\S*/(?=[\w.]+\.h)", "", log)
     errors = re.findall(r"^(kernel\.cu|prelude|entry (\w+)|[\w.]+):.*error: ", log, flags=re.MULTILINE)
     misfits = [entry for place, entry in errors if place.startswith("entry ")]

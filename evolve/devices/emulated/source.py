@@ -4,7 +4,7 @@ import re
 
 from archive.records import Outcome
 from evolve.devices.device import RejectedError
-from evolve.devices.source_text import includes, masked, spliced_directive
+from evolve.devices.source_text import Include, includes, masked, spliced_directive
 
 # Whatever these declare is always there, so the lines that include them go.
 HEADERS = frozenset({
@@ -31,6 +31,11 @@ DEVICE_WORDS = (
     (r"\b__pipeline_\w+|\bmemcpy_async\b", "asynchronous copies"),
 )
 NO_WORD_OF_CUDA = re.compile(r"\b(?:thread_local|_Thread_local|__thread)\b")
+# The same words put together by ##, which only the compiler sees: to it, they are then an error.
+POISON = (
+    "#pragma GCC poison asm __asm __asm__ thread_local _Thread_local __thread "
+    "__has_include __has_include_next __has_embed"
+)
 DYNAMIC = re.compile(r"\bextern\b([^;{}()]*(?:\([^;{}]*?\)[^;{}()]*)*?)\b__shared__\b([^;]*);")
 QUALIFIERS = re.compile(
     r"\b(?:__align__|alignas|__attribute__|__builtin_align__)\s*\((?:[^()]|\([^()]*\))*\)|\bextern\b"
@@ -50,7 +55,7 @@ def translate(source: str, first_line: int) -> str:
     for pattern, meaning in DEVICE_WORDS:
         if match := re.search(pattern, text):
             raise RejectedError(Outcome.UNSUPPORTED, _at(source, match.start(), first_line, _unsupported(meaning)))
-    edits = [(include.start, include.end, "") for include in includes(source) if include.header != OURS]
+    edits = [_without(source, include) for include in includes(source) if include.header != OURS]
     dynamic = [match for match in DYNAMIC.finditer(text) if "[" in match.group(2)]
     edits += [(*match.span(), _dynamic_shared(source, text, match)) for match in dynamic]
     taken = [match.span() for match in dynamic]
@@ -59,7 +64,7 @@ def translate(source: str, first_line: int) -> str:
             edits += _static_shared(text, match)
     for start, end, replacement in sorted(edits, reverse=True):
         source = source[:start] + replacement + source[end:]
-    return source
+    return f'{POISON}\n#line {first_line} "kernel.cu"\n{source}'
 
 
 def entries(source: str) -> tuple[str, ...]:
@@ -79,10 +84,14 @@ def _check_includes(source: str, first_line: int) -> None:
             message = _unsupported(f"the header <{include.header}>")
             raise RejectedError(Outcome.UNSUPPORTED, _at(source, include.start, first_line, message))
         message = (
-            f"error: cannot open source file {include.header or include.written!r}; "
+            f"error: cannot open source file {include.header or include.written[:80]!r}; "
             f"kernels may include {', '.join(sorted(HEADERS))}"
         )
         raise RejectedError(Outcome.COMPILE_ERROR, _at(source, include.start, first_line, message))
+
+
+def _without(source: str, include: Include) -> tuple[int, int, str]:
+    return include.start, include.end, "\n" * source.count("\n", include.start, include.end)
 
 
 def _unsupported(meaning: str) -> str:
@@ -91,7 +100,8 @@ def _unsupported(meaning: str) -> str:
 
 def _at(source: str, position: int, first_line: int, message: str) -> str:
     line = source.count("\n", 0, position)
-    return f"kernel.cu:{first_line + line}: {message}\n    {source.splitlines()[line].strip()}"
+    written = source.split("\n")[line].strip()
+    return f"kernel.cu:{first_line + line}: {message}\n    {written}"
 
 
 def _dynamic_shared(source: str, text: str, match: re.Match[str]) -> str:
