@@ -79,6 +79,12 @@ def preload(kind: str) -> None:
     """Import everything that the workers of an engine will need, without touching a GPU."""
     for module in ("evolve.evaluation.worker", f"evolve.devices.{kind}.device", *IMPORTED_LATE):
         import_module(module)
+    if kind == "emulated":
+        from evolve.devices.emulated.compiler import find_toolchain, runtime_object
+
+        with contextlib.suppress(UserError):  # the worker that needs it will say so
+            for cooperative in (False, True):
+                runtime_object(find_toolchain(), cooperative)
     if find_spec("cupy"):
         from evolve.devices.cuda.versions import nvrtc_version
 

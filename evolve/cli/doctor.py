@@ -19,6 +19,7 @@ from archive.records import Evaluation
 from evolve import wiring
 from evolve.cli.options import ArchiveOption, JsonOption, op_names
 from evolve.errors import UserError
+from evolve.evaluation.sandbox import gaps
 from evolve.report.console import console, print_json
 from evolve.report.tables import fitted, plain_table
 from evolve.report.words import counted
@@ -81,6 +82,7 @@ def _findings(archive: Path | None) -> Iterator[Finding]:
     yield Finding("device cuda", OK if cuda else MISSING, "ready" if cuda else "cannot run, see above")
     yield Finding("device emulated", OK if emulated else MISSING, "ready" if emulated else "cannot run, see above")
     yield _sanitizer()
+    yield from (Finding("isolation", OPTIONAL, gap) for gap in gaps())
     yield _model()
     yield _archive(archive)
     kernels = {name: len(shipped(name)) for name in op_names()}

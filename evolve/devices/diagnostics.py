@@ -28,7 +28,7 @@ def of_known_files(log: str, names: Iterable[str], folders: Iterable[Path]) -> s
     known, roots = set(names), [os.path.normpath(folder) + os.sep for folder in folders]
 
     def is_known(file: str) -> bool:
-        return file in known or (os.path.isabs(file) and os.path.normpath(file).startswith(tuple(roots)))
+        return file in known or (Path(file).is_absolute() and os.path.normpath(file).startswith(tuple(roots)))
 
     kept, keep, dropped = [], True, False
     for line in log.split("\n"):

@@ -1,13 +1,11 @@
 """What an engine, its nursery and its workers say to each other: one JSON object a line."""
 
 import json
-import types
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import lru_cache
-from itertools import repeat
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import get_args
 
+from archive import plain
 from archive.records import DeviceInfo, Evaluation
 
 
@@ -110,24 +108,5 @@ def encode(message: Message) -> bytes:
 
 def decode(line: bytes) -> Message:
     fields = json.loads(line)
-    message: Message = _restored(KINDS[fields.pop("type")], fields)
-    return message
-
-
-def _restored(wanted: Any, plain: Any) -> Any:
-    """JSON's lists, strings and objects as the types that a field is declared with."""
-    if isinstance(wanted, type) and is_dataclass(wanted):
-        hints = _hints(wanted)
-        return wanted(**{name: _restored(hints[name], value) for name, value in plain.items()})
-    origin, parts = get_origin(wanted), get_args(wanted)
-    if origin is tuple:
-        kinds = repeat(parts[0]) if parts[-1] is ... else iter(parts)
-        return tuple(_restored(kind, value) for kind, value in zip(kinds, plain, strict=False))
-    if origin in (types.UnionType, Union):
-        return None if plain is None else _restored(parts[0], plain)
-    return wanted(plain) if isinstance(wanted, type) and issubclass(wanted, StrEnum) else plain
-
-
-@lru_cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+    kind: type[Message] = KINDS[fields.pop("type")]
+    return plain.record(kind, fields)

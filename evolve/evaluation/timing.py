@@ -16,9 +16,10 @@ from evolve.evaluation.buffers import POISONS, USUAL_ALIGNMENT
 from evolve.evaluation.check import Inspector, Task, layout
 from reference_ops.op import Op, Tensors, Workload
 
-LEAST_SAMPLES, USUAL_SAMPLES, MOST_SAMPLES = 9, 30, 120
+LEAST_SAMPLES, USUAL_SAMPLES, MOST_SAMPLES = 9, 30, 120  # the usual number, and again, until the interval is narrow
 USUAL_SECONDS, MOST_SECONDS = 0.25, 0.75
 HOPELESS, PROMISING = 1.5, 1.05  # times the time to beat
+SETTLED = 0.01  # of the median: an interval so narrow needs no more
 HOPELESS_BASELINES = 3  # times the best baseline, where no kernel has set a time yet
 ANCHOR_SHARE = 4  # one sample of eager PyTorch to so many of the kernel
 LEAST_ANCHORS = 3
@@ -179,9 +180,14 @@ def _go_on(own: Sequence[float], seconds: float, bar_us: float | None, hopeless_
     if median > (HOPELESS * bar_us if bar_us else hopeless_us):
         return False
     promising = bar_us is not None and median < PROMISING * bar_us
-    return len(own) < (MOST_SAMPLES if promising else USUAL_SAMPLES) and seconds < (
-        MOST_SECONDS if promising else USUAL_SECONDS
-    )
+    if len(own) == MOST_SAMPLES or seconds > (MOST_SECONDS if promising else USUAL_SECONDS):
+        return False
+    return promising or len(own) % USUAL_SAMPLES != 0 or not _settled(own)
+
+
+def _settled(samples: Sequence[float]) -> bool:
+    low, high = median_interval(samples)
+    return high - low < SETTLED * high
 
 
 def _judge_timed(inspector: Inspector, call: Kept) -> None:

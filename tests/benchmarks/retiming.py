@@ -1,4 +1,4 @@
-"""The same kernels in fresh processes, on a GPU: how far apart are the medians? Run this file with Python."""
+"""The same kernels in fresh processes, on a GPU: how far apart are the medians? Takes names of ops, or three."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ PROCESSES = 10
 
 
 def main() -> None:
-    kernels = [shipped(op)[0] for op in OPS]
+    kernels = [shipped(op)[0] for op in sys.argv[1:] or OPS]
     found: dict[tuple[str, str], list[Measurement]] = {}
     for _ in range(PROCESSES):
         engine = wiring.engine("cuda")

@@ -14,7 +14,7 @@ SECRET = "hunter2"
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
     file = tmp_path / "secret"
-    file.write_text(f"{SECRET}:x:0:0\n")
+    file.write_text(f"{SECRET}:x:0:0;\n")
     return file
 
 
@@ -61,7 +61,8 @@ def test_a_path_out_of_a_known_folder_is_not_known(tmp_path: Path, path: str) ->
 
 
 def test_what_is_said_of_the_linker_and_the_assembler_of_ptx_stays() -> None:
-    log = "/usr/bin/ld: kernel.o: undefined reference to `f'\nptxas info    : Used 4 registers\nptxas application ptx input, line 3; error"
+    log = "/usr/bin/ld: kernel.o: undefined reference to `f'\nptxas info    : Used 4 registers\n"
+    log += "ptxas application ptx input, line 3; error"
     assert of_known_files(log, ("application ptx input",), ()) == log
 
 

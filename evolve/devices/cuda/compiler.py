@@ -96,7 +96,10 @@ def _check_includes(source: str) -> None:
     if spliced_directive(source) is not None:
         raise RejectedError(Outcome.COMPILE_ERROR, "a preprocessor directive broken over two lines")
     for include in includes(source):
-        known = include.plain and HEADER_NAME.fullmatch(include.header) and ".." not in include.header
+        if not include.plain:
+            message = f"`{include.written[:80]}`: a kernel may not ask about files, or hide where a literal ends"
+            raise RejectedError(Outcome.COMPILE_ERROR, message)
+        known = HEADER_NAME.fullmatch(include.header) and ".." not in include.header
         if not known or not _in_toolkit(include.header):
             message = (
                 f"#include {include.written[:80]}: the CUDA toolkit has no header of this name, and no other can be"

@@ -91,7 +91,7 @@ def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Built:
     cooperative = any(launch.cooperative for launch in bound.launches)
     library = folder / "kernel.so"
     runtime = folder / "runtime.o"
-    runtime.write_bytes(_runtime_object(toolchain, cooperative))
+    runtime.write_bytes(runtime_object(toolchain, cooperative))
     includes = [argument for path in (HERE / "include", *toolchain.headers) for argument in ("-I", str(path))]
     own = folder / "kernel.o"
     compiled = [*toolchain.flags, *_native(), *_mode(cooperative), "-nostdinc", *includes, "-c", str(unit)]
@@ -105,7 +105,9 @@ def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Built:
 
 def _compile(command: list[str], folder: Path, kernel: Kernel) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, cwd=folder, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS, cwd=folder, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise RejectedError(Outcome.COMPILE_ERROR, f"compiling took more than {COMPILE_SECONDS} s") from error
     if done.returncode != 0:
@@ -165,7 +167,7 @@ def _mode(cooperative: bool) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4)
-def _runtime_object(toolchain: Toolchain, cooperative: bool) -> bytes:
+def runtime_object(toolchain: Toolchain, cooperative: bool) -> bytes:
     """The compiled runtime, made once per process and kept in memory: a killed worker leaves no file behind."""
     with tempfile.TemporaryDirectory(prefix="evolve-runtime-") as folder:
         target = Path(folder) / "runtime.o"

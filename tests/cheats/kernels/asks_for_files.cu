@@ -8,7 +8,7 @@ grid = ["ceil_div(n, 256)"]
 block = [256]
 args = ["x", "out", "n"]
 ---*/
-// caught: compile error, wrong
+// caught: compile error
 #define PLACE "/etc/passwd"
 #if __has_include(PLACE)
 #define FOUND 1.5f

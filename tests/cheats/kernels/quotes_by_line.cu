@@ -1,0 +1,23 @@
+/*---
+op = "gelu"
+note = "a compiler that quotes the file that #line names, because the fault then lies in /etc/passwd"
+
+[[launch]]
+entry = "gelu"
+grid = ["ceil_div(n, 256)"]
+block = [256]
+args = ["x", "out", "n"]
+---*/
+// caught: compile error
+#line 1 "/etc/passwd"
+int fault(;
+#line 20 "kernel.cu"
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+__device__ float gelu_of(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
+
+extern "C" __global__ void gelu(const x_t* x, out_t* out, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = out_t(gelu_of(float(x[i])));
+}
