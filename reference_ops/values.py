@@ -14,7 +14,7 @@ import torch
 NORMAL, LARGE, MIXED, EXACT = "normal", "large", "mixed", "integers"
 COMMON = ("uniform", "large", "heavy_tail", "shifted", "constant", "tiny")  # what any op on real numbers stands
 LARGEST_INTEGER = 4  # sums of a few products stay below 256, up to which bfloat16 has every integer
-FARTHEST = 32.0  # the usual distance of a row's centre from zero
+FARTHEST = 256.0  # the usual distance of a row's centre from zero; an exponential of the lowest underflows
 NEAR_ZERO_BITS = 8  # "tiny" begins where squares are about as large as the usual eps, 1e-5 and 1e-6
 Draw = Callable[[torch.Tensor, torch.Generator], object]
 

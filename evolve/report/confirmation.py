@@ -10,6 +10,7 @@ from archive.records import Confirmed, Duel, Evaluation
 from evolve.report.tables import fitted, plain_table
 from evolve.report.words import counted, listed, one_line, percent, short, times, workload_labels
 
+NO_DUEL = "no duel: nowhere does it come close to the best of PyTorch"
 AUDIT_SPEEDUP = 10.0  # above it, a fault of the measurement is likelier than so good a kernel
 
 
@@ -18,7 +19,10 @@ def confirmation_details(evaluation: Evaluation) -> Iterator[RenderableType]:
     confirmed = evaluation.confirmed
     if confirmed is None:
         return
-    yield duels_table(confirmed.duels)
+    if confirmed.duels:
+        yield duels_table(confirmed.duels)
+    else:
+        yield Text(NO_DUEL)
     yield Text(f"held out: {held_out_words(confirmed)}")
     said, style = sanitizer_words(evaluation)
     yield Text(f"sanitizer: {said}", style)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from archive.records import Evaluation, Proposal
 from evolve.population import Champion
-from evolve.report.confirmation import sanitizer_words
+from evolve.report.confirmation import NO_DUEL, sanitizer_words
 from evolve.report.progress import Watcher
 from evolve.report.standing import Standing
 from evolve.report.tables import counts_line, made
@@ -62,4 +62,6 @@ def confirmation(evaluation: Evaluation) -> str:
     won = sum(duel.won for duel in duels)
     best = max((duel.speedup for duel in duels), default=None)
     said, _ = sanitizer_words(evaluation)
+    if not duels:
+        return f"{kernel} confirmed; {NO_DUEL}; {said}"
     return f"{kernel} confirmed: won {won} of {counted(len(duels), 'duel')} with PyTorch, {times(best)} at best; {said}"

@@ -41,13 +41,13 @@ def check(capsys: Capture, *arguments: object) -> tuple[int, str, str]:
 def test_a_sound_op_has_a_line_with_what_was_checked(capsys: Capture) -> None:
     code, output, _ = check(capsys, "gelu")
     assert code == 0
-    assert output == "gelu  12 workloads × 7 distributions: all that was spoiled was found out\n"
+    assert output == "gelu  12 workloads × 8 distributions: all that was spoiled was found out\n"
 
 
 def test_a_blind_op_is_told_why_and_fails(blind: Path, capsys: Capture) -> None:
     code, output, _ = check(capsys, blind)
     assert code == 1
-    assert "forgetful  1 workload × 7 distributions: 1 blind spot" in output
+    assert "forgetful  1 workload × 8 distributions: 1 blind spot" in output
     assert "rows=8 cols=64 float32, normal values: nobody would notice if a kernel ignored `weight`" in output
 
 

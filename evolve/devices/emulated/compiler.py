@@ -29,6 +29,8 @@ FLAGS = (
     "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=fast",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-w",
 )  # fmt: skip
+# What a compiler says of a part of it that ended so.
+KILLED = re.compile(r"(?:Killed|Terminated) signal terminated program|(?:ld|as) terminated with signal (?:9|15)\b")
 # Clang deletes code that must reach a conversion out of range; on a GPU that is well defined.
 CLANG_FLAGS = ("-fno-strict-float-cast-overflow",)
 
@@ -104,14 +106,20 @@ def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Built:
 
 
 def _compile(command: list[str], folder: Path, kernel: Kernel) -> None:
+    done = _finished(command, folder)
+    if done.returncode < 0 or KILLED.search(done.stderr):  # by somebody, or a system short of memory: once more
+        done = _finished(command, folder)
+    if done.returncode != 0:
+        raise _failure(done.stderr, folder, kernel)
+
+
+def _finished(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
     try:
-        done = subprocess.run(
+        return subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS, cwd=folder, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise RejectedError(Outcome.COMPILE_ERROR, f"compiling took more than {COMPILE_SECONDS} s") from error
-    if done.returncode != 0:
-        raise _failure(done.stderr, folder, kernel)
 
 
 def _check_entries(bound: Bound, found: tuple[str, ...]) -> None:

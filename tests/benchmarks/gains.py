@@ -1,0 +1,42 @@
+"""Right kernels that only want to look fast, beside their honest twins, on a GPU: does a trick move the timer?"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+
+from cheat_files import files  # noqa: E402
+
+from archive.records import Evaluation  # noqa: E402
+from evolve import wiring  # noqa: E402
+from evolve.engines.engine import Job  # noqa: E402
+
+
+def main() -> None:
+    tricks = [(file.name, file.kernel) for file in files("gains") if file.kernel and "cuda" in file.devices]
+    engine = wiring.engine("cuda")
+    try:
+        for name, trick in tricks:
+            twin = trick.with_knobs({"TRICK": 0})
+            found = {e.kernel_id: e for e in engine.evaluate([Job(trick, trick.op), Job(twin, twin.op)])}
+            for line in _lines(name, found[trick.id], found[twin.id]):
+                print(line, flush=True)
+    finally:
+        engine.close()
+
+
+def _lines(name: str, trick: Evaluation, twin: Evaluation) -> list[str]:
+    if not trick.passed:
+        return [f"{name:24} {trick.outcome}: {trick.log[:80]}"]
+    honest = {m.workload: m.median_us for m in twin.measurements}
+    return [
+        f"{name:24} {m.workload:50} {m.median_us:8.2f} us, its twin {honest[m.workload]:8.2f}: "
+        f"{m.median_us / honest[m.workload] - 1:+.1%}"
+        for m in trick.measurements
+        if m.workload in honest
+    ]
+
+
+if __name__ == "__main__":
+    main()
