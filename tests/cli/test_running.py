@@ -36,7 +36,7 @@ def test_a_run_ends_with_a_table_of_champions(finished: tuple[Path, int, str]) -
 
 def test_a_run_confirms_its_champions_before_it_ends(finished: tuple[Path, int, str]) -> None:
     folder, _, output = finished
-    assert "confirmed: won " in output
+    assert re.search(r"[0-9a-f]{8} confirmed[:;] ", output)
     evaluations = open_archive(folder / ".evolve/archive.db").find(Evaluation)
     leading = champions(latest(evaluations, evaluations[0].device.key).values())
     assert leading
