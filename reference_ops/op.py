@@ -225,6 +225,11 @@ class Op:
         """The reference's outputs, in order."""
         return _as_tuple(self.reference(*inputs.values(), **dict(workload.parameters)))
 
+    def call_in_float64(self, inputs: Tensors, workload: Workload) -> tuple[torch.Tensor, ...]:
+        """The reference's outputs at double the digits: what everybody's are judged against."""
+        doubled = {name: values.double() if values.is_floating_point() else values for name, values in inputs.items()}
+        return self.call(doubled, workload)
+
     def call_baseline(self, inputs: Tensors, workload: Workload) -> tuple[torch.Tensor, ...]:
         """What a user would run instead of a kernel."""
         return _as_tuple((self.baseline or self.reference)(*inputs.values(), **dict(workload.parameters)))

@@ -105,9 +105,8 @@ def blind_spots(
 
 def _case(op: Op, workload: Workload, values: str, seed: int, torch_device: str) -> _Case:
     inputs = op.inputs_at(workload, seed, torch_device, values)
-    in_float64 = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
     baseline = op.call_baseline(inputs, workload) if op.baseline else ()
-    theirs, expected = op.call(inputs, workload), op.call(in_float64, workload)
+    theirs, expected = op.call(inputs, workload), op.call_in_float64(inputs, workload)
     return _Case(op, workload, values, seed, inputs, baseline, theirs, expected)
 
 

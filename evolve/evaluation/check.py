@@ -83,7 +83,7 @@ class Inspector:
         """Raise RejectedError unless the outputs are right."""
         op, workload = task.op, task.workload
         inputs = task.inputs(self.device)
-        expected = op.call(_in_float64(inputs), workload)
+        expected = op.call_in_float64(inputs, workload)
         theirs = op.call(inputs, workload)
         for spec, *results in zip(op.outputs, outputs, theirs, expected, strict=True):
             # Small ones are looked at part by part on the CPU, without a word to the GPU for each.
@@ -150,7 +150,3 @@ def _magnitude(inputs: Tensors) -> float:
     """Of the finite inputs, root mean square: what few outputs are measured by, for those may be zero by chance."""
     sizes = [values.double().nan_to_num(0.0, 0.0, 0.0).square().mean() for values in inputs.values()]
     return math.sqrt(max(torch.stack(sizes).tolist()))
-
-
-def _in_float64(inputs: Tensors) -> Tensors:
-    return {name: values.double() if values.is_floating_point() else values for name, values in inputs.items()}

@@ -23,7 +23,7 @@ CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
 NO_RACE = "========= COMPUTE-SANITIZER\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
 BEYOND = """========= COMPUTE-SANITIZER
 ========= Invalid __global__ read of size 4 bytes
-=========     at test_entry+0x90 in /tmp/work/kernel.cu:12
+=========     at test_entry+0x90 in /elsewhere/kernel.cu:12
 =========     by thread (31,0,0) in block (0,0,0)
 =========     Access to 0x7f92c5a00080 is out of bounds
 =========     and is 1 bytes after the nearest allocation at 0x7f92c5a00000 of size 128 bytes
