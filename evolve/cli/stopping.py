@@ -42,9 +42,12 @@ def raising_stopped() -> Iterator[None]:
     before = {number: signal.signal(number, stop) for number in SIGNALS}
     try:
         yield
-    except Stopped:
+    except BaseException as error:
+        if not _received:
+            raise
         before = dict.fromkeys(SIGNALS, signal.SIG_IGN)  # the interpreter's own end must not be interrupted either
-        raise
+        # Not only Stopped comes of a stop: a module interrupted while it loads makes an ImportError of it, say.
+        raise Stopped(_received[0]) from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -25,6 +25,25 @@ def test_a_stop_that_somebody_swallowed_is_raised_again_at_the_next_check() -> N
         swallowed_then_checked()
 
 
+def stopped_while_a_module_loads() -> None:
+    with raising_stopped():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except Stopped as stopped:
+            raise ImportError("cannot load module more than once per process") from stopped
+
+
+def test_a_stop_that_became_another_error_is_a_stop_all_the_same() -> None:
+    with pytest.raises(Stopped) as caught:
+        stopped_while_a_module_loads()
+    assert caught.value.exit_code == 128 + signal.SIGINT
+
+
+def test_an_error_without_a_stop_stays_what_it_is() -> None:
+    with pytest.raises(ImportError), raising_stopped():
+        raise ImportError("no module named so")
+
+
 def test_without_a_signal_there_is_nothing_to_raise() -> None:
     with raising_stopped():
         check()
