@@ -43,6 +43,12 @@ class Kernel:
     def op(self) -> str:
         return self.plan.op
 
+    @cached_property
+    def family(self) -> str:
+        """The id that all settings of the same knobs share."""
+        knobs = tuple((name, tuple(sorted(values))) for name, values in self.plan.knobs)
+        return replace(self, plan=replace(self.plan, knobs=knobs)).id
+
     def with_knobs(self, settings: dict[str, int]) -> "Kernel":
         """The same kernel with other knob values in force; the value in force stands first in its list."""
         knobs = tuple(

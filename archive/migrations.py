@@ -34,4 +34,23 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE evaluations ADD COLUMN conditions TEXT",
         "ALTER TABLE evaluations ADD COLUMN confirmed TEXT",
     ),
+    (
+        "ALTER TABLE proposals ADD COLUMN cached_tokens INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE proposals ADD COLUMN reasoning_tokens INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE proposals ADD COLUMN usd REAL NOT NULL DEFAULT 0",
+        "ALTER TABLE proposals ADD COLUMN call TEXT NOT NULL DEFAULT ''",
+        # The messages of a question as JSON: pairs of a role and the id of a text, because most texts come again.
+        """CREATE TABLE questions (
+            proposal_id TEXT PRIMARY KEY, op TEXT NOT NULL, model TEXT NOT NULL, endpoint TEXT NOT NULL,
+            parameters TEXT NOT NULL, messages TEXT NOT NULL)""",
+        "CREATE TABLE texts (id TEXT PRIMARY KEY, text TEXT NOT NULL)",
+        "ALTER TABLE runs ADD COLUMN strategy TEXT NOT NULL DEFAULT 'evolve'",
+        "ALTER TABLE runs ADD COLUMN budget TEXT NOT NULL DEFAULT '{}'",
+        "ALTER TABLE runs ADD COLUMN campaign TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE runs ADD COLUMN words TEXT NOT NULL DEFAULT '[]'",
+        "CREATE TABLE legs (id TEXT PRIMARY KEY, run TEXT NOT NULL, started REAL NOT NULL)",
+        "ALTER TABLE evaluations ADD COLUMN traits TEXT",
+        """CREATE TABLE profiles (
+            id TEXT PRIMARY KEY, op TEXT NOT NULL, profile TEXT NOT NULL, created REAL NOT NULL)""",
+    ),
 )

@@ -1,4 +1,4 @@
-"""The records of the archive: what was proposed, and what became of it.
+"""The records of the archive: what became of a kernel, on which device, and how that was found out.
 
 All are plain frozen values with content ids, so appending one twice changes nothing and a merge of two
 archives is a set union.
@@ -6,12 +6,10 @@ archives is a set union.
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
-
-from archive.kernel import Kernel
 
 
 class Outcome(StrEnum):
@@ -94,6 +92,38 @@ class Resources:
     local_bytes: int  # spills and indexed arrays
 
 
+@dataclass(frozen=True)
+class Traits:
+    """What a kernel is once it is compiled, over all its workloads; its words and its source may hide that."""
+
+    code: str  # hash of the machine code and the launches: where equal, two kernels are one
+    load_bytes: int  # the widest load from global memory that a thread makes
+    store_bytes: int
+    shared_bytes: int  # the most a block has, static and dynamic
+    registers: int  # the most a thread has
+    threads: int  # of the largest block
+    launches: int
+    tensor_cores: bool
+    atomics: bool
+    occupancy: float  # the least share of a multiprocessor's threads that can be resident at once
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What NVIDIA's profiler counted while a kernel ran one workload."""
+
+    kernel_id: str
+    op: str
+    device: str  # a DeviceInfo's key
+    workload: str
+    counters: tuple[tuple[str, float], ...]
+    created: float = 0.0
+
+    @cached_property
+    def id(self) -> str:
+        return content_id(asdict(self))
+
+
 @dataclass(frozen=True, slots=True)  # an evaluation has a hundred of them
 class Check:
     """One output that was judged: at which workload, on which values, and how far off it was."""
@@ -173,6 +203,7 @@ class Evaluation:
     checks: tuple[Check, ...] = ()
     conditions: Conditions | None = None
     confirmed: Confirmed | None = None
+    traits: Traits | None = None
 
     @cached_property
     def id(self) -> str:
@@ -180,69 +211,12 @@ class Evaluation:
         fields = asdict(self)
         for measurement in fields["measurements"]:
             _drop_absent(measurement, "autotune_us", "graph_us")
-        _drop_absent(fields, "checks", "conditions", "confirmed")
+        _drop_absent(fields, "checks", "conditions", "confirmed", "traits")
         return content_id(fields)
 
     @property
     def passed(self) -> bool:
         return self.outcome is Outcome.PASSED
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a proposal cost at its model."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A kernel someone offered, or a reply that holds none and the reason (`failure`)."""
-
-    op: str
-    operator: str  # how it was made: seed, knobs, crossover, draft, improve, repair, tell
-    proposer: str  # who made it: offline, tell, or the model's name
-    kernel: Kernel | None
-    parents: tuple[str, ...] = ()
-    run: str = ""
-    reply: str = ""  # a model's words, kept whether or not they held a kernel
-    failure: str = ""
-    cost: Cost = field(default=Cost())
-    created: float = 0.0
-
-    @property
-    def kernel_id(self) -> str:
-        return self.kernel.id if self.kernel else ""
-
-    @cached_property
-    def id(self) -> str:
-        """The moment and the cost do not count: the same proposal told twice is one."""
-        return content_id(
-            [
-                self.op,
-                self.operator,
-                self.proposer,
-                self.kernel_id,
-                list(self.parents),
-                self.run,
-                self.reply,
-                self.failure,
-            ]
-        )
-
-
-@dataclass(frozen=True)
-class Run:
-    """One `evolve run`, so that its proposals can be told from another's."""
-
-    id: str
-    op: str
-    device: str
-    proposer: str
-    seed: int
-    created: float
 
 
 def _drop_absent(fields: dict[str, Any], *names: str) -> None:

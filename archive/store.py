@@ -15,12 +15,13 @@ from urllib.parse import quote
 from archive import rows
 from archive.kernel import Kernel
 from archive.migrations import MIGRATIONS
-from archive.records import Evaluation, Proposal, Run
+from archive.proposals import Asked, Leg, Proposal, Run
+from archive.records import Evaluation, Profile
 from archive.rows import Record
 
 APPLICATION_ID = 0x45564F4C  # "EVOL": tells our files from other people's SQLite files
 BUSY_SECONDS = 30
-R = TypeVar("R", Kernel, Proposal, Evaluation, Run)
+R = TypeVar("R", Kernel, Proposal, Asked, Evaluation, Profile, Run, Leg)
 
 
 class ArchiveError(Exception):
@@ -61,6 +62,9 @@ class SqliteStore:
             Proposal: rows.proposals,
             Evaluation: partial(rows.evaluations, known=self._known),
             Run: rows.runs,
+            Leg: rows.legs,
+            Asked: rows.asked,
+            Profile: rows.profiles,
         }
         return readers[kind](self.connection, op)
 
@@ -85,7 +89,8 @@ def open_archive(path: Path, *, read_only: bool = False) -> SqliteStore:
 
 def merge(into: Store, source: Store) -> int:
     """Add everything one archive knows to another; the number of records that were new."""
-    return into.append(*source.find(Kernel), *source.find(Run), *source.find(Proposal), *source.find(Evaluation))
+    proposed: list[Record] = [*source.find(Run), *source.find(Leg), *source.find(Proposal), *source.find(Asked)]
+    return into.append(*source.find(Kernel), *proposed, *source.find(Evaluation), *source.find(Profile))
 
 
 def _reader(path: Path) -> sqlite3.Connection:

@@ -8,7 +8,8 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
-from archive.records import Evaluation, Proposal
+from archive.proposals import Proposal
+from archive.records import Evaluation
 from archive.store import Store
 from evolve import selection
 from evolve.engines.engine import Engine, Job

@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from archive.kernel import Kernel
-from archive.records import DeviceInfo, Evaluation, Proposal
+from archive.proposals import Proposal
+from archive.records import DeviceInfo, Evaluation
 from archive.store import Store
 from evolve import population
 from evolve.proposers.proposer import Candidate, Request

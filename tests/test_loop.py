@@ -10,7 +10,8 @@ import pytest
 from records import CPU
 
 from archive.kernel import Kernel
-from archive.records import Confirmed, DeviceInfo, Evaluation, Measurement, Outcome, Proposal
+from archive.proposals import Proposal
+from archive.records import Confirmed, DeviceInfo, Evaluation, Measurement, Outcome
 from archive.store import SqliteStore, open_archive
 from evolve import population, selection
 from evolve.engines.engine import Job

@@ -5,7 +5,8 @@ import bad_kernels
 import pytest
 from records import CPU, confirmed, failed, passed
 
-from archive.records import Evaluation, Proposal
+from archive.proposals import Proposal
+from archive.records import Evaluation
 from archive.store import SqliteStore, open_archive
 from evolve.selection import bars, pending, request, unconfirmed
 from reference_ops import catalog

@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from archive.kernel import Kernel
-from archive.records import Evaluation, Proposal
+from archive.proposals import Proposal
+from archive.records import Evaluation
 from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, DevicePart, JsonOption, KernelArgument, OpFilter, op_names

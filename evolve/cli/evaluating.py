@@ -7,7 +7,8 @@ from pathlib import Path
 from rich.console import Console
 
 from archive.kernel import Kernel
-from archive.records import DeviceInfo, Evaluation, Proposal
+from archive.proposals import Proposal
+from archive.records import DeviceInfo, Evaluation
 from archive.store import Store
 from evolve import selection
 from evolve.cli import stopping

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from archive.kernel import Kernel
-from archive.records import DeviceInfo, Evaluation, Proposal, Run
+from archive.proposals import Proposal, Run
+from archive.records import DeviceInfo, Evaluation
 from archive.store import Store, open_archive
 from archive.store import merge as union
 from evolve import wiring

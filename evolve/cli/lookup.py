@@ -5,7 +5,7 @@ from typing import NoReturn
 import typer
 
 from archive.kernel import Kernel
-from archive.records import Proposal
+from archive.proposals import Proposal
 from archive.store import Store
 from evolve.errors import UserError
 from evolve.report.console import complain

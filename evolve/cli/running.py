@@ -9,7 +9,8 @@ from rich.live import Live
 
 from archive import library
 from archive.kernel import Kernel
-from archive.records import Evaluation, Proposal, Run
+from archive.proposals import Proposal, Run
+from archive.records import Evaluation
 from archive.store import SqliteStore
 from evolve.cli import stopping
 from evolve.cli.options import archive_option

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from archive import exchange
-from archive.records import DeviceInfo, Proposal
+from archive.proposals import Proposal
+from archive.records import DeviceInfo
 from archive.store import Store
 from evolve.errors import UserError
 from evolve.proposers.proposer import Request

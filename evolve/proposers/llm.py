@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import openai
 
 from archive.exchange import BatchReply, completion
-from archive.records import Cost, Proposal
+from archive.proposals import Cost, Proposal
 from evolve.errors import UserError
 from evolve.prompting.compose import Message, ask_again
 from evolve.proposers.asking import Ask, asks, reference_source

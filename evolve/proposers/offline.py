@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from archive.binding import IllegalError, accepts, bind
 from archive.kernel import Kernel
 from archive.plan import PlanError
-from archive.records import Proposal
+from archive.proposals import Proposal
 from evolve.points import point
 from evolve.population import champions
 from evolve.proposers.proposer import Candidate, Request

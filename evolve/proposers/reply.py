@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from archive import kernel as genome
 from archive.plan import PlanError
-from archive.records import Proposal
+from archive.proposals import Proposal
 from evolve.points import signature
 from reference_ops.op import Op
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from archive import exchange, kernel
 from archive.exchange import BatchReply, CustomId
 from archive.plan import PlanError
-from archive.records import Cost, Proposal
+from archive.proposals import Cost, Proposal
 from evolve.errors import UserError
 from evolve.points import signature
 from evolve.proposers.proposer import Request

@@ -8,7 +8,8 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from archive.kernel import Kernel
-from archive.records import Evaluation, Proposal
+from archive.proposals import Proposal
+from archive.records import Evaluation
 from evolve.report.confirmation import audit, confirmation_details
 from evolve.report.tables import fitted, measurements_table
 from evolve.report.words import EMULATED_TIMES, best_speedup, mean_speedup, moment, short, times, workload_labels

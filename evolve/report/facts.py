@@ -4,7 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from archive.kernel import Kernel
-from archive.records import Duel, Evaluation, Measurement, Proposal
+from archive.proposals import Proposal
+from archive.records import Duel, Evaluation, Measurement
 from evolve.population import Champion
 from evolve.report.standing import Standing
 from evolve.report.words import mean_speedup

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from rich.text import Text
 from rich.tree import Tree
 
-from archive.records import Evaluation, Proposal
+from archive.proposals import Proposal
+from archive.records import Evaluation
 from evolve.report.standing import Standing
 from evolve.report.words import best_speedup, change, idea, one_line, short, times
 

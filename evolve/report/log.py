@@ -3,7 +3,8 @@
 import time
 from collections.abc import Iterator, Sequence
 
-from archive.records import Evaluation, Proposal
+from archive.proposals import Proposal
+from archive.records import Evaluation
 from evolve.population import Champion
 from evolve.report.confirmation import NO_DUEL, sanitizer_words
 from evolve.report.progress import Watcher

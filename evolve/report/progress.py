@@ -6,7 +6,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from archive.kernel import Kernel
-from archive.records import DeviceInfo, Evaluation, Proposal
+from archive.proposals import Proposal
+from archive.records import DeviceInfo, Evaluation
 from archive.store import Store
 from evolve import population
 from evolve.population import Champion

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from archive.kernel import Kernel
-from archive.records import DeviceInfo, Evaluation, Outcome, Proposal
+from archive.proposals import Proposal
+from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.store import Store
 from evolve import population
 from evolve.population import Champion

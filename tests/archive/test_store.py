@@ -1,6 +1,7 @@
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from records import CPU, checked, confirmed, failed, failed_reply, kernel, passe
 from archive import store as store_module
 from archive.kernel import Kernel
 from archive.migrations import MIGRATIONS
-from archive.records import Evaluation, Proposal, Run
+from archive.proposals import Asked, Budget, Cost, Leg, Proposal, Question, Run
+from archive.records import Evaluation, Profile, Traits
 from archive.store import ArchiveError, SqliteStore, merge, open_archive
 
 
@@ -27,6 +29,44 @@ def test_every_kind_of_record_comes_back_equal(store: SqliteStore) -> None:
     assert store.find(Evaluation) == [verdict]
     assert store.find(Run) == [run]
     assert store.find(Evaluation)[0].id == verdict.id
+
+
+def test_a_question_comes_back_with_the_proposal_that_answers_it(store: SqliteStore) -> None:
+    question = Question("m", "http://here/v1", '{"temperature": 1}', (("system", "rules"), ("user", "a kernel")))
+    answered = replace(proposal(kernel(1)), question=question, call="1")
+    store.append(answered, proposal(kernel(2)))
+    assert store.find(Asked) == [Asked(answered.id, "softmax", question)]
+    assert [found.question for found in store.find(Proposal)] == [None, None]
+
+
+def test_a_text_that_many_questions_share_is_stored_once(store: SqliteStore) -> None:
+    for number in range(3):
+        question = Question("m", "http://here/v1", "{}", (("system", "rules " * 1000), ("user", str(number))))
+        store.append(replace(failed_reply(), call=str(number), question=question))
+    assert store.connection.execute("SELECT count(*) FROM texts").fetchone() == (4,)
+
+
+def test_equal_answers_to_several_calls_are_several_proposals_and_all_are_paid_for(store: SqliteStore) -> None:
+    for number in (1, 2, 2):
+        store.append(replace(failed_reply(), call=str(number), cost=Cost(10, 20, 1.0, 5, 3, 0.25)))
+    assert [found.cost.usd for found in store.find(Proposal)] == [0.25, 0.25]
+
+
+def test_a_run_comes_back_with_its_budget_and_its_legs(store: SqliteStore) -> None:
+    run = Run("r", "softmax", "d", "m", 7, 1.0, "best-of-n", Budget(evals=3, usd=0.5), "c", ("--usd", "0.5"))
+    store.append(run, Leg("r", 1.0), Leg("r", 9.0))
+    assert store.find(Run) == [run]
+    assert store.find(Leg, "softmax") == [Leg("r", 1.0), Leg("r", 9.0)]
+    assert store.find(Leg, "gelu") == []
+
+
+def test_what_a_kernel_is_and_what_a_profiler_counted_come_back_equal(store: SqliteStore) -> None:
+    traits = Traits("c0de", 16, 4, 1024, 40, 256, 1, tensor_cores=False, atomics=True, occupancy=0.5)
+    verdict = replace(passed("k", a=1.0), traits=traits)
+    profile = Profile("k", "softmax", verdict.device.key, "a", (("dram__bytes_read.sum", 4096.0),), 2.0)
+    store.append(verdict, profile)
+    assert store.find(Evaluation) == [verdict]
+    assert store.find(Profile) == [profile]
 
 
 def test_what_was_checked_and_how_it_was_confirmed_comes_back_equal(store: SqliteStore) -> None:

@@ -8,7 +8,8 @@ from commandline import evolve, filled, written
 from records import kernel
 
 from archive.kernel import Kernel
-from archive.records import Evaluation, Proposal
+from archive.proposals import Proposal
+from archive.records import Evaluation
 from archive.store import open_archive
 
 Capture = pytest.CaptureFixture[str]

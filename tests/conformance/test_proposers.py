@@ -11,7 +11,7 @@ from small_op import BROKEN_TEXT, KERNEL_TEXT, OP, SLOW_TEXT, failed, passed, re
 
 from archive.exchange import encode_custom_id
 from archive.kernel import parse, parse_for
-from archive.records import Proposal
+from archive.proposals import Proposal
 from evolve.points import signature
 from evolve.proposers.llm import LlmProposer
 from evolve.proposers.offline import OfflineProposer

@@ -24,7 +24,7 @@ from scripted_endpoint import (
 from small_op import BROKEN_TEXT, COMPILE_ERROR, KERNEL, KERNEL_TEXT, SLOW_TEXT, failed, request
 
 from archive.kernel import parse
-from archive.records import Proposal
+from archive.proposals import Proposal
 from evolve.errors import UserError
 from evolve.proposers.llm import LlmProposer
 

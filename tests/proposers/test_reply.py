@@ -2,7 +2,7 @@ import pytest
 from small_op import KERNEL, KERNEL_TEXT, OP, SLOW_TEXT
 
 from archive.kernel import parse
-from archive.records import Proposal
+from archive.proposals import Proposal
 from evolve.proposers.reply import kernel_in, proposal_from, without_thoughts
 
 ORIGIN = Proposal("center_rows", "draft", "m-1", None, run="run-1")

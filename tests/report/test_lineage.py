@@ -3,7 +3,8 @@ from collections.abc import Sequence
 from drawn import drawn
 from records import GPU, failed, failed_reply, kernel, passed, proposal
 
-from archive.records import Evaluation, Proposal
+from archive.proposals import Proposal
+from archive.records import Evaluation
 from evolve.report.lineage import lineage, lineage_tree
 from evolve.report.standing import Standing, standing
 

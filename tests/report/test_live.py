@@ -5,7 +5,8 @@ import pytest
 from drawn import drawn
 from records import CPU, GPU, confirmed, failed, failed_reply, kernel, passed, proposal
 
-from archive.records import DeviceInfo, Outcome, Proposal
+from archive.proposals import Proposal
+from archive.records import DeviceInfo, Outcome
 from archive.store import open_archive
 from evolve.report.live import Display
 from evolve.report.log import Log

@@ -14,7 +14,8 @@ from command import TWICE, run, start
 from processes import all_gone, descendants
 
 from archive.kernel import parse
-from archive.records import Evaluation, Proposal
+from archive.proposals import Proposal
+from archive.records import Evaluation
 from archive.store import open_archive
 
 KILLS = 20

@@ -7,7 +7,8 @@ import pytest
 from command import TWICE, run
 from scripted_endpoint import Rule, ScriptedEndpoint, answer, in_fence, stall, status, truncated
 
-from archive.records import Evaluation, Outcome, Proposal
+from archive.proposals import Proposal
+from archive.records import Evaluation, Outcome
 from archive.store import SqliteStore, open_archive
 
 GOOD = bad_kernels.twice_kernel(note="one element a thread")

@@ -6,7 +6,8 @@ import pytest
 from records import CPU, GPU, failed, failed_reply, kernel, measurement, passed, proposal
 
 from archive.kernel import Kernel
-from archive.records import Evaluation, Outcome, Run
+from archive.proposals import Run
+from archive.records import Evaluation, Outcome
 from archive.store import open_archive
 from evolve.cli.app import main
 

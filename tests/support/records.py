@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from archive.kernel import Kernel, parse
+from archive.proposals import Proposal
 from archive.records import (
     Check,
     Conditions,
@@ -12,7 +13,6 @@ from archive.records import (
     Evaluation,
     Measurement,
     Outcome,
-    Proposal,
     Resources,
     Sanitized,
 )
