@@ -14,6 +14,7 @@ from archive.store import Store
 from evolve import selection
 from evolve.engines.engine import Engine, Job
 from evolve.proposers.proposer import Proposer
+from evolve.selection import Scope
 from reference_ops.op import Op
 
 GENERATION = 8  # proposals asked for at once
@@ -52,7 +53,7 @@ def search(quest: Quest, proposer: Proposer, engine: Engine, store: Store) -> It
         if tries >= quest.tries or time.monotonic() >= quest.deadline:
             return
         wanted = min(GENERATION, quest.tries - tries)
-        request = selection.request(quest.op, engine.info, store, wanted, seed=quest.seed, run=quest.run)
+        request = selection.request(quest.op, engine.info, store, wanted, seed=quest.seed, scope=Scope(quest.run))
         proposals = yield from keep(proposer.propose(request), store)
         if not proposals:
             return

@@ -3,16 +3,28 @@
 import random
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation
 from archive.store import Store
 from evolve import population
-from evolve.proposers.proposer import Candidate, Request
+from evolve.proposers.proposer import Candidate, Left, Request
 from reference_ops.op import Op
 
 FAILURES_SHOWN = 6
+EVOLVE, BEST_OF_N = "evolve", "best-of-n"
+STRATEGIES = (EVOLVE, BEST_OF_N)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How much of the archive a run makes use of."""
+
+    run: str = ""
+    strategy: str = EVOLVE  # best-of-n, the control arm, asks each time as if it were the first
+    fresh: bool = False  # only what this very run has proposed
 
 
 def pending(store: Store, op: str, device: DeviceInfo) -> list[Kernel]:
@@ -33,7 +45,9 @@ def bars(store: Store, op: str, device: DeviceInfo) -> tuple[tuple[str, float], 
     return tuple((c.workload, c.measurement.median_us) for c in _champions(store, op, device))
 
 
-def request(op: Op, device: DeviceInfo, store: Store, wanted: int, *, seed: int, run: str = "") -> Request:
+def request(
+    op: Op, device: DeviceInfo, store: Store, wanted: int, *, seed: int, scope: Scope = Scope(), left: Left = Left()
+) -> Request:
     """Parents drawn, failures that nobody repaired yet, and all that is known already."""
     proposals = store.find(Proposal, op.name)
     kernels = {kernel.id: kernel for kernel in store.find(Kernel, op.name)}
@@ -50,7 +64,8 @@ def request(op: Op, device: DeviceInfo, store: Store, wanted: int, *, seed: int,
         device=device,
         wanted=wanted,
         seed=rng.randrange(2**31),
-        run=run,
+        run=scope.run,
+        left=left,
         population=candidates(alive),
         parents=candidates(population.parents(alive, used, wanted, rng)),
         failures=candidates(_unrepaired(verdicts.values(), proposals)),
