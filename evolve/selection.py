@@ -27,6 +27,9 @@ class Scope:
     fresh: bool = False  # only what this very run has proposed
 
 
+EVERYTHING, UNLIMITED = Scope(), Left()
+
+
 def pending(store: Store, op: str, device: DeviceInfo) -> list[Kernel]:
     """Every kernel that was proposed and never evaluated on this device, oldest first."""
     judged = population.latest(store.find(Evaluation, op), device.key)
@@ -46,7 +49,14 @@ def bars(store: Store, op: str, device: DeviceInfo) -> tuple[tuple[str, float], 
 
 
 def request(
-    op: Op, device: DeviceInfo, store: Store, wanted: int, *, seed: int, scope: Scope = Scope(), left: Left = Left()
+    op: Op,
+    device: DeviceInfo,
+    store: Store,
+    wanted: int,
+    *,
+    seed: int,
+    scope: Scope = EVERYTHING,
+    left: Left = UNLIMITED,
 ) -> Request:
     """Parents drawn, failures that nobody repaired yet, and all that is known already."""
     proposals = store.find(Proposal, op.name)
