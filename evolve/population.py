@@ -2,12 +2,16 @@
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from archive.records import Confirmed, Duel, Evaluation, Measurement
+from evolve.niches import Niche, niche
 
 KEEP = 8
+OF_A_KIND = 3
+HOPELESS = 4.0  # times slower than the fittest: being different is no merit then
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,23 @@ def winner(rivals: Sequence[Champion]) -> Champion:
 
 
 def survivors(evaluations: Sequence[Evaluation], keep: int = KEEP) -> tuple[Evaluation, ...]:
-    """Those alive, fittest first: the fastest on some workload, or among the best `keep` by geometric mean."""
+    """Those alive, fittest first: the fastest on some workload, or among the best `keep` by geometric mean.
+
+    Of one kind no more than a few are among the best while there are others that are not hopeless.
+    """
     passed = [evaluation for evaluation in evaluations if evaluation.passed and evaluation.measurements]
     fitness = _fitness(passed)
     ranked = sorted(passed, key=lambda evaluation: (-fitness[evaluation.kernel_id], evaluation.kernel_id))
-    winners = {champion.kernel_id for champion in champions(passed)}
-    return tuple(e for rank, e in enumerate(ranked) if rank < keep or e.kernel_id in winners)
+    crowd = Counter[Niche]()
+    novel, others = list[str](), list[str]()
+    for evaluation in ranked:
+        kind = niche(evaluation.traits) if evaluation.traits else None
+        hopeless = fitness[evaluation.kernel_id] * HOPELESS < fitness[ranked[0].kernel_id]
+        if kind:
+            crowd[kind] += 1
+        (others if hopeless or (kind and crowd[kind] > OF_A_KIND) else novel).append(evaluation.kernel_id)
+    chosen = {*[*novel, *others][:keep], *(champion.kernel_id for champion in champions(passed))}
+    return tuple(evaluation for evaluation in ranked if evaluation.kernel_id in chosen)
 
 
 def parents(

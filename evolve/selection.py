@@ -1,19 +1,22 @@
 """What the archive says to the next step: which kernels wait for a verdict, and what a proposer gets to see."""
 
 import random
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from archive.kernel import Kernel
 from archive.proposals import Proposal
-from archive.records import DeviceInfo, Evaluation
+from archive.records import DeviceInfo, Evaluation, Outcome, Profile
 from archive.store import Store
-from evolve import population
+from evolve import credit, population
+from evolve import islands as islands_of
 from evolve.proposers.proposer import Candidate, Left, Request
 from reference_ops.op import Op
 
-FAILURES_SHOWN = 6
+FAILURES_SHOWN, DONORS = 6, 3
+REPAIRS = 3  # one on top of the other, before a kernel is given up
+BEYOND_REPAIR = (Outcome.PASSED,)
 EVOLVE, BEST_OF_N = "evolve", "best-of-n"
 STRATEGIES = (EVOLVE, BEST_OF_N)
 
@@ -49,46 +52,104 @@ def bars(store: Store, op: str, device: DeviceInfo) -> tuple[tuple[str, float], 
 
 
 def request(
-    op: Op,
-    device: DeviceInfo,
-    store: Store,
-    wanted: int,
-    *,
-    seed: int,
-    scope: Scope = EVERYTHING,
+    op: Op, device: DeviceInfo, store: Store, wanted: int, *, seed: int, scope: Scope = EVERYTHING,
     left: Left = UNLIMITED,
-) -> Request:
-    """Parents drawn, failures that nobody repaired yet, and all that is known already."""
-    proposals = store.find(Proposal, op.name)
-    kernels = {kernel.id: kernel for kernel in store.find(Kernel, op.name)}
-    verdicts = population.latest(store.find(Evaluation, op.name), device.key)
-    alive = population.survivors(list(verdicts.values()))
-    rng = random.Random(f"{seed} {len(proposals)}")
-    used = Counter(parent for proposal in proposals for parent in proposal.parents)
-
-    def candidates(evaluations: Iterable[Evaluation]) -> tuple[Candidate, ...]:
-        return tuple(Candidate(kernels[e.kernel_id], e) for e in evaluations if e.kernel_id in kernels)
-
-    return Request(
+) -> Request:  # fmt: skip
+    """Parents drawn, failures that nobody repaired yet, what was learned, and all that is known already."""
+    known = _known(op.name, device, store, scope)
+    rng = random.Random(f"{seed} {len(known.proposals)}")
+    plain = Request(
         op=op,
         device=device,
         wanted=wanted,
         seed=rng.randrange(2**31),
         run=scope.run,
+        known=frozenset(kernel.id for kernel in store.find(Kernel, op.name)),
+        trials=credit.trials(known.proposals, known.kernels, known.verdicts),
         left=left,
-        population=candidates(alive),
-        parents=candidates(population.parents(alive, used, wanted, rng)),
-        failures=candidates(_unrepaired(verdicts.values(), proposals)),
-        known=frozenset(kernels),
     )
+    if scope.strategy == BEST_OF_N:
+        return plain
+    islands = islands_of.number(len({known.kernels[e.kernel_id].family for e in known.passed}))
+    lives = islands_of.homes(known.proposals)
+    alive = islands_of.inhabitants(known.passed, lives, rng.randrange(islands), islands)
+    used = Counter(parent for proposal in known.proposals for parent in proposal.parents)
+    return replace(
+        plain,
+        population=known.candidates(alive),
+        parents=known.candidates(population.parents(alive, used, wanted, rng)),
+        failures=known.candidates(_unrepaired(known)),
+        tried=known.candidates(sorted(known.verdicts.values(), key=lambda verdict: verdict.created)),
+        donors=_donors(op.name, device, store, rng),
+    )
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What the archive holds of an op on a device, as far as a run makes use of it."""
+
+    kernels: Mapping[str, Kernel]
+    proposals: Sequence[Proposal]
+    verdicts: Mapping[str, Evaluation]
+    profiles: Mapping[str, tuple[Profile, ...]]
+
+    @property
+    def passed(self) -> list[Evaluation]:
+        return [verdict for verdict in self.verdicts.values() if verdict.passed]
+
+    def candidates(self, verdicts: Iterable[Evaluation]) -> tuple[Candidate, ...]:
+        return tuple(Candidate(self.kernels[e.kernel_id], e, self.profiles.get(e.kernel_id, ())) for e in verdicts)
+
+
+def _known(op: str, device: DeviceInfo, store: Store, scope: Scope) -> _Known:
+    proposals = [p for p in store.find(Proposal, op) if not scope.fresh or p.run == scope.run]
+    proposed = {proposal.kernel_id for proposal in proposals}
+    kernels = {k.id: k for k in store.find(Kernel, op) if not scope.fresh or k.id in proposed}
+    verdicts = population.latest(store.find(Evaluation, op), device.key)
+    profiles = defaultdict[str, dict[str, Profile]](dict)
+    for profile in store.find(Profile, op):
+        if profile.device == device.key:
+            profiles[profile.kernel_id][profile.workload] = profile
+    return _Known(
+        kernels,
+        proposals,
+        {kernel_id: verdict for kernel_id, verdict in verdicts.items() if kernel_id in kernels},
+        {kernel_id: tuple(of_one.values()) for kernel_id, of_one in profiles.items()},
+    )
+
+
+def _donors(op: str, device: DeviceInfo, store: Store, rng: random.Random) -> tuple[Candidate, ...]:
+    """Of some other ops the kernel that beats PyTorch by most: ideas that may carry over."""
+    of_op = defaultdict[str, list[Evaluation]](list)
+    for verdict in population.latest(store.find(Evaluation), device.key).values():
+        if verdict.op != op and verdict.passed and verdict.measurements:
+            of_op[verdict.op].append(verdict)
+    chosen = rng.sample(sorted(of_op), min(DONORS, len(of_op)))
+    best = [max(of_op[other], key=lambda verdict: max(m.speedup for m in verdict.measurements)) for other in chosen]
+    kernels = {kernel.id: kernel for other in chosen for kernel in store.find(Kernel, other)}
+    return tuple(Candidate(kernels[e.kernel_id], e) for e in best if e.kernel_id in kernels)
 
 
 def _champions(store: Store, op: str, device: DeviceInfo) -> tuple[population.Champion, ...]:
     return population.champions(population.latest(store.find(Evaluation, op), device.key).values())
 
 
-def _unrepaired(verdicts: Iterable[Evaluation], proposals: Iterable[Proposal]) -> list[Evaluation]:
-    """The latest failures, newest first."""
-    repaired = {parent for proposal in proposals if proposal.operator == "repair" for parent in proposal.parents}
-    failed = [verdict for verdict in verdicts if not verdict.passed and verdict.kernel_id not in repaired]
-    return sorted(failed, key=lambda verdict: -verdict.created)[:FAILURES_SHOWN]
+def _unrepaired(known: _Known) -> list[Evaluation]:
+    """The latest designs that failed, newest first; what was repaired in vain often enough is given up."""
+    tries: dict[str, int] = {}  # repairs that led to a kernel, one on top of the other
+    repaired = set[str]()
+    for proposal in known.proposals:
+        if proposal.operator == "repair":
+            repaired.update(proposal.parents)
+            tries.setdefault(proposal.kernel_id, 1 + max((tries.get(p, 0) for p in proposal.parents), default=0))
+    # Where another setting of the same design passed, nothing but the setting is wrong.
+    sound = {known.kernels[verdict.kernel_id].family for verdict in known.passed}
+    failed = [
+        verdict
+        for verdict in known.verdicts.values()
+        if verdict.outcome not in BEYOND_REPAIR
+        and verdict.kernel_id not in repaired
+        and tries.get(verdict.kernel_id, 0) < REPAIRS
+        and known.kernels[verdict.kernel_id].family not in sound
+    ]
+    return sorted(failed, key=lambda verdict: (-verdict.created, verdict.kernel_id))[:FAILURES_SHOWN]

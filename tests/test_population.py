@@ -4,8 +4,12 @@ from dataclasses import replace
 
 from records import CPU, confirmed, failed, passed
 
-from archive.records import Evaluation
+from archive.records import Evaluation, Traits
 from evolve.population import champions, latest, parents, survivors
+
+
+def traits(load_bytes: int) -> Traits:
+    return Traits("code", load_bytes, 4, 0, 32, 256, 1, tensor_cores=False, atomics=False, occupancy=1.0)
 
 
 def ids(evaluations: object) -> list[str]:
@@ -60,6 +64,23 @@ def test_more_than_the_best_few_live_only_where_they_win_a_workload() -> None:
     crowd = [passed(f"k{i}", w=1.0 + i, v=1.0 + i) for i in range(5)]
     specialist = passed("specialist", w=99.0, v=0.5)
     assert ids(survivors([*crowd, specialist], keep=2)) == ["k0", "k1", "specialist"]
+
+
+def test_of_a_kind_only_a_few_live_while_there_are_other_kinds() -> None:
+    crowd = [replace(passed(f"k{i}", w=1.0 + 0.01 * i), traits=traits(16)) for i in range(6)]
+    different = replace(passed("different", w=2.0), traits=traits(4))
+    assert ids(survivors([*crowd, different], keep=4)) == ["k0", "k1", "k2", "different"]
+
+
+def test_where_nothing_else_is_there_the_places_go_to_more_of_a_kind() -> None:
+    crowd = [replace(passed(f"k{i}", w=1.0 + 0.01 * i), traits=traits(16)) for i in range(6)]
+    assert ids(survivors(crowd, keep=4)) == ["k0", "k1", "k2", "k3"]
+
+
+def test_being_different_is_no_merit_for_the_hopeless() -> None:
+    crowd = [replace(passed(f"k{i}", w=1.0 + 0.01 * i), traits=traits(16)) for i in range(6)]
+    hopeless = replace(passed("hopeless", w=9.0), traits=traits(4))
+    assert ids(survivors([*crowd, hopeless], keep=4)) == ["k0", "k1", "k2", "k3"]
 
 
 def test_refusing_a_workload_does_not_pay() -> None:

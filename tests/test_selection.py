@@ -1,14 +1,17 @@
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import bad_kernels
 import pytest
-from records import CPU, confirmed, failed, passed
+from records import CPU, confirmed, failed, kernel, passed
+from records import proposal as record_of
 
 from archive.proposals import Proposal
-from archive.records import Evaluation
+from archive.records import Evaluation, Profile
 from archive.store import SqliteStore, open_archive
-from evolve.selection import bars, pending, request, unconfirmed
+from evolve.proposers.proposer import Left
+from evolve.selection import BEST_OF_N, REPAIRS, Scope, bars, pending, request, unconfirmed
 from reference_ops import catalog
 
 OP = catalog.load(str(Path(__file__).parent / "samples" / "twice.py"))
@@ -86,3 +89,70 @@ def test_the_same_archive_and_seed_ask_the_same(store: SqliteStore) -> None:
     store.append(proposal(), of_twice(passed(FIRST.id, w=1.0)))
     assert request(OP, CPU, store, 4, seed=1) == request(OP, CPU, store, 4, seed=1)
     assert request(OP, CPU, store, 4, seed=1).seed != request(OP, CPU, store, 4, seed=2).seed
+
+
+def chain_of_repairs(store: SqliteStore, length: int) -> str:
+    """A kernel that failed and its repairs, each of which failed too; the last one's id."""
+    kernels = [bad_kernels.twice_kernel(note=f"try {number}") for number in range(length + 1)]
+    store.append(proposal(kernels[0]), of_twice(failed(kernels[0].id)))
+    for before, after in pairwise(kernels):
+        store.append(proposal(after, "repair", (before.id,)), of_twice(failed(after.id)))
+    return kernels[-1].id
+
+
+def test_a_repair_that_failed_is_repaired_in_its_turn(store: SqliteStore) -> None:
+    last = chain_of_repairs(store, REPAIRS - 1)
+    assert [failure.kernel.id for failure in request(OP, CPU, store, 4, seed=1).failures] == [last]
+
+
+def test_after_some_repairs_in_vain_a_kernel_is_given_up(store: SqliteStore) -> None:
+    chain_of_repairs(store, REPAIRS)
+    assert request(OP, CPU, store, 4, seed=1).failures == ()
+
+
+def test_a_setting_that_failed_where_another_passed_needs_no_repair(store: SqliteStore) -> None:
+    other = FIRST.with_knobs({"THREADS": 64})
+    store.append(proposal(), proposal(other, "knobs", (FIRST.id,)))
+    store.append(of_twice(passed(FIRST.id, w=1.0)), of_twice(failed(other.id)))
+    assert request(OP, CPU, store, 4, seed=1).failures == ()
+
+
+def two_runs(store: SqliteStore) -> None:
+    store.append(replace(proposal(), run="one"), replace(proposal(SECOND), run="two"))
+    store.append(of_twice(passed(FIRST.id, w=1.0)), of_twice(passed(SECOND.id, w=2.0)))
+
+
+def test_a_fresh_run_sees_only_what_it_proposed_itself(store: SqliteStore) -> None:
+    two_runs(store)
+    asked = request(OP, CPU, store, 4, seed=1, scope=Scope("two", fresh=True))
+    assert {candidate.kernel.id for candidate in (*asked.population, *asked.parents, *asked.tried)} == {SECOND.id}
+
+
+def test_the_control_arm_is_shown_nothing_but_what_it_may_spend(store: SqliteStore) -> None:
+    two_runs(store)
+    asked = request(OP, CPU, store, 4, seed=1, scope=Scope("two", BEST_OF_N), left=Left(tokens=7))
+    assert (asked.population, asked.parents, asked.failures, asked.tried, asked.lessons) == ((), (), (), (), ())
+    assert asked.left == Left(tokens=7)
+
+
+def test_everything_with_a_verdict_is_told_oldest_first(store: SqliteStore) -> None:
+    store.append(proposal(), proposal(SECOND), of_twice(failed(SECOND.id, created=1.0)))
+    store.append(of_twice(passed(FIRST.id, created=2.0, w=1.0)))
+    assert [candidate.kernel.id for candidate in request(OP, CPU, store, 4, seed=1).tried] == [SECOND.id, FIRST.id]
+
+
+def test_a_candidate_carries_the_latest_profile_of_each_workload_on_its_device(store: SqliteStore) -> None:
+    def profile(workload: str, value: float, device: str = CPU.key) -> Profile:
+        return Profile(FIRST.id, "twice", device, workload, (("registers", value),), created=value)
+
+    store.append(proposal(), of_twice(passed(FIRST.id, w=1.0)))
+    store.append(profile("w", 1.0), profile("w", 2.0), profile("v", 3.0), profile("w", 9.0, "another device"))
+    (candidate,) = request(OP, CPU, store, 4, seed=1).population
+    assert candidate.profiles == (profile("w", 2.0), profile("v", 3.0))
+
+
+def test_other_ops_lend_the_kernel_that_beats_pytorch_by_most(store: SqliteStore) -> None:
+    slow, fast = kernel(1), kernel(2)
+    for donor, median_us in ((slow, 50.0), (fast, 10.0)):
+        store.append(record_of(donor), replace(passed(donor.id, w=median_us), device=CPU))
+    assert [candidate.kernel.id for candidate in request(OP, CPU, store, 4, seed=1).donors] == [fast.id]

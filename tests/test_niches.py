@@ -1,0 +1,46 @@
+from dataclasses import replace
+
+import pytest
+
+from archive.records import Traits
+from evolve.niches import niche
+
+PLAIN = Traits("code", 16, 4, 0, 40, 256, 1, tensor_cores=False, atomics=False, occupancy=1.0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(PLAIN, load_bytes=4),
+        replace(PLAIN, registers=65),
+        replace(PLAIN, shared_bytes=1),
+        replace(PLAIN, launches=2),
+        replace(PLAIN, tensor_cores=True),
+        replace(PLAIN, atomics=True),
+    ],
+)
+def test_what_works_differently_is_of_another_kind(other: Traits) -> None:
+    assert niche(other) != niche(PLAIN)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(PLAIN, code="other"),
+        replace(PLAIN, registers=64),
+        replace(PLAIN, threads=128),
+        replace(PLAIN, occupancy=0.5),
+    ],
+)
+def test_what_is_only_tuned_differently_is_of_the_same_kind(other: Traits) -> None:
+    assert niche(other) == niche(PLAIN)
+
+
+def test_three_launches_and_ten_are_one_kind() -> None:
+    assert niche(replace(PLAIN, launches=3)) == niche(replace(PLAIN, launches=10))
+
+
+def test_a_kind_says_what_it_is() -> None:
+    said = str(niche(replace(PLAIN, shared_bytes=9000, launches=7, atomics=True)))
+    assert said == "16-byte loads, 3 or more launches, up to 16384 bytes of shared memory, up to 64 registers, atomics"
+    assert str(niche(PLAIN)) == "16-byte loads, one launch, no shared memory, up to 64 registers"
