@@ -31,10 +31,9 @@ class Baselines:
     autotune_us: float | None = None
 
     @property
-    def best(self) -> str:
-        """The name of the fastest."""
-        times = {EAGER: self.eager_us, COMPILE: self.compile_us, AUTOTUNE: self.autotune_us}
-        return min((name for name, time in times.items() if time), key=lambda name: times[name] or 0.0)
+    def fastest_first(self) -> tuple[str, ...]:
+        times = ((self.eager_us, EAGER), (self.compile_us, COMPILE), (self.autotune_us, AUTOTUNE))
+        return tuple(name for _, name in sorted((time, name) for time, name in times if time))
 
     @property
     def best_us(self) -> float:

@@ -36,10 +36,10 @@ class Clock:
         return spent * self.rng.uniform(1 - self.noise, 1 + self.noise)
 
 
-def fought(kernel_us: float, pytorch_us: float, noise: float = 0.01) -> Duel:
+def fought(kernel_us: float, pytorch_us: float, noise: float = 0.01, compile_us: float | None = None) -> Duel:
     clock = Clock(kernel_us, pytorch_us, noise)
     inspector = Inspector(ScriptedDevice(clock), Arena("cpu"), random.Random(3), [], lambda _phase: None)
-    return duel(inspector, program(clock.work), OP, SMALL, Baselines(pytorch_us))
+    return duel(inspector, program(clock.work), OP, SMALL, Baselines(pytorch_us, compile_us))
 
 
 def test_a_kernel_twice_as_fast_wins() -> None:
@@ -47,6 +47,16 @@ def test_a_kernel_twice_as_fast_wins() -> None:
     assert found.low < 2 < found.high
     assert found.won
     assert found.baseline == "eager"
+
+
+def test_where_the_best_baseline_fails_to_compile_again_the_next_best_stands_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def out_of_memory(*_: object, **__: object) -> None:
+        raise RuntimeError("the GPU's memory is full")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: out_of_memory)
+    assert fought(10.0, 20.0, compile_us=15.0).baseline == "eager"
 
 
 def test_a_slower_kernel_loses() -> None:
