@@ -5,12 +5,17 @@ The replies come from other people's servers, so whatever cannot be read becomes
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from archive.proposals import Cost
 
 URL = "/v1/chat/completions"
 MAX_CUSTOM_ID, MIN_LABEL, HASH_CHARACTERS = 64, 12, 8
 MAX_EXCERPT = 300
+REFUSED, CUT_OFF = "the model refused", "the reply was cut off"
+FILTERED, EMPTY = "the reply was stopped", "the reply is empty"
+MAX_USD = 1e6  # what a server says a reply cost beyond this is no price
 
 
 @dataclass(frozen=True)
@@ -20,8 +25,8 @@ class BatchReply:
     custom_id: str = ""
     text: str = ""
     model: str = ""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    cost: Cost | None = None  # in tokens; None where the server did not count them
+    usd: float | None = None  # where the server says what the reply cost, as gateways do
     failure: str = ""
 
 
@@ -35,9 +40,12 @@ class CustomId:
     nonce: str
 
 
-def request_line(custom_id: str, model: str, messages: Sequence[tuple[str, str]]) -> str:
+def request_line(
+    custom_id: str, model: str, messages: Sequence[tuple[str, str]], parameters: Mapping[str, object] | None = None
+) -> str:
     """One line of a batch's input file; `messages` holds pairs of role and content."""
-    body = {"model": model, "messages": [{"role": role, "content": content} for role, content in messages]}
+    conversation = [{"role": role, "content": content} for role, content in messages]
+    body = {"model": model, "messages": conversation, **(parameters or {})}
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": URL, "body": body}, ensure_ascii=False)
 
 
@@ -55,11 +63,7 @@ def completion(body: object) -> BatchReply:
     if not isinstance(body, dict):
         return BatchReply(failure=f"the response is no JSON object: {_excerpt(body)}")
     usage = body.get("usage")
-    reply = BatchReply(
-        model=_text(body.get("model")),
-        prompt_tokens=_count(usage, "prompt_tokens"),
-        completion_tokens=_count(usage, "completion_tokens"),
-    )
+    reply = BatchReply(model=_text(body.get("model")), cost=_cost(usage), usd=_usd(usage))
     choices = body.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
@@ -68,6 +72,11 @@ def completion(body: object) -> BatchReply:
         return replace(reply, failure=f"the response holds no choices{said}")
     text, refusal = _text(message.get("content")), _text(message.get("refusal"))
     return replace(reply, text=text, failure=_unfinished(_text(choice.get("finish_reason")), text, refusal))
+
+
+def unfinished(failure: str) -> bool:
+    """Whether a failure says that a model did not have its say, rather than what is wrong with what it said."""
+    return failure.startswith((REFUSED, CUT_OFF, FILTERED, EMPTY))
 
 
 def encode_custom_id(op: str, operator: str, parents: Sequence[str], nonce: str) -> str:
@@ -122,12 +131,12 @@ def _reply(line: str) -> BatchReply:
 
 def _unfinished(finish_reason: str, text: str, refusal: str) -> str:
     if refusal:
-        return f"the model refused: {_excerpt(refusal)}"
+        return f"{REFUSED}: {_excerpt(refusal)}"
     if finish_reason == "length":
-        return "the reply was cut off at the limit of tokens (finish_reason length)"
+        return f"{CUT_OFF} at the limit of tokens (finish_reason length)"
     if finish_reason == "content_filter":
-        return "the reply was stopped by a content filter"
-    return "" if text.strip() else f"the reply is empty (finish_reason {finish_reason or 'missing'})"
+        return f"{FILTERED} by a content filter"
+    return "" if text.strip() else f"{EMPTY} (finish_reason {finish_reason or 'missing'})"
 
 
 def _text(value: object) -> str:
@@ -135,6 +144,24 @@ def _text(value: object) -> str:
     if isinstance(value, list):
         return "".join(_text(part.get("text")) for part in value if isinstance(part, dict))
     return value if isinstance(value, str) else ""
+
+
+def _cost(usage: object) -> Cost | None:
+    prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    details = ("prompt_tokens_details", "completion_tokens_details")
+    prompt_details, completion_details = (usage.get(key) if isinstance(usage, dict) else None for key in details)
+    reasoning = _count(completion_details, "reasoning_tokens")
+    if reasoning and _count(usage, "total_tokens") == prompt + completion + reasoning:
+        completion += reasoning  # some servers leave it out of what they call completion
+    cost = Cost(prompt, completion, cached_tokens=_count(prompt_details, "cached_tokens"), reasoning_tokens=reasoning)
+    return cost if cost.tokens else None
+
+
+def _usd(usage: object) -> float | None:
+    value = usage.get("cost") if isinstance(usage, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value < MAX_USD else None
 
 
 def _count(usage: object, key: str) -> int:

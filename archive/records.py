@@ -29,6 +29,7 @@ class Outcome(StrEnum):
     KEEPS_STATE = "keeps state"  # remembers something from one call to the next
     UNSAFE = "unsafe"  # right so far, but NVIDIA's sanitizer found a race or an access it had no right to
     IMPLAUSIBLE = "implausible"  # faster than its inputs can be read
+    DUPLICATE = "duplicate"  # compiles to the machine code of a kernel that was judged already, so it was not run
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ def _findings(archive: Path | None) -> Iterator[Finding]:
     yield Finding("device cuda", OK if cuda else MISSING, "ready" if cuda else "cannot run, see above")
     yield Finding("device emulated", OK if emulated else MISSING, "ready" if emulated else "cannot run, see above")
     yield _sanitizer()
+    yield _profiler()
     yield from (Finding("isolation", OPTIONAL, gap) for gap in gaps())
     yield _model()
     yield _archive(archive)
@@ -175,6 +176,22 @@ def _sanitizer() -> Finding:
         pass
     said = "not found: champions are confirmed without it"
     return Finding("compute-sanitizer", OPTIONAL, said, "pip install 'cuda-toolkit[sanitizer]==13.*'")
+
+
+def _profiler() -> Finding:
+    """Without it prompts hold no counters, and everything else is as it was."""
+    try:
+        from evolve.devices.cuda import profiler
+    except ImportError:  # without CuPy it has nothing to look at
+        return Finding("ncu", OPTIONAL, "needs CuPy: prompts will hold no counters", CUDA_WHEELS)
+    found = profiler.command()
+    if found is None:
+        said = "not found: prompts will hold no counters"
+        return Finding("ncu", OPTIONAL, said, "apt install nsight-compute, or install NVIDIA's CUDA toolkit")
+    said, may = f"{found} {profiler.version(found)}".strip(), profiler.permitted()
+    if may is False:
+        return Finding("ncu", OPTIONAL, f"{said}, but this user may not read the GPU's counters", profiler.PERMIT)
+    return Finding("ncu", OK, said if may is None else f"{said}, and counters may be read")
 
 
 def _model() -> Finding:

@@ -1,12 +1,13 @@
 """The contract of a device, and how one says no to a kernel."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from archive.binding import Bound
-from archive.records import Conditions, DeviceInfo, Outcome, Resources, Sanitized
+from archive.records import Conditions, DeviceInfo, Outcome, Resources, Sanitized, Traits
 
 GraphTime = Callable[[Sequence[Callable[[], object]]], float | None]
 
@@ -20,8 +21,16 @@ class RejectedError(Exception):
         self.log = log
 
 
-class Program(Protocol):
-    """A kernel compiled for one workload."""
+class Machined(Protocol):
+    """What came out of a compiler."""
+
+    @property
+    def traits(self) -> Traits | None:
+        """What the kernel became on one workload; None where there is no machine code of a GPU to look at."""
+
+
+class Program(Machined, Protocol):
+    """A kernel compiled for one workload, ready to run."""
 
     bound: Bound
     resources: tuple[Resources, ...]
@@ -36,6 +45,22 @@ class Sanitizer(Protocol):
         self, bound: Bound, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, int], seconds: float
     ) -> tuple[Sanitized, ...]:
         """Run the kernel once under each of its tools, in processes of their own; `outputs` are sizes in bytes."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a profiler counted, or why it could not; `lasting` where no other kernel would fare better."""
+
+    counters: tuple[tuple[str, float], ...] = ()
+    fault: str = ""
+    lasting: bool = False
+
+
+class Profiler(Protocol):
+    def __call__(
+        self, bound: Bound, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, int], seconds: float
+    ) -> Counted:
+        """Run the kernel once under a profiler, in a process of its own; `outputs` are sizes in bytes."""
 
 
 class Device(Protocol):
@@ -58,6 +83,9 @@ class Device(Protocol):
 
     @property
     def sanitizer(self) -> Sanitizer | None: ...
+
+    @property
+    def profiler(self) -> Profiler | None: ...
 
     def compile(self, bound: Bound) -> Program:
         """Raises RejectedError when the kernel does not compile, or its entries do not fit the plan."""

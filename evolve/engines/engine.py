@@ -1,11 +1,11 @@
 """The contract of an engine: evaluations in whatever order they finish, on one kind of device."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from archive.kernel import Kernel
-from archive.records import DeviceInfo, Evaluation
+from archive.records import DeviceInfo, Evaluation, Profile
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,10 @@ class Job:
     op: str
     bars: tuple[tuple[str, float], ...] = ()  # the time to beat on each workload, in us: what is far off stops early
     confirm: bool = False  # in a fresh process, on held-out shapes, in duels with the baselines, under the sanitizer
+    # Verdicts by the code of their traits; None to look for no duplicates. A kernel that compiles to what one of these
+    # was given on, or another job with `known` before it, is not run where kernels are compiled ahead. The emulated
+    # device runs it all the same: that costs no more than a compiler ahead of it would.
+    known: Mapping[str, Evaluation] | None = field(default=None, compare=False, repr=False)
 
 
 class Engine(Protocol):
@@ -25,6 +29,13 @@ class Engine(Protocol):
 
     def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
         """One evaluation per job. A job that kills or hangs its worker gets one too."""
+
+    def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:
+        """What the device's profiler counts, or None where it cannot; never called while evaluations are under way."""
+
+    @property
+    def unprofiled(self) -> str:
+        """Why the last `profile` came to nothing, for a person; empty where it did not."""
 
     def close(self) -> None:
         """Stop whatever is running; safe to call at any moment."""

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from archive.records import DeviceInfo
+from archive.records import DeviceInfo, Traits
 from evolve.engines.engine import Job
 from evolve.evaluation.caches import evolve_cache_dir
-from evolve.evaluation.messages import Assignment, Fork, Kill, Message, Role, encode
+from evolve.evaluation.messages import Assignment, Count, Fork, Kill, Message, Role, encode
 
 START_SECONDS, EXIT_SECONDS = 300.0, 20.0
 STDERR_CHARACTERS = 1500
@@ -34,9 +34,13 @@ class Task:
     shapes_seed: int
     started: float
     retried: bool = False
+    traits: Traits | None = None  # once it is compiled
+    workload: str = ""  # to be profiled at, in place of an evaluation
 
-    def assignment(self, device: DeviceInfo) -> Assignment:
+    def assignment(self, device: DeviceInfo) -> Assignment | Count:
         job = self.job
+        if self.workload:
+            return Count(job.kernel.text, job.op, self.workload)
         return Assignment(job.kernel.text, job.op, job.bars, job.confirm, self.shapes_seed, device)
 
 
@@ -111,7 +115,7 @@ class Worker:
         """What took too long, or nothing."""
         if self.idle:
             return ""
-        doing = "compiling" if self.phase == "compile" else self.phase or "starting"
+        doing = {"compile": "compiling", "profile": "profiling", "": "starting"}.get(self.phase, self.phase)
         since, limit = self.phase_started, phase_seconds.get(self.phase, START_SECONDS)
         if self.line.hung_up_at is not None:
             doing, since, limit = "ending", self.line.hung_up_at, EXIT_SECONDS

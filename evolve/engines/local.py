@@ -9,15 +9,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from archive.records import DeviceInfo, Evaluation, Outcome
+from archive.kernel import Kernel
+from archive.records import DeviceInfo, Evaluation, Outcome, Profile
 from evolve.engines.crew import Crew
 from evolve.engines.engine import Job
 from evolve.engines.handles import Task, Worker
 from evolve.errors import UserError
-from evolve.evaluation.messages import Done, Exited, Failed, Message, Phase, Precompiled, Ready, Role
+from evolve.evaluation.messages import Done, Exited, Failed, Message, Phase, Precompiled, Profiled, Ready, Role
 
 # Compiling has it for each workload, running for the candidate alone; torch.compile makes baselines slow.
-PHASE_SECONDS = {"compile": 20.0, "run": 5.0, "check": 60.0, "baseline": 300.0, "time": 60.0, "sanitize": 120.0}
+PHASE_SECONDS = {
+    "compile": 20.0,
+    "run": 5.0,
+    "check": 60.0,
+    "baseline": 300.0,
+    "time": 60.0,
+    "sanitize": 120.0,
+    "profile": 120.0,
+}
 # Every workload in one, and the emulator's own runtime with them; the host's compiler has a deadline besides.
 EMULATED_PHASE_SECONDS = {**PHASE_SECONDS, "compile": 240.0, "run": 30.0}
 TICK_SECONDS = 0.2
@@ -48,9 +57,11 @@ class LocalEngine:
         self._compiles_ahead = compilers > 0
         self._info: DeviceInfo | None = None
         self._failed_starts = 0
+        self._profiled = Profiled(None)  # the last answer
         self._coming: Iterator[Job] = iter(())
         self._new: deque[Task] = deque()
         self._compiled: deque[Task] = deque()
+        self._codes: dict[str, str] = {}  # kernels compiled since `evaluate` was called, by what they became
         memory = {Role.EVALUATOR: None if device_kind == "cuda" else EMULATED_BYTES, Role.COMPILER: compiler_bytes}
         self._crew = Crew(device_kind, [Role.EVALUATOR] * workers + [Role.COMPILER] * compilers, memory)
 
@@ -76,6 +87,26 @@ class LocalEngine:
                 return
             verdicts = self._step()
 
+    def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:
+        """By an evaluator like a job, but whatever becomes of the worker is no verdict on the kernel."""
+        if self._profiled.lasting:
+            return None
+        self._abandon()
+        info, self._profiled = self.info, Profiled(None)
+        while not (idle := [worker for worker in self._crew.workers if worker.idle and worker.role is Role.EVALUATOR]):
+            self._step()
+        idle[0].give(task := Task(Job(kernel, op), 0, time.monotonic(), retried=True, workload=workload), info)
+        self._watch(kernel.id, "profile")
+        while idle[0].task is task:
+            if verdicts := self._step():  # it died, or hung
+                self._profiled = Profiled(None, verdicts[0].log)
+                break
+        return self._profiled.profile
+
+    @property
+    def unprofiled(self) -> str:
+        return self._profiled.fault
+
     def close(self) -> None:
         self._crew.close()
 
@@ -83,6 +114,7 @@ class LocalEngine:
         """Forget what an evaluation that was broken off has left in hand."""
         self._new.clear()
         self._compiled.clear()
+        self._codes.clear()
         for worker in list(self._crew.workers):
             if worker.task:
                 self._replace(worker)
@@ -137,17 +169,38 @@ class LocalEngine:
                 worker.begin(name)
                 if worker.task:
                     self._watch(worker.task.job.kernel.id, name)
-            case Precompiled() if worker.task:
-                self._watch(worker.task.job.kernel.id, "waiting")
-                self._compiled.append(worker.task)
+            case Precompiled(traits=traits) if worker.task:
+                worker.task.traits = traits
+                yield from self._precompiled(worker.task)
                 self._finished(worker)
             case Done(evaluation=evaluation, leaving=leaving) if worker.task:
                 self._finished(worker, leaving=leaving)
                 yield evaluation
+            case Profiled() if worker.task:
+                self._profiled = message
+                self._finished(worker)
             case Failed(message=text, hint=hint):
                 raise UserError(text, hint)
             case Exited(status=status):
                 yield from self._lost(worker, status)
+
+    def _precompiled(self, task: Task) -> Iterator[Evaluation]:
+        if twin := self._twin(task):
+            yield self._verdict(task, Outcome.DUPLICATE, f"compiles to the very machine code of kernel {twin}")
+            return
+        self._watch(task.job.kernel.id, "waiting")
+        self._compiled.append(task)
+
+    def _twin(self, task: Task) -> str:
+        """Another kernel that is the same once compiled, and what is known of it; nothing where there is none."""
+        kernel_id, job, traits = task.job.kernel.id, task.job, task.traits
+        if job.known is None or job.confirm or traits is None:
+            return ""
+        judged = job.known.get(traits.code)
+        if judged and judged.kernel_id != kernel_id:
+            return f"{judged.kernel_id}, whose verdict is: {judged.outcome}"
+        first = self._codes.setdefault(traits.code, kernel_id)
+        return "" if first == kernel_id else f"{first}, which was proposed beside it"
 
     def _finished(self, worker: Worker, *, leaving: bool = False) -> None:
         worker.task = None
@@ -188,12 +241,14 @@ class LocalEngine:
         self._crew.replace(worker, self._info)
 
     def _verdict(self, task: Task, outcome: Outcome, log: str) -> Evaluation:
+        seconds = round(time.monotonic() - task.started, 3)
         return Evaluation(
             kernel_id=task.job.kernel.id,
             op=task.job.kernel.op,
             device=self.info,
             outcome=outcome,
             log=log,
-            seconds=round(time.monotonic() - task.started, 3),
-            created=time.time(),
+            seconds=seconds,
+            created=time.time() - seconds,
+            traits=task.traits,
         )

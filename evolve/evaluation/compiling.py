@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -10,8 +10,8 @@ from archive.binding import Bound, IllegalError, accepts, bind
 from archive.kernel import Kernel
 from archive.kernel import check as check_plan
 from archive.plan import PlanError
-from archive.records import DeviceInfo, Evaluation, Outcome
-from evolve.devices.device import RejectedError
+from archive.records import DeviceInfo, Evaluation, Outcome, Traits, content_id
+from evolve.devices.device import Machined, RejectedError
 from evolve.points import point, signature
 from reference_ops.op import Op, Workload
 from reference_ops.shapes import held_out
@@ -19,6 +19,7 @@ from reference_ops.shapes import held_out
 HELD_OUT, HELD_OUT_TO_CONFIRM = 2, 6
 HELD_OUT_BYTES = {"cuda": 2**25, "emulated": 2**18}
 P = TypeVar("P")
+M = TypeVar("M", bound=Machined)
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,45 @@ def verdict_on(kernel: Kernel, op: Op, info: DeviceInfo, judge: Callable[[Evalua
 
 
 def precompile(
-    kernel: Kernel, op: Op, info: DeviceInfo, compile_bound: Callable[[Bound], object], shapes_seed: int,
+    kernel: Kernel, op: Op, info: DeviceInfo, compile_bound: Callable[[Bound], Machined], shapes_seed: int,
     *, confirm: bool = False,
-) -> Evaluation | None:  # fmt: skip
-    """The verdict on a kernel that does not even compile, or None: needs no GPU."""
+) -> Evaluation:  # fmt: skip
+    """The verdict as far as it can be known without a GPU: what passes compiles everywhere, and has its traits."""
 
     def judge(verdict: Evaluation) -> Evaluation:
-        compiled(kernel, op, info, compile_bound, shapes_seed, confirm=confirm)
-        return verdict
+        programs = compiled(kernel, op, info, compile_bound, shapes_seed, confirm=confirm)
+        return replace(verdict, traits=traits(kernel, programs))
 
-    verdict = verdict_on(kernel, op, info, judge)
-    return None if verdict.passed else verdict
+    return verdict_on(kernel, op, info, judge)
+
+
+def traits(kernel: Kernel, programs: Compiled[M]) -> Traits | None:
+    """What the kernel is on all declared workloads.
+
+    Its code counts on the awkward ones as well: a kernel may be mended there alone. So does where it says that it may
+    be used, for shapes that nobody listed.
+    """
+    places = [(workload.key, program.traits) for workload, program in (*programs.declared, *programs.awkward)]
+    of_each = [found for _, found in places[: len(programs.declared)] if found]
+    if len(of_each) < len(programs.declared):
+        return None
+    codes = sorted((key, found.code) for key, found in places if found)
+    return _widest(of_each, content_id([kernel.op, kernel.plan.when, sorted(kernel.plan.dtypes), codes]))
+
+
+def _widest(of_each: Sequence[Traits], code: str) -> Traits:
+    return Traits(
+        code=code,
+        load_bytes=max(found.load_bytes for found in of_each),
+        store_bytes=max(found.store_bytes for found in of_each),
+        shared_bytes=max(found.shared_bytes for found in of_each),
+        registers=max(found.registers for found in of_each),
+        threads=max(found.threads for found in of_each),
+        launches=max(found.launches for found in of_each),
+        tensor_cores=any(found.tensor_cores for found in of_each),
+        atomics=any(found.atomics for found in of_each),
+        occupancy=min(found.occupancy for found in of_each),
+    )
 
 
 def _programs(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from archive.kernel import Kernel
-from archive.records import Check, Confirmed, Evaluation, Measurement, Resources
+from archive.records import Check, Confirmed, Evaluation, Measurement, Resources, Traits
 from evolve.devices.device import Device, Program
 from evolve.errors import UserError
 from evolve.evaluation import baselines
@@ -14,7 +14,7 @@ from evolve.evaluation.baselines import Baselines, Shelf
 from evolve.evaluation.blindness import blind_spots
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
-from evolve.evaluation.compiling import Compiled, compiled, verdict_on
+from evolve.evaluation.compiling import Compiled, compiled, traits, verdict_on
 from evolve.evaluation.confirm import contends, duel, sanitized
 from evolve.evaluation.timing import measure
 from reference_ops.op import Op, Workload
@@ -53,16 +53,20 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate one kernel; whatever the kernel does short of killing the process ends in the Evaluation."""
     checks: list[Check] = []
+    found: Traits | None = None
 
     def judge(verdict: Evaluation) -> Evaluation:
+        nonlocal found
         bench.watch("compile")
         programs = compiled(kernel, op, bench.device.info, bench.device.compile, shapes_seed, confirm=confirm)
+        found = traits(kernel, programs)
         seed = secrets.randbelow(2**31)  # drawn only now, when nothing of the kernel can change any more
         inspector = Inspector(bench.device, bench.arena, random.Random(seed), checks, bench.watch)
         passed = _tested(replace(verdict, seed=seed), programs, op, bench, inspector, bars, confirm=confirm)
         return replace(passed, conditions=bench.device.conditions)
 
-    return replace(verdict_on(kernel, op, bench.device.info, judge), checks=tuple(checks))
+    verdict = verdict_on(kernel, op, bench.device.info, judge)
+    return replace(verdict, checks=tuple(checks), traits=found)
 
 
 def _tested(

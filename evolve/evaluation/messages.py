@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import get_args
 
 from archive import plain
-from archive.records import DeviceInfo, Evaluation
+from archive.records import DeviceInfo, Evaluation, Profile, Traits
 
 
 class Role(StrEnum):
@@ -64,6 +64,15 @@ class Assignment:
 
 
 @dataclass(frozen=True)
+class Count:
+    """To an evaluator: have the profiler count what a kernel does at one workload."""
+
+    kernel: str
+    op: str
+    workload: str
+
+
+@dataclass(frozen=True)
 class Ready:
     """The worker waits for jobs; an evaluator holds this device."""
 
@@ -79,7 +88,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class Precompiled:
-    """The kernel of the job in hand compiles for all its workloads."""
+    """The kernel of the job in hand compiles for all its workloads, to this."""
+
+    traits: Traits | None
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,15 @@ class Done:
 
 
 @dataclass(frozen=True)
+class Profiled:
+    """What was counted, or why nothing was; `lasting` where no other kernel would fare better on this device."""
+
+    profile: Profile | None
+    fault: str = ""
+    lasting: bool = False
+
+
+@dataclass(frozen=True)
 class Failed:
     """A fault of ours or of the user's, not of the kernel."""
 
@@ -98,7 +118,7 @@ class Failed:
     hint: str = ""
 
 
-Message = Fork | Kill | Forked | Exited | Assignment | Ready | Phase | Precompiled | Done | Failed
+Message = Fork | Kill | Forked | Exited | Assignment | Count | Ready | Phase | Precompiled | Done | Profiled | Failed
 KINDS = {kind.__name__: kind for kind in get_args(Message)}
 
 

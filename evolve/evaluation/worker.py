@@ -19,6 +19,7 @@ from archive.binding import Bound
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome
 from evolve import wiring
+from evolve.devices.device import Machined
 from evolve.errors import UserError
 from evolve.evaluation import sandbox
 from evolve.evaluation.caches import evolve_cache_dir
@@ -26,17 +27,20 @@ from evolve.evaluation.compiling import precompile
 from evolve.evaluation.evaluate import Bench, evaluate
 from evolve.evaluation.messages import (
     Assignment,
+    Count,
     Done,
     Failed,
     Fork,
     Message,
     Phase,
     Precompiled,
+    Profiled,
     Ready,
     Role,
     decode,
     encode,
 )
+from evolve.evaluation.profiling import profiled
 from evolve.evaluation.sandbox import Bounds
 from reference_ops import catalog
 from reference_ops.catalog import CatalogError
@@ -75,34 +79,41 @@ def serve(device_kind: str, fork: Fork, channel: socket.socket, project: Path) -
         answer(Failed(f"the evaluation itself failed: {type(error).__name__}: {error} ({where})"))
 
 
-def _compile(fork: Fork, assignments: Iterator[Assignment], project: Path, answer: Answer) -> None:
+def _compile(fork: Fork, assignments: Iterator[Assignment | Count], project: Path, answer: Answer) -> None:
     sandbox.enter(Bounds((Path(fork.folder), Path(fork.cubins)), (project,), fork.memory_bytes))
     answer(Ready(None))
     for assignment in assignments:
+        assert isinstance(assignment, Assignment)  # noqa: S101 - only evaluators are asked to count
         info = assignment.device
         assert info  # noqa: S101 - compilers are told what to compile for
         kernel, op = _loaded(assignment)
-        compile_bound = partial(_announced, wiring.compiler(info, Path(fork.cubins)), answer)
+        compiler = wiring.compiler(info, Path(fork.cubins))
+        compile_bound = partial(_announced, compiler, answer)
         try:
             verdict = precompile(kernel, op, info, compile_bound, assignment.shapes_seed, confirm=assignment.confirm)
         except MemoryError:
             verdict = _verdict(kernel, op, info, Outcome.COMPILE_ERROR, "compiling needs too much memory")
-        answer(Done(verdict) if verdict else Precompiled())
+        answer(Precompiled(verdict.traits) if verdict.passed else Done(verdict))
 
 
-def _announced(compile_bound: Callable[[Bound], object], answer: Answer, bound: Bound) -> object:
+def _announced(compile_bound: Callable[[Bound], Machined], answer: Answer, bound: Bound) -> Machined:
     """Every workload has the deadline for itself."""
     answer(Phase("compile"))
     return compile_bound(bound)
 
 
-def _evaluate(device_kind: str, fork: Fork, assignments: Iterator[Assignment], project: Path, answer: Answer) -> None:
+def _evaluate(
+    device_kind: str, fork: Fork, assignments: Iterator[Assignment | Count], project: Path, answer: Answer
+) -> None:
     device = wiring.device(device_kind, fork.device, Path(fork.cubins))
     info = device.info
     sandbox.enter(_bounds(device_kind, fork, project))
     answer(Ready(info))
     bench = Bench(device, lambda phase: answer(Phase(phase)))
     for assignment in assignments:
+        if isinstance(assignment, Count):
+            answer(_counted(assignment, bench))
+            continue
         kernel, op = _loaded(assignment)
         bars, seed = dict(assignment.bars), assignment.shapes_seed
         try:
@@ -113,6 +124,16 @@ def _evaluate(device_kind: str, fork: Fork, assignments: Iterator[Assignment], p
             log = f"there is not enough memory: {str(error)[:ERROR_CHARACTERS]}"
             verdict = _verdict(kernel, op, info, Outcome.CRASHED, log)
         answer(Done(verdict, leaving=verdict.outcome in LASTING[device_kind]))
+
+
+def _counted(count: Count, bench: Bench) -> Profiled:
+    kernel, op = _loaded(count)
+    try:
+        return profiled(kernel, op, count.workload, bench.device, bench.watch)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        return Profiled(None, f"there is not enough memory: {str(error)[:ERROR_CHARACTERS]}")
 
 
 def _bounds(device_kind: str, fork: Fork, project: Path) -> Bounds:
@@ -134,13 +155,13 @@ def _out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _loaded(assignment: Assignment) -> tuple[Kernel, Op]:
+def _loaded(assignment: Assignment | Count) -> tuple[Kernel, Op]:
     return genome.parse(assignment.kernel), catalog.load(assignment.op)
 
 
-def _assignments(channel: socket.socket) -> Iterator[Assignment]:
+def _assignments(channel: socket.socket) -> Iterator[Assignment | Count]:
     with channel.makefile("rb") as lines:
         for line in lines:
             message = decode(line)
-            assert isinstance(message, Assignment)  # noqa: S101 - nothing else is sent to workers
+            assert isinstance(message, Assignment | Count)  # noqa: S101 - nothing else is sent to workers
             yield message

@@ -92,6 +92,12 @@ MEANINGS = {
         "Make sure that every input is read in every call. If the kernel is honest, the device's measured rates, or "
         "the bytes and flops that the op declares, are wrong.",
     ),
+    Outcome.DUPLICATE: Meaning(
+        Step.COMPILING,
+        "The compiler made the very machine code of it that it had made of another kernel, with the same launches, so "
+        "it was not run again: the verdict on that kernel holds for this one.",
+        "Change what the GPU does, not how the source says it.",
+    ),
     Outcome.UNSAFE: Meaning(
         Step.CONFIRMATION,
         "Its numbers were right, but NVIDIA's compute-sanitizer saw a race between threads, an access outside the "

@@ -39,6 +39,37 @@ def test_a_key_is_reported_and_never_printed(capsys: Capture, monkeypatch: pytes
     assert SECRET not in output + errors
 
 
+@pytest.mark.parametrize(
+    ("may", "state", "said"),
+    [
+        (True, "ok", "counters may be read"),
+        (False, "not set", "may not read the GPU's counters"),
+        (None, "ok", "2025.3"),
+    ],
+)
+def test_the_profiler_comes_with_its_version_and_whether_it_may_count(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, may: bool | None, state: str, said: str
+) -> None:
+    profiler = pytest.importorskip("evolve.devices.cuda.profiler")
+    tool = tmp_path / "ncu"
+    tool.write_text("#!/bin/sh\necho Version 2025.3.0.0\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(profiler, "command", lambda: tool)
+    monkeypatch.setattr(profiler, "permitted", lambda: may)
+    found = findings(capsys)["ncu"]
+    assert found["state"] == state
+    assert f"{tool} 2025.3.0.0" in found["found"]
+    assert said in found["found"]
+    assert bool(found["remedy"]) == (state != "ok")
+
+
+def test_without_the_profiler_doctor_says_how_to_get_it(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytest.importorskip("evolve.devices.cuda.profiler"), "command", lambda: None)
+    found = findings(capsys)["ncu"]
+    assert found["state"] == "not set"
+    assert "nsight-compute" in found["remedy"]
+
+
 def test_the_archive_is_counted(capsys: Capture, tmp_path: Path) -> None:
     found = findings(capsys, "--archive", filled(tmp_path / "a.db"))
     assert "5 kernels, 5 evaluations" in found["archive"]["found"]

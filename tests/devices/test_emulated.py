@@ -2,6 +2,7 @@
 
 import importlib.util
 from itertools import pairwise
+from typing import NoReturn
 
 import pytest
 import torch
@@ -232,7 +233,7 @@ def test_an_entry_made_by_a_macro_is_found(device: EmulatedDevice) -> None:
 
 
 def test_what_else_compiles_the_kernel_can_refuse_it() -> None:
-    def refuse(_: object) -> None:
+    def refuse(_: object) -> NoReturn:
         raise RejectedError(Outcome.COMPILE_ERROR, "not for a GPU")
 
     error = rejected(EmulatedDevice(also_compile=refuse), single("y[0] = 1;", "int* y"))

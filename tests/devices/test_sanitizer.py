@@ -14,7 +14,7 @@ from evolve.devices.device import Device
 
 pytest.importorskip("cupy")
 
-from evolve.devices.cuda import parcel, sanitizer
+from evolve.devices.cuda import parcel, replay
 from evolve.devices.cuda.compiler import compile_cubin
 from evolve.devices.cuda.parcel import Buffer, Parcel, Step
 from evolve.devices.cuda.sanitizer import judged
@@ -111,7 +111,7 @@ def test_only_inputs_and_zeroed_workspaces_are_initialised() -> None:
     )
     x = torch.arange(6.0).view(3, 2).t()
     whole = bound(plan, {"x": x, "y": torch.zeros(7)})
-    packed = sanitizer.packed(whole, compile_cubin(whole, "sm_90a"), {"x": x}, {"y": 28})
+    packed = replay.packed(whole, compile_cubin(whole, "sm_90a"), {"x": x}, {"y": 28})
     assert packed.buffers == (
         Buffer("x", 24, contents=x.contiguous().numpy().tobytes()),
         Buffer("y", 28),
@@ -125,7 +125,7 @@ def test_only_inputs_and_zeroed_workspaces_are_initialised() -> None:
 def test_inputs_of_every_type_are_packed(dtype: torch.dtype) -> None:
     x = torch.tensor([1, 0, 1]).to(dtype)
     whole = bound(single("", "const x_t* x"), {"x": x})
-    (buffer,) = sanitizer.packed(whole, compile_cubin(whole, "sm_90a"), {"x": x}, {}).buffers
+    (buffer,) = replay.packed(whole, compile_cubin(whole, "sm_90a"), {"x": x}, {}).buffers
     assert buffer.contents == x.view(torch.uint8).numpy().tobytes()
 
 

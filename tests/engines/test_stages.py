@@ -14,6 +14,7 @@ from evolve.engines import local
 from evolve.engines.engine import Job
 from evolve.engines.local import LocalEngine
 from evolve.evaluation.messages import Role
+from evolve.twins import judged
 
 TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
 pytestmark = pytest.mark.skipif(find_spec("cupy") is None, reason="compilers need NVRTC")
@@ -48,6 +49,11 @@ def watched() -> Iterator[Watched]:
 
 def job(kernel: Kernel, *, confirm: bool = False) -> Job:
     return Job(kernel, TWICE, confirm=confirm)
+
+
+def unless(kernel: Kernel, *known: Evaluation, confirm: bool = False) -> Job:
+    """To be evaluated unless it is the duplicate of a kernel with one of these verdicts."""
+    return Job(kernel, TWICE, confirm=confirm, known=judged(known))
 
 
 def test_a_kernel_is_compiled_before_it_gets_to_an_evaluator(watched: Watched) -> None:
@@ -131,6 +137,81 @@ def test_champions_are_confirmed_by_a_process_that_has_judged_nothing_before(com
         assert len(set(made.judges)) == 3
     finally:
         made.engine.close()
+
+
+def test_what_compiles_to_the_code_of_a_judged_kernel_never_gets_to_an_evaluator(watched: Watched) -> None:
+    kernel, twin = bad_kernels.twice_kernel(), bad_kernels.twice_kernel(note="the same in other words")
+    (first,) = watched.verdicts(job(kernel))
+    (second,) = watched.verdicts(unless(twin, first))
+    assert second.outcome is Outcome.DUPLICATE
+    assert second.log == f"compiles to the very machine code of kernel {kernel.id}, whose verdict is: passed"
+    assert second.traits == first.traits
+    assert second.kernel_id == twin.id
+    assert "waiting" not in watched.phases_of(twin)
+    assert len(watched.judges) == 1
+
+
+def test_a_judged_failure_is_not_repeated_either(watched: Watched) -> None:
+    (first,) = watched.verdicts(job(bad_kernels.WRONG))
+    (second,) = watched.verdicts(unless(parse(bad_kernels.WRONG.text + "// unlike\n"), first))
+    assert first.outcome is Outcome.WRONG
+    assert second.outcome is Outcome.DUPLICATE
+    assert second.log.endswith("whose verdict is: wrong")
+
+
+def test_of_two_equal_kernels_at_once_one_is_judged(watched: Watched) -> None:
+    kernels = [bad_kernels.twice_kernel(note=f"number {n}") for n in range(2)]
+    found = {evaluation.outcome: evaluation for evaluation in watched.verdicts(*map(unless, kernels))}
+    assert set(found) == {Outcome.PASSED, Outcome.DUPLICATE}
+    assert f"{found[Outcome.PASSED].kernel_id}, which was proposed beside it" in found[Outcome.DUPLICATE].log
+
+
+def test_nobody_looks_for_duplicates_unless_asked(watched: Watched) -> None:
+    kernels = [bad_kernels.twice_kernel(note=f"number {n}") for n in range(2)]
+    assert all(e.passed for e in watched.verdicts(*map(job, kernels), unless(kernels[0])))
+
+
+def test_a_kernel_that_was_judged_before_is_judged_again_when_asked(watched: Watched) -> None:
+    kernel = bad_kernels.twice_kernel()
+    (first,) = watched.verdicts(job(kernel))
+    assert watched.verdicts(unless(kernel, first))[0].passed
+    assert [e.passed for e in watched.verdicts(unless(kernel), unless(kernel))] == [True, True]
+
+
+def test_a_confirmation_is_never_a_duplicate(watched: Watched) -> None:
+    kernel, twin = bad_kernels.twice_kernel(), bad_kernels.twice_kernel(note="the same in other words")
+    (first,) = watched.verdicts(job(kernel))
+    (second,) = watched.verdicts(unless(twin, first, confirm=True))
+    assert second.confirmed
+
+
+def test_another_setting_of_the_knobs_is_no_duplicate(watched: Watched) -> None:
+    kernel = bad_kernels.twice_kernel()
+    (first,) = watched.verdicts(job(kernel))
+    (second,) = watched.verdicts(unless(kernel.with_knobs({"THREADS": 64}), first))
+    assert second.passed
+    assert first.traits
+    assert second.traits
+    assert (first.traits.threads, second.traits.threads) == (128, 64)
+
+
+def test_a_kernel_that_ends_its_worker_leaves_its_traits(watched: Watched) -> None:
+    (evaluation,) = watched.verdicts(job(bad_kernels.CRASHING))
+    assert evaluation.outcome is Outcome.CRASHED
+    assert evaluation.traits
+    assert evaluation.traits.store_bytes == 4
+
+
+def test_without_compilers_ahead_an_equal_kernel_is_judged_as_any_other() -> None:
+    made = Watched(compilers=0)
+    kernel, twin = bad_kernels.twice_kernel(), bad_kernels.twice_kernel(note="the same in other words")
+    try:
+        (first,) = made.verdicts(job(kernel))
+        (second,) = made.verdicts(unless(twin, first))
+    finally:
+        made.engine.close()
+    assert second.passed
+    assert first.traits == second.traits is not None
 
 
 def test_a_worker_grows_old(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

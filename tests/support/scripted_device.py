@@ -8,8 +8,8 @@ import bad_kernels
 import torch
 
 from archive.binding import Bound, bind
-from archive.records import Conditions, DeviceInfo, Resources
-from evolve.devices.device import GraphTime, Program, Sanitizer
+from archive.records import Conditions, DeviceInfo, Resources, Traits
+from evolve.devices.device import GraphTime, Profiler, Program, Sanitizer
 from evolve.points import point
 from reference_ops import catalog
 
@@ -31,6 +31,7 @@ class ScriptedProgram:
     work: Work = twice
     resources: tuple[Resources, ...] = ()
     log: str = ""
+    traits: Traits | None = None
 
     def launch(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.work(tensors)
@@ -45,6 +46,7 @@ class ScriptedDevice:
     conditions: Conditions | None = None
     graph_time: GraphTime | None = None
     sanitizer: Sanitizer | None = None
+    profiler: Profiler | None = None
     runs: list[Mapping[str, torch.Tensor]] = field(default_factory=list)
 
     def compile(self, bound: Bound) -> Program:

@@ -6,13 +6,13 @@ import json
 import os
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
-from archive.records import Outcome, Resources
+from archive.records import Outcome, Resources, Traits
 from evolve.devices import elf, state
-from evolve.devices.cuda import cubin
+from evolve.devices.cuda import cubin, traits
 from evolve.devices.cuda.prelude import EMPTY_HEADERS, PRELUDE
 from evolve.devices.device import RejectedError
 from evolve.devices.diagnostics import of_known_files
@@ -35,11 +35,17 @@ SHARED_IN_LOG = re.compile(r"(\d+) bytes smem")
 class Cubin:
     """A compiled kernel: the image to load, what its entries take, and what the compiler had to say."""
 
+    bound: Bound
+    arch: str
     image: bytes
     entries: dict[str, cubin.Entry]
     resources: tuple[Resources, ...]
     log: str
     variables: tuple[Symbol, ...] = ()  # must be found as they were after every call
+
+    @cached_property
+    def traits(self) -> Traits:
+        return traits.of(self.bound, self.image, self.resources, self.arch)
 
 
 def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
@@ -56,18 +62,20 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
         _check_launch(launch, entries)
     resources = tuple(_resources(log, entries))
     warnings = _warnings(bound.kernel.source, log, resources)
-    return Cubin(image, entries, resources, warnings, _variables(image, specialisation(bound) + bound.kernel.source))
+    variables = _variables(image, specialisation(bound) + bound.kernel.source)
+    return Cubin(bound, arch, image, entries, resources, warnings, variables)
 
 
-def compile_ahead(bound: Bound, arch: str, cubins: Path) -> None:
-    """Compile and check, for a process that will call `compile_cubin`."""
-    compile_cubin(bound, arch)
+def compile_ahead(bound: Bound, arch: str, cubins: Path) -> Cubin:
+    """Compile and check, also for a process that will call `compile_cubin`."""
+    compiled = compile_cubin(bound, arch)
     image, log = _nvrtc(_source(bound), arch)
     file = _cubin_file(cubins, _source(bound), arch)
     half = file.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):  # then it is compiled once more
         half.write_bytes(json.dumps(log).encode() + b"\n" + image)
         half.replace(file)
+    return compiled
 
 
 @lru_cache(maxsize=256)
@@ -91,6 +99,7 @@ def _source(bound: Bound) -> str:
     return PRELUDE + specialisation(bound) + numbered_source(bound)
 
 
+@lru_cache(maxsize=16)  # the same for all workloads
 def _check_includes(source: str) -> None:
     """Only headers of the toolkit: a path elsewhere would put the user's files into the compiler's messages."""
     if spliced_directive(source) is not None:

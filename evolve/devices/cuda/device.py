@@ -14,13 +14,14 @@ from cupy_backends.cuda.api.driver import CUDADriverError
 from archive.binding import Bound
 from archive.records import Conditions, DeviceInfo, Outcome, Sanitized
 from evolve.devices import state
-from evolve.devices.cuda import clean, sanitizer
+from evolve.devices.cuda import clean, profiler, sanitizer
 from evolve.devices.cuda.compiler import compile_cubin
 from evolve.devices.cuda.conditions import conditions
+from evolve.devices.cuda.profiler import Ncu
 from evolve.devices.cuda.program import CudaProgram
 from evolve.devices.cuda.rates import copy_gb_s, matrix_tflops
 from evolve.devices.cuda.watch import Watch
-from evolve.devices.device import Program, RejectedError, Sanitizer
+from evolve.devices.device import Counted, Profiler, Program, RejectedError, Sanitizer
 
 HEAD_START_CYCLES = 100_000  # with the flush some 0.11 ms in which the host enqueues the call: the GPU is still busy
 GRAPH_REPLAYS = 7
@@ -71,6 +72,15 @@ class CudaDevice:
     @property
     def sanitizer(self) -> Sanitizer | None:
         return self._sanitize if sanitizer.command() else None
+
+    @property
+    def profiler(self) -> Profiler | None:
+        return self._profile if self._ncu else None
+
+    @cached_property
+    def _ncu(self) -> Ncu | None:
+        tool = profiler.command()
+        return Ncu(tool) if tool else None
 
     @cached_property
     def _cleaner(self) -> clean.Cleaner:
@@ -124,6 +134,13 @@ class CudaDevice:
     ) -> tuple[Sanitized, ...]:
         cubin = compile_cubin(bound, self.info.arch, self._cubins)
         return sanitizer.sanitize(bound, cubin, inputs, outputs, seconds)
+
+    def _profile(
+        self, bound: Bound, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, int], seconds: float
+    ) -> Counted:
+        assert self._ncu  # noqa: S101 - or nobody was given this method
+        cubin = compile_cubin(bound, self.info.arch, self._cubins)
+        return self._ncu.count(bound, cubin, inputs, outputs, seconds)
 
 
 class _Watched:

@@ -7,7 +7,7 @@ import torch
 from cupy_backends.cuda.api import driver
 
 from archive.binding import Bound
-from archive.records import Outcome, Resources
+from archive.records import Outcome, Resources, Traits
 from evolve.devices.cuda.compiler import Cubin
 from evolve.devices.cuda.launching import Launch, loaded, prepared
 from evolve.devices.device import RejectedError
@@ -20,6 +20,7 @@ class CudaProgram:
         self.bound = bound
         self.resources: tuple[Resources, ...] = cubin.resources
         self.log = cubin.log
+        self._cubin = cubin
         self.module = loaded(cubin.image)
         self.calls = 0
         static = {entry.entry: entry.shared_bytes for entry in cubin.resources}
@@ -30,6 +31,10 @@ class CudaProgram:
         for launch in self._launches:
             if launch.bound.cooperative:
                 _check_residency(launch, sms)
+
+    @property
+    def traits(self) -> Traits:
+        return self._cubin.traits
 
     def launch(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.calls += 1

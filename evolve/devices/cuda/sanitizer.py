@@ -1,27 +1,22 @@
 """NVIDIA's compute-sanitizer over one run of a kernel: out of bounds, races, uninitialised reads, wrong barriers."""
 
-import os
 import re
-import shutil
 import subprocess
-import sys
-import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
-from math import ceil
 from pathlib import Path
 
 import torch
 
 from archive.binding import Bound
 from archive.records import Sanitized
-from evolve.devices.cuda import parcel
+from evolve.devices.cuda import parcel, replay
 from evolve.devices.cuda.compiler import Cubin
-from evolve.devices.cuda.parcel import Buffer, Parcel, Step
 
 NAME = "compute-sanitizer"
+WHEELS = ("cu13", "cuda_sanitizer_api")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # Calls of the CUDA API fail for reasons that have nothing to do with the kernel; only its own errors count.
 OPTIONS = (
@@ -29,7 +24,6 @@ OPTIONS = (
     "--show-backtrace", "device", "--print-limit", "10",
 )  # fmt: skip
 OF_ONE_TOOL = {"memcheck": ("--report-api-errors", "no", "--padding", "65536")}
-ROOT = Path(__file__).parents[3]
 REPORT_CHARACTERS = 2000
 SUMMARY = re.compile(
     r"(?:RACECHECK SUMMARY: .*\((\d+) errors?, \d+ warnings?\)|ERROR SUMMARY: (\d+) errors?)\s*$", re.MULTILINE
@@ -39,8 +33,7 @@ NOISE = re.compile(r"COMPUTE-SANITIZER|.*SUMMARY: |\s*Saved host backtrace|\s*Ho
 
 @cache
 def command() -> Path | None:
-    """Where the tool is: on the PATH, in an installed toolkit, or in NVIDIA's wheel."""
-    return next((path for path in _candidates() if os.access(path, os.X_OK)), None)
+    return replay.tool(NAME, WHEELS)
 
 
 def sanitize(
@@ -52,29 +45,14 @@ def sanitize(
         return ()
     with tempfile.TemporaryDirectory(prefix="evolve-sanitizer-") as name:
         folder = Path(name)
-        parcel.write(packed(bound, cubin, inputs, outputs), folder)
+        parcel.write(replay.packed(bound, cubin, inputs, outputs), folder)
         processes = {check: _started(tool, check, folder, seconds) for check in TOOLS}
         deadline = time.monotonic() + seconds
         try:
             return tuple(_finished(check, process, folder, deadline, seconds) for check, process in processes.items())
         finally:
             for process in processes.values():
-                process.kill()
-                process.wait()
-
-
-def packed(bound: Bound, cubin: Cubin, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, int]) -> Parcel:
-    """Inputs hold their values and zeroed workspaces zeros; nothing else holds anything."""
-    buffers = [Buffer(name, tensor.nbytes, contents=_bytes(tensor)) for name, tensor in inputs.items()]
-    buffers += [Buffer(name, nbytes) for name, nbytes in outputs.items()]
-    buffers += [Buffer(workspace.name, workspace.nbytes, workspace.zero) for workspace in bound.workspace]
-    static = {entry.entry: entry.shared_bytes for entry in cubin.resources}
-    steps = [
-        Step(launch, cubin.entries[launch.entry].parameter_bytes, static.get(launch.entry, 0))
-        for launch in bound.launches
-    ]
-    device = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    return Parcel(cubin.image, tuple(steps), tuple(buffers), device)
+                replay.end(process)
 
 
 def judged(tool: str, log: str, said: str, *, finished: bool) -> Sanitized:
@@ -91,14 +69,7 @@ def judged(tool: str, log: str, said: str, *, finished: bool) -> Sanitized:
 
 def _started(tool: Path, check: str, folder: Path, seconds: float) -> "subprocess.Popen[bytes]":
     options = [*OPTIONS, *OF_ONE_TOOL.get(check, ()), "--tool", check, "--log-file", str(_log(folder, check))]
-    process = [sys.executable, "-m", "evolve.devices.cuda.sanitized", str(folder), _mark(check), str(ceil(seconds))]
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    with (folder / f"{check}.out").open("wb") as said:
-        return subprocess.Popen(
-            [str(tool), *options, *process],
-            stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, cwd=folder,
-            env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
+    return replay.started([str(tool), *options], folder, _mark(check), seconds)
 
 
 def _finished(
@@ -112,7 +83,7 @@ def _finished(
     return judged(
         check,
         log.read_text(errors="replace") if log.exists() else "",
-        (folder / f"{check}.out").read_text(errors="replace"),
+        replay.printed(folder, _mark(check)).read_text(errors="replace"),
         finished=(folder / _mark(check)).exists(),
     )
 
@@ -134,20 +105,3 @@ def _report(log: str) -> str:
 
 def _without_paths(text: str) -> str:
     return re.sub(r"/\S*/(?=[\w.])", "", text)
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-
-
-def _candidates() -> Iterator[Path]:
-    if found := shutil.which(NAME):
-        yield Path(found)
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        if root := os.environ.get(variable):
-            yield Path(root) / "bin" / NAME
-    yield Path("/usr/local/cuda/bin") / NAME
-    for key in ("purelib", "platlib"):
-        for version in ("cu13", "cuda_sanitizer_api"):
-            yield Path(sysconfig.get_path(key)) / "nvidia" / version / "bin" / NAME
-            yield Path(sysconfig.get_path(key)) / "nvidia" / version / NAME / NAME

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from archive.binding import Bound, BoundLaunch
-from archive.records import DeviceInfo, Outcome, Resources
+from archive.records import DeviceInfo, Outcome, Resources, Traits
 from evolve.devices import state
-from evolve.devices.device import Program, RejectedError
+from evolve.devices.device import Machined, Program, RejectedError
 from evolve.devices.emulated import arguments, compiler
 from evolve.devices.emulated.arguments import Entry
 from evolve.devices.emulated.variables import Watched, watched
@@ -31,8 +31,9 @@ FAILURES = {1: Outcome.LAUNCH_ERROR, 2: Outcome.CRASHED, 3: Outcome.ILLEGAL, 4: 
 class EmulatedProgram:
     """A kernel as a shared library, unloaded when nobody holds the program any more."""
 
-    def __init__(self, bound: Bound, loaded: "_Loaded") -> None:
+    def __init__(self, bound: Bound, loaded: "_Loaded", machined: Machined | None) -> None:
         self.bound = bound
+        self._machined = machined
         self.resources: tuple[Resources, ...] = ()
         self.log = ""
         self._loaded = loaded
@@ -42,6 +43,11 @@ class EmulatedProgram:
         self._entries = dict(zip(names, rows, strict=True))
         for launch in bound.launches:
             arguments.check(launch, self._entries[launch.entry])
+
+    @property
+    def traits(self) -> Traits | None:
+        """Of the GPU for which the kernel was compiled besides."""
+        return self._machined.traits if self._machined else None
 
     def launch(self, tensors: Mapping[str, torch.Tensor]) -> None:
         for workspace in self.bound.workspace:
@@ -79,9 +85,9 @@ class EmulatedDevice:
     """Proves a kernel's results without a GPU. Its times are CPU times."""
 
     torch_device = "cpu"
-    conditions = graph_time = sanitizer = None
+    conditions = graph_time = sanitizer = profiler = None
 
-    def __init__(self, also_compile: Callable[[Bound], object] | None = None) -> None:
+    def __init__(self, also_compile: Callable[[Bound], Machined] | None = None) -> None:
         self._also_compile = also_compile
         # Workloads that share all specialised values share their library, for as long as a program holds it.
         self._libraries: weakref.WeakValueDictionary[Hashable, _Loaded] = weakref.WeakValueDictionary()
@@ -101,9 +107,8 @@ class EmulatedDevice:
             raise RejectedError(Outcome.UNSUPPORTED, f"{reserved} are not supported yet")
         for launch in bound.launches:
             _check_resident(launch)
-        if self._also_compile:
-            self._also_compile(bound)
-        return EmulatedProgram(bound, self._loaded(bound))
+        machined = self._also_compile(bound) if self._also_compile else None
+        return EmulatedProgram(bound, self._loaded(bound), machined)
 
     def _loaded(self, bound: Bound) -> _Loaded:
         entries = tuple((launch.entry, launch.cooperative) for launch in bound.launches)

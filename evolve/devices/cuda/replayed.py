@@ -1,4 +1,4 @@
-"""The process that NVIDIA's sanitizer watches: runs the kernel of a folder once. Without PyTorch, to start fast."""
+"""The process that NVIDIA's tools watch: runs the kernel of a folder once. Without PyTorch, to start fast."""
 
 import ctypes
 import signal
@@ -25,7 +25,7 @@ def run(packed: Parcel) -> None:
 
 def main() -> None:
     folder, mark, seconds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    signal.alarm(seconds)  # the end of us, should the sanitizer be killed without us
+    signal.alarm(seconds)  # the end of us, should the tool be killed without us
     run(parcel.read(folder))
     (folder / mark).touch()
 

@@ -1,0 +1,172 @@
+"""`evolve profile`; the engine is scripted, so that it needs no device."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import bad_kernels
+import pytest
+from command import TWICE
+from commandline import evolve
+from records import GPU, failed_reply, measurement
+
+from archive.kernel import Kernel
+from archive.records import DeviceInfo, Evaluation, Outcome, Profile, Traits
+from archive.store import open_archive
+from evolve import counters as c
+from evolve import wiring
+from evolve.engines.engine import Job
+
+Capture = pytest.CaptureFixture[str]
+KERNEL = bad_kernels.twice_kernel()
+FLOAT, HALF = "n=1048576 float32", "n=1048576 bfloat16"
+COUNTED = ((c.DURATION.name, 31_400.0), (c.DRAM.name, 91.25), (c.DRAM_READ.name, 67_108_864.0), (c.MEMORY.name, 92.0))
+STORES = ((c.STORE_SECTORS.name, 800.0), (c.STORE_REQUESTS.name, 100.0))
+
+
+@dataclass
+class ScriptedEngine:
+    """Counts the same of every kernel, or says why not."""
+
+    counted: tuple[tuple[str, float], ...] = COUNTED
+    unprofiled: str = ""
+    info: DeviceInfo = GPU
+    asked: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
+        raise AssertionError(f"nothing is evaluated: {jobs}")
+
+    def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:
+        self.asked.append((kernel.id, op, workload))
+        return None if self.unprofiled else Profile(kernel.id, "twice", self.info.key, workload, self.counted, 5.0)
+
+    def close(self) -> None:
+        pass
+
+
+def verdict(device: DeviceInfo = GPU, **times: float) -> Evaluation:
+    measurements = tuple(measurement(key, times[key.split()[-1]]) for key in (FLOAT, HALF))
+    return Evaluation(KERNEL.id, "twice", device, Outcome.PASSED, "", measurements, created=times.get("at", 1.0))
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "archive.db"
+    store = open_archive(path)
+    store.append(KERNEL, verdict(float32=20.0, bfloat16=30.0), failed_reply())
+    store.close()
+    monkeypatch.setenv("EVOLVE_ARCHIVE", str(path))
+    monkeypatch.setenv("COLUMNS", "120")
+    return path
+
+
+Use = Callable[[ScriptedEngine], ScriptedEngine]
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Use:
+    def use(engine: ScriptedEngine) -> ScriptedEngine:
+        monkeypatch.setattr(wiring, "device_kind", lambda _wished="": "cuda")
+        monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None: engine)
+        return engine
+
+    return use
+
+
+def profiles(archive: Path) -> list[Profile]:
+    return open_archive(archive).find(Profile, "twice")
+
+
+def test_what_was_counted_is_archived_and_told_in_words(archive: Path, on: Use, capsys: Capture) -> None:
+    on(ScriptedEngine())
+    code, output, _ = evolve(capsys, "profile", KERNEL.id[:6], TWICE)
+    assert code == 0
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    assert f"{c.DURATION.words} 31.4 µs" in lines
+    assert f"{c.DRAM_READ.words} 67.1 MB" in lines
+    assert f"{c.DRAM.words} 91.2 %" in lines
+    assert any(line.startswith("held back by memory bandwidth: DRAM is at 91 %") for line in lines)
+    assert profiles(archive) == [Profile(KERNEL.id, "twice", GPU.key, HALF, COUNTED, 5.0)]
+
+
+def test_it_is_profiled_where_it_is_farthest_from_the_speed_of_light(archive: Path, on: Use, capsys: Capture) -> None:
+    engine = on(ScriptedEngine())
+    evolve(capsys, "profile", KERNEL.id, TWICE)
+    with_later = open_archive(archive)
+    with_later.append(verdict(float32=40.0, bfloat16=30.0, at=2.0))
+    with_later.append(verdict(replace(GPU, name="Another GPU"), float32=20.0, bfloat16=30.0, at=3.0))
+    evolve(capsys, "profile", KERNEL.id, TWICE)
+    assert engine.asked == [(KERNEL.id, TWICE, HALF), (KERNEL.id, TWICE, FLOAT)]
+
+
+def test_one_that_was_never_timed_here_is_profiled_at_the_first_workload(
+    archive: Path, on: Use, capsys: Capture
+) -> None:
+    engine = on(ScriptedEngine(info=replace(GPU, name="Another GPU")))
+    assert evolve(capsys, "profile", KERNEL.id, TWICE)[0] == 0
+    assert engine.asked == [(KERNEL.id, TWICE, FLOAT)]
+
+
+def test_the_workload_may_be_named(archive: Path, on: Use, capsys: Capture) -> None:
+    engine = on(ScriptedEngine())
+    assert evolve(capsys, "profile", KERNEL.id, TWICE, "--workload", FLOAT)[0] == 0
+    assert engine.asked == [(KERNEL.id, TWICE, FLOAT)]
+
+
+def test_how_wide_the_kernels_accesses_are_decides_what_is_coalesced(archive: Path, on: Use, capsys: Capture) -> None:
+    on(ScriptedEngine(counted=STORES))
+    assert "uncoalesced" not in evolve(capsys, "profile", KERNEL.id, TWICE)[1]
+    traits = Traits("hash", 4, 4, 0, 20, 128, 1, tensor_cores=False, atomics=False, occupancy=1.0)
+    open_archive(archive).append(replace(verdict(float32=20.0, bfloat16=30.0, at=2.0), traits=traits))
+    assert "uncoalesced access: a warp's store touches 8.0 sectors" in evolve(capsys, "profile", KERNEL.id, TWICE)[1]
+
+
+def test_the_counters_as_json_stand_alone_on_standard_output(archive: Path, on: Use, capsys: Capture) -> None:
+    on(ScriptedEngine())
+    found = json.loads(evolve(capsys, "profile", KERNEL.id, TWICE, "--json")[1])
+    assert found["counters"] == dict(COUNTED)
+    assert (found["kernel"], found["workload"], found["bottleneck"]["kind"]) == (KERNEL.id, HALF, "memory bandwidth")
+
+
+def test_where_nothing_could_be_counted_the_reason_is_told(archive: Path, on: Use, capsys: Capture) -> None:
+    on(ScriptedEngine(unprofiled="this user may not read the GPU's counters"))
+    code, _, errors = evolve(capsys, "profile", KERNEL.id, TWICE)
+    assert code == 1
+    assert "nothing was counted: this user may not read the GPU's counters" in errors
+    assert "evolve doctor" in errors
+    assert profiles(archive) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((KERNEL.id,), "twice"),  # not in the catalog
+        ((KERNEL.id, "softmax"), "is a kernel of twice, not of softmax"),
+        ((KERNEL.id, TWICE, "--workload", "n=3 float32"), f"there are: {FLOAT}; {HALF}"),
+        ((failed_reply().id,), "is a reply without a kernel"),
+        ((KERNEL.id, TWICE, "--turbo"), "--turbo"),
+        ((), "ID"),
+    ],
+    ids=["an op of one's own", "another op", "no such workload", "a reply", "no such option", "no kernel"],
+)
+def test_wrong_use_of_profile_is_explained(
+    arguments: tuple[str, ...], said: str, archive: Path, on: Use, capsys: Capture
+) -> None:
+    engine = on(ScriptedEngine())
+    code, _, errors = evolve(capsys, "profile", *arguments)
+    assert code == 2
+    assert said in errors
+    assert "Traceback" not in errors
+    assert engine.asked == []
+
+
+def test_profiling_without_a_gpu_is_explained(archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(wiring, "device_kind", lambda _wished="": "emulated")
+    code, _, errors = evolve(capsys, "profile", KERNEL.id, TWICE)
+    assert code == 2
+    assert "needs an NVIDIA GPU" in errors
+
+
+def test_an_id_that_nobody_has_is_exit_code_1(archive: Path, capsys: Capture) -> None:
+    assert evolve(capsys, "profile", "0000", TWICE)[0] == 1

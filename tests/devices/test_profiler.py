@@ -1,0 +1,409 @@
+"""Reading what NVIDIA's profiler says, running it over a kernel, and on a GPU whether its figures make sense.
+
+The outputs are samples, written after its manual and its messages; the stand-in plays the program itself.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from device_kernels import bound, made, single
+from processes import all_gone
+
+from archive.binding import Bound
+from evolve import counters
+from evolve.devices.device import Counted, Device
+
+pytest.importorskip("cupy")
+
+from evolve.devices.cuda import parcel, profiler, replay
+from evolve.devices.cuda.compiler import compile_cubin
+from evolve.devices.cuda.profiler import Ncu, combined, command_line, judged, rows
+
+TIME, READ, DRAM = (counter.name for counter in (counters.DURATION, counters.DRAM_READ, counters.DRAM))
+HITS, WAVES = counters.L2_HITS.name, counters.WAVES.name
+FRONT = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size"'
+HEADER = f'{FRONT},"Device","CC","{READ}","{DRAM}","{TIME}","{HITS}","{WAVES}"\n'
+UNITS = '"","","","","","","","","","","","byte","%","ns","%",""\n'
+
+
+def row(number: int, *values: str) -> str:
+    front = (str(number), "77", "python3.12", "127.0.0.1", "scale, then add(float *, int)", "1", "0", "(32, 1, 1)")
+    return ",".join(f'"{value}"' for value in (*front, "(8, 1, 1)", "0", "9.0", *values)) + "\n"
+
+
+CONNECTED = "==PROF== Connected to process 77 (/usr/bin/python3.12)\n"
+TWO_LAUNCHES = (
+    f'{CONNECTED}==PROF== Profiling "scale": 0%....50%....100% - 9 passes\n'
+    '==WARNING== Backing up device memory in system memory.\n==PROF== Profiling "add": 0%....50%....100% - 9 passes\n'
+    "==PROF== Disconnected from process 77\n"
+    f"{HEADER}{UNITS}{row(0, '1,048,576', '80.5', '3,000', 'n/a', '32')}{row(1, '1024', '20.5', '1000', '50', '64.0')}"
+)
+ONE_LAUNCH = f"{CONNECTED}{HEADER}{UNITS}{row(0, '4096', '12.5', '2,048.00', 'n/a', '16')}"
+REFUSED = f"""{CONNECTED}==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU \
+Performance Counters on the target device 0. For instructions on enabling permissions and to get more information see \
+https://developer.nvidia.com/ERR_NVGPUCTRPERM
+==PROF== Disconnected from process 77
+==WARNING== No kernels were profiled.
+"""
+HELD = f"""{CONNECTED}==ERROR== Profiling failed because a driver resource was unavailable or the user does not have \
+permission to access NVIDIA GPU Performance Counters. Ensure that no other tool (like DCGM) is concurrently \
+collecting profiling data. For instructions on enabling permissions, see https://developer.nvidia.com/ERR_NVGPUCTRPERM.
+==ERROR== Failed to profile "scale" in process 77
+"""
+NO_DRIVER = "==ERROR== The application returned an error code (1).\n==WARNING== No kernels were profiled.\n"
+SAID_OF_DRIVER = "==ERROR== Nsight Compute failed to connect to the CUDA driver (stub libcuda.so[.1] on path?).\n"
+
+
+def test_a_launch_is_read_in_base_units_without_what_was_not_available() -> None:
+    first, second = rows(TWO_LAUNCHES)
+    assert first == {READ: 1048576.0, DRAM: 80.5, TIME: 3000.0, WAVES: 32.0}
+    assert second == {READ: 1024.0, DRAM: 20.5, TIME: 1000.0, HITS: 50.0, WAVES: 64.0}
+
+
+@pytest.mark.parametrize(("unit", "text", "ns"), [("us", "1.5", 1500.0), ("msecond", "2", 2e6), ("nsecond", "7", 7.0)])
+def test_a_time_in_another_unit_is_still_nanoseconds(unit: str, text: str, ns: float) -> None:
+    table = f"{HEADER}{UNITS.replace('ns', unit)}{row(0, '1', '1', text, '1', '1')}"
+    assert rows(table)[0][TIME] == ns
+
+
+@pytest.mark.parametrize("value", ["n/a", "", "nan", "inf", "1; 2; 3", "(!) n/a"])
+def test_what_is_no_number_is_left_out(value: str) -> None:
+    assert READ not in rows(HEADER + UNITS + row(0, value, "1", "1", "1", "1"))[0]
+
+
+def test_a_table_without_units_is_read_too() -> None:
+    assert rows(HEADER + row(0, "5", "1", "1", "1", "1"))[0][READ] == 5.0
+
+
+def test_counts_add_up_ratios_are_weighted_by_time_and_a_launchs_own_facts_are_the_longests() -> None:
+    found = dict(combined(rows(TWO_LAUNCHES)))
+    assert found[TIME] == 4000.0
+    assert found[READ] == 1049600.0
+    assert found[DRAM] == pytest.approx((80.5 * 3 + 20.5) / 4)
+    assert found[HITS] == 50.0  # the other launch had none
+    assert found[WAVES] == 32.0
+
+
+def test_a_count_that_one_launch_lacks_is_no_count_of_all() -> None:
+    found = dict(combined([{READ: 10.0, TIME: 1.0}, {TIME: 1.0}]))
+    assert READ not in found
+    assert found[TIME] == 2.0
+
+
+def test_counters_come_in_the_order_in_which_they_are_explained() -> None:
+    names = [counter.name for counter in counters.COUNTERS]
+    found = [name for name, _ in combined(rows(TWO_LAUNCHES))]
+    assert found == sorted(found, key=names.index)
+
+
+def test_a_whole_run_is_counted() -> None:
+    counted = judged(TWO_LAUNCHES, "", 2, finished=True)
+    assert not counted.fault
+    assert dict(counted.counters)[TIME] == 4000.0
+
+
+@pytest.mark.parametrize(("launches", "finished"), [(3, True), (2, False)])
+def test_part_of_a_run_counts_as_nothing(launches: int, finished: bool) -> None:
+    counted = judged(TWO_LAUNCHES, "", launches, finished=finished)
+    assert not counted.counters
+    assert f"2 of {launches} launches" in counted.fault
+
+
+def test_a_user_who_may_not_read_counters_is_told_what_to_do_and_asked_no_more() -> None:
+    counted = judged(REFUSED, "", 1, finished=True)
+    assert counted.fault.startswith("this user may not read the GPU's counters: run as root")
+    assert counted.lasting
+
+
+def test_counters_that_another_tool_holds_may_be_free_the_next_time() -> None:
+    counted = judged(HELD, "", 1, finished=True)
+    assert counted.fault.startswith("another tool holds the GPU's counters")
+    assert not counted.lasting
+
+
+def test_a_driver_that_is_not_to_be_reached_will_not_be_for_the_next_kernel_either() -> None:
+    counted = judged(NO_DRIVER, SAID_OF_DRIVER, 1, finished=False)
+    assert "failed to connect to the CUDA driver" in counted.fault
+    assert counted.lasting
+
+
+def test_a_process_that_fails_is_quoted_with_its_last_line() -> None:
+    said = "Traceback (most recent call last):\n  File x\ncudaErrorMemoryAllocation: out of memory\n"
+    counted = judged(NO_DRIVER, said, 1, finished=False)
+    assert counted.fault.endswith(
+        "The application returned an error code (1); cudaErrorMemoryAllocation: out of memory"
+    )
+    assert not counted.lasting
+
+
+PAIR = """/*---
+op = "test"
+[[launch]]
+entry = "scale"
+grid = [1]
+block = [32]
+args = ["x", "y"]
+[[launch]]
+entry = "add"
+grid = ["n - 1"]
+block = [32]
+args = ["x", "y"]
+[[launch]]
+entry = "scale"
+grid = [2]
+block = [16]
+args = ["x", "y"]
+---*/
+extern "C" __global__ void scale(const float* x, float* y) { y[threadIdx.x] = 2 * x[threadIdx.x]; }
+extern "C" __global__ void add(const float* x, float* y) { y[threadIdx.x] += x[threadIdx.x]; }
+"""
+X = torch.rand(32)
+
+
+def pair(n: int) -> Bound:
+    return bound(PAIR, {"x": X, "y": X}, {"n": n})
+
+
+def test_only_launches_that_happen_are_asked_for() -> None:
+    command = command_line(Path("/opt/ncu"), ["a.sum", "b.ratio"], pair(1), Path("/tmp/log"))
+    assert command[0] == "/opt/ncu"
+    assert command[command.index("--launch-count") + 1] == "2"
+    assert command[command.index("--kernel-name") + 1] == "regex:^(scale)$"
+    assert command[command.index("--metrics") + 1] == "a.sum,b.ratio"
+    assert command_line(Path("/opt/ncu"), [], pair(2), Path("/tmp/log"))[-5] == "3"
+
+
+def test_clocks_are_left_alone_and_caches_are_cold() -> None:
+    command = command_line(Path("ncu"), [], pair(2), Path("log"))
+    assert command[command.index("--clock-control") + 1] == "none"
+    assert command[command.index("--cache-control") + 1] == "all"
+
+
+Stand = Callable[[str], Ncu]
+
+
+@pytest.fixture
+def standing_in(tmp_path: Path) -> Stand:
+    """A program in the place of ncu, whose Python code has the options in `given` and the kernel's process in `run`."""
+
+    def made(code: str) -> Ncu:
+        script = tmp_path / "ncu"
+        lines = (
+            f"#!{sys.executable}",
+            "import os, sys, time, subprocess",
+            "from pathlib import Path",
+            "at = sys.argv.index(sys.executable)",
+            "given, run = dict(zip(sys.argv[1:at], sys.argv[2:at])), sys.argv[at:]",
+            "log, done, here = Path(given['--log-file']), Path(run[3]) / run[4], Path(__file__).parent",
+            "names = given['--metrics'].split(',')",
+        )
+        script.write_text("\n".join([*lines, code]))
+        script.chmod(0o755)
+        return Ncu(script)
+
+    return made
+
+
+def count(ncu: Ncu, seconds: float = 30.0) -> Counted:
+    whole = bound(single("y[threadIdx.x] = x[threadIdx.x];", "const float* x, float* y"), {"x": X, "y": X})
+    return ncu.count(whole, compile_cubin(whole, "sm_90a"), {"x": X}, {"y": 128}, seconds)
+
+
+def test_what_the_profiler_logs_is_counted(standing_in: Stand) -> None:
+    ncu = standing_in(f"log.write_text({ONE_LAUNCH!r}); done.touch()")
+    assert dict(count(ncu).counters) == {READ: 4096.0, DRAM: 12.5, TIME: 2048.0, WAVES: 16.0}
+
+
+def test_the_kernels_process_finds_the_parcel_and_the_profiler_keeps_its_files_there(standing_in: Stand) -> None:
+    checks = (
+        "assert run[1:3] == ['-m', 'evolve.devices.cuda.replayed']\n"
+        "assert sorted(file.name for file in done.parent.glob('*.*')) == [\n"
+        "    'buffer0.bin', 'done.out', 'kernel.cubin', 'plan.json']\n"
+        "assert os.environ['TMPDIR'] == os.environ['HOME'] == str(done.parent) == os.getcwd()\n"
+    )
+    assert count(standing_in(f"{checks}log.write_text({ONE_LAUNCH!r}); done.touch()")).counters
+
+
+@pytest.mark.parametrize("told", [r"{}", r"regex:^{}\.(sum|min|max|avg)$"])
+def test_a_counter_that_the_profiler_does_not_know_is_left_out_from_then_on(standing_in: Stand, told: str) -> None:
+    refused = counters.WAVES.name
+    ncu = standing_in(
+        "with (here / 'calls').open('a') as calls: calls.write('.')\n"
+        f"error = '==ERROR== Failed to find metric ' + {told.format(refused)!r} + chr(10)\n"
+        f"if {refused!r} in names: log.write_text(error)\n"
+        f"else: log.write_text({ONE_LAUNCH!r}); done.touch()"
+    )
+    assert count(ncu).counters
+    assert count(ncu).counters
+    assert (ncu._tool.parent / "calls").read_text() == "..."
+
+
+def test_a_profiler_that_knows_no_counter_at_all_is_given_up(standing_in: Stand) -> None:
+    ncu = standing_in("log.write_text(''.join(f'==ERROR== Failed to find metric {name}\\n' for name in names))")
+    assert "Failed to find metric gpu__time_duration.sum" in count(ncu).fault
+
+
+def test_one_that_hangs_is_ended_with_all_that_it_started(
+    standing_in: Stand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(profiler, "GRACE_SECONDS", 0.2)
+    ncu = standing_in(
+        "below = subprocess.Popen(['sleep', '600'])\n"
+        "(here / 'pids').write_text(f'{os.getpid()} {below.pid}')\ntime.sleep(600)"
+    )
+    started = time.monotonic()
+    assert "took more than 2 s" in count(ncu, 2.0).fault
+    assert time.monotonic() - started < 10
+    assert all_gone(set(map(int, (tmp_path / "pids").read_text().split())))
+
+
+def test_a_run_whose_counters_are_all_unavailable_counts_as_nothing() -> None:
+    counted = judged(HEADER + UNITS + row(0, *["n/a"] * 5), "", 1, finished=True)
+    assert counted.fault
+    assert not counted.lasting
+
+
+def test_a_tool_that_cannot_be_started_is_a_reason(tmp_path: Path) -> None:
+    assert "No such file" in count(Ncu(tmp_path / "nowhere")).fault
+
+
+def test_inputs_that_cannot_be_written_are_a_reason(standing_in: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(parcel, "write", full)
+    assert "No space left on device" in count(standing_in("")).fault
+
+
+def test_a_kernel_that_launches_nothing_needs_no_profiler(standing_in: Stand) -> None:
+    plan = single("", "const float* x", grid='["n"]')
+    whole = bound(plan, {"x": X}, {"n": 0})
+    counted = standing_in("raise SystemExit").count(whole, compile_cubin(whole, "sm_90a"), {"x": X}, {}, 9.0)
+    assert counted.fault == "the kernel launches nothing here"
+
+
+def test_a_tool_is_found_on_the_path_and_else_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("path", "home/bin", "else"):
+        (tmp_path / folder).mkdir(parents=True)
+        tool = tmp_path / folder / "no-such-tool"
+        tool.write_text("#!/bin/sh\n")
+        tool.chmod(0o755)
+    elsewhere = [tmp_path / "nowhere" / "no-such-tool", tmp_path / "else" / "no-such-tool"]
+    assert replay.tool("no-such-tool", ()) is None
+    assert replay.tool("no-such-tool", (), elsewhere) == elsewhere[1]
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    assert replay.tool("no-such-tool", (), elsewhere) == tmp_path / "home" / "bin" / "no-such-tool"
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    assert replay.tool("no-such-tool", (), elsewhere) == tmp_path / "path" / "no-such-tool"
+
+
+def test_the_newest_of_several_versions_is_taken() -> None:
+    folders = [Path("/opt/nvidia/nsight-compute") / version for version in ("2024.3.2", "2025.1.0", "2024.10.0")]
+    assert max(folders, key=profiler._newest).name == "2025.1.0"
+    assert min(folders, key=profiler._newest).name == "2024.3.2"
+
+
+@pytest.mark.parametrize(
+    ("restricted", "capabilities", "may"),
+    [("1", "0000000000000000", False), ("1", "000001ffffffffff", True), ("0", "0000000000000000", True)],
+)
+def test_counters_are_for_administrators_where_the_driver_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restricted: str, capabilities: str, may: bool
+) -> None:
+    (tmp_path / "params").write_text(f"ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: {restricted}\n")
+    (tmp_path / "status").write_text(f"CapPrm:\t000001ffffffffff\nCapEff:\t{capabilities}\n")
+    monkeypatch.setattr(profiler, "RESTRICTION", tmp_path / "params")
+    monkeypatch.setattr(profiler, "OURSELVES", tmp_path / "status")
+    assert profiler.permitted() is may
+
+
+def test_nobody_knows_who_may_read_counters_without_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "RESTRICTION", tmp_path / "params")
+    assert profiler.permitted() is None
+
+
+def test_the_version_is_the_tools_own_word(tmp_path: Path) -> None:
+    tool = tmp_path / "ncu"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA (R) Nsight Compute'; echo 'Version 2024.1.1.0 (build 33998838)'\n")
+    tool.chmod(0o755)
+    assert profiler.version(tool) == "2024.1.1.0"
+    assert profiler.version(tmp_path / "nowhere") == ""
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    found = made("cuda")
+    if found.profiler is None:
+        pytest.skip("ncu is not installed")
+    return found
+
+
+N = 1 << 25
+
+
+def profiled(device: Device, body: str) -> dict[str, float]:
+    """The counters of a kernel with one thread per element of `x` and `y`, of 128 MiB each."""
+    assert device.profiler
+    x = torch.rand(N, device="cuda")
+    kernel = single(body, "const float* x, float* y", block="[256]", grid=f"[{N // 256}]")
+    counted = device.profiler(bound(kernel, {"x": x, "y": x}), {"x": x}, {"y": x.nbytes}, 90.0)
+    if counted.lasting:
+        pytest.skip(counted.fault)
+    assert not counted.fault
+    return dict(counted.counters)
+
+
+NEIGHBOURS = "const long i = blockIdx.x * 256l + threadIdx.x;\ny[i] = x[i];"
+# Lanes are 32 elements apart, so that each load of a warp touches a sector per lane.
+APART = f"const long i = blockIdx.x * 256l + threadIdx.x;\ny[i] = x[i * 32 % {N} + i / {N // 32}];"
+
+
+@pytest.mark.gpu
+def test_a_copy_moves_each_byte_once(device: Device) -> None:
+    found = profiled(device, NEIGHBOURS)
+    nbytes = 4 * N
+    assert found[counters.DRAM_READ.name] == pytest.approx(nbytes, rel=0.05)
+    assert 0.4 * nbytes < found[counters.DRAM_WRITTEN.name] < 1.05 * nbytes  # some of it stays in the L2 cache
+    assert found[counters.LOAD_REQUESTS.name] == N / 32
+    assert 10_000 < found[counters.DURATION.name] < 5_000_000
+    assert found[counters.DRAM.name] > 40
+
+
+@pytest.mark.gpu
+def test_lanes_that_are_far_apart_touch_a_sector_each(device: Device) -> None:
+    def sectors_per_load(body: str) -> float:
+        found = profiled(device, body)
+        return found[counters.LOAD_SECTORS.name] / found[counters.LOAD_REQUESTS.name]
+
+    assert sectors_per_load(NEIGHBOURS) == pytest.approx(4, rel=0.01)
+    assert sectors_per_load(APART) == pytest.approx(32, rel=0.01)
+
+
+@pytest.mark.gpu
+def test_every_counter_is_known_on_this_gpu(device: Device) -> None:
+    assert {counter.name for counter in counters.COUNTERS} - profiled(device, NEIGHBOURS).keys() == set()
+
+
+@pytest.mark.gpu
+def test_several_launches_are_one_set_of_counters(device: Device) -> None:
+    assert device.profiler
+    x = torch.rand(32, device="cuda")
+    skipped, whole = (
+        device.profiler(bound(PAIR, {"x": x, "y": x}, {"n": n}), {"x": x}, {"y": 128}, 90.0) for n in (1, 2)
+    )
+    assert [skipped.fault, whole.fault] == ["", ""]
+    requests = [dict(counted.counters)[counters.STORE_REQUESTS.name] for counted in (skipped, whole)]
+    assert requests == [3, 4]
+
+
+@pytest.mark.gpu
+def test_an_endless_kernel_is_ended_and_leaves_a_gpu_that_works(device: Device) -> None:
+    assert device.profiler
+    x = torch.rand(32, device="cuda")
+    endless = single("while (((volatile float*)x)[0] < 2.f) {}\ny[0] = 1;", "const float* x, float* y")
+    assert device.profiler(bound(endless, {"x": x, "y": x}), {"x": x}, {"y": 128}, 8.0).fault
+    assert profiled(device, NEIGHBOURS)

@@ -1,0 +1,189 @@
+"""Profiles through real workers, whose emulated device is given a scripted profiler: it does what a kernel's note says.
+
+The script is Python's own hook for things to do at every start; workers inherit the way to it.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import bad_kernels
+import pytest
+from processes import all_gone, descendants
+
+from archive.kernel import Kernel
+from archive.records import Evaluation
+from evolve.counters import DRAM_READ
+from evolve.engines.engine import Job
+from evolve.engines.local import LocalEngine
+from evolve.errors import UserError
+from evolve.evaluation.messages import Role
+
+TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
+HERE, THERE = "n=4096 float32", "n=4096 bfloat16"
+SCRIPT = """
+import os, signal, subprocess, time
+from evolve import wiring
+
+def profiler(bound, inputs, outputs, seconds):
+    from evolve.devices.device import Counted
+    note = bound.kernel.plan.note
+    if note == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if note == "hangs":
+        subprocess.Popen(["sleep", "600"])
+        time.sleep(600)
+    if note in ("fails", "is refused"):
+        return Counted(fault=note, lasting=note == "is refused")
+    return Counted((("bytes", float(inputs["x"].nbytes)), ("process", float(os.getpid()))))
+
+made = wiring.device
+
+def device(*arguments, **options):
+    found = made(*arguments, **options)
+    found.profiler = profiler
+    return found
+
+wiring.device = device
+"""
+DEADLINES = {"compile": 60.0, "run": 20.0, "check": 20.0, "time": 10.0, "baseline": 240.0, "profile": 1.0}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
+    folder = tmp_path_factory.mktemp("hook")
+    (folder / "sitecustomize.py").write_text(SCRIPT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
+        made = LocalEngine("emulated", 1, phase_seconds=DEADLINES)
+    yield made
+    made.close()
+
+
+def noted(note: str) -> Kernel:
+    return bad_kernels.twice_kernel(note=note)
+
+
+def test_a_profile_comes_back_from_the_worker(engine: LocalEngine) -> None:
+    kernel = noted("counts")
+    for workload, nbytes in ((HERE, 4 * 4096), (THERE, 2 * 4096)):
+        found = engine.profile(kernel, TWICE, workload)
+        assert found
+        assert (found.kernel_id, found.op, found.workload, found.device) == (
+            kernel.id, "twice", workload, engine.info.key,
+        )  # fmt: skip
+        assert dict(found.counters)["bytes"] == nbytes
+        assert engine.unprofiled == ""
+
+
+def test_evaluations_and_profiles_take_turns_in_one_worker(engine: LocalEngine) -> None:
+    kernel = noted("counts")
+    for _ in range(2):
+        (evaluation,) = engine.evaluate([Job(kernel, TWICE)])
+        assert evaluation.passed
+        found = engine.profile(kernel, TWICE, HERE)
+        assert found
+        assert dict(found.counters)["process"] == engine._crew.workers[0].pid
+
+
+def test_a_worker_that_dies_is_replaced_and_there_is_no_profile(engine: LocalEngine) -> None:
+    before = engine._crew.workers[0].number
+    assert engine.profile(noted("dies"), TWICE, HERE) is None
+    assert "ended by SIGKILL in profile" in engine.unprofiled
+    assert engine._crew.workers[0].number != before
+    assert engine.profile(noted("counts"), TWICE, HERE)
+
+
+def test_a_worker_that_hangs_is_ended_with_what_it_started_and_there_is_no_profile(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine.profile(noted("counts"), TWICE, HERE)
+    (worker,) = engine._crew.workers
+    started, below, step = time.monotonic(), set[int](), engine._step
+
+    def looking() -> list[Evaluation]:
+        below.update(descendants(worker.pid))
+        return step()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_step", looking)
+        assert engine.profile(noted("hangs"), TWICE, HERE) is None
+    assert engine.unprofiled == "profiling took more than 1 s"
+    assert time.monotonic() - started < 30
+    assert below
+    assert all_gone({worker.pid, *below})
+    (evaluation,) = engine.evaluate([Job(noted("counts"), TWICE)])
+    assert evaluation.passed
+
+
+@pytest.mark.parametrize(
+    ("kernel", "workload", "reason"),
+    [
+        (noted("fails"), HERE, "fails"),
+        (bad_kernels.UNKNOWN_TENSOR, HERE, "unknown argument `y`"),
+        (noted("counts"), "n=5 float32", "no workload `n=5 float32`"),
+    ],
+    ids=["the profiler fails", "a malformed kernel", "an unknown workload"],
+)
+def test_whatever_goes_wrong_for_a_kernel_is_no_profile_and_a_reason(
+    engine: LocalEngine, kernel: Kernel, workload: str, reason: str
+) -> None:
+    assert engine.profile(kernel, TWICE, workload) is None
+    assert reason in engine.unprofiled
+    assert engine.profile(noted("counts"), TWICE, HERE)
+
+
+def test_an_op_that_nobody_knows_is_the_users_fault(engine: LocalEngine) -> None:
+    with pytest.raises(UserError, match="nobody_knows"):
+        engine.profile(noted("counts"), "nobody_knows", HERE)
+
+
+def test_what_an_evaluation_left_in_hand_does_not_disturb(engine: LocalEngine) -> None:
+    broken_off = engine.evaluate([Job(noted("counts"), TWICE), Job(bad_kernels.ZEROS, TWICE)])
+    next(broken_off)
+    assert engine.profile(noted("counts"), TWICE, HERE)
+    assert list(broken_off) == []
+
+
+def test_a_device_that_refuses_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    (tmp_path / "sitecustomize.py").write_text(SCRIPT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    made = LocalEngine("emulated", 1, lambda _kernel, phase: asked.append(phase))
+    try:
+        assert made.profile(noted("is refused"), TWICE, HERE) is None
+        told = len(asked)
+        assert made.profile(noted("counts"), TWICE, HERE) is None
+        assert made.unprofiled == "is refused"
+        assert len(asked) == told
+    finally:
+        made.close()
+
+
+def test_the_emulated_device_has_no_profiler_and_compilers_are_not_asked() -> None:
+    made = LocalEngine("emulated", 1, compilers=1)
+    try:
+        assert made.profile(noted("counts"), TWICE, HERE) is None
+        assert "the emulated device has no profiler" in made.unprofiled
+        assert all(worker.jobs == 0 for worker in made._crew.workers if worker.role is Role.COMPILER)
+    finally:
+        made.close()
+
+
+@pytest.mark.gpu
+def test_a_gpu_worker_counts_from_within_its_sandbox_whatever_kernels_do() -> None:
+    made = LocalEngine("cuda", 1, compilers=1)
+    try:
+        found = made.profile(bad_kernels.twice_kernel(), TWICE, "n=1048576 float32")
+        if found is None and made._profiled.lasting:
+            pytest.skip(made.unprofiled)
+        assert found, made.unprofiled
+        assert dict(found.counters)[DRAM_READ.name] == pytest.approx(4 << 20, rel=0.1)
+        assert made.profile(bad_kernels.CRASHING, TWICE, "n=1048576 float32") is None
+        assert made.unprofiled
+        (evaluation,) = made.evaluate([Job(bad_kernels.twice_kernel(), TWICE)])
+        assert evaluation.passed
+        assert made.profile(bad_kernels.twice_kernel(), TWICE, "n=1048576 bfloat16")
+    finally:
+        made.close()

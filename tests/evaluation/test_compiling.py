@@ -1,0 +1,79 @@
+"""A kernel's traits are those of all the workloads it accepts, and its code says where it may be used."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from bad_kernels import UNKNOWN_TENSOR, twice_kernel
+from scripted_device import INFO, OP, ScriptedDevice, ScriptedProgram
+
+from archive.binding import Bound
+from archive.kernel import Kernel, parse
+from archive.records import Evaluation, Outcome, Traits
+from evolve.devices.device import Program, RejectedError
+from evolve.evaluation.compiling import precompile
+from evolve.evaluation.evaluate import Bench, evaluate
+
+NARROW = Traits("aa", 4, 16, 100, 32, 128, 1, tensor_cores=False, atomics=True, occupancy=1.0)
+WIDE = Traits("bb", 16, 4, 50, 64, 64, 3, tensor_cores=True, atomics=False, occupancy=0.5)
+KERNEL = twice_kernel()
+BLOCKS = 8192  # of the declared workloads at 128 threads
+
+
+def judged(of: Callable[[Bound], Traits | None], kernel: Kernel = KERNEL) -> Evaluation:
+    return precompile(kernel, OP, INFO, lambda bound: ScriptedProgram(bound, traits=of(bound)), 1)
+
+
+def of_dtype(bound: Bound) -> Traits:
+    return WIDE if dict(bound.types)["x"] == "bfloat16" else NARROW
+
+
+def code(of: Callable[[Bound], Traits | None], kernel: Kernel = KERNEL) -> str:
+    found = judged(of, kernel).traits
+    assert found
+    return found.code
+
+
+def test_the_widest_the_largest_and_the_least_occupied_of_all_workloads_count() -> None:
+    found = judged(of_dtype).traits
+    assert found == Traits(code(of_dtype), 16, 16, 100, 64, 128, 3, tensor_cores=True, atomics=True, occupancy=0.5)
+
+
+def test_awkward_shapes_count_for_the_code_alone() -> None:
+    def else_wide(bound: Bound) -> Traits:
+        return NARROW if bound.launches[0].grid[0] == BLOCKS else WIDE
+
+    found = judged(else_wide).traits
+    assert found == replace(NARROW, code=code(else_wide))
+    assert found.code != code(lambda _: NARROW)
+
+
+def test_words_do_not_change_the_code_and_where_it_may_be_used_does() -> None:
+    other = twice_kernel(note="in other words")
+    narrower = parse(KERNEL.text.replace('note = "', 'when = "n < 9999999"\nnote = "'))
+    assert code(of_dtype, other) == code(of_dtype)
+    assert code(of_dtype, narrower) != code(of_dtype)
+
+
+def test_without_machine_code_there_are_no_traits() -> None:
+    verdict = judged(lambda _: None)
+    assert verdict.passed
+    assert verdict.traits is None
+
+
+def test_what_does_not_compile_has_none() -> None:
+    verdict = judged(of_dtype, UNKNOWN_TENSOR)
+    assert verdict.outcome is Outcome.MALFORMED
+    assert verdict.traits is None
+
+
+def test_a_kernel_that_fails_once_it_is_compiled_has_its_traits() -> None:
+    class Device(ScriptedDevice):
+        def compile(self, bound: Bound) -> Program:
+            return ScriptedProgram(bound, traits=of_dtype(bound))
+
+        def run(self, *_: object) -> None:
+            raise RejectedError(Outcome.CRASHED, "an illegal access")
+
+    verdict = evaluate(KERNEL, OP, Bench(Device(), lambda _phase: None), shapes_seed=1, bars={})
+    assert verdict.outcome is Outcome.CRASHED
+    assert verdict.traits == judged(of_dtype).traits

@@ -1,0 +1,97 @@
+"""A kernel handed to a profiler, on a scripted device."""
+
+import time
+from collections.abc import Mapping
+
+import bad_kernels
+import pytest
+import torch
+from scripted_device import INFO, OP, WORKLOAD, ScriptedDevice
+
+from archive.binding import Bound
+from archive.kernel import Kernel, parse
+from archive.records import Outcome
+from evolve.devices.device import Counted, RejectedError
+from evolve.evaluation.messages import Profiled
+from evolve.evaluation.profiling import profiled
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def described(bound: Bound, inputs: Tensors, outputs: Mapping[str, int], seconds: float) -> Counted:
+    """Counts what it was given."""
+    assert seconds > 10
+    sizes = (("in", float(inputs["x"].nbytes)), ("out", float(outputs["out"])), ("drawn", float(inputs["x"].std())))
+    return Counted((*sizes, ("blocks", float(bound.launches[0].grid[0]))))
+
+
+KERNEL = bad_kernels.twice_kernel()
+
+
+def answer(device: ScriptedDevice, kernel: Kernel = KERNEL, workload: str = WORKLOAD.key) -> Profiled:
+    return profiled(kernel, OP, workload, device, lambda _phase: None)
+
+
+def test_a_profile_is_of_one_kernel_at_one_workload_on_one_device() -> None:
+    found = answer(ScriptedDevice(profiler=described)).profile
+    assert found
+    assert (found.kernel_id, found.op, found.device, found.workload) == (KERNEL.id, "twice", INFO.key, WORKLOAD.key)
+    assert found.created == pytest.approx(time.time(), abs=60)
+
+
+def test_it_runs_at_the_workloads_sizes_on_drawn_inputs() -> None:
+    found = answer(ScriptedDevice(profiler=described)).profile
+    assert found
+    counted = dict(found.counters)
+    assert (counted["in"], counted["out"], counted["blocks"]) == (2**22, 2**22, 2**20 / 128)
+    assert counted["drawn"] == pytest.approx(1, abs=0.05)
+
+
+def test_the_phase_is_told_before_anything_is_compiled() -> None:
+    told: list[str] = []
+    device = ScriptedDevice(profiler=lambda *_: Counted((("phases", len(told)),)))
+    found = profiled(KERNEL, OP, WORKLOAD.key, device, told.append).profile
+    assert told == ["profile"]
+    assert found
+    assert found.counters == (("phases", 1),)
+
+
+def test_a_device_without_a_profiler_has_no_profile_of_any_kernel() -> None:
+    found = answer(ScriptedDevice())
+    assert found.profile is None
+    assert found.lasting
+    assert "ncu was not found" in found.fault
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_why_a_profiler_fails_is_handed_on(lasting: bool) -> None:
+    found = answer(ScriptedDevice(profiler=lambda *_: Counted(fault="not today", lasting=lasting)))
+    assert found == Profiled(None, "not today", lasting=lasting)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        (bad_kernels.UNKNOWN_TENSOR, "unknown argument `y`"),
+        (parse(bad_kernels.twice_kernel().text.replace("[knobs]", 'dtypes = ["bfloat16"]\n[knobs]')), "not accepted"),
+        (parse(bad_kernels.twice_kernel().text.replace("[knobs]", 'require = ["n < 9"]\n[knobs]')), "`n < 9` does not"),
+    ],
+    ids=["malformed", "not accepted", "illegal"],
+)
+def test_a_kernel_that_cannot_be_run_there_is_a_reason_of_its_own(kernel: Kernel, reason: str) -> None:
+    found = answer(ScriptedDevice(profiler=described), kernel)
+    assert found.profile is None
+    assert reason in found.fault
+    assert not found.lasting
+
+
+def test_a_kernel_that_does_not_compile_is_a_reason_of_its_own() -> None:
+    def refuse(bound: Bound, inputs: Tensors, outputs: Mapping[str, int], seconds: float) -> Counted:
+        raise RejectedError(Outcome.COMPILE_ERROR, "kernel.cu(3): error: expected a `;`")
+
+    found = answer(ScriptedDevice(profiler=refuse))
+    assert found.fault == f"{WORKLOAD.key}: compile error: kernel.cu(3): error: expected a `;`"
+
+
+def test_a_workload_that_the_op_does_not_have_is_named() -> None:
+    assert "no workload `n=3 float32`" in answer(ScriptedDevice(profiler=described), workload="n=3 float32").fault

@@ -1,0 +1,177 @@
+"""Kernels that say the same in other words have the same likeness; kernels that do something else never do."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from records import failed, passed
+
+from archive.kernel import Kernel, parse
+from archive.library import shipped
+from archive.records import Evaluation, Outcome, Traits
+from evolve.twins import judged, likeness
+from reference_ops import catalog
+
+TEXT = """/*---
+op = "softmax"
+note = "one warp per row"
+when = "cols <= 4096 and cols % 8 == 0"
+specialize = ["cols", "per_lane"]
+
+[knobs]
+WARPS = [4, 2, 8]
+SPARE = [1, 2]
+
+[let]
+per_lane = "cols // 32"
+
+[workspace]
+scratch = { shape = ["rows"], dtype = "float32" }
+
+[[launch]]
+entry = "rows_kernel"
+grid = ["ceil_div(rows, WARPS)"]
+block = ["32 * WARPS"]
+args = ["x", "out", "scratch", "rows"]
+---*/
+#include <cuda_bf16.h>
+#define TWICE(v) ((v) + (v))
+struct Pair { float first; float second; };
+__device__ float half_of(float value) { return value / 2; }
+extern "C" __global__ void rows_kernel(const x_t* x, out_t* out, scratch_t* scratch, int rows) {
+    // Each lane holds per_lane values.
+    float most = -INFINITY; Pair pair;
+    for (int i = 0; i < per_lane; i++) most = fmaxf(most, float(x[i * 32]));
+    pair.first = most; pair.second = 2 - -most;
+    out[threadIdx.x] = out_t(half_of(TWICE(pair.first)) + cols);
+}
+"""
+KERNEL = parse(TEXT)
+
+
+def altered(*changes: tuple[str, str]) -> Kernel:
+    text = TEXT
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return parse(text)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("one warp per row", "a warp takes a whole row")],
+        [("    // Each lane holds per_lane values.\n", "")],
+        [("float most = -INFINITY;", "float   most=-INFINITY /* the least */ ;\n\n")],
+        [("int i = 0", "int\\\n i = 0")],
+        [("most", "largest")],
+        [("i = 0", "step = 0"), ("i < per", "step < per"), ("i++", "step++"), ("i * 32", "step * 32")],
+        [("rows_kernel", "softmax_rows")],
+        [("int rows)", "int number_of_rows)")],
+        [("SPARE = [1, 2]", "SPARE = [2, 1, 3]")],
+        [("SPARE = [1, 2]\n", "")],
+        [('"32 * WARPS"', '"(32*WARPS)", 1')],
+        [("cols <= 4096 and", "(cols<=4096)  and")],
+        [('["cols", "per_lane"]', '["per_lane", "cols"]')],
+    ],
+    ids=lambda changes: changes[0][1][:24],
+)
+def test_other_words_for_the_same_are_alike(changes: list[tuple[str, str]]) -> None:
+    other = altered(*changes)
+    assert other.id != KERNEL.id
+    assert likeness(other) == likeness(KERNEL)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("cols <= 4096", "cols <= 8192")],
+        [("WARPS = [4, 2, 8]", "WARPS = [2, 4, 8]")],
+        [("WARPS = [4, 2, 8]", "WARPS = [4, 2]")],
+        [('"cols // 32"', '"cols // 16"')],
+        [('"32 * WARPS"', '"16 * WARPS"')],
+        [('"x", "out", "scratch"', '"out", "x", "scratch"')],
+        [('args = ["x"', 'shared = 64\nargs = ["x"')],
+        [('dtype = "float32"', 'dtype = "float64"')],
+        [('dtype = "float32"', 'dtype = "float32", zero = true')],
+        [('note = "one', 'dtypes = ["float32"]\nnote = "one')],
+        [("fmaxf", "fminf")],
+        [("2 - -most", "2 --most")],
+        [("pair.first = most", "pair.second = most"), ("pair.second = 2", "pair.first = 2")],
+        [("float first; float second;", "float second; float first;")],
+        [("TWICE(v)", "TWICE (v)")],
+        [("<cuda_bf16.h>", "<cuda_fp16.h>")],
+        [("float most", "double most")],
+        [("+ cols)", "+ per_lane)")],
+        [("x[i * 32]", "x[rows * 32]")],
+    ],
+    ids=lambda changes: changes[0][1][:24],
+)
+def test_what_means_something_else_is_not_alike(changes: list[tuple[str, str]]) -> None:
+    assert likeness(altered(*changes)) != likeness(KERNEL)
+
+
+def pieces(body: str, top: str = "") -> str:
+    """The likeness of a kernel that specialises n and m, with this code."""
+    plan = (
+        'op = "twice"\nspecialize = ["n", "m"]\n[[launch]]\nentry = "f"\ngrid = [1]\nblock = [32]\nargs = ["x", "out"]'
+    )
+    return likeness(
+        parse(f'/*---\n{plan}\n---*/\n{top}\nextern "C" __global__ void f(const x_t* x, out_t* out) {{ {body} }}\n')
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        # A name that is a variable here and something of CUDA's or the plan's there.
+        (
+            "{ float max = 1; out[0] = max; } out[1] = max(2, 3);",
+            "{ float min = 1; out[0] = min; } out[1] = min(2, 3);",
+        ),
+        ("{ int n = 1; out[0] = n; } out[1] = n;", "{ int m = 1; out[0] = m; } out[1] = m;"),
+        ("float4 v; float x = v.x; out[0] = x;", "float4 v; float y = v.y; out[0] = y;"),
+        ("float4* v; float x = v->x; out[0] = x;", "float4* v; float y = v->y; out[0] = y;"),
+        ("int x_t = 2; out[0] = x_t * INFINITY;", "int x_t = 2; out[0] = x_t * NAN;"),
+        ("int a = 1; out[0] = a++ + 1;", "int a = 1; out[0] = a + + +1;"),
+    ],
+)
+def test_names_with_a_meaning_of_their_own_are_never_confused(one: str, other: str) -> None:
+    assert pieces(one) != pieces(other)
+
+
+def test_where_names_are_put_together_none_is_changed() -> None:
+    top = "#define JOIN(a, b) a##b"
+    assert pieces("int up1 = 1, down1 = 2; int up = 3; out[0] = JOIN(up, 1);", top) != pieces(
+        "int up1 = 1, down1 = 2; int down = 3; out[0] = JOIN(down, 1);", top
+    )
+
+
+def test_the_shipped_kernels_and_their_settings_are_all_different() -> None:
+    kernels = [kernel for op in catalog.names() for kernel in shipped(op)]
+    kernels += [k.with_knobs({name: values[-1]}) for k in kernels for name, values in k.plan.knobs if len(values) > 1]
+    assert len({likeness(kernel) for kernel in kernels}) == len({kernel.id for kernel in kernels})
+
+
+def test_an_archive_of_thousands_is_told_apart_in_seconds() -> None:
+    longest = max((kernel for op in catalog.names() for kernel in shipped(op)), key=lambda kernel: len(kernel.source))
+    kernels = [parse(longest.text + f"// version {n}\n") for n in range(100)]
+    started = time.process_time()
+    assert len({likeness(kernel) for kernel in kernels}) == 1
+    assert time.process_time() - started < 2
+    started = time.process_time()
+    for kernel in kernels:
+        likeness(parse(kernel.text))
+    assert time.process_time() - started < 0.5
+
+
+def with_code(verdict: Evaluation, code: str) -> Evaluation:
+    return replace(verdict, traits=Traits(code, 16, 16, 0, 32, 128, 1, False, False, 1.0))
+
+
+def test_verdicts_are_known_by_the_code_they_were_given_on() -> None:
+    first = with_code(passed("first"), "aa")
+    again = with_code(failed("again", created=9.0), "aa")
+    wrong = with_code(failed("wrong"), "bb")
+    twin = with_code(failed("twin", Outcome.DUPLICATE, created=0.5), "aa")
+    assert judged([again, twin, wrong, first, passed("never compiled")]) == {"aa": first, "bb": wrong}
