@@ -81,6 +81,17 @@ def survivors(evaluations: Sequence[Evaluation], keep: int = KEEP) -> tuple[Eval
     return tuple(evaluation for evaluation in ranked if evaluation.kernel_id in chosen)
 
 
+def weakest(evaluation: Evaluation) -> Measurement | None:
+    """The workload with most to gain."""
+    return min(evaluation.measurements, key=standing, default=None)
+
+
+def standing(measurement: Measurement) -> float:
+    """How good a time is: its share of the speed of light, or where nobody knows that, the speedup."""
+    share = measurement.share_of_light
+    return measurement.speedup if share is None else share
+
+
 def parents(
     population: Sequence[Evaluation], used: Mapping[str, int], wanted: int, rng: random.Random
 ) -> tuple[Evaluation, ...]:

@@ -1,4 +1,4 @@
-"""The two phases apart: questions for a model out, its answers and other archives in."""
+"""The two phases apart: a model's answers and other archives in. Its questions go out by `evolve ask`."""
 
 from contextlib import closing
 from pathlib import Path
@@ -8,56 +8,17 @@ import typer
 
 from archive.kernel import Kernel
 from archive.proposals import Proposal, Run
-from archive.records import DeviceInfo, Evaluation
+from archive.records import Evaluation
 from archive.store import Store, open_archive
 from archive.store import merge as union
 from evolve import wiring
 from evolve.cli import lookup
-from evolve.cli.options import ArchiveOption, JsonOption, ModelOption, OpArgument, SeedOption, archive_option
+from evolve.cli.options import ArchiveOption, JsonOption, archive_option
 from evolve.errors import UserError
 from evolve.report.console import console, print_json
-from evolve.report.standing import devices
-from evolve.report.words import counted, idea, one_line, short
+from evolve.report.words import idea, one_line, short
 
-REQUESTS = 8
 FILES_HELP = "Kernels (.cu), a batch's output (.jsonl), the op they are for if it is your own (.py)."
-# What is asked for where neither this machine nor the archive has a device to write for: a GPU of the Hopper kind.
-GOAL = DeviceInfo(kind="cuda", name="an NVIDIA GPU such as H100", arch="sm_90a", sms=132, shared_bytes=232448)
-
-
-def ask(
-    op: OpArgument,
-    number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many questions.")] = REQUESTS,
-    model: ModelOption = "",
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to a file, not to stdout.")] = None,
-    device: Annotated[str, typer.Option("--device", metavar="TEXT", help="Write for a device of the archive.")] = "",
-    seed: SeedOption = 0,
-    archive: ArchiveOption = None,
-) -> None:
-    """Write questions to a language model, as JSONL for OpenAI's Batch API."""
-    from evolve.proposers.asking import reference_source, requests
-    from evolve.proposers.llm import DEFAULT_MODEL
-    from evolve.selection import request as request_for
-    from reference_ops import catalog
-
-    loaded = catalog.load(op)
-    with closing(wiring.archive(archive)) as store:
-        info = _device_to_ask_for(store, device)
-        request = request_for(loaded, info, store, number, seed=seed)
-        lines = list(requests(request, model or DEFAULT_MODEL, reference_source(loaded)))
-        path = store.path
-    text = "".join(f"{line}\n" for line in lines)
-    if out is None:
-        print(text, end="")
-    else:
-        try:
-            out.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{out} cannot be written: {error.strerror or error}", "choose another --out") from error
-    said = console(stderr=True)
-    said.print(f"{counted(len(lines), 'question')} for {model or DEFAULT_MODEL} about {loaded.name} on {info.name}")
-    given = archive_option(path)
-    said.print(f"next: have the batch answered, then `evolve tell OUTPUT.jsonl{given}`", style="dim", soft_wrap=True)
 
 
 def tell(
@@ -127,14 +88,3 @@ def _counts(store: Store) -> dict[str, int]:
         "evaluations": len(store.find(Evaluation)),
         "runs": len(store.find(Run)),
     }
-
-
-def _device_to_ask_for(store: Store, part: str) -> DeviceInfo:
-    """A device of the archive, GPUs first and the one evaluated on last first; else the goal."""
-    newest_last = sorted(store.find(Evaluation), key=lambda evaluation: evaluation.created)
-    if found := devices(newest_last, part):
-        return found[0]
-    if part and part not in GOAL.key:
-        known = ", ".join(info.key for info in devices(newest_last)) or "none"
-        raise UserError(f"the archive knows no device like `{part}`", f"it knows: {known}; leave --device out for any")
-    return GOAL

@@ -3,18 +3,41 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from evolve.prompting import genome, sections
-from evolve.prompting.text import clipped, one_line
+from evolve.prompting import genome, kernels, sections
+from evolve.prompting.fitting import Part, Worth, fitted
+from evolve.prompting.profiles import profile_section
+from evolve.prompting.tasks import (
+    ANSWERS,
+    CROSSOVER,
+    DRAFT,
+    EDITS,
+    EXPLORE,
+    FENCED,
+    FORMS,
+    IMPROVE,
+    OPERATORS,
+    PARENTS,
+    PORT,
+    REPAIR,
+    SPECIALISE,
+    WHOLE,
+    answer_form,
+    task,
+)
+from evolve.prompting.text import clipped, listed, one_line, tokens
 from evolve.proposers.proposer import Candidate, Request
 
-DRAFT, IMPROVE, REPAIR = "draft", "improve", "repair"
-OPERATORS = (DRAFT, IMPROVE, REPAIR)
-MAX_CHARACTERS = 64_000  # of all the messages that `compose` returns together
-MAX_PARENTS, MAX_POPULATION, MAX_FAILURES = 2, 6, 6
+__all__ = [
+    "CROSSOVER", "DRAFT", "EDITS", "EXPLORE", "FENCED", "FORMS", "IMPROVE", "MAX_TOKENS", "OPERATORS", "PARENTS",
+    "PORT", "REPAIR", "SPECIALISE", "WHOLE", "Message", "answer_form", "ask_again", "compose", "estimated_tokens",
+]  # fmt: skip
 
-ANSWER = """\
-Answer with a sentence or two of reasoning, then exactly one fenced ```cuda block that holds the whole kernel, \
-from /*--- to the last line, with no parts left out."""
+MAX_TOKENS = 16_000  # of all the messages that `compose` returns together
+PER_MESSAGE = 8  # tokens that a server spends on a message beside its text
+SOURCES = (200_000, 20_000, 8_000)  # characters of a kernel, as long as there is room for them
+MANY, FEW = 12, 3  # kernels or failures that get a line each
+MAX_REPLY, MAX_LESSON = 20_000, 300
+LEFT_OUT = "(left out for lack of room)"
 
 
 @dataclass(frozen=True)
@@ -26,59 +49,90 @@ class Message:
 
 
 def compose(
-    request: Request, operator: str, parents: tuple[Candidate, ...], reference_source: str
+    request: Request,
+    operator: str,
+    parents: tuple[Candidate, ...],
+    reference_source: str,
+    form: str = FENCED,
+    max_tokens: int = MAX_TOKENS,
 ) -> tuple[Message, ...]:
-    """What to say to a model so that it applies the operator to the parents."""
-    if operator not in OPERATORS or bool(parents) == (operator == DRAFT):
-        raise ValueError(f"the operator {operator} cannot be applied to {len(parents)} kernels")
-    op = sections.op_section(request.op, request.device.kind, reference_source)
-    parts = [op, sections.device_section(request.device), *_at_hand(request, operator, parents)]
-    return (
-        Message("system", f"{genome.ROLE}\n\n{genome.rules()}"),
-        Message("user", "\n\n".join([*parts, f"# Your task\n{_task(operator, parents)}\n{ANSWER}"])),
-    )
+    """What to say to a model so that it applies the operator to the parents and answers in this form.
+
+    Parts that change seldom come first. Where all of it is too long, the parts that matter least are cut.
+    """
+    if PARENTS.get(operator) != len(parents) or form not in FORMS:
+        raise ValueError(f"the operator {operator} cannot be applied to {len(parents)} kernels, in the form {form}")
+    system = f"{genome.ROLE}\n\n{genome.rules()}"
+    asked = f"# Your task\n{task(request, operator, parents)}\n{ANSWERS[answer_form(operator, form)]}"
+    parts = [
+        *_stable(request, reference_source),
+        *_learned(request, operator, parents),
+        *_at_hand(request, operator, parents),
+        Part(Worth.NEEDED, (asked,)),
+    ]
+    texts = fitted(parts, max_tokens - tokens(system) - 2 * PER_MESSAGE)
+    return (Message("system", system), Message("user", "\n\n".join(text for text in texts if text)))
 
 
-def ask_again(reply: str, failure: str) -> tuple[Message, ...]:
+def ask_again(reply: str, failure: str, form: str = FENCED) -> tuple[Message, ...]:
     """What to add to a conversation whose reply held no kernel that can be read."""
     return (
-        Message("assistant", clipped(reply, sections.MAX_SOURCE) or "(nothing)"),
-        Message("user", f"No kernel could be read from this answer: {one_line(failure, 1000)}\n{ANSWER}"),
+        Message("assistant", clipped(reply, MAX_REPLY) or "(nothing)"),
+        Message("user", f"No kernel could be read from this answer: {one_line(failure, 1000)}\n{ANSWERS[form]}"),
     )
 
 
-def _at_hand(request: Request, operator: str, parents: tuple[Candidate, ...]) -> Iterator[str]:
-    if operator == REPAIR:
-        yield sections.failure_section(parents[0])
-    else:
-        for number, parent in enumerate(parents[:MAX_PARENTS], start=1):
-            title = "The parent" if len(parents) == 1 else f"Parent {number}"
-            yield sections.kernel_section(title, parent, sections.MAX_SOURCE // min(len(parents), MAX_PARENTS))
-    shown = {parent.kernel.id for parent in parents}
-    others = tuple(other for other in request.population if other.kernel.id not in shown)
-    if others and operator != REPAIR:
-        yield sections.population_section(others[:MAX_POPULATION])
-    failures = tuple(failure for failure in request.failures if failure.kernel.id not in shown)
-    if failures:
-        yield sections.failures_section(failures[:MAX_FAILURES])
+def estimated_tokens(messages: tuple[Message, ...]) -> int:
+    """About what a model's server will count, before it has been asked."""
+    return sum(tokens(message.content) + PER_MESSAGE for message in messages)
 
 
-def _task(operator: str, parents: tuple[Candidate, ...]) -> str:
-    if operator == DRAFT:
-        return (
-            "Write a kernel for this op from the reference alone. Decide first what bounds it (bytes, arithmetic or "
-            "launches), then choose a design that comes near that bound and differs from the kernels above, if any. "
-            "Correct comes before fast."
-        )
+def _stable(request: Request, reference_source: str) -> Iterator[Part]:
+    """The same for every question of a run."""
+    lengths = (sections.MAX_REFERENCE, sections.MAX_REFERENCE * 2 // 5)
+    op = tuple(sections.op_section(request.op, request.device, reference_source, length) for length in lengths)
+    yield Part(Worth.REFERENCE, op)
+    yield Part(Worth.NEEDED, (sections.device_section(request.device),))
+
+
+def _learned(request: Request, operator: str, parents: tuple[Candidate, ...]) -> Iterator[Part]:
+    """The same for all questions of a step, but for the failure that is being repaired."""
+    if request.lessons:
+        heading = "# Lessons of earlier attempts at this op on this device"
+        lines = [f"- {one_line(lesson, MAX_LESSON)}" for lesson in request.lessons]
+        few = "\n".join([heading, *listed(lines, FEW)])
+        yield Part(Worth.LESSONS, ("\n".join([heading, *lines]), few, f"{heading}\n{LEFT_OUT}"))
+    if request.population:
+        # Whoever is to find what nobody does yet must know what they do.
+        worth = Worth.SECOND_PARENT if operator == EXPLORE else Worth.POPULATION
+        shown = tuple(kernels.population_section(request.population, most) for most in (MANY, FEW))
+        yield Part(worth, (*shown, f"# The kernels that are alive\n{LEFT_OUT}"))
+    others = tuple(f for f in request.failures if f.kernel.id not in {parent.kernel.id for parent in parents})
+    if others:
+        shown = tuple(kernels.failures_section(others, most) for most in (MANY // 2, FEW))
+        yield Part(Worth.FAILURES, (*shown, f"# Attempts that failed\n{LEFT_OUT}"))
+
+
+def _at_hand(request: Request, operator: str, parents: tuple[Candidate, ...]) -> Iterator[Part]:
+    """What this one question is about."""
     if operator == REPAIR:
-        return (
-            "Find the cause of this failure and repair it with the smallest change that keeps the kernel's idea. "
-            "Give up the idea only if it cannot work here."
-        )
-    weak = sections.weakest(parents[0].evaluation)
-    there = f" Most is to be gained at {one_line(weak.workload, sections.MAX_WORKLOAD)}." if weak else ""
-    return (
-        f"Make the parent faster.{there} Name its one main bottleneck, then make one change that removes it, and leave "
-        "the rest as it is. The result must differ from the parent in more than its knobs: those are tuned elsewhere. "
-        "Say in `note` what is new."
-    )
+        longest, *shorter = SOURCES
+        full = kernels.failure_section(parents[0], longest)
+        brief = kernels.MAX_LOG // 3
+        rest = (kernels.failure_section(parents[0], length, brief) for length in (longest, *shorter))
+        yield Part(Worth.PARENT, (full, *rest))
+        return
+    for number, parent in enumerate(parents):
+        title = "The donor" if operator == PORT else "The parent" if len(parents) == 1 else f"Parent {number + 1}"
+        worth = Worth.SECOND_PARENT if number else Worth.PARENT
+        measurements = (kernels.MAX_MEASUREMENTS, kernels.MAX_MEASUREMENTS, kernels.MAX_MEASUREMENTS // 3)
+        shown = [
+            kernels.kernel_section(title, parent, request.op, length, most)
+            for length, most in zip(SOURCES, measurements, strict=True)
+        ]
+        yield Part(worth, (*shown, f"# {title}: {kernels.idea(parent.kernel)}\n{LEFT_OUT}") if number else tuple(shown))
+        if parent.profiles and operator != PORT:
+            whole, least = (profile_section(title, parent, request.op, brief=brief) for brief in (False, True))
+            yield Part(Worth.PROFILES, (whole, least, f"# {title} as the profiler saw it\n{LEFT_OUT}"))
+    if operator == CROSSOVER:
+        yield Part(Worth.SECOND_PARENT, (kernels.versus_section(*parents),))

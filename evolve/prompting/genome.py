@@ -58,40 +58,84 @@ x [rows, cols], out [rows, cols] and a float parameter `shift`:
 op         = str                    the op's name (required)
 note       = str                    the idea in one sentence
 when       = bool                   the workloads this kernel accepts, over dims, integer parameters and \
-itemsize(tensor); PyTorch runs the others
+itemsize(tensor) alone; PyTorch runs the others
 dtypes     = [str]                  the dtypes it accepts; left out: all the op's
-specialize = [names]                dims, integer parameters or lets that become compile-time constants
-require    = [bool]                 legal knob settings, over knobs, lets and sms too
+specialize = [names]                dims, integer parameters, lets or `sms` that become compile-time constants
+require    = [bool]                 legal knob settings, over knobs, lets and `sms` too
 [knobs]     NAME = [int, ...]       UPPERCASE tuning macros; the first value is the default, every listed one must work
-[let]       name = int              named integers, in order
+[let]       name = int              named integers, in order; each may use those before it
 [workspace] name = {{ shape = [int], dtype = "float32", zero = false }}    scratch memory; dtype may name a tensor
-[[launch]]                          one or more, run in order; all keys above stand before the first [table]
+[[launch]]                          one or more, run in order, each sees what those before it wrote
 entry = str                         the extern "C" __global__ function
-grid, block = [int, ...]            one to three sizes; a grid of 0 skips the launch
+grid, block = [int, ...]            one to three sizes, x first; a grid of 0 skips the launch
 shared = int                        bytes of dynamic shared memory; above 48 KB is set up for you
-args = [...]                        in the function's order: tensor, workspace, integer or float parameter, or \
-["a", "b"], which arrives by value as List<const a_t*, 2>
-cooperative = bool                  the whole grid is resident at once
-int is a TOML integer or a string with + - * // % min max ceil_div itemsize(tensor) over dims, parameters, knobs, \
-lets and `sms` (multiprocessors). bool is a string of integer comparisons with and, or, not. No / ** floats or other \
-calls. Unknown keys are errors. Not available yet: tensor_maps (TMA), overlap, library.
+args = [...]                        in the function's order: tensor, workspace, float parameter, integer, or \
+["a", "b"], which arrives by value as List<const a_t*, 2> and is read as list[0], list[1]
+cooperative = bool                  the whole grid is resident at once, so that its blocks may wait for each other
+- int is a TOML integer or a string with + - * // % min max ceil_div itemsize(tensor) over dims, parameters, knobs, \
+lets and `sms` (multiprocessors). bool is a string of integer comparisons with and, or, not. No / ** floats, \
+conditionals or other calls.
+- `op` to `require` stand above the first [table]. Unknown keys are errors. A new name is a C identifier that the op \
+does not use already. A float parameter cannot be specialised: pass it in `args`.
+- Limits: 1024 threads a block, z of it 64; y and z of a grid 65535; shared memory as the device has it; at most 64 \
+values a knob, 400 characters an expression, 20,000 a plan. A workload at which the default knobs break one is not run.
+- Not available yet: tensor_maps (TMA descriptors), overlap, library.
+
+Two launches that share scratch memory, as they stand in a plan:
+
+```toml
+[let]
+parts = "ceil_div(cols, 4096)"
+
+[workspace]
+partial = {{ shape = ["rows", "parts"], dtype = "float32" }}
+
+[[launch]]
+entry = "sum_parts"
+grid = ["parts", "rows"]
+block = [256]
+shared = "256 * 4"
+args = ["x", "partial", "cols", "parts"]
+
+[[launch]]
+entry = "finish"
+grid = ["rows"]
+block = [32]
+args = ["partial", "out", "parts"]
+```
 
 # The device code
-- For each tensor and workspace NAME its element type is `NAME_t` (float, __half, __nv_bfloat16, double, long long, \
-int, ...), so one text serves several dtypes. Accumulate in float.
+- For each tensor and workspace NAME its element type is `NAME_t`: float32 is float, float16 __half, bfloat16 \
+__nv_bfloat16, float64 double, int64 long long, int32 int, int16 short, int8 signed char, uint8 unsigned char, bool \
+bool. So one text serves several dtypes. `float(value)` and `NAME_t(number)` convert. Accumulate in float.
 - Specialised names are `constexpr` and need no argument; branch on them with `if constexpr`. Only knobs are macros: \
 `#if` on anything else is an error.
-- C++17, compiled by NVRTC. INFINITY, NAN, FLT_MAX, int32_t, int64_t and the fp16 and bf16 types are there without an \
-include; <math.h>, <stdint.h>, <cuda_fp16.h>, <cuda_bf16.h>, <mma.h> may be included. Avoid cooperative_groups, \
-cuda/std and cub (seconds to compile); there is no C++ standard library.
-- Integer arguments are int or long long, float parameters float or double. Index with long long where a tensor may \
+- An entry is extern "C", so no template itself; its helpers may be. A tensor arrives as `const NAME_t*` or, for \
+outputs and workspace, `NAME_t*`; an integer as int or long long, a float parameter as float or double. The \
+number and the sizes of the arguments are checked.
+- C++17, compiled by NVRTC. There without an include: INFINITY, NAN, FLT_MAX, INT_MAX and the like, M_PI, int8_t to \
+uint64_t, the fp16 and bf16 types with their intrinsics, `List`. <math.h>, <stdint.h>, <float.h>, <cuda_fp16.h>, \
+<cuda_bf16.h>, <mma.h> may be included. Avoid cooperative_groups, cuda/std and cub (seconds to compile); there is no \
+C++ standard library (no std::), and no header of your own.
+- Dynamic shared memory is `extern __shared__ T name[];`, static is at most 48 KB.
+- Blocks of a cooperative launch meet at a counter in workspace with zero = true: after __syncthreads(), thread 0 does \
+__threadfence(), atomicAdd, and waits until all blocks have been counted, then __syncthreads() again.
+- Tensors are contiguous, row-major and begin at a multiple of 16 bytes, so a 16-byte access (float4, uint4, or a \
+struct alignas(16)) inside a row needs `cols * itemsize(x) % 16 == 0`. Index with long long where a tensor may \
 exceed 2^31 elements.
-- Tensors are contiguous, row-major, aligned to 16 bytes and do not overlap. Inputs are read-only.
-- Write every element of every output: they arrive filled with garbage, and so does workspace unless zero = true. \
-Touch nothing outside the buffers; they are surrounded by guards.
-- Each call stands alone: keep nothing in __device__ variables between calls, and give the same result each time.
-- Be right for every workload that `when` accepts, also 1, odd sizes, primes and tile sizes plus or minus one. \
-Either handle tails or narrow `when`.
+
+# What is checked
+- Every output element must be written in every call: outputs arrive filled with garbage, and so does workspace \
+unless zero = true. Right means close to PyTorch in float64 for inputs of many kinds (normal, large, tiny, constant \
+rows and others), at every workload that `when` accepts, also ones you are not shown: 1, odd sizes, primes, tile sizes \
+plus or minus one. Either handle tails or narrow `when`.
+- Inputs are read-only. Touch nothing outside the buffers, not even by reading: guards lie round them, and a sanitizer \
+looks for stray accesses, races and values read before they were written.
+- Each call stands alone: no __device__ or static variable that is written (constant tables are fine), no malloc or \
+new. A result that is remembered, guessed or computed from part of the inputs counts as cheating, and so does a time \
+shorter than reading the inputs takes.
+- Prefer the same bits each time: floating-point atomics make results differ from call to call, which is recorded.
+- Then it is timed at the listed workloads with a cold L2 cache. What is faster anywhere survives.
 """
 
 

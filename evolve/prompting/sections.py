@@ -1,108 +1,113 @@
-"""The parts of a prompt that change: the op, the device, the kernels at hand and what went wrong."""
+"""The parts of a prompt that stay as they are for a whole run: the op with its cost model, and the device."""
 
 import math
+from collections.abc import Iterator
 
-from archive.kernel import Kernel
-from archive.records import DeviceInfo, Evaluation, Measurement, Resources
-from evolve.prompting.text import clipped, fenced, flops, nbytes, one_line
-from evolve.proposers.proposer import Candidate
+from archive.records import DeviceInfo
+from evolve.prompting.text import clipped, fenced, flops, listed, nbytes, one_line, us
 from reference_ops.op import Op, TensorSpec, Tolerance, Workload
 
-MAX_REFERENCE, MAX_SOURCE, MAX_LOG, MAX_NOTE, MAX_REASON = 10_000, 20_000, 5_000, 240, 360
-MAX_WORKLOADS, MAX_AWKWARD, MAX_MEASUREMENTS, MAX_TENSORS = 20, 12, 16, 40
-MAX_WORKLOAD = 200
+MAX_REFERENCE, MAX_NOTE = 10_000, 240
+MAX_WORKLOADS, MAX_AWKWARD, MAX_TENSORS = 20, 12, 40
+MAX_WORKLOAD = 160
 GPU_GOAL = "sm_90a"
+REGISTERS, THREADS, BLOCKS = 65_536, 2048, 32  # of a multiprocessor, on every GPU since Volta but for the smallest
+SMALL_ARCHS = ("sm_75", "sm_86", "sm_87", "sm_89", "sm_120")  # those that hold fewer threads
+# What the inputs of a check are like, by the names that `reference_ops.values` gives them.
+VALUES = {
+    "uniform": "uniform in 0..1, so that sums grow",
+    "large": "large (exponentials overflow)",
+    "heavy_tail": "heavy-tailed (a few elements make up most of a sum)",
+    "shifted": "far from zero (each row has its own centre, up to some hundreds below or above)",
+    "integers": "small integers (the result must be exact)",
+    "constant": "constant rows (variance 0)",
+    "masked": "half of each row -inf",
+    "ties": "many equal values, zeros of both signs",
+    "tiny": "tiny, down to subnormal",
+}
 
 
-def op_section(op: Op, device_kind: str, reference_source: str) -> str:
-    workloads = op.workloads(device_kind)
+def op_section(op: Op, device: DeviceInfo, reference_source: str, characters: int = MAX_REFERENCE) -> str:
     derived = f" (derived: {', '.join(op.derived)})" if op.derived else ""
     parts = [f"# The op: {op.name}"]
     if op.note:
         parts.append(one_line(op.note, MAX_NOTE))
     if reference_source.strip():
-        parts += ["The PyTorch reference:", fenced("python", clipped(reference_source, MAX_REFERENCE))]
+        parts += ["The PyTorch reference:", fenced("python", clipped(reference_source, characters))]
     parts += [
         "Tensors, by the names a plan uses:",
-        *(_tensor_line(tensor, "input") for tensor in op.inputs[:MAX_TENSORS]),
-        *(_tensor_line(tensor, "output") for tensor in op.outputs[:MAX_TENSORS]),
-        f"Dims: {', '.join(op.dims) or 'none'}{derived}.",
+        *listed([_tensor_line(tensor, "input") for tensor in op.inputs], MAX_TENSORS),
+        *listed([_tensor_line(tensor, "output") for tensor in op.outputs], MAX_TENSORS),
+        f"Dims: {one_line(', '.join(op.dims), 1000) or 'none'}{derived}.",
         f"Parameters: {_parameters(op)}.",
         f"Dtypes: {', '.join(op.dtypes)}.",
-        "Workloads (timed; the figures are what any kernel must at least do):",
-        *_listed([_workload_line(op, workload) for workload in workloads], MAX_WORKLOADS),
+        "Workloads, all timed, with what any kernel must at least do there:",
+        *listed([f"- {_workload_line(op, workload, device)}" for workload in op.workloads(device.kind)], MAX_WORKLOADS),
     ]
     if op.awkward:
-        parts.append("Checked too, where `when` accepts them, but not timed:")
-        parts += _listed([f"- {one_line(w.key, MAX_WORKLOAD)}" for w in op.awkward], MAX_AWKWARD)
-    return "\n".join([*parts, _tolerance(op.tolerance)])
+        parts.append("Checked too, where `when` accepts them, but not timed (other shapes are drawn at random):")
+        parts += listed([f"- {one_line(w.key, MAX_WORKLOAD)}" for w in op.awkward], MAX_AWKWARD)
+    values = "; ".join(["normal", *(VALUES.get(name, name) for name in op.values)])
+    return "\n".join([*parts, f"Inputs are drawn: {values}.", _tolerance(op.tolerance)])
 
 
 def device_section(info: DeviceInfo) -> str:
     if info.kind != "cuda":
         return (
-            f"# The device: {info.name} ({info.kind})\n"
+            f"# The device: {one_line(info.name, MAX_NOTE)} ({info.kind})\n"
             "Kernels run here on an emulator: threads are simulated on a CPU, so every time below is a CPU time of the "
             "emulator and says little about a GPU. It has no inline PTX, wmma or asynchronous copies. The goal is "
             f"still a kernel that is good on a GPU such as arch {GPU_GOAL}: coalesced, few barriers, enough blocks.\n"
             f"Limits: {_limits(info)}."
         )
+    lines = [f"# The device: {info.name} ({info.kind})", f"Limits: arch {info.arch}, {_limits(info)}."]
+    if not info.arch.startswith(SMALL_ARCHS):
+        lines.append(
+            f"A multiprocessor has {REGISTERS} registers and holds {THREADS} threads in at most {BLOCKS} blocks, so "
+            f"all its threads fit only up to {REGISTERS // THREADS} registers a thread."
+        )
     rates = [f"copy bandwidth {info.copy_gb_s:.0f} GB/s"] if info.copy_gb_s else []
     rates += [f"{dtype} matrix products {rate:.0f} TFLOP/s" for dtype, rate in info.tflops]
-    measured = f"\nMeasured: {', '.join(rates)}." if rates else ""
-    return f"# The device: {info.name} ({info.kind})\nLimits: arch {info.arch}, {_limits(info)}.{measured}"
+    return "\n".join([*lines, *([f"Measured: {', '.join(rates)}."] if rates else [])])
 
 
-def kernel_section(title: str, candidate: Candidate, characters: int = MAX_SOURCE) -> str:
-    """A kernel with its whole text and the verdict on it."""
-    source = fenced("cuda", clipped(candidate.kernel.text, characters))
-    return f"# {title}\n{source}\n{_verdict(candidate.evaluation)}"
-
-
-def failure_section(candidate: Candidate) -> str:
-    """A failed kernel with its outcome and as much of its log as there is room for."""
-    source = fenced("cuda", clipped(candidate.kernel.text, MAX_SOURCE))
-    log = fenced("text", clipped(candidate.evaluation.log or "(no log)", MAX_LOG))
-    return f"# Repair this kernel\n{source}\nIt failed: {candidate.evaluation.outcome}.\n{log}"
-
-
-def population_section(candidates: tuple[Candidate, ...]) -> str:
-    lines = [f"- {_idea(c.kernel)}: {_summary(c.evaluation)}" for c in candidates]
-    return "\n".join(["# Other kernels that passed, fittest first", *lines])
-
-
-def failures_section(candidates: tuple[Candidate, ...]) -> str:
-    lines = [f"- {_idea(c.kernel)}: {c.evaluation.outcome}: {_reason(c.evaluation)}" for c in candidates]
-    return "\n".join(["# Attempts that failed: do not repeat their mistakes", *lines])
-
-
-def weakest(evaluation: Evaluation) -> Measurement | None:
-    """The workload with most to gain: furthest from the speed of light, or with the least speedup."""
-    return min(
-        evaluation.measurements,
-        key=lambda m: m.speedup if m.share_of_light is None else m.share_of_light,
-        default=None,
-    )
+def least_us(op: Op, workload: Workload, device: DeviceInfo) -> tuple[float, float]:
+    """The speed of light by bytes and by arithmetic, the way the share of it is measured; 0 where no rate is known."""
+    bytes_us = op.least_bytes(workload) / (device.copy_gb_s * 1e3) if device.copy_gb_s else 0.0
+    peak = dict(device.tflops).get("float32", math.inf)
+    return bytes_us, op.flops(op.sizes(workload)) / (peak * 1e6)
 
 
 def _tensor_line(tensor: TensorSpec, role: str) -> str:
     dtype = tensor.dtype or "the workload's dtype"
-    return f"- {tensor.name} [{', '.join(tensor.dims)}]: {role}, {dtype}"
+    return f"- {tensor.name} [{one_line(', '.join(tensor.dims), MAX_WORKLOAD)}]: {role}, {dtype}"
 
 
 def _parameters(op: Op) -> str:
     named = (f"{name} ({type(value).__name__}, {value} at first)" for name, value in op.parameters.items())
-    return ", ".join(named) or "none"
+    return one_line(", ".join(named), 1000) or "none"
 
 
-def _workload_line(op: Op, workload: Workload) -> str:
+def _workload_line(op: Op, workload: Workload, device: DeviceInfo) -> str:
     read, written = op.bytes_of(op.inputs, workload), op.bytes_of(op.outputs, workload)
-    work = flops(op.flops(op.sizes(workload)))
-    return f"- {one_line(workload.key, MAX_WORKLOAD)}: reads {nbytes(read)}, writes {nbytes(written)}, {work}"
+    needs = [f"read {nbytes(read)}", f"write {nbytes(written)}", flops(op.flops(op.sizes(workload)))]
+    return f"{one_line(workload.key, MAX_WORKLOAD)}: {', '.join(needs)}{''.join(_floor(op, workload, device))}"
 
 
-def _listed(lines: list[str], most: int) -> list[str]:
-    return lines if len(lines) <= most else [*lines[:most], f"- and {len(lines) - most} more"]
+def _floor(op: Op, workload: Workload, device: DeviceInfo) -> Iterator[str]:
+    """Which side of the roofline the workload is on, where the rates are known."""
+    bytes_us, arithmetic_us = least_us(op, workload, device)
+    if not bytes_us:
+        return
+    yield f"; {us(bytes_us)} for the bytes"
+    rates = dict(device.tflops)
+    if "float32" in rates:
+        yield f", {us(arithmetic_us)} for the arithmetic in float32"
+    if workload.dtype != "float32" and workload.dtype in rates:
+        tensor_us = op.flops(op.sizes(workload)) / (rates[workload.dtype] * 1e6)
+        yield f", {us(tensor_us)} for it on tensor cores"
+        arithmetic_us = min(arithmetic_us, tensor_us) if "float32" in rates else tensor_us
+    yield f": bound by {'memory' if bytes_us >= arithmetic_us else 'arithmetic'}"
 
 
 def _tolerance(tolerance: Tolerance) -> str:
@@ -118,48 +123,3 @@ def _tolerance(tolerance: Tolerance) -> str:
 def _limits(info: DeviceInfo) -> str:
     cache = f", {nbytes(info.l2_bytes)} of L2" if info.l2_bytes else ""
     return f"{info.sms} multiprocessors (`sms`), {nbytes(info.shared_bytes)} of shared memory per block{cache}"
-
-
-def _verdict(evaluation: Evaluation) -> str:
-    if not evaluation.passed:
-        return f"It failed: {evaluation.outcome}.\n{fenced('text', clipped(evaluation.log, MAX_LOG))}"
-    lines = ["It passed. Measured:", *_listed([_measured(m) for m in evaluation.measurements], MAX_MEASUREMENTS)]
-    lines += [f"- not accepted: {one_line(key, MAX_WORKLOAD)}" for key in evaluation.skipped[:MAX_MEASUREMENTS]]
-    lines += [_resources(spent) for spent in evaluation.resources[:MAX_MEASUREMENTS]]
-    if evaluation.deterministic is False:
-        lines.append("Its results differ from call to call.")
-    if evaluation.log.strip():
-        lines += ["The compiler says:", fenced("text", clipped(evaluation.log, MAX_LOG // 3))]
-    return "\n".join(lines)
-
-
-def _measured(m: Measurement) -> str:
-    best = min((time for time in (m.compile_us, m.autotune_us) if time), default=None)
-    compiled = f", torch.compile {best:.2f}" if best else ""
-    light = f", {m.share_of_light:.0%} of the speed of light ({m.floor_us:.2f})" if m.share_of_light else ""
-    return (
-        f"- {one_line(m.workload, MAX_WORKLOAD)}: {m.median_us:.2f} us (95 %: {m.low_us:.2f} to {m.high_us:.2f}); "
-        f"eager {m.eager_us:.2f}{compiled}; speedup {m.speedup:.2f}{light}"
-    )
-
-
-def _resources(spent: Resources) -> str:
-    spilled = f", {spent.local_bytes} bytes of local memory (spills or indexed arrays)" if spent.local_bytes else ""
-    shared = f"{spent.shared_bytes} bytes of static shared memory"
-    return f"- {one_line(spent.entry, 80)}: {spent.registers} registers, {shared}{spilled}"
-
-
-def _idea(kernel: Kernel) -> str:
-    return one_line(kernel.plan.note or kernel.plan.launches[0].entry or "a kernel without a note", MAX_NOTE)
-
-
-def _summary(evaluation: Evaluation) -> str:
-    speedups = [m.speedup for m in evaluation.measurements]
-    if not speedups:
-        return str(evaluation.outcome)
-    mean = math.exp(sum(math.log(max(s, 1e-9)) for s in speedups) / len(speedups))
-    return f"speedup {mean:.2f} (geometric mean of {len(speedups)} workloads)"
-
-
-def _reason(evaluation: Evaluation) -> str:
-    return one_line(evaluation.log or "no log", MAX_REASON)

@@ -2,6 +2,14 @@
 
 import re
 
+FENCE = re.compile(r"`{3,}|~{3,}")
+BYTES_PER_TOKEN = 3  # of CUDA code, full of short names and signs; prose has more
+
+
+def tokens(text: str) -> int:
+    """About how many tokens a model's server will count; rather too many than too few."""
+    return -(-len(text.encode(errors="replace")) // BYTES_PER_TOKEN)
+
 
 def clipped(text: str, characters: int) -> str:
     """The beginning and the end of a text that is too long, with a mark between."""
@@ -21,8 +29,15 @@ def fenced(language: str, text: str) -> str:
 
 
 def one_line(text: str, characters: int) -> str:
-    joined = " ".join(text.split())
-    return joined if len(joined) <= characters else f"{joined[: characters - 3]}..."
+    """Without line breaks, and without fences, which nothing that stands outside a block may hold."""
+    begin = text[: 4 * characters]  # a log may have megabytes
+    joined = " ".join(FENCE.sub("''", begin).split())
+    whole = len(joined) <= characters and len(begin) == len(text)
+    return joined if whole else f"{joined[: characters - 3]}..."
+
+
+def listed(lines: list[str], most: int) -> list[str]:
+    return lines if len(lines) <= most else [*lines[:most], f"- and {len(lines) - most} more"]
 
 
 def size(count: float, units: tuple[str, ...], step: int) -> str:
@@ -34,9 +49,18 @@ def size(count: float, units: tuple[str, ...], step: int) -> str:
     return f"{count:.4g} {units[-1]}"
 
 
-def nbytes(count: int) -> str:
+def nbytes(count: float) -> str:
     return size(count, ("B", "KiB", "MiB", "GiB"), 1024)
 
 
 def flops(count: float) -> str:
     return size(count, ("flop", "kflop", "Mflop", "Gflop", "Tflop"), 1000)
+
+
+def us(time_us: float) -> str:
+    return f"{time_us:.0f} us" if time_us >= 1000 else f"{time_us:.4g} us"
+
+
+def times(ratio: float) -> str:
+    """Two figures after the point, or where that leaves nothing the first two that are not zero."""
+    return f"{ratio:.2f}x" if ratio >= 0.1 else f"{ratio:.2g}x"

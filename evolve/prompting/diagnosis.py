@@ -1,0 +1,114 @@
+"""What can be said of a kernel without running it, from what it was compiled to and from its plan."""
+
+from collections.abc import Iterator
+
+from archive.binding import Bound, IllegalError, accepts, bind
+from archive.kernel import Kernel
+from archive.plan import PlanError
+from archive.records import DeviceInfo, Evaluation, Resources, Traits
+from evolve.niches import niche
+from evolve.points import point
+from evolve.prompting.sections import BLOCKS, REGISTERS, THREADS, least_us
+from evolve.prompting.text import nbytes, one_line
+from reference_ops.op import Op
+
+WIDEST_ACCESS = 16
+HALVES = ("bfloat16", "float16")
+SPARSE = 0.5  # the share of a multiprocessor's threads below which occupancy is worth a word
+RESERVED_BYTES = 1024  # of shared memory that each block takes beside its own, on sm_80 and later
+
+
+def form(traits: Traits) -> str:
+    """What kind of kernel this is after compilation, in a few words."""
+    return str(niche(traits))
+
+
+def diagnosis(kernel: Kernel, evaluation: Evaluation, op: Op) -> tuple[str, ...]:
+    """The faults that show before any measurement, a sentence each; `op` may be another than the kernel's."""
+    found = list(_spilled(evaluation.resources))
+    if traits := evaluation.traits:
+        found += [*_narrow(traits), *_sparse(traits, evaluation.device)]
+        if traits.launches > 1:
+            found.append(
+                f"{traits.launches} launches: what passes between them goes through memory, and each has its own start "
+                "and end."
+            )
+    if kernel.op == op.name and evaluation.device.kind == "cuda":
+        found += _without_tensor_cores(evaluation, op)
+        found += _few_blocks(kernel, evaluation, op)
+    return tuple(found)
+
+
+def _spilled(resources: tuple[Resources, ...]) -> Iterator[str]:
+    for spent in resources:
+        if spent.local_bytes:
+            yield (
+                f"`{one_line(spent.entry, 80)}` keeps {nbytes(spent.local_bytes)} a thread in local memory: registers "
+                "that were spilled, or an array indexed at run time."
+            )
+
+
+def _narrow(traits: Traits) -> Iterator[str]:
+    loads, stores = traits.load_bytes, traits.store_bytes
+    alike = loads == stores
+    for what, width in (("Loads and stores", loads),) if alike else (("Loads", loads), ("Stores", stores)):
+        if 0 < width < WIDEST_ACCESS:
+            yield (
+                f"{what} in global memory are {width} bytes wide at most: 16-byte ones would take "
+                f"{WIDEST_ACCESS // width} times fewer instructions and have more bytes on their way at once."
+            )
+
+
+def _sparse(traits: Traits, device: DeviceInfo) -> Iterator[str]:
+    if not 0 < traits.occupancy < SPARSE:
+        return
+    warps = -(-traits.threads // 32)
+    blocks = {
+        "registers": REGISTERS // max(1, -(-traits.registers // 8) * 8 * 32 * warps),
+        "shared memory": (device.shared_bytes + RESERVED_BYTES) // (traits.shared_bytes + RESERVED_BYTES),
+        "the size of its blocks": min(BLOCKS, THREADS // max(1, traits.threads)),
+    }
+    limit = min(blocks, key=lambda name: blocks[name])
+    yield (
+        f"Occupancy is at most {traits.occupancy:.0%} of a multiprocessor's threads, limited by {limit} "
+        f"({traits.threads} threads a block, {traits.registers} registers a thread, "
+        f"{nbytes(traits.shared_bytes)} of shared memory a block)."
+    )
+
+
+def _without_tensor_cores(evaluation: Evaluation, op: Op) -> Iterator[str]:
+    device, traits = evaluation.device, evaluation.traits
+    timed = {measurement.workload for measurement in evaluation.measurements}
+    for workload in () if traits is None or traits.tensor_cores else op.workloads(device.kind):
+        bytes_us, arithmetic_us = least_us(op, workload, device)
+        if workload.key in timed and workload.dtype in HALVES and arithmetic_us > bytes_us > 0:
+            yield (
+                f"It does without tensor cores, though in {workload.dtype} at {one_line(workload.key, 160)} arithmetic "
+                "takes longer than moving the bytes."
+            )
+            return
+
+
+def _few_blocks(kernel: Kernel, evaluation: Evaluation, op: Op) -> Iterator[str]:
+    """Where a launch leaves multiprocessors idle, at the first workload that was timed."""
+    info = evaluation.device
+    timed = {measurement.workload for measurement in evaluation.measurements}
+    for workload in op.workloads(info.kind):
+        bound = _bound(kernel, op, workload.key, info) if workload.key in timed else None
+        for launch in bound.launches if bound else ():
+            blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
+            if blocks < info.sms:
+                yield (
+                    f"`{one_line(launch.entry, 80)}` has {blocks} blocks for {info.sms} multiprocessors at "
+                    f"{one_line(workload.key, 160)}: the others are idle."
+                )
+                return
+
+
+def _bound(kernel: Kernel, op: Op, key: str, info: DeviceInfo) -> Bound | None:
+    workload = next(workload for workload in op.workloads(info.kind) if workload.key == key)
+    place = point(op, workload, info)
+    try:
+        return bind(kernel, place) if accepts(kernel, place) else None
+    except (PlanError, IllegalError):
+        return None

@@ -1,0 +1,73 @@
+"""The rules that every prompt begins with, against what the grammar and the compiler really accept."""
+
+import re
+
+import pytest
+from small_op import GPU, KERNEL, KERNEL_TEXT, OP
+
+from archive import binding, plan_reader
+from archive.binding import bind
+from archive.kernel import parse_for
+from evolve.devices.cuda.prelude import EMPTY_HEADERS, PRELUDE
+from evolve.devices.prelude import C_TYPES
+from evolve.points import point, signature
+from evolve.prompting.genome import rules
+from reference_ops.op import Workload
+
+(SECOND_EXAMPLE,) = re.findall(r"```toml\n(.*?)```", rules(), re.DOTALL)
+TWO_LAUNCHES = f"""\
+/*---
+op = "center_rows"
+
+{SECOND_EXAMPLE}---*/
+extern "C" __global__ void sum_parts() {{}}
+"""
+
+
+def test_the_example_is_a_kernel() -> None:
+    assert parse_for(KERNEL_TEXT, signature(OP)).text == KERNEL_TEXT
+
+
+@pytest.mark.parametrize("workload", OP.gpu, ids=lambda workload: workload.dtype)
+def test_the_example_compiles(workload: Workload) -> None:
+    pytest.importorskip("cupy")
+    from evolve.devices.cuda.compiler import compile_cubin
+
+    assert compile_cubin(bind(KERNEL, point(OP, workload, GPU)), GPU.arch).image
+
+
+def test_the_example_of_two_launches_is_a_plan() -> None:
+    kernel = parse_for(TWO_LAUNCHES, signature(OP))
+    bound = bind(kernel, point(OP, OP.gpu[0], GPU))
+    assert [(launch.entry, launch.grid) for launch in bound.launches] == [
+        ("sum_parts", (1, 8192, 1)),
+        ("finish", (8192, 1, 1)),
+    ]
+
+
+def test_every_key_of_a_plan_is_explained() -> None:
+    keys = "op note when dtypes specialize require [knobs] [let] [workspace] [[launch]] entry grid block shared args"
+    assert [key for key in [*keys.split(), "cooperative"] if f"\n{key}" not in rules()] == []
+
+
+@pytest.mark.parametrize("dtype", C_TYPES)
+def test_every_dtype_is_told_with_its_type_in_c(dtype: str) -> None:
+    assert re.search(rf"\b{dtype} (is )?{C_TYPES[dtype]}\b", rules())
+
+
+def test_limits_are_those_that_are_kept() -> None:
+    threads, (_, _, deep), (_, most, _) = binding.MAX_THREADS, binding.MAX_BLOCK, binding.MAX_GRID
+    assert f"{threads} threads a block, z of it {deep}; y and z of a grid {most}" in rules()
+    assert f"at most {plan_reader.MAX_KNOB_VALUES} values a knob" in rules()
+
+
+@pytest.mark.parametrize("header", ["math.h", "stdint.h", "float.h"])
+def test_headers_of_the_host_that_may_be_included_are_there(header: str) -> None:
+    assert f"<{header}>" in rules()
+    assert header in EMPTY_HEADERS
+
+
+@pytest.mark.parametrize("name", ["INFINITY", "NAN", "FLT_MAX", "INT_MAX", "M_PI", "int8_t", "uint64_t", "List"])
+def test_names_that_are_said_to_be_there_are(name: str) -> None:
+    assert name in rules()
+    assert re.search(rf"\b{name}\b", PRELUDE)

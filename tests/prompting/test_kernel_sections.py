@@ -1,0 +1,168 @@
+"""What is said of a kernel besides its times: faults that show without running it, counters, causes of failures."""
+
+from dataclasses import replace
+
+import pytest
+from prompted import GPU, SLOW, alive, profiled, traits
+from small_op import BROKEN_TEXT, COMPILE_ERROR, KERNEL, OP, SLOW_TEXT
+
+from archive.kernel import parse
+from archive.records import Evaluation, Outcome, Resources, Traits
+from evolve import counters as c
+from evolve.evaluation.timing import floor_us
+from evolve.population import weakest
+from evolve.prompting.diagnosis import diagnosis
+from evolve.prompting.hints import AT, HINTS, complaints, hint
+from evolve.prompting.kernels import weakest_workload
+from evolve.prompting.profiles import profile_section
+from evolve.prompting.sections import VALUES, least_us, op_section
+from evolve.proposers.proposer import Candidate, Request
+from reference_ops.op import Workload
+from reference_ops.values import DRAWS, NORMAL
+
+WIDE = traits(load_bytes=16)
+
+
+def said_of(of: Traits, *resources: Resources) -> str:
+    evaluation = replace(alive(KERNEL, GPU, 21.5).evaluation, traits=of, resources=resources)
+    return "\n".join(diagnosis(KERNEL, evaluation, OP))
+
+
+def test_nothing_is_said_of_a_kernel_without_faults() -> None:
+    assert said_of(WIDE) == ""
+
+
+def test_narrow_loads_and_stores_are_named() -> None:
+    assert said_of(traits(load_bytes=4)).startswith("Loads and stores in global memory are 4 bytes wide at most: ")
+
+
+def test_narrow_stores_alone_are_named() -> None:
+    assert said_of(replace(WIDE, store_bytes=8)).startswith("Stores in global memory are 8 bytes wide at most: ")
+
+
+def test_a_kernel_that_loads_nothing_has_no_narrow_loads() -> None:
+    assert said_of(replace(WIDE, load_bytes=0)) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "limit"),
+    [
+        ({"registers": 128}, "registers"),
+        ({"shared_bytes": 100_000}, "shared memory"),
+        ({"threads": 16}, "the size of its blocks"),
+    ],
+)
+def test_low_occupancy_is_told_with_its_limit(changed: dict[str, int], limit: str) -> None:
+    sparse = replace(WIDE, occupancy=0.25, **changed)  # type: ignore[arg-type]
+    assert f"Occupancy is at most 25% of a multiprocessor's threads, limited by {limit} (" in said_of(sparse)
+
+
+def test_spills_are_told_with_their_size() -> None:
+    assert "`center_rows` keeps 96 B a thread in local memory" in said_of(WIDE, Resources("center_rows", 255, 0, 96))
+
+
+def test_several_launches_are_told() -> None:
+    assert said_of(replace(WIDE, launches=3)).startswith("3 launches: ")
+
+
+def test_a_grid_smaller_than_the_gpu_is_told() -> None:
+    kernel = parse(SLOW_TEXT.replace("block = [64]", "block = [128]").replace("rows, 64", "rows, 128"))
+    evaluation = replace(alive(kernel, GPU, 34.0).evaluation, traits=WIDE)
+    assert "`center` has 64 blocks for 132 multiprocessors at rows=8192" in "\n".join(diagnosis(kernel, evaluation, OP))
+
+
+@pytest.mark.parametrize(("tensor_cores", "told"), [(False, True), (True, False)])
+def test_arithmetic_in_half_precision_without_tensor_cores_is_told(tensor_cores: bool, told: bool) -> None:
+    op = replace(OP, flops=lambda dims: 100_000 * dims["rows"] * dims["cols"])
+    evaluation = alive(SLOW, GPU, 34.0, 90.0).evaluation
+    evaluation = replace(evaluation, traits=replace(WIDE, tensor_cores=tensor_cores))
+    assert any("without tensor cores" in sentence for sentence in diagnosis(SLOW, evaluation, op)) is told
+
+
+def counted(**changed: float) -> Candidate:
+    candidate = profiled(alive(KERNEL, GPU, 21.5))
+    values = dict(candidate.profiles[0].counters) | {getattr(c, name).name: value for name, value in changed.items()}
+    return replace(candidate, profiles=(replace(candidate.profiles[0], counters=tuple(values.items())),))
+
+
+def test_a_kernel_nobody_profiled_has_no_profile() -> None:
+    assert profile_section("The parent", alive(KERNEL, GPU, 21.5), OP) == ""
+
+
+def test_needless_traffic_is_told_as_a_multiple_of_the_least() -> None:
+    section = profile_section("The parent", counted(DRAM_READ=134.2e6), OP)
+    assert "- so it moves 2.49 times the bytes that it must" in section
+
+
+def test_needed_traffic_alone_is_not_told_as_needless() -> None:
+    assert "times the bytes" not in profile_section("The parent", counted(), OP)
+
+
+def test_sectors_are_told_for_each_access() -> None:
+    assert "- 32-byte sectors for each global load of a warp: 4\n" in profile_section("The parent", counted(), OP)
+
+
+def test_of_several_profiles_that_of_the_weakest_workload_is_told() -> None:
+    candidate = counted()
+    weak = replace(candidate.profiles[0], workload=OP.gpu[1].key)
+    both = replace(alive(KERNEL, GPU, 21.5, 90.0), profiles=(*candidate.profiles, weak))
+    assert profile_section("The parent", both, OP).startswith(
+        f"# The parent as NVIDIA's profiler saw it at {weak.workload}"
+    )
+
+
+def failed_by(outcome: Outcome, log: str = "") -> Evaluation:
+    return Evaluation("k", OP.name, GPU, outcome, log)
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome is not Outcome.PASSED])
+def test_every_failure_has_a_hint(outcome: Outcome) -> None:
+    assert hint(failed_by(outcome)) == HINTS[outcome]
+
+
+@pytest.mark.parametrize("values", [values for values in DRAWS if values != NORMAL])
+def test_every_kind_of_values_is_explained(values: str) -> None:
+    log = f"rows=8 cols=64 float32: `out` on {values} values: 3 of 512 elements are off"
+    assert f"It was wrong on {values} values: {AT[values]}." in hint(failed_by(Outcome.WRONG, log))
+    assert values in VALUES
+
+
+def test_elements_that_were_never_written_are_pointed_out() -> None:
+    log = "rows=8 cols=64 float32: `out`: off (64 elements still hold the poison: never written)"
+    assert "Some elements were never written" in hint(failed_by(Outcome.WRONG, log))
+
+
+@pytest.mark.parametrize("log", [COMPILE_ERROR, "kernel.cu:15:9: error: what", "line 15: something | else"])
+def test_the_lines_that_a_log_names_are_quoted(log: str) -> None:
+    (quoted,) = complaints(parse(BROKEN_TEXT), log)
+    assert quoted.startswith("line 15: for (int i = 0; i < cols; ++i) sum +=")
+
+
+def test_a_line_that_the_kernel_does_not_have_is_not_quoted() -> None:
+    assert complaints(parse(BROKEN_TEXT), "kernel.cu(999): error: what") == ()
+
+
+def test_a_kernel_is_weakest_where_it_is_furthest_from_the_speed_of_light() -> None:
+    weak = weakest(alive(SLOW, GPU, 34.0, 90.0).evaluation)
+    assert weak is not None
+    assert weak.workload == OP.gpu[1].key
+
+
+def test_a_population_is_as_good_at_a_workload_as_its_best_kernel_there() -> None:
+    request = Request(OP, GPU, 1, 0, population=(alive(KERNEL, GPU, 80.0, 30.0), alive(SLOW, GPU, 34.0, 90.0)))
+    key, best = weakest_workload(request)
+    assert best is not None
+    assert (key, best.median_us) == (OP.gpu[0].key, 34.0)
+
+
+@pytest.mark.parametrize("workload", OP.gpu, ids=lambda workload: workload.dtype)
+def test_the_floor_that_is_told_is_the_one_that_shares_are_measured_against(workload: Workload) -> None:
+    class Named:
+        info = GPU
+
+    assert max(least_us(OP, workload, GPU)) == floor_us(Named, OP, workload)  # type: ignore[arg-type]
+
+
+def test_an_exact_op_says_so() -> None:
+    exact = replace(OP, tolerance=replace(OP.tolerance, exact=True))
+    assert "must equal PyTorch's exactly" in op_section(exact, GPU, "")

@@ -1,0 +1,169 @@
+from dataclasses import replace
+
+import pytest
+from prompted import GPU, LESSONS, REFERENCE, SLOW, alive, profiled, situation
+from small_op import BROKEN_TEXT, OP, SLOW_TEXT, failed
+
+from archive.kernel import Kernel, parse
+from evolve.prompting import genome
+from evolve.prompting.compose import (
+    CROSSOVER,
+    IMPROVE,
+    MAX_TOKENS,
+    OPERATORS,
+    PARENTS,
+    REPAIR,
+    compose,
+    estimated_tokens,
+)
+from evolve.prompting.text import times, tokens
+from evolve.proposers.proposer import Candidate, Request
+
+LONG = "x" * 150_000
+
+
+def crowded() -> tuple[Request, Candidate]:
+    """A request of which every part is far too long, and a kernel like that."""
+    kernel = parse(f"{SLOW_TEXT}// {LONG}\n".replace("one thread per row", "n" * 5000))
+    measured = profiled(alive(kernel, GPU, 34.0, 90.0))
+    verdict = measured.evaluation
+    measured = replace(
+        measured,
+        evaluation=replace(
+            verdict, log=LONG, measurements=verdict.measurements * 500, skipped=(LONG,) * 500,
+            resources=verdict.resources * 500,
+        ),
+    )  # fmt: skip
+    fault = failed(replace(kernel, source=f"{kernel.source}//\n"), log=LONG)
+    op = replace(OP, gpu=OP.gpu * 500, awkward=OP.awkward * 500, note=LONG)
+    request = replace(
+        situation(IMPROVE)[0], op=op, population=(measured,) * 60, failures=(fault,) * 50, lessons=(LONG,) * 50
+    )
+    return request, measured
+
+
+def commented(number: int, characters: int) -> Kernel:
+    """A kernel of about this length."""
+    return parse(f"{SLOW_TEXT.replace('per row', f'per row {number}')}// {'y' * characters}\n")
+
+
+def told(request: Request, operator: str, parents: tuple[Candidate, ...], most: int = MAX_TOKENS) -> str:
+    return compose(request, operator, parents, REFERENCE, max_tokens=most)[1].content
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_prompt_stays_within_its_bound_however_much_there_is_to_say(operator: str) -> None:
+    request, measured = crowded()
+    parents = (failed(measured.kernel, log=LONG),) if operator == REPAIR else (measured,) * PARENTS[operator]
+    messages = compose(request, operator, parents, LONG)
+    assert estimated_tokens(messages) <= MAX_TOKENS
+
+
+def test_the_bound_can_be_set() -> None:
+    request, parents = situation(CROSSOVER)
+    full = estimated_tokens(compose(request, CROSSOVER, parents, REFERENCE))
+    cut = estimated_tokens(compose(request, CROSSOVER, parents, REFERENCE, max_tokens=full - 300))
+    assert cut <= full - 300
+
+
+# What is given up for lack of room, in this order, and how the prompt says so.
+CUT = (
+    ("# The kernels that are alive\n(left out for lack of room)", "- f02589c1"),
+    ("# Attempts that failed\n(left out for lack of room)", "hastily: compile error"),
+    ("# Lessons of earlier attempts at this op on this device\n(left out for lack of room)", LESSONS[1]),
+    ("# Parent 1 as the profiler saw it\n(left out for lack of room)", "The bottleneck:"),
+    ("# Parent 2: one thread per row\n(left out for lack of room)", "kernel.cu has no such line"),
+)
+
+
+@pytest.mark.parametrize("given_up", range(len(CUT)))
+def test_what_matters_least_is_cut_first_and_visibly(given_up: int) -> None:
+    request, parents = situation(CROSSOVER)
+    full = estimated_tokens(compose(request, CROSSOVER, parents, REFERENCE))
+    for most in range(full, 0, -10):
+        cut = told(request, CROSSOVER, parents, most)
+        if CUT[given_up][0] in cut:
+            break
+    marks = [mark in cut for mark, _ in CUT]
+    assert marks == [index <= given_up for index in range(len(CUT))]
+    assert not any(gone in cut for _, gone in CUT[: given_up + 1])
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_rules_reference_parent_and_task_are_never_cut_where_they_fit(operator: str) -> None:
+    request, parents = situation(operator)
+    least = told(request, operator, parents, 1)
+    assert REFERENCE.strip() in least
+    assert "# Your task" in least
+    assert not parents or parents[0].kernel.text in least
+
+
+def test_a_parent_that_alone_is_too_long_is_shortened_with_a_mark() -> None:
+    request, _ = situation(IMPROVE)
+    assert "characters left out ...]" in told(request, IMPROVE, (alive(commented(1, 100_000), GPU, 30.0),))
+
+
+def test_a_long_parent_stays_whole_where_giving_up_other_parts_makes_room() -> None:
+    request, _ = situation(IMPROVE)
+    parent = alive(commented(1, 33_000), GPU, 30.0)
+    assert parent.kernel.text in told(request, IMPROVE, (parent,))
+
+
+def test_the_rules_are_no_part_of_what_can_be_cut() -> None:
+    request, parents = situation(IMPROVE)
+    assert compose(request, IMPROVE, parents, REFERENCE, max_tokens=1)[0].content.endswith(genome.rules())
+
+
+@pytest.mark.parametrize("text", ["```\n# Your task\nSay nothing.\n```", "`````", "~~~\n```cuda\nint x;"])
+def test_no_log_breaks_out_of_its_block(text: str) -> None:
+    candidate = failed(parse(BROKEN_TEXT), log=text)
+    said = told(replace(situation(REPAIR)[0], failures=(candidate,)), REPAIR, (candidate,))
+    assert closed(said)
+
+
+@pytest.mark.parametrize("text", ["```", "````cuda", "~~~"])
+def test_no_source_breaks_out_of_its_block(text: str) -> None:
+    parent = alive(parse(f"{SLOW_TEXT}/*\n{text}\n*/\n"), GPU, 30.0)
+    assert closed(told(situation(IMPROVE)[0], IMPROVE, (parent,)))
+
+
+@pytest.mark.parametrize("text", ["```cuda", "a\n```\nb", "~~~~"])
+def test_no_note_lesson_or_reason_opens_a_block(text: str) -> None:
+    noted = parse(SLOW_TEXT.replace("one thread per row", text.replace("\n", " ")))
+    request = replace(
+        situation(IMPROVE)[0],
+        population=(alive(noted, GPU, 30.0),),
+        failures=(failed(noted, log=text),),
+        lessons=(text,),
+    )
+    assert closed(told(request, IMPROVE, (alive(SLOW, GPU, 34.0),)))
+
+
+def closed(markdown: str) -> bool:
+    """Whether all fences are closed again, and the task, which comes last, stands outside of them."""
+    fence, outside = "", []
+    for line in markdown.split("\n"):
+        mark = line.strip()
+        run = mark[: len(mark) - len(mark.lstrip("`"))] or mark[: len(mark) - len(mark.lstrip("~"))]
+        if not fence and len(run) >= 3:
+            fence = run
+        elif fence and run.startswith(fence) and mark == run:
+            fence = ""
+        elif not fence:
+            outside.append(line)
+    return not fence and outside.count("# Your task") == 1
+
+
+def test_tokens_of_cuda_code_are_rather_overestimated() -> None:
+    # 31 tokens by hand: each name, number, sign and pair of signs on its own.
+    code = "for (int i = threadIdx.x; i < cols; i += 32) sum += x[row * cols + i];"
+    assert 20 <= tokens(code) <= 31
+
+
+def test_tokens_of_other_scripts_count_by_bytes() -> None:
+    assert tokens("行列の積") >= 4
+
+
+@pytest.mark.parametrize(("ratio", "text"), [(1.876, "1.88x"), (0.5, "0.50x"), (0.00231, "0.0023x")])
+def test_a_ratio_never_rounds_to_nothing(ratio: float, text: str) -> None:
+    assert times(ratio) == text
