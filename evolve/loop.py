@@ -1,96 +1,98 @@
-"""The story: propose, evaluate, archive, select, and again; in the end the champions are confirmed.
+"""The story: judge what waits, ask for more, keep it, and again; in the end the champions are confirmed.
 
 Everything that happened is in the archive before the next step begins. So a loop that was killed goes on
 where it was: proposals without a verdict are evaluated first, and nothing is done twice.
 """
 
 import time
-from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable
+from typing import TypeVar
 
-from archive.proposals import Proposal
+from archive.proposals import Leg, Proposal
 from archive.records import Evaluation
 from archive.store import Store
-from evolve import selection
+from evolve import budget, selection
+from evolve.budget import Ended, Spent
 from evolve.engines.engine import Engine, Job
-from evolve.proposers.proposer import Proposer
-from evolve.selection import Scope
-from reference_ops.op import Op
+from evolve.proposers.proposer import Proposer, Request
+from evolve.quest import Quest
+from evolve.selection import EVERYTHING, Scope
 
-GENERATION = 8  # proposals asked for at once
 CONFIRMING_ROUNDS = 4  # where a champion falls, the next one is confirmed in its place
 
-
-@dataclass(frozen=True)
-class Quest:
-    """What a run is after, and when it stops."""
-
-    run: str
-    op: Op
-    locator: str  # how another process finds the op: its name, or the path of its file
-    seed: int
-    tries: int  # evaluations, and proposals that give nothing to evaluate
-    deadline: float  # by time.monotonic
-
-
 Event = Proposal | Evaluation
+E = TypeVar("E", Proposal, Evaluation)
 
 
 def evolve(
     quest: Quest, seeds: Iterable[Proposal], proposer: Proposer, engine: Engine, store: Store
-) -> Iterator[Event]:
-    """Yield each proposal and each evaluation once it is safely in the archive."""
+) -> Generator[Event, None, Ended]:
+    """Yield each proposal and each evaluation once it is safely in the archive; in the end, why it is the end."""
+    store.append(Leg(quest.run, time.time()))
     yield from keep(seeds, store)
-    yield from search(quest, proposer, engine, store)
-    yield from confirm(quest.op.name, quest.locator, engine, store)
+    spent, ended = Spent(), None
+    while not ended:
+        spent, ended = yield from one_round(quest, spent, proposer, engine, store)
+        if ended:
+            yield from confirm(quest.op.name, quest.locator, engine, store, quest.scope)
+        if ended is Ended.LIGHT:  # unless the champion that was so fast has fallen
+            ended = quest.over(store, engine.info, spent)
+    return ended
 
 
-def search(quest: Quest, proposer: Proposer, engine: Engine, store: Store) -> Iterator[Event]:
-    """Until the tries or the time are over, or nothing is left to try."""
-    tries = 0
-    while True:
-        tries += yield from settle(quest, engine, store, quest.tries - tries)
-        if tries >= quest.tries or time.monotonic() >= quest.deadline:
-            return
-        wanted = min(GENERATION, quest.tries - tries)
-        request = selection.request(quest.op, engine.info, store, wanted, seed=quest.seed, scope=Scope(quest.run))
-        proposals = yield from keep(proposer.propose(request), store)
-        if not proposals:
-            return
-        fresh = {proposal.kernel_id for proposal in proposals if proposal.kernel} - request.known
-        tries += len(proposals) - len(fresh)  # the fresh ones count when they are evaluated
+def one_round(
+    quest: Quest, spent: Spent, proposer: Proposer, engine: Engine, store: Store
+) -> Generator[Event, None, tuple[Spent, Ended | None]]:
+    """Judge what waits, ask for more, judge that too; what is spent by then, and the reason if nothing may follow."""
+    spent = yield from settle(quest, spent, engine, store)
+    if ended := quest.over(store, engine.info, spent):
+        return spent, ended
+    request = quest.request(spent, engine.info, store)
+    if quest.profiled and observe(quest, request, engine, store):
+        request = quest.request(spent, engine.info, store)
+    proposals = yield from keep(proposer.propose(request), store)
+    spent = sum((budget.paid(proposal.cost) for proposal in proposals), spent)
+    fresh = {proposal.kernel_id for proposal in proposals if proposal.kernel} - request.known
+    spent += Spent(evals=len(proposals) - len(fresh))  # the fresh ones count when they are evaluated
+    spent = yield from settle(quest, spent, engine, store)
+    return spent, quest.over(store, engine.info, spent) or (None if proposals else Ended.NOTHING)
 
 
-def confirm(op: str, locator: str, engine: Engine, store: Store) -> Iterator[Evaluation]:
+def observe(quest: Quest, request: Request, engine: Engine, store: Store) -> int:
+    """Have the device's profiler count what parents do, where nobody has yet; how much was learned."""
+    profiles = (engine.profile(kernel, quest.locator, at) for kernel, at in selection.unprofiled(request))
+    return store.append(*(profile for profile in profiles if profile))
+
+
+def confirm(
+    op: str, locator: str, engine: Engine, store: Store, scope: Scope = EVERYTHING
+) -> Generator[Evaluation, None, None]:
     """Test the champions again, harder, in a fresh process each; also when the time is over, for it is bounded."""
     for _ in range(CONFIRMING_ROUNDS):
-        champions = selection.unconfirmed(store, op, engine.info)
-        yield from judge((Job(kernel, locator, confirm=True) for kernel in champions), engine, store)
+        champions = selection.unconfirmed(store, op, engine.info, scope)
+        yield from keep(engine.evaluate(Job(kernel, locator, confirm=True) for kernel in champions), store)
 
 
-def keep(proposals: Iterable[Proposal], store: Store) -> Generator[Event, None, list[Proposal]]:
-    """Archive proposals as they come."""
+def settle(quest: Quest, spent: Spent, engine: Engine, store: Store) -> Generator[Event, None, Spent]:
+    """Judge what has no verdict on this device yet, as far as the budget goes; what is spent by then."""
+    where = (store, quest.op.name, engine.info)
+    waiting = selection.pending(*where, quest.scope)[: budget.left(quest.budget, spent).evals]
+    repeated = yield from keep(selection.twins(waiting, *where), store)
+    told = {verdict.kernel_id for verdict in repeated}
+    bars, known = selection.bars(*where, quest.scope), selection.known_code(*where)
+    jobs = (
+        Job(kernel, quest.locator, bars, known=known)
+        for kernel in waiting if kernel.id not in told and time.monotonic() < quest.deadline
+    )  # fmt: skip
+    judged = yield from keep(engine.evaluate(jobs), store)
+    return spent + Spent(evals=len(repeated) + len(judged))
+
+
+def keep(records: Iterable[E], store: Store) -> Generator[E, None, list[E]]:
+    """Archive records as they come."""
     kept = []
-    for proposal in proposals:
-        store.append(proposal)
-        kept.append(proposal)
-        yield proposal
+    for record in records:
+        store.append(record)
+        kept.append(record)
+        yield record
     return kept
-
-
-def settle(quest: Quest, engine: Engine, store: Store, most: int) -> Generator[Event, None, int]:
-    """Evaluate what has no verdict on this device yet; the number of verdicts."""
-    waiting = selection.pending(store, quest.op.name, engine.info)[: max(0, most)]
-    bars = selection.bars(store, quest.op.name, engine.info) if waiting else ()
-    jobs = (Job(kernel, quest.locator, bars) for kernel in waiting if time.monotonic() < quest.deadline)
-    return (yield from judge(jobs, engine, store))
-
-
-def judge(jobs: Iterable[Job], engine: Engine, store: Store) -> Generator[Evaluation, None, int]:
-    """Archive verdicts as they come; their number."""
-    count = 0
-    for evaluation in engine.evaluate(jobs):
-        store.append(evaluation)
-        count += 1
-        yield evaluation
-    return count

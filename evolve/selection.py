@@ -1,8 +1,9 @@
 """What the archive says to the next step: which kernels wait for a verdict, and what a proposer gets to see."""
 
 import random
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from archive.kernel import Kernel
@@ -11,12 +12,15 @@ from archive.records import DeviceInfo, Evaluation, Outcome, Profile
 from archive.store import Store
 from evolve import credit, population
 from evolve import islands as islands_of
+from evolve.lessons import lessons
 from evolve.proposers.proposer import Candidate, Left, Request
+from evolve.twins import judged, likeness
 from reference_ops.op import Op
 
 FAILURES_SHOWN, DONORS = 6, 3
+PROFILES = 2  # in one round: each takes some seconds
 REPAIRS = 3  # one on top of the other, before a kernel is given up
-BEYOND_REPAIR = (Outcome.PASSED,)
+BEYOND_REPAIR = (Outcome.PASSED, Outcome.DUPLICATE)
 EVOLVE, BEST_OF_N = "evolve", "best-of-n"
 STRATEGIES = (EVOLVE, BEST_OF_N)
 
@@ -33,22 +37,50 @@ class Scope:
 EVERYTHING, UNLIMITED = Scope(), Left()
 
 
-def pending(store: Store, op: str, device: DeviceInfo) -> list[Kernel]:
+def pending(store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> list[Kernel]:
     """Every kernel that was proposed and never evaluated on this device, oldest first."""
-    judged = population.latest(store.find(Evaluation, op), device.key)
-    return [kernel for kernel in store.find(Kernel, op) if kernel.id not in judged]
+    verdicts = population.latest(store.find(Evaluation, op), device.key)
+    waiting = [kernel for kernel in store.find(Kernel, op) if kernel.id not in verdicts]
+    own = _own(store, op, scope) if waiting else None
+    return [kernel for kernel in waiting if own is None or kernel.id in own]
 
 
-def unconfirmed(store: Store, op: str, device: DeviceInfo) -> list[Kernel]:
+def twins(waiting: Iterable[Kernel], store: Store, op: str, device: DeviceInfo) -> Iterator[Evaluation]:
+    """Verdicts on those that say nothing new: their text differs from that of a kernel judged before in words alone."""
+    verdicts = population.latest(store.find(Evaluation, op), device.key)
+    alike = {
+        likeness(kernel): kernel.id
+        for kernel in store.find(Kernel, op)
+        if kernel.id in verdicts and verdicts[kernel.id].outcome is not Outcome.DUPLICATE
+    }
+    for kernel in waiting:
+        if twin := alike.get(likeness(kernel)):
+            log = f"says what kernel {twin} says in other words; that one's verdict: {verdicts[twin].outcome}"
+            yield Evaluation(kernel.id, op, device, Outcome.DUPLICATE, log, created=time.time())
+
+
+def known_code(store: Store, op: str, device: DeviceInfo) -> Mapping[str, Evaluation]:
+    """Verdicts by the machine code they were given on: whatever compiles to the same needs no GPU."""
+    return judged(population.latest(store.find(Evaluation, op), device.key).values())
+
+
+def champions(store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> tuple[population.Champion, ...]:
+    own = _own(store, op, scope)
+    verdicts = population.latest(store.find(Evaluation, op), device.key).values()
+    return population.champions(verdict for verdict in verdicts if own is None or verdict.kernel_id in own)
+
+
+def unconfirmed(store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> list[Kernel]:
     """The champions that no fresh process has tested again yet, in the order of the workloads they lead on."""
     kernels = {kernel.id: kernel for kernel in store.find(Kernel, op)}
-    waiting = dict.fromkeys(c.kernel_id for c in _champions(store, op, device) if c.confirmed is None)
+    leading = champions(store, op, device, scope)
+    waiting = dict.fromkeys(champion.kernel_id for champion in leading if champion.confirmed is None)
     return [kernels[kernel_id] for kernel_id in waiting if kernel_id in kernels]
 
 
-def bars(store: Store, op: str, device: DeviceInfo) -> tuple[tuple[str, float], ...]:
+def bars(store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> tuple[tuple[str, float], ...]:
     """The time to beat on each workload, in us."""
-    return tuple((c.workload, c.measurement.median_us) for c in _champions(store, op, device))
+    return tuple((c.workload, c.measurement.median_us) for c in champions(store, op, device, scope))
 
 
 def request(
@@ -81,7 +113,18 @@ def request(
         failures=known.candidates(_unrepaired(known)),
         tried=known.candidates(sorted(known.verdicts.values(), key=lambda verdict: verdict.created)),
         donors=_donors(op.name, device, store, rng),
+        lessons=lessons(known.kernels, known.proposals, known.verdicts),
     )
+
+
+def unprofiled(request: Request) -> list[tuple[Kernel, str]]:
+    """Parents of which nobody knows what a profiler would count where they are weakest, and that workload."""
+    wanted: dict[str, tuple[Kernel, str]] = {}
+    for parent in request.parents:
+        weak = population.weakest(parent.evaluation)
+        if weak and all(profile.workload != weak.workload for profile in parent.profiles):
+            wanted[parent.kernel.id] = (parent.kernel, weak.workload)
+    return list(wanted.values())[:PROFILES]
 
 
 @dataclass(frozen=True)
@@ -130,8 +173,11 @@ def _donors(op: str, device: DeviceInfo, store: Store, rng: random.Random) -> tu
     return tuple(Candidate(kernels[e.kernel_id], e) for e in best if e.kernel_id in kernels)
 
 
-def _champions(store: Store, op: str, device: DeviceInfo) -> tuple[population.Champion, ...]:
-    return population.champions(population.latest(store.find(Evaluation, op), device.key).values())
+def _own(store: Store, op: str, scope: Scope) -> set[str] | None:
+    """The only kernels that a fresh run makes use of; None where it uses all."""
+    if not scope.fresh:
+        return None
+    return {proposal.kernel_id for proposal in store.find(Proposal, op) if proposal.run == scope.run}
 
 
 def _unrepaired(known: _Known) -> list[Evaluation]:

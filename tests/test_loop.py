@@ -10,14 +10,15 @@ import pytest
 from records import CPU
 
 from archive.kernel import Kernel
-from archive.proposals import Proposal
-from archive.records import Confirmed, DeviceInfo, Evaluation, Measurement, Outcome
+from archive.proposals import Budget, Proposal
+from archive.records import Confirmed, DeviceInfo, Evaluation, Measurement, Outcome, Profile
 from archive.store import SqliteStore, open_archive
 from evolve import population, selection
 from evolve.engines.engine import Job
-from evolve.loop import Quest, evolve
+from evolve.loop import evolve
 from evolve.proposers.offline import OfflineProposer
 from evolve.proposers.proposer import Request
+from evolve.quest import Quest
 from reference_ops import catalog
 
 TWICE = str(Path(__file__).parent / "samples" / "twice.py")
@@ -35,6 +36,9 @@ class ScriptedEngine:
     confirmed: list[int] = field(default_factory=list)  # by their threads
     bars: dict[int, dict[str, float]] = field(default_factory=dict)
     info: DeviceInfo = CPU
+    unprofiled: str = ""
+    counts: bool = True  # whether it has a profiler
+    counted: list[tuple[str, str]] = field(default_factory=list)
 
     def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
         for job in jobs:
@@ -52,6 +56,10 @@ class ScriptedEngine:
                 job.kernel.id, "twice", CPU, Outcome.PASSED if passed else Outcome.UNSAFE, "", times,
                 created=time.time(), confirmed=Confirmed((), ()) if passed and job.confirm else None,
             )  # fmt: skip
+
+    def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:  # noqa: ARG002
+        self.counted.append((kernel.id, workload))
+        return Profile(kernel.id, "twice", CPU.key, workload, (("registers", 32.0),), 1.0) if self.counts else None
 
     def close(self) -> None:
         pass
@@ -84,7 +92,7 @@ def store(tmp_path: Path) -> SqliteStore:
 
 
 def quest(tries: int = 100, seconds: float = 60.0) -> Quest:
-    return Quest("run", catalog.load(TWICE), TWICE, 7, tries, time.monotonic() + seconds)
+    return Quest("run", catalog.load(TWICE), TWICE, 7, Budget(evals=tries), time.monotonic() + seconds)
 
 
 def run(store: SqliteStore, engine: ScriptedEngine, tries: int = 100) -> list[Proposal | Evaluation]:
@@ -151,7 +159,7 @@ def test_in_the_end_the_champion_alone_is_confirmed(store: SqliteStore) -> None:
     engine = ScriptedEngine()
     run(store, engine)
     assert engine.confirmed == [64]
-    assert [kernel.plan.settings["THREADS"] for kernel in store.find(Kernel)] == [128, 64, 256]
+    assert {kernel.plan.settings["THREADS"] for kernel in store.find(Kernel)} == {128, 64, 256}
     assert selection.unconfirmed(store, "twice", CPU) == []
 
 
@@ -187,3 +195,58 @@ def test_every_kernel_is_told_the_time_to_beat(store: SqliteStore) -> None:
     run(store, engine)
     assert engine.bars[128] == {}
     assert engine.bars[256] == {"n=4096 float32": 128.0}
+
+
+def test_a_kernel_that_says_the_same_in_other_words_is_not_evaluated_again(store: SqliteStore) -> None:
+    engine = ScriptedEngine()
+    again = bad_kernels.twice_kernel(note="in other words")
+    run(store, engine, tries=1)
+    store.append(replace(SEED, kernel=again))
+    list(evolve(quest(tries=1), [], Parrot(), engine, store))
+    assert engine.evaluated == [SEED.kernel_id]
+    verdict = population.latest(store.find(Evaluation), CPU.key)[again.id]
+    assert verdict.outcome is Outcome.DUPLICATE
+    assert SEED.kernel_id in verdict.log
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model that has nothing to say once it has read what the profiler counted; `read` is what it was shown."""
+
+    read: list[tuple[Profile, ...]] = field(default_factory=list)
+    name: str = "model"
+
+    def propose(self, request: Request) -> Iterator[Proposal]:
+        self.read.extend(parent.profiles for parent in request.parents)
+        return iter(())
+
+
+def profiled(store: SqliteStore, engine: ScriptedEngine) -> list[tuple[Profile, ...]]:
+    reader = Reader()
+    list(evolve(replace(quest(), profiled=True), [SEED], reader, engine, store))
+    return reader.read
+
+
+def test_what_a_parent_does_is_counted_before_a_model_is_asked(store: SqliteStore) -> None:
+    shown = profiled(store, ScriptedEngine())
+    assert shown
+    assert all([profile.kernel_id for profile in profiles] == [SEED.kernel_id] for profiles in shown)
+
+
+def test_what_was_counted_once_is_not_counted_again(store: SqliteStore) -> None:
+    engine = ScriptedEngine()
+    profiled(store, engine)
+    profiled(store, engine)
+    assert engine.counted == [(SEED.kernel_id, "n=4096 float32")]
+
+
+def test_without_a_profiler_the_model_is_asked_all_the_same(store: SqliteStore) -> None:
+    shown = profiled(store, ScriptedEngine(counts=False))
+    assert shown
+    assert not any(shown)
+
+
+def test_nothing_is_counted_for_a_proposer_that_would_not_read_it(store: SqliteStore) -> None:
+    engine = ScriptedEngine()
+    run(store, engine)
+    assert engine.counted == []

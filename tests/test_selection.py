@@ -8,10 +8,10 @@ from records import CPU, confirmed, failed, kernel, passed
 from records import proposal as record_of
 
 from archive.proposals import Proposal
-from archive.records import Evaluation, Profile
+from archive.records import Evaluation, Outcome, Profile
 from archive.store import SqliteStore, open_archive
 from evolve.proposers.proposer import Left
-from evolve.selection import BEST_OF_N, REPAIRS, Scope, bars, pending, request, unconfirmed
+from evolve.selection import BEST_OF_N, REPAIRS, Scope, bars, pending, request, twins, unconfirmed
 from reference_ops import catalog
 
 OP = catalog.load(str(Path(__file__).parent / "samples" / "twice.py"))
@@ -156,3 +156,25 @@ def test_other_ops_lend_the_kernel_that_beats_pytorch_by_most(store: SqliteStore
     for donor, median_us in ((slow, 50.0), (fast, 10.0)):
         store.append(record_of(donor), replace(passed(donor.id, w=median_us), device=CPU))
     assert [candidate.kernel.id for candidate in request(OP, CPU, store, 4, seed=1).donors] == [fast.id]
+
+
+def test_twins_of_judged_kernels_get_their_verdict_without_an_evaluation(store: SqliteStore) -> None:
+    reworded = bad_kernels.twice_kernel(note="in other words")
+    new = bad_kernels.twice_kernel("if (i < n) out[i] = x[i] + x[i];")
+    store.append(proposal(), of_twice(failed(FIRST.id)))
+    (verdict,) = twins([reworded, new], store, "twice", CPU)
+    assert (verdict.kernel_id, verdict.outcome) == (reworded.id, Outcome.DUPLICATE)
+    assert FIRST.id in verdict.log
+    assert "wrong" in verdict.log
+
+
+def test_a_duplicate_is_nobody_s_twin(store: SqliteStore) -> None:
+    store.append(proposal(), of_twice(replace(failed(FIRST.id), outcome=Outcome.DUPLICATE)))
+    assert list(twins([SECOND], store, "twice", CPU)) == []
+
+
+def test_a_fresh_run_has_champions_and_times_to_beat_of_its_own(store: SqliteStore) -> None:
+    two_runs(store)
+    own = Scope("two", fresh=True)
+    assert dict(bars(store, "twice", CPU, own)) == {"w": 2.0}
+    assert [kernel.id for kernel in unconfirmed(store, "twice", CPU, own)] == [SECOND.id]

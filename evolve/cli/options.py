@@ -52,7 +52,11 @@ DeviceOption = Annotated[
                  show_default="cuda if a GPU is found"),
 ]  # fmt: skip
 DevicePart = Annotated[str, typer.Option("--device", metavar="TEXT", help="Only devices whose name holds this.")]
-ModelOption = Annotated[str, typer.Option("--model", metavar="NAME", help="The language model to ask.")]
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option("--model", metavar="NAME", show_default=False,
+                 help="A language model: NAME, NAME@http://host:8000/v1, or a .toml file of models; repeatable."),
+]  # fmt: skip
 SeedOption = Annotated[int, typer.Option("--seed", help="Every random choice follows from it.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 

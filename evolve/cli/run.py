@@ -1,73 +1,166 @@
 """`evolve run`: propose, evaluate, keep the fittest, and show it while it happens."""
 
-import math
-import secrets
 import shlex
-import time
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
+from archive.proposals import Budget
 from evolve import wiring
-from evolve.cli import lookup
-from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, ModelOption, OpArgument, SeedOption
+from evolve.cli import limits, lookup, planning
+from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, ModelOption, op_names
+from evolve.cli.planning import Plan
 from evolve.cli.starting import engine_on, say_proposer
 from evolve.cli.stopping import Stopped
+from evolve.cli.wishes import Wishes
 from evolve.errors import UserError
-from evolve.report import facts
 from evolve.report.console import console, print_json
 from evolve.report.progress import Phases
 
-OFFLINE_MINUTES, MODEL_MINUTES, MOST_MINUTES, EVALUATIONS = 2.0, 10.0, 100_000.0, 10_000
-MINUTES_HELP = f"Time to spend [default: {OFFLINE_MINUTES:g}, with a model {MODEL_MINUTES:g}]."
+if TYPE_CHECKING:
+    from evolve.cli.session import Result
+    from reference_ops.op import Op
+
+MINUTES_HELP = (
+    f"Time to spend [default: {limits.OFFLINE_MINUTES:g}, with a model {limits.MODEL_MINUTES:g}, "
+    "unless another limit is given]."
+)
+OpsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="OP", help="Ops: names, or paths of Python files. Several share one budget.",
+                   autocompletion=op_names, show_default=False),
+]  # fmt: skip
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Every random choice follows from it [default: 0].")]
+StrategyOption = Annotated[
+    str, typer.Option(metavar="evolve|best-of-n", help="best-of-n asks each time anew.", show_default="evolve")
+]
+ResumeOption = Annotated[
+    str, typer.Option("--resume", metavar="RUN", help="Go on with what is left of a run's budget; `last` is the newest")
+]
 
 
 def run(  # noqa: PLR0913, PLR0917 - one per option
-    op: OpArgument,
-    minutes: Annotated[float | None, typer.Option(min=0.01, max=MOST_MINUTES, help=MINUTES_HELP)] = None,
-    evals: Annotated[int, typer.Option(min=1, help="Evaluations to spend.")] = EVALUATIONS,
+    ops: OpsArgument = None,
+    every: Annotated[bool, typer.Option("--all", help="Every op of the catalog, under one budget.")] = False,
+    minutes: Annotated[float | None, typer.Option(help=MINUTES_HELP, show_default=False)] = None,
+    evals: Annotated[int | None, typer.Option(help="Evaluations to spend.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens to spend on models.")] = None,
+    usd: Annotated[float | None, typer.Option(help="Dollars to spend on models.")] = None,
+    until_sol: Annotated[
+        float | None, typer.Option(help="Stop when every workload reaches this share of the speed of light.")
+    ] = None,
     device: DeviceOption = "",
     proposer: Annotated[
         str, typer.Option(metavar="offline|llm", help="Who proposes.", show_default="llm if a model is configured")
     ] = "",
-    model: ModelOption = "",
-    seed: SeedOption = 0,
+    model: ModelOption = None,
+    strategy: StrategyOption = "",
+    seed: SeedOption = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Use only what this run itself proposes.")] = False,
+    no_tune: Annotated[
+        bool, typer.Option("--no-tune", help="Models only: nobody varies their kernels' knobs.")
+    ] = False,
     no_seeds: Annotated[bool, typer.Option("--no-seeds", help="Leave out the shipped kernels.")] = False,
+    replay: Annotated[
+        str, typer.Option(metavar="RUN", help="Answer from a recorded run instead of asking a model.")
+    ] = "",
+    resume: ResumeOption = "",
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Evolve kernels for an op. Everything found is archived at once; the same command goes on from there."""
-    if minutes is not None and math.isnan(minutes):
-        raise UserError("--minutes is no number", "give minutes such as 5 or 0.5")
-    again = shlex.join(["evolve", "run", op, *_typed(device, proposer, model, archive)])
+    """Evolve kernels for ops. Everything found is archived at once; the same command goes on from there."""
+    given = limits.typed(minutes, evals, tokens, usd, until_sol)
+    typed = Wishes(
+        device,
+        proposer,
+        tuple(model or ()),
+        replay,
+        fresh,
+        no_tune,
+        no_seeds,
+        strategy,
+        seed,
+    )
+    named = tuple(ops or ())
+    base = ["evolve", "run", *named, *(["--all"] if every else []), *_places(device, archive)]
+    if resume:
+        if every:
+            raise UserError("--resume goes on with the ops that the run has", "leave out --all")
+        plan = planning.resumed(resume, named, typed, given, archive)
+    elif replay:
+        plan = planning.replayed(named, typed, given, archive)
+    else:
+        plan = planning.new(named, typed, given, every=every)
     shown = console(stderr=as_json)
-    phases = Phases()
-    try:
-        with shown.status(f"loading {op}"):
-            from evolve.cli import running
-            from evolve.loop import Quest
-            from reference_ops import catalog
-
-            loaded, locator = catalog.load(op), lookup.locator(op)
-        who = wiring.proposer(proposer, model)
-        with closing(wiring.archive(archive)) as store, engine_on(device, phases, shown) as engine:
-            say_proposer(who.name, shown)
-            seconds = 60 * (minutes or (OFFLINE_MINUTES if who.name == "offline" else MODEL_MINUTES))
-            quest = Quest(secrets.token_hex(4), loaded, locator, seed, evals, time.monotonic() + seconds)
-            bench = running.Running(quest, who, engine, store, phases)
-            found = running.run(bench, shown, seeded=not no_seeds)
-    except Stopped:
-        shown.print(f"stopped. To go on from here: {again}")
-        raise
+    result = _run(plan, base, given, archive, shown)
     if as_json:
-        print_json(facts.of_standing(found))
-    if not found.champions:
+        print_json(result.facts)
+    if not result.found:
         raise typer.Exit(1)
 
 
-def _typed(device: str, proposer: str, model: str, archive: Path | None) -> list[str]:
-    """The options that also hold when the run goes on."""
-    given = {"--device": device, "--proposer": proposer, "--model": model, "--archive": str(archive or "")}
+def _run(plan: Plan, base: list[str], given: Budget, archive: Path | None, shown: Console) -> "Result":
+    again, phases = shlex.join([*base, *_kept(plan, given)]), Phases()
+    try:
+        with shown.status(f"loading {plan.locators[0] if len(plan.locators) == 1 else f'{len(plan.locators)} ops'}"):
+            from evolve.cli import campaigning, running, session
+
+            loaded = _loaded(plan.locators)
+        wishes, who = plan.wishes, None
+        session.check_strategy(wishes.strategy)
+        if not wishes.replay:
+            who = wiring.proposer(wishes.proposer, wishes.models, tune=not wishes.no_tune)
+        with ExitStack() as stack:
+            store = stack.enter_context(closing(wiring.archive(archive)))
+            who = who or wiring.replaying(store, wishes.replay, tune=not wishes.no_tune)
+            _check_proposer(who.name, plan)
+            engine = stack.enter_context(engine_on(wishes.device, phases, shown))
+            say_proposer(who.name, shown)
+            typed = [word for word in base if word != "--all"]
+            opened = session.opened(plan, loaded, session.Bench(who, engine, store, phases), typed)
+            again = opened.again()
+            return (running.run if len(opened.quests) == 1 else campaigning.run)(opened, shown)
+    except Stopped:
+        shown.print(f"stopped. To go on from here: {again}", soft_wrap=True)
+        raise
+
+
+def _loaded(locators: Sequence[str]) -> "list[tuple[Op, str]]":
+    from reference_ops import catalog
+
+    found = [(catalog.load(op), lookup.locator(op)) for op in locators]
+    return list({op.name: (op, locator) for op, locator in found}.values())
+
+
+def _check_proposer(name: str, plan: Plan) -> None:
+    """A fresh run needs somebody who writes kernels, and a limit in dollars is held only where a token has a price."""
+    offline = name == limits.OFFLINE
+    if offline and plan.wishes.fresh:
+        raise UserError(
+            "the offline proposer varies kernels at hand, and with --fresh there are none",
+            "leave --fresh out, or set OPENAI_API_KEY or OPENAI_BASE_URL for a model that writes some",
+        )
+    if plan.budget.usd is not None and not offline and not plan.wishes.replay:
+        from evolve.proposers.model_words import check_priced
+
+        check_priced(plan.wishes.models)
+
+
+def _places(device: str, archive: Path | None) -> list[str]:
+    given = {"--device": device, "--archive": str(archive or "")}
     return [word for option, value in given.items() if value for word in (option, value)]
+
+
+def _kept(plan: Plan, given: Budget) -> list[str]:
+    """What was typed for a run that has no id yet, but for the device, which is named already."""
+    if plan.runs:
+        return ["--resume", plan.runs[0].campaign or plan.runs[0].id, *limits.options(given)]
+    wishes = replace(plan.wishes, device="")
+    strategy = ["--strategy", wishes.strategy] if wishes.strategy else []
+    seed = ["--seed", str(wishes.seed)] if wishes.seed else []
+    return [*wishes.options(), *strategy, *seed, *limits.options(given)]

@@ -1,101 +1,101 @@
 """A run from its first line to its last: what the archive holds, the live display, and where things stand then."""
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.live import Live
 
-from archive import library
 from archive.kernel import Kernel
-from archive.proposals import Proposal, Run
+from archive.proposals import Proposal
 from archive.records import Evaluation
 from archive.store import SqliteStore
-from evolve.cli import stopping
+from evolve.budget import Ended
+from evolve.cli import limits, stopping
 from evolve.cli.options import archive_option
+from evolve.cli.session import Bench, Result, Session, spent_by
 from evolve.cli.stopping import Stopped
-from evolve.engines.engine import Engine
-from evolve.loop import Event, Quest, evolve
-from evolve.proposers.proposer import Proposer
+from evolve.errors import UserError
+from evolve.loop import Event, evolve
+from evolve.quest import Quest
+from evolve.report import facts
 from evolve.report.live import REFRESHES_PER_SECOND, Display
 from evolve.report.log import Log
-from evolve.report.progress import Phases, Watcher
+from evolve.report.progress import Watcher
+from evolve.report.spending import Meter, amounts, dollars, ending, without_answer
 from evolve.report.standing import Standing, standing
 from evolve.report.summary import print_next_steps, print_standing
 from evolve.report.words import clock, counted, times
 
-SHIPPED = "shipped"
+
+class Told:
+    """Events as they come; afterwards, why there are no more."""
+
+    def __init__(self, events: Generator[Event, None, Ended]) -> None:
+        self._events = events
+        self.ended: Ended | None = None
+
+    def __iter__(self) -> Iterator[Event]:
+        self.ended = yield from self._events
 
 
-@dataclass(frozen=True)
-class Running:
-    """Everything a run is made of."""
-
-    quest: Quest
-    proposer: Proposer
-    engine: Engine
-    store: SqliteStore
-    phases: Phases
-
-
-def run(running: Running, shown: Console, *, seeded: bool) -> Standing:
+def run(session: Session, shown: Console) -> Result:
     """Evolve until the quest is over, or until Stopped, which is raised again once the last words are said."""
-    quest, info = running.quest, running.engine.info
-    before = _standing(running)
-    _say_archive(before, running.store, shown)
-    started = time.monotonic()
-    running.store.append(Run(quest.run, quest.op.name, info.key, running.proposer.name, quest.seed, time.time()))
-    seeds = _seeds(quest.op.name) if seeded else []
-    stopped: Stopped | None = None
+    (quest,), bench = session.quests, session.bench
+    _say_archive(standing_of(quest, bench), session, shown)
+    told = Told(evolve(quest, session.seeds(), bench.proposer, bench.engine, bench.store))
+    started, stopped = time.monotonic(), None
     try:
-        _watch(running, evolve(quest, seeds, running.proposer, running.engine, running.store), started, shown)
-    except Stopped as caught:
+        _watch(session, told, shown)
+    except (Stopped, UserError) as caught:  # also a model that cannot be asked any more
         stopped = caught
-    after = _standing(running)
-    workloads = [workload.key for workload in quest.op.workloads(info.kind)]
+    after = standing_of(quest, bench)
     shown.print()
-    print_standing(shown, after, workloads, population=False)
-    _say_spent(running, started, shown)
+    print_standing(shown, after, workloads_of(quest, bench), population=False)
+    _say_spent(session, started, shown)
     if stopped:
         raise stopped
-    shown.print(_reason(running, after, len(after.verdicts) - len(before.verdicts)))
-    print_next_steps(shown, after, quest.locator, archive_option(running.store.path))
-    return after
+    ended = told.ended or Ended.NOTHING
+    shown.print(_reason(session, ended, after), soft_wrap=True)
+    print_next_steps(shown, after, quest.locator, archive_option(bench.store.path))
+    spent = asdict(spent_by(quest, bench))
+    return Result(
+        {**facts.of_standing(after), "run": quest.run, "spent": spent, "ended": str(ended)}, bool(after.champions)
+    )
 
 
-def _watch(running: Running, events: Iterator[Event], started: float, shown: Console) -> None:
+def standing_of(quest: Quest, bench: Bench) -> Standing:
+    op, store = quest.op.name, bench.store
+    return standing(op, bench.engine.info, store.find(Kernel, op), store.find(Proposal, op), store.find(Evaluation, op))
+
+
+def workloads_of(quest: Quest, bench: Bench) -> list[str]:
+    return [workload.key for workload in quest.op.workloads(bench.engine.info.kind)]
+
+
+def _watch(session: Session, events: Told, shown: Console) -> None:
     """Show what happens: live on a terminal, a line per improvement elsewhere."""
-    quest, info = running.quest, running.engine.info
-    watcher = Watcher(quest.op.name, info, running.store, running.phases)
-    workloads = [workload.key for workload in quest.op.workloads(info.kind)]
+    (quest,), bench = session.quests, session.bench
+    watcher = Watcher(quest.op.name, bench.engine.info, bench.store, bench.phases)
+    workloads = workloads_of(quest, bench)
+    meter = Meter(time.monotonic(), quest.deadline, session.budget, session.before)
     if shown.is_terminal and not shown.is_dumb_terminal:
-        display = Display(watcher, workloads, running.proposer.name, started, quest.deadline)
+        display = Display(watcher, workloads, bench.proposer.name, meter)
         with Live(display, console=shown, refresh_per_second=REFRESHES_PER_SECOND, transient=True):
             for event in events:
                 watcher.take(event)
                 stopping.check()
     else:
-        log = Log(watcher, workloads, started)
+        log = Log(watcher, workloads, meter.started)
         for event in events:
             for line in log.lines(event):
                 shown.print(line, soft_wrap=True)
             stopping.check()
 
 
-def _seeds(op: str) -> list[Proposal]:
-    """The shipped kernels, as the same proposals in every run."""
-    return [Proposal(op, "seed", SHIPPED, kernel, created=time.time()) for kernel in library.shipped(op)]
-
-
-def _standing(running: Running) -> Standing:
-    op, store = running.quest.op.name, running.store
-    return standing(
-        op, running.engine.info, store.find(Kernel, op), store.find(Proposal, op), store.find(Evaluation, op)
-    )
-
-
-def _say_archive(before: Standing, store: SqliteStore, shown: Console) -> None:
+def _say_archive(before: Standing, session: Session, shown: Console) -> None:
+    store: SqliteStore = session.bench.store
     if not before.kernels:
         held = f"nothing for {before.op} yet"
     else:
@@ -106,26 +106,31 @@ def _say_archive(before: Standing, store: SqliteStore, shown: Console) -> None:
             f"{len(before.verdicts)} evaluated on this device{found}: going on from there"
         )
     shown.print(f"archive   {store.path}: {held}", soft_wrap=not shown.is_terminal)
+    spent = f", {amounts(session.before)} spent so far" if session.before.seconds or session.before.evals else ""
+    shown.print(f"run       {session.id}{spent}", soft_wrap=not shown.is_terminal)
 
 
-def _say_spent(running: Running, started: float, shown: Console) -> None:
-    """How long it took, and what a model was paid for it."""
-    op, run = running.quest.op.name, running.quest.run
-    costs = [proposal.cost for proposal in running.store.find(Proposal, op) if proposal.run == run]
+def _say_spent(session: Session, started: float, shown: Console) -> None:
+    """How long it took, and what a model was paid for it; of a run that went on, also in all."""
+    (quest,), bench = session.quests, session.bench
+    costs = [p.cost for p in bench.store.find(Proposal, quest.op.name) if p.run == quest.run]
     asked, answered = sum(c.prompt_tokens for c in costs), sum(c.completion_tokens for c in costs)
+    usd = sum(c.usd for c in costs)
     tokens = f", {asked:,} tokens asked, {answered:,} answered" if asked or answered else ""
-    shown.print(f"{clock(time.monotonic() - started)} spent{tokens}")
+    money = f", {dollars(usd)}" if usd else ""
+    whole = spent_by(quest, bench)
+    in_all = f" ({clock(whole.seconds)} in all)" if session.before.seconds else ""
+    evals = counted(whole.evals, "evaluation")
+    shown.print(f"{clock(time.monotonic() - started)} spent{in_all}, {evals}{tokens}{money}")
 
 
-def _reason(running: Running, after: Standing, evaluated: int) -> str:
-    quest = running.quest
-    if time.monotonic() >= quest.deadline:
-        return "The time is up; --minutes gives more."
-    if evaluated + after.unread >= quest.tries:
-        return f"All {counted(quest.tries, 'evaluation')} are used; --evals gives more."
-    if not after.kernels:
-        return (
-            f"There is nothing to vary: no kernels for {quest.op.name} are shipped or archived. Set OPENAI_API_KEY or "
+def _reason(session: Session, ended: Ended, after: Standing) -> str:
+    said, more = ending(ended, session.budget)
+    if ended is Ended.NOTHING and session.bench.proposer.name != limits.OFFLINE:
+        said, more = without_answer(session.budget)
+    elif ended is Ended.NOTHING and not after.kernels:
+        said = (
+            f"There is nothing to vary: no kernels for {after.op} are shipped or archived. Set OPENAI_API_KEY or "
             "OPENAI_BASE_URL for a model that writes some, or give your own with `evolve tell FILE.cu`."
         )
-    return "Nothing is left to try: every setting of the kernels alive has been evaluated."
+    return f"{said} More: {session.again(more)}" if more else said

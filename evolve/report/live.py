@@ -1,15 +1,13 @@
 """The live display of a run: always as high as the terminal allows, the most telling parts first."""
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from evolve.report.progress import Progress, Watcher
+from evolve.report.spending import Meter
 from evolve.report.tables import (
     champions_table,
     counts_line,
@@ -17,7 +15,7 @@ from evolve.report.tables import (
     made,
     population_table,
 )
-from evolve.report.words import clock, short
+from evolve.report.words import short
 
 REFRESHES_PER_SECOND = 4.0
 MOST_WORKERS, MOST_FAILURES = 4, 4
@@ -30,18 +28,17 @@ class Display:
     watcher: Watcher
     workloads: Sequence[str]
     proposer: str
-    started: float  # by time.monotonic, like the deadline
-    deadline: float
+    meter: Meter
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         progress = self.watcher.progress()
         width, height = options.max_width, console.size.height
         yield self._header(progress)
-        yield self._clock(progress, width)
+        yield self.meter.line([progress], width)
         below = [
             fitted(counts_line(progress.standing), "bold"),
-            *_trying(progress, self.proposer),
-            *_failures(progress, most=_failures_shown(height)),
+            *trying_lines(progress, self.proposer),
+            *failure_lines(progress, most=_failures_shown(height)),
         ]
         room = height - 1 - 2 - len(below)  # header and clock; one line stays free, or the terminal scrolls
         champions, population = _shares(room, len(self.workloads), len(progress.standing.population))
@@ -61,34 +58,13 @@ class Display:
             Text.assemble((standing.op, "bold"), device, (emulated, "yellow"), f", proposed by {self.proposer}")
         )
 
-    def _clock(self, progress: Progress, width: int) -> Table:
-        now = time.monotonic()
-        total, gone = self.deadline - self.started, now - self.started
-        said = f"{clock(gone)} of {clock(total)}" if now < self.deadline else "time is up: finishing what is in hand"
-        if any(trying.confirming for trying in progress.trying):
-            said = "confirming the champions"
-        speed = f"{progress.evaluated} evaluated, {progress.per_second:.1f}/s"
-        row = Table.grid(padding=(0, 2, 0, 0), expand=False)
-        row.add_row(
-            ProgressBar(
-                total=total,
-                completed=min(gone, total),
-                width=max(10, width - len(said) - len(speed) - 4),
-                complete_style="cyan",
-                finished_style="green",
-            ),
-            fitted(said),
-            fitted(speed),
-        )
-        return row
-
 
 def fitted_text(text: Text) -> Text:
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
 
 
-def _trying(progress: Progress, proposer: str) -> list[Text]:
+def trying_lines(progress: Progress, proposer: str) -> list[Text]:
     if not progress.trying:
         return [fitted_text(Text.assemble(("trying  ", "cyan"), f"waiting for {proposer}"))]
     return [
@@ -102,7 +78,7 @@ def _trying(progress: Progress, proposer: str) -> list[Text]:
     ]
 
 
-def _failures(progress: Progress, most: int) -> list[Text]:
+def failure_lines(progress: Progress, most: int) -> list[Text]:
     return [fitted_text(Text.assemble(("failed  ", "red"), (said, "dim"))) for said in progress.failures[:most]]
 
 

@@ -19,8 +19,8 @@ QUIET_SECONDS = 60.0  # after which a line says that the run still goes on
 class Log:
     """Turns events into a line per improvement, and one per minute without any."""
 
-    def __init__(self, watcher: Watcher, workloads: Sequence[str], started: float) -> None:
-        self._watcher, self._started = watcher, started
+    def __init__(self, watcher: Watcher, workloads: Sequence[str], started: float, name: str = "") -> None:
+        self._watcher, self._started, self._name = watcher, started, f"{name}: " if name else ""
         self._labels = workload_labels(workloads)
         self._spoke = time.monotonic()
 
@@ -51,7 +51,7 @@ class Log:
         return self._watcher.standing()
 
     def _stamped(self, text: str) -> str:
-        return f"{clock(time.monotonic() - self._started):>6}  {text}"
+        return f"{clock(time.monotonic() - self._started):>6}  {self._name}{text}"
 
 
 def confirmation(evaluation: Evaluation) -> str:

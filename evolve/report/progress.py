@@ -3,13 +3,14 @@
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation
 from archive.store import Store
-from evolve import population
+from evolve import budget, population
+from evolve.budget import Spent
 from evolve.population import Champion
 from evolve.report.standing import Standing, standing
 from evolve.report.words import one_line, short
@@ -38,6 +39,7 @@ class Progress:
     failures: tuple[str, ...]  # newest first, one line each
     evaluated: int  # in this run, confirmations aside
     per_second: float
+    spent: Spent = field(default=Spent())  # but for the time
 
 
 class Phases:
@@ -69,6 +71,7 @@ class Watcher:
         self._judged = {e.kernel_id for e in self._evaluations if e.device.key == device.key}
         self._failures: deque[str] = deque(maxlen=FAILURES_KEPT)
         self._finished: list[float] = []
+        self._spent = Spent()
         self._standing: Standing | None = None
         self._held = self._champions()
 
@@ -103,6 +106,7 @@ class Watcher:
                 failures=tuple(reversed(self._failures)),
                 evaluated=len(self._finished),
                 per_second=self._rate(),
+                spent=self._spent,
             )
 
     def _now(self) -> Standing:
@@ -116,6 +120,9 @@ class Watcher:
         return self._standing
 
     def _proposed(self, proposal: Proposal) -> None:
+        idle = proposal.kernel_id in self._kernels or not proposal.kernel
+        if proposal.run:  # the shipped kernels belong to no run, and nobody paid for them
+            self._spent += budget.paid(proposal.cost) + Spent(evals=int(idle))
         if proposal.id not in self._known:
             self._known.add(proposal.id)
             self._proposals.append(proposal)
@@ -136,6 +143,7 @@ class Watcher:
             self._held = self._champions()
             return ()
         self._finished.append(time.monotonic())
+        self._spent += Spent(evals=1)
         won = tuple(rival for rival in population.champions([evaluation]) if self._leads(rival))
         self._held.update({champion.workload: champion for champion in won})
         return won

@@ -9,6 +9,7 @@ import pytest
 from commandline import BEST, CHILD, COLS, ROWS, evolve, filled
 from records import GPU, confirmed, failed
 
+from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.store import open_archive
 from evolve import wiring
@@ -24,6 +25,7 @@ class ScriptedEngine:
 
     falling: tuple[str, ...] = ()
     info: DeviceInfo = GPU
+    unprofiled: str = ""
 
     def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
         for job in jobs:
@@ -32,6 +34,9 @@ class ScriptedEngine:
                 yield failed(job.kernel.id, Outcome.UNSAFE, created=9.0)
             else:
                 yield confirmed(job.kernel.id, self.info, 9.0, **{ROWS: 20.0, COLS: 30.0})
+
+    def profile(self, kernel: Kernel, op: str, workload: str) -> None:
+        pass
 
     def close(self) -> None:
         pass

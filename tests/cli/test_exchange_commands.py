@@ -67,24 +67,6 @@ def test_questions_go_out_as_a_batch_and_answers_come_back(archive: Path, capsys
     assert (told.kernel_id, told.proposer, told.operator) == (GOOD.id, "some-model", "draft")
 
 
-def test_questions_are_about_a_gpu_where_the_archive_knows_no_device(capsys: Capture) -> None:
-    _, output, _ = evolve(capsys, "ask", "softmax", "-n", "1")
-    assert "sm_90a" in output
-    assert "Kernels run here on an emulator" not in output
-
-
-def test_questions_are_about_the_device_that_the_archive_knows(archive: Path, capsys: Capture) -> None:
-    filled(archive)
-    assert "Some GPU" in evolve(capsys, "ask", "softmax", "-n", "1")[1]
-    assert "Some CPU" in evolve(capsys, "ask", "softmax", "-n", "1", "--device", "cpu")[1]
-
-
-def test_questions_can_be_written_to_a_file(capsys: Capture) -> None:
-    code, output, _ = evolve(capsys, "ask", "softmax", "-n", "2", "--out", "questions.jsonl")
-    assert (code, output) == (0, "")
-    assert len(Path("questions.jsonl").read_text().splitlines()) == 2
-
-
 def test_merging_counts_what_is_new_and_nothing_the_second_time(archive: Path, capsys: Capture, tmp_path: Path) -> None:
     source = filled(tmp_path / "source.db")
     _, output, _ = evolve(capsys, "merge", source, "--json")

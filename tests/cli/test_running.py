@@ -11,6 +11,7 @@ from bad_kernels import twice_kernel
 from command import TWICE, run, start
 from commandline import written
 
+from archive.proposals import Budget, Run
 from archive.records import Evaluation
 from archive.store import open_archive
 from evolve.population import champions, latest
@@ -46,15 +47,42 @@ def test_a_run_confirms_its_champions_before_it_ends(finished: tuple[Path, int, 
 
 def test_a_run_says_first_what_it_runs_on(finished: tuple[Path, int, str]) -> None:
     lines = finished[2].splitlines()
-    assert [line.split()[0] for line in lines[:3]] == ["device", "proposer", "archive"]
+    assert [line.split()[0] for line in lines[:4]] == ["device", "proposer", "archive", "run"]
+
+
+def test_a_run_that_is_over_says_what_gives_it_more(finished: tuple[Path, int, str]) -> None:
+    (run,) = open_archive(finished[0] / ".evolve/archive.db").find(Run)
+    assert run.budget == Budget(evals=3)
+    assert f"More: evolve run softmax --device emulated --resume {run.id} --evals 6" in finished[2]
+
+
+def test_a_run_goes_on_with_what_is_left_of_a_larger_budget(finished: tuple[Path, int, str]) -> None:
+    code, output = run(finished[0], "run", "--resume", "last", "--evals", "4")
+    assert code == 0, output
+    assert re.search(r"run +[0-9a-f]{8}, 0:\d\d, 3 evaluations spent so far", output)
+    assert "All 4 evaluations are used" in output
+    evaluations = open_archive(finished[0] / ".evolve/archive.db").find(Evaluation)
+    assert len({evaluation.kernel_id for evaluation in evaluations}) == 4
 
 
 def test_the_same_command_goes_on(finished: tuple[Path, int, str]) -> None:
     code, output = run(finished[0], "run", "softmax", "--evals", "1", *EMULATED)
     assert code == 0
-    assert "3 evaluated on this device" in output
+    assert "4 evaluated on this device" in output
     evaluations = open_archive(finished[0] / ".evolve/archive.db").find(Evaluation)
-    assert len({evaluation.kernel_id for evaluation in evaluations}) == 4
+    assert len({evaluation.kernel_id for evaluation in evaluations}) == 5
+
+
+def test_several_ops_share_one_budget_and_the_archive_tells_what_went_where(tmp_path: Path) -> None:
+    assert run(tmp_path, "tell", str(written(tmp_path / "good.cu", GOOD)), TWICE)[0] == 0
+    code, output = run(tmp_path, "run", TWICE, "gelu", "--evals", "5", "--proposer", "offline", *EMULATED)
+    assert code == 0, output
+    assert re.search(r"all +5 +\d:\d\d", output)
+    runs = open_archive(tmp_path / ".evolve/archive.db").find(Run)
+    assert [one.op for one in runs] == ["twice", "gelu"]
+    assert len({one.campaign for one in runs}) == 1
+    assert f"--resume {runs[0].campaign} --evals 10" in output
+    assert runs[0].words == (TWICE, "--device", "emulated", "--proposer", "offline")
 
 
 def test_the_result_of_a_run_is_json_on_standard_output_alone(tmp_path: Path) -> None:
@@ -64,6 +92,7 @@ def test_the_result_of_a_run_is_json_on_standard_output_alone(tmp_path: Path) ->
     assert code == 0
     result = json.loads(output[output.index("\n{") :])
     assert result["champions"][0]["kernel"] == GOOD.id
+    assert (result["ended"], result["spent"]["evals"]) == ("evals", 1)
 
 
 def test_a_run_with_nothing_to_vary_says_how_to_get_kernels(tmp_path: Path) -> None:
@@ -85,7 +114,8 @@ def test_a_stopped_run_says_where_things_stand_and_how_to_go_on(tmp_path: Path, 
     output, _ = process.communicate(timeout=60)
     assert process.returncode == code, output
     assert "softmax on" in output
-    assert "To go on from here: evolve run softmax --device emulated" in output
+    (found,) = open_archive(archive).find(Run)
+    assert f"To go on from here: evolve run softmax --device emulated --resume {found.id}" in output
     assert "Traceback" not in output
 
 

@@ -44,7 +44,20 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("run softmax --model gpt-5", "OPENAI_API_KEY"),
         ("run softmax --minutes 0", "--minutes"),
         ("run softmax --minutes nan", "--minutes"),
+        ("run softmax --minutes inf", "--minutes"),
         ("run softmax --evals none", "--evals"),
+        ("run softmax --evals 0", "--evals"),
+        ("run softmax --tokens -5", "--tokens"),
+        ("run softmax --usd nan", "--usd"),
+        ("run softmax --until-sol 95", "speed of light"),
+        ("run softmax --until-sol 0.9 --device emulated --proposer offline", "leave out --until-sol"),
+        ("run softmax --all", "leave out --all"),
+        ("run softmax --strategy luck", "evolve, best-of-n"),
+        ("run softmax --resume last", "there is no archive"),
+        ("run softmax --replay 12ab", "there is no archive"),
+        ("run softmax --device emulated --proposer offline --fresh", "leave --fresh out"),
+        ("runs", "there is no archive"),
+        ("compare a b", "there is no archive"),
         ("run", "OP"),
         ("run softmax --turbo", "--turbo"),
         ("evolute", "evolute"),
@@ -110,10 +123,11 @@ def test_a_reader_that_leaves_early_ends_it_quietly(tmp_path: Path) -> None:
         process.wait(60)
 
 
-@pytest.mark.parametrize("command", ["--help", "top", "show", "diff", "tree", "merge", "explain"])
+@pytest.mark.parametrize("command", ["--help", "top", "show", "diff", "tree", "merge", "explain", "runs", "compare"])
 def test_looking_something_up_does_not_load_torch(command: str, tmp_path: Path) -> None:
     arguments = {"show": ["show", BEST.id], "diff": ["diff", BEST.id, BEST.id[:5]], "tree": ["tree", "softmax"],
-                 "merge": ["merge", "archive.db"], "explain": ["evaluate", "--explain", BEST.id]}.get(
+                 "merge": ["merge", "archive.db"], "explain": ["evaluate", "--explain", BEST.id],
+                 "compare": ["compare", "run", "other"]}.get(
                      command, [command])  # fmt: skip
     program = (
         "import sys; from evolve.cli.app import main; code = main(sys.argv[1:]); "

@@ -5,12 +5,13 @@ import pytest
 from drawn import drawn
 from records import CPU, GPU, confirmed, failed, failed_reply, kernel, passed, proposal
 
-from archive.proposals import Proposal
+from archive.proposals import Budget, Proposal
 from archive.records import DeviceInfo, Outcome
 from archive.store import open_archive
 from evolve.report.live import Display
 from evolve.report.log import Log
 from evolve.report.progress import Phases, Watcher
+from evolve.report.spending import Meter
 
 WORKLOADS = [f"rows={rows} cols=256 float32" for rows in (1, 2, 4, 8, 16, 32, 64, 128)]
 
@@ -35,7 +36,7 @@ def watcher(folder: Path, device: DeviceInfo = GPU) -> tuple[Watcher, Phases]:
 
 def display(watching: Watcher) -> Display:
     now = time.monotonic()
-    return Display(watching, WORKLOADS, "a model", now - 30, now + 90)
+    return Display(watching, WORKLOADS, "a model", Meter(now - 30, now + 90, Budget(seconds=120.0)))
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (80, 16), (50, 30)])
@@ -76,7 +77,8 @@ def test_an_empty_display_waits_for_the_proposer(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_time_is_up_says_so(tmp_path: Path) -> None:
-    late = Display(watcher(tmp_path)[0], WORKLOADS, "a model", time.monotonic() - 60, time.monotonic() - 1)
+    meter = Meter(time.monotonic() - 60, time.monotonic() - 1, Budget(seconds=59.0))
+    late = Display(watcher(tmp_path)[0], WORKLOADS, "a model", meter)
     assert any("time is up" in line for line in drawn(late))
 
 

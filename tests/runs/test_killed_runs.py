@@ -14,12 +14,15 @@ from command import TWICE, run, start
 from processes import all_gone, descendants
 
 from archive.kernel import parse
-from archive.proposals import Proposal
+from archive.proposals import Leg, Proposal
 from archive.records import Evaluation
 from archive.store import open_archive
 
 KILLS = 20
-RICH = bad_kernels.twice_kernel().text.replace(
+IN_PARTS = (
+    "for (int part = 0; part < A * B; ++part) if (i < n && i % (A * B) == part) out[i] = x_t(2.0f * float(x[i]));"
+)
+RICH = bad_kernels.twice_kernel(IN_PARTS).text.replace(
     "THREADS = [128, 64, 256]", "THREADS = [128, 32, 64, 256, 512]\nA = [1, 2, 3, 4, 5]\nB = [1, 2, 3, 4, 5]"
 )
 
@@ -60,3 +63,24 @@ def test_twenty_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> No
     assert len(verdicts(archive)) == len(before) + 5
     assert all(e.passed for e in final.find(Evaluation))
     assert len({p.id for p in final.find(Proposal)}) == len(final.find(Proposal))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes through /proc")
+def test_a_killed_run_spends_the_rest_of_its_budget_when_it_goes_on(tmp_path: Path) -> None:
+    archive = tmp_path / ".evolve" / "archive.db"
+    (tmp_path / "rich.cu").write_text(parse(RICH).text)
+    assert run(tmp_path, "tell", "rich.cu", TWICE)[0] == 0
+    process = start(tmp_path, "run", TWICE, "--device", "emulated", "--proposer", "offline", "--evals", "8")
+    deadline = time.monotonic() + 120
+    while len(verdicts(archive)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    family = descendants(process.pid)
+    process.kill()
+    process.wait()
+    assert all_gone(family), "a process outlived its run"
+    assert 3 <= len(verdicts(archive)) < 8
+    code, output = run(tmp_path, "run", "--resume", "last")
+    assert code == 0, output
+    assert len(verdicts(archive)) == 8
+    assert len({leg.run for leg in open_archive(archive).find(Leg)}) == 1
+    assert len(open_archive(archive).find(Leg)) == 2

@@ -29,6 +29,7 @@ def filled(path: Path) -> Path:
     other = kernel(9, op="unheard_of")
     store.append(
         Run("run", "softmax", GPU.key, "offline", 0, 1.0),
+        Run("other", "softmax", GPU.key, "offline", 1, 2.0),
         proposal(BEST, operator="seed"),
         proposal(CHILD, BEST.id),
         proposal(WRONG, BEST.id, operator="improve"),

@@ -14,7 +14,8 @@ from typing import Any, Self
 
 Body = dict[str, Any]
 MODEL, KEY = "scripted-1", "sk-scripted-secret"
-RETRY_AFTER = "0.02"  # the client ignores zero and would wait half a second
+USAGE: Body = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+RETRY_AFTER = "0.02"
 MAX_STALL_SECONDS = 60.0
 
 
@@ -36,21 +37,26 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.rstrip("/") != "/v1/chat/completions":
             self.reply(404, {"error": {"message": f"no such path: {self.path}"}})
             return
-        self.server.endpoint.take(Recorded(body, self.headers.get("Authorization", "")))(self)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.endpoint.take(Recorded(body, headers))(self)
 
     def reply(self, status: int, body: object, retry_after: str = "") -> None:
         self.send_text(status, json.dumps(body), retry_after=retry_after)
 
-    def send_text(self, status: int, text: str, missing_bytes: int = 0, retry_after: str = "") -> None:
+    def send_text(
+        self, status: int, text: str, missing_bytes: int = 0, retry_after: str = "", kind: str = "application/json"
+    ) -> None:
         """Send a response; with `missing_bytes` it promises more than it sends, and hangs up."""
         data = text.encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data) + missing_bytes))
         if retry_after:
             self.send_header("Retry-After", retry_after)
         self.end_headers()
         self.wfile.write(data)
+        if status == 200 and not missing_bytes:
+            self.server.endpoint.delivered.append(text)
         self.close_connection = self.close_connection or missing_bytes > 0
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name it overrides
@@ -65,7 +71,11 @@ class Recorded:
     """A request that arrived."""
 
     body: Body
-    authorization: str
+    headers: dict[str, str]  # with names in small letters
+
+    @property
+    def authorization(self) -> str:
+        return self.headers.get("authorization", "")
 
     @property
     def prompt(self) -> str:
@@ -81,17 +91,17 @@ class Rule:
     step: Step
 
 
-def answer(text: str, finish_reason: str = "stop", model: str = MODEL) -> Step:
-    return lambda handler: handler.reply(200, completion_body(text, finish_reason, model))
+def answer(text: str, finish_reason: str = "stop", model: str = MODEL, usage: Body | None = USAGE) -> Step:
+    return lambda handler: handler.reply(200, completion_body(text, finish_reason, model, usage))
 
 
-def status(code: int, message: str = "scripted fault", retry_after: str = RETRY_AFTER) -> Step:
-    return lambda handler: handler.reply(code, {"error": {"message": message}}, retry_after=retry_after)
+def status(code: int, /, message: str = "scripted fault", retry_after: str = RETRY_AFTER, **error: str) -> Step:
+    return lambda handler: handler.reply(code, {"error": {"message": message, **error}}, retry_after=retry_after)
 
 
-def raw(text: str, code: int = 200) -> Step:
+def raw(text: str, code: int = 200, kind: str = "application/json") -> Step:
     """A body as it stands, JSON or not."""
-    return lambda handler: handler.send_text(code, text)
+    return lambda handler: handler.send_text(code, text, kind=kind)
 
 
 def truncated(text: str) -> Step:
@@ -122,14 +132,15 @@ def models(*names: str) -> Step:
     return lambda handler: handler.reply(200, {"object": "list", "data": [{"id": name} for name in names]})
 
 
-def completion_body(text: str, finish_reason: str = "stop", model: str = MODEL) -> Body:
+def completion_body(text: str, finish_reason: str = "stop", model: str = MODEL, usage: Body | None = USAGE) -> Body:
+    counted = {} if usage is None else {"usage": usage}
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 1_700_000_000,
         "model": model,
         "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}],
-        "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+        **counted,
     }
 
 
@@ -140,13 +151,15 @@ def in_fence(kernel: str) -> str:
 
 @dataclass
 class ScriptedEndpoint:
-    """Takes one step of the script for each request, then `otherwise`; rules come first."""
+    """Takes one step of the script for each request, then `otherwise`; rules come first, and `reacts` before all."""
 
     steps: Sequence[Step] = ()
     otherwise: Step = field(default_factory=lambda: status(500, "the script is over"))
     rules: tuple[Rule, ...] = ()
+    reacts: Callable[[Recorded], Step | None] = lambda _: None
     models_step: Step = field(default_factory=lambda: models(MODEL))
     requests: list[Recorded] = field(default_factory=list)
+    delivered: list[str] = field(default_factory=list)  # the bodies of good answers, sent to the last byte
     closing: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -176,6 +189,8 @@ class ScriptedEndpoint:
         """The step for a request, which is remembered."""
         with self._lock:
             self.requests.append(recorded)
+            if step := self.reacts(recorded):
+                return step
             for rule in self.rules:
                 if all(word in recorded.prompt for word in rule.words):
                     return rule.step

@@ -1,0 +1,46 @@
+"""What a run is after: the op, what it makes use of, what it may spend, and when it is over."""
+
+import time
+from dataclasses import dataclass, field
+
+from archive.proposals import Budget
+from archive.records import DeviceInfo
+from archive.store import Store
+from evolve import budget, selection
+from evolve.budget import Ended, Spent
+from evolve.proposers.proposer import Left, Request
+from evolve.selection import EVERYTHING, Scope
+from reference_ops.op import Op
+
+GENERATION = 8  # proposals asked for at once
+
+
+@dataclass(frozen=True)
+class Quest:
+    """One op's part in a run."""
+
+    run: str
+    op: Op
+    locator: str  # how another process finds the op: its name, or the path of its file
+    seed: int
+    budget: Budget = field(default=Budget())  # what may be spent from now on
+    deadline: float = float("inf")  # by time.monotonic: when the seconds of the budget are over
+    scope: Scope = EVERYTHING
+    profiled: bool = False  # whether the proposer reads what a profiler counts
+
+    def over(self, store: Store, device: DeviceInfo, spent: Spent) -> Ended | None:
+        """Why nothing more is asked for, if so; `spent` is counted from when this budget was given."""
+        if reached := budget.ended(self.budget, spent):
+            return reached
+        if time.monotonic() >= self.deadline:
+            return Ended.SECONDS
+        share, workloads = self.budget.until_light, [workload.key for workload in self.op.workloads(device.kind)]
+        leading = selection.champions(store, self.op.name, device, self.scope) if share else ()
+        return Ended.LIGHT if share and budget.at_light(leading, workloads, share) else None
+
+    def request(self, spent: Spent, device: DeviceInfo, store: Store) -> Request:
+        """All that a proposer may know of where things stand, and what it may still spend."""
+        left = budget.left(self.budget, spent)
+        wanted = GENERATION if left.evals is None else min(GENERATION, left.evals)
+        still = Left(left.tokens, left.usd)
+        return selection.request(self.op, device, store, wanted, seed=self.seed, scope=self.scope, left=still)

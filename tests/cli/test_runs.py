@@ -1,0 +1,112 @@
+"""`runs` and `compare` over an archive with two recorded runs, and how a run is told to go on."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commandline import evolve
+from records import CPU, GPU, kernel, passed, proposal
+
+from archive.proposals import Budget, Cost, Leg, Run
+from archive.store import open_archive
+
+ROWS = "rows=8 cols=16 float32"
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two runs on the GPU, the second of which finds faster kernels sooner, and one elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    store = open_archive(tmp_path / "a.db")
+    for run, speed, start in (("aaaa1111", 10.0, 0.0), ("bbbb2222", 5.0, 1000.0)):
+        store.append(Run(run, "softmax", GPU.key, "a model", 7, start, budget=Budget(evals=4)), Leg(run, start))
+        for n in range(4):
+            made = kernel(int(start) + n)
+            offered = replace(
+                proposal(made, run=run), created=start + n + 1, cost=Cost(100, 50, usd=0.01), reply="text"
+            )
+            store.append(offered, passed(made.id, GPU, start + n + 1.5, **{ROWS: 100 - speed * n}))
+    store.append(Run("cccc3333", "gelu", GPU.key, "offline", 7, 2000.0, campaign="dddd4444"))
+    store.append(Run("cccc4444", "softmax", GPU.key, "offline", 7, 2000.0, campaign="dddd4444"))
+    store.append(Run("eeee5555", "softmax", CPU.key, "offline", 7, 3000.0))
+    store.close()
+    return tmp_path / "a.db"
+
+
+def test_every_run_is_listed_with_what_it_spent(archive: Path, capsys: Capture) -> None:
+    code, output, _ = evolve(capsys, "runs", "--archive", archive)
+    assert code == 0
+    line = next(line for line in output.splitlines() if line.startswith("aaaa1111"))
+    for expected in ("softmax", "a model", "evolve", "4", "600", "$0.0400", "0:04", "1.43x"):
+        assert expected in line
+    assert "dddd4444" in output
+
+
+def test_runs_can_be_of_one_op_and_as_json(archive: Path, capsys: Capture) -> None:
+    _, output, _ = evolve(capsys, "runs", "gelu", "--json", "--archive", archive)
+    (run,) = json.loads(output)
+    assert (run["run"], run["campaign"], run["spent"]["evals"]) == ("cccc3333", "dddd4444", 0)
+
+
+def test_an_archive_without_runs_of_an_op_says_so(archive: Path, capsys: Capture) -> None:
+    code, _, errors = evolve(capsys, "runs", "topk", "--archive", archive)
+    assert code == 1
+    assert "evolve run topk" in errors
+
+
+def test_two_runs_are_compared_per_evaluation_token_and_dollar(archive: Path, capsys: Capture) -> None:
+    code, output, _ = evolve(capsys, "compare", "aaaa", "bbbb", "--archive", archive)
+    assert code == 0
+    for expected in ("softmax on Some GPU", "best so far per evaluation", "per token", "per dollar", "1.43x", "1.18x"):
+        assert expected in output
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_a_comparison_fits_the_terminal(
+    archive: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    _, output, _ = evolve(capsys, "compare", "aaaa", "bbbb", "--archive", archive)
+    assert max(map(len, output.splitlines())) <= int(columns)
+
+
+def test_a_comparison_as_json_has_the_points_and_the_rows(archive: Path, capsys: Capture) -> None:
+    _, output, _ = evolve(capsys, "compare", "aaaa", "bbbb", "--json", "--archive", archive)
+    told = json.loads(output)
+    assert [row["evals"] for row in told["per_evaluation"]] == [1, 1, 2, 4]
+    assert told["per_token"][-1]["quality"]["aaaa1111"] == pytest.approx(100 / 70)
+    assert told["runs"][0]["points"][-1] == {"evals": 4, "tokens": 600, "usd": 0.04, "quality": pytest.approx(100 / 70)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("compare aaaa", "two or more"),
+        ("compare aaaa aaaa1111", "two or more"),
+        ("compare aaaa cccc3333", "different ops"),
+        ("compare aaaa eeee", "different devices"),
+        ("compare aaaa zzzz", "no run's id begins with `zzzz`"),
+        ("compare aaaa dddd", "cccc3333 (gelu), cccc4444 (softmax)"),
+        ("compare aaaa cccc", "cccc3333 (gelu), cccc4444 (softmax)"),
+        ("run softmax --resume e9", "no run's id begins with"),
+        ("run softmax --resume zzzz", "`evolve runs` lists"),
+        ("run gelu --resume aaaa", "run aaaa1111 is of softmax, not of gelu"),
+        ("run softmax --resume aaaa --seed 8", "leave --seed out"),
+        ("run softmax --resume aaaa --strategy best-of-n", "leave --strategy out"),
+        ("run softmax --resume aaaa --proposer llm", "leave --proposer out"),
+        ("run softmax --resume aaaa --device emulated", "leave --device out"),
+        ("run topk --resume last", "no run of topk yet"),
+        ("run --all --resume last", "leave out --all"),
+        ("run softmax --replay eeee", "nothing to replay"),
+        ("run gelu --replay aaaa", "run aaaa1111 is of softmax, not of gelu"),
+    ],
+)
+def test_runs_that_do_not_fit_are_refused_with_a_hint(
+    archive: Path, capsys: Capture, arguments: str, said: str
+) -> None:
+    code, _, errors = evolve(capsys, *arguments.split(), "--archive", archive)
+    assert code == 2
+    assert said in errors
+    assert "Traceback" not in errors

@@ -1,0 +1,133 @@
+"""What a run has spent is told by the records alone, whatever became of the run."""
+
+from dataclasses import replace
+
+import pytest
+from records import GPU, confirmed, failed_reply, kernel, passed, proposal
+
+from archive.kernel import Kernel
+from archive.proposals import Budget, Cost, Leg, Proposal
+from archive.records import Evaluation
+from evolve.budget import IDLE_SECONDS, Ended, History, Spent, at_light, ended, left, nearest, spent, steps
+from evolve.population import champions
+
+WORKLOADS = ("rows=8 cols=16 float32", "rows=2 cols=512 float32")
+
+
+def proposed(number: int, at: float, run: str = "run", tokens: int = 0, usd: float = 0.0) -> Proposal:
+    cost = Cost(prompt_tokens=tokens, usd=usd)
+    return replace(proposal(kernel(number), run=run), created=at, cost=cost, call=f"{at}")
+
+
+def judged(number: int, at: float, seconds: float = 0.5) -> Evaluation:
+    return replace(passed(kernel(number).id, GPU, at, **{WORKLOADS[0]: 20.0}), seconds=seconds)
+
+
+def history(*records: Leg | Proposal | Evaluation) -> History:
+    return History(
+        [record for record in records if isinstance(record, Leg)],
+        [record for record in records if isinstance(record, Proposal)],
+        [record for record in records if isinstance(record, Evaluation)],
+    )
+
+
+def test_a_kernel_counts_once_it_is_evaluated() -> None:
+    waiting = history(Leg("run", 0.0), proposed(1, 1.0, tokens=150, usd=0.5))
+    assert spent("run", waiting) == Spent(evals=0, tokens=150, usd=0.5, seconds=1.0)
+    done = history(*waiting.legs, *waiting.proposals, judged(1, 2.0))
+    assert spent("run", done) == Spent(evals=1, tokens=150, usd=0.5, seconds=2.5)
+
+
+def test_a_reply_without_a_kernel_costs_its_tokens_and_a_try() -> None:
+    reply = replace(failed_reply(), run="run", created=1.0, cost=Cost(100, 50, usd=0.25))
+    assert spent("run", history(Leg("run", 0.0), reply)) == Spent(1, 150, 0.25, 1.0)
+
+
+def test_a_kernel_that_was_known_is_a_try_at_once_and_no_second_evaluation() -> None:
+    again = history(Leg("run", 0.0), proposed(1, 1.0), judged(1, 2.0), proposed(1, 3.0), proposed(1, 4.0))
+    assert spent("run", again).evals == 3
+
+
+def test_a_confirmation_is_no_evaluation_but_takes_time() -> None:
+    again = replace(confirmed(kernel(1).id, GPU, 5.0, **{WORKLOADS[0]: 20.0}), seconds=2.0)
+    assert spent("run", history(Leg("run", 0.0), proposed(1, 1.0), judged(1, 2.0), again)) == Spent(1, seconds=7.0)
+
+
+def test_shipped_kernels_that_a_run_evaluated_count_for_it() -> None:
+    seed = proposed(1, 0.5, run="")
+    assert spent("run", history(Leg("run", 0.0), seed, judged(1, 1.0))).evals == 1
+
+
+def test_leftovers_of_another_run_count_for_the_run_that_evaluates_them() -> None:
+    past = history(Leg("old", 0.0), proposed(1, 1.0, run="old"), Leg("run", 100.0), judged(1, 101.0))
+    assert spent("run", past).evals == 1
+    assert spent("run", past).seconds == 1.5
+
+
+def test_what_another_run_does_at_the_same_time_counts_for_that_one() -> None:
+    both = history(
+        Leg("run", 0.0), Leg("other", 1.0),
+        proposed(1, 2.0), proposed(2, 2.0, run="other"), judged(1, 3.0), judged(2, 3.0, seconds=9.0),
+    )  # fmt: skip
+    assert spent("run", both) == Spent(evals=1, seconds=3.5)
+    assert spent("other", both) == Spent(evals=1, seconds=11.0)
+
+
+def test_the_time_of_a_killed_run_ends_with_the_last_that_is_known_of_it() -> None:
+    killed = history(Leg("run", 0.0), proposed(1, 10.0), Leg("run", 5000.0), judged(1, 5020.0, seconds=0.0))
+    assert spent("run", killed).seconds == 10.0 + 20.0
+
+
+def test_what_happens_long_after_a_run_is_none_of_its_time() -> None:
+    later = 10.0 + 2 * IDLE_SECONDS
+    past = history(Leg("run", 0.0), proposed(1, 10.0), judged(1, 10.0, 0.0), proposed(2, 0.0, run=""), judged(2, later))
+    assert spent("run", past) == Spent(evals=1, seconds=10.0)
+
+
+def test_a_long_wait_for_a_reply_is_time_all_the_same() -> None:
+    slow = replace(proposed(1, 2 * IDLE_SECONDS), cost=Cost(seconds=2 * IDLE_SECONDS - 5))
+    assert spent("run", history(Leg("run", 0.0), slow)).seconds == 2 * IDLE_SECONDS
+
+
+def test_steps_follow_each_other_in_time() -> None:
+    past = history(
+        Leg("run", 0.0), proposed(1, 1.0, tokens=5), proposed(2, 1.5, tokens=5), judged(2, 2.0), judged(1, 3.0)
+    )
+    assert [step.kernel_id for step in steps("run", past)] == ["", "", kernel(2).id, kernel(1).id]
+
+
+def test_what_is_left_is_never_less_than_nothing_and_no_limit_stays_none() -> None:
+    assert left(Budget(evals=10, usd=1.0), Spent(evals=4, tokens=99, usd=1.5)) == Budget(evals=6, usd=0.0)
+
+
+@pytest.mark.parametrize(
+    ("budget", "reached"),
+    [
+        (Budget(), None),
+        (Budget(evals=6, tokens=1001, usd=2.0, seconds=60.0), None),
+        (Budget(evals=5), Ended.EVALS),
+        (Budget(tokens=1000), Ended.TOKENS),
+        (Budget(usd=0.5), Ended.USD),
+        (Budget(seconds=30.0), Ended.SECONDS),
+    ],
+)
+def test_a_limit_ends_a_run_when_it_is_reached(budget: Budget, reached: Ended | None) -> None:
+    assert ended(budget, Spent(5, 1000, 0.5, 30.0)) is reached
+
+
+def test_the_nearest_limit_is_the_one_of_which_the_largest_share_is_gone() -> None:
+    assert nearest(Budget(evals=10, usd=1.0, seconds=100.0), Spent(5, 0, 0.75, 10.0)) == (Ended.USD, 0.75)
+    assert nearest(Budget(), Spent(5)) is None
+
+
+def test_all_workloads_must_be_near_the_speed_of_light() -> None:
+    leading = champions([passed(kernel(1).id, GPU, **{WORKLOADS[0]: 10.5, WORKLOADS[1]: 12.5})])  # light needs 10
+    assert at_light(leading, WORKLOADS, 0.8)
+    assert not at_light(leading, WORKLOADS, 0.9)
+    assert not at_light(leading, [*WORKLOADS, "a third"], 0.5)
+
+
+def test_kernels_of_no_proposal_are_counted_too() -> None:
+    lone: Kernel = kernel(5)
+    assert spent("run", history(Leg("run", 0.0), judged(5, 1.0))).evals == 1
+    assert lone.id == judged(5, 1.0).kernel_id

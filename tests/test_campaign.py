@@ -1,0 +1,111 @@
+"""Several ops under one budget: who has headroom left gets it, and the archive tells what went where."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from records import CPU
+from scripted_runs import PRICE, TWICE, PricedModel, TimedEngine, op, outcome
+
+from archive.proposals import Budget, Run
+from archive.records import Evaluation
+from archive.store import SqliteStore, open_archive
+from evolve import budget
+from evolve.budget import Ended, Spent
+from evolve.campaign import Slice, campaign, headroom
+from evolve.quest import GENERATION, Quest
+from evolve.selection import Scope
+
+FAST, SLOW, LIGHT = (15.0,), (80.0,), (10.1,)  # light needs 10
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SqliteStore:
+    return open_archive(tmp_path / "a.db")
+
+
+def quests(store: SqliteStore, names: Mapping[str, object], limits: Budget) -> list[Quest]:
+    for name in names:
+        store.append(Run(f"run of {name}", name, CPU.key, "a model", 7, time.time(), campaign="all"))
+    deadline = time.monotonic() + 60
+    return [
+        Quest(f"run of {name}", op(name), TWICE, 7, limits, deadline, Scope(f"run of {name}")) for name in names
+    ]  # fmt: skip
+
+
+def run(
+    store: SqliteStore, times: Mapping[str, tuple[float, ...]], limits: Budget, model: PricedModel | None = None
+) -> tuple[Ended, TimedEngine, list[Slice]]:
+    engine, seen = TimedEngine(times), list[object]()
+    ended = outcome(campaign(quests(store, times, limits), [], model or PricedModel(), engine, store), seen)
+    return ended, engine, [event for event in seen if isinstance(event, Slice)]
+
+
+def spent(store: SqliteStore, name: str) -> Spent:
+    return budget.spent(f"run of {name}", budget.history(store, name, CPU.key))
+
+
+def test_one_budget_holds_for_all(store: SqliteStore) -> None:
+    ended, engine, _ = run(store, {"twice": SLOW, "thrice": FAST}, Budget(evals=50))
+    assert ended is Ended.EVALS
+    assert len(engine.evaluated) == 50
+
+
+def test_the_larger_headroom_gets_the_larger_share(store: SqliteStore) -> None:
+    run(store, {"twice": SLOW, "thrice": FAST}, Budget(evals=400))
+    assert spent(store, "twice").evals > 2 * spent(store, "thrice").evals > 0
+
+
+def test_an_op_at_the_speed_of_light_gets_no_more_than_it_took_to_see_that(store: SqliteStore) -> None:
+    run(store, {"twice": SLOW, "thrice": LIGHT}, Budget(evals=80))
+    assert spent(store, "thrice").evals == GENERATION
+    assert spent(store, "twice").evals == 80 - GENERATION
+
+
+def test_an_op_that_is_at_the_light_from_the_start_gets_nothing(store: SqliteStore) -> None:
+    run(store, {"thrice": LIGHT}, Budget(evals=GENERATION))
+    before = spent(store, "thrice")
+    run(store, {"twice": SLOW, "thrice": LIGHT}, Budget(evals=40), PricedModel(written={"thrice": 99}))
+    assert spent(store, "thrice").evals == before.evals
+    assert spent(store, "twice").evals == 40
+
+
+def test_when_all_are_at_the_speed_of_light_the_campaign_ends(store: SqliteStore) -> None:
+    ended, engine, _ = run(store, {"twice": LIGHT, "thrice": LIGHT}, Budget(evals=1000))
+    assert ended is Ended.LIGHT
+    assert len(engine.evaluated) == 2 * GENERATION
+
+
+def test_an_op_for_which_nothing_is_left_to_try_leaves_the_rest_to_the_others(store: SqliteStore) -> None:
+    ended, _, _ = run(store, {"twice": SLOW, "thrice": FAST}, Budget(evals=1000), PricedModel(most=20))
+    assert ended is Ended.NOTHING
+    assert (spent(store, "twice").evals, spent(store, "thrice").evals) == (20, 20)
+
+
+def test_dollars_are_shared_and_held(store: SqliteStore) -> None:
+    ended, _, _ = run(store, {"twice": SLOW, "thrice": FAST}, Budget(usd=0.4))
+    assert ended is Ended.USD
+    assert spent(store, "twice").usd + spent(store, "thrice").usd == pytest.approx(0.4)
+    assert spent(store, "twice").tokens == spent(store, "twice").evals * PRICE.tokens
+
+
+def test_the_champions_of_every_op_are_confirmed_in_the_end(store: SqliteStore) -> None:
+    _, engine, slices = run(store, {"twice": SLOW, "thrice": FAST}, Budget(evals=40))
+    assert len(engine.confirmed) == 2
+    assert {evaluation.op for evaluation in store.find(Evaluation) if evaluation.confirmed} == {"twice", "thrice"}
+    assert [part.quest.op.name for part in slices if part.confirming] == ["twice", "thrice"]
+
+
+def test_a_campaign_that_goes_on_knows_what_each_op_had(store: SqliteStore) -> None:
+    times = {"twice": SLOW, "thrice": tuple(80 * 0.99**number for number in range(99))}
+    run(store, {"twice": SLOW}, Budget(evals=64))
+    run(store, times, Budget(evals=48), PricedModel(written={"twice": 64}))
+    assert spent(store, "thrice").evals == 48  # nearly as much headroom, and nothing of the budget before
+
+
+def test_headroom_shrinks_as_times_do(store: SqliteStore) -> None:
+    (quest,) = quests(store, {"twice": ()}, Budget(evals=40))
+    before = headroom(quest, CPU, store)
+    run(store, {"twice": (15.0,)}, Budget(evals=40))
+    assert headroom(quest, CPU, store) < before
