@@ -133,9 +133,10 @@ def _integer(node: ast.expr, scope: Scope) -> Integer:
 def _applied(function: Callable[..., int], operands: list[Integer], node: ast.expr) -> Integer:
     def value(at: Scope) -> int:
         try:
-            return _bounded(function(*(operand(at) for operand in operands)), ast.unparse(node))
+            found = function(*(operand(at) for operand in operands))
         except ZeroDivisionError as error:
             raise ExpressionError(f"division by zero in `{ast.unparse(node)}`") from error
+        return found if INT64_MIN <= found <= INT64_MAX else _bounded(found, ast.unparse(node))
 
     return value
 

@@ -111,10 +111,21 @@ def request(
         population=known.candidates(alive),
         parents=known.candidates(population.parents(alive, used, wanted, rng)),
         failures=known.candidates(_unrepaired(known)),
-        tried=known.candidates(sorted(known.verdicts.values(), key=lambda verdict: verdict.created)),
+        tried=known.candidates(sorted(_as_their_twins(known.verdicts.values()), key=lambda verdict: verdict.created)),
         donors=_donors(op.name, device, store, rng),
         lessons=lessons(known.kernels, known.proposals, known.verdicts),
     )
+
+
+def _as_their_twins(verdicts: Iterable[Evaluation]) -> Iterator[Evaluation]:
+    """With what is known of the kernels that duplicates are duplicates of; where that is lost, they tell nothing."""
+    verdicts = tuple(verdicts)
+    by_code = judged(verdicts)
+    for verdict in verdicts:
+        if verdict.outcome is not Outcome.DUPLICATE:
+            yield verdict
+        elif twin := by_code.get(verdict.traits.code if verdict.traits else ""):
+            yield replace(verdict, outcome=twin.outcome, measurements=twin.measurements)
 
 
 def unprofiled(request: Request) -> list[tuple[Kernel, str]]:

@@ -8,7 +8,7 @@ from records import CPU, confirmed, failed, kernel, passed
 from records import proposal as record_of
 
 from archive.proposals import Proposal
-from archive.records import Evaluation, Outcome, Profile
+from archive.records import Evaluation, Outcome, Profile, Traits
 from archive.store import SqliteStore, open_archive
 from evolve.proposers.proposer import Left
 from evolve.selection import BEST_OF_N, REPAIRS, Scope, bars, pending, request, twins, unconfirmed
@@ -178,3 +178,17 @@ def test_a_fresh_run_has_champions_and_times_to_beat_of_its_own(store: SqliteSto
     own = Scope("two", fresh=True)
     assert dict(bars(store, "twice", CPU, own)) == {"w": 2.0}
     assert [kernel.id for kernel in unconfirmed(store, "twice", CPU, own)] == [SECOND.id]
+
+
+def test_a_duplicate_is_told_with_its_twin_s_times_or_not_at_all(store: SqliteStore) -> None:
+    traits = Traits("code", 16, 4, 0, 32, 256, 1, tensor_cores=False, atomics=False, occupancy=1.0)
+    twin = replace(of_twice(passed(FIRST.id, w=3.0)), traits=traits)
+    same = replace(of_twice(failed(SECOND.id)), outcome=Outcome.DUPLICATE, traits=traits)
+    third = bad_kernels.twice_kernel(note="third")
+    lost = replace(of_twice(failed(third.id)), outcome=Outcome.DUPLICATE)
+    store.append(proposal(), proposal(SECOND), proposal(third), twin, same, lost)
+    told = request(OP, CPU, store, 4, seed=1).tried
+    assert {(one.kernel.id, one.evaluation.measurements[0].median_us) for one in told} == {
+        (FIRST.id, 3.0),
+        (SECOND.id, 3.0),
+    }

@@ -89,7 +89,7 @@ def opened(plan: Plan, loaded: Sequence[tuple[Op, str]], bench: Bench, typed: Se
     quests = [
         Quest(
             run.id, op, locator, run.seed, whole,
-            scope=Scope(run.id, run.strategy, plan.wishes.fresh),
+            scope=Scope(run.id, run.strategy, plan.wishes.fresh), profiled=bench.proposer.name != limits.OFFLINE,
         )
         for run, (op, locator) in zip(runs, loaded, strict=True)
     ]  # fmt: skip

@@ -16,6 +16,7 @@ OP = catalog.load(str(Path(__file__).parents[1] / "samples" / "twice.py"))
 
 def kernel(knobs: str, require: str = "", note: str = "") -> Kernel:
     text = bad_kernels.twice_kernel(note=note).text.replace("THREADS = [128, 64, 256]", knobs)
+    text += "// UNROLL, MORE: what the code names may change the program\n"
     return parse(text.replace("\n\n[knobs]", f"\nrequire = [{require}]\n\n[knobs]", 1))
 
 
@@ -29,12 +30,37 @@ def request(*population: Candidate, wanted: int = 8, seed: int = 3) -> Request:
     return Request(OP, CPU, wanted, seed, "run", population, population[:1], (), known)
 
 
+def offered(asked: Request) -> list[dict[str, int]]:
+    return [child.kernel.plan.settings for child in OfflineProposer().propose(asked) if child.kernel]
+
+
+def measured(of: Kernel, **times: float) -> Candidate:
+    """Times by dtype, on the one size that there is."""
+    measurements = tuple(measurement(f"n=4096 {dtype}", us) for dtype, us in times.items())
+    return Candidate(of, Evaluation(of.id, "twice", CPU, Outcome.PASSED, "", measurements))
+
+
+def failed(of: Kernel) -> Candidate:
+    return Candidate(of, Evaluation(of.id, "twice", CPU, Outcome.CRASHED, "it crashed"))
+
+
+def after(*tried: Candidate, wanted: int = 8, seed: int = 3) -> Request:
+    """What is asked once all these have a verdict."""
+    return replace(request(*tried, wanted=wanted, seed=seed), tried=tried)
+
+
 def test_children_differ_from_everything_known_and_from_each_other() -> None:
     parent = candidate(kernel("THREADS = [32, 64, 128, 256]\nUNROLL = [1, 2, 4]"))
     children = list(OfflineProposer().propose(request(parent)))
     ids = {child.kernel_id for child in children}
-    assert len(ids) == len(children) == 8
+    assert len(ids) == len(children) > 1
     assert parent.kernel.id not in ids
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2, 3])
+def test_no_more_are_offered_than_are_wanted(wanted: int) -> None:
+    parent = candidate(kernel("THREADS = [32, 64, 128, 256]\nUNROLL = [1, 2, 4]"))
+    assert len(offered(request(parent, wanted=wanted))) == wanted
 
 
 def test_children_differ_from_their_parent_in_knobs_alone() -> None:
@@ -46,12 +72,28 @@ def test_children_differ_from_their_parent_in_knobs_alone() -> None:
         assert child.parents == (parent.kernel.id,)
 
 
+def test_a_setting_is_not_offered_again_in_another_order_of_its_values() -> None:
+    written = candidate(kernel("THREADS = [128, 64, 32]"))
+    other = candidate(kernel("THREADS = [64, 32, 128]"))
+    assert offered(after(written, other)) == [{"THREADS": 32}]
+
+
+def test_a_setting_that_waits_for_its_verdict_is_not_offered_again() -> None:
+    parent = candidate(kernel("THREADS = [32, 64, 128]"))
+    waiting = parent.kernel.with_knobs({"THREADS": 64})
+    asked = replace(after(parent), known=frozenset({parent.kernel.id, waiting.id}))
+    assert offered(asked) == [{"THREADS": 128}]
+
+
+def test_settings_that_make_the_same_program_are_offered_once() -> None:
+    text = bad_kernels.twice_kernel().text.replace("THREADS = [128, 64, 256]", "THREADS = [128]\nLEAST = [1, 2, 900]")
+    same = parse(text.replace('"ceil_div(n, THREADS)"', '"ceil_div(n, THREADS) + LEAST // 500"'))
+    assert offered(after(candidate(same))) == [{"THREADS": 128, "LEAST": 900}]
+
+
 def test_settings_that_a_requirement_or_the_hardware_forbids_are_not_offered() -> None:
     parent = candidate(kernel("THREADS = [32, 64, 1024, 2048]", require='"THREADS != 64"'))
-    offered = [
-        child.kernel.plan.settings["THREADS"] for child in OfflineProposer().propose(request(parent)) if child.kernel
-    ]
-    assert offered == [1024]
+    assert offered(request(parent)) == [{"THREADS": 1024}]
 
 
 def test_it_falls_silent_when_every_setting_was_tried() -> None:
@@ -70,18 +112,68 @@ def test_a_kernel_without_knobs_leaves_nothing_to_vary() -> None:
 def test_settings_are_carried_between_kernels_that_share_knobs() -> None:
     ours = candidate(kernel("THREADS = [32, 64, 128, 256, 512]\nUNROLL = [1, 2, 4, 8]", note="ours"))
     theirs = candidate(kernel("UNROLL = [8, 1]\nTHREADS = [512, 32]\nMORE = [1, 2]", note="theirs"), 4.0)
-    seen = [c for seed in range(6) for c in OfflineProposer().propose(request(ours, theirs, seed=seed))]
-    crossed = [child for child in seen if child.operator == "crossover"]
-    assert crossed
-    for child in crossed:
-        assert set(child.parents) == {ours.kernel.id, theirs.kernel.id}
+    crossed = [c for c in OfflineProposer().propose(after(ours, theirs)) if c.operator == "crossover" and c.kernel]
+    assert {"UNROLL": 8, "THREADS": 512} in [child.kernel.plan.settings for child in crossed if child.kernel]
+    assert all(set(child.parents) == {ours.kernel.id, theirs.kernel.id} for child in crossed)
 
 
-def test_tuning_starts_from_the_champion_of_a_workload() -> None:
-    slow = candidate(kernel("THREADS = [32, 64, 128, 256]", note="slow"), 9.0)
-    fast = candidate(kernel("THREADS = [32, 64, 128, 256]", note="fast"), 1.0)
-    seen = [c for seed in range(6) for c in OfflineProposer().propose(request(slow, fast, seed=seed))]
-    assert {child.parents for child in seen if child.operator == "tune"} == {(fast.kernel.id,)}
+def test_a_new_family_is_spread_over_before_anything_is_concluded() -> None:
+    parent = candidate(kernel("THREADS = [32, 64, 128, 256]\nUNROLL = [1, 2, 4, 8]"))
+    first = [child for child in OfflineProposer().propose(after(parent)) if child.kernel][:3]
+    assert {child.operator for child in first} == {"knobs"}
+    for name in ("THREADS", "UNROLL"):
+        assert len({child.kernel.plan.settings[name] for child in first if child.kernel}) == 3
+
+
+WIDE = kernel("THREADS = [32, 64, 128, 256, 512, 1024]\nUNROLL = [1, 2, 4, 8, 16, 32]")
+
+
+def at(threads: int, unroll: int) -> Kernel:
+    return WIDE.with_knobs({"THREADS": threads, "UNROLL": unroll})
+
+
+def test_tuning_follows_what_made_kernels_faster() -> None:
+    tried = [at(1024, 32), at(32, 1), at(64, 16), at(256, 4), at(512, 2), at(128, 8)]
+    times = [measured(k, float32=1e5 / k.plan.settings["THREADS"] * k.plan.settings["UNROLL"]) for k in tried]
+    children = list(OfflineProposer().propose(after(*times)))
+    assert {child.operator for child in children} == {"tune"}
+    settings = [child.kernel.plan.settings for child in children if child.kernel]
+    assert min(own["THREADS"] / own["UNROLL"] for own in settings) >= 128  # the best seen has 256
+
+
+def test_every_workload_is_served_where_they_want_different_things() -> None:
+    tried = [at(1024, 32), at(32, 1), at(64, 16), at(256, 4), at(512, 2), at(128, 8)]
+    times = [
+        measured(k, float32=9e4 / k.plan.settings["THREADS"], bfloat16=9.0 * k.plan.settings["THREADS"]) for k in tried
+    ]
+    threads = {settings["THREADS"] for seed in range(3) for settings in offered(after(*times, seed=seed))}
+    assert threads >= {32, 1024}
+
+
+def test_a_value_for_which_kernels_fail_is_avoided_though_it_promised_most() -> None:
+    passing = [at(128, 1), at(512, 4), at(128, 16), at(256, 8)]
+    broken = [failed(at(1024, 1)), failed(at(1024, 4)), failed(at(1024, 32))]
+    times = [measured(k, float32=900 - k.plan.settings["THREADS"] / 4) for k in passing]
+    assert [settings["THREADS"] for settings in offered(after(*times, wanted=2))] == [1024, 1024]
+    assert 1024 not in [settings["THREADS"] for settings in offered(after(*times, *broken, wanted=2))]
+
+
+def test_a_family_that_only_failed_is_left_to_those_who_can_repair_it() -> None:
+    assert offered(after(failed(at(128, 1)))) == []
+
+
+def test_a_family_far_behind_the_champion_gets_little() -> None:
+    slow = [candidate(kernel("THREADS = [32, 64, 128, 256]", note="slow"), 9000.0)]
+    fast = [measured(k, float32=90.0 + i) for i, k in enumerate((at(32, 1), at(64, 16), at(256, 4), at(512, 2)))]
+    children = [child.kernel for child in OfflineProposer().propose(after(*slow, *fast, wanted=4)) if child.kernel]
+    assert {child.family for child in children} == {WIDE.family}
+
+
+def test_a_new_family_that_comes_close_is_looked_at_beside_an_old_one() -> None:
+    new = candidate(kernel("THREADS = [32, 64, 128, 256]", note="new"), 100.0)
+    old = [measured(k, float32=90.0 + i) for i, k in enumerate((at(32, 1), at(64, 16), at(256, 4), at(512, 2)))]
+    children = [child.kernel for child in OfflineProposer().propose(after(*old, new)) if child.kernel]
+    assert {child.family for child in children} == {WIDE.family, new.kernel.family}
 
 
 @pytest.mark.parametrize("seed", [1, 2])

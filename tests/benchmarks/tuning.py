@@ -1,0 +1,78 @@
+"""How many evaluations the offline tuner needs on landscapes, against random search. Run this file with Python.
+
+Without files it takes the synthetic landscapes of tests/support, which no GPU ever measured.
+"""
+
+import argparse
+import itertools
+import math
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+
+from landscapes import Landscape, Setting, read, searched, shuffled  # noqa: E402
+from made_up_gpu import landscape  # noqa: E402
+from synthetic_landscapes import SKETCHES  # noqa: E402
+
+NEAR, AT_MOST = 1.05, 0.1  # of the optimum's time; of the space
+PATIENCE = 0.4  # of the space, after which a search has failed
+
+
+@dataclass(frozen=True)
+class Row:
+    """What all seeds came to on one landscape."""
+
+    name: str
+    points: int
+    needed: tuple[int, ...]
+    by_chance: tuple[int, ...]
+
+    def __str__(self) -> str:
+        median, late = statistics.median(self.needed), statistics.quantiles(self.needed, n=10)[-1]
+        chance = statistics.median(self.by_chance)
+        verdict = "" if median <= AT_MOST * self.points else "  OVER"
+        return (
+            f"{self.name[:60]:60} {self.points:5} points  median {median:6.1f} ({median / self.points:6.1%})  "
+            f"90th {late:6.1f}  random {chance:6.1f}{verdict}"
+        )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("files", nargs="*", type=Path)
+    options.add_argument("--seeds", type=int, default=50)
+    options.add_argument("--wanted", type=int, default=8)
+    options.add_argument("--overall", action="store_true", help="leave out the single workloads")
+    options.add_argument("--only", default="", help="landscapes with this in their names")
+    wished = options.parse_args()
+    made = map(read, wished.files) if wished.files else map(landscape, SKETCHES)
+    ratios = []
+    for whole in (found for found in made if wished.only in found.name):
+        singles = [] if wished.overall else [whole.alone(index) for index in range(len(whole.workloads))]
+        for one in [whole, *(singles if len(singles) > 1 else [])]:
+            row = _row(one, wished.seeds, wished.wanted)
+            ratios.append(statistics.median(row.needed) / (AT_MOST * row.points))
+            print(row, flush=True)
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    print(f"of the evaluations allowed: {mean:.2f} in the geometric mean, {max(ratios):.2f} at most")
+
+
+def _row(one: Landscape, seeds: int, wanted: int) -> Row:
+    most = max(8, round(PATIENCE * len(one.results)))
+    tuned = tuple(_needed(one, itertools.islice(searched(one, seed, wanted), most)) for seed in range(seeds))
+    chance = tuple(_needed(one, shuffled(one, seed)) for seed in range(20 * seeds))
+    return Row(one.name, len(one.results), tuned, chance)
+
+
+def _needed(one: Landscape, order: Iterator[Setting]) -> int:
+    """Evaluations until the best found are near the optimum; the whole space where they never come near."""
+    return one.needed(order, NEAR) or len(one.results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The tuner against synthetic landscapes: made up, but with the cliffs that real ones have."""
+
+import itertools
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+from landscapes import Landscape, header, line, read, request, searched, setting_of, shuffled
+from made_up_gpu import landscape
+from synthetic_landscapes import SKETCHES
+
+from evolve.proposers.offline import OfflineProposer
+from evolve.proposers.tuning.space import set_to
+
+BY_NAME = {sketch.name: sketch for sketch in SKETCHES}
+SEEDS, NEAR = 9, 1.05
+
+
+def whole(name: str) -> Landscape:
+    return landscape(BY_NAME[name])
+
+
+def tuned(one: Landscape) -> float:
+    """Evaluations until the best found are near the optimum: the median over seeds."""
+    most = len(one.results) // 3
+    return statistics.median(
+        one.needed(itertools.islice(searched(one, seed, 8), most), NEAR) or most for seed in range(SEEDS)
+    )
+
+
+def by_chance(one: Landscape) -> float:
+    return statistics.median(one.needed(shuffled(one, seed), NEAR) or len(one.results) for seed in range(200))
+
+
+@pytest.mark.parametrize("name", ["made_up_tiles", "made_up_split", "made_up_turn", "made_up_attend"])
+def test_a_tenth_of_the_space_is_enough_and_chance_needs_far_more(name: str) -> None:
+    one = whole(name)
+    needed = tuned(one)
+    assert needed <= len(one.results) / 10
+    assert needed <= by_chance(one) / 1.5
+
+
+@pytest.mark.parametrize("index", [0, 2, 4])
+def test_a_single_workload_needs_no_more_than_a_tenth(index: int) -> None:
+    one = whole("made_up_split").alone(index)
+    assert tuned(one) <= len(one.results) / 10
+
+
+def test_no_setting_is_tried_twice_and_the_search_ends() -> None:
+    one = whole("made_up_rows")
+    order = list(searched(one, 1, 8))
+    assert len(order) == len(set(order))
+    assert one.needed(order, 1.02)  # of settings that make the same program only one is tried
+
+
+def test_the_same_seed_searches_in_the_same_order() -> None:
+    one = whole("made_up_count")
+    first, second = (list(itertools.islice(searched(one, 5, 8), 24)) for _ in range(2))
+    assert first == second
+
+
+def test_settings_asked_for_at_once_differ_in_more_than_one_knob() -> None:
+    one = whole("made_up_wide")
+    order = list(itertools.islice(searched(one, 2, 8), 13))[9:]
+    apart = [sum(a != b for a, b in zip(left, right, strict=True)) for left, right in itertools.combinations(order, 2)]
+    assert statistics.mean(apart) >= 2
+
+
+def test_five_hundred_observations_are_weighed_in_a_moment() -> None:
+    one = whole("made_up_wide").alone(0)
+    settings = itertools.islice(shuffled(one, 1), 500)
+    tried = [one.candidate(set_to(one.kernel, setting), number) for number, setting in enumerate(settings)]
+    asked = request(one, tried, 8, 1)
+    list(OfflineProposer().propose(asked))  # looks at the space for the first time
+    started = time.process_time()
+    list(OfflineProposer().propose(asked))
+    assert time.process_time() - started < 1.0  # 0.1 where nothing else runs
+
+
+def test_a_landscape_is_read_back_as_it_was_written_also_where_a_line_was_cut_off(tmp_path: Path) -> None:
+    one = whole("made_up_count")
+    path = tmp_path / "count.jsonl"
+    some = list(one.results)[::7]
+    lines = [line(setting, one.candidate(set_to(one.kernel, setting)).evaluation, one.workloads) for setting in some]
+    op = Path(__file__).parents[2] / "samples" / "twice.py"
+    path.write_text(header(str(op), one.kernel, one.device, one.workloads) + "".join(lines) + '{"setting": [1')
+    found = read(path)
+    assert list(found.results) == some
+    assert (found.kernel, found.device, found.workloads) == (one.kernel, one.device, one.workloads)
+    assert {result.failed for result in found.results.values()} == {"", "crashed"}
+    assert all(
+        found.results[setting].times_us == tuple(round(us, 3) if us else us for us in one.results[setting].times_us)
+        for setting in some
+    )
+
+
+def test_the_written_setting_is_where_a_search_begins() -> None:
+    one = whole("made_up_stream")
+    assert next(searched(one, 1, 8)) == next(shuffled(one, 1)) == setting_of(one.kernel)
