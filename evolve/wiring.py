@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from archive.store import ArchiveError, SqliteStore, open_archive
+from archive.store import ArchiveError, SqliteStore, Store, open_archive
 from evolve.errors import UserError
 
 if TYPE_CHECKING:
     from archive.binding import Bound
     from archive.records import DeviceInfo
-    from evolve.devices.device import Device
+    from evolve.devices.device import Device, Machined
     from evolve.engines.local import LocalEngine
     from evolve.proposers.proposer import Proposer
 
@@ -68,7 +68,7 @@ def device(kind: str, known: "DeviceInfo | None" = None, cubins: Path | None = N
     return EmulatedDevice(also_compile=partial(compile_cubin, arch=EMULATED_ARCH))
 
 
-def compiler(info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], object]":
+def compiler(info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], Machined]":
     """Compiles for a GPU without one, and leaves the result for the worker that has it."""
     from evolve.devices.cuda.compiler import compile_ahead
 
@@ -102,18 +102,37 @@ def engine(kind: str, watch: Callable[[str, str], None] | None = None) -> "Local
     return LocalEngine(kind, max(1, min(4, cores)), watch)
 
 
-def proposer(wished: str = "", model: str = "") -> "Proposer":
-    """`offline` or `llm`; by default a model where a key or a base URL is set."""
+def proposer(wished: str = "", models: tuple[str, ...] = (), *, tune: bool = True) -> "Proposer":
+    """`offline` or `llm`; by default models where some are named, or a key or a base URL is set.
+
+    Without `tune` nobody finishes what the models write by setting its knobs.
+    """
     if wished not in ("", "offline", "llm"):
         raise UserError(f"there is no proposer `{wished}`", "choose offline or llm")
     reachable = bool(os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"))
-    if wished == "offline" or not (reachable or wished or model):
+    if wished == "offline" or not (reachable or wished or models):
         from evolve.proposers.offline import OfflineProposer
 
         return OfflineProposer()
     from evolve.proposers.llm import from_environment
 
-    return from_environment(model)
+    return _finished(from_environment(models), tune=tune)
+
+
+def replaying(store: Store, run: str, *, tune: bool = True) -> "Proposer":
+    """The models of a recorded run, answering from the archive: no key, no network, one question after the other."""
+    from evolve.proposers import replay
+    from evolve.proposers.llm import LlmProposer
+
+    exchanges = replay.recorded(store, run)
+    return _finished(LlmProposer(replay.models(exchanges), replay.Recorded(run, exchanges), at_once=1), tune=tune)
+
+
+def _finished(models: "Proposer", *, tune: bool) -> "Proposer":
+    from evolve.proposers.finishing import FinishingProposer
+    from evolve.proposers.offline import OfflineProposer
+
+    return FinishingProposer(models, OfflineProposer()) if tune else models
 
 
 def archive_path(wished: Path | None) -> Path:

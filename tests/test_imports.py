@@ -18,7 +18,7 @@ RESERVED = {
     "cupy_backends": ("evolve/devices/cuda/", "evolve/export/template/"),
     "rich": ("evolve/cli/", "evolve/report/"),
     "typer": ("evolve/cli/",),
-    "openai": ("evolve/proposers/llm.py",),
+    "openai": ("evolve/proposers/endpoint.py", "evolve/proposers/endpoint_faults.py"),
     "sqlite3": ("archive/store.py", "archive/rows.py"),
 }
 

@@ -78,6 +78,9 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
     said.print(f"{counted(len(found), 'question')}{whom} about {loaded.name} on {info.name}", soft_wrap=True)
     then = "answer with a kernel in a file" if readable else "have the batch answered"
     answer = "FILE.cu" if readable else "OUTPUT.jsonl"
+    if readable and len(found) == 1:
+        made = "".join(f" --parent {short(parent)}" for parent in found[0].parents)
+        answer = f"{answer} --operator {found[0].operator}{made}"
     said.print(f"next: {then}, then `evolve tell {answer}{archive_option(path)}`", style="dim", soft_wrap=True)
 
 

@@ -21,16 +21,30 @@ from evolve.report.words import idea, one_line, short
 FILES_HELP = "Kernels (.cu), a batch's output (.jsonl), the op they are for if it is your own (.py)."
 
 
+OperatorOption = Annotated[
+    str, typer.Option("--operator", metavar="NAME", help="How the .cu files were made, such as improve or crossover.")
+]
+ParentOption = Annotated[
+    list[str] | None, typer.Option("--parent", metavar="ID", help="The kernel they were made from; repeatable.")
+]
+
+
 def tell(
     files: Annotated[list[Path], typer.Argument(metavar="FILES...", help=FILES_HELP)],
+    operator: OperatorOption = "",
+    parent: ParentOption = None,
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Take kernels from files into the archive. Telling the same twice changes nothing."""
     from evolve.cli.telling import told
+    from evolve.cli.wanted import check_operator
+    from evolve.proposers.tell import TELL
 
+    check_operator(operator, parent or ())
     with closing(wiring.archive(archive)) as store:
-        taken = told(tuple(files), store)
+        parents = tuple(lookup.kernel(store, prefix).id for prefix in parent or ())
+        taken = told(tuple(files), store, operator or TELL, parents)
         path = store.path
     if as_json:
         print_json([

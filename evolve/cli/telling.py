@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from archive import exchange
+from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import DeviceInfo
 from archive.store import Store
 from evolve.errors import UserError
 from evolve.proposers.proposer import Request
-from evolve.proposers.tell import TellProposer, ops_in
+from evolve.proposers.tell import TELL, TellProposer, ops_in
 from reference_ops import catalog
 from reference_ops.op import Op
 
@@ -26,14 +27,18 @@ class Told:
     new: bool
 
 
-def told(files: tuple[Path, ...], store: Store) -> list[Told]:
-    """Archive what the files hold; a `.py` among them defines an op. Nothing is archived before every op was found."""
+def told(files: tuple[Path, ...], store: Store, operator: str = TELL, parents: tuple[str, ...] = ()) -> list[Told]:
+    """Archive what the files hold; a `.py` among them defines an op. Nothing is archived before every op was found.
+
+    `operator` and `parents` say how the kernels in `.cu` files were made.
+    """
     own = [catalog.load(str(file)) for file in files if file.suffix == ".py"]
-    kernels = tuple(file for file in files if file.suffix != ".py")
+    holding = tuple(file for file in files if file.suffix != ".py")
+    known = {kernel.id: kernel for kernel in store.find(Kernel)}
     result = []
-    for op in [_op(label, own) for label in ops_in(kernels)]:
+    for op in [_op(label, own) for label in ops_in(holding)]:
         request = Request(op=op, device=NOWHERE, wanted=EVERYTHING, seed=0)
-        for proposal in TellProposer(kernels).propose(request):
+        for proposal in TellProposer(holding, TELL, known, operator, parents).propose(request):
             dated = replace(proposal, created=proposal.created or time.time())
             result.append(Told(dated, new=store.append(dated) > 0))
     return result

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 
 from archive.proposals import Run
 from evolve.errors import UserError
+from evolve.proposers.model_words import without_secrets
 
 NAMED = {"--device": "device", "--proposer": "proposer", "--model": "models", "--replay": "replay"}
 FLAGS = {"--fresh": "fresh", "--no-tune": "no_tune", "--no-seeds": "no_seeds"}
@@ -26,10 +27,11 @@ class Wishes:
 
     def options(self) -> list[str]:
         """As they would be typed; strategy and seed have their own places in a Run."""
-        words = []
+        words: list[str] = []
         for option, name in NAMED.items():
             value = getattr(self, name)
-            words += [word for one in (value if name == "models" else [value]) if one for word in (option, one)]
+            given = [without_secrets(one) for one in value] if name == "models" else [value]
+            words += [word for one in given if one for word in (option, one)]
         return words + [option for option, name in FLAGS.items() if getattr(self, name)]
 
 

@@ -1,50 +1,86 @@
-"""Which operator to ask a model for, and with which words: the same for a live model and for a batch."""
+"""Which model to ask, by which operator, with which words: the same for live models and for a batch."""
 
 import functools
 import hashlib
 import inspect
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from archive.exchange import encode_custom_id, request_line
-from evolve.prompting.compose import DRAFT, IMPROVE, REPAIR, Message, compose
+from archive.kernel import Kernel
+from evolve.prompting.compose import Message, answer_form, ask_again, compose
+from evolve.proposers import bandit, openings
+from evolve.proposers.chat import Call
+from evolve.proposers.models import Model
 from evolve.proposers.proposer import Candidate, Request
+from evolve.proposers.reply import without_thoughts
 from reference_ops.op import Op
 
-DRAFT_SHARE = 0.15  # of the requests that could improve a parent
 MAX_FILE_CHARACTERS = 10_000
-NONCE_CHARACTERS = 8
+NONCE_CHARACTERS = 7  # with two parents there is no room for more in the id of a batch request
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One question to a model: the operator, what it is applied to, and the words."""
+    """One question: to whom, the operator, what it is applied to, and the words."""
 
+    model: Model
     operator: str
     parents: tuple[str, ...]
     messages: tuple[Message, ...]
+    nonce: str  # tells it from every other question of the run
+    kernels: tuple[Kernel, ...] = ()  # the parents, which edits in the reply are meant for
+    again: bool = False  # it follows a reply that could not be read
+
+    @property
+    def call(self) -> Call:
+        return Call(self.model, self.operator, self.messages)
+
+    def once_more(self, reply: str, failure: str) -> "Ask":
+        """The same conversation with a request for what the reply lacks."""
+        form = answer_form(self.operator, self.model.form)
+        messages = (*self.messages, *ask_again(without_thoughts(reply), failure, form))
+        return replace(self, messages=messages, nonce=_nonce(self.nonce, "again"), again=True)
 
 
-def asks(request: Request, reference_source: str) -> tuple[Ask, ...]:
-    """`request.wanted` questions: repairs first, then improvements and drafts, as the request's seed has it."""
-    return tuple(
-        Ask(
-            operator,
-            tuple(parent.kernel.id for parent in parents),
-            compose(request, operator, parents, reference_source),
-        )
-        for operator, parents in _chosen(request)
-    )
+def asks(request: Request, models: Sequence[Model], reference_source: str) -> tuple[Ask, ...]:
+    """Up to `request.wanted` questions, chosen as the request's seed and what became of earlier ones have it."""
+    rng = random.Random(request.seed)
+    by_signature = {model.signature: model for model in models}
+    arms = [(signature, operator) for signature in by_signature for operator in openings.operators(request)]
+    chosen = bandit.choose(arms, request.trials, max(request.wanted, 0), rng, openings.most(request))
+    turns = Counter[str]()
+    found = []
+    for index, (signature, operator) in enumerate(chosen):
+        parents = openings.parents(request, operator, turns[operator], rng)
+        turns[operator] += 1
+        found.append(asked(request, by_signature[signature], operator, parents, reference_source, index))
+    return tuple(found)
 
 
-def requests(request: Request, model: str, reference_source: str) -> Iterator[str]:
+def asked(
+    request: Request, model: Model, operator: str, parents: tuple[Candidate, ...], reference_source: str, index: int
+) -> Ask:
+    """One question; `index` tells it from the request's others."""
+    kernels = tuple(parent.kernel for parent in parents)
+    messages = compose(request, operator, parents, reference_source, model.form, model.prompt_tokens)
+    nonce = _nonce(request.run, request.seed, index)
+    return Ask(model, operator, tuple(kernel.id for kernel in kernels), messages, nonce, kernels)
+
+
+def requests(request: Request, models: Sequence[Model], reference_source: str) -> Iterator[str]:
     """The same questions as lines of a Batch API input file."""
-    for index, ask in enumerate(asks(request, reference_source)):
-        nonce = hashlib.sha256(f"{request.run} {request.seed} {index}".encode()).hexdigest()[:NONCE_CHARACTERS]
-        custom_id = encode_custom_id(request.op.name, ask.operator, ask.parents, nonce)
-        yield request_line(custom_id, model, [(message.role, message.content) for message in ask.messages])
+    return (line(request.op.name, ask) for ask in asks(request, models, reference_source))
+
+
+def line(op: str, ask: Ask) -> str:
+    """A question as a line of a Batch API input file."""
+    custom_id = encode_custom_id(op, ask.operator, ask.parents, ask.nonce)
+    messages = [(message.role, message.content) for message in ask.messages]
+    return request_line(custom_id, ask.model.name, messages, ask.model.parameters)
 
 
 def reference_source(op: Op) -> str:
@@ -62,15 +98,5 @@ def reference_source(op: Op) -> str:
         return ""
 
 
-def _chosen(request: Request) -> Iterator[tuple[str, tuple[Candidate, ...]]]:
-    chance = random.Random(request.seed)
-    # Half of a single question is none: then chance decides, so that failures are not left lying for ever.
-    most = request.wanted // 2 if request.wanted != 1 else chance.randint(0, 1)
-    repaired = request.failures[:most]
-    for failure in repaired:
-        yield REPAIR, (failure,)
-    for index in range(max(request.wanted, 0) - len(repaired)):
-        if not request.parents or chance.random() < DRAFT_SHARE:
-            yield DRAFT, ()
-        else:
-            yield IMPROVE, (request.parents[index % len(request.parents)],)
+def _nonce(*parts: object) -> str:
+    return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:NONCE_CHARACTERS]

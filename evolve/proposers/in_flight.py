@@ -1,50 +1,69 @@
 """Several questions at once, and their answers as they come."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, MutableSequence, Sequence
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Event, Thread
 from typing import TypeVar
+
+from evolve.proposers.limits import Pause
 
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
 
-def answers(
-    questions: Sequence[Question], answer: Callable[[Question], Answer], concurrency: int
-) -> Generator[Answer, None, None]:
-    """Each answer as soon as it is there; an exception of `answer` is raised here.
+class LeftError(Exception):
+    """Nobody waits for the answer any more."""
 
+
+def answers(
+    waiting: MutableSequence[Question],
+    answer: Callable[[Question, Pause], Answer],
+    may_start: Callable[[Question, Sequence[Question]], bool],
+) -> Generator[tuple[Question, Answer], None, None]:
+    """Each answer as soon as it is there. `waiting` may grow meanwhile; what may not start in the end stays in it.
+
+    `may_start` is told what is in flight. Where `answer` raises, the others in flight are still waited for.
     Leaving early asks nothing more and waits for nobody: the threads are daemons, because those of a
     ThreadPoolExecutor would keep the interpreter alive until a stalled server lets go.
     """
-    waiting: SimpleQueue[Question] = SimpleQueue()
-    done: SimpleQueue[Future[Answer]] = SimpleQueue()
-    stopped = Event()
-    for question in questions:
-        waiting.put(question)
+    done: SimpleQueue[tuple[Question, Future[Answer]]] = SimpleQueue()
+    left = Event()
+    running: list[Question] = []
+    error: BaseException | None = None
 
-    def work() -> None:
-        while not stopped.is_set():
-            try:
-                question = waiting.get_nowait()
-            except Empty:
-                return
-            done.put(_settled(question, answer))
+    def pause(seconds: float) -> None:
+        if left.wait(seconds):
+            raise LeftError
 
-    for _ in range(min(max(concurrency, 1), len(questions))):
-        Thread(target=work, daemon=True, name="question").start()
+    def settle(question: Question) -> None:
+        done.put((question, _settled(question, lambda asked: answer(asked, pause))))
+
     try:
-        for _ in questions:
-            yield done.get().result()
+        while True:
+            for question in () if error else tuple(waiting):
+                if may_start(question, running):
+                    waiting.remove(question)
+                    running.append(question)
+                    Thread(target=settle, args=(question,), daemon=True, name="question").start()
+            if not running:
+                break
+            question, future = done.get()
+            running.remove(question)
+            if raised := future.exception():
+                error = error or raised
+            else:
+                yield question, future.result()
     finally:
-        stopped.set()
+        left.set()
+    if error:
+        raise error
 
 
 def _settled(question: Question, answer: Callable[[Question], Answer]) -> Future[Answer]:
     future: Future[Answer] = Future()
     try:
         future.set_result(answer(question))
-    except BaseException as error:  # noqa: BLE001 - it is raised again by whoever reads the result
+    except BaseException as error:  # noqa: BLE001 - it is raised again where the answers are read
         future.set_exception(error)
     return future

@@ -1,12 +1,18 @@
-"""From a model's words to a Proposal: find the kernel, read it, and say what is wrong where there is none."""
+"""From a model's words to a Proposal: find the kernel, read it, and say what is wrong where there is none.
+
+A kernel is found in every form, whichever was asked for: in a fence, bare, or as edits of the kernel that was shown.
+"""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from archive import kernel as genome
+from archive.kernel import Kernel
 from archive.plan import PlanError
 from archive.proposals import Proposal
 from evolve.points import signature
+from evolve.proposers.edits import Edit, EditError, applied, edits_in
 from reference_ops.op import Op
 
 THOUGHT_TAGS = "think|thinking|thought|reasoning|analysis"
@@ -37,15 +43,43 @@ def kernel_in(reply: str) -> str:
     return bare or (candidates[-1] if candidates else "")
 
 
-def proposal_from(reply: str, op: Op, origin: Proposal) -> Proposal:
-    """`origin`, which says who made it and how, with the kernel in the reply or the reason why there is none."""
-    text = kernel_in(reply)
-    if not text:
-        return replace(origin, kernel=None, reply=reply, failure=_missing(reply))
+def proposal_from(reply: str, op: Op, origin: Proposal, edited: Sequence[Kernel] = ()) -> Proposal:
+    """`origin`, which says who made it and how, with the kernel in the reply or the reason why there is none.
+
+    `edited` holds the kernels that edits may be meant for.
+    """
+    origin = replace(origin, kernel=None, reply=reply, failure="")
     try:
-        return replace(origin, kernel=genome.parse_for(text, signature(op)), reply=reply, failure="")
+        text = _edited(reply, edited) or kernel_in(reply)
+        if not text:
+            return replace(origin, failure=_missing(reply))
+        return replace(origin, kernel=genome.parse_for(text, signature(op)))
+    except EditError as error:
+        return replace(origin, failure=f"the edits cannot be applied: {error}")
     except PlanError as error:
-        return replace(origin, kernel=None, reply=reply, failure=f"the kernel in the reply is malformed: {error}")
+        return replace(origin, failure=f"the kernel in the reply is malformed: {error}")
+
+
+def _edited(reply: str, edited: Sequence[Kernel]) -> str:
+    """The text that the reply's edits lead to. Where they lead nowhere, a whole kernel beside them counts."""
+    try:
+        edits = edits_in(without_thoughts(reply))
+        return _applied(edits, edited) if edits else ""
+    except EditError:
+        whole = kernel_in(reply)
+        if genome.CLOSE in whole:
+            return whole
+        raise
+
+
+def _applied(edits: Sequence[Edit], edited: Sequence[Kernel]) -> str:
+    first_error = EditError("no kernel was shown that they could be meant for; a whole one was asked for")
+    for number, kernel in enumerate(edited):
+        try:
+            return applied(edits, kernel.text)
+        except EditError as error:
+            first_error = first_error if number else error
+    raise first_error
 
 
 def _missing(reply: str) -> str:

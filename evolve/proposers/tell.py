@@ -1,16 +1,18 @@
 """Kernels that come as files: `.cu` from a person, `.jsonl` from a batch that a model worked through."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from archive import exchange, kernel
 from archive.exchange import BatchReply, CustomId
+from archive.kernel import Kernel
 from archive.plan import PlanError
-from archive.proposals import Cost, Proposal
+from archive.proposals import Proposal
 from evolve.errors import UserError
 from evolve.points import signature
+from evolve.proposers.chat import cost_of
 from evolve.proposers.proposer import Request
 from evolve.proposers.reply import kernel_in, proposal_from
 
@@ -26,6 +28,9 @@ class TellProposer:
 
     files: tuple[Path, ...]
     name: str = TELL
+    kernels: Mapping[str, Kernel] = field(default_factory=dict)  # by id: what edits in a reply are meant for
+    operator: str = TELL  # how the kernels in `.cu` files were made, and from which
+    parents: tuple[str, ...] = ()
 
     def propose(self, request: Request) -> Iterator[Proposal]:
         failed: list[Proposal] = []
@@ -35,13 +40,31 @@ class TellProposer:
                 return
             if not told.is_for(request.op.name):
                 continue
-            proposal = _proposal(told, request)
+            proposal = self._proposal(told, request)
             if proposal.kernel is None:
                 failed.append(proposal)
             elif proposal.kernel_id not in request.known:
                 left -= 1
                 yield proposal
         yield from failed[: max(left, 0)]
+
+    def _proposal(self, told: "_Told", request: Request) -> Proposal:
+        origin = Proposal(request.op.name, self.operator, TELL, None, self.parents, request.run)
+        if told.reply is None:
+            return _from_text(told, request, origin)
+        parents = told.asked.parents if told.asked else ()
+        origin = replace(
+            origin,
+            operator=told.asked.operator if told.asked else TELL,
+            parents=parents,
+            proposer=told.reply.model or TELL,
+            cost=cost_of(told.reply, (), None),
+            call=told.asked.nonce if told.asked else told.reply.custom_id,
+        )
+        if told.reply.failure:
+            return replace(origin, reply=told.text, failure=f"{told.file.name}, {told.reply.failure}")
+        edited = [self.kernels[parent] for parent in parents if parent in self.kernels]
+        return proposal_from(told.text, request.op, origin, edited)
 
 
 def ops_in(files: tuple[Path, ...]) -> tuple[str, ...]:
@@ -124,22 +147,6 @@ def _op_named(text: str) -> str:
     header = text.partition(kernel.OPEN)[2].partition(kernel.CLOSE)[0]
     match = NAMED_OP.search(header)
     return match.group(1) if match else ""
-
-
-def _proposal(told: _Told, request: Request) -> Proposal:
-    origin = Proposal(request.op.name, TELL, TELL, None, run=request.run)
-    if told.reply is None:
-        return _from_text(told, request, origin)
-    origin = replace(
-        origin,
-        operator=told.asked.operator if told.asked else TELL,
-        parents=told.asked.parents if told.asked else (),
-        proposer=told.reply.model or TELL,
-        cost=Cost(told.reply.prompt_tokens, told.reply.completion_tokens),
-    )
-    if told.reply.failure:
-        return replace(origin, reply=told.text, failure=f"{told.file.name}, {told.reply.failure}")
-    return proposal_from(told.text, request.op, origin)
 
 
 def _from_text(told: _Told, request: Request, origin: Proposal) -> Proposal:

@@ -12,7 +12,9 @@ from archive.exchange import (
     labels,
     read_replies,
     request_line,
+    unfinished,
 )
+from archive.proposals import Cost
 
 PARENT, OTHER = "0123456789abcdef", "fedcba9876543210"
 LONG = "kernelbench_level2_conv_transpose3d_scale_batch_norm_global_average_pool"
@@ -57,7 +59,7 @@ def test_a_request_is_one_line() -> None:
 
 
 def test_a_reply_carries_its_text_model_and_tokens() -> None:
-    assert only(answered(body())) == BatchReply("a.draft.-.0", "hello", "m-1", 22, 2)
+    assert only(answered(body())) == BatchReply("a.draft.-.0", "hello", "m-1", Cost(22, 2))
 
 
 def test_blank_lines_and_windows_line_ends_are_no_replies() -> None:
@@ -105,8 +107,53 @@ def test_a_cut_reply_keeps_what_was_said() -> None:
     assert only(answered(body("/*--- half", finish="length"))).text == "/*--- half"
 
 
-def test_tokens_that_are_no_counts_are_zero() -> None:
-    assert completion({**body(), "usage": {"prompt_tokens": "many", "completion_tokens": True}}).prompt_tokens == 0
+def used(**usage: object) -> BatchReply:
+    return completion({**body(), "usage": usage})
+
+
+@pytest.mark.parametrize("usage", [{}, {"prompt_tokens": "many", "completion_tokens": True}, {"prompt_tokens": -1}])
+def test_tokens_that_nobody_counted_are_not_known(usage: dict[str, object]) -> None:
+    assert used(**usage).cost is None
+
+
+def test_cached_and_reasoning_tokens_are_parts_of_the_others() -> None:
+    found = used(
+        prompt_tokens=100,
+        completion_tokens=50,
+        total_tokens=150,
+        prompt_tokens_details={"cached_tokens": 80},
+        completion_tokens_details={"reasoning_tokens": 40},
+    )
+    assert found.cost == Cost(100, 50, cached_tokens=80, reasoning_tokens=40)
+
+
+def test_reasoning_that_a_server_counts_apart_is_added_to_the_completion() -> None:
+    found = used(
+        prompt_tokens=100,
+        completion_tokens=10,
+        total_tokens=150,
+        completion_tokens_details={"reasoning_tokens": 40},
+    )
+    assert found.cost == Cost(100, 50, reasoning_tokens=40)
+
+
+@pytest.mark.parametrize(("told", "usd"), [(0.25, 0.25), (0, 0.0), ("1", None), (True, None), (-1.0, None)])
+def test_what_a_gateway_says_it_cost_is_believed_if_it_is_a_price(told: object, usd: float | None) -> None:
+    assert used(prompt_tokens=1, completion_tokens=1, cost=told).usd == usd
+
+
+def test_parameters_stand_beside_the_messages() -> None:
+    entry = json.loads(request_line("a.draft.-.0", "m-1", [("user", "u")], {"temperature": 0.5}))
+    assert entry["body"] == {"model": "m-1", "messages": [{"role": "user", "content": "u"}], "temperature": 0.5}
+
+
+@pytest.mark.parametrize(
+    "text", [answered(body("half", finish="length")), answered(body(None)), answered(body(None, refusal="no"))]
+)
+def test_a_model_that_did_not_have_its_say_is_told_from_one_that_said_the_wrong_thing(text: str) -> None:
+    (reply,) = read_replies(text)
+    assert unfinished(reply.failure.partition(": ")[2])
+    assert not unfinished("the reply holds no kernel")
 
 
 @pytest.mark.parametrize("parents", [(), (PARENT,), (PARENT, OTHER)])
@@ -115,9 +162,12 @@ def test_a_custom_id_says_what_was_asked(parents: tuple[str, ...]) -> None:
     assert decode_custom_id(encoded) == CustomId("soft.max", "improve", parents, "k3f9")
 
 
-@pytest.mark.parametrize("parents", [(), (PARENT,), (PARENT, OTHER)])
-def test_a_custom_id_fits_whatever_the_name_of_the_op(parents: tuple[str, ...]) -> None:
-    assert len(encode_custom_id(LONG, "improve", parents, "01234567")) <= MAX_CUSTOM_ID
+@pytest.mark.parametrize(
+    ("operator", "parents"),
+    [("draft", ()), ("specialise", (PARENT,)), ("crossover", (PARENT, OTHER))],
+)
+def test_a_custom_id_fits_whatever_the_name_of_the_op(operator: str, parents: tuple[str, ...]) -> None:
+    assert len(encode_custom_id(LONG, operator, parents, "0123456")) <= MAX_CUSTOM_ID
 
 
 def test_the_label_of_a_long_op_is_known_to_be_that_op() -> None:

@@ -14,6 +14,7 @@ from archive.store import open_archive
 
 Capture = pytest.CaptureFixture[str]
 GOOD = twice_kernel(note="one element a thread")
+TUNED = GOOD.with_knobs({"THREADS": 64})
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +71,7 @@ def test_questions_go_out_as_a_batch_and_answers_come_back(archive: Path, capsys
 def test_merging_counts_what_is_new_and_nothing_the_second_time(archive: Path, capsys: Capture, tmp_path: Path) -> None:
     source = filled(tmp_path / "source.db")
     _, output, _ = evolve(capsys, "merge", source, "--json")
-    assert json.loads(output)[0]["new"] == {"kernels": 5, "proposals": 6, "evaluations": 5, "runs": 1}
+    assert json.loads(output)[0]["new"] == {"kernels": 5, "proposals": 6, "evaluations": 5, "runs": 2}
     assert "nothing new" in evolve(capsys, "merge", source)[1]
     assert len(open_archive(archive).find(Evaluation)) == 5
 
@@ -96,3 +97,30 @@ def test_kernels_of_other_ops_are_told_in_one_go(archive: Path, capsys: Capture)
     assert code == 0
     assert "evolve evaluate softmax" in output
     assert len(open_archive(archive).find(Kernel)) == 2
+
+
+def test_a_kernel_can_be_told_with_what_it_was_made_from(archive: Path, capsys: Capture, tmp_path: Path) -> None:
+    first, second = written(tmp_path / "first.cu", GOOD), written(tmp_path / "second.cu", TUNED)
+    assert evolve(capsys, "tell", str(first), TWICE)[0] == 0
+    code, _, _ = evolve(capsys, "tell", str(second), TWICE, "--operator", "improve", "--parent", GOOD.id[:8])
+    assert code == 0
+    (child,) = [p for p in open_archive(archive).find(Proposal) if p.kernel_id == TUNED.id]
+    assert (child.operator, child.parents, child.proposer) == ("improve", (GOOD.id,), "tell")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--parent", GOOD.id), "--operator improve"),
+        (("--operator", "guess"), "no operator `guess`"),
+        (("--operator", "improve", "--parent", "ffff"), "ffff"),
+    ],
+)
+def test_what_a_kernel_cannot_be_made_from_is_refused(
+    archive: Path, capsys: Capture, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    told = written(tmp_path / "first.cu", GOOD)
+    code, _, errors = evolve(capsys, "tell", str(told), TWICE, *words)
+    assert code != 0
+    assert said in errors
+    assert not archive.exists() or open_archive(archive).find(Proposal) == []

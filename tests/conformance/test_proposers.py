@@ -12,8 +12,12 @@ from small_op import BROKEN_TEXT, KERNEL_TEXT, OP, SLOW_TEXT, failed, passed, re
 from archive.exchange import encode_custom_id
 from archive.kernel import parse, parse_for
 from archive.proposals import Proposal
+from archive.store import open_archive
+from evolve import wiring
 from evolve.points import signature
+from evolve.proposers.endpoint import Endpoints
 from evolve.proposers.llm import LlmProposer
+from evolve.proposers.models import Model
 from evolve.proposers.offline import OfflineProposer
 from evolve.proposers.proposer import Proposer, Request
 from evolve.proposers.tell import TellProposer
@@ -52,10 +56,24 @@ def asked(folder: Path) -> Iterator[Proposer]:
     rules = Rule(("# Repair this kernel",), answer(in_fence(SLOW_TEXT))), Rule(("No kernel could",), answer("Never."))
     steps = [answer(in_fence(OTHER_TEXT)), answer("I would rather not."), status(500), answer(in_fence("/*---\n"))] * 5
     with ScriptedEndpoint(steps, rules=rules) as endpoint:
-        yield LlmProposer(MODEL, endpoint.base_url, KEY, concurrency=1, max_retries=0)
+        yield LlmProposer((Model(MODEL, endpoint.base_url, "THE_KEY", concurrency=1),), Endpoints({"THE_KEY": KEY}, 0))
 
 
-PROPOSERS: dict[str, Callable[[Path], Opened]] = {"offline": offline, "tell": told, "llm": asked}
+@contextmanager
+def replayed(folder: Path) -> Iterator[Proposer]:
+    """The same model, from memory."""
+    store = open_archive(folder / "recorded.db")
+    with asked(folder) as proposer:
+        store.append(*proposer.propose(situation()))
+    yield wiring.replaying(store, "run-1", tune=False)
+
+
+PROPOSERS: dict[str, Callable[[Path], Opened]] = {
+    "offline": offline,
+    "tell": told,
+    "llm": asked,
+    "replay": replayed,
+}
 
 
 @pytest.fixture(params=PROPOSERS)

@@ -5,55 +5,75 @@ import pytest
 import torch
 from small_op import BROKEN_TEXT, KERNEL, OP, SLOW_TEXT, failed, passed, request
 
+from archive.exchange import decode_custom_id
 from archive.kernel import parse
-from evolve.proposers.asking import asks, reference_source, requests
+from evolve.prompting.compose import EDITS, FENCED, IMPROVE, WHOLE
+from evolve.prompting.tasks import ANSWERS
+from evolve.proposers.asking import asked, asks, reference_source, requests
+from evolve.proposers.models import Model
 
-MODEL = "m-1"
+ONE, OTHER = Model("m-1"), Model("m-2", temperature=0.5, max_tokens=4000)
 BROKEN = failed(parse(BROKEN_TEXT))
+SITUATION = request(12, seed=3, parents=(passed(KERNEL), passed(parse(SLOW_TEXT))), failures=(BROKEN,))
 
 
 def test_the_same_seed_asks_the_same() -> None:
-    situation = request(8, seed=3, parents=(passed(KERNEL),), failures=(BROKEN,))
-    assert asks(situation, "") == asks(situation, "")
+    assert asks(SITUATION, (ONE, OTHER), "") == asks(SITUATION, (ONE, OTHER), "")
 
 
-def test_a_batch_holds_the_messages_that_a_live_model_gets() -> None:
-    situation = request(6, parents=(passed(KERNEL), passed(parse(SLOW_TEXT))), failures=(BROKEN,))
-    lines = list(requests(situation, MODEL, "the reference"))
-    assert len(lines) == 6
-    for line, ask in zip(lines, asks(situation, "the reference"), strict=True):
-        assert parse_messages(line) == [(message.role, message.content) for message in ask.messages]
+def test_another_seed_asks_something_else() -> None:
+    first, second = (asks(replace(SITUATION, seed=seed), (ONE,), "") for seed in (1, 2))
+    assert [ask.operator for ask in first] != [ask.operator for ask in second]
 
 
-def parse_messages(line: str) -> list[tuple[str, str]]:
-    return [(message["role"], message["content"]) for message in json.loads(line)["body"]["messages"]]
+def test_several_models_have_their_turns() -> None:
+    assert {ask.model.name for ask in asks(replace(SITUATION, wanted=40), (ONE, OTHER), "")} == {"m-1", "m-2"}
+
+
+def test_a_batch_holds_the_messages_and_parameters_that_a_live_model_gets() -> None:
+    bodies = [json.loads(line)["body"] for line in requests(SITUATION, (ONE, OTHER), "the reference")]
+    live = asks(SITUATION, (ONE, OTHER), "the reference")
+    assert bodies == [
+        {
+            "model": ask.model.name,
+            **ask.model.parameters,
+            "messages": [{"role": message.role, "content": message.content} for message in ask.messages],
+        }
+        for ask in live
+    ]
+
+
+def test_the_id_of_a_batch_request_says_what_a_live_proposal_would() -> None:
+    ids = [decode_custom_id(json.loads(line)["custom_id"]) for line in requests(SITUATION, (ONE,), "")]
+    live = [(ask.operator, ask.parents, ask.nonce) for ask in asks(SITUATION, (ONE,), "")]
+    assert [(one.operator, one.parents, one.nonce) for one in ids if one] == live
 
 
 def test_the_ids_of_a_batch_are_different() -> None:
-    lines = list(requests(request(50, parents=(passed(KERNEL),)), MODEL, ""))
-    assert len({line.partition('", "method"')[0] for line in lines}) == 50
+    lines = list(requests(request(50, parents=(passed(KERNEL),)), (ONE,), ""))
+    assert len({json.loads(line)["custom_id"] for line in lines}) == 50
 
 
-def test_without_parents_kernels_are_drafted() -> None:
-    assert {ask.operator for ask in asks(request(5), "")} == {"draft"}
+def test_other_runs_have_other_nonces() -> None:
+    first, second = (asks(replace(SITUATION, run=run), (ONE,), "")[0].nonce for run in ("a", "b"))
+    assert first != second
 
 
-def test_all_parents_have_their_turn() -> None:
-    parents = passed(KERNEL), passed(parse(SLOW_TEXT))
-    improved = {ask.parents for ask in asks(request(20, parents=parents), "") if ask.operator == "improve"}
-    assert improved == {(parent.kernel.id,) for parent in parents}
+@pytest.mark.parametrize("form", [FENCED, WHOLE, EDITS])
+def test_a_model_is_asked_for_its_own_form(form: str) -> None:
+    ask = asked(SITUATION, replace(ONE, form=form), IMPROVE, (passed(KERNEL),), "", 0)
+    assert ask.messages[-1].content.endswith(ANSWERS[form])
 
 
-@pytest.mark.parametrize(("wanted", "failures", "repairs"), [(4, 5, 2), (5, 5, 2), (8, 1, 1), (2, 2, 1)])
-def test_repairs_take_at_most_half_and_one_per_failure(wanted: int, failures: int, repairs: int) -> None:
-    broken = tuple(failed(replace(BROKEN.kernel, source=f"{BROKEN.kernel.source}//{i}\n")) for i in range(failures))
-    asked = asks(request(wanted, failures=broken), "")
-    assert [ask.operator for ask in asked].count("repair") == repairs
+@pytest.mark.parametrize("form", [FENCED, WHOLE, EDITS])
+def test_asking_again_asks_for_the_same_form(form: str) -> None:
+    ask = asked(SITUATION, replace(ONE, form=form), IMPROVE, (passed(KERNEL),), "", 0).once_more("Warps.", "no kernel")
+    assert ask.messages[-1].content.endswith(ANSWERS[form])
 
 
-def test_a_single_question_is_sometimes_a_repair() -> None:
-    operators = {asks(request(1, seed=seed, failures=(BROKEN,)), "")[0].operator for seed in range(20)}
-    assert operators == {"draft", "repair"}
+def test_asking_again_is_another_call() -> None:
+    ask = asks(SITUATION, (ONE,), "")[0]
+    assert ask.once_more("Warps.", "no kernel").nonce not in {one.nonce for one in asks(SITUATION, (ONE,), "")}
 
 
 def test_the_reference_source_is_its_whole_file() -> None:

@@ -5,7 +5,9 @@ from scripted_endpoint import KEY, MODEL, ScriptedEndpoint, Step, answer, in_fen
 from small_op import KERNEL, KERNEL_TEXT, request
 
 from evolve.errors import UserError
-from evolve.proposers.llm import LlmProposer, choose_model, from_environment
+from evolve.proposers.endpoint import first_model
+from evolve.proposers.llm import from_environment
+from evolve.proposers.models import Model
 
 GOOD = answer(in_fence(KERNEL_TEXT))
 NOBODY = "http://127.0.0.1:9/v1"  # the discard port, where nobody listens
@@ -17,16 +19,16 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_wished_model_is_taken() -> None:
-    assert choose_model(NOBODY, "", "mine") == "mine"
+    assert from_environment(["mine"], {"OPENAI_BASE_URL": NOBODY}).name == "mine"
 
 
 def test_without_a_server_of_ones_own_there_is_a_default_model() -> None:
-    assert choose_model("", KEY, "") == "gpt-5"
+    assert from_environment((), {"OPENAI_API_KEY": KEY}).name == "gpt-5"
 
 
 def test_else_the_first_model_of_the_server_is_taken() -> None:
     with ScriptedEndpoint(models_step=models("first", "second")) as endpoint:
-        assert choose_model(endpoint.base_url, KEY, "") == "first"
+        assert from_environment((), endpoint.environment).name == "first"
 
 
 @pytest.mark.parametrize(
@@ -41,18 +43,23 @@ def test_else_the_first_model_of_the_server_is_taken() -> None:
 )
 def test_a_server_without_a_list_of_models_wants_one_named(step: Step, reason: str) -> None:
     with ScriptedEndpoint(models_step=step) as endpoint, pytest.raises(UserError, match=reason):
-        choose_model(endpoint.base_url, KEY, "")
+        first_model(endpoint.base_url, KEY, 10.0)
 
 
-def test_the_environment_names_the_server_and_the_key() -> None:
+def test_the_environment_names_the_server_and_the_time_out() -> None:
     with ScriptedEndpoint(otherwise=GOOD) as endpoint:
-        found = from_environment("", {**endpoint.environment, "EVOLVE_LLM_TIMEOUT": "12.5"})
-        assert found == LlmProposer(MODEL, endpoint.base_url, KEY, timeout_seconds=12.5)
+        found = from_environment((), {**endpoint.environment, "EVOLVE_LLM_TIMEOUT": "12.5"})
+        assert found.models == (Model(MODEL, endpoint.base_url, "OPENAI_API_KEY", timeout_seconds=12.5),)
+
+
+def test_the_models_of_a_run_sign_together() -> None:
+    words = ["one", "two@http://localhost:8000/v1"]
+    assert from_environment(words, {"OPENAI_API_KEY": KEY}).name == "one, two"
 
 
 def test_a_server_of_ones_own_needs_no_key() -> None:
     with ScriptedEndpoint(otherwise=GOOD) as endpoint:
-        found = from_environment("", {"OPENAI_BASE_URL": endpoint.base_url})
+        found = from_environment((), {"OPENAI_BASE_URL": endpoint.base_url})
         assert [proposal.kernel for proposal in found.propose(request(1))] == [KERNEL]
 
 
@@ -69,9 +76,9 @@ def test_a_server_of_ones_own_needs_no_key() -> None:
 )
 def test_an_environment_that_cannot_be_meant_is_refused(environment: dict[str, str], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        from_environment("m", environment)
+        from_environment(["m"], environment)
 
 
 def test_a_server_that_is_down_is_the_users_to_put_right() -> None:
     with pytest.raises(UserError, match="nobody answers at"):
-        choose_model(NOBODY, KEY, "")
+        first_model(NOBODY, KEY, 10.0)

@@ -101,7 +101,7 @@ def test_files_are_told_in_order(tmp_path: Path) -> None:
 
 def test_a_long_op_is_told_though_its_id_holds_a_label(tmp_path: Path) -> None:
     text = KERNEL_TEXT.replace('"center_rows"', f'"{LONG_OP}"', 1)
-    custom_id = encode_custom_id(LONG_OP, "improve", (PARENT,), "01234567")
+    custom_id = encode_custom_id(LONG_OP, "improve", (PARENT,), "0123456")
     proposer = TellProposer((written(tmp_path, "out.jsonl", batch_line(in_fence(text), custom_id)),))
     (proposal,) = proposer.propose(replace(request(), op=replace(OP, name=LONG_OP)))
     assert proposal.kernel is not None
@@ -115,7 +115,7 @@ def test_the_ops_of_all_files_are_listed_once(tmp_path: Path) -> None:
 
 def test_a_long_op_is_listed_by_its_name(tmp_path: Path) -> None:
     text = KERNEL_TEXT.replace('"center_rows"', f'"{LONG_OP}"', 1)
-    custom_id = encode_custom_id(LONG_OP, "improve", (PARENT,), "01234567")
+    custom_id = encode_custom_id(LONG_OP, "improve", (PARENT,), "0123456")
     lines = [batch_line("no", custom_id), batch_line(in_fence(text), custom_id)]
     assert ops_in((written(tmp_path, "out.jsonl", "\n".join(lines)),)) == (LONG_OP,)
 
@@ -149,3 +149,31 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="no UTF-8"):
         told(path)
+
+
+def test_a_batch_reply_is_the_call_that_its_id_names(tmp_path: Path) -> None:
+    (proposal,) = told(written(tmp_path, "out.jsonl", batch_line(in_fence(KERNEL_TEXT))))
+    assert proposal.call == "k3f9"
+
+
+def test_equal_replies_to_two_requests_are_two_proposals_however_often_they_are_told(tmp_path: Path) -> None:
+    ids = [encode_custom_id("center_rows", "draft", (), nonce) for nonce in ("a1", "b2")]
+    path = written(tmp_path, "out.jsonl", "\n".join(batch_line(in_fence(KERNEL_TEXT), one) for one in ids))
+    once, again = told(path), told(path)
+    assert len({proposal.id for proposal in once}) == 2
+    assert [proposal.id for proposal in once] == [proposal.id for proposal in again]
+
+
+def test_edits_in_a_batch_are_applied_to_the_parent(tmp_path: Path) -> None:
+    edit = '<<<<<<< SEARCH\nnote = "one thread per row"\n=======\nnote = "wider"\n>>>>>>> REPLACE\n'
+    custom_id = encode_custom_id("center_rows", "improve", (SLOW.id,), "k3f9")
+    path = written(tmp_path, "out.jsonl", batch_line(edit, custom_id))
+    (proposal,) = TellProposer((path,), kernels={SLOW.id: SLOW}).propose(request())
+    assert proposal.kernel == parse(SLOW_TEXT.replace("one thread per row", "wider"))
+
+
+def test_a_batch_reply_without_a_count_of_tokens_is_measured(tmp_path: Path) -> None:
+    body = completion_body("Use warps, many of them.", usage=None)
+    line = json.dumps({"custom_id": "x", "response": {"status_code": 200, "body": body}, "error": None})
+    (proposal,) = told(written(tmp_path, "out.jsonl", line))
+    assert proposal.cost.completion_tokens == 8

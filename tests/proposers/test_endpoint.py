@@ -1,0 +1,251 @@
+"""One question over real HTTP: what is sent, what is asked again, and what it cost."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+from scripted_endpoint import (
+    KEY,
+    MODEL,
+    ScriptedEndpoint,
+    Step,
+    answer,
+    completion_body,
+    hang_up,
+    raw,
+    status,
+    truncated,
+)
+
+from archive.proposals import Cost
+from evolve.prompting.compose import Message, estimated_tokens
+from evolve.prompting.text import tokens
+from evolve.proposers.chat import Answer, Call
+from evolve.proposers.endpoint import Endpoints
+from evolve.proposers.faults import LONGEST_SECONDS
+from evolve.proposers.limits import Window
+from evolve.proposers.models import Model, Prices
+
+MESSAGES = (Message("system", "You write kernels."), Message("user", "Write one."))
+PLAIN = Model(MODEL, key_env="THE_KEY")
+HELLO = answer("hello")
+Change = Callable[[Model], Model]
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@dataclass
+class Waiting:
+    """A clock that only waiting moves, so that nobody really waits."""
+
+    waits: list[float] = field(default_factory=list)
+
+    def pause(self, seconds: float) -> None:
+        if seconds:
+            self.waits.append(seconds)
+
+    def clock(self) -> float:
+        return sum(self.waits)
+
+
+def asked(
+    *steps: Step, model: Model = PLAIN, times: int = 1, retries: int = 4
+) -> tuple[list[Answer], ScriptedEndpoint, Waiting]:
+    """The answers, what the server saw, and what was waited for."""
+    waiting = Waiting()
+    with ScriptedEndpoint(steps) as endpoint:
+        chat = Endpoints({"THE_KEY": KEY}, retries, lambda: Window(waiting.clock))
+        call = Call(replace(model, base_url=endpoint.base_url), "draft", MESSAGES)
+        return [chat.ask(call, waiting.pause) for _ in range(times)], endpoint, waiting
+
+
+def sent(endpoint: ScriptedEndpoint) -> list[dict[str, object]]:
+    """What each request said beside the model and the messages."""
+    return [{k: v for k, v in one.body.items() if k not in ("model", "messages")} for one in endpoint.requests]
+
+
+def refused(parameter: str) -> Step:
+    return status(400, f"Unsupported parameter: '{parameter}' is not supported with this model.", param=parameter)
+
+
+def test_the_words_come_back_with_what_they_cost() -> None:
+    (found,), _, _ = asked(HELLO)
+    assert (found.text, found.failure, found.cost.prompt_tokens, found.cost.completion_tokens) == ("hello", "", 100, 10)
+
+
+@pytest.mark.parametrize("wait", [0.02, 61.0, LONGEST_SECONDS])
+def test_a_server_is_left_alone_as_long_as_it_wishes(wait: float) -> None:
+    (found,), _, waiting = asked(status(429, retry_after=str(wait)), HELLO)
+    assert (found.text, waiting.waits) == ("hello", [wait])
+
+
+def test_a_server_that_wants_to_be_left_alone_for_too_long_is_not_waited_for() -> None:
+    (found,), endpoint, waiting = asked(status(429, retry_after=str(LONGEST_SECONDS + 1)), HELLO)
+    assert ("status 429" in found.failure, len(endpoint.requests), waiting.waits) == (True, 1, [])
+
+
+@pytest.mark.parametrize(
+    "fault", [status(408), status(409), status(429), status(500), status(503), hang_up(), truncated("x")]
+)
+def test_what_brought_no_reply_is_asked_again_with_the_same_key(fault: Step) -> None:
+    (found,), endpoint, _ = asked(fault, fault, HELLO)
+    keys = {request.headers["idempotency-key"] for request in endpoint.requests}
+    assert (found.text, len(endpoint.requests), len(keys)) == ("hello", 3, 1)
+
+
+def test_each_call_has_a_key_of_its_own() -> None:
+    _, endpoint, _ = asked(HELLO, HELLO, times=2)
+    assert len({request.headers["idempotency-key"] for request in endpoint.requests}) == 2
+
+
+def test_a_server_is_asked_only_so_often() -> None:
+    (found,), endpoint, _ = asked(*[status(503)] * 9, retries=2)
+    assert ("status 503" in found.failure, len(endpoint.requests)) == (True, 3)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        raw("<html>"),
+        raw('{"choices": [{"mess'),
+        raw("{}"),
+        answer(""),
+        answer("half", "length"),
+        status(400),
+        status(413),
+    ],
+    ids=["html", "half JSON", "no choices", "empty", "cut off", "400", "413"],
+)
+def test_what_may_have_been_paid_for_or_cannot_pass_is_not_asked_again(step: Step) -> None:
+    (found,), endpoint, _ = asked(step, HELLO)
+    assert (bool(found.failure), len(endpoint.requests)) == (True, 1)
+
+
+def test_a_good_answer_of_the_wrong_kind_is_read() -> None:
+    (found,), _, _ = asked(raw(json.dumps(completion_body("hello")), kind="text/html"))
+    assert found.text == "hello"
+
+
+@pytest.mark.parametrize(
+    ("model", "steps", "bodies"),
+    [
+        (PLAIN, [], [{}]),
+        (replace(PLAIN, temperature=0.0), [], [{"temperature": 0.0}]),
+        (replace(PLAIN, reasoning_effort="high", max_tokens=9), [], [{"reasoning_effort": "high", "max_tokens": 9}]),
+        (replace(PLAIN, temperature=0.5), [refused("temperature")], [{"temperature": 0.5}, {}]),
+        (
+            replace(PLAIN, max_tokens=9),
+            [refused("max_tokens"), refused("max_completion_tokens")],
+            [{"max_tokens": 9}, {"max_completion_tokens": 9}, {}],
+        ),
+    ],
+    ids=["nothing", "temperature", "effort and limit", "refused temperature", "refused limits"],
+)
+def test_parameters_are_sent_as_configured_until_they_are_refused(
+    model: Model, steps: list[Step], bodies: list[dict[str, object]]
+) -> None:
+    (found,), endpoint, _ = asked(*steps, HELLO, model=model)
+    assert (sent(endpoint), json.loads(found.parameters), found.text) == (bodies, bodies[-1], "hello")
+
+
+def test_a_refusal_is_remembered() -> None:
+    model = replace(PLAIN, temperature=0.5)
+    _, endpoint, _ = asked(refused("temperature"), HELLO, HELLO, model=model, times=2)
+    assert sent(endpoint) == [{"temperature": 0.5}, {}, {}]
+
+
+def test_a_server_that_refuses_whatever_is_sent_is_given_up() -> None:
+    (found,), endpoint, _ = asked(*[refused("temperature")] * 9, model=replace(PLAIN, temperature=0.5))
+    assert ("Unsupported" in found.failure, len(endpoint.requests)) == (True, 2)
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        (status(401), "refused the key"),
+        (status(402), "wants to be paid"),
+        (status(403), "refused the key"),
+        (status(404), "knows no model"),
+        (status(429, "quota", code="insufficient_quota"), "wants to be paid"),
+    ],
+)
+def test_a_fault_that_does_not_pass_stops_the_model(step: Step, reason: str) -> None:
+    (found,), endpoint, _ = asked(step, HELLO)
+    assert (reason in str(found.fault), len(endpoint.requests)) == (True, 1)
+
+
+def test_requests_per_minute_are_kept() -> None:
+    _, _, waiting = asked(*[HELLO] * 3, model=replace(PLAIN, requests_per_minute=2), times=3)
+    assert waiting.waits == [60.0]
+
+
+def test_asking_again_counts_too() -> None:
+    _, _, waiting = asked(status(429), HELLO, model=replace(PLAIN, requests_per_minute=1))
+    assert sum(waiting.waits) == 60.0
+
+
+PRICED = replace(PLAIN, usd_per_million=Prices(prompt=2.0, completion=10.0, cached=0.5))
+CACHED = {"prompt_tokens": 1000, "completion_tokens": 100, "prompt_tokens_details": {"cached_tokens": 600}}
+
+
+@pytest.mark.parametrize(
+    ("model", "usage", "usd"),
+    [
+        (PRICED, CACHED, (400 * 2.0 + 600 * 0.5 + 100 * 10.0) / 1e6),
+        (replace(PRICED, usd_per_million=Prices(2.0, 10.0)), CACHED, (1000 * 2.0 + 100 * 10.0) / 1e6),
+        (PRICED, {**CACHED, "cost": 0.125}, 0.125),
+        (PLAIN, {**CACHED, "cost": 0.125}, 0.125),
+        (PLAIN, CACHED, 0.0),
+    ],
+    ids=["cached", "no price for cached", "told", "told without prices", "unknown"],
+)
+def test_the_dollars_are_what_the_server_says_or_else_follow_from_the_prices(
+    model: Model, usage: dict[str, object], usd: float
+) -> None:
+    (found,), _, _ = asked(answer("hello", usage=usage), model=model)
+    assert found.cost.usd == pytest.approx(usd)
+
+
+@pytest.mark.parametrize(
+    ("model", "usage", "unpriced"),
+    [(PLAIN, CACHED, True), (PLAIN, {**CACHED, "cost": 0}, False), (PRICED, CACHED, False)],
+)
+def test_it_is_said_where_nobody_knows_the_price(model: Model, usage: dict[str, object], unpriced: bool) -> None:
+    (found,), _, _ = asked(answer("hello", usage=usage), model=model)
+    assert found.unpriced == unpriced
+
+
+def test_where_nobody_counts_the_tokens_they_are_estimated() -> None:
+    (found,), _, _ = asked(answer("hello, world", usage=None), model=PRICED)
+    prompt, completion = estimated_tokens(MESSAGES), tokens("hello, world")
+    assert (found.cost.prompt_tokens, found.cost.completion_tokens) == (prompt, completion)
+    assert found.cost.usd == pytest.approx(PRICED.usd_per_million.usd(Cost(prompt, completion)))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        answer(f"your key is {KEY}"),
+        raw(f'{{"error": {{"message": "bad key {KEY}"}}}}'),
+        status(400, KEY),
+        status(401, KEY),
+    ],
+)
+def test_the_key_is_in_no_answer(step: Step) -> None:
+    (found,), _, _ = asked(step)
+    assert KEY not in repr(found)
+
+
+def test_the_key_is_in_no_question_and_no_name() -> None:
+    assert KEY not in repr(Endpoints({"THE_KEY": KEY}))
+
+
+def test_a_password_in_the_address_is_shown_nowhere() -> None:
+    call = Call(Model("m", "http://me:hidden-word@127.0.0.1:9/v1?api-key=hidden-too"), "draft", MESSAGES)
+    found = Endpoints({}, max_retries=0).ask(call, Waiting().pause)
+    assert found.fault
+    assert "hidden" not in f"{found!r} {call!r} {found.fault} {found.fault.hint}"

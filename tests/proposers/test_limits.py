@@ -1,0 +1,75 @@
+"""Limits per minute, by a clock that only waiting moves."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from evolve.proposers.limits import SECONDS, Window
+from evolve.proposers.models import Model
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+    moments: list[float] = field(default_factory=list)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def moments(model: Model, tokens: list[int], between: float = 0.0) -> list[float]:
+    """When each of the requests is let through."""
+    clock = Clock()
+    window = Window(clock)
+    found = []
+    for count in tokens:
+        window.enter(model, count, clock.pause)
+        found.append(clock.now)
+        clock.now += between
+    return found
+
+
+def test_without_limits_nobody_waits() -> None:
+    assert set(moments(Model("m"), [10**6] * 50)) == {1000.0}
+
+
+@pytest.mark.parametrize("between", [0.0, 1.7, 30.0])
+def test_no_minute_holds_more_requests_than_are_allowed(between: float) -> None:
+    found = moments(Model("m", requests_per_minute=7), [1] * 60, between)
+    assert all(later - earlier >= SECONDS for earlier, later in zip(found, found[7:], strict=False))
+
+
+def test_no_minute_holds_more_tokens_than_are_allowed() -> None:
+    tokens = random.Random(3).choices(range(100, 3_000), k=60)
+    found = moments(Model("m", tokens_per_minute=10_000), tokens)
+    for start in found:
+        assert sum(t for moment, t in zip(found, tokens, strict=True) if start <= moment < start + SECONDS) <= 10_000
+
+
+def test_as_much_as_is_allowed_passes_at_once() -> None:
+    assert set(moments(Model("m", requests_per_minute=7), [1] * 7)) == {1000.0}
+
+
+def test_a_question_larger_than_a_whole_minute_is_asked_alone() -> None:
+    assert moments(Model("m", tokens_per_minute=100), [500, 500]) == [1000.0, 1000.0 + SECONDS]
+
+
+def test_what_a_reply_cost_less_than_feared_is_free_again() -> None:
+    clock = Clock()
+    window, model = Window(clock), Model("m", tokens_per_minute=1_000)
+    window.enter(model, 900, clock.pause).tokens = 100
+    window.enter(model, 900, clock.pause)
+    assert clock.now == 1000.0
+
+
+def test_a_server_that_wants_to_be_left_alone_is_left_alone_by_everybody() -> None:
+    clock = Clock()
+    window = Window(clock)
+    window.hold(90.0)
+    window.hold(20.0)
+    window.enter(Model("m"), 1, clock.pause)
+    assert clock.now == 1090.0

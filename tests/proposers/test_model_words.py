@@ -1,0 +1,175 @@
+"""What may follow `--model`, and what it means."""
+
+from pathlib import Path
+
+import pytest
+
+from evolve.errors import UserError
+from evolve.proposers.model_words import check_keys, check_priced, read, without_secrets
+from evolve.proposers.models import OPENAI_URL, Model, Prices
+
+HOST = "http://localhost:8000/v1"
+FULL = """
+[[model]]
+name = "big"
+base_url = "https://gateway.example/v1"
+key_env = "GATEWAY_KEY"
+form = "edits"
+usd_per_million = { prompt = 1.25, cached = 0.125, completion = 10 }
+concurrency = 2
+requests_per_minute = 30
+tokens_per_minute = 90_000
+reasoning_effort = "high"
+max_tokens = 32_000
+timeout_seconds = 90
+
+[[model]]
+name = "small"
+temperature = 0.7
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "models.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_without_words_there_is_a_default() -> None:
+    assert read((), {}) == (Model("gpt-5", key_env="OPENAI_API_KEY"),)
+
+
+def test_a_name_is_asked_where_the_environment_says() -> None:
+    (found,) = read(["qwen"], {"OPENAI_BASE_URL": HOST, "EVOLVE_LLM_TIMEOUT": "7"})
+    assert (found.name, found.base_url, found.key_env, found.timeout_seconds) == ("qwen", HOST, "OPENAI_API_KEY", 7.0)
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "base_url"),
+    [
+        (f"qwen@{HOST}", "qwen", HOST),
+        ("acc/m@2025-01@https://h/v1", "acc/m@2025-01", "https://h/v1"),
+        ("m@http://[::1]:8080/v1", "m", "http://[::1]:8080/v1"),
+    ],
+)
+def test_a_name_may_bring_its_address(word: str, name: str, base_url: str) -> None:
+    (found,) = read([word], {})
+    assert (found.name, found.base_url) == (name, base_url)
+
+
+def test_the_key_of_one_address_is_never_sent_to_another() -> None:
+    assert [model.key_env for model in read(["gpt-5", f"qwen@{HOST}"], {})] == ["OPENAI_API_KEY", ""]
+
+
+def test_a_file_says_all_that_is_to_be_known(tmp_path: Path) -> None:
+    big, small = read([written(tmp_path, FULL)], {})
+    assert big == Model(
+        "big",
+        "https://gateway.example/v1",
+        "GATEWAY_KEY",
+        form="edits",
+        usd_per_million=Prices(1.25, 10.0, 0.125),
+        concurrency=2,
+        requests_per_minute=30,
+        tokens_per_minute=90_000,
+        reasoning_effort="high",
+        max_tokens=32_000,
+        timeout_seconds=90,
+    )
+    assert small == Model("small", OPENAI_URL, "OPENAI_API_KEY", temperature=0.7)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "hint"),
+    [
+        ('[[model]]\nname = "m"\ntemprature = 1', "model 1: unknown key `temprature`", "`temperature`"),
+        ('[[model]]\nname = "m"\n[[model]]\nxyz = 1', "model 2: unknown key `xyz`", "The keys are"),
+        ('[[models]]\nname = "m"', "unknown key `models`", "`model`"),
+        ('[model]\nname = "m"', "names no models", "[[model]]"),
+        ("", "names no models", "[[model]]"),
+        ("[[model]]\nconcurrency = 1", "has no name", "name ="),
+        ("[[model]\n", "is no TOML", "quotes"),
+        ('[[model]]\nname = "m"\nform = "poem"', "`form` is one of fenced, whole, edits", ""),
+        ('[[model]]\nname = "m"\nconcurrency = 0', "`concurrency` is a whole number from 1", ""),
+        ('[[model]]\nname = "m"\nmax_tokens = true', "`max_tokens` is a whole number", ""),
+        ('[[model]]\nname = "m"\ntemperature = 3', "`temperature` is a number from 0 to 2", ""),
+        ('[[model]]\nname = "m"\ntimeout_seconds = "1"', "`timeout_seconds` is a number above 0", ""),
+        ('[[model]]\nname = "m"\nbase_url = "localhost:1"', "model 1 is no address", "http://"),
+        ('[[model]]\nname = "m"\nusd_per_million = 3', "`usd_per_million` is a table", ""),
+        ('[[model]]\nname = "m"\nusd_per_million = { prompt = 1 }', "wants prompt and completion", ""),
+        ('[[model]]\nname = "m"\nusd_per_million = { prompt = 1, completion = -1 }', "`completion` is no number", ""),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused_with_a_hint(tmp_path: Path, text: str, reason: str, hint: str) -> None:
+    with pytest.raises(UserError) as refused:
+        read([written(tmp_path, text)], {})
+    assert reason in str(refused.value)
+    assert hint in refused.value.hint
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        read([str(tmp_path / "none.toml")], {})
+
+
+@pytest.mark.parametrize("url", ["http://", "http://:80/v1", "http://h:port/v1", "http://h:99999/v1", "http://[::1/v1"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(UserError, match="is no address"):
+        read(["m"], {"OPENAI_BASE_URL": url})
+
+
+def test_a_refused_address_does_not_show_its_password() -> None:
+    with pytest.raises(UserError) as refused:
+        read(["m@http://me:hidden@h:port/v1"], {})
+    assert "hidden" not in f"{refused.value} {refused.value.hint}"
+
+
+def test_models_of_one_name_sign_with_their_addresses() -> None:
+    signatures = [model.signature for model in read([f"m@{HOST}", "m@http://me:pw@other/v1", "n"], {})]
+    assert signatures == ["m@localhost:8000", "m@other", "n"]
+
+
+def test_the_same_model_twice_needs_labels(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="2 models are called m"):
+        read(["m@http://h/v1", "m@http://h/v1"], {})
+    labelled = '[[model]]\nname = "m"\n[[model]]\nname = "m"\nlabel = "m warm"\ntemperature = 1'
+    assert [model.signature for model in read([written(tmp_path, labelled)], {})] == ["m", "m warm"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [({}, "GATEWAY_KEY is not set"), ({"GATEWAY_KEY": "one\ntwo"}, "characters that no key has")],
+)
+def test_a_key_that_was_named_must_be_there(tmp_path: Path, environment: dict[str, str], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        check_keys(read([written(tmp_path, FULL)], {}), environment)
+
+
+def test_a_limit_in_dollars_needs_prices_for_all(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nobody says what small costs"):
+        check_priced([written(tmp_path, FULL)], {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'name = "m"\nusd_per_million = { prompt = 0, completion = 0 }',
+        'name = "m"\ntells_cost = true',
+        'name = "m"\nbase_url = "https://openrouter.ai/api/v1"',
+    ],
+)
+def test_prices_may_be_the_server_s_to_tell(tmp_path: Path, text: str) -> None:
+    check_priced([written(tmp_path, f"[[model]]\n{text}")], {})
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("m@http://me:pw@h:1/v1?key=k", "m@http://h:1/v1"),
+        (f"m@{HOST}", f"m@{HOST}"),
+        ("models.toml", "models.toml"),
+        ("m", "m"),
+    ],
+)
+def test_a_word_can_be_shown_without_its_password(word: str, shown: str) -> None:
+    assert without_secrets(word) == shown

@@ -1,0 +1,84 @@
+import random
+from dataclasses import replace
+
+import pytest
+from small_op import BROKEN_TEXT, KERNEL, OP, SLOW_TEXT, failed, passed, request
+
+from archive.kernel import parse
+from archive.records import Measurement
+from evolve.prompting.compose import PARENTS
+from evolve.proposers.openings import most, operators, parents
+from evolve.proposers.proposer import Candidate, Request
+
+FAST, SLOW, BROKEN = passed(KERNEL), passed(parse(SLOW_TEXT)), failed(parse(BROKEN_TEXT))
+DONOR = passed(parse(SLOW_TEXT.replace('"center_rows"', '"softmax"', 1)))
+WORKLOADS = [workload.key for workload in OP.workloads("cuda")]
+
+
+def timed(candidate: Candidate, *shares: float) -> Candidate:
+    """With these shares of the speed of light, workload by workload."""
+    times = [
+        Measurement(key, 10 / s, 10 / s, 10 / s, 9, 99.0, floor_us=10.0)
+        for key, s in zip(WORKLOADS, shares, strict=True)
+    ]
+    return replace(candidate, evaluation=replace(candidate.evaluation, measurements=tuple(times)))
+
+
+def applied_to(situation: Request, operator: str, turn: int = 0, seed: int = 0) -> list[str]:
+    return [parent.kernel.id for parent in parents(situation, operator, turn, random.Random(seed))]
+
+
+def test_where_nothing_is_known_only_a_draft_applies() -> None:
+    assert operators(replace(request(), donors=(DONOR,))) == ("draft",)
+
+
+@pytest.mark.parametrize(
+    ("situation", "found"),
+    [
+        (request(failures=(BROKEN,)), {"draft", "repair"}),
+        (request(parents=(FAST,)), {"draft", "improve", "explore"}),
+        (request(parents=(FAST, SLOW)), {"draft", "improve", "explore", "crossover"}),
+        (request(parents=(timed(FAST, 0.5, 0.2),)), {"draft", "improve", "explore", "specialise"}),
+        (replace(request(parents=(FAST,)), donors=(DONOR,)), {"draft", "improve", "explore", "port"}),
+    ],
+    ids=["a failure", "one kernel", "two designs", "two workloads", "a donor"],
+)
+def test_what_is_known_opens_operators(situation: Request, found: set[str]) -> None:
+    assert set(operators(situation)) == found
+
+
+def test_two_settings_of_one_design_are_not_crossed() -> None:
+    other = passed(KERNEL.with_knobs({"WARPS": 8}))
+    assert "crossover" not in operators(request(parents=(FAST, other)))
+
+
+def test_every_operator_gets_as_many_kernels_as_it_takes() -> None:
+    alive = timed(FAST, 0.5, 0.2), timed(SLOW, 0.3, 0.4)
+    situation = replace(request(parents=alive, failures=(BROKEN,)), donors=(DONOR,))
+    assert {name: len(applied_to(situation, name)) for name in operators(situation)} == PARENTS
+
+
+def test_all_parents_have_their_turn() -> None:
+    situation = request(parents=(FAST, SLOW))
+    assert [applied_to(situation, "improve", turn) for turn in range(3)] == [
+        [FAST.kernel.id], [SLOW.kernel.id], [FAST.kernel.id],
+    ]  # fmt: skip
+
+
+def test_a_crossover_has_two_different_parents() -> None:
+    situation = request(parents=(FAST, SLOW))
+    assert all(len(set(applied_to(situation, "crossover", turn, turn))) == 2 for turn in range(8))
+
+
+@pytest.mark.parametrize(("shares", "leader"), [(((0.9, 0.1), (0.8, 0.2)), SLOW), (((0.3, 0.9), (0.1, 0.8)), FAST)])
+def test_the_champion_of_the_weakest_workload_is_specialised(
+    shares: tuple[tuple[float, float], tuple[float, float]], leader: Candidate
+) -> None:
+    situation = request(parents=(timed(FAST, *shares[0]), timed(SLOW, *shares[1])))
+    assert applied_to(situation, "specialise") == [leader.kernel.id]
+
+
+@pytest.mark.parametrize(("wanted", "failures", "repairs"), [(4, 5, 2), (5, 5, 2), (8, 1, 1), (2, 2, 1), (1, 3, 1)])
+def test_repairs_take_at_most_half_and_one_per_failure(wanted: int, failures: int, repairs: int) -> None:
+    broken = tuple(failed(replace(BROKEN.kernel, source=f"{BROKEN.kernel.source}//{i}\n")) for i in range(failures))
+    assert most(request(wanted, failures=broken)) == {"repair": repairs}

@@ -1,0 +1,82 @@
+"""Which recorded answer a question gets."""
+
+import pytest
+from small_op import KERNEL
+
+from archive.proposals import Cost, Proposal, Question
+from evolve.prompting.compose import EDITS, FENCED, WHOLE, Message
+from evolve.prompting.tasks import ANSWERS
+from evolve.proposers.chat import UNUSABLE, Answer, Call
+from evolve.proposers.models import Model
+from evolve.proposers.replay import Exchange, Recorded, models
+
+
+def exchange(words: str, reply: str, operator: str = "draft", model: str = "m-1", failure: str = "prose") -> Exchange:
+    question = Question(model, "http://h/v1", '{"temperature": 0.5, "max_tokens": 9}', (("user", words),))
+    proposal = Proposal("center_rows", operator, model, None, reply=reply, failure=failure, cost=Cost(3, 4, usd=0.5))
+    return Exchange(question, proposal)
+
+
+def no_pause(seconds: float) -> None:
+    pass
+
+
+def ask(chat: Recorded, words: str, operator: str = "draft", model: str = "m-1") -> Answer:
+    return chat.ask(Call(Model(model), operator, (Message("user", words),)), no_pause)
+
+
+def test_the_very_question_comes_first_and_then_the_next_of_its_kind() -> None:
+    chat = Recorded("r", [exchange("a", "1"), exchange("b", "2"), exchange("c", "3")])
+    assert [ask(chat, words).text for words in ("b", "x", "y")] == ["2", "1", "3"]
+
+
+def test_equal_questions_get_their_answers_in_order() -> None:
+    chat = Recorded("r", [exchange("a", "1"), exchange("b", "2"), exchange("a", "3")])
+    assert [ask(chat, words).text for words in ("a", "a", "b")] == ["1", "3", "2"]
+
+
+def test_an_answer_is_given_only_to_its_own_model_and_operator() -> None:
+    chat = Recorded("r", [exchange("a", "1", "improve"), exchange("a", "2", model="m-2")])
+    assert ask(chat, "a").failure == "run r holds no further answer of m-1 (draft)"
+    assert (ask(chat, "a", "improve").text, ask(chat, "a", model="m-2").text) == ("1", "2")
+
+
+def test_no_answer_is_given_twice() -> None:
+    chat = Recorded("r", [exchange("a", "1")])
+    assert [bool(ask(chat, "a").failure) for _ in range(2)] == [False, True]
+
+
+def test_an_answer_costs_what_it_cost() -> None:
+    assert ask(Recorded("r", [exchange("a", "1")]), "a").cost == Cost(3, 4, usd=0.5)
+
+
+@pytest.mark.parametrize(
+    ("reply", "failure", "repeated"),
+    [
+        ("Use warps.", "the reply holds no kernel: no code that begins with /*---", ""),
+        ("", "the request failed with status 500: no", "the request failed with status 500: no"),
+        ("/*--- half", "the reply was cut off at the limit", "the reply was cut off at the limit"),
+    ],
+    ids=["prose", "no reply", "cut off"],
+)
+def test_what_is_wrong_with_the_words_is_found_out_again(reply: str, failure: str, repeated: str) -> None:
+    assert ask(Recorded("r", [exchange("a", reply, failure=failure)]), "a").failure == repeated
+
+
+def test_a_model_that_could_not_be_asked_cannot_be_asked_again() -> None:
+    found = ask(Recorded("r", [exchange("a", "", failure=f"{UNUSABLE}it refused the key")]), "a")
+    assert str(found.fault) == "it refused the key"
+
+
+@pytest.mark.parametrize("form", [FENCED, WHOLE, EDITS])
+def test_the_models_are_told_from_what_was_said_to_them(form: str) -> None:
+    found = models([exchange(f"Write.\n{ANSWERS[form]}", "1"), exchange("again", "2"), exchange("a", "3", model="m-2")])
+    assert found == (
+        Model("m-1", "http://h/v1", form=form, temperature=0.5, max_tokens=9),
+        Model("m-2", "http://h/v1", temperature=0.5, max_tokens=9),
+    )
+
+
+def test_a_kernel_is_never_a_failure() -> None:
+    good = Exchange(exchange("a", "").question, Proposal("center_rows", "draft", "m-1", KERNEL, reply="words"))
+    assert ask(Recorded("r", [good]), "a") == Answer("words", "", Cost(), '{"temperature": 0.5, "max_tokens": 9}')

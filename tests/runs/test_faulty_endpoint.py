@@ -1,0 +1,302 @@
+"""A long run with several models at several endpoints, each fault at every kind of question, one model always failing.
+
+Over real HTTP, with the real loop, archive and proposer; only the engine is scripted, so that it takes seconds.
+"""
+
+import itertools
+import json
+import random
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import TWICE
+from scripted_endpoint import (
+    KEY,
+    Recorded,
+    ScriptedEndpoint,
+    Step,
+    answer,
+    completion_body,
+    hang_up,
+    in_fence,
+    raw,
+    stall,
+    status,
+    truncated,
+)
+from scripted_engine import NumberedEngine, numbered
+
+from archive.proposals import Asked, Budget, Proposal
+from archive.store import SqliteStore, open_archive
+from evolve.loop import evolve
+from evolve.proposers import faults
+from evolve.proposers.endpoint import Endpoints
+from evolve.proposers.llm import LlmProposer
+from evolve.proposers.models import Model, Prices
+from evolve.quest import Quest
+from evolve.selection import Scope
+from reference_ops import catalog
+
+EVALS, TIMEOUT_SECONDS = 240, 1.5
+PRICES = Prices(prompt=1.0, completion=8.0, cached=0.1)
+PLAIN, WARM, TELLING, BROKEN = "plain", "warm", "telling", "broken"
+TASK = re.compile(r"# Your task\n(.{24})|(No kernel could be read)")
+FAULTS = {
+    "good", "stall", "429", "500", "prose", "503", "hang up", "truncated", "empty", "cut off", "malformed", "no usage",
+    "wrong kind",
+}  # fmt: skip
+Usage = dict[str, Any]
+
+
+@dataclass
+class Script:
+    """Every fault in turn at each kind of question, with good answers between; all answers differ."""
+
+    numbers: Iterator[int]
+    tells_cost: bool = False
+    stalls: bool = True
+    usages: dict[int, Usage] = field(default_factory=dict)  # what was handed out, by the number of prompt tokens
+    uncounted: list[str] = field(default_factory=list)  # the words of answers without a count
+    faults: Counter[tuple[str, str]] = field(default_factory=Counter)  # by the kind of question
+    _turns: dict[str, Iterator[tuple[str, Callable[[], Step]]]] = field(default_factory=dict)
+
+    def step(self, recorded: Recorded) -> Step:
+        if "temperature" in recorded.body:
+            return status(400, "Unsupported value: 'temperature' is not supported.", param="temperature")
+        found = TASK.findall(recorded.prompt)[-1]
+        kind = found[0] or found[1]
+        if kind not in self._turns:
+            first, rest = self._faults()
+            self._turns[kind] = itertools.chain(first, itertools.cycle(rest))
+        name, make = next(self._turns[kind])
+        self.faults[kind, name] += 1
+        return make()
+
+    def _faults(self) -> tuple[list[tuple[str, Callable[[], Step]]], list[tuple[str, Callable[[], Step]]]]:
+        good = ("good", self._good)
+        named: dict[str, Callable[[], Step]] = {
+            "429": lambda: status(429),
+            "500": lambda: status(500),
+            "prose": lambda: self._said("I would rather talk about kernels than write one"),
+            "503": lambda: status(503),
+            "hang up": hang_up,
+            "truncated": lambda: truncated(in_fence(numbered(0).text)),
+            "empty": lambda: self._said(""),
+            "cut off": lambda: self._said("/*--- half a kernel", finish="length"),
+            "malformed": lambda: raw('{"choices": [{"mess'),
+            "no usage": self._uncounted,
+            "wrong kind": lambda: self._said(in_fence(numbered(next(self.numbers)).text), kind="text/html"),
+        }
+        rest = [one for fault in named.items() for one in (fault, good)]
+        return [good, ("stall", stall), good] if self.stalls else [], rest
+
+    def _good(self) -> Step:
+        return self._said(in_fence(numbered(next(self.numbers)).text))
+
+    def _said(self, text: str, finish: str = "stop", kind: str = "application/json") -> Step:
+        number = next(self.numbers)
+        drawn = random.Random(number)
+        prompt, completion = 10_000 + number, drawn.randint(50, 3_000)
+        usage: Usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "prompt_tokens_details": {"cached_tokens": drawn.randint(0, prompt)},
+            "completion_tokens_details": {"reasoning_tokens": drawn.randint(0, completion)},
+        }
+        if self.tells_cost:
+            usage["cost"] = drawn.uniform(0.001, 0.1)
+        self.usages[prompt] = usage
+        return raw(json.dumps(completion_body(text and f"{text}\n{number}", finish, usage=usage)), kind=kind)
+
+    def _uncounted(self) -> Step:
+        text = in_fence(numbered(next(self.numbers)).text)
+        self.uncounted.append(text)
+        return answer(text, usage=None)
+
+
+def always_failing(numbers: Iterator[int]) -> Callable[[Recorded], Step]:
+    """A server that never brings a word."""
+    turns = itertools.cycle([status(500), status(503), hang_up(), status(404)])
+    return lambda _: next(turns)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run left behind, and what its servers know of it."""
+
+    store: SqliteStore
+    scripts: tuple[Script, ...]
+    endpoints: tuple[ScriptedEndpoint, ...]
+
+    @property
+    def proposals(self) -> list[Proposal]:
+        return self.store.find(Proposal)
+
+    def delivered(self) -> list[dict[str, Any]]:
+        """Every answer that was sent to the last byte and can be read."""
+        texts = [text for endpoint in self.endpoints for text in endpoint.delivered]
+        return [json.loads(text) for text in texts if text.endswith("}")]
+
+
+def models(urls: Sequence[str]) -> tuple[Model, ...]:
+    common = {"key_env": "THE_KEY", "timeout_seconds": TIMEOUT_SECONDS}
+    return (
+        Model(PLAIN, urls[0], usd_per_million=PRICES, **common),  # type: ignore[arg-type]
+        Model(WARM, urls[0], usd_per_million=PRICES, temperature=0.7, form="edits", **common),  # type: ignore[arg-type]
+        Model(TELLING, urls[1], form="whole", tells_cost=True, **common),  # type: ignore[arg-type]
+        Model(BROKEN, urls[2], usd_per_million=PRICES, **common),  # type: ignore[arg-type]
+    )
+
+
+def finished(folder: Path, budget: Budget, *, stalls: bool = True, seed: int = 5) -> Finished:
+    numbers = Locked(itertools.count(1))
+    scripts = Script(numbers, stalls=stalls), Script(numbers, tells_cost=True, stalls=False)
+    store = open_archive(folder / "archive.db")
+    with ExitStack() as stack:
+        reacting = [*(script.step for script in scripts), always_failing(numbers)]
+        endpoints = [stack.enter_context(ScriptedEndpoint(reacts=reacts)) for reacts in reacting]
+        proposer = LlmProposer(models([endpoint.base_url for endpoint in endpoints]), Endpoints({"THE_KEY": KEY}, 2))
+        quest = Quest("run", catalog.load(TWICE), TWICE, seed, budget, scope=Scope("run"))
+        for _ in evolve(quest, (), proposer, NumberedEngine(), store):
+            pass
+    return Finished(store, scripts, tuple(endpoints))
+
+
+class Locked:
+    """Numbers for several servers' threads."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self._numbers, self._lock = numbers, threading.Lock()
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        with self._lock:
+            return next(self._numbers)
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        patch.setattr(faults, "FIRST_SECONDS", 0.02)
+        yield finished(tmp_path_factory.mktemp("faults"), Budget(evals=EVALS))
+
+
+def test_the_run_spends_what_it_may_in_spite_of_every_fault(long_run: Finished) -> None:
+    fresh = {proposal.kernel_id for proposal in long_run.proposals if proposal.kernel}
+    assert len(fresh) + sum(not proposal.kernel for proposal in long_run.proposals) == EVALS
+
+
+def test_every_kind_of_question_met_faults_and_every_fault_was_met(long_run: Finished) -> None:
+    # Which model is asked what depends on whose answer comes first, so one rare operator may be missing.
+    assert len({proposal.operator for proposal in long_run.proposals}) >= 5
+    met = sum((script.faults for script in long_run.scripts), Counter[tuple[str, str]]())
+    asked = Counter(kind for kind, _ in met.elements())
+    for kind in (kind for kind, count in asked.items() if count >= 20):
+        assert {"stall", "429", "500"} <= {name for of, name in met if of == kind}
+    assert {name for _, name in met} == FAULTS
+
+
+def test_every_answer_that_was_delivered_is_in_the_archive_exactly_once(long_run: Finished) -> None:
+    counted = Counter(proposal.cost.prompt_tokens for proposal in long_run.proposals)
+    for body in long_run.delivered():
+        if "usage" in body:
+            assert counted[body["usage"]["prompt_tokens"]] == 1
+        else:
+            text = body["choices"][0]["message"]["content"]
+            assert sum(proposal.reply == text for proposal in long_run.proposals) == 1
+
+
+def test_no_reply_is_in_the_archive_that_nobody_gave(long_run: Finished) -> None:
+    said = {body["choices"][0]["message"]["content"] for body in long_run.delivered()}
+    assert {proposal.reply for proposal in long_run.proposals if proposal.reply} <= said
+
+
+def test_the_tokens_spent_are_those_that_were_handed_out(long_run: Finished) -> None:
+    usages = [body["usage"] for body in long_run.delivered() if "usage" in body]
+    estimated = [p.cost for p in long_run.proposals if p.reply in {t for s in long_run.scripts for t in s.uncounted}]
+    spent = sum(proposal.cost.tokens for proposal in long_run.proposals) - sum(cost.tokens for cost in estimated)
+    assert spent == sum(usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+    assert all(cost.tokens for cost in estimated)
+
+
+def test_the_dollars_spent_are_what_the_answers_cost(long_run: Finished) -> None:
+    by_prompt = {proposal.cost.prompt_tokens: proposal.cost for proposal in long_run.proposals}
+    for body in long_run.delivered():
+        if usage := body.get("usage"):
+            cost = by_prompt[usage["prompt_tokens"]]
+            assert cost.usd == pytest.approx(usage.get("cost", PRICES.usd(cost)))
+            assert cost.cached_tokens == usage["prompt_tokens_details"]["cached_tokens"]
+            assert cost.reasoning_tokens == usage["completion_tokens_details"]["reasoning_tokens"]
+
+
+def test_malformed_answers_are_failures_that_say_so(long_run: Finished) -> None:
+    sent = sum(
+        count for script in long_run.scripts for (_, name), count in script.faults.items() if name == "malformed"
+    )
+    assert sent
+    assert sum("no JSON" in proposal.failure for proposal in long_run.proposals) == sent
+
+
+def test_the_failing_model_gets_few_of_the_questions_to_the_end(long_run: Finished) -> None:
+    asked = [proposal.proposer == BROKEN for proposal in long_run.proposals]
+    fair, half = len(asked) / 4, len(asked) // 2
+    assert 0 < sum(asked) < fair / 2
+    assert sum(asked[half:]) < fair / 4
+
+
+def test_a_failing_model_leaves_a_note_and_does_not_end_the_run(long_run: Finished) -> None:
+    notes = [proposal.failure for proposal in long_run.proposals if proposal.proposer == BROKEN]
+    assert any("knows no model `broken`" in note for note in notes)
+
+
+def test_a_refused_temperature_is_sent_only_until_it_is_refused(long_run: Finished) -> None:
+    bodies = [recorded.body for recorded in long_run.endpoints[0].requests if recorded.body["model"] == WARM]
+    with_temperature = ["temperature" in body for body in bodies]
+    assert 0 < sum(with_temperature) <= 4  # as many as may be in flight before the first refusal is back
+    assert not any(with_temperature[8:])
+
+
+def test_every_exchange_is_kept_word_for_word(long_run: Finished) -> None:
+    asked = {one.proposal_id: one.question for one in long_run.store.find(Asked)}
+    assert set(asked) == {proposal.id for proposal in long_run.proposals}
+    sent = {
+        (body["model"], tuple((message["role"], message["content"]) for message in body["messages"]))
+        for endpoint in long_run.endpoints
+        for body in (recorded.body for recorded in endpoint.requests)
+    }
+    assert {(question.model, question.messages) for question in asked.values()} <= sent
+
+
+def test_equal_calls_stay_apart(long_run: Finished) -> None:
+    calls = [proposal.call for proposal in long_run.proposals]
+    assert all(calls)
+    assert len(set(calls)) == len(calls)
+
+
+def test_the_key_is_nowhere_in_the_archive(long_run: Finished) -> None:
+    long_run.store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert KEY.encode() not in long_run.store.path.read_bytes()
+    assert all(recorded.authorization == f"Bearer {KEY}" for e in long_run.endpoints for recorded in e.requests)
+
+
+@pytest.mark.parametrize("budget", [Budget(tokens=400_000), Budget(usd=0.5)], ids=["tokens", "dollars"])
+def test_a_limit_is_overrun_by_one_reply_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: Budget
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(faults, "FIRST_SECONDS", 0.02)
+    found = finished(tmp_path, budget, stalls=False)
+    costs = [proposal.cost for proposal in found.proposals]
+    paid = [float(cost.tokens) if budget.tokens else cost.usd for cost in costs]
+    limit = budget.tokens or budget.usd or 0.0
+    assert limit <= sum(paid) < limit + max(paid)

@@ -1,0 +1,128 @@
+"""A run over recorded replies: no key, no network, and the same run every time."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command import TWICE
+from scripted_endpoint import KEY, ScriptedEndpoint, Step, answer, in_fence, status
+from scripted_engine import NumberedEngine, numbered
+
+from archive.proposals import Asked, Budget, Proposal
+from archive.records import Evaluation
+from archive.store import SqliteStore, open_archive
+from evolve import wiring
+from evolve.errors import UserError
+from evolve.loop import evolve
+from evolve.prompting.compose import EDITS
+from evolve.proposers.endpoint import Endpoints
+from evolve.proposers.llm import LlmProposer
+from evolve.proposers.models import Model
+from evolve.proposers.proposer import Proposer
+from evolve.quest import Quest
+from evolve.selection import Scope
+from reference_ops import catalog
+
+EVALS, SEED = 60, 11
+
+
+def steps(of: int) -> list[Step]:
+    """Good answers, prose that leads to a second chance, and faults; what two models say differs."""
+    good = [answer(in_fence(numbered(2 * number + of).text)) for number in range(1, 100)]
+    return [
+        step
+        for number, one in enumerate(good)
+        for step in ([answer(f"Warps. {of} {number}")] if number % 5 == 4 else [status(400)] if number % 9 == 7 else [])
+        + [one]
+    ]
+
+
+def run(store: SqliteStore, proposer: Proposer) -> None:
+    quest = Quest("run", catalog.load(TWICE), TWICE, SEED, Budget(evals=EVALS), scope=Scope("run"))
+    for _ in evolve(quest, (), proposer, NumberedEngine(), store):
+        pass
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> SqliteStore:
+    store = open_archive(tmp_path_factory.mktemp("original") / "archive.db")
+    with pytest.MonkeyPatch.context() as patch, ScriptedEndpoint(steps(0)) as one, ScriptedEndpoint(steps(1)) as other:
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        models = (
+            Model("m-1", one.base_url, "THE_KEY"),
+            Model("m-2", other.base_url, "THE_KEY", form=EDITS, temperature=0.5),
+        )
+        run(store, LlmProposer(models, Endpoints({"THE_KEY": KEY}, 0), at_once=1))
+    return store
+
+
+@pytest.fixture
+def replayed(original: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], SqliteStore]:
+    """Runs it again into an archive of this name, where no model could be reached."""
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "THE_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+    def again(name: str) -> SqliteStore:
+        store = open_archive(tmp_path / name)
+        run(store, wiring.replaying(original, "run", tune=False))
+        return store
+
+    return again
+
+
+def said(store: SqliteStore) -> list[Proposal]:
+    """The proposals but for the moments and the seconds, which no two runs share."""
+    return [replace(p, created=0.0, cost=replace(p.cost, seconds=0.0)) for p in store.find(Proposal)]
+
+
+def test_the_original_has_all_that_is_to_be_repeated(original: SqliteStore) -> None:
+    found = original.find(Proposal)
+    assert {proposal.proposer for proposal in found} == {"m-1", "m-2"}
+    assert {"improve", "repair", "explore"} <= {proposal.operator for proposal in found}
+    assert any("status 400" in proposal.failure for proposal in found)
+    assert any(proposal.reply.startswith("Warps.") for proposal in found)
+
+
+def test_two_replays_are_the_same_run(replayed: Callable[[str], SqliteStore]) -> None:
+    first, second = replayed("a.db"), replayed("b.db")
+    assert [proposal.id for proposal in first.find(Proposal)] == [proposal.id for proposal in second.find(Proposal)]
+    assert said(first) == said(second)
+
+
+def test_a_replay_repeats_the_run_itself(original: SqliteStore, replayed: Callable[[str], SqliteStore]) -> None:
+    assert said(replayed("a.db")) == said(original)
+
+
+def test_a_replay_asks_the_same_questions(original: SqliteStore, replayed: Callable[[str], SqliteStore]) -> None:
+    assert replayed("a.db").find(Asked) == original.find(Asked)
+
+
+def test_a_replay_comes_to_the_same_verdicts(original: SqliteStore, replayed: Callable[[str], SqliteStore]) -> None:
+    first, second = (
+        [(e.kernel_id, e.outcome, e.measurements) for e in store.find(Evaluation)]
+        for store in (original, replayed("a.db"))
+    )
+    assert first == second
+
+
+def test_a_replay_can_be_replayed(
+    original: SqliteStore, replayed: Callable[[str], SqliteStore], tmp_path: Path
+) -> None:
+    once, twice = replayed("a.db"), open_archive(tmp_path / "b.db")
+    run(twice, wiring.replaying(once, "run", tune=False))
+    assert said(twice) == said(original)
+
+
+def test_when_the_answers_are_used_up_the_failure_says_so(original: SqliteStore, tmp_path: Path) -> None:
+    store = open_archive(tmp_path / "long.db")
+    quest = Quest("run", catalog.load(TWICE), TWICE, SEED, Budget(evals=EVALS + 20), scope=Scope("run"))
+    for _ in evolve(quest, (), wiring.replaying(original, "run", tune=False), NumberedEngine(), store):
+        pass
+    failures = [proposal.failure for proposal in store.find(Proposal)]
+    assert any("run run holds no further answer of m-" in failure for failure in failures)
+
+
+def test_a_run_without_a_model_cannot_be_replayed(original: SqliteStore) -> None:
+    with pytest.raises(UserError, match="run other asked no model"):
+        wiring.replaying(original, "other")
