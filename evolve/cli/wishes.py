@@ -5,7 +5,6 @@ from dataclasses import dataclass, fields
 
 from archive.proposals import Run
 from evolve.errors import UserError
-from evolve.proposers.model_words import without_secrets
 
 NAMED = {"--device": "device", "--proposer": "proposer", "--model": "models", "--replay": "replay"}
 FLAGS = {"--fresh": "fresh", "--no-tune": "no_tune", "--no-seeds": "no_seeds"}
@@ -27,6 +26,8 @@ class Wishes:
 
     def options(self) -> list[str]:
         """As they would be typed; strategy and seed have their own places in a Run."""
+        from evolve.proposers.model_words import without_secrets
+
         words: list[str] = []
         for option, name in NAMED.items():
             value = getattr(self, name)
