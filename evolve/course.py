@@ -59,7 +59,10 @@ def course(run: Run, past: History, goals: Mapping[str, float] | None = None) ->
 
 def workloads(evaluations: Iterable[Evaluation]) -> list[str]:
     """All that kernels of the op were timed on, or refused."""
-    named = [[*(m.workload for m in e.measurements), *e.skipped] for e in evaluations if e.passed]
+    # What was refused stands there with the reason behind it.
+    refused = ([skipped.partition(": ")[0] for skipped in e.skipped] for e in evaluations if e.passed)
+    timed = ([m.workload for m in e.measurements] for e in evaluations if e.passed)
+    named = [*timed, *refused]
     return list(dict.fromkeys(key for keys in named for key in keys))
 
 

@@ -46,6 +46,12 @@ def test_the_best_so_far_is_asked_by_what_was_spent() -> None:
     assert one.quality("usd", 0.4) == 1.0
 
 
+def test_a_workload_that_is_refused_counts_once_and_as_pytorch_s() -> None:
+    picky = replace(judged(1, 2.0, **{W: 25.0}), skipped=(f"{V}: not accepted by the kernel's `when` or `dtypes`",))
+    both = past(proposed(1, 1.0), picky, proposed(2, 3.0), judged(2, 4.0, **{W: 100.0, V: 100.0}))
+    assert course(RUN, both).points[-1].quality == pytest.approx(2.0)
+
+
 def test_kernels_of_other_runs_do_not_count() -> None:
     both = past(*TWO_KERNELS.proposals, *TWO_KERNELS.evaluations, proposed(3, 5.0, "other"), judged(3, 6.0, **{W: 1.0}))
     assert course(RUN, both).points[-1].quality == pytest.approx(4.0)
