@@ -177,7 +177,8 @@ def test_a_kernel_evaluated_elsewhere_is_not_taken_for_this_device(capsys: Captu
 
 
 def test_the_next_step_after_reading_is_a_kernel_in_a_file(capsys: Capture) -> None:
-    assert "evolve tell FILE.cu --archive archive.db" in evolve(capsys, "ask", "softmax", "--text")[2]
+    said = evolve(capsys, "ask", "softmax", "--text", "--operator", "improve", "--parent", CHILD.id)[2]
+    assert f"evolve tell FILE.cu --operator improve --parent {CHILD.id[:8]} --archive archive.db" in said
 
 
 def test_questions_are_about_a_gpu_where_the_archive_knows_no_device(capsys: Capture) -> None:
