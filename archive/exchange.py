@@ -16,6 +16,7 @@ MAX_EXCERPT = 300
 REFUSED, CUT_OFF = "the model refused", "the reply was cut off"
 FILTERED, EMPTY = "the reply was stopped", "the reply is empty"
 MAX_USD = 1e6  # what a server says a reply cost beyond this is no price
+MAX_COUNT = 10**9  # and no count of tokens
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ def completion(body: object) -> BatchReply:
         return replace(reply, failure=f"the response holds no choices{said}")
     text, refusal = _text(message.get("content")), _text(message.get("refusal"))
     return replace(reply, text=text, failure=_unfinished(_text(choice.get("finish_reason")), text, refusal))
+
+
+def storable(text: str) -> str:
+    """Without the halves of characters that JSON can spell and no file can hold."""
+    return text.encode(errors="replace").decode()
 
 
 def unfinished(failure: str) -> bool:
@@ -143,7 +149,7 @@ def _text(value: object) -> str:
     """A string, or the joined texts of a list of content parts."""
     if isinstance(value, list):
         return "".join(_text(part.get("text")) for part in value if isinstance(part, dict))
-    return value if isinstance(value, str) else ""
+    return storable(value) if isinstance(value, str) else ""
 
 
 def _cost(usage: object) -> Cost | None:
@@ -166,7 +172,7 @@ def _usd(usage: object) -> float | None:
 
 def _count(usage: object, key: str) -> int:
     value = usage.get(key) if isinstance(usage, dict) else 0
-    return value if type(value) is int and value >= 0 else 0
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else 0
 
 
 def _excerpt(value: object) -> str:
@@ -174,5 +180,5 @@ def _excerpt(value: object) -> str:
         code = value.get("code")
         value = f"{value['message']} ({code})" if code else value["message"]
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    text = " ".join(text.split())
+    text = storable(" ".join(text.split()))
     return text if len(text) <= MAX_EXCERPT else f"{text[:MAX_EXCERPT]}..."

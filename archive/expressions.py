@@ -6,6 +6,7 @@ and every intermediate value must fit in 64 bits, which also bounds the time an 
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -88,7 +89,8 @@ def _tree(text: str) -> ast.expr:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ExpressionError(f"cannot read `{text}` as an expression") from error
+        c_like = "; write and, or, not" if re.search(r"&&|\|\||!(?!=)", text) else ""
+        raise ExpressionError(f"cannot read `{text}` as an expression{c_like}") from error
     if sum(1 for _ in ast.walk(tree)) > MAX_NODES:  # what follows is recursive
         raise ExpressionError(f"`{text[:40]}...` has more than {MAX_NODES} parts; split it with [let]")
     return tree
@@ -124,9 +126,10 @@ def _integer(node: ast.expr, scope: Scope) -> Integer:
             if len(arguments) != 2 and (name == "ceil_div" or len(arguments) < 2):
                 raise ExpressionError(f"`{ast.unparse(node)}`: {name} takes two values")
             return _applied(FUNCTIONS[name], [_integer(argument, scope) for argument in arguments], node)
+    dtypes = "; dtypes are listed in `dtypes`" if isinstance(node, ast.Attribute) and node.attr == "dtype" else ""
     raise ExpressionError(
-        f"`{ast.unparse(node)}` is not allowed in an integer expression; use + - * // % min max ceil_div "
-        "itemsize(tensor) over dims, parameters, knobs, lets and sms"
+        f"`{ast.unparse(node)}` is not allowed: integers are made of + - * // % min max ceil_div itemsize(tensor) "
+        f"over dims, parameters, knobs, lets and sms, and a condition compares such integers{dtypes}"
     )
 
 
@@ -155,7 +158,9 @@ def _condition(node: ast.expr, scope: Scope) -> Condition:
             return lambda at: not inner(at)
         case ast.Compare(left=left, ops=ops, comparators=rest) if all(type(op) in COMPARISONS for op in ops):
             return _comparison([COMPARISONS[type(op)] for op in ops], [_integer(part, scope) for part in (left, *rest)])
-    raise ExpressionError(f"`{ast.unparse(node)}` is not a condition; compare integers, joined by and, or, not")
+    raise ExpressionError(
+        f"`{ast.unparse(node)}` is not a condition: that is a comparison of integers, or several joined by and, or, not"
+    )
 
 
 def _comparison(compares: list[Callable[[int, int], bool]], operands: list[Integer]) -> Condition:

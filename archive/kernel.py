@@ -74,7 +74,9 @@ def parse(text: str) -> Kernel:
         raise PlanError("the text has half a character (a surrogate)", text.count("\n", 0, half.start()) + 1)
     before, opened, rest = text.partition(OPEN)
     if not opened or before.strip():
-        raise PlanError(f"a kernel begins with its plan in a comment: {OPEN} ... {CLOSE}", 1)
+        line = next((line.strip() for line in before.split("\n") if line.strip()), "")
+        found = f"; before it stands `{line[:60]}`: cut what is no part of the kernel" if opened else ""
+        raise PlanError(f"a kernel begins with its plan in a comment: {OPEN} ... {CLOSE}{found}", 1)
     header, closed, source = rest.partition(CLOSE)
     first_line = before.count("\n") + 1
     if not closed:

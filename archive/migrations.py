@@ -48,7 +48,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE runs ADD COLUMN budget TEXT NOT NULL DEFAULT '{}'",
         "ALTER TABLE runs ADD COLUMN campaign TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE runs ADD COLUMN words TEXT NOT NULL DEFAULT '[]'",
-        "CREATE TABLE legs (id TEXT PRIMARY KEY, run TEXT NOT NULL, started REAL NOT NULL)",
+        "CREATE TABLE legs (id TEXT PRIMARY KEY, run TEXT NOT NULL, started REAL NOT NULL, ended REAL NOT NULL)",
         "ALTER TABLE evaluations ADD COLUMN traits TEXT",
         """CREATE TABLE profiles (
             id TEXT PRIMARY KEY, op TEXT NOT NULL, profile TEXT NOT NULL, created REAL NOT NULL)""",

@@ -34,10 +34,23 @@ def check(plan: Plan, signature: Signature) -> None:
         _check_launch(launch, index, plan, signature, scope)
 
 
+# In the device code these names stand where C++ would read them otherwise.
+KEYWORDS = frozenset(
+    """
+    alignas alignof and asm auto bitand bitor bool break case catch char class compl const constexpr continue decltype
+    default delete do double else enum explicit export extern false float for friend goto if inline int long mutable
+    namespace new noexcept not nullptr operator or private protected public register return short signed sizeof static
+    struct switch template this throw true try typedef typename union unsigned using virtual void volatile while xor
+    """.split()  # noqa: SIM905 - a list of 70 strings reads worse
+)
+
+
 def _check_fresh(plan: Plan, taken: set[str]) -> None:
     made = [("knobs", name) for name in plan.settings] + [("let", name) for name, _ in plan.let]
     made += [("workspace", workspace.name) for workspace in plan.workspace]
     for section, name in made:
+        if name in KEYWORDS:
+            raise PlaceError(f"`{name}` is a keyword of C++: choose another name", (section, name))
         if name in taken:
             raise PlaceError(f"`{name}` is already a name of the op `{plan.op}`", (section, name))
 

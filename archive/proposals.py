@@ -104,11 +104,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Leg:
-    """A stretch of a run: from here on until it ended or was killed. A run that goes on has several."""
+    """A stretch of a run. One that goes on has several; of one that was killed nobody says when it ended."""
 
     run: str
     started: float
+    ended: float = 0.0  # told by a second record when it is over
 
     @property
     def id(self) -> str:
-        return content_id([self.run, self.started])
+        return content_id([self.run, self.started, self.ended])

@@ -40,7 +40,7 @@ def rows(record: Record) -> Iterator[tuple[str, Row]]:
         case Run():
             yield "runs", _run_row(record)
         case Leg():
-            yield "legs", (record.id, record.run, record.started)
+            yield "legs", (record.id, record.run, record.started, record.ended)
         case Proposal():
             yield "proposals", _proposal_row(record)
             if record.kernel:
@@ -109,8 +109,8 @@ def runs(connection: sqlite3.Connection, op: str) -> list[Run]:
 
 def legs(connection: sqlite3.Connection, op: str) -> list[Leg]:
     found = connection.execute(
-        """SELECT DISTINCT l.run, started FROM legs l LEFT JOIN runs r ON r.id = l.run
-           WHERE r.op = ? OR ? = '' ORDER BY started""",
+        """SELECT l.run, started, max(ended) FROM legs l LEFT JOIN runs r ON r.id = l.run
+           WHERE r.op = ? OR ? = '' GROUP BY l.run, started ORDER BY started""",
         (op, op),
     )
     return [Leg(*row) for row in found]

@@ -140,10 +140,13 @@ def _strangers(run: str, past: History, judged: Mapping[str, Evaluation], own: s
 
 
 def _stretches(run: str, past: History) -> list[tuple[Leg, float]]:
-    """From when to when a run was alive: each leg, and when the last thing happened in it."""
+    """From when to when a run was alive: each leg, and where nobody says when it ended, the last thing in it."""
     own = [leg for leg in past.legs if leg.run == run]
     found = []
     for leg in own:
+        if leg.ended:
+            found.append((leg, leg.ended))
+            continue
         last, over = leg.started, _next(leg, own)
         for begin, end in sorted(_activity(run, leg, past)):
             if end < over and begin <= last + IDLE_SECONDS:

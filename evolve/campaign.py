@@ -1,10 +1,10 @@
 """Several ops under one budget: a round at a time for the one that is furthest behind its share."""
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from archive.proposals import Leg, Proposal
+from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation
 from archive.store import Store
 from evolve import allotment, budget, loop, selection
@@ -31,8 +31,9 @@ def campaign(
     yield from loop.keep(seeds, store)
     ended = yield from search(quests, proposer, engine, store)
     for quest in quests:
-        yield from _begun(Slice(quest, confirming=True), store)
-        yield from loop.confirm(quest.op.name, quest.locator, engine, store, quest.scope)
+        with quest.leg(store):
+            yield Slice(quest, confirming=True)
+            yield from loop.confirm(quest.op.name, quest.locator, engine, store, quest.scope)
     return ended
 
 
@@ -45,8 +46,9 @@ def search(
     spent, reason = Spent(), Ended.LIGHT
     while chosen := allotment.next_run(accounts[run] for run in running):
         quest, before, began = running[chosen], spent, time.monotonic()
-        yield from _begun(Slice(quest), store)
-        spent, ended = yield from loop.one_round(quest, spent, proposer, engine, store)
+        with quest.leg(store):  # one of its own, so that the archive tells which op the time went to
+            yield Slice(quest)
+            spent, ended = yield from loop.one_round(quest, spent, proposer, engine, store)
         spent += Spent(seconds=time.monotonic() - began)
         cost = allotment.cost(quest.budget, spent) - allotment.cost(quest.budget, before)
         accounts[chosen] = accounts[chosen].after(cost, headroom(quest, engine.info, store))
@@ -68,9 +70,3 @@ def headroom(quest: Quest, device: DeviceInfo, store: Store) -> float:
 def _account(quest: Quest, device: DeviceInfo, store: Store) -> Account:
     gone = budget.spent(quest.run, budget.history(store, quest.op.name, device.key))
     return Account(quest.run, headroom(quest, device, store), allotment.cost(quest.budget, gone))
-
-
-def _begun(part: Slice, store: Store) -> Iterator[Slice]:
-    """A leg of its own, so that the archive tells which op the time went to."""
-    store.append(Leg(part.quest.run, time.time()))
-    yield part

@@ -8,7 +8,7 @@ import time
 from collections.abc import Generator, Iterable
 from typing import TypeVar
 
-from archive.proposals import Leg, Proposal
+from archive.proposals import Proposal
 from archive.records import Evaluation
 from archive.store import Store
 from evolve import budget, selection
@@ -28,15 +28,15 @@ def evolve(
     quest: Quest, seeds: Iterable[Proposal], proposer: Proposer, engine: Engine, store: Store
 ) -> Generator[Event, None, Ended]:
     """Yield each proposal and each evaluation once it is safely in the archive; in the end, why it is the end."""
-    store.append(Leg(quest.run, time.time()))
-    yield from keep(seeds, store)
     spent, ended = Spent(), None
-    while not ended:
-        spent, ended = yield from one_round(quest, spent, proposer, engine, store)
-        if ended:
-            yield from confirm(quest.op.name, quest.locator, engine, store, quest.scope)
-        if ended is Ended.LIGHT:  # unless the champion that was so fast has fallen
-            ended = quest.over(store, engine.info, spent)
+    with quest.leg(store):
+        yield from keep(seeds, store)
+        while not ended:
+            spent, ended = yield from one_round(quest, spent, proposer, engine, store)
+            if ended:
+                yield from confirm(quest.op.name, quest.locator, engine, store, quest.scope)
+            if ended is Ended.LIGHT:  # unless the champion that was so fast has fallen
+                ended = quest.over(store, engine.info, spent)
     return ended
 
 

@@ -1,9 +1,11 @@
 """What a run is after: the op, what it makes use of, what it may spend, and when it is over."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from archive.proposals import Budget
+from archive.proposals import Budget, Leg
 from archive.records import DeviceInfo
 from archive.store import Store
 from evolve import budget, selection
@@ -28,6 +30,16 @@ class Quest:
     scope: Scope = EVERYTHING
     profiled: bool = False  # whether the proposer reads what a profiler counts
 
+    @contextmanager
+    def leg(self, store: Store) -> Iterator[None]:
+        """A stretch of the run; the archive tells when it ended, unless it is killed."""
+        started = time.time()
+        store.append(Leg(self.run, started))
+        try:
+            yield
+        finally:
+            store.append(Leg(self.run, started, time.time()))
+
     def over(self, store: Store, device: DeviceInfo, spent: Spent) -> Ended | None:
         """Why nothing more is asked for, if so; `spent` is counted from when this budget was given."""
         if reached := budget.ended(self.budget, spent):
@@ -42,5 +54,5 @@ class Quest:
         """All that a proposer may know of where things stand, and what it may still spend."""
         left = budget.left(self.budget, spent)
         wanted = GENERATION if left.evals is None else min(GENERATION, left.evals)
-        still = Left(left.tokens, left.usd)
+        still = Left(left.tokens, left.usd, left.evals, self.deadline)
         return selection.request(self.op, device, store, wanted, seed=self.seed, scope=self.scope, left=still)

@@ -131,3 +131,9 @@ def test_kernels_of_no_proposal_are_counted_too() -> None:
     lone: Kernel = kernel(5)
     assert spent("run", history(Leg("run", 0.0), judged(5, 1.0))).evals == 1
     assert lone.id == judged(5, 1.0).kernel_id
+
+
+def test_what_is_judged_after_a_run_has_ended_is_not_the_run_s() -> None:
+    told = proposed(2, 12.0, run="")
+    past = history(Leg("run", 0.0, 10.0), proposed(1, 1.0), judged(1, 2.0), told, judged(2, 13.0))
+    assert spent("run", past) == Spent(1, seconds=10.0)

@@ -10,7 +10,7 @@ import pytest
 from records import CPU
 
 from archive.kernel import Kernel
-from archive.proposals import Budget, Proposal
+from archive.proposals import Budget, Leg, Proposal
 from archive.records import Confirmed, DeviceInfo, Evaluation, Measurement, Outcome, Profile
 from archive.store import SqliteStore, open_archive
 from evolve import population, selection
@@ -250,3 +250,11 @@ def test_nothing_is_counted_for_a_proposer_that_would_not_read_it(store: SqliteS
     engine = ScriptedEngine()
     run(store, engine)
     assert engine.counted == []
+
+
+def test_the_archive_tells_when_a_run_ended_also_one_that_was_stopped(store: SqliteStore) -> None:
+    run(store, ScriptedEngine(), tries=1)
+    with pytest.raises(KeyboardInterrupt):
+        run(store, ScriptedEngine(stop_after=0), tries=2)
+    assert all(leg.ended >= leg.started > 0 for leg in store.find(Leg))
+    assert len(store.find(Leg)) == 2

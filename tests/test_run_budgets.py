@@ -13,6 +13,7 @@ from archive.store import SqliteStore, open_archive
 from evolve import budget, population
 from evolve.budget import Ended, Spent
 from evolve.loop import evolve
+from evolve.proposers.proposer import Left
 from evolve.quest import GENERATION, Quest
 from evolve.selection import Scope
 
@@ -50,6 +51,11 @@ def test_dollars_are_held_within_one_reply(store: SqliteStore) -> None:
 def test_replies_without_a_kernel_are_paid_for_too(store: SqliteStore) -> None:
     assert run(store, Budget(tokens=20 * PRICE.tokens), PricedModel(prose=True), TimedEngine()) is Ended.TOKENS
     assert len(store.find(Proposal)) == 20
+
+
+def test_a_proposer_is_told_all_that_is_left(store: SqliteStore) -> None:
+    quest = Quest("run", op(), TWICE, 7, Budget(evals=9, tokens=100, usd=1.0), 123.0)
+    assert quest.request(Spent(2, 30, 0.25), CPU, store).left == Left(70, 0.75, 7, 123.0)
 
 
 def test_what_was_paid_for_is_evaluated_before_the_run_ends(store: SqliteStore) -> None:

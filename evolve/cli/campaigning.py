@@ -1,7 +1,7 @@
 """Several ops under one budget, from the first line to the last."""
 
 import time
-from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import asdict
 
 from rich.console import Console
@@ -13,7 +13,7 @@ from evolve.budget import Ended, Spent
 from evolve.campaign import Slice
 from evolve.cli import running, stopping
 from evolve.cli.options import archive_option
-from evolve.cli.session import Bench, Result, Session, spent_by
+from evolve.cli.session import Bench, Result, Session, Told, spent_by
 from evolve.cli.stopping import Stopped
 from evolve.errors import UserError
 from evolve.loop import Event
@@ -40,7 +40,8 @@ def run(session: Session, shown: Console) -> Result:
     told = Told(campaign.campaign(session.quests, session.seeds(), bench.proposer, bench.engine, bench.store))
     stopped = None
     try:
-        _watch(session, told, before, shown)
+        with closing(told):
+            _watch(session, told, before, shown)
     except (Stopped, UserError) as caught:  # also a model that cannot be asked any more
         stopped = caught
     rows = [_row(quest, before, bench) for quest in session.quests]
@@ -61,18 +62,7 @@ def run(session: Session, shown: Console) -> Result:
     return _result(session, rows, ended)
 
 
-class Told:
-    """What happens, as it comes; afterwards, why there is no more."""
-
-    def __init__(self, events: Generator[Event | Slice, None, Ended]) -> None:
-        self._events = events
-        self.ended: Ended | None = None
-
-    def __iter__(self) -> Iterator[Event | Slice]:
-        self.ended = yield from self._events
-
-
-def _watch(session: Session, events: Told, before: dict[str, float], shown: Console) -> None:
+def _watch(session: Session, events: Told[Event | Slice], before: dict[str, float], shown: Console) -> None:
     bench, info = session.bench, session.bench.engine.info
     quests = {quest.op.name: quest for quest in session.quests}
     watchers = {op: Watcher(op, info, bench.store, bench.phases) for op in quests}

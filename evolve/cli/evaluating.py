@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
@@ -90,9 +91,12 @@ def worked(work: Work, engine: Engine, store: Store, shown: Console) -> Standing
         shown.print(f"{work.op}: {counted(len(work.kernels), 'kernel')} to evaluate", style="bold")
     proposals, kernels = store.find(Proposal, work.op), store.find(Kernel, work.op)
     names = standing(work.op, engine.info, kernels, proposals, [])
-    bars = selection.bars(store, work.op, engine.info)
-    jobs = (Job(kernel, work.locator, bars) for kernel in work.kernels)
-    for number, evaluation in enumerate(engine.evaluate(jobs), start=1):
+    where = (store, work.op, engine.info)
+    repeated = list(selection.twins(work.kernels, *where))
+    told = {verdict.kernel_id for verdict in repeated}
+    bars, known = selection.bars(*where), selection.known_code(*where)
+    jobs = (Job(kernel, work.locator, bars, known=known) for kernel in work.kernels if kernel.id not in told)
+    for number, evaluation in enumerate(chain(repeated, engine.evaluate(jobs)), start=1):
         store.append(evaluation)
         stopping.check()
         what = f"{short(evaluation.kernel_id)} {one_line(made(names, evaluation.kernel_id), MADE_SHOWN)}"

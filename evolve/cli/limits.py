@@ -1,12 +1,12 @@
 """The budget as it is typed: checked, completed, and put into words again."""
 
-import math
 from dataclasses import asdict, replace
 
 from archive.proposals import Budget
 from evolve.errors import UserError
 
 OFFLINE_MINUTES, MODEL_MINUTES, MOST_MINUTES = 2.0, 10.0, 100_000.0
+MOST, MOST_SHOWN = 1e15, 24  # of anything, and the digits of it that are repeated
 OFFLINE = "offline"
 MINUTES, EVALS, TOKENS, USD, UNTIL_SOL = "--minutes", "--evals", "--tokens", "--usd", "--until-sol"
 
@@ -22,8 +22,9 @@ def typed(
         (USD, usd, "2.50"),
         (UNTIL_SOL, until_sol, "0.95"),
     ):
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise UserError(f"{option} {value:g} is nothing that could be spent", f"give {option} such as {such_as}")
+        if value is not None and not 0 < value < MOST:
+            said = f"{value:g}" if isinstance(value, float) else str(value)[:MOST_SHOWN]
+            raise UserError(f"{option} {said} is nothing that could be spent", f"give {option} such as {such_as}")
     if minutes and minutes > MOST_MINUTES:
         raise UserError(
             f"{MINUTES} {minutes:g} is more than {MOST_MINUTES:g}", "leave it out where another limit holds"

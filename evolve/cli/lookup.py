@@ -17,7 +17,10 @@ CANDIDATES_SHOWN = 8
 def kernel(store: Store, prefix: str) -> Kernel:
     found = _matching(store, prefix)
     if isinstance(found, Proposal):
-        raise UserError(f"{prefix} is a reply without a kernel", f"`evolve show {prefix}` shows it")
+        raise UserError(
+            f"{prefix} is a reply without a kernel",
+            f"`evolve show {prefix}` says why; mend it and `evolve tell` it again",
+        )
     return found
 
 

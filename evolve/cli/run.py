@@ -35,7 +35,11 @@ OpsArgument = Annotated[
     typer.Argument(metavar="OP", help="Ops: names, or paths of Python files. Several share one budget.",
                    autocompletion=op_names, show_default=False),
 ]  # fmt: skip
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Every random choice follows from it [default: 0].")]
+SeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", min=-(2**63), max=2**63 - 1, show_default=False,
+                 help="Every random choice follows from it [default: 0]."),
+]  # fmt: skip
 StrategyOption = Annotated[
     str, typer.Option(metavar="evolve|best-of-n", help="best-of-n asks each time anew.", show_default="evolve")
 ]
@@ -146,9 +150,11 @@ def _check_proposer(name: str, plan: Plan) -> None:
             "leave --fresh out, or set OPENAI_API_KEY or OPENAI_BASE_URL for a model that writes some",
         )
     if plan.budget.usd is not None and not offline and not plan.wishes.replay:
-        from evolve.proposers.model_words import check_priced
+        from evolve.proposers.model_words import check_priced, check_spends
 
         check_priced(plan.wishes.models)
+        if plan.budget == Budget(usd=plan.budget.usd, until_light=plan.budget.until_light):
+            check_spends(plan.wishes.models)
 
 
 def _places(device: str, archive: Path | None) -> list[str]:

@@ -1,7 +1,7 @@
 """A run from its first line to its last: what the archive holds, the live display, and where things stand then."""
 
 import time
-from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import asdict
 
 from rich.console import Console
@@ -14,7 +14,7 @@ from archive.store import SqliteStore
 from evolve.budget import Ended
 from evolve.cli import limits, stopping
 from evolve.cli.options import archive_option
-from evolve.cli.session import Bench, Result, Session, spent_by
+from evolve.cli.session import Bench, Result, Session, Told, spent_by
 from evolve.cli.stopping import Stopped
 from evolve.errors import UserError
 from evolve.loop import Event, evolve
@@ -29,17 +29,6 @@ from evolve.report.summary import print_next_steps, print_standing
 from evolve.report.words import clock, counted, times
 
 
-class Told:
-    """Events as they come; afterwards, why there are no more."""
-
-    def __init__(self, events: Generator[Event, None, Ended]) -> None:
-        self._events = events
-        self.ended: Ended | None = None
-
-    def __iter__(self) -> Iterator[Event]:
-        self.ended = yield from self._events
-
-
 def run(session: Session, shown: Console) -> Result:
     """Evolve until the quest is over, or until Stopped, which is raised again once the last words are said."""
     (quest,), bench = session.quests, session.bench
@@ -47,7 +36,8 @@ def run(session: Session, shown: Console) -> Result:
     told = Told(evolve(quest, session.seeds(), bench.proposer, bench.engine, bench.store))
     started, stopped = time.monotonic(), None
     try:
-        _watch(session, told, shown)
+        with closing(told):
+            _watch(session, told, shown)
     except (Stopped, UserError) as caught:  # also a model that cannot be asked any more
         stopped = caught
     after = standing_of(quest, bench)
@@ -74,7 +64,7 @@ def workloads_of(quest: Quest, bench: Bench) -> list[str]:
     return [workload.key for workload in quest.op.workloads(bench.engine.info.kind)]
 
 
-def _watch(session: Session, events: Told, shown: Console) -> None:
+def _watch(session: Session, events: Told[Event], shown: Console) -> None:
     """Show what happens: live on a terminal, a line per improvement elsewhere."""
     (quest,), bench = session.quests, session.bench
     watcher = Watcher(quest.op.name, bench.engine.info, bench.store, bench.phases)

@@ -3,15 +3,15 @@
 import secrets
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from archive import library
 from archive.proposals import Budget, Proposal, Run
 from archive.store import SqliteStore
 from evolve import budget
-from evolve.budget import Spent
+from evolve.budget import Ended, Spent
 from evolve.cli import limits
 from evolve.cli.planning import Plan
 from evolve.engines.engine import Engine
@@ -23,6 +23,7 @@ from evolve.selection import EVOLVE, STRATEGIES, Scope
 from reference_ops.op import Op
 
 SHIPPED = "shipped"
+E = TypeVar("E")
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,20 @@ class Session:
         return sum((spent_by(quest, self.bench) for quest in self.quests), Spent())
 
 
+class Told(Generic[E]):
+    """Events as they come; afterwards, why there are no more. Closed, so that a leg ends when the run does."""
+
+    def __init__(self, events: Generator[E, None, Ended]) -> None:
+        self._events = events
+        self.ended: Ended | None = None
+
+    def __iter__(self) -> Iterator[E]:
+        self.ended = yield from self._events
+
+    def close(self) -> None:
+        self._events.close()
+
+
 @dataclass(frozen=True)
 class Result:
     """What came of it: all of it as plain values, and whether any kernel is good for anything."""
@@ -79,6 +94,8 @@ def opened(plan: Plan, loaded: Sequence[tuple[Op, str]], bench: Bench, typed: Se
     whole = limits.completed(plan.budget, bench.proposer.name)
     if whole.until_light and bench.engine.info.kind != "cuda":
         raise UserError("the emulated device has no speed of light", "leave out --until-sol, or run on a GPU")
+    if plan.runs:
+        _check_ops(plan, [op.name for op, _ in loaded])
     runs = list(plan.runs) or _begun(plan, loaded, bench, whole)
     for run in runs:
         if run.device != bench.engine.info.key:
@@ -108,6 +125,13 @@ def spent_by(quest: Quest, bench: Bench) -> Spent:
 def check_strategy(wished: str) -> None:
     if wished and wished not in STRATEGIES:
         raise UserError(f"there is no strategy `{wished}`", f"choose one of: {', '.join(STRATEGIES)}")
+
+
+def _check_ops(plan: Plan, names: Sequence[str]) -> None:
+    """A file may define another op by now, whose archive and whose budget are not those of the run."""
+    for place, (run, locator) in enumerate(zip(plan.runs, plan.locators, strict=True)):
+        if names[place : place + 1] != [run.op]:
+            raise UserError(f"{locator} no longer defines {run.op}, which run {run.id} is of", "start a new run of it")
 
 
 def _begun(plan: Plan, loaded: Sequence[tuple[Op, str]], bench: Bench, whole: Budget) -> list[Run]:

@@ -33,6 +33,7 @@ TICK_SECONDS = 0.2
 AHEAD = 8  # kernels that may wait, compiled, for an evaluator
 JOBS_OF_A_WORKER = 200
 START_ATTEMPTS = 3
+IN_VAIN = 3  # profiles in a row that came to nothing: the next kernel would fare no better
 COMPILER_BYTES, EMULATED_BYTES = 8 * 2**30, 16 * 2**30
 # Not what a kernel does to its process: somebody, or the system short of memory, ended it. One more try is fair.
 KILLED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
@@ -58,6 +59,8 @@ class LocalEngine:
         self._info: DeviceInfo | None = None
         self._failed_starts = 0
         self._profiled = Profiled(None)  # the last answer
+        self._faults: dict[tuple[str, str], Profiled] = {}  # answers that were none, by kernel and workload
+        self._in_vain = 0
         self._coming: Iterator[Job] = iter(())
         self._new: deque[Task] = deque()
         self._compiled: deque[Task] = deque()
@@ -88,9 +91,22 @@ class LocalEngine:
             verdicts = self._step()
 
     def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:
-        """By an evaluator like a job, but whatever becomes of the worker is no verdict on the kernel."""
-        if self._profiled.lasting:
+        """By an evaluator like a job, but whatever becomes of the worker is no verdict on the kernel.
+
+        What fails may take as long as its deadline, so it is not tried twice.
+        """
+        if self._profiled.lasting or self._in_vain >= IN_VAIN:
             return None
+        if fault := self._faults.get((kernel.id, workload)):
+            self._profiled = fault
+            return None
+        self._count(kernel, op, workload)
+        self._in_vain = 0 if self._profiled.profile else self._in_vain + 1
+        if not self._profiled.profile:
+            self._faults[kernel.id, workload] = self._profiled
+        return self._profiled.profile
+
+    def _count(self, kernel: Kernel, op: str, workload: str) -> None:
         self._abandon()
         info, self._profiled = self.info, Profiled(None)
         while not (idle := [worker for worker in self._crew.workers if worker.idle and worker.role is Role.EVALUATOR]):
@@ -101,7 +117,6 @@ class LocalEngine:
             if verdicts := self._step():  # it died, or hung
                 self._profiled = Profiled(None, verdicts[0].log)
                 break
-        return self._profiled.profile
 
     @property
     def unprofiled(self) -> str:
@@ -217,6 +232,8 @@ class LocalEngine:
                 f"the {self._kind} device did not start: its worker ended {how}{words}", "see evolve doctor"
             )
         self._replace(worker)
+        if task and from_outside:
+            task.traits = None  # another kernel of the same code has nothing to fear
         if task and from_outside and not task.retried:
             task.retried = True
             self._new.appendleft(task)

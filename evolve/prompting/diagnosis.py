@@ -6,7 +6,6 @@ from archive.binding import Bound, IllegalError, accepts, bind
 from archive.kernel import Kernel
 from archive.plan import PlanError
 from archive.records import DeviceInfo, Evaluation, Resources, Traits
-from evolve.niches import niche
 from evolve.points import point
 from evolve.prompting.sections import BLOCKS, REGISTERS, THREADS, least_us
 from evolve.prompting.text import nbytes, one_line
@@ -19,8 +18,15 @@ RESERVED_BYTES = 1024  # of shared memory that each block takes beside its own, 
 
 
 def form(traits: Traits) -> str:
-    """What kind of kernel this is after compilation, in a few words."""
-    return str(niche(traits))
+    """What kind of kernel this is after compilation, in a few words and with its own figures."""
+    shared = f"{nbytes(traits.shared_bytes)} of shared memory a block" if traits.shared_bytes else "no shared memory"
+    said = [
+        f"{traits.load_bytes}-byte loads",
+        "one launch" if traits.launches == 1 else f"{traits.launches} launches",
+        shared,
+        f"{traits.registers} registers a thread",
+    ]
+    return ", ".join(said + ["tensor cores"] * traits.tensor_cores + ["atomics"] * traits.atomics)
 
 
 def diagnosis(kernel: Kernel, evaluation: Evaluation, op: Op) -> tuple[str, ...]:

@@ -75,8 +75,8 @@ cooperative = bool                  the whole grid is resident at once, so that 
 - int is a TOML integer or a string with + - * // % min max ceil_div itemsize(tensor) over dims, parameters, knobs, \
 lets and `sms` (multiprocessors). bool is a string of integer comparisons with and, or, not. No / ** floats, \
 conditionals or other calls.
-- `op` to `require` stand above the first [table]. Unknown keys are errors. A new name is a C identifier that the op \
-does not use already. A float parameter cannot be specialised: pass it in `args`.
+- `op` to `require` stand above the first [table]. Unknown keys are errors. A new name is a C identifier, no keyword \
+of C++, and not one of the op's. A float parameter cannot be specialised: pass it in `args`.
 - Limits: 1024 threads a block, z of it 64; y and z of a grid 65535; shared memory as the device has it; at most 64 \
 values a knob, 400 characters an expression, 20,000 a plan. A workload at which the default knobs break one is not run.
 - Not available yet: tensor_maps (TMA descriptors), overlap, library.

@@ -18,8 +18,8 @@ HINTS = {
     ),
     Outcome.MALFORMED: (
         "The plan does not fit the op or the function. Usual causes: a name that the op does not have, args "
-        'in another order or number than the parameters, a missing extern "C", a key below a [table] that '
-        "belongs above it, a dim passed as a pointer."
+        "in another order or number than the parameters, a specialised name in `args` that the function has no "
+        'parameter for, a missing extern "C", a key below a [table] that belongs above it, a dim passed as a pointer.'
     ),
     Outcome.COMPILE_ERROR: (
         "The first message counts, later ones often follow from it. Usual causes: a name from the host's "
@@ -43,9 +43,10 @@ HINTS = {
     ),
     Outcome.WRONG: (
         "Its numbers differ from PyTorch's by more than rounding. Usual causes: a missing __syncthreads() "
-        "between writing and reading shared memory, threads beyond the tail taking part in a reduction, sums "
-        "or products in half precision, an output element nobody writes, a specialised size used where the "
-        "workload has another."
+        "between writing and reading shared memory, threads that return before a shuffle or barrier of the others, "
+        "threads beyond the tail taking part in a reduction, sums or products in half precision, a type that is "
+        "fixed where the dtype varies (__half2 on bfloat16), an output element nobody writes, a specialised size "
+        "used where the workload has another."
     ),
     Outcome.OUT_OF_BOUNDS: (
         "Bytes outside its buffers changed: it writes past an end. Usual cause: the last block or the last "

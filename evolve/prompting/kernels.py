@@ -13,7 +13,7 @@ from evolve.proposers.proposer import Candidate, Request
 from reference_ops.op import Op
 
 MAX_LOG, MAX_REASON, MAX_MEASUREMENTS = 5_000, 300, 16
-SHORT_ID = 8
+SHORT_ID, MAX_SETTINGS = 8, 4
 
 
 def kernel_section(title: str, candidate: Candidate, op: Op, characters: int, most: int = MAX_MEASUREMENTS) -> str:
@@ -24,8 +24,7 @@ def kernel_section(title: str, candidate: Candidate, op: Op, characters: int, mo
         log = fenced("text", clipped(evaluation.log or "(no log)", MAX_LOG))
         return "\n".join([*parts, f"It failed: {evaluation.outcome}.", log])
     parts += ["It passed. Measured:", *listed([_measured(m) for m in evaluation.measurements], most)]
-    if evaluation.skipped:
-        parts += listed([f"- not run: {one_line(key, MAX_WORKLOAD)}" for key in evaluation.skipped], most)
+    parts += listed(_not_run(evaluation.skipped), most)
     parts += listed([_resources(spent) for spent in evaluation.resources], most)
     if evaluation.traits:
         parts.append(f"- after compilation: {form(evaluation.traits)}, occupancy {evaluation.traits.occupancy:.0%}")
@@ -53,10 +52,12 @@ def failure_section(candidate: Candidate, characters: int, log_characters: int =
 
 
 def population_section(candidates: tuple[Candidate, ...], most: int) -> str:
-    return "\n".join([
-        "# The kernels that are alive, fittest first",
-        *listed([_alive(candidate) for candidate in candidates], most),
-    ])  # fmt: skip
+    """A line for each text; the same text with other knobs is no other design."""
+    families: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        families.setdefault(candidate.kernel.family, []).append(candidate)
+    lines = [_alive(*family) for family in families.values()]
+    return "\n".join(["# The kernels that are alive, fittest first", *listed(lines, most)])
 
 
 def failures_section(candidates: tuple[Candidate, ...], most: int) -> str:
@@ -117,10 +118,29 @@ def _resources(spent: Resources) -> str:
     return f"- {one_line(spent.entry, 80)}: {spent.registers} registers a thread, {shared}{spilled}"
 
 
-def _alive(candidate: Candidate) -> str:
-    evaluation = candidate.evaluation
+def _not_run(skipped: tuple[str, ...]) -> list[str]:
+    """A line for each reason, with the workloads that it holds for."""
+    reasons: dict[str, list[str]] = {}
+    for said in skipped:
+        workload, _, reason = said.partition(": ")
+        reasons.setdefault(reason, []).append(one_line(workload, MAX_WORKLOAD))
+    return [
+        f"- not run ({one_line(reason, MAX_REASON) or 'no reason given'}): "
+        f"{'; '.join([*workloads[:MAX_SETTINGS], *_more(workloads)])}"
+        for reason, workloads in reasons.items()
+    ]
+
+
+def _alive(fittest: Candidate, *others: Candidate) -> str:
+    evaluation = fittest.evaluation
     compiled = f"; {form(evaluation.traits)}" if evaluation.traits else ""
-    return f"- {candidate.kernel.id[:SHORT_ID]}: {idea(candidate.kernel)}: {_summary(evaluation)}{compiled}"
+    said = f"- {fittest.kernel.id[:SHORT_ID]}: {idea(fittest.kernel)}: {_summary(evaluation)}{compiled}"
+    ids = [other.kernel.id[:SHORT_ID] for other in others]
+    return f"{said}; the same with other knobs: {', '.join([*ids[:MAX_SETTINGS], *_more(ids)])}" if ids else said
+
+
+def _more(of: list[str]) -> list[str]:
+    return [f"{len(of) - MAX_SETTINGS} more"] if len(of) > MAX_SETTINGS else []
 
 
 def _summary(evaluation: Evaluation) -> str:

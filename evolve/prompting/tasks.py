@@ -1,5 +1,7 @@
 """What each operator asks for, and in which form the answer is to come."""
 
+import math
+
 from archive.kernel import CLOSE, OPEN
 from evolve.population import weakest
 from evolve.prompting.kernels import standing, weakest_workload
@@ -68,6 +70,8 @@ def task(request: Request, operator: str, parents: tuple[Candidate, ...]) -> str
     match operator:
         case "improve":
             return _improve(parents[0])
+        case "crossover" if best := _ahead(*parents):
+            return _graft(best)
         case "specialise":
             return _specialise(request)
         case "port":
@@ -78,10 +82,36 @@ def task(request: Request, operator: str, parents: tuple[Candidate, ...]) -> str
 def _improve(parent: Candidate) -> str:
     weak = weakest(parent.evaluation)
     there = f" Most is to be gained at {one_line(weak.workload, MAX_WORKLOAD)}." if weak else ""
+    on_gpu = parent.evaluation.device.kind == "cuda"
+    bottleneck = (
+        "its one main bottleneck by the figures above"
+        if on_gpu
+        else "the one main bottleneck that it would have on a GPU"
+    )
     return (
-        f"Make the parent faster.{there} Name its one main bottleneck by the figures above, then make one change that "
+        f"Make the parent faster.{there} Name {bottleneck}, then make one change that "
         "removes it, and leave the rest as it is. The result must differ from the parent in more than its knobs: those "
         "are tuned elsewhere. Say in `note` what is new."
+    )
+
+
+def _ahead(first: Candidate, second: Candidate) -> int:
+    """The parent that is the faster one wherever the other runs: 1 or 2, or 0 where each has something to give."""
+    times = [{m.workload: m.median_us for m in parent.evaluation.measurements} for parent in (first, second)]
+    for number, (one, other) in enumerate((times, times[::-1]), start=1):
+        if other and all(one.get(workload, math.inf) < time_us for workload, time_us in other.items()):
+            return number
+    return 0
+
+
+def _graft(best: int) -> str:
+    other = 3 - best
+    return (
+        f"Parent {best} is the faster one wherever parent {other} runs. Build on parent {best}, and look in parent "
+        f"{other} for the one thing that it lacks and that would make it faster still: how the work is divided, how "
+        "wide the accesses are, what is kept where, what is not computed twice. Name that thing and what it is to "
+        f"gain; if there is none, say so and change in parent {best} what parent {other} shows to be slow. Say in "
+        "`note` what comes from which."
     )
 
 

@@ -21,7 +21,7 @@ from evolve.errors import UserError
 from evolve.prompting.compose import estimated_tokens
 from evolve.proposers import faults
 from evolve.proposers.chat import Answer, Call, cost_of
-from evolve.proposers.endpoint_faults import fault_of, hidden
+from evolve.proposers.endpoint_faults import fault_of, hidden, scrubbed
 from evolve.proposers.faults import Fault
 from evolve.proposers.limits import Pause, Window
 from evolve.proposers.models import Model
@@ -149,12 +149,12 @@ def _answer(text: str, call: Call, parameters: Mapping[str, Any], secret: str) -
     """What a response says. It is never asked for again, whatever it is: it may have been paid for."""
     sent = json.dumps(parameters, sort_keys=True)
     try:
-        reply = completion(json.loads(text))
+        reply = completion(scrubbed(json.loads(text), call.model, secret))
     except (ValueError, RecursionError) as error:
         return Answer(failure=hidden(f"the response is no JSON: {error}", call.model, secret), parameters=sent)
     cost = cost_of(reply, call.messages, call.model.usd_per_million)
     return Answer(
-        text=reply.text.replace(secret, "***") if secret else reply.text,
+        text=scrubbed(reply.text, call.model, secret),  # again: it may have come in parts
         failure=hidden(reply.failure, call.model, secret),
         cost=cost,
         parameters=sent,

@@ -2,15 +2,18 @@
 
 import re
 import time
-from urllib.parse import unquote, urlsplit
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import openai
 
+from archive.exchange import storable
 from evolve.proposers import faults
 from evolve.proposers.faults import Fault
 from evolve.proposers.models import Model
 
 MAX_REASON, SHORTEST_SECRET = 600, 4
+SHORTEST_IN_REPLY = 8  # a local server's key is often a mere word or letter, which a kernel may well hold
 TRIES, TRIES_AFTER_TIME_OUT = 99, 1  # as often as is allowed at all; waiting in vain is dear
 # The causes of a failed connection are the HTTP library's own, which is httpx or httpx2: known by their names.
 UNREACHABLE = frozenset({"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "InvalidURL", "LocalProtocolError"})
@@ -32,14 +35,33 @@ def fault_of(error: Exception, model: Model, secret: str) -> Fault:
 
 def hidden(text: str, model: Model, secret: str) -> str:
     """In one line and without secrets, which servers and libraries like to repeat."""
-    parts = urlsplit(model.base_url)
-    password = parts.netloc.rpartition("@")[0].partition(":")[2]
-    text = " ".join(text.split())
-    for one in (secret, password, unquote(password), parts.query):
-        if len(one) >= SHORTEST_SECRET:
-            text = text.replace(one, "***")
+    text = storable(" ".join(text.split()))
+    for one in _secrets(model, secret):
+        text = text.replace(one, "***")
     text = re.sub(r"//[^/\s@]+@", "//", text)
     return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
+
+
+def scrubbed(said: Any, model: Model, secret: str) -> Any:
+    """What a server said, decoded from JSON, without secrets; before it is shortened, which could cut one in two."""
+    if isinstance(said, dict):
+        return {scrubbed(key, model, secret): scrubbed(value, model, secret) for key, value in said.items()}
+    if isinstance(said, list):
+        return [scrubbed(value, model, secret) for value in said]
+    if isinstance(said, str):
+        for one in _secrets(model, secret):
+            said = said.replace(one, "***") if len(one) >= SHORTEST_IN_REPLY else said
+    return said
+
+
+def _secrets(model: Model, key: str) -> list[str]:
+    """The key, and what the address holds of the kind, the longest first: one may be a part of another."""
+    parts = urlsplit(model.base_url)
+    name, _, password = parts.netloc.rpartition("@")[0].partition(":")
+    credential = password or name
+    queried = [value for _, value in parse_qsl(parts.query)]
+    found = {key, credential, unquote(credential), parts.query, *queried}
+    return sorted((one for one in found if len(one) >= SHORTEST_SECRET), key=len, reverse=True)
 
 
 def _of_status(error: openai.APIStatusError, reason: str, model: Model) -> Fault:

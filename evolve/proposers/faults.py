@@ -95,5 +95,5 @@ def lesson(refused: str, learned: Mapping[str, str]) -> str:
 def _until(date: str, now: float) -> float:
     try:
         return max(0.0, parsedate_to_datetime(date).timestamp() - now)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return -1.0

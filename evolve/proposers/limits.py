@@ -12,6 +12,21 @@ Clock = Callable[[], float]
 Pause = Callable[[float], None]  # waits, or raises when nobody wants the answer any more
 
 
+class TimeUpError(Exception):
+    """The time of a run is over before what was waited for has come."""
+
+
+def until(deadline: float, pause: Pause) -> Pause:
+    """The same pause, but no longer than to a moment of time.monotonic."""
+
+    def shortened(seconds: float) -> None:
+        pause(max(0.0, min(seconds, deadline - time.monotonic())))
+        if time.monotonic() >= deadline:
+            raise TimeUpError
+
+    return shortened
+
+
 @dataclass
 class Entry:
     """A request of the last minute."""

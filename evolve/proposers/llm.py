@@ -18,12 +18,15 @@ from evolve.proposers.asking import Ask, asks, reference_source
 from evolve.proposers.chat import UNUSABLE, Answer, Chat
 from evolve.proposers.endpoint import Endpoints, first_model
 from evolve.proposers.in_flight import answers
+from evolve.proposers.limits import Pause, TimeUpError, until
 from evolve.proposers.models import DEFAULT_MODEL, OPENAI_URL, Model, price_hint
 from evolve.proposers.proposer import Request
 from evolve.proposers.purse import Purse
 from evolve.proposers.reply import proposal_from
 
 __all__ = ["DEFAULT_MODEL", "LlmProposer", "from_environment"]
+
+SILENT = 32  # questions in a row without a word or a token in answer, after which it is not worth asking on
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class LlmProposer:
     chat: Chat
     at_once: int | None = None  # questions in flight, to all models together
     _unusable: dict[str, UserError] = field(default_factory=dict, repr=False, compare=False)  # by signature
+    _silent: list[str] = field(default_factory=list, repr=False, compare=False)  # why there was no answer, each time
 
     @property
     def name(self) -> str:
@@ -43,16 +47,17 @@ class LlmProposer:
         waiting = deque(asks(request, self.models, reference_source(request.op)))
         purse, out = Purse(request.left), dict[str, Proposal]()  # by signature: who cannot be asked any more
         purse.learn(request.trials)
-        unpriced = ""
+        unpriced, answered = "", 0
 
         def may_start(ask: Ask, running: Sequence[Ask]) -> bool:
-            usable = ask.model.signature not in out
+            usable = ask.model.signature not in out and _in_time(request, answered + len(running))
             return usable and self._has_room(ask, running) and purse.admits(ask.call, [one.call for one in running])
 
-        found = answers(waiting, lambda ask, pause: self.chat.ask(ask.call, pause), may_start)
+        found = answers(waiting, lambda ask, pause: self._answer(ask, until(request.left.deadline, pause)), may_start)
         with closing(found):
             for ask, answer in found:
                 signature, proposal = ask.model.signature, _proposal(ask, answer, request)
+                answered += 1
                 purse.pay(signature, answer.cost)
                 if answer.fault:
                     self._unusable[signature] = answer.fault
@@ -60,6 +65,7 @@ class LlmProposer:
                     continue
                 if not answer.failure:
                     self._unusable.pop(signature, None)
+                self._listen(answer)
                 unpriced = unpriced or (signature if answer.unpriced and request.left.usd is not None else "")
                 # A second chance, just one, for a reply that cannot be read.
                 if not (proposal.kernel or answer.failure or ask.again):
@@ -70,6 +76,30 @@ class LlmProposer:
         yield from out.values()
         if unpriced:
             raise UserError(f"{unpriced} does not say what it costs, so no limit in USD can be kept", price_hint())
+        self._check_answered()
+
+    def _answer(self, ask: Ask, pause: Pause) -> Answer:
+        try:
+            return self.chat.ask(ask.call, pause)
+        except TimeUpError:
+            return Answer(failure="the time was up before an answer came")
+
+    def _check_answered(self) -> None:
+        """Without this a run that is limited in tokens alone would ask for ever."""
+        if len(self._silent) < SILENT:
+            return
+        why = self._silent[-1]
+        self._silent.clear()
+        raise UserError(
+            f"{self.name} answered none of the last {SILENT} questions: {why}",
+            "`evolve run --resume last` goes on, once that is put right.",
+        )
+
+    def _listen(self, answer: Answer) -> None:
+        if answer.text or answer.cost.tokens:
+            self._silent.clear()
+        else:
+            self._silent.append(answer.failure)
 
     def _has_room(self, ask: Ask, running: Sequence[Ask]) -> bool:
         if self.at_once is not None and len(running) >= self.at_once:
@@ -93,6 +123,12 @@ def from_environment(words: Sequence[str] = (), environment: Mapping[str, str] =
         (usual,) = models
         models = (replace(usual, name=first_model(usual.base_url, key, usual.timeout_seconds)),)
     return LlmProposer(models, Endpoints(environment))
+
+
+def _in_time(request: Request, asked: int) -> bool:
+    """Whether one more question may be asked, as far as time and the number of proposals go."""
+    evals, deadline = request.left.evals, request.left.deadline
+    return time.monotonic() < deadline and (evals is None or asked < evals)
 
 
 def _proposal(ask: Ask, answer: Answer, request: Request) -> Proposal:

@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 
 from evolve.errors import UserError
 from evolve.prompting.compose import FORMS
-from evolve.proposers.models import DEFAULT_MODEL, OPENAI_URL, TIMEOUT_SECONDS, Model, Prices, priced, shown
+from evolve.proposers.models import DEFAULT_MODEL, OPENAI_URL, TIMEOUT_SECONDS, Model, Prices, free, priced, shown
 
 KEY_ENV, URL_ENV, TIMEOUT_ENV = "OPENAI_API_KEY", "OPENAI_BASE_URL", "EVOLVE_LLM_TIMEOUT"
 NAME_AT_URL = re.compile(r"(\S+?)@(https?://\S+)")
 URL = re.compile(r"https?://[^\s/]")
+VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")  # as they are commonly named; a key looks different
 TEXTS = ("name", "base_url", "key_env", "label", "form", "reasoning_effort")
 COUNTS = ("concurrency", "max_tokens", "prompt_tokens")
 POSITIVE = ("requests_per_minute", "tokens_per_minute", "timeout_seconds")
@@ -41,6 +42,11 @@ def check_keys(models: Sequence[Model], environment: Mapping[str, str] = os.envi
                 f"{model.key_env} holds characters that no key has", "Copy the key again, without line breaks."
             )
         if not key and model.key_env not in ("", KEY_ENV):
+            if not VARIABLE.fullmatch(model.key_env):
+                raise UserError(
+                    f"{model.signature} needs a key, and key_env names no variable that is set",
+                    "key_env is the name of a variable such as MY_KEY, never the key itself.",
+                )
             raise UserError(
                 f"{model.signature} needs a key, and {model.key_env} is not set", f"export {model.key_env}=..."
             )
@@ -51,10 +57,16 @@ def check_priced(words: Sequence[str], environment: Mapping[str, str] = os.envir
     priced(read(words, environment))
 
 
+def check_spends(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
+    """A UserError where no model costs anything: a limit in dollars alone would let a run go on for ever."""
+    if free(read(words, environment)):
+        raise UserError("these models cost nothing, so --usd would never end the run", "add --minutes or --tokens")
+
+
 def without_secrets(word: str) -> str:
     """What was typed after `--model`, without a name and password in its address."""
     match = NAME_AT_URL.fullmatch(word)
-    return f"{match.group(1)}@{shown(match.group(2))}" if match else word
+    return f"{match.group(1)}@{shown(match.group(2))}" if match else _without_secrets(word)
 
 
 def _usual(environment: Mapping[str, str]) -> Model:
@@ -78,6 +90,12 @@ def _models(word: str, usual: Model) -> list[Model]:
         name, base_url = match.groups()
         _check_url(base_url, "--model")
         return [_at(replace(usual, name=name), base_url)]
+    if "://" in word:
+        raise UserError(
+            f"--model {_without_secrets(word)!r} names no model at an address", "Such as NAME@http://localhost:8000/v1."
+        )
+    if not word.isprintable():
+        raise UserError(f"--model {word!r} holds characters that no name has", "Check what follows --model.")
     return [replace(usual, name=word or usual.name)]
 
 
@@ -91,7 +109,7 @@ def _in_file(path: Path, usual: Model) -> list[Model]:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}", "Check the path after --model.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also for numbers too long, and brackets too deep
         raise UserError(
             f"{path} is no TOML: {error}", "Put texts in quotes, and each model under [[model]]."
         ) from error
@@ -156,8 +174,13 @@ def _check_url(base_url: str, where: str) -> None:
     except ValueError:  # no port, or a broken address in brackets
         good = False
     if not good:
-        told = re.sub(r"//[^/\s]*@", "//", base_url)
+        told = _without_secrets(base_url)
         raise UserError(f"{where} is no address: {told!r}", "It looks like http://localhost:8000/v1.")
+
+
+def _without_secrets(address: str) -> str:
+    """Of something that is no address, yet may hold what an address does."""
+    return re.sub(r"//[^/\s]*@", "//", address).partition("?")[0]
 
 
 def _told_apart(models: Sequence[Model]) -> tuple[Model, ...]:

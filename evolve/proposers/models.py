@@ -80,6 +80,12 @@ def priced(models: Iterable[Model]) -> None:
         raise UserError(f"nobody says what {', '.join(unknown)} costs, so no limit in USD can be kept", price_hint())
 
 
+def free(models: Iterable[Model]) -> bool:
+    """Whether all of these models cost nothing, so that a limit in USD would never end a run."""
+    prices = [model.usd_per_million for model in models]
+    return all(price is not None and not (price.prompt or price.completion or price.cached) for price in prices)
+
+
 def price_hint() -> str:
     return (
         "Limit tokens instead, or give the model's prices: `--model models.toml` with a table [[model]] that holds "

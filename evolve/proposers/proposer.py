@@ -36,6 +36,8 @@ class Left:
 
     tokens: int | None = None
     usd: float | None = None
+    evals: int | None = None  # proposals that hold no kernel count as well
+    deadline: float = float("inf")  # by time.monotonic: nobody is asked after it
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,9 @@ def figure(value: float | None) -> str:
 
 
 def times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}x" if ratio < 100 else f"{ratio:.0f}x"
+    if ratio is None:
+        return "-"
+    return f"{ratio:.2g}x" if 0 < ratio < 0.01 else f"{ratio:.2f}x" if ratio < 100 else f"{ratio:.0f}x"
 
 
 def percent(share: float | None, digits: int = 0) -> str:

@@ -111,7 +111,16 @@ def used(**usage: object) -> BatchReply:
     return completion({**body(), "usage": usage})
 
 
-@pytest.mark.parametrize("usage", [{}, {"prompt_tokens": "many", "completion_tokens": True}, {"prompt_tokens": -1}])
+def test_half_a_character_becomes_one_that_a_file_can_hold() -> None:
+    said = completion(json.loads(r'{"choices": [{"message": {"content": "warps \ud800"}, "finish_reason": "\udfff"}]}'))
+    refused = completion(json.loads(r'{"error": "\ud800"}'))
+    assert (said.text, refused.failure) == ("warps ?", "the response holds no choices: ?")
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [{}, {"prompt_tokens": "many", "completion_tokens": True}, {"prompt_tokens": -1}, {"prompt_tokens": 10**30}],
+)
 def test_tokens_that_nobody_counted_are_not_known(usage: dict[str, object]) -> None:
     assert used(**usage).cost is None
 

@@ -85,3 +85,11 @@ def test_a_check_accepts_what_only_some_values_break() -> None:
 def test_a_deep_expression_is_refused_before_anything_recurses(text: str) -> None:
     with pytest.raises(ExpressionError, match="more than 150 parts"):
         check_boolean(text, SCOPE)
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"), [("rows > 1 && cols > 1", "write and, or, not"), ("x.dtype == 2", "`dtypes`")]
+)
+def test_what_other_languages_write_is_answered_with_how_it_is_written_here(expression: str, said: str) -> None:
+    with pytest.raises(ExpressionError, match=said):
+        check_boolean(expression, SCOPE)

@@ -155,3 +155,13 @@ def test_reserved_parts_parse_and_are_named(old: str, new: str, asked: str) -> N
     reserved = parse_for(changed(old, new), SIGNATURE)
     assert asked in reserved.plan.reserved
     assert parse(reserved.text).id == reserved.id
+
+
+def test_what_stands_before_the_plan_is_quoted() -> None:
+    with pytest.raises(PlanError, match=r"`First some reasoning\.`: cut"):
+        parse(f"First some reasoning.\n{TEXT}")
+
+
+def test_a_keyword_of_cpp_is_no_name_for_a_let() -> None:
+    with pytest.raises(PlanError, match="`short` is a keyword"):
+        parse_for(TEXT.replace("per_lane", "short"), SIGNATURE)

@@ -54,9 +54,9 @@ def test_equal_answers_to_several_calls_are_several_proposals_and_all_are_paid_f
 
 def test_a_run_comes_back_with_its_budget_and_its_legs(store: SqliteStore) -> None:
     run = Run("r", "softmax", "d", "m", 7, 1.0, "best-of-n", Budget(evals=3, usd=0.5), "c", ("--usd", "0.5"))
-    store.append(run, Leg("r", 1.0), Leg("r", 9.0))
+    store.append(run, Leg("r", 1.0), Leg("r", 1.0, 5.0), Leg("r", 9.0))
     assert store.find(Run) == [run]
-    assert store.find(Leg, "softmax") == [Leg("r", 1.0), Leg("r", 9.0)]
+    assert store.find(Leg, "softmax") == [Leg("r", 1.0, 5.0), Leg("r", 9.0)]
     assert store.find(Leg, "gelu") == []
 
 

@@ -20,7 +20,7 @@ def test_what_is_typed_becomes_a_budget() -> None:
 
 
 @pytest.mark.parametrize("position", range(5))
-@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, 10**400])
 def test_nothing_but_positive_numbers_can_be_spent(position: int, value: float) -> None:
     with pytest.raises(UserError) as caught:
         typed(*[value if index == position else None for index in range(5)])  # type: ignore[arg-type]

@@ -47,6 +47,8 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("run softmax --minutes inf", "--minutes"),
         ("run softmax --evals none", "--evals"),
         ("run softmax --evals 0", "--evals"),
+        (f"run softmax --evals {10**400}", "--evals"),
+        ("run softmax --seed 99999999999999999999", "--seed"),
         ("run softmax --tokens -5", "--tokens"),
         ("run softmax --usd nan", "--usd"),
         ("run softmax --until-sol 95", "speed of light"),

@@ -228,6 +228,11 @@ def test_the_kernels_process_finds_the_parcel_and_the_profiler_keeps_its_files_t
     assert count(standing_in(f"{checks}log.write_text({ONE_LAUNCH!r}); done.touch()")).counters
 
 
+def test_the_profiler_reaches_the_kernels_process_by_the_only_sockets_of_a_sandbox(standing_in: Stand) -> None:
+    check = "assert os.environ['NV_COMPUTE_PROFILER_LOCAL_CONNECTION_OVERRIDE'] == 'uds'\n"
+    assert count(standing_in(f"{check}log.write_text({ONE_LAUNCH!r}); done.touch()")).counters
+
+
 @pytest.mark.parametrize("told", [r"{}", r"regex:^{}\.(sum|min|max|avg)$"])
 def test_a_counter_that_the_profiler_does_not_know_is_left_out_from_then_on(standing_in: Stand, told: str) -> None:
     refused = counters.WAVES.name

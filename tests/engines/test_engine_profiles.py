@@ -161,6 +161,39 @@ def test_a_device_that_refuses_is_asked_once(tmp_path: Path, monkeypatch: pytest
         made.close()
 
 
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LocalEngine, list[str]]]:
+    """An engine, and the kernels that its worker was asked to profile."""
+    kernels: list[str] = []
+    (tmp_path / "sitecustomize.py").write_text(SCRIPT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    made = LocalEngine("emulated", 1, lambda kernel, _phase: kernels.append(kernel))
+    yield made, kernels
+    made.close()
+
+
+def test_what_came_to_nothing_is_not_tried_again(asked: tuple[LocalEngine, list[str]]) -> None:
+    engine, kernels = asked
+    assert engine.profile(noted("fails"), TWICE, HERE) is None
+    assert engine.profile(noted("counts"), TWICE, HERE)
+    told = len(kernels)
+    assert engine.profile(noted("fails"), TWICE, HERE) is None
+    assert engine.unprofiled == "fails"
+    assert len(kernels) == told
+    assert engine.profile(noted("counts"), TWICE, HERE)
+    assert engine.unprofiled == ""
+
+
+def test_a_profiler_that_fails_for_one_kernel_after_the_other_is_given_up(asked: tuple[LocalEngine, list[str]]) -> None:
+    engine, kernels = asked
+    for threads in (64, 128, 256):
+        assert engine.profile(noted("fails").with_knobs({"THREADS": threads}), TWICE, HERE) is None
+    told = len(kernels)
+    assert engine.profile(noted("counts"), TWICE, HERE) is None
+    assert engine.unprofiled == "fails"
+    assert len(kernels) == told
+
+
 def test_the_emulated_device_has_no_profiler_and_compilers_are_not_asked() -> None:
     made = LocalEngine("emulated", 1, compilers=1)
     try:

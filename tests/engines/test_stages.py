@@ -1,6 +1,7 @@
 """Compilers ahead of evaluators: what each stage decides, and who gets which job."""
 
 import os
+import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -200,6 +201,22 @@ def test_a_kernel_that_ends_its_worker_leaves_its_traits(watched: Watched) -> No
     assert evaluation.outcome is Outcome.CRASHED
     assert evaluation.traits
     assert evaluation.traits.store_bytes == 4
+
+
+def test_a_kernel_whose_worker_others_ended_says_nothing_of_its_code() -> None:
+    made: LocalEngine
+
+    def kill_at_every_run(_kernel: str, phase: str) -> None:
+        if phase == "run":
+            os.killpg(next(w.pid for w in made._crew.workers if w.role is Role.EVALUATOR), signal.SIGKILL)
+
+    made = LocalEngine("emulated", 1, kill_at_every_run, compilers=1)
+    try:
+        (evaluation,) = made.evaluate([job(bad_kernels.HANGING)])
+    finally:
+        made.close()
+    assert "ended by SIGKILL in run" in evaluation.log
+    assert not judged([evaluation])
 
 
 def test_without_compilers_ahead_an_equal_kernel_is_judged_as_any_other() -> None:

@@ -1,8 +1,10 @@
 """A kernel's traits are those of all the workloads it accepts, and its code says where it may be used."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import pytest
+import torch
 from bad_kernels import UNKNOWN_TENSOR, twice_kernel
 from scripted_device import INFO, OP, ScriptedDevice, ScriptedProgram
 
@@ -12,6 +14,7 @@ from archive.records import Evaluation, Outcome, Traits
 from evolve.devices.device import Program, RejectedError
 from evolve.evaluation.compiling import precompile
 from evolve.evaluation.evaluate import Bench, evaluate
+from evolve.twins import judged as judged_codes
 
 NARROW = Traits("aa", 4, 16, 100, 32, 128, 1, tensor_cores=False, atomics=True, occupancy=1.0)
 WIDE = Traits("bb", 16, 4, 50, 64, 64, 3, tensor_cores=True, atomics=False, occupancy=0.5)
@@ -77,3 +80,21 @@ def test_a_kernel_that_fails_once_it_is_compiled_has_its_traits() -> None:
     verdict = evaluate(KERNEL, OP, Bench(Device(), lambda _phase: None), shapes_seed=1, bars={})
     assert verdict.outcome is Outcome.CRASHED
     assert verdict.traits == judged(of_dtype).traits
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_only_what_fails_at_a_listed_shape_says_what_becomes_of_others_of_its_code(listed: bool) -> None:
+    sizes = {dict(workload.dims)["n"] for workload in (*OP.gpu, *OP.awkward)}
+
+    class Device(ScriptedDevice):
+        def compile(self, bound: Bound) -> Program:
+            return ScriptedProgram(bound, traits=of_dtype(bound))
+
+        def run(self, program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
+            if (tensors["x"].numel() in sizes) == listed:
+                raise RejectedError(Outcome.CRASHED, "an illegal access")
+            super().run(program, tensors)
+
+    verdict = evaluate(KERNEL, OP, Bench(Device(), lambda _phase: None), shapes_seed=1, bars={})
+    assert verdict.outcome is Outcome.CRASHED
+    assert bool(judged_codes([verdict])) is listed

@@ -143,10 +143,21 @@ def test_a_crossover_is_told_which_parent_is_better_where() -> None:
     assert second.endswith("only parent 2 runs it")
 
 
+@pytest.mark.parametrize("better", [1, 2])
+def test_a_crossover_with_a_parent_that_is_nowhere_better_asks_only_what_it_can_give(better: int) -> None:
+    parents = (alive(KERNEL, GPU, 30.0, 80.0), alive(SLOW, GPU, 34.0))[:: 3 - 2 * better]
+    told = compose(situation(CROSSOVER)[0], CROSSOVER, parents, REFERENCE)[1].content.partition("# Your task\n")[2]
+    assert told.startswith(f"Parent {better} is the faster one wherever parent {3 - better} runs. ")
+
+
+def test_a_crossover_of_parents_that_each_run_something_of_their_own_unites_them() -> None:
+    assert "# Your task\nWrite one kernel that unites what each parent does better." in prompt(CROSSOVER)
+
+
 def test_an_exploration_is_shown_what_each_kernel_is_after_compilation() -> None:
     told = prompt(EXPLORE)
     assert "one thread per row: 0.73x the best of PyTorch" in told
-    assert "4-byte loads, one launch, no shared memory, up to 64 registers" in told
+    assert "4-byte loads, one launch, no shared memory, 40 registers a thread" in told
 
 
 def test_an_improvement_is_told_where_most_is_to_be_gained() -> None:
@@ -212,6 +223,11 @@ def test_on_the_emulator_times_are_said_to_be_cpu_times() -> None:
 
 def test_on_the_emulator_the_goal_is_still_a_gpu() -> None:
     assert "sm_90a" in prompt(DRAFT, EMULATOR)
+
+
+def test_on_the_emulator_no_bottleneck_is_to_be_read_from_its_times() -> None:
+    assert "the one main bottleneck that it would have on a GPU" in prompt(IMPROVE, EMULATOR)
+    assert "by the figures above" in prompt(IMPROVE)
 
 
 def test_on_a_gpu_nothing_is_said_of_an_emulator() -> None:

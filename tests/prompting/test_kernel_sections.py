@@ -11,9 +11,9 @@ from archive.records import Evaluation, Outcome, Resources, Traits
 from evolve import counters as c
 from evolve.evaluation.timing import floor_us
 from evolve.population import weakest
-from evolve.prompting.diagnosis import diagnosis
+from evolve.prompting.diagnosis import diagnosis, form
 from evolve.prompting.hints import AT, HINTS, complaints, hint
-from evolve.prompting.kernels import weakest_workload
+from evolve.prompting.kernels import kernel_section, population_section, weakest_workload
 from evolve.prompting.profiles import profile_section
 from evolve.prompting.sections import VALUES, least_us, op_section
 from evolve.proposers.proposer import Candidate, Request
@@ -59,6 +59,27 @@ def test_low_occupancy_is_told_with_its_limit(changed: dict[str, int], limit: st
 
 def test_spills_are_told_with_their_size() -> None:
     assert "`center_rows` keeps 96 B a thread in local memory" in said_of(WIDE, Resources("center_rows", 255, 0, 96))
+
+
+def test_a_kernel_is_described_by_its_own_figures_not_by_those_of_its_kind() -> None:
+    described = form(replace(WIDE, shared_bytes=64, launches=2, atomics=True))
+    assert described == "16-byte loads, 2 launches, 64 B of shared memory a block, 40 registers a thread, atomics"
+
+
+def test_kernels_that_differ_in_their_knobs_alone_share_a_line() -> None:
+    settings = [alive(KERNEL.with_knobs({"WARPS": warps}), GPU, 20.0 + warps) for warps in (2, 4, 8)]
+    lines = population_section((settings[0], alive(SLOW, GPU, 34.0), *settings[1:]), 12).splitlines()
+    others = ", ".join(candidate.kernel.id[:8] for candidate in settings[1:])
+    assert [line[:10] for line in lines[1:]] == [f"- {settings[0].kernel.id[:8]}", f"- {SLOW.id[:8]}"]
+    assert lines[1].endswith(f"; the same with other knobs: {others}")
+
+
+def test_workloads_that_are_not_run_for_the_same_reason_share_a_line() -> None:
+    candidate = alive(KERNEL, GPU, 21.5)
+    skipped = ("a=1: too wide", "a=2: too wide", "a=3: `WARPS < 4` does not hold")
+    candidate = replace(candidate, evaluation=replace(candidate.evaluation, skipped=skipped))
+    told = kernel_section("The parent", candidate, OP, 9999)
+    assert "\n- not run (too wide): a=1; a=2\n- not run (`WARPS < 4` does not hold): a=3\n" in told
 
 
 def test_several_launches_are_told() -> None:

@@ -23,6 +23,7 @@ from evolve.prompting.compose import Message, estimated_tokens
 from evolve.prompting.text import tokens
 from evolve.proposers.chat import Answer, Call
 from evolve.proposers.endpoint import Endpoints
+from evolve.proposers.endpoint_faults import scrubbed
 from evolve.proposers.faults import LONGEST_SECONDS
 from evolve.proposers.limits import Window
 from evolve.proposers.models import Model, Prices
@@ -233,11 +234,35 @@ def test_where_nobody_counts_the_tokens_they_are_estimated() -> None:
         raw(f'{{"error": {{"message": "bad key {KEY}"}}}}'),
         status(400, KEY),
         status(401, KEY),
+        raw(json.dumps({"choices": [{"message": {"content": [{"text": KEY[:9]}, {"text": KEY[9:]}]}}]})),
     ],
 )
 def test_the_key_is_in_no_answer(step: Step) -> None:
     (found,), _, _ = asked(step)
     assert KEY not in repr(found)
+
+
+@pytest.mark.parametrize("before", range(280, 300, 3))
+def test_a_key_is_not_cut_in_two_before_it_is_looked_for(before: int) -> None:
+    long = f"{'z' * before}{KEY}"
+    refusal = {"choices": [{"message": {"content": "", "refusal": long}}]}
+    (found,), _, _ = asked(raw(json.dumps({"error": {"message": long}})))
+    (refused,), _, _ = asked(raw(json.dumps(refusal)))
+    assert "zsk" not in f"{found.failure} {refused.failure}"
+
+
+@pytest.mark.parametrize("key", ["x", "0", "local"])
+def test_a_key_that_is_a_mere_word_is_left_in_a_kernel(key: str) -> None:
+    with ScriptedEndpoint([answer("x0 is local")]) as endpoint:
+        call = Call(replace(PLAIN, base_url=endpoint.base_url), "draft", MESSAGES)
+        assert Endpoints({"THE_KEY": key}).ask(call, Waiting().pause).text == "x0 is local"
+
+
+def test_what_an_address_holds_of_secrets_is_in_no_reply() -> None:
+    with ScriptedEndpoint([answer("you are hidden-word")]) as endpoint:
+        call = Call(Model("m", endpoint.base_url.replace("//", "//me:hidden-word@")), "draft", MESSAGES)
+        assert Endpoints({}).ask(call, Waiting().pause).text == "you are ***"
+    assert scrubbed(["hidden-too"], Model("m", "http://h/v1?version=1&key=hidden-too"), "") == ["***"]
 
 
 def test_the_key_is_in_no_question_and_no_name() -> None:

@@ -23,6 +23,7 @@ NOW = 1_700_000_000.0
         ({"retry-after": "nan"}, None),
         ({"retry-after": "inf"}, None),
         ({"retry-after": "in a while"}, None),
+        ({"retry-after": "Mon, 01 Jan 2024 00:00:00 +99999999999999999999"}, None),
     ],
 )
 def test_a_server_says_when_to_come_back(headers: dict[str, str], seconds: float | None) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,7 @@ from archive.kernel import parse
 from archive.proposals import Proposal
 from evolve.errors import UserError
 from evolve.proposers.endpoint import Endpoints
-from evolve.proposers.llm import LlmProposer
+from evolve.proposers.llm import SILENT, LlmProposer
 from evolve.proposers.models import Model
 from evolve.proposers.proposer import Left
 
@@ -296,8 +297,11 @@ def test_replies_that_arrived_are_passed_on_before_it_is_said_that_no_model_can_
         for proposal in proposer.propose(request(8)):
             found.append(proposal)  # noqa: PERF402 - what came before the error counts
 
-    with ScriptedEndpoint([GOOD, GOOD], otherwise=status(401)) as endpoint, pytest.raises(UserError):
-        collect(proposer(endpoint))
+    with ScriptedEndpoint([GOOD, GOOD], otherwise=status(401)) as endpoint:
+        # One after the other: where a good answer came last, the model would be asked on.
+        model = Model(MODEL, endpoint.base_url, "THE_KEY", concurrency=1)
+        with pytest.raises(UserError):
+            collect(LlmProposer((model,), Endpoints({"THE_KEY": KEY}, 0)))
     assert [proposal.kernel for proposal in found] == [KERNEL, KERNEL]
 
 
@@ -329,6 +333,39 @@ def test_a_second_chance_is_not_given_for_what_cannot_be_paid() -> None:
     with ScriptedEndpoint([answer("Use warps.")], otherwise=GOOD) as endpoint:
         found = list(proposer(endpoint).propose(replace(request(4), left=Left(tokens=110))))
     assert [proposal.reply for proposal in found] == ["Use warps."]
+
+
+def test_second_chances_do_not_overrun_the_number_of_proposals() -> None:
+    with ScriptedEndpoint(otherwise=answer("Use warps.")) as endpoint:
+        found = list(proposer(endpoint).propose(replace(request(6), left=Left(evals=7))))
+    assert (len(found), len(endpoint.requests)) == (7, 7)
+
+
+def test_nobody_is_asked_once_the_time_is_up() -> None:
+    with ScriptedEndpoint(otherwise=GOOD) as endpoint:
+        assert list(proposer(endpoint).propose(replace(request(2), left=Left(deadline=time.monotonic())))) == []
+    assert endpoint.requests == []
+
+
+def test_a_server_that_wants_to_be_left_alone_is_not_waited_for_beyond_the_time() -> None:
+    with ScriptedEndpoint(otherwise=status(429, retry_after="300")) as endpoint:
+        began = time.monotonic()
+        found = list(proposer(endpoint, 4).propose(replace(request(6), left=Left(deadline=began + 0.5))))
+    assert time.monotonic() - began < 30
+    assert {proposal.failure for proposal in found} == {"the time was up before an answer came"}
+    assert len(endpoint.requests) <= 4
+
+
+def test_a_model_that_never_answers_is_not_asked_for_ever() -> None:
+    def ask_on(asked: LlmProposer) -> None:
+        for _ in range(SILENT):
+            list(asked.propose(replace(request(4), left=Left(tokens=10**6))))
+
+    words = answer("Use warps.")
+    with ScriptedEndpoint([*[status(400)] * 20, words], otherwise=status(400)) as endpoint:
+        with pytest.raises(UserError, match="answered none of the last"):
+            ask_on(proposer(endpoint))
+        assert 20 + SILENT < len(endpoint.requests) <= 20 + SILENT + 8
 
 
 def test_a_limit_in_dollars_is_refused_once_it_shows_that_nobody_tells_the_price() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from evolve.errors import UserError
-from evolve.proposers.model_words import check_keys, check_priced, read, without_secrets
+from evolve.proposers.model_words import check_keys, check_priced, check_spends, read, without_secrets
 from evolve.proposers.models import OPENAI_URL, Model, Prices
 
 HOST = "http://localhost:8000/v1"
@@ -95,6 +95,8 @@ def test_a_file_says_all_that_is_to_be_known(tmp_path: Path) -> None:
         ('[[model]]\nname = "m"\ntemperature = 3', "`temperature` is a number from 0 to 2", ""),
         ('[[model]]\nname = "m"\ntimeout_seconds = "1"', "`timeout_seconds` is a number above 0", ""),
         ('[[model]]\nname = "m"\nbase_url = "localhost:1"', "model 1 is no address", "http://"),
+        (f"a = {'[' * 5000}", "is no TOML", ""),
+        (f'[[model]]\nname = "m"\nmax_tokens = {"9" * 5000}', "is no TOML", ""),
         ('[[model]]\nname = "m"\nusd_per_million = 3', "`usd_per_million` is a table", ""),
         ('[[model]]\nname = "m"\nusd_per_million = { prompt = 1 }', "wants prompt and completion", ""),
         ('[[model]]\nname = "m"\nusd_per_million = { prompt = 1, completion = -1 }', "`completion` is no number", ""),
@@ -121,6 +123,32 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 def test_a_refused_address_does_not_show_its_password() -> None:
     with pytest.raises(UserError) as refused:
         read(["m@http://me:hidden@h:port/v1"], {})
+    assert "hidden" not in f"{refused.value} {refused.value.hint}"
+
+
+@pytest.mark.parametrize("word", ["m@ftp://me:hidden@h/v1", "m@HTTP://me:hidden@h/v1", "http://h/v1?key=hidden"])
+def test_an_address_of_another_kind_is_no_name_and_does_not_show_its_password(word: str) -> None:
+    with pytest.raises(UserError, match="names no model") as refused:
+        read([word], {})
+    assert "hidden" not in f"{refused.value} {refused.value.hint}"
+    assert "hidden" not in without_secrets(word)
+
+
+def test_a_refused_address_does_not_show_what_it_asks() -> None:
+    with pytest.raises(UserError, match="is no address") as refused:
+        read(["m"], {"OPENAI_BASE_URL": "htp://h/v1?key=hidden"})
+    assert "hidden" not in str(refused.value)
+
+
+def test_a_name_that_nobody_could_keep_is_refused() -> None:
+    with pytest.raises(UserError, match="characters that no name has"):
+        read(["m\udcff"], {})
+
+
+def test_a_key_in_place_of_its_variable_is_not_repeated(tmp_path: Path) -> None:
+    models = read([written(tmp_path, '[[model]]\nname = "m"\nkey_env = "gsk_hidden"')], {})
+    with pytest.raises(UserError, match="m needs a key") as refused:
+        check_keys(models, {})
     assert "hidden" not in f"{refused.value} {refused.value.hint}"
 
 
@@ -160,6 +188,13 @@ def test_a_limit_in_dollars_needs_prices_for_all(tmp_path: Path) -> None:
 )
 def test_prices_may_be_the_server_s_to_tell(tmp_path: Path, text: str) -> None:
     check_priced([written(tmp_path, f"[[model]]\n{text}")], {})
+
+
+def test_a_limit_in_dollars_alone_needs_a_model_that_costs_something(tmp_path: Path) -> None:
+    nothing = '[[model]]\nname = "m"\nusd_per_million = { prompt = 0, completion = 0 }\n'
+    with pytest.raises(UserError, match="would never end"):
+        check_spends([written(tmp_path, nothing)], {})
+    check_spends([written(tmp_path, f'{nothing}[[model]]\nname = "n"\ntells_cost = true')], {})
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,8 @@ class Ncu:
             "HOME": str(folder),  # it copies its sections there
             "PYTHONUSERBASE": site.getuserbase(),  # for the kernel's process, where CuPy was installed for the user
             "LC_ALL": "C",  # numbers
+            # How it speaks to the kernel's process: a worker's sandbox leaves no other sockets to it.
+            "NV_COMPUTE_PROFILER_LOCAL_CONNECTION_OVERRIDE": "uds",
         }
         command = command_line(self._tool, self._names, bound, log)
         process = replay.started(command, folder, parcel.DONE, seconds, own)
