@@ -23,16 +23,16 @@ GOOD, WRONG = twice_kernel(note="good"), twice_kernel("out[i] = x[i];", note="wr
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
     folder = tmp_path_factory.mktemp("run")
-    return (folder, *run(folder, "run", "softmax", "--evals", "3", *EMULATED))
+    return (folder, *run(folder, "run", "gelu", "--evals", "3", *EMULATED))
 
 
 def test_a_run_ends_with_a_table_of_champions(finished: tuple[Path, int, str]) -> None:
     _, code, output = finished
     assert code == 0, output
     assert "no statement about a GPU" in output
-    assert re.search(r"64×256 fp32 +[0-9a-f]{8} +\d", output)
+    assert re.search(r"8192 fp32 +[0-9a-f]{8} +\d", output)
     assert "All 3 evaluations are used" in output
-    assert "evolve top softmax" in output
+    assert "evolve top gelu" in output
 
 
 def test_a_run_confirms_its_champions_before_it_ends(finished: tuple[Path, int, str]) -> None:
@@ -42,7 +42,7 @@ def test_a_run_confirms_its_champions_before_it_ends(finished: tuple[Path, int, 
     leading = champions(latest(evaluations, evaluations[0].device.key).values())
     assert leading
     assert all(champion.confirmed for champion in leading)
-    assert run(folder, "confirm", "softmax", *EMULATED)[0] == 1  # nothing is left to confirm
+    assert run(folder, "confirm", "gelu", *EMULATED)[0] == 1  # nothing is left to confirm
 
 
 def test_a_run_says_first_what_it_runs_on(finished: tuple[Path, int, str]) -> None:
@@ -53,7 +53,7 @@ def test_a_run_says_first_what_it_runs_on(finished: tuple[Path, int, str]) -> No
 def test_a_run_that_is_over_says_what_gives_it_more(finished: tuple[Path, int, str]) -> None:
     (run,) = open_archive(finished[0] / ".evolve/archive.db").find(Run)
     assert run.budget == Budget(evals=3)
-    assert f"More: evolve run softmax --device emulated --resume {run.id} --evals 6" in finished[2]
+    assert f"More: evolve run gelu --device emulated --resume {run.id} --evals 6" in finished[2]
 
 
 def test_a_run_goes_on_with_what_is_left_of_a_larger_budget(finished: tuple[Path, int, str]) -> None:
@@ -66,7 +66,7 @@ def test_a_run_goes_on_with_what_is_left_of_a_larger_budget(finished: tuple[Path
 
 
 def test_the_same_command_goes_on(finished: tuple[Path, int, str]) -> None:
-    code, output = run(finished[0], "run", "softmax", "--evals", "1", *EMULATED)
+    code, output = run(finished[0], "run", "gelu", "--evals", "1", *EMULATED)
     assert code == 0
     assert "4 evaluated on this device" in output
     evaluations = open_archive(finished[0] / ".evolve/archive.db").find(Evaluation)
