@@ -75,14 +75,12 @@ def confirm(
 
 def settle(quest: Quest, spent: Spent, engine: Engine, store: Store) -> Generator[Event, None, Spent]:
     """Judge what has no verdict on this device yet, as far as the budget goes; what is spent by then."""
-    where = (store, quest.op.name, engine.info)
-    waiting = selection.pending(*where, quest.scope)[: budget.left(quest.budget, spent).evals]
-    repeated = yield from keep(selection.twins(waiting, *where), store)
-    told = {verdict.kernel_id for verdict in repeated}
-    bars, known = selection.bars(*where, quest.scope), selection.known_code(*where)
+    where = (store, quest.op.name, engine.info, quest.scope)
+    agenda = selection.agenda(selection.pending(*where)[: budget.left(quest.budget, spent).evals], *where)
+    repeated = yield from keep(agenda.repeated, store)
     jobs = (
-        Job(kernel, quest.locator, bars, known=known)
-        for kernel in waiting if kernel.id not in told and time.monotonic() < quest.deadline
+        Job(kernel, quest.locator, agenda.bars, known=agenda.known)
+        for kernel in agenda.new if time.monotonic() < quest.deadline
     )  # fmt: skip
     judged = yield from keep(engine.evaluate(jobs), store)
     return spent + Spent(evals=len(repeated) + len(judged))

@@ -59,9 +59,22 @@ def twins(waiting: Iterable[Kernel], store: Store, op: str, device: DeviceInfo) 
             yield Evaluation(kernel.id, op, device, Outcome.DUPLICATE, log, created=time.time())
 
 
-def known_code(store: Store, op: str, device: DeviceInfo) -> Mapping[str, Evaluation]:
-    """Verdicts by the machine code they were given on: whatever compiles to the same needs no GPU."""
-    return judged(population.latest(store.find(Evaluation, op), device.key).values())
+@dataclass(frozen=True)
+class Agenda:
+    """What waits for a verdict: that of a twin will do for some, the others are to be evaluated."""
+
+    repeated: tuple[Evaluation, ...]
+    new: tuple[Kernel, ...]
+    bars: tuple[tuple[str, float], ...]
+    known: Mapping[str, Evaluation]  # by the machine code it was given on: what compiles to the same needs no GPU
+
+
+def agenda(waiting: Sequence[Kernel], store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> Agenda:
+    repeated = tuple(twins(waiting, store, op, device))
+    told = {verdict.kernel_id for verdict in repeated}
+    known = judged(population.latest(store.find(Evaluation, op), device.key).values())
+    new = tuple(kernel for kernel in waiting if kernel.id not in told)
+    return Agenda(repeated, new, bars(store, op, device, scope), known)
 
 
 def champions(store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> tuple[population.Champion, ...]:

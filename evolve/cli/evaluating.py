@@ -91,12 +91,9 @@ def worked(work: Work, engine: Engine, store: Store, shown: Console) -> Standing
         shown.print(f"{work.op}: {counted(len(work.kernels), 'kernel')} to evaluate", style="bold")
     proposals, kernels = store.find(Proposal, work.op), store.find(Kernel, work.op)
     names = standing(work.op, engine.info, kernels, proposals, [])
-    where = (store, work.op, engine.info)
-    repeated = list(selection.twins(work.kernels, *where))
-    told = {verdict.kernel_id for verdict in repeated}
-    bars, known = selection.bars(*where), selection.known_code(*where)
-    jobs = (Job(kernel, work.locator, bars, known=known) for kernel in work.kernels if kernel.id not in told)
-    for number, evaluation in enumerate(chain(repeated, engine.evaluate(jobs)), start=1):
+    agenda = selection.agenda(work.kernels, store, work.op, engine.info)
+    jobs = (Job(kernel, work.locator, agenda.bars, known=agenda.known) for kernel in agenda.new)
+    for number, evaluation in enumerate(chain(agenda.repeated, engine.evaluate(jobs)), start=1):
         store.append(evaluation)
         stopping.check()
         what = f"{short(evaluation.kernel_id)} {one_line(made(names, evaluation.kernel_id), MADE_SHOWN)}"

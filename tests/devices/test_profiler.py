@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_kernels import bound, made, single
+from device_kernels import PAIR, bound, single
 from processes import all_gone
 
 from archive.binding import Bound
 from evolve import counters
-from evolve.devices.device import Counted, Device
+from evolve.devices.device import Counted
 
 pytest.importorskip("cupy")
 
-from evolve.devices.cuda import parcel, profiler, replay
+from evolve.devices.cuda import parcel, profiler
 from evolve.devices.cuda.compiler import compile_cubin
 from evolve.devices.cuda.profiler import Ncu, combined, command_line, judged, rows
 
@@ -140,27 +140,6 @@ def test_a_process_that_fails_is_quoted_with_its_last_line() -> None:
     assert not counted.lasting
 
 
-PAIR = """/*---
-op = "test"
-[[launch]]
-entry = "scale"
-grid = [1]
-block = [32]
-args = ["x", "y"]
-[[launch]]
-entry = "add"
-grid = ["n - 1"]
-block = [32]
-args = ["x", "y"]
-[[launch]]
-entry = "scale"
-grid = [2]
-block = [16]
-args = ["x", "y"]
----*/
-extern "C" __global__ void scale(const float* x, float* y) { y[threadIdx.x] = 2 * x[threadIdx.x]; }
-extern "C" __global__ void add(const float* x, float* y) { y[threadIdx.x] += x[threadIdx.x]; }
-"""
 X = torch.rand(32)
 
 
@@ -289,126 +268,3 @@ def test_a_kernel_that_launches_nothing_needs_no_profiler(standing_in: Stand) ->
     whole = bound(plan, {"x": X}, {"n": 0})
     counted = standing_in("raise SystemExit").count(whole, compile_cubin(whole, "sm_90a"), {"x": X}, {}, 9.0)
     assert counted.fault == "the kernel launches nothing here"
-
-
-def test_a_tool_is_found_on_the_path_and_else_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in ("path", "home/bin", "else"):
-        (tmp_path / folder).mkdir(parents=True)
-        tool = tmp_path / folder / "no-such-tool"
-        tool.write_text("#!/bin/sh\n")
-        tool.chmod(0o755)
-    elsewhere = [tmp_path / "nowhere" / "no-such-tool", tmp_path / "else" / "no-such-tool"]
-    assert replay.tool("no-such-tool", ()) is None
-    assert replay.tool("no-such-tool", (), elsewhere) == elsewhere[1]
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
-    assert replay.tool("no-such-tool", (), elsewhere) == tmp_path / "home" / "bin" / "no-such-tool"
-    monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    assert replay.tool("no-such-tool", (), elsewhere) == tmp_path / "path" / "no-such-tool"
-
-
-def test_the_newest_of_several_versions_is_taken() -> None:
-    folders = [Path("/opt/nvidia/nsight-compute") / version for version in ("2024.3.2", "2025.1.0", "2024.10.0")]
-    assert max(folders, key=profiler._newest).name == "2025.1.0"
-    assert min(folders, key=profiler._newest).name == "2024.3.2"
-
-
-@pytest.mark.parametrize(
-    ("restricted", "capabilities", "may"),
-    [("1", "0000000000000000", False), ("1", "000001ffffffffff", True), ("0", "0000000000000000", True)],
-)
-def test_counters_are_for_administrators_where_the_driver_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restricted: str, capabilities: str, may: bool
-) -> None:
-    (tmp_path / "params").write_text(f"ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: {restricted}\n")
-    (tmp_path / "status").write_text(f"CapPrm:\t000001ffffffffff\nCapEff:\t{capabilities}\n")
-    monkeypatch.setattr(profiler, "RESTRICTION", tmp_path / "params")
-    monkeypatch.setattr(profiler, "OURSELVES", tmp_path / "status")
-    assert profiler.permitted() is may
-
-
-def test_nobody_knows_who_may_read_counters_without_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiler, "RESTRICTION", tmp_path / "params")
-    assert profiler.permitted() is None
-
-
-def test_the_version_is_the_tools_own_word(tmp_path: Path) -> None:
-    tool = tmp_path / "ncu"
-    tool.write_text("#!/bin/sh\necho 'NVIDIA (R) Nsight Compute'; echo 'Version 2024.1.1.0 (build 33998838)'\n")
-    tool.chmod(0o755)
-    assert profiler.version(tool) == "2024.1.1.0"
-    assert profiler.version(tmp_path / "nowhere") == ""
-
-
-@pytest.fixture(scope="module")
-def device() -> Device:
-    found = made("cuda")
-    if found.profiler is None:
-        pytest.skip("ncu is not installed")
-    return found
-
-
-N = 1 << 25
-
-
-def profiled(device: Device, body: str) -> dict[str, float]:
-    """The counters of a kernel with one thread per element of `x` and `y`, of 128 MiB each."""
-    assert device.profiler
-    x = torch.rand(N, device="cuda")
-    kernel = single(body, "const float* x, float* y", block="[256]", grid=f"[{N // 256}]")
-    counted = device.profiler(bound(kernel, {"x": x, "y": x}), {"x": x}, {"y": x.nbytes}, 90.0)
-    if counted.lasting:
-        pytest.skip(counted.fault)
-    assert not counted.fault
-    return dict(counted.counters)
-
-
-NEIGHBOURS = "const long i = blockIdx.x * 256l + threadIdx.x;\ny[i] = x[i];"
-# Lanes are 32 elements apart, so that each load of a warp touches a sector per lane.
-APART = f"const long i = blockIdx.x * 256l + threadIdx.x;\ny[i] = x[i * 32 % {N} + i / {N // 32}];"
-
-
-@pytest.mark.gpu
-def test_a_copy_moves_each_byte_once(device: Device) -> None:
-    found = profiled(device, NEIGHBOURS)
-    nbytes = 4 * N
-    assert found[counters.DRAM_READ.name] == pytest.approx(nbytes, rel=0.05)
-    assert 0.4 * nbytes < found[counters.DRAM_WRITTEN.name] < 1.05 * nbytes  # some of it stays in the L2 cache
-    assert found[counters.LOAD_REQUESTS.name] == N / 32
-    assert 10_000 < found[counters.DURATION.name] < 5_000_000
-    assert found[counters.DRAM.name] > 40
-
-
-@pytest.mark.gpu
-def test_lanes_that_are_far_apart_touch_a_sector_each(device: Device) -> None:
-    def sectors_per_load(body: str) -> float:
-        found = profiled(device, body)
-        return found[counters.LOAD_SECTORS.name] / found[counters.LOAD_REQUESTS.name]
-
-    assert sectors_per_load(NEIGHBOURS) == pytest.approx(4, rel=0.01)
-    assert sectors_per_load(APART) == pytest.approx(32, rel=0.01)
-
-
-@pytest.mark.gpu
-def test_every_counter_is_known_on_this_gpu(device: Device) -> None:
-    assert {counter.name for counter in counters.COUNTERS} - profiled(device, NEIGHBOURS).keys() == set()
-
-
-@pytest.mark.gpu
-def test_several_launches_are_one_set_of_counters(device: Device) -> None:
-    assert device.profiler
-    x = torch.rand(32, device="cuda")
-    skipped, whole = (
-        device.profiler(bound(PAIR, {"x": x, "y": x}, {"n": n}), {"x": x}, {"y": 128}, 90.0) for n in (1, 2)
-    )
-    assert [skipped.fault, whole.fault] == ["", ""]
-    requests = [dict(counted.counters)[counters.STORE_REQUESTS.name] for counted in (skipped, whole)]
-    assert requests == [3, 4]
-
-
-@pytest.mark.gpu
-def test_an_endless_kernel_is_ended_and_leaves_a_gpu_that_works(device: Device) -> None:
-    assert device.profiler
-    x = torch.rand(32, device="cuda")
-    endless = single("while (((volatile float*)x)[0] < 2.f) {}\ny[0] = 1;", "const float* x, float* y")
-    assert device.profiler(bound(endless, {"x": x, "y": x}), {"x": x}, {"y": 128}, 8.0).fault
-    assert profiled(device, NEIGHBOURS)

@@ -3,12 +3,9 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import pytest
+from asked_models import at, only, proposals, proposer
 from scripted_endpoint import (
     KEY,
     MODEL,
@@ -24,15 +21,10 @@ from scripted_endpoint import (
     status,
     truncated,
 )
-from small_op import BROKEN_TEXT, COMPILE_ERROR, KERNEL, KERNEL_TEXT, SLOW_TEXT, failed, passed, request
+from small_op import BROKEN_TEXT, COMPILE_ERROR, KERNEL, KERNEL_TEXT, SLOW_TEXT, failed, request
 
 from archive.kernel import parse
-from archive.proposals import Proposal
 from evolve.errors import UserError
-from evolve.proposers.endpoint import Endpoints
-from evolve.proposers.llm import SILENT, LlmProposer
-from evolve.proposers.models import Model
-from evolve.proposers.proposer import Left
 
 GOOD = answer(in_fence(KERNEL_TEXT))
 BROKEN = failed(parse(BROKEN_TEXT))
@@ -42,25 +34,6 @@ NOBODY = "http://127.0.0.1:9/v1"  # the discard port, where nobody listens
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
-def at(base_url: str, retries: int = 0, timeout_seconds: float = 10.0) -> LlmProposer:
-    model = Model(MODEL, base_url, "THE_KEY", timeout_seconds=timeout_seconds)
-    return LlmProposer((model,), Endpoints({"THE_KEY": KEY}, retries))
-
-
-def proposer(endpoint: ScriptedEndpoint, retries: int = 0, timeout_seconds: float = 10.0) -> LlmProposer:
-    return at(endpoint.base_url, retries, timeout_seconds)
-
-
-def proposals(*steps: Step, wanted: int = 1, retries: int = 0, timeout_seconds: float = 10.0) -> list[Proposal]:
-    with ScriptedEndpoint(steps) as endpoint:
-        return list(proposer(endpoint, retries, timeout_seconds).propose(request(wanted)))
-
-
-def only(proposals: Sequence[Proposal]) -> Proposal:
-    (proposal,) = proposals
-    return proposal
 
 
 def test_a_reply_becomes_a_proposal_signed_by_the_model() -> None:
@@ -258,145 +231,3 @@ def test_a_scripted_completion_is_what_the_client_expects() -> None:
     from openai.types.chat import ChatCompletion
 
     assert ChatCompletion.model_validate(completion_body("hello")).choices[0].message.content == "hello"
-
-
-OTHER = "scripted-2"
-
-
-def two(first: str, second: str, **of_second: Any) -> LlmProposer:
-    """A model at each of these addresses."""
-    models = Model(MODEL, first, "THE_KEY"), Model(OTHER, second, "THE_KEY", **of_second)
-    return LlmProposer(models, Endpoints({"THE_KEY": KEY}, 0))
-
-
-@pytest.mark.parametrize("fault", [status(401), status(403), status(404)], ids=["401", "403", "404"])
-def test_a_model_that_cannot_be_asked_does_not_stop_the_others(fault: Step) -> None:
-    with ScriptedEndpoint(otherwise=GOOD) as good, ScriptedEndpoint(otherwise=fault) as bad:
-        found = list(two(good.base_url, bad.base_url).propose(request(16)))
-    notes = [proposal.failure for proposal in found if proposal.proposer == OTHER]
-    assert len(notes) == 1
-    assert notes[0].startswith("not asked any more for now: ")
-    assert {proposal.kernel for proposal in found if proposal.proposer == MODEL} == {KERNEL}
-
-
-def test_nobody_at_one_of_two_addresses_is_a_note() -> None:
-    with ScriptedEndpoint(otherwise=GOOD) as good:
-        found = list(two(good.base_url, NOBODY).propose(request(16)))
-    assert ["nobody answers at" in p.failure for p in found if p.proposer == OTHER] == [True]
-
-
-def test_when_no_model_can_be_asked_it_is_the_users_to_put_right() -> None:
-    with ScriptedEndpoint(otherwise=status(401)) as bad, pytest.raises(UserError):
-        list(two(bad.base_url, NOBODY).propose(request(16)))
-
-
-def test_replies_that_arrived_are_passed_on_before_it_is_said_that_no_model_can_be_asked() -> None:
-    found: list[Proposal] = []
-
-    def collect(proposer: LlmProposer) -> None:
-        for proposal in proposer.propose(request(8)):
-            found.append(proposal)  # noqa: PERF402 - what came before the error counts
-
-    with ScriptedEndpoint([GOOD, GOOD], otherwise=status(401)) as endpoint:
-        # One after the other: where a good answer came last, the model would be asked on.
-        model = Model(MODEL, endpoint.base_url, "THE_KEY", concurrency=1)
-        with pytest.raises(UserError):
-            collect(LlmProposer((model,), Endpoints({"THE_KEY": KEY}, 0)))
-    assert [proposal.kernel for proposal in found] == [KERNEL, KERNEL]
-
-
-def test_a_model_that_came_back_is_asked_again() -> None:
-    with ScriptedEndpoint([status(401)], otherwise=GOOD) as endpoint:
-        asked = proposer(endpoint)
-        with pytest.raises(UserError):
-            list(asked.propose(request(1)))
-        assert only(list(asked.propose(request(1)))).kernel == KERNEL
-
-
-def test_no_more_questions_are_in_flight_at_an_address_than_it_bears() -> None:
-    with ScriptedEndpoint(otherwise=stall()) as endpoint:
-        model = Model(MODEL, endpoint.base_url, "THE_KEY", concurrency=2, timeout_seconds=0.3)
-        found = LlmProposer((model,), Endpoints({"THE_KEY": KEY}, 0)).propose(request(8))
-        next(found)
-        found.close()  # type: ignore[attr-defined]
-        assert len(endpoint.requests) == 2
-
-
-@pytest.mark.parametrize("left", [Left(tokens=0), Left(usd=0.0)])
-def test_where_nothing_is_left_nothing_is_asked(left: Left) -> None:
-    with ScriptedEndpoint(otherwise=GOOD) as endpoint:
-        assert list(proposer(endpoint).propose(replace(request(4), left=left))) == []
-    assert endpoint.requests == []
-
-
-def test_a_second_chance_is_not_given_for_what_cannot_be_paid() -> None:
-    with ScriptedEndpoint([answer("Use warps.")], otherwise=GOOD) as endpoint:
-        found = list(proposer(endpoint).propose(replace(request(4), left=Left(tokens=110))))
-    assert [proposal.reply for proposal in found] == ["Use warps."]
-
-
-def test_second_chances_do_not_overrun_the_number_of_proposals() -> None:
-    with ScriptedEndpoint(otherwise=answer("Use warps.")) as endpoint:
-        found = list(proposer(endpoint).propose(replace(request(6), left=Left(evals=7))))
-    assert (len(found), len(endpoint.requests)) == (7, 7)
-
-
-def test_nobody_is_asked_once_the_time_is_up() -> None:
-    with ScriptedEndpoint(otherwise=GOOD) as endpoint:
-        assert list(proposer(endpoint).propose(replace(request(2), left=Left(deadline=time.monotonic())))) == []
-    assert endpoint.requests == []
-
-
-def test_a_server_that_wants_to_be_left_alone_is_not_waited_for_beyond_the_time() -> None:
-    with ScriptedEndpoint(otherwise=status(429, retry_after="300")) as endpoint:
-        began = time.monotonic()
-        found = list(proposer(endpoint, 4).propose(replace(request(6), left=Left(deadline=began + 0.5))))
-    assert time.monotonic() - began < 30
-    assert {proposal.failure for proposal in found} == {"the time was up before an answer came"}
-    assert len(endpoint.requests) <= 4
-
-
-def test_a_model_that_never_answers_is_not_asked_for_ever() -> None:
-    def ask_on(asked: LlmProposer) -> None:
-        for _ in range(SILENT):
-            list(asked.propose(replace(request(4), left=Left(tokens=10**6))))
-
-    words = answer("Use warps.")
-    with ScriptedEndpoint([*[status(400)] * 20, words], otherwise=status(400)) as endpoint:
-        with pytest.raises(UserError, match="answered none of the last"):
-            ask_on(proposer(endpoint))
-        assert 20 + SILENT < len(endpoint.requests) <= 20 + SILENT + 8
-
-
-def test_a_limit_in_dollars_is_refused_once_it_shows_that_nobody_tells_the_price() -> None:
-    found: list[Proposal] = []
-
-    def collect(endpoint: ScriptedEndpoint) -> None:
-        for proposal in proposer(endpoint).propose(replace(request(1), left=Left(usd=1.0))):
-            found.append(proposal)  # noqa: PERF402 - what came before the error counts
-
-    with ScriptedEndpoint([GOOD]) as endpoint, pytest.raises(UserError, match="does not say what it costs"):
-        collect(endpoint)
-    assert only(found).kernel == KERNEL
-
-
-def test_the_question_is_kept_with_the_proposal_without_the_key() -> None:
-    with ScriptedEndpoint([GOOD]) as endpoint:
-        question = only(list(proposer(endpoint).propose(request(1)))).question
-    assert question
-    sent = [(message["role"], message["content"]) for message in endpoint.requests[0].body["messages"]]
-    assert (question.model, question.endpoint, list(question.messages)) == (MODEL, endpoint.base_url, sent)
-    assert KEY not in repr(question.messages) + question.parameters
-
-
-def test_equal_answers_to_two_calls_are_two_proposals() -> None:
-    first, second = proposals(GOOD, GOOD, wanted=2)
-    assert (first.kernel, first.id == second.id) == (second.kernel, False)
-
-
-def test_a_model_may_answer_with_edits_of_the_parent() -> None:
-    edit = '<<<<<<< SEARCH\nnote = "one thread per row"\n=======\nnote = "wider"\n>>>>>>> REPLACE'
-    with ScriptedEndpoint(otherwise=answer(f"```edit\n{edit}\n```")) as endpoint:
-        found = list(proposer(endpoint).propose(request(16, parents=(passed(parse(SLOW_TEXT)),))))
-    improved = {proposal.kernel for proposal in found if proposal.operator == "improve"}
-    assert improved == {parse(SLOW_TEXT.replace("one thread per row", "wider"))}

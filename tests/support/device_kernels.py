@@ -80,3 +80,27 @@ def single(body: str, args: str, block: str = "[32]", grid: str = "[1]", more: s
         f"args = [{names}]\n{more}\n---*/\n#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
         f'extern "C" __global__ void test_entry({args}) {{\n{body}\n}}\n'
     )
+
+
+# Three launches of two entries; the middle one happens only where n is above 1.
+PAIR = """/*---
+op = "test"
+[[launch]]
+entry = "scale"
+grid = [1]
+block = [32]
+args = ["x", "y"]
+[[launch]]
+entry = "add"
+grid = ["n - 1"]
+block = [32]
+args = ["x", "y"]
+[[launch]]
+entry = "scale"
+grid = [2]
+block = [16]
+args = ["x", "y"]
+---*/
+extern "C" __global__ void scale(const float* x, float* y) { y[threadIdx.x] = 2 * x[threadIdx.x]; }
+extern "C" __global__ void add(const float* x, float* y) { y[threadIdx.x] += x[threadIdx.x]; }
+"""
