@@ -109,6 +109,14 @@ def _widest(of_each: Sequence[Traits], code: str) -> Traits:
     )
 
 
+def bound_at(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> Bound:
+    """The kernel at one workload, or an IllegalError that says why it does not run there."""
+    place = point(op, workload, info)
+    if not accepts(kernel, place):
+        raise IllegalError("not accepted by the kernel's `when` or `dtypes`")
+    return bind(kernel, place)
+
+
 def _programs(
     kernel: Kernel, op: Op, workloads: Iterable[Workload], info: DeviceInfo, compile_bound: Callable[[Bound], P]
 ) -> tuple[list[tuple[Workload, P]], list[str]]:
@@ -116,7 +124,7 @@ def _programs(
     programs, skipped = [], []
     for workload in workloads:
         try:
-            programs.append((workload, compile_bound(_bound(kernel, op, workload, info))))
+            programs.append((workload, compile_bound(bound_at(kernel, op, workload, info))))
         except IllegalError as error:
             skipped.append(f"{workload.key}: {error}")
         except RejectedError as error:
@@ -126,16 +134,9 @@ def _programs(
     return programs, skipped
 
 
-def _bound(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> Bound:
-    place = point(op, workload, info)
-    if not accepts(kernel, place):
-        raise IllegalError("not accepted by the kernel's `when` or `dtypes`")
-    return bind(kernel, place)
-
-
 def _accepted(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> bool:
     try:
-        _bound(kernel, op, workload, info)
+        bound_at(kernel, op, workload, info)
     except IllegalError:
         return False
     return True

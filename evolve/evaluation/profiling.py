@@ -4,15 +4,16 @@ import secrets
 import time
 from collections.abc import Callable
 
-from archive.binding import Bound, IllegalError, accepts, bind
+from archive.binding import IllegalError
 from archive.kernel import Kernel
 from archive.kernel import check as check_plan
 from archive.plan import PlanError
-from archive.records import DeviceInfo, Profile
+from archive.records import Profile
 from evolve.devices.device import Device, RejectedError
+from evolve.evaluation.compiling import bound_at
 from evolve.evaluation.messages import Profiled
-from evolve.points import point, signature
-from reference_ops.op import Op, Workload
+from evolve.points import signature
+from reference_ops.op import Op
 
 PROFILER_SECONDS = 90.0
 NO_PROFILER = {
@@ -30,7 +31,8 @@ def profiled(kernel: Kernel, op: Op, workload_key: str, device: Device, watch: C
         return Profiled(None, f"{op.name} has no workload `{workload_key}` on this device")
     watch("profile")
     try:
-        bound = _bound(kernel, op, workload, device.info)
+        check_plan(kernel, signature(op))
+        bound = bound_at(kernel, op, workload, device.info)
         inputs = op.inputs_at(workload, secrets.randbelow(2**31), device.torch_device)
         outputs = {spec.name: op.bytes_of((spec,), workload) for spec in op.outputs}
         counted = profiler(bound, inputs, outputs, PROFILER_SECONDS)
@@ -40,11 +42,3 @@ def profiled(kernel: Kernel, op: Op, workload_key: str, device: Device, watch: C
         return Profiled(None, counted.fault, counted.lasting)
     key = device.info.key
     return Profiled(Profile(kernel.id, op.name, key, workload.key, counted.counters, round(time.time(), 3)))
-
-
-def _bound(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> Bound:
-    check_plan(kernel, signature(op))
-    place = point(op, workload, info)
-    if not accepts(kernel, place):
-        raise IllegalError("not accepted by the kernel's `when` or `dtypes`")
-    return bind(kernel, place)
