@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from evolve.evaluation.compare import fault, summed
+from evolve.evaluation.truth import Truth, truth
 from reference_ops.op import Number, Op, Tensors, Workload
 from reference_ops.values import MIXED, NORMAL, Part
 
@@ -18,6 +18,7 @@ VISIBLE_ROUNDINGS = 16  # and by so many roundings of its own, or it could hide 
 MATERIAL = 4  # times rounding and PyTorch's own error: a smaller change cannot be told from either
 BITS_LOST = 3  # of bfloat16's 8, as float16 keeps 8 of its 11 when it goes through bfloat16; 8-bit types keep one
 PLACES_TRIED = 50
+LENIENCY = 16  # a baseline may be so much less exact than a kernel: fused ones have arithmetic of their own
 Corruption = Callable[[torch.Tensor, random.Random], torch.Tensor]
 
 
@@ -30,40 +31,6 @@ class BlindSpot:
     output: str
     corruption: str
     words: str
-
-
-@dataclass(frozen=True)
-class _Case:
-    """PyTorch's results on inputs of one distribution, and the truth."""
-
-    op: Op
-    workload: Workload
-    values: str
-    seed: int
-    inputs: Tensors
-    baseline: tuple[torch.Tensor, ...]
-    theirs: tuple[torch.Tensor, ...]
-    expected: tuple[torch.Tensor, ...]
-
-    def parts(self, index: int) -> tuple[Part, ...]:
-        return self.op.parts(self.op.outputs[index], self.workload, self.values, self.seed)
-
-    def exact(self, index: int, part: Part) -> bool:
-        return part.exact or self.op.tolerance.exact or not self.theirs[index].is_floating_point()
-
-    def fault(self, index: int, actual: torch.Tensor) -> str:
-        """What an evaluation would find wrong with an output."""
-        for part in self.parts(index):
-            tolerance = replace(self.op.tolerance, exact=self.exact(index, part))
-            rows = part.rows
-            got, own, wanted = (values[rows] for values in (actual, self.theirs[index], self.expected[index]))
-            inside = summed(self.op.terms(self.workload), alike=part.alike)
-            if found := fault(got, own, wanted, tolerance, inside):
-                return found
-        return ""
-
-    def spot(self, output: str, corruption: str, words: str) -> BlindSpot:
-        return BlindSpot(self.workload.key, self.values, output, corruption, words)
 
 
 def distributions(op: Op) -> tuple[str, ...]:
@@ -83,81 +50,86 @@ def blind_spots(
     unseen = {name for name, value in workload.parameters if declared and not quick and isinstance(value, float)}
     for values in (NORMAL, MIXED) if quick else distributions(op):
         try:
-            case = _case(op, workload, values, seed, torch_device)
+            known = _truth(op, workload, values, seed, torch_device)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a user's reference may raise
             said = f"PyTorch cannot compute it: {type(error).__name__}: {error}"
             spots.append(BlindSpot(workload.key, values, "", "", said))
             continue
-        spots += _false_alarms(case)
+        spots += _false_alarms(known)
         if declared:
-            spots += [spot for index in range(len(op.outputs)) for spot in _unnoticed(case, index)]
-            unseen -= {name for name in unseen if _seen(case, _with_parameter(workload, name), case.inputs)}
+            spots += [spot for index in range(len(op.outputs)) for spot in _unnoticed(known, index)]
+            unseen -= {name for name in unseen if _seen(known, _with_parameter(workload, name), known.inputs)}
             if values == NORMAL:
-                spots += _ignored_inputs(case, torch_device)
-        del case  # before the next one is drawn: on a GPU each takes gigabytes
+                spots += _ignored_inputs(known, torch_device)
+        del known  # before the next one is drawn: on a GPU each takes gigabytes
     for name in sorted(unseen):
         words = f"nobody would notice if a kernel ignored `{name}`"
         spots.append(BlindSpot(workload.key, "all", "", f"`{name}` ignored", words))
     return tuple(spots)
 
 
-def _case(op: Op, workload: Workload, values: str, seed: int, torch_device: str) -> _Case:
-    inputs = op.inputs_at(workload, seed, torch_device, values)
-    baseline = op.call_baseline(inputs, workload) if op.baseline else ()
-    theirs, expected = op.call(inputs, workload), op.call_in_float64(inputs, workload)
-    return _Case(op, workload, values, seed, inputs, baseline, theirs, expected)
+def _truth(op: Op, workload: Workload, values: str, seed: int, torch_device: str) -> Truth:
+    return truth(op, workload, values, seed, op.inputs_at(workload, seed, torch_device, values))
 
 
-def _false_alarms(case: _Case) -> Iterator[BlindSpot]:
+def _false_alarms(known: Truth) -> Iterator[BlindSpot]:
     """Results of PyTorch that would not pass."""
-    for index, spec in enumerate(case.op.outputs):
-        computed = {"PyTorch's own result": case.theirs[index]}
-        if case.baseline and spec.name not in case.op.baseline_free:
-            computed["the baseline's result"] = case.baseline[index]
-        for whose, output in computed.items():
-            if found := case.fault(index, output):
-                yield case.spot(spec.name, "", f"{whose} for `{spec.name}` is called wrong: {found}")
+    for index, spec in enumerate(known.op.outputs):
+        if found := known.fault(index, known.theirs[index]):
+            yield _spot(known, spec.name, "", f"PyTorch's own result for `{spec.name}` is called wrong: {found}")
+    if known.op.baseline:
+        baseline = known.op.call_baseline(known.inputs, known.workload)
+        for index, (spec, output) in enumerate(zip(known.op.outputs, baseline, strict=True)):
+            verdicts = (found for _, found in known.judged(index, output) if found.fault)
+            wrong = next((found for found in verdicts if not found.within(LENIENCY)), None)
+            if wrong and spec.name not in known.op.baseline_free:
+                words = f"the baseline's result for `{spec.name}` is called wrong: {wrong.fault}"
+                yield _spot(known, spec.name, "", words)
 
 
-def _unnoticed(case: _Case, index: int) -> Iterator[BlindSpot]:
+def _spot(known: Truth, output: str, corruption: str, words: str) -> BlindSpot:
+    return BlindSpot(known.workload.key, known.values, output, corruption, words)
+
+
+def _unnoticed(known: Truth, index: int) -> Iterator[BlindSpot]:
     """The ways of spoiling one output that pass; normal inputs have to show all, others what makes a difference."""
-    name, output = case.op.outputs[index].name, case.theirs[index]
+    name, output = known.op.outputs[index].name, known.theirs[index]
     for corruption, spoil in CORRUPTIONS.items():
         if spoil in {one_nan, fewer_bits} and not output.is_floating_point():
             continue
-        spoiled = spoil(output, random.Random(case.seed))
-        if spoil is fewer_bits and case.op.tf32 and output.dtype == torch.float32:
+        spoiled = spoil(output, random.Random(known.seed))
+        if spoil is fewer_bits and known.op.tf32 and output.dtype == torch.float32:
             spoiled = output.bfloat16().float()  # float16 has all the bits that TF32 has
-        if case.fault(index, spoiled):
+        if known.fault(index, spoiled):
             continue
         # A single number is its own mean, and by luck has no bits to lose.
-        if (case.values == NORMAL and output.numel() > 1) or any(
-            _material(case, index, part, spoiled) for part in case.parts(index)
+        if (known.values == NORMAL and output.numel() > 1) or any(
+            _material(known, index, part, spoiled) for part in known.parts(index)
         ):
-            yield case.spot(name, corruption, f"`{name}` passes when it is spoiled: {corruption}")
+            yield _spot(known, name, corruption, f"`{name}` passes when it is spoiled: {corruption}")
 
 
-def _ignored_inputs(case: _Case, torch_device: str) -> Iterator[BlindSpot]:
+def _ignored_inputs(known: Truth, torch_device: str) -> Iterator[BlindSpot]:
     """Inputs that could be anything."""
-    others = case.op.inputs_at(case.workload, case.seed + 1, torch_device)
+    others = known.op.inputs_at(known.workload, known.seed + 1, torch_device)
     for name, redrawn in others.items():
-        if torch.equal(redrawn, case.inputs[name]):
+        if torch.equal(redrawn, known.inputs[name]):
             continue  # the op draws it always the same, as a mask: a kernel may as well know it
-        if not _seen(case, case.workload, {**case.inputs, name: redrawn}):
-            yield case.spot("", f"`{name}` ignored", f"nobody would notice if a kernel ignored `{name}`")
+        if not _seen(known, known.workload, {**known.inputs, name: redrawn}):
+            yield _spot(known, "", f"`{name}` ignored", f"nobody would notice if a kernel ignored `{name}`")
 
 
-def _seen(case: _Case, workload: Workload, inputs: Tensors) -> bool:
+def _seen(known: Truth, workload: Workload, inputs: Tensors) -> bool:
     """Whether other inputs or parameters lead to outputs that are called wrong."""
     try:
-        outputs = case.op.call(inputs, workload)
+        outputs = known.op.call(inputs, workload)
     except torch.OutOfMemoryError:
         raise
     except Exception:  # noqa: BLE001 - what the op refuses, it does not ignore
         return True
-    return any(case.fault(index, output) for index, output in enumerate(outputs))
+    return any(known.fault(index, output) for index, output in enumerate(outputs))
 
 
 def _with_parameter(workload: Workload, changed: str) -> Workload:
@@ -169,12 +141,12 @@ def _with_parameter(workload: Workload, changed: str) -> Workload:
     )
 
 
-def _material(case: _Case, index: int, part: Part, spoiled: torch.Tensor) -> bool:
+def _material(known: Truth, index: int, part: Part, spoiled: torch.Tensor) -> bool:
     """Whether a corruption does more to these rows than rounding and PyTorch's own error may."""
-    theirs, expected = case.theirs[index][part.rows], case.expected[index][part.rows].double()
+    theirs, expected = known.theirs[index][part.rows], known.expected[index][part.rows].double()
     changed, ours = spoiled[part.rows].double(), theirs.double()
     same = (changed == ours) | (changed.isnan() & ours.isnan())
-    if case.exact(index, part) or bool(same.all()):
+    if known.exact(index, part) or bool(same.all()):
         return not bool(same.all())
     change = torch.where(same, 0.0, (changed - ours).abs())
     unit = torch.finfo(theirs.dtype).eps / 2

@@ -1,6 +1,5 @@
 """Does a program compute what the op says, and nothing else? One workload, on inputs nobody could foresee."""
 
-import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -20,11 +19,9 @@ from evolve.evaluation.buffers import (
     damaged,
     still_poisoned,
 )
-from evolve.evaluation.compare import SMALL, compared, summed
+from evolve.evaluation.truth import truth
 from reference_ops.op import DTYPES, LARGE_WEIGHTS, Op, Tensors, Workload
 from reference_ops.values import MIXED, NORMAL
-
-FEW = 64  # outputs
 
 
 @dataclass(frozen=True)
@@ -90,30 +87,16 @@ class Inspector:
 
     def judge(self, task: Task, outputs: tuple[torch.Tensor, ...], poison: int) -> None:
         """Raise RejectedError unless the outputs are right."""
-        op, workload = task.op, task.workload
-        inputs = task.inputs(self.device)
-        expected = op.call_in_float64(inputs, workload)
-        theirs = op.call(inputs, workload)
-        for spec, *results in zip(op.outputs, outputs, theirs, expected, strict=True):
-            # Small ones are looked at part by part on the CPU, without a word to the GPU for each.
-            actual, own, wanted = (values.cpu() if values.numel() <= SMALL else values for values in results)
-            for part in op.parts(spec, workload, task.values, task.seed):
-                at = part.rows
-                least_size = _magnitude(inputs) if actual[at].numel() < FEW else 0.0
-                found = compared(
-                    *(actual[at], own[at], wanted[at]),
-                    op.tolerance,
-                    exact=part.exact,
-                    inside=summed(op.terms(workload), alike=part.alike),
-                    least_size=least_size,
-                )
-                self.checks.append(Check(workload.key, part.values, spec.name, found.error, found.theirs, found.worst))
+        known = truth(task.op, task.workload, task.values, task.seed, task.inputs(self.device))
+        where = task.workload.key
+        for index, (spec, actual) in enumerate(zip(task.op.outputs, outputs, strict=True)):
+            for part, found in known.judged(index, actual):
+                self.checks.append(Check(where, part.values, spec.name, found.error, found.theirs, found.worst))
                 if found.fault:
-                    untouched = still_poisoned(actual[at], poison)
+                    untouched = still_poisoned(actual[part.rows], poison)
                     unwritten = f" ({untouched} elements still hold the poison: never written)" if untouched else ""
                     on = "" if part.values == NORMAL else f" on {part.values} values"
-                    log = f"{workload.key}: `{spec.name}`{on}: {found.fault}{unwritten}"
-                    raise RejectedError(Outcome.WRONG, log)
+                    raise RejectedError(Outcome.WRONG, f"{where}: `{spec.name}`{on}: {found.fault}{unwritten}")
 
     def _run(
         self, program: Program, task: Task, buffers: dict[str, Buffer], *, as_timed: bool
@@ -153,10 +136,3 @@ def layout(op: Op, workload: Workload, program: Program) -> Layout:
         **{spec.name: (op.shape(spec, workload), DTYPES[spec.dtype or workload.dtype]) for spec in specs},
         **{w.name: ((w.elements,), DTYPES[w.dtype]) for w in program.bound.workspace},
     }
-
-
-def _magnitude(inputs: Tensors) -> float:
-    """Of the finite inputs, root mean square: what few outputs are measured by, for those may be zero by chance."""
-    floating = [values.double() for values in inputs.values() if values.is_floating_point()]
-    sizes = [values.nan_to_num(0.0, 0.0, 0.0).square().mean() for values in floating]
-    return math.sqrt(max(torch.stack(sizes).tolist())) if sizes else 0.0

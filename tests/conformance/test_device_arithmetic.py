@@ -126,6 +126,19 @@ def test_mathematical_functions_agree_with_torch(device: Device) -> None:
     assert worst == {}
 
 
+def test_what_is_rounded_by_name_is_not_fused_with_its_neighbours(device: Device) -> None:
+    body = """
+    int i = threadIdx.x;
+    y[i] = __fmul_rn(x[i], x[i + 32]) - products[i];
+    y[i + 32] = __fadd_rn(x[i] * x[i + 32], -products[i]);
+    y[i + 64] = __fsub_rn(x[i] * x[i + 32], products[i]);"""
+    x, y = torch.randn(64), torch.full((96,), 7.0)
+    products = x[:32] * x[32:]
+    arguments = "const float* x, const float* products, float* y"
+    run(device, single(body, arguments), {"x": x, "products": products, "y": y})
+    assert y.tolist() == [0.0] * 96
+
+
 def test_bit_intrinsics_agree_with_their_definition(device: Device) -> None:
     body = """
     int results[] = {

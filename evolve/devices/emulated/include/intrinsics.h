@@ -75,9 +75,19 @@ inline float __tanf(float x) { return tanf(x); }
 inline float __tanhf(float x) { return tanhf(x); }
 inline float __frsqrt_rn(float x) { return rsqrtf(x); }
 
+namespace evolve {
+// What is rounded by name is never fused with what comes before or after it; the compiler fuses all else, as NVRTC does.
+template <typename T>
+inline T apart(T x) {
+    volatile T kept = x;
+    return kept;
+}
+}  // namespace evolve
+
 // Through double, these are exact before the last rounding but for division and root, whose error is made up.
 #define EVOLVE_ROUNDED(suffix, rounding) \
     inline float __fadd_##suffix(float x, float y) { \
+        x = evolve::apart(x), y = evolve::apart(y); \
         float sum = x + y; \
         float part = sum - x; \
         return evolve::rounded(sum, double((x - (sum - part)) + (y - part)), evolve::rounding); \
@@ -85,7 +95,7 @@ inline float __frsqrt_rn(float x) { return rsqrtf(x); }
     inline float __fsub_##suffix(float x, float y) { return __fadd_##suffix(x, -y); } \
     inline float __fmul_##suffix(float x, float y) { \
         double exact = double(x) * double(y); \
-        return evolve::rounded(float(exact), exact - float(exact), evolve::rounding); \
+        return evolve::apart(evolve::rounded(float(exact), exact - float(exact), evolve::rounding)); \
     } \
     inline float __fmaf_##suffix(float x, float y, float z) { \
         float nearest = fmaf(x, y, z); \
@@ -106,9 +116,9 @@ EVOLVE_ROUNDED(rz, TO_ZERO)
 EVOLVE_ROUNDED(ru, UP)
 EVOLVE_ROUNDED(rd, DOWN)
 #undef EVOLVE_ROUNDED
-inline double __dadd_rn(double x, double y) { return x + y; }
-inline double __dsub_rn(double x, double y) { return x - y; }
-inline double __dmul_rn(double x, double y) { return x * y; }
+inline double __dadd_rn(double x, double y) { return evolve::apart(x) + evolve::apart(y); }
+inline double __dsub_rn(double x, double y) { return evolve::apart(x) - evolve::apart(y); }
+inline double __dmul_rn(double x, double y) { return evolve::apart(x * y); }
 inline double __ddiv_rn(double x, double y) { return x / y; }
 inline double __drcp_rn(double x) { return 1.0 / x; }
 inline double __dsqrt_rn(double x) { return sqrt(x); }

@@ -1,0 +1,82 @@
+"""What the outputs for one set of inputs are judged against: PyTorch's at their dtype, and the truth in float64."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from evolve.evaluation.compare import FLOAT32_UNIT, SMALL, Comparison, compared, summed
+from reference_ops.op import Op, Tensors, Workload
+from reference_ops.values import Part
+
+SHAKES = 6
+
+
+@dataclass(frozen=True)
+class Truth:
+    """How the inputs were drawn, and all that follows from them."""
+
+    op: Op
+    workload: Workload
+    values: str
+    seed: int
+    inputs: Tensors
+    theirs: tuple[torch.Tensor, ...]
+    expected: tuple[torch.Tensor, ...]
+
+    def judged(self, index: int, actual: torch.Tensor) -> Iterator[tuple[Part, Comparison]]:
+        """One output, part by part."""
+        # Small ones are looked at on the CPU, without a word to the GPU for each part.
+        actual, theirs, expected = (
+            values.cpu() if values.numel() <= SMALL else values
+            for values in (actual, self.theirs[index], self.expected[index])
+        )
+        for part in self.parts(index):
+            at = part.rows
+            yield (
+                part,
+                compared(
+                    *(actual[at], theirs[at], expected[at]),
+                    self.op.tolerance,
+                    exact=part.exact,
+                    inside=summed(self.op.terms(self.workload), alike=part.alike),
+                    shaken=lambda at=at: self.shaken[index][at],  # type: ignore[misc]
+                ),
+            )
+
+    def fault(self, index: int, actual: torch.Tensor) -> str:
+        """What an evaluation would find wrong with an output."""
+        return next((found.fault for _, found in self.judged(index, actual) if found.fault), "")
+
+    def parts(self, index: int) -> tuple[Part, ...]:
+        return self.op.parts(self.op.outputs[index], self.workload, self.values, self.seed)
+
+    def exact(self, index: int, part: Part) -> bool:
+        return part.exact or self.op.tolerance.exact or not self.theirs[index].is_floating_point()
+
+    @cached_property
+    def shaken(self) -> tuple[torch.Tensor, ...]:
+        """How far each result moves, root mean square, when the inputs are as inexact as float32's arithmetic."""
+        moved = [torch.zeros_like(expected, dtype=torch.float32) for expected in self.expected]
+        torch_device = next(iter(self.inputs.values())).device
+        generator = torch.Generator(torch_device).manual_seed(self.seed)
+        for _ in range(SHAKES):
+            inputs = {name: _shaken(values, generator) for name, values in self.inputs.items()}
+            results = self.op.call_in_float64(inputs, self.workload)
+            for total, result, expected in zip(moved, results, self.expected, strict=True):
+                total.add_((result - expected).float().square_().nan_to_num_(0.0, 0.0))
+        return tuple(total.div_(SHAKES).sqrt_() for total in moved)
+
+
+def truth(op: Op, workload: Workload, values: str, seed: int, inputs: Tensors) -> Truth:
+    """Computed here, and so only ever after a candidate has run on the same inputs."""
+    expected = op.call_in_float64(inputs, workload)
+    return Truth(op, workload, values, seed, inputs, op.call(inputs, workload), expected)
+
+
+def _shaken(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if not values.is_floating_point():
+        return values
+    wide = values.double()
+    return torch.addcmul(wide, wide, torch.empty_like(wide).normal_(std=FLOAT32_UNIT, generator=generator))

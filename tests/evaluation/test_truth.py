@@ -1,0 +1,57 @@
+"""What is known of an output before it is judged: how far inexact arithmetic may carry each element."""
+
+import pytest
+import torch
+
+from evolve.evaluation.truth import Truth, truth
+from reference_ops.op import Op, Workload, tensors
+
+UNIT = 2.0**-24
+ROWS, COLS = 32, 64
+WORKLOAD = Workload("float32", (("rows", ROWS), ("cols", COLS)))
+
+
+def summing(**inputs: torch.Tensor) -> Truth:
+    """Sums of rows: of the inputs that are given, or of normal ones."""
+    x, out, places = tensors(x="rows cols"), tensors(out="rows"), (WORKLOAD,)
+    op = Op("summing", lambda x: x.sum(-1), x, out, places, places, flops=lambda _: ROWS * COLS)
+    return truth(op, WORKLOAD, "normal", 3, inputs or op.inputs_at(WORKLOAD, 3, "cpu"))
+
+
+def test_the_larger_the_terms_of_a_sum_the_farther_it_moves() -> None:
+    x = torch.randn(ROWS, COLS)
+    x[7] *= 1000
+    moved = summing(x=x).shaken[0]
+    assert moved[7] == pytest.approx(1000 * UNIT * COLS**0.5, rel=0.8)
+    assert moved[torch.arange(ROWS) != 7].median() == pytest.approx(UNIT * COLS**0.5, rel=0.3)
+
+
+def test_integers_stay_as_they_are() -> None:
+    assert summing(x=torch.ones(ROWS, COLS, dtype=torch.int32)).shaken[0].tolist() == [0.0] * ROWS
+
+
+def test_what_is_infinite_does_not_move() -> None:
+    x = torch.randn(ROWS, COLS)
+    x[5, 5] = -torch.inf
+    moved = summing(x=x).shaken[0]
+    assert moved[5] == 0
+    assert bool(moved.isfinite().all())
+
+
+def test_the_inputs_are_left_alone() -> None:
+    x = torch.randn(ROWS, COLS, dtype=torch.float64)
+    known = summing(x=x.clone())
+    assert known.shaken
+    assert torch.equal(known.inputs["x"], x)
+
+
+def test_of_few_sums_one_that_cancels_may_be_off_by_what_its_terms_explain() -> None:
+    """PyTorch's happens to be exact."""
+    x = torch.randn(ROWS, COLS)
+    x[0] = torch.cat([torch.full((COLS // 2,), 1e4 / 3), torch.full((COLS // 2,), -1e4 / 3)])
+    in_turn = x.flip(0).cumsum(-1)[:, -1].flip(0)
+    in_turn[0] = 2e-3
+    known = summing(x=x)
+    assert known.fault(0, in_turn) == ""
+    in_turn[1] += 2e-3
+    assert "[1]" in known.fault(0, in_turn)
