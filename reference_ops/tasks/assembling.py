@@ -19,7 +19,7 @@ from reference_ops.tasks.tracing import Fact, Traced, shapes_of
 from reference_ops.values import COMMON, NORMAL
 
 INERT_SHOWN = 5
-MOST_TRIED = 200_000_000  # operations, of a call that finds out which inputs a task stands
+MOST_TRIED = 1_000_000_000  # operations, of a call that finds out which inputs a task stands
 SOUND = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3, torch.float64: 1e-9}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -110,12 +110,13 @@ def _with_values(op: Op, sizes: Sizes, own: Traced, draw: Callable[..., None]) -
 
     Tried where that costs little, or else, and where not even normal numbers will do, the task draws all its inputs.
     """
-    small = sizes.emulated or [found for found in sizes.gpu if found.operations + found.elements < MOST_TRIED // 10]
+    large = [*sizes.awkward, *(found for found in sizes.gpu if found.operations + found.elements < MOST_TRIED // 50)]
+    small = sizes.emulated or large
     cheap = min(small, key=lambda found: found.elements, default=None)
     if cheap is None or _only_theirs(own) == frozenset(own.inputs) or cheap.operations > MOST_TRIED:
         return op
     free = replace(op, values=COMMON, draw=draw)
-    workload = next(w for w in (*op.emulated, *op.gpu) if _matches(op, w, cheap))
+    workload = next(w for w in (*op.emulated, *op.awkward, *op.gpu) if _matches(op, w, cheap))
     if not sound(free, workload, NORMAL):
         return op
     return replace(free, values=tuple(name for name in COMMON if sound(free, workload, name)))

@@ -8,7 +8,7 @@ import torch
 from reference_ops.tasks.calling import reference_of
 from reference_ops.tasks.drawing import laws_of
 from reference_ops.tasks.skeleton import Placed, quiet_random
-from reference_ops.tasks.tracing import Traced
+from reference_ops.tasks.tracing import Fact, Traced
 
 MOST_OPERATIONS, MOST_ELEMENTS = 2_000_000_000, 50_000_000  # of a call on the CPU, forward and backward
 NOTHING = 1e-9  # of the influence that its layer has, in float64
@@ -20,6 +20,8 @@ def without_inert(tracings: Sequence[Traced]) -> tuple[list[Traced], tuple[str, 
 
     Very small ones will not do: of one pixel a normalisation takes out everything.
     """
+    if not any(map(_like_a_bias, tracings[0].weights.values())):
+        return [*tracings], ()
     cheap = sorted((found for found in tracings if _cheap(found)), key=lambda found: -found.operations - found.elements)
     judged = [frozenset(_inert(found)) for found in cheap[:PROBES]]
     names = frozenset.intersection(*judged) if judged else frozenset()
@@ -27,7 +29,7 @@ def without_inert(tracings: Sequence[Traced]) -> tuple[list[Traced], tuple[str, 
 
 
 def _cheap(found: Traced) -> bool:
-    return bool(found.weights) and found.operations < MOST_OPERATIONS and found.elements < MOST_ELEMENTS
+    return found.operations < MOST_OPERATIONS and found.elements < MOST_ELEMENTS
 
 
 def _without(found: Traced, names: frozenset[str]) -> Traced:
@@ -46,9 +48,13 @@ def _inert(found: Traced) -> list[str]:
     for name, size in sizes.items():
         beside = [other for known, other in sizes.items() if _layer(known) == _layer(name) and known != name]
         greatest = max(beside or sizes.values())
-        if found.weights[name].shape[1:] == () and size <= NOTHING * greatest:
+        if _like_a_bias(found.weights[name]) and size <= NOTHING * greatest:
             inert.append(name)
     return inert if len(inert) <= len(sizes) // 2 else []
+
+
+def _like_a_bias(weight: Fact) -> bool:
+    return weight.shape[1:] == ()
 
 
 def _layer(name: str) -> str:

@@ -12,7 +12,8 @@ MOST_OUTPUTS, MOST_ELEMENTS, MOST_OPERATIONS = 20_000, 300_000, 4_000_000  # tha
 # Counted, not timed: every process must find the same.
 MOST_TRIES, STEPS_TO_VARY, STEPS_TO_SHRINK = 120, 20_000, 6_000
 ODD = (31, 33, 7, 1)
-AWKWARD = 4
+AWKWARD = 6
+FEW = (1, 3)
 Sizes = dict[str, int]
 
 
@@ -58,17 +59,17 @@ def smaller(case_at: Callable[[Mapping[str, int]], Case], own: Traced, sizes: Ma
     own_sizes = dict(sizes)
     varied = [found for found in tries.found if _changed(found, own_sizes) <= free.keys()]
     tries.left = STEPS_TO_SHRINK
-    start = _fitting(tries, dict(sizes), free)
-    found = tries.at(start) if start else None
-    if start is None or found is None:
-        return Smaller((), (), tuple(varied))
-    emulated = [found]
+    fitting = _fitting(tries, dict(sizes), free)
+    if fitting is None:
+        return Smaller((), _others(tries, dict(sizes), free), tuple(varied))
+    start = _grown(tries, fitting, dict(sizes), free)
+    emulated = [found for found in [tries.at(start)] if found]
     for name in sorted((name for name in free if start[name] > 2), key=lambda name: -start[name]):
         changed = {**start, name: start[name] // 2}
         if (other := tries.at(changed)) and fits(other):
             emulated.append(other)
             break
-    awkward = [other for changed in _odd(start, free, tries) if (other := tries.at(changed)) and fits(other)]
+    awkward = [other for changed in _odd(fitting, start, free, tries) if (other := tries.at(changed)) and fits(other)]
     listed = {other.case.sizes for other in emulated}
     others = [other for other in awkward if other.case.sizes not in listed][:AWKWARD]
     return Smaller(tuple(emulated), tuple(others), tuple(varied))
@@ -117,14 +118,39 @@ def _fitting(tries: Tries, sizes: Sizes, free: Collection[str]) -> Sizes | None:
     return best if current and best is not sizes and fits(current) else None
 
 
-def _odd(start: Sizes, free: Collection[str], tries: Tries) -> Iterator[Sizes]:
-    """Everything one larger, then one size at a time."""
-    yield {name: size + (name in free) for name, size in start.items()}
-    for name in sorted(free, key=lambda name: -start[name]):
-        for size in ODD:
-            if size != start[name] and (found := tries.at({**start, name: size})) and fits(found):
-                yield {**start, name: size}
-                break
+def _grown(tries: Tries, start: Sizes, own: Sizes, free: Collection[str]) -> Sizes:
+    """Larger again where there is room: sizes that differ tell dims apart, and channels should outnumber groups.
+
+    First those that have shrunk to a size that must stay, as channels may to the number of groups, the smallest first;
+    then the innermost.
+    """
+    kept = {size for name, size in start.items() if name not in free}
+    innermost_first = [*free][::-1]
+    for name in sorted(innermost_first, key=lambda name: own[name] if start[name] in kept else math.inf):
+        larger = {**start, name: min(own[name], 2 * start[name])}
+        if (found := tries.at(larger)) and fits(found):
+            start = larger
+    return start
+
+
+def _others(tries: Tries, sizes: Sizes, free: Collection[str]) -> tuple[Traced, ...]:
+    """What a GPU can check of a task that no CPU can emulate: its own sizes, but for one that is small and odd."""
+    own = tries.own
+    found = (tries.at({**sizes, name: size}) for name in free for size in FEW if size < sizes[name])
+    cheapest = sorted((one for one in found if one and _cost(one) < _cost(own)), key=_cost)
+    return tuple(cheapest[:AWKWARD])
+
+
+def _odd(smallest: Sizes, start: Sizes, free: Collection[str], tries: Tries) -> Iterator[Sizes]:
+    """Everything one larger, then one size at a time, of equal ones the innermost first."""
+    yield {name: size + (name in free) for name, size in smallest.items()}
+    innermost_first = [*free][::-1]
+    for name in sorted(innermost_first, key=lambda name: -start[name]):
+        others = [size for size in ODD if size != start[name] and tries.at({**start, name: size})]
+        # Where no other size goes, one does by broadcasting alone, and computes something else.
+        fitting = (size for size in others if (found := tries.at({**start, name: size})) and fits(found))
+        if others != [1] and (size := next(fitting, None)):
+            yield {**start, name: size}
 
 
 def _changed(found: Traced, sizes: Sizes) -> set[str]:

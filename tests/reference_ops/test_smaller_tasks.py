@@ -1,0 +1,79 @@
+"""The sizes at which a task is checked, besides its own: they should tell wrong kernels from right ones."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reference_ops import catalog
+from reference_ops.op import Op
+
+Problem = Callable[..., Op]
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> Problem:
+    """A problem of one module that is called with one tensor."""
+
+    def written(module: str, sizes: str, shape: str) -> Op:
+        path = tmp_path / "1_Problem.py"
+        path.write_text(f"""
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = {module}
+
+    def forward(self, x):
+        return self.inner(x)
+
+{sizes}
+
+def get_inputs():
+    return [torch.rand({shape})]
+
+def get_init_inputs():
+    return []
+""")
+        return catalog.load(str(path))
+
+    return written
+
+
+def test_groups_are_of_several_channels(problem: Problem) -> None:
+    sizes = "batch, features, groups, height, width = 112, 64, 8, 512, 512"
+    grouped = problem("nn.GroupNorm(groups, features)", sizes, "batch, features, height, width")
+    assert {grouped.sizes(workload)["features"] for workload in grouped.emulated} == {16}
+
+
+def test_each_of_several_equal_dims_is_odd_somewhere(problem: Problem) -> None:
+    sizes = "batch, depth, height, width, length = 64, 64, 64, 64, 64"
+    shown = problem("nn.Tanh()", sizes, "batch, depth, height, width, length")
+    odd = {name for workload in shown.awkward for name, size in workload.dims if size % 2}
+    assert odd == {"batch", "depth", "height", "width", "length"}
+    assert max(sum(size % 2 for _, size in workload.dims) for workload in shown.awkward) == 5
+
+
+def test_windows_are_several_each_way(problem: Problem) -> None:
+    sizes = "batch, channels, height, width = 16, 64, 2048, 2048"
+    pooled = problem("nn.AvgPool2d(11)", sizes, "batch, channels, height, width")
+    out = [pooled.shape(pooled.outputs[0], workload) for workload in pooled.emulated]
+    assert any(min(shape[2:]) > 1 for shape in out)
+
+
+def test_a_task_too_large_to_emulate_is_checked_on_fewer(problem: Problem) -> None:
+    large = problem("nn.Conv2d(3, 96, 11, 4, 2)", "batch = 256", "batch, 3, 224, 224")
+    assert large.emulated == ()
+    assert [dict(workload.dims) for workload in large.awkward] == [{"batch": 1}, {"batch": 3}]
+    assert "heavy_tail" in large.values
+
+
+def test_a_size_that_goes_by_broadcasting_alone_is_not_taken(problem: Problem) -> None:
+    """A depthwise convolution of one channel has as many outputs as it likes."""
+    sizes = "batch, inside, outside, width = 64, 128, 128, 512"
+    module = "nn.Conv1d(inside, outside, 3, groups=inside)"
+    depthwise = problem(module, sizes, "batch, inside, width")
+    assert all(depthwise.sizes(w).get("inside") == depthwise.sizes(w).get("outside") for w in depthwise.awkward)
+    assert {dict(workload.dims)["batch"] % 2 for workload in depthwise.awkward} == {0, 1}
