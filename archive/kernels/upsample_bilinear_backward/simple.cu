@@ -1,0 +1,52 @@
+/*---
+op = "upsample_bilinear_backward"
+note = "one element of grad_x per thread looks through the results that it may be part of; no atomics; any shape"
+
+[knobs]
+THREADS = [256, 128, 512]
+
+[[launch]]
+entry = "upsample_bilinear_backward"
+grid = ["ceil_div(batch * channels * h * w, THREADS)"]
+block = ["THREADS"]
+args = ["grad_out", "grad_x", "batch * channels * h * w", "h", "w", "oh", "ow"]
+---*/
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+// The share that line `own` of so many has in result `i`.
+__device__ __forceinline__ float share(int i, int own, int size, float scale) {
+    const float position = fmaxf((i + 0.5f) * scale - 0.5f, 0.0f);
+    const int first = min(int(position), size - 1), second = min(first + 1, size - 1);
+    const float far = fminf(position - first, 1.0f);
+    return (own == first ? 1.0f - far : 0.0f) + (own == second ? far : 0.0f);
+}
+
+// The first result, or one before it, that may depend on something at or after this position.
+__device__ __forceinline__ int first_from(float position, float scale) {
+    return int(floorf((position + 0.5f) / scale - 0.5f));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+upsample_bilinear_backward(const grad_out_t* __restrict__ grad_out, grad_x_t* __restrict__ grad_x, long long total,
+                           int h, int w, int oh, int ow) {
+    const long long at = (long long)blockIdx.x * THREADS + threadIdx.x;
+    if (at >= total) return;
+    const int col = int(at % w), row = int(at / w % h);
+    const float down = float(h) / oh, across = float(w) / ow;
+    // The outermost lines stand for all that lies beyond them.
+    const int top = row > 0 ? max(first_from(row - 1.0f, down), 0) : 0;
+    const int bottom = row < h - 1 ? min(first_from(row + 1.0f, down) + 2, oh) : oh;
+    const int left = col > 0 ? max(first_from(col - 1.0f, across), 0) : 0;
+    const int right = col < w - 1 ? min(first_from(col + 1.0f, across) + 2, ow) : ow;
+    const grad_out_t* plane = grad_out + at / w / h * oh * ow;
+    float sum = 0.0f;
+    for (int i = top; i < bottom; ++i) {
+        float along = 0.0f;
+        for (int j = left; j < right; ++j) {
+            along = fmaf(share(j, col, w, across), float(plane[(long long)i * ow + j]), along);
+        }
+        sum = fmaf(share(i, row, h, down), along, sum);
+    }
+    grad_x[at] = grad_x_t(sum);
+}

@@ -1,0 +1,178 @@
+"""Connectionist temporal classification, for speech and text in images: the loss of each sample, and its backward."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.values import COMMON
+
+aten = torch.ops.aten
+Two = tuple[torch.Tensor, torch.Tensor]
+BLANK = 0
+
+
+def ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: torch.Tensor, target_lengths: torch.Tensor
+) -> Two:
+    lengths = (input_lengths, target_lengths)
+    loss, log_alpha = aten._ctc_loss(log_probs, targets, *lengths, BLANK, False)  # noqa: SLF001 - keeps log_alpha
+    # Beyond a sample's lengths PyTorch leaves what happened to be in memory.
+    frames = torch.arange(log_alpha.shape[1], device=log_probs.device) >= input_lengths.unsqueeze(1)
+    states = torch.arange(log_alpha.shape[2], device=log_probs.device) > 2 * target_lengths.unsqueeze(1)
+    return loss, log_alpha.masked_fill(frames.unsqueeze(2) | states.unsqueeze(1), -torch.inf)
+
+
+def ctc_loss_backward(
+    grad_loss: torch.Tensor,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    loss: torch.Tensor,
+    log_alpha: torch.Tensor,
+) -> torch.Tensor:
+    lengths = (input_lengths, target_lengths)
+    found: torch.Tensor = aten._ctc_loss_backward(  # noqa: SLF001 - autograd calls it
+        grad_loss, log_probs, targets, *lengths, loss, log_alpha, BLANK, False
+    )
+    return found
+
+
+def draw_samples(inputs: Tensors, generator: torch.Generator) -> None:
+    """Logits of a network that is more or less sure, as logarithms of probabilities; the first sample fills the batch.
+
+    Less sure, the loss of a long sample would be in the thousands, and the gradients, exponentials of differences of
+    such numbers, lose the digits that a check needs. Each label has two frames, so that no target is impossible.
+    """
+    log_probs, targets = inputs["log_probs"], inputs["targets"]
+    (time, batch, classes), length = log_probs.shape, targets.shape[1]
+    targets.random_(1, classes, generator=generator)
+    chance = torch.empty((2, batch), device=targets.device).uniform_(generator=generator)
+    labels = chance[0].mul_(length).long().add_(1).clamp_(max=length)
+    labels[0] = length
+    frames = (chance[1] * (time - 2 * labels + 1)).long().add_(2 * labels).clamp_(max=time)
+    frames[0] = time
+    inputs["target_lengths"].copy_(labels)
+    inputs["input_lengths"].copy_(frames)
+    known = torch.empty((time, batch, 1), dtype=log_probs.dtype, device=targets.device)
+    known.uniform_(generator=generator).mul_(24).add_(math.log(classes))
+    log_probs.scatter_add_(2, spoken(targets, labels, frames, time, generator).unsqueeze(2), known)
+    log_probs.copy_(log_probs.log_softmax(-1))
+
+
+def spoken(
+    targets: torch.Tensor, labels: torch.Tensor, frames: torch.Tensor, time: int, generator: torch.Generator
+) -> torch.Tensor:
+    """A class for each frame: half of the labels go on until the next, the others are short and followed by blanks."""
+    length = targets.shape[1]
+    at = torch.arange(time, device=targets.device).unsqueeze(1)
+    label = (at * labels // frames).clamp_(max=length - 1)
+    lasts = torch.empty_like(targets, dtype=torch.bool).bernoulli_(0.5, generator=generator)
+    lasts[:, :-1] &= targets[:, :-1] != targets[:, 1:]
+    silent = ~lasts.gather(1, label.T).T
+    silent[0] = False
+    silent[1:] &= label[1:] == label[:-1]
+    return targets.gather(1, label.T).T.masked_fill(silent, BLANK)
+
+
+def draw_backward(inputs: Tensors, generator: torch.Generator) -> None:
+    draw_samples(inputs, generator)
+    inputs["grad_loss"].uniform_(0.5, 2, generator=generator)
+    given = (inputs[name] for name in ("targets", "input_lengths", "target_lengths"))
+    loss, log_alpha = ctc_loss(inputs["log_probs"].double(), *given)
+    inputs["loss"].copy_(loss)
+    inputs["log_alpha"].copy_(log_alpha)
+
+
+def at(time: int, batch: int, classes: int, length: int) -> dict[str, int]:
+    return {"time": time, "batch": batch, "classes": classes, "length": length}
+
+
+def is_possible(known: Mapping[str, int]) -> bool:
+    return known["classes"] > 1 and known["time"] >= 2 * known["length"]
+
+
+def read_in_forward(dims: Mapping[str, int]) -> int:
+    """In half of the frames or more, blank and half of so many different labels or more."""
+    labels = dims["classes"] - 1
+    different = labels * (1 - (1 - 1 / labels) ** dims["length"])
+    return dims["time"] * dims["batch"] * max(2, int(1 + different / 2)) // 2
+
+
+def steps(dims: Mapping[str, int]) -> int:
+    """Of the recursion; on the average a sample has more than half of the frames, and of the states."""
+    return max(1, dims["time"] * dims["batch"] * dims["states"] // 4)
+
+
+STATES = {"states": lambda known: 2 * known["length"] + 1}
+# PyTorch has no CTC in 16 bits: the logarithms of a whole sentence's probabilities would keep no digit.
+GPU = workloads(
+    "float32",
+    at(800, 32, 32, 200),  # speech, in characters
+    at(500, 64, 1024, 80),  # speech, in word pieces
+    at(32, 512, 97, 12),  # words in images
+    at(80, 128, 6625, 25),  # lines of Chinese
+    at(313, 19, 61, 127),
+)
+EMULATED = workloads("float32", at(24, 6, 11, 8), at(40, 5, 33, 17))
+AWKWARD = rotated(
+    "float32", at(2, 1, 2, 1), at(3, 33, 2, 1), at(31, 7, 5, 15), at(9, 3, 257, 2), at(65, 2, 3, 32), at(17, 1, 31, 5)
+)
+# A few logarithms in the thousands leave a sample's sum no digits to take an exponential of.
+MODERATE = tuple(name for name in COMMON if name not in ("large", "heavy_tail"))
+LENGTHS = {"targets": "int64[batch length]", "input_lengths": "int64[batch]", "target_lengths": "int64[batch]"}
+ops = (
+    Op(
+        name="ctc_loss",
+        note="log_probs are log-softmaxed over the classes; class 0 is the blank, and no target is. With target s the "
+        "blanks and labels in turn, 0 t1 0 t2 ... 0, states = 2 * length + 1 of them: log_alpha[b, t, s] is the "
+        "logarithm of the probability of all ways to emit frames 0 to t and be in state s then: log_probs[t, b, "
+        "class of s] + logsumexp of log_alpha[b, t - 1] at s, s - 1, and s - 2 if the class of s is neither blank nor "
+        "that of s - 2. A way begins in state 0 or 1. loss = -logsumexp of the last two states (2 * target_length and "
+        "the one before) at frame input_length - 1. log_alpha is -inf where no way leads, and at frames from "
+        "input_length and states from 2 * target_length + 1 on. 1 <= target_length <= length; every loss is finite.",
+        reference=ctc_loss,
+        inputs=tensors(log_probs="time batch classes", **LENGTHS),
+        outputs=tensors(loss="batch", log_alpha="batch time states"),
+        derived=STATES,
+        gpu=GPU,
+        emulated=EMULATED,
+        awkward=AWKWARD,
+        by_rows=False,
+        draw=draw_samples,
+        valid=is_possible,
+        touched={"log_probs": read_in_forward},
+        flops=lambda dims: 8 * steps(dims),
+        # The default factor: the same logarithms one after another in float32 by everybody.
+        backward=("ctc_loss_backward",),
+    ),
+    Op(
+        name="ctc_loss_backward",
+        note="With log_beta the same recursion from the end, log_beta[b, t, s] including log_probs[t, b, class of s] "
+        "as log_alpha does: grad_log_probs[t, b, c] = grad_loss[b] * (exp(log_probs[t, b, c]) - the sum over the "
+        "states s of class c of exp(log_alpha[b, t, s] + log_beta[b, t, s] + loss[b] - log_probs[t, b, c])), and 0 "
+        "from frame input_length on. As in PyTorch this is the gradient of the logits, whose log_softmax log_probs is. "
+        "loss and log_alpha are the forward's; see ctc_loss.",
+        reference=ctc_loss_backward,
+        inputs=tensors(
+            grad_loss="batch", log_probs="time batch classes", **LENGTHS, loss="batch", log_alpha="batch time states"
+        ),
+        outputs=tensors(grad_log_probs="time batch classes"),
+        derived=STATES,
+        gpu=GPU,
+        emulated=EMULATED,
+        awkward=AWKWARD,
+        values=MODERATE,
+        by_rows=False,
+        draw=draw_backward,
+        valid=is_possible,
+        touched={
+            "log_probs": lambda dims: dims["time"] * dims["batch"] * dims["classes"] // 2,
+            "log_alpha": steps,
+        },
+        flops=lambda dims: 14 * steps(dims) + dims["time"] * dims["batch"] * dims["classes"],
+        tolerance=Tolerance(),  # the default factor: PyTorch's is the same recursion in float32
+    ),
+)

@@ -1,0 +1,68 @@
+"""The sampling positions of an affine transformation, a spatial transformer's first half, and its backward."""
+
+import torch
+from torch.nn import functional
+
+from reference_ops.op import Op, Tolerance, Workload, rotated, tensors, workloads
+
+
+def affine_grid(theta: torch.Tensor, h: int, w: int) -> torch.Tensor:
+    return functional.affine_grid(theta, [len(theta), 1, h, w], align_corners=False)
+
+
+def affine_grid_backward(grad_grid: torch.Tensor) -> torch.Tensor:
+    batch, h, w, _ = grad_grid.shape
+    found: torch.Tensor = torch.ops.aten.affine_grid_generator_backward(grad_grid, [batch, 1, h, w], False)
+    return found.contiguous()
+
+
+def at(batch: int, h: int, w: int) -> dict[str, int]:
+    return {"batch": batch, "h": h, "w": w}
+
+
+def of_forward(points: tuple[Workload, ...]) -> tuple[Workload, ...]:
+    """What is transformed is no input of the forward, so its size comes as parameters."""
+    return tuple(Workload(point.dtype, point.dims[:1], point.dims[1:]) for point in points)
+
+
+# Positions are in float32 also where images are in 16 bits: those would place a pixel within half of one at best.
+GPU = workloads(
+    "float32",
+    at(256, 224, 224),
+    at(4096, 28, 28),  # digits
+    at(32, 512, 512),
+    at(2048, 32, 100),  # lines of text
+    at(61, 211, 307),
+)
+EMULATED = workloads("float32", at(9, 24, 32), at(16, 11, 7))
+AWKWARD = rotated("float32", at(1, 1, 1), at(33, 1, 31), at(2, 127, 1), at(7, 17, 13), at(31, 33, 3), at(1, 65, 63))
+ops = (
+    Op(
+        name="affine_grid",
+        note="grid[b, i, j] = theta[b] @ (x, y, 1) with x = (2 * j + 1) / w - 1 and y = (2 * i + 1) / h - 1, the "
+        "centres of pixels where the image goes from -1 to 1 (align_corners=False); x comes first.",
+        reference=affine_grid,
+        inputs=tensors(theta="batch 2 3"),
+        outputs=tensors(grid="batch h w 2"),
+        derived={"h": lambda known: known["h"], "w": lambda known: known["w"]},
+        gpu=of_forward(GPU),
+        emulated=of_forward(EMULATED),
+        awkward=of_forward(AWKWARD),
+        flops=lambda dims: 8 * dims["batch"] * dims["h"] * dims["w"],
+        tolerance=Tolerance(),  # the default factor: three products in float32
+        backward=("affine_grid_backward",),
+    ),
+    Op(
+        name="affine_grid_backward",
+        note="grad_theta[b, r] = the sum over all i and j of grad_grid[b, i, j, r] * (x, y, 1), see affine_grid.",
+        reference=affine_grid_backward,
+        inputs=tensors(grad_grid="batch h w 2"),
+        outputs=tensors(grad_theta="batch 2 3"),
+        derived={"area": lambda known: known["h"] * known["w"]},
+        gpu=GPU,
+        emulated=EMULATED,
+        awkward=AWKWARD,
+        flops=lambda dims: 10 * dims["batch"] * dims["h"] * dims["w"],
+        tolerance=Tolerance(sums="area"),  # the default factor: long sums in float32 by everybody
+    ),
+)

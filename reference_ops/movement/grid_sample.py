@@ -1,0 +1,114 @@
+"""Images sampled between their pixels, a spatial transformer's second half or a flow's warp, and the gradients."""
+
+from collections.abc import Mapping
+
+import torch
+from torch.nn import functional
+
+from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.values import COMMON
+
+MARGIN = 1 / 64  # of a pixel
+
+
+def grid_sample(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+    # As under autocast: PyTorch wants image and grid of the same dtype, and positions need float32.
+    return functional.grid_sample(x.to(grid.dtype), grid, "bilinear", "zeros", align_corners=False).to(x.dtype)
+
+
+def grid_sample_backward(
+    grad_out: torch.Tensor, x: torch.Tensor, grid: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = (grad_out.to(grid.dtype), x.to(grid.dtype), grid)
+    bilinear, zeros = 0, 0  # PyTorch's numbers for them
+    grad_x, grad_grid = torch.ops.aten.grid_sampler_2d_backward(*wide, bilinear, zeros, False, [True, True])
+    return grad_x.to(x.dtype), grad_grid
+
+
+def draw_grid(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
+    """Images turned, zoomed in or out, and shifted, partly out of sight.
+
+    The gradient of the grid jumps where a position passes a pixel's centre, so none comes as near to one, neither
+    here nor in the forward, that a rounding in float32 could take it to the other side.
+    """
+    grid = inputs["grid"]
+    batch = len(grid)
+    theta = torch.empty((batch, 2, 3), dtype=torch.float64, device=grid.device).normal_(std=0.2, generator=generator)
+    theta[:, 0, 0] += 1
+    theta[:, 1, 1] += 1
+    zoom = torch.empty((batch, 1, 1), dtype=torch.float64, device=grid.device).normal_(std=0.5, generator=generator)
+    drawn = functional.affine_grid(theta * zoom.exp_(), [batch, 1, known["oh"], known["ow"]], align_corners=False)
+    sizes = torch.tensor((known["w"], known["h"]), dtype=torch.float64, device=grid.device)
+    position = drawn.add_(1).mul_(sizes).sub_(1).div_(2)
+    pixel = position.floor()
+    kept = position.sub_(pixel).clamp_(MARGIN, 1 - MARGIN).add_(pixel)
+    grid.copy_(kept.mul_(2).add_(1).div_(sizes).sub_(1))
+
+
+def at(batch: int, channels: int, h: int, w: int, oh: int, ow: int) -> dict[str, int]:
+    return {"batch": batch, "channels": channels, "h": h, "w": w, "oh": oh, "ow": ow}
+
+
+def samples(dims: Mapping[str, int]) -> int:
+    return dims["batch"] * dims["channels"] * dims["oh"] * dims["ow"]
+
+
+GPU = (
+    *workloads("float32 bfloat16 float16", at(128, 3, 224, 224, 224, 224)),  # a spatial transformer
+    *workloads("bfloat16", at(16, 32, 100, 152, 20000, 4)),  # deformable attention: four points for each query
+    *workloads("float32", at(8, 128, 96, 160, 96, 160)),  # features along an optical flow
+    *workloads("bfloat16", at(2, 256, 200, 304, 448, 49)),  # aligned regions
+    *workloads("float32", at(7, 17, 211, 131, 67, 197)),
+)
+EMULATED = workloads("float32 bfloat16 float16", at(9, 3, 12, 16, 10, 14), at(8, 5, 17, 9, 13, 11))
+AWKWARD = rotated(
+    "float32 bfloat16 float16",
+    at(1, 1, 1, 1, 1, 1),
+    at(2, 1, 1, 33, 3, 31),
+    at(31, 2, 5, 1, 1, 7),
+    at(1, 33, 7, 31, 17, 1),
+    at(3, 1, 31, 33, 5, 5),
+    at(2, 257, 2, 3, 3, 2),
+)
+# Where all pixels are alike, what is left of the grid's gradient is rounding.
+VARIED = tuple(name for name in COMMON if name != "constant")
+# Not all of an image need be in sight, so that of x no element must be read for certain.
+TOUCHED = {"x": lambda dims: dims["batch"] * dims["channels"]}
+ops = (
+    Op(
+        name="grid_sample",
+        note="grid[b, i, j] = (gx, gy) is a position where the image's edges are at -1 and 1: px = ((gx + 1) * w - 1) "
+        "/ 2 and py = ((gy + 1) * h - 1) / 2 in pixels. out[b, c, i, j] is the mean of the four pixels round it, "
+        "(1 - |px - column|) * (1 - |py - row|) times each; a pixel outside of x counts as 0 (bilinear, zeros, "
+        "align_corners=False). Positions lie up to several images outside. The grid is float32 always.",
+        reference=grid_sample,
+        inputs=tensors(x="batch channels h w", grid="float32[batch oh ow 2]"),
+        outputs=tensors(out="batch channels oh ow"),
+        gpu=GPU,
+        emulated=EMULATED,
+        awkward=AWKWARD,
+        draw=draw_grid,
+        touched=TOUCHED,
+        flops=lambda dims: 8 * samples(dims),
+        tolerance=Tolerance(),  # the default factor: positions and weights in float32 by everybody
+        backward=("grid_sample_backward",),
+    ),
+    Op(
+        name="grid_sample_backward",
+        note="grad_x[b, c, row, column] is the sum of grad_out * the weight by which the forward took that pixel; "
+        "every element is written. grad_grid[b, i, j] = (w / 2 * the sum over c of grad_out * d(out) / d(px), and h / "
+        "2 * that of d(out) / d(py)), pixels outside of x being 0. No position is within 1/64 of a pixel's centre "
+        "in either direction, where the gradient jumps. PyTorch adds to grad_x with float atomics.",
+        reference=grid_sample_backward,
+        inputs=tensors(grad_out="batch channels oh ow", x="batch channels h w", grid="float32[batch oh ow 2]"),
+        outputs=tensors(grad_x="batch channels h w", grad_grid="float32[batch oh ow 2]"),
+        gpu=GPU,
+        emulated=EMULATED,
+        awkward=AWKWARD,
+        draw=draw_grid,
+        values=VARIED,
+        touched={**TOUCHED, "grad_out": TOUCHED["x"]},
+        flops=lambda dims: 24 * samples(dims),
+        tolerance=Tolerance(sums="channels"),  # the default factor: sums in float32 by everybody, in any order
+    ),
+)

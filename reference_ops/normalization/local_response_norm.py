@@ -1,0 +1,109 @@
+"""Local response normalisation across channels, as in AlexNet and GoogLeNet, and its backward."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
+
+ALEXNET = {"size": 5, "alpha": 1e-4, "beta": 0.75, "k": 2.0}
+GOOGLENET = {"size": 5, "alpha": 1e-4, "beta": 0.75, "k": 1.0}
+NARROW = {"size": 2, "alpha": 2e-2, "beta": 0.5, "k": 1.5}
+
+
+def local_response_norm(x: torch.Tensor, size: int, alpha: float, beta: float, k: float) -> torch.Tensor:
+    return functional.local_response_norm(in_float32(x), size, alpha, beta, k).to(x.dtype)
+
+
+def as_called(x: torch.Tensor, size: int, alpha: float, beta: float, k: float) -> torch.Tensor:
+    """PyTorch's CPU code has no average pools of 16-bit numbers."""
+    given = in_float32(x) if x.is_cpu else x
+    return functional.local_response_norm(given, size, alpha, beta, k).to(x.dtype)
+
+
+def local_response_norm_backward(
+    grad_out: torch.Tensor, x: torch.Tensor, size: int, alpha: float, beta: float, k: float
+) -> torch.Tensor:
+    grad, value = in_float32(grad_out), in_float32(x)
+    before, after = size // 2, (size - 1) // 2
+    scale = windows(value.square(), size, before, after).mul_(alpha).add_(k)
+    power = scale.pow(-beta)
+    others = windows(grad * value * power / scale, size, after, before)  # the windows that hold a channel, not its own
+    return (grad * power - 2 * alpha * beta * value * others).to(x.dtype)
+
+
+def windows(x: torch.Tensor, size: int, before: int, after: int) -> torch.Tensor:
+    """The mean over so many channels before and after each, zeros where there are none."""
+    padded = functional.pad(x.unsqueeze(1), (0, 0, 0, 0, before, after))
+    return functional.avg_pool3d(padded, (size, 1, 1), stride=1).squeeze(1)
+
+
+def in_float32(x: torch.Tensor) -> torch.Tensor:
+    """In 16 bits PyTorch rounds after each of five steps, and its squares overflow float16."""
+    return x.float() if x.element_size() == 2 else x
+
+
+def at(batch: int, channels: int, height: int, width: int) -> dict[str, int]:
+    return {"batch": batch, "channels": channels, "height": height, "width": width}
+
+
+def elements(dims: Mapping[str, int]) -> int:
+    return dims["batch"] * dims["channels"] * dims["height"] * dims["width"]
+
+
+def is_tame(known: Mapping[str, Any]) -> bool:
+    """A higher power of what may be 1e5 leaves nothing of a result in float16."""
+    return known["beta"] <= 1 and known["k"] >= 0.5  # type: ignore[no-any-return]
+
+
+GPU = (
+    *workloads("bfloat16 float32 float16", at(128, 96, 55, 55), **ALEXNET),
+    *workloads("bfloat16", at(128, 256, 27, 27), **ALEXNET),
+    *workloads("bfloat16 float32", at(128, 192, 56, 56), **GOOGLENET),
+    *workloads("float32", at(17, 61, 29, 31), **NARROW),
+)
+EMULATED = (
+    *workloads("float32 bfloat16 float16", at(9, 16, 7, 9), **ALEXNET),
+    *workloads("float32 bfloat16", at(8, 24, 5, 6), **NARROW),
+)
+AWKWARD = (
+    *rotated("float32 bfloat16 float16", at(1, 1, 1, 1), at(33, 2, 1, 31), at(2, 31, 3, 5), **GOOGLENET),
+    *rotated("bfloat16 float16 float32", at(1, 257, 1, 3), at(5, 3, 17, 13), at(31, 33, 1, 1), **NARROW),
+    *rotated("float32 float16", at(3, 7, 5, 11), at(2, 4, 1, 127), size=8, alpha=1e-3, beta=1.0, k=1.0),
+)
+ops = (
+    Op(
+        name="local_response_norm",
+        note="out = x / (k + alpha * m) ** beta, where m is the sum of the squares of x at the same pixel over the "
+        "channels c - size // 2 to c + (size - 1) // 2 as far as there are any, divided by `size` always.",
+        reference=local_response_norm,
+        baseline=as_called,
+        baseline_free=("out",),  # in 16 bits it rounds at every step
+        inputs=tensors(x="batch channels height width"),
+        outputs=tensors(out="batch channels height width"),
+        gpu=GPU,
+        emulated=EMULATED,
+        awkward=AWKWARD,
+        valid=is_tame,
+        flops=lambda dims: 8 * elements(dims),  # a sliding sum of squares, a power and a product
+        tolerance=Tolerance(),  # the default factor: in float32 by everybody, rounded once
+        backward=("local_response_norm_backward",),
+    ),
+    Op(
+        name="local_response_norm_backward",
+        note="With d = k + alpha * m as in the forward: grad_x[c] = grad_out[c] * d[c] ** -beta - 2 * alpha * beta / "
+        "size * x[c] * (the sum of grad_out[j] * x[j] * d[j] ** (-beta - 1) over the channels j whose windows hold c, "
+        "which are c - (size - 1) // 2 to c + size // 2).",
+        reference=local_response_norm_backward,
+        inputs=tensors(grad_out="batch channels height width", x="batch channels height width"),
+        outputs=tensors(grad_x="batch channels height width"),
+        gpu=GPU,
+        emulated=EMULATED,
+        awkward=AWKWARD,
+        valid=is_tame,
+        flops=lambda dims: 18 * elements(dims),
+        tolerance=Tolerance(),  # the default factor: in float32 by everybody, rounded once
+    ),
+)
