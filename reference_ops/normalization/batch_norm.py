@@ -41,7 +41,10 @@ def batch_norm_backward(
 def backward_as_called(
     grad_out: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor
 ) -> Three:
-    """What PyTorch does with its own dtype: in 16 bits a GPU rounds every grad_out * (x - mean) before it is added."""
+    """What PyTorch does with its own dtype.
+
+    In 16 bits a GPU rounds every grad_out * (x - mean) before it is added, and the sums that threads hand on.
+    """
     grad_x, grad_weight, grad_bias = aten.native_batch_norm_backward(
         grad_out, x, weight, None, None, mean, rstd, True, EPS, [True, True, True]
     )
@@ -103,7 +106,7 @@ AWKWARD = (at(31, 3, 1, 1), at(1, 33, 1, 31), at(7, 5, 3, 11), at(2, 2, 1, 257),
 CHANNELS = "float32[channels]"  # as mixed-precision training keeps weights and statistics
 IMAGES = "batch channels height width"
 DERIVED = {"per_channel": per_channel, "in_two_steps": in_two_steps}
-ROUNDED = ("grad_x", "grad_weight")  # in float16 large products even overflow
+ROUNDED = ("grad_x", "grad_weight", "grad_bias")  # in float16 large products and sums even overflow
 
 ops = (
     Op(

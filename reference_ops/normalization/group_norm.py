@@ -49,7 +49,8 @@ def draw_apart(inputs: Tensors, generator: torch.Generator, known: Mapping[str, 
     x.view(*each, -1).mul_(scales)
 
 
-def draw_statistics(inputs: Tensors, _: torch.Generator) -> None:
+def draw_statistics(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
+    draw_apart(inputs, generator, known)
     batch, groups = inputs["mean"].shape
     variance, mean = torch.var_mean(inputs["x"].reshape(batch, groups, -1).double(), -1, correction=0)
     inputs["mean"].copy_(mean)

@@ -12,12 +12,14 @@ from reference_ops.pooling._windows import (
     AXES,
     as_given,
     at,
+    in_float32,
     in_float32_on_cpu,
     inner,
     inner_sizes,
     outer,
     volume,
 )
+from reference_ops.values import COMMON
 
 ALL = "bfloat16 float32 float16"
 GPU: dict[int, tuple[Workload, ...]] = {
@@ -71,6 +73,8 @@ AWKWARD = {
         *rotated("bfloat16 float16", at(1, 2, 3, 5, 31), at(2, 1, 5, 7, 11), od=2, oh=3, ow=5),
     ),
 }
+# Divided by the size of a window, tiny numbers are so near to the least of float16 that it has no digits for them.
+DIVISIBLE = tuple(name for name in COMMON if name != "tiny")
 NOTE = (
     "Along an axis of `size` the window of output o of `count` is floor(o * size / count) up to, not including, "
     "ceil((o + 1) * size / count): windows may overlap, and differ in length by one. "
@@ -117,6 +121,9 @@ def adaptive_avg_pool_backward(rank: int) -> Op:
     backward = in_float32_on_cpu(getattr(torch.ops.aten, f"_adaptive_avg_pool{planes}d_backward"))
 
     def reference(grad_out: torch.Tensor, **sizes: int) -> torch.Tensor:
+        return as_called(in_float32(grad_out), **sizes).to(grad_out.dtype)
+
+    def as_called(grad_out: torch.Tensor, **sizes: int) -> torch.Tensor:
         # Of what was pooled PyTorch looks at the shape alone.
         x = grad_out.new_empty((*grad_out.shape[:2], *(sizes[axis] for axis in AXES[rank])))
         if rank == 1:
@@ -127,12 +134,15 @@ def adaptive_avg_pool_backward(rank: int) -> Op:
         name=f"adaptive_avg_pool{rank}d_backward",
         note=f"{NOTE}grad_x[i] is the sum of grad_out[o] / (elements of window o) over the windows that hold i.",
         reference=reference,
+        baseline=as_called,
+        baseline_free=("grad_x",),  # in 16 bits it may round at every step
         inputs=tensors(grad_out=outer(rank)),
         outputs=tensors(grad_x=inner(rank)),
         derived=inner_sizes(rank),
         gpu=swapped(GPU[rank]),
         emulated=swapped(EMULATED[rank]),
         awkward=swapped(AWKWARD[rank]),
+        values=DIVISIBLE,
         flops=lambda dims: volume(dims, inner(rank)),
         # The default factor: a sum of a few windows in float32, rounded once.
     )

@@ -10,6 +10,7 @@ from reference_ops.pooling._windows import (
     AXES,
     at,
     fits,
+    in_float32,
     inner,
     inner_sizes,
     of_backward,
@@ -99,7 +100,10 @@ def max_pool(rank: int) -> Op:
 
 
 def max_pool_backward(rank: int) -> Op:
-    def reference(
+    def reference(grad_out: torch.Tensor, indices: torch.Tensor, **known: int) -> torch.Tensor:
+        return as_called(in_float32(grad_out), indices, **known).to(grad_out.dtype)
+
+    def as_called(
         grad_out: torch.Tensor, indices: torch.Tensor, kernel: int, stride: int, padding: int, **sizes: int
     ) -> torch.Tensor:
         # Of what was pooled PyTorch looks at the shape alone.
@@ -131,6 +135,8 @@ def max_pool_backward(rank: int) -> Op:
         note=f"grad_x[i] is the sum of grad_out over the windows whose index is i; `indices` are as max_pool{rank}d "
         "gives them, each inside its own window.",
         reference=reference,
+        baseline=as_called,
+        baseline_free=("grad_x",),  # in 16 bits it may round at every step
         inputs=tensors(grad_out=outer(rank), indices=f"int64[{outer(rank)}]"),
         outputs=tensors(grad_x=inner(rank)),
         derived={**inner_sizes(rank), **outer_sizes(rank)},

@@ -15,7 +15,8 @@ VALUES = ("uniform", "tiny")
 def draw(inputs: Tensors, generator: torch.Generator) -> None:
     """Weights as PyTorch initialises them and states as networks have them, whatever x is drawn from.
 
-    With larger weights sequences are chaotic.
+    With larger weights sequences are chaotic. The gradients of the last states are as large as those of a step: of
+    larger ones, which fade step by step, what is left of the first would tell nothing of the others.
     """
     hidden = inputs["w_hh"].shape[1]
     for name in WEIGHTS:
@@ -24,6 +25,10 @@ def draw(inputs: Tensors, generator: torch.Generator) -> None:
     for name in ("h0", "c0", "grad_h_n", "grad_c_n"):
         if name in inputs:
             inputs[name].uniform_(-1, 1, generator=generator)
+    if "grad_out" in inputs:
+        size = inputs["grad_out"].float().square().mean().sqrt()
+        for name in inputs.keys() & {"grad_h_n", "grad_c_n"}:
+            inputs[name].mul_(size)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from reference_ops.tasks.drawing import laws_of
 from reference_ops.tasks.skeleton import Placed, quiet_random
 from reference_ops.tasks.tracing import Fact, Traced
 
-MOST_OPERATIONS, MOST_ELEMENTS = 2_000_000_000, 50_000_000  # of a call on the CPU, forward and backward
+MOST_OPERATIONS, MOST_ELEMENTS = 1_000_000_000, 30_000_000  # of a call on the CPU, forward and backward
 NOTHING = 1e-9  # of the influence that its layer has, in float64
 PROBES = 2
 
@@ -18,18 +18,24 @@ PROBES = 2
 def without_inert(tracings: Sequence[Traced]) -> tuple[list[Traced], tuple[str, ...]]:
     """The same without them, and their names: those that make no difference at the two largest sizes at hand.
 
-    Very small ones will not do: of one pixel a normalisation takes out everything.
+    Sizes with all of the task's channels come first: a normalisation over one channel takes out what one over several
+    does not. Very small ones will not do either: of one pixel it takes out everything.
     """
-    if not any(map(_like_a_bias, tracings[0].weights.values())):
+    own = tracings[0].weights
+    if not any(map(_like_a_bias, own.values())):
         return [*tracings], ()
-    cheap = sorted((found for found in tracings if _cheap(found)), key=lambda found: -found.operations - found.elements)
+    cheap = sorted(
+        (found for found in tracings if _cheap(found)),
+        key=lambda found: (found.weights != own, -found.operations - found.elements),
+    )
     judged = [frozenset(_inert(found)) for found in cheap[:PROBES]]
     names = frozenset.intersection(*judged) if judged else frozenset()
     return [_without(found, names) for found in tracings], tuple(name for name in tracings[0].weights if name in names)
 
 
 def _cheap(found: Traced) -> bool:
-    return found.operations < MOST_OPERATIONS and found.elements < MOST_ELEMENTS
+    between = sum(elements for _, elements, _ in found.products)
+    return found.operations < MOST_OPERATIONS and found.elements + between < MOST_ELEMENTS
 
 
 def _without(found: Traced, names: frozenset[str]) -> Traced:
@@ -48,7 +54,7 @@ def _inert(found: Traced) -> list[str]:
     for name, size in sizes.items():
         beside = [other for known, other in sizes.items() if _layer(known) == _layer(name) and known != name]
         greatest = max(beside or sizes.values())
-        if _like_a_bias(found.weights[name]) and size <= NOTHING * greatest:
+        if _like_a_bias(found.weights[name]) and size <= NOTHING * greatest and greatest > 0:
             inert.append(name)
     return inert if len(inert) <= len(sizes) // 2 else []
 

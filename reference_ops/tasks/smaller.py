@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from reference_ops.tasks.tracing import Case, Traced, shapes_of, traced
 
-CAPS, FINER = (128, 64, 32, 16, 8, 4), (32, 16, 8, 4, 2, 1)
+CAPS, FINER, HALVED = (128, 64, 32, 16, 8, 4), (32, 16, 8, 4, 2, 1), 12
+PROBED = (32, 16, 8)
 MOST_OUTPUTS, MOST_ELEMENTS, MOST_OPERATIONS = 20_000, 300_000, 4_000_000  # that a CPU can emulate
 # Counted, not timed: every process must find the same.
 MOST_TRIES, STEPS_TO_VARY, STEPS_TO_SHRINK = 120, 20_000, 6_000
@@ -45,7 +46,7 @@ class Tries:
 
 @dataclass(frozen=True)
 class Smaller:
-    """What was found: `varied` is the task at its own size but for one."""
+    """What was found: `varied` is the task at its own size but for one, or for all that its weights do not show."""
 
     emulated: tuple[Traced, ...]
     awkward: tuple[Traced, ...]
@@ -58,13 +59,16 @@ def smaller(case_at: Callable[[Mapping[str, int]], Case], own: Traced, sizes: Ma
     free = {name: size for name, size in sizes.items() if _shown(tries, dict(sizes), name)}
     own_sizes = dict(sizes)
     varied = [found for found in tries.found if _changed(found, own_sizes) <= free.keys()]
+    varied += _with_own_weights(tries, varied, own_sizes)
     tries.left = STEPS_TO_SHRINK
     fitting = _fitting(tries, dict(sizes), free)
     if fitting is None:
         return Smaller((), _others(tries, dict(sizes), free), tuple(varied))
     start = _grown(tries, fitting, dict(sizes), free)
     emulated = [found for found in [tries.at(start)] if found]
-    for name in sorted((name for name in free if start[name] > 2), key=lambda name: -start[name]):
+    kept = _kept(start, free)
+    halved = (name for name in free if start[name] > 2)
+    for name in sorted(halved, key=lambda name: (start[name] // 2 in kept, -start[name])):
         changed = {**start, name: start[name] // 2}
         if (other := tries.at(changed)) and fits(other):
             emulated.append(other)
@@ -73,6 +77,14 @@ def smaller(case_at: Callable[[Mapping[str, int]], Case], own: Traced, sizes: Ma
     listed = {other.case.sizes for other in emulated}
     others = [other for other in awkward if other.case.sizes not in listed][:AWKWARD]
     return Smaller(tuple(emulated), tuple(others), tuple(varied))
+
+
+def _with_own_weights(tries: Tries, varied: Collection[Traced], own: Sizes) -> list[Traced]:
+    """As small as it gets with all the channels that it has, of fewer and smaller images."""
+    same = [_changed(found, own) for found in varied if found.weights == tries.own.weights]
+    shown = {name for changed in same for name in changed}
+    capped = ({name: min(size, cap) if name in shown else size for name, size in own.items()} for cap in PROBED)
+    return [found for sizes in capped if sizes != own and (found := tries.at(sizes))]
 
 
 def fits(found: Traced) -> bool:
@@ -84,9 +96,11 @@ def fits(found: Traced) -> bool:
 def _shown(tries: Tries, sizes: Sizes, name: str) -> bool:
     """Whether a kernel sees the size, in the shape of an input. One that it does not see must stay what it is.
 
-    Where it cannot change alone, it may with those that are equal to it.
+    Where it cannot change alone, it may with those that are equal to it. What is one is there to be broadcast.
     """
     own = sizes[name]
+    if own == 1:
+        return False
     equal = [other for other, size in sizes.items() if size == own]
     for together in ([name], equal) if len(equal) > 1 else ([name],):
         for size in (own // 2, 2 * own, own + 1):
@@ -101,21 +115,26 @@ def _fitting(tries: Tries, sizes: Sizes, free: Collection[str]) -> Sizes | None:
     for cap in CAPS:
         capped = {name: min(size, cap) if name in free else size for name, size in sizes.items()}
         if found := tries.at(capped):
+            best = capped
             if fits(found):
                 return capped
-            best = capped
-    current = tries.own if best is sizes else tries.at(best)
-    for name in sorted(free, key=lambda name: -sizes[name]):
-        for cap in FINER:
-            if cap >= best[name]:
-                continue
-            tried = {**best, name: cap}
-            found = tries.at(tried)
+    while (smaller := _a_step_down(tries, best, sizes, free)) is not None:
+        best, fitting = smaller
+        if fitting:
+            return best
+    return None
+
+
+def _a_step_down(tries: Tries, best: Sizes, own: Sizes, free: Collection[str]) -> tuple[Sizes, bool] | None:
+    """The largest size that can be is made smaller; and whether the task fits then."""
+    current = tries.own if best == own else tries.at(best)
+    for name in sorted(free, key=lambda name: -best[name]):
+        halves = (own[name] >> times for times in range(1, HALVED) if own[name] >> times > FINER[0])
+        for cap in (cap for cap in (*halves, *FINER) if cap < best[name]):
+            found = tries.at({**best, name: cap})
             if found and current and _cost(found) < _cost(current):
-                best, current = tried, found
-                if fits(found):
-                    return best
-    return best if current and best is not sizes and fits(current) else None
+                return {**best, name: cap}, fits(found)
+    return None
 
 
 def _grown(tries: Tries, start: Sizes, own: Sizes, free: Collection[str]) -> Sizes:
@@ -124,13 +143,19 @@ def _grown(tries: Tries, start: Sizes, own: Sizes, free: Collection[str]) -> Siz
     First those that have shrunk to a size that must stay, as channels may to the number of groups, the smallest first;
     then the innermost.
     """
-    kept = {size for name, size in start.items() if name not in free}
+    kept = _kept(start, free)
     innermost_first = [*free][::-1]
     for name in sorted(innermost_first, key=lambda name: own[name] if start[name] in kept else math.inf):
         larger = {**start, name: min(own[name], 2 * start[name])}
-        if (found := tries.at(larger)) and fits(found):
-            start = larger
+        wanted = [larger]
+        if start[name] in kept:  # if need be at the cost of another
+            wanted += [{**larger, other: start[other] // 2} for other in free if other != name and start[other] > 2]
+        start = next((sizes for sizes in wanted if (found := tries.at(sizes)) and fits(found)), start)
     return start
+
+
+def _kept(sizes: Sizes, free: Collection[str]) -> set[int]:
+    return {size for name, size in sizes.items() if name not in free}
 
 
 def _others(tries: Tries, sizes: Sizes, free: Collection[str]) -> tuple[Traced, ...]:

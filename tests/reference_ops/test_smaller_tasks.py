@@ -1,4 +1,5 @@
-"""The sizes at which a task is checked, besides its own: they should tell wrong kernels from right ones."""
+"""The sizes at which a task is checked besides its own, which should tell wrong kernels from right ones; and which of
+its weights are left out, judged at such sizes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -77,3 +78,21 @@ def test_a_size_that_goes_by_broadcasting_alone_is_not_taken(problem: Problem) -
     depthwise = problem(module, sizes, "batch, inside, width")
     assert all(depthwise.sizes(w).get("inside") == depthwise.sizes(w).get("outside") for w in depthwise.awkward)
     assert {dict(workload.dims)["batch"] % 2 for workload in depthwise.awkward} == {0, 1}
+
+
+@pytest.mark.parametrize(("groups", "kept"), [(16, True), (64, False)], ids=["several channels", "one"])
+def test_a_bias_before_a_normalisation_is_left_out_where_that_takes_it_out(
+    problem: Problem, groups: int, kept: bool
+) -> None:
+    sizes = f"batch, inside, outside, groups, height, width = 128, 8, 64, {groups}, 128, 128"
+    module = "nn.Sequential(nn.Conv2d(inside, outside, 3), nn.GroupNorm(groups, outside))"
+    names = [spec.name for spec in problem(module, sizes, "batch, inside, height, width").inputs]
+    assert ("inner_0_bias" in names) is kept
+    assert "inner_1_bias" in names
+
+
+def test_where_nothing_shows_nothing_is_left_out(problem: Problem) -> None:
+    """Of the task's own inputs no output is above zero."""
+    module = "nn.Sequential(nn.Linear(inside, outside), nn.Threshold(1e4, 0))"
+    dead = problem(module, "batch, inside, outside = 1024, 512, 256", "batch, inside")
+    assert [spec.name for spec in dead.inputs] == ["x", "inner_0_weight", "inner_0_bias"]

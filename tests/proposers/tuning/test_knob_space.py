@@ -46,6 +46,14 @@ def test_settings_that_differ_in_nothing_that_counts_are_one() -> None:
     assert space(kernel("A = [1, 2, 3, 4]", "ceil_div(A, 2)")).settings == ((1,), (3,))
 
 
+def test_equal_settings_are_counted_and_stand_in_their_middle_though_only_one_is_kept() -> None:
+    found = space(kernel("A = [1, 2, 8]\nB = [1, 4, 16]", "A", '"A < 8 or B < 16"', code="int a = A;"))
+    assert found.settings == ((1, 1), (2, 1), (8, 1))
+    assert found.names.tolist() == [3, 3, 2]
+    assert found.middles[:, 1].tolist() == [0.5, 0.5, 0.25]
+    assert found.programs[0].places.tolist() == found.middles.tolist()
+
+
 def test_what_the_code_names_counts() -> None:
     assert len(space(kernel("A = [1, 2, 3, 4]", "ceil_div(A, 2)", code="int a = A;")).settings) == 4
 

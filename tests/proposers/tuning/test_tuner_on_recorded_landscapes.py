@@ -12,6 +12,7 @@ from landscapes import Landscape, read, searched, shuffled
 FILES = sorted((Path(__file__).parents[2] / "data" / "landscapes").glob("*.jsonl"))
 SEEDS, NEAR = 50, 1.05
 FEWER_SEEDS = 10
+SOON = 4  # evaluations: before that, luck decides
 each = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 
@@ -45,6 +46,15 @@ def test_a_tenth_of_the_evaluations_is_enough(file: Path) -> None:
     one = read(file)
     for start in (one, from_anywhere(one, 1)):
         assert statistics.median(tuned(start, seed) for seed in range(SEEDS)) <= len(one.results) / 10
+
+
+@each
+def test_chance_is_nowhere_faster_also_on_one_workload_alone(file: Path) -> None:
+    whole = read(file)
+    for one in (whole, *whole.singles):
+        ours = statistics.median(tuned(one, seed) for seed in range(2 * FEWER_SEEDS))
+        chances = statistics.median(by_chance(one, seed) for seed in range(10 * SEEDS))
+        assert ours < max(chances, SOON), one.name
 
 
 def test_from_anywhere_the_tuner_needs_fewer_than_chance_does() -> None:
