@@ -12,12 +12,11 @@ from archive.kernel import Kernel
 from evolve.proposers.proposer import Candidate, Request
 from evolve.proposers.tuning.families import Family, bars, everyone, families, points
 from evolve.proposers.tuning.outlook import Outlook, outlook, space_for
-from evolve.proposers.tuning.space import setting_of
+from evolve.proposers.tuning.space import Space, setting_of
 
 SPREAD_FIRST = 4  # settings of a family that are far apart, before anything is concluded from them
 AT_ONCE = 4  # settings of one family before their times are looked at: more of them are worth less
 MOST_FAMILIES = 4
-MOST_CHANCE, PATIENCE = 0.6, 6  # how often chance chooses at most, and after how many vain tries half as often
 FAR_BEHIND = math.log(4)  # of the champion, on every workload: nothing is tried only to get to know the family
 
 
@@ -130,20 +129,14 @@ def _worthiest(benches: Sequence[Bench], rng: random.Random) -> Pick:
     worths = [bench.outlook.worth() for bench in benches]
     best = max(range(len(benches)), key=lambda number: float(worths[number].max()))
     bench = benches[best]
-    # Beliefs that led nowhere for long are wrong about some part of the space that was hardly looked at.
-    if rng.random() < MOST_CHANCE * bench.family.idle / (bench.family.idle + PATIENCE):
-        return _by_chance(bench, rng)
-    setting = _one_of_the_best(worths[best], rng)
+    # What many settings come to counts for as many: chance would meet it as often, and mostly it is
+    # where the workload has all that the knobs could give it.
+    setting = _one_of_the_best(worths[best] * bench.outlook.space.names, bench.outlook.space, rng)
     return Pick(bench, setting, "tune", (_nearest(bench.outlook, setting),))
 
 
-def _by_chance(bench: Bench, rng: random.Random) -> Pick:
-    setting = rng.choice([n for n in range(len(bench.outlook.space.settings)) if n not in bench.outlook.taken])
-    return Pick(bench, setting, "knobs", (_nearest(bench.outlook, setting),))
-
-
 def _apart(bench: Bench, rng: random.Random) -> Pick:
-    setting = _one_of_the_best(bench.outlook.apartness(), rng)
+    setting = _one_of_the_best(bench.outlook.apartness(), bench.outlook.space, rng)
     return Pick(bench, setting, "knobs", (_nearest(bench.outlook, setting),))
 
 
@@ -175,7 +168,7 @@ def _nearest(held: Outlook, setting: int) -> Candidate:
     return min(held.family.leaders(), key=far)
 
 
-def _one_of_the_best(scores: torch.Tensor, rng: random.Random) -> int:
-    """Where several are equal, chance decides."""
-    best = torch.nonzero(scores == scores.max())[:, 0].tolist()
-    return int(rng.choice(best))
+def _one_of_the_best(scores: torch.Tensor, space: Space, rng: random.Random) -> int:
+    """Where several are equal, chance decides, as if it drew from all settings by their names."""
+    best = torch.nonzero(scores == scores.max())[:, 0]
+    return int(rng.choices(best.tolist(), space.names[best].tolist())[0])

@@ -10,7 +10,6 @@ from evolve.points import point
 from evolve.proposers.proposer import Candidate, Request
 from evolve.proposers.tuning.space import Setting, setting_of
 
-NOTICEABLE = 0.98  # of the time before
 CURIOSITY = 0.5  # how much faster, in log time, a family may become that was tried once; less the more it was
 
 
@@ -46,17 +45,6 @@ class Family:
             ),
             default=math.inf,
         )
-
-    @property
-    def idle(self) -> int:
-        """How many settings were tried since one was noticeably the fastest on some workload."""
-        best: dict[str, float] = {}
-        since = 0
-        for candidate in self.tried:
-            times = times_us(candidate)
-            since = 0 if any(us < NOTICEABLE * best.get(w, math.inf) for w, us in times.items()) else since + 1
-            best = {**best, **{w: min(us, best.get(w, math.inf)) for w, us in times.items()}}
-        return since
 
     def promise(self, bars: Mapping[str, Measurement]) -> float:
         return CURIOSITY / math.sqrt(len(self.tried)) - self.behind(bars)

@@ -17,6 +17,7 @@ from evolve.proposers.tuning.surrogate import Beliefs, Shape, beliefs, distances
 TAME = 1.5  # beyond the best log time, differences count for less and less: nobody asks how slow the slow ones are
 MOST_SEEN = 128  # programs that beliefs rest on; of more, some of the slow ones are left out
 DOUBT = 0.5  # failures that it takes to be as sure as not that they have a cause in common
+WORTHWHILE = 0.03  # gain in log time: who follows smaller ones stays in the first good region that was met
 UNSURE = 1e-6  # what a setting is worth for being unknown, so that there is a choice where no gain is expected
 
 
@@ -38,9 +39,9 @@ class View:
         return beliefs(self.cross, self.seen, self.values, self.shape.noise)
 
     def worth(self) -> torch.Tensor:
-        """By setting: how much it is expected to gain here, in log time."""
+        """By setting: how much it is expected to gain here beyond what is worthwhile, in log time."""
         held = self.beliefs
-        gain = expected_gain(held, self.bar).clamp_max(self.room) + UNSURE * held.spread
+        gain = expected_gain(held, self.bar - WORTHWHILE).clamp_max(self.room) + UNSURE * held.spread
         gain[self.seen] = 0.0
         return torch.where(self.programs.of >= 0, gain[self.programs.of.clamp_min(0)], 0.0)
 
@@ -85,9 +86,10 @@ class Outlook:
 
     def apartness(self) -> torch.Tensor:
         """By setting: the less it has in common with any that was tried, the higher; -inf for what was tried."""
-        common = torch.zeros(len(self.space.settings), dtype=torch.float64)
+        middles = self.space.middles
+        common = torch.zeros(len(middles), dtype=torch.float64)
         for setting in self.taken:
-            common += (self.space.places == self.space.places[setting]).sum(1, dtype=torch.float64).square()
+            common += torch.isclose(middles, middles[setting]).sum(1, dtype=torch.float64).square()
         common[list(self.taken)] = math.inf
         return -common
 

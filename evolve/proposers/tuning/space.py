@@ -37,6 +37,8 @@ class Space:
     places: torch.Tensor  # of each setting: its knobs, each scaled to 0..1
     choices: tuple[bool, ...]  # by knob: whether its values are choices rather than sizes
     programs: tuple[Programs, ...]  # by workload
+    names: torch.Tensor  # of each setting: how many settings there are, itself among them, that differ in nothing
+    middles: torch.Tensor  # of each setting: the middle of the places of all these
 
     @cached_property
     def numbers(self) -> dict[Setting, int]:
@@ -70,18 +72,21 @@ def space_of(kernel: Kernel, points: Sequence[Point], tried: Iterable[Setting], 
     memory = _remembered(base, places)
     own = dict.fromkeys(tried)
     kept: dict[Setting, _Bindings] = {}
-    seen: set[_Bindings] = set()
+    names: dict[_Bindings, list[Setting]] = {}
     for setting in dict.fromkeys(itertools.chain(own, _listed(axes, tuple(near), most))):
         if setting not in memory:
             memory[setting] = _bindings(base, setting, places)
         bindings = memory[setting]
-        if setting in own or (bindings not in seen and any(binding is not None for binding in bindings)):
-            seen.add(bindings)
+        if setting in own or (bindings not in names and any(binding is not None for binding in bindings)):
             kept[setting] = bindings
-    scaled = torch.tensor([_scaled(setting, axes) for setting in kept], dtype=torch.float64).reshape(len(kept), -1)
+        names.setdefault(bindings, []).append(setting)
+    scaled = _places(kept, axes)
     columns = zip(*kept.values(), strict=True) if kept else ()
     choices = tuple(axis[0] <= 0 for axis in axes)
-    return Space(kernel, tuple(kept), scaled, choices, tuple(_programs(column, scaled) for column in columns))
+    counts = torch.tensor([len(names[bindings]) for bindings in kept.values()], dtype=torch.float64)
+    middles = _middles([names[bindings] for bindings in kept.values()], axes)
+    programs = tuple(_programs(column, middles, counts) for column in columns)
+    return Space(kernel, tuple(kept), scaled, choices, programs, counts, middles)
 
 
 def _listed(axes: Sequence[Setting], near: Sequence[Setting], most: int) -> Iterator[Setting]:
@@ -108,6 +113,17 @@ def _neighbours(setting: Setting, axes: Sequence[Setting]) -> Iterator[Setting]:
             yield (*setting[:index], value, *setting[index + 1 :])
 
 
+def _middles(groups: Sequence[Sequence[Setting]], axes: Sequence[Setting]) -> torch.Tensor:
+    sizes = torch.tensor([len(group) for group in groups])
+    places = _places(itertools.chain.from_iterable(groups), axes)
+    sums = torch.zeros(len(groups), len(axes), dtype=torch.float64)
+    return sums.index_add_(0, torch.arange(len(groups)).repeat_interleave(sizes), places) / sizes[:, None]
+
+
+def _places(settings: Iterable[Setting], axes: Sequence[Setting]) -> torch.Tensor:
+    return torch.tensor([_scaled(setting, axes) for setting in settings], dtype=torch.float64).reshape(-1, len(axes))
+
+
 def _scaled(setting: Setting, axes: Sequence[Setting]) -> list[float]:
     """Sizes by their logarithm; where 0 or less is among them, by their order."""
     return [
@@ -118,13 +134,14 @@ def _scaled(setting: Setting, axes: Sequence[Setting]) -> list[float]:
     ]
 
 
-def _programs(bindings: Iterable["int | None"], places: torch.Tensor) -> Programs:
+def _programs(bindings: Iterable["int | None"], middles: torch.Tensor, names: torch.Tensor) -> Programs:
     numbers: dict[int | None, int] = {None: -1}
     of = torch.tensor([numbers.setdefault(binding, len(numbers) - 1) for binding in bindings])
     bound = of >= 0
     count = len(numbers) - 1
-    sums = torch.zeros(count, places.shape[1], dtype=torch.float64).index_add_(0, of[bound], places[bound])
-    sizes = torch.bincount(of[bound], minlength=count)[:, None]
+    weighed = middles[bound] * names[bound, None]
+    sums = torch.zeros(count, middles.shape[1], dtype=torch.float64).index_add_(0, of[bound], weighed)
+    sizes = torch.bincount(of[bound], names[bound], minlength=count)[:, None]
     return Programs(of, sums / sizes)
 
 
