@@ -193,7 +193,7 @@ def _verdict(
     said = ""
     if worst > 1:
         said = _elements_off(errors.off, errors.allowed, actual, wanted)
-    elif error > factor * yardstick and error > (allowance := factor * _leeway(wanted)) * yardstick:
+    elif error > factor * yardstick and error > (allowance := factor * _leeway(wanted, scale.dtype)) * yardstick:
         said = (
             f"the root mean square error is {error:.3g}, {error / max(yardstick, TINY):.1f} times PyTorch's own "
             f"{yardstick:.3g}; {allowance:.3g} times is allowed"
@@ -237,14 +237,18 @@ def _factor(dtype: torch.dtype, tolerance: Tolerance) -> float:
     return min(tolerance.factor, CUT_OFF_FACTOR) if dtype.itemsize < 4 else tolerance.factor
 
 
-def _leeway(wanted: torch.Tensor) -> float:
+def _leeway(wanted: torch.Tensor, dtype: torch.dtype) -> float:
     """A row may share one error, as of its sum, and one row may be as far off as one element: of few, that shows.
 
-    Rows count as far as they make up the result: of a heavy tail it is a few.
+    Rows count as far as they make up the result: of a heavy tail it is a few. With few bits a rounding is all the error
+    there is, and no row has a much larger one than another.
     """
-    rows = wanted.double().reshape(-1, wanted.shape[-1] if wanted.ndim > 1 else 1).square().sum(1)
-    count = float(rows.sum().square() / rows.square().sum()) if rows.any() else len(rows)
-    return math.sqrt((count - 1 + ELEMENT_FACTOR**2) / count)
+    rows = wanted.reshape(-1, wanted.shape[-1] if wanted.ndim > 1 else 1)
+    count = float(len(rows))
+    if dtype.itemsize >= 4:
+        sizes = rows.double().square().sum(1)
+        count = float(sizes.sum().square() / sizes.square().sum().clamp(min=TINY))
+    return math.sqrt((max(1.0, count) - 1 + ELEMENT_FACTOR**2) / max(1.0, count))
 
 
 def _exactly(actual: torch.Tensor, expected: torch.Tensor) -> Comparison:

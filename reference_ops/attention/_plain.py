@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from reference_ops.op import Tensors, Tolerance
+from reference_ops.op import Tensors
 from reference_ops.values import COMMON
 
 aten = torch.ops.aten
@@ -26,9 +26,6 @@ VALUES = tuple(name for name in COMMON if name not in {"constant", "heavy_tail"}
 # With values that are alike, there is no gradient but rounding; of large ones one key has all the weight; very small
 # ones are lost where PyTorch rounds the matrices of all pairs to 16 bits.
 VARIED = ("heavy_tail",)
-# ds holds the difference of two sums over dim. Where a query sees few keys, little more is left of it than what the
-# order of either sum makes of it, and few elements of a gradient get all of that.
-OF_DIFFERENCES = Tolerance(2.5)
 
 
 def attended(

@@ -8,10 +8,13 @@ from reference_ops.recurrent._shared import (
     CELLS_AWKWARD,
     CELLS_EMULATED,
     CELLS_GPU,
+    OF_GRADIENTS,
     VALUES,
     draw,
     gates,
+    linear,
     products,
+    rounded,
     units,
     wide,
 )
@@ -32,9 +35,9 @@ def lstm_cell(
     b_ih: torch.Tensor,
     b_hh: torch.Tensor,
 ) -> Pair:
-    i, f, g, o = (functional.linear(x, w_ih, b_ih) + functional.linear(h, w_hh, b_hh)).chunk(4, -1)
+    i, f, g, o = (linear(x, w_ih, b_ih) + linear(h, w_hh, b_hh)).chunk(4, -1)
     c_next = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c_next.tanh(), c_next
+    return (o.sigmoid() * c_next.tanh()).to(h.dtype), c_next.to(c.dtype)
 
 
 def of_torch(
@@ -60,16 +63,41 @@ def lstm_cell_backward(
     b_hh: torch.Tensor,
     *saved: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    c_next, grad_h_next, grad_c_next = saved
-    i, f, g, o = wide(functional.linear(x, w_ih, b_ih) + functional.linear(h, w_hh, b_hh)).chunk(4, -1)
+    of_gates, grad_c = to_gates(linear(x, w_ih, b_ih) + linear(h, w_hh, b_hh), c, *saved)
+    bias, factor = of_gates.sum(0), rounded(of_gates, x)
+    states = factor @ wide(w_ih), factor @ wide(w_hh), grad_c
+    found = *states, factor.T @ wide(x), factor.T @ wide(h), bias, bias.clone()
+    return tuple(gradient.to(x.dtype) for gradient in found)
+
+
+def backward_as_called(
+    x: torch.Tensor,
+    h: torch.Tensor,
+    c: torch.Tensor,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor,
+    b_hh: torch.Tensor,
+    *saved: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """With products of the dtype."""
+    sums = functional.linear(x, w_ih, b_ih) + functional.linear(h, w_hh, b_hh)
+    of_gates, grad_c = to_gates(wide(sums), c, *saved)
+    bias, factor = of_gates.sum(0).to(x.dtype), of_gates.to(x.dtype)
+    states = factor @ w_ih, factor @ w_hh, grad_c.to(c.dtype)
+    return *states, factor.T @ x, factor.T @ h, bias, bias.clone()
+
+
+def to_gates(
+    sums: torch.Tensor, c: torch.Tensor, c_next: torch.Tensor, grad_h_next: torch.Tensor, grad_c_next: torch.Tensor
+) -> Pair:
+    """The gradients of the four sums, and of c."""
+    i, f, g, o = sums.chunk(4, -1)
     i, f, g, o, tanh_c = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid(), wide(c_next).tanh()
     grad_c = grad_c_next + grad_h_next * o * (1 - tanh_c * tanh_c)
     grad_i, grad_f = grad_c * g * i * (1 - i), grad_c * c * f * (1 - f)
     grad_g, grad_o = grad_c * i * (1 - g * g), grad_h_next * tanh_c * o * (1 - o)
-    of_gates = torch.cat((grad_i, grad_f, grad_g, grad_o), -1)
-    bias, rounded = of_gates.sum(0).to(x.dtype), of_gates.to(x.dtype)
-    states = rounded @ w_ih, rounded @ w_hh, (grad_c * f).to(c.dtype)
-    return *states, rounded.T @ x, rounded.T @ h, bias, bias.clone()
+    return torch.cat((grad_i, grad_f, grad_g, grad_o), -1), grad_c * f
 
 
 INPUTS = {
@@ -87,6 +115,7 @@ ops = (
         note=NOTE + "torch.lstm_cell: the backward recomputes the gates, so they are no output.",
         reference=lstm_cell,
         baseline=of_torch,
+        baseline_free=("h_next", "c_next"),  # in 16 bits it rounds the gates
         inputs=tensors(**INPUTS),
         outputs=tensors(h_next="batch hidden", c_next="batch hidden"),
         derived=gates(4),
@@ -97,7 +126,7 @@ ops = (
         draw=draw,
         flops=lambda dims: 20 * units(dims),
         matrix_flops=lambda dims: 2 * products(dims),
-        # The default factor: PyTorch rounds the gates to the dtype on the way.
+        # The default factor: in float32, rounded once.
         backward=("lstm_cell_backward",),
     ),
     Op(
@@ -105,17 +134,19 @@ ops = (
         note="The gradients of a step from its inputs and c_next; the gates are recomputed. " + NOTE + "The bias' "
         "gradients are the same, an output each.",
         reference=lstm_cell_backward,
+        baseline=backward_as_called,
+        baseline_free=tuple(f"grad_{name}" for name in INPUTS),  # in 16 bits it rounds the gates as well
         inputs=tensors(**INPUTS, c_next="batch hidden", grad_h_next="batch hidden", grad_c_next="batch hidden"),
         outputs=tensors(**{f"grad_{name}": dims for name, dims in INPUTS.items()}),
         derived=gates(4),
         gpu=CELLS_GPU,
         emulated=CELLS_EMULATED,
         awkward=CELLS_AWKWARD,
-        values=VALUES,
+        values=OF_GRADIENTS,
         draw=draw,
         flops=lambda dims: 50 * units(dims),
         matrix_flops=lambda dims: 6 * products(dims),
-        # The default factor: PyTorch rounds the gates and their gradients to the dtype, for the products.
+        # The default factor: gates' gradients are rounded to the dtype, for the products, all else is in float32.
         tolerance=Tolerance(sums="batch"),
     ),
 )  # fmt: skip
