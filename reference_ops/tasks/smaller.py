@@ -11,10 +11,10 @@ CAPS, FINER, HALVED = (128, 64, 32, 16, 8, 4), (32, 16, 8, 4, 2, 1), 12
 PROBED = (32, 16, 8)
 MOST_OUTPUTS, MOST_ELEMENTS, MOST_OPERATIONS = 20_000, 300_000, 4_000_000  # that a CPU can emulate
 # Counted, not timed: every process must find the same.
-MOST_TRIES, STEPS_TO_VARY, STEPS_TO_SHRINK = 120, 20_000, 6_000
+MOST_TRIES, STEPS_TO_VARY, STEPS_TO_SHRINK = 200, 20_000, 10_000
 ODD = (31, 33, 7, 1)
 AWKWARD = 6
-FEW = (1, 3)
+FEW, SEVERAL = (1, 3), 8
 Sizes = dict[str, int]
 
 
@@ -25,6 +25,7 @@ class Tries:
     case_at: Callable[[Mapping[str, int]], Case]
     own: Traced
     known: dict[tuple[tuple[str, int], ...], Traced | None] = field(default_factory=dict)
+    refused: set[tuple[str, int]] = field(default_factory=set)  # sizes that did not go with the others once
     left: int = STEPS_TO_VARY
 
     @property
@@ -130,10 +131,13 @@ def _a_step_down(tries: Tries, best: Sizes, own: Sizes, free: Collection[str]) -
     current = tries.own if best == own else tries.at(best)
     for name in sorted(free, key=lambda name: -best[name]):
         halves = (own[name] >> times for times in range(1, HALVED) if own[name] >> times > FINER[0])
-        for cap in (cap for cap in (*halves, *FINER) if cap < best[name]):
+        for cap in (*halves, *FINER):
+            if cap >= best[name] or (name, cap) in tries.refused:
+                continue
             found = tries.at({**best, name: cap})
             if found and current and _cost(found) < _cost(current):
                 return {**best, name: cap}, fits(found)
+            tries.refused.add((name, cap))
     return None
 
 
@@ -159,11 +163,16 @@ def _kept(sizes: Sizes, free: Collection[str]) -> set[int]:
 
 
 def _others(tries: Tries, sizes: Sizes, free: Collection[str]) -> tuple[Traced, ...]:
-    """What a GPU can check of a task that no CPU can emulate: its own sizes, but for one that is small and odd."""
-    own = tries.own
-    found = (tries.at({**sizes, name: size}) for name in free for size in FEW if size < sizes[name])
-    cheapest = sorted((one for one in found if one and _cost(one) < _cost(own)), key=_cost)
-    return tuple(cheapest[:AWKWARD])
+    """What a GPU can check of a task that no CPU can emulate: the least that was found, and one size small and odd.
+
+    All of them very small would be no good: a normalisation of two numbers jumps from one sign to the other.
+    """
+    own = sizes
+    least = [found for found in tries.found if all(size >= min(own[name], SEVERAL) for name, size in found.case.sizes)]
+    tries.left = STEPS_TO_VARY
+    odd = [found for name in free for size in FEW if size < own[name] and (found := tries.at({**own, name: size}))]
+    chosen = [*sorted(least, key=_cost)[:1], *sorted(odd, key=_cost)]
+    return tuple(found for found in chosen if _cost(found) < _cost(tries.own))[:AWKWARD]
 
 
 def _odd(smallest: Sizes, start: Sizes, free: Collection[str], tries: Tries) -> Iterator[Sizes]:

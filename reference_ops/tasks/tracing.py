@@ -143,6 +143,8 @@ def _arguments(model: nn.Module, given: object, drawn: Drawn) -> tuple[dict[str,
     expected = inspect.signature(model.forward).parameters.values()
     names = [p.name for p in expected if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     names += [f"x{index}" for index in range(len(names), len(given))]  # *args
+    taken = numbers(model).keys()  # an attribute may be called like an argument
+    names = [f"{name}_given" if name in taken else name for name in names]
     arguments = dict(zip(names, given, strict=False))
     inputs, constants = {}, {}
     for name, value in arguments.items():

@@ -67,7 +67,7 @@ def test_windows_are_several_each_way(problem: Problem) -> None:
 def test_a_task_too_large_to_emulate_is_checked_on_fewer(problem: Problem) -> None:
     large = problem("nn.Conv2d(3, 96, 11, 4, 2)", "batch = 256", "batch, 3, 224, 224")
     assert large.emulated == ()
-    assert [dict(workload.dims) for workload in large.awkward] == [{"batch": 1}, {"batch": 3}]
+    assert [dict(workload.dims) for workload in large.awkward] == [{"batch": 8}, {"batch": 1}, {"batch": 3}]
     assert "heavy_tail" in large.values
 
 
@@ -96,3 +96,28 @@ def test_where_nothing_shows_nothing_is_left_out(problem: Problem) -> None:
     module = "nn.Sequential(nn.Linear(inside, outside), nn.Threshold(1e4, 0))"
     dead = problem(module, "batch, inside, outside = 1024, 512, 256", "batch, inside")
     assert [spec.name for spec in dead.inputs] == ["x", "inner_0_weight", "inner_0_bias"]
+
+
+def test_an_argument_may_be_called_like_an_attribute(tmp_path: Path) -> None:
+    path = tmp_path / "1_Namesakes.py"
+    path.write_text("""
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.h0 = torch.randn(batch, hidden)
+
+    def forward(self, x, h0):
+        return x @ h0.T
+
+batch, hidden = 512, 256
+
+def get_inputs():
+    return [torch.rand(batch, hidden), torch.rand(batch, hidden)]
+
+def get_init_inputs():
+    return []
+""")
+    assert [spec.name for spec in catalog.load(str(path)).inputs] == ["x", "h0_given"]
