@@ -17,6 +17,7 @@ from reference_ops.op import Op, Workload
 ROUNDS = 31
 CONTENDER = 1.05  # times the best baseline: what is slower has no duel to win
 SANITIZER_SECONDS = 60.0
+SANITIZED_BYTES = 2**29  # of inputs: they go through files, and the tools slow a kernel down a hundredfold
 
 
 def duel(inspector: Inspector, program: Program, op: Op, workload: Workload, standard: Baselines) -> Duel:
@@ -53,7 +54,11 @@ def sanitized(
     if (sanitizer := device.sanitizer) is None:
         return ()
     watch("sanitize")
-    chosen = _spread(sorted(programs, key=lambda pair: op.least_bytes(pair[0])))
+    bearable = [pair for pair in programs if op.bytes_of(op.inputs, pair[0]) <= SANITIZED_BYTES]
+    if not bearable:
+        words = f"the kernel accepts no workload with less than {SANITIZED_BYTES // 2**20} MiB of inputs"
+        return (Sanitized("compute-sanitizer", None, words),)
+    chosen = _spread(sorted(bearable, key=lambda pair: op.least_bytes(pair[0])))
     drawn = [op.inputs_at(w, secrets.randbelow(2**31), device.torch_device) for w, _ in chosen]
 
     def examine(at: int) -> tuple[Sanitized, ...]:
@@ -88,7 +93,7 @@ def contends(measurement: Measurement) -> bool:
 def _spread(smallest: list[tuple[Workload, Program]]) -> list[tuple[Workload, Program]]:
     """The smallest, the largest of the smaller half, and one between: their loops and tails differ.
 
-    Not the large ones: the tools slow a kernel down a hundredfold.
+    Not the large ones: that would take long.
     """
     half = smallest[: max(1, len(smallest) // 2)]
     return [half[index] for index in sorted({0, len(half) // 2, len(half) - 1})]

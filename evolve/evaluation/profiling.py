@@ -16,6 +16,7 @@ from evolve.points import signature
 from reference_ops.op import Op
 
 PROFILER_SECONDS = 90.0
+PROFILED_BYTES = 2**30  # of inputs, which go through files
 NO_PROFILER = {
     "cuda": "NVIDIA's profiler ncu was not found; `evolve doctor` says how to get it",
     "emulated": "the emulated device has no profiler: it counts nothing that a GPU would",
@@ -29,6 +30,9 @@ def profiled(kernel: Kernel, op: Op, workload_key: str, device: Device, watch: C
     workload = next((one for one in op.workloads(device.info.kind) if one.key == workload_key), None)
     if workload is None:
         return Profiled(None, f"{op.name} has no workload `{workload_key}` on this device")
+    if (read := op.bytes_of(op.inputs, workload)) > PROFILED_BYTES:
+        words = f"{read / 1e9:.1f} GB of inputs are too much to profile; ask for a workload of at most 1 GB"
+        return Profiled(None, f"{workload.key}: {words}")
     watch("profile")
     try:
         check_plan(kernel, signature(op))

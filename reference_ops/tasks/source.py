@@ -3,6 +3,7 @@
 import ast
 import copy
 import sys
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ def run_text(text: str, name: str, path: Path) -> ModuleType:
 
 
 def _run(code: object, name: str, path: Path, *, keep: bool) -> ModuleType:
+    warnings.filterwarnings("ignore", module=r"torch\.nn")  # of a task's own modules, and again at every call
     module = ModuleType(name)
     module.__file__ = str(path)
     before = sys.modules.get(name)

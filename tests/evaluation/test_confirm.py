@@ -92,5 +92,18 @@ def test_the_sanitizer_sees_the_smaller_half_of_the_shapes() -> None:
     assert [report.split()[0] for report in seen] == ["n=1", "n=4", "n=16"]
 
 
+def test_shapes_too_large_for_the_sanitizer_are_left_out() -> None:
+    large = Workload("float32", (("n", 2**28),))
+    seen = sanitized(said(0), [(large, program()), (SMALL, program())], OP, print)
+    assert [one.report.split()[0] for one in seen] == [SMALL.key.split()[0]]
+
+
+def test_where_all_shapes_are_too_large_the_sanitizer_has_not_been_run() -> None:
+    large = Workload("float32", (("n", 2**28),))
+    (found,) = sanitized(said(2), [(large, program())], OP, print)
+    assert found.errors is None
+    assert "accepts no workload" in found.report
+
+
 def test_without_the_tool_there_is_no_report() -> None:
     assert sanitized(ScriptedDevice(), [(SMALL, program())], OP, lambda _phase: None) == ()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import bad_kernels
 import pytest
@@ -95,3 +96,11 @@ def test_a_kernel_that_does_not_compile_is_a_reason_of_its_own() -> None:
 
 def test_a_workload_that_the_op_does_not_have_is_named() -> None:
     assert "no workload `n=3 float32`" in answer(ScriptedDevice(profiler=described), workload="n=3 float32").fault
+
+
+def test_inputs_that_are_too_large_to_hand_over_are_a_reason_of_their_own() -> None:
+    large = replace(WORKLOAD, dims=(("n", 2**29),))
+    op = replace(OP, gpu=(*OP.gpu, large), emulated=(*OP.emulated, large))
+    found = profiled(KERNEL, op, large.key, ScriptedDevice(profiler=described), lambda _phase: None)
+    assert found.profile is None
+    assert "2.1 GB of inputs" in found.fault
