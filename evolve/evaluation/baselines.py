@@ -1,10 +1,13 @@
 """What a user would run instead of a kernel: eager PyTorch and torch.compile. Timed once, and kept on disk."""
 
+import contextlib
 import hashlib
 import json
+import signal
 import statistics
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +22,8 @@ VERSION = 1  # of how baselines are timed: what an older one left on disk is not
 SAMPLES, SETS = 24, 2
 STEADY = 0.03  # PyTorch's time may stray so far without meaning that the GPU has changed its pace
 EAGER, COMPILE, AUTOTUNE = "eager", "compile", "autotune"
+# As long as anybody would wait; a loop over a sequence, which it unrolls, can take it an hour.
+COMPILE_SECONDS = {COMPILE: 60.0, AUTOTUNE: 120.0}
 Call = Callable[[Tensors], object]
 
 
@@ -112,10 +117,30 @@ def prepared(name: str, op: Op, workload: Workload, device: Device) -> Call | No
         return function(*inputs.values(), **parameters)
 
     try:
-        call(op.inputs_at(workload, 0, device.torch_device))
-    except Exception:  # noqa: BLE001 - whatever the compiler cannot do, eager is the baseline
+        with _at_most(COMPILE_SECONDS[name]):
+            call(op.inputs_at(workload, 0, device.torch_device))
+    except Exception:  # noqa: BLE001 - whatever the compiler cannot do, or not soon, eager is the baseline
         return None
     return call
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError amid whatever runs then, in a process' main thread, which is where evaluations run."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_number: int, _frame: object) -> None:
+        raise TimeoutError(f"took more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _text(op: Op) -> str:

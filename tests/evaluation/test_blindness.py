@@ -80,6 +80,15 @@ def test_a_softmax_of_one_column_is_blind() -> None:
     assert {"its mean everywhere", "rows shuffled", "fewer bits", "`x` ignored"} <= unnoticed(op)
 
 
+def test_what_passes_by_luck_of_one_draw_is_not_blind() -> None:
+    def zeros_once(inputs: dict[str, torch.Tensor], generator: torch.Generator) -> None:
+        if generator.initial_seed() == SEED:
+            inputs["x"].zero_()
+
+    assert "zeros" in unnoticed(rows_op(doubled, draw=lambda inputs, _: inputs["x"].zero_()))
+    assert found(rows_op(doubled, draw=zeros_once)) == ()
+
+
 def test_of_an_awkward_shape_only_right_results_are_asked() -> None:
     op = rows_op(lambda x: torch.softmax(x, -1), awkward=workloads("float32", {"rows": 64, "cols": 1}))
     assert found(op, op.awkward[0]) == ()
