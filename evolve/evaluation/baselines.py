@@ -91,7 +91,11 @@ def shelf() -> Shelf:
 def timed(op: Op, workload: Workload, device: Device) -> Baselines:
     """Time everything that PyTorch offers here, in turns; on the emulated device eager PyTorch alone."""
     names = (EAGER, COMPILE, AUTOTUNE) if device.info.kind == "cuda" else (EAGER,)
-    calls = {name: call for name in names if (call := prepared(name, op, workload, device))}
+    calls: dict[str, Call] = {}
+    for name in names:
+        if (call := prepared(name, op, workload, device)) is None:
+            break  # what the compiler cannot do by default, it does not do with more effort either
+        calls[name] = call
     times: dict[str, list[float]] = {name: [] for name in calls}
     sets = [op.inputs_at(workload, seed, device.torch_device) for seed in range(SETS)]
     for sample in range(SAMPLES + 1):

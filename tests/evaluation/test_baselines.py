@@ -4,10 +4,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
-from scripted_device import OP, ScriptedDevice
+from scripted_device import INFO, OP, ScriptedDevice
 
 from evolve.evaluation import baselines
 from evolve.evaluation.baselines import AUTOTUNE, COMPILE, EAGER, Call
@@ -49,6 +50,20 @@ def test_what_a_compiler_cannot_do_is_no_baseline(monkeypatch: pytest.MonkeyPatc
     compiler(lambda: torch.empty(-1), monkeypatch)
     assert prepared(COMPILE) is None
     assert prepared(EAGER) is not None
+
+
+def test_what_fails_by_default_is_not_tried_with_more_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def compiled(*_args: object, mode: str, **_options: object) -> Call:
+        tried.append(mode)
+        return lambda *_tensors: torch.empty(-1)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    device = ScriptedDevice(info=replace(INFO, kind="cuda"))
+    found = baselines.timed(OP, SMALL, device)
+    assert (found.compile_us, found.autotune_us) == (None, None)
+    assert tried == ["default"]
 
 
 def test_outside_the_main_thread_nothing_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
