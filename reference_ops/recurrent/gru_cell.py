@@ -56,16 +56,9 @@ def gru_cell_backward(
     return tuple(gradient.to(x.dtype) for gradient in found)
 
 
-def backward_as_called(
-    x: torch.Tensor,
-    h: torch.Tensor,
-    w_ih: torch.Tensor,
-    w_hh: torch.Tensor,
-    b_ih: torch.Tensor,
-    b_hh: torch.Tensor,
-    grad_h_next: torch.Tensor,
-) -> tuple[torch.Tensor, ...]:
+def backward_as_called(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """With products of the dtype."""
+    x, h, w_ih, w_hh, b_ih, b_hh, grad_h_next = given
     of_x, of_h = wide(functional.linear(x, w_ih, b_ih)), wide(functional.linear(h, w_hh, b_hh))
     to_x, to_h, kept = to_gates(of_x, of_h, h, grad_h_next)
     biases = to_x.sum(0).to(x.dtype), to_h.sum(0).to(x.dtype)

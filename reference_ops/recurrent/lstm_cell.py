@@ -70,17 +70,9 @@ def lstm_cell_backward(
     return tuple(gradient.to(x.dtype) for gradient in found)
 
 
-def backward_as_called(
-    x: torch.Tensor,
-    h: torch.Tensor,
-    c: torch.Tensor,
-    w_ih: torch.Tensor,
-    w_hh: torch.Tensor,
-    b_ih: torch.Tensor,
-    b_hh: torch.Tensor,
-    *saved: torch.Tensor,
-) -> tuple[torch.Tensor, ...]:
+def backward_as_called(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """With products of the dtype."""
+    x, h, c, w_ih, w_hh, b_ih, b_hh, *saved = given
     sums = functional.linear(x, w_ih, b_ih) + functional.linear(h, w_hh, b_hh)
     of_gates, grad_c = to_gates(wide(sums), c, *saved)
     bias, factor = of_gates.sum(0).to(x.dtype), of_gates.to(x.dtype)
