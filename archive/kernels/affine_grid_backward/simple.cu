@@ -11,7 +11,6 @@ grid = ["batch"]
 block = ["THREADS"]
 args = ["grad_grid", "grad_theta", "h", "w"]
 ---*/
-
 extern "C" __global__ void __launch_bounds__(THREADS)
 affine_grid_backward(const float2* __restrict__ grad_grid, float* __restrict__ grad_theta, int h, int w) {
     __shared__ float parts[6][THREADS / 32];

@@ -4,7 +4,7 @@ note = "one block per sample goes through the frames, one state per thread, the 
 specialize = ["threads"]
 
 [knobs]
-THREADS = [1024, 512, 256, 128]
+THREADS = [1024, 128, 256, 512]
 
 [let]
 threads = "min(THREADS, 32 * ceil_div(states, 32))"
@@ -15,7 +15,6 @@ grid = ["batch"]
 block = ["threads"]
 args = ["log_probs", "targets", "input_lengths", "target_lengths", "loss", "log_alpha", "time", "batch", "classes", "length", "states"]
 ---*/
-
 __device__ __forceinline__ float log_of_sum(float a, float b, float c) {
     const float most = fmaxf(fmaxf(a, b), c);
     return most == -INFINITY ? most : most + logf(expf(a - most) + expf(b - most) + expf(c - most));

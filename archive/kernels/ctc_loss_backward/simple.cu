@@ -4,7 +4,7 @@ note = "one block per sample goes back through the frames, one state per thread,
 specialize = ["threads"]
 
 [knobs]
-THREADS = [1024, 512, 256]
+THREADS = [1024, 256, 512]
 ROW_THREADS = [128, 64, 256]
 
 [let]
@@ -25,7 +25,6 @@ grid = ["time * batch"]
 block = ["ROW_THREADS"]
 args = ["grad_loss", "log_probs", "targets", "input_lengths", "target_lengths", "loss", "log_alpha", "log_beta", "grad_log_probs", "time", "batch", "classes", "length", "states"]
 ---*/
-
 __device__ __forceinline__ float log_of_sum(float a, float b, float c) {
     const float most = fmaxf(fmaxf(a, b), c);
     return most == -INFINITY ? most : most + logf(expf(a - most) + expf(b - most) + expf(c - most));
