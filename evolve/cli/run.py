@@ -133,6 +133,7 @@ def carried_out(plan: Plan, given: Budget, archive: Path | None, shown: Console,
             who = who or wiring.replaying(store, wishes.replay, tune=not wishes.no_tune)
             _check_proposer(who.name, plan)
             engine = stack.enter_context(engine_on(wishes.device, phases, shown))
+            _check_sizes([op for op, _ in loaded], engine.info.kind)
             say_proposer(who.name, shown)
             words = [word for word in base if word != "--all"]
             opened = session.opened(plan, loaded, session.Bench(who, engine, store, phases), words)
@@ -157,6 +158,11 @@ def _exemplified(ops: tuple[str, ...], example: Path | None) -> tuple[str, ...]:
     if len(ops) != 1 or ":" not in ops[0]:
         raise UserError("--example belongs to one function", "give it as module:function or file.py:function")
     return (f"{ops[0]}@{example.resolve()}",)
+
+
+def _check_sizes(ops: "Sequence[Op]", kind: str) -> None:
+    if large := [op.name for op in ops if not op.workloads(kind)]:
+        raise UserError(f"nothing of {', '.join(large)} is small enough to emulate", "run it on a machine with a GPU")
 
 
 def _check_proposer(name: str, plan: Plan) -> None:

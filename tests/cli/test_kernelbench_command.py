@@ -81,6 +81,27 @@ def test_a_folder_without_problems_is_wrong_use(capsys: pytest.CaptureFixture[st
     assert "no problems of level 1" in errors
 
 
+def test_a_problem_that_is_too_large_to_emulate_needs_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "large.py").write_text("""
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.tanh(x)
+
+def get_inputs():
+    return [torch.rand(4096, 4096)]
+
+def get_init_inputs():
+    return []
+""")
+    code, output = run(tmp_path, "run", "large.py", "--device", "emulated", "--proposer", "offline")
+    assert code != 0
+    assert "nothing of kb_large is small enough to emulate" in output
+    assert "Traceback" not in output
+
+
 def test_a_function_of_the_users_runs_with_example_inputs(tmp_path: Path) -> None:
     words = ("--evals", "1", "--device", "emulated", "--proposer", "offline")
     function, inputs = SAMPLES / "marked.py", SAMPLES / "product_inputs.py"
