@@ -57,7 +57,16 @@ class Truth:
 
     @cached_property
     def shaken(self) -> tuple[torch.Tensor, ...]:
-        """How far each result moves, root mean square, when the inputs are as inexact as float32's arithmetic."""
+        """How far each result moves, root mean square, when the inputs are as inexact as float32's arithmetic.
+
+        Nothing moves where there is no memory left to find out: then nothing is explained by it either.
+        """
+        try:
+            return self._shaken()
+        except torch.OutOfMemoryError:
+            return tuple(torch.zeros((), device=result.device).expand(result.shape) for result in self.expected)
+
+    def _shaken(self) -> tuple[torch.Tensor, ...]:
         moved = [torch.zeros_like(expected, dtype=torch.float32) for expected in self.expected]
         torch_device = next(iter(self.inputs.values())).device
         generator = torch.Generator(torch_device).manual_seed(self.seed)

@@ -38,6 +38,16 @@ def test_what_is_infinite_does_not_move() -> None:
     assert bool(moved.isfinite().all())
 
 
+def test_where_memory_is_short_nothing_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("the GPU's memory is full")
+
+    known = summing()
+    monkeypatch.setattr(Op, "call_in_float64", full)
+    assert known.shaken[0].tolist() == [0.0] * ROWS
+    assert known.fault(0, known.theirs[0] + 1e-3) != ""
+
+
 def test_the_inputs_are_left_alone() -> None:
     x = torch.randn(ROWS, COLS, dtype=torch.float64)
     known = summing(x=x.clone())
