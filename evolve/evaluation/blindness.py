@@ -68,7 +68,7 @@ def _spots(op: Op, workload: Workload, seed: int, torch_device: str, *, quick: b
     unseen = {name for name, value in workload.parameters if declared and not quick and isinstance(value, float)}
     for values in (NORMAL, MIXED) if quick else distributions(op):
         try:
-            known = _truth(op, workload, values, seed, torch_device)
+            known = truth(op, workload, values, seed, op.inputs_at(workload, seed, torch_device, values))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a user's reference may raise
@@ -86,10 +86,6 @@ def _spots(op: Op, workload: Workload, seed: int, torch_device: str, *, quick: b
         words = f"nobody would notice if a kernel ignored `{name}`"
         spots.append(BlindSpot(workload.key, "all", "", f"`{name}` ignored", words))
     return tuple(spots)
-
-
-def _truth(op: Op, workload: Workload, values: str, seed: int, torch_device: str) -> Truth:
-    return truth(op, workload, values, seed, op.inputs_at(workload, seed, torch_device, values))
 
 
 def _false_alarms(known: Truth) -> Iterator[BlindSpot]:

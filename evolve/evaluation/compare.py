@@ -44,17 +44,6 @@ class _Scale:
     shaken: Callable[[], torch.Tensor] | None
 
 
-def fault(
-    actual: torch.Tensor,
-    theirs: torch.Tensor,
-    expected: torch.Tensor,
-    tolerance: Tolerance,
-    inside: float = FLOAT32_UNIT,
-) -> str:
-    """What is wrong with `actual`, or nothing."""
-    return compared(actual, theirs, expected, tolerance, inside=inside).fault
-
-
 def compared(
     actual: torch.Tensor,
     theirs: torch.Tensor,

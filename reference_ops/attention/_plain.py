@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from reference_ops.op import Tensors
+from reference_ops.precision import wide
 from reference_ops.values import COMMON
 
 aten = torch.ops.aten
@@ -73,10 +74,6 @@ def visible(queries: int, keys: int, window: int, device: torch.device) -> torch
     """Query i sees keys i - window + 1 to i."""
     back = torch.arange(queries, device=device).unsqueeze(1) - torch.arange(keys, device=device)
     return (back >= 0) & (back < window)
-
-
-def wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def repeated(tensor: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

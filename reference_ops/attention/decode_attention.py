@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.attention._plain import FARTHEST, VALUES, wide
+from reference_ops.attention._plain import FARTHEST, VALUES
 from reference_ops.op import Op, Tensors, rotated, tensors, workloads
+from reference_ops.precision import wide
 
 
 def decode_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

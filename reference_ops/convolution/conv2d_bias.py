@@ -15,6 +15,7 @@ from reference_ops.convolution._points import (
     product,
 )
 from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
+from reference_ops.precision import wide
 
 
 def conv2d_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
@@ -41,8 +42,7 @@ def conv2d_bias_silu(
 
 def in_float32(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
     """At least. Products of 16-bit numbers are exact in TF32 too."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return functional.conv2d(x.to(wide), weight.to(wide), bias.to(wide), stride=stride, padding=padding)
+    return functional.conv2d(wide(x), wide(weight), wide(bias), stride=stride, padding=padding)
 
 
 def as_it_is(x: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from reference_ops.op import Number, Op, Tensors, rotated, tensors, workloads
+from reference_ops.precision import wide
 
 
 def elementwise(
@@ -74,11 +75,6 @@ def elementwise(
             # The default factor: everything in float32 and rounded once.
         ),
     )
-
-
-def wide(values: torch.Tensor) -> torch.Tensor:
-    """In the dtype that losses are computed in."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def draw_grad_loss(inputs: Tensors, generator: torch.Generator) -> None:

@@ -4,14 +4,14 @@ import torch
 from torch.nn import functional
 
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.precision import wide
 from reference_ops.values import COMMON
 
 SHORT = 8  # every so manieth row has next to no length
 
 
 def cosine_similarity(x: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Tensor:
-    exact = torch.promote_types(x.dtype, torch.float32)
-    return as_called(x.to(exact), y.to(exact), eps).to(x.dtype)
+    return as_called(wide(x), wide(y), eps).to(x.dtype)
 
 
 def as_called(x: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Tensor:

@@ -3,8 +3,9 @@
 import torch
 from torch.nn import functional
 
-from reference_ops.loss._elementwise import draw_grad_loss, wide
+from reference_ops.loss._elementwise import draw_grad_loss
 from reference_ops.op import Op, Tensors, rotated, tensors, workloads
+from reference_ops.precision import wide
 
 
 def kl_div(log_probs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

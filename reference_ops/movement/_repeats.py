@@ -23,8 +23,3 @@ def different(drawn: int, count: int) -> int:
     roots = [(step + 0.5) / STEPS for step in range(STEPS)]
     share = sum(2 * root * (1 - math.exp(-drawn / (2 * count * root))) for root in roots) / STEPS
     return max(1, int(count * share))
-
-
-def in_float32(x: torch.Tensor) -> torch.Tensor:
-    """For sums of 16-bit numbers, which PyTorch may round at every step: with atomics on a GPU, always on a CPU."""
-    return x.float() if x.element_size() == 2 else x

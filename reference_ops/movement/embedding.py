@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import torch
 
-from reference_ops.movement._repeats import different, draw_repeats, in_float32, most_repeats
+from reference_ops.movement._repeats import different, draw_repeats, most_repeats
 from reference_ops.op import Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
+from reference_ops.precision import wide
 from reference_ops.values import COMMON
 
 
@@ -15,7 +16,7 @@ def embedding(weight: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 def embedding_backward(grad_out: torch.Tensor, indices: torch.Tensor, vocab: int) -> torch.Tensor:
-    return backward_as_called(in_float32(grad_out), indices, vocab).to(grad_out.dtype)
+    return backward_as_called(wide(grad_out), indices, vocab).to(grad_out.dtype)
 
 
 def backward_as_called(grad_out: torch.Tensor, indices: torch.Tensor, vocab: int) -> torch.Tensor:

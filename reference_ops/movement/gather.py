@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
-from reference_ops.movement._repeats import in_float32
 from reference_ops.op import Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
+from reference_ops.precision import wide
 from reference_ops.values import COMMON
 
 
@@ -14,7 +14,7 @@ def gather(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 def gather_backward(grad_out: torch.Tensor, indices: torch.Tensor, cols: int) -> torch.Tensor:
-    return backward_as_called(in_float32(grad_out), indices, cols).to(grad_out.dtype)
+    return backward_as_called(wide(grad_out), indices, cols).to(grad_out.dtype)
 
 
 def backward_as_called(grad_out: torch.Tensor, indices: torch.Tensor, cols: int) -> torch.Tensor:

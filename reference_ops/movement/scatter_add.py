@@ -2,13 +2,13 @@
 
 import torch
 
-from reference_ops.movement._repeats import in_float32
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.precision import wide
 from reference_ops.values import COMMON
 
 
 def scatter_add(x: torch.Tensor, indices: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
-    return as_called(in_float32(x), indices, in_float32(src)).to(x.dtype)
+    return as_called(wide(x), indices, wide(src)).to(x.dtype)
 
 
 def as_called(x: torch.Tensor, indices: torch.Tensor, src: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.movement._repeats import in_float32
 from reference_ops.op import Op, Tolerance, Workload, rotated, tensors, workloads
+from reference_ops.precision import wide
 from reference_ops.values import COMMON
 
 aten = torch.ops.aten
@@ -14,12 +14,12 @@ LARGEST_FACTOR = 5
 
 
 def upsample_bilinear(x: torch.Tensor, oh: int, ow: int) -> torch.Tensor:
-    wide = in_float32(x) if x.is_cpu else x  # on a GPU it computes in float32 anyway
-    return functional.interpolate(wide, (oh, ow), mode="bilinear", align_corners=False).to(x.dtype)
+    given = wide(x) if x.is_cpu else x  # on a GPU it computes in float32 anyway
+    return functional.interpolate(given, (oh, ow), mode="bilinear", align_corners=False).to(x.dtype)
 
 
 def upsample_bilinear_backward(grad_out: torch.Tensor, h: int, w: int) -> torch.Tensor:
-    return bilinear_backward_as_called(in_float32(grad_out), h, w).to(grad_out.dtype)
+    return bilinear_backward_as_called(wide(grad_out), h, w).to(grad_out.dtype)
 
 
 def bilinear_backward_as_called(grad_out: torch.Tensor, h: int, w: int) -> torch.Tensor:
@@ -33,10 +33,10 @@ def upsample_nearest(x: torch.Tensor, factor: int) -> torch.Tensor:
 
 
 def upsample_nearest_backward(grad_out: torch.Tensor, factor: int) -> torch.Tensor:
-    wide = in_float32(grad_out) if grad_out.is_cpu else grad_out  # on a GPU it adds up in float32 anyway
+    given = wide(grad_out) if grad_out.is_cpu else grad_out  # on a GPU it adds up in float32 anyway
     batch, channels, oh, ow = grad_out.shape
     sizes = [oh, ow], [batch, channels, oh // factor, ow // factor]
-    found: torch.Tensor = aten.upsample_nearest2d_backward(wide, *sizes)
+    found: torch.Tensor = aten.upsample_nearest2d_backward(given, *sizes)
     return found.to(grad_out.dtype)
 
 

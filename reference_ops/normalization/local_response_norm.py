@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
+from reference_ops.precision import wide
 
 ALEXNET = {"size": 5, "alpha": 1e-4, "beta": 0.75, "k": 2.0}
 GOOGLENET = {"size": 5, "alpha": 1e-4, "beta": 0.75, "k": 1.0}
@@ -14,19 +15,19 @@ NARROW = {"size": 2, "alpha": 2e-2, "beta": 0.5, "k": 1.5}
 
 
 def local_response_norm(x: torch.Tensor, size: int, alpha: float, beta: float, k: float) -> torch.Tensor:
-    return functional.local_response_norm(in_float32(x), size, alpha, beta, k).to(x.dtype)
+    return functional.local_response_norm(wide(x), size, alpha, beta, k).to(x.dtype)
 
 
 def as_called(x: torch.Tensor, size: int, alpha: float, beta: float, k: float) -> torch.Tensor:
     """PyTorch's CPU code has no average pools of 16-bit numbers."""
-    given = in_float32(x) if x.is_cpu else x
+    given = wide(x) if x.is_cpu else x
     return functional.local_response_norm(given, size, alpha, beta, k).to(x.dtype)
 
 
 def local_response_norm_backward(
     grad_out: torch.Tensor, x: torch.Tensor, size: int, alpha: float, beta: float, k: float
 ) -> torch.Tensor:
-    grad, value = in_float32(grad_out), in_float32(x)
+    grad, value = wide(grad_out), wide(x)
     before, after = size // 2, (size - 1) // 2
     scale = windows(value.square(), size, before, after).mul_(alpha).add_(k)
     power = scale.pow(-beta)
@@ -38,11 +39,6 @@ def windows(x: torch.Tensor, size: int, before: int, after: int) -> torch.Tensor
     """The mean over so many channels before and after each, zeros where there are none."""
     padded = functional.pad(x.unsqueeze(1), (0, 0, 0, 0, before, after))
     return functional.avg_pool3d(padded, (size, 1, 1), stride=1).squeeze(1)
-
-
-def in_float32(x: torch.Tensor) -> torch.Tensor:
-    """In 16 bits PyTorch rounds after each of five steps, and its squares overflow float16."""
-    return x.float() if x.element_size() == 2 else x
 
 
 def at(batch: int, channels: int, height: int, width: int) -> dict[str, int]:

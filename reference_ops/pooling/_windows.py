@@ -59,11 +59,6 @@ def fits(known: Mapping[str, Any]) -> bool:
     return bool(2 * known["padding"] <= known["kernel"])
 
 
-def in_float32(x: torch.Tensor) -> torch.Tensor:
-    """For the gradients of 16-bit numbers: PyTorch may round at every step, as its GPU code with atomics does in 3d."""
-    return x.float() if x.dtype in HALVES else x
-
-
 def in_float32_on_cpu(pool: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """PyTorch's CPU code lacks some pools of 16-bit numbers, and adds others up in 16 bits, unlike its GPU code."""
 

@@ -12,13 +12,13 @@ from reference_ops.pooling._windows import (
     AXES,
     as_given,
     at,
-    in_float32,
     in_float32_on_cpu,
     inner,
     inner_sizes,
     outer,
     volume,
 )
+from reference_ops.precision import wide
 from reference_ops.values import COMMON
 
 ALL = "bfloat16 float32 float16"
@@ -121,7 +121,7 @@ def adaptive_avg_pool_backward(rank: int) -> Op:
     backward = in_float32_on_cpu(getattr(torch.ops.aten, f"_adaptive_avg_pool{planes}d_backward"))
 
     def reference(grad_out: torch.Tensor, **sizes: int) -> torch.Tensor:
-        return as_called(in_float32(grad_out), **sizes).to(grad_out.dtype)
+        return as_called(wide(grad_out), **sizes).to(grad_out.dtype)
 
     def as_called(grad_out: torch.Tensor, **sizes: int) -> torch.Tensor:
         # Of what was pooled PyTorch looks at the shape alone.

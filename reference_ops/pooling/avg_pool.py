@@ -8,7 +8,6 @@ from reference_ops.pooling._windows import (
     AXES,
     at,
     fits,
-    in_float32,
     in_float32_on_cpu,
     inner,
     inner_sizes,
@@ -17,6 +16,7 @@ from reference_ops.pooling._windows import (
     outer_sizes,
     volume,
 )
+from reference_ops.precision import wide
 
 ALL = "bfloat16 float32 float16"
 GPU: dict[int, tuple[Workload, ...]] = {
@@ -99,7 +99,7 @@ def avg_pool_backward(rank: int) -> Op:
     backward = in_float32_on_cpu(getattr(torch.ops.aten, f"avg_pool{planes}d_backward"))
 
     def reference(grad_out: torch.Tensor, **known: int) -> torch.Tensor:
-        return as_called(in_float32(grad_out), **known).to(grad_out.dtype)
+        return as_called(wide(grad_out), **known).to(grad_out.dtype)
 
     def as_called(grad_out: torch.Tensor, kernel: int, stride: int, padding: int, **sizes: int) -> torch.Tensor:
         # Of what was pooled PyTorch looks at the shape alone.

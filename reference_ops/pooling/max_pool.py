@@ -10,7 +10,6 @@ from reference_ops.pooling._windows import (
     AXES,
     at,
     fits,
-    in_float32,
     inner,
     inner_sizes,
     of_backward,
@@ -18,6 +17,7 @@ from reference_ops.pooling._windows import (
     outer_sizes,
     volume,
 )
+from reference_ops.precision import wide
 from reference_ops.values import COMMON
 
 ALL = "bfloat16 float32 float16"
@@ -101,7 +101,7 @@ def max_pool(rank: int) -> Op:
 
 def max_pool_backward(rank: int) -> Op:
     def reference(grad_out: torch.Tensor, indices: torch.Tensor, **known: int) -> torch.Tensor:
-        return as_called(in_float32(grad_out), indices, **known).to(grad_out.dtype)
+        return as_called(wide(grad_out), indices, **known).to(grad_out.dtype)
 
     def as_called(
         grad_out: torch.Tensor, indices: torch.Tensor, kernel: int, stride: int, padding: int, **sizes: int

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from reference_ops.op import Tensors, rotated, workloads
+from reference_ops.precision import wide
 
 WEIGHTS = ("w_ih", "w_hh", "b_ih", "b_hh")
 # Numbers hundreds of times those of a model drive every gate to its end, and all gradients to nothing.
@@ -44,11 +45,6 @@ def precision_of_cudnn(tensor: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """In float32 at least: between the products PyTorch's fused cells round nothing."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

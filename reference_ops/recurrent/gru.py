@@ -4,6 +4,7 @@ import torch
 from torch.nn import functional
 
 from reference_ops.op import Op, Tensors, Tolerance, tensors
+from reference_ops.precision import wide
 from reference_ops.recurrent._shared import (
     ROWS,
     SEQUENCES_AWKWARD,
@@ -18,7 +19,6 @@ from reference_ops.recurrent._shared import (
     products,
     rounded,
     units,
-    wide,
 )
 
 Many = tuple[torch.Tensor, ...]

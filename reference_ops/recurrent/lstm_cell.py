@@ -4,6 +4,7 @@ import torch
 from torch.nn import functional
 
 from reference_ops.op import Op, Tolerance, tensors
+from reference_ops.precision import wide
 from reference_ops.recurrent._shared import (
     CELLS_AWKWARD,
     CELLS_EMULATED,
@@ -16,7 +17,6 @@ from reference_ops.recurrent._shared import (
     products,
     rounded,
     units,
-    wide,
 )
 
 Pair = tuple[torch.Tensor, torch.Tensor]

@@ -3,6 +3,7 @@
 import torch
 
 from reference_ops.op import Op, Tensors, Tolerance, tensors
+from reference_ops.precision import wide
 from reference_ops.recurrent._shared import (
     ROWS,
     SEQUENCES_AWKWARD,
@@ -16,7 +17,6 @@ from reference_ops.recurrent._shared import (
     products,
     rounded,
     units,
-    wide,
 )
 
 Many = tuple[torch.Tensor, ...]

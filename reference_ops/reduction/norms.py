@@ -4,6 +4,7 @@ import torch
 from torch.nn import functional
 
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.precision import wide
 from reference_ops.values import COMMON
 
 DOWN = 2.0**-6
@@ -20,7 +21,7 @@ def l2_norm_backward(grad_out: torch.Tensor, x: torch.Tensor, out: torch.Tensor)
 
 
 def l2_normalize(x: torch.Tensor) -> torch.Tensor:
-    return normalize_as_called(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
+    return normalize_as_called(wide(x)).to(x.dtype)
 
 
 def normalize_as_called(x: torch.Tensor) -> torch.Tensor:

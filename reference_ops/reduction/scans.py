@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.precision import wide
 from reference_ops.values import COMMON
 
 DOWN = 2.0**-9  # a power of two, so that integers stay exact
@@ -12,19 +13,19 @@ SPREAD = 1.0  # of a product over a whole row, as the standard deviation of its 
 
 
 def cumsum(x: torch.Tensor) -> torch.Tensor:
-    return torch.cumsum(_wide(x), -1).to(x.dtype)
+    return torch.cumsum(wide(x), -1).to(x.dtype)
 
 
 def cumsum_backward(grad_out: torch.Tensor) -> torch.Tensor:
-    return _from_the_end(_wide(grad_out)).to(grad_out.dtype)
+    return _from_the_end(wide(grad_out)).to(grad_out.dtype)
 
 
 def cumprod(x: torch.Tensor) -> torch.Tensor:
-    return torch.cumprod(_wide(x), -1).to(x.dtype)
+    return torch.cumprod(wide(x), -1).to(x.dtype)
 
 
 def cumprod_backward(grad_out: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    return (_from_the_end(_wide(grad_out) * _wide(out)) / _wide(x)).to(x.dtype)
+    return (_from_the_end(wide(grad_out) * wide(out)) / wide(x)).to(x.dtype)
 
 
 def cumsum_of_torch(x: torch.Tensor) -> torch.Tensor:
@@ -41,10 +42,6 @@ def cumprod_of_torch(x: torch.Tensor) -> torch.Tensor:
 
 def cumprod_backward_of_torch(grad_out: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     return _from_the_end(grad_out * out) / x
-
-
-def _wide(values: torch.Tensor) -> torch.Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _from_the_end(values: torch.Tensor) -> torch.Tensor:

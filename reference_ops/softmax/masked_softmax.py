@@ -3,7 +3,8 @@
 import torch
 
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
-from reference_ops.softmax.softmax import OF_GRADIENTS, as_forward_left, backward_as_called, softmax_backward
+from reference_ops.precision import wide
+from reference_ops.softmax.softmax import OF_GRADIENTS, as_forward_left, backward_as_called
 from reference_ops.values import COMMON
 
 
@@ -12,8 +13,7 @@ def masked_softmax(x: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.T
 
 
 def masked_softmax_backward(grad_out: torch.Tensor, out: torch.Tensor, scale: float) -> torch.Tensor:
-    exact = torch.promote_types(out.dtype, torch.float32)
-    return (softmax_backward(grad_out.to(exact), out.to(exact)) * scale).to(out.dtype)
+    return scaled_as_called(wide(grad_out), wide(out), scale).to(out.dtype)
 
 
 def scaled_as_called(grad_out: torch.Tensor, out: torch.Tensor, scale: float) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import torch
 
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.precision import wide
 from reference_ops.values import COMMON
 
 # What is common to the gradients of a row cancels, as all of a constant one does, and leaves the rounding of a sum.
@@ -15,8 +16,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def softmax_backward(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    exact = torch.promote_types(out.dtype, torch.float32)
-    return backward_as_called(grad_out.to(exact), out.to(exact)).to(out.dtype)
+    return backward_as_called(wide(grad_out), wide(out)).to(out.dtype)
 
 
 def backward_as_called(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

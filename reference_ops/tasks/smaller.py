@@ -66,14 +66,13 @@ def smaller(case_at: Callable[[Mapping[str, int]], Case], own: Traced, sizes: Ma
     if fitting is None:
         return Smaller((), _others(tries, dict(sizes), free), tuple(varied))
     start = _grown(tries, fitting, dict(sizes), free)
-    emulated = [found for found in [tries.at(start)] if found]
     kept = _kept(start, free)
-    halved = (name for name in free if start[name] > 2)
-    for name in sorted(halved, key=lambda name: (start[name] // 2 in kept, -start[name])):
-        changed = {**start, name: start[name] // 2}
-        if (other := tries.at(changed)) and fits(other):
-            emulated.append(other)
-            break
+    by_size = sorted(
+        (name for name in free if start[name] > 2), key=lambda name: (start[name] // 2 in kept, -start[name])
+    )
+    halves = (tries.at({**start, name: start[name] // 2}) for name in by_size)
+    half = next((found for found in halves if found and fits(found)), None)
+    emulated = [found for found in (tries.at(start), half) if found]
     awkward = [other for changed in _odd(fitting, start, free, tries) if (other := tries.at(changed)) and fits(other)]
     listed = {other.case.sizes for other in emulated}
     others = [other for other in awkward if other.case.sizes not in listed][:AWKWARD]
@@ -119,15 +118,15 @@ def _fitting(tries: Tries, sizes: Sizes, free: Collection[str]) -> Sizes | None:
             best = capped
             if fits(found):
                 return capped
-    while (smaller := _a_step_down(tries, best, sizes, free)) is not None:
-        best, fitting = smaller
-        if fitting:
+    while step := _a_step_down(tries, best, sizes, free):
+        best = step
+        if (found := tries.at(best)) and fits(found):
             return best
     return None
 
 
-def _a_step_down(tries: Tries, best: Sizes, own: Sizes, free: Collection[str]) -> tuple[Sizes, bool] | None:
-    """The largest size that can be is made smaller; and whether the task fits then."""
+def _a_step_down(tries: Tries, best: Sizes, own: Sizes, free: Collection[str]) -> Sizes | None:
+    """With the largest size that can be made smaller one step smaller."""
     current = tries.own if best == own else tries.at(best)
     for name in sorted(free, key=lambda name: -best[name]):
         halves = (own[name] >> times for times in range(1, HALVED) if own[name] >> times > FINER[0])
@@ -136,7 +135,7 @@ def _a_step_down(tries: Tries, best: Sizes, own: Sizes, free: Collection[str]) -
                 continue
             found = tries.at({**best, name: cap})
             if found and current and _cost(found) < _cost(current):
-                return {**best, name: cap}, fits(found)
+                return {**best, name: cap}
             tries.refused.add((name, cap))
     return None
 
@@ -162,12 +161,11 @@ def _kept(sizes: Sizes, free: Collection[str]) -> set[int]:
     return {size for name, size in sizes.items() if name not in free}
 
 
-def _others(tries: Tries, sizes: Sizes, free: Collection[str]) -> tuple[Traced, ...]:
+def _others(tries: Tries, own: Sizes, free: Collection[str]) -> tuple[Traced, ...]:
     """What a GPU can check of a task that no CPU can emulate: the least that was found, and one size small and odd.
 
     All of them very small would be no good: a normalisation of two numbers jumps from one sign to the other.
     """
-    own = sizes
     least = [found for found in tries.found if all(size >= min(own[name], SEVERAL) for name, size in found.case.sizes)]
     tries.left = STEPS_TO_VARY
     odd = [found for name in free for size in FEW if size < own[name] and (found := tries.at({**own, name: size}))]
@@ -180,10 +178,11 @@ def _odd(smallest: Sizes, start: Sizes, free: Collection[str], tries: Tries) -> 
     yield {name: size + (name in free) for name, size in smallest.items()}
     innermost_first = [*free][::-1]
     for name in sorted(innermost_first, key=lambda name: -start[name]):
-        others = [size for size in ODD if size != start[name] and tries.at({**start, name: size})]
+        changed = ((size, tries.at({**start, name: size})) for size in ODD if size != start[name])
+        going = {size: found for size, found in changed if found}
         # Where no other size goes, one does by broadcasting alone, and computes something else.
-        fitting = (size for size in others if (found := tries.at({**start, name: size})) and fits(found))
-        if others != [1] and (size := next(fitting, None)):
+        fitting = (size for size, found in going.items() if fits(found))
+        if [*going] != [1] and (size := next(fitting, None)):
             yield {**start, name: size}
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evolve.evaluation.blindness import CORRUPTIONS, BlindSpot, blind_spots, distributions
-from evolve.evaluation.compare import fault
+from evolve.evaluation.compare import compared
 from reference_ops import catalog
 from reference_ops.op import Op, Tolerance, Workload, rotated, tensors, workloads
 
@@ -64,7 +64,7 @@ def test_every_corruption_of_every_output_is_called_wrong(op: Op, corruption: st
         for theirs, wanted in zip(op.call(inputs, workload), expected, strict=True):
             if theirs.is_floating_point() or corruption not in {"one NaN", "fewer bits"}:
                 spoiled = CORRUPTIONS[corruption](theirs, random.Random(SEED))
-                assert fault(spoiled, theirs, wanted, op.tolerance), workload.key
+                assert compared(spoiled, theirs, wanted, op.tolerance).fault, workload.key
 
 
 def test_the_check_covers_normal_inputs_the_ops_own_and_their_mixture() -> None:

@@ -3,11 +3,21 @@ import math
 import pytest
 import torch
 
-from evolve.evaluation.compare import compared, fault, summed
+from evolve.evaluation.compare import FLOAT32_UNIT, compared, summed
 from reference_ops.op import Tolerance
 
 torch.manual_seed(5)
 EXPECTED = torch.softmax(torch.randn(64, 256, dtype=torch.float64), -1)
+
+
+def fault(
+    actual: torch.Tensor,
+    theirs: torch.Tensor,
+    expected: torch.Tensor,
+    tolerance: Tolerance,
+    inside: float = FLOAT32_UNIT,
+) -> str:
+    return compared(actual, theirs, expected, tolerance, inside=inside).fault
 
 
 def judged(actual: torch.Tensor, factor: float = 2.0) -> str:
