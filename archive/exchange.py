@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from archive.characters import described, hidden_in_name
 from archive.proposals import Cost
 
 URL = "/v1/chat/completions"
@@ -132,7 +133,15 @@ def _reply(line: str) -> BatchReply:
     if status != 200:
         said = body.get("error", body) if isinstance(body, dict) else body
         return BatchReply(custom_id, failure=f"the request failed with status {status}: {_excerpt(said)}")
-    return replace(completion(body), custom_id=custom_id)
+    return _named(replace(completion(body), custom_id=custom_id))
+
+
+def _named(reply: BatchReply) -> BatchReply:
+    """The reply, refused where one of its names would deceive who reads it: names go into proposals."""
+    for what, name in (("its custom_id", reply.custom_id), ("the name of its model", reply.model)):
+        if found := hidden_in_name(name):
+            return replace(reply, custom_id="", model="", failure=f"{what} has {described(found)}")
+    return reply
 
 
 def _unfinished(finish_reason: str, text: str, refusal: str) -> str:

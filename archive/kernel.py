@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from archive import plan_check, plan_reader
+from archive.characters import described, hidden
 from archive.plan import PlaceError, Plan, PlanError, Signature, print_plan
 
 OPEN, CLOSE = "/*---", "---*/"
@@ -67,11 +68,21 @@ class Kernel:
 
 def parse(text: str) -> Kernel:
     """Read a kernel's text, or raise a PlanError with the line that is wrong."""
+    text = text.replace("\r\n", "\n")
+    if found := hidden(text):
+        raise PlanError(f"the text has {described(found)}", text.count("\n", 0, found.start()) + 1)
+    return _read(text, archived=False)
+
+
+def archived(text: str) -> Kernel:
+    """As `parse`, for a text that was parsed before: an archive of earlier days may hold what is refused now."""
+    return _read(text, archived=True)
+
+
+def _read(text: str, *, archived: bool) -> Kernel:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if len(text) > MAX_CHARACTERS:
         raise PlanError(f"a kernel may have {MAX_CHARACTERS} characters, this one has {len(text)}", 1)
-    if half := re.search(r"[\ud800-\udfff]", text):
-        raise PlanError("the text has half a character (a surrogate)", text.count("\n", 0, half.start()) + 1)
     before, opened, rest = text.partition(OPEN)
     if not opened or before.strip():
         line = next((line.strip() for line in before.split("\n") if line.strip()), "")
@@ -81,15 +92,13 @@ def parse(text: str) -> Kernel:
     first_line = before.count("\n") + 1
     if not closed:
         raise PlanError(f"the plan's comment is never closed with {CLOSE}", first_line)
-    plan = plan_reader.read(header, first_line)
+    plan = plan_reader.read(header, first_line, archived=archived)
     if "*/" in print_plan(plan):
         raise PlanError("the plan may not contain */", first_line)
     lines = [line.rstrip() for line in source.split("\n")]
     kernel = Kernel(plan, "\n".join(lines).strip("\n") + "\n")
     if not kernel.source.strip():
         raise PlanError("there is no device code after the plan", first_line + header.count("\n"))
-    if "\0" in kernel.source:
-        raise PlanError("the source contains a NUL character", 1)
     _check_conditionals(kernel.plan, lines, first_line + header.count("\n"))
     return kernel
 

@@ -57,4 +57,5 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE standards (
             id TEXT PRIMARY KEY, op TEXT NOT NULL, standard TEXT NOT NULL, created REAL NOT NULL)""",
     ),
+    ("CREATE TABLE merged (evaluation_id TEXT PRIMARY KEY, op TEXT NOT NULL)",),
 )

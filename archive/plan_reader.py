@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from archive import expressions
+from archive.characters import described, hidden
 from archive.plan import Argument, Expression, Launch, Path, PlaceError, Plan, PlanError, TensorMap, Workspace
 
 MAX_KNOB_VALUES, MAX_LAUNCHES, MAX_HEADER, MAX_DEPTH = 64, 64, 20_000, 8
@@ -14,8 +15,11 @@ IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 KNOB = re.compile(r"[A-Z][A-Z0-9_]*\Z")
 
 
-def read(header: str, first_line: int) -> Plan:
-    """The plan in a TOML header; `first_line` is the header's place in the kernel's text."""
+def read(header: str, first_line: int, *, archived: bool = False) -> Plan:
+    """The plan in a TOML header; `first_line` is the header's place in the kernel's text.
+
+    An archive of earlier days may hold characters that are refused now.
+    """
     if len(header) > MAX_HEADER:
         raise PlanError(f"the plan has {len(header)} characters; {MAX_HEADER} are allowed", first_line)
     try:
@@ -32,6 +36,8 @@ def read(header: str, first_line: int) -> Plan:
         raise PlanError("the plan has an integer that does not fit in 64 bits", at) from error
     try:
         _check_values(table, ())
+        if not archived:
+            _check_visible(table, ())
         return _plan(_Table(table, ()))
     except PlaceError as error:
         raise PlanError(str(error), first_line + line_of(header, error.path)) from error
@@ -50,6 +56,20 @@ def _check_values(value: object, path: Path) -> None:
                 _check_values(inner, (*path, index))
         case int() if not expressions.INT64_MIN <= value <= expressions.INT64_MAX:
             raise PlaceError("the plan has an integer that does not fit in 64 bits", _to_key(path))
+
+
+def _check_visible(value: object, path: Path) -> None:
+    """Raise for characters that no header can hold raw, but TOML can spell."""
+    match value:
+        case dict():
+            for key, inner in value.items():
+                _check_visible(key, path)
+                _check_visible(inner, (*path, key))
+        case list():
+            for inner in value:
+                _check_visible(inner, path)
+        case str() if found := hidden(value):
+            raise PlaceError(f"the plan spells out {described(found)}", path)
 
 
 def _to_key(path: Path) -> Path:

@@ -242,6 +242,18 @@ class Evaluation:
         return self.outcome is Outcome.PASSED
 
 
+@dataclass(frozen=True)
+class Merged:
+    """Says of a verdict that it came with a merge: another archive's word, which nobody has tested here."""
+
+    evaluation_id: str
+    op: str
+
+    @property
+    def id(self) -> str:
+        return self.evaluation_id
+
+
 def _drop_absent(fields: dict[str, Any], *names: str) -> None:
     for name in names:
         if fields[name] in (None, ()):

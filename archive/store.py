@@ -5,27 +5,32 @@ Every record has a content id, so appending is idempotent and merging two archiv
 
 import os
 import sqlite3
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
-from archive import rows
+from archive import reading, rows
 from archive.kernel import Kernel
 from archive.migrations import MIGRATIONS
+from archive.plan import PlanError
 from archive.proposals import Asked, Leg, Proposal, Run
-from archive.records import Evaluation, Profile, Standard
+from archive.reading import DamagedError
+from archive.records import Evaluation, Merged, Profile, Standard
 from archive.rows import Record
+from archive.soundness import UnsoundError, check_foreign
 
 APPLICATION_ID = 0x45564F4C  # "EVOL": tells our files from other people's SQLite files
 BUSY_SECONDS = 30
-R = TypeVar("R", Kernel, Proposal, Asked, Evaluation, Profile, Standard, Run, Leg)
+DAMAGE = ("no such table", "no such column", "could not decode", "malformed", "not a database")  # in SQLite's words
+R = TypeVar("R", Kernel, Proposal, Asked, Evaluation, Merged, Profile, Standard, Run, Leg)
 
 
 class ArchiveError(Exception):
-    """The file is no archive of ours, or cannot be opened."""
+    """The file is no archive of ours, cannot be opened, or holds what no archive can."""
 
 
 class Store(Protocol):
@@ -58,16 +63,24 @@ class SqliteStore:
 
     def find(self, kind: type[R], op: str = "") -> list[R]:
         readers: dict[type, Callable[[sqlite3.Connection, str], list[Any]]] = {
-            Kernel: rows.kernels,
-            Proposal: rows.proposals,
-            Evaluation: partial(rows.evaluations, known=self._known),
-            Run: rows.runs,
-            Leg: rows.legs,
-            Asked: rows.asked,
-            Profile: rows.profiles,
-            Standard: rows.standards,
+            Kernel: reading.kernels,
+            Proposal: reading.proposals,
+            Evaluation: partial(reading.evaluations, known=self._known),
+            Run: reading.runs,
+            Leg: reading.legs,
+            Asked: reading.asked,
+            Profile: reading.profiles,
+            Standard: reading.standards,
+            Merged: reading.merged,
         }
-        return readers[kind](self.connection, op)
+        try:
+            return readers[kind](self.connection, op)
+        except DamagedError as error:
+            raise ArchiveError(f"the archive {self.path} is damaged: {error}") from error
+        except sqlite3.DatabaseError as error:
+            if not any(words in str(error).lower() for words in DAMAGE):
+                raise
+            raise ArchiveError(f"the archive {self.path} is damaged: {error}") from error
 
     def close(self) -> None:
         self.connection.close()
@@ -88,11 +101,31 @@ def open_archive(path: Path, *, read_only: bool = False) -> SqliteStore:
     return SqliteStore(connection, path)
 
 
-def merge(into: Store, source: Store) -> int:
-    """Add everything one archive knows to another; the number of records that were new."""
+def gathered(source: SqliteStore) -> list[Record]:
+    """Everything an archive knows, for another that shall take it in: all of it is sound, or it is an ArchiveError."""
     proposed: list[Record] = [*source.find(Run), *source.find(Leg), *source.find(Proposal), *source.find(Asked)]
     found: list[Record] = [*source.find(Evaluation), *source.find(Profile), *source.find(Standard)]
-    return into.append(*source.find(Kernel), *proposed, *found)
+    records: list[Record] = [*source.find(Kernel), *proposed, *found]
+    now = time.time()
+    for record in records:
+        try:
+            check_foreign(record, now)
+        except (UnsoundError, PlanError) as error:
+            what = f"{type(record).__name__.lower()} {record.id[:40]}"
+            raise ArchiveError(f"the archive {source.path} cannot be merged: {what}: {error}") from error
+    return records
+
+
+def take(into: Store, records: Sequence[Record]) -> int:
+    """Keep what another archive knows, all or nothing; the number that were new. New verdicts are marked as merged."""
+    known = {evaluation.id for evaluation in into.find(Evaluation)}
+    foreign = [record for record in records if isinstance(record, Evaluation) and record.id not in known]
+    return into.append(*records, *(Merged(evaluation.id, evaluation.op) for evaluation in foreign)) - len(foreign)
+
+
+def merge(into: Store, source: SqliteStore) -> int:
+    """Add everything one archive knows to another; the number of records that were new."""
+    return take(into, gathered(source))
 
 
 def _reader(path: Path) -> sqlite3.Connection:

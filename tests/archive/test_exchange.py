@@ -199,3 +199,19 @@ def test_too_many_parents_for_an_id_are_refused() -> None:
 @pytest.mark.parametrize("custom_id", ["", "request-1", "a.b.c", "a..b.c", "...."])
 def test_an_id_made_by_somebody_else_says_nothing(custom_id: str) -> None:
     assert decode_custom_id(custom_id) is None
+
+
+@pytest.mark.parametrize(
+    ("custom_id", "model", "said"),
+    [
+        ("gelu.\x1b[31m.-.c", "m-1", "its custom_id has the control character U+001B"),
+        ("gelu.draft.-.c", "\x1b]0;title\x07", "the name of its model has the control character U+001B"),
+        ("gelu.draft.-.c", "m\u202e", "the name of its model has the character that turns the direction of writing"),
+    ],
+)
+def test_a_reply_with_a_name_that_deceives_is_refused_and_keeps_its_words(
+    custom_id: str, model: str, said: str
+) -> None:
+    reply = only(line(custom_id=custom_id, response={"status_code": 200, "body": {**body(), "model": model}}))
+    assert said in reply.failure
+    assert (reply.custom_id, reply.model, reply.text) == ("", "", "hello")

@@ -1,6 +1,6 @@
 import pytest
 
-from archive.kernel import Kernel, parse, parse_for
+from archive.kernel import Kernel, archived, parse, parse_for
 from archive.plan import PlanError, Signature
 
 SIGNATURE = Signature("softmax", ("x", "out"), ("rows", "cols"), ("axis",), ("eps",), ("float32", "bfloat16"))
@@ -132,7 +132,7 @@ def test_a_plan_that_does_not_fit_its_op_gets_the_line_quoted(old: str, new: str
         ("__global__ void f() {}", "begins with its plan"),
         ("/*---\nop = 'softmax'", "never closed"),
         (TEXT[: TEXT.index("#include")], "no device code"),
-        (TEXT + "\0", "NUL"),
+        (TEXT + "\0", "control character U\\+0000"),
         ("/*---\n" + "[" * 10_000 + "\n---*/\nx", "nested|valid TOML"),
         ("/*---\n" + "# bomb\n" * 10_000 + "---*/\nx", "characters"),
         (TEXT + "x" * 300_000, "characters"),
@@ -165,3 +165,42 @@ def test_what_stands_before_the_plan_is_quoted() -> None:
 def test_a_keyword_of_cpp_is_no_name_for_a_let() -> None:
     with pytest.raises(PlanError, match="`short` is a keyword"):
         parse_for(TEXT.replace("per_lane", "short"), SIGNATURE)
+
+
+HIDDEN = ["\x00", "\x08", "\x0c", "\r", "\x1b", "\x7f", "\x9b", "\u202a", "\u202e", "\u2066", "\u2069"]
+
+
+@pytest.mark.parametrize("character", HIDDEN)
+def test_a_source_that_shows_other_than_it_compiles_is_refused_with_its_line(character: str) -> None:
+    with pytest.raises(PlanError, match=rf"U\+{ord(character):04X}") as caught:
+        parse(changed('extern "C"', f'/* {character} */ extern "C"'))
+    assert caught.value.line == 35
+
+
+@pytest.mark.parametrize("character", HIDDEN)
+def test_what_a_plan_spells_out_is_refused_like_what_it_holds(character: str) -> None:
+    with pytest.raises(PlanError, match=rf"spells out .*U\+{ord(character):04X}") as caught:
+        parse(changed("one warp", f"one \\u{ord(character):04x} warp"))
+    assert caught.value.line == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('op = "softmax"', 'op = "soft\\u001bmax"'),
+        ("WARPS = [4", '"W\\u001b" = [1]\nWARPS = [4'),
+        ('"sums"', '"\\u009b"'),
+    ],
+)
+def test_every_word_of_a_plan_is_looked_at(old: str, new: str) -> None:
+    with pytest.raises(PlanError, match="spells out the control character"):
+        parse(changed(old, new))
+
+
+def test_tabs_newlines_and_letters_of_all_languages_are_kept() -> None:
+    assert parse(changed("one warp per row", "größer\\n\\t大")).plan.note == "größer\n\t大"
+
+
+def test_a_text_of_an_old_archive_keeps_its_kernel() -> None:
+    old = changed("first() {}", "first() {} // \x0c")
+    assert archived(old).text == archived(archived(old).text).text

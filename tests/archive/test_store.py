@@ -11,7 +11,7 @@ from archive import store as store_module
 from archive.kernel import Kernel
 from archive.migrations import MIGRATIONS
 from archive.proposals import Asked, Budget, Cost, Leg, Proposal, Question, Run
-from archive.records import Evaluation, Profile, Standard, Traits
+from archive.records import Evaluation, Merged, Profile, Standard, Traits
 from archive.store import ArchiveError, SqliteStore, merge, open_archive
 
 
@@ -128,6 +128,23 @@ def test_a_merge_is_the_union_and_merging_again_adds_nothing(store: SqliteStore,
     assert merge(store, other) == 0
     assert {found.id for found in store.find(Kernel)} == {kernel(1).id, kernel(2).id}
     assert {verdict.device.kind for verdict in store.find(Evaluation)} == {"cuda", "emulated"}
+
+
+def test_what_came_with_a_merge_is_known_to_be_another_archives_word(store: SqliteStore, tmp_path: Path) -> None:
+    other, ours, theirs = open_archive(tmp_path / "other.db"), passed("a", a=1.0), passed("b", a=1.0)
+    store.append(ours)
+    other.append(ours, theirs)
+    merge(store, other)
+    assert store.find(Merged, "softmax") == [Merged(theirs.id, "softmax")]
+    assert store.find(Merged, "gelu") == []
+
+
+def test_our_own_verdict_that_comes_back_with_a_merge_stays_our_own(store: SqliteStore, tmp_path: Path) -> None:
+    other = open_archive(tmp_path / "other.db")
+    store.append(passed("a", a=1.0))
+    merge(other, store)
+    assert merge(store, other) == 0
+    assert store.find(Merged) == []
 
 
 def test_a_reader_sees_what_a_writer_adds_meanwhile_and_cannot_write(store: SqliteStore) -> None:

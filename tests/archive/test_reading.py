@@ -1,0 +1,86 @@
+"""Archives that somebody spoilt, by hand or on purpose: what is wrong is named, and nothing of them is taken."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from records import GPU, checked, confirmed, failed_reply, kernel, passed, proposal
+
+from archive.kernel import Kernel
+from archive.proposals import Asked, Proposal, Question, Run
+from archive.records import Evaluation, Standard
+from archive.store import ArchiveError, SqliteStore, merge, open_archive
+
+OURS = confirmed(kernel(1).id, w=20.0)
+
+
+def spoilt(folder: Path, statement: str) -> SqliteStore:
+    """A sound archive with a record of each kind, and then this."""
+    path = folder / "spoilt.db"
+    store = open_archive(path)
+    question = Question("m", "http://here/v1", "{}", (("user", "a kernel"),))
+    reply = failed_reply()
+    store.append(Run("run", "softmax", GPU.key, "offline", 0, 1.0), proposal(kernel(1)), reply)
+    store.append(Asked(reply.id, "softmax", question), checked(OURS), Standard("softmax", "w", GPU, 30.0, created=2.0))
+    store.close()
+    connection = sqlite3.connect(path)
+    connection.executescript(statement)
+    connection.close()
+    return open_archive(path, read_only=True)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE measurements SET median_us = 'fast'", "table `evaluations`: measurements[0].median_us must be"),
+        ("UPDATE measurements SET median_us = 0", "median_us must be a time"),
+        ("UPDATE measurements SET median_us = 9e999", "median_us must be a finite number"),
+        ("UPDATE measurements SET median_us = -1", "median_us must be a finite number, at least 0"),
+        ("UPDATE measurements SET workload = zeroblob(9)", "measurements[0].workload must be text"),
+        ("UPDATE evaluations SET outcome = 'splendid'", "'splendid' is not a valid Outcome"),
+        ("UPDATE evaluations SET checks = '[[1, 2]]'", "`checks` holds something else than lists of 6"),
+        ("UPDATE evaluations SET checks = 'none'", "`checks` is no JSON"),
+        ("UPDATE evaluations SET checks = '{}'", "`checks` is no list"),
+        (f"UPDATE evaluations SET checks = '{'[' * 50_000}'", "table `evaluations`"),
+        ("""UPDATE evaluations SET confirmed = '{"x": 1}'""", "`confirmed` is no Confirmed"),
+        ("UPDATE evaluations SET confirmed = '[]'", "`confirmed` is no Confirmed"),
+        ("UPDATE evaluations SET created = 'soon'", "created must be a moment"),
+        ("UPDATE evaluations SET created = 1e18", "created must be a moment"),
+        ("UPDATE evaluations SET created = 9e9", "`created` lies"),
+        ("UPDATE evaluations SET deterministic = 'maybe'", "deterministic must be true or false"),
+        ("UPDATE evaluations SET log = zeroblob(9)", "log must be text"),
+        ("DELETE FROM devices", "its device"),
+        ("UPDATE devices SET name = char(27) || '[31mH200'", "`name` has the control character U+001B"),
+        ("UPDATE devices SET sms = 'many'", "table `devices`: sms must be a whole number"),
+        ("UPDATE kernels SET text = zeroblob(9)", "table `kernels`: it holds bytes where text belongs"),
+        ("UPDATE kernels SET text = 'not a kernel'", "table `kernels`: line 1: a kernel begins with its plan"),
+        ("UPDATE kernels SET text = text || char(27)", "the control character U+001B"),
+        ("DELETE FROM kernels", "table `proposals`: its kernel"),
+        ("UPDATE proposals SET parents = '7'", "`parents` is no list"),
+        ("UPDATE proposals SET usd = -5", "cost.usd must be"),
+        ("UPDATE runs SET budget = '[]'", "`budget` is no Budget"),
+        ("UPDATE questions SET messages = '[[1]]'", "`messages` holds something else than lists of 2"),
+        ("DELETE FROM texts", "its text"),
+        ("UPDATE standards SET standard = '{}'", "table `standards`"),
+        ("DROP TABLE profiles", "no such table: profiles"),
+        ("ALTER TABLE legs RENAME COLUMN ended TO finished", "no such column"),
+    ],
+)
+def test_a_spoilt_archive_is_not_merged_and_says_where_it_is_wrong(tmp_path: Path, statement: str, said: str) -> None:
+    mine = open_archive(tmp_path / "mine.db")
+    mine.append(passed(kernel(2).id, w=1.0))
+    with pytest.raises(ArchiveError) as caught:
+        merge(mine, spoilt(tmp_path, statement))
+    assert said in str(caught.value)
+    assert "spoilt.db" in str(caught.value)
+    assert (mine.find(Kernel), mine.find(Proposal), len(mine.find(Evaluation))) == ([], [], 1)
+
+
+def test_a_row_is_named_by_its_id(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveError, match=f"row {checked(OURS).id} of its table `evaluations`"):
+        spoilt(tmp_path, "UPDATE evaluations SET outcome = 'splendid'").find(Evaluation)
+
+
+def test_an_archive_from_before_a_character_was_refused_is_still_read(tmp_path: Path) -> None:
+    (found,) = spoilt(tmp_path, "UPDATE kernels SET text = text || '// ' || char(12) || 'x'").find(Kernel)
+    assert "\x0c" in found.source
