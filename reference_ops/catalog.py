@@ -14,6 +14,9 @@ from reference_ops.op import Op, ops_of
 PACKAGE = Path(__file__).parent
 NO_FAMILY = ("tasks",)  # sub-packages that hold no ops
 ENDING = 'It must end with a module-level `op = Op(name=..., reference=..., inputs=tensors(x="n"), ...)`.'
+ANOTHER_NAME = "Give yours another one: `Op(name=...)`, `@evolve.op(..., name=...)`, or rename the task."
+
+_own: dict[str, str] = {}  # the locator by which this process loaded an op of the user's last, by the op's name
 
 
 class CatalogError(Exception):
@@ -31,19 +34,18 @@ def load(locator: str) -> Op:
     A file may also be a task in somebody else's format, or hold a plain function. Loading it runs its code.
     """
     path, name = _place(locator)
-    if not path.is_relative_to(PACKAGE) and (task := _task(path, name)):
-        return task
-    module = _imported(path)
-    found = ops_of(module)
-    if not found:
-        held = f"its `op` is of type {type(module.op).__name__}" if hasattr(module, "op") else "it defines no `op`"
-        raise CatalogError(f"{path} is not an op: {held}. {ENDING}")
-    if not name and len(found) > 1:
-        raise CatalogError(f"{path} defines several ops. Say which: {', '.join(f'{path}:{op.name}' for op in found)}.")
-    for op in found:
-        if name in ("", op.name):
-            return op
-    raise CatalogError(f"{path} defines no op `{name}`. It has: {', '.join(op.name for op in found)}.")
+    if path.is_relative_to(PACKAGE):
+        return _defined(path, name)
+    op = _task(path, name) or _defined(path, name)
+    if op.name in names():  # the archive would take the kernels of one for those of the other
+        raise CatalogError(f"{path} defines an op `{op.name}`, and so does the catalog. {ANOTHER_NAME}")
+    _own[op.name] = locator
+    return op
+
+
+def loaded_as(op: Op) -> str:
+    """What a command that finds this op is given."""
+    return _own.get(op.name, op.name)
 
 
 def locate(locator: str) -> Path:
@@ -62,6 +64,21 @@ def lasting(locator: str) -> str:
 def family(locator: str) -> str:
     """The sub-package, or the folder, that an op's file lies in."""
     return locate(locator).parent.name
+
+
+def _defined(path: Path, name: str) -> Op:
+    """The op that a file defines itself; `name` chooses one of several."""
+    module = _imported(path)
+    found = ops_of(module)
+    if not found:
+        held = f"its `op` is of type {type(module.op).__name__}" if hasattr(module, "op") else "it defines no `op`"
+        raise CatalogError(f"{path} is not an op: {held}. {ENDING}")
+    if not name and len(found) > 1:
+        raise CatalogError(f"{path} defines several ops. Say which: {', '.join(f'{path}:{op.name}' for op in found)}.")
+    for op in found:
+        if name in ("", op.name):
+            return op
+    raise CatalogError(f"{path} defines no op `{name}`. It has: {', '.join(op.name for op in found)}.")
 
 
 def _place(locator: str) -> tuple[Path, str]:
@@ -83,15 +100,23 @@ def _place(locator: str) -> tuple[Path, str]:
 def _place_of_file(locator: str) -> tuple[Path, str]:
     where, at, example = locator.partition("@")
     if ":" in where and ".py" not in where:  # module:function, maybe with the file of its examples
-        from reference_ops.tasks.function import file_of
-
-        locator = f"{file_of(where)}{at}{example}"
+        locator = f"{_file_of(where)}{at}{example}"
     text, _, name = locator.partition(".py:")
     path = Path(f"{text}.py" if name else locator).expanduser()
     if not path.exists():
         raise CatalogError(f"There is no file {path}. Give the path of a Python file, or {_listed()}.")
     function, _, example = name.partition("@")
     return path.resolve(), f"{function}@{Path(example).expanduser().resolve()}" if example else name
+
+
+def _file_of(function: str) -> str:
+    from reference_ops.tasks.errors import TaskError
+    from reference_ops.tasks.function import file_of
+
+    try:
+        return file_of(function)
+    except TaskError as error:
+        raise CatalogError(f"{function} is no op: {error}. Give module:function, or file.py:function.") from error
 
 
 def _task(path: Path, name: str) -> Op | None:
@@ -103,9 +128,9 @@ def _task(path: Path, name: str) -> Op | None:
         return load_task(path, name)
     except TaskError as error:
         raise CatalogError(f"{path} cannot be an op: {error}.") from error
-    except Exception as error:  # whatever a task may raise
+    except (Exception, SystemExit) as error:  # whatever a task may raise
         line = _line_in(path, error)
-        raise CatalogError(f"{path}{line} cannot be an op: {type(error).__name__}: {error}") from error
+        raise CatalogError(f"{path}{line} cannot be an op: {_raised(error)}") from error
 
 
 @functools.cache
@@ -129,9 +154,9 @@ def _imported(path: Path) -> ModuleType:
             family, name = path.relative_to(PACKAGE).with_suffix("").parts
             return importlib.import_module(f"reference_ops.{family}.{name}")
         return _imported_file(path)
-    except Exception as error:  # whatever a user's file may raise
+    except (Exception, SystemExit) as error:  # whatever a user's file may raise
         line = _line_in(path, error)
-        raise CatalogError(f"{path}{line} cannot be imported: {type(error).__name__}: {error}") from error
+        raise CatalogError(f"{path}{line} cannot be imported: {_raised(error)}") from error
 
 
 def _imported_file(path: Path) -> ModuleType:
@@ -149,7 +174,13 @@ def _imported_file(path: Path) -> ModuleType:
     return module
 
 
-def _line_in(path: Path, error: Exception) -> str:
+def _raised(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"it ends the program (sys.exit({'' if error.code is None else error.code}))"
+    return f"{type(error).__name__}: {error}"
+
+
+def _line_in(path: Path, error: BaseException) -> str:
     """Where in the user's file it went wrong, if there at all."""
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}," if error.lineno else ""

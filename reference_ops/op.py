@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import math
+import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ DTYPES = {
         "int64", "int32", "int16", "int8", "uint8", "bool",
     )
 }  # fmt: skip
+SEEDS = 2**31
 LARGE_WEIGHTS = 3  # of so many seeds, one draws weights and the like from large numbers
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 RESERVED = frozenset(
@@ -93,6 +95,8 @@ class Op:
     note: str = ""
 
     def __post_init__(self) -> None:
+        if not NAME.match(self.name):
+            raise ValueError(f"`{self.name}` cannot name an op; use a C identifier such as my_op")
         names = [tensor.name for tensor in (*self.inputs, *self.outputs)]
         for name in names:
             if not NAME.match(name) or name in RESERVED or names.count(name) > 1:
@@ -108,6 +112,8 @@ class Op:
 
     def _check_workloads(self) -> None:
         for workload in (*self.gpu, *self.emulated, *self.awkward):
+            if workload.dtype not in DTYPES:
+                raise ValueError(f"op {self.name}: there is no dtype `{workload.dtype}`; there are {', '.join(DTYPES)}")
             sizes = self.sizes(workload)
             for tensor in (*self.inputs, *self.outputs):
                 for dim in tensor.dims:
@@ -152,12 +158,9 @@ class Op:
         """Of the inputs."""
         sizes: dict[str, Any] = {**self.sizes(workload), **dict(workload.parameters)}
         whole = tuple(tensor for tensor in self.inputs if tensor.name not in self.touched)
-        parts: list[int] = [
-            self.touched[tensor.name](sizes) * DTYPES[tensor.dtype or workload.dtype].itemsize
-            for tensor in self.inputs
-            if tensor.name in self.touched
-        ]
-        return self.bytes_of(whole, workload) + sum(parts)
+        partly = (tensor for tensor in self.inputs if tensor.name in self.touched)
+        parts = (self.touched[one.name](sizes) * DTYPES[one.dtype or workload.dtype].itemsize for one in partly)
+        return self.bytes_of(whole, workload) + int(sum(parts))
 
     def nbytes(self, workload: Workload) -> int:
         """What all of its tensors take."""
@@ -209,6 +212,15 @@ class Op:
             self.draw(drawn, generator, *([{**self.sizes(workload), **dict(workload.parameters)}] * asks_for_sizes))
         return drawn
 
+    def mixture(self, first: int, weights: int, rng: random.Random) -> int:
+        """A random seed of a mixture that begins with this one of the distributions, all of which are counted round.
+
+        `weights` are counted round too: of `LARGE_WEIGHTS` mixtures, one draws weights and the like from large numbers.
+        """
+        rounds = 1 + len(self.values)
+        turn = rng.randrange(SEEDS // (2 * LARGE_WEIGHTS * rounds)) * rounds + first % rounds
+        return turn * 2 * LARGE_WEIGHTS + rng.randrange(2) * LARGE_WEIGHTS + weights % LARGE_WEIGHTS
+
     def parts(self, spec: TensorSpec, workload: Workload, values: str, seed: int) -> tuple[Part, ...]:
         """How an output is judged whose inputs were drawn so: the rows of each distribution on their own."""
         names = self._drawn_as(values, seed)
@@ -224,11 +236,11 @@ class Op:
         if values != MIXED:
             return (values,)
         names = (NORMAL, *self.values)
+        first = seed // (2 * LARGE_WEIGHTS) % len(names)
+        names = names[first:] + names[:first]
         # Integers ask for integer weights, which are less telling for the other rows: only for every other seed.
         if seed % 2 and set(self._following()) < set(self._floating()):
             names = tuple(name for name in names if name != EXACT)
-        first = seed // 2 % len(names)
-        names = names[first:] + names[:first]
         return names if self.by_rows and self._sharing_rows() else names[:1]
 
     def _following(self) -> tuple[TensorSpec, ...]:
@@ -281,19 +293,17 @@ def tensors(**declared: str) -> tuple[TensorSpec, ...]:
 
 def workloads(dtypes: str, *points: Mapping[str, int], **parameters: Number) -> tuple[Workload, ...]:
     """Every point at every dtype, as in `workloads("float32 bfloat16", dict(rows=8, cols=32), eps=1e-6)`."""
-    return tuple(
-        Workload(dtype, tuple(point.items()), tuple(parameters.items()))
-        for point, dtype in itertools.product(points, dtypes.split())
-    )
+    return tuple(_workload(dtype, point, parameters) for point, dtype in itertools.product(points, dtypes.split()))
 
 
 def rotated(dtypes: str, *points: Mapping[str, int], **parameters: Number) -> tuple[Workload, ...]:
     """Each point at one dtype, the dtypes in turn: as many shapes for a third of the compilations."""
     names = itertools.cycle(dtypes.split())
-    return tuple(
-        Workload(dtype, tuple(point.items()), tuple(parameters.items()))
-        for point, dtype in zip(points, names, strict=False)
-    )
+    return tuple(_workload(dtype, point, parameters) for point, dtype in zip(points, names, strict=False))
+
+
+def _workload(dtype: str, point: Mapping[str, int], parameters: Mapping[str, Number]) -> Workload:
+    return Workload(dtype, tuple(point.items()), tuple(parameters.items()))
 
 
 def _as_tuple(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

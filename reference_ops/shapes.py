@@ -6,30 +6,35 @@ from collections.abc import Callable, Mapping
 
 from reference_ops.op import Number, Op, Workload
 
-TRIES_EACH = 60
+TRIES_EACH = 120
 MULTIPLES = (8, 32, 128)  # what kernels with wide loads, warps and tiles ask for in their `when`
 KEPT = 0.4  # how often a dim stays as declared, for kernels that are made for one size of it
 SPREAD = 30.0  # floating-point parameters are multiplied or divided by as much as this
 
 
 def held_out(
-    op: Op, accepts: Callable[[Workload], bool], rng: random.Random, count: int, most_bytes: int
+    op: Op, accepts: Callable[[Workload], bool], rng: random.Random, count: int, most_bytes: int, least_bytes: int = 0
 ) -> tuple[Workload, ...]:
-    """Up to `count` different workloads that the op's file does not list and `accepts` likes; maybe fewer."""
+    """Up to `count` different workloads that the op's file does not list and `accepts` likes; maybe fewer.
+
+    Large ones, of `least_bytes`, have odd sizes where that is possible: in small ones loops and tails are seen anyway.
+    """
     listed = (*op.gpu, *op.emulated, *op.awkward)
     taken = {(workload.dims, workload.parameters) for workload in listed}
     ranges = _ranges(listed)
+    models = [workload for workload in listed if op.nbytes(workload) >= least_bytes]
     found: list[Workload] = []
     known = {parameter for workload in listed for parameter in _integers(workload)}
     for attempt in range(TRIES_EACH * count):
         if len(found) == count:
             break
-        tried = _drawn(op, rng.choice(listed), ranges, rng, most_bytes)
+        early = attempt % TRIES_EACH < TRIES_EACH // 2
+        tried = _drawn(op, rng.choice(models), ranges, rng, most_bytes, ODD if least_bytes and early else ALL)
         # First with parameters that nobody listed; a kernel may be made for one of those alone.
-        if attempt % TRIES_EACH < TRIES_EACH // 2 and known.intersection(_integers(tried)):
+        if early and known.intersection(_integers(tried)):
             continue
         new = (tried.dims, tried.parameters) not in taken
-        if new and op.is_valid(tried) and op.nbytes(tried) <= most_bytes and accepts(tried):
+        if new and op.is_valid(tried) and least_bytes <= op.nbytes(tried) <= most_bytes and accepts(tried):
             found.append(tried)
             taken.add((tried.dims, tried.parameters))
     return tuple(found)
@@ -45,19 +50,24 @@ def _ranges(listed: tuple[Workload, ...]) -> dict[str, tuple[int, int]]:
 
 
 def _drawn(
-    op: Op, near: Workload, ranges: Mapping[str, tuple[int, int]], rng: random.Random, most_bytes: int
+    op: Op,
+    near: Workload,
+    ranges: Mapping[str, tuple[int, int]],
+    rng: random.Random,
+    most_bytes: int,
+    kinds: tuple["Kind", ...],
 ) -> Workload:
     """A workload like a declared one, with some of its dims drawn anew, and small enough."""
     dims, parameters = dict(near.dims), _parameters(near, ranges, rng)
     for name, (least, greatest) in ranges.items():
         if name in dims and rng.random() > KEPT:
-            dims[name] = _size(least, greatest, rng)
+            dims[name] = _size(least, greatest, rng, kinds)
     tried = Workload(rng.choice(op.dtypes), tuple(dims.items()), parameters)
     for name in rng.sample(list(ranges), len(ranges)):
         if not op.is_valid(tried):
             break
         if (excess := op.nbytes(tried) / most_bytes) > 1 and name in dims:
-            dims[name] = max(ranges[name][0], _rounded(int(dims[name] / excess), rng))
+            dims[name] = max(ranges[name][0], kinds[0](int(dims[name] / excess), rng))
             tried = Workload(tried.dtype, tuple(dims.items()), parameters)
     return tried
 
@@ -81,10 +91,10 @@ def _parameters(
     return tuple(drawn)
 
 
-def _size(least: int, greatest: int, rng: random.Random) -> int:
-    """Of any magnitude alike: round, beside a multiple of a warp, prime, or as it comes."""
+def _size(least: int, greatest: int, rng: random.Random, kinds: tuple["Kind", ...]) -> int:
+    """Of any magnitude alike."""
     size = round(math.exp(rng.uniform(math.log(least), math.log(greatest))))
-    drawn = rng.choice((_rounded, _rounded, _beside_a_tile, _prime))(size, rng)
+    drawn = rng.choice(kinds)(size, rng)
     return min(max(drawn, least), greatest)
 
 
@@ -103,3 +113,8 @@ def _prime(size: int, _: random.Random) -> int:
     while size > 2 and not all(size % divisor for divisor in range(2, math.isqrt(size) + 1)):
         size -= 1
     return size
+
+
+Kind = Callable[[int, random.Random], int]
+ALL: tuple[Kind, ...] = (_rounded, _rounded, _beside_a_tile, _prime)
+ODD: tuple[Kind, ...] = (_prime, _beside_a_tile)

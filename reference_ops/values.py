@@ -5,17 +5,24 @@ call that is timed.
 """
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import EllipsisType
 
 import torch
 
-NORMAL, LARGE, MIXED, EXACT = "normal", "large", "mixed", "integers"
-COMMON = ("uniform", "large", "heavy_tail", "shifted", "constant", "tiny")  # what any op on real numbers stands
+NORMAL, LARGE, SHIFTED, MIXED, EXACT = "normal", "large", "shifted", "mixed", "integers"
+MOVED = "moved"
+COMMON = ("uniform", "large", "heavy_tail", SHIFTED, "constant", "tiny")  # what any op on real numbers stands
+OF_PRODUCTS = (*COMMON, "faint")  # and what sums of products stand
+OF_BATCHES = (*COMMON, "shifted_columns")  # and what statistics over the first dim stand
 LARGEST_INTEGER = 4  # sums of a few products stay below 256, up to which bfloat16 has every integer
 FARTHEST = 256.0  # the usual distance of a row's centre from zero; an exponential of the lowest underflows
+WIDEST_BITS, FARTHEST_SPREADS = 2.0, 2.0  # of moved numbers: from a quarter to four, and so many of it from zero
 NEAR_ZERO_BITS = 8  # "tiny" begins where squares are about as large as the usual eps, 1e-5 and 1e-6
+PADDING = 0.25  # of constant rows
+FAINT, VAST = 2.0**-30, 2.0**20  # products of two such numbers are still far from float32's ends
 Draw = Callable[[torch.Tensor, torch.Generator], object]
 
 
@@ -75,8 +82,24 @@ def _heavy_tail(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 def _shifted(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Normal numbers round another centre in each row, some far below zero: a maximum may not begin at zero."""
-    centres = torch.empty((len(tensor), *[1] * (tensor.ndim - 1)), dtype=tensor.dtype, device=tensor.device)
+    _round_centres(tensor, (len(tensor), *[1] * (tensor.ndim - 1)), generator)
+
+
+def _shifted_columns(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Round another centre in each column or channel, as statistics over a batch find them."""
+    _round_centres(tensor, (1, *tensor.shape[1:2], *[1] * (tensor.ndim - 2)), generator)
+
+
+def _round_centres(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> None:
+    centres = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
     _normal(tensor, generator).add_(centres.normal_(std=FARTHEST, generator=generator))
+
+
+def _moved(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Normal numbers whose spread and centre are another each time: nobody gains by knowing where they lie."""
+    chance = random.Random(generator.initial_seed())  # on the host: each operation on a GPU takes a timed call longer
+    spread = 2 ** chance.uniform(-WIDEST_BITS, WIDEST_BITS)
+    tensor.normal_(spread * chance.uniform(-FARTHEST_SPREADS, FARTHEST_SPREADS), spread, generator=generator)
 
 
 def _integers(tensor: torch.Tensor, generator: torch.Generator) -> None:
@@ -84,9 +107,10 @@ def _integers(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _constant(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """The same number throughout a row: no variance, nothing but ties."""
+    """The same number throughout a row, in some rows zero, as padding is: no variance, nothing but ties."""
     per_row = torch.empty((len(tensor), *[1] * (tensor.ndim - 1)), dtype=tensor.dtype, device=tensor.device)
-    tensor.copy_(_normal(per_row, generator).expand_as(tensor))
+    padding = torch.empty_like(per_row, dtype=torch.bool).bernoulli_(PADDING, generator=generator)
+    tensor.copy_(_normal(per_row, generator).masked_fill_(padding, 0).expand_as(tensor))
 
 
 def _masked(tensor: torch.Tensor, generator: torch.Generator) -> None:
@@ -113,15 +137,30 @@ def _tiny(tensor: torch.Tensor, generator: torch.Generator) -> None:
     _normal(tensor, generator).mul_(scale)
 
 
+def _faint(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """As gradients deep inside a network, which nobody has scaled up: with all their digits far below float16's range,
+    and in float16, which has none such, normal numbers."""
+    _normal(tensor, generator).mul_(1.0 if tensor.dtype == torch.float16 else FAINT)
+
+
+def _vast(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """As activations that have outgrown float16, where faint ones would vanish beside a bias; in float16 normal."""
+    _normal(tensor, generator).mul_(1.0 if tensor.dtype == torch.float16 else VAST)
+
+
 DRAWS: dict[str, Draw] = {
     NORMAL: _normal,
     "uniform": _uniform,
     LARGE: _large,
     "heavy_tail": _heavy_tail,
-    "shifted": _shifted,
+    SHIFTED: _shifted,
+    MOVED: _moved,
+    "shifted_columns": _shifted_columns,
     EXACT: _integers,
     "constant": _constant,
     "masked": _masked,
     "ties": _ties,
     "tiny": _tiny,
+    "faint": _faint,
+    "vast": _vast,
 }

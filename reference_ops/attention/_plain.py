@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from reference_ops.op import Tensors
 from reference_ops.precision import wide
-from reference_ops.values import COMMON
+from reference_ops.values import OF_PRODUCTS
 
 aten = torch.ops.aten
 MATH, FLASH, EFFICIENT, CUDNN = range(4)  # what scaled_dot_product_attention chooses among
@@ -23,7 +23,7 @@ SHARPER = 3.0
 MODERATE = 2.0  # gradients of these do not overflow, nor are they differences of much larger numbers
 # With equal numbers throughout, there is one log-sum-exp for all queries, and fewer bits may happen to hold it. Where
 # one value is thousands of times the others, the luck in rounding its weight to 16 bits decides about the whole result.
-VALUES = tuple(name for name in COMMON if name not in {"constant", "heavy_tail"})
+VALUES = tuple(name for name in OF_PRODUCTS if name not in {"constant", "heavy_tail"})
 # With values that are alike, there is no gradient but rounding; of large ones one key has all the weight; very small
 # ones are lost where PyTorch rounds the matrices of all pairs to 16 bits.
 VARIED = ("heavy_tail",)

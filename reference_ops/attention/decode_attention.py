@@ -28,12 +28,13 @@ def of_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.T
 
 
 def draw(inputs: Tensors, generator: torch.Generator) -> None:
-    """Each two lengths add up to one more than all keys: how many there are to read is no matter of luck."""
+    """Pairs of lengths add up to one more than all keys: how many there are to read is no matter of luck."""
     lengths, keys = inputs["lengths"], inputs["k"].shape[2]
     half = len(lengths) // 2
     lengths.random_(1, keys + 1, generator=generator)
     lengths[half:].fill_(keys)
     lengths[len(lengths) - half :] = keys + 1 - lengths[:half]
+    lengths.copy_(lengths[torch.randperm(len(lengths), generator=generator, device=lengths.device)])
     for name in ("q", "k"):
         inputs[name].clamp_(-FARTHEST, FARTHEST)
 

@@ -9,10 +9,10 @@ import torch
 from reference_ops.op import Tensors, Workload
 
 # Of large numbers float16 overflows in sums so long. Linear in both factors, so exact on small integers.
-LONG_SUMS = ("uniform", "heavy_tail", "shifted", "constant", "tiny", "integers")
+LONG_SUMS = ("uniform", "heavy_tail", "shifted", "constant", "tiny", "faint", "integers")
 # The sums are over whole images and batches. Of numbers far from zero float16 overflows; of one number per image the
 # results are a few numbers, the same for all channels, and fewer bits may happen to hold those.
-SUMS_OF_BATCHES = ("uniform", "tiny", "integers")
+SUMS_OF_BATCHES = ("uniform", "tiny", "faint", "integers")
 FARTHEST_BIAS = 64.0
 
 

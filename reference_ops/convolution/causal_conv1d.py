@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from reference_ops.convolution._points import SUMS_OF_BATCHES, as_parameters, near_zero_bias, product, same
 from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
-from reference_ops.values import COMMON
+from reference_ops.values import COMMON, OF_PRODUCTS
 
 
 def causal_conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dilation: int) -> torch.Tensor:
@@ -82,7 +82,7 @@ ops = (
         gpu=GPU,
         emulated=EMULATED,
         awkward=AWKWARD,
-        values=(*COMMON, "integers"),  # linear in x and in the weights
+        values=(*COMMON, "vast", "integers"),  # linear in x and in the weights
         draw=near_zero_bias,
         flops=lambda dims: 2 * MULTIPLY_ADDS(dims),
         # The default factor: a sum of a few products in float32, rounded once.
@@ -99,7 +99,7 @@ ops = (
         gpu=GPU,
         emulated=EMULATED,
         awkward=AWKWARD,
-        values=(*COMMON, "integers"),  # linear in both
+        values=(*OF_PRODUCTS, "integers"),  # linear in both
         flops=lambda dims: 2 * MULTIPLY_ADDS(dims),
         # The default factor: a sum of a few products in float32, rounded once.
     ),

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 
 import torch
+from torch.nn import functional
 
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.values import COMMON
@@ -11,6 +12,8 @@ from reference_ops.values import COMMON
 aten = torch.ops.aten
 Two = tuple[torch.Tensor, torch.Tensor]
 BLANK = 0
+BREATHS = 4
+OF_BREATHS = 0.1  # the share of the spare time that labels of one breath take; the rest are pauses
 
 
 def ctc_loss(
@@ -44,7 +47,7 @@ def draw_samples(inputs: Tensors, generator: torch.Generator) -> None:
     """Logits of a network that is more or less sure, as logarithms of probabilities; the first sample fills the batch.
 
     Less sure, the loss of a long sample would be in the thousands, and the gradients, exponentials of differences of
-    such numbers, lose the digits that a check needs. Each label has two frames, so that no target is impossible.
+    such numbers, lose the digits that a check needs. There are two frames to a label, so that no target is impossible.
     """
     log_probs, targets = inputs["log_probs"], inputs["targets"]
     (time, batch, classes), length = log_probs.shape, targets.shape[1]
@@ -66,15 +69,35 @@ def spoken(
     targets: torch.Tensor, labels: torch.Tensor, frames: torch.Tensor, time: int, generator: torch.Generator
 ) -> torch.Tensor:
     """A class for each frame: half of the labels go on until the next, the others are short and followed by blanks."""
-    length = targets.shape[1]
-    at = torch.arange(time, device=targets.device).unsqueeze(1)
-    label = (at * labels // frames).clamp_(max=length - 1)
+    starts = beginnings(targets, labels, frames, generator)
+    moments = torch.arange(time, device=targets.device).expand(len(targets), time).contiguous()
+    label = torch.searchsorted(starts, moments, right=True) - 1
     lasts = torch.empty_like(targets, dtype=torch.bool).bernoulli_(0.5, generator=generator)
     lasts[:, :-1] &= targets[:, :-1] != targets[:, 1:]
-    silent = ~lasts.gather(1, label.T).T
-    silent[0] = False
-    silent[1:] &= label[1:] == label[:-1]
-    return targets.gather(1, label.T).T.masked_fill(silent, BLANK)
+    goes_on = label == functional.pad(label[:, :-1], (1, 0), value=-1)
+    own = label.clamp(min=0)
+    silent = (label < 0) | (goes_on & ~lasts.gather(1, own))
+    return targets.gather(1, own).masked_fill(silent, BLANK).T
+
+
+def beginnings(
+    targets: torch.Tensor, labels: torch.Tensor, frames: torch.Tensor, generator: torch.Generator
+) -> torch.Tensor:
+    """The first frame of each label: people speak in a few breaths, with pauses before, between and after them."""
+    batch, length = targets.shape
+    device = targets.device
+    number = torch.arange(length, device=device)
+    # The earliest that is possible: a label takes a frame, and a blank more if it is the same as the one before.
+    repeats = functional.pad(targets[:, 1:] == targets[:, :-1], (1, 0))
+    earliest = number + repeats.cumsum(1)
+    spare = frames.unsqueeze(1) - 1 - earliest.gather(1, labels.unsqueeze(1) - 1)
+    breaths = torch.empty((batch, BREATHS), device=device).uniform_(generator=generator)
+    chosen = torch.empty((batch, length), device=device).random_(BREATHS, generator=generator).long()
+    within = torch.empty((batch, length), device=device).uniform_(generator=generator)
+    waited = torch.lerp(breaths.gather(1, chosen), within, OF_BREATHS)
+    waited = waited.masked_fill(number >= labels.unsqueeze(1), 1.0).sort(1).values
+    starts = earliest + (waited * (spare + 1)).long().minimum(spare)
+    return starts.masked_fill(number >= labels.unsqueeze(1), torch.iinfo(torch.int64).max)
 
 
 def draw_backward(inputs: Tensors, generator: torch.Generator) -> None:

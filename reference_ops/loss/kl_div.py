@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional
 
 from reference_ops.loss._elementwise import draw_grad_loss
-from reference_ops.op import Op, Tensors, rotated, tensors, workloads
+from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
 
@@ -60,7 +60,10 @@ ops = (
         values=VALUES,
         draw=draw_distributions,
         flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # a logarithm, subtract, multiply and add
-        # The default factor: sums in float32, as PyTorch has them.
+        # Logarithms are a hundred times what is left of them in all, and of bfloat16 numbers there are a few hundred
+        # different ones: roundings repeat instead of averaging out. In PyTorch's order they come to nothing or to six
+        # roundings of the loss, in another to eleven.
+        tolerance=Tolerance(factor=4),
         backward=("kl_div_backward",),
     ),
     Op(

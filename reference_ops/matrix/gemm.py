@@ -4,7 +4,7 @@ import torch
 
 from reference_ops.matrix._drawing import far_below_one, like_weights
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
-from reference_ops.values import COMMON
+from reference_ops.values import OF_PRODUCTS
 
 
 def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -47,6 +47,7 @@ ops = (
         ),
         emulated=EMULATED,
         awkward=AWKWARD,
+        values=OF_PRODUCTS,
         draw=draw,
         flops=lambda dims: dims["m"] * dims["n"],
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],
@@ -67,7 +68,7 @@ ops = (
         ),
         emulated=EMULATED,
         awkward=AWKWARD,
-        values=tuple(name for name in COMMON if name != "tiny"),  # products of two tiny rows are lost to float16
+        values=tuple(name for name in OF_PRODUCTS if name != "tiny"),  # products of two tiny rows are lost to float16
         draw=draw,
         flops=lambda dims: dims["k"] * (dims["m"] + dims["n"]),
         matrix_flops=lambda dims: 4 * dims["m"] * dims["n"] * dims["k"],

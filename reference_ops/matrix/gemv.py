@@ -5,6 +5,7 @@ from torch.nn import functional
 
 from reference_ops.matrix._drawing import like_weights
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.values import OF_PRODUCTS
 
 
 def gemv(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -51,6 +52,7 @@ ops = (
             "float32 bfloat16 float16",
             square(1, 1), square(31, 33), square(33, 31), square(7, 257), square(129, 1009), square(3, 4097),
         ),
+        values=OF_PRODUCTS,
         draw=draw_vector,
         flops=lambda dims: dims["n"],
         matrix_flops=lambda dims: 2 * dims["n"] * dims["k"],
@@ -75,6 +77,7 @@ ops = (
             "float32 bfloat16 float16",
             at(1, 1, 1), at(31, 33, 17), at(1, 257, 129), at(63, 31, 33), at(64, 7, 1009), at(9, 65, 4097),
         ),
+        values=OF_PRODUCTS,
         draw=draw_weight,
         flops=lambda dims: dims["m"] * dims["n"],
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from reference_ops.matrix._drawing import far_below_one
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
-from reference_ops.values import COMMON
+from reference_ops.values import OF_PRODUCTS
 
 LARGEST_INT8, LARGEST_FP8 = 127, 448.0
 
@@ -23,7 +23,7 @@ def scaled_linear(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -
 
 
 def draw_int8(inputs: Tensors, generator: torch.Generator) -> None:
-    inputs["weight"].random_(-LARGEST_INT8, LARGEST_INT8 + 1, generator=generator)
+    inputs["weight"].random_(-LARGEST_INT8 - 1, LARGEST_INT8 + 1, generator=generator)
     _draw_others(inputs, LARGEST_INT8, generator)
 
 
@@ -80,7 +80,7 @@ def quantized(
             at(1, 1, 1), at(2, 31, 33), at(1, 33, 31), at(5, 7, 257), at(1, 129, 1009), at(9, 3, 4097),
         ),
         # No "tiny", lost to float16 when the weights are large, and no "integers": the scales are none.
-        values=tuple(name for name in COMMON if name != "tiny"),
+        values=tuple(name for name in OF_PRODUCTS if name != "tiny"),
         draw=draw,
         flops=lambda dims: dims["m"] * dims["n"],
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],

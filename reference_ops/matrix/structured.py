@@ -4,7 +4,7 @@ import torch
 
 from reference_ops.matrix._drawing import like_weights
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
-from reference_ops.values import COMMON
+from reference_ops.values import OF_PRODUCTS
 
 
 def triangular_gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -43,6 +43,7 @@ ops = (
             at(1, 1), at(31, 33), at(33, 31), at(65, 7), at(127, 65), at(129, 17),
         ),
         # No "integers": PyTorch lets cuBLAS add partial sums in 16 bits, where those are not exact any more.
+        values=OF_PRODUCTS,
         draw=draw,
         touched={"a": lambda dims: dims["rows"] * (dims["rows"] + 1) // 2},
         flops=lambda dims: dims["rows"] * dims["cols"],
@@ -66,7 +67,7 @@ ops = (
             "float32 bfloat16 float16",
             at(1, 1), at(31, 33), at(33, 31), at(257, 7), at(5, 1009), at(1, 4097),
         ),
-        values=(*COMMON, "integers"),
+        values=(*OF_PRODUCTS, "integers"),
         flops=lambda dims: dims["rows"] * dims["cols"],
         # The default factor: one multiplication, rounded once.
     ),

@@ -6,6 +6,7 @@ from reference_ops.normalization import batch_norm as plain
 from reference_ops.normalization.batch_norm import AWKWARD, CHANNELS, EPS, IMAGES, MOMENTUM, at, emulated, gpu
 from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors
+from reference_ops.values import OF_BATCHES
 
 aten = torch.ops.aten
 
@@ -74,6 +75,7 @@ ops = (
         valid=plain.has_variance,
         by_rows=False,
         draw=plain.draw_variance,
+        values=OF_BATCHES,
         flops=lambda dims: 9 * dims["channels"] * plain.per_channel(dims),
         # The default factor: PyTorch too sums in float32 and rounds once.
         tolerance=Tolerance(sums="in_two_steps"),

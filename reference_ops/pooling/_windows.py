@@ -59,6 +59,11 @@ def fits(known: Mapping[str, Any]) -> bool:
     return bool(2 * known["padding"] <= known["kernel"])
 
 
+def fits_inside(known: Mapping[str, Any]) -> bool:
+    """PyTorch's condition for averages in 3d: a window is no larger than what is pooled, without the padding."""
+    return fits(known) and all(known[axis] >= known["kernel"] for axis in AXES[3])
+
+
 def in_float32_on_cpu(pool: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """PyTorch's CPU code lacks some pools of 16-bit numbers, and adds others up in 16 bits, unlike its GPU code."""
 

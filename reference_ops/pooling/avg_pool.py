@@ -8,6 +8,7 @@ from reference_ops.pooling._windows import (
     AXES,
     at,
     fits,
+    fits_inside,
     in_float32_on_cpu,
     inner,
     inner_sizes,
@@ -87,7 +88,7 @@ def avg_pool(rank: int) -> Op:
         gpu=GPU[rank],
         emulated=EMULATED[rank],
         awkward=AWKWARD[rank],
-        valid=fits,
+        valid=fits_inside if rank == 3 else fits,
         flops=lambda dims: volume(dims, f"{outer(rank)} taps"),
         tolerance=Tolerance(sums="taps"),  # the default factor: a sum in float32, divided and rounded once
         backward=(f"avg_pool{rank}d_backward",),
@@ -121,7 +122,7 @@ def avg_pool_backward(rank: int) -> Op:
         gpu=of_backward(GPU[rank]),
         emulated=of_backward(EMULATED[rank]),
         awkward=of_backward(AWKWARD[rank]),
-        valid=fits,
+        valid=fits_inside if rank == 3 else fits,
         flops=lambda dims: volume(dims, f"{outer(rank)} taps"),
         # The default factor: a sum of a few windows in float32, rounded once.
     )

@@ -51,8 +51,8 @@ op = Op(
         *rotated("bfloat16 float32", at(33), at(4097), bins=257),
         *rotated("float32", at(4095), bins=4096),
     ),
-    # Of tiny values half are in the first bin, more than the float32 counts of `torch.histc` can tell.
-    values=tuple(name for name in COMMON if name != "tiny"),
+    # Of tiny and of constant values so many are in the first bin that the float32 counts of `torch.histc` cannot tell.
+    values=tuple(name for name in COMMON if name not in {"tiny", "constant"}),
     by_rows=False,
     draw=draw,
     valid=lambda known: known["bins"] <= 4096,

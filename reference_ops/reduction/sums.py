@@ -72,7 +72,8 @@ ops = (
             "float32 bfloat16 float16",
             at(1, 1), at(31, 33), at(33, 31), at(257, 7), at(1000, 5), at(65, 127), at(4104, 2),
         ),
-        values=(*COMMON, "integers"),
+        # Of constant rows all sums are one number, and the luck of one rounding would decide about them all.
+        values=(*(name for name in COMMON if name != "constant"), "integers"),
         by_rows=False,
         flops=lambda dims: dims["rows"] * dims["cols"],
         # The default factor: sums in float32, rounded once.

@@ -43,7 +43,7 @@ def load(path: Path, name: str, example: str) -> Op:
 
 
 def file_of(locator: str) -> str:
-    """`package.module:function` by its file, without running any of it; as it stands where it names no module."""
+    """`package.module:function` by its file, without running any of it; as it stands where it is no such thing."""
     module, _, function = locator.partition(":")
     if not function or not all(part.isidentifier() for part in module.split(".")):
         return locator
@@ -58,7 +58,9 @@ def file_of(locator: str) -> str:
     finally:
         if added:
             sys.path.remove(here)
-    return f"{spec.origin}:{function}" if spec and spec.origin else locator
+    if not (spec and spec.origin):
+        raise TaskError(f"there is no module `{module}`, neither in {here} nor installed")
+    return f"{spec.origin}:{function}"
 
 
 def imported(path: Path) -> ModuleType:

@@ -74,6 +74,12 @@ def test_an_op_is_loaded_from_a_users_file(tmp_path: Path) -> None:
     assert catalog.load(written(tmp_path, USERS_OP)).name == "twice"
 
 
+def test_an_op_knows_what_it_was_loaded_as(tmp_path: Path) -> None:
+    path = written(tmp_path, USERS_OP)
+    assert catalog.loaded_as(catalog.load(path)) == path
+    assert catalog.loaded_as(catalog.load("softmax")) == "softmax"
+
+
 def test_a_users_file_is_read_again_when_it_changed(tmp_path: Path) -> None:
     catalog.load(written(tmp_path, USERS_OP))
     assert catalog.load(written(tmp_path, USERS_OP.replace("1024", "4096"))).gpu[0].dims == (("n", 4096),)
@@ -134,3 +140,24 @@ def test_a_file_with_a_syntax_error_is_blamed_with_its_line(tmp_path: Path) -> N
 def test_an_op_that_contradicts_itself_is_blamed_for_it(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match="gives no size for `m`"):
         catalog.load(written(tmp_path, USERS_OP.replace('tensors(out="n")', 'tensors(out="m")')))
+
+
+def test_an_op_with_a_dtype_that_does_not_exist_is_told_which_do(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match=r"twice\.py.*no dtype `float33`; there are float64, float32"):
+        catalog.load(written(tmp_path, USERS_OP.replace("float32", "float33")))
+
+
+def test_an_op_whose_name_is_no_identifier_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match=r"`Twice, or so` cannot name an op"):
+        catalog.load(written(tmp_path, USERS_OP.replace('name="twice"', 'name="Twice, or so"')))
+
+
+@pytest.mark.parametrize("name", ["softmax", "gelu_backward", "max_pool1d"])
+def test_an_op_of_a_users_cannot_take_a_name_of_the_catalogs(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match=rf"twice\.py defines an op `{name}`, and so does the catalog\. Give yours"):
+        catalog.load(written(tmp_path, USERS_OP.replace('name="twice"', f'name="{name}"')))
+
+
+def test_a_file_that_ends_the_program_is_blamed_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match=r"twice\.py, line 2, cannot be imported: it ends the program.*3"):
+        catalog.load(written(tmp_path, "import sys\nsys.exit(3)\n"))

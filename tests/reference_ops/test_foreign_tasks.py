@@ -216,6 +216,29 @@ def test_a_function_without_examples_says_how_to_give_some() -> None:
         op(f"{MARKED}:product")
 
 
+def test_a_function_cannot_take_a_name_of_the_catalogs(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(MARKED.read_text().replace("weighted", "gelu"))
+    with pytest.raises(CatalogError, match=r"program\.py defines an op `gelu`, and so does the catalog"):
+        op(tmp_path / "program.py")
+
+
+def test_a_task_that_ends_the_program_is_named_with_the_line(tmp_path: Path) -> None:
+    (tmp_path / "1_Ends.py").write_text(f"{TANH.read_text()}\nraise SystemExit\n")
+    with pytest.raises(CatalogError, match=r"1_Ends\.py, line \d+, cannot be an op: it ends the program"):
+        op(tmp_path / "1_Ends.py")
+
+
+def test_a_module_that_is_not_there_is_named() -> None:
+    with pytest.raises(CatalogError, match=r"no module `mymodul`.*Give module:function"):
+        op("mymodul:fused@inputs.py")
+
+
+def test_a_decorator_without_examples_says_how_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import evolve\n\n@evolve.op\ndef f(x):\n    return x\n")
+    with pytest.raises(CatalogError, match=r"program\.py, line 3, .*`f` is no example.*@evolve\.op\(lambda"):
+        op(tmp_path / "program.py")
+
+
 def test_dims_that_never_differ_are_numbers() -> None:
     named, values = named_dims([{"x": (4, 8), "y": (8,)}, {"x": (4, 16), "y": (16,)}], [{"N": 8}, {"N": 16}], set())
     assert named == {"x": ("4", "n"), "y": ("n",)}

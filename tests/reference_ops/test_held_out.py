@@ -50,6 +50,13 @@ def test_all_are_valid_and_small_enough_and_of_the_ops_dtypes(op: Op) -> None:
 
 
 @ops
+def test_pytorch_takes_all_of_them(op: Op) -> None:
+    for shape in found(op, most_bytes=1 << 14):
+        outputs = op.call(op.inputs_at(shape, 0, "cpu"), shape)
+        assert [tuple(output.shape) for output in outputs] == [op.shape(spec, shape) for spec in op.outputs]
+
+
+@ops
 def test_dims_lie_between_the_sizes_that_are_listed(op: Op) -> None:
     for shape in found(op):
         for name, value in shape.dims:
@@ -89,6 +96,19 @@ def test_a_particular_kernel_gets_shapes_too(name: str, accepts: Callable[[Workl
     shapes = found(catalog.load(name), accepts)
     assert len(shapes) >= 20
     assert all(map(accepts, shapes))
+
+
+def test_large_ones_are_found_where_they_are_asked_for() -> None:
+    for name in ("gelu", "softmax", "causal_conv1d", "conv2d"):
+        op = catalog.load(name)
+        largest = min(2**31, max(op.nbytes(workload) for workload in op.gpu))
+        shapes = [
+            w for seed in range(10) for w in held_out(op, anything, random.Random(seed), 1, largest, largest // 4)
+        ]
+        assert len(shapes) >= 8
+        assert all(largest // 4 <= op.nbytes(shape) <= largest for shape in shapes)
+        assert not set(shapes) & set(op.gpu)
+        assert sum(any(size % 2 for _, size in shape.dims) for shape in shapes) >= 6
 
 
 def test_a_kernel_that_accepts_nothing_new_gets_nothing() -> None:

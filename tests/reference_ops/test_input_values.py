@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from reference_ops.values import COMMON, DRAWS, EXACT, LARGEST_INTEGER, fill
+from reference_ops.values import COMMON, DRAWS, EXACT, LARGEST_INTEGER, NORMAL, fill
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -82,6 +82,21 @@ def test_constant_rows_hold_one_number_each_and_differ(dtype: torch.dtype) -> No
     assert len(firsts.unique()) > 1
 
 
+@pytest.mark.parametrize(("values", "across"), [("shifted", (1, 2, 3)), ("shifted_columns", (0, 2, 3))])
+def test_each_row_or_each_column_has_a_centre_of_its_own(values: str, across: tuple[int, ...]) -> None:
+    deviations, centres = torch.std_mean(drawn(values, torch.float32, (64, 48, 5, 5)), across)
+    assert deviations.max() < 1.2
+    assert 150 < centres.std() < 400
+
+
+@dtypes
+def test_about_a_quarter_of_constant_rows_are_zeros_as_padding_is(dtype: torch.dtype) -> None:
+    tensor = drawn("constant", dtype, (400, 3, 16))
+    zero = tensor.eq(0).flatten(1).all(1)
+    assert abs(zero.float().mean() - 0.25) < 0.1
+    assert not tensor[zero].signbit().any()
+
+
 @pytest.mark.parametrize("cols", [1, 2, 3, 256])
 @dtypes
 def test_masked_rows_keep_a_finite_entry(dtype: torch.dtype, cols: int) -> None:
@@ -115,6 +130,28 @@ def test_tiny_numbers_reach_down_to_subnormals(dtype: torch.dtype) -> None:
 def test_mean_squares_of_tiny_numbers_are_about_as_large_as_an_eps(dtype: torch.dtype) -> None:
     means = drawn("tiny", dtype).double().square().mean(dim=1)
     assert 1e-7 < means.min() < means.max() < 1e-4
+
+
+WIDE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+
+
+@WIDE
+def test_faint_numbers_are_nothing_in_float16_but_their_products_are_normal_in_float32(dtype: torch.dtype) -> None:
+    tensor = drawn("faint", dtype)
+    assert not tensor.half().any()
+    assert tensor.double().square().mean() > 2**20 * torch.finfo(torch.float32).smallest_normal
+
+
+@WIDE
+def test_vast_numbers_overflow_in_float16_but_sums_of_their_products_do_not_in_float32(dtype: torch.dtype) -> None:
+    tensor = drawn("vast", dtype)
+    assert tensor.half().isinf().float().mean() > 0.9
+    assert tensor.float().square().sum().isfinite()
+
+
+@pytest.mark.parametrize("values", ["faint", "vast"])
+def test_float16_gets_normal_numbers_where_others_get_those_beyond_its_range(values: str) -> None:
+    assert torch.equal(drawn(values, torch.float16), drawn(NORMAL, torch.float16))
 
 
 def test_the_common_distributions_are_known() -> None:

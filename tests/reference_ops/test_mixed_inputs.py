@@ -1,12 +1,13 @@
 """Inputs whose rows come from several distributions in turn, and outputs that are judged accordingly."""
 
+import random
 from dataclasses import replace
 
 import pytest
 import torch
 
 from reference_ops import catalog
-from reference_ops.op import Op, Tensors, tensors, workloads
+from reference_ops.op import LARGE_WEIGHTS, Op, Tensors, tensors, workloads
 from reference_ops.values import MIXED, NORMAL
 
 
@@ -26,6 +27,7 @@ OP = Op(
 )
 PLACE = OP.emulated[0]
 OUT, TOTAL, COUNT = OP.outputs
+SEEDS = 2 * LARGE_WEIGHTS * (1 + len(OP.values))  # so many show everything that a seed decides
 EVEN, ODD = 0, 1  # of a seed: whether integers take part, where they ask for integer weights
 
 
@@ -46,7 +48,7 @@ def names(op: Op = OP, seed: int = EVEN) -> list[str]:
     return [part.values for part in op.parts(OUT, PLACE, MIXED, seed)]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_rows_follow_the_distributions_in_turn(seed: int) -> None:
     x, found = mixed(seed=seed)["x"], names(seed=seed)
     assert [kind(row) for row in x] == [found[row % len(found)] for row in range(len(x))]
@@ -77,7 +79,7 @@ def test_every_other_seed_keeps_the_weights_normal_and_leaves_integers_out() -> 
 def test_with_fewer_rows_than_distributions_each_has_its_turn_over_seeds() -> None:
     (place,) = workloads("float32", {"rows": 1, "cols": 512})
     seen = set()
-    for seed in range(16):
+    for seed in range(SEEDS):
         (part,) = OP.parts(OUT, place, MIXED, seed)
         assert kind(OP.inputs_at(place, seed, "cpu", MIXED)["x"][0]) == part.values
         seen.add(part.values)
@@ -96,12 +98,31 @@ def test_a_single_distribution_is_one_part() -> None:
     assert (part.values, part.rows, part.exact) == ("integers", ..., True)
 
 
+@pytest.mark.parametrize("first", range(9))
+def test_a_mixture_begins_with_the_distribution_whose_turn_it_is(first: int) -> None:
+    op = replace(OP, values=("constant", "tiny"))
+    expected = (NORMAL, *op.values)[first % 3]
+    assert {names(op, op.mixture(first, turn, random.Random(turn)))[0] for turn in range(12)} == {expected}
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_a_mixture_has_large_weights_in_its_turn(turn: int) -> None:
+    op = replace(OP, values=("constant", "tiny"))
+    for first in range(12):
+        weight = mixed(op, op.mixture(first, turn, random.Random(first)))["weight"]
+        assert bool(weight.abs().max() > 100) == (turn % LARGE_WEIGHTS == 0)
+
+
+def test_mixtures_of_the_same_turn_differ() -> None:
+    assert len({OP.mixture(2, 1, random.Random(seed)) for seed in range(20)}) == 20
+
+
 def test_an_op_whose_rows_depend_on_each_other_gets_one_distribution_at_a_time() -> None:
     op = replace(OP, by_rows=False)
     for seed in range(8):
         (name,) = names(op, seed)
         assert {kind(row) for row in mixed(op, seed)["x"]} == {name}
-    assert {names(op, seed)[0] for seed in range(16)} == {NORMAL, *OP.values}
+    assert {names(op, seed)[0] for seed in range(SEEDS)} == {NORMAL, *OP.values}
 
 
 def test_inputs_that_share_no_dim_with_an_output_are_all_drawn_alike() -> None:
@@ -136,7 +157,7 @@ def test_the_same_seed_gives_the_same_mixture(name: str) -> None:
 
 
 def test_an_unknown_distribution_is_named_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="`nomal` names no distribution of inputs; there are constant, heavy_tail"):
+    with pytest.raises(ValueError, match="`nomal` names no distribution of inputs; there are constant, faint"):
         replace(OP, values=("nomal",))
 
 

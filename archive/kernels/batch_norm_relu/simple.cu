@@ -50,7 +50,7 @@ batch_norm_relu_channel(const x_t* __restrict__ x, const float* __restrict__ wei
         squares += off * off;
     }
     rest = sum_of_block(rest) / per_channel;
-    const float centre = float(rough + rest);  // of equal numbers nothing must be left; in general `rough` is as good
+    const float lost = float(rest);  // where a channel lies far from zero, as much as a result's last digits
     const float variance = fmaxf(float(sum_of_block(squares) / per_channel - rest * rest), 0.0f);
     const float scale = 1.0f / sqrtf(variance + eps);
     if (threadIdx.x == 0) {
@@ -63,6 +63,6 @@ batch_norm_relu_channel(const x_t* __restrict__ x, const float* __restrict__ wei
 #pragma unroll UNROLL
     for (int i = threadIdx.x; i < per_channel; i += THREADS) {
         const long long at = place(i);
-        out[at] = out_t(fmaxf((float(x[at]) - centre) * scale * gain + shift, 0.0f));
+        out[at] = out_t(fmaxf((float(x[at]) - rough - lost) * scale * gain + shift, 0.0f));
     }
 }

@@ -6,20 +6,23 @@ note = "the squares are summed by many blocks in one launch; in a second each bl
 THREADS = [256, 128, 512]
 BLOCKS = [1024, 256, 512, 2048]
 
+[let]
+blocks = "min(BLOCKS, ceil_div(n, THREADS))"
+
 [workspace]
-partial = { shape = ["BLOCKS"], dtype = "float32" }
+partial = { shape = ["blocks"], dtype = "float32" }
 
 [[launch]]
 entry = "sum_of_squares"
-grid = ["BLOCKS"]
+grid = ["blocks"]
 block = ["THREADS"]
 args = ["grad", "partial", "n"]
 
 [[launch]]
 entry = "clip"
-grid = ["BLOCKS"]
+grid = ["blocks"]
 block = ["THREADS"]
-args = ["grad", "partial", "out", "norm", "n", "max_norm"]
+args = ["grad", "partial", "out", "norm", "n", "blocks", "max_norm"]
 ---*/
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -42,7 +45,7 @@ __device__ __forceinline__ float sum_of_block(float sum) {
 extern "C" __global__ void __launch_bounds__(THREADS)
 sum_of_squares(const grad_t* __restrict__ grad, float* __restrict__ partial, long long n) {
     float sum = 0.0f;
-    for (long long at = (long long)blockIdx.x * THREADS + threadIdx.x; at < n; at += (long long)BLOCKS * THREADS) {
+    for (long long at = (long long)blockIdx.x * THREADS + threadIdx.x; at < n; at += (long long)gridDim.x * THREADS) {
         const float value = float(grad[at]);
         sum = fmaf(value, value, sum);
     }
@@ -52,13 +55,13 @@ sum_of_squares(const grad_t* __restrict__ grad, float* __restrict__ partial, lon
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 clip(const grad_t* __restrict__ grad, const float* __restrict__ partial, out_t* __restrict__ out,
-     float* __restrict__ norm, long long n, float max_norm) {
+     float* __restrict__ norm, long long n, int blocks, float max_norm) {
     float sum = 0.0f;
-    for (int block = threadIdx.x; block < BLOCKS; block += THREADS) sum += partial[block];
+    for (int block = threadIdx.x; block < blocks; block += THREADS) sum += partial[block];
     const float root = sqrtf(sum_of_block(sum));
     const float scale = fminf(1.0f, max_norm / (root + 1e-6f));
     if (blockIdx.x == 0 && threadIdx.x == 0) norm[0] = root;
-    for (long long at = (long long)blockIdx.x * THREADS + threadIdx.x; at < n; at += (long long)BLOCKS * THREADS) {
+    for (long long at = (long long)blockIdx.x * THREADS + threadIdx.x; at < n; at += (long long)gridDim.x * THREADS) {
         out[at] = out_t(float(grad[at]) * scale);
     }
 }

@@ -1,0 +1,56 @@
+"""Inputs that an op draws itself have what users' inputs have, where normal numbers do not."""
+
+import pytest
+import torch
+
+from reference_ops import catalog
+from reference_ops.attention import decode_attention
+from reference_ops.loss import ctc_loss
+from reference_ops.op import Workload
+
+SPEECH = Workload("float32", tuple(ctc_loss.at(400, 16, 30, 60).items()))
+
+
+def unevenness(log_probs: torch.Tensor, frames: int) -> float:
+    """How far the share of the labels that are spoken runs ahead of the share of the frames, or behind it."""
+    heard = log_probs[:frames].argmax(-1)
+    begins = (heard != ctc_loss.BLANK) & (heard != torch.nn.functional.pad(heard[:-1], (1, 0)))
+    spoken = begins.cumsum(0) / begins.sum()
+    return float((spoken - torch.arange(1, frames + 1) / frames).abs().max())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_people_speak_at_an_uneven_pace(seed: int) -> None:
+    inputs = catalog.load("ctc_loss").inputs_at(SPEECH, seed, "cpu")
+    lengths = inputs["input_lengths"].tolist()
+    found = [unevenness(inputs["log_probs"][:, sample], frames) for sample, frames in enumerate(lengths)]
+    assert torch.tensor(found).median() > 0.15
+
+
+def test_weights_of_8_bits_are_drawn_down_to_the_least() -> None:
+    op = catalog.load("int8_gemv")
+    weight = op.inputs_at(op.emulated[0], 1, "cpu")["weight"]
+    assert (int(weight.min()), int(weight.max())) == (-128, 127)
+
+
+def test_nobody_knows_which_lengths_of_a_cache_go_together_and_their_sum_is_what_the_cost_model_says() -> None:
+    op, batch, keys = catalog.load("decode_attention"), 9, 100
+    workload = Workload("float32", tuple(decode_attention.at(batch, 2, 2, keys, 8).items()))
+    drawn = [op.inputs_at(workload, seed, "cpu")["lengths"] for seed in range(5)]
+    assert all(int(lengths.sum()) == decode_attention.cached_keys(dict(workload.dims)) for lengths in drawn)
+    assert all(1 <= lengths.min() <= lengths.max() <= keys for lengths in drawn)
+    partners = [(lengths[0] + lengths[1:] == keys + 1).nonzero().flatten().tolist() for lengths in drawn]
+    assert len({tuple(found) for found in partners}) > 1
+
+
+def test_gradients_are_clipped_at_some_sizes_and_left_alone_at_others_where_they_are_timed_and_elsewhere() -> None:
+    op = catalog.load("clip_grad_norm")
+    for workloads in (op.emulated, op.awkward):
+        clipped = {clips(workload) for workload in workloads if op.nbytes(workload) > 4096}
+        assert clipped == {True, False}
+
+
+def clips(workload: Workload) -> bool:
+    op = catalog.load("clip_grad_norm")
+    _, norm = op.call(op.inputs_at(workload, 1, "cpu"), workload)
+    return float(norm) > dict(workload.parameters)["max_norm"]

@@ -1,0 +1,39 @@
+"""Float16 has TF32's digits but not its range: in every op that multiplies in TF32 that has to show."""
+
+import pytest
+import torch
+
+from evolve.evaluation.truth import Truth
+from reference_ops import catalog
+from reference_ops.op import Op, Tensors
+from reference_ops.values import NORMAL
+
+# Recurrent ops draw no faint numbers: gates lie between 0 and 1, biases are added, and gradients fade by themselves.
+IN_TF32 = [op for op in map(catalog.load, catalog.names()) if op.tf32 and catalog.family(op.name) != "recurrent"]
+SEED = 6
+
+
+def in_tf32(values: torch.Tensor) -> torch.Tensor:
+    """With ten bits after the first, to the nearest."""
+    bits = values.contiguous().view(torch.int32)
+    return ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(torch.float32)
+
+
+def rounded(inputs: Tensors, *, half: bool) -> Tensors:
+    return {name: values.half().float() if half else in_tf32(values) for name, values in inputs.items()}
+
+
+def faults(op: Op, values: str) -> list[str]:
+    """What is found wrong with products of numbers that went through float16, where PyTorch's went through TF32."""
+    workload = next(workload for workload in op.emulated if workload.dtype == "float32")
+    inputs = op.inputs_at(workload, SEED, "cpu", values)
+    theirs, expected = op.call(rounded(inputs, half=False), workload), op.call_in_float64(inputs, workload)
+    known = Truth(op, workload, values, SEED, inputs, theirs, expected)
+    found = op.call(rounded(inputs, half=True), workload)
+    return [fault for index, output in enumerate(found) if (fault := known.fault(index, output))]
+
+
+@pytest.mark.parametrize("op", IN_TF32, ids=lambda op: op.name)
+def test_what_went_through_float16_is_found_wrong_on_some_inputs(op: Op) -> None:
+    assert not faults(op, NORMAL)
+    assert any(faults(op, values) for values in op.values)
