@@ -53,7 +53,8 @@ def _of_a_library(symbol: str) -> bool:
 
 def _declared_constant(symbol: str, text: str) -> bool:
     name = re.escape(_parts(symbol)[-1])
-    return re.search(rf"\b(?:const|constexpr)\b[^;{{}}()=*]*\b{name}\b", text) is not None
+    declarators = r"[^;{}()=*]*(?:=[^;{}()=*]*,[^;{}()=*]*)*"  # those before it in the same declaration
+    return re.search(rf"\b(?:const|constexpr|__constant__)\b{declarators}\b{name}\b", text) is not None
 
 
 def _parts(symbol: str) -> list[str]:

@@ -7,8 +7,8 @@ import signal
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from reference_ops.op import Op, Tensors, Workload
 VERSION = 1  # of how baselines are timed: what an older one left on disk is not read
 SAMPLES, SETS = 24, 2
 STEADY = 0.03  # PyTorch's time may stray so far without meaning that the GPU has changed its pace
-EAGER, COMPILE, AUTOTUNE = "eager", "compile", "autotune"
+EAGER, COMPILE, AUTOTUNE = EVERY = "eager", "compile", "autotune"
 # As long as anybody would wait; a loop over a sequence, which it unrolls, can take it an hour.
 COMPILE_SECONDS = {COMPILE: 60.0, AUTOTUNE: 120.0}
 Call = Callable[[Tensors], object]
@@ -34,6 +34,7 @@ class Baselines:
     eager_us: float
     compile_us: float | None = None
     autotune_us: float | None = None
+    given_up: str = ""  # the first of them that took too long to prepare
 
     @property
     def fastest_first(self) -> tuple[str, ...]:
@@ -52,9 +53,8 @@ class Baselines:
         pace = eager_us / self.eager_us
         if pace >= 1 - STEADY:
             return self
-        return Baselines(
-            eager_us, self.compile_us and self.compile_us * pace, self.autotune_us and self.autotune_us * pace
-        )
+        compile_us, autotune_us = (time and time * pace for time in (self.compile_us, self.autotune_us))
+        return replace(self, eager_us=eager_us, compile_us=compile_us, autotune_us=autotune_us)
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,16 @@ def shelf() -> Shelf:
     return Shelf(evolve_cache_dir() / "baselines")
 
 
-def timed(op: Op, workload: Workload, device: Device) -> Baselines:
-    """Time everything that PyTorch offers here, in turns; on the emulated device eager PyTorch alone."""
-    names = (EAGER, COMPILE, AUTOTUNE) if device.info.kind == "cuda" else (EAGER,)
+def timed(op: Op, workload: Workload, device: Device, names: Iterable[str] = EVERY) -> Baselines:
+    """Time what PyTorch offers here, in turns; on the emulated device eager PyTorch alone."""
     calls: dict[str, Call] = {}
-    for name in names:
-        if (call := prepared(name, op, workload, device)) is None:
+    given_up = ""
+    for name in names if device.info.kind == "cuda" else (EAGER,):
+        try:
+            call = prepared(name, op, workload, device)
+        except TimeoutError:
+            given_up, call = name, None
+        if call is None:
             break  # what the compiler cannot do by default, it does not do with more effort either
         calls[name] = call
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -104,11 +108,14 @@ def timed(op: Op, workload: Workload, device: Device) -> Baselines:
             if sample:  # the first warms up
                 times[name].append(took)
     medians = {name: statistics.median(samples) for name, samples in times.items()}
-    return Baselines(medians[EAGER], medians.get(COMPILE), medians.get(AUTOTUNE))
+    return Baselines(medians[EAGER], medians.get(COMPILE), medians.get(AUTOTUNE), given_up)
 
 
 def prepared(name: str, op: Op, workload: Workload, device: Device) -> Call | None:
-    """A baseline ready to be called at this workload's exact shapes, as in a model of fixed sizes; None if it fails."""
+    """A baseline ready to be called at this workload's exact shapes, as in a model of fixed sizes; None if it fails.
+
+    Raises TimeoutError when torch.compile takes longer than anybody would wait.
+    """
     if name == EAGER:
         return lambda inputs: op.call_baseline(inputs, workload)
     torch._dynamo.config.recompile_limit = 10_000  # noqa: SLF001 - one compiled function per workload, many workloads
@@ -120,23 +127,27 @@ def prepared(name: str, op: Op, workload: Workload, device: Device) -> Call | No
     def call(inputs: Tensors) -> object:
         return function(*inputs.values(), **parameters)
 
+    expired = threading.Event()
     try:
-        with _at_most(COMPILE_SECONDS[name]):
+        with _at_most(COMPILE_SECONDS[name], expired):
             call(op.inputs_at(workload, 0, device.torch_device))
-    except Exception:  # noqa: BLE001 - whatever the compiler cannot do, or not soon, eager is the baseline
+    except Exception as error:  # whatever the compiler cannot do, eager is the baseline
+        if expired.is_set():  # the compiler may wrap what interrupts it into an error of its own
+            raise TimeoutError(f"took more than {COMPILE_SECONDS[name]:g} s") from error
         return None
     return call
 
 
 @contextlib.contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
+def _at_most(seconds: float, expired: threading.Event) -> Iterator[None]:
     """Raises TimeoutError amid whatever runs then, in a process' main thread, which is where evaluations run."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(_number: int, _frame: object) -> None:
-        raise TimeoutError(f"took more than {seconds:g} s")
+        expired.set()
+        raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)

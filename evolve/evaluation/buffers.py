@@ -9,10 +9,12 @@ import torch
 
 LEAST_ALIGNMENT, USUAL_ALIGNMENT = 16, 512  # what a plan may rely on, and what PyTorch's allocator gives
 GAP_BYTES = 4096  # at least, before and behind every tensor
-# Two read as NaN or as a huge number in every float type, so that a stray read shows in the output. The third is an
-# ordinary number, as memory holds in real use: a kernel must not take it for a result that is there already.
-POISONS = (0xFF, 0x7E, 0x3F)
+# Two read as NaN or as a huge number in every float type, so that a stray read shows in the output. The others are an
+# ordinary number and zero, as memory holds in real use: a kernel must not take them for results that are there already.
+POISONS = (0xFF, 0x7E, 0x3F, 0x00)
 NOISE_BYTES = 2**14
+WORD_BYTES = 8
+SPARE_BYTES = {"cuda": 2**26, "cpu": 2**16}  # behind everything: where a stray write of a wrong stride ends up
 OWN_SEGMENT_BYTES = 2**25  # PyTorch's allocator gives so large a piece to nobody else
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -42,6 +44,7 @@ class Arena:
     def __init__(self, device: str) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._noise = torch.empty(NOISE_BYTES, dtype=torch.uint8, device=device)
+        self._spare, self._poison = self._memory, POISONS[0]
 
     def poisoned(
         self, layout: Layout, poison: int, rng: random.Random, alignment: int = LEAST_ALIGNMENT
@@ -53,8 +56,11 @@ class Arena:
         for name in names:
             at += -at % alignment + 2 * GAP_BYTES + alignment * rng.randrange(GAP_BYTES // alignment)
             starts[name], at = at, at + sizes[name]
-        memory = self._of(at + 2 * GAP_BYTES)[: at + 2 * GAP_BYTES]
-        memory.fill_(poison)
+        end_of_all, spare = at + 2 * GAP_BYTES, SPARE_BYTES[self._memory.device.type]
+        end_of_all += -end_of_all % USUAL_ALIGNMENT
+        whole = self._of(end_of_all + spare)[: end_of_all + spare]
+        memory, self._spare, self._poison = whole[:end_of_all], whole[end_of_all:], poison
+        whole.fill_(poison)
         noise = self._noise.random_(0, 256, generator=torch.Generator(memory.device).manual_seed(rng.getrandbits(32)))
         ends = [0, *(starts[name] + sizes[name] for name in names)]
         buffers = {}
@@ -69,6 +75,12 @@ class Arena:
                 zone.copy_(noise[: len(zone)])
             buffers[name] = Buffer(memory[start:end].view(dtype).reshape(shape), before, behind, noise)
         return buffers
+
+    def strayed(self, unused: Iterable[Buffer] = ()) -> torch.Tensor:
+        """Whether any of the buffers, or memory behind all of them, holds something else than poison; as a tensor."""
+        found = [bits(values) for values in (self._spare, *(buffer.tensor for buffer in unused))]
+        word = torch.full((WORD_BYTES,), self._poison, dtype=torch.uint8, device=self._memory.device)
+        return torch.stack([(words != word.view(words.dtype)[0]).any() for words in found]).any()
 
     def _of(self, nbytes: int) -> torch.Tensor:
         if len(self._memory) < nbytes:

@@ -20,8 +20,11 @@ from evolve.evaluation.buffers import (
     still_poisoned,
 )
 from evolve.evaluation.truth import truth
-from reference_ops.op import DTYPES, LARGE_WEIGHTS, Op, Tensors, Workload
+from reference_ops.op import DTYPES, Op, Tensors, Workload
 from reference_ops.values import MIXED, NORMAL
+
+ANOTHER = "another "
+Outputs = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -51,41 +54,64 @@ class Inspector:
     rng: random.Random  # seeded after compilation, when nothing of the kernel can change any more
     checks: list[Check]
     watch: Callable[[str], None]
-    turns: Counter[tuple[str, bool]] = field(default_factory=Counter)  # of mixed inputs, by dtype and whether timed
+    turns: Counter[tuple[str, bool]] = field(default_factory=Counter)  # of mixtures, timed or not: all, by dtype
 
     def check(self, program: Program, op: Op, workload: Workload) -> bool:
-        """Whether two runs on the same inputs agree to the bit. Raises RejectedError at the first fault.
+        """Whether runs on the same inputs agree to the bit. Raises RejectedError at the first fault.
 
         The expected values come into being only after the last run on their inputs, from inputs drawn afresh.
         """
         usual = Task(op, workload, self.rng.randrange(2**31))
         once = layout(op, workload, program)
         buffers = self.arena.poisoned(once, POISONS[0], self.rng)
-        first = self._run(program, usual, buffers, as_timed=False)
+        found = {POISONS[0]: self._run(program, usual, buffers, as_timed=False)}
         # Where it is timed there are several sets of buffers: so it finds a second one here too, of no use to it.
-        twice = {**once, **{f"another {name}": held for name, held in once.items()}}
-        buffers = self.arena.poisoned(twice, POISONS[1], self.rng, USUAL_ALIGNMENT)
-        second = self._run(program, usual, buffers, as_timed=True)
-        agree = all(torch.equal(bits(a), bits(b)) for a, b in zip(first, second, strict=True))
+        twice = {**once, **{f"{ANOTHER}{name}": held for name, held in once.items()}}
+        # And whatever it may find in them there: who does nothing on one of these is found out for certain.
+        timed = workload in op.workloads(self.device.info.kind)
+        poisons = self.rng.sample(POISONS[1:], len(POISONS) - 1 if timed else 1)
+        buffers = self.arena.poisoned(twice, poisons[0], self.rng, USUAL_ALIGNMENT)
+        inputs = {spec.name for spec in op.inputs}
+        own = [buffers[name].tensor.view(-1).view(torch.uint8) for name in once if name not in inputs]
+        for poison in poisons:
+            for raw in own:
+                raw.fill_(poison)
+            found[poison] = self._run(program, usual, buffers, as_timed=True)
+            if _same(found[poison], found[POISONS[0]]):
+                del found[poison]
         self.watch("check")
-        for outputs, poison in [(first, POISONS[0])] if agree else [(first, POISONS[0]), (second, POISONS[1])]:
-            self.judge(usual, outputs, poison)
-        del first, second
-        # And once in memory as the last call left it, results and workspace, as it is in real use.
+        agree = len(found) == 1
+        for poison in list(found):  # each makes room for what it takes to judge the next
+            self.judge(usual, found.pop(poison), poison)
+        self._as_in_use(own, zeros=not timed)
         mixed = replace(usual, seed=self._mixed_seed(op, workload), values=MIXED)
         outputs = self._run(program, mixed, buffers, as_timed=self.rng.random() < 0.5)
         self.watch("check")
-        self.judge(mixed, outputs, POISONS[1])
+        self.judge(mixed, outputs, poisons[-1])
         return agree
 
+    def _as_in_use(self, own: list[torch.Tensor], *, zeros: bool) -> None:
+        """Results and workspace as the last call left them, as anybody may have, or as the driver hands them out."""
+        for raw in own:
+            if (left := self.rng.randrange(3 if zeros else 2)) == 1:
+                raw.random_(0, 256)
+            elif left == 2:
+                raw.zero_()
+
     def _mixed_seed(self, op: Op, workload: Workload) -> int:
-        """Every dtype meets large weights, among the workloads that are timed and among the others, not by luck."""
-        turn = workload.dtype, workload in op.workloads(self.device.info.kind)
-        seed = self.rng.randrange(2**31 // LARGE_WEIGHTS) * LARGE_WEIGHTS + self.turns[turn] % LARGE_WEIGHTS
-        self.turns[turn] += 1
+        """Among the workloads that are timed, and among the others, nothing is met or not by luck.
+
+        Every dtype meets large weights, and each distribution is once the first, or, where rows depend on each other,
+        the only one; which is the first of all, nobody knows.
+        """
+        timed = workload in op.workloads(self.device.info.kind)
+        every, own = ("", timed), (workload.dtype, timed)
+        self.turns.setdefault(every, self.rng.randrange(1 + len(op.values)))
+        seed = op.mixture(self.turns[every], self.turns[own], self.rng)
+        self.turns.update((every, own))
         return seed
 
-    def judge(self, task: Task, outputs: tuple[torch.Tensor, ...], poison: int) -> None:
+    def judge(self, task: Task, outputs: Outputs, poison: int) -> None:
         """Raise RejectedError unless the outputs are right."""
         known = truth(task.op, task.workload, task.values, task.seed, task.inputs(self.device))
         where = task.workload.key
@@ -93,14 +119,12 @@ class Inspector:
             for part, found in known.judged(index, actual):
                 self.checks.append(Check(where, part.values, spec.name, found.error, found.theirs, found.worst))
                 if found.fault:
-                    untouched = still_poisoned(actual[part.rows], poison)
+                    untouched = still_poisoned(actual[part.rows], poison) if poison else 0  # zeros may be results
                     unwritten = f" ({untouched} elements still hold the poison: never written)" if untouched else ""
                     on = "" if part.values == NORMAL else f" on {part.values} values"
                     raise RejectedError(Outcome.WRONG, f"{where}: `{spec.name}`{on}: {found.fault}{unwritten}")
 
-    def _run(
-        self, program: Program, task: Task, buffers: dict[str, Buffer], *, as_timed: bool
-    ) -> tuple[torch.Tensor, ...]:
+    def _run(self, program: Program, task: Task, buffers: dict[str, Buffer], *, as_timed: bool) -> Outputs:
         """One run; copies of what it put out. Some are done as timed ones are: a kernel cannot tell which is which."""
         for name, values in task.inputs(self.device).items():
             buffers[name].tensor.copy_(values)
@@ -114,19 +138,27 @@ class Inspector:
         return tuple(buffers[spec.name].tensor.clone() for spec in task.op.outputs)
 
     def _inspect(self, buffers: dict[str, Buffer], task: Task) -> None:
-        """What lies round the buffers, and the inputs against the same drawn afresh."""
+        """What lies round the buffers and behind them all, and the inputs against the same drawn afresh."""
         fresh = task.inputs(self.device)
         changed = [(bits(buffers[name].tensor) != bits(values)).any() for name, values in fresh.items()]
-        outside, *inputs = torch.stack([damaged(buffers.values()), *changed]).tolist()
+        unused = [buffer for name, buffer in buffers.items() if name.startswith(ANOTHER)]
+        outside, far, *inputs = torch.stack([damaged(buffers.values()), self.arena.strayed(unused), *changed]).tolist()
         where = task.workload.key
         if outside:
             name, damage = next((name, said) for name, buffer in buffers.items() if (said := buffer.damage()))
             raise RejectedError(Outcome.OUT_OF_BOUNDS, f"{where}: `{name}`: {damage}")
+        if far:
+            raise RejectedError(Outcome.OUT_OF_BOUNDS, f"{where}: memory was overwritten far away from its buffers")
         for name, wrong in zip(fresh, inputs, strict=True):
             if wrong:
                 count = int((bits(buffers[name].tensor) != bits(fresh[name])).sum())
                 log = f"{where}: the input `{name}` was changed in {count} places"
                 raise RejectedError(Outcome.CHANGED_INPUT, log)
+
+
+def _same(some: Outputs, others: Outputs) -> bool:
+    """To the bit."""
+    return all(torch.equal(bits(a), bits(b)) for a, b in zip(some, others, strict=True))
 
 
 def layout(op: Op, workload: Workload, program: Program) -> Layout:

@@ -191,7 +191,10 @@ def _verdict(
 
 
 def _nearly(found: Comparison, errors: _Errors) -> bool:
-    return 1 < found.worst < NEARLY and int((errors.off > errors.allowed).sum()) <= FEW_OFF
+    """Elements of a row may share one error, and so count as one."""
+    off = errors.off > errors.allowed
+    rows = off.reshape(-1, off.shape[-1]).any(1) if off.ndim > 1 else off
+    return 1 < found.worst < NEARLY and int(rows.sum()) <= FEW_OFF
 
 
 def _explained(errors: _Errors, shaken: torch.Tensor, tolerance: Tolerance, scale: "_Scale") -> _Errors:

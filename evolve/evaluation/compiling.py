@@ -1,5 +1,6 @@
 """A kernel compiled for every workload it will be tested at: those that the op lists, and some that nobody listed."""
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,10 @@ from reference_ops.shapes import held_out
 
 HELD_OUT, HELD_OUT_TO_CONFIRM = 2, 6
 HELD_OUT_BYTES = {"cuda": 2**25, "emulated": 2**18}
+# A processor takes a kernel's threads one after the other: many short rows, with a block each, would take minutes.
+EMULATED_THREADS = 2**19
+# A champion meets one more, nearly as large as the largest declared: what goes wrong there may do so nowhere else.
+LARGE_SHARE, LARGEST_BYTES = 4, 2**31
 P = TypeVar("P")
 M = TypeVar("M", bound=Machined)
 
@@ -43,13 +48,20 @@ def compiled(
     if not declared:
         raise RejectedError(Outcome.ILLEGAL, "no workload is left: " + "; ".join(skipped))
     awkward, _ = _programs(kernel, op, op.awkward, info, compile_bound)
-    drawn = held_out(
-        op,
-        lambda workload: _accepted(kernel, op, workload, info),
-        random.Random(shapes_seed),
-        HELD_OUT_TO_CONFIRM if confirm else HELD_OUT,
-        HELD_OUT_BYTES[info.kind],
-    )
+    rng, most = random.Random(shapes_seed), HELD_OUT_BYTES[info.kind]
+    most_threads = max(EMULATED_THREADS, *(_threads(kernel, op, workload, info) for workload, _ in declared))
+
+    def accepts(workload: Workload) -> bool:
+        try:
+            threads = _threads(kernel, op, workload, info)
+        except IllegalError:
+            return False
+        return info.kind != "emulated" or threads <= most_threads
+
+    drawn = held_out(op, accepts, rng, HELD_OUT_TO_CONFIRM if confirm else HELD_OUT, most)
+    if confirm:
+        largest = min(LARGEST_BYTES, max(op.nbytes(workload) for workload, _ in declared))
+        drawn += held_out(op, accepts, rng, 1, largest, largest // LARGE_SHARE)
     unforeseen, _ = _programs(kernel, op, drawn, info, compile_bound)
     return Compiled(tuple(declared), tuple(awkward), tuple(unforeseen), tuple(skipped))
 
@@ -134,9 +146,7 @@ def _programs(
     return programs, skipped
 
 
-def _accepted(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> bool:
-    try:
-        bound_at(kernel, op, workload, info)
-    except IllegalError:
-        return False
-    return True
+def _threads(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> int:
+    """Those of all launches together."""
+    launches = bound_at(kernel, op, workload, info).launches
+    return sum(math.prod(launch.grid) * math.prod(launch.block) for launch in launches)

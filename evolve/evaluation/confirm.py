@@ -1,5 +1,6 @@
 """What a champion has to stand besides a second evaluation: duels with the best baseline, and the sanitizer."""
 
+import contextlib
 import secrets
 import statistics
 from collections.abc import Callable, Iterable
@@ -10,11 +11,12 @@ from archive.records import Duel, Measurement, Outcome, Sanitized
 from evolve.devices.device import Device, Program, RejectedError
 from evolve.evaluation import baselines
 from evolve.evaluation.baselines import Baselines, Call
-from evolve.evaluation.check import Inspector, Task
-from evolve.evaluation.timing import median_interval, places_for
+from evolve.evaluation.check import Inspector
+from evolve.evaluation.timing import Evidence, look_round, median_interval, places_for, timed_task
 from reference_ops.op import Op, Workload
 
 ROUNDS = 31
+RIVAL = 1  # of the three contestants
 CONTENDER = 1.05  # times the best baseline: what is slower has no duel to win
 SANITIZER_SECONDS = 60.0
 SANITIZED_BYTES = 2**29  # of inputs: they go through files, and the tools slow a kernel down a hundredfold
@@ -32,15 +34,21 @@ def duel(inspector: Inspector, program: Program, op: Op, workload: Workload, sta
         lambda at: program.launch(places[at].tensors),
     ]
     rounds = []
+    seen = Evidence(rng)
     for index in range(ROUNDS + 1):
         times = {}
         for contestant in rng.sample(range(3), 3):
-            at = (index + contestant) % len(places)
-            places[at].refill(Task(op, workload, rng.randrange(2**31)), device)
+            at, fresh = (index + contestant) % len(places), timed_task(op, workload, rng)
+            places[at].refill(fresh, device)
             times[contestant] = device.time(lambda: calls[contestant](at))  # noqa: B023
+            if contestant != RIVAL:
+                seen.offer(times[contestant], fresh, places[at])
         if index:  # the first round warms up
             rounds.append(times)
-    speedups = [times[1] / times[0] for times in rounds]
+    inspector.watch("check")
+    look_round(inspector, places, workload)
+    seen.judge(inspector)
+    speedups = [times[RIVAL] / times[0] for times in rounds]
     same = median_interval([times[2] / times[0] for times in rounds])
     low, high = median_interval(speedups)
     noise = max(abs(bound - 1) for bound in same)
@@ -80,8 +88,9 @@ def sanitized(
 def _best_rival(op: Op, workload: Workload, device: Device, standard: Baselines) -> tuple[str, Call]:
     """What torch.compile managed once it may fail to do again, short of memory say: then the next best stands in."""
     for name in standard.fastest_first:
-        if rival := baselines.prepared(name, op, workload, device):
-            return name, rival
+        with contextlib.suppress(TimeoutError):
+            if rival := baselines.prepared(name, op, workload, device):
+                return name, rival
     raise RuntimeError(f"no baseline of {op.name} can be run at {workload.key}, not even eager PyTorch")
 
 

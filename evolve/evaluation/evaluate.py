@@ -1,7 +1,9 @@
 """The verdict on one kernel: compile, check, time, and for a champion confirm. Stops at the first fault."""
 
+import itertools
 import random
 import secrets
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +19,8 @@ from evolve.evaluation.check import Inspector
 from evolve.evaluation.compiling import Compiled, compiled, traits, verdict_on
 from evolve.evaluation.confirm import contends, duel, sanitized
 from evolve.evaluation.timing import measure
+from evolve.evaluation.truth import defined
+from reference_ops import catalog
 from reference_ops.op import Op, Workload
 
 
@@ -37,15 +41,26 @@ class Bench:
         key = (op.name, workload.key)
         if key not in self.timed:
             self.watch("baseline")
-            lasting = self.device.info.kind == "cuda"  # torch.compile takes seconds, an emulated baseline none
-            found = self.shelf.find(op, workload, self.device.info) if lasting else None
+            found = self.shelf.find(op, workload, self.device.info) if self._lasting else None
             if found is None:
                 _refuse_blind(op, workload, self.device.torch_device)
-                found = baselines.timed(op, workload, self.device)
-                if lasting:
-                    self.shelf.keep(op, workload, self.device.info, found)
+                return self.time_baselines(op, workload)
             self.timed[key] = found
         return self.timed[key]
+
+    def time_baselines(self, op: Op, workload: Workload) -> Baselines:
+        """What took torch.compile too long for one workload of an op is not tried again for the others."""
+        here = op.name, workload.key
+        given_up = {known.given_up for at, known in self.timed.items() if at[0] == op.name and at != here}
+        names = itertools.takewhile(lambda name: name not in given_up, baselines.EVERY)
+        found = self.timed[here] = baselines.timed(op, workload, self.device, names)
+        if self._lasting:
+            self.shelf.keep(op, workload, self.device.info, found)
+        return found
+
+    @property
+    def _lasting(self) -> bool:
+        return self.device.info.kind == "cuda"  # torch.compile takes seconds, an emulated baseline none
 
 
 def evaluate(
@@ -59,6 +74,8 @@ def evaluate(
         nonlocal found
         bench.watch("compile")
         programs = compiled(kernel, op, bench.device.info, bench.device.compile, shapes_seed, confirm=confirm)
+        drawn = [pair for pair in programs.held_out if defined(op, pair[0], bench.device.torch_device)]
+        programs = replace(programs, held_out=tuple(drawn))
         seed = secrets.randbelow(2**31)  # drawn only now, when nothing of the kernel can change any more
         inspector = Inspector(bench.device, bench.arena, random.Random(seed), checks, bench.watch)
         verdict, known = replace(verdict, seed=seed), traits(kernel, programs)
@@ -122,9 +139,10 @@ def _confirmed(
 def _refuse_blind(op: Op, workload: Workload, torch_device: str) -> None:
     spots = blind_spots(op, workload, secrets.randbelow(2**31), torch_device, quick=True)
     if spots:
+        locator = shlex.quote(catalog.loaded_as(op))
         raise UserError(
             f"{op.name} cannot be judged at {workload.key}: {spots[0].words}",
-            f"`evolve ops --check {op.name}` says more; other sizes or inputs make the fault visible",
+            f"`evolve ops --check {locator}` says more; other sizes or inputs make the fault visible",
         )
 
 

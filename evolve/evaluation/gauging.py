@@ -80,10 +80,7 @@ def _timed(op: Op, workload: Workload, bench: Bench, wanted: Gauge) -> Baselines
     if not (wanted.again and before):  # what was timed before was also found fit to be judged
         return bench.baselines_for(op, workload)
     bench.watch("baseline")
-    found = bench.timed[op.name, workload.key] = baselines.timed(op, workload, bench.device)
-    if kept:
-        bench.shelf.keep(op, workload, info, found)
-    return found
+    return bench.time_baselines(op, workload)
 
 
 def _eager_alone(op: Op, workload: Workload, bench: Bench) -> Baselines:

@@ -1,10 +1,11 @@
 """How long a program takes, call by call, caches cold, on inputs that no earlier call has seen."""
 
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,10 +13,11 @@ import torch
 from archive.records import Measurement, Outcome
 from evolve.devices.device import Device, Program, RejectedError
 from evolve.evaluation.baselines import Baselines
-from evolve.evaluation.buffers import POISONS, USUAL_ALIGNMENT
+from evolve.evaluation.buffers import POISONS, USUAL_ALIGNMENT, Buffer, damaged
 from evolve.evaluation.check import Inspector, Task, layout
 from evolve.light import all_flops, light
 from reference_ops.op import Op, Tensors, Workload
+from reference_ops.values import MOVED, NORMAL, SHIFTED
 
 LEAST_SAMPLES, USUAL_SAMPLES, MOST_SAMPLES = 9, 30, 120  # the usual number, and again, until the interval is narrow
 USUAL_SECONDS, MOST_SECONDS = 0.25, 0.75
@@ -25,7 +27,7 @@ HOPELESS_BASELINES = 3  # times the best baseline, where no kernel has set a tim
 ANCHOR_SHARE = 4  # one sample of eager PyTorch to so many of the kernel
 LEAST_ANCHORS = 3
 MOST_SETS, L2_MULTIPLE = 16, 2
-JUDGED = 3  # timed calls whose outputs are kept and judged
+FEW, HUGE_BYTES = 2, 2**31  # timed calls whose outputs are kept to be judged; of huge ones there is room for one
 PHYSICAL_MARGIN = 0.8  # of the time that the measured rates allow: they are not exact either
 GRAPH_BELOW_US, GRAPH_CALLS = 20.0, 20
 RESAMPLES = 1000
@@ -37,6 +39,7 @@ class Place:
 
     inputs: Tensors
     tensors: Tensors  # the inputs, the outputs and the workspace
+    buffers: tuple[Buffer, ...]  # that they lie in
 
     def refill(self, task: Task, device: Device) -> None:
         """Inputs drawn for one call alone, and nothing but poison elsewhere: neither skipping nor remembering pays."""
@@ -55,7 +58,45 @@ class Kept:
     """The outputs of one timed call."""
 
     task: Task
+    took_us: float
     outputs: tuple[torch.Tensor, ...]
+
+
+@dataclass
+class Evidence:
+    """Outputs of timed calls, to be judged when all is over: of a few that nobody could foresee, and of the fastest.
+
+    Who leaves work out in some calls to gain by it is the fastest in one of those.
+    """
+
+    rng: random.Random
+    offered: int = 0
+    fastest: Kept | None = None
+    few: list[Kept] = field(default_factory=list)
+
+    def offer(self, took_us: float, task: Task, place: Place) -> None:
+        self.offered += 1
+        most = 1 if task.op.bytes_of(task.op.outputs, task.workload) > HUGE_BYTES else FEW
+        is_fastest = self.fastest is None or took_us < self.fastest.took_us
+        chosen = self.rng.random() < most / self.offered  # so every call is as likely to be among those in the end
+        if not (is_fastest or chosen):
+            return
+        kept = Kept(task, took_us, tuple(output.clone() for output in place.outputs(task.op)))
+        if is_fastest:
+            self.fastest = kept
+        if chosen:
+            self.few = [*self.rng.sample(self.few, min(len(self.few), most - 1)), kept]
+
+    def judge(self, inspector: Inspector) -> None:
+        """Raises RejectedError at the first that is wrong."""
+        held = {id(kept): kept for kept in (*self.few, self.fastest) if kept}
+        self.few, self.fastest = [], None
+        while held:  # each makes room for what it takes to judge the next
+            call = held.popitem()[1]
+            try:
+                inspector.judge(call.task, call.outputs, call.task.poison)
+            except RejectedError as error:
+                raise RejectedError(error.outcome, f"{error.log} (right when checked, wrong when timed)") from error
 
 
 def measure(
@@ -73,14 +114,14 @@ def measure(
     device = inspector.device
     places = places_for(inspector, program, op, workload)
     task = Task(op, workload, 0)
-    own, anchors, kept = _samples(inspector, program, places, task, bar_us, HOPELESS_BASELINES * baselines.best_us)
+    own, anchors, seen = _samples(inspector, program, places, task, bar_us, HOPELESS_BASELINES * baselines.best_us)
     graph_us = _in_a_graph(device, program, places) if statistics.median(own) < GRAPH_BELOW_US else None
-    places[0].refill(replace(task, seed=inspector.rng.randrange(2**31)), device)
+    places[0].refill(timed_task(op, workload, inspector.rng), device)
     inspector.watch("run")
     device.run(program, places[0].tensors)  # which also looks for what all those calls may have left behind
     inspector.watch("check")
-    for call in kept:
-        _judge_timed(inspector, call)
+    look_round(inspector, places, workload)
+    seen.judge(inspector)
     low, high = median_interval(own)
     now = baselines.anchored(statistics.median(anchors))
     measurement = Measurement(
@@ -109,8 +150,24 @@ def places_for(inspector: Inspector, program: Program, op: Op, workload: Workloa
     places = []
     for index in range(count):
         tensors = {name: buffers[f"{index} {name}"].tensor for name in once}
-        places.append(Place({spec.name: tensors[spec.name] for spec in op.inputs}, tensors))
+        held = tuple(buffers[f"{index} {name}"] for name in once)
+        places.append(Place({spec.name: tensors[spec.name] for spec in op.inputs}, tensors, held))
     return places
+
+
+def timed_task(op: Op, workload: Workload, rng: random.Random) -> Task:
+    """Inputs for one call; where the op stands any, of another scale each time, or one scale alone might be quick."""
+    return Task(op, workload, rng.randrange(2**31), MOVED if SHIFTED in op.values and op.draw is None else NORMAL)
+
+
+def look_round(inspector: Inspector, places: Sequence[Place], workload: Workload) -> None:
+    """What timed calls may have left outside their buffers, for themselves or for others to find."""
+    buffers = [buffer for place in places for buffer in place.buffers]
+    if damaged(buffers) or inspector.arena.strayed():
+        said = next(
+            (said for buffer in buffers if (said := buffer.damage())), "memory far from its buffers was written"
+        )
+        raise RejectedError(Outcome.OUT_OF_BOUNDS, f"{workload.key}: {said} (while it was timed)")
 
 
 def floor_us(device: Device, op: Op, workload: Workload) -> float | None:
@@ -144,29 +201,26 @@ def _samples(
     task: Task,
     bar_us: float | None,
     hopeless_us: float,
-) -> tuple[list[float], list[float], list[Kept]]:
+) -> tuple[list[float], list[float], Evidence]:
     """Times of the kernel, of eager PyTorch in between, and the outputs of a few timed calls nobody could foresee."""
     device, rng = inspector.device, inspector.rng
     own: list[float] = []
     anchors: list[float] = []
-    kept: list[Kept] = []
+    seen = Evidence(rng)
     places[0].refill(task, device)
     device.time(lambda: program.launch(places[0].tensors))
     device.time(lambda: task.op.call_baseline(places[0].inputs, task.workload))
     started = time.monotonic()
     while _go_on(own, time.monotonic() - started, bar_us, hopeless_us):
-        fresh = Task(task.op, task.workload, rng.randrange(2**31))
+        fresh = timed_task(task.op, task.workload, rng)
         place = places[len(own) % len(places)]
         place.refill(fresh, device)
         own.append(device.time(lambda: program.launch(place.tensors)))  # noqa: B023
-        if rng.random() < JUDGED / len(own):  # so every call is as likely to be among those kept in the end
-            if len(kept) == JUDGED:
-                kept.pop(rng.randrange(JUDGED))
-            kept.append(Kept(fresh, tuple(output.clone() for output in place.outputs(task.op))))
+        seen.offer(own[-1], fresh, place)
         if rng.random() < 1 / ANCHOR_SHARE or len(anchors) < LEAST_ANCHORS:
             # Never before the kernel: what PyTorch makes of these inputs must not be lying about when it runs.
             anchors.append(device.time(lambda: task.op.call_baseline(place.inputs, task.workload)))  # noqa: B023
-    return own, anchors, kept
+    return own, anchors, seen
 
 
 def _go_on(own: Sequence[float], seconds: float, bar_us: float | None, hopeless_us: float) -> bool:
@@ -184,13 +238,6 @@ def _go_on(own: Sequence[float], seconds: float, bar_us: float | None, hopeless_
 def _settled(samples: Sequence[float]) -> bool:
     low, high = median_interval(samples)
     return high - low < SETTLED * high
-
-
-def _judge_timed(inspector: Inspector, call: Kept) -> None:
-    try:
-        inspector.judge(call.task, call.outputs, call.task.poison)
-    except RejectedError as error:
-        raise RejectedError(error.outcome, f"{error.log} (right when checked, wrong when timed)") from error
 
 
 def _in_a_graph(device: Device, program: Program, places: Sequence[Place]) -> float | None:

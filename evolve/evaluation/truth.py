@@ -84,6 +84,17 @@ def truth(op: Op, workload: Workload, values: str, seed: int, inputs: Tensors) -
     return Truth(op, workload, values, seed, inputs, op.call(inputs, workload), expected)
 
 
+def defined(op: Op, workload: Workload, torch_device: str) -> bool:
+    """Whether the reference takes such sizes at all: an op's file may say nothing of those that it does not list."""
+    try:
+        op.call(op.inputs_at(workload, 0, torch_device), workload)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception:  # noqa: BLE001 - a task's own code, which refuses what it likes as it likes
+        return False
+    return True
+
+
 def _shaken(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if not values.is_floating_point():
         return values

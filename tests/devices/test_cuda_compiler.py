@@ -11,6 +11,7 @@ from archive.binding import Bound, Point, bind
 from archive.kernel import parse
 from archive.records import Outcome
 from evolve.devices.cuda.compiler import Cubin, compile_cubin
+from evolve.devices.cuda.prelude import ANCHOR
 from evolve.devices.device import RejectedError
 
 PLAN = """/*---
@@ -154,7 +155,7 @@ def test_a_variable_in_inline_ptx_is_refused(declared: str) -> None:
 )
 def test_what_may_be_constant_is_watched(before: str, names: set[str]) -> None:
     cubin = compiled(bound("y[0] = y_t(table[count & 3]);", before))
-    assert {variable.name for variable in cubin.variables} == {*names, "n"}
+    assert {variable.name for variable in cubin.variables} == {*names, "n", ANCHOR}
 
 
 def test_constants_that_headers_bring_are_watched_and_not_refused() -> None:
@@ -162,10 +163,30 @@ def test_constants_that_headers_bring_are_watched_and_not_refused() -> None:
     assert any("cuda3std" in variable.name for variable in cubin.variables)
 
 
+def test_what_the_compiler_named_lies_beside_what_the_driver_finds() -> None:
+    """It finds neither the name of a function nor the text of a printf."""
+    body = 'char* name = (char*)__func__; asm volatile("" : "+l"(name)); name[0] += 1; y[0] = y_t(name[0]);'
+    found = {variable.name: variable.section for variable in compiled(bound(body)).variables}
+    (unnamed,) = found.keys() - {"n", ANCHOR}
+    assert found[unnamed] == found[ANCHOR]
+
+
+@pytest.mark.parametrize(("integer", "fits"), [("int", False), ("unsigned", True), ("long long", True)])
+def test_an_integer_beyond_two_billion_does_not_turn_negative(integer: str, fits: bool) -> None:
+    large = bind(
+        parse(bound(signature=SIGNATURE.replace("long long", integer)).kernel.text),
+        replace(POINT, dims={"n": 3 * 10**9}),
+    )
+    if fits:
+        assert compiled(large)
+    else:
+        assert "3000000000 does not fit in 4 bytes" in rejected(large).log
+
+
 def test_specialised_values_are_variables_to_the_compiler_and_watched_too() -> None:
-    assert [variable.name for variable in compiled(bound()).variables] == ["n"]
+    assert {variable.name for variable in compiled(bound()).variables} == {"n", ANCHOR}
 
 
 def test_a_specialised_zero_is_no_state() -> None:
     zero = replace(bound(BODY.replace("n - 1", "n")), constants=(("n", 0),))
-    assert [variable.name for variable in compiled(zero).variables] == ["n"]
+    assert {variable.name for variable in compiled(zero).variables} == {"n", ANCHOR}

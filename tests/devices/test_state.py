@@ -36,6 +36,9 @@ def test_every_way_to_a_heap_is_known(symbol: str) -> None:
         "__device__ const float zeros[4] = {0};",
         "constexpr __device__ int zeros[2] = {};",
         "static const float\n    zeros[4] = {};",
+        "__constant__ float zeros[4] = {0.0f, 0.0f};",
+        "constexpr float most = 1.0f, zeros = 0.0f;",
+        "const float a = 1, b = -2.5f, zeros[2] = {};",
     ],
 )
 def test_zeros_declared_constant_are_let_through(source: str) -> None:
@@ -49,6 +52,8 @@ def test_zeros_declared_constant_are_let_through(source: str) -> None:
         "__device__ const float* zeros;",
         "// const float zeros[4]\n__device__ float zeros[4];",
         "const int n = 4; __device__ float zeros[n];",
+        "const float *a = p, zeros[4] = {};",
+        "const float f() { return 1; } __device__ float zeros[4];",
         "__device__ const float zeros_too[4] = {}; __device__ float zeros[4];",
     ],
 )

@@ -5,16 +5,20 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from scripted_device import INFO, OP, ScriptedDevice
 
+from evolve.devices.device import Device
 from evolve.evaluation import baselines
-from evolve.evaluation.baselines import AUTOTUNE, COMPILE, EAGER, Call
-from reference_ops.op import Workload
+from evolve.evaluation.baselines import AUTOTUNE, COMPILE, EAGER, Call, Shelf
+from evolve.evaluation.evaluate import Bench
+from reference_ops.op import Op, Workload
 
 SMALL = Workload("float32", (("n", 256),))
+CUDA = ScriptedDevice(info=replace(INFO, kind="cuda"))
 
 
 def prepared(name: str) -> Call | None:
@@ -36,8 +40,43 @@ def test_a_compiler_that_takes_for_ever_is_interrupted(name: str, monkeypatch: p
     compiler(lambda: time.sleep(60), monkeypatch)
     monkeypatch.setitem(baselines.COMPILE_SECONDS, name, 0.1)
     started = time.monotonic()
-    assert prepared(name) is None
+    with pytest.raises(TimeoutError):
+        prepared(name)
     assert time.monotonic() - started < 30
+
+
+def test_a_compiler_that_wraps_what_interrupts_it_has_taken_too_long_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrapping() -> None:
+        try:
+            time.sleep(60)
+        except TimeoutError as error:
+            raise RuntimeError("the compiler failed") from error
+
+    compiler(wrapping, monkeypatch)
+    monkeypatch.setitem(baselines.COMPILE_SECONDS, COMPILE, 0.1)
+    with pytest.raises(TimeoutError):
+        prepared(COMPILE)
+
+
+@pytest.mark.parametrize(("slow", "again"), [(COMPILE, {EAGER}), (AUTOTUNE, {EAGER, COMPILE})])
+def test_what_took_too_long_for_one_workload_is_not_tried_for_the_others(
+    slow: str, again: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple[str, str]] = []
+
+    def prepared(name: str, op: Op, workload: Workload, _device: Device) -> Call:
+        tried.append((workload.key, name))
+        if name == slow:
+            raise TimeoutError
+        return lambda inputs: op.call(inputs, workload)
+
+    monkeypatch.setattr(baselines, "prepared", prepared)
+    first, second = OP.gpu[:2]
+    Bench(CUDA, lambda _: None, Shelf(tmp_path)).baselines_for(OP, first)
+    of_another_process = Bench(CUDA, lambda _: None, Shelf(tmp_path))
+    found = [of_another_process.baselines_for(OP, workload) for workload in (first, second)]
+    assert [known.given_up for known in found] == [slow, ""]
+    assert {name for key, name in tried if key == second.key} == again
 
 
 def test_no_alarm_rings_after_a_compiler_that_was_quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +99,7 @@ def test_what_fails_by_default_is_not_tried_with_more_effort(monkeypatch: pytest
         return lambda *_tensors: torch.empty(-1)
 
     monkeypatch.setattr(torch, "compile", compiled)
-    device = ScriptedDevice(info=replace(INFO, kind="cuda"))
-    found = baselines.timed(OP, SMALL, device)
+    found = baselines.timed(OP, SMALL, CUDA)
     assert (found.compile_us, found.autotune_us) == (None, None)
     assert tried == ["default"]
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from evolve.evaluation.buffers import GAP_BYTES, POISONS, Arena, damaged, still_poisoned
+from evolve.evaluation.buffers import GAP_BYTES, POISONS, SPARE_BYTES, Arena, damaged, still_poisoned
 
 LAYOUT = {"x": ((3, 5), torch.float32), "out": ((7,), torch.bfloat16), "index": ((2,), torch.int64)}
 
@@ -66,6 +66,20 @@ def test_a_later_layout_holds_nothing_of_an_earlier_one() -> None:
     again = arena.poisoned(LAYOUT, POISONS[1], random.Random(2))
     assert not bool(damaged(again.values()))
     assert all(still_poisoned(b.tensor, POISONS[1]) == b.tensor.numel() for b in again.values())
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_a_write_far_behind_all_buffers_or_to_one_of_no_use_is_seen(poison: int) -> None:
+    arena = Arena("cpu")
+    *buffers, unused = arena.poisoned(LAYOUT, poison, random.Random(4)).values()
+    assert not bool(arena.strayed([unused]))
+    unused.tensor.view(-1)[-1] = 5
+    assert bool(arena.strayed([unused]))
+    assert not bool(arena.strayed())
+    end = max(buffer.behind.data_ptr() + len(buffer.behind) for buffer in (*buffers, unused))
+    memory = arena._memory
+    memory[end - memory.data_ptr() + SPARE_BYTES["cpu"] - 600] = 7
+    assert bool(arena.strayed())
 
 
 def test_a_single_element_out_of_many_can_be_looked_at_too() -> None:

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -8,6 +9,12 @@ from reference_ops.op import Tolerance
 
 torch.manual_seed(5)
 EXPECTED = torch.softmax(torch.randn(64, 256, dtype=torch.float64), -1)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """So that no test depends on what ran before."""
+    torch.manual_seed(5)
 
 
 def fault(
@@ -191,6 +198,21 @@ def test_an_element_may_be_off_by_chance_where_its_terms_are_large() -> None:
     ours, theirs, wanted, moves = ill_conditioned(0.25)
     assert "[7]" in compared(ours, theirs, wanted, Tolerance()).fault
     assert compared(ours, theirs, wanted, Tolerance(), shaken=lambda: moves).fault == ""
+
+
+@pytest.mark.parametrize(("off_at", "right"), [((7,), True), (range(64), False)], ids=["one row", "everywhere"])
+def test_all_elements_of_a_row_may_be_off_by_one_chance(off_at: Sequence[int], right: bool) -> None:
+    """As in an outer product: of the factor that a row has in common."""
+    columns = torch.rand(128, dtype=torch.float64) + 0.5
+    factor, luck = torch.randn(2, 64, 1, dtype=torch.float64)
+    moves = torch.full((64, 1), 1e-7)
+    moves[list(off_at)] = 1e-5
+    wanted = factor * columns
+    theirs = wanted + 1e-7 * columns * luck
+    ours = theirs.clone()
+    ours[list(off_at)] = wanted[list(off_at)] + 1.6e-6 * columns
+    found = compared(ours.float(), theirs.float(), wanted, Tolerance(), shaken=lambda: moves * columns.float())
+    assert (found.fault == "") is right
 
 
 def test_where_its_terms_are_ordinary_an_element_may_not() -> None:

@@ -1,5 +1,6 @@
 """A kernel's traits are those of all the workloads it accepts, and its code says where it may be used."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from archive.binding import Bound
 from archive.kernel import Kernel, parse
 from archive.records import Evaluation, Outcome, Traits
 from evolve.devices.device import Program, RejectedError
-from evolve.evaluation.compiling import precompile
+from evolve.evaluation.compiling import compiled, precompile
 from evolve.evaluation.evaluate import Bench, evaluate
 from evolve.twins import judged as judged_codes
 
@@ -98,3 +99,45 @@ def test_only_what_fails_at_a_listed_shape_says_what_becomes_of_others_of_its_co
     verdict = evaluate(KERNEL, OP, Bench(Device(), lambda _phase: None), shapes_seed=1, bars={})
     assert verdict.outcome is Outcome.CRASHED
     assert bool(judged_codes([verdict])) is listed
+
+
+def test_a_champion_meets_a_shape_that_is_as_large_as_those_that_are_timed_and_not_listed() -> None:
+    def sizes(confirm: bool) -> list[int]:
+        return [
+            dict(workload.dims)["n"]
+            for seed in range(4)
+            for workload, _ in compiled(KERNEL, OP, INFO, ScriptedProgram, seed, confirm=confirm).held_out
+        ]
+
+    listed = {dict(workload.dims)["n"] for workload in (*OP.gpu, *OP.awkward)}
+    share = max(listed) // 8
+    assert sum(size > share for size in sizes(confirm=True)) >= 4
+    assert not listed & set(sizes(confirm=True))
+
+
+@pytest.mark.parametrize(("kind", "most"), [("emulated", 2**19), ("cuda", 2**40)])
+def test_an_emulated_device_is_spared_shapes_of_very_many_threads(kind: str, most: int) -> None:
+    block_each = parse(KERNEL.text.replace('grid = ["ceil_div(n, THREADS)"]', 'grid = ["n"]'))
+    met = [
+        math.prod(launch.grid) * math.prod(launch.block)
+        for seed in range(8)
+        for _, program in compiled(
+            block_each, OP, replace(INFO, kind=kind), ScriptedProgram, seed, confirm=False
+        ).held_out
+        for launch in program.bound.launches
+    ]
+    assert 2**16 < max(met) <= most
+    assert kind == "emulated" or max(met) > 2**19
+
+
+def test_where_the_reference_refuses_a_shape_that_nobody_listed_the_kernel_is_not_run() -> None:
+    listed = {dict(workload.dims)["n"] for workload in (*OP.gpu, *OP.awkward)}
+
+    def only_listed(x: torch.Tensor) -> torch.Tensor:
+        assert len(x) in listed
+        return 2 * x
+
+    device, op = ScriptedDevice(), replace(OP, reference=only_listed)
+    verdict = evaluate(KERNEL, op, Bench(device, lambda _phase: None), shapes_seed=1, bars={})
+    assert verdict.passed
+    assert {tensors["x"].numel() for tensors in device.runs} <= listed

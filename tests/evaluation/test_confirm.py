@@ -69,6 +69,35 @@ def test_what_lies_within_the_noise_of_the_kernel_against_itself_is_no_win() -> 
     assert not found.won
 
 
+@pytest.mark.parametrize("lazy_from", [5, 60])
+def test_a_kernel_that_leaves_its_work_out_in_a_duel_is_found_out(lazy_from: int) -> None:
+    clock, calls = Clock(10.0, 20.0, 0.01), [0]
+
+    def work(tensors: Mapping[str, torch.Tensor]) -> None:
+        calls[0] += 1
+        clock.kernel_us = 10.0 if calls[0] < lazy_from else 5.0
+        clock.kernel_was_called = True
+        if calls[0] < lazy_from:
+            clock.work(tensors)
+
+    inspector = Inspector(ScriptedDevice(clock), Arena("cpu"), random.Random(3), [], lambda _phase: None)
+    with pytest.raises(RejectedError, match="right when checked, wrong when timed"):
+        duel(inspector, program(work), OP, SMALL, Baselines(20.0))
+
+
+def test_what_a_kernel_leaves_between_buffers_in_a_duel_is_seen() -> None:
+    clock = Clock(10.0, 20.0, 0.01)
+
+    def work(tensors: Mapping[str, torch.Tensor]) -> None:
+        clock.work(tensors)
+        tensors["out"].as_strided((tensors["out"].numel() + 3,), (1,))[-1] = 7
+
+    inspector = Inspector(ScriptedDevice(clock), Arena("cpu"), random.Random(3), [], lambda _phase: None)
+    with pytest.raises(RejectedError) as caught:
+        duel(inspector, program(work), OP, SMALL, Baselines(20.0))
+    assert caught.value.outcome is Outcome.OUT_OF_BOUNDS
+
+
 def said(errors: int | None) -> ScriptedDevice:
     return ScriptedDevice(sanitizer=lambda *_args: (Sanitized("racecheck", errors, "words"),))
 

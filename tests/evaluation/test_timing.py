@@ -147,6 +147,54 @@ def test_a_kernel_that_stops_working_once_it_is_warm_is_found_out(honest: int) -
         timed(ScriptedDevice(), work)
 
 
+class Sluggard:
+    """Leaves its work out in one of so many calls, which take half the time then."""
+
+    def __init__(self, one_of: int) -> None:
+        self.one_of, self.calls, self.took_us = one_of, 0, 20.0
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.calls += 1
+        lazy = self.calls % self.one_of == 0
+        self.took_us = 10.0 if lazy else 20.0
+        if not lazy:
+            twice(tensors)
+
+
+@pytest.mark.parametrize("one_of", [2, 9])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_fastest_call_is_always_among_those_that_are_judged(one_of: int, seed: int) -> None:
+    work = Sluggard(one_of)
+    inspector = Inspector(ScriptedDevice(lambda: work.took_us), Arena("cpu"), random.Random(seed), [], lambda _: None)
+    with pytest.raises(RejectedError, match="right when checked, wrong when timed"):
+        measure(inspector, program(work), OP, SMALL, Baselines(20.0))
+
+
+def test_a_mark_left_between_buffers_while_it_is_timed_is_seen() -> None:
+    calls = [0]
+
+    def work(tensors: Mapping[str, torch.Tensor]) -> None:
+        twice(tensors)
+        calls[0] += 1
+        if calls[0] == 6:
+            tensors["out"].as_strided((tensors["out"].numel() + 3,), (1,))[-1] = 7
+
+    with pytest.raises(RejectedError, match=r"bytes behind it \(while it was timed\)") as caught:
+        timed(ScriptedDevice(), work)
+    assert caught.value.outcome is Outcome.OUT_OF_BOUNDS
+
+
+def test_no_two_timed_calls_have_numbers_of_the_same_scale() -> None:
+    spreads: list[float] = []
+
+    def work(tensors: Mapping[str, torch.Tensor]) -> None:
+        spreads.append(float(tensors["x"].std()))
+        twice(tensors)
+
+    timed(ScriptedDevice(), work, workload=Workload("float32", (("n", 4096),)))
+    assert max(spreads) / min(spreads) > 3
+
+
 @pytest.mark.parametrize("count", [1, 2, 7, 60])
 def test_the_interval_of_a_median_encloses_it(count: int) -> None:
     samples = sorted(random.Random(count).random() for _ in range(count))

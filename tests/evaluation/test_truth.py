@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from evolve.evaluation.truth import Truth, truth
+from evolve.evaluation.truth import Truth, defined, truth
 from reference_ops.op import Op, Workload, tensors
 
 UNIT = 2.0**-24
@@ -65,3 +65,18 @@ def test_of_few_sums_one_that_cancels_may_be_off_by_what_its_terms_explain() -> 
     assert known.fault(0, in_turn) == ""
     in_turn[1] += 2e-3
     assert "[1]" in known.fault(0, in_turn)
+
+
+def test_a_reference_says_which_sizes_it_takes() -> None:
+    def in_pairs(x: torch.Tensor) -> torch.Tensor:
+        assert len(x) % 2 == 0, "an odd number"
+        return x.reshape(-1, 2).sum(1)
+
+    def of(n: int) -> Workload:
+        return Workload("float32", (("n", n),))
+
+    listed = (of(8),)
+    x, out = tensors(x="n"), tensors(out="pairs")
+    op = Op("in_pairs", in_pairs, x, out, listed, listed, derived={"pairs": lambda known: known["n"] // 2},
+            flops=lambda known: known["n"])  # fmt: skip
+    assert [defined(op, of(n), "cpu") for n in (8, 9, 10)] == [True, False, True]

@@ -13,7 +13,7 @@ from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
 from archive.records import Outcome, Resources, Traits
 from evolve.devices import elf, state
 from evolve.devices.cuda import cubin, traits
-from evolve.devices.cuda.prelude import EMPTY_HEADERS, PRELUDE
+from evolve.devices.cuda.prelude import ANCHOR, EMPTY_HEADERS, PRELUDE
 from evolve.devices.device import RejectedError
 from evolve.devices.diagnostics import of_known_files
 from evolve.devices.elf import Symbol
@@ -59,7 +59,7 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
     image, log = _found_or_compiled(_source(bound), arch, cache)
     entries = cubin.entries(image)
     for launch in bound.launches:
-        _check_launch(launch, entries)
+        _check_launch(launch, entries, bound.kernel.source)
     resources = tuple(_resources(log, entries))
     warnings = _warnings(bound.kernel.source, log, resources)
     variables = _variables(image, specialisation(bound) + bound.kernel.source)
@@ -145,7 +145,7 @@ def _told(log: str) -> str:
     return of_known_files(log, ("kernel.cu", "application ptx input", *EMPTY_HEADERS), cuda_include_dirs())
 
 
-def _check_launch(launch: BoundLaunch, entries: dict[str, cubin.Entry]) -> None:
+def _check_launch(launch: BoundLaunch, entries: dict[str, cubin.Entry], source: str) -> None:
     where = f"launch {launch.index}"
     if launch.entry not in entries:
         found = ", ".join(sorted(entries)) or "none"
@@ -158,7 +158,7 @@ def _check_launch(launch: BoundLaunch, entries: dict[str, cubin.Entry]) -> None:
         message = f"{where}: `{entry.name}` takes {len(entry.parameter_bytes)} arguments, the plan gives"
         raise RejectedError(Outcome.MALFORMED, f"{message} {len(launch.args)}")
     for position, (value, size) in enumerate(zip(launch.args, entry.parameter_bytes, strict=True)):
-        if fault := _misfit(value, size):
+        if fault := _misfit(value, size, _unsigned(launch.entry, source)):
             raise RejectedError(Outcome.MALFORMED, f"{where}: argument {position} of `{entry.name}`: {fault}")
     threads = launch.block[0] * launch.block[1] * launch.block[2]
     if entry.max_threads and threads > entry.max_threads:
@@ -173,10 +173,17 @@ def _variables(image: bytes, source: str) -> tuple[Symbol, ...]:
     variables = cubin.variables(symbols)
     to_keep = [variable.name for variable in variables if cubin.begins_empty(variable) or cubin.of_inline_ptx(variable)]
     state.check_compiled(to_keep, [symbol.name for symbol in symbols if symbol.section is None], source)
-    return variables
+    return variables if {variable.name for variable in variables} > {ANCHOR} else ()
 
 
-def _misfit(value: Value, size: int) -> str:
+@lru_cache(maxsize=16)
+def _unsigned(entry: str, source: str) -> bool:
+    """Whether the entry takes any integer without a sign: the cubin tells sizes alone."""
+    signature = re.search(rf"\b{entry}\s*\(([^)]*)", source)
+    return signature is None or re.search(r"\b(?:unsigned|uint32_t|uint)\b", signature[1]) is not None
+
+
+def _misfit(value: Value, size: int, unsigned: bool) -> str:
     match value:
         case Pointer(name=name) if size != POINTER_BYTES:
             return f"the plan gives the pointer `{name}`, the function takes {size} bytes"
@@ -186,8 +193,8 @@ def _misfit(value: Value, size: int) -> str:
             return f"the plan gives a number, the function takes {size} bytes"
         case int() if size not in (4, 8):
             return f"the plan gives an integer; it can be 4 or 8 bytes, the function takes {size}"
-        case int() if size == 4 and not -(2**31) <= value < 2**32:
-            return f"{value} does not fit in 4 bytes"
+        case int() if size == 4 and not -(2**31) <= value < 2 ** (32 if unsigned else 31):
+            return f"{value} does not fit in 4 bytes: take a long long"
     return ""
 
 

@@ -1,5 +1,6 @@
 """What NVRTC lacks and models write anyway, put before every kernel compiled for a GPU."""
 
+ANCHOR = "evolve_anchor"
 PRELUDE = r"""
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
@@ -57,6 +58,8 @@ typedef unsigned int uint;
 #define M_LOG2E 1.44269504088896340736
 #define M_LN2 0.69314718055994530942
 #endif
+// The driver finds it by its name, and so everything that lies beside it: the compiler's own variables have none.
+extern "C" __device__ unsigned int evolve_anchor = 0x65766f6c;
 template <class T, int N>
 struct List {
     T data[N];

@@ -28,8 +28,7 @@ class Watch:
     """Where the driver has put each variable, and a copy of what was in it; to be made before the first launch."""
 
     def __init__(self, module: Module, variables: tuple[Symbol, ...], arch: str) -> None:
-        placed = [(variable, _address(module, variable)) for variable in variables]
-        found = [(variable, address) for variable, address in placed if address]
+        found = _placed(module, variables)
         self._names = [variable.name for variable, _ in found]
         self._copies = torch.empty(sum(v.size for v, _ in found), dtype=torch.uint8, device="cuda")
         rows, at = [], self._copies.data_ptr()
@@ -54,9 +53,21 @@ class Watch:
         own.launch(self._compare, len(self._names), THREADS, values)
 
 
+def _placed(module: Module, variables: tuple[Symbol, ...]) -> list[tuple[Symbol, int]]:
+    """Each variable and its address. Those that the compiler named, as the text of a printf, lie beside others."""
+    addresses = {variable: _address(module, variable) for variable in variables}
+    begins = {_section(variable): address - variable.at for variable, address in addresses.items() if address}
+    placed = ((v, address or v.at + begins.get(_section(v), -v.at)) for v, address in addresses.items())
+    return [(variable, address) for variable, address in placed if address]
+
+
+def _section(variable: Symbol) -> str:
+    return variable.section.name if variable.section else ""
+
+
 def _address(module: Module, variable: Symbol) -> int:
     try:
         address: int = module.get_global_var(variable.name)
-    except CUDADriverError:  # the compiler's own, such as the text of a printf
+    except CUDADriverError:
         return 0
     return address

@@ -99,7 +99,7 @@ def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Built:
     own = folder / "kernel.o"
     compiled = [*toolchain.flags, *_native(), *_mode(cooperative), "-nostdinc", *includes, "-c", str(unit)]
     _compile([*toolchain.command, *compiled, "-o", str(own)], folder, kernel)
-    variables = lasting_variables(own.read_bytes())
+    variables = lasting_variables(own.read_bytes(), bound.kernel.source)
     # Objects after `-x none`, so that a compiler told to read C++ does not read them as such.
     linked = ["-x", "none", str(own), str(runtime), "-shared", "-o", str(library), "-lm", "-lpthread"]
     _compile([*toolchain.command, *toolchain.flags, *linked], folder, kernel)

@@ -11,17 +11,16 @@ ZEROED, INITIALISED, FOR_THE_LINKER_ALONE = ".bss", ".data", ".data.rel.ro"
 ANCHOR = "evolve_launch"
 
 
-def lasting_variables(own: bytes) -> tuple[str, ...]:
-    """Those that begin with a value, to be compared after every call; raises for those that begin as zero.
+def lasting_variables(own: bytes, source: str) -> tuple[str, ...]:
+    """Those to be compared after every call; raises for those that begin as zero and are not declared constant.
 
-    Constants are not among them, and neither is shared memory: it is declared to be each thread's own.
+    What the host keeps among constants is not among them, nor is shared memory: it is declared to be each thread's own.
     """
     symbols = elf.symbols(own)
     zeroed = [symbol.name for symbol in symbols if _in(symbol, ZEROED)]
-    state.check_compiled(zeroed, [symbol.name for symbol in symbols if symbol.section is None])
-    return tuple(
-        symbol.name for symbol in symbols if _in(symbol, INITIALISED) and not _in(symbol, FOR_THE_LINKER_ALONE)
-    )
+    state.check_compiled(zeroed, [symbol.name for symbol in symbols if symbol.section is None], source)
+    kept = [symbol.name for symbol in symbols if _in(symbol, INITIALISED) and not _in(symbol, FOR_THE_LINKER_ALONE)]
+    return (*zeroed, *kept)
 
 
 def _in(symbol: Symbol, section: str) -> bool:
