@@ -68,8 +68,17 @@ class _Part:
     imports: frozenset[str]
 
 
-def export(store: Store, ops: Sequence[tuple[Op, Path]], folder: Path, name: str = "primitives") -> ExportReport:
+def export(
+    store: Store,
+    ops: Sequence[tuple[Op, Path]],
+    folder: Path,
+    name: str = "primitives",
+    *,
+    trust_merged: bool = False,
+) -> ExportReport:
     """Write the package `name` into `folder`; each op comes with the file that defines it.
+
+    `trust_merged` also takes the word of archives that were merged.
 
     Ops without a confirmed kernel that wins on a GPU are skipped, with the reason. If none is left, it is a UserError.
     """
@@ -81,7 +90,7 @@ def export(store: Store, ops: Sequence[tuple[Op, Path]], folder: Path, name: str
             skipped.append(SkippedOp(op.name, f"another op of this name comes before the one in {path}"))
             continue
         try:
-            parts[op.name] = _part(op, path, store)
+            parts[op.name] = _part(op, path, store, trust_merged=trust_merged)
         except NotPortableError as error:
             skipped.append(SkippedOp(op.name, str(error)))
         except NoWinnerError as error:
@@ -92,10 +101,10 @@ def export(store: Store, ops: Sequence[tuple[Op, Path]], folder: Path, name: str
     return ExportReport(folder, name, tuple(part.report for part in parts.values()), tuple(skipped))
 
 
-def _part(op: Op, path: Path, store: Store) -> _Part:
+def _part(op: Op, path: Path, store: Store, *, trust_merged: bool) -> _Part:
     portable.check_op(op, path)
     kernels = winners.fitting(op, store)
-    confirmed = winners.confirmed_on_gpus(op, store, kernels)
+    confirmed = winners.confirmed_on_gpus(op, store, kernels, trust_merged=trust_merged)
     rows = winners.rows(op, confirmed, kernels)
     best = winners.champions(rows)
     shipped = winners.shipped(rows, best, kernels, confirmed)

@@ -16,6 +16,8 @@ def check_op(op: Op, path: Path) -> None:
     """Raise a NotPortableError unless the op's function can be written and called without its archive."""
     if not op.name.isidentifier() or keyword.iskeyword(op.name) or op.name.startswith("_") or op.name in TAKEN:
         raise NotPortableError(f"`{op.name}` cannot be the name of a function in the package")
+    if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
+        raise NotPortableError(f"its file {path.name} cannot be a module of the package: rename it")
     names = [*(spec.name for spec in (*op.inputs, *op.outputs)), *op.parameters]
     for name in names:
         if keyword.iskeyword(name) or names.count(name) > 1:

@@ -1,12 +1,21 @@
-"""The texts that are written for a package: its functions, its pyproject.toml, its README."""
+"""The texts that are written for a package: its functions, its pyproject.toml, its README.
 
+Names of devices and tools come from archives, which may come from anywhere. So whatever is filled in is a name that
+`portable` has checked, or is written by `_literal`, `_prose` or `_cell`: no text can become code.
+"""
+
+import json
+import math
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from archive.characters import escaped
 from evolve.export.template.manifest import Entry, Tested
 from reference_ops.op import Op
 
+MARKUP = re.compile(r"[\\`*_{}\[\]<>()#!|~&$:@]|(?<=www)\.")
 Exported = Sequence[tuple[Op, Entry]]
 
 INIT = '''"""CUDA kernels for PyTorch ops, each where it was measured to be faster; elsewhere PyTorch runs."""
@@ -48,7 +57,7 @@ def {name}({arguments}) -> {result}:
 
     Kernels for {devices}. On anything else, and where none of them wins, PyTorch runs{baseline}.
     """
-    {outputs} = _PRIMITIVES["{name}"](({inputs}), {{{parameters}}})
+    {outputs} = _PRIMITIVES[{key}](({inputs}), {{{parameters}}})
     return {returned}
 '''
 
@@ -60,7 +69,7 @@ build-backend = "setuptools.build_meta"
 [project]
 name = "{name}"
 version = "0.1.0"
-description = "CUDA kernels for PyTorch ops: {ops}"
+description = {description}
 readme = "README.md"
 requires-python = ">=3.11"
 dependencies = ["torch>=2.8"]
@@ -128,8 +137,8 @@ def init(exported: Exported) -> str:
     names = [op.name for op, _ in exported]
     return INIT.format(
         imports="\n".join(f"from .ops import {stem} as _{stem}" for stem in sorted({_stem(e) for _, e in exported})),
-        exported=", ".join(f'"{name}"' for name in sorted([*names, "explain", "kernels"])),
-        ops="\n".join(f'        _dispatch.op(_{_stem(entry)}, "{op.name}"),' for op, entry in exported),
+        exported=", ".join(_literal(name) for name in sorted([*names, "explain", "kernels"])),
+        ops="\n".join(f"        _dispatch.op(_{_stem(entry)}, {_literal(op.name)})," for op, entry in exported),
         first=names[0],
         functions="".join(_function(op, entry) for op, entry in exported),
     )
@@ -140,7 +149,8 @@ def _stem(entry: Entry) -> str:
 
 
 def pyproject(name: str, exported: Exported) -> str:
-    return PYPROJECT.format(name=name, ops=", ".join(op.name for op, _ in exported))
+    description = f"CUDA kernels for PyTorch ops: {', '.join(op.name for op, _ in exported)}"
+    return PYPROJECT.format(name=name, description=_literal(description))
 
 
 def readme(name: str, exported: Exported) -> str:
@@ -165,33 +175,48 @@ def _function(op: Op, entry: Entry) -> str:
     types = ", ".join(["_Tensor"] * len(outputs))
     return FUNCTION.format(
         name=op.name,
+        key=_literal(op.name),
         arguments=", ".join([*(f"{spec.name}: _Tensor" for spec in op.inputs), *_declared(op, entry)]),
         result=types if len(outputs) == 1 else f"tuple[{types}]",
-        note=_docstring(op.note or f"See ops/{op.name}.py."),
-        devices=", ".join(sorted({measured.device for _, measured in entry.table()})),
-        baseline=f": see {op.baseline.__name__} in ops/{op.name}.py" if op.baseline else "",
+        note=_prose(op.note or f"See ops/{op.name}.py."),
+        devices=_prose(", ".join(sorted({measured.device for _, measured in entry.table()}))),
+        baseline=_prose(f": see {op.baseline.__name__} in ops/{op.name}.py" if op.baseline else ""),
         outputs=f"({outputs[0]},)" if len(outputs) == 1 else ", ".join(outputs),
         inputs=", ".join(spec.name for spec in op.inputs) + ("," if len(op.inputs) == 1 else ""),
-        parameters=", ".join(f'"{name}": {name}' for name in entry.parameters),
+        parameters=", ".join(f"{_literal(name)}: {name}" for name in entry.parameters),
         returned=", ".join(outputs),
     )
 
 
-def _docstring(note: str) -> str:
-    text = note.replace("\\", "\\\\").replace('"', "'")
-    return "\n".join(textwrap.wrap(text, 110, subsequent_indent="    "))
+def _literal(value: str | float) -> str:
+    """A value as Python writes it, and TOML too; a float that is no number stays one."""
+    if isinstance(value, str):
+        return escaped(json.dumps(value, ensure_ascii=False))
+    endless = isinstance(value, float) and not math.isfinite(value)
+    return f"float({_literal(str(value))})" if endless else repr(value)
+
+
+def _prose(text: str) -> str:
+    """Words that stand in a docstring and cannot end it."""
+    plain = escaped(" ".join(text.split())).replace("\\", "\\\\").replace('"', "'")
+    return "\n".join(textwrap.wrap(plain, 110, subsequent_indent="    "))
+
+
+def _cell(text: str) -> str:
+    """Words that stand in a table of Markdown and are nothing but words there: no column, link or tag."""
+    return MARKUP.sub(r"\\\g<0>", escaped(" ".join(text.split())))
 
 
 def _declared(op: Op, entry: Entry) -> list[str]:
     kinds = {name: type(value).__name__ for name, value in op.parameters.items()}
     return [
-        f"{name}: {kinds[name]}" + ("" if default is None else f" = {default!r}")
+        f"{name}: {kinds[name]}" + ("" if default is None else f" = {_literal(default)}")
         for name, default in entry.parameters.items()
     ]
 
 
 def _written(parameters: Mapping[str, int | float | None]) -> list[str]:
-    return [name if default is None else f"{name}={default!r}" for name, default in parameters.items()]
+    return [name if default is None else f"{name}={_literal(default)}" for name, default in parameters.items()]
 
 
 def _lines(op: Op, entry: Entry) -> Iterator[str]:
@@ -201,7 +226,7 @@ def _lines(op: Op, entry: Entry) -> Iterator[str]:
         winner = kernel.id if kernel else "PyTorch runs"
         speedup = f"{duel.speedup:.2f} ({duel.low:.2f} to {duel.high:.2f})" if duel else f"{measured.speedup:.2f}"
         yield (
-            f"| {op.name} | {times.workload} | {measured.device} | {winner} | {times.median_us:.1f} "
+            f"| {op.name} | {_cell(times.workload)} | {_cell(measured.device)} | {winner} | {times.median_us:.1f} "
             f"| {times.eager_us:.1f} | {'' if compiled is None else f'{compiled:.1f}'} | {speedup} |"
         )
 
@@ -211,14 +236,14 @@ def _tested_lines(op: Op, entry: Entry) -> Iterator[str]:
         for tested in kernel.tested:
             error = "" if tested.error is None else f"{tested.error:.2f}"
             yield (
-                f"| {op.name} | {kernel.id} | {tested.device} | {tested.outputs_judged} | {error} "
+                f"| {op.name} | {kernel.id} | {_cell(tested.device)} | {tested.outputs_judged} | {error} "
                 f"| {len(tested.held_out)} | {_sanitizer(tested)} |"
             )
 
 
 def _sanitizer(tested: Tested) -> str:
-    unfinished = dict.fromkeys(said.tool for said in tested.sanitized if said.errors is None)
-    clean = dict.fromkeys(said.tool for said in tested.sanitized if said.errors == 0)
+    unfinished = dict.fromkeys(_cell(said.tool) for said in tested.sanitized if said.errors is None)
+    clean = dict.fromkeys(_cell(said.tool) for said in tested.sanitized if said.errors == 0)
     parts = [f"{', '.join(clean)}: no errors"] if clean else []
     parts += [f"{', '.join(unfinished)}: did not finish"] if unfinished else []
     return "; ".join(parts) or "not run"

@@ -7,7 +7,7 @@ from archive import kernel as genome
 from archive.binding import IllegalError, accepts, bind
 from archive.kernel import Kernel
 from archive.plan import PlanError
-from archive.records import Evaluation
+from archive.records import Evaluation, Merged
 from archive.store import Store
 from evolve import population
 from evolve.export.template.manifest import Measured, Shipped, Tested
@@ -26,11 +26,24 @@ class NoWinnerError(Exception):
         self.hint = hint
 
 
-def confirmed_on_gpus(op: Op, store: Store, kernels: Mapping[str, Kernel]) -> list[Evaluation]:
-    """The verdicts in force of the kernels that were confirmed, or a NoWinnerError where there are none."""
-    on_gpus = [e for e in store.find(Evaluation, op.name) if e.device.kind == "cuda"]
-    if not on_gpus:
+def confirmed_on_gpus(
+    op: Op, store: Store, kernels: Mapping[str, Kernel], *, trust_merged: bool = False
+) -> list[Evaluation]:
+    """The verdicts in force of the kernels that were confirmed, or a NoWinnerError where there are none.
+
+    What another archive says, good or bad, counts only where it is trusted: who installs a package wants no hearsay.
+    """
+    merged = set() if trust_merged else {one.evaluation_id for one in store.find(Merged, op.name)}
+    every = [e for e in store.find(Evaluation, op.name) if e.device.kind == "cuda"]
+    on_gpus = [e for e in every if e.id not in merged]
+    if not every:
         raise NoWinnerError("no kernel of it was ever evaluated on a GPU")
+    if not on_gpus:
+        raise NoWinnerError(
+            "all its verdicts came with a merge, and were never tested by this archive's own machine",
+            f"`evolve confirm {op.name}` tests them on the GPU at hand; --trust-merged takes them as they are, "
+            "for archives of your own machines",
+        )
     verdicts = [population.latest(on_gpus, key) for key in dict.fromkeys(e.device.key for e in on_gpus)]
     passed = [e for verdict in verdicts for e in verdict.values() if e.passed and e.kernel_id in kernels]
     if not any(list(_measured(op, kernels[e.kernel_id], e)) for e in passed):
@@ -140,7 +153,7 @@ def _measured(op: Op, kernel: Kernel, evaluation: Evaluation) -> Iterator[Measur
 
 def _fits(kernel: Kernel, op: Op) -> bool:
     try:
-        genome.check(kernel, signature(op))
+        genome.parse_for(kernel.text, signature(op))
     except PlanError:
         return False
     return True

@@ -1,5 +1,6 @@
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from gpu_records import (
 )
 
 from archive import library
-from archive.kernel import Kernel
+from archive.kernel import Kernel, archived
 from archive.records import Evaluation, Outcome
+from archive.store import SqliteStore, merge, open_archive
 from evolve.errors import UserError
 from evolve.export.builder import export
 from evolve.export.template import manifest
@@ -113,6 +115,46 @@ def test_the_readme_says_what_a_kernel_stood(tmp_path: Path) -> None:
     text = (tmp_path / "out/README.md").read_text()
     assert "| 1.50 | 1 | memcheck: no errors; racecheck: did not finish |" in text
     assert "2.00 (1.96 to 2.04)" in text
+
+
+def merged_from(folder: Path, *records: Kernel | Evaluation) -> SqliteStore:
+    """Our archive, which has these only from another one."""
+    ours, folder = open_archive(folder / "ours.db"), folder / "theirs"
+    folder.mkdir()
+    merge(ours, archive_of(folder, *records))
+    return ours
+
+
+def test_what_another_archive_says_is_not_exported_until_it_was_tested_here(tmp_path: Path) -> None:
+    kernel = simple("softmax")
+    ours = merged_from(tmp_path, kernel, confirmed(kernel, {FIRST: 20.0}))
+    with pytest.raises(UserError, match="came with a merge") as error:
+        export(ours, ops("softmax"), tmp_path / "out")
+    assert "`evolve confirm softmax`" in error.value.hint
+    ours.append(replace(confirmed(kernel, {FIRST: 50.0}), created=2.0))
+    report = export(ours, ops("softmax"), tmp_path / "out")
+    assert [win.speedup for win in report.ops[0].kernels[0].wins] == [2.0]
+
+
+def test_another_archives_later_claim_does_not_displace_what_was_tested_here(tmp_path: Path) -> None:
+    kernel = simple("softmax")
+    ours = merged_from(tmp_path, kernel, replace(confirmed(kernel, {FIRST: 0.001}), created=9.0))
+    ours.append(confirmed(kernel, {FIRST: 50.0}))
+    report = export(ours, ops("softmax"), tmp_path / "out")
+    assert [win.speedup for win in report.ops[0].kernels[0].wins] == [2.0]
+
+
+def test_the_word_of_another_archive_is_taken_where_it_is_trusted(tmp_path: Path) -> None:
+    kernel = simple("softmax")
+    ours = merged_from(tmp_path, kernel, confirmed(kernel, {FIRST: 50.0}))
+    report = export(ours, ops("softmax"), tmp_path / "out", trust_merged=True)
+    assert [win.speedup for win in report.ops[0].kernels[0].wins] == [2.0]
+
+
+def test_a_kernel_of_an_old_archive_that_would_be_refused_today_is_not_exported(tmp_path: Path) -> None:
+    kernel = archived(simple("softmax").text + "// \x1b[2J cleared\n")
+    with pytest.raises(UserError, match="no kernel passed on a GPU"):
+        softmax_package(tmp_path, kernel, confirmed(kernel, {FIRST: 20.0}))
 
 
 def test_each_gpu_has_its_own_champions(tmp_path: Path) -> None:

@@ -1,0 +1,152 @@
+"""What archives say is text in a package, and never code: archives come from anywhere."""
+
+import ast
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gpu_records import H200, archive_of, confirmed, everywhere, simple
+
+from archive.characters import HIDDEN
+from archive.records import Check, Confirmed, Sanitized
+from evolve.export.builder import export
+from reference_ops import catalog
+from reference_ops.op import Op
+
+SOFTMAX, RMS_NORM = catalog.load("softmax"), catalog.load("rms_norm")
+HARMLESS = "NVIDIA H200"
+HOSTILE = [
+    'H200"""\n    import os; os.system("true")\n    """',
+    "H200'''\n__import__('os')",
+    'H200\\"""\\',
+    "H200 {name} {0} %s",
+    'H200" | x |\n\n| y [here](http://example.com) <b> `code` \x1b[2J \u202e \x00',
+    '"\n[project.scripts]\nevil = "os:system"\n',
+]
+
+
+def package(folder: Path, said: str, op: Op = SOFTMAX) -> Path:
+    """A package from an archive in which every free word is this one."""
+    kernel = simple(op.name)
+    kernel = replace(kernel, plan=replace(kernel.plan, note=HIDDEN.sub("", said)))
+    verdict = confirmed(kernel, everywhere(op, 50.0), replace(H200, name=said, driver=said, torch=said))
+    duels = verdict.confirmed.duels if verdict.confirmed else ()
+    verdict = replace(
+        verdict,
+        log=said,
+        skipped=(said,),
+        checks=(Check(said, said, said, 1.5e-3, 1e-3, 0.25),),
+        confirmed=Confirmed(
+            (said,),
+            tuple(replace(duel, baseline=said) for duel in duels),
+            (Sanitized(said, 0, said), Sanitized(f"{said}2", None, said)),
+        ),
+    )
+    folder.mkdir()
+    export(archive_of(folder, kernel, verdict), [(op, catalog.locate(op.name))], folder / "out")
+    return folder / "out"
+
+
+def trees(folder: Path) -> dict[str, str]:
+    """Every module of a package, without what its strings say."""
+    found = {}
+    for path in folder.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                node.value = ""
+        found[str(path.relative_to(folder))] = ast.dump(tree)
+    return found
+
+
+@pytest.fixture(scope="module")
+def harmless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    folder = tmp_path_factory.mktemp("harmless")
+    return {op.name: trees(package(folder / op.name, HARMLESS, op)) for op in (SOFTMAX, RMS_NORM)}
+
+
+@pytest.mark.parametrize("op", [SOFTMAX, RMS_NORM], ids=lambda op: op.name)
+@pytest.mark.parametrize("said", HOSTILE)
+def test_no_word_of_an_archive_becomes_code(
+    tmp_path: Path, harmless: dict[str, dict[str, str]], said: str, op: Op
+) -> None:
+    assert trees(package(tmp_path / "hostile", said, op)) == harmless[op.name]
+
+
+@pytest.mark.parametrize("said", HOSTILE)
+def test_no_word_of_an_archive_becomes_a_setting(tmp_path: Path, said: str) -> None:
+    first, second = (package(tmp_path / name, word) for name, word in (("a", HARMLESS), ("b", said)))
+    assert (first / "pyproject.toml").read_text() == (second / "pyproject.toml").read_text()
+    assert tomllib.loads((second / "pyproject.toml").read_text())["project"]["name"] == "primitives"
+
+
+@pytest.mark.parametrize("said", HOSTILE)
+def test_no_word_of_an_archive_becomes_markup(tmp_path: Path, said: str) -> None:
+    first, second = (package(tmp_path / name, word) / "README.md" for name, word in (("a", HARMLESS), ("b", said)))
+    plain, shown = first.read_text(encoding="utf-8"), second.read_text(encoding="utf-8")
+    assert shown.count("\n") == plain.count("\n")
+    assert shown.replace("\\|", "").count("|") == plain.count("|")
+    assert not HIDDEN.search(shown)
+    assert "[here](" not in shown
+    assert "<b>" not in shown.replace("\\<b", "")
+
+
+def test_the_manifest_keeps_the_words_as_they_were(tmp_path: Path) -> None:
+    written = json.loads((package(tmp_path / "a", HOSTILE[0]) / "primitives/manifest.json").read_text())
+    assert written["ops"]["softmax"]["kernels"][0]["measured"][0]["device"] == HOSTILE[0]
+
+
+USER_OP = """\
+import torch
+from reference_ops.op import Op, tensors, workloads
+
+def scaled(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+    return x * by
+
+op = Op(
+    name="scaled", reference=scaled, inputs=tensors(x="n"), outputs=tensors(out="n"), note={note!r},
+    gpu=workloads("float32", {{"n": 64}}, by=2.0), emulated=workloads("float32", {{"n": 64}}, by=2.0),
+    flops=lambda dims: dims["n"],
+)
+"""
+SCALED = """\
+/*---
+op = "scaled"
+[[launch]]
+entry = "scaled"
+grid = ["ceil_div(n, 128)"]
+block = [128]
+args = ["x", "out", "by", "n"]
+---*/
+extern "C" __global__ void scaled(const x_t* x, out_t* out, float by, int n) {
+    const int i = blockIdx.x * 128 + threadIdx.x;
+    if (i < n) out[i] = x[i] * by;
+}
+"""
+
+
+def own_op(folder: Path, name: str, note: str) -> Path:
+    """A package of an op from a user's file."""
+    from archive.kernel import parse
+
+    folder.mkdir()
+    path = folder / name
+    path.write_text(USER_OP.format(note=note))
+    op, kernel = catalog.load(str(path)), parse(SCALED)
+    export(archive_of(folder, kernel, confirmed(kernel, everywhere(op, 50.0))), [(op, path)], folder / "out")
+    return folder / "out/primitives/__init__.py"
+
+
+@pytest.mark.parametrize("note", HOSTILE)
+def test_the_note_of_an_op_stays_in_its_docstring(tmp_path: Path, note: str) -> None:
+    first, second = (own_op(tmp_path / at, "scaled.py", said) for at, said in (("a", "harmless"), ("b", note)))
+    assert trees(first.parent)["__init__.py"] == trees(second.parent)["__init__.py"]
+
+
+def test_a_file_that_cannot_be_a_module_is_refused(tmp_path: Path) -> None:
+    from evolve.errors import UserError
+
+    with pytest.raises(UserError, match=r"my-op\.py cannot be a module of the package: rename it"):
+        own_op(tmp_path / "a", "my-op.py", "")
