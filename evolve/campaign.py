@@ -62,9 +62,22 @@ def search(
 
 def headroom(quest: Quest, device: DeviceInfo, store: Store) -> float:
     """How far the op is from the speed of light, as a logarithm."""
-    made = [evaluation for evaluation in store.find(Evaluation, quest.op.name) if evaluation.device.key == device.key]
-    workloads = [workload.key for workload in quest.op.workloads(device.kind)]
-    return allotment.headroom(workloads, selection.champions(store, quest.op.name, device, quest.scope), made)
+    leading = selection.champions(store, quest.op.name, device, quest.scope)
+    return allotment.headroom(_workloads(quest, device), leading, _made(quest, device, store))
+
+
+def is_measured(quest: Quest, device: DeviceInfo, store: Store) -> bool:
+    """Whether the headroom is more than a guess."""
+    workloads = _workloads(quest, device)
+    return any(m.workload in workloads for verdict in _made(quest, device, store) for m in verdict.measurements)
+
+
+def _made(quest: Quest, device: DeviceInfo, store: Store) -> list[Evaluation]:
+    return [evaluation for evaluation in store.find(Evaluation, quest.op.name) if evaluation.device.key == device.key]
+
+
+def _workloads(quest: Quest, device: DeviceInfo) -> list[str]:
+    return [workload.key for workload in quest.op.workloads(device.kind)]
 
 
 def _account(quest: Quest, device: DeviceInfo, store: Store) -> Account:

@@ -18,7 +18,8 @@ class Point:
     """What was spent up to a moment, and how good the best kernels were then."""
 
     spent: Spent
-    quality: float  # geometric mean over the workloads of the speedup over PyTorch; 1 where PyTorch is faster
+    # Geometric mean over the workloads of the speedup over PyTorch, 1 where PyTorch is faster; None until one passed.
+    quality: float | None
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,10 @@ class Course:
     def spent(self) -> Spent:
         return self.points[-1].spent if self.points else Spent()
 
-    def quality(self, axis: str, amount: float) -> float:
+    def quality(self, axis: str, amount: float) -> float | None:
         """The best so far when so much was spent."""
         reached = [point.quality for point in self.points if getattr(point.spent, axis) <= amount]
-        return reached[-1] if reached else 1.0
+        return reached[-1] if reached else None
 
 
 def course(run: Run, past: History, goals: Mapping[str, float] | None = None) -> Course:
@@ -53,7 +54,7 @@ def course(run: Run, past: History, goals: Mapping[str, float] | None = None) ->
             speedup = goals[m.workload] / m.median_us if goals else m.speedup
             best[m.workload] = max(best.get(m.workload, 1.0), speedup)
         mean = sum(math.log(best.get(key, 1.0)) for key in keys) / max(1, len(keys))
-        points.append(Point(spent, math.exp(mean)))
+        points.append(Point(spent, math.exp(mean) if best else None))
     return Course(run, tuple(points))
 
 
@@ -82,7 +83,7 @@ def common(courses: Sequence[Course], axis: str) -> float:
     return min((float(getattr(one.spent, axis)) for one in courses), default=0.0)
 
 
-def compared(courses: Sequence[Course], axis: str) -> list[tuple[float, list[float]]]:
+def compared(courses: Sequence[Course], axis: str) -> list[tuple[float, list[float | None]]]:
     """The best so far of each run, at shares of the budget that all of them have spent."""
     most = common(courses, axis)
     amounts = [math.ceil(share * most) if axis != "usd" else share * most for share in SHARES]
@@ -91,7 +92,7 @@ def compared(courses: Sequence[Course], axis: str) -> list[tuple[float, list[flo
 
 def thinned(one: Course, axis: str) -> list[tuple[float, float]]:
     """The points at which the quality changes, and both ends: for a plot."""
-    points = [(float(getattr(point.spent, axis)), point.quality) for point in one.points]
+    points = [(float(getattr(point.spent, axis)), point.quality or 1.0) for point in one.points]
     kept = [(0.0, 1.0)]
     for amount, quality in points:
         if quality != kept[-1][1]:

@@ -13,8 +13,20 @@ def op(*examples: Callable[[], Any], name: str = "") -> Callable[[F], F]:
     examples are symbolic, and the examples are the workloads. One of them should be small enough for a CPU.
     """
 
+    for one in examples:
+        if _wants_arguments(one):  # `@evolve.op` without parentheses would put `marked` in place of the function
+            raise TypeError(
+                f"`{getattr(one, '__name__', one)}` is no example, because it wants arguments; write "
+                "`@evolve.op(lambda: (torch.randn(8, 4096),))` over a function, with what it is called with"
+            )
+
     def marked(function: F) -> F:
         function.evolve_op = {"examples": examples, "name": name}  # type: ignore[attr-defined]
         return function
 
     return marked
+
+
+def _wants_arguments(example: object) -> bool:
+    code = getattr(example, "__code__", None)
+    return code is not None and code.co_argcount > len(getattr(example, "__defaults__", None) or ())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from archive.kernel import Kernel
 from archive.proposals import Proposal
-from archive.records import DeviceInfo, Evaluation, Outcome, Profile
+from archive.records import DeviceInfo, Evaluation, Merged, Outcome, Profile
 from archive.store import Store
 from evolve import credit, population
 from evolve import islands as islands_of
@@ -84,10 +84,13 @@ def champions(store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHI
 
 
 def unconfirmed(store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> list[Kernel]:
-    """The champions that no fresh process has tested again yet, in the order of the workloads they lead on."""
+    """The champions that no fresh process of ours has tested again yet, in the order of the workloads they lead on."""
     kernels = {kernel.id: kernel for kernel in store.find(Kernel, op)}
     leading = champions(store, op, device, scope)
-    waiting = dict.fromkeys(champion.kernel_id for champion in leading if champion.confirmed is None)
+    merged = {one.evaluation_id for one in store.find(Merged, op)}
+    ours = [e for e in store.find(Evaluation, op) if e.device.key == device.key and e.id not in merged]
+    tested = {evaluation.kernel_id for evaluation in ours if evaluation.confirmed}
+    waiting = dict.fromkeys(c.kernel_id for c in leading if c.confirmed is None or c.kernel_id not in tested)
     return [kernels[kernel_id] for kernel_id in waiting if kernel_id in kernels]
 
 

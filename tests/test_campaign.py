@@ -13,7 +13,7 @@ from archive.records import Evaluation
 from archive.store import SqliteStore, open_archive
 from evolve import budget
 from evolve.budget import Ended, Spent
-from evolve.campaign import Slice, campaign, headroom
+from evolve.campaign import Slice, campaign, headroom, is_measured
 from evolve.quest import GENERATION, Quest
 from evolve.selection import Scope
 
@@ -109,3 +109,10 @@ def test_headroom_shrinks_as_times_do(store: SqliteStore) -> None:
     before = headroom(quest, CPU, store)
     run(store, {"twice": (15.0,)}, Budget(evals=40))
     assert headroom(quest, CPU, store) < before
+
+
+def test_headroom_is_a_guess_until_something_was_measured(store: SqliteStore) -> None:
+    (quest,) = quests(store, {"twice": ()}, Budget(evals=8))
+    assert not is_measured(quest, CPU, store)
+    run(store, {"twice": (15.0,)}, Budget(evals=8))
+    assert is_measured(quest, CPU, store)

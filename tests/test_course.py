@@ -35,15 +35,17 @@ TWO_KERNELS = past(
 
 def test_the_quality_is_the_geometric_mean_of_the_best_speedups_and_pytorch_runs_where_it_is_faster() -> None:
     points = course(RUN, TWO_KERNELS).points
-    assert [point.quality for point in points] == pytest.approx([1.0, 2**0.5, 2**0.5, 4.0])
+    assert points[0].quality is None  # nothing has passed yet
+    assert [point.quality for point in points[1:]] == pytest.approx([2**0.5, 2**0.5, 4.0])
     assert points[-1].spent == Spent(2, 200, 1.0)
 
 
 def test_the_best_so_far_is_asked_by_what_was_spent() -> None:
     one = course(RUN, TWO_KERNELS)
-    assert [one.quality("evals", amount) for amount in (0, 1, 2, 99)] == pytest.approx([1.0, 2**0.5, 4.0, 4.0])
+    assert one.quality("evals", 0) is None
+    assert [one.quality("evals", amount) for amount in (1, 2, 99)] == pytest.approx([2**0.5, 4.0, 4.0])
     assert one.quality("tokens", 100) == pytest.approx(2**0.5)
-    assert one.quality("usd", 0.4) == 1.0
+    assert one.quality("usd", 0.4) is None
 
 
 def test_a_workload_that_is_refused_counts_once_and_as_pytorch_s() -> None:
@@ -66,7 +68,12 @@ def test_a_kernel_that_another_run_had_found_before_counts_when_it_is_proposed_a
 
 def test_a_champion_that_fell_never_counted() -> None:
     fell = past(proposed(1, 1.0), judged(1, 2.0, **{W: 50.0}), failed(kernel(1).id, created=3.0))
-    assert {point.quality for point in course(RUN, fell).points} == {1.0}
+    assert {point.quality for point in course(RUN, fell).points} == {None}
+
+
+def test_a_kernel_that_passed_and_is_slower_than_pytorch_counts_as_pytorch() -> None:
+    slow = past(proposed(1, 1.0), judged(1, 2.0, **{W: 200.0}))
+    assert course(RUN, slow).points[-1].quality == 1.0
 
 
 def test_runs_are_compared_at_shares_of_what_both_have_spent() -> None:

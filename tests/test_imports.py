@@ -19,7 +19,7 @@ RESERVED = {
     "rich": ("evolve/cli/", "evolve/report/"),
     "typer": ("evolve/cli/",),
     "openai": ("evolve/proposers/endpoint.py", "evolve/proposers/endpoint_faults.py"),
-    "sqlite3": ("archive/store.py", "archive/rows.py"),
+    "sqlite3": ("archive/store.py", "archive/reading.py"),
 }
 
 

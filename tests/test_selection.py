@@ -9,7 +9,7 @@ from records import proposal as record_of
 
 from archive.proposals import Proposal
 from archive.records import Evaluation, Outcome, Profile, Traits
-from archive.store import SqliteStore, open_archive
+from archive.store import SqliteStore, merge, open_archive
 from evolve.proposers.proposer import Left
 from evolve.selection import BEST_OF_N, REPAIRS, Scope, bars, pending, request, twins, unconfirmed
 from reference_ops import catalog
@@ -47,6 +47,15 @@ def test_champions_wait_for_their_confirmation(store: SqliteStore) -> None:
     assert {kernel.id for kernel in unconfirmed(store, "twice", CPU)} == {FIRST.id, SECOND.id}
     store.append(of_twice(confirmed(FIRST.id, created=2.0, w=1.0, v=9.0)))
     assert [kernel.id for kernel in unconfirmed(store, "twice", CPU)] == [SECOND.id]
+
+
+def test_a_champion_that_another_archive_confirmed_is_tested_here_once(store: SqliteStore, tmp_path: Path) -> None:
+    other = open_archive(tmp_path / "other.db")
+    other.append(proposal(), of_twice(confirmed(FIRST.id, created=2.0, w=1.0)))
+    merge(store, other)
+    assert [kernel.id for kernel in unconfirmed(store, "twice", CPU)] == [FIRST.id]
+    store.append(of_twice(confirmed(FIRST.id, created=1.0, w=1.0)))  # by a clock that is behind theirs
+    assert unconfirmed(store, "twice", CPU) == []
 
 
 def test_a_kernel_that_leads_nowhere_is_not_confirmed(store: SqliteStore) -> None:

@@ -1,5 +1,6 @@
 """`evolve ask`: what a language model would be asked, word for word, for people to read and for batches to send."""
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,9 +14,10 @@ from archive.store import Store
 from evolve import wiring
 from evolve.cli.options import ArchiveOption, ModelOption, OpArgument, SeedOption, archive_option
 from evolve.errors import UserError
-from evolve.report.console import console
+from evolve.report.console import console, print_text
 from evolve.report.standing import devices
 from evolve.report.words import counted, listed, short
+from reference_ops.locators import is_path
 
 if TYPE_CHECKING:
     from evolve.proposers.asking import Ask
@@ -82,7 +84,8 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
     if readable and len(found) == 1:
         made = "".join(f" --parent {short(parent)}" for parent in found[0].parents)
         answer = f"{answer} --operator {found[0].operator}{made}"
-    said.print(f"next: {then}, then `evolve tell {answer}{archive_option(path)}`", style="dim", soft_wrap=True)
+    own = f" {shlex.quote(op)}" if is_path(op) else ""
+    said.print(f"next: {then}, then `evolve tell {answer}{own}{archive_option(path)}`", style="dim", soft_wrap=True)
 
 
 def _readable(found: tuple["Ask", ...]) -> Iterator[str]:
@@ -99,7 +102,7 @@ def _readable(found: tuple["Ask", ...]) -> Iterator[str]:
 
 def _put(text: str, out: Path | None) -> None:
     if out is None:
-        print(text, end="")
+        print_text(text, end="")
         return
     try:
         out.write_text(text, encoding="utf-8")

@@ -23,7 +23,8 @@ from evolve.report.board import Board, Row, rows_table
 from evolve.report.live import REFRESHES_PER_SECOND
 from evolve.report.log import Log
 from evolve.report.progress import Watcher
-from evolve.report.spending import Meter, amounts, ending
+from evolve.report.spending import Meter, amounts
+from evolve.report.standing import Standing
 from evolve.report.words import EMULATED_TIMES, clock, counted
 
 MEANS = "before, now: how many times {goal} the best times take, on average; best: the best speedup over PyTorch"
@@ -36,7 +37,7 @@ def run(session: Session, shown: Console) -> Result:
     shown.print(f"archive   {bench.store.path}", soft_wrap=not shown.is_terminal)
     spent = f", {amounts(session.before)} spent so far" if session.before.evals else ""
     shown.print(f"campaign  {session.id} over {counted(len(session.quests), 'op')}{spent}", soft_wrap=True)
-    before = {quest.op.name: campaign.headroom(quest, bench.engine.info, bench.store) for quest in session.quests}
+    before = {quest.op.name: _headroom(quest, bench) for quest in session.quests}
     told = Told(campaign.campaign(session.quests, session.seeds(), bench.proposer, bench.engine, bench.store))
     stopped = None
     try:
@@ -56,13 +57,13 @@ def run(session: Session, shown: Console) -> Result:
     if stopped:
         raise stopped
     ended = told.ended or Ended.NOTHING
-    said, more = ending(ended, session.budget)
-    shown.print(f"{said} More: {session.again(more)}" if more else said, soft_wrap=True)
+    after = [running.standing_of(quest, bench) for quest in session.quests]
+    shown.print(running.reason(session, ended, after), soft_wrap=True)
     _say_next(session, shown)
-    return _result(session, rows, ended)
+    return _result(session, rows, after, ended)
 
 
-def _watch(session: Session, events: Told[Event | Slice], before: dict[str, float], shown: Console) -> None:
+def _watch(session: Session, events: Told[Event | Slice], before: dict[str, float | None], shown: Console) -> None:
     bench, info = session.bench, session.bench.engine.info
     quests = {quest.op.name: quest for quest in session.quests}
     watchers = {op: Watcher(op, info, bench.store, bench.phases) for op in quests}
@@ -90,11 +91,17 @@ def _watch(session: Session, events: Told[Event | Slice], before: dict[str, floa
             stopping.check()
 
 
-def _row(quest: Quest, before: dict[str, float], bench: Bench) -> Row:
+def _row(quest: Quest, before: dict[str, float | None], bench: Bench) -> Row:
     info, store, op = bench.engine.info, bench.store, quest.op.name
     leading = selection.champions(store, op, info, quest.scope)
     best = max((champion.measurement.speedup for champion in leading), default=None)
-    return Row(op, spent_by(quest, bench), before[op], campaign.headroom(quest, info, store), best)
+    return Row(op, spent_by(quest, bench), before[op], _headroom(quest, bench), best)
+
+
+def _headroom(quest: Quest, bench: Bench) -> float | None:
+    """None where nothing was measured: what the budget is shared out by then is a guess, and nobody should read it."""
+    info, store = bench.engine.info, bench.store
+    return campaign.headroom(quest, info, store) if campaign.is_measured(quest, info, store) else None
 
 
 def _say_next(session: Session, shown: Console) -> None:
@@ -104,15 +111,15 @@ def _say_next(session: Session, shown: Console) -> None:
     shown.print(f"  evolve runs{given}  what each run has cost", style="cyan", soft_wrap=True)
 
 
-def _result(session: Session, rows: list[Row], ended: Ended) -> Result:
+def _result(session: Session, rows: list[Row], after: list[Standing], ended: Ended) -> Result:
     parts = [
         {
-            **facts.of_standing(running.standing_of(quest, session.bench)),
+            **facts.of_standing(standing),
             "run": quest.run,
             "spent": asdict(row.spent),
             "headroom": {"before": row.before, "after": row.after},
         }
-        for quest, row in zip(session.quests, rows, strict=True)
+        for quest, row, standing in zip(session.quests, rows, after, strict=True)
     ]
     found = any(part["champions"] for part in parts)
     return Result({"campaign": session.id, "ended": str(ended), "ops": parts}, found)

@@ -14,6 +14,7 @@ from evolve.cli import lookup, stopping
 from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, archive_option, op_names
 from evolve.cli.starting import engine_on
 from evolve.cli.stopping import Stopped
+from evolve.population import Champion
 from evolve.report import facts
 from evolve.report.confirmation import duels_table, sanitizer_words
 from evolve.report.console import complain, console, print_json
@@ -42,20 +43,27 @@ def confirm(
             wanted = dict(_named(ops)) if ops else dict(_archived(store))
             with engine_on(device, Phases(), shown) as engine:
                 parts = [_confirmed(op, locator, engine, store, shown) for op, locator in wanted.items()]
+                held = any(_champions(op, engine, store) for op in wanted)
     except Stopped:
         shown.print("stopped. What was confirmed is in the archive; the same command goes on from there.")
         raise
     verdicts = [verdict for part in parts for verdict in part]
     if as_json:
         print_json([facts.of_evaluation(verdict) for verdict in verdicts])
-    if not verdicts:
+    if held and not verdicts:
+        shown.print("nothing is left to confirm: every champion here has been confirmed before")
+    elif not verdicts:
         of = f" of {', '.join(wanted)}" if ops else ""
         lookup.absent(
-            f"there is nothing to confirm: no champion{of} on this device waits for it",
+            f"there is nothing to confirm: no champion{of} is known on this device",
             "`evolve top` shows the champions of each device",
         )
     if not all(verdict.confirmed for verdict in verdicts):
         raise typer.Exit(1)
+
+
+def _champions(op: str, engine: "Engine", store: SqliteStore) -> tuple[Champion, ...]:
+    return population.champions(population.latest(store.find(Evaluation, op), engine.info.key).values())
 
 
 def _named(ops: list[str]) -> Iterator[tuple[str, str]]:
@@ -84,7 +92,7 @@ def _confirmed(op: str, locator: str, engine: "Engine", store: SqliteStore, show
         shown.print(f"{op}: {confirmation(verdict)}", style="" if verdict.confirmed else "red", soft_wrap=True)
         verdicts.append(verdict)
     in_force = population.latest(store.find(Evaluation, op), engine.info.key)
-    champions = [champion for champion in population.champions(in_force.values()) if champion.duel]
+    champions = [champion for champion in _champions(op, engine, store) if champion.duel]
     if champions:
         shown.print(f"\n{op} on {engine.info.name}", style="bold")
         duels = tuple(champion.duel for champion in champions if champion.duel)

@@ -16,6 +16,7 @@ import typer
 from archive.kernel import Kernel
 from archive.library import shipped
 from archive.records import Evaluation
+from archive.store import ArchiveError
 from evolve import wiring
 from evolve.cli.options import ArchiveOption, JsonOption, op_names
 from evolve.errors import UserError
@@ -209,7 +210,7 @@ def _archive(wished: Path | None) -> Finding:
     try:
         with closing(wiring.archive(wished, read_only=True)) as store:
             kernels, evaluations = store.find(Kernel), store.find(Evaluation)
-    except UserError as error:
+    except (UserError, ArchiveError) as error:
         return Finding("archive", MISSING, str(error), "--archive or EVOLVE_ARCHIVE names another")
     held = f"{counted(len(kernels), 'kernel')}, {counted(len(evaluations), 'evaluation')}"
     devices = ", ".join(sorted({evaluation.device.name for evaluation in evaluations}))

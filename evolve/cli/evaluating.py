@@ -59,7 +59,7 @@ def asked(targets: Sequence[str], store: Store) -> Asked:
     ops = {**files, **{name: name for name in named}}
     if not kernels:
         return Asked(ops, frozenset(), frozenset())
-    taken = [one.proposal for one in told(tuple(Path(target) for target in (*kernels, *defined)), store)]
+    taken = [one.proposal for one in told(tuple(Path(target) for target in kernels), defined, store)]
     for proposal in taken:
         if proposal.kernel is None:
             complain(one_line(proposal.failure, 300))

@@ -1,25 +1,33 @@
 """The two phases apart: a model's answers and other archives in. Its questions go out by `evolve ask`."""
 
+import shlex
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from archive.kernel import Kernel
 from archive.proposals import Proposal, Run
 from archive.records import Evaluation, Standard
-from archive.store import Store, open_archive
-from archive.store import merge as union
+from archive.rows import Record
+from archive.store import ArchiveError, Store, gathered, open_archive, take
 from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, JsonOption, archive_option
+from evolve.cli.run import ExampleOption, exemplified
 from evolve.errors import UserError
 from evolve.report.console import console, print_json
-from evolve.report.words import idea, one_line, short
+from evolve.report.words import counted, idea, one_line, short
 
-FILES_HELP = "Kernels (.cu), a batch's output (.jsonl), the op they are for if it is your own (.py)."
+if TYPE_CHECKING:
+    from evolve.cli.telling import Told
 
+FILES_HELP = (
+    "Kernels (.cu), a batch's output (.jsonl), and the op they are for if it is none of the catalog's: "
+    "a Python file, a task, module:function."
+)
 
 OperatorOption = Annotated[
     str, typer.Option("--operator", metavar="NAME", help="How the .cu files were made, such as improve or crossover.")
@@ -30,21 +38,25 @@ ParentOption = Annotated[
 
 
 def tell(
-    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help=FILES_HELP)],
+    files: Annotated[list[str], typer.Argument(metavar="FILES... [OP]", help=FILES_HELP)],
     operator: OperatorOption = "",
     parent: ParentOption = None,
+    example: ExampleOption = None,
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Take kernels from files into the archive. Telling the same twice changes nothing."""
-    from evolve.cli.telling import told
+    from evolve.cli.telling import parted, told
     from evolve.cli.wanted import check_operator
-    from evolve.proposers.tell import TELL
+    from evolve.proposers.tell import TELL, strays
 
     check_operator(operator, parent or ())
+    holding, named = parted(files)
+    own = exemplified(named, example)
+    complaints = strays(holding)
     with closing(wiring.archive(archive)) as store:
         parents = tuple(lookup.kernel(store, prefix).id for prefix in parent or ())
-        taken = told(tuple(files), store, operator or TELL, parents)
+        taken = told(holding, own, store, operator or TELL, parents)
         path = store.path
     if as_json:
         print_json([
@@ -55,20 +67,24 @@ def tell(
     else:
         shown = console()
         for one in taken:
-            if one.proposal.kernel:
-                state = "taken  " if one.new else "known  "
-                shown.print(
-                    f"{state}  {short(one.proposal.kernel_id)}  {one.proposal.op}: {idea(one.proposal.kernel)}",
-                    soft_wrap=True,
-                )
-            else:
-                why = one_line(one.proposal.failure, 300)
-                shown.print(f"refused  {short(one.proposal.id)}  {one.proposal.op}: {why}", style="red", soft_wrap=True)
-        own = {lookup.op_name(str(file)): str(file) for file in files if file.suffix == ".py"}
+            _say(one, shown)
+        locators = {lookup.op_name(locator): shlex.quote(locator) for locator in own}
         for name in dict.fromkeys(one.proposal.op for one in taken if one.proposal.kernel):
-            shown.print(f"next: evolve evaluate {own.get(name, name)}{archive_option(path)}", soft_wrap=True)
+            shown.print(f"next: evolve evaluate {locators.get(name, name)}{archive_option(path)}", soft_wrap=True)
+    for complaint in complaints:
+        console(stderr=True).print(complaint, style="red", soft_wrap=True)
     if not any(one.proposal.kernel for one in taken):
         lookup.absent("no kernel was found in these files", "the reasons are above; `evolve show ID` shows a reply")
+
+
+def _say(one: "Told", shown: Console) -> None:
+    told = one.proposal
+    if told.kernel:
+        state = "taken  " if one.new else "known  "
+        shown.print(f"{state}  {short(told.kernel_id)}  {told.op}: {idea(told.kernel)}", soft_wrap=True)
+    else:
+        why = one_line(told.failure, 300)
+        shown.print(f"refused  {short(told.id)}  {told.op}: {why}", style="red", soft_wrap=True)
 
 
 def merge(
@@ -76,23 +92,38 @@ def merge(
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add what other archives know to this one."""
+    """Add what other archives know to this one: all of it, or nothing where something in them is wrong."""
     results = []
     with closing(wiring.archive(archive)) as store:
-        if missing := [source for source in sources if not source.is_file()]:
-            raise UserError(f"there is no archive at {missing[0]}", "check the path; nothing was merged")
-        for source in sources:
-            with closing(open_archive(source, read_only=True)) as other:
-                before = _counts(store)
-                union(store, other)
-                after = _counts(store)
-                results.append((source, {kind: after[kind] - before[kind] for kind in after}))
+        for source, records in [(source, _gathered(source)) for source in sources]:
+            before = _counts(store)
+            take(store, records)
+            after = _counts(store)
+            results.append((source, {kind: after[kind] - before[kind] for kind in after}))
     if as_json:
         print_json([{"source": str(source), "new": new} for source, new in results])
         return
+    shown = console()
     for source, new in results:
         added = ", ".join(f"{count} {kind}" for kind, count in new.items() if count) or "nothing"
-        console().print(f"{source}: {added} new to {store.path}", soft_wrap=True)
+        shown.print(f"{source}: {added} new to {store.path}", soft_wrap=True)
+    if verdicts := sum(new["evaluations"] for _, new in results):
+        shown.print(
+            f"{counted(verdicts, 'verdict was', 'verdicts were')} made elsewhere: here they rank on trust, and "
+            "`evolve export` leaves them out. `evolve confirm OP` tests their champions again on the device at hand",
+            style="yellow",
+            soft_wrap=True,
+        )
+
+
+def _gathered(source: Path) -> list[Record]:
+    if not source.is_file():
+        raise UserError(f"there is no archive at {source}", "check the path; nothing was merged")
+    try:
+        with closing(open_archive(source, read_only=True)) as other:
+            return gathered(other)
+    except ArchiveError as error:
+        raise UserError(str(error), "nothing was merged; ask whoever made it for another copy") from error
 
 
 def _counts(store: Store) -> dict[str, int]:

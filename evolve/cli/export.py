@@ -23,6 +23,9 @@ def export(
     ] = None,
     name: Annotated[str, typer.Option("--name", help="The package's name in Python.")] = "primitives",
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to [default: the name].")] = None,
+    trust_merged: Annotated[
+        bool, typer.Option("--trust-merged", help="Also what merged archives say, untested here: if they are yours.")
+    ] = False,
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -37,7 +40,7 @@ def export(
             chosen = [op for op in evaluated if op in catalog.names()]
             unknown = [op for op in evaluated if op not in chosen]
         loaded = [(catalog.load(op), catalog.locate(op)) for op in chosen]
-        report = write_package(store, loaded, out or Path(name), name)
+        report = write_package(store, loaded, out or Path(name), name, trust_merged=trust_merged)
     for op in unknown:
         complain(f"{op} is not in the catalog, so it was left out", "give the path of its file: evolve export FILE.py")
     if as_json:

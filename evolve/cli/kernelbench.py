@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # Of the bytes of inputs and outputs, what an evaluation holds at once: buffers, copies, and all of it in float64.
 INPUTS_HELD, OUTPUTS_HELD = 5, 12
 BLIND = "blind"
+FULL_SIZES = "sizes as on a GPU: the emulated device runs small ones"
 SEEDS = 2  # of the inputs that a task's check is tried on
 FolderArgument = Annotated[
     Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="A checkout of KernelBench.")
@@ -84,6 +85,8 @@ def kernelbench(  # noqa: PLR0913, PLR0917 - one per option
     _say(tasks, theirs, level, kind, shown)
     if as_json:
         print_json(_result(tasks, theirs))
+    if not any(task.measured for task in tasks):
+        raise typer.Exit(1)
 
 
 def _files(folder: Path, level: int, numbers: frozenset[int]) -> list[Path]:
@@ -211,12 +214,14 @@ def _say_list(problems: Sequence[Problem], kind: str, shown: Console) -> None:
         if problem.op is None:
             table.add_row(fitted(problem.path.stem), "-", "-", "-", problem.said)
             continue
-        (first, *_) = problem.op.workloads(kind) or problem.op.gpu
-        size = problem.op.nbytes(problem.op.gpu[0]) / 1e9
+        first = problem.op.gpu[0]
+        size = problem.op.nbytes(first) / 1e9
         table.add_row(
             fitted(problem.path.stem), fitted(problem.op.name), f"{size:.2f}", fitted(first.key), problem.said
         )
     shown.print(table)
+    if kind != "cuda":
+        shown.print(FULL_SIZES, style="yellow")
     loaded = sum(problem.op is not None for problem in problems)
     blind = sum(problem.blind for problem in problems)
     shown.print(f"\n{loaded} of {counted(len(problems), 'problem')} load, {blind} of them blind", soft_wrap=True)

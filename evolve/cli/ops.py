@@ -155,6 +155,10 @@ def _print_table(found: Sequence[Prospect], info: DeviceInfo | None, by: str) ->
     shown = console()
     table = report.headroom_table if by == HEADROOM and report.known(found) else report.family_table
     shown.print(table(found, shown.width))
+    if by == HEADROOM and not report.known(found):
+        shown.print(
+            "\nnothing is measured yet, so nobody knows where most is to gain: sorted by family", style="yellow"
+        )
     shown.print()
     for words, style in report.footnotes(found, info):
         shown.print(words, style=style)

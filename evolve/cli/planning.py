@@ -12,6 +12,7 @@ from evolve.cli import limits, lookup, resuming, wishes
 from evolve.cli.options import op_names
 from evolve.cli.wishes import Wishes
 from evolve.errors import UserError
+from evolve.report.words import listed
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,12 @@ def resumed(wished: str, ops: Sequence[str], typed: Wishes, given: Budget, archi
         wishes.check_same(run, typed)
     first = found[0]
     named = {lookup.op_name(op): op for op in ops}
+    if named and len(named) < len(found):
+        raise UserError(
+            f"`{wished}` is of campaign {first.campaign} over {len(found)} ops, which share one budget; "
+            f"it does not go on with {listed(list(named))} alone",
+            f"leave the op out to go on with all: --resume {first.campaign}; or begin a run of it, without --resume",
+        )
     locators = tuple(named.get(run.op, wishes.locator(run)) for run in found)
     return Plan(locators, wishes.recorded(first), limits.raised(first.budget, given), tuple(found), given)
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from reference_ops.op import Op
 
 MINUTES_HELP = (
-    f"Time to spend [default: {limits.OFFLINE_MINUTES:g}, with a model {limits.MODEL_MINUTES:g}, "
-    "unless another limit is given]."
+    f"Time to spend; confirming the champions comes on top [default: {limits.OFFLINE_MINUTES:g}, with a model "
+    f"{limits.MODEL_MINUTES:g}, unless another limit is given]."
 )
 OpsArgument = Annotated[
     list[str] | None,
@@ -97,7 +97,7 @@ def run(  # noqa: PLR0913, PLR0917 - one per option
         strategy,
         seed,
     )
-    named = _exemplified(tuple(ops or ()), example)
+    named = exemplified(tuple(ops or ()), example)
     base = ["evolve", "run", *named, *(["--all"] if every else []), *_places(device, archive)]
     if resume:
         if every:
@@ -151,7 +151,7 @@ def _loaded(locators: Sequence[str]) -> "list[tuple[Op, str]]":
     return list({op.name: (op, locator) for op, locator in found}.values())
 
 
-def _exemplified(ops: tuple[str, ...], example: Path | None) -> tuple[str, ...]:
+def exemplified(ops: tuple[str, ...], example: Path | None) -> tuple[str, ...]:
     """The locator of a function names the file with its example inputs, so that workers find both."""
     if example is None:
         return ops
@@ -176,7 +176,7 @@ def _check_proposer(name: str, plan: Plan) -> None:
     if plan.budget.usd is not None and not offline and not plan.wishes.replay:
         from evolve.proposers.model_words import check_priced, check_spends
 
-        check_priced(plan.wishes.models)
+        check_priced(plan.wishes.models, name)
         if plan.budget == Budget(usd=plan.budget.usd, until_light=plan.budget.until_light):
             check_spends(plan.wishes.models)
 

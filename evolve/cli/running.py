@@ -1,6 +1,8 @@
 """A run from its first line to its last: what the archive holds, the live display, and where things stand then."""
 
+import shlex
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 
@@ -8,11 +10,11 @@ from rich.console import Console
 from rich.live import Live
 
 from archive.kernel import Kernel
-from archive.proposals import Proposal
+from archive.proposals import Proposal, Run
 from archive.records import Evaluation
 from archive.store import SqliteStore
 from evolve.budget import Ended
-from evolve.cli import limits, stopping
+from evolve.cli import limits, stopping, wishes
 from evolve.cli.options import archive_option
 from evolve.cli.session import Bench, Result, Session, Told, spent_by
 from evolve.cli.stopping import Stopped
@@ -26,7 +28,10 @@ from evolve.report.progress import Watcher
 from evolve.report.spending import Meter, amounts, dollars, ending, without_answer
 from evolve.report.standing import Standing, standing
 from evolve.report.summary import print_next_steps, print_standing
-from evolve.report.words import clock, counted, times
+from evolve.report.words import clock, counted, listed, times
+from reference_ops.locators import is_path
+
+OPS_NAMED = 4
 
 
 def run(session: Session, shown: Console) -> Result:
@@ -47,7 +52,7 @@ def run(session: Session, shown: Console) -> Result:
     if stopped:
         raise stopped
     ended = told.ended or Ended.NOTHING
-    shown.print(_reason(session, ended, after), soft_wrap=True)
+    shown.print(reason(session, ended, [after]), soft_wrap=True)
     print_next_steps(shown, after, quest.locator, archive_option(bench.store.path))
     spent = asdict(spent_by(quest, bench))
     return Result(
@@ -108,19 +113,43 @@ def _say_spent(session: Session, started: float, shown: Console) -> None:
     usd = sum(c.usd for c in costs)
     tokens = f", {asked:,} tokens asked, {answered:,} answered" if asked or answered else ""
     money = f", {dollars(usd)}" if usd else ""
+    replayed = _replayed(quest, bench) if tokens else ""
+    then = f" (when run {replayed} was answered: a replay costs nothing)" if replayed else ""
     whole = spent_by(quest, bench)
     in_all = f" ({clock(whole.seconds)} in all)" if session.before.seconds else ""
     evals = counted(whole.evals, "evaluation")
-    shown.print(f"{clock(time.monotonic() - started)} spent{in_all}, {evals}{tokens}{money}")
+    shown.print(f"{clock(time.monotonic() - started)} spent{in_all}, {evals}{tokens}{money}{then}")
 
 
-def _reason(session: Session, ended: Ended, after: Standing) -> str:
-    said, more = ending(ended, session.budget)
+def _replayed(quest: Quest, bench: Bench) -> str:
+    """The run whose answers this one was given, if it is a replay."""
+    runs = bench.store.find(Run, quest.op.name)
+    return next((wishes.recorded(run).replay for run in runs if run.id == quest.run), "")
+
+
+def reason(session: Session, ended: Ended, after: Sequence[Standing]) -> str:
+    """Why it is over, for an op or several, and what would give it more."""
+    spent = session.spent()
+    said, more = ending(ended, session.budget, spent)
     if ended is Ended.NOTHING and session.bench.proposer.name != limits.OFFLINE:
-        said, more = without_answer(session.budget)
-    elif ended is Ended.NOTHING and not after.kernels:
-        said = (
-            f"There is nothing to vary: no kernels for {after.op} are shipped or archived. Set OPENAI_API_KEY or "
-            "OPENAI_BASE_URL for a model that writes some, or give your own with `evolve tell FILE.cu`."
-        )
+        said, more = without_answer(session.budget, spent)
+    elif ended is Ended.NOTHING and (bare := [one for one in after if not one.population]):
+        said = _nothing_to_vary(session, bare) if len(bare) == len(after) else f"{said} {_bare(bare)}."
     return f"{said} More: {session.again(more)}" if more else said
+
+
+def _nothing_to_vary(session: Session, bare: Sequence[Standing]) -> str:
+    own = next((quest.locator for quest in session.quests if is_path(quest.locator)), "")
+    tell = " ".join(["evolve tell FILE.cu", *([shlex.quote(own)] if own else [])])
+    return (
+        f"There is nothing to vary: {_bare(bare)}. Set OPENAI_API_KEY or OPENAI_BASE_URL for a model that writes some, "
+        f"or give your own with `{tell}`."
+    )
+
+
+def _bare(standings: Sequence[Standing]) -> str:
+    """Which ops have no kernel that could be varied, and whether there was one."""
+    names = [one.op for one in standings]
+    ops = listed(names if len(names) <= OPS_NAMED else [*names[: OPS_NAMED - 1], f"{len(names) - OPS_NAMED + 1} more"])
+    failed = any(one.kernels for one in standings)
+    return f"no kernel for {ops} has passed" if failed else f"no kernels for {ops} are shipped or archived"

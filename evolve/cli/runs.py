@@ -9,12 +9,14 @@ from archive.proposals import Run
 from archive.store import Store
 from evolve import budget, wiring
 from evolve.budget import History, Spent
-from evolve.cli import lookup
+from evolve.cli import lookup, wishes
 from evolve.cli.options import ArchiveOption, JsonOption, OpFilter
 from evolve.report.console import console, print_json
 from evolve.report.spending import dollars
 from evolve.report.tables import WIDE, fitted, plain_table
 from evolve.report.words import clock, moment, times
+
+REPLAYED = "replay: its answers come from the archive; tokens and dollars are what they had cost then"
 
 
 def runs(op: OpFilter = "", archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
@@ -30,6 +32,8 @@ def runs(op: OpFilter = "", archive: ArchiveOption = None, as_json: JsonOption =
         return
     shown = console()
     shown.print(_table(found, _outcomes(found, store), wide=shown.width >= WIDE))
+    if any(wishes.recorded(run).replay for run in found):
+        shown.print(f"\n{REPLAYED}", style="dim")
     shown.print("\nevolve run --resume RUN goes on with one", style="dim")
     shown.print("evolve compare RUN RUN shows two beside each other", style="dim")
 
@@ -51,7 +55,7 @@ def _table(found: Sequence[Run], outcomes: Sequence[tuple[Spent, float | None]],
             fitted(run.op),
             *[fitted(run.device, "yellow" if run.device.startswith("emulated") else "") for _ in device],
             moment(run.created)[5:].replace(" ", "\N{NO-BREAK SPACE}"),
-            fitted(run.proposer),
+            fitted(f"replay, {run.proposer}" if wishes.recorded(run).replay else run.proposer),
             fitted(run.strategy),
             str(spent.evals),
             *[f"{spent.tokens:,}" for _ in tokens],
@@ -80,6 +84,7 @@ def _facts(run: Run, spent: Spent, best: float | None) -> dict[str, object]:
     return {
         "run": run.id,
         "campaign": run.campaign or None,
+        "replay_of": wishes.recorded(run).replay or None,
         **{name: getattr(run, name) for name in ("op", "device", "created", "proposer", "strategy", "seed")},
         "budget": asdict(run.budget),
         "spent": asdict(spent),

@@ -81,11 +81,15 @@ AT = {
     "heavy_tail": "a few elements make up most of a sum here: none may be left out, or counted twice",
     "shifted": "rows lie far from zero here: begin a maximum at -INFINITY and not at 0, compute a variance from "
     "differences to the mean",
+    "moved": "numbers lie round another centre here, and farther apart: assume nothing about their scale",
+    "shifted_columns": "columns, or channels, lie far from zero here: compute a variance from differences to the mean",
     "integers": "everything is exact here, so this is no rounding: an element is missing, counted twice or misplaced",
-    "constant": "all values of a row are equal here: no variance, nothing but ties; mind eps and 0/0",
+    "constant": "all values of a row are equal here, in some all zero: no variance, nothing but ties; mind eps and 0/0",
     "masked": "half of the row is -inf here: -inf minus -inf is NaN; begin a running maximum at a finite number",
     "ties": "many values are equal here, and zeros have both signs: order them as the reference does",
     "tiny": "values are tiny here: eps counts, and squares may underflow to zero",
+    "faint": "values are far below float16's range here: nothing may pass through float16 on its way",
+    "vast": "values are far beyond float16's range here: nothing may pass through float16 on its way",
 }
 
 

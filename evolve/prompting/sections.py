@@ -17,13 +17,17 @@ SMALL_ARCHS = ("sm_75", "sm_86", "sm_87", "sm_89", "sm_120")  # those that hold 
 VALUES = {
     "uniform": "uniform in 0..1, so that sums grow",
     "large": "large (exponentials overflow)",
+    "moved": "normal round another centre, of another spread, at each call that is timed",
     "heavy_tail": "heavy-tailed (a few elements make up most of a sum)",
     "shifted": "far from zero (each row has its own centre, up to some hundreds below or above)",
+    "shifted_columns": "far from zero column by column, or channel by channel",
     "integers": "small integers (the result must be exact)",
-    "constant": "constant rows (variance 0)",
+    "constant": "constant rows (variance 0), some of zeros",
     "masked": "half of each row -inf",
     "ties": "many equal values, zeros of both signs",
     "tiny": "tiny, down to subnormal",
+    "faint": "faint (around 2**-30, below float16's range, except in float16)",
+    "vast": "vast (around 2**20, beyond float16's range, except in float16)",
 }
 
 

@@ -29,8 +29,8 @@ PRICE_KEYS = tuple(field.name for field in fields(Prices))
 def read(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> tuple[Model, ...]:
     """The models meant; without any words the default one. No key is looked at, and nobody is asked."""
     usual = _usual(environment)
-    models = [model for word in words or ("",) for model in _models(word.strip(), usual)]
-    return _told_apart(models)
+    models = [model for word in words for model in _models(word.strip(), usual)]
+    return _told_apart(models or [usual])
 
 
 def check_keys(models: Sequence[Model], environment: Mapping[str, str] = os.environ) -> None:
@@ -52,9 +52,12 @@ def check_keys(models: Sequence[Model], environment: Mapping[str, str] = os.envi
             )
 
 
-def check_priced(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
-    """A UserError unless a limit in USD can be kept with what was typed after `--model`."""
-    priced(read(words, environment))
+def check_priced(words: Sequence[str], asked: str, environment: Mapping[str, str] = os.environ) -> None:
+    """A UserError unless a limit in USD can be kept with what was typed after `--model`.
+
+    Without any words that is the model `asked`: the first of a server of one's own.
+    """
+    priced([model if words else replace(model, name=asked) for model in read(words, environment)])
 
 
 def check_spends(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
@@ -94,9 +97,11 @@ def _models(word: str, usual: Model) -> list[Model]:
         raise UserError(
             f"--model {_without_secrets(word)!r} names no model at an address", "Such as NAME@http://localhost:8000/v1."
         )
+    if not word:
+        raise UserError("--model names no model", "Give a NAME, or leave --model out for the usual one.")
     if not word.isprintable():
         raise UserError(f"--model {word!r} holds characters that no name has", "Check what follows --model.")
-    return [replace(usual, name=word or usual.name)]
+    return [replace(usual, name=word)]
 
 
 def _at(model: Model, base_url: str) -> Model:

@@ -19,6 +19,7 @@ from evolve.proposers.reply import kernel_in, proposal_from
 TELL = "tell"
 MAX_BYTES = 2**30
 SUFFIXES = (".cu", ".jsonl")
+NO_OP = "neither its custom_id, which `evolve ask` did not write, nor a kernel in the reply names an op"
 NAMED_OP = re.compile(r"""^\s*op\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 
 
@@ -77,6 +78,15 @@ def ops_in(files: tuple[Path, ...]) -> tuple[str, ...]:
     return (*named, *unnamed)
 
 
+def strays(files: tuple[Path, ...]) -> tuple[str, ...]:
+    """Replies of which nobody can say what op they are for, each with its line and why nothing comes of it."""
+    return tuple(
+        f"{told.file.name}, {told.reply.failure or f'line {told.line}: {NO_OP}'}"
+        for told in _told(files)
+        if told.reply and not (told.asked or told.named or told.fallback)
+    )
+
+
 @dataclass(frozen=True)
 class _Told:
     """One kernel's text or one reply, and what is known of where it came from."""
@@ -87,6 +97,7 @@ class _Told:
     asked: CustomId | None = None
     reply: BatchReply | None = None
     fallback: str = ""  # the op it is counted to where nothing names one
+    line: int = 0  # of a batch
 
     def is_for(self, op: str) -> bool:
         if self.asked:
@@ -133,10 +144,12 @@ def _from_batch(file: Path, text: str) -> Iterator[_Told]:
     replies = list(exchange.read_replies(text))
     if not replies:
         raise UserError(f"{file} holds no replies", "Give the output file of a batch, or its file of errors.")
+    lines = [number for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     tolds = [
-        _Told(file, reply.text, _op_named(kernel_in(reply.text)), exchange.decode_custom_id(reply.custom_id), reply)
-        for reply in replies
-    ]
+        _Told(file, reply.text, _op_named(kernel_in(reply.text)), exchange.decode_custom_id(reply.custom_id), reply,
+              line=line)
+        for line, reply in zip(lines, replies, strict=True)
+    ]  # fmt: skip
     # The first op of a file also owns the lines that name none, so that their failures are told once.
     ops = (told.asked.op if told.asked else told.named for told in tolds)
     fallback = next(filter(None, ops), "")

@@ -24,8 +24,8 @@ class Row:
 
     op: str
     spent: Spent
-    before: float  # headroom, as a logarithm
-    after: float
+    before: float | None  # headroom, as a logarithm; None where nothing was measured
+    after: float | None
     best: float | None  # speedup over the best of PyTorch
 
 
@@ -99,6 +99,6 @@ def rows_table(rows: Sequence[Row], current: str = "", total: Spent | None = Non
     return table
 
 
-def room(headroom: float) -> str:
+def room(headroom: float | None) -> str:
     """How many times the speed of light the champions take, on average."""
-    return f"{math.exp(headroom):.2f}x"
+    return "-" if headroom is None else f"{math.exp(headroom):.2f}x"

@@ -17,7 +17,10 @@ from evolve.report.words import moment, times
 PER = {"evals": "evaluation", "tokens": "token", "usd": "dollar"}
 UNITS = {"evals": "evaluations", "tokens": "tokens", "usd": "dollars"}
 PLOT_ROWS = 8
-QUALITY = "geometric mean over the workloads of the speedup {over} of the best kernel that the run itself proposed"
+QUALITY = (
+    "geometric mean over the workloads of the speedup {over} of the best kernel that the run itself proposed; "
+    "-: none had passed"
+)
 OVER_PYTORCH = "over the best of PyTorch (1 where PyTorch is faster)"
 OVER_SLOWEST = "over the slowest kernel of these runs (CPU times of an emulator: no statement about a GPU)"
 
@@ -54,20 +57,20 @@ def runs_table(courses: Sequence[Course]) -> Table:
             fitted(run.proposer),
             run.strategy,
             fitted(amounts(one.spent).partition(", ")[2]),  # without the time, which a course does not tell
-            times(one.points[-1].quality if one.points else 1.0),
+            times(one.points[-1].quality if one.points else None),
         )
     return table
 
 
-def _table(rows: Sequence[tuple[float, Sequence[float]]], courses: Sequence[Course], axis: str) -> Table:
+def _table(rows: Sequence[tuple[float, Sequence[float | None]]], courses: Sequence[Course], axis: str) -> Table:
     """The best of each row stands out."""
     names = [LETTERS[index % len(LETTERS)] for index in range(len(courses))]
     table = plain_table("share", UNITS[axis], *names, numbers=["share", UNITS[axis], *names])
     for share, (spent, qualities) in zip(course.SHARES, rows, strict=True):
-        best = max(qualities)
+        best = max((q for q in qualities if q is not None), default=0.0)
         table.add_row(
             f"{share:.0%}",
             dollars(spent) if axis == "usd" else amount(spent),
-            *(Text(times(q), "green" if math.isclose(q, best) else "") for q in qualities),
+            *(Text(times(q), "green" if q is not None and math.isclose(q, best) else "") for q in qualities),
         )
     return table

@@ -1,19 +1,21 @@
 """Everything about one kernel, or about one reply that held none."""
 
 import difflib
+import re
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 from rich.syntax import Syntax
 from rich.text import Text
 
-from archive.kernel import Kernel
+from archive.kernel import OPEN, Kernel
 from archive.proposals import Proposal
 from archive.records import Evaluation
 from evolve.report.confirmation import audit, confirmation_details
 from evolve.report.tables import fitted, measurements_table
 from evolve.report.words import EMULATED_TIMES, best_speedup, mean_speedup, moment, short, times, workload_labels
 
+FENCED_KERNEL = re.compile(rf"^[ \t]*(?:`{{3,}}|~{{3,}}).*\n(?:[ \t]*//.*\n)*{re.escape(OPEN)}", re.MULTILINE)
 THEME = "ansi_dark"
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -96,6 +98,8 @@ def _proposal_line(proposal: Proposal) -> Text:
     cost = proposal.cost
     if cost.prompt_tokens or cost.completion_tokens:
         parts.append(f"({cost.prompt_tokens} + {cost.completion_tokens} tokens, {cost.seconds:.0f} s)")
+    if proposal.kernel and (kernels := len(FENCED_KERNEL.findall(proposal.reply))) > 1:
+        parts.append(f"(the reply holds {kernels} kernels: the last complete one was taken)")
     return Text(" ".join(parts))
 
 

@@ -25,18 +25,22 @@ from evolve.report.words import (
 )
 
 # How the evaluator works, as told to people; tests hold these against the evaluator's own.
-POISONS, GAP_BYTES, ALIGNMENTS, PHYSICAL_SHARE = (0xFF, 0x7E, 0x3F), 4096, (16, 512), 0.8
+POISONS, GAP_BYTES, ALIGNMENTS, PHYSICAL_SHARE = (0xFF, 0x7E, 0x3F, 0x00), 4096, (16, 512), 0.8
 VALUES = {
     "normal": "normal numbers",
     "uniform": "between 0 and 1: sums grow",
     "large": "squares or exponentials overflow",
     "heavy_tail": "a few elements make up most of a sum",
     "shifted": "each row round a centre of its own, some far below zero",
+    "moved": "normal numbers of another scale each time",
+    "shifted_columns": "each column or channel round a centre of its own",
     "integers": "small integers: the result must be exact",
-    "constant": "one number throughout a row",
+    "constant": "one number throughout a row, zero in some",
     "masked": "half of them are -inf",
     "ties": "few distinct numbers, the greatest zeros of both signs",
     "tiny": "down to the smallest there are",
+    "faint": "far below float16's range",
+    "vast": "far beyond float16's range",
     "mixed": "rows of each kind",
 }
 WIDE = 120  # columns from which there is room to describe the values
@@ -151,13 +155,13 @@ def _compiling(verdict: Evaluation) -> Iterator[RenderableType]:
 def _memory(verdict: Evaluation) -> Text:
     if not verdict.checks:
         return _unrecorded(verdict)
-    (first, second, third), (least, usual) = (f"0x{poison:X}" for poison in POISONS), ALIGNMENTS
+    (first, second, third, _), (least, usual) = (f"0x{poison:X}" for poison in POISONS), ALIGNMENTS
     return Text(
-        f"Before each run outputs and workspace were filled with {first}, {second} (no numbers, or huge ones) or "
-        f"{third} (an ordinary one), or were as the last call had left them; at least {GAP_BYTES} bytes before and "
-        "behind every buffer, inputs included, held noise. Buffers lay in a new order each time, aligned to "
-        f"{least} bytes and no more, or to the usual {usual}. Nothing outside them was written, and inputs stayed the "
-        "same to the bit."
+        f"Before each run outputs and workspace were filled with {first}, {second} (no numbers, or huge ones), {third} "
+        "(an ordinary one), zeros or anything, or were as the last call had left them; at least "
+        f"{GAP_BYTES} bytes before and behind every buffer, inputs included, held noise. Buffers lay in a new order "
+        f"each time, aligned to {least} bytes and no more, or to the usual {usual}. Nothing outside them was written, "
+        "and inputs stayed the same to the bit."
     )
 
 
@@ -177,8 +181,8 @@ def _numbers(verdict: Evaluation, width: int) -> Iterator[RenderableType]:
     yield _checks_table(checks, checks[-1] if verdict.outcome is Outcome.WRONG else None, width)
     if verdict.passed and timed:
         yield Text(
-            "Each shape ran twice on the same normal numbers, and then on rows of every kind of values; "
-            "outputs of timed calls, drawn by lot, were judged too."
+            "Each shape ran at least twice on the same normal numbers, and then on rows of every kind of values; "
+            "outputs of timed calls, the fastest and others drawn by lot, were judged too."
         )
 
 
@@ -210,7 +214,7 @@ def _repeatability(verdict: Evaluation) -> Text:
     if verdict.deterministic is None:
         return Text("Whether the same inputs give the same bits is recorded of kernels that passed.", "dim")
     if verdict.deterministic:
-        return Text("The same inputs gave the same bits in two runs, at every shape: deterministic.")
+        return Text("The same inputs gave the same bits in each run, at every shape: deterministic.")
     return Text("The same inputs gave different bits, each time right: allowed, but recorded as not deterministic.")
 
 

@@ -87,11 +87,12 @@ def _bar(share: float | None, said: str, beside: str, width: int) -> RenderableT
     return row
 
 
-def ending(reason: Ended, limits: Budget) -> tuple[str, Budget | None]:
+def ending(reason: Ended, limits: Budget, gone: Spent) -> tuple[str, Budget | None]:
     """Why a run is over, and a budget that would give it more, where more would help."""
-    light = limits.until_light
+    light, evals = limits.until_light, limits.evals or 0
+    judged = "The one evaluation is used." if evals == 1 else f"All {evals} evaluations are used."
     known: dict[Ended, tuple[str, Budget | None]] = {
-        Ended.EVALS: (f"All {counted(limits.evals or 0, 'evaluation')} are used.", Budget(evals=limits.evals)),
+        Ended.EVALS: (judged, Budget(evals=limits.evals)),
         Ended.TOKENS: (f"All {limits.tokens or 0:,} tokens are spent.", Budget(tokens=limits.tokens)),
         Ended.USD: (f"All of {dollars(limits.usd or 0)} is spent.", Budget(usd=limits.usd)),
         Ended.SECONDS: ("The time is up.", Budget(seconds=limits.seconds)),
@@ -101,17 +102,25 @@ def ending(reason: Ended, limits: Budget) -> tuple[str, Budget | None]:
     if reason is Ended.LIGHT and light:
         said = f"Every workload has a champion at {light:.3g} of the speed of light or nearer, as asked."
         return said, Budget(until_light=round((1 + light) / 2, 3))
-    said, spent = known[reason]
-    return said, twice(spent) if spent else None
+    said, used = known[reason]
+    return said, twice(used, gone) if used else None
 
 
-def twice(limits: Budget) -> Budget:
-    return replace(limits, **{name: 2 * limit for name, limit in asdict(limits).items() if limit is not None})
+def twice(limits: Budget, gone: Spent) -> Budget:
+    """Or more: confirming champions may have taken longer than all before it, and something must be left in the end."""
+    more = {}
+    for name, limit in asdict(limits).items():
+        if limit:
+            times = 2
+            while times * limit < getattr(gone, name) + limit / 2:
+                times *= 2
+            more[name] = times * limit
+    return replace(limits, **more)
 
 
-def without_answer(limits: Budget) -> tuple[str, Budget | None]:
+def without_answer(limits: Budget, gone: Spent) -> tuple[str, Budget | None]:
     """Why a run with a model is over though no limit is reached: nothing came when it was asked."""
     if limits.tokens is None and limits.usd is None:
         return "The proposer has nothing more to offer.", None
-    more = twice(Budget(tokens=limits.tokens, usd=limits.usd))
+    more = twice(Budget(tokens=limits.tokens, usd=limits.usd), gone)
     return "What is left of the budget does not pay for another question.", more

@@ -20,6 +20,10 @@ from evolve.report.tables import (
 )
 from evolve.report.words import short, times
 
+ALIVE_MEANS = (
+    "fittest first: best time over its own, as a geometric mean over all workloads, where one that it does not accept "
+    "counts as slow; mean: geometric mean of its speedups; on: workloads it accepts"
+)
 WON_MEANS = (
     "won: workloads on which a confirmed champion beats the best of PyTorch in a duel; "
     f"{UNCONFIRMED}: some champion is not confirmed yet"
@@ -37,7 +41,7 @@ def print_standing(
     if population and standing.population:
         shown.print("\nalive", style="bold")
         shown.print(population_table(standing, shown.width))
-        shown.print("mean: geometric mean of the speedups; on: workloads it accepts", style="dim")
+        shown.print(ALIVE_MEANS, style="dim")
     shown.print(f"\n{counts_line(standing)}")
 
 
@@ -67,7 +71,10 @@ def standings_table(found: Sequence[Standing]) -> Table:
 def print_next_steps(shown: Console, standing: Standing, locator: str, given: str) -> None:
     """What can be typed now. Commands find the op by the locator, and need what is given to find the archive."""
     op = shlex.quote(locator)
-    steps = [(f"evolve top {standing.op}{given}", "everything that is alive")]
+    steps = []
+    if standing.verdicts:
+        alive = "everything that is alive" if standing.population else "what became of every kernel"
+        steps.append((f"evolve top {standing.op}{given}", alive))
     if standing.population:
         fittest = standing.population[0].kernel_id
         steps.append((f"evolve show {short(fittest)}{given}", "the fittest kernel"))
@@ -78,6 +85,8 @@ def print_next_steps(shown: Console, standing: Standing, locator: str, given: st
         steps.append((f"evolve export {op}{given}", "a package of the champions"))
     elif standing.champions:
         steps.append((f"evolve run {op}{given}", "on a machine with a GPU: measures the same kernels there"))
+    if not steps:
+        return
     longest = max(len(command) for command, _ in steps)
     narrow = longest + max(len(purpose) for _, purpose in steps) + 5 > shown.width
     shown.print("\nnext")

@@ -181,6 +181,11 @@ def test_the_next_step_after_reading_is_a_kernel_in_a_file(capsys: Capture) -> N
     assert f"evolve tell FILE.cu --operator improve --parent {CHILD.id[:8]} --archive archive.db" in said
 
 
+def test_the_next_step_names_the_file_of_an_own_op(capsys: Capture) -> None:
+    _, _, said = evolve(capsys, "ask", TWICE, "--text")
+    assert f"evolve tell FILE.cu --operator draft {TWICE} --archive archive.db" in said
+
+
 def test_questions_are_about_a_gpu_where_the_archive_knows_no_device(capsys: Capture) -> None:
     output = evolve(capsys, "ask", "softmax", "-n", "1", "--archive", "empty.db")[1]
     assert "sm_90a" in output

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from commandline import BEST, CHILD, COLS, REPLY, ROWS, WAITING, WRONG, evolve, filled
-from records import GPU, checked, confirmed, failed, passed
+from records import GPU, checked, confirmed, failed, kernel, passed, proposal
 
 from archive.store import open_archive
 
@@ -39,6 +39,10 @@ def test_top_shows_champions_and_population_of_an_op(archive: Path, capsys: Capt
     for expected in (BEST.id[:8], CHILD.id[:8], "5.00x", "2×512 fp32", "alive", "2 passed, 1 wrong"):
         assert expected in output
     assert "Some CPU" not in output
+
+
+def test_top_says_what_the_population_is_sorted_by(archive: Path, capsys: Capture) -> None:
+    assert "fittest first: best time over its own" in evolve(capsys, "top", "softmax")[1].replace("\n", " ")
 
 
 def test_top_says_that_emulated_times_are_none_of_a_gpu(archive: Path, capsys: Capture) -> None:
@@ -119,6 +123,15 @@ def test_top_as_json_says_who_is_confirmed(archive: Path, capsys: Capture) -> No
         ROWS: (True, True),
         COLS: (False, False),
     }
+
+
+def test_show_says_which_of_several_kernels_in_a_reply_was_taken(archive: Path, capsys: Capture) -> None:
+    both = "".join(f"```cuda\n{kernel(number).text}```\n" for number in (7, 8))
+    store = open_archive(archive)
+    store.append(replace(proposal(kernel(8)), reply=both))
+    store.close()
+    output = evolve(capsys, "show", kernel(8).id)[1].replace("\n", " ")
+    assert "the reply holds 2 kernels: the last complete one was taken" in output
 
 
 def test_show_prints_the_log_of_a_failure(archive: Path, capsys: Capture) -> None:

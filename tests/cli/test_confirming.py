@@ -85,18 +85,20 @@ def test_a_champion_that_falls_is_exit_code_1_and_the_next_one_is_confirmed(
     assert verdicts[CHILD.id].confirmed
 
 
-def test_nothing_to_confirm_is_exit_code_1(archive: Path, on: Use, capsys: Capture) -> None:
+def test_where_all_are_confirmed_nothing_is_wrong(archive: Path, on: Use, capsys: Capture) -> None:
     on(ScriptedEngine())
     assert evolve(capsys, "confirm", "softmax")[0] == 0
     code, output, errors = evolve(capsys, "confirm", "softmax")
-    assert code == 1
-    assert "nothing to confirm" in errors
+    assert (code, errors) == (0, "")
+    assert "nothing is left to confirm" in output
     assert "5.00x" in output  # where it stands is shown all the same
 
 
 def test_champions_of_another_device_are_left_to_it(archive: Path, on: Use, capsys: Capture) -> None:
     on(ScriptedEngine(info=OTHER_GPU))
-    assert evolve(capsys, "confirm", "softmax")[0] == 1
+    code, _, errors = evolve(capsys, "confirm", "softmax")
+    assert code == 1
+    assert "nothing to confirm" in errors
 
 
 def test_without_a_name_every_op_is_confirmed_that_the_catalog_knows(archive: Path, on: Use, capsys: Capture) -> None:

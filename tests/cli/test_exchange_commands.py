@@ -1,19 +1,24 @@
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from bad_kernels import twice_kernel
 from command import TWICE
 from commandline import evolve, filled, written
+from gpu_records import archive_of, confirmed, everywhere, simple
 from records import kernel
 
 from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import Evaluation
 from archive.store import open_archive
+from reference_ops import catalog
 
 Capture = pytest.CaptureFixture[str]
 GOOD = twice_kernel(note="one element a thread")
+SAID = {"choices": [{"message": {"content": "no kernel"}}]}
 TUNED = GOOD.with_knobs({"THREADS": 64})
 
 
@@ -48,6 +53,55 @@ def test_telling_refuses_a_malformed_kernel_with_its_line(archive: Path, capsys:
     assert "bad.cu, line" in output
 
 
+def for_op(name: str, dim: str = "n") -> Path:
+    text = GOOD.text.replace('"twice"', f'"{name}"').replace("ceil_div(n,", f"ceil_div({dim},")
+    Path("a.cu").write_text(text.replace('["x", "out", "n"]', f'["out", "out", "{dim}"]'))
+    return Path("a.cu")
+
+
+def test_a_kernel_is_told_for_a_function_with_examples(capsys: Capture) -> None:
+    program, examples = (Path(TWICE).parent / name for name in ("marked.py", "product_inputs.py"))
+    code, output, _ = evolve(capsys, "tell", for_op("product", "a_0"), f"{program}:product", "--example", examples)
+    assert code == 0
+    assert f"next: evolve evaluate {program}:product@{examples}" in output
+
+
+@pytest.mark.parametrize("task", ["kernelbench/KernelBench/level1/1_ScaledTanh.py", "robust_kbench/rms",
+                                  "flashinfer_bench/definitions/rms/scaled_h64.json"])  # fmt: skip
+def test_a_kernel_is_told_for_a_task_in_any_format(task: str, capsys: Capture) -> None:
+    locator = Path(TWICE).parent / task
+    op = catalog.load(str(locator))
+    output = evolve(capsys, "tell", for_op(op.name), locator)[1]
+    assert f"  {op.name}: " in output
+
+
+def test_an_op_alone_is_nothing_to_tell(archive: Path, capsys: Capture) -> None:
+    code, _, errors = evolve(capsys, "tell", TWICE)
+    assert code == 2
+    assert "an op alone" in errors
+    assert not archive.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("not json", "line 2: this is no JSON"),
+        ("[1, 2]", "line 2: a reply is a JSON object"),
+        (
+            json.dumps({"custom_id": "mine", "response": {"status_code": 200, "body": SAID}}),
+            "line 2: neither its custom",
+        ),
+    ],
+)
+def test_a_line_that_is_for_no_op_is_refused_with_its_place_and_the_reason(
+    line: str, why: str, capsys: Capture
+) -> None:
+    Path("junk.jsonl").write_text(f"\n{line}\n")
+    code, _, errors = evolve(capsys, "tell", "junk.jsonl")
+    assert code == 1
+    assert f"junk.jsonl, {why}" in errors
+
+
 def test_telling_as_json_lists_proposals(capsys: Capture) -> None:
     _, output, _ = evolve(capsys, "tell", written(Path("good.cu"), GOOD), TWICE, "--json")
     (told,) = json.loads(output)
@@ -80,6 +134,54 @@ def test_merging_nothing_that_exists_leaves_the_archive_alone(archive: Path, cap
     source = filled(tmp_path / "source.db")
     assert evolve(capsys, "merge", source, "nowhere.db")[0] == 2
     assert open_archive(archive).find(Kernel) == []
+
+
+def test_one_spoilt_archive_among_several_is_named_and_nothing_is_merged(
+    archive: Path, capsys: Capture, tmp_path: Path
+) -> None:
+    good, bad = filled(tmp_path / "good.db"), filled(tmp_path / "bad.db")
+    with closing(sqlite3.connect(bad)) as connection, connection:
+        connection.execute("UPDATE measurements SET median_us = 'fast'")
+    code, _, errors = evolve(capsys, "merge", good, bad)
+    assert code == 2
+    assert "bad.db is damaged: row" in errors
+    assert "nothing was merged" in errors
+    assert open_archive(archive).find(Kernel) == []
+
+
+def test_a_merge_says_what_it_takes_on_trust(archive: Path, capsys: Capture, tmp_path: Path) -> None:
+    _, output, _ = evolve(capsys, "merge", filled(tmp_path / "source.db"))
+    assert "5 verdicts were made elsewhere" in output
+    assert "evolve confirm OP" in output
+    assert "elsewhere" not in evolve(capsys, "merge", tmp_path / "source.db")[1]
+
+
+def test_what_was_merged_is_exported_only_where_it_is_trusted(archive: Path, capsys: Capture, tmp_path: Path) -> None:
+    softmax = simple("softmax")
+    theirs = archive_of(tmp_path, softmax, confirmed(softmax, everywhere(catalog.load("softmax"), 50.0)))
+    theirs.connection.execute("VACUUM INTO 'theirs.db'")
+    archive.unlink()
+    assert evolve(capsys, "merge", "theirs.db")[0] == 0
+    code, _, errors = evolve(capsys, "export", "softmax", "--out", "package")
+    assert (code, "came with a merge" in errors, "--trust-merged" in errors) == (2, True, True)
+    assert evolve(capsys, "export", "softmax", "--out", "package", "--trust-merged")[0] == 0
+    assert Path("package/primitives/__init__.py").is_file()
+
+
+def test_a_spoilt_archive_of_ones_own_is_an_error_and_no_traceback(archive: Path, capsys: Capture) -> None:
+    filled(archive)
+    with closing(sqlite3.connect(archive)) as connection, connection:
+        connection.execute("UPDATE evaluations SET outcome = 'splendid'")
+    code, _, errors = evolve(capsys, "top")
+    assert code == 2
+    assert "is damaged: row" in errors
+
+
+def test_a_kernel_that_would_steer_the_terminal_is_refused(capsys: Capture) -> None:
+    Path("bad.cu").write_text(GOOD.text.replace("one element", "\\u001b[2J one element"))
+    code, output, _ = evolve(capsys, "tell", "bad.cu", TWICE)
+    assert code == 1
+    assert "the plan spells out the control character U+001B" in output
 
 
 def test_the_catalog_is_listed_with_its_shipped_kernels(capsys: Capture) -> None:

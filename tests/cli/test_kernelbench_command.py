@@ -63,6 +63,16 @@ def test_a_list_says_what_loads_and_why_others_do_not(
     assert code == 0
     assert "3 of 4 problems load, 1 of them blind" in output
     assert "its forward draws random numbers" in output
+    assert "1.07" in output  # GB
+    assert "rows=8192 columns=16384 scale=1.5 float32" in output
+    assert "sizes as on a GPU" in output
+
+
+def test_a_level_without_a_correct_kernel_is_exit_code_1(tmp_path: Path) -> None:
+    words = ("--only", "1", "--evals", "1", "--device", "emulated", "--proposer", "offline")
+    code, output = run(tmp_path, "kernelbench", str(CHECKOUT), *words)
+    assert code == 1, output
+    assert "no correct kernel" in output
 
 
 def test_only_some_problems_are_taken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,6 +155,11 @@ def test_most_to_gain_first_if_wished(archive: Path, capsys: Capture) -> None:
     assert (code, "choose name or headroom" in errors) == (2, True)
 
 
+def test_without_measurements_nothing_is_sorted_by_what_is_to_gain(archive: Path, capsys: Capture) -> None:
+    assert "nothing is measured yet" in listed(capsys, "--by", "headroom")
+    assert "nothing is measured yet" not in listed(capsys)
+
+
 def test_a_family_alone(archive: Path, capsys: Capture) -> None:
     found = json.loads(listed(capsys, "--family", "softmax", "--json"))
     assert {one["family"] for one in found} == {"softmax"}

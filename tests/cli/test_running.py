@@ -42,7 +42,7 @@ def test_a_run_confirms_its_champions_before_it_ends(finished: tuple[Path, int, 
     leading = champions(latest(evaluations, evaluations[0].device.key).values())
     assert leading
     assert all(champion.confirmed for champion in leading)
-    assert run(folder, "confirm", "gelu", *EMULATED)[0] == 1  # nothing is left to confirm
+    assert "nothing is left to confirm" in run(folder, "confirm", "gelu", *EMULATED)[1]
 
 
 def test_a_run_says_first_what_it_runs_on(finished: tuple[Path, int, str]) -> None:
@@ -100,6 +100,8 @@ def test_a_run_with_nothing_to_vary_says_how_to_get_kernels(tmp_path: Path) -> N
     assert code == 1
     assert "nothing to vary" in output
     assert "OPENAI_API_KEY" in output
+    assert f"`evolve tell FILE.cu {TWICE}`" in output
+    assert "everything that is alive" not in output
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -53,6 +53,20 @@ def test_runs_can_be_of_one_op_and_as_json(archive: Path, capsys: Capture) -> No
     assert (run["run"], run["campaign"], run["spent"]["evals"]) == ("cccc3333", "dddd4444", 0)
 
 
+def test_a_replay_is_told_from_a_run_that_was_paid_for(
+    archive: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    store = open_archive(archive)
+    store.append(Run("ffff6666", "topk", GPU.key, "a model", 7, 4e3, words=("topk", "--replay", "aaaa1111")))
+    store.close()
+    output = evolve(capsys, "runs", "--archive", archive)[1]
+    assert [line.split()[0] for line in output.splitlines() if " replay," in line] == ["ffff6666"]
+    assert "replay: its answers come from the archive" in output
+    (run,) = json.loads(evolve(capsys, "runs", "topk", "--json", "--archive", archive)[1])
+    assert run["replay_of"] == "aaaa1111"
+
+
 def test_an_archive_without_runs_of_an_op_says_so(archive: Path, capsys: Capture) -> None:
     code, _, errors = evolve(capsys, "runs", "topk", "--archive", archive)
     assert code == 1
@@ -101,6 +115,8 @@ def test_a_comparison_as_json_has_the_points_and_the_rows(archive: Path, capsys:
         ("run softmax --resume aaaa --proposer llm", "leave --proposer out"),
         ("run softmax --resume aaaa --device emulated", "leave --device out"),
         ("run topk --resume last", "no run of topk yet"),
+        ("run gelu --resume last", "`last` is of campaign dddd4444 over 2 ops"),
+        ("run gelu --resume dddd", "leave the op out to go on with all: --resume dddd4444"),
         ("run --all --resume last", "leave out --all"),
         ("run softmax --replay eeee", "nothing to replay"),
         ("run gelu --replay aaaa", "run aaaa1111 is of softmax, not of gelu"),

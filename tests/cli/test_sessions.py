@@ -1,19 +1,23 @@
-"""What a run is made of when it begins or goes on, without a device."""
+"""What a run is made of when it begins or goes on, and what it says in the end, without a device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from records import CPU
-from scripted_runs import TimedEngine, op
+from scripted_runs import PricedModel, TimedEngine, kernel, op
 
-from archive.proposals import Budget, Run
+from archive.proposals import Budget, Proposal, Run
+from archive.records import Evaluation, Measurement, Outcome
 from archive.store import SqliteStore, open_archive
+from evolve.budget import Ended
 from evolve.cli.planning import Plan
-from evolve.cli.session import Bench, opened
+from evolve.cli.running import reason, standing_of
+from evolve.cli.session import Bench, Session, opened
 from evolve.cli.wishes import Wishes
 from evolve.errors import UserError
 from evolve.proposers.offline import OfflineProposer
+from evolve.proposers.proposer import Proposer
 from evolve.report.progress import Phases
 
 FILES = ("one.py", "two.py")
@@ -29,11 +33,25 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 def resumed(store: SqliteStore, *defined: str) -> tuple[str, ...]:
     """The ops of a campaign over `one` and `two` that goes on, where their files now define these."""
+    return tuple(quest.op.name for quest in campaign(store, defined).quests)
+
+
+def campaign(store: SqliteStore, defined: Sequence[str], proposer: Proposer | None = None) -> Session:
     runs = tuple(Run(f"run of {name}", name, CPU.key, "offline", 0, 1.0, campaign="both") for name in ("one", "two"))
     plan = Plan(FILES, Wishes(), LIMITS, runs)
     loaded = [(op(name), file) for name, file in dict(zip(defined, FILES, strict=True)).items()]
-    session = opened(plan, loaded, Bench(OfflineProposer(), TimedEngine(), store, Phases()), [])
-    return tuple(quest.op.name for quest in session.quests)
+    return opened(plan, loaded, Bench(proposer or OfflineProposer(), TimedEngine(), store, Phases()), [])
+
+
+def said(session: Session) -> str:
+    """When there is nothing more to try."""
+    return reason(session, Ended.NOTHING, [standing_of(quest, session.bench) for quest in session.quests])
+
+
+def judged(number: int, name: str, outcome: Outcome) -> tuple[Proposal, Evaluation]:
+    made = kernel(number, name)
+    timed = (Measurement("n=4096 float32", 5.0, 5.0, 5.0, 9, 10.0),) if outcome is Outcome.PASSED else ()
+    return Proposal(name, "tell", "tell", made), Evaluation(made.id, name, CPU, outcome, "", timed)
 
 
 def test_runs_go_on_with_the_ops_they_are_of(store: SqliteStore) -> None:
@@ -44,3 +62,25 @@ def test_runs_go_on_with_the_ops_they_are_of(store: SqliteStore) -> None:
 def test_a_file_that_defines_another_op_by_now_is_told(store: SqliteStore, defined: tuple[str, str]) -> None:
     with pytest.raises(UserError, match="no longer defines"):
         resumed(store, *defined)
+
+
+def test_a_campaign_without_kernels_has_nothing_to_vary(store: SqliteStore) -> None:
+    words = said(campaign(store, ["one", "two"]))
+    assert words.startswith("There is nothing to vary: no kernels for one and two are shipped or archived. Set OPENAI")
+    assert "`evolve tell FILE.cu one.py`" in words
+
+
+def test_a_campaign_whose_kernels_all_failed_has_nothing_to_vary_either(store: SqliteStore) -> None:
+    store.append(*judged(1, "two", Outcome.WRONG))
+    assert "nothing to vary: no kernel for one and two has passed." in said(campaign(store, ["one", "two"]))
+
+
+def test_a_campaign_of_which_an_op_has_no_kernel_names_it(store: SqliteStore) -> None:
+    store.append(*judged(1, "two", Outcome.PASSED))
+    words = said(campaign(store, ["one", "two"]))
+    assert words.startswith("Nothing is left to try: ")
+    assert "no kernels for one are shipped or archived" in words
+
+
+def test_a_campaign_with_a_model_that_has_no_more_to_offer_says_so(store: SqliteStore) -> None:
+    assert said(campaign(store, ["one", "two"], PricedModel())) == "The proposer has nothing more to offer."

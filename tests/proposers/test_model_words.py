@@ -175,7 +175,17 @@ def test_a_key_that_was_named_must_be_there(tmp_path: Path, environment: dict[st
 
 def test_a_limit_in_dollars_needs_prices_for_all(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nobody says what small costs"):
-        check_priced([written(tmp_path, FULL)], {})
+        check_priced([written(tmp_path, FULL)], "", {})
+
+
+def test_a_limit_in_dollars_speaks_of_the_model_that_would_be_asked() -> None:
+    with pytest.raises(UserError, match="nobody says what the first of mine costs"):
+        check_priced([], "the first of mine", {"OPENAI_BASE_URL": HOST})
+
+
+def test_an_empty_name_is_no_model() -> None:
+    with pytest.raises(UserError, match="--model names no model"):
+        read([" "], {})
 
 
 @pytest.mark.parametrize(
@@ -187,7 +197,7 @@ def test_a_limit_in_dollars_needs_prices_for_all(tmp_path: Path) -> None:
     ],
 )
 def test_prices_may_be_the_server_s_to_tell(tmp_path: Path, text: str) -> None:
-    check_priced([written(tmp_path, f"[[model]]\n{text}")], {})
+    check_priced([written(tmp_path, f"[[model]]\n{text}")], "", {})
 
 
 def test_a_limit_in_dollars_alone_needs_a_model_that_costs_something(tmp_path: Path) -> None:

@@ -71,18 +71,27 @@ def test_amounts_leave_out_what_was_not_spent() -> None:
     ],
 )
 def test_the_end_is_explained_and_what_gives_more(reason: Ended, said: str, more: Budget | None) -> None:
-    assert ending(reason, Budget(3, 1000, 1.5, 60.0)) == (said, more)
+    assert ending(reason, Budget(3, 1000, 1.5, 60.0), Spent(3, 1000, 1.5, 61.0)) == (said, more)
+
+
+def test_one_evaluation_is_one() -> None:
+    assert ending(Ended.EVALS, Budget(evals=1), Spent(1))[0] == "The one evaluation is used."
+
+
+@pytest.mark.parametrize(("seconds", "offered"), [(60, 120), (89, 120), (121, 240), (500, 960)])
+def test_what_is_offered_is_more_than_what_confirming_took_beyond_the_limit(seconds: float, offered: float) -> None:
+    assert ending(Ended.SECONDS, Budget(seconds=60.0), Spent(seconds=seconds))[1] == Budget(seconds=offered)
 
 
 def test_an_end_at_the_light_that_was_asked_for_offers_a_higher_one() -> None:
-    said, more = ending(Ended.LIGHT, Budget(until_light=0.95))
+    said, more = ending(Ended.LIGHT, Budget(until_light=0.95), Spent())
     assert "0.95 of the speed of light" in said
     assert more == Budget(until_light=0.975)
 
 
 def test_a_model_that_gave_nothing_had_too_little_left() -> None:
-    assert without_answer(Budget(tokens=1000))[1] == Budget(tokens=2000)
-    assert without_answer(Budget(evals=9))[1] is None
+    assert without_answer(Budget(tokens=1000), Spent(tokens=900))[1] == Budget(tokens=2000)
+    assert without_answer(Budget(evals=9), Spent(evals=9))[1] is None
 
 
 def test_a_campaign_s_table_says_what_went_where() -> None:
@@ -91,6 +100,11 @@ def test_a_campaign_s_table_says_what_went_where() -> None:
     assert lines[0].split() == ["op", "evals", "tokens", "usd", "time", "before", "now", "best"]
     assert lines[1].split() == ["softmax", "8", "1,000", "$0.5000", "1:00", "7.39x", "2.72x", "3.00x"]
     assert lines[3].split() == ["all", "12", "1,500", "$0.7500", "1:30"]
+
+
+def test_a_campaign_s_table_has_no_figure_for_an_op_that_was_never_measured() -> None:
+    lines = drawn(rows_table([Row("softmax", Spent(1, seconds=60), None, None, None)]), 80)
+    assert lines[1].split() == ["softmax", "1", "1:00", "-", "-", "-"]
 
 
 @pytest.mark.parametrize("height", [12, 16, 24])

@@ -23,8 +23,8 @@ def descendants(pid: int) -> set[int]:
     return found.union(*map(descendants, found))
 
 
-def all_gone(pids: set[int], seconds: float = 5.0) -> bool:
-    """The system needs a moment to end them."""
+def all_gone(pids: set[int], seconds: float = 30.0) -> bool:
+    """The system needs a moment to end them, and more of it while it is busy."""
     deadline = time.monotonic() + seconds
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
