@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from types import FrameType
 
@@ -22,7 +23,7 @@ _received: list[int] = []
 
 
 def check() -> None:
-    """Raise a stop again that was lost: Python's import system swallows what is raised inside its callbacks."""
+    """Raise a stop again that was lost: Python swallows what is raised inside the callbacks of weak references."""
     if _received:
         raise Stopped(_received[0])
 
@@ -39,7 +40,14 @@ def raising_stopped() -> Iterator[None]:
         if len(_received) == 1:
             raise Stopped(number)
 
+    tell_unraisable = sys.unraisablehook
+
+    def tell(unraisable: "sys.UnraisableHookArgs") -> None:
+        if unraisable.exc_type is not Stopped:  # nobody needs to read of it: `check` raises it again
+            tell_unraisable(unraisable)
+
     before = {number: signal.signal(number, stop) for number in SIGNALS}
+    sys.unraisablehook = tell
     try:
         yield
     except BaseException as error:
@@ -49,5 +57,6 @@ def raising_stopped() -> Iterator[None]:
         # Not only Stopped comes of a stop: a module interrupted while it loads makes an ImportError of it, say.
         raise Stopped(_received[0]) from error
     finally:
+        sys.unraisablehook = tell_unraisable
         for number, handler in before.items():
             signal.signal(number, handler)

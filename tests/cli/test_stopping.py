@@ -1,6 +1,9 @@
 import contextlib
 import os
 import signal
+import sys
+import weakref
+from collections.abc import Callable
 
 import pytest
 
@@ -23,6 +26,35 @@ def swallowed_then_checked() -> None:
 def test_a_stop_that_somebody_swallowed_is_raised_again_at_the_next_check() -> None:
     with pytest.raises(Stopped):
         swallowed_then_checked()
+
+
+class Referred:
+    """Something that a weak reference can watch."""
+
+
+def called_back(callback: Callable[[object], object]) -> None:
+    """From where Python lets no exception out."""
+    referred = Referred()
+    reference = weakref.ref(referred, callback)
+    del referred
+    assert reference() is None
+
+
+def test_a_stop_that_python_swallowed_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    with contextlib.suppress(Stopped), raising_stopped():
+        called_back(lambda _: signal.raise_signal(signal.SIGINT))
+        check()
+    assert not told
+
+
+def test_whatever_else_python_swallows_is_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    with raising_stopped():
+        called_back(lambda _: int("none"))
+    assert len(told) == 1
 
 
 def stopped_while_a_module_loads() -> None:
