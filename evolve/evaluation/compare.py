@@ -191,10 +191,10 @@ def _verdict(
 
 
 def _nearly(found: Comparison, errors: _Errors) -> bool:
-    """Elements of a row may share one error, and so count as one."""
+    """Elements of a row may share one error, and so count as one. With none off, the whole is at fault."""
     off = errors.off > errors.allowed
     rows = off.reshape(-1, off.shape[-1]).any(1) if off.ndim > 1 else off
-    return 1 < found.worst < NEARLY and int(rows.sum()) <= FEW_OFF
+    return found.worst < NEARLY and int(rows.sum()) <= FEW_OFF
 
 
 def _explained(errors: _Errors, shaken: torch.Tensor, tolerance: Tolerance, scale: "_Scale") -> _Errors:
@@ -208,7 +208,7 @@ def _explained(errors: _Errors, shaken: torch.Tensor, tolerance: Tolerance, scal
     least = scale.unit / FLOAT32_UNIT
     usual = max(least, float(_norm(shares)) / math.sqrt(max(1, int(seen.sum()))))
     allowed = tolerance.factor * ELEMENT_FACTOR * (errors.rounding + usual * shaken)
-    yardstick = least * float(_norm(shaken)) / math.sqrt(scale.count) if scale.count < FEW else 0.0
+    yardstick = least * float(_norm(shaken)) / math.sqrt(scale.count)
     return replace(errors, allowed=torch.maximum(errors.allowed, allowed), yardstick=max(errors.yardstick, yardstick))
 
 

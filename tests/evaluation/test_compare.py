@@ -1,3 +1,4 @@
+import functools
 import math
 from collections.abc import Sequence
 
@@ -223,6 +224,20 @@ def test_where_its_terms_are_ordinary_an_element_may_not() -> None:
 def test_what_is_far_off_is_not_explained_by_its_terms() -> None:
     ours, theirs, wanted, moves = ill_conditioned(1.0)
     assert "[7]" in compared(ours, theirs, wanted, Tolerance(), shaken=lambda: moves).fault
+
+
+@pytest.mark.parametrize(("moves_by", "right"), [(1e-5, True), (1e-6, False)], ids=["ill conditioned", "ordinary"])
+def test_a_mean_error_may_come_of_few_rows_whose_terms_are_large(moves_by: float, right: bool) -> None:
+    """As of heads of attention whose two largest scores are nearly alike; no element of them stands out."""
+    wanted = torch.randn(8, 72, dtype=torch.float64)
+    theirs = wanted + 1e-6 * torch.randn(8, 72)
+    ours = wanted + 1e-6 * torch.randn(8, 72)
+    ours[:3] = wanted[:3] + 7.5e-6
+    moves = torch.full((8, 72), 1e-6)
+    moves[:3] = moves_by
+    judged = functools.partial(compared, ours.float(), theirs.float(), wanted, Tolerance())
+    assert "root mean square" in judged().fault
+    assert (judged(shaken=lambda: moves).fault == "") is right
 
 
 @pytest.mark.parametrize(("others", "right"), [(1e-6, True), (1.0, False)], ids=["one", "all alike"])
