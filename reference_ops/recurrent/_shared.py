@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from reference_ops.op import Tensors, rotated, workloads
 from reference_ops.precision import wide
+from reference_ops.recurrent._memory import hold_pulses, keep_for_long
 
 # Weights are separate inputs, so that cuDNN copies them into one piece: microseconds of a sequence's milliseconds.
 warnings.filterwarnings("ignore", message="RNN module weights are not part")
@@ -29,6 +30,10 @@ def draw(inputs: Tensors, generator: torch.Generator) -> None:
     for name in WEIGHTS:
         if name in inputs:
             inputs[name].uniform_(-(hidden**-0.5), hidden**-0.5, generator=generator)
+    if inputs["x"].ndim > 2 and "grad_out" not in inputs:
+        hold_pulses(inputs, generator)
+    elif inputs["x"].ndim > 2:
+        keep_for_long(inputs, generator)
     for name in ("h0", "c0", "grad_h_n", "grad_c_n"):
         if name in inputs:
             inputs[name].uniform_(-1, 1, generator=generator)
@@ -101,8 +106,12 @@ SEQUENCES_GPU = (
     *workloads("bfloat16", in_time(200, 64, 80, 320), in_time(100, 33, 123, 257)),
 )
 SEQUENCES_EMULATED = workloads(DTYPES, in_time(4, 16, 24, 16), in_time(2, 17, 7, 33))
-SEQUENCES_AWKWARD = rotated(
-    DTYPES, in_time(1, 1, 1, 1), in_time(2, 3, 31, 5), in_time(7, 5, 3, 31), in_time(4, 1, 65, 8), in_time(33, 2, 1, 2)
+SEQUENCES_AWKWARD = (
+    *rotated(
+        DTYPES,
+        *(in_time(1, 1, 1, 1), in_time(2, 3, 31, 5), in_time(7, 5, 3, 31), in_time(4, 1, 65, 8), in_time(33, 2, 1, 2)),
+    ),
+    *workloads("float32", in_time(129, 3, 2, 17)),
 )
 CELLS_GPU = (
     *workloads("bfloat16 float32 float16", at_once(1024, 1024, 1024)),

@@ -7,6 +7,7 @@ from reference_ops import catalog
 from reference_ops.attention import decode_attention
 from reference_ops.loss import ctc_loss
 from reference_ops.op import Workload
+from reference_ops.recurrent._shared import in_time
 
 SPEECH = Workload("float32", tuple(ctc_loss.at(400, 16, 30, 60).items()))
 
@@ -41,6 +42,25 @@ def test_nobody_knows_which_lengths_of_a_cache_go_together_and_their_sum_is_what
     assert all(1 <= lengths.min() <= lengths.max() <= keys for lengths in drawn)
     partners = [(lengths[0] + lengths[1:] == keys + 1).nonzero().flatten().tolist() for lengths in drawn]
     assert len({tuple(found) for found in partners}) > 1
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "rnn_tanh"])
+@pytest.mark.parametrize("steps", [100, 256])
+def test_what_a_sequence_ends_with_does_not_come_of_its_last_steps_alone(name: str, steps: int) -> None:
+    op, workload = catalog.load(name), Workload("float32", tuple(in_time(steps, 4, 64, 64).items()))
+    inputs = op.inputs_at(workload, 1, "cpu")
+    piece = {spec: values * (spec not in {"h0", "c0"}) for spec, values in inputs.items()} | {"x": inputs["x"][-32:]}
+    whole, cut = op.call(inputs, workload)[0][-1], op.call(piece, workload)[0][-1]
+    assert float((whole - cut).square().mean() / whole.square().mean()) > 4 * torch.finfo(torch.bfloat16).eps ** 2
+
+
+@pytest.mark.parametrize("name", ["lstm_backward", "gru_backward", "rnn_tanh_backward"])
+def test_how_a_sequence_ends_still_tells_on_the_gradient_of_its_beginning(name: str) -> None:
+    op, workload = catalog.load(name), Workload("float32", tuple(in_time(100, 4, 32, 32).items()))
+    inputs = op.inputs_at(workload, 1, "cpu")
+    inputs["grad_out"][:-32] = 0
+    found = {spec.name: gradient for spec, gradient in zip(op.outputs, op.call(inputs, workload), strict=True)}
+    assert max(float(found[name].abs().max()) for name in found.keys() & {"grad_h0", "grad_c0"}) > 0.05
 
 
 def test_gradients_are_clipped_at_some_sizes_and_left_alone_at_others_where_they_are_timed_and_elsewhere() -> None:

@@ -1,0 +1,70 @@
+"""Units that remember for longer than others: what cuts a sequence into pieces is right for all that soon forget."""
+
+import math
+import random
+
+import torch
+
+from reference_ops.op import Tensors
+
+SHARE = 1 / 8  # of the units: what they put up with must not excuse the others
+LONGEST = 128  # steps
+PULSE_CHANCE = 1 / 64
+PULSE, HOLD = 6.0, 3.0  # a pulse outdoes what a unit holds itself by
+OPEN = 3.0  # of a gate; its opposite shuts it
+QUIET = 1 / 16
+GATES_OF_HOLDING = {1: (0.0,), 3: (OPEN, -OPEN, 0.0), 4: (OPEN, -OPEN, 0.0, OPEN)}  # of a plain network, a GRU, an LSTM
+KEEPING = 1  # which gate of a GRU or an LSTM decides how much of the past stays
+
+
+def hold_pulses(inputs: Tensors, generator: torch.Generator) -> None:
+    """Let some units hold the sign of the last pulse, and one of the inputs be rare pulses.
+
+    Such a unit is driven back to where it was: no rounding adds up, however long it holds, and no rounding decides.
+    """
+    x, w_ih, w_hh = inputs["x"], inputs["w_ih"], inputs["w_hh"]
+    width, hidden, device = x.shape[-1], w_hh.shape[1], x.device
+    if width < 2 or hidden * SHARE < 1:
+        return
+    heard = random.Random(generator.initial_seed()).randrange(width)
+    pulses = torch.empty(x.shape[:2], device=device).bernoulli_(PULSE_CHANCE, generator=generator)
+    pulses[0] = 1
+    x[..., heard] = pulses * _signs(pulses, generator)
+    holding = _some(hidden, generator, device).float()
+    for name in ("w_ih", "w_hh", "b_ih", "b_hh"):
+        units = inputs[name].view(-1, hidden, *inputs[name].shape[1:])
+        units.mul_((1 - (1 - QUIET) * holding).view(-1, *[1] * (units.ndim - 2)))
+    gates = GATES_OF_HOLDING[len(w_hh) // hidden]
+    for bias, opening in zip(inputs["b_ih"].view(-1, hidden), gates, strict=True):
+        bias.add_(holding, alpha=opening)
+    news = min(2, len(gates) - 1)
+    w_hh.view(-1, hidden, hidden)[news] += torch.diag(holding * HOLD)
+    w_ih.view(-1, hidden, width)[news, :, heard] += holding * PULSE * _signs(holding, generator)
+
+
+def keep_for_long(inputs: Tensors, generator: torch.Generator) -> None:
+    """Let some units keep what is there for tens of steps, so that gradients reach back as far: gates by a bias, a unit
+    without gates by its own weight. What that one passes on is rounded at every step: too inexact for 16 bits.
+    """
+    w_ih, w_hh = inputs["w_ih"], inputs["w_hh"]
+    hidden, gated = w_hh.shape[1], len(w_hh) > w_hh.shape[1]
+    if not gated and w_hh.element_size() <= 2:
+        return
+    lasting = _some(hidden, generator, w_hh.device)
+    steps = torch.empty(hidden, device=w_hh.device).uniform_(1, LONGEST, generator=generator)
+    if not gated:
+        w_hh.copy_(torch.where(lasting[:, None], torch.diag(steps / (1 + steps)), w_hh))
+        w_ih.mul_(torch.where(lasting, QUIET, 1.0)[:, None])
+        return
+    bias, kept = inputs["b_ih"].view(-1, hidden), steps.log_() * lasting
+    bias[KEEPING] += kept
+    if "c0" in inputs:  # the gate before lets news in
+        bias[KEEPING - 1] -= kept
+
+
+def _some(hidden: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:
+    return torch.randperm(hidden, generator=generator, device=device) < math.ceil(hidden * SHARE)
+
+
+def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.empty_like(like).bernoulli_(generator=generator).mul_(2).sub_(1)
