@@ -133,8 +133,8 @@ plus or minus one. Either handle tails or narrow `when`.
 - Inputs are read-only. Touch nothing outside the buffers, not even by reading: guards lie round them, and a sanitizer \
 looks for stray accesses, races and values read before they were written.
 - Each call stands alone: no __device__ or static variable that is written (constant tables are fine), no malloc or \
-new. A result that is remembered, guessed or computed from part of the inputs counts as cheating, and so does a time \
-shorter than reading the inputs takes.
+new, no clock. A result that is remembered, guessed or computed from part of the inputs counts as cheating, and so \
+does a time shorter than reading the inputs takes.
 - Prefer the same bits each time: floating-point atomics make results differ from call to call, which is recorded.
 - Then it is timed at the listed workloads with a cold L2 cache. What is faster anywhere survives.
 """

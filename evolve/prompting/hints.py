@@ -57,8 +57,9 @@ HINTS = {
         "buffer into it. Inputs are const; what has to be kept goes into workspace."
     ),
     Outcome.KEEPS_STATE: (
-        "Something of it outlives the call: a __device__ or static variable that is written, or memory it "
-        "allocates. Declare a [workspace] (zero = true for counters), or make constant tables const."
+        "Something of it outlives the call, a __device__ or static variable that is written or memory it "
+        "allocates; or it reads a clock. Declare a [workspace] (zero = true for counters), or make constant "
+        "tables const."
     ),
     Outcome.UNSAFE: (
         "Its numbers were right by luck: the sanitizer saw a race, a stray access, or a value read before it "

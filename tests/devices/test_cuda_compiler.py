@@ -158,6 +158,34 @@ def test_what_may_be_constant_is_watched(before: str, names: set[str]) -> None:
     assert {variable.name for variable in cubin.variables} == {*names, "n", ANCHOR}
 
 
+@pytest.mark.parametrize(
+    ("before", "read", "name"),
+    [
+        ("", "clock64()", "%clock64"),
+        ("", "clock()", "%clock"),
+        (
+            '__device__ int now() { int at; asm("mov.u32 %0, %%global" "timer_lo;" : "=r"(at)); return at; }',
+            "now()",
+            "%g",
+        ),
+        (
+            '__device__ long long of() { long long n; asm("mov.u64 %0, %%gridid;" : "=l"(n)); return n; }',
+            "of()",
+            "%gridid",
+        ),
+        ('__device__ int pm() { int n; asm("mov.u32 %0, %%pm" "3;" : "=r"(n)); return n; }', "pm()", "%pm3"),
+    ],
+)
+def test_a_clock_is_refused_whatever_it_is_called(before: str, read: str, name: str) -> None:
+    error = rejected(bound(f"y[0] = y_t({read});", before))
+    assert error.outcome is Outcome.KEEPS_STATE
+    assert name in error.log
+
+
+def test_waiting_without_a_clock_is_not() -> None:
+    compiled(bound("__nanosleep(100); y[0] = y_t(0);"))
+
+
 def test_constants_that_headers_bring_are_watched_and_not_refused() -> None:
     cubin = compiled(bound("cooperative_groups::this_grid().sync();", "#include <cooperative_groups.h>"))
     assert any("cuda3std" in variable.name for variable in cubin.variables)

@@ -28,6 +28,7 @@ SLOW_HEADERS = ("cooperative_groups", "cuda/std", "cub/", "thrust/", "cuda/atomi
 ENTRY_IN_LOG = re.compile(r"Compiling entry function '(\w+)'")
 LOCAL_IN_LOG = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
 REGISTERS_IN_LOG = re.compile(r"Used (\d+) registers")
+CLOCK = re.compile(rb"%(?:clock|globaltimer|gridid|pm\d)\w*")  # of a kernel's launches, too
 SHARED_IN_LOG = re.compile(r"(\d+) bytes smem")
 
 
@@ -132,6 +133,7 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
     )
     try:
         nvrtc.compileProgram(program, options)
+        _check_reads_no_clock(nvrtc.getPTX(program))
         # CuPy takes the image for a C string and drops its last byte, a zero that nvdisasm and readelf miss.
         return nvrtc.getCUBIN(program) + b"\0", _told(nvrtc.getProgramLog(program))
     except nvrtc.NVRTCError as error:
@@ -139,6 +141,16 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
         raise RejectedError(Outcome.COMPILE_ERROR, log[:LOG_CHARACTERS]) from error
     finally:
         nvrtc.destroyProgram(program)
+
+
+def _check_reads_no_clock(ptx: bytes) -> None:
+    """Whatever the source calls it, and wherever it came from: in the compiler's own words it has one name."""
+    if found := CLOCK.search(ptx):
+        message = (
+            f"the kernel reads `{found[0].decode()}`, which is another at every call: what it puts out may depend on "
+            "its inputs alone (`cuda::atomic::wait` and semaphores read a timer too; poll with `load` instead)"
+        )
+        raise RejectedError(Outcome.KEEPS_STATE, message)
 
 
 def _told(log: str) -> str:

@@ -9,7 +9,7 @@ grid = ["rows"]
 block = [256]
 args = ["x", "out", "cols"]
 ---*/
-// caught: wrong
+// caught: wrong, keeps state
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -9,7 +9,7 @@ grid = ["ceil_div(n, 256)"]
 block = [256]
 args = ["x", "out", "n"]
 ---*/
-// caught: wrong
+// caught: wrong, keeps state
 // on: cuda
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
