@@ -60,12 +60,14 @@ class Tolerance:
 
     The root mean square error may be `factor` times PyTorch's, and no element may be off by more than
     `4 * factor` times its own rounding and what of PyTorch's error goes beyond that. `exact` allows no difference.
-    `sums` is the dim over which each result sums: the longer a sum in float32, the more its order decides.
+    `sums` is the dim over which each result sums: the longer a sum in float32, the more its order decides. `in_turn` is
+    one that a single thread may sum over, as in a product of matrices that few results depend on.
     """
 
     factor: float = 2.0
     exact: bool = False
     sums: str = ""
+    in_turn: str = ""
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,10 @@ class Op:
     def terms(self, workload: Workload) -> int:
         """How many terms each result is a sum of."""
         return self.sizes(workload).get(self.tolerance.sums, 1)
+
+    def terms_in_turn(self, workload: Workload) -> int:
+        """Over how many terms one thread may sum."""
+        return self.sizes(workload).get(self.tolerance.in_turn, 1)
 
     def is_valid(self, workload: Workload) -> bool:
         """Whether the op is defined there."""

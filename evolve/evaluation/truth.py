@@ -32,15 +32,17 @@ class Truth:
             values.cpu() if values.numel() <= SMALL else values
             for values in (actual, self.theirs[index], self.expected[index])
         )
+        terms, in_turn = self.op.terms(self.workload), self.op.terms_in_turn(self.workload)
         for part in self.parts(index):
             at = part.rows
+            inside = summed(terms, in_turn, alike=part.alike)
             yield (
                 part,
                 compared(
                     *(actual[at], theirs[at], expected[at]),
                     self.op.tolerance,
                     exact=part.exact,
-                    inside=summed(self.op.terms(self.workload), alike=part.alike),
+                    inside=inside,
                     shaken=lambda at=at: self.shaken[index][at],  # type: ignore[misc]
                 ),
             )

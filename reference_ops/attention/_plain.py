@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from reference_ops.op import Tensors
+from reference_ops.op import Tensors, Tolerance
 from reference_ops.precision import wide
 from reference_ops.values import OF_PRODUCTS
 
@@ -24,6 +24,9 @@ MODERATE = 2.0  # gradients of these do not overflow, nor are they differences o
 # With equal numbers throughout, there is one log-sum-exp for all queries, and fewer bits may happen to hold it. Where
 # one value is thousands of times the others, the luck in rounding its weight to 16 bits decides about the whole result.
 VALUES = tuple(name for name in OF_PRODUCTS if name not in {"constant", "heavy_tail"})
+# The default factor: PyTorch multiplies weights of the dtype too, and sums in float32. A thread may add up a score on
+# its own, and where a query attends to few keys, the error of one is that of all its results: a matter of luck.
+TOLERANCE = Tolerance(in_turn="dim")
 # With values that are alike, there is no gradient but rounding; of large ones one key has all the weight; very small
 # ones are lost where PyTorch rounds the matrices of all pairs to 16 bits.
 VARIED = ("heavy_tail",)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from reference_ops.attention._plain import (
+    TOLERANCE,
     VALUES,
     VARIED,
     attended,
@@ -109,7 +110,7 @@ ops = (
         values=VALUES,
         flops=lambda dims: 3 * full_pairs(dims),
         matrix_flops=lambda dims: 4 * full_pairs(dims) * dims["dim"],
-        # The default factor: PyTorch multiplies weights of the dtype too, and sums in float32.
+        tolerance=TOLERANCE,
         backward=("attention_backward",),
     ),
     Op(
@@ -164,6 +165,7 @@ ops = (
         values=VALUES,
         flops=lambda dims: 3 * causal_pairs(dims),
         matrix_flops=lambda dims: 4 * causal_pairs(dims) * dims["dim"],
+        tolerance=TOLERANCE,
         backward=("causal_attention_backward",),
     ),
     Op(

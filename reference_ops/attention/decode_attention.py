@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.attention._plain import FARTHEST, VALUES
+from reference_ops.attention._plain import FARTHEST, TOLERANCE, VALUES
 from reference_ops.op import Op, Tensors, rotated, tensors, workloads
 from reference_ops.precision import wide
 
@@ -83,5 +83,5 @@ op = Op(
     touched={"k": read, "v": read},
     flops=lambda dims: 3 * cached_keys(dims) * dims["heads"],
     matrix_flops=lambda dims: 4 * cached_keys(dims) * dims["heads"] * dims["dim"],
-    # The default factor: PyTorch multiplies weights of the dtype too, and sums in float32.
+    tolerance=TOLERANCE,
 )  # fmt: skip

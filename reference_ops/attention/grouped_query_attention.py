@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from reference_ops.attention._plain import (
+    TOLERANCE,
     VALUES,
     VARIED,
     attended,
@@ -68,7 +69,7 @@ ops = (
         values=VALUES,
         flops=lambda dims: 3 * pairs(dims),
         matrix_flops=lambda dims: 4 * pairs(dims) * dims["dim"],
-        # The default factor: PyTorch multiplies weights of the dtype too, and sums in float32.
+        tolerance=TOLERANCE,
         backward=("grouped_query_attention_backward",),
     ),
     Op(

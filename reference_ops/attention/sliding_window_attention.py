@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.attention._plain import VALUES, attended, draw_scores, repeated, visible
+from reference_ops.attention._plain import TOLERANCE, VALUES, attended, draw_scores, repeated, visible
 from reference_ops.op import Op, rotated, tensors, workloads
 
 
@@ -77,5 +77,5 @@ op = Op(
     values=VALUES,
     flops=lambda dims: 3 * pairs(dims),
     matrix_flops=lambda dims: 4 * pairs(dims) * dims["dim"],
-    # The default factor: PyTorch multiplies weights of the dtype too, and sums in float32.
+    tolerance=TOLERANCE,
 )

@@ -265,6 +265,26 @@ def test_of_a_long_sum_the_order_is_the_kernels_own_but_half_precision_is_not() 
     assert fault(halved, theirs, wanted, Tolerance(), summed(2**17, alike=False)) != ""
 
 
+def summed_in_turn(terms: torch.Tensor) -> torch.Tensor:
+    """Each row; `cumsum` keeps more digits on the way."""
+    total = torch.zeros(len(terms))
+    for column in terms.T:
+        total += column
+    return total
+
+
+@pytest.mark.parametrize(("in_turn", "bits", "right"), [(72, 32, True), (1, 32, False), (72, 16, False)])
+def test_what_one_thread_adds_up_is_inexact_and_half_precision_more_so(in_turn: int, bits: int, right: bool) -> None:
+    """A result each, with which PyTorch was lucky."""
+    terms = torch.randn(300, 72)
+    found = []
+    for row, ours in zip(terms, summed_in_turn(terms if bits == 32 else terms.half().float()), strict=True):
+        wanted, moves = row.double().sum()[None], row.norm()[None] * FLOAT32_UNIT
+        judged = functools.partial(compared, ours[None], wanted.float(), wanted, Tolerance())
+        found.append(judged(inside=summed(1, in_turn), shaken=functools.partial(torch.clone, moves)))
+    assert (not any(comparison.fault for comparison in found)) is right
+
+
 def test_terms_that_are_alike_are_rounded_alike() -> None:
     terms = torch.full((4, 2**15), 1.001)
     wanted, theirs = terms.double().sum(-1, keepdim=True), terms.sum(-1, keepdim=True)

@@ -1,6 +1,6 @@
 /*---
 op = "cosine_similarity"
-note = "one block per row, one value at a time, three sums in one pass; any shape"
+note = "one block per row, one value at a time, three sums in one pass, one more where products vanish; any shape"
 
 [knobs]
 THREADS = [256, 64, 128, 512]
@@ -20,11 +20,17 @@ __device__ __forceinline__ float sum_of_warp(float sum) {
     return sum;
 }
 
+__device__ float sum_of_block(float sum, float (&of_warps)[32]) {
+    sum = sum_of_warp(sum);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+    __syncthreads();
+    return sum_of_warp(threadIdx.x % 32 < THREADS / 32 ? of_warps[threadIdx.x % 32] : 0.0f);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 cosine_similarity(const x_t* __restrict__ x, const y_t* __restrict__ y, out_t* __restrict__ out, int cols, float eps) {
-    __shared__ float sums[3][32];
+    __shared__ float sums[4][32];
     const long long row = (long long)blockIdx.x * cols;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float dot = 0.0f, xx = 0.0f, yy = 0.0f;
 #pragma unroll UNROLL
     for (int col = threadIdx.x; col < cols; col += THREADS) {
@@ -33,12 +39,15 @@ cosine_similarity(const x_t* __restrict__ x, const y_t* __restrict__ y, out_t* _
         xx = fmaf(a, a, xx);
         yy = fmaf(b, b, yy);
     }
-    dot = sum_of_warp(dot), xx = sum_of_warp(xx), yy = sum_of_warp(yy);
-    if (lane == 0) sums[0][warp] = dot, sums[1][warp] = xx, sums[2][warp] = yy;
-    __syncthreads();
-    if (warp > 0) return;
-    dot = sum_of_warp(lane < THREADS / 32 ? sums[0][lane] : 0.0f);
-    xx = sum_of_warp(lane < THREADS / 32 ? sums[1][lane] : 0.0f);
-    yy = sum_of_warp(lane < THREADS / 32 ? sums[2][lane] : 0.0f);
-    if (lane == 0) out[blockIdx.x] = out_t(dot / fmaxf(sqrtf(xx), eps) / fmaxf(sqrtf(yy), eps));
+    dot = sum_of_block(dot, sums[0]), xx = sum_of_block(xx, sums[1]), yy = sum_of_block(yy, sums[2]);
+    const float of_x = fmaxf(sqrtf(xx), eps), of_y = fmaxf(sqrtf(yy), eps);
+    if (sqrtf(xx) * sqrtf(yy) < 1e-24f) {  // some products have vanished
+        dot = 0.0f;
+        for (int col = threadIdx.x; col < cols; col += THREADS)
+            dot = fmaf(float(x[row + col]) / of_x, float(y[row + col]) / of_y, dot);
+        dot = sum_of_block(dot, sums[3]);
+    } else {
+        dot = dot / of_x / of_y;
+    }
+    if (threadIdx.x == 0) out[blockIdx.x] = out_t(dot);
 }
