@@ -81,10 +81,10 @@ MEANINGS = {
     ),
     Outcome.KEEPS_STATE: Meaning(
         Step.COMPILING,
-        "The kernel has a place where it remembers, or did remember, something from one call to the next: a later call "
-        "could be answered from memory.",
-        "Keep nothing in __device__ variables and allocate nothing: declare a [workspace], and compute the outputs of "
-        "each call from its inputs alone.",
+        "The kernel has a place where it remembers, or did remember, something from one call to the next, or it reads "
+        "a clock: a later call could be answered from memory, or in another way.",
+        "Keep nothing in __device__ variables, allocate nothing and read no clock: declare a [workspace], and compute "
+        "the outputs of each call from its inputs alone.",
     ),
     Outcome.IMPLAUSIBLE: Meaning(
         Step.TIME,
