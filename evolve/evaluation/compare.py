@@ -11,7 +11,6 @@ from reference_ops.op import Tolerance
 ELEMENT_FACTOR = 4  # one element may be off by this much more than the root mean square error
 FLOAT32_UNIT = 2.0**-24
 THREADS = 256  # of a plain kernel that sums a row
-UNNOTICED = 12  # products may be added one after another, and are no more inexact than what rounded inputs lead to
 FLOOR_ROUNDINGS = 0.25  # of an output's magnitude: below this, PyTorch was lucky
 TINY = 1e-38
 CUT_OFF_FACTOR = 1.75
@@ -77,13 +76,12 @@ def compared(
     return _with_infinities(actual, theirs, expected, tolerance, scale)
 
 
-def summed(terms: int, in_turn: int = 1, *, alike: bool = False) -> float:
+def summed(terms: int, *, alike: bool) -> float:
     """What float32 does to a sum in whichever order; that is the kernel's to choose.
 
     A block of 256 threads adds up terms / 256 each: so many roundings where they all go the same way, else the root.
-    What one thread adds up in turn is off by the roundings of all partial sums.
     """
-    chain = max(1.0, terms / THREADS, in_turn / UNNOTICED)
+    chain = max(1.0, terms / THREADS)
     return FLOAT32_UNIT * (chain if alike else math.sqrt(chain))
 
 

@@ -1,5 +1,6 @@
 """What the outputs for one set of inputs are judged against: PyTorch's at their dtype, and the truth in float64."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from reference_ops.op import Op, Tensors, Workload
 from reference_ops.values import Part
 
 SHAKES = 6
+UNNOTICED = 12  # products, added one after another, are no more inexact than what rounded inputs lead to
 
 
 @dataclass(frozen=True)
@@ -32,17 +34,15 @@ class Truth:
             values.cpu() if values.numel() <= SMALL else values
             for values in (actual, self.theirs[index], self.expected[index])
         )
-        terms, in_turn = self.op.terms(self.workload), self.op.terms_in_turn(self.workload)
         for part in self.parts(index):
             at = part.rows
-            inside = summed(terms, in_turn, alike=part.alike)
             yield (
                 part,
                 compared(
                     *(actual[at], theirs[at], expected[at]),
                     self.op.tolerance,
                     exact=part.exact,
-                    inside=inside,
+                    inside=summed(self.op.terms(self.workload), alike=part.alike),
                     shaken=lambda at=at: self.shaken[index][at],  # type: ignore[misc]
                 ),
             )
@@ -72,8 +72,9 @@ class Truth:
         moved = [torch.zeros_like(expected, dtype=torch.float32) for expected in self.expected]
         torch_device = next(iter(self.inputs.values())).device
         generator = torch.Generator(torch_device).manual_seed(self.seed)
+        std = FLOAT32_UNIT * math.sqrt(max(1.0, self.op.terms_in_turn(self.workload) / UNNOTICED))
         for _ in range(SHAKES):
-            inputs = {name: _shaken(values, generator) for name, values in self.inputs.items()}
+            inputs = {name: _shaken(values, std, generator) for name, values in self.inputs.items()}
             results = self.op.call_in_float64(inputs, self.workload)
             for total, result, expected in zip(moved, results, self.expected, strict=True):
                 total.add_((result - expected).float().square_().nan_to_num_(0.0, 0.0))
@@ -97,8 +98,8 @@ def defined(op: Op, workload: Workload, torch_device: str) -> bool:
     return True
 
 
-def _shaken(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _shaken(values: torch.Tensor, std: float, generator: torch.Generator) -> torch.Tensor:
     if not values.is_floating_point():
         return values
     wide = values.double()
-    return torch.addcmul(wide, wide, torch.empty_like(wide).normal_(std=FLOAT32_UNIT, generator=generator))
+    return torch.addcmul(wide, wide, torch.empty_like(wide).normal_(std=std, generator=generator))

@@ -1,10 +1,12 @@
 """What is known of an output before it is judged: how far inexact arithmetic may carry each element."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from evolve.evaluation.truth import Truth, defined, truth
-from reference_ops.op import Op, Workload, tensors
+from reference_ops.op import Op, Tolerance, Workload, tensors
 
 UNIT = 2.0**-24
 ROWS, COLS = 32, 64
@@ -24,6 +26,12 @@ def test_the_larger_the_terms_of_a_sum_the_farther_it_moves() -> None:
     moved = summing(x=x).shaken[0]
     assert moved[7] == pytest.approx(1000 * UNIT * COLS**0.5, rel=0.8)
     assert moved[torch.arange(ROWS) != 7].median() == pytest.approx(UNIT * COLS**0.5, rel=0.3)
+
+
+def test_what_one_thread_may_sum_alone_moves_as_its_partial_sums_do() -> None:
+    known = summing()
+    in_turn = replace(known, op=replace(known.op, tolerance=Tolerance(in_turn="cols")))
+    assert float((in_turn.shaken[0] / known.shaken[0]).median()) == pytest.approx((COLS / 12) ** 0.5)
 
 
 def test_integers_stay_as_they_are() -> None:
