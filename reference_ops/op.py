@@ -61,7 +61,7 @@ class Tolerance:
     The root mean square error may be `factor` times PyTorch's, and no element may be off by more than
     `4 * factor` times its own rounding and what of PyTorch's error goes beyond that. `exact` allows no difference.
     `sums` is the dim over which each result sums: the longer a sum in float32, the more its order decides. `in_turn` is
-    one that a single thread may sum over, as in a product of matrices that few results depend on.
+    one that a single thread may sum over, with results that may all depend on that one sum.
     """
 
     factor: float = 2.0
