@@ -174,13 +174,9 @@ class Op:
             for tensor in tensors
         )
 
-    def terms(self, workload: Workload) -> int:
-        """How many terms each result is a sum of."""
-        return self.sizes(workload).get(self.tolerance.sums, 1)
-
-    def terms_in_turn(self, workload: Workload) -> int:
-        """Over how many terms one thread may sum."""
-        return self.sizes(workload).get(self.tolerance.in_turn, 1)
+    def terms(self, workload: Workload, dim: str) -> int:
+        """How many terms a sum over this dim has; over none, one."""
+        return self.sizes(workload).get(dim, 1)
 
     def is_valid(self, workload: Workload) -> bool:
         """Whether the op is defined there."""

@@ -84,7 +84,7 @@ class Inspector:
         for poison in list(found):  # each makes room for what it takes to judge the next
             self.judge(usual, found.pop(poison), poison)
         self._as_in_use(own, zeros=not timed)
-        mixed = replace(usual, seed=self._mixed_seed(op, workload), values=MIXED)
+        mixed = replace(usual, seed=self._mixed_seed(op, workload.dtype, timed=timed), values=MIXED)
         outputs = self._run(program, mixed, buffers, as_timed=self.rng.random() < 0.5)
         self.watch("check")
         self.judge(mixed, outputs, poisons[-1])
@@ -98,14 +98,13 @@ class Inspector:
             elif left == 2:
                 raw.zero_()
 
-    def _mixed_seed(self, op: Op, workload: Workload) -> int:
+    def _mixed_seed(self, op: Op, dtype: str, *, timed: bool) -> int:
         """Among the workloads that are timed, and among the others, nothing is met or not by luck.
 
         Every dtype meets large weights, and each distribution is once the first, or, where rows depend on each other,
         the only one; which is the first of all, nobody knows.
         """
-        timed = workload in op.workloads(self.device.info.kind)
-        every, own = ("", timed), (workload.dtype, timed)
+        every, own = ("", timed), (dtype, timed)
         self.turns.setdefault(every, self.rng.randrange(1 + len(op.values)))
         seed = op.mixture(self.turns[every], self.turns[own], self.rng)
         self.turns.update((every, own))

@@ -42,7 +42,7 @@ class Truth:
                     *(actual[at], theirs[at], expected[at]),
                     self.op.tolerance,
                     exact=part.exact,
-                    inside=summed(self.op.terms(self.workload), alike=part.alike),
+                    inside=summed(self.op.terms(self.workload, self.op.tolerance.sums), alike=part.alike),
                     shaken=lambda at=at: self.shaken[index][at],  # type: ignore[misc]
                 ),
             )
@@ -72,7 +72,8 @@ class Truth:
         moved = [torch.zeros_like(expected, dtype=torch.float32) for expected in self.expected]
         torch_device = next(iter(self.inputs.values())).device
         generator = torch.Generator(torch_device).manual_seed(self.seed)
-        std = FLOAT32_UNIT * math.sqrt(max(1.0, self.op.terms_in_turn(self.workload) / UNNOTICED))
+        in_turn = self.op.terms(self.workload, self.op.tolerance.in_turn)
+        std = FLOAT32_UNIT * math.sqrt(max(1.0, in_turn / UNNOTICED))
         for _ in range(SHAKES):
             inputs = {name: _shaken(values, std, generator) for name, values in self.inputs.items()}
             results = self.op.call_in_float64(inputs, self.workload)
