@@ -17,6 +17,7 @@ CUT_OFF_FACTOR = 1.75
 EDGE = 2.0**-8  # of the largest number: a few of float16's roundings
 SMALL = 2**15  # elements
 FEW = 64  # results: any may be zero by chance, and PyTorch exact
+ENOUGH = 16  # errors, for their mean to be no luck
 NEARLY, FEW_OFF = 4, 8  # of many, if so few are so far off, rounding may explain more there than elsewhere
 
 
@@ -205,8 +206,10 @@ def _explained(errors: _Errors, shaken: torch.Tensor, tolerance: Tolerance, scal
     """
     seen = shaken > errors.rounding
     shares = torch.where(seen, errors.excess / shaken, 0.0)
-    least = scale.unit / FLOAT32_UNIT
-    usual = max(least, float(_norm(shares)) / math.sqrt(max(1, int(seen.sum()))))
+    usual = least = scale.unit / FLOAT32_UNIT
+    count = int(seen.sum())
+    if count >= ENOUGH or (count and scale.count < FEW):  # a few of many tell of PyTorch's luck alone
+        usual = max(least, float(_norm(shares)) / math.sqrt(count))
     allowed = tolerance.factor * ELEMENT_FACTOR * (errors.rounding + usual * shaken)
     yardstick = least * float(_norm(shaken)) / math.sqrt(scale.count)
     return replace(errors, allowed=torch.maximum(errors.allowed, allowed), yardstick=max(errors.yardstick, yardstick))

@@ -43,23 +43,41 @@ def hold_pulses(inputs: Tensors, generator: torch.Generator) -> None:
 
 
 def keep_for_long(inputs: Tensors, generator: torch.Generator) -> None:
-    """Let some units keep what is there for tens of steps, so that gradients reach back as far: gates by a bias, a unit
-    without gates by its own weight. What that one passes on is rounded at every step: too inexact for 16 bits.
-    """
-    w_ih, w_hh = inputs["w_ih"], inputs["w_hh"]
-    hidden, gated = w_hh.shape[1], len(w_hh) > w_hh.shape[1]
-    if not gated and w_hh.element_size() <= 2:
-        return
-    lasting = _some(hidden, generator, w_hh.device)
-    steps = torch.empty(hidden, device=w_hh.device).uniform_(1, LONGEST, generator=generator)
-    if not gated:
-        w_hh.copy_(torch.where(lasting[:, None], torch.diag(steps / (1 + steps)), w_hh))
-        w_ih.mul_(torch.where(lasting, QUIET, 1.0)[:, None])
-        return
-    bias, kept = inputs["b_ih"].view(-1, hidden), steps.log_() * lasting
+    """Let the gates of some units keep what is there for tens of steps, so that gradients reach back as far."""
+    hidden, device = inputs["w_hh"].shape[1], inputs["w_hh"].device
+    steps = torch.empty(hidden, device=device).uniform_(1, LONGEST, generator=generator)
+    bias, kept = inputs["b_ih"].view(-1, hidden), steps.log_() * _some(hidden, generator, device)
     bias[KEEPING] += kept
     if "c0" in inputs:  # the gate before lets news in
         bias[KEEPING - 1] -= kept
+
+
+def hand_back(inputs: Tensors, generator: torch.Generator) -> None:
+    """Let some units without gates hand the gradients that reach them back to the first step as they are.
+
+    Only a weight of one does, where all that arrives are rare pulses of one size, a power of two: their sums are exact
+    in 16 bits, too. With any other weight a rounding at each step adds up to more than what it should show.
+    """
+    w_hh, out = inputs["w_hh"], inputs["out"]
+    hidden = w_hh.shape[1]
+    if hidden * SHARE < 1:
+        return
+    handing = _some(hidden, generator, w_hh.device)
+    w_hh.copy_(torch.where(handing[:, None], w_hh * QUIET, w_hh))  # what they hand to others, who fade
+    w_hh.copy_(torch.where(handing, torch.eye(hidden, device=w_hh.device), w_hh))
+    out.masked_fill_(handing, 0.0)  # where tanh is steepest, and its slope is one
+    for name, chance in (("grad_out", PULSE_CHANCE), ("grad_h_n", 1.0)):
+        gradient = inputs[name]
+        pulses = torch.empty_like(gradient).bernoulli_(chance, generator=generator)
+        pulses.mul_(_signs(pulses, generator)).mul_(_power_of_two(gradient))
+        gradient.copy_(torch.where(handing, pulses, gradient))
+
+
+def _power_of_two(like: torch.Tensor) -> torch.Tensor:
+    """About as large as these numbers."""
+    size = like.float().square().mean().sqrt()
+    mantissa, _ = torch.frexp(size)
+    return torch.where(size > 0, size / mantissa, 0.0)
 
 
 def _some(hidden: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:

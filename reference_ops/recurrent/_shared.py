@@ -32,7 +32,7 @@ def draw(inputs: Tensors, generator: torch.Generator) -> None:
             inputs[name].uniform_(-(hidden**-0.5), hidden**-0.5, generator=generator)
     if inputs["x"].ndim > 2 and "grad_out" not in inputs:
         hold_pulses(inputs, generator)
-    elif inputs["x"].ndim > 2:
+    elif inputs["x"].ndim > 2 and "b_ih" in inputs:
         keep_for_long(inputs, generator)
     for name in ("h0", "c0", "grad_h_n", "grad_c_n"):
         if name in inputs:

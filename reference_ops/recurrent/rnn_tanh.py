@@ -4,6 +4,7 @@ import torch
 
 from reference_ops.op import Op, Tensors, Tolerance, tensors
 from reference_ops.precision import wide
+from reference_ops.recurrent._memory import hand_back
 from reference_ops.recurrent._shared import (
     ROWS,
     SEQUENCES_AWKWARD,
@@ -67,6 +68,7 @@ def draw_saved(inputs: Tensors, generator: torch.Generator) -> None:
     draw(inputs, generator)
     x, h0, w_ih, w_hh, out = list(inputs.values())[:5]
     out.copy_(rnn_tanh(x, h0, w_ih, w_hh, *(w_hh.new_zeros(len(w_hh)) for _ in "ih"))[0])
+    hand_back(inputs, generator)
 
 
 INPUTS = {

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from secrets import randbits
 
 import pytest
 import torch
@@ -105,6 +106,15 @@ def test_a_slow_host_does_not_count_as_time_of_the_gpu(device: CudaDevice) -> No
 
     later = [device.time(hesitant) for _ in range(20)][10:]
     assert statistics.median(later) < 200
+
+
+def test_what_was_compiled_before_is_described_again(device: CudaDevice) -> None:
+    """Beside a driver NVRTC keeps what it compiled on disk, but not what the compiler said of its registers."""
+    y = torch.zeros(32, dtype=I32, device="cuda")
+    number = randbits(30)  # nobody has compiled this one
+    programs = [compiled(device, f"y[threadIdx.x] = {number}; // {said}", {"y": y}) for said in ("once", "again")]
+    assert [program.resources for program in programs] == [programs[0].resources] * 2
+    assert len(programs[0].resources) == 1
 
 
 def test_what_is_known_is_not_measured_again(device: CudaDevice) -> None:

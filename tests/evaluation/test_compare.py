@@ -226,6 +226,19 @@ def test_what_is_far_off_is_not_explained_by_its_terms() -> None:
     assert "[7]" in compared(ours, theirs, wanted, Tolerance(), shaken=lambda: moves).fault
 
 
+def test_what_pytorch_makes_of_a_few_results_near_zero_explains_nothing_elsewhere() -> None:
+    """Its error there is no rounding, and vast beside how little float32 moves the result."""
+    wanted = 100 * torch.randn(4096, dtype=torch.float64)
+    wanted[7], wanted[9] = 1e-4, 1.0
+    theirs = wanted + 0.1 * torch.randn(4096)
+    theirs[7] = wanted[7] + 0.3
+    ours = theirs.clone()
+    ours[9] = wanted[9] + 1.2
+    judged = functools.partial(compared, ours.bfloat16(), theirs.bfloat16(), wanted, Tolerance())
+    assert "[9]" in judged().fault
+    assert "[9]" in judged(shaken=lambda: torch.full((4096,), 1e-5)).fault
+
+
 @pytest.mark.parametrize(("moves_by", "right"), [(1e-5, True), (1e-6, False)], ids=["ill conditioned", "ordinary"])
 def test_a_mean_error_may_come_of_few_rows_whose_terms_are_large(moves_by: float, right: bool) -> None:
     """As of heads of attention whose two largest scores are nearly alike; no element of them stands out."""

@@ -29,6 +29,7 @@ ENTRY_IN_LOG = re.compile(r"Compiling entry function '(\w+)'")
 LOCAL_IN_LOG = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
 REGISTERS_IN_LOG = re.compile(r"Used (\d+) registers")
 CLOCK = re.compile(rb"%(?:clock|globaltimer|gridid|pm\d)\w*")  # of a kernel's launches, too
+CACHES_SINCE = (12, 9)  # beside a GPU NVRTC then remembers what it compiled, without what the compiler said of it
 SHARED_IN_LOG = re.compile(r"(\d+) bytes smem")
 
 
@@ -128,6 +129,8 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
     options = [f"-arch={arch}", "-std=c++17", "-default-device", "-lineinfo", "--ptxas-options=-v"]
     options += ["-diag-suppress=47,177"]  # headers that define a limit again, a specialised value that is not used
     options += [f"-I{folder}" for folder in cuda_include_dirs()]
+    if nvrtc.getVersion() >= CACHES_SINCE:
+        options.append("--no-cache")
     program = nvrtc.createProgram(
         source, "kernel.cu", (b"",) * len(EMPTY_HEADERS), [name.encode() for name in EMPTY_HEADERS]
     )
