@@ -90,6 +90,7 @@ def spliced_directive(source: str) -> int | None:
     return None
 
 
+@lru_cache(maxsize=16)  # the same for all workloads
 def masked(source: str) -> str:
     """The source with comments and literals blanked and every other token in its place.
 

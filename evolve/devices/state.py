@@ -18,8 +18,8 @@ COMPILER = "__nv_"  # and so does NVRTC itself, of some versions, for atomics
 INSTEAD = "declare a [workspace] with zero = true, or make it const / __constant__"
 
 
-def check_compiled(to_keep: Iterable[str], undefined: Iterable[str], source: str = "") -> None:
-    """Raise for a heap, and for a variable that begins as zero and was not declared constant in the source.
+def check_compiled(to_keep: Iterable[str], undefined: Iterable[str], *sources: str) -> None:
+    """Raise for a heap, and for a variable that begins as zero and was not declared constant in any of the sources.
 
     Of all others it cannot be told whether the kernel writes to them; those are compared after every call.
     """
@@ -28,7 +28,7 @@ def check_compiled(to_keep: Iterable[str], undefined: Iterable[str], source: str
             message = "the kernel allocates memory of its own, which outlives the call: declare a [workspace]"
             raise RejectedError(Outcome.KEEPS_STATE, f"{message} (it calls `{OPERATORS.get(name[:4], name)}`)")
     doubtful = [name for name in to_keep if not _of_a_library(name)]
-    text = masked(source) if doubtful else ""
+    text = "\n".join(map(masked, sources)) if doubtful else ""
     for name in doubtful:
         if not _declared_constant(name, text):
             message = f"`{readable(name)}` keeps its value from one call to the next"

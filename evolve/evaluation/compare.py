@@ -72,9 +72,10 @@ def compared(
     if not actual.numel():
         return Comparison("")
     scale = _Scale(dtype, actual.numel(), inside, shaken)
-    if _all_finite(dtype, actual, theirs, expected):
-        return _inaccurate(actual, theirs, expected, tolerance, scale)
-    return _with_infinities(actual, theirs, expected, tolerance, scale)
+    errors = _errors(actual, theirs, expected, tolerance, scale)
+    if not errors.finite:
+        return _with_infinities(actual, theirs, expected, tolerance, scale)
+    return _inaccurate(errors, actual, expected, tolerance, scale)
 
 
 def summed(terms: int, *, alike: bool) -> float:
@@ -84,12 +85,6 @@ def summed(terms: int, *, alike: bool) -> float:
     """
     chain = max(1.0, terms / THREADS)
     return FLOAT32_UNIT * (chain if alike else math.sqrt(chain))
-
-
-def _all_finite(dtype: torch.dtype, *results: torch.Tensor) -> bool:
-    """Whether nothing is NaN or infinite, nor becomes so at the output's dtype. The extremes of a tensor tell."""
-    extremes = torch.stack([extreme.double() for values in results for extreme in values.aminmax()])
-    return bool((extremes.abs() <= torch.finfo(dtype).max).all())
 
 
 def _with_infinities(
@@ -112,17 +107,13 @@ def _with_infinities(
     wanted = torch.where(finite, wanted, 0.0)
     got = torch.where(finite, actual, 0.0)
     own = torch.where(finite & theirs.isfinite(), theirs.double(), wanted.to(scale.dtype).double())
-    return _inaccurate(got, own, wanted, tolerance, replace(scale, count=count))
+    scale = replace(scale, count=count)
+    return _inaccurate(_errors(got, own, wanted, tolerance, scale), got, wanted, tolerance, scale)
 
 
 def _inaccurate(
-    actual: torch.Tensor,
-    theirs: torch.Tensor,
-    wanted: torch.Tensor,
-    tolerance: Tolerance,
-    scale: "_Scale",
+    errors: "_Errors", actual: torch.Tensor, wanted: torch.Tensor, tolerance: Tolerance, scale: "_Scale"
 ) -> Comparison:
-    errors = _errors(actual, theirs, wanted, tolerance, scale)
     found = _verdict(errors, actual, wanted, tolerance, scale)
     few = scale.count < FEW
     if found.fault and scale.shaken and (few or _nearly(found, errors)):
@@ -141,6 +132,7 @@ class _Errors:
     excess: torch.Tensor  # PyTorch's error beyond that
     error: float  # root mean square
     yardstick: float
+    finite: bool  # no result is NaN or infinite, nor becomes so at the output's dtype
 
 
 def _errors(
@@ -160,8 +152,10 @@ def _errors(
     their_excess = their_error.sub_(rounding).clamp_(min=0)
     # What PyTorch's worst excuses grows with the elements: that of the largest is no excuse for a small one.
     large = magnitude.clamp(min=(norms[0] / math.sqrt(scale.count) + TINY).float())
-    norms += [_norm(their_excess), their_excess.max().double(), (their_excess / large).max().double()]
-    *sums, worst_excess, worst_share = torch.stack(norms).tolist()  # everything in one answer from the GPU
+    norms += [_norm(their_excess), magnitude.max().double()]
+    norms += [their_excess.max().double(), (their_excess / large).max().double()]
+    *sums, largest, worst_excess, worst_share = torch.stack(norms).tolist()  # everything in one answer from the GPU
+    finite = all(map(math.isfinite, sums)) and largest <= torch.finfo(scale.dtype).max
     size, error, own_error, excess = (value / math.sqrt(scale.count) for value in sums)
     floor = scale.unit * size
     # Sums of products have heavy tails: among many elements PyTorch's own worst lies far beyond its mean.
@@ -171,7 +165,7 @@ def _errors(
     allowed = torch.maximum(usual, allowed).mul_(tolerance.factor).clamp_(min=TINY)
     # On few rows PyTorch can be lucky: an error that a whole row shares, as of its norm, is drawn once per row.
     yardstick = max(own_error, FLOOR_ROUNDINGS * unit * size, floor)
-    return _Errors(off, allowed, rounding, their_excess, error, yardstick)
+    return _Errors(off, allowed, rounding, their_excess, error, yardstick, finite)
 
 
 def _verdict(

@@ -19,7 +19,8 @@ from evolve.light import all_flops, light
 from reference_ops.op import Op, Tensors, Workload
 from reference_ops.values import MOVED, NORMAL, SHIFTED
 
-LEAST_SAMPLES, USUAL_SAMPLES, MOST_SAMPLES = 9, 30, 120  # the usual number, and again, until the interval is narrow
+LEAST_SAMPLES, USUAL_SAMPLES, MOST_SAMPLES = 9, 30, 120
+MORE_SAMPLES = 10  # than the usual number, and again, until the interval is narrow
 USUAL_SECONDS, MOST_SECONDS = 0.25, 0.75
 HOPELESS, PROMISING = 1.5, 1.05  # times the time to beat
 SETTLED = 0.01  # of the median: an interval so narrow needs no more
@@ -30,7 +31,7 @@ MOST_SETS, L2_MULTIPLE = 16, 2
 FEW, HUGE_BYTES = 2, 2**31  # timed calls whose outputs are kept to be judged; of huge ones there is room for one
 PHYSICAL_MARGIN = 0.8  # of the time that the measured rates allow: they are not exact either
 GRAPH_BELOW_US, GRAPH_CALLS = 20.0, 20
-RESAMPLES = 1000
+RESAMPLES, FEWER_RESAMPLES = 1000, 250  # of what is reported, and of what only tells whether to go on
 
 
 @dataclass(frozen=True)
@@ -187,9 +188,9 @@ def physical_us(device: Device, op: Op, workload: Workload) -> float:
     return PHYSICAL_MARGIN * max(moved_us, all_flops(op, workload) / (fastest * 1e6))
 
 
-def median_interval(samples: Sequence[float]) -> tuple[float, float]:
+def median_interval(samples: Sequence[float], resamples: int = RESAMPLES) -> tuple[float, float]:
     """A 95 % interval of the median, by bootstrap."""
-    drawn = np.random.default_rng(len(samples)).choice(np.asarray(samples), (RESAMPLES, len(samples)))
+    drawn = np.random.default_rng(len(samples)).choice(np.asarray(samples), (resamples, len(samples)))
     low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
     return float(low), float(high)
 
@@ -232,11 +233,11 @@ def _go_on(own: Sequence[float], seconds: float, bar_us: float | None, hopeless_
     promising = bar_us is not None and median < PROMISING * bar_us
     if len(own) == MOST_SAMPLES or seconds > (MOST_SECONDS if promising else USUAL_SECONDS):
         return False
-    return promising or len(own) % USUAL_SAMPLES != 0 or not _settled(own)
+    return promising or len(own) < USUAL_SAMPLES or len(own) % MORE_SAMPLES != 0 or not _settled(own)
 
 
 def _settled(samples: Sequence[float]) -> bool:
-    low, high = median_interval(samples)
+    low, high = median_interval(samples, FEWER_RESAMPLES)
     return high - low < SETTLED * high
 
 

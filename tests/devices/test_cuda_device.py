@@ -39,9 +39,12 @@ def doubling(device: CudaDevice, y: torch.Tensor) -> Program:
     return compiled(device, "y[threadIdx.x] *= 2;", {"y": y})
 
 
-def test_no_earlier_tensor_is_left_in_free_memory(device: CudaDevice) -> None:
+@pytest.mark.parametrize("earlier_runs", [0, 1, 2])
+def test_no_earlier_tensor_is_left_in_free_memory(device: CudaDevice, earlier_runs: int) -> None:
     y = torch.ones(32, dtype=I32, device="cuda")
     program = doubling(device, y)
+    for _ in range(earlier_runs):
+        device.run(program, {"y": y})
     sizes = [64, 1 << 12, 1 << 20, 1 << 24]
     secrets = [torch.full((size,), MAGIC, dtype=I32, device="cuda") for size in sizes]
     places = {secret.data_ptr() for secret in secrets}

@@ -110,15 +110,28 @@ def pattern() -> int:
     return 0x7FF07FF0 | secrets.randbits(32) & 0x800F800F or pattern()
 
 
-def erase_free_memory() -> None:
-    """Overwrite what PyTorch's allocator holds ready to be given out again: results of the reference lie there."""
-    torch.cuda.synchronize()  # some of it was freed with work still under way, perhaps on another stream
-    stream = torch.cuda.current_stream().cuda_stream
-    device = torch.cuda.current_device()
-    for segment in torch.cuda.memory_snapshot():
-        for block in segment["blocks"]:
-            if block["state"] == "inactive" and segment["device"] == device:
-                runtime.memsetAsync(block["address"], 0xFF, block["size"], stream)
+class FreeMemory:
+    """What PyTorch's allocator holds ready to be given out again: results of the reference lie there.
+
+    Of large blocks that is gigabytes, overwritten again only once any has been handed out or has come back.
+    """
+
+    def __init__(self) -> None:
+        self._erased: object = None
+
+    def erase(self) -> None:
+        torch.cuda.synchronize()  # some of it was freed with work still under way, perhaps on another stream
+        stream = torch.cuda.current_stream().cuda_stream
+        device = torch.cuda.current_device()
+        pool = torch.cuda.memory_stats_as_nested_dict()["allocation"]["large_pool"]
+        now = device, pool["allocated"], pool["freed"]
+        for segment in torch.cuda.memory_snapshot():
+            if segment["device"] != device or (segment["segment_type"] == "large" and now == self._erased):
+                continue
+            for block in segment["blocks"]:
+                if block["state"] == "inactive":
+                    runtime.memsetAsync(block["address"], 0xFF, block["size"], stream)
+        self._erased = now
 
 
 def reset_persisting_lines() -> None:

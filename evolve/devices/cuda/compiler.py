@@ -64,7 +64,7 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
         _check_launch(launch, entries, bound.kernel.source)
     resources = tuple(_resources(log, entries))
     warnings = _warnings(bound.kernel.source, log, resources)
-    variables = _variables(image, specialisation(bound) + bound.kernel.source)
+    variables = _variables(image, specialisation(bound), bound.kernel.source)
     return Cubin(bound, arch, image, entries, resources, warnings, variables)
 
 
@@ -182,12 +182,12 @@ def _check_launch(launch: BoundLaunch, entries: dict[str, cubin.Entry], source: 
         )
 
 
-def _variables(image: bytes, source: str) -> tuple[Symbol, ...]:
+def _variables(image: bytes, *sources: str) -> tuple[Symbol, ...]:
     """The variables to watch; raises for those that make no sense but to keep something."""
     symbols = elf.symbols(image)
     variables = cubin.variables(symbols)
     to_keep = [variable.name for variable in variables if cubin.begins_empty(variable) or cubin.of_inline_ptx(variable)]
-    state.check_compiled(to_keep, [symbol.name for symbol in symbols if symbol.section is None], source)
+    state.check_compiled(to_keep, [symbol.name for symbol in symbols if symbol.section is None], *sources)
     return variables if {variable.name for variable in variables} > {ANCHOR} else ()
 
 

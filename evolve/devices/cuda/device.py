@@ -44,6 +44,7 @@ class CudaDevice:
         clean.bound_limits()
         self._known, self._cubins = known, cubins
         self._head_start = _HeadStart()
+        self._free_memory = clean.FreeMemory()
         self._watched: WeakKeyDictionary[CudaProgram, _Watched] = WeakKeyDictionary()
 
     @cached_property
@@ -100,7 +101,7 @@ class CudaDevice:
         return program
 
     def run(self, program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
-        clean.erase_free_memory()
+        self._free_memory.erase()
         self._cleaner.poison_shared()
         try:
             program.launch(tensors)
