@@ -126,10 +126,10 @@ def _inaccurate(
 class _Errors:
     """Differences are taken in float64 and kept in float32: they need no more digits, and memory is what it costs."""
 
-    off: torch.Tensor
+    off: torch.Tensor  # with its sign
     allowed: torch.Tensor
-    rounding: torch.Tensor  # of the result itself
-    excess: torch.Tensor  # PyTorch's error beyond that
+    magnitude: torch.Tensor  # of the result
+    excess: torch.Tensor  # PyTorch's error beyond its rounding
     error: float  # root mean square
     yardstick: float
     finite: bool  # no result is NaN or infinite, nor becomes so at the output's dtype
@@ -142,41 +142,48 @@ def _errors(
     tolerance: Tolerance,
     scale: "_Scale",
 ) -> _Errors:
+    """In as few passes over memory as it takes: of all that an evaluation does, this moves most bytes."""
     unit = torch.finfo(scale.dtype).eps / 2
     magnitude = wanted.float().abs_()
-    rounding = magnitude * unit
-    off = _difference(actual, wanted).abs_()
-    their_error = _difference(theirs, wanted).abs_()
+    off = torch.sub(actual, wanted, out=_like(wanted))
+    their_error = torch.sub(theirs, wanted, out=_like(wanted)).abs_()
     norms = [_norm(values) for values in (magnitude, off, their_error)]
     # Beyond the rounding of the result itself; or one large element would excuse every small one.
-    their_excess = their_error.sub_(rounding).clamp_(min=0)
+    excess = their_error.sub_(magnitude, alpha=unit).clamp_(min=0)
     # What PyTorch's worst excuses grows with the elements: that of the largest is no excuse for a small one.
     large = magnitude.clamp(min=(norms[0] / math.sqrt(scale.count) + TINY).float())
-    norms += [_norm(their_excess), magnitude.max().double()]
-    norms += [their_excess.max().double(), (their_excess / large).max().double()]
+    norms += [_norm(excess), magnitude.max().double(), excess.max().double(), (excess / large).max().double()]
     *sums, largest, worst_excess, worst_share = torch.stack(norms).tolist()  # everything in one answer from the GPU
-    finite = all(map(math.isfinite, sums)) and largest <= torch.finfo(scale.dtype).max
-    size, error, own_error, excess = (value / math.sqrt(scale.count) for value in sums)
+    size, error, own_error, usual_excess = (value / math.sqrt(scale.count) for value in sums)
     floor = scale.unit * size
+    inevitable, factor = max(unit, scale.unit), tolerance.factor
     # Sums of products have heavy tails: among many elements PyTorch's own worst lies far beyond its mean.
-    inevitable = magnitude.mul_(max(unit, scale.unit))
-    allowed = large.mul_(worst_share).clamp_(max=worst_excess).add_(inevitable)
-    usual = inevitable.mul_(ELEMENT_FACTOR).add_(ELEMENT_FACTOR * (excess + floor))
-    allowed = torch.maximum(usual, allowed).mul_(tolerance.factor).clamp_(min=TINY)
-    # On few rows PyTorch can be lucky: an error that a whole row shares, as of its norm, is drawn once per row.
-    yardstick = max(own_error, FLOOR_ROUNDINGS * unit * size, floor)
-    return _Errors(off, allowed, rounding, their_excess, error, yardstick, finite)
+    allowed = (
+        large.mul_(worst_share * factor).clamp_(max=worst_excess * factor).add_(magnitude, alpha=inevitable * factor)
+    )
+    least = magnitude.new_full((), max(ELEMENT_FACTOR * (usual_excess + floor) * factor, TINY))
+    usual = torch.add(least, magnitude, alpha=ELEMENT_FACTOR * inevitable * factor)
+    return _Errors(
+        off,
+        torch.maximum(usual, allowed, out=allowed),
+        magnitude,
+        excess,
+        error,
+        # On few rows PyTorch can be lucky: an error that a whole row shares, as of its norm, is drawn once per row.
+        max(own_error, FLOOR_ROUNDINGS * unit * size, floor),
+        all(map(math.isfinite, sums)) and largest <= torch.finfo(scale.dtype).max,
+    )
 
 
 def _verdict(
     errors: _Errors, actual: torch.Tensor, wanted: torch.Tensor, tolerance: Tolerance, scale: "_Scale"
 ) -> Comparison:
     error, yardstick = errors.error, errors.yardstick
-    worst = float((errors.off / errors.allowed).max())
+    worst = float(torch.linalg.vector_norm(errors.off / errors.allowed, math.inf))
     factor = _factor(scale.dtype, tolerance)
     said = ""
     if worst > 1:
-        said = _elements_off(errors.off, errors.allowed, actual, wanted)
+        said = _elements_off(errors.off.abs(), errors.allowed, actual, wanted)
     elif error > factor * yardstick and error > (allowance := factor * _leeway(wanted, scale.dtype)) * yardstick:
         said = (
             f"the root mean square error is {error:.3g}, {error / max(yardstick, TINY):.1f} times PyTorch's own "
@@ -187,7 +194,7 @@ def _verdict(
 
 def _nearly(found: Comparison, errors: _Errors) -> bool:
     """Elements of a row may share one error, and so count as one. With none off, the whole is at fault."""
-    off = errors.off > errors.allowed
+    off = errors.off.abs() > errors.allowed
     rows = off.reshape(-1, off.shape[-1]).any(1) if off.ndim > 1 else off
     return found.worst < NEARLY and int(rows.sum()) <= FEW_OFF
 
@@ -198,22 +205,21 @@ def _explained(errors: _Errors, shaken: torch.Tensor, tolerance: Tolerance, scal
     So PyTorch's errors are taken as shares of how far float32 moves each element, wherever a rounding does not hide
     them: these shares have no heavy tail.
     """
-    seen = shaken > errors.rounding
+    rounding = errors.magnitude * (torch.finfo(scale.dtype).eps / 2)
+    seen = shaken > rounding
     shares = torch.where(seen, errors.excess / shaken, 0.0)
     usual = least = scale.unit / FLOAT32_UNIT
     count = int(seen.sum())
     if count >= ENOUGH or (count and scale.count < FEW):  # a few of many tell of PyTorch's luck alone
         usual = max(least, float(_norm(shares)) / math.sqrt(count))
-    allowed = tolerance.factor * ELEMENT_FACTOR * (errors.rounding + usual * shaken)
+    allowed = tolerance.factor * ELEMENT_FACTOR * (rounding + usual * shaken)
     yardstick = least * float(_norm(shaken)) / math.sqrt(scale.count)
     return replace(errors, allowed=torch.maximum(errors.allowed, allowed), yardstick=max(errors.yardstick, yardstick))
 
 
-def _difference(values: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """In one pass over memory."""
-    kept = torch.empty(wanted.shape, dtype=torch.float32, device=wanted.device)
-    torch.sub(values, wanted, out=kept)
-    return kept
+def _like(wanted: torch.Tensor) -> torch.Tensor:
+    """Room for what is computed in float64 and kept in float32."""
+    return torch.empty(wanted.shape, dtype=torch.float32, device=wanted.device)
 
 
 def _norm(values: torch.Tensor) -> torch.Tensor:
