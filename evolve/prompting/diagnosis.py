@@ -14,6 +14,7 @@ from reference_ops.op import Op
 
 WIDEST_ACCESS = 16
 HALVES = ("bfloat16", "float16")
+MUCH = 64  # of so many bytes that are read, one is written
 SPARSE = 0.5  # the share of a multiprocessor's threads below which occupancy is worth a word
 RESERVED_BYTES = 1024  # of shared memory that each block takes beside its own, on sm_80 and later
 
@@ -34,7 +35,8 @@ def diagnosis(kernel: Kernel, evaluation: Evaluation, op: Op) -> tuple[str, ...]
     """The faults that show before any measurement, a sentence each; `op` may be another than the kernel's."""
     found = list(_spilled(evaluation.resources))
     if traits := evaluation.traits:
-        found += [*_narrow(traits), *_sparse(traits, evaluation.device)]
+        stores_matter = kernel.op != op.name or _writes_much(op, evaluation.device)
+        found += [*_narrow(traits, stores_matter=stores_matter), *_sparse(traits, evaluation.device)]
         if traits.launches > 1:
             found.append(
                 f"{traits.launches} launches: what passes between them goes through memory, and each has its own start "
@@ -55,8 +57,14 @@ def _spilled(resources: tuple[Resources, ...]) -> Iterator[str]:
             )
 
 
-def _narrow(traits: Traits) -> Iterator[str]:
-    loads, stores = traits.load_bytes, traits.store_bytes
+def _writes_much(op: Op, device: DeviceInfo) -> bool:
+    """Whether any workload's results are more than next to nothing, as those of a reduction are."""
+    workloads = op.workloads(device.kind)
+    return any(op.bytes_of(op.outputs, workload) * MUCH > op.least_read(workload) for workload in workloads)
+
+
+def _narrow(traits: Traits, *, stores_matter: bool) -> Iterator[str]:
+    loads, stores = traits.load_bytes, traits.store_bytes if stores_matter else 0
     alike = loads == stores
     for what, width in (("Loads and stores", loads),) if alike else (("Loads", loads), ("Stores", stores)):
         if 0 < width < WIDEST_ACCESS:
@@ -105,8 +113,9 @@ def _few_blocks(kernel: Kernel, evaluation: Evaluation, op: Op) -> Iterator[str]
         for launch in bound.launches if bound else ():
             blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
             if blocks < info.sms:
+                counted = "1 block" if blocks == 1 else f"{blocks} blocks"
                 yield (
-                    f"`{one_line(launch.entry, 80)}` has {blocks} blocks for {info.sms} multiprocessors at "
+                    f"`{one_line(launch.entry, 80)}` has {counted} for {info.sms} multiprocessors at "
                     f"{one_line(workload.key, 160)}: the others are idle."
                 )
                 return

@@ -16,6 +16,7 @@ from evolve.prompting.kernels import kernel_section, population_section, weakest
 from evolve.prompting.profiles import profile_section
 from evolve.prompting.sections import VALUES, op_section
 from evolve.proposers.proposer import Candidate, Request
+from reference_ops.op import TensorSpec
 from reference_ops.values import DRAWS, NORMAL
 
 WIDE = traits(load_bytes=16)
@@ -36,6 +37,13 @@ def test_narrow_loads_and_stores_are_named() -> None:
 
 def test_narrow_stores_alone_are_named() -> None:
     assert said_of(replace(WIDE, store_bytes=8)).startswith("Stores in global memory are 8 bytes wide at most: ")
+
+
+def test_the_stores_of_a_kernel_that_has_next_to_nothing_to_write_are_not() -> None:
+    reduction = replace(OP, outputs=(TensorSpec("out", ("rows",)),))
+    evaluation = replace(alive(KERNEL, GPU, 21.5).evaluation, traits=replace(WIDE, store_bytes=4))
+    assert any("Stores" in said for said in diagnosis(KERNEL, evaluation, OP))
+    assert not any("Stores" in said for said in diagnosis(KERNEL, evaluation, reduction))
 
 
 def test_a_kernel_that_loads_nothing_has_no_narrow_loads() -> None:
