@@ -38,6 +38,8 @@ def comparison(courses: Sequence[Course], shown: Console, *, emulated: bool) -> 
             continue
         yield Text(f"best so far per {per}, up to what all have spent", "bold")
         yield _table(rows, courses, axis)
+        if all(quality is None for _, qualities in rows for quality in qualities):
+            continue  # a line along the bottom would look like a result
         lines = [Line(course.thinned(one, axis)) for one in courses]
         yield from plot(lines, shown.width, PLOT_ROWS, unicode=unicode, unit=UNITS[axis])
 

@@ -9,6 +9,7 @@ from commandline import evolve
 from records import CPU, GPU, kernel, passed, proposal
 
 from archive.proposals import Budget, Cost, Leg, Run
+from archive.records import Evaluation, Outcome
 from archive.store import open_archive
 
 ROWS = "rows=8 cols=16 float32"
@@ -71,6 +72,20 @@ def test_an_archive_without_runs_of_an_op_says_so(archive: Path, capsys: Capture
     code, _, errors = evolve(capsys, "runs", "topk", "--archive", archive)
     assert code == 1
     assert "evolve run topk" in errors
+
+
+def test_runs_in_which_nothing_passed_have_no_plot(archive: Path, capsys: Capture) -> None:
+    store = open_archive(archive)
+    for run in ("ffff6666", "ffff7777"):
+        store.append(Run(run, "softmax", GPU.key, "a model", 7, 4000.0), Leg(run, 4000.0))
+        made = kernel(int(run[4:]))
+        store.append(replace(proposal(made, run=run), created=4001.0))
+        store.append(Evaluation(made.id, "softmax", GPU, Outcome.WRONG, "off", created=4002.0))
+    store.close()
+    code, output, _ = evolve(capsys, "compare", "ffff6666", "ffff7777", "--archive", archive)
+    assert code == 0
+    assert "best so far per evaluation" in output
+    assert "│" not in output
 
 
 def test_two_runs_are_compared_per_evaluation_token_and_dollar(archive: Path, capsys: Capture) -> None:
