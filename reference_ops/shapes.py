@@ -9,6 +9,7 @@ from reference_ops.op import Number, Op, Workload
 TRIES_EACH = 120
 MULTIPLES = (8, 32, 128)  # what kernels with wide loads, warps and tiles ask for in their `when`
 KEPT = 0.4  # how often a dim stays as declared, for kernels that are made for one size of it
+NEARBY = 2  # times smaller or larger
 SPREAD = 30.0  # floating-point parameters are multiplied or divided by as much as this
 
 
@@ -29,7 +30,9 @@ def held_out(
         if len(found) == count:
             break
         early = attempt % TRIES_EACH < TRIES_EACH // 2
-        tried = _drawn(op, rng.choice(models), ranges, rng, most_bytes, ODD if least_bytes and early else ALL)
+        near = rng.choice(models)
+        within, kinds = (_nearby(near, ranges), ODD if early else ALL) if least_bytes else (ranges, ALL)
+        tried = _drawn(op, near, within, rng, most_bytes, kinds)
         # First with parameters that nobody listed; a kernel may be made for one of those alone.
         if early and known.intersection(_integers(tried)):
             continue
@@ -47,6 +50,15 @@ def _ranges(listed: tuple[Workload, ...]) -> dict[str, tuple[int, int]]:
         for name, size in (*workload.dims, *_integers(workload)):
             sizes.setdefault(name, set()).add(size)
     return {name: (min(seen), max(seen)) for name, seen in sizes.items() if len(seen) > 1}
+
+
+def _nearby(near: Workload, ranges: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """Sizes like this one's: of any magnitude alike, hardly any workload would be large."""
+    own = dict(near.dims)
+    return {
+        name: (max(least, own[name] // NEARBY), min(greatest, own[name] * NEARBY)) if name in own else (least, greatest)
+        for name, (least, greatest) in ranges.items()
+    }
 
 
 def _drawn(

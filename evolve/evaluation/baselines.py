@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 import signal
 import statistics
 import sys
@@ -18,12 +19,14 @@ from evolve.devices.device import Device
 from evolve.evaluation.caches import evolve_cache_dir
 from reference_ops.op import Op, Tensors, Workload
 
-VERSION = 1  # of how baselines are timed: what an older one left on disk is not read
+VERSION = 2  # of how baselines are timed: what an older one left on disk is not read
 SAMPLES, SETS = 24, 2
 STEADY = 0.03  # PyTorch's time may stray so far without meaning that the GPU has changed its pace
 EAGER, COMPILE, AUTOTUNE = EVERY = "eager", "compile", "autotune"
 # As long as anybody would wait; a loop over a sequence, which it unrolls, can take it an hour.
 COMPILE_SECONDS = {COMPILE: 60.0, AUTOTUNE: 120.0}
+# With one of them torch.compile compiles nothing, and does not say so.
+SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 Call = Callable[[Tensors], object]
 
 
@@ -81,11 +84,17 @@ class Shelf:
 
     def _file(self, op: Op, workload: Workload, info: DeviceInfo) -> Path:
         facts = [VERSION, info.key, info.arch, info.driver, info.torch, op.name, workload.key, _text(op)]
+        facts += [EAGER] * switched_off()
         return self.folder / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.json"
 
 
 def shelf() -> Shelf:
     return Shelf(evolve_cache_dir() / "baselines")
+
+
+def switched_off() -> bool:
+    """Whether the user's environment leaves eager PyTorch alone: what torch.compile returned would be that again."""
+    return any(os.environ.get(switch) == "1" for switch in SWITCHES)
 
 
 def timed(op: Op, workload: Workload, device: Device, names: Iterable[str] = EVERY) -> Baselines:
@@ -118,6 +127,8 @@ def prepared(name: str, op: Op, workload: Workload, device: Device) -> Call | No
     """
     if name == EAGER:
         return lambda inputs: op.call_baseline(inputs, workload)
+    if switched_off():
+        return None
     torch._dynamo.config.recompile_limit = 10_000  # noqa: SLF001 - one compiled function per workload, many workloads
     # CUDA graphs would copy every input into buffers of their own; a call of a kernel does not either.
     mode = "max-autotune-no-cudagraphs" if name == AUTOTUNE else "default"

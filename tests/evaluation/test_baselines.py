@@ -104,6 +104,21 @@ def test_what_fails_by_default_is_not_tried_with_more_effort(monkeypatch: pytest
     assert tried == ["default"]
 
 
+@pytest.mark.parametrize("switch", baselines.SWITCHES)
+def test_where_the_environment_switches_torch_compile_off_it_is_no_baseline(
+    switch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler(lambda: None, monkeypatch)
+    shelf = Shelf(tmp_path)
+    monkeypatch.setenv(switch, "1")
+    assert prepared(COMPILE) is None
+    shelf.keep(OP, SMALL, CUDA.info, baselines.Baselines(10.0))
+    assert shelf.find(OP, SMALL, CUDA.info) == baselines.Baselines(10.0)
+    monkeypatch.delenv(switch)
+    assert shelf.find(OP, SMALL, CUDA.info) is None
+    assert prepared(COMPILE) is not None
+
+
 def test_outside_the_main_thread_nothing_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler(lambda: time.sleep(0.3), monkeypatch)
     monkeypatch.setitem(baselines.COMPILE_SECONDS, COMPILE, 0.1)
