@@ -19,7 +19,7 @@ from evolve.light import all_flops, light
 from reference_ops.op import Op, Tensors, Workload
 from reference_ops.values import MOVED, NORMAL, SHIFTED
 
-LEAST_SAMPLES, USUAL_SAMPLES, MOST_SAMPLES = 9, 20, 120
+LEAST_SAMPLES, USUAL_SAMPLES, MOST_SAMPLES = 9, 30, 120
 MORE_SAMPLES = 10  # than the usual number, and again, until the interval is narrow
 USUAL_SECONDS, MOST_SECONDS = 0.25, 0.75
 HOPELESS, PROMISING = 1.5, 1.05  # times the time to beat
