@@ -134,7 +134,7 @@ def carried_out(plan: Plan, given: Budget, archive: Path | None, shown: Console,
             _check_proposer(who.name, plan)
             engine = stack.enter_context(engine_on(wishes.device, phases, shown))
             _check_sizes([op for op, _ in loaded], engine.info.kind)
-            say_proposer(who.name, shown)
+            say_proposer(who.name, plan.budget, shown)
             words = [word for word in base if word != "--all"]
             opened = session.opened(plan, loaded, session.Bench(who, engine, store, phases), words)
             again = opened.again()

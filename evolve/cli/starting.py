@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from archive.proposals import Budget
 from evolve import wiring
 from evolve.cli import stopping
+from evolve.cli.limits import OFFLINE, TOKENS, USD
 from evolve.report.progress import Phases
 
 if TYPE_CHECKING:
@@ -38,8 +40,9 @@ def engine_on(wished: str, phases: Phases, shown: Console) -> Iterator["Engine"]
         engine.close()
 
 
-def say_proposer(name: str, shown: Console) -> None:
-    if name != "offline":
+def say_proposer(name: str, budget: Budget, shown: Console) -> None:
+    """Who proposes, and which limits will never be reached because nobody is paid."""
+    if name != OFFLINE:
         shown.print(f"proposer  {name}")
         return
     configured = os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")
@@ -47,3 +50,5 @@ def say_proposer(name: str, shown: Console) -> None:
     shown.print(
         f"proposer  {why}the offline proposer varies the knobs of kernels at hand", soft_wrap=not shown.is_terminal
     )
+    if moot := [option for option, limit in ((TOKENS, budget.tokens), (USD, budget.usd)) if limit is not None]:
+        shown.print(f"budget    no model is asked, so {' and '.join(moot)} cannot end the run", style="yellow")

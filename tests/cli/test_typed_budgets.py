@@ -1,11 +1,14 @@
+import io
 import math
 from dataclasses import replace
 
 import pytest
 from records import GPU
+from rich.console import Console
 
 from archive.proposals import Budget, Run
 from evolve.cli.limits import completed, options, raised, typed
+from evolve.cli.starting import say_proposer
 from evolve.cli.wishes import Wishes, check_same, recorded
 from evolve.errors import UserError
 
@@ -70,3 +73,20 @@ def test_what_is_typed_again_may_not_differ() -> None:
     for other in (Wishes(models=("a",)), Wishes(seed=4), Wishes(no_seeds=True), Wishes(device="emulated")):
         with pytest.raises(UserError):
             check_same(RUN, other)
+
+
+@pytest.mark.parametrize(
+    ("proposer", "budget", "said"),
+    [
+        ("offline", Budget(usd=1.0), "no model is asked, so --usd cannot end the run"),
+        ("offline", Budget(tokens=9, usd=1.0, evals=3), "so --tokens and --usd cannot"),
+        ("offline", Budget(evals=3), ""),
+        ("a model", Budget(usd=1.0), ""),
+    ],
+)
+def test_limits_that_nobody_will_reach_are_named(proposer: str, budget: Budget, said: str) -> None:
+    shown = Console(file=io.StringIO(), width=200)
+    say_proposer(proposer, budget, shown)
+    printed = shown.file.getvalue()  # type: ignore[attr-defined]
+    assert said in printed
+    assert ("budget" in printed) is bool(said)
