@@ -193,7 +193,7 @@ def _verdict(
     said = ""
     if worst > 1:
         said = _elements_off(errors.off.abs(), errors.allowed, actual, wanted)
-    elif error > factor * yardstick and error > (allowance := factor * _leeway(wanted, scale.dtype)) * yardstick:
+    elif error > factor * yardstick and error > (allowance := factor * leeway(wanted, scale.dtype)) * yardstick:
         said = (
             f"the root mean square error is {error:.3g}, {error / max(yardstick, TINY):.1f} times PyTorch's own "
             f"{yardstick:.3g}; {allowance:.3g} times is allowed"
@@ -241,7 +241,7 @@ def _factor(dtype: torch.dtype, tolerance: Tolerance) -> float:
     return min(tolerance.factor, CUT_OFF_FACTOR) if dtype.itemsize < 4 else tolerance.factor
 
 
-def _leeway(wanted: torch.Tensor, dtype: torch.dtype) -> float:
+def leeway(wanted: torch.Tensor, dtype: torch.dtype) -> float:
     """A row may share one error, as of its sum, and one row may be as far off as one element: of few, that shows.
 
     Rows count as far as they make up the result: of a heavy tail it is a few. With few bits a rounding is all the error
