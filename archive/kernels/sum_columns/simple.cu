@@ -48,7 +48,11 @@ sum_chunks(const float* __restrict__ parts, out_t* __restrict__ out, int cols) {
     const int col = blockIdx.x * 256 + threadIdx.x;
     if (col >= cols) return;
     float sum = 0.0f;
-#pragma unroll 8
-    for (int chunk = 0; chunk < CHUNKS; ++chunk) sum += parts[(long long)chunk * cols + col];
+    for (int first = 0; first < CHUNKS; first += 8) {  // sums of sums are more exact
+        float piece = 0.0f;
+#pragma unroll
+        for (int chunk = first; chunk < first + 8; ++chunk) piece += parts[(long long)chunk * cols + col];
+        sum += piece;
+    }
     out[col] = out_t(sum);
 }
