@@ -84,7 +84,8 @@ class Shelf:
 
     def _file(self, op: Op, workload: Workload, info: DeviceInfo) -> Path:
         facts = [VERSION, info.key, info.arch, info.driver, info.torch, op.name, workload.key, _text(op)]
-        facts += [EAGER] * switched_off()
+        if switched_off():
+            facts.append(EAGER)
         return self.folder / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.json"
 
 

@@ -44,6 +44,15 @@ class _Scale:
     unit: float  # nobody computes better inside
     shaken: Callable[[], torch.Tensor] | None
 
+    @property
+    def rounding(self) -> float:
+        """Of a result to its dtype, as a share of it."""
+        return torch.finfo(self.dtype).eps / 2
+
+    @property
+    def inevitable(self) -> float:
+        return max(self.rounding, self.unit)
+
 
 def compared(
     actual: torch.Tensor,
@@ -147,13 +156,12 @@ def _errors(
     scale: "_Scale",
 ) -> _Errors:
     """In as few passes over memory as it takes: of all that an evaluation does, this moves most bytes."""
-    unit = torch.finfo(scale.dtype).eps / 2
     magnitude = wanted.float().abs_()
     off = torch.sub(actual, wanted, out=_like(wanted))
     their_error = torch.sub(theirs, wanted, out=_like(wanted)).abs_()
     norms = [_norm(values) for values in (magnitude, off, their_error)]
     # Beyond the rounding of the result itself; or one large element would excuse every small one.
-    excess = their_error.sub_(magnitude, alpha=unit).clamp_(min=0)
+    excess = their_error.sub_(magnitude, alpha=scale.rounding).clamp_(min=0)
     norms += [_norm(excess), magnitude.max().double()]
     *sums, largest = torch.stack(norms).tolist()  # everything in one answer from the GPU
     size, error, own_error, usual_excess = (value / math.sqrt(scale.count) for value in sums)
@@ -161,13 +169,13 @@ def _errors(
     least = magnitude.new_full((), max(factor * (usual_excess + floor), TINY))
     return _Errors(
         off,
-        torch.add(least, magnitude, alpha=factor * max(unit, scale.unit)),
+        torch.add(least, magnitude, alpha=factor * scale.inevitable),
         magnitude,
         excess,
         size,
         error,
         # On few rows PyTorch can be lucky: an error that a whole row shares, as of its norm, is drawn once per row.
-        max(own_error, FLOOR_ROUNDINGS * unit * size, floor),
+        max(own_error, FLOOR_ROUNDINGS * scale.rounding * size, floor),
         all(map(math.isfinite, sums)) and largest <= torch.finfo(scale.dtype).max,
     )
 
@@ -177,11 +185,10 @@ def _with_theirs_at_worst(errors: _Errors, tolerance: Tolerance, scale: "_Scale"
 
     What that excuses grows with the elements: the error of the largest is no excuse for a small one.
     """
-    inevitable = max(torch.finfo(scale.dtype).eps / 2, scale.unit)
     large = errors.magnitude.clamp(min=errors.size + TINY)
     worst, worst_share = torch.stack([errors.excess.max(), (errors.excess / large).max()]).tolist()
-    allowed = large.mul_(worst_share).clamp_(max=worst).add_(errors.magnitude, alpha=inevitable).mul_(tolerance.factor)
-    return replace(errors, allowed=torch.maximum(errors.allowed, allowed))
+    allowed = large.mul_(worst_share).clamp_(max=worst).add_(errors.magnitude, alpha=scale.inevitable)
+    return replace(errors, allowed=torch.maximum(errors.allowed, allowed.mul_(tolerance.factor)))
 
 
 def _verdict(
@@ -214,7 +221,7 @@ def _explained(errors: _Errors, shaken: torch.Tensor, tolerance: Tolerance, scal
     So PyTorch's errors are taken as shares of how far float32 moves each element, wherever a rounding does not hide
     them: these shares have no heavy tail.
     """
-    rounding = errors.magnitude * (torch.finfo(scale.dtype).eps / 2)
+    rounding = errors.magnitude * scale.rounding
     seen = shaken > rounding
     shares = torch.where(seen, errors.excess / shaken, 0.0)
     usual = least = scale.unit / FLOAT32_UNIT
