@@ -203,8 +203,17 @@ class Op:
         `weights` are counted round too: of `LARGE_WEIGHTS` mixtures, one draws weights and the like from large numbers.
         """
         rounds = 1 + len(self.values)
-        turn = rng.randrange(SEEDS // (2 * LARGE_WEIGHTS * rounds)) * rounds + first % rounds
+        turn = rng.randrange(SEEDS // self._mixtures) * rounds + first % rounds
         return turn * 2 * LARGE_WEIGHTS + rng.randrange(2) * LARGE_WEIGHTS + weights % LARGE_WEIGHTS
+
+    def others_alike(self, seed: int, count: int) -> range:
+        """Seeds of other numbers, each from the distribution that it has with this seed."""
+        return range(seed + self._mixtures, seed + (count + 1) * self._mixtures, self._mixtures)
+
+    @property
+    def _mixtures(self) -> int:
+        """How many different ones there are; seeds count them round."""
+        return 2 * LARGE_WEIGHTS * (1 + len(self.values))
 
     def parts(self, spec: TensorSpec, workload: Workload, values: str, seed: int) -> tuple[Part, ...]:
         """How an output is judged whose inputs were drawn so: the rows of each distribution on their own."""

@@ -3,15 +3,16 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
-from evolve.evaluation.compare import FLOAT32_UNIT, SMALL, Comparison, compared, summed
+from evolve.evaluation.compare import FEW, FLOAT32_UNIT, SMALL, Comparison, compared, summed
 from reference_ops.op import Op, Tensors, Workload
 from reference_ops.values import Part
 
 SHAKES = 6
+OTHERS = 16  # draws: hardly ever do they all happen to be zero
 UNNOTICED = 12  # products, added one after another, are no more inexact than what rounded inputs lead to
 
 
@@ -43,7 +44,7 @@ class Truth:
                     self.op.tolerance,
                     exact=part.exact,
                     inside=summed(self.op.terms(self.workload, self.op.tolerance.sums), alike=part.alike),
-                    shaken=lambda at=at: self.shaken[index][at],  # type: ignore[misc]
+                    shaken=partial(self._moves, index, part),
                 ),
             )
 
@@ -56,6 +57,24 @@ class Truth:
 
     def exact(self, index: int, part: Part) -> bool:
         return part.exact or self.op.tolerance.exact or not self.theirs[index].is_floating_point()
+
+    def _moves(self, index: int, part: Part) -> torch.Tensor:
+        """Of few results, each as far as float32's arithmetic carries what is usual in their place: as among many."""
+        moves = self.shaken[index][part.rows]
+        return moves.clamp(min=FLOAT32_UNIT * self._usual(index, part)) if moves.numel() < FEW else moves
+
+    def _usual(self, index: int, part: Part) -> float:
+        """The root mean square of what other inputs of the same distribution lead to."""
+        torch_device = str(self.expected[index].device)
+        squares = []
+        try:
+            for seed in self.op.others_alike(self.seed, OTHERS):
+                inputs = self.op.inputs_at(self.workload, seed, torch_device, self.values)
+                result = self.op.call_in_float64(inputs, self.workload)[index][part.rows].double()
+                squares.append(torch.where(result.isfinite(), result, 0.0).square().mean())
+        except torch.OutOfMemoryError:
+            return 0.0
+        return float(torch.stack(squares).mean().sqrt())
 
     @cached_property
     def shaken(self) -> tuple[torch.Tensor, ...]:

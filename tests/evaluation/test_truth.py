@@ -75,6 +75,25 @@ def test_of_few_sums_one_that_cancels_may_be_off_by_what_its_terms_explain() -> 
     assert "[1]" in known.fault(0, in_turn)
 
 
+def clipped(values: str, **inputs: torch.Tensor) -> Truth:
+    """What is above zero; of so few inputs, all may be below."""
+    place = Workload("float32", (("n", 2),))
+    op = Op("clipped", lambda x: x.clamp(min=0), tensors(x="n"), tensors(out="n"), (place,), (place,), lambda _: 2)
+    return truth(op, place, values, 3, inputs or op.inputs_at(place, 3, "cpu", values))
+
+
+def test_few_results_that_are_zero_by_chance_are_measured_by_what_is_usual_there() -> None:
+    known = clipped("large", x=torch.tensor([-700.0, -1200.0]))
+    assert known.fault(0, torch.tensor([-6e-9, 0.0])) == ""
+    assert "[1]" in known.fault(0, torch.tensor([0.0, 2e-3]))
+
+
+def test_few_results_that_are_small_by_nature_are_not() -> None:
+    known = clipped("faint", x=torch.tensor([-1e-9, -2e-9]))
+    assert "[0]" in known.fault(0, torch.tensor([-1e-14, 0.0]))
+    assert known.fault(0, torch.tensor([-1e-17, 0.0])) == ""
+
+
 def test_a_reference_says_which_sizes_it_takes() -> None:
     def in_pairs(x: torch.Tensor) -> torch.Tensor:
         assert len(x) % 2 == 0, "an odd number"

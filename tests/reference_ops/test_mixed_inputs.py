@@ -117,6 +117,17 @@ def test_mixtures_of_the_same_turn_differ() -> None:
     assert len({OP.mixture(2, 1, random.Random(seed)) for seed in range(20)}) == 20
 
 
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_others_alike_are_of_the_same_distributions_and_no_two_the_same(seed: int) -> None:
+    others = OP.others_alike(seed, 5)
+    large = bool(mixed(seed=seed)["weight"].abs().max() > 100)
+    for other in others:
+        assert OP.parts(OUT, PLACE, MIXED, other) == OP.parts(OUT, PLACE, MIXED, seed)
+        assert bool(mixed(seed=other)["weight"].abs().max() > 100) == large
+    drawn = [mixed(seed=other)["x"][names(seed=seed).index(NORMAL)] for other in (seed, *others)]
+    assert len({tuple(row.tolist()) for row in drawn}) == 1 + len(others)
+
+
 def test_an_op_whose_rows_depend_on_each_other_gets_one_distribution_at_a_time() -> None:
     op = replace(OP, by_rows=False)
     for seed in range(8):
