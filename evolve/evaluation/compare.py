@@ -19,6 +19,7 @@ SMALL = 2**15  # elements
 FEW = 64  # results: any may be zero by chance, and PyTorch exact
 ENOUGH = 16  # errors, for their mean to be no luck
 NEARLY, FEW_OFF = 4, 8  # of many, if so few are so far off, rounding may explain more there than elsewhere
+FAR = 64  # off by more, it is not worth the time to find out what rounding explains
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,9 @@ def _inaccurate(
         errors = _with_theirs_at_worst(errors, tolerance, scale)
         found = _verdict(errors, actual, wanted, tolerance, scale)
     few = scale.count < FEW
-    if found.fault and scale.shaken and (few or _nearly(found, errors)):
-        explained = _explained(errors, scale.shaken().to(actual.device), tolerance, scale)
+    if found.fault and scale.shaken and (few or found.worst < FAR):
+        chance = few or _nearly(found, errors)
+        explained = _explained(errors, scale.shaken().to(actual.device), tolerance, scale, chance=chance)
         found = _verdict(explained, actual, wanted, tolerance, scale)
     return found
 
@@ -215,11 +217,14 @@ def _nearly(found: Comparison, errors: _Errors) -> bool:
     return found.worst < NEARLY and int(rows.sum()) <= FEW_OFF
 
 
-def _explained(errors: _Errors, shaken: torch.Tensor, tolerance: Tolerance, scale: "_Scale") -> _Errors:
-    """Where terms are large and cancel, an element is off by chance: PyTorch's luck with one tells of no other.
+def _explained(
+    errors: _Errors, shaken: torch.Tensor, tolerance: Tolerance, scale: "_Scale", *, chance: bool
+) -> _Errors:
+    """Where terms are large and cancel, PyTorch's luck with one element tells of no other.
 
-    So PyTorch's errors are taken as shares of how far float32 moves each element, wherever a rounding does not hide
-    them: these shares have no heavy tail.
+    As exact as if the inputs had been rounded once more is right anywhere. Few may by `chance` be farther off: there
+    PyTorch's errors are taken as shares of how far float32 moves each element, wherever a rounding does not hide them:
+    these shares have no heavy tail.
     """
     rounding = errors.magnitude * scale.rounding
     seen = shaken > rounding
@@ -228,7 +233,7 @@ def _explained(errors: _Errors, shaken: torch.Tensor, tolerance: Tolerance, scal
     count = int(seen.sum())
     if count >= ENOUGH or (count and scale.count < FEW):  # a few of many tell of PyTorch's luck alone
         usual = max(least, float(_norm(shares)) / math.sqrt(count))
-    allowed = tolerance.factor * ELEMENT_FACTOR * (rounding + usual * shaken)
+    allowed = tolerance.factor * (ELEMENT_FACTOR * (rounding + usual * shaken) if chance else rounding + least * shaken)
     yardstick = least * float(_norm(shaken)) / math.sqrt(scale.count)
     return replace(errors, allowed=torch.maximum(errors.allowed, allowed), yardstick=max(errors.yardstick, yardstick))
 

@@ -88,6 +88,17 @@ def test_few_results_that_are_zero_by_chance_are_measured_by_what_is_usual_there
     assert "[1]" in known.fault(0, torch.tensor([0.0, 2e-3]))
 
 
+def test_few_results_with_which_pytorch_is_lucky_are_measured_by_how_lucky_it_is_elsewhere() -> None:
+    """Differences of equal numbers here, and of others in other draws."""
+    place = Workload("float32", (("n", 2),))
+    known = clipped("normal", x=torch.tensor([1.0, 1.0]))
+    op = replace(known.op, reference=lambda x: ((1000 + x) - 1000).sum())
+    known = truth(replace(op, outputs=tensors(out="")), place, "normal", 3, known.inputs)
+    assert known.theirs[0] == 2
+    assert known.fault(0, torch.tensor(2.00003)) == ""
+    assert known.fault(0, torch.tensor(2.003)) != ""
+
+
 def test_few_results_that_are_small_by_nature_are_not() -> None:
     known = clipped("faint", x=torch.tensor([-1e-9, -2e-9]))
     assert "[0]" in known.fault(0, torch.tensor([-1e-14, 0.0]))

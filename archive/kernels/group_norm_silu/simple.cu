@@ -50,14 +50,13 @@ group_norm_silu_group(const x_t* __restrict__ x, const weight_t* __restrict__ we
         rest += off;
         squares = fmaf(off, off, squares);
     }
-    rest = sum_of_block(rest) / per_group;
-    const float centre = rough + rest;  // of equal numbers nothing must be left; in general `rough` is as good
+    rest = sum_of_block(rest) / per_group;  // where a group lies far from zero, as much as a result's last digits
     const float scale = 1.0f / sqrtf(fmaxf(sum_of_block(squares) / per_group - rest * rest, 0.0f) + eps);
     if (threadIdx.x == 0) mean[blockIdx.x] = mean_t(rough), rstd[blockIdx.x] = rstd_t(scale);
 #pragma unroll UNROLL
     for (int i = threadIdx.x; i < per_group; i += THREADS) {
         const int channel = first_channel + i / area;
-        const float y = (float(x[first + i]) - centre) * scale * float(weight[channel]) + float(bias[channel]);
+        const float y = (float(x[first + i]) - rough - rest) * scale * float(weight[channel]) + float(bias[channel]);
         out[first + i] = out_t(y * sigmoid(y));
     }
 }

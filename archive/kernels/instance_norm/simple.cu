@@ -43,13 +43,12 @@ instance_norm_channel(const x_t* __restrict__ x, const float* __restrict__ weigh
         rest += off;
         squares = fmaf(off, off, squares);
     }
-    rest = sum_of_block(rest) / area;
-    const float centre = rough + rest;  // of equal numbers nothing must be left; in general `rough` is as good
+    rest = sum_of_block(rest) / area;  // where a channel lies far from zero, as much as a result's last digits
     const float scale = 1.0f / sqrtf(fmaxf(sum_of_block(squares) / area - rest * rest, 0.0f) + eps);
     if (threadIdx.x == 0) mean[blockIdx.x] = rough, rstd[blockIdx.x] = scale;
     const float gain = weight[blockIdx.x % channels], shift = bias[blockIdx.x % channels];
 #pragma unroll UNROLL
     for (int i = threadIdx.x; i < area; i += THREADS) {
-        out[first + i] = out_t((float(x[first + i]) - centre) * scale * gain + shift);
+        out[first + i] = out_t((float(x[first + i]) - rough - rest) * scale * gain + shift);
     }
 }

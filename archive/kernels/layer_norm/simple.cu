@@ -42,12 +42,11 @@ layer_norm_row(const x_t* __restrict__ x, const weight_t* __restrict__ weight, c
         rest += off;
         squares = fmaf(off, off, squares);
     }
-    rest = sum_of_block(rest) / cols;
-    const float centre = rough + rest;  // of equal numbers nothing must be left; in general `rough` is as good
+    rest = sum_of_block(rest) / cols;  // where a row lies far from zero, as much as a result's last digits
     const float scale = 1.0f / sqrtf(fmaxf(sum_of_block(squares) / cols - rest * rest, 0.0f) + eps);
     if (threadIdx.x == 0) mean[blockIdx.x] = rough, rstd[blockIdx.x] = scale;
 #pragma unroll UNROLL
     for (int col = threadIdx.x; col < cols; col += THREADS) {
-        out[row + col] = out_t((float(x[row + col]) - centre) * scale * float(weight[col]) + float(bias[col]));
+        out[row + col] = out_t((float(x[row + col]) - rough - rest) * scale * float(weight[col]) + float(bias[col]));
     }
 }

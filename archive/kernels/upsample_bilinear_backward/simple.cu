@@ -14,6 +14,8 @@ args = ["grad_out", "grad_x", "batch * channels * h * w", "h", "w", "oh", "ow"]
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+constexpr int PIECE = 8;  // lines are added up in such groups, for where an element is part of very many results
+
 // The share that line `own` of so many has in result `i`.
 __device__ __forceinline__ float share(int i, int own, int size, float scale) {
     const float position = fmaxf((i + 0.5f) * scale - 0.5f, 0.0f);
@@ -41,12 +43,20 @@ upsample_bilinear_backward(const grad_out_t* __restrict__ grad_out, grad_x_t* __
     const int right = col < w - 1 ? min(first_from(col + 1.0f, across) + 2, ow) : ow;
     const grad_out_t* plane = grad_out + at / w / h * oh * ow;
     float sum = 0.0f;
-    for (int i = top; i < bottom; ++i) {
-        float along = 0.0f;
-        for (int j = left; j < right; ++j) {
-            along = fmaf(share(j, col, w, across), float(plane[(long long)i * ow + j]), along);
+    for (int i = top; i < bottom;) {
+        float rows = 0.0f;
+        for (const int end = min(i + PIECE, bottom); i < end; ++i) {
+            float along = 0.0f;
+            for (int j = left; j < right;) {
+                float piece = 0.0f;
+                for (const int stop = min(j + PIECE, right); j < stop; ++j) {
+                    piece = fmaf(share(j, col, w, across), float(plane[(long long)i * ow + j]), piece);
+                }
+                along += piece;
+            }
+            rows = fmaf(share(i, row, h, down), along, rows);
         }
-        sum = fmaf(share(i, row, h, down), along, sum);
+        sum += rows;
     }
     grad_x[at] = grad_x_t(sum);
 }
