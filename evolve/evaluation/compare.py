@@ -19,7 +19,7 @@ SMALL = 2**15  # elements
 FEW = 64  # results: any may be zero by chance, and PyTorch exact
 ENOUGH = 16  # errors, for their mean to be no luck
 NEARLY, FEW_OFF = 4, 8  # of many, if so few are so far off, rounding may explain more there than elsewhere
-FAR = 64  # off by more, it is not worth the time to find out what rounding explains
+FAR = 64  # in float32; off by more, it is not worth the time to find out what rounding explains
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def _inaccurate(
     if found.worst > 1:  # what is usual is enough for most, and takes far fewer passes over memory
         errors = _with_theirs_at_worst(errors, tolerance, scale)
         found = _verdict(errors, actual, wanted, tolerance, scale)
-    few = scale.count < FEW
-    if found.fault and scale.shaken and (few or found.worst < FAR):
+    few, far = scale.count < FEW, FAR if scale.dtype.itemsize >= 4 else NEARLY
+    if found.fault and scale.shaken and (few or found.worst < far):
         chance = few or _nearly(found, errors)
         explained = _explained(errors, scale.shaken().to(actual.device), tolerance, scale, chance=chance)
         found = _verdict(explained, actual, wanted, tolerance, scale)
@@ -222,9 +222,8 @@ def _explained(
 ) -> _Errors:
     """Where terms are large and cancel, PyTorch's luck with one element tells of no other.
 
-    As exact as if the inputs had been rounded once more is right anywhere. Few may by `chance` be farther off: there
-    PyTorch's errors are taken as shares of how far float32 moves each element, wherever a rounding does not hide them:
-    these shares have no heavy tail.
+    As exact as with inputs rounded once more is right anywhere. Few may by `chance` be farther off: there PyTorch's
+    errors are taken as shares, which have no heavy tail, of how far float32 moves each element, where that shows.
     """
     rounding = errors.magnitude * scale.rounding
     seen = shaken > rounding

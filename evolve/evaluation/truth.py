@@ -61,23 +61,28 @@ class Truth:
     def _moves(self, index: int, part: Part) -> torch.Tensor:
         """How far arithmetic carries each result: of few at least as far as is usual there, as among many."""
         moves = self.shaken[index][part.rows]
-        return moves.clamp(min=self._usual_error(index, part)) if moves.numel() < FEW else moves
+        return moves.clamp(min=self.usual_errors.get((index, part), 0.0)) if moves.numel() < FEW else moves
 
-    def _usual_error(self, index: int, part: Part) -> float:
-        """PyTorch's beyond its roundings, and float32's, root mean squares, where other inputs are drawn alike."""
-        torch_device = str(self.expected[index].device)
-        squares = []
+    @cached_property
+    def usual_errors(self) -> dict[tuple[int, Part], float]:
+        """PyTorch's beyond its roundings, and float32's, root mean squares, where other inputs are drawn alike.
+
+        Of those parts of the outputs that are small; of none, where there is no memory left to find out.
+        """
+        parts = [(index, part) for index in range(len(self.expected)) for part in self.parts(index)]
+        squares: dict[tuple[int, Part], list[torch.Tensor]] = {
+            (index, part): [] for index, part in parts if self.expected[index][part.rows].numel() < FEW
+        }
         try:
             for seed in self.op.others_alike(self.seed, OTHERS):
-                inputs = self.op.inputs_at(self.workload, seed, torch_device, self.values)
-                wanted = self.op.call_in_float64(inputs, self.workload)[index][part.rows].double()
-                theirs = self.op.call(inputs, self.workload)[index][part.rows]
-                off = (theirs - wanted).abs() - wanted.abs() * (torch.finfo(theirs.dtype).eps / 2)
-                both = torch.stack([off.clamp(min=0), FLOAT32_UNIT * wanted])
-                squares.append(torch.where(both.isfinite(), both, 0.0).square().reshape(2, -1).mean(1))
+                inputs = self.op.inputs_at(self.workload, seed, str(self.expected[0].device), self.values)
+                theirs = self.op.call(inputs, self.workload)
+                wanted = self.op.call_in_float64(inputs, self.workload)
+                for (index, part), found in squares.items():
+                    found.append(_squares(theirs[index][part.rows], wanted[index][part.rows]))
         except torch.OutOfMemoryError:
-            return 0.0
-        return float(torch.stack(squares).mean(0).max().sqrt())
+            return {}
+        return {at: float(torch.stack(found).mean(0).max().sqrt()) for at, found in squares.items()}
 
     @cached_property
     def shaken(self) -> tuple[torch.Tensor, ...]:
@@ -119,6 +124,15 @@ def defined(op: Op, workload: Workload, torch_device: str) -> bool:
     except Exception:  # noqa: BLE001 - a task's own code, which refuses what it likes as it likes
         return False
     return True
+
+
+def _squares(theirs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Mean squares of PyTorch's error beyond a rounding of its dtype, and of a rounding of float32."""
+    rounding = torch.finfo(theirs.dtype).eps / 2 if theirs.is_floating_point() else 0.0
+    wanted = wanted.double()
+    excess = ((theirs.double() - wanted).abs() - rounding * wanted.abs()).clamp(min=0)
+    both = torch.stack([excess, FLOAT32_UNIT * wanted])
+    return torch.where(both.isfinite(), both, 0.0).square().reshape(2, -1).mean(1)
 
 
 def _shaken(values: torch.Tensor, std: float, generator: torch.Generator) -> torch.Tensor:

@@ -13,6 +13,12 @@ ROWS, COLS = 32, 64
 WORKLOAD = Workload("float32", (("rows", ROWS), ("cols", COLS)))
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """So that no test depends on what ran before."""
+    torch.manual_seed(5)
+
+
 def summing(**inputs: torch.Tensor) -> Truth:
     """Sums of rows: of the inputs that are given, or of normal ones."""
     x, out, places = tensors(x="rows cols"), tensors(out="rows"), (WORKLOAD,)
@@ -97,6 +103,14 @@ def test_few_results_with_which_pytorch_is_lucky_are_measured_by_how_lucky_it_is
     assert known.theirs[0] == 2
     assert known.fault(0, torch.tensor(2.00003)) == ""
     assert known.fault(0, torch.tensor(2.003)) != ""
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int32, torch.bool])
+def test_few_results_of_any_dtype_have_usual_errors(dtype: torch.dtype) -> None:
+    known = clipped("normal")
+    known = replace(known, op=replace(known.op, reference=lambda x: x.clamp(min=0).to(dtype)))
+    assert list(known.usual_errors) == [(0, known.parts(0)[0])]
+    assert 0 < known.usual_errors[0, known.parts(0)[0]] < 1e-6
 
 
 def test_few_results_that_are_small_by_nature_are_not() -> None:
