@@ -6,18 +6,23 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from evolve.evaluation.allowance import (
+    ELEMENT_FACTOR,
+    FEW,
+    FLOAT32_UNIT,
+    TINY,
+    Errors,
+    Scale,
+    errors_of,
+    explained,
+    with_theirs_at_worst,
+)
 from reference_ops.op import Tolerance
 
-ELEMENT_FACTOR = 4  # one element may be off by this much more than the root mean square error
-FLOAT32_UNIT = 2.0**-24
 THREADS = 256  # of a plain kernel that sums a row
-FLOOR_ROUNDINGS = 0.25  # of an output's magnitude: below this, PyTorch was lucky
-TINY = 1e-38
 CUT_OFF_FACTOR = 1.75
 EDGE = 2.0**-8  # of the largest number: a few of float16's roundings
 SMALL = 2**15  # elements
-FEW = 64  # results: any may be zero by chance, and PyTorch exact
-ENOUGH = 16  # errors, for their mean to be no luck
 NEARLY, FEW_OFF = 4, 8  # of many, if so few are so far off, rounding may explain more there than elsewhere
 FAR = 64  # in float32; off by more, it is not worth the time to find out what rounding explains
 
@@ -34,25 +39,6 @@ class Comparison:
     def within(self, times: float) -> bool:
         """Whether what is wrong is so many times too inexact at most, and nothing else."""
         return 0 < self.worst <= times and self.error <= times * self.theirs
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """What an error is measured against, besides PyTorch's own."""
-
-    dtype: torch.dtype  # of the output
-    count: int  # of finite results
-    unit: float  # nobody computes better inside
-    shaken: Callable[[], torch.Tensor] | None
-
-    @property
-    def rounding(self) -> float:
-        """Of a result to its dtype, as a share of it."""
-        return torch.finfo(self.dtype).eps / 2
-
-    @property
-    def inevitable(self) -> float:
-        return max(self.rounding, self.unit)
 
 
 def compared(
@@ -81,8 +67,8 @@ def compared(
         return _exactly(actual, expected.to(dtype).to(actual.dtype))
     if not actual.numel():
         return Comparison("")
-    scale = _Scale(dtype, actual.numel(), inside, shaken)
-    errors = _errors(actual, theirs, expected, tolerance, scale)
+    scale = Scale(dtype, actual.numel(), inside, shaken)
+    errors = errors_of(actual, theirs, expected, tolerance, scale)
     if not errors.finite:
         return _with_infinities(actual, theirs, expected, tolerance, scale)
     return _inaccurate(errors, actual, expected, tolerance, scale)
@@ -98,7 +84,7 @@ def summed(terms: int, *, alike: bool) -> float:
 
 
 def _with_infinities(
-    actual: torch.Tensor, theirs: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, scale: "_Scale"
+    actual: torch.Tensor, theirs: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, scale: Scale
 ) -> Comparison:
     """NaN and infinities must stand exactly where the float64 result has them; the rest is compared as ever."""
     largest = torch.finfo(scale.dtype).max
@@ -118,83 +104,26 @@ def _with_infinities(
     got = torch.where(finite, actual, 0.0)
     own = torch.where(finite & theirs.isfinite(), theirs.double(), wanted.to(scale.dtype).double())
     scale = replace(scale, count=count)
-    return _inaccurate(_errors(got, own, wanted, tolerance, scale), got, wanted, tolerance, scale)
+    return _inaccurate(errors_of(got, own, wanted, tolerance, scale), got, wanted, tolerance, scale)
 
 
 def _inaccurate(
-    errors: "_Errors", actual: torch.Tensor, wanted: torch.Tensor, tolerance: Tolerance, scale: "_Scale"
+    errors: Errors, actual: torch.Tensor, wanted: torch.Tensor, tolerance: Tolerance, scale: Scale
 ) -> Comparison:
     found = _verdict(errors, actual, wanted, tolerance, scale)
     if found.worst > 1:  # what is usual is enough for most, and takes far fewer passes over memory
-        errors = _with_theirs_at_worst(errors, tolerance, scale)
+        errors = with_theirs_at_worst(errors, tolerance, scale)
         found = _verdict(errors, actual, wanted, tolerance, scale)
     few, far = scale.count < FEW, FAR if scale.dtype.itemsize >= 4 else NEARLY
     if found.fault and scale.shaken and (few or found.worst < far):
         chance = few or _nearly(found, errors)
-        explained = _explained(errors, scale.shaken().to(actual.device), tolerance, scale, chance=chance)
-        found = _verdict(explained, actual, wanted, tolerance, scale)
+        excused = explained(errors, scale.shaken().to(actual.device), tolerance, scale, chance=chance)
+        found = _verdict(excused, actual, wanted, tolerance, scale)
     return found
 
 
-@dataclass(frozen=True)
-class _Errors:
-    """Differences are taken in float64 and kept in float32: they need no more digits, and memory is what it costs."""
-
-    off: torch.Tensor  # with its sign
-    allowed: torch.Tensor
-    magnitude: torch.Tensor  # of the result
-    excess: torch.Tensor  # PyTorch's error beyond its rounding
-    size: float  # root mean squares, of the result and of the error
-    error: float
-    yardstick: float
-    finite: bool  # no result is NaN or infinite, nor becomes so at the output's dtype
-
-
-def _errors(
-    actual: torch.Tensor,
-    theirs: torch.Tensor,
-    wanted: torch.Tensor,
-    tolerance: Tolerance,
-    scale: "_Scale",
-) -> _Errors:
-    """In as few passes over memory as it takes: of all that an evaluation does, this moves most bytes."""
-    magnitude = wanted.float().abs_()
-    off = torch.sub(actual, wanted, out=_like(wanted))
-    their_error = torch.sub(theirs, wanted, out=_like(wanted)).abs_()
-    norms = [_norm(values) for values in (magnitude, off, their_error)]
-    # Beyond the rounding of the result itself; or one large element would excuse every small one.
-    excess = their_error.sub_(magnitude, alpha=scale.rounding).clamp_(min=0)
-    norms += [_norm(excess), magnitude.max().double()]
-    *sums, largest = torch.stack(norms).tolist()  # everything in one answer from the GPU
-    size, error, own_error, usual_excess = (value / math.sqrt(scale.count) for value in sums)
-    floor, factor = scale.unit * size, ELEMENT_FACTOR * tolerance.factor
-    least = magnitude.new_full((), max(factor * (usual_excess + floor), TINY))
-    return _Errors(
-        off,
-        torch.add(least, magnitude, alpha=factor * scale.inevitable),
-        magnitude,
-        excess,
-        size,
-        error,
-        # On few rows PyTorch can be lucky: an error that a whole row shares, as of its norm, is drawn once per row.
-        max(own_error, FLOOR_ROUNDINGS * scale.rounding * size, floor),
-        all(map(math.isfinite, sums)) and largest <= torch.finfo(scale.dtype).max,
-    )
-
-
-def _with_theirs_at_worst(errors: _Errors, tolerance: Tolerance, scale: "_Scale") -> _Errors:
-    """Sums of products have heavy tails: among many elements PyTorch's own worst lies far beyond its mean.
-
-    What that excuses grows with the elements: the error of the largest is no excuse for a small one.
-    """
-    large = errors.magnitude.clamp(min=errors.size + TINY)
-    worst, worst_share = torch.stack([errors.excess.max(), (errors.excess / large).max()]).tolist()
-    allowed = large.mul_(worst_share).clamp_(max=worst).add_(errors.magnitude, alpha=scale.inevitable)
-    return replace(errors, allowed=torch.maximum(errors.allowed, allowed.mul_(tolerance.factor)))
-
-
 def _verdict(
-    errors: _Errors, actual: torch.Tensor, wanted: torch.Tensor, tolerance: Tolerance, scale: "_Scale"
+    errors: Errors, actual: torch.Tensor, wanted: torch.Tensor, tolerance: Tolerance, scale: Scale
 ) -> Comparison:
     error, yardstick = errors.error, errors.yardstick
     worst = float(torch.linalg.vector_norm(errors.off / errors.allowed, math.inf))
@@ -210,41 +139,11 @@ def _verdict(
     return Comparison(said, error, yardstick, worst)
 
 
-def _nearly(found: Comparison, errors: _Errors) -> bool:
+def _nearly(found: Comparison, errors: Errors) -> bool:
     """Elements of a row may share one error, and so count as one. With none off, the whole is at fault."""
     off = errors.off.abs() > errors.allowed
     rows = off.reshape(-1, off.shape[-1]).any(1) if off.ndim > 1 else off
     return found.worst < NEARLY and int(rows.sum()) <= FEW_OFF
-
-
-def _explained(
-    errors: _Errors, shaken: torch.Tensor, tolerance: Tolerance, scale: "_Scale", *, chance: bool
-) -> _Errors:
-    """Where terms are large and cancel, PyTorch's luck with one element tells of no other.
-
-    As exact as with inputs rounded once more is right anywhere. Few may by `chance` be farther off: there PyTorch's
-    errors are taken as shares, which have no heavy tail, of how far float32 moves each element, where that shows.
-    """
-    rounding = errors.magnitude * scale.rounding
-    seen = shaken > rounding
-    shares = torch.where(seen, errors.excess / shaken, 0.0)
-    usual = least = scale.unit / FLOAT32_UNIT
-    count = int(seen.sum())
-    if count >= ENOUGH or (count and scale.count < FEW):  # a few of many tell of PyTorch's luck alone
-        usual = max(least, float(_norm(shares)) / math.sqrt(count))
-    allowed = tolerance.factor * (ELEMENT_FACTOR * (rounding + usual * shaken) if chance else rounding + least * shaken)
-    yardstick = least * float(_norm(shaken)) / math.sqrt(scale.count)
-    return replace(errors, allowed=torch.maximum(errors.allowed, allowed), yardstick=max(errors.yardstick, yardstick))
-
-
-def _like(wanted: torch.Tensor) -> torch.Tensor:
-    """Room for what is computed in float64 and kept in float32."""
-    return torch.empty(wanted.shape, dtype=torch.float32, device=wanted.device)
-
-
-def _norm(values: torch.Tensor) -> torch.Tensor:
-    norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=torch.float64)
-    return norm
 
 
 def _factor(dtype: torch.dtype, tolerance: Tolerance) -> float:

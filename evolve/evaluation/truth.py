@@ -7,7 +7,8 @@ from functools import cached_property, partial
 
 import torch
 
-from evolve.evaluation.compare import FEW, FLOAT32_UNIT, SMALL, Comparison, compared, summed
+from evolve.evaluation.allowance import FEW, FLOAT32_UNIT
+from evolve.evaluation.compare import SMALL, Comparison, compared, summed
 from reference_ops.op import Op, Tensors, Workload
 from reference_ops.values import Part
 

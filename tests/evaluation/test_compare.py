@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from evolve.evaluation.compare import FLOAT32_UNIT, compared, summed
+from evolve.evaluation.allowance import FLOAT32_UNIT
+from evolve.evaluation.compare import compared, summed
 from reference_ops.op import Tolerance
 
 torch.manual_seed(5)

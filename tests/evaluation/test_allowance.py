@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from evolve.evaluation.compare import FLOAT32_UNIT, compared
+from evolve.evaluation.allowance import FLOAT32_UNIT
+from evolve.evaluation.compare import compared
 from reference_ops.op import Tolerance
 
 

@@ -1,0 +1,120 @@
+"""How far off may a result be? By PyTorch's own error, a rounding, and what float32 does where terms cancel."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from reference_ops.op import Tolerance
+
+ELEMENT_FACTOR = 4  # one element may be off by this much more than the root mean square error
+FLOAT32_UNIT = 2.0**-24
+FLOOR_ROUNDINGS = 0.25  # of an output's magnitude: below this, PyTorch was lucky
+TINY = 1e-38
+FEW = 64  # results: any may be zero by chance, and PyTorch exact
+ENOUGH = 16  # errors, for their mean to be no luck
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What an error is measured against, besides PyTorch's own."""
+
+    dtype: torch.dtype  # of the output
+    count: int  # of finite results
+    unit: float  # nobody computes better inside
+    shaken: Callable[[], torch.Tensor] | None
+
+    @property
+    def rounding(self) -> float:
+        """Of a result to its dtype, as a share of it."""
+        return torch.finfo(self.dtype).eps / 2
+
+    @property
+    def inevitable(self) -> float:
+        return max(self.rounding, self.unit)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Differences are taken in float64 and kept in float32: they need no more digits, and memory is what it costs."""
+
+    off: torch.Tensor  # with its sign
+    allowed: torch.Tensor
+    magnitude: torch.Tensor  # of the result
+    excess: torch.Tensor  # PyTorch's error beyond its rounding
+    size: float  # root mean squares, of the result and of the error
+    error: float
+    yardstick: float
+    finite: bool  # no result is NaN or infinite, nor becomes so at the output's dtype
+
+
+def errors_of(
+    actual: torch.Tensor,
+    theirs: torch.Tensor,
+    wanted: torch.Tensor,
+    tolerance: Tolerance,
+    scale: Scale,
+) -> Errors:
+    """In as few passes over memory as it takes: of all that an evaluation does, this moves most bytes."""
+    magnitude = wanted.float().abs_()
+    off = torch.sub(actual, wanted, out=_like(wanted))
+    their_error = torch.sub(theirs, wanted, out=_like(wanted)).abs_()
+    norms = [_norm(values) for values in (magnitude, off, their_error)]
+    # Beyond the rounding of the result itself; or one large element would excuse every small one.
+    excess = their_error.sub_(magnitude, alpha=scale.rounding).clamp_(min=0)
+    norms += [_norm(excess), magnitude.max().double()]
+    *sums, largest = torch.stack(norms).tolist()  # everything in one answer from the GPU
+    size, error, own_error, usual_excess = (value / math.sqrt(scale.count) for value in sums)
+    floor, factor = scale.unit * size, ELEMENT_FACTOR * tolerance.factor
+    least = magnitude.new_full((), max(factor * (usual_excess + floor), TINY))
+    return Errors(
+        off,
+        torch.add(least, magnitude, alpha=factor * scale.inevitable),
+        magnitude,
+        excess,
+        size,
+        error,
+        # On few rows PyTorch can be lucky: an error that a whole row shares, as of its norm, is drawn once per row.
+        max(own_error, FLOOR_ROUNDINGS * scale.rounding * size, floor),
+        all(map(math.isfinite, sums)) and largest <= torch.finfo(scale.dtype).max,
+    )
+
+
+def with_theirs_at_worst(errors: Errors, tolerance: Tolerance, scale: Scale) -> Errors:
+    """Sums of products have heavy tails: among many elements PyTorch's own worst lies far beyond its mean.
+
+    What that excuses grows with the elements: the error of the largest is no excuse for a small one.
+    """
+    large = errors.magnitude.clamp(min=errors.size + TINY)
+    worst, worst_share = torch.stack([errors.excess.max(), (errors.excess / large).max()]).tolist()
+    allowed = large.mul_(worst_share).clamp_(max=worst).add_(errors.magnitude, alpha=scale.inevitable)
+    return replace(errors, allowed=torch.maximum(errors.allowed, allowed.mul_(tolerance.factor)))
+
+
+def explained(errors: Errors, shaken: torch.Tensor, tolerance: Tolerance, scale: Scale, *, chance: bool) -> Errors:
+    """Where terms are large and cancel, PyTorch's luck with one element tells of no other.
+
+    As exact as with inputs rounded once more is right anywhere. Few may by `chance` be farther off: there PyTorch's
+    errors are taken as shares, which have no heavy tail, of how far float32 moves each element, where that shows.
+    """
+    rounding = errors.magnitude * scale.rounding
+    seen = shaken > rounding
+    shares = torch.where(seen, errors.excess / shaken, 0.0)
+    usual = least = scale.unit / FLOAT32_UNIT
+    count = int(seen.sum())
+    if count >= ENOUGH or (count and scale.count < FEW):  # a few of many tell of PyTorch's luck alone
+        usual = max(least, float(_norm(shares)) / math.sqrt(count))
+    allowed = tolerance.factor * (ELEMENT_FACTOR * (rounding + usual * shaken) if chance else rounding + least * shaken)
+    yardstick = least * float(_norm(shaken)) / math.sqrt(scale.count)
+    return replace(errors, allowed=torch.maximum(errors.allowed, allowed), yardstick=max(errors.yardstick, yardstick))
+
+
+def _like(wanted: torch.Tensor) -> torch.Tensor:
+    """Room for what is computed in float64 and kept in float32."""
+    return torch.empty(wanted.shape, dtype=torch.float32, device=wanted.device)
+
+
+def _norm(values: torch.Tensor) -> torch.Tensor:
+    norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=torch.float64)
+    return norm
