@@ -44,13 +44,15 @@ class Tolerance:
     The root mean square error may be `factor` times PyTorch's, and no element may be off by more than
     `4 * factor` times its own rounding and what of PyTorch's error goes beyond that. `exact` allows no difference.
     `sums` is the dim over which each result sums: the longer a sum in float32, the more its order decides. `in_turn` is
-    one that a single thread may sum over, with results that may all depend on that one sum.
+    one that a single thread may sum over, with results that may all depend on that one sum. `given` are inputs that
+    follow from the others, as their mean: no arithmetic is as inexact as if such a one alone were rounded once more.
     """
 
     factor: float = 2.0
     exact: bool = False
     sums: str = ""
     in_turn: str = ""
+    given: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,10 @@ class Op:
             raise ValueError(f"op {self.name}: `{name}` names no distribution of inputs; there are {others}")
         for name in set(self.baseline_free) - {tensor.name for tensor in self.outputs}:
             raise ValueError(f"op {self.name}: `baseline_free` names `{name}`, which is no output")
-        for name in self.touched.keys() - {tensor.name for tensor in self.inputs}:
-            raise ValueError(f"op {self.name}: `touched` names `{name}`, which is no input")
+        inputs = {tensor.name for tensor in self.inputs}
+        for said, named in (("touched", self.touched), ("tolerance.given", self.tolerance.given)):
+            for name in set(named) - inputs:
+                raise ValueError(f"op {self.name}: `{said}` names `{name}`, which is no input")
         self._check_workloads()
 
     def _check_workloads(self) -> None:

@@ -40,6 +40,20 @@ def test_what_one_thread_may_sum_alone_moves_as_its_partial_sums_do() -> None:
     assert float((in_turn.shaken[0] / known.shaken[0]).median()) == pytest.approx((COLS / 12) ** 0.5)
 
 
+def test_an_input_that_follows_from_the_others_is_not_rounded_on_its_own() -> None:
+    """With the mean, all terms would be off the same way, and so their sum."""
+    x = torch.rand(ROWS, COLS)
+    declared, out = tensors(x="rows cols", mean="rows"), tensors(out="rows")
+    op = Op("centred", _centred, declared, out, (WORKLOAD,), (WORKLOAD,), flops=lambda _: ROWS * COLS)
+    alone = truth(op, WORKLOAD, "normal", 3, {"x": x, "mean": x.mean(-1)})
+    given = replace(alone, op=replace(op, tolerance=Tolerance(given=("mean",))))
+    assert alone.shaken[0].median() > 3 * given.shaken[0].median() > 0
+
+
+def _centred(x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    return (x - mean[:, None]).sum(-1)
+
+
 def test_integers_stay_as_they_are() -> None:
     assert summing(x=torch.ones(ROWS, COLS, dtype=torch.int32)).shaken[0].tolist() == [0.0] * ROWS
 

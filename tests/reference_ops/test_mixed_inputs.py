@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from reference_ops import catalog
-from reference_ops.op import LARGE_WEIGHTS, Op, Tensors, tensors, workloads
+from reference_ops.op import LARGE_WEIGHTS, Op, Tensors, Tolerance, tensors, workloads
 from reference_ops.values import MIXED, NORMAL
 
 
@@ -180,3 +180,8 @@ def test_an_output_that_the_baseline_cannot_leave_open_is_named() -> None:
 def test_a_workload_that_the_op_excludes_is_refused() -> None:
     with pytest.raises(ValueError, match="rows=64 cols=512 float32 is not `valid`"):
         replace(OP, valid=lambda known: known["cols"] <= known["rows"])
+
+
+def test_what_follows_from_other_inputs_has_to_be_one() -> None:
+    with pytest.raises(ValueError, match="`mean`, which is no input"):
+        replace(OP, tolerance=Tolerance(given=("mean",)))
