@@ -95,8 +95,9 @@ def with_theirs_at_worst(errors: Errors, tolerance: Tolerance, scale: Scale) -> 
 def explained(errors: Errors, shaken: torch.Tensor, tolerance: Tolerance, scale: Scale, *, chance: bool) -> Errors:
     """Where terms are large and cancel, PyTorch's luck with one element tells of no other.
 
-    As exact as with inputs rounded once more is right anywhere. Few may by `chance` be farther off: there PyTorch's
-    errors are taken as shares, which have no heavy tail, of how far float32 moves each element, where that shows.
+    As exact as with inputs rounded once more is right anywhere; an element as with those rounded as often as float32
+    rounds a sum. Few may by `chance` be farther off: there PyTorch's errors are taken as shares, which have no heavy
+    tail, of how far float32 moves each element, where that shows.
     """
     rounding = errors.magnitude * scale.rounding
     seen = shaken > rounding
@@ -106,7 +107,8 @@ def explained(errors: Errors, shaken: torch.Tensor, tolerance: Tolerance, scale:
     if count >= ENOUGH or (count and scale.count < FEW):  # a few of many tell of PyTorch's luck alone
         usual = max(least, float(_norm(shares)) / math.sqrt(count))
     allowed = tolerance.factor * (ELEMENT_FACTOR * (rounding + usual * shaken) if chance else rounding + least * shaken)
-    yardstick = least * float(_norm(shaken)) / math.sqrt(scale.count)
+    # Not as often here: where all elements move alike and far, half of their bits could hide in that.
+    yardstick = float(_norm(shaken)) / math.sqrt(scale.count)
     return replace(errors, allowed=torch.maximum(errors.allowed, allowed), yardstick=max(errors.yardstick, yardstick))
 
 

@@ -7,7 +7,7 @@ from evolve.light import all_flops, light, matrix_unit
 from evolve.prompting.text import clipped, fenced, flops, listed, nbytes, one_line, us
 from reference_ops.op import Op, TensorSpec, Tolerance, Workload
 
-MAX_REFERENCE, MAX_NOTE = 10_000, 240
+MAX_REFERENCE, MAX_MEANING, MAX_NOTE = 10_000, 1000, 240
 MAX_WORKLOADS, MAX_AWKWARD, MAX_TENSORS = 20, 12, 40
 MAX_WORKLOAD = 160
 GPU_GOAL = "sm_90a"
@@ -35,7 +35,7 @@ def op_section(op: Op, device: DeviceInfo, reference_source: str, characters: in
     derived = f" (derived: {', '.join(op.derived)})" if op.derived else ""
     parts = [f"# The op: {op.name}"]
     if op.note:
-        parts.append(one_line(op.note, MAX_NOTE))
+        parts.append(one_line(op.note, MAX_MEANING))
     if reference_source.strip():
         parts += ["The PyTorch reference:", fenced("python", clipped(reference_source, characters))]
     parts += [

@@ -21,7 +21,7 @@ from reference_ops.recurrent._shared import (
 
 NOTE = (
     "With a = x @ w_ih^T + b_ih and b = h @ w_hh^T + b_hh, each of three thirds r, z, n: r = sigmoid(a_r + b_r), "
-    "z = sigmoid(a_z + b_z), n = tanh(a_n + r * b_n); h_next = (1 - z) * n + z * h. "
+    "z = sigmoid(a_z + b_z), n = tanh(a_n + r * b_n); h_next = (1 - z) * n + z * h."
 )
 
 
@@ -90,7 +90,7 @@ INPUTS = {
 ops = (
     Op(
         name="gru_cell",
-        note=NOTE + "torch.gru_cell: the backward recomputes the gates, so they are no output.",
+        note=NOTE + " torch.gru_cell: the backward recomputes the gates, so they are no output.",
         reference=gru_cell,
         baseline=of_torch,
         baseline_free=("h_next",),  # in 16 bits it rounds the gates

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from evolve.evaluation.allowance import FLOAT32_UNIT
-from evolve.evaluation.compare import compared
+from evolve.evaluation.compare import compared, summed
 from reference_ops.op import Tolerance
 
 
@@ -62,6 +62,22 @@ def test_all_elements_of_a_row_may_be_off_by_one_chance(off_at: Sequence[int], t
     ours[list(off_at)] = wanted[list(off_at)] + 1.6e-6 * columns
     found = compared(ours.float(), theirs.float(), wanted, Tolerance(), shaken=lambda: moves * columns.float())
     assert (found.fault == "") is right
+
+
+def test_half_precision_does_not_hide_where_all_elements_move_however_many_terms_are_alike() -> None:
+    """As in the gradient of a norm's weight: all are off by so little that none stands out."""
+    wanted = torch.randn(256, dtype=torch.float64)
+    judged = functools.partial(
+        compared,
+        theirs=wanted.float(),
+        expected=wanted,
+        tolerance=Tolerance(),
+        inside=summed(2**16, alike=True),
+        shaken=lambda: torch.full((256,), 1e-5),
+    )
+    moved = wanted + 1e-5 * torch.randn(256)
+    assert judged(moved.float()).fault == ""
+    assert judged(wanted.half().float()).fault
 
 
 def test_where_its_terms_are_ordinary_an_element_may_not() -> None:

@@ -16,6 +16,7 @@ from evolve.prompting.kernels import kernel_section, population_section, weakest
 from evolve.prompting.profiles import profile_section
 from evolve.prompting.sections import VALUES, op_section
 from evolve.proposers.proposer import Candidate, Request
+from reference_ops import catalog
 from reference_ops.op import TensorSpec
 from reference_ops.values import DRAWS, NORMAL
 
@@ -152,6 +153,12 @@ def test_every_kind_of_values_is_explained(values: str) -> None:
     log = f"rows=8 cols=64 float32: `out` on {values} values: 3 of 512 elements are off"
     assert f"It was wrong on {values} values: {AT[values]}." in hint(failed_by(Outcome.WRONG, log))
     assert values in VALUES
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_what_an_op_means_is_told_whole(name: str) -> None:
+    op = catalog.load(name)
+    assert f"\n{op.note}\n" in op_section(op, GPU, "")
 
 
 def test_elements_that_were_never_written_are_pointed_out() -> None:
