@@ -85,6 +85,13 @@ def test_several_ops_share_one_budget_and_the_archive_tells_what_went_where(tmp_
     assert runs[0].words == (TWICE, "--device", "emulated", "--proposer", "offline")
 
 
+def test_ops_that_a_short_budget_does_not_reach_are_counted(tmp_path: Path) -> None:
+    code, output = run(tmp_path, "run", "relu", "gelu", "tanh", "--evals", "1", "--proposer", "offline", *EMULATED)
+    assert code == 0, output
+    assert len(re.findall(r"^(relu|gelu|tanh) +\d+ +\d:\d\d", output, re.MULTILINE)) == 1
+    assert "nothing was spent on 2 other ops" in output
+
+
 def test_the_result_of_a_run_is_json_on_standard_output_alone(tmp_path: Path) -> None:
     process = start(tmp_path, "tell", str(written(tmp_path / "good.cu", GOOD)), TWICE)
     assert process.wait(60) == 0
