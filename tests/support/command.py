@@ -1,6 +1,7 @@
 """Runs the command line as a user does: in a process of its own, in an empty folder."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,13 @@ def start(folder: Path, *arguments: str, extra: dict[str, str] | None = None) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=_hearing,  # noqa: PLW1509 - no thread of ours holds a lock that this could wait for
     )
+
+
+def _hearing() -> None:
+    """What a shell starts in the background is deaf to Ctrl-C, tests and what they start included."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run(folder: Path, *arguments: str, extra: dict[str, str] | None = None) -> tuple[int, str]:
