@@ -46,10 +46,11 @@ def run(session: Session, shown: Console) -> Result:
     except (Stopped, UserError) as caught:  # also a model that cannot be asked any more
         stopped = caught
     rows = [_row(quest, before, bench) for quest in session.quests]
+    whole = sum((row.spent for row in rows), Spent())
     shown.print()
     if bench.engine.info.kind != "cuda":
         shown.print(EMULATED_TIMES, style="yellow")
-    whole = _say_spent(rows, shown)
+    _say_spent(rows, whole, shown)
     shown.print(MEANS.format(goal=LIGHT if bench.engine.info.kind == "cuda" else GUESS), style="dim")
     in_all = f" ({clock(whole.seconds)} in all)" if session.before.seconds else ""
     shown.print(f"\n{clock(time.monotonic() - started)} spent{in_all}")
@@ -103,14 +104,12 @@ def _headroom(quest: Quest, bench: Bench) -> float | None:
     return campaign.headroom(quest, info, store) if campaign.is_measured(quest, info, store) else None
 
 
-def _say_spent(rows: list[Row], shown: Console) -> Spent:
-    """On what, and the sum: of all ops, a short budget reaches a few."""
+def _say_spent(rows: list[Row], whole: Spent, shown: Console) -> None:
+    """On what: of all ops, a short budget reaches a few."""
     reached = [row for row in rows if row.spent.evals or row.spent.tokens or row.spent.seconds >= 1] or rows
-    whole = sum((row.spent for row in rows), Spent())
     shown.print(rows_table(reached, total=whole))
     if others := len(rows) - len(reached):
         shown.print(f"nothing was spent on {counted(others, 'other op')}", style="dim")
-    return whole
 
 
 def _say_next(session: Session, shown: Console) -> None:

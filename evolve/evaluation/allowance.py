@@ -99,17 +99,24 @@ def explained(errors: Errors, shaken: torch.Tensor, tolerance: Tolerance, scale:
     rounds a sum. Few may by `chance` be farther off: there PyTorch's errors are taken as shares, which have no heavy
     tail, of how far float32 moves each element, where that shows.
     """
-    rounding = errors.magnitude * scale.rounding
-    seen = shaken > rounding
-    shares = torch.where(seen, errors.excess / shaken, 0.0)
-    usual = least = scale.unit / FLOAT32_UNIT
-    count = int(seen.sum())
-    if count >= ENOUGH or (count and scale.count < FEW):  # a few of many tell of PyTorch's luck alone
-        usual = max(least, float(_norm(shares)) / math.sqrt(count))
-    allowed = tolerance.factor * (ELEMENT_FACTOR * (rounding + usual * shaken) if chance else rounding + least * shaken)
+    rounding, least = errors.magnitude * scale.rounding, scale.unit / FLOAT32_UNIT
+    if chance:
+        usual = max(least, _usual_share(errors, shaken, rounding, scale))
+        allowed = tolerance.factor * ELEMENT_FACTOR * (rounding + usual * shaken)
+    else:
+        allowed = tolerance.factor * (rounding + least * shaken)
     # Not as often here: where all elements move alike and far, half of their bits could hide in that.
     yardstick = float(_norm(shaken)) / math.sqrt(scale.count)
     return replace(errors, allowed=torch.maximum(errors.allowed, allowed), yardstick=max(errors.yardstick, yardstick))
+
+
+def _usual_share(errors: Errors, shaken: torch.Tensor, rounding: torch.Tensor, scale: Scale) -> float:
+    """PyTorch's errors by how far each element moves, root mean square; 0 where a few of many tell of luck alone."""
+    seen = shaken > rounding
+    count = int(seen.sum())
+    if count < ENOUGH and not (count and scale.count < FEW):
+        return 0.0
+    return float(_norm(torch.where(seen, errors.excess / shaken, 0.0))) / math.sqrt(count)
 
 
 def _like(wanted: torch.Tensor) -> torch.Tensor:
