@@ -22,6 +22,7 @@ FARTHEST = 256.0  # the usual distance of a row's centre from zero; an exponenti
 WIDEST_BITS, FARTHEST_SPREADS = 2.0, 2.0  # of moved numbers: from a quarter to four, and so many of it from zero
 NEAR_ZERO_BITS = 8  # "tiny" begins where squares are about as large as the usual eps, 1e-5 and 1e-6
 PADDING = 0.25  # of constant rows
+CONSTANT_BITS = 6  # squares have twice as many, sums of 4096 of those as many as float32
 FAINT, VAST = 2.0**-30, 2.0**20  # products of two such numbers are still far from float32's ends
 Draw = Callable[[torch.Tensor, torch.Generator], object]
 
@@ -42,7 +43,7 @@ class Part:
     @property
     def alike(self) -> bool:
         """Whether the terms of a sum may be all but equal: then each is rounded the same way."""
-        return self.values in ("constant", "tiny")
+        return self.values == "tiny"
 
     @property
     def rows(self) -> slice | EllipsisType:
@@ -107,10 +108,16 @@ def _integers(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _constant(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """The same number throughout a row, in some rows zero, as padding is: no variance, nothing but ties."""
+    """The same number throughout a row, in some rows zero, as padding is: no variance, nothing but ties.
+
+    Of so few bits that sums of them and of their squares are exact in any order: else a last bit would decide whether
+    a row has a variance.
+    """
     per_row = torch.empty((len(tensor), *[1] * (tensor.ndim - 1)), dtype=tensor.dtype, device=tensor.device)
     padding = torch.empty_like(per_row, dtype=torch.bool).bernoulli_(PADDING, generator=generator)
-    tensor.copy_(_normal(per_row, generator).masked_fill_(padding, 0).expand_as(tensor))
+    mantissa, exponent = torch.frexp(_normal(per_row, generator).masked_fill_(padding, 0))
+    mantissa = mantissa.mul_(2**CONSTANT_BITS).round_().div_(2**CONSTANT_BITS)
+    tensor.copy_(torch.ldexp(mantissa, exponent).to(tensor.dtype).expand_as(tensor))
 
 
 def _masked(tensor: torch.Tensor, generator: torch.Generator) -> None:

@@ -11,9 +11,36 @@ from reference_ops.op import Tolerance
 ELEMENT_FACTOR = 4  # one element may be off by this much more than the root mean square error
 FLOAT32_UNIT = 2.0**-24
 FLOOR_ROUNDINGS = 0.25  # of an output's magnitude: below this, PyTorch was lucky
+LONGEST_CHAIN = 4096  # numbers that one thread may add up: of many more float32 loses too much
+ONE_WAY, ALIKE_ONE_WAY = 1 / 32, 1 / 16  # of its roundings, on balance; half of that was seen
+THREADS = 256  # of a plain kernel that sums a row
 TINY = 1e-38
 FEW = 64  # results: any may be zero by chance, and PyTorch exact
 ENOUGH = 16  # errors, for their mean to be no luck
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What float32 makes of sums, in whichever order: that is the kernel's to choose."""
+
+    unit: float = FLOAT32_UNIT  # of a sum: nobody is asked to add up more exactly
+    roundings: float = 1.0  # that may come together where terms cancel
+
+
+NO_SUMS = Sums()
+
+
+def summed(terms: int, *, alike: bool) -> Sums:
+    """One thread may add up a row; where small terms meet a large sum, what is lost goes the same way.
+
+    Where terms cancel such a loss may be all that is left: there it takes a block of threads, with terms / 256 each,
+    though a sum that is multiplied by the inverse of a count is rounded twice.
+    """
+    if terms <= 1:
+        return NO_SUMS
+    chain, roundings = min(terms, LONGEST_CHAIN), max(2.0, math.sqrt(terms / THREADS))
+    lost = max(math.sqrt(chain), chain * (ALIKE_ONE_WAY if alike else ONE_WAY))
+    return Sums(FLOAT32_UNIT * max(lost, roundings), roundings)
 
 
 @dataclass(frozen=True)
@@ -22,7 +49,7 @@ class Scale:
 
     dtype: torch.dtype  # of the output
     count: int  # of finite results
-    unit: float  # nobody computes better inside
+    sums: Sums
     shaken: Callable[[], torch.Tensor] | None
 
     @property
@@ -32,7 +59,7 @@ class Scale:
 
     @property
     def inevitable(self) -> float:
-        return max(self.rounding, self.unit)
+        return max(self.rounding, self.sums.unit)
 
 
 @dataclass(frozen=True)
@@ -66,7 +93,7 @@ def errors_of(
     norms += [_norm(excess), magnitude.max().double()]
     *sums, largest = torch.stack(norms).tolist()  # everything in one answer from the GPU
     size, error, own_error, usual_excess = (value / math.sqrt(scale.count) for value in sums)
-    floor, factor = scale.unit * size, ELEMENT_FACTOR * tolerance.factor
+    floor, factor = scale.sums.unit * size, ELEMENT_FACTOR * tolerance.factor
     least = magnitude.new_full((), max(factor * (usual_excess + floor), TINY))
     return Errors(
         off,
@@ -99,7 +126,7 @@ def explained(errors: Errors, shaken: torch.Tensor, tolerance: Tolerance, scale:
     rounds a sum. Few may by `chance` be farther off: there PyTorch's errors are taken as shares, which have no heavy
     tail, of how far float32 moves each element, where that shows.
     """
-    rounding, least = errors.magnitude * scale.rounding, scale.unit / FLOAT32_UNIT
+    rounding, least = errors.magnitude * scale.rounding, scale.sums.roundings
     if chance:
         usual = max(least, _usual_share(errors, shaken, rounding, scale))
         allowed = tolerance.factor * ELEMENT_FACTOR * (rounding + usual * shaken)

@@ -7,8 +7,8 @@ from functools import cached_property, partial
 
 import torch
 
-from evolve.evaluation.allowance import FEW, FLOAT32_UNIT
-from evolve.evaluation.compare import SMALL, Comparison, compared, summed
+from evolve.evaluation.allowance import FEW, FLOAT32_UNIT, summed
+from evolve.evaluation.compare import SMALL, Comparison, compared
 from reference_ops.op import Op, Tensors, Workload
 from reference_ops.values import Part
 
@@ -44,7 +44,7 @@ class Truth:
                     *(actual[at], theirs[at], expected[at]),
                     self.op.tolerance,
                     exact=part.exact,
-                    inside=summed(self.op.terms(self.workload, self.op.tolerance.sums), alike=part.alike),
+                    sums=summed(self.op.terms(self.workload, self.op.tolerance.sums), alike=part.alike),
                     shaken=partial(self._moves, index, part),
                 ),
             )

@@ -1,10 +1,11 @@
+import functools
 import math
 
 import pytest
 import torch
 
-from evolve.evaluation.allowance import FLOAT32_UNIT
-from evolve.evaluation.compare import compared, summed
+from evolve.evaluation.allowance import NO_SUMS, Sums, summed
+from evolve.evaluation.compare import compared
 from reference_ops.op import Tolerance
 
 torch.manual_seed(5)
@@ -22,9 +23,9 @@ def fault(
     theirs: torch.Tensor,
     expected: torch.Tensor,
     tolerance: Tolerance,
-    inside: float = FLOAT32_UNIT,
+    sums: Sums = NO_SUMS,
 ) -> str:
-    return compared(actual, theirs, expected, tolerance, inside=inside).fault
+    return compared(actual, theirs, expected, tolerance, sums=sums).fault
 
 
 def judged(actual: torch.Tensor, factor: float = 2.0) -> str:
@@ -187,18 +188,38 @@ def test_a_result_that_was_cut_off_instead_of_rounded_is_found_out() -> None:
     assert "root mean square" in fault(cut, wanted.bfloat16(), wanted, Tolerance(2.0))
 
 
-def test_of_a_long_sum_the_order_is_the_kernels_own_but_half_precision_is_not() -> None:
-    terms = torch.rand(8, 2**17) + 1e-3
-    wanted = terms.double().sum(-1, keepdim=True)
-    theirs = terms.sum(-1, keepdim=True)
-    in_turn = terms.reshape(8, 256, -1).cumsum(-1)[..., -1].sum(-1, keepdim=True)
-    halved = terms.half().float().sum(-1, keepdim=True) * (1 + 2.0**-12)
-    assert fault(in_turn, theirs, wanted, Tolerance(), summed(2**17, alike=False)) == ""
-    assert fault(halved, theirs, wanted, Tolerance(), summed(2**17, alike=False)) != ""
+def summed_in_chains(terms: torch.Tensor, chains: int) -> torch.Tensor:
+    """Each row, in so many sums of its terms in turn, added up last. `cumsum` keeps more digits on the way."""
+    totals = torch.zeros(len(terms), chains)
+    for column in terms.reshape(len(terms), -1, chains).unbind(1):
+        totals += column
+    return totals.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("terms", "chains"), [(2**17, 256), (2**17, 32), (4096, 1)], ids=["a block", "a warp", "one thread"]
+)
+def test_of_a_sum_the_order_is_the_kernels_own_but_half_precision_is_not(terms: int, chains: int) -> None:
+    numbers = torch.rand(8, terms) + 1e-3
+    wanted, theirs = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
+    judged = functools.partial(fault, theirs=theirs, expected=wanted, tolerance=Tolerance())
+    assert judged(summed_in_chains(numbers, chains), sums=summed(terms, alike=False)) == ""
+    assert judged(theirs.half().float(), sums=summed(terms, alike=False)) != ""
+
+
+@pytest.mark.parametrize(("terms", "right"), [(4096, True), (2**17, False)])
+def test_small_terms_beside_a_large_one_are_lost_in_one_thread_and_too_many_may_not_be(terms: int, right: bool) -> None:
+    """As in the sum of a softmax whose logits lie far apart."""
+    numbers = torch.exp(torch.randn(16, terms) * 4)
+    numbers[:, 0] = numbers.amax(-1) * 4
+    wanted, theirs = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
+    found = fault(summed_in_chains(numbers, 1), theirs, wanted, Tolerance(), summed(terms, alike=False))
+    assert (found == "") is right
 
 
 def test_terms_that_are_alike_are_rounded_alike() -> None:
-    terms = torch.full((4, 2**15), 1.001)
+    terms = torch.full((4, 4096), 1.001)
     wanted, theirs = terms.double().sum(-1, keepdim=True), terms.sum(-1, keepdim=True)
-    in_turn = terms.reshape(4, 32, -1).cumsum(-1)[..., -1].sum(-1, keepdim=True)
-    assert fault(in_turn, theirs, wanted, Tolerance(), summed(2**15, alike=True)) == ""
+    in_turn = summed_in_chains(terms, 1)
+    assert fault(in_turn, theirs, wanted, Tolerance(), summed(4096, alike=True)) == ""
+    assert fault(in_turn, theirs, wanted, Tolerance()) != ""
