@@ -164,7 +164,8 @@ def _material(known: Truth, index: int, part: Part, spoiled: torch.Tensor) -> bo
     if known.exact(index, part) or bool(same.all()):
         return not bool(same.all())
     change = torch.where(same, 0.0, (changed - ours).abs())
-    unit = torch.finfo(theirs.dtype).eps / 2
+    # Another order of a sum may do as much; only normal inputs have to show whatever else hides in that.
+    unit = max(torch.finfo(theirs.dtype).eps / 2, known.sums(part).unit)
     # And what is allowed where few rows may share an error cannot be told from it either.
     times = max(MATERIAL, known.op.tolerance.factor * leeway(expected, theirs.dtype))
     noise = times * (unit * _rms(expected) + _rms(ours - expected))

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 
 import torch
 
-from evolve.evaluation.allowance import FEW, FLOAT32_UNIT, summed
+from evolve.evaluation.allowance import FEW, FLOAT32_UNIT, Sums, summed
 from evolve.evaluation.compare import SMALL, Comparison, compared
 from reference_ops.op import Op, Tensors, Workload
 from reference_ops.values import Part
@@ -44,7 +44,7 @@ class Truth:
                     *(actual[at], theirs[at], expected[at]),
                     self.op.tolerance,
                     exact=part.exact,
-                    sums=summed(self.op.terms(self.workload, self.op.tolerance.sums), alike=part.alike),
+                    sums=self.sums(part),
                     shaken=partial(self._moves, index, part),
                 ),
             )
@@ -55,6 +55,9 @@ class Truth:
 
     def parts(self, index: int) -> tuple[Part, ...]:
         return self.op.parts(self.op.outputs[index], self.workload, self.values, self.seed)
+
+    def sums(self, part: Part) -> Sums:
+        return summed(self.op.terms(self.workload, self.op.tolerance.sums), alike=part.alike)
 
     def exact(self, index: int, part: Part) -> bool:
         return part.exact or self.op.tolerance.exact or not self.theirs[index].is_floating_point()

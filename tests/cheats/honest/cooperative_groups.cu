@@ -2,6 +2,7 @@
 op = "softmax"
 note = "tiles of sixteen lanes from cooperative groups, one row each"
 dtypes = ["float32"]
+when = "cols <= 65536"
 
 [[launch]]
 entry = "softmax"
