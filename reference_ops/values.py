@@ -115,9 +115,13 @@ def _constant(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """
     per_row = torch.empty((len(tensor), *[1] * (tensor.ndim - 1)), dtype=tensor.dtype, device=tensor.device)
     padding = torch.empty_like(per_row, dtype=torch.bool).bernoulli_(PADDING, generator=generator)
-    mantissa, exponent = torch.frexp(_normal(per_row, generator).masked_fill_(padding, 0))
-    mantissa = mantissa.mul_(2**CONSTANT_BITS).round_().div_(2**CONSTANT_BITS)
-    tensor.copy_(torch.ldexp(mantissa, exponent).to(tensor.dtype).expand_as(tensor))
+    tensor.copy_(few_bits(_normal(per_row, generator).masked_fill_(padding, 0)).expand_as(tensor))
+
+
+def few_bits(values: torch.Tensor) -> torch.Tensor:
+    """The nearest numbers whose products, in sums of thousands, float32 has room for."""
+    mantissa, exponent = torch.frexp(values)
+    return torch.ldexp(mantissa.mul_(2**CONSTANT_BITS).round_().div_(2**CONSTANT_BITS), exponent).to(values.dtype)
 
 
 def _masked(tensor: torch.Tensor, generator: torch.Generator) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from reference_ops.op import Number, Op, Tensors, rotated, tensors, workloads
+from reference_ops.op import Number, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
 
@@ -56,7 +56,8 @@ def elementwise(
             emulated=emulated,
             awkward=awkward,
             flops=lambda dims: flops * dims["n"],
-            # The default factor: partial sums in float32, as PyTorch has them.
+            # The default factor: partial sums in float32, as PyTorch has them, and these added up as blocks finish.
+            tolerance=Tolerance(sums="n"),
             backward=(f"{name}_backward",),
         ),
         Op(

@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from reference_ops.op import Op, Tensors, rotated, tensors, workloads
+from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.values import COMMON
 
 IGNORED = -100
@@ -96,7 +96,9 @@ forward = Op(
     draw=draw_targets,
     valid=lambda known: known["label_smoothing"] <= 1,
     flops=lambda dims: 5 * dims["rows"] * dims["vocab"],  # compare, subtract, exponential, and two additions
-    # The default factor: sums in float32 by everybody.
+    derived={"longest_sum": lambda dims: max(dims["rows"], dims["vocab"])},
+    # The default factor: sums in float32 by everybody, those of the rows as they are finished.
+    tolerance=Tolerance(sums="longest_sum"),
     backward=("cross_entropy_backward",),
 )  # fmt: skip
 backward = Op(

@@ -7,6 +7,7 @@ import torch
 
 from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
+from reference_ops.values import few_bits
 
 aten = torch.ops.aten
 EPS = 1e-5
@@ -43,10 +44,13 @@ def group_norm_backward(
 
 
 def draw_apart(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
-    """Groups of a scale each: were they drawn alike, large ones would all have the same rstd in 16 bits."""
+    """Groups of a scale each: were they drawn alike, large ones would all have the same rstd in 16 bits.
+
+    Where all of a group is one number it stays one of few bits, or the last of them would look like a variance.
+    """
     x, each = inputs["x"], (known["batch"], known["groups"])
     scales = torch.empty((*each, 1), dtype=x.dtype, device=x.device).uniform_(-3, 1, generator=generator).exp2_()
-    x.view(*each, -1).mul_(scales)
+    x.view(*each, -1).mul_(few_bits(scales))
 
 
 def draw_statistics(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
