@@ -80,6 +80,23 @@ def test_half_precision_does_not_hide_where_all_elements_move_however_many_terms
     assert judged(wanted.half().float()).fault
 
 
+def cancelled(off_by: float, rows: int) -> str:
+    """What is said of differences of large numbers, exact in PyTorch by luck, where rows are off by so many moves."""
+    wanted, moves = torch.randn(256, 64, dtype=torch.float64), torch.full((256, 64), 1e-4)
+    ours = wanted + moves * torch.randn(256, 1).clamp(-1.5, 1.5)
+    ours[:rows] = wanted[:rows] + off_by * moves[:rows]
+    return compared(ours.float(), wanted.float(), wanted, Tolerance(), shaken=lambda: moves).fault
+
+
+def test_rounding_explains_what_is_a_hundred_times_off_without_it() -> None:
+    assert cancelled(1.0, rows=0) == ""
+
+
+@pytest.mark.parametrize(("off_by", "rows", "right"), [(5.0, 4, True), (5.0, 9, False), (9.0, 1, False)])
+def test_few_may_be_farther_off_than_rounding_explains_and_not_many(off_by: float, rows: int, right: bool) -> None:
+    assert (cancelled(off_by, rows) == "") is right
+
+
 def test_where_its_terms_are_ordinary_an_element_may_not() -> None:
     ours, theirs, wanted, _ = ill_conditioned(0.25)
     assert "[7]" in compared(ours, theirs, wanted, Tolerance(), shaken=lambda: torch.full((4096,), 1e-6)).fault

@@ -74,3 +74,14 @@ def clips(workload: Workload) -> bool:
     op = catalog.load("clip_grad_norm")
     _, norm = op.call(op.inputs_at(workload, 1, "cpu"), workload)
     return float(norm) > dict(workload.parameters)["max_norm"]
+
+
+def test_a_group_that_is_all_one_number_has_no_variance_however_it_is_added_up() -> None:
+    op = catalog.load("group_norm")
+    groups = op.inputs_at(op.emulated[0], 0, "cpu", "constant")["x"].reshape(4, 16, -1)
+    assert len(groups.unique()) > 8
+    assert groups.flatten(0, 1).unique(dim=1).shape[1] == 1
+    one_after_another = torch.zeros(4, 16)
+    for column in groups.unbind(-1):
+        one_after_another += column
+    assert torch.equal(one_after_another / groups.shape[-1], groups[..., 0])

@@ -82,6 +82,15 @@ def test_constant_rows_hold_one_number_each_and_differ(dtype: torch.dtype) -> No
     assert len(firsts.unique()) > 1
 
 
+@pytest.mark.parametrize("power", [1, 2])
+def test_what_is_constant_adds_up_exactly_in_any_order_and_so_do_its_squares(power: int) -> None:
+    terms = drawn("constant", torch.float32, (64, 4096)) ** power
+    one_after_another = torch.zeros(64)
+    for column in terms.T:
+        one_after_another += column
+    assert torch.equal(one_after_another.double(), terms.double().sum(-1))
+
+
 @pytest.mark.parametrize(("values", "across"), [("shifted", (1, 2, 3)), ("shifted_columns", (0, 2, 3))])
 def test_each_row_or_each_column_has_a_centre_of_its_own(values: str, across: tuple[int, ...]) -> None:
     deviations, centres = torch.std_mean(drawn(values, torch.float32, (64, 48, 5, 5)), across)
