@@ -91,8 +91,8 @@ def errors_of(
     # Beyond the rounding of the result itself; or one large element would excuse every small one.
     excess = their_error.sub_(magnitude, alpha=scale.rounding).clamp_(min=0)
     norms += [_norm(excess), magnitude.max().double()]
-    *sums, largest = torch.stack(norms).tolist()  # everything in one answer from the GPU
-    size, error, own_error, usual_excess = (value / math.sqrt(scale.count) for value in sums)
+    *found, largest = torch.stack(norms).tolist()  # everything in one answer from the GPU
+    size, error, own_error, usual_excess = (norm / math.sqrt(scale.count) for norm in found)
     floor, factor = scale.sums.unit * size, ELEMENT_FACTOR * tolerance.factor
     least = magnitude.new_full((), max(factor * (usual_excess + floor), TINY))
     return Errors(
@@ -104,7 +104,7 @@ def errors_of(
         error,
         # On few rows PyTorch can be lucky: an error that a whole row shares, as of its norm, is drawn once per row.
         max(own_error, FLOOR_ROUNDINGS * scale.rounding * size, floor),
-        all(map(math.isfinite, sums)) and largest <= torch.finfo(scale.dtype).max,
+        all(map(math.isfinite, found)) and largest <= torch.finfo(scale.dtype).max,
     )
 
 

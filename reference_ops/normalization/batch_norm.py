@@ -74,7 +74,7 @@ def per_channel(known: Mapping[str, Any]) -> int:
 def in_two_steps(known: Mapping[str, Any]) -> int:
     """Terms of a plain sum by 256 threads that adds as often in a row as one of each image and then of the images.
 
-    With all of per_channel in one go, so much would be forgiven where values are alike that half the digits would do.
+    With all of per_channel in one go, more would be forgiven where terms cancel than such a kernel is off.
     """
     return min(per_channel(known), int(known["height"] * known["width"] + 256 * known["batch"]))
 
