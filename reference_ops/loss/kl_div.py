@@ -62,8 +62,10 @@ ops = (
         flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # a logarithm, subtract, multiply and add
         # Logarithms are a hundred times what is left of them in all, and of bfloat16 numbers there are a few hundred
         # different ones: roundings repeat instead of averaging out. In PyTorch's order they come to nothing or to six
-        # roundings of the loss, in another to eleven, and rows are added up as blocks finish them.
-        tolerance=Tolerance(factor=4, sums="rows"),
+        # roundings of the loss, in another to eleven, and rows are added up as blocks finish them: of 16384 as many as
+        # 104 are lost, where 128 are allowed. Losses of other numbers drawn alike are 2500 apart.
+        tolerance=Tolerance(factor=4, sums="added_up"),
+        derived={"added_up": lambda dims: min(dims["rows"], 64)},
         backward=("kl_div_backward",),
     ),
     Op(

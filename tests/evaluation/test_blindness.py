@@ -1,5 +1,6 @@
 """Workloads that could not tell a wrong output are reported, and those of the catalog tell all of them."""
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from evolve.evaluation.allowance import FLOAT32_UNIT, summed
 from evolve.evaluation.blindness import CORRUPTIONS, BlindSpot, blind_spots, distributions
 from evolve.evaluation.compare import compared
 from reference_ops import catalog
@@ -52,6 +54,21 @@ def test_no_workload_of_the_catalog_is_blind(op: Op) -> None:
     by_dtype = {workload.dtype: workload for workload in (*op.awkward, *reversed(op.emulated))}
     looked_at = by_dtype.values() if op in SOME else op.emulated[:1]
     assert [spot for workload in looked_at for spot in found(op, workload)] == []
+
+
+@pytest.mark.parametrize("name", ["mse", "huber", "kl_div"])
+def test_a_loss_over_millions_may_not_be_off_by_a_tenth_of_what_other_numbers_change(name: str) -> None:
+    """The more there are, the nearer all means are to each other: else half of the numbers could be left out."""
+    op = catalog.load(name)
+    small = op.emulated[0]
+    losses = torch.stack([op.call(op.inputs_at(small, seed, "cpu"), small)[0] for seed in range(64)]).double()
+    mean, spread = losses.mean(), losses.std() * math.sqrt(math.prod(dict(small.dims).values()))
+    for workload in op.gpu:
+        off = spread / math.sqrt(math.prod(dict(workload.dims).values())) / 10
+        sums = summed(op.terms(workload, op.tolerance.sums), alike=False)
+        shaken = (mean * FLOAT32_UNIT).float
+        judged = compared((mean + off).float(), mean.float(), mean, op.tolerance, sums=sums, shaken=shaken)
+        assert judged.fault != "", workload.key
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
