@@ -33,6 +33,11 @@ class Spent:
     usd: float = 0.0
     seconds: float = 0.0
 
+    @property
+    def something(self) -> bool:
+        """Not so where a run was begun and the budget went elsewhere: that takes less than a second."""
+        return bool(self.evals or self.tokens) or self.seconds >= 1
+
     def __add__(self, other: "Spent") -> "Spent":
         return Spent(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 

@@ -106,7 +106,7 @@ def _headroom(quest: Quest, bench: Bench) -> float | None:
 
 def _say_spent(rows: list[Row], whole: Spent, shown: Console) -> None:
     """On what: of all ops, a short budget reaches a few."""
-    reached = [row for row in rows if row.spent.evals or row.spent.tokens or row.spent.seconds >= 1] or rows
+    reached = [row for row in rows if row.spent.something] or rows
     shown.print(rows_table(reached, total=whole))
     if others := len(rows) - len(reached):
         shown.print(f"nothing was spent on {counted(others, 'other op')}", style="dim")

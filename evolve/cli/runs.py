@@ -1,6 +1,6 @@
 """`evolve runs`: what was run, what it cost, and what it brought."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from rich.table import Table
@@ -14,8 +14,10 @@ from evolve.cli.options import ArchiveOption, JsonOption, OpFilter
 from evolve.report.console import console, print_json
 from evolve.report.spending import dollars
 from evolve.report.tables import WIDE, fitted, plain_table
-from evolve.report.words import clock, moment, times
+from evolve.report.words import clock, counted, moment, times
 
+Outcome = tuple[Spent, float | None]
+NOTHING_OWN = "best: - where a run proposed nothing itself that passed; kernels that come along do not count"
 REPLAYED = "replay: its answers come from the archive; tokens and dollars are what they had cost then"
 
 
@@ -23,33 +25,47 @@ def runs(op: OpFilter = "", archive: ArchiveOption = None, as_json: JsonOption =
     """List the runs, newest last, with what they spent and the best speedup of a kernel they proposed."""
     store = wiring.archive(archive, read_only=True)
     found = store.find(Run, lookup.op_name(op))
+    outcomes = list(zip(found, _outcomes(found, store), strict=True))
     if as_json:
-        print_json([_facts(run, *outcome) for run, outcome in zip(found, _outcomes(found, store), strict=True)])
+        print_json([_facts(run, *outcome) for run, outcome in outcomes])
     if not found:
         of = f" of {op}" if op else ""
         lookup.absent(f"the archive holds no runs{of} yet", f"`evolve run {op or 'softmax'}` makes one")
     if as_json:
         return
     shown = console()
-    shown.print(_table(found, _outcomes(found, store), wide=shown.width >= WIDE))
-    if any(wishes.recorded(run).replay for run in found):
-        shown.print(f"\n{REPLAYED}", style="dim")
+    idle = [run for run, (spent, _) in outcomes if run.campaign and not (op or spent.something)]
+    listed = [(run, outcome) for run, outcome in outcomes if run not in idle] or outcomes
+    shown.print(_table(listed, wide=shown.width >= WIDE))
+    for said in _remarks(outcomes, idle if len(idle) < len(outcomes) else []):
+        shown.print(said, style="dim")
     shown.print("\nevolve run --resume RUN goes on with one", style="dim")
     shown.print("evolve compare RUN RUN shows two beside each other", style="dim")
 
 
-def _table(found: Sequence[Run], outcomes: Sequence[tuple[Spent, float | None]], *, wide: bool) -> Table:
+def _remarks(outcomes: Sequence[tuple[Run, Outcome]], idle: Sequence[Run]) -> Iterator[str]:
+    """What the table does not say of itself, and of which runs it says nothing."""
+    if any(wishes.recorded(run).replay for run, _ in outcomes):
+        yield REPLAYED
+    if any(spent.evals and best is None for _, (spent, best) in outcomes):
+        yield NOTHING_OWN
+    for campaign in dict.fromkeys(run.campaign for run in idle):
+        others = sum(run.campaign == campaign for run in idle)
+        yield f"campaign {campaign} has spent nothing on {counted(others, 'other op')}"
+
+
+def _table(listed: Sequence[tuple[Run, Outcome]], *, wide: bool) -> Table:
     """Columns that would say nothing are left out, and where there is little room those that say least."""
-    tokens = ["tokens"] if any(spent.tokens for spent, _ in outcomes) else []
-    usd = ["usd"] if any(spent.usd for spent, _ in outcomes) else []
+    tokens = ["tokens"] if any(spent.tokens for _, (spent, _) in listed) else []
+    usd = ["usd"] if any(spent.usd for _, (spent, _) in listed) else []
     device = ["device"] if wide else []
-    campaign = ["campaign"] if wide and any(run.campaign for run in found) else []
+    campaign = ["campaign"] if wide and any(run.campaign for run, _ in listed) else []
     numbers = ["evals", *tokens, *usd, "time", "best"]
     table = plain_table(
         "run", "op", *device, "when", "proposer", "strategy", *numbers, *campaign, numbers=["run", *numbers]
     )
     table.columns[0].justify = "left"
-    for run, (spent, best) in zip(found, outcomes, strict=True):
+    for run, (spent, best) in listed:
         table.add_row(
             fitted(run.id, "bold"),
             fitted(run.op),
@@ -67,7 +83,7 @@ def _table(found: Sequence[Run], outcomes: Sequence[tuple[Spent, float | None]],
     return table
 
 
-def _outcomes(found: Sequence[Run], store: Store) -> list[tuple[Spent, float | None]]:
+def _outcomes(found: Sequence[Run], store: Store) -> list[Outcome]:
     pasts: dict[tuple[str, str], History] = {}
     outcomes = []
     for run in found:

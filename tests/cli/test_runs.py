@@ -54,6 +54,32 @@ def test_runs_can_be_of_one_op_and_as_json(archive: Path, capsys: Capture) -> No
     assert (run["run"], run["campaign"], run["spent"]["evals"]) == ("cccc3333", "dddd4444", 0)
 
 
+def test_runs_of_a_campaign_that_the_budget_did_not_reach_are_counted(archive: Path, capsys: Capture) -> None:
+    _, output, _ = evolve(capsys, "runs", "--archive", archive)
+    assert [line.split()[0] for line in output.splitlines()[1:4]] == ["aaaa1111", "bbbb2222", "eeee5555"]
+    assert "campaign dddd4444 has spent nothing on 2 other ops" in output
+    assert "cccc3333" in evolve(capsys, "runs", "gelu", "--archive", archive)[1]
+
+
+def test_a_campaign_that_reached_nothing_is_listed(tmp_path: Path, capsys: Capture) -> None:
+    store = open_archive(tmp_path / "a.db")
+    store.append(Run("cccc3333", "gelu", GPU.key, "offline", 7, 2000.0, campaign="dddd4444"))
+    store.close()
+    _, output, _ = evolve(capsys, "runs", "--archive", tmp_path / "a.db")
+    assert output.splitlines()[1].startswith("cccc3333")
+    assert "has spent nothing" not in output
+
+
+def test_a_run_that_proposed_nothing_good_says_why_it_has_no_best(archive: Path, capsys: Capture) -> None:
+    made, why = kernel(77), "kernels that come along do not count"
+    assert why not in evolve(capsys, "runs", "--archive", archive)[1]
+    store = open_archive(archive)
+    store.append(Run("ffff6666", "softmax", GPU.key, "offline", 7, 4e3), Leg("ffff6666", 4e3))
+    store.append(replace(proposal(made, run="ffff6666"), created=4e3 + 1), replace(passed(made.id, GPU, 4001.0), outcome=Outcome.WRONG))
+    store.close()
+    assert why in evolve(capsys, "runs", "--archive", archive)[1]
+
+
 def test_a_replay_is_told_from_a_run_that_was_paid_for(
     archive: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
