@@ -75,7 +75,8 @@ def test_a_run_that_proposed_nothing_good_says_why_it_has_no_best(archive: Path,
     assert why not in evolve(capsys, "runs", "--archive", archive)[1]
     store = open_archive(archive)
     store.append(Run("ffff6666", "softmax", GPU.key, "offline", 7, 4e3), Leg("ffff6666", 4e3))
-    store.append(replace(proposal(made, run="ffff6666"), created=4e3 + 1), replace(passed(made.id, GPU, 4001.0), outcome=Outcome.WRONG))
+    offered = replace(proposal(made, run="ffff6666"), created=4001.0)
+    store.append(offered, replace(passed(made.id, GPU, 4001.5), outcome=Outcome.WRONG))
     store.close()
     assert why in evolve(capsys, "runs", "--archive", archive)[1]
 
