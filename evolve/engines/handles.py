@@ -34,6 +34,7 @@ class Task:
     shapes_seed: int
     started: float
     retried: bool = False
+    fault: str = ""  # over which it lost a worker whose memory some kernel may have spoilt
     traits: Traits | None = None  # once it is compiled
 
     @property

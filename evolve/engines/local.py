@@ -66,6 +66,7 @@ class LocalEngine:
         compiler_bytes: int = COMPILER_BYTES,
     ) -> None:
         self._kind = device_kind
+        self._exposed = device_kind == "emulated"  # to kernels is all memory of the worker, for those after it too
         self._watch = watch or (lambda _kernel, _phase: None)
         self._phase_seconds = phase_seconds or (PHASE_SECONDS if device_kind == "cuda" else EMULATED_PHASE_SECONDS)
         self._compiles_ahead = compilers > 0
@@ -174,7 +175,7 @@ class LocalEngine:
                 self._pull()
             if not queue:
                 continue
-            if last_stage and worker.jobs and queue[0].job.confirm:
+            if last_stage and worker.jobs and (queue[0].job.confirm or queue[0].fault):
                 if not any(other.role is Role.EVALUATOR and not other.jobs for other in self._crew.workers):
                     self._replace(worker)
                 continue  # for one that has seen no kernel yet
@@ -212,8 +213,10 @@ class LocalEngine:
             case Profiled() | Gauged() if isinstance(worker.task, Errand):
                 worker.task.answer = message
                 self._finished(worker, leaving=isinstance(message, Gauged) and message.leaving)
-            case Failed(message=text, hint=hint):
-                raise UserError(text, hint)
+            case Failed(message=text, hint=hint, unforeseen=unforeseen):
+                if not (unforeseen and self._exposed and isinstance(worker.task, Task)) or worker.task.fault == text:
+                    raise UserError(text, hint)
+                yield from self._failed(worker, worker.task, text)
             case Exited(status=status):
                 yield from self._lost(worker, status)
 
@@ -240,6 +243,16 @@ class LocalEngine:
         if leaving or worker.jobs >= JOBS_OF_A_WORKER:
             self._replace(worker)
 
+    def _failed(self, worker: Worker, task: Task, fault: str) -> Iterator[Evaluation]:
+        """What fails in the same way where no other kernel has run is no kernel's fault."""
+        self._replace(worker)
+        if task.fault:
+            log = f"it seems to overwrite memory that is not its own; first {task.fault}, and then {fault}"
+            yield self._verdict(task, Outcome.CRASHED, log)
+            return
+        task.fault = fault
+        self._new.appendleft(task)
+
     def _lost(self, worker: Worker, status: int) -> Iterator[Evaluation]:
         task, words = worker.task, worker.last_words()
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
@@ -262,6 +275,9 @@ class LocalEngine:
         elif task and worker.role is Role.COMPILER:
             log = f"the compiler ended {how}, as it does when it needs too much memory{words}"
             yield self._verdict(task, Outcome.COMPILE_ERROR, log)
+        elif task and self._exposed and worker.jobs > 1:
+            task.fault = ended
+            self._new.appendleft(task)
         elif task:
             yield self._verdict(task, Outcome.CRASHED, ended)
 

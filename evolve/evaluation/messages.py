@@ -131,10 +131,11 @@ class Gauged:
 
 @dataclass(frozen=True)
 class Failed:
-    """A fault of ours or of the user's, not of the kernel."""
+    """A fault of ours or of the user's; an unforeseen one may come of memory that an emulated kernel spoilt."""
 
     message: str
     hint: str = ""
+    unforeseen: bool = False
 
 
 Message = (

@@ -80,7 +80,8 @@ def serve(device_kind: str, fork: Fork, channel: socket.socket, project: Path) -
         traceback.print_exc()
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(at.filename).name}, line {at.lineno}"
-        answer(Failed(f"the evaluation itself failed: {type(error).__name__}: {error} ({where})"))
+        text = f"the evaluation itself failed: {type(error).__name__}: {error} ({where})"
+        answer(Failed(text, unforeseen=True))
 
 
 def _compile(fork: Fork, assignments: Iterator[Duty], project: Path, answer: Answer) -> None:

@@ -54,7 +54,10 @@ def test_runs_can_be_of_one_op_and_as_json(archive: Path, capsys: Capture) -> No
     assert (run["run"], run["campaign"], run["spent"]["evals"]) == ("cccc3333", "dddd4444", 0)
 
 
-def test_runs_of_a_campaign_that_the_budget_did_not_reach_are_counted(archive: Path, capsys: Capture) -> None:
+def test_runs_of_a_campaign_that_the_budget_did_not_reach_are_counted(
+    archive: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     _, output, _ = evolve(capsys, "runs", "--archive", archive)
     assert [line.split()[0] for line in output.splitlines()[1:4]] == ["aaaa1111", "bbbb2222", "eeee5555"]
     assert "campaign dddd4444 has spent nothing on 2 other ops" in output
@@ -70,7 +73,10 @@ def test_a_campaign_that_reached_nothing_is_listed(tmp_path: Path, capsys: Captu
     assert "has spent nothing" not in output
 
 
-def test_a_run_that_proposed_nothing_good_says_why_it_has_no_best(archive: Path, capsys: Capture) -> None:
+def test_a_run_that_proposed_nothing_good_says_why_it_has_no_best(
+    archive: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     made, why = kernel(77), "kernels that come along do not count"
     assert why not in evolve(capsys, "runs", "--archive", archive)[1]
     store = open_archive(archive)

@@ -138,12 +138,48 @@ def test_a_stopped_worker_counts_as_hanging() -> None:
         made.close()
 
 
-def test_a_reference_that_raises_is_the_users_fault_not_the_kernels(tmp_path: Path) -> None:
-    text = Path(TWICE).read_text().replace("return x * 2", "raise RuntimeError('no such thing')")
-    (tmp_path / "twice.py").write_text(text)
+def raising(folder: Path, error: str) -> Iterator[Evaluation]:
+    """What comes of a right kernel where PyTorch fails as it may once its memory is spoilt; workers have folders."""
+    text = Path(TWICE).read_text().replace("return x * 2", f"{error}\n    return x * 2")
+    (folder / "twice.py").write_text(f"from pathlib import Path\n{text}")
     made = LocalEngine("emulated", 1)
     try:
-        with pytest.raises(UserError, match="RuntimeError: no such thing"):
-            list(made.evaluate([Job(bad_kernels.twice_kernel(), str(tmp_path / "twice.py"))]))
+        yield from made.evaluate([Job(bad_kernels.twice_kernel(), str(folder / "twice.py"))])
+    finally:
+        made.close()
+
+
+def test_a_reference_that_raises_is_the_users_fault_not_the_kernels(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="RuntimeError: no such thing"):
+        list(raising(tmp_path, "raise RuntimeError('no such thing')"))
+
+
+def test_an_evaluation_that_fails_in_one_process_and_not_in_the_next_counts_there(tmp_path: Path) -> None:
+    (evaluation,) = raising(tmp_path, "if Path.cwd().name == 'worker-0': raise TypeError('no longer itself')")
+    assert evaluation.passed
+
+
+def test_a_kernel_over_which_every_process_fails_in_another_way_has_crashed(tmp_path: Path) -> None:
+    (evaluation,) = raising(tmp_path, "raise TypeError(f'{Path.cwd().name} is no longer itself')")
+    assert evaluation.outcome is Outcome.CRASHED
+    assert "worker-0 is no longer itself" in evaluation.log
+    assert "worker-1 is no longer itself" in evaluation.log
+
+
+def test_a_kernel_that_dies_where_another_ran_before_is_tried_alone() -> None:
+    made: LocalEngine
+    died: list[int] = []
+
+    def die_once(kernel: str, phase: str) -> None:
+        (worker,) = made._crew.workers
+        if phase == "run" and kernel == last.id and not died:
+            died.append(worker.pid)
+            os.kill(worker.pid, signal.SIGSEGV)
+
+    first, last = bad_kernels.WRONG, bad_kernels.twice_kernel()
+    made = LocalEngine("emulated", 1, die_once, DEADLINES)
+    try:
+        assert [verdict(made, kernel).outcome for kernel in (first, last)] == [Outcome.WRONG, Outcome.PASSED]
+        assert died
     finally:
         made.close()
