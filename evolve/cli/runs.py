@@ -1,7 +1,8 @@
 """`evolve runs`: what was run, what it cost, and what it brought."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
@@ -16,56 +17,68 @@ from evolve.report.spending import dollars
 from evolve.report.tables import WIDE, fitted, plain_table
 from evolve.report.words import clock, counted, moment, times
 
-Outcome = tuple[Spent, float | None]
 NOTHING_OWN = "best: - where a run proposed nothing itself that passed; kernels that come along do not count"
 REPLAYED = "replay: its answers come from the archive; tokens and dollars are what they had cost then"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A run, what it has spent, and the best speedup of a kernel that it proposed."""
+
+    run: Run
+    spent: Spent
+    best: float | None
+
+    @property
+    def idle(self) -> bool:
+        """The budget of its campaign went elsewhere."""
+        return bool(self.run.campaign) and not self.spent.something
 
 
 def runs(op: OpFilter = "", archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
     """List the runs, newest last, with what they spent and the best speedup of a kernel they proposed."""
     store = wiring.archive(archive, read_only=True)
-    found = store.find(Run, lookup.op_name(op))
-    outcomes = list(zip(found, _outcomes(found, store), strict=True))
+    lines = _lines(store, lookup.op_name(op))
     if as_json:
-        print_json([_facts(run, *outcome) for run, outcome in outcomes])
-    if not found:
+        print_json([_facts(line) for line in lines])
+    if not lines:
         of = f" of {op}" if op else ""
         lookup.absent(f"the archive holds no runs{of} yet", f"`evolve run {op or 'softmax'}` makes one")
     if as_json:
         return
     shown = console()
-    idle = [run for run, (spent, _) in outcomes if run.campaign and not (op or spent.something)]
-    listed = [(run, outcome) for run, outcome in outcomes if run not in idle] or outcomes
+    whole = op or all(line.idle for line in lines)
+    listed = [line for line in lines if whole or not line.idle]
     shown.print(_table(listed, wide=shown.width >= WIDE))
-    for said in _remarks(outcomes, idle if len(idle) < len(outcomes) else []):
+    for said in _remarks(listed, [] if whole else [line.run.campaign for line in lines if line.idle]):
         shown.print(said, style="dim")
     shown.print("\nevolve run --resume RUN goes on with one", style="dim")
     shown.print("evolve compare RUN RUN shows two beside each other", style="dim")
 
 
-def _remarks(outcomes: Sequence[tuple[Run, Outcome]], idle: Sequence[Run]) -> Iterator[str]:
-    """What the table does not say of itself, and of which runs it says nothing."""
-    if any(wishes.recorded(run).replay for run, _ in outcomes):
+def _remarks(listed: Sequence[Line], elsewhere: Sequence[str]) -> Iterator[str]:
+    """What the table does not say of itself, and of how many runs, by their campaigns, it says nothing."""
+    if any(wishes.recorded(line.run).replay for line in listed):
         yield REPLAYED
-    if any(spent.evals and best is None for _, (spent, best) in outcomes):
+    if any(line.spent.evals and line.best is None for line in listed):
         yield NOTHING_OWN
-    for campaign in dict.fromkeys(run.campaign for run in idle):
-        others = sum(run.campaign == campaign for run in idle)
+    for campaign, others in Counter(elsewhere).items():
         yield f"campaign {campaign} has spent nothing on {counted(others, 'other op')}"
 
 
-def _table(listed: Sequence[tuple[Run, Outcome]], *, wide: bool) -> Table:
+def _table(lines: Sequence[Line], *, wide: bool) -> Table:
     """Columns that would say nothing are left out, and where there is little room those that say least."""
-    tokens = ["tokens"] if any(spent.tokens for _, (spent, _) in listed) else []
-    usd = ["usd"] if any(spent.usd for _, (spent, _) in listed) else []
+    tokens = ["tokens"] if any(line.spent.tokens for line in lines) else []
+    usd = ["usd"] if any(line.spent.usd for line in lines) else []
     device = ["device"] if wide else []
-    campaign = ["campaign"] if wide and any(run.campaign for run, _ in listed) else []
+    campaign = ["campaign"] if wide and any(line.run.campaign for line in lines) else []
     numbers = ["evals", *tokens, *usd, "time", "best"]
     table = plain_table(
         "run", "op", *device, "when", "proposer", "strategy", *numbers, *campaign, numbers=["run", *numbers]
     )
     table.columns[0].justify = "left"
-    for run, (spent, best) in listed:
+    for line in lines:
+        run, spent = line.run, line.spent
         table.add_row(
             fitted(run.id, "bold"),
             fitted(run.op),
@@ -77,32 +90,33 @@ def _table(listed: Sequence[tuple[Run, Outcome]], *, wide: bool) -> Table:
             *[f"{spent.tokens:,}" for _ in tokens],
             *[dollars(spent.usd) for _ in usd],
             clock(spent.seconds),
-            times(best),
+            times(line.best),
             *[run.campaign for _ in campaign],
         )
     return table
 
 
-def _outcomes(found: Sequence[Run], store: Store) -> list[Outcome]:
+def _lines(store: Store, op: str) -> list[Line]:
     pasts: dict[tuple[str, str], History] = {}
-    outcomes = []
-    for run in found:
+    lines = []
+    for run in store.find(Run, op):
         key = run.op, run.device
         pasts[key] = past = pasts.get(key) or budget.history(store, *key)
         own = {proposal.kernel_id for proposal in past.proposals if proposal.run == run.id}
         in_force = {evaluation.kernel_id: evaluation for evaluation in past.evaluations if evaluation.kernel_id in own}
         speedups = [m.speedup for verdict in in_force.values() if verdict.passed for m in verdict.measurements]
-        outcomes.append((budget.spent(run.id, past), max(speedups, default=None)))
-    return outcomes
+        lines.append(Line(run, budget.spent(run.id, past), max(speedups, default=None)))
+    return lines
 
 
-def _facts(run: Run, spent: Spent, best: float | None) -> dict[str, object]:
+def _facts(line: Line) -> dict[str, object]:
+    run = line.run
     return {
         "run": run.id,
         "campaign": run.campaign or None,
         "replay_of": wishes.recorded(run).replay or None,
         **{name: getattr(run, name) for name in ("op", "device", "created", "proposer", "strategy", "seed")},
         "budget": asdict(run.budget),
-        "spent": asdict(spent),
-        "best_speedup": best,
+        "spent": asdict(line.spent),
+        "best_speedup": line.best,
     }

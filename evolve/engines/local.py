@@ -4,16 +4,17 @@ Where kernels go to a GPU, processes without one compile them first: what does n
 """
 
 import secrets
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile
+from evolve.engines import mishaps
 from evolve.engines.crew import Crew
 from evolve.engines.engine import Job
 from evolve.engines.handles import Errand, Task, Worker
+from evolve.engines.mishaps import Blame
 from evolve.errors import UserError
 from evolve.evaluation.messages import (
     Count,
@@ -48,9 +49,6 @@ JOBS_OF_A_WORKER = 200
 START_ATTEMPTS = 3
 IN_VAIN = 3  # profiles in a row that came to nothing: the next kernel would fare no better
 COMPILER_BYTES, EMULATED_BYTES = 8 * 2**30, 16 * 2**30
-# Not what a kernel does to its process: somebody, or the system short of memory, ended it. One more try is fair.
-KILLED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
-ENDLESS = ("run", "time")
 
 
 class LocalEngine:
@@ -213,10 +211,8 @@ class LocalEngine:
             case Profiled() | Gauged() if isinstance(worker.task, Errand):
                 worker.task.answer = message
                 self._finished(worker, leaving=isinstance(message, Gauged) and message.leaving)
-            case Failed(message=text, hint=hint, unforeseen=unforeseen):
-                if not (unforeseen and self._exposed and isinstance(worker.task, Task)) or worker.task.fault == text:
-                    raise UserError(text, hint)
-                yield from self._failed(worker, worker.task, text)
+            case Failed() as failed:
+                yield from self._failed(worker, failed)
             case Exited(status=status):
                 yield from self._lost(worker, status)
 
@@ -243,56 +239,46 @@ class LocalEngine:
         if leaving or worker.jobs >= JOBS_OF_A_WORKER:
             self._replace(worker)
 
-    def _failed(self, worker: Worker, task: Task, fault: str) -> Iterator[Evaluation]:
-        """What fails in the same way where no other kernel has run is no kernel's fault."""
+    def _failed(self, worker: Worker, failed: Failed) -> Iterator[Evaluation]:
+        """What fails in the same words where no other kernel has run is no kernel's fault."""
+        task, fault = worker.task, failed.message
+        if not (failed.unforeseen and self._exposed and isinstance(task, Task)) or task.fault == fault:
+            raise UserError(fault, failed.hint)
         self._replace(worker)
-        if task.fault:
-            log = f"it seems to overwrite memory that is not its own; first {task.fault}, and then {fault}"
-            yield self._verdict(task, Outcome.CRASHED, log)
-            return
-        task.fault = fault
-        self._new.appendleft(task)
+        yield from self._settled(task, mishaps.of_failure(task, fault))
 
     def _lost(self, worker: Worker, status: int) -> Iterator[Evaluation]:
-        task, words = worker.task, worker.last_words()
-        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
-        from_outside = -status in KILLED_FROM_OUTSIDE
+        task, words, how = worker.task, worker.last_words(), mishaps.how(status)
         self._failed_starts += not worker.ready
-        if not worker.ready and not (from_outside and self._failed_starts < START_ATTEMPTS):
+        if not worker.ready and not (mishaps.from_outside(status) and self._failed_starts < START_ATTEMPTS):
             raise UserError(
                 f"the {self._kind} device did not start: its worker ended {how}{words}", "see evolve doctor"
             )
-        self._replace(worker)
         ended = f"the worker was ended {how} in {worker.phase}{words}"
-        if isinstance(task, Errand):
-            task.fault = ended
-            return
-        if task and from_outside:
-            task.traits = None  # another kernel of the same code has nothing to fear
-        if task and from_outside and not task.retried:
-            task.retried = True
-            self._new.appendleft(task)
-        elif task and worker.role is Role.COMPILER:
-            log = f"the compiler ended {how}, as it does when it needs too much memory{words}"
-            yield self._verdict(task, Outcome.COMPILE_ERROR, log)
-        elif task and self._exposed and worker.jobs > 1:
-            task.fault = ended
-            self._new.appendleft(task)
+        verdicts: Iterable[Evaluation] = ()
+        if isinstance(task, Task):
+            verdicts = self._settled(task, mishaps.of_death(task, worker, status, ended, exposed=self._exposed))
         elif task:
-            yield self._verdict(task, Outcome.CRASHED, ended)
+            task.fault = ended
+        self._replace(worker)  # with what it has left behind, its last words
+        yield from verdicts
 
     def _hanging(self, worker: Worker, fault: str) -> Iterator[Evaluation]:
-        task, words = worker.task, worker.last_words()
+        task = worker.task
         if not worker.ready:
-            raise UserError(f"the {self._kind} device did not start: {fault}{words}", "see evolve doctor")
+            raise UserError(f"the {self._kind} device did not start: {fault}{worker.last_words()}", "see evolve doctor")
         self._replace(worker)
         if isinstance(task, Errand):
             task.fault = fault
-        elif task and worker.phase == "compile":
-            yield self._verdict(task, Outcome.COMPILE_ERROR, fault)
         elif task:
-            why = ": an endless loop, or a deadlock" if worker.phase in ENDLESS else ""
-            yield self._verdict(task, Outcome.TIMED_OUT, f"{fault}{why}")
+            yield from self._settled(task, mishaps.of_hanging(worker, fault))
+
+    def _settled(self, task: Task, blame: Blame | None) -> Iterator[Evaluation]:
+        """What nobody blames a kernel for, it may try again."""
+        if blame:
+            yield self._verdict(task, blame.outcome, blame.log)
+        else:
+            self._new.appendleft(task)
 
     def _replace(self, worker: Worker) -> None:
         self._crew.replace(worker, self._info)

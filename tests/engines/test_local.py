@@ -138,11 +138,12 @@ def test_a_stopped_worker_counts_as_hanging() -> None:
         made.close()
 
 
-def raising(folder: Path, error: str) -> Iterator[Evaluation]:
+def raising(folder: Path, error: str, *, exposed: bool = True) -> Iterator[Evaluation]:
     """What comes of a right kernel where PyTorch fails as it may once its memory is spoilt; workers have folders."""
     text = Path(TWICE).read_text().replace("return x * 2", f"{error}\n    return x * 2")
     (folder / "twice.py").write_text(f"from pathlib import Path\n{text}")
     made = LocalEngine("emulated", 1)
+    made._exposed = exposed
     try:
         yield from made.evaluate([Job(bad_kernels.twice_kernel(), str(folder / "twice.py"))])
     finally:
@@ -157,6 +158,12 @@ def test_a_reference_that_raises_is_the_users_fault_not_the_kernels(tmp_path: Pa
 def test_an_evaluation_that_fails_in_one_process_and_not_in_the_next_counts_there(tmp_path: Path) -> None:
     (evaluation,) = raising(tmp_path, "if Path.cwd().name == 'worker-0': raise TypeError('no longer itself')")
     assert evaluation.passed
+
+
+def test_where_kernels_reach_no_memory_of_their_worker_no_failure_is_theirs(tmp_path: Path) -> None:
+    """As on a GPU."""
+    with pytest.raises(UserError, match="TypeError: no longer itself"):
+        list(raising(tmp_path, "if Path.cwd().name == 'worker-0': raise TypeError('no longer itself')", exposed=False))
 
 
 def test_a_kernel_over_which_every_process_fails_in_another_way_has_crashed(tmp_path: Path) -> None:

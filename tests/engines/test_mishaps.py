@@ -1,0 +1,82 @@
+"""Who is blamed when a worker dies, hangs or fails, and who may try again."""
+
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import bad_kernels
+import pytest
+
+from archive.records import Outcome
+from evolve.engines import mishaps
+from evolve.engines.engine import Job
+from evolve.engines.handles import Line, Task, Worker
+from evolve.engines.mishaps import Blame
+from evolve.evaluation.messages import Role
+
+SEGV, KILL = -signal.SIGSEGV, -signal.SIGKILL
+
+
+@pytest.fixture
+def task() -> Task:
+    return Task(Job(bad_kernels.twice_kernel(), "twice"), shapes_seed=1, started=0.0)
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    """One that has had two jobs."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        made = Worker(0, Role.EVALUATOR, tmp_path, Line(ours))
+        made.jobs = 2
+        yield made
+
+
+def death(task: Task, worker: Worker, status: int, *, exposed: bool = True) -> Blame | None:
+    return mishaps.of_death(task, worker, status, "it ended", exposed=exposed)
+
+
+def test_where_kernels_reach_no_memory_of_their_worker_the_one_that_it_dies_over_has_crashed(
+    task: Task, worker: Worker
+) -> None:
+    assert death(task, worker, SEGV, exposed=False) == Blame(Outcome.CRASHED, "it ended")
+
+
+def test_where_they_do_it_may_have_been_another(task: Task, worker: Worker) -> None:
+    assert death(task, worker, SEGV) is None
+    worker.jobs = 1  # tried again, alone
+    assert death(task, worker, SEGV) == Blame(Outcome.CRASHED, "it ended")
+
+
+@pytest.mark.parametrize("exposed", [True, False])
+def test_who_was_ended_from_outside_has_one_more_try(task: Task, worker: Worker, *, exposed: bool) -> None:
+    worker.jobs = 1
+    assert death(task, worker, KILL, exposed=exposed) is None
+    assert death(task, worker, KILL, exposed=exposed) == Blame(Outcome.CRASHED, "it ended")
+
+
+def test_a_compiler_that_dies_says_of_the_source_that_it_does_not_compile(task: Task, worker: Worker) -> None:
+    worker.role = Role.COMPILER
+    (worker.folder / "stderr").write_text("out of memory")
+    blame = death(task, worker, SEGV)
+    assert blame
+    assert (blame.outcome, "out of memory" in blame.log) == (Outcome.COMPILE_ERROR, True)
+
+
+def test_a_second_failure_in_other_words_is_the_kernels_and_both_are_told(task: Task) -> None:
+    assert mishaps.of_failure(task, "a TypeError") is None
+    blame = mishaps.of_failure(task, "a RuntimeError")
+    assert blame
+    assert blame.outcome is Outcome.CRASHED
+    assert blame.log.index("a TypeError") < blame.log.index("a RuntimeError")
+
+
+@pytest.mark.parametrize(
+    ("phase", "outcome"),
+    [("compile", Outcome.COMPILE_ERROR), ("run", Outcome.TIMED_OUT), ("check", Outcome.TIMED_OUT)],
+)
+def test_what_takes_too_long_is_named_after_what_it_was_doing(worker: Worker, phase: str, outcome: Outcome) -> None:
+    worker.begin(phase)
+    blame = mishaps.of_hanging(worker, "it took too long")
+    assert (blame.outcome, "endless loop" in blame.log) == (outcome, phase == "run")
