@@ -1,0 +1,72 @@
+/*---
+op = "argmax"
+note = "one block per row, 16-byte loads, UNROLL of them on their way at once in each thread; any shape"
+
+[knobs]
+THREADS = [128, 256, 512, 1024]
+UNROLL = [2, 1, 4, 8]
+
+[[launch]]
+entry = "argmax_row"
+grid = ["rows"]
+block = ["THREADS"]
+args = ["x", "out", "cols"]
+---*/
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+constexpr int VEC = 16 / sizeof(x_t);
+struct alignas(16) Vec { x_t at[VEC]; };
+
+struct Best {
+    float value;
+    int index;
+};
+
+// Of equal values the first.
+__device__ __forceinline__ Best better(Best a, Best b) {
+    return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
+}
+
+__device__ __forceinline__ Best best_of_warp(Best best) {
+    for (int step = 16; step > 0; step /= 2) {
+        const float value = __shfl_xor_sync(0xffffffffu, best.value, step);
+        best = better(best, {value, __shfl_xor_sync(0xffffffffu, best.index, step)});
+    }
+    return best;
+}
+
+__device__ __forceinline__ void take(Best& best, const Vec& v, int col) {
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) best = better(best, {float(v.at[e]), col + e});
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+argmax_row(const x_t* __restrict__ x, long long* __restrict__ out, int cols) {
+    __shared__ Best bests[32];
+    const long long first = (long long)blockIdx.x * cols;
+    const x_t* row = x + first;
+    const int head = min(cols, int((VEC - first % VEC) % VEC));  // what stands before the row's first whole 16 bytes
+    const int packs = (cols - head) / VEC, tail = head + packs * VEC;
+    const Vec* vectors = reinterpret_cast<const Vec*>(row + head);
+    const Best none = {-INFINITY, 0x7fffffff};
+    Best best = none;
+    int at = threadIdx.x;
+    for (; at + (UNROLL - 1) * THREADS < packs; at += UNROLL * THREADS) {
+        Vec v[UNROLL];
+#pragma unroll
+        for (int i = 0; i < UNROLL; ++i) v[i] = vectors[at + i * THREADS];
+#pragma unroll
+        for (int i = 0; i < UNROLL; ++i) take(best, v[i], head + (at + i * THREADS) * VEC);
+    }
+    for (; at < packs; at += THREADS) take(best, vectors[at], head + at * VEC);
+    if (threadIdx.x < head) best = better(best, {float(row[threadIdx.x]), int(threadIdx.x)});
+    const int last = tail + threadIdx.x;
+    if (last < cols) best = better(best, {float(row[last]), last});
+    const int lane = threadIdx.x % 32;
+    best = best_of_warp(best);
+    if (lane == 0) bests[threadIdx.x / 32] = best;
+    __syncthreads();
+    best = best_of_warp(lane < THREADS / 32 ? bests[lane] : none);
+    if (threadIdx.x == 0) out[blockIdx.x] = best.index;
+}
