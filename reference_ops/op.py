@@ -210,6 +210,12 @@ class Op:
         turn = rng.randrange(SEEDS // self._mixtures) * rounds + first % rounds
         return turn * 2 * LARGE_WEIGHTS + rng.randrange(2) * LARGE_WEIGHTS + weights % LARGE_WEIGHTS
 
+    def mixtures_to_meet_all(self, workload: Workload) -> int:
+        """How many in turn, each of which begins one distribution later, until rows were drawn from every one."""
+        following = self._sharing_rows() if self.by_rows else ()
+        rows = self.shape(following[0], workload)[0] if following else 1
+        return max(1, 2 + len(self.values) - rows)
+
     def others_alike(self, seed: int, count: int) -> range:
         """Seeds of other numbers, each from the distribution that it has with this seed."""
         return range(seed + self._mixtures, seed + (count + 1) * self._mixtures, self._mixtures)

@@ -231,3 +231,43 @@ def test_where_rows_depend_on_each_other_each_distribution_is_met_at_one_of_as_m
         inspector.check(program(twice), op, workload)
     mixtures = checks[1::2]  # after each that is normal for certain
     assert sorted(check.values for check in mixtures) == sorted((NORMAL, *values))
+
+
+def rooted(x: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+ONE_ROW = {"rows": 1, "cols": 256}
+ROOTED = Op(
+    name="rooted",
+    reference=rooted,
+    inputs=tensors(x="rows cols"),
+    outputs=tensors(out="rows cols"),
+    gpu=workloads("float32", ONE_ROW, eps=1e-6),
+    emulated=workloads("float32", ONE_ROW, eps=1e-6),
+    flops=lambda dims: 4 * dims["rows"] * dims["cols"],
+)
+LISTED, UNLISTED = ROOTED.emulated[0], workloads("float32", ONE_ROW, eps=3e-7)[0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_number_that_nobody_listed_cannot_be_ignored_however_few_rows_there_are(seed: int) -> None:
+    def work(tensors: Tensors) -> None:
+        tensors["out"].copy_(rooted(tensors["x"].double(), 1e-6))
+
+    inspector = Inspector(ScriptedDevice(), Arena("cpu"), random.Random(seed), [], lambda _phase: None)
+    inspector.check(program(work), ROOTED, LISTED)
+    with pytest.raises(RejectedError, match=r"^wrong"):
+        inspector.check(program(work), ROOTED, UNLISTED)
+
+
+@pytest.mark.parametrize(("place", "mixtures"), [(LISTED, 1), (UNLISTED, 1 + len(ROOTED.values))])
+def test_a_number_that_the_file_lists_takes_one_mixture(place: Workload, mixtures: int) -> None:
+    checks: list[Check] = []
+
+    def work(tensors: Tensors) -> None:
+        tensors["out"].copy_(rooted(tensors["x"].double(), dict(place.parameters)["eps"]))
+
+    inspector = Inspector(ScriptedDevice(), Arena("cpu"), random.Random(1), checks, lambda _phase: None)
+    inspector.check(program(work), ROOTED, place)
+    assert len(checks) == 1 + mixtures

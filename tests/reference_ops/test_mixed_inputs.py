@@ -105,6 +105,20 @@ def test_a_mixture_begins_with_the_distribution_whose_turn_it_is(first: int) -> 
     assert {names(op, op.mixture(first, turn, random.Random(turn)))[0] for turn in range(12)} == {expected}
 
 
+@pytest.mark.parametrize("by_rows", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 64])
+def test_few_rows_meet_every_distribution_in_as_many_mixtures_as_it_takes_and_no_more(
+    rows: int, *, by_rows: bool
+) -> None:
+    op = replace(OP, values=("constant", "tiny"), by_rows=by_rows)
+    place = replace(PLACE, dims=(("rows", rows), ("cols", 512)))
+    turns = op.mixtures_to_meet_all(place)
+    seeds = [op.mixture(5 + turn, 1, random.Random(turn)) for turn in range(turns)]
+    met = [{part.values for part in op.parts(OUT, place, MIXED, seed)} for seed in seeds]
+    assert set().union(*met) == {NORMAL, *op.values}
+    assert turns == 1 or set().union(*met[1:]) < {NORMAL, *op.values}
+
+
 @pytest.mark.parametrize("turn", range(4))
 def test_a_mixture_has_large_weights_in_its_turn(turn: int) -> None:
     op = replace(OP, values=("constant", "tiny"))
