@@ -34,6 +34,7 @@ class Task:
     shapes_seed: int
     started: float
     retried: bool = False
+    held_up: bool = False  # it has missed the deadline of a run once, after runs that did not
     fault: str = ""  # over which it lost a worker whose memory some kernel may have spoilt
     traits: Traits | None = None  # once it is compiled
 
@@ -110,6 +111,7 @@ class Worker:
         self.ready = False
         self.task: Task | Errand | None = None
         self.jobs = 0
+        self.has_run = False  # what it has in hand, at least once
         self.begin("")
 
     @property
@@ -118,10 +120,12 @@ class Worker:
 
     def begin(self, phase: str) -> None:
         self.phase, self.phase_started = phase, time.monotonic()
+        self.has_run |= phase == "check"
 
     def give(self, task: Task | Errand, device: DeviceInfo) -> None:
         self.task = task
         self.jobs += 1
+        self.has_run = False
         self.begin("compile")
         with contextlib.suppress(OSError):  # what earlier kernels printed
             os.truncate(self.folder / "stderr", 0)

@@ -271,7 +271,7 @@ class LocalEngine:
         if isinstance(task, Errand):
             task.fault = fault
         elif task:
-            yield from self._settled(task, mishaps.of_hanging(worker, fault))
+            yield from self._settled(task, mishaps.of_hanging(task, worker, fault))
 
     def _settled(self, task: Task, blame: Blame | None) -> Iterator[Evaluation]:
         """What nobody blames a kernel for, it may try again."""

@@ -57,8 +57,12 @@ def of_failure(task: Task, fault: str) -> Blame | None:
     return Blame(Outcome.CRASHED, log)
 
 
-def of_hanging(worker: Worker, fault: str) -> Blame:
+def of_hanging(task: Task, worker: Worker, fault: str) -> Blame | None:
+    """What has run and then takes seconds may have been held up: by others on the GPU, or with the whole machine."""
     if worker.phase == "compile":
         return Blame(Outcome.COMPILE_ERROR, fault)
+    if worker.phase == "run" and worker.has_run and not task.held_up:
+        task.held_up = True
+        return None
     why = ": an endless loop, or a deadlock" if worker.phase in ENDLESS else ""
     return Blame(Outcome.TIMED_OUT, f"{fault}{why}")

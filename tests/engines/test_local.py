@@ -124,6 +124,18 @@ def test_a_kernel_whose_worker_is_killed_twice_is_given_up() -> None:
         made.close()
 
 
+def test_a_kernel_that_hangs_where_it_is_timed_is_tried_twice() -> None:
+    workers: set[int] = set()
+    made: LocalEngine
+    made = LocalEngine("emulated", 1, lambda *_: workers.add(made._crew.workers[0].pid), {**DEADLINES, "run": 1.0})
+    endless = "while (n == 4096 && ((volatile int*)out)[0] != 123456789) {} "
+    try:
+        evaluation = verdict(made, bad_kernels.twice_kernel(endless + bad_kernels.RIGHT))
+        assert (evaluation.outcome, len(workers)) == (Outcome.TIMED_OUT, 2)
+    finally:
+        made.close()
+
+
 def test_a_stopped_worker_counts_as_hanging() -> None:
     made: LocalEngine
 

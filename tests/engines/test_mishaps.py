@@ -76,7 +76,19 @@ def test_a_second_failure_in_other_words_is_the_kernels_and_both_are_told(task: 
     ("phase", "outcome"),
     [("compile", Outcome.COMPILE_ERROR), ("run", Outcome.TIMED_OUT), ("check", Outcome.TIMED_OUT)],
 )
-def test_what_takes_too_long_is_named_after_what_it_was_doing(worker: Worker, phase: str, outcome: Outcome) -> None:
+def test_what_takes_too_long_is_named_after_what_it_was_doing(
+    task: Task, worker: Worker, phase: str, outcome: Outcome
+) -> None:
     worker.begin(phase)
-    blame = mishaps.of_hanging(worker, "it took too long")
+    blame = mishaps.of_hanging(task, worker, "it took too long")
+    assert blame
     assert (blame.outcome, "endless loop" in blame.log) == (outcome, phase == "run")
+
+
+def test_what_has_run_before_may_miss_the_deadline_of_a_run_once(task: Task, worker: Worker) -> None:
+    for phase in ("run", "check", "run"):
+        worker.begin(phase)
+    assert mishaps.of_hanging(task, worker, "it took too long") is None
+    blame = mishaps.of_hanging(task, worker, "it took too long")
+    assert blame
+    assert blame.outcome is Outcome.TIMED_OUT
