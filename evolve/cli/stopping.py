@@ -9,6 +9,7 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ENOUGH = 3  # signals after which nothing is put in order any more; the archive is whole at any moment
+TORCH, RETRY_SECONDS = "torch/__init__.py", 0.05
 
 
 class Stopped(BaseException):
@@ -33,30 +34,48 @@ def raising_stopped() -> Iterator[None]:
     """The first signal raises Stopped in the main thread, the second is passed over, the third ends the process."""
     _received.clear()
 
-    def stop(number: int, _frame: FrameType | None) -> None:
-        _received.append(number)
-        if len(_received) >= ENOUGH:
-            os._exit(128 + number)
-        if len(_received) == 1:
-            raise Stopped(number)
-
     tell_unraisable = sys.unraisablehook
 
     def tell(unraisable: "sys.UnraisableHookArgs") -> None:
         if unraisable.exc_type is not Stopped:  # nobody needs to read of it: `check` raises it again
             tell_unraisable(unraisable)
 
-    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    before = {number: signal.signal(number, _stop) for number in SIGNALS}
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, _raise)
     sys.unraisablehook = tell
     try:
         yield
     except BaseException as error:
         if not _received:
             raise
-        before = dict.fromkeys(SIGNALS, signal.SIG_IGN)  # the interpreter's own end must not be interrupted either
+        before |= dict.fromkeys(SIGNALS, signal.SIG_IGN)  # the interpreter's own end must not be interrupted either
         # Not only Stopped comes of a stop: a module interrupted while it loads makes an ImportError of it, say.
         raise Stopped(_received[0]) from error
     finally:
+        if _received:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = tell_unraisable
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    _received.append(number)
+    if len(_received) >= ENOUGH:
+        os._exit(128 + number)
+    if len(_received) == 1:
+        _raise(number, frame)
+
+
+def _raise(_number: int, frame: FrameType | None) -> None:
+    """Now, or in a moment."""
+    if not _loads_torch(frame):
+        raise Stopped(_received[0])
+    signal.setitimer(signal.ITIMER_REAL, RETRY_SECONDS)
+
+
+def _loads_torch(frame: FrameType | None) -> bool:
+    """What is raised in there may pass through PyTorch's C++, which ends the process over it."""
+    while frame and not (frame.f_code.co_name == "<module>" and frame.f_code.co_filename.endswith(TORCH)):
+        frame = frame.f_back
+    return frame is not None

@@ -2,6 +2,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 import weakref
 from collections.abc import Callable
 
@@ -86,3 +87,18 @@ def test_the_handlers_are_as_before_afterwards() -> None:
     with raising_stopped():
         pass
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def stopped_while_torch_loads(loaded: list[bool]) -> None:
+    loading = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.2)\nloaded.append(True)"
+    with raising_stopped():
+        exec(compile(loading, "/somewhere/torch/__init__.py", "exec"), {"loaded": loaded})
+        time.sleep(5)
+
+
+def test_a_stop_waits_until_torch_has_loaded() -> None:
+    loaded: list[bool] = []
+    with pytest.raises(Stopped):
+        stopped_while_torch_loads(loaded)
+    assert loaded
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
