@@ -26,6 +26,7 @@ _received: list[int] = []
 def check() -> None:
     """Raise a stop again that was lost: Python swallows what is raised inside the callbacks of weak references."""
     if _received:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # one that waits for its moment must not come on top
         raise Stopped(_received[0])
 
 
@@ -33,7 +34,6 @@ def check() -> None:
 def raising_stopped() -> Iterator[None]:
     """The first signal raises Stopped in the main thread, the second is passed over, the third ends the process."""
     _received.clear()
-
     tell_unraisable = sys.unraisablehook
 
     def tell(unraisable: "sys.UnraisableHookArgs") -> None:
@@ -69,9 +69,10 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _raise(_number: int, frame: FrameType | None) -> None:
     """Now, or in a moment."""
-    if not _loads_torch(frame):
-        raise Stopped(_received[0])
-    signal.setitimer(signal.ITIMER_REAL, RETRY_SECONDS)
+    if _loads_torch(frame):
+        signal.setitimer(signal.ITIMER_REAL, RETRY_SECONDS)
+    else:
+        check()
 
 
 def _loads_torch(frame: FrameType | None) -> bool:
