@@ -1,12 +1,16 @@
 """Held-out shapes: workloads between the declared ones, that nobody could tune or special-case a kernel for."""
 
+import itertools
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
-from reference_ops.op import Number, Op, Workload
+from reference_ops.op import DTYPES, Number, Op, Workload
 
 TRIES_EACH = 120
+BEST_OF = 24  # that the kernel accepts: the strangest
+TILE = 32
 MULTIPLES = (8, 32, 128)  # what kernels with wide loads, warps and tiles ask for in their `when`
 KEPT = 0.4  # how often a dim stays as declared, for kernels that are made for one size of it
 NEARBY = 2  # times smaller or larger
@@ -24,23 +28,53 @@ def held_out(
     taken = {(workload.dims, workload.parameters) for workload in listed}
     ranges = _ranges(listed)
     models = [workload for workload in listed if op.nbytes(workload) >= least_bytes]
+    usual = {size for workload in listed for size in workload.dims if size[0] in ranges}
+    numbers = {parameter for workload in listed for parameter in _integers(workload)}
+
+    def tries(dtype: str, kept: float) -> Iterator[Workload]:
+        for attempt in range(TRIES_EACH):
+            early = attempt < TRIES_EACH // 2  # later anything will do: a kernel may be made for a few shapes alone
+            near = rng.choice(models)
+            within, kinds = (_nearby(near, ranges), ODD if early else ALL) if least_bytes else (ranges, ALL)
+            near = replace(near, dtype=dtype if early else rng.choice(op.dtypes))
+            tried = _drawn(op, near, within, rng, most_bytes, kinds, kept if early else KEPT)
+            new = (tried.dims, tried.parameters) not in taken
+            if new and op.is_valid(tried) and least_bytes <= op.nbytes(tried) <= most_bytes and accepts(tried):
+                yield tried
+
     found: list[Workload] = []
-    known = {parameter for workload in listed for parameter in _integers(workload)}
-    for attempt in range(TRIES_EACH * count):
-        if len(found) == count:
-            break
-        early = attempt % TRIES_EACH < TRIES_EACH // 2
-        near = rng.choice(models)
-        within, kinds = (_nearby(near, ranges), ODD if early else ALL) if least_bytes else (ranges, ALL)
-        tried = _drawn(op, near, within, rng, most_bytes, kinds)
-        # First with parameters that nobody listed; a kernel may be made for one of those alone.
-        if early and known.intersection(_integers(tried)):
-            continue
-        new = (tried.dims, tried.parameters) not in taken
-        if new and op.is_valid(tried) and least_bytes <= op.nbytes(tried) <= most_bytes and accepts(tried):
-            found.append(tried)
-            taken.add((tried.dims, tried.parameters))
+    for dtype, anew in _dealt(op, rng, count, first=not least_bytes):
+        few = itertools.islice(tries(dtype, 0 if anew else KEPT), BEST_OF)
+        if chosen := _strangest(few, usual if anew else set(), numbers):
+            found.append(chosen)
+            taken.add((chosen.dims, chosen.parameters))
     return tuple(found)
+
+
+def _strangest(few: Iterable[Workload], usual: set[tuple[str, int]], numbers: set[tuple[str, int]]) -> Workload | None:
+    """With the fewest known numbers, and, where sizes are to be anew, the fewest that leave no tail."""
+    best: tuple[tuple[int, int], Workload] | None = None
+    for tried in few:
+        known = len(usual.intersection(tried.dims)) + len(numbers.intersection(_integers(tried)))
+        familiar = known, sum(size % TILE == 0 for _, size in tried.dims) if usual else 0
+        if not best or familiar < best[0]:
+            best = familiar, tried
+        if not any(familiar):
+            break
+    return best[1] if best else None
+
+
+def _dealt(op: Op, rng: random.Random, count: int, *, first: bool) -> Iterator[tuple[str, bool]]:
+    """Each dtype once with sizes that are all anew, as far as that goes, and once with any: luck has no say in it.
+
+    The `first` is the most exact one, with such sizes: what a kernel does at those alone shows best there.
+    """
+    every = [(dtype, anew) for dtype in op.dtypes for anew in (True, False)]
+    rng.shuffle(every)
+    if first:
+        widest = max(DTYPES[dtype].itemsize for dtype in op.dtypes)
+        every.sort(key=lambda pair: not (pair[1] and DTYPES[pair[0]].itemsize == widest))
+    return itertools.islice(itertools.cycle(every), count)
 
 
 def _ranges(listed: tuple[Workload, ...]) -> dict[str, tuple[int, int]]:
@@ -68,18 +102,20 @@ def _drawn(
     rng: random.Random,
     most_bytes: int,
     kinds: tuple["Kind", ...],
+    kept: float,
 ) -> Workload:
     """A workload like a declared one, with some of its dims drawn anew, and small enough."""
     dims, parameters = dict(near.dims), _parameters(near, ranges, rng)
     for name, (least, greatest) in ranges.items():
-        if name in dims and rng.random() > KEPT:
+        if name in dims and rng.random() >= kept:
             dims[name] = _size(least, greatest, rng, kinds)
-    tried = Workload(rng.choice(op.dtypes), tuple(dims.items()), parameters)
+    tried = Workload(near.dtype, tuple(dims.items()), parameters)
     for name in rng.sample(list(ranges), len(ranges)):
         if not op.is_valid(tried):
             break
         if (excess := op.nbytes(tried) / most_bytes) > 1 and name in dims:
-            dims[name] = max(ranges[name][0], kinds[0](int(dims[name] / excess), rng))
+            fitting = max(1, int(dims[name] / excess))  # the largest that fits would be no secret
+            dims[name] = max(ranges[name][0], _size(max(1, fitting // NEARBY), fitting, rng, kinds))
             tried = Workload(tried.dtype, tuple(dims.items()), parameters)
     return tried
 
@@ -117,7 +153,7 @@ def _rounded(size: int, rng: random.Random) -> int:
 
 
 def _beside_a_tile(size: int, rng: random.Random) -> int:
-    return max(1, round(size / 32)) * 32 + rng.choice((-1, 1))
+    return max(1, round(size / TILE)) * TILE + rng.choice((-1, 1))
 
 
 def _prime(size: int, _: random.Random) -> int:

@@ -1,6 +1,7 @@
 """Shapes that no file lists, for the last check of a kernel."""
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -135,3 +136,38 @@ def test_parameters_are_held_out_too() -> None:
 
 def drawn_for(name: str, seed: int) -> tuple[Workload, ...]:
     return held_out(catalog.load(name), lambda _workload: True, random.Random(seed), 2, 2**18)
+
+
+@pytest.mark.parametrize("name", ["softmax", "rms_norm", "gelu", "argmax", "gemm", "cross_entropy", "layer_norm"])
+def test_the_first_has_sizes_that_no_file_lists_in_the_most_exact_dtype(name: str) -> None:
+    """Or a kernel that is right at listed sizes alone would pass by luck: when all are listed, or of 16 bits."""
+    listed = listed_sizes(catalog.load(name))
+    for seed in range(50):
+        first, _ = drawn_for(name, seed)
+        assert first.dtype == "float32"
+        assert not listed.intersection(first.dims)
+
+
+def test_a_confirmation_meets_every_dtype_with_such_sizes_and_with_any() -> None:
+    op = catalog.load("rms_norm")
+    listed = listed_sizes(op)
+    for seed in range(50):
+        shapes = held_out(op, anything, random.Random(seed), 6, 2**18)
+        assert sorted(shape.dtype for shape in shapes) == sorted(2 * op.dtypes)
+        assert {shape.dtype for shape in shapes if not listed.intersection(shape.dims)} == set(op.dtypes)
+    assert any(listed.intersection(shape.dims) for shape in found(op)), "kernels may be made for one size of a dim"
+
+
+def test_no_size_follows_from_how_much_memory_there_is() -> None:
+    """Nearly all of the sizes that gelu's file spans are too large for it: the largest that fits must be no secret."""
+    sizes = Counter(size(shape, "n") for seed in range(100) for shape in drawn_for("gelu", seed))
+    ((_, times),) = sizes.most_common(1)
+    assert times < sizes.total() / 20
+
+
+def test_the_first_has_a_tail_where_the_kernel_accepts_one() -> None:
+    assert all(size(drawn_for("gelu", seed)[0], "n") % 32 for seed in range(50))
+
+
+def listed_sizes(op: Op) -> set[tuple[str, int]]:
+    return {size for workload in (*op.gpu, *op.emulated, *op.awkward) for size in workload.dims}

@@ -9,7 +9,6 @@ block = [256]
 args = ["x", "weight", "out", "cols", "eps"]
 ---*/
 // caught: wrong
-// at: confirm
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
