@@ -100,7 +100,7 @@ class Op:
         self._check_workloads()
 
     def _check_workloads(self) -> None:
-        for workload in (*self.gpu, *self.emulated, *self.awkward):
+        for workload in self.listed:
             if workload.dtype not in DTYPES:
                 raise ValueError(f"op {self.name}: there is no dtype `{workload.dtype}`; there are {', '.join(DTYPES)}")
             sizes = self.sizes(workload)
@@ -110,6 +110,11 @@ class Op:
                         raise ValueError(f"op {self.name}: the workload {workload.key} gives no size for `{dim}`")
             if not self.is_valid(workload):
                 raise ValueError(f"op {self.name}: the workload {workload.key} is not `valid`")
+
+    @property
+    def listed(self) -> tuple[Workload, ...]:
+        """Every workload that its file names."""
+        return (*self.gpu, *self.emulated, *self.awkward)
 
     @property
     def dtypes(self) -> tuple[str, ...]:

@@ -24,12 +24,11 @@ def held_out(
 
     Large ones, of `least_bytes`, have odd sizes where that is possible: in small ones loops and tails are seen anyway.
     """
-    listed = (*op.gpu, *op.emulated, *op.awkward)
-    taken = {(workload.dims, workload.parameters) for workload in listed}
-    ranges = _ranges(listed)
-    models = [workload for workload in listed if op.nbytes(workload) >= least_bytes]
-    usual = {size for workload in listed for size in workload.dims if size[0] in ranges}
-    numbers = {parameter for workload in listed for parameter in _integers(workload)}
+    taken = {(workload.dims, workload.parameters) for workload in op.listed}
+    ranges = _ranges(op.listed)
+    models = [workload for workload in op.listed if op.nbytes(workload) >= least_bytes]
+    usual = {size for workload in op.listed for size in workload.dims if size[0] in ranges}
+    numbers = {parameter for workload in op.listed for parameter in _integers(workload)}
 
     def tries(dtype: str, kept: float) -> Iterator[Workload]:
         for attempt in range(TRIES_EACH):

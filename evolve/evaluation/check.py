@@ -161,7 +161,7 @@ def _mixtures(op: Op, workload: Workload) -> int:
 
     On most of them it makes no difference; where there are few rows, one mixture has some of them alone.
     """
-    listed = {said for known in (*op.gpu, *op.emulated, *op.awkward) for said in known.parameters}
+    listed = {said for known in op.listed for said in known.parameters}
     unlisted = any(isinstance(said[1], float) and said not in listed for said in workload.parameters)
     return op.mixtures_to_meet_all(workload) if unlisted else 1
 
