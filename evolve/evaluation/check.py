@@ -24,6 +24,11 @@ from reference_ops.op import DTYPES, Op, Tensors, Workload
 from reference_ops.values import MIXED, NORMAL
 
 ANOTHER = "another "
+LEAVINGS: tuple[Callable[[torch.Tensor], object], ...] = (
+    lambda raw: raw,
+    lambda raw: raw.random_(0, 256),
+    lambda raw: raw.zero_(),
+)
 Outputs = tuple[torch.Tensor, ...]
 
 
@@ -55,6 +60,7 @@ class Inspector:
     checks: list[Check]
     watch: Callable[[str], None]
     turns: Counter[tuple[str, bool]] = field(default_factory=Counter)  # of mixtures, timed or not: all, by dtype
+    leavings: list[Callable[[torch.Tensor], object]] = field(default_factory=list)  # still to be met, of all kinds
 
     def check(self, program: Program, op: Op, workload: Workload) -> bool:
         """Whether runs on the same inputs agree to the bit. Raises RejectedError at the first fault.
@@ -84,20 +90,25 @@ class Inspector:
         for poison in list(found):  # each makes room for what it takes to judge the next
             self.judge(usual, found.pop(poison), poison)
         for _ in range(_mixtures(op, workload)):
-            self._as_in_use(own, zeros=not timed)
+            self._as_in_use(own, timed=timed)
             mixed = replace(usual, seed=self._mixed_seed(op, workload.dtype, timed=timed), values=MIXED)
             outputs = self._run(program, mixed, buffers, as_timed=self.rng.random() < 0.5)
             self.watch("check")
             self.judge(mixed, outputs, poisons[-1])
         return agree
 
-    def _as_in_use(self, own: list[torch.Tensor], *, zeros: bool) -> None:
-        """Results and workspace as the last call left them, as anybody may have, or as the driver hands them out."""
+    def _as_in_use(self, own: list[torch.Tensor], *, timed: bool) -> None:
+        """Results and workspace as the last call left them, as anybody may have, or as the driver hands them out.
+
+        Where it is timed always as left: who does nothing when it finds its own mark there is found out for certain.
+        """
+        if timed:
+            return
+        if not self.leavings:
+            self.leavings.extend(self.rng.sample(LEAVINGS, len(LEAVINGS)))
+        leave = self.leavings.pop()
         for raw in own:
-            if (left := self.rng.randrange(3 if zeros else 2)) == 1:
-                raw.random_(0, 256)
-            elif left == 2:
-                raw.zero_()
+            leave(raw)
 
     def _mixed_seed(self, op: Op, dtype: str, *, timed: bool) -> int:
         """Among the workloads that are timed, and among the others, nothing is met or not by luck.

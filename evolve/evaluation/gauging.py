@@ -13,6 +13,7 @@ from evolve.evaluation.baselines import EAGER, SAMPLES, SETS, Baselines
 from evolve.evaluation.evaluate import Bench
 from evolve.evaluation.messages import Gauge, Gauged
 from evolve.evaluation.timing import floor_us
+from evolve.evaluation.trouble import gpu_fault, out_of_memory
 from reference_ops.op import Op, Workload
 
 FAULT_CHARACTERS = 200
@@ -27,7 +28,7 @@ def gauged(op: Op, wanted: Gauge, bench: Bench) -> Gauged:
     try:
         known = _eager_alone(op, workload, bench) if wanted.eager_alone else _timed(op, workload, bench, wanted)
     except UserError as error:  # a workload on which wrong results would not show
-        return Gauged(None, str(error), leaving=_spoilt())
+        return Gauged(None, str(error), leaving=bool(gpu_fault()))
     except Exception as error:  # noqa: BLE001 - whatever PyTorch may raise: the other workloads are still of interest
         if out_of_memory(error):
             return Gauged(None, "does not fit into the memory there is")
@@ -50,10 +51,6 @@ def gauged(op: Op, wanted: Gauge, bench: Bench) -> Gauged:
     )
 
 
-def out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
 def _forget() -> None:
     """Leave the next workload all of the memory, and a compiler that has not given up on functions seen too often.
 
@@ -62,16 +59,6 @@ def _forget() -> None:
     with contextlib.suppress(RuntimeError):  # of a GPU that is spoilt, which the answer says
         torch._dynamo.reset()  # noqa: SLF001 - its public name
         torch.cuda.empty_cache()
-
-
-def _spoilt() -> bool:
-    """Whether something has failed on the GPU itself, after which the process can do no more with it."""
-    try:
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
 
 
 def _timed(op: Op, workload: Workload, bench: Bench, wanted: Gauge) -> Baselines:

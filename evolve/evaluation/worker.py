@@ -25,7 +25,7 @@ from evolve.evaluation import sandbox
 from evolve.evaluation.caches import evolve_cache_dir
 from evolve.evaluation.compiling import precompile
 from evolve.evaluation.evaluate import Bench, evaluate
-from evolve.evaluation.gauging import gauged, out_of_memory
+from evolve.evaluation.gauging import gauged
 from evolve.evaluation.messages import (
     Assignment,
     Count,
@@ -45,6 +45,7 @@ from evolve.evaluation.messages import (
 )
 from evolve.evaluation.profiling import profiled
 from evolve.evaluation.sandbox import Bounds
+from evolve.evaluation.trouble import gpu_fault, out_of_memory
 from reference_ops import catalog
 from reference_ops.catalog import CatalogError
 from reference_ops.op import Op
@@ -125,9 +126,9 @@ def _evaluate(device_kind: str, fork: Fork, assignments: Iterator[Duty], project
         try:
             verdict = evaluate(kernel, op, bench, shapes_seed=seed, bars=bars, confirm=assignment.confirm)
         except (MemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
+            log = _short_of_memory(error) if out_of_memory(error) else gpu_fault()
+            if not log:
                 raise
-            log = f"there is not enough memory: {str(error)[:ERROR_CHARACTERS]}"
             verdict = _verdict(kernel, op, info, Outcome.CRASHED, log)
         answer(Done(verdict, leaving=verdict.outcome in LASTING[device_kind]))
 
@@ -139,7 +140,11 @@ def _counted(count: Count, bench: Bench) -> Profiled:
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        return Profiled(None, f"there is not enough memory: {str(error)[:ERROR_CHARACTERS]}")
+        return Profiled(None, _short_of_memory(error))
+
+
+def _short_of_memory(error: Exception) -> str:
+    return f"there is not enough memory: {str(error)[:ERROR_CHARACTERS]}"
 
 
 def _gauged(wanted: Gauge, bench: Bench) -> Gauged:

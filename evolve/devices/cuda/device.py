@@ -106,6 +106,7 @@ class CudaDevice:
         try:
             program.launch(tensors)
         except CUDADriverError as error:
+            _wait(torch.cuda.synchronize)  # it may be the fault of an earlier launch, told late
             outcome = Outcome.ILLEGAL if any(name in str(error) for name in RESOURCE_ERRORS) else Outcome.LAUNCH_ERROR
             raise RejectedError(outcome, f"a launch failed: {error}") from error
         _wait(torch.cuda.synchronize)
