@@ -131,7 +131,7 @@ def _confirmed(
             duels.append(duel(inspector, program, op, workload, standard))
     everywhere = (*programs.awkward, *programs.held_out, *programs.declared)
     for workload, program in everywhere:
-        inspector.check(program, op, workload)
+        inspector.check(program, op, workload, closely=True)
     said = sanitized(inspector.device, everywhere, op, inspector.watch)
     return Confirmed(tuple(workload.key for workload, _ in programs.held_out), tuple(duels), said)
 
