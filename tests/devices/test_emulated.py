@@ -136,6 +136,17 @@ def test_a_trap_stops_the_other_blocks_of_a_cooperative_grid(device: EmulatedDev
     assert error.outcome == Outcome.CRASHED
 
 
+def test_blocks_of_a_cooperative_grid_start_threads_while_those_of_others_end(device: EmulatedDevice) -> None:
+    kernel = single(
+        "__syncthreads();\natomicAdd(y, 1);", "int* y", block="[512]", grid="[8]", more="cooperative = true"
+    )
+    y = torch.zeros(1, dtype=I32)
+    program = device.compile(bound(kernel, {"y": y}))
+    for _ in range(300):
+        device.run(program, {"y": y})
+    assert y.item() == 300 * 8 * 512
+
+
 def test_blocks_do_not_run_in_ascending_order(device: EmulatedDevice) -> None:
     body = "y[1 + atomicAdd(y, 1)] = blockIdx.x;"
     order = out_of(device, single(body, "int* y", block="[1]", grid="[20]"), 21)[1:]

@@ -98,8 +98,9 @@ static EVOLVE_LOCAL const Job* job;
 static EVOLVE_LOCAL Grid* grid;
 
 static Block* kept_block;  // of the launches whose blocks run in turn
-static Fibre* idle_fibres;
-static pthread_mutex_t idle_mutex = PTHREAD_MUTEX_INITIALIZER;
+static EVOLVE_LOCAL Fibre* idle_fibres;  // this OS thread's own: one that ends stands on its stack until it has switched
+static Fibre* spare_fibres;              // of OS threads that have ended
+static pthread_mutex_t spare_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static void run_threads();
 
@@ -116,28 +117,46 @@ static Fibre* new_fibre() {
     return fibre;
 }
 
+static Fibre* pop(Fibre*& fibres) {
+    Fibre* fibre = fibres;
+    if (fibre) fibres = fibre->next;
+    return fibre;
+}
+
+static void push(Fibre*& fibres, Fibre* fibre) {
+    fibre->next = fibres;
+    fibres = fibre;
+}
+
+static Fibre* spare_fibre() {
+    pthread_mutex_lock(&spare_mutex);
+    Fibre* fibre = pop(spare_fibres);
+    pthread_mutex_unlock(&spare_mutex);
+    return fibre;
+}
+
 static Fibre* take_fibre() {
-    pthread_mutex_lock(&idle_mutex);
-    Fibre* fibre = idle_fibres;
-    if (fibre) idle_fibres = fibre->next;
-    pthread_mutex_unlock(&idle_mutex);
+    Fibre* fibre = pop(idle_fibres);
+    if (!fibre) fibre = spare_fibre();
     if (!fibre) fibre = new_fibre();
     prepare(fibre->context, fibre->stack, STACK_BYTES, run_threads);
     block->starting = fibre;
     return fibre;
 }
 
-static void give_back(Fibre* fibre) {
-    pthread_mutex_lock(&idle_mutex);
-    fibre->next = idle_fibres;
-    idle_fibres = fibre;
-    pthread_mutex_unlock(&idle_mutex);
+static void give_back(Fibre* fibre) { push(idle_fibres, fibre); }
+
+// Before an OS thread ends, which would forget its own.
+static void spare_idle_fibres() {
+    pthread_mutex_lock(&spare_mutex);
+    while (Fibre* fibre = pop(idle_fibres)) push(spare_fibres, fibre);
+    pthread_mutex_unlock(&spare_mutex);
 }
 
 __attribute__((destructor)) static void free_memory() {
     free(kept_block);
-    while (Fibre* fibre = idle_fibres) {
-        idle_fibres = fibre->next;
+    spare_idle_fibres();
+    while (Fibre* fibre = pop(spare_fibres)) {
         munmap(fibre->stack, STACK_BYTES);
         free(fibre);
     }

@@ -150,6 +150,7 @@ static void* run_resident(void* argument) {
     resident.failure = block->failure;
     memcpy(resident.message, block->message, sizeof resident.message);
     if (block->failure) take_back_fibres();
+    spare_idle_fibres();
     free(block);
     pthread_mutex_lock(&resident.grid->mutex);
     ++resident.grid->finished;
