@@ -2,6 +2,7 @@
 
 import importlib.util
 from itertools import pairwise
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -16,6 +17,7 @@ from evolve.devices.emulated.device import EmulatedDevice
 from evolve.errors import UserError
 
 I32 = torch.int32
+MAPPINGS = Path("/proc/self/maps")
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +147,16 @@ def test_blocks_of_a_cooperative_grid_start_threads_while_those_of_others_end(de
     for _ in range(300):
         device.run(program, {"y": y})
     assert y.item() == 300 * 8 * 512
+
+
+@pytest.mark.skipif(not MAPPINGS.exists(), reason="only Linux lists a process's mappings")
+def test_a_cooperative_grid_leaves_the_stacks_of_one_block_at_most(device: EmulatedDevice) -> None:
+    kernel = single("__syncthreads();", "int* y", block="[1024]", grid="[8]", more="cooperative = true")
+    y = torch.zeros(1, dtype=I32)
+    program = device.compile(bound(kernel, {"y": y}))
+    before = len(MAPPINGS.read_text().splitlines())
+    device.run(program, {"y": y})
+    assert len(MAPPINGS.read_text().splitlines()) - before < 2 * 1024 + 100  # each with a page that guards it
 
 
 def test_blocks_do_not_run_in_ascending_order(device: EmulatedDevice) -> None:

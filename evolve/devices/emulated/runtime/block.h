@@ -153,13 +153,20 @@ static void spare_idle_fibres() {
     pthread_mutex_unlock(&spare_mutex);
 }
 
-__attribute__((destructor)) static void free_memory() {
-    free(kept_block);
-    spare_idle_fibres();
-    while (Fibre* fibre = pop(spare_fibres)) {
+// All but some: a process has many libraries like this one, whose stacks would fill its memory.
+static void free_spare_fibres(unsigned kept) {
+    Fibre** rest = &spare_fibres;
+    while (*rest && kept--) rest = &(*rest)->next;
+    while (Fibre* fibre = pop(*rest)) {
         munmap(fibre->stack, STACK_BYTES);
         free(fibre);
     }
+}
+
+__attribute__((destructor)) static void free_memory() {
+    free(kept_block);
+    spare_idle_fibres();
+    free_spare_fibres(0);
 }
 
 static void make_ready(Thread* thread) {

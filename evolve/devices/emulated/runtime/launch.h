@@ -167,7 +167,10 @@ static Failure run_together(const Job& launched, char* message, int size) {
         residents[index].job = &launched;
         residents[index].grid = &shared_grid;
         residents[index].index = index;
-        pthread_create(&residents[index].thread, nullptr, run_resident, &residents[index]);
+        if (pthread_create(&residents[index].thread, nullptr, run_resident, &residents[index])) {
+            fputs("the emulator has no memory for another block that is resident\n", stderr);
+            abort();
+        }
     }
     Failure failure = NONE;
     for (unsigned index = 0; index < blocks; ++index) {
@@ -178,6 +181,7 @@ static Failure run_together(const Job& launched, char* message, int size) {
         snprintf(message, size_t(size), "%s", residents[index].message);
     }
     free(residents);
+    free_spare_fibres(MAX_THREADS);
     return failure;
 }
 
