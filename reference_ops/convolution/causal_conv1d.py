@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from reference_ops.convolution._points import SUMS_OF_BATCHES, as_parameters, near_zero_bias, product, same
 from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
+from reference_ops.precision import wide
 from reference_ops.values import COMMON, OF_PRODUCTS
 
 
@@ -35,6 +36,13 @@ def causal_conv1d_backward_data(grad_out: torch.Tensor, weight: torch.Tensor, di
 
 
 def causal_conv1d_backward_weight(
+    grad_out: torch.Tensor, x: torch.Tensor, dilation: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    grad_weight, grad_bias = weight_gradient_as_called(wide(grad_out), wide(x), dilation, width)
+    return grad_weight.to(x.dtype), grad_bias.to(x.dtype)
+
+
+def weight_gradient_as_called(
     grad_out: torch.Tensor, x: torch.Tensor, dilation: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     channels = x.shape[1]
@@ -108,6 +116,8 @@ ops = (
         note="grad_weight[c, j] = sum over b, t of grad_out[b, c, t] * x[b, c, t - padding + j * dilation], "
         "where x is 0 before t = 0. grad_bias[c] = sum over b, t of grad_out[b, c, t].",
         reference=causal_conv1d_backward_weight,
+        baseline=weight_gradient_as_called,
+        baseline_free=("grad_weight", "grad_bias"),  # in 16 bits it may round after each image
         inputs=tensors(grad_out="batch channels length", x="batch channels length"),
         outputs=tensors(grad_weight="channels width", grad_bias="channels"),
         derived={**same("width"), "padding": padding, "terms": product("batch", "length")},
