@@ -2,12 +2,11 @@
 
 import importlib.util
 from itertools import pairwise
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
 import torch
-from device_kernels import bound, run, single
+from device_kernels import bound, out_of, rejected, run, single
 
 from archive.records import Outcome
 from evolve.devices.cuda.prelude import EMPTY_HEADERS
@@ -17,29 +16,12 @@ from evolve.devices.emulated.device import EmulatedDevice
 from evolve.errors import UserError
 
 I32 = torch.int32
-MAPPINGS = Path("/proc/self/maps")
+Y = {"y": torch.zeros(4096, dtype=I32)}
 
 
 @pytest.fixture(scope="module")
 def device() -> EmulatedDevice:
     return EmulatedDevice()
-
-
-def with_groups(kernel: str) -> str:
-    return kernel.replace("#include <cuda_fp16.h>", "#include <cooperative_groups.h>")
-
-
-def rejected(device: EmulatedDevice, kernel: str, size: int = 4096) -> RejectedError:
-    with pytest.raises(RejectedError) as caught:
-        run(device, kernel, {"y": torch.zeros(size, dtype=I32)})
-    return caught.value
-
-
-def out_of(device: EmulatedDevice, kernel: str, size: int, dtype: torch.dtype = I32) -> list[float]:
-    y = torch.zeros(size, dtype=dtype)
-    run(device, kernel, {"y": y})
-    values: list[float] = y.tolist()
-    return values
 
 
 def test_its_info_says_that_it_is_emulated(device: EmulatedDevice) -> None:
@@ -52,7 +34,9 @@ def test_it_has_no_clocks_no_graphs_and_no_sanitizer(device: EmulatedDevice) -> 
 
 @pytest.mark.parametrize("word", ["thread_local", "__thread"])
 def test_a_variable_of_a_thread_is_no_cuda(device: EmulatedDevice, word: str) -> None:
-    error = rejected(device, single("y[0] = kept++;", "int* y").replace('extern "C"', f'{word} int kept;\nextern "C"'))
+    error = rejected(
+        device, single("y[0] = kept++;", "int* y").replace('extern "C"', f'{word} int kept;\nextern "C"'), Y
+    )
     assert error.outcome == Outcome.COMPILE_ERROR
     assert word in error.log
 
@@ -61,7 +45,7 @@ def test_threads_at_different_barriers_are_a_deadlock(device: EmulatedDevice) ->
     body = """
     if (threadIdx.x < 17) __syncthreads();
     else if (threadIdx.x < 32) __shfl_sync(threadIdx.x % 32 < 28 ? 0xfffffff0 : 0xfffffff0, 1, 20);"""
-    error = rejected(device, single(body, "int* y"))
+    error = rejected(device, single(body, "int* y"), Y)
     assert error.outcome == Outcome.LAUNCH_ERROR
     assert (
         "deadlock in block (0,0,0): 17 threads wait at __syncthreads, 15 threads wait at a warp operation" in error.log
@@ -71,7 +55,7 @@ def test_threads_at_different_barriers_are_a_deadlock(device: EmulatedDevice) ->
 
 def test_a_warp_operation_that_some_lanes_skip_is_a_deadlock(device: EmulatedDevice) -> None:
     body = "if (threadIdx.x != 4) __shfl_sync(0xffffffff, 1, 0);\n__syncthreads();"
-    error = rejected(device, single(body, "int* y", block="[64]"))
+    error = rejected(device, single(body, "int* y", block="[64]"), Y)
     assert "33 threads wait at __syncthreads, 31 threads wait at a warp operation that lanes 4 of warp 0" in error.log
 
 
@@ -100,13 +84,13 @@ def test_one_program_goes_on_after_its_own_failure(device: EmulatedDevice) -> No
 
 
 def test_a_lane_outside_its_own_mask_is_refused(device: EmulatedDevice) -> None:
-    error = rejected(device, single("__shfl_sync(0x1, 1, 0);", "int* y"))
+    error = rejected(device, single("__shfl_sync(0x1, 1, 0);", "int* y"), Y)
     assert error.outcome == Outcome.LAUNCH_ERROR
     assert "mask 0x00000001 leaves it out" in error.log
 
 
 def test_a_trap_is_a_crash_of_the_kernel_alone(device: EmulatedDevice) -> None:
-    error = rejected(device, single("if (threadIdx.x == 3) __trap();\n__syncthreads();", "int* y"))
+    error = rejected(device, single("if (threadIdx.x == 3) __trap();\n__syncthreads();", "int* y"), Y)
     assert error.outcome == Outcome.CRASHED
     assert "thread (3,0,0): __trap()" in error.log
 
@@ -116,47 +100,9 @@ def test_a_failed_assertion_says_what_and_where(device: EmulatedDevice) -> None:
     line = (
         bound(kernel, {"y": torch.zeros(1, dtype=I32)}).kernel.text.splitlines().index("assert(blockIdx.x != 2);") + 1
     )
-    error = rejected(device, kernel)
+    error = rejected(device, kernel, Y)
     assert error.outcome == Outcome.CRASHED
     assert f"block (2,0,0), thread (0,0,0): assertion failed: blockIdx.x != 2 at kernel.cu({line})" in error.log
-
-
-def test_a_grid_barrier_in_an_ordinary_launch_is_refused(device: EmulatedDevice) -> None:
-    error = rejected(device, with_groups(single("cooperative_groups::this_grid().sync();", "int* y")))
-    assert "cooperative = true" in error.log
-
-
-def test_blocks_that_end_before_a_grid_barrier_are_a_deadlock(device: EmulatedDevice) -> None:
-    body = "if (blockIdx.x) cooperative_groups::this_grid().sync();"
-    error = rejected(device, with_groups(single(body, "int* y", grid="[4]", more="cooperative = true")))
-    assert "others have ended" in error.log
-
-
-def test_a_trap_stops_the_other_blocks_of_a_cooperative_grid(device: EmulatedDevice) -> None:
-    body = "if (blockIdx.x == 1) __trap();\ncooperative_groups::this_grid().sync();"
-    error = rejected(device, with_groups(single(body, "int* y", grid="[4]", more="cooperative = true")))
-    assert error.outcome == Outcome.CRASHED
-
-
-def test_blocks_of_a_cooperative_grid_start_threads_while_those_of_others_end(device: EmulatedDevice) -> None:
-    kernel = single(
-        "__syncthreads();\natomicAdd(y, 1);", "int* y", block="[512]", grid="[8]", more="cooperative = true"
-    )
-    y = torch.zeros(1, dtype=I32)
-    program = device.compile(bound(kernel, {"y": y}))
-    for _ in range(300):
-        device.run(program, {"y": y})
-    assert y.item() == 300 * 8 * 512
-
-
-@pytest.mark.skipif(not MAPPINGS.exists(), reason="only Linux lists a process's mappings")
-def test_a_cooperative_grid_leaves_the_stacks_of_one_block_at_most(device: EmulatedDevice) -> None:
-    kernel = single("__syncthreads();", "int* y", block="[1024]", grid="[8]", more="cooperative = true")
-    y = torch.zeros(1, dtype=I32)
-    program = device.compile(bound(kernel, {"y": y}))
-    before = len(MAPPINGS.read_text().splitlines())
-    device.run(program, {"y": y})
-    assert len(MAPPINGS.read_text().splitlines()) - before < 2 * 1024 + 100  # each with a page that guards it
 
 
 def test_blocks_do_not_run_in_ascending_order(device: EmulatedDevice) -> None:
@@ -200,14 +146,14 @@ def test_threads_of_a_block_may_wait_for_each_other_by_atomics(device: EmulatedD
     ],
 )
 def test_what_needs_a_gpu_is_unsupported_and_not_wrong(device: EmulatedDevice, code: str, what: str) -> None:
-    error = rejected(device, single(code, "int* y"))
+    error = rejected(device, single(code, "int* y"), Y)
     assert error.outcome == Outcome.UNSUPPORTED
     assert what in error.log
 
 
 @pytest.mark.parametrize("header", ["mma.h", "cuda/barrier", "cub/cub.cuh", "cuda_pipeline.h"])
 def test_headers_of_the_device_are_unsupported(device: EmulatedDevice, header: str) -> None:
-    error = rejected(device, single("", "int* y").replace("cuda_fp16.h", header))
+    error = rejected(device, single("", "int* y").replace("cuda_fp16.h", header), Y)
     assert error.outcome == Outcome.UNSUPPORTED
     assert header in error.log
 
@@ -218,7 +164,7 @@ def test_headers_of_the_device_are_unsupported(device: EmulatedDevice, header: s
      "#inc\\\nlude <unistd.h>", "#include_next <stdio.h>", '#include "../../etc/passwd"'],
 )  # fmt: skip
 def test_no_include_reaches_the_host(device: EmulatedDevice, line: str) -> None:
-    error = rejected(device, single("", "int* y").replace("#include <cuda_fp16.h>", line))
+    error = rejected(device, single("", "int* y").replace("#include <cuda_fp16.h>", line), Y)
     assert error.outcome == Outcome.COMPILE_ERROR
 
 
@@ -236,7 +182,7 @@ def test_words_in_comments_and_strings_do_not_count(device: EmulatedDevice) -> N
 
 
 def test_a_function_without_global_is_no_entry(device: EmulatedDevice) -> None:
-    error = rejected(device, single("y[0] = 1;", "int* y").replace('extern "C" __global__', 'extern "C" __device__'))
+    error = rejected(device, single("y[0] = 1;", "int* y").replace('extern "C" __global__', 'extern "C" __device__'), Y)
     assert error.outcome == Outcome.MALFORMED
 
 
@@ -259,12 +205,12 @@ def test_what_else_compiles_the_kernel_can_refuse_it() -> None:
     def refuse(_: object) -> NoReturn:
         raise RejectedError(Outcome.COMPILE_ERROR, "not for a GPU")
 
-    error = rejected(EmulatedDevice(also_compile=refuse), single("y[0] = 1;", "int* y"))
+    error = rejected(EmulatedDevice(also_compile=refuse), single("y[0] = 1;", "int* y"), Y)
     assert error.log == "not for a GPU"
 
 
 def test_a_long_compile_log_is_cut(device: EmulatedDevice) -> None:
-    error = rejected(device, single("\n".join(f"missing_{i}();" for i in range(500)), "int* y"))
+    error = rejected(device, single("\n".join(f"missing_{i}();" for i in range(500)), "int* y"), Y)
     assert error.outcome == Outcome.COMPILE_ERROR
     assert len(error.log) < 4100
 

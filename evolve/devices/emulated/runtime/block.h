@@ -5,23 +5,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "context.h"
+#include "fibres.h"
 #include "runtime.h"
 
 namespace evolve {
 
 constexpr unsigned LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / LANES;
-constexpr size_t STACK_BYTES = 128 << 10, MAX_SHARED = 232448;
+constexpr size_t MAX_SHARED = 232448;
 enum Wait { UNSTARTED, RUNNING, AT_BARRIER, AT_GRID_BARRIER, AT_WARP, AT_CONVERGENCE, EXITED };
-
-struct Fibre {
-    Context context;
-    char* stack;
-    Fibre* next;
-};
 
 struct Thread {
     Index index;
@@ -98,69 +91,14 @@ static EVOLVE_LOCAL const Job* job;
 static EVOLVE_LOCAL Grid* grid;
 
 static Block* kept_block;  // of the launches whose blocks run in turn
-static EVOLVE_LOCAL Fibre* idle_fibres;  // this OS thread's own: one that ends stands on its stack until it has switched
-static Fibre* spare_fibres;              // of OS threads that have ended
-static pthread_mutex_t spare_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static void run_threads();
 
-static Fibre* new_fibre() {
-    size_t page = size_t(sysconf(_SC_PAGESIZE));
-    void* memory = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) {
-        fputs("the emulator has no memory for the stack of another thread\n", stderr);
-        abort();
-    }
-    mprotect(memory, page, PROT_NONE);
-    Fibre* fibre = static_cast<Fibre*>(calloc(1, sizeof(Fibre)));
-    fibre->stack = static_cast<char*>(memory);
-    return fibre;
-}
-
-static Fibre* pop(Fibre*& fibres) {
-    Fibre* fibre = fibres;
-    if (fibre) fibres = fibre->next;
-    return fibre;
-}
-
-static void push(Fibre*& fibres, Fibre* fibre) {
-    fibre->next = fibres;
-    fibres = fibre;
-}
-
-static Fibre* spare_fibre() {
-    pthread_mutex_lock(&spare_mutex);
-    Fibre* fibre = pop(spare_fibres);
-    pthread_mutex_unlock(&spare_mutex);
-    return fibre;
-}
-
 static Fibre* take_fibre() {
-    Fibre* fibre = pop(idle_fibres);
-    if (!fibre) fibre = spare_fibre();
-    if (!fibre) fibre = new_fibre();
+    Fibre* fibre = any_fibre();
     prepare(fibre->context, fibre->stack, STACK_BYTES, run_threads);
     block->starting = fibre;
     return fibre;
-}
-
-static void give_back(Fibre* fibre) { push(idle_fibres, fibre); }
-
-// Before an OS thread ends, which would forget its own.
-static void spare_idle_fibres() {
-    pthread_mutex_lock(&spare_mutex);
-    while (Fibre* fibre = pop(idle_fibres)) push(spare_fibres, fibre);
-    pthread_mutex_unlock(&spare_mutex);
-}
-
-// All but some: a process has many libraries like this one, whose stacks would fill its memory.
-static void free_spare_fibres(unsigned kept) {
-    Fibre** rest = &spare_fibres;
-    while (*rest && kept--) rest = &(*rest)->next;
-    while (Fibre* fibre = pop(*rest)) {
-        munmap(fibre->stack, STACK_BYTES);
-        free(fibre);
-    }
 }
 
 __attribute__((destructor)) static void free_memory() {

@@ -1,0 +1,83 @@
+// The stacks that the threads of a block run on, and what becomes of them between launches.
+#pragma once
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "context.h"
+#include "runtime.h"
+
+namespace evolve {
+
+constexpr size_t STACK_BYTES = 128 << 10;
+
+struct Fibre {
+    Context context;
+    char* stack;
+    Fibre* next;
+};
+
+static EVOLVE_LOCAL Fibre* idle_fibres;  // this OS thread's own: one that ends stands on its stack until it has switched
+static Fibre* spare_fibres;              // of OS threads that have ended
+static pthread_mutex_t spare_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static Fibre* new_fibre() {
+    size_t page = size_t(sysconf(_SC_PAGESIZE));
+    void* memory = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+        fputs("the emulator has no memory for the stack of another thread\n", stderr);
+        abort();
+    }
+    mprotect(memory, page, PROT_NONE);
+    Fibre* fibre = static_cast<Fibre*>(calloc(1, sizeof(Fibre)));
+    fibre->stack = static_cast<char*>(memory);
+    return fibre;
+}
+
+static Fibre* pop(Fibre*& fibres) {
+    Fibre* fibre = fibres;
+    if (fibre) fibres = fibre->next;
+    return fibre;
+}
+
+static void push(Fibre*& fibres, Fibre* fibre) {
+    fibre->next = fibres;
+    fibres = fibre;
+}
+
+static Fibre* spare_fibre() {
+    pthread_mutex_lock(&spare_mutex);
+    Fibre* fibre = pop(spare_fibres);
+    pthread_mutex_unlock(&spare_mutex);
+    return fibre;
+}
+
+// One that is prepared for nothing yet.
+static Fibre* any_fibre() {
+    Fibre* fibre = pop(idle_fibres);
+    if (!fibre) fibre = spare_fibre();
+    return fibre ? fibre : new_fibre();
+}
+
+static void give_back(Fibre* fibre) { push(idle_fibres, fibre); }
+
+// Before an OS thread ends, which would forget its own.
+static void spare_idle_fibres() {
+    pthread_mutex_lock(&spare_mutex);
+    while (Fibre* fibre = pop(idle_fibres)) push(spare_fibres, fibre);
+    pthread_mutex_unlock(&spare_mutex);
+}
+
+// All but some: a process has many libraries like this one, whose stacks would fill its memory.
+static void free_spare_fibres(unsigned kept) {
+    Fibre** rest = &spare_fibres;
+    while (*rest && kept--) rest = &(*rest)->next;
+    while (Fibre* fibre = pop(*rest)) {
+        munmap(fibre->stack, STACK_BYTES);
+        free(fibre);
+    }
+}
+
+}  // namespace evolve

@@ -1,0 +1,60 @@
+"""What the emulated device does with grids whose blocks are all there at once."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from device_kernels import bound, rejected, single
+
+from archive.records import Outcome
+from evolve.devices.emulated.device import EmulatedDevice
+
+MAPPINGS = Path("/proc/self/maps")
+Y = {"y": torch.zeros(4096, dtype=torch.int32)}
+
+
+@pytest.fixture(scope="module")
+def device() -> EmulatedDevice:
+    return EmulatedDevice()
+
+
+def with_groups(kernel: str) -> str:
+    return kernel.replace("#include <cuda_fp16.h>", "#include <cooperative_groups.h>")
+
+
+def test_a_grid_barrier_in_an_ordinary_launch_is_refused(device: EmulatedDevice) -> None:
+    error = rejected(device, with_groups(single("cooperative_groups::this_grid().sync();", "int* y")), Y)
+    assert "cooperative = true" in error.log
+
+
+def test_blocks_that_end_before_a_grid_barrier_are_a_deadlock(device: EmulatedDevice) -> None:
+    body = "if (blockIdx.x) cooperative_groups::this_grid().sync();"
+    error = rejected(device, with_groups(single(body, "int* y", grid="[4]", more="cooperative = true")), Y)
+    assert "others have ended" in error.log
+
+
+def test_a_trap_stops_the_other_blocks_of_a_cooperative_grid(device: EmulatedDevice) -> None:
+    body = "if (blockIdx.x == 1) __trap();\ncooperative_groups::this_grid().sync();"
+    error = rejected(device, with_groups(single(body, "int* y", grid="[4]", more="cooperative = true")), Y)
+    assert error.outcome == Outcome.CRASHED
+
+
+def test_blocks_of_a_cooperative_grid_start_threads_while_those_of_others_end(device: EmulatedDevice) -> None:
+    kernel = single(
+        "__syncthreads();\natomicAdd(y, 1);", "int* y", block="[512]", grid="[8]", more="cooperative = true"
+    )
+    y = torch.zeros(1, dtype=torch.int32)
+    program = device.compile(bound(kernel, {"y": y}))
+    for _ in range(300):
+        device.run(program, {"y": y})
+    assert y.item() == 300 * 8 * 512
+
+
+@pytest.mark.skipif(not MAPPINGS.exists(), reason="only Linux lists a process's mappings")
+def test_a_cooperative_grid_leaves_the_stacks_of_one_block_at_most(device: EmulatedDevice) -> None:
+    kernel = single("__syncthreads();", "int* y", block="[1024]", grid="[8]", more="cooperative = true")
+    y = torch.zeros(1, dtype=torch.int32)
+    program = device.compile(bound(kernel, {"y": y}))
+    before = len(MAPPINGS.read_text().splitlines())
+    device.run(program, {"y": y})
+    assert len(MAPPINGS.read_text().splitlines()) - before < 2 * 1024 + 100  # each with a page that guards it
