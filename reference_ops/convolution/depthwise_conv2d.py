@@ -13,7 +13,7 @@ from reference_ops.convolution._points import (
     same,
 )
 from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
-from reference_ops.precision import wide
+from reference_ops.precision import rounded_once
 
 
 def depthwise_conv2d(
@@ -23,12 +23,6 @@ def depthwise_conv2d(
 
 
 def depthwise_conv2d_backward_data(
-    grad_out: torch.Tensor, weight: torch.Tensor, stride: int, padding: int, height: int, width: int
-) -> torch.Tensor:
-    return data_gradient_as_called(wide(grad_out), wide(weight), stride, padding, height, width).to(weight.dtype)
-
-
-def data_gradient_as_called(
     grad_out: torch.Tensor, weight: torch.Tensor, stride: int, padding: int, height: int, width: int
 ) -> torch.Tensor:
     batch, channels, _, _ = grad_out.shape
@@ -98,8 +92,8 @@ ops = (
         name="depthwise_conv2d_backward_data",
         note="grad_x[n, c, y, x] = sum over i, j of weight[c, 0, i, j] * grad_out[n, c, (y + padding - i) / stride, "
         "(x + padding - j) / stride], where both divisions are without remainder and inside.",
-        reference=depthwise_conv2d_backward_data,
-        baseline=data_gradient_as_called,
+        reference=rounded_once(depthwise_conv2d_backward_data),
+        baseline=depthwise_conv2d_backward_data,
         baseline_free=("grad_x",),  # in 16 bits it may round at every step
         inputs=tensors(grad_out="batch channels oh ow", weight="channels 1 r s"),
         outputs=tensors(grad_x="batch channels height width"),
@@ -116,7 +110,9 @@ ops = (
         name="depthwise_conv2d_backward_weight",
         note="grad_weight[c, 0, i, j] = sum over n, y, x of grad_out[n, c, y, x] * x[n, c, y * stride - padding + i, "
         "x * stride - padding + j], where x is 0 outside. grad_bias[c] = sum over n, y, x of grad_out[n, c, y, x].",
-        reference=depthwise_conv2d_backward_weight,
+        reference=rounded_once(depthwise_conv2d_backward_weight),
+        baseline=depthwise_conv2d_backward_weight,
+        baseline_free=("grad_weight", "grad_bias"),  # in 16 bits it may round at every step
         inputs=tensors(grad_out="batch channels oh ow", x="batch channels height width"),
         outputs=tensors(grad_weight="channels 1 r s", grad_bias="channels"),
         derived={**same("r s"), **OUTPUT, "terms": product("batch", "oh", "ow")},
