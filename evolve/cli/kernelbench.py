@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from archive.kernel import Kernel
 from evolve import wiring
 from evolve.cli import limits, planning
 from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, ModelOption
@@ -22,13 +24,13 @@ from evolve.report.words import EMULATED_TIMES, counted
 
 if TYPE_CHECKING:
     from archive.proposals import Budget
-    from reference_ops.op import Op
+    from reference_ops.op import Op, Workload
 
 # Of the bytes of inputs and outputs, what an evaluation holds at once: buffers, copies, and all of it in float64.
-INPUTS_HELD, OUTPUTS_HELD = 5, 12
+INPUTS_HELD, OUTPUTS_HELD = 7, 16
 BLIND = "blind"
 FULL_SIZES = "sizes as on a GPU: the emulated device runs small ones"
-SEEDS = 2  # of the inputs that a task's check is tried on
+SEEDS, SEEDS_OF_FULL_SIZE = 2, 1  # of the inputs that a task's check is tried on; of gigabytes each takes seconds
 FolderArgument = Annotated[
     Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="A checkout of KernelBench.")
 ]
@@ -69,7 +71,10 @@ def kernelbench(  # noqa: PLR0913, PLR0917 - one per option
     """Evolve kernels for a whole level of KernelBench. Its problem files are code, and are run to be read."""
     given = limits.typed(minutes, evals, tokens, usd, None)
     shown, kind = console(stderr=as_json), wiring.device_kind(device)
-    problems = _loaded(_files(folder, level, _numbers(only)), kind, shown)
+    wishes = Wishes(device, proposer, tuple(model or ()), seed=seed)
+    files = _files(folder, level, _numbers(only))
+    tried = _every if listed else _tried(wishes, archive)
+    problems = _loaded(files, kind, tried, shown)
     taken = [problem for problem in problems if problem.taken]
     if listed or not taken:
         _say_list(problems, kind, shown)
@@ -78,7 +83,6 @@ def kernelbench(  # noqa: PLR0913, PLR0917 - one per option
         if not taken:
             raise typer.Exit(1)
         return
-    wishes = Wishes(device, proposer, tuple(model or ()), seed=seed)
     standings = _run(taken, wishes, given, archive, shown)
     tasks = [_task(problem, standings, kind) for problem in problems]
     theirs = published(_checkout(folder), level, _device_name(standings), lambda path: json.loads(path.read_text()))
@@ -116,7 +120,22 @@ def _numbers(text: str) -> frozenset[int]:
         raise UserError(f"--only {text} is no list of numbers", "give the numbers of problems, as in 23,40") from None
 
 
-def _loaded(files: Sequence[Path], kind: str, shown: Console) -> list[Problem]:
+def _every(_: "Op") -> bool:
+    return True
+
+
+def _tried(wishes: Wishes, archive: Path | None) -> "Callable[[Op], bool]":
+    """Whether there will be kernels of a problem: a model's, or some that are known already."""
+    if wiring.proposer(wishes.proposer, wishes.models).name != limits.OFFLINE:
+        return _every
+    if not wiring.archive_path(archive).exists():
+        return lambda _: False
+    with closing(wiring.archive(archive, read_only=True)) as store:
+        known = {kernel.op for kernel in store.find(Kernel)}
+    return lambda op: op.name in known
+
+
+def _loaded(files: Sequence[Path], kind: str, tried: "Callable[[Op], bool]", shown: Console) -> list[Problem]:
     """Each problem with what is wrong with it, if anything: no op, too large, nothing to emulate, or blind."""
     problems = []
     with shown.status("loading PyTorch") as status:
@@ -130,7 +149,7 @@ def _loaded(files: Sequence[Path], kind: str, shown: Console) -> list[Problem]:
                 problems.append(Problem(path, said=str(error).removeprefix(f"{path} ")))
                 continue
             said = _unfit(op, kind)
-            said = said or _blind(op, kind)
+            said = said or _blind(op, kind, tried)
             problems.append(Problem(path, op, said, blind=said.startswith(BLIND)))
     return problems
 
@@ -148,23 +167,30 @@ def _unfit(op: "Op", kind: str) -> str:
     return ""
 
 
-def _blind(op: "Op", kind: str) -> str:
-    """What would pass although it is wrong, at the op's first workload."""
+def _blind(op: "Op", kind: str, tried: "Callable[[Op], bool]") -> str:
+    """What would pass although it is wrong, at a small workload; on a GPU, where that matters, at the first of its own.
+
+    There it has the last word, but takes seconds.
+    """
     import torch
 
-    from evolve.evaluation.blindness import blind_spots
-
-    torch_device = "cuda" if kind == "cuda" else "cpu"
+    small = _passes(op, op.emulated[0], kind, SEEDS) if op.emulated else ""
+    if kind != "cuda" or (op.emulated and not small and not tried(op)):
+        return small
     try:
-        for seed in range(SEEDS):
-            if spots := blind_spots(op, op.workloads(kind)[0], seed, torch_device, quick=True):
-                return f"{BLIND}: {spots[0].words}"
+        return _passes(op, op.gpu[0], kind, SEEDS_OF_FULL_SIZE)
     except torch.OutOfMemoryError:
         return "does not fit: its check needs more memory than this GPU has"
     finally:
-        if kind == "cuda":
-            torch.cuda.empty_cache()  # workers need it
-    return ""
+        torch.cuda.empty_cache()  # workers need it
+
+
+def _passes(op: "Op", workload: "Workload", kind: str, seeds: int) -> str:
+    from evolve.evaluation.blindness import blind_spots
+
+    torch_device = "cuda" if kind == "cuda" else "cpu"
+    spots = (blind_spots(op, workload, seed, torch_device, quick=True) for seed in range(seeds))
+    return next((f"{BLIND}: {found[0].words}" for found in spots if found), "")
 
 
 def _run(

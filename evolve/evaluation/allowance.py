@@ -111,12 +111,13 @@ def errors_of(
 def with_theirs_at_worst(errors: Errors, tolerance: Tolerance, scale: Scale) -> Errors:
     """Sums of products have heavy tails: among many elements PyTorch's own worst lies far beyond its mean.
 
-    What that excuses grows with the elements: the error of the largest is no excuse for a small one.
+    What that excuses grows with the elements: the error of the largest is no excuse for a small one. It takes the place
+    of what was allowed before.
     """
     large = errors.magnitude.clamp(min=errors.size + TINY)
     worst, worst_share = torch.stack([errors.excess.max(), (errors.excess / large).max()]).tolist()
     allowed = large.mul_(worst_share).clamp_(max=worst).add_(errors.magnitude, alpha=scale.inevitable)
-    return replace(errors, allowed=torch.maximum(errors.allowed, allowed.mul_(tolerance.factor)))
+    return replace(errors, allowed=torch.maximum(errors.allowed, allowed.mul_(tolerance.factor), out=errors.allowed))
 
 
 def explained(errors: Errors, shaken: torch.Tensor, tolerance: Tolerance, scale: Scale, *, chance: bool) -> Errors:

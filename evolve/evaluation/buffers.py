@@ -76,6 +76,10 @@ class Arena:
             buffers[name] = Buffer(memory[start:end].view(dtype).reshape(shape), before, behind, noise)
         return buffers
 
+    def release(self) -> None:
+        """Leave the memory to whoever needs it more than the next run does, which gets some anew."""
+        self._memory = self._spare = torch.empty(0, dtype=torch.uint8, device=self._memory.device)
+
     def strayed(self, unused: Iterable[Buffer] = ()) -> torch.Tensor:
         """Whether any of the buffers, or memory behind all of them, holds something else than poison; as a tensor."""
         found = [bits(values) for values in (self._spare, *(buffer.tensor for buffer in unused))]

@@ -24,6 +24,7 @@ from reference_ops.op import DTYPES, Op, Tensors, Workload
 from reference_ops.values import MIXED, NORMAL
 
 ANOTHER = "another "
+SHORT_OF_MEMORY = " (how much of it arithmetic explains could not be found out: the device has too little memory)"
 FEW_ANEW = 8  # elements of each input: the fewer, the less likely it is that a kernel looks just there
 LEAVINGS: tuple[Callable[[torch.Tensor], object], ...] = (
     lambda raw: raw,
@@ -166,7 +167,8 @@ class Inspector:
                     untouched = still_poisoned(actual[part.rows], poison) if poison else 0  # zeros may be results
                     unwritten = f" ({untouched} elements still hold the poison: never written)" if untouched else ""
                     on = "" if part.values == NORMAL else f" on {part.values} values"
-                    raise RejectedError(Outcome.WRONG, f"{where}: `{spec.name}`{on}: {found.fault}{unwritten}")
+                    unsaid = SHORT_OF_MEMORY if known.unexplained else ""
+                    raise RejectedError(Outcome.WRONG, f"{where}: `{spec.name}`{on}: {found.fault}{unwritten}{unsaid}")
 
     def _run(self, program: Program, task: Task, buffers: dict[str, Buffer], *, as_timed: bool) -> Outputs:
         """One run; copies of what it put out. Some are done as timed ones are: a kernel cannot tell which is which."""

@@ -71,6 +71,7 @@ def compared(
     scale = Scale(dtype, actual.numel(), sums, shaken)
     errors = errors_of(actual, theirs, expected, tolerance, scale)
     if not errors.finite:
+        del errors  # room for others
         return _with_infinities(actual, theirs, expected, tolerance, scale)
     return _inaccurate(errors, actual, expected, tolerance, scale)
 

@@ -43,6 +43,7 @@ class Bench:
             self.watch("baseline")
             found = self.shelf.find(op, workload, self.device.info) if self._lasting else None
             if found is None:
+                self.arena.release()
                 _refuse_blind(op, workload, self.device.torch_device)
                 return self.time_baselines(op, workload)
             self.timed[key] = found

@@ -88,16 +88,27 @@ class Truth:
             return {}
         return {at: float(torch.stack(found).mean(0).max().sqrt()) for at, found in squares.items()}
 
-    @cached_property
+    @property
     def shaken(self) -> tuple[torch.Tensor, ...]:
         """How far each result moves, root mean square, when the inputs are as inexact as float32's arithmetic.
 
         Nothing moves where there is no memory left to find out: then nothing is explained by it either.
         """
+        if self._moved is None:
+            return tuple(torch.zeros((), device=result.device).expand(result.shape) for result in self.expected)
+        return self._moved
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether that was asked for, and there was no memory left to find out."""
+        return "_moved" in vars(self) and self._moved is None
+
+    @cached_property
+    def _moved(self) -> tuple[torch.Tensor, ...] | None:
         try:
             return self._shaken()
         except torch.OutOfMemoryError:
-            return tuple(torch.zeros((), device=result.device).expand(result.shape) for result in self.expected)
+            return None
 
     def _shaken(self) -> tuple[torch.Tensor, ...]:
         moved = [torch.zeros_like(expected, dtype=torch.float32) for expected in self.expected]
@@ -111,8 +122,10 @@ class Truth:
                 for name, values in self.inputs.items()
             }
             results = self.op.call_in_float64(inputs, self.workload)
+            del inputs  # gigabytes each, where there is hardly room for what has to be there
             for total, result, expected in zip(moved, results, self.expected, strict=True):
-                total.add_((result - expected).float().square_().nan_to_num_(0.0, 0.0))
+                total.add_(_off(result, expected).square_().nan_to_num_(0.0, 0.0))
+            del results
         return tuple(total.div_(SHAKES).sqrt_() for total in moved)
 
 
@@ -142,8 +155,12 @@ def _squares(theirs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return torch.where(both.isfinite(), both, 0.0).square().reshape(2, -1).mean(1)
 
 
+def _off(result: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    return torch.sub(result, expected, out=torch.empty_like(expected, dtype=torch.float32))
+
+
 def _shaken(values: torch.Tensor, std: float, generator: torch.Generator) -> torch.Tensor:
     if not values.is_floating_point():
         return values
-    wide = values.double()
-    return torch.addcmul(wide, wide, torch.empty_like(wide).normal_(std=std, generator=generator))
+    factors = torch.empty_like(values, dtype=torch.float64).normal_(1.0, std, generator=generator)
+    return factors.mul_(values.double() if values.element_size() == 1 else values)  # PyTorch promotes none of 8 bits

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.gpu
 I32 = torch.int32
 MAGIC = 123456789
 ALL_SHARED = 220 * 1024
+TRIES = 50
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +68,15 @@ def filled_everywhere(device: CudaDevice, y: torch.Tensor) -> Program:
     return compiled(device, count, {"y": y}, grid=f"[{sms}]", **how)
 
 
+def left_behind(device: CudaDevice, y: torch.Tensor) -> int:
+    """How much of shared memory is still there for the next kernel, if no other process has come in between."""
+    filled_everywhere(device, y).launch({"y": y})
+    return int(y.sum())
+
+
 def test_shared_memory_is_overwritten_on_every_multiprocessor_before_a_run(device: CudaDevice) -> None:
     y = torch.zeros(device.info.sms, dtype=I32, device="cuda")
-    program = filled_everywhere(device, y)
-    program.launch({"y": y})  # without the device's help everything is still there
-    assert int(y.sum()) > 0
+    assert any(left_behind(device, y) for _ in range(TRIES))  # without the device's help
     program = filled_everywhere(device, y)
     device.run(program, {"y": y})
     assert int(y.sum()) == 0

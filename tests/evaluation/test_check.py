@@ -12,6 +12,7 @@ from archive.records import Check, Outcome
 from evolve.devices.device import RejectedError
 from evolve.evaluation.buffers import POISONS, Arena, still_poisoned
 from evolve.evaluation.check import Inspector
+from evolve.evaluation.truth import Truth
 from reference_ops.op import Op, Workload, tensors, workloads
 from reference_ops.values import NORMAL
 
@@ -39,6 +40,20 @@ def test_a_right_kernel_passes_and_every_judgement_is_on_record() -> None:
     assert {check.output for check in checks} == {"out"}
     assert len({check.values for check in checks}) > 1
     assert all(check.worst <= 1 and check.workload == SMALL.key for check in checks)
+
+
+def test_where_memory_is_too_short_to_judge_fairly_the_verdict_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Truth) -> None:
+        raise torch.OutOfMemoryError("the GPU's memory is full")
+
+    def nearly(tensors: Tensors) -> None:
+        tensors["out"].copy_(2 * tensors["x"] * (1 + 1e-6))
+
+    with pytest.raises(RejectedError, match=r"off by more than rounding explains; [^(]*$"):
+        checked(nearly)
+    monkeypatch.setattr(Truth, "_shaken", full)
+    with pytest.raises(RejectedError, match="could not be found out: the device has too little memory"):
+        checked(nearly)
 
 
 def test_it_runs_twice_on_the_same_inputs_and_once_more_in_memory_as_it_was_left() -> None:

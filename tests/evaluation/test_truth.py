@@ -71,8 +71,10 @@ def test_where_memory_is_short_nothing_is_explained(monkeypatch: pytest.MonkeyPa
         raise torch.OutOfMemoryError("the GPU's memory is full")
 
     known = summing()
+    assert not known.unexplained
     monkeypatch.setattr(Op, "call_in_float64", full)
     assert known.shaken[0].tolist() == [0.0] * ROWS
+    assert known.unexplained
     assert known.fault(0, known.theirs[0] + 1e-3) != ""
 
 

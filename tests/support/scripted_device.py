@@ -1,5 +1,6 @@
 """A device that computes with PyTorch: what a program does is a function of the test's, and so is the clock."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +48,7 @@ class ScriptedDevice:
     graph_time: GraphTime | None = None
     sanitizer: Sanitizer | None = None
     profiler: Profiler | None = None
-    runs: list[Mapping[str, torch.Tensor]] = field(default_factory=list)
+    runs: deque[Mapping[str, torch.Tensor]] = field(default_factory=deque)
 
     def compile(self, bound: Bound) -> Program:
         return ScriptedProgram(bound, self.work)

@@ -1,0 +1,119 @@
+"""How much memory an evaluation holds at once: large tasks hardly fit into a GPU, and where it runs out some of them
+could not be judged fairly."""
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from scripted_device import INFO, ScriptedDevice, ScriptedProgram
+from torch.profiler import ProfilerActivity, profile
+
+from archive.binding import bind
+from archive.kernel import parse
+from evolve.cli.kernelbench import INPUTS_HELD, OUTPUTS_HELD
+from evolve.devices.device import Program, RejectedError
+from evolve.evaluation import timing
+from evolve.evaluation.baselines import Baselines
+from evolve.evaluation.blindness import blind_spots
+from evolve.evaluation.buffers import Arena
+from evolve.evaluation.check import Inspector
+from evolve.points import point
+from reference_ops.op import Op, tensors, workloads
+
+ROWS, COLUMNS = 1024, 768
+BASELINES = Baselines(2000.0, None, None)
+
+
+def made(reference: Callable[..., torch.Tensor], inputs: Mapping[str, str], output: str) -> Op:
+    sizes = {"rows": ROWS, "columns": COLUMNS}
+    return Op(
+        name=reference.__name__,
+        reference=reference,
+        inputs=tensors(**inputs),
+        outputs=tensors(out=output),
+        gpu=workloads("float32", sizes),
+        emulated=workloads("float32", sizes),
+        awkward=(),
+        flops=lambda dims: dims["rows"] * dims["columns"],
+    )
+
+
+def rectified(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x)
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(1)
+
+
+def added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y
+
+
+def spread(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x[:, None] * y
+
+
+WHOLE = "rows columns"
+OPS = [
+    made(rectified, {"x": WHOLE}, WHOLE),
+    made(summed, {"x": WHOLE}, "rows"),
+    made(added, {"x": WHOLE, "y": WHOLE}, WHOLE),
+    made(spread, {"x": "rows", "y": "columns"}, WHOLE),
+]
+
+
+def a_little_off(op: Op) -> Program:
+    """So much that it takes all there is to judge it, and always the same."""
+
+    def work(buffers: Mapping[str, torch.Tensor]) -> None:
+        right = op.call({spec.name: buffers[spec.name] for spec in op.inputs}, op.gpu[0])[0]
+        noise = torch.randn(right.shape, generator=torch.Generator().manual_seed(0))
+        buffers["out"].copy_(right * (1 + 3e-7 * noise))
+
+    text = f'/*---\nop = "{op.name}"\n[[launch]]\nentry = "k"\ngrid = [1]\nblock = [1]\nargs = ["out"]\n---*/\n'
+    return ScriptedProgram(bind(parse(text + "extern void k(float* out);"), point(op, op.gpu[0], INFO)), work)
+
+
+def checked(op: Op) -> None:
+    with pytest.raises(RejectedError, match=r"off by more than|root mean square"):
+        inspector().check(a_little_off(op), op, op.gpu[0], closely=True)
+
+
+def timed(op: Op) -> None:
+    with pytest.raises(RejectedError, match="when timed"):
+        timing.measure(inspector(), a_little_off(op), op, op.gpu[0], BASELINES)
+
+
+def looked_at(op: Op) -> None:
+    assert blind_spots(op, op.gpu[0], 1, "cpu", quick=True) == ()
+
+
+def inspector() -> Inspector:
+    device = ScriptedDevice(clock=lambda: 2000.0, runs=deque(maxlen=0))  # keeps nothing alive
+    return Inspector(device, Arena("cpu"), random.Random(1), [], lambda _phase: None)
+
+
+def most_held(work: Callable[[Op], None], op: Op) -> int:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work(op)
+    events = seen.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    held = most = 0
+    for _, change in changes:
+        held += change
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize("work", [checked, timed, looked_at])
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_no_more_is_held_than_a_task_is_expected_to_need(
+    monkeypatch: pytest.MonkeyPatch, op: Op, work: Callable[[Op], None]
+) -> None:
+    monkeypatch.setattr(timing, "HUGE_BYTES", 0)  # as of outputs for which there is hardly room
+    read, written = op.bytes_of(op.inputs, op.gpu[0]), op.bytes_of(op.outputs, op.gpu[0])
+    expected = INPUTS_HELD * read + OUTPUTS_HELD * written
+    assert 0 < most_held(work, op) <= expected + 2**20
