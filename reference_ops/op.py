@@ -141,8 +141,7 @@ class Op:
         return sizes
 
     def shape(self, tensor: TensorSpec, workload: Workload) -> tuple[int, ...]:
-        sizes = self.sizes(workload)
-        return tuple(int(dim) if dim.isdigit() else sizes[dim] for dim in tensor.dims)
+        return tensor.shape(self.sizes(workload))
 
     def least_bytes(self, workload: Workload) -> int:
         """Each input read once, as far as it must be read at all, and each output written once."""
@@ -161,10 +160,8 @@ class Op:
         return self.bytes_of((*self.inputs, *self.outputs), workload)
 
     def bytes_of(self, tensors: tuple[TensorSpec, ...], workload: Workload) -> int:
-        return sum(
-            math.prod(self.shape(tensor, workload)) * DTYPES[tensor.dtype or workload.dtype].itemsize
-            for tensor in tensors
-        )
+        sizes = self.sizes(workload)
+        return sum(math.prod(one.shape(sizes)) * DTYPES[one.dtype or workload.dtype].itemsize for one in tensors)
 
     def terms(self, workload: Workload, dim: str) -> int:
         """How many terms a sum over this dim has; over none, one."""
@@ -172,10 +169,9 @@ class Op:
 
     def is_valid(self, workload: Workload) -> bool:
         """Whether the op is defined there."""
-        known = {**self.sizes(workload), **dict(workload.parameters)}
-        tensors = (*self.inputs, *self.outputs)
-        positive = all(size > 0 for tensor in tensors for size in self.shape(tensor, workload))
-        return positive and (self.valid is None or bool(self.valid(known)))
+        sizes = self.sizes(workload)
+        positive = all(size > 0 for tensor in (*self.inputs, *self.outputs) for size in tensor.shape(sizes))
+        return positive and (self.valid is None or bool(self.valid({**sizes, **dict(workload.parameters)})))
 
     def inputs_at(self, workload: Workload, seed: int, device: str, values: str = NORMAL) -> Tensors:
         """Fresh inputs; the same seed gives the same numbers on the same device.

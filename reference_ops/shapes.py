@@ -110,12 +110,13 @@ def _drawn(
             dims[name] = _size(least, greatest, rng, kinds)
     tried = Workload(near.dtype, tuple(dims.items()), parameters)
     for name in rng.sample(list(ranges), len(ranges)):
-        if not op.is_valid(tried):
+        if name not in dims:
+            continue
+        if not op.is_valid(tried) or (excess := op.nbytes(tried) / most_bytes) <= 1:
             break
-        if (excess := op.nbytes(tried) / most_bytes) > 1 and name in dims:
-            fitting = max(1, int(dims[name] / excess))  # the largest that fits would be no secret
-            dims[name] = max(ranges[name][0], _size(max(1, fitting // NEARBY), fitting, rng, kinds))
-            tried = Workload(tried.dtype, tuple(dims.items()), parameters)
+        fitting = max(1, int(dims[name] / excess))  # the largest that fits would be no secret
+        dims[name] = max(ranges[name][0], _size(max(1, fitting // NEARBY), fitting, rng, kinds))
+        tried = Workload(tried.dtype, tuple(dims.items()), parameters)
     return tried
 
 

@@ -26,6 +26,9 @@ class TensorSpec:
     dims: tuple[str, ...]
     dtype: str = ""
 
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(int(dim) if dim.isdigit() else sizes[dim] for dim in self.dims)
+
 
 @dataclass(frozen=True)
 class Workload:
