@@ -1,6 +1,7 @@
-"""A compiler that somebody kills says nothing about the kernel."""
+"""The host's compiler: what it makes of headers beforehand, and that one which somebody kills says nothing."""
 
 import shlex
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,3 +43,28 @@ def test_a_compiler_that_is_killed_again_and_again_is_an_error_of_compilation(tm
     with pytest.raises(RejectedError) as caught:
         built(tmp_path, 100)
     assert caught.value.outcome is Outcome.COMPILE_ERROR
+
+
+@pytest.mark.parametrize("read_ahead", [b"", b"gpch, or what was left of it"])
+def test_without_precompiled_headers_kernels_compile_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_ahead: bytes
+) -> None:
+    monkeypatch.setattr(compiler, "precompiled_header", lambda _: read_ahead)
+    assert built(tmp_path, 0).library.is_file()
+
+
+def test_gcc_compiles_the_headers_once_for_all_kernels(tmp_path: Path) -> None:
+    compiler.precompiled_header.cache_clear()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        toolchain = compiler.find_toolchain()
+        if "gcc" not in version(toolchain):
+            pytest.skip("others take no precompiled headers of this kind")
+        compiler.build(bound(GOOD, {"y": torch.zeros(32, dtype=torch.int32)}), toolchain, tmp_path / name)
+        assert (tmp_path / name / "emulated.h.gch").read_bytes().startswith(compiler.GCC_MARK)
+    assert compiler.precompiled_header.cache_info().misses == 1
+
+
+def version(toolchain: compiler.Toolchain) -> str:
+    told = subprocess.run([*toolchain.command, "--version"], capture_output=True, text=True, check=True).stdout
+    return "gcc" if "Free Software Foundation" in told else told

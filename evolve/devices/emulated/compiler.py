@@ -24,6 +24,8 @@ from evolve.devices.prelude import specialisation
 from evolve.errors import UserError
 
 HERE = Path(__file__).parent
+HEADER = "emulated.h"
+GCC_MARK = b"gpch"  # how g++'s own precompiled headers begin; it takes no others, and others take none so named
 MAX_LOG_CHARACTERS, COMPILE_SECONDS, RUNTIME_SECONDS = 4000, 20, 180
 FLAGS = (
     "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=fast",
@@ -86,19 +88,20 @@ def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Built:
     names = tuple(dict.fromkeys(launch.entry for launch in bound.launches))
     _check_entries(bound, entries(kernel.source))
     unit = folder / "kernel.cpp"
-    asked = "#define EVOLVE_FP8\n" if "fp8" in specialisation(bound) + kernel.source else ""
+    fp8 = "fp8" in specialisation(bound) + kernel.source
     unit.write_text(
-        f'{asked}#include "emulated.h"\n#line 1 "prelude"\n{specialisation(bound)}'
+        f'#include "{HEADER}"\n#line 1 "prelude"\n{specialisation(bound)}'
         f'#line {first_line} "kernel.cu"\n{source}\n{_table(names)}'
     )
     cooperative = any(launch.cooperative for launch in bound.launches)
     library = folder / "kernel.so"
     runtime = folder / "runtime.o"
     runtime.write_bytes(runtime_object(toolchain, cooperative))
-    includes = [argument for path in (HERE / "include", *toolchain.headers) for argument in ("-I", str(path))]
+    how = _how(toolchain, cooperative=cooperative, fp8=fp8)
+    if read_ahead := precompiled_header(how):
+        (folder / f"{HEADER}.gch").write_bytes(read_ahead)
     own = folder / "kernel.o"
-    compiled = [*toolchain.flags, *_native(), *_mode(cooperative), "-nostdinc", *includes, "-c", str(unit)]
-    _compile([*toolchain.command, *compiled, "-o", str(own)], folder, kernel)
+    _compile([*how, "-c", str(unit), "-o", str(own)], folder, kernel)
     variables = lasting_variables(own.read_bytes(), bound.kernel.source)
     # Objects after `-x none`, so that a compiler told to read C++ does not read them as such.
     linked = ["-x", "none", str(own), str(runtime), "-shared", "-o", str(library), "-lm", "-lpthread"]
@@ -163,6 +166,27 @@ def _failure(stderr: str, folder: Path, kernel: Kernel) -> RejectedError:
     if len(log) > MAX_LOG_CHARACTERS:
         log = log[:MAX_LOG_CHARACTERS] + "\n..."
     return RejectedError(Outcome.COMPILE_ERROR, log)
+
+
+def _how(toolchain: Toolchain, *, cooperative: bool, fp8: bool) -> tuple[str, ...]:
+    """The command that compiles device code, but for the file."""
+    includes = [argument for path in (HERE / "include", *toolchain.headers) for argument in ("-I", str(path))]
+    asked = ("-DEVOLVE_FP8",) if fp8 else ()
+    return (*toolchain.command, *toolchain.flags, *_native(), *_mode(cooperative), *asked, "-nostdinc", *includes)
+
+
+@lru_cache(maxsize=4)
+def precompiled_header(how: tuple[str, ...]) -> bytes:
+    """What g++ makes of the headers, which takes it longer than most kernels do; nothing of other compilers.
+
+    Made once per process and kept in memory, as the runtime is; without it everything works, only slower.
+    """
+    with tempfile.TemporaryDirectory(prefix="evolve-header-") as folder:
+        target = Path(folder) / f"{HEADER}.gch"
+        command = [*how, "-x", "c++-header", str(HERE / "include" / HEADER), "-o", str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=RUNTIME_SECONDS, check=False)
+        made = target.read_bytes() if done.returncode == 0 and target.is_file() else b""
+        return made if made.startswith(GCC_MARK) else b""
 
 
 def _native() -> tuple[str, ...]:
