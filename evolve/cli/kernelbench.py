@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from archive.proposals import Budget
     from reference_ops.op import Op, Workload
 
-# Of the bytes of inputs and outputs, what an evaluation holds at once: buffers, copies, and all of it in float64.
-INPUTS_HELD, OUTPUTS_HELD = 7, 16
 BLIND = "blind"
 FULL_SIZES = "sizes as on a GPU: the emulated device runs small ones"
 SEEDS, SEEDS_OF_FULL_SIZE = 2, 1  # of the inputs that a task's check is tried on; of gigabytes each takes seconds
@@ -148,8 +146,7 @@ def _loaded(files: Sequence[Path], kind: str, tried: "Callable[[Op], bool]", sho
             except catalog.CatalogError as error:
                 problems.append(Problem(path, said=str(error).removeprefix(f"{path} ")))
                 continue
-            said = _unfit(op, kind)
-            said = said or _blind(op, kind, tried)
+            said = _unfit(op, kind) or _blind(op, kind, tried)
             problems.append(Problem(path, op, said, blind=said.startswith(BLIND)))
     return problems
 
@@ -159,10 +156,11 @@ def _unfit(op: "Op", kind: str) -> str:
         return "" if op.emulated else "nothing small enough to emulate: its sizes cannot be changed that far"
     import torch
 
+    from evolve.evaluation.memory import bytes_held
+
     held = torch.cuda.get_device_properties(0).total_memory
     for workload in op.gpu:
-        read, written = op.bytes_of(op.inputs, workload), op.bytes_of(op.outputs, workload)
-        if (needed := INPUTS_HELD * read + OUTPUTS_HELD * written) > held:
+        if (needed := bytes_held(op, workload)) > held:
             return f"does not fit: a check needs about {needed / 1e9:.0f} GB, and this GPU has {held / 1e9:.0f}"
     return ""
 

@@ -12,13 +12,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from archive.binding import bind
 from archive.kernel import parse
-from evolve.cli.kernelbench import INPUTS_HELD, OUTPUTS_HELD
 from evolve.devices.device import Program, RejectedError
 from evolve.evaluation import timing
 from evolve.evaluation.baselines import Baselines
 from evolve.evaluation.blindness import blind_spots
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
+from evolve.evaluation.memory import bytes_held
 from evolve.points import point
 from reference_ops.op import Op, tensors, workloads
 
@@ -114,6 +114,4 @@ def test_no_more_is_held_than_a_task_is_expected_to_need(
     monkeypatch: pytest.MonkeyPatch, op: Op, work: Callable[[Op], None]
 ) -> None:
     monkeypatch.setattr(timing, "HUGE_BYTES", 0)  # as of outputs for which there is hardly room
-    read, written = op.bytes_of(op.inputs, op.gpu[0]), op.bytes_of(op.outputs, op.gpu[0])
-    expected = INPUTS_HELD * read + OUTPUTS_HELD * written
-    assert 0 < most_held(work, op) <= expected + 2**20
+    assert 0 < most_held(work, op) <= bytes_held(op, op.gpu[0]) + 2**20
