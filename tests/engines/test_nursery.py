@@ -36,8 +36,16 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="fi
 confined = pytest.mark.skipif(bool(sandbox.gaps()), reason="this system lacks something of the sandbox")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine() -> Iterator[LocalEngine]:
+    """For all tests that leave its nursery alone."""
+    made = LocalEngine("emulated", 1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def own_engine() -> Iterator[LocalEngine]:
     made = LocalEngine("emulated", 1)
     yield made
     made.close()
@@ -129,23 +137,23 @@ def test_processes_that_a_kernel_leaves_behind_are_ended(engine: LocalEngine) ->
     assert all_gone(bred)
 
 
-def test_crashes_in_a_row_are_each_named_and_leave_nothing(engine: LocalEngine) -> None:
-    nursery, folder = pid_of_nursery(engine), engine._crew.folder
+def test_crashes_in_a_row_are_each_named_and_leave_nothing(own_engine: LocalEngine) -> None:
+    nursery, folder = pid_of_nursery(own_engine), own_engine._crew.folder
     crashing = [bad_kernels.twice_kernel(f"out[(1ll << 44) + i] = x_t({n}.0f);", f"crash {n}") for n in range(20)]
-    found = {e.kernel_id: e for e in verdicts(engine, *crashing)}
+    found = {e.kernel_id: e for e in verdicts(own_engine, *crashing)}
     assert found.keys() == {kernel.id for kernel in crashing}
     assert {(e.outcome, "SIGSEGV" in e.log) for e in found.values()} == {(Outcome.CRASHED, True)}
-    assert verdicts(engine, bad_kernels.twice_kernel())[0].passed
+    assert verdicts(own_engine, bad_kernels.twice_kernel())[0].passed
     assert len(children(nursery)) == 1
     assert len(list(folder.glob("worker-*"))) == 1
     everyone = descendants(nursery) | {nursery}
-    engine.close()
+    own_engine.close()
     assert all_gone(everyone, seconds=0)
     assert not folder.exists()
 
 
-def test_an_engine_outlives_its_nursery(engine: LocalEngine) -> None:
-    nursery = pid_of_nursery(engine)
+def test_an_engine_outlives_its_nursery(own_engine: LocalEngine) -> None:
+    nursery = pid_of_nursery(own_engine)
     workers = children(nursery)
     phases: list[str] = []
 
@@ -154,11 +162,11 @@ def test_an_engine_outlives_its_nursery(engine: LocalEngine) -> None:
         if phases.count("run") == 1 and phase == "run":
             os.kill(nursery, signal.SIGKILL)
 
-    engine._watch = kill_the_nursery
-    (evaluation,) = verdicts(engine, bad_kernels.twice_kernel())
+    own_engine._watch = kill_the_nursery
+    (evaluation,) = verdicts(own_engine, bad_kernels.twice_kernel())
     assert evaluation.passed
     assert all_gone(workers)
-    assert pid_of_nursery(engine) != nursery
+    assert pid_of_nursery(own_engine) != nursery
 
 
 def started_and_running(say: str) -> subprocess.Popen[str]:

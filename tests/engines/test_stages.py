@@ -41,11 +41,19 @@ class Watched:
         return [phase for kernel_id, phase in self.phases if kernel_id == kernel.id]
 
 
-@pytest.fixture
-def watched() -> Iterator[Watched]:
+@pytest.fixture(scope="module")
+def long_lived() -> Iterator[Watched]:
     made = Watched()
     yield made
     made.engine.close()
+
+
+@pytest.fixture
+def watched(long_lived: Watched) -> Watched:
+    """One engine for all tests that ask for nothing special, as if it had seen nothing yet."""
+    long_lived.phases.clear()
+    long_lived.judges.clear()
+    return long_lived
 
 
 def job(kernel: Kernel, *, confirm: bool = False) -> Job:
@@ -231,22 +239,29 @@ def test_without_compilers_ahead_an_equal_kernel_is_judged_as_any_other() -> Non
     assert first.traits == second.traits is not None
 
 
-def test_a_worker_grows_old(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "JOBS_OF_A_WORKER", 2)
-    kernel = bad_kernels.twice_kernel()
-    assert all(e.passed for e in watched.verdicts(*[job(kernel)] * 5))
-    assert len(set(watched.judges)) == 3
+    made = Watched()
+    try:
+        assert all(e.passed for e in made.verdicts(*[job(bad_kernels.twice_kernel())] * 5))
+        assert len(set(made.judges)) == 3
+    finally:
+        made.engine.close()
 
 
-def test_what_was_compiled_long_ago_for_nobody_goes_when_a_worker_does(watched: Watched) -> None:
-    assert watched.verdicts(job(bad_kernels.twice_kernel()))[0].passed
-    left = set((watched.engine._crew.folder / "cubins").iterdir())
-    assert left  # the emulated device does not take it
-    old = left.pop()
-    os.utime(old, (0, 0))
-    watched.verdicts(job(bad_kernels.CRASHING))
-    assert not old.exists()
-    assert all(file.exists() for file in left)
+def test_what_was_compiled_long_ago_for_nobody_goes_when_a_worker_does() -> None:
+    made = Watched()
+    try:
+        assert made.verdicts(job(bad_kernels.twice_kernel()))[0].passed
+        left = set((made.engine._crew.folder / "cubins").iterdir())
+        assert left  # the emulated device does not take it
+        old = left.pop()
+        os.utime(old, (0, 0))
+        made.verdicts(job(bad_kernels.CRASHING))
+        assert not old.exists()
+        assert all(file.exists() for file in left)
+    finally:
+        made.engine.close()
 
 
 @pytest.mark.gpu

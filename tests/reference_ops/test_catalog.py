@@ -80,9 +80,11 @@ def test_an_op_knows_what_it_was_loaded_as(tmp_path: Path) -> None:
     assert catalog.loaded_as(catalog.load("softmax")) == "softmax"
 
 
-def test_a_users_file_is_read_again_when_it_changed(tmp_path: Path) -> None:
+def test_a_users_file_is_read_again_when_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     catalog.load(written(tmp_path, USERS_OP))
     assert catalog.load(written(tmp_path, USERS_OP.replace("1024", "4096"))).gpu[0].dims == (("n", 4096),)
+    assert [file.name for file in tmp_path.iterdir()] == ["twice.py"]  # and nothing is left beside it
 
 
 def test_of_several_ops_in_a_users_file_one_is_chosen_by_name(tmp_path: Path) -> None:
