@@ -96,11 +96,10 @@ def preload(kind: str) -> None:
     for module in ("evolve.evaluation.worker", f"evolve.devices.{kind}.device", *IMPORTED_LATE):
         import_module(module)
     if kind == "emulated":
-        from evolve.devices.emulated.compiler import find_toolchain, runtime_object
+        from evolve.devices.emulated.compiler import prepare
 
         with contextlib.suppress(UserError):  # the worker that needs it will say so
-            for cooperative in (False, True):
-                runtime_object(find_toolchain(), cooperative)
+            prepare()
     if find_spec("cupy"):
         from evolve.devices.cuda.versions import nvrtc_version
 

@@ -65,6 +65,15 @@ def test_gcc_compiles_the_headers_once_for_all_kernels(tmp_path: Path) -> None:
     assert compiler.precompiled_header.cache_info().misses == 1
 
 
+def test_what_was_prepared_is_not_compiled_again(tmp_path: Path) -> None:
+    prepared = (compiler.runtime_object, compiler.precompiled_header)
+    for made in prepared:
+        made.cache_clear()
+    compiler.prepare()
+    compiler.build(bound(GOOD, {"y": torch.zeros(32, dtype=torch.int32)}), compiler.find_toolchain(), tmp_path)
+    assert [made.cache_info().misses for made in prepared] == [1, 1]
+
+
 def version(toolchain: compiler.Toolchain) -> str:
     told = subprocess.run([*toolchain.command, "--version"], capture_output=True, text=True, check=True).stdout
     return "gcc" if "Free Software Foundation" in told else told

@@ -61,6 +61,13 @@ def find_toolchain() -> Toolchain:
     return Toolchain(command, FLAGS + (CLANG_FLAGS if "clang" in version else ()), headers)
 
 
+def prepare() -> None:
+    """Compile what nearly all kernels need: processes that are forked afterwards have it."""
+    toolchain = find_toolchain()
+    runtime_object(toolchain, cooperative=False)
+    precompiled_header(_how(toolchain, cooperative=False, fp8=False))
+
+
 def find_compiler() -> tuple[str, ...] | None:
     """The command of the host compiler, or None where there is none."""
     for name in ("g++", "clang++"):
@@ -96,7 +103,7 @@ def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Built:
     cooperative = any(launch.cooperative for launch in bound.launches)
     library = folder / "kernel.so"
     runtime = folder / "runtime.o"
-    runtime.write_bytes(runtime_object(toolchain, cooperative))
+    runtime.write_bytes(runtime_object(toolchain, cooperative=cooperative))
     how = _how(toolchain, cooperative=cooperative, fp8=fp8)
     if read_ahead := precompiled_header(how):
         (folder / f"{HEADER}.gch").write_bytes(read_ahead)
@@ -184,7 +191,10 @@ def precompiled_header(how: tuple[str, ...]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="evolve-header-") as folder:
         target = Path(folder) / f"{HEADER}.gch"
         command = [*how, "-x", "c++-header", str(HERE / "include" / HEADER), "-o", str(target)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=RUNTIME_SECONDS, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=RUNTIME_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            return b""
         made = target.read_bytes() if done.returncode == 0 and target.is_file() else b""
         return made if made.startswith(GCC_MARK) else b""
 
@@ -200,7 +210,7 @@ def _mode(cooperative: bool) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4)
-def runtime_object(toolchain: Toolchain, cooperative: bool) -> bytes:
+def runtime_object(toolchain: Toolchain, *, cooperative: bool) -> bytes:
     """The compiled runtime, made once per process and kept in memory: a killed worker leaves no file behind."""
     with tempfile.TemporaryDirectory(prefix="evolve-runtime-") as folder:
         target = Path(folder) / "runtime.o"
