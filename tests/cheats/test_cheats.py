@@ -19,7 +19,7 @@ from evolve.engines.local import LocalEngine
 CHEATS, HONEST, GAINS = files("kernels"), files("honest"), files("gains")
 UNREADABLE = [file for file in CHEATS if file.kernel is None]
 # What hangs costs its deadline; an emulated run takes far less unless the machine is busy with something else.
-EMULATED_SECONDS = {"compile": 16.0, "run": 16.0, "check": 60.0, "baseline": 60.0, "time": 60.0}
+EMULATED_SECONDS = {"compile": 16.0, "run": 12.0, "check": 60.0, "baseline": 60.0, "time": 60.0}
 SECRET = "root:"  # how /etc/passwd begins, which some of the kernels ask the compiler to read
 Verdicts = dict[str, list[Evaluation]]
 

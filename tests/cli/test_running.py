@@ -11,13 +11,21 @@ from bad_kernels import twice_kernel
 from command import TWICE, run, start
 from commandline import written
 
+from archive.kernel import Kernel
 from archive.proposals import Budget, Run
 from archive.records import Evaluation
 from archive.store import open_archive
+from evolve.cli.app import main
 from evolve.population import champions, latest
 
 EMULATED = ("--device", "emulated")
 GOOD, WRONG = twice_kernel(note="good"), twice_kernel("out[i] = x[i];", note="wrong")
+
+
+def told(folder: Path, kernel: Kernel) -> None:
+    """By `evolve tell`, in this process."""
+    file, archive = written(folder / "told.cu", kernel), folder / ".evolve/archive.db"
+    assert main(["tell", str(file), TWICE, "--archive", str(archive)]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +82,7 @@ def test_the_same_command_goes_on(finished: tuple[Path, int, str]) -> None:
 
 
 def test_several_ops_share_one_budget_and_the_archive_tells_what_went_where(tmp_path: Path) -> None:
-    assert run(tmp_path, "tell", str(written(tmp_path / "good.cu", GOOD)), TWICE)[0] == 0
+    told(tmp_path, GOOD)
     code, output = run(tmp_path, "run", TWICE, "gelu", "--evals", "5", "--proposer", "offline", *EMULATED)
     assert code == 0, output
     assert re.search(r"all +5 +\d:\d\d", output)
@@ -93,8 +101,7 @@ def test_ops_that_a_short_budget_does_not_reach_are_counted(tmp_path: Path) -> N
 
 
 def test_the_result_of_a_run_is_json_on_standard_output_alone(tmp_path: Path) -> None:
-    process = start(tmp_path, "tell", str(written(tmp_path / "good.cu", GOOD)), TWICE)
-    assert process.wait(60) == 0
+    told(tmp_path, GOOD)
     code, output = run(tmp_path, "run", TWICE, "--evals", "1", "--proposer", "offline", "--json", *EMULATED)
     assert code == 0
     result = json.loads(output[output.index("\n{") :])
@@ -157,7 +164,7 @@ def test_a_wrong_kernel_alone_is_exit_code_1_with_the_reason(tmp_path: Path) -> 
 
 
 def test_pending_kernels_of_an_op_outside_the_catalog_are_named(tmp_path: Path) -> None:
-    assert run(tmp_path, "tell", str(written(tmp_path / "good.cu", GOOD)), TWICE)[0] == 0
+    told(tmp_path, GOOD)
     code, output = run(tmp_path, "evaluate", *EMULATED)
     assert code == 1
     assert "twice is not in the catalog" in output
