@@ -3,8 +3,6 @@
 import difflib
 import functools
 import importlib
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -160,19 +158,12 @@ def _imported(path: Path) -> ModuleType:
 
 
 def _imported_file(path: Path) -> ModuleType:
-    """Compiled from its text: what Python keeps of a file is stale where it changed within a second."""
-    name = f"user_op_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None:
+    """From its text: the bytecode that Python keeps of a file is stale where it changed within a second."""
+    from reference_ops.tasks.source import run_text
+
+    if path.suffix != ".py":
         raise ImportError("it is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # so that dataclasses and pickles made in the file find their module
-    try:
-        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # noqa: S102 - an op's file is code by intent
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    return run_text(path.read_bytes(), f"user_op_{path.stem}", path)
 
 
 def _raised(error: BaseException) -> str:

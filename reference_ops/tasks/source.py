@@ -40,8 +40,8 @@ def read(path: Path) -> Source:
     return Source(path, ast.parse(path.read_text(encoding="utf-8"), str(path)))
 
 
-def run_text(text: str, name: str, path: Path) -> ModuleType:
-    """Python code that lies within another kind of file."""
+def run_text(text: str | bytes, name: str, path: Path) -> ModuleType:
+    """Python code as a module: a whole file's, or what lies within another kind of file."""
     return _run(compile(text, str(path), "exec"), name, path, keep=True)
 
 

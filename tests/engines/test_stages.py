@@ -56,6 +56,13 @@ def watched(long_lived: Watched) -> Watched:
     return long_lived
 
 
+@pytest.fixture
+def newly_watched() -> Iterator[Watched]:
+    made = Watched()
+    yield made
+    made.engine.close()
+
+
 def job(kernel: Kernel, *, confirm: bool = False) -> Job:
     return Job(kernel, TWICE, confirm=confirm)
 
@@ -239,29 +246,22 @@ def test_without_compilers_ahead_an_equal_kernel_is_judged_as_any_other() -> Non
     assert first.traits == second.traits is not None
 
 
-def test_a_worker_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_grows_old(newly_watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "JOBS_OF_A_WORKER", 2)
-    made = Watched()
-    try:
-        assert all(e.passed for e in made.verdicts(*[job(bad_kernels.twice_kernel())] * 5))
-        assert len(set(made.judges)) == 3
-    finally:
-        made.engine.close()
+    kernel = bad_kernels.twice_kernel()
+    assert all(e.passed for e in newly_watched.verdicts(*[job(kernel)] * 5))
+    assert len(set(newly_watched.judges)) == 3
 
 
-def test_what_was_compiled_long_ago_for_nobody_goes_when_a_worker_does() -> None:
-    made = Watched()
-    try:
-        assert made.verdicts(job(bad_kernels.twice_kernel()))[0].passed
-        left = set((made.engine._crew.folder / "cubins").iterdir())
-        assert left  # the emulated device does not take it
-        old = left.pop()
-        os.utime(old, (0, 0))
-        made.verdicts(job(bad_kernels.CRASHING))
-        assert not old.exists()
-        assert all(file.exists() for file in left)
-    finally:
-        made.engine.close()
+def test_what_was_compiled_long_ago_for_nobody_goes_when_a_worker_does(newly_watched: Watched) -> None:
+    assert newly_watched.verdicts(job(bad_kernels.twice_kernel()))[0].passed
+    left = set((newly_watched.engine._crew.folder / "cubins").iterdir())
+    assert left  # the emulated device does not take it
+    old = left.pop()
+    os.utime(old, (0, 0))
+    newly_watched.verdicts(job(bad_kernels.CRASHING))
+    assert not old.exists()
+    assert all(file.exists() for file in left)
 
 
 @pytest.mark.gpu
