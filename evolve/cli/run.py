@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MINUTES_HELP = (
     f"Time to spend; confirming the champions comes on top [default: {limits.OFFLINE_MINUTES:g}, with a model "
-    f"{limits.MODEL_MINUTES:g}, unless another limit is given]."
+    f"{limits.MODEL_MINUTES:g}, unless --evals or, with a model, --tokens or --usd is given]."
 )
 OpsArgument = Annotated[
     list[str] | None,
