@@ -92,7 +92,7 @@ def compiler(info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], Machined]":
 
 
 def preload(kind: str) -> None:
-    """Import everything that the workers of an engine will need, without touching a GPU."""
+    """Have ready everything that the workers of an engine will need, without touching a GPU."""
     for module in ("evolve.evaluation.worker", f"evolve.devices.{kind}.device", *IMPORTED_LATE):
         import_module(module)
     if kind == "emulated":
