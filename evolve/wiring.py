@@ -135,12 +135,13 @@ def proposer(wished: str = "", models: tuple[str, ...] = (), *, tune: bool = Tru
 
 
 def replaying(store: Store, run: str, *, tune: bool = True) -> "Proposer":
-    """The models of a recorded run, answering from the archive: no key, no network, one question after the other."""
+    """The models of a recorded run, answering from the archive as they did then: no key, no network."""
     from evolve.proposers import replay
     from evolve.proposers.llm import LlmProposer
 
     exchanges = replay.recorded(store, run)
-    return _finished(LlmProposer(replay.models(exchanges), replay.Recorded(run, exchanges), at_once=1), tune=tune)
+    answering = replay.Recorded(run, exchanges)
+    return _finished(LlmProposer(replay.models(exchanges), answering, answering.in_order), tune=tune)
 
 
 def _finished(models: "Proposer", *, tune: bool) -> "Proposer":

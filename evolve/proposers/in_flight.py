@@ -41,11 +41,8 @@ def answers(
 
     try:
         while True:
-            for question in () if error else tuple(waiting):
-                if may_start(question, running):
-                    waiting.remove(question)
-                    running.append(question)
-                    Thread(target=settle, args=(question,), daemon=True, name="question").start()
+            for question in () if error else started(waiting, running, may_start):
+                Thread(target=settle, args=(question,), daemon=True, name="question").start()
             if not running:
                 break
             question, future = done.get()
@@ -58,6 +55,21 @@ def answers(
         left.set()
     if error:
         raise error
+
+
+def started(
+    waiting: MutableSequence[Question],
+    running: MutableSequence[Question],
+    may_start: Callable[[Question, Sequence[Question]], bool],
+) -> list[Question]:
+    """Those that may start now, which are moved from `waiting` to `running`."""
+    found = []
+    for question in tuple(waiting):
+        if may_start(question, running):
+            waiting.remove(question)
+            running.append(question)
+            found.append(question)
+    return found
 
 
 def _settled(question: Question, answer: Callable[[Question], Answer]) -> Future[Answer]:

@@ -7,7 +7,7 @@ user's to put right. A reply that arrived is passed on whatever became of the ot
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +27,10 @@ from evolve.proposers.reply import proposal_from
 
 __all__ = ["DEFAULT_MODEL", "LlmProposer", "from_environment"]
 
+Flight = Callable[
+    [MutableSequence[Ask], Callable[[Ask, Pause], Answer], Callable[[Ask, Sequence[Ask]], bool]],
+    Generator[tuple[Ask, Answer], None, None],
+]
 SILENT = 32  # questions in a row without a word or a token in answer, after which it is not worth asking on
 
 
@@ -36,7 +40,7 @@ class LlmProposer:
 
     models: tuple[Model, ...]
     chat: Chat
-    at_once: int | None = None  # questions in flight, to all models together
+    flight: Flight = answers  # how several questions are under way, and in what order their answers come
     _unusable: dict[str, UserError] = field(default_factory=dict, repr=False, compare=False)  # by signature
     _silent: list[str] = field(default_factory=list, repr=False, compare=False)  # why there was no answer, each time
 
@@ -52,10 +56,12 @@ class LlmProposer:
 
         def may_start(ask: Ask, running: Sequence[Ask]) -> bool:
             usable = ask.model.signature not in out and _in_time(request, answered + len(running))
-            return usable and self._has_room(ask, running) and purse.admits(ask.call, [one.call for one in running])
+            return usable and _has_room(ask, running) and purse.admits(ask.call, [one.call for one in running])
 
-        found = answers(waiting, lambda ask, pause: self._answer(ask, until(request.left.deadline, pause)), may_start)
-        with closing(found):
+        def in_time(ask: Ask, pause: Pause) -> Answer:
+            return self._answer(ask, until(request.left.deadline, pause))
+
+        with closing(self.flight(waiting, in_time, may_start)) as found:
             for ask, answer in found:
                 signature, proposal = ask.model.signature, _proposal(ask, answer, request)
                 answered += 1
@@ -102,11 +108,6 @@ class LlmProposer:
         else:
             self._silent.append(answer.failure)
 
-    def _has_room(self, ask: Ask, running: Sequence[Ask]) -> bool:
-        if self.at_once is not None and len(running) >= self.at_once:
-            return False
-        return sum(one.model.base_url == ask.model.base_url for one in running) < ask.model.concurrency
-
 
 def from_environment(words: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> LlmProposer:
     """The models meant by what was typed after `--model`, and else by OPENAI_BASE_URL and OPENAI_API_KEY."""
@@ -124,6 +125,10 @@ def from_environment(words: Sequence[str] = (), environment: Mapping[str, str] =
         (usual,) = models
         models = (replace(usual, name=first_model(usual.base_url, key, usual.timeout_seconds)),)
     return LlmProposer(models, Endpoints(environment))
+
+
+def _has_room(ask: Ask, running: Sequence[Ask]) -> bool:
+    return sum(one.model.base_url == ask.model.base_url for one in running) < ask.model.concurrency
 
 
 def _in_time(request: Request, asked: int) -> bool:

@@ -1,9 +1,8 @@
 """Answers from the archive: what models said in an earlier run, without a key and without a network."""
 
 import json
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, MutableSequence, Sequence
+from dataclasses import dataclass
 
 from archive.exchange import unfinished
 from archive.proposals import Asked, Proposal, Question
@@ -11,7 +10,9 @@ from archive.store import Store
 from evolve.errors import UserError
 from evolve.prompting.compose import EDITS, FENCED, WHOLE
 from evolve.prompting.tasks import ANSWERS
+from evolve.proposers.asking import Ask
 from evolve.proposers.chat import UNUSABLE, Answer, Call
+from evolve.proposers.in_flight import started
 from evolve.proposers.limits import Pause
 from evolve.proposers.models import MAX_TOKENS_NAME, OPENAI_MAX_TOKENS_NAME, Model
 
@@ -32,17 +33,33 @@ class Recorded:
 
     run: str
     unused: list[Exchange]
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def ask(self, call: Call, pause: Pause) -> Answer:
         pause(0.0)
-        with self._lock:
-            found = self._next(call)
-            if found is None:
-                who = f"{call.model.signature} ({call.operator})"
-                return Answer(failure=f"run {self.run} holds no further answer of {who}")
-            self.unused.remove(found)
+        found = self._next(call)
+        if found is None:
+            who = f"{call.model.signature} ({call.operator})"
+            return Answer(failure=f"run {self.run} holds no further answer of {who}")
+        self.unused.remove(found)
         return _answer(found)
+
+    def in_order(
+        self,
+        waiting: MutableSequence[Ask],
+        answer: Callable[[Ask, Pause], Answer],
+        may_start: Callable[[Ask, Sequence[Ask]], bool],
+    ) -> Generator[tuple[Ask, Answer], None, None]:
+        """As `in_flight.answers`, but of those in flight the one is next that was answered first then."""
+        running: list[Ask] = []
+        while started(waiting, running, may_start) or running:
+            ask = min(running, key=self._turn)
+            running.remove(ask)
+            yield ask, answer(ask, lambda _: None)
+
+    def _turn(self, ask: Ask) -> tuple[int, bool]:
+        """When it was answered; of equal questions the one that was, where this is the same run."""
+        found = self._next(ask.call)
+        return (self.unused.index(found), ask.nonce != found.proposal.call) if found else (len(self.unused), False)
 
     def _next(self, call: Call) -> Exchange | None:
         kin = [one for one in self.unused if _kind(one) == (call.model.signature, call.operator)]

@@ -6,6 +6,7 @@ from small_op import KERNEL
 from archive.proposals import Cost, Proposal, Question
 from evolve.prompting.compose import EDITS, FENCED, WHOLE, Message
 from evolve.prompting.tasks import ANSWERS
+from evolve.proposers.asking import Ask
 from evolve.proposers.chat import UNUSABLE, Answer, Call
 from evolve.proposers.models import Model
 from evolve.proposers.replay import Exchange, Recorded, models
@@ -39,6 +40,13 @@ def test_an_answer_is_given_only_to_its_own_model_and_operator() -> None:
     chat = Recorded("r", [exchange("a", "1", "improve"), exchange("a", "2", model="m-2")])
     assert ask(chat, "a").failure == "run r holds no further answer of m-1 (draft)"
     assert (ask(chat, "a", "improve").text, ask(chat, "a", model="m-2").text) == ("1", "2")
+
+
+def test_of_several_questions_the_one_that_was_answered_first_is_again() -> None:
+    chat = Recorded("r", [exchange("c", "3"), exchange("a", "1"), exchange("b", "2")])
+    waiting = [Ask(Model("m-1"), "draft", (), (Message("user", words),), words) for words in ("a", "b", "c")]
+    found = chat.in_order(waiting, lambda one, pause: chat.ask(one.call, pause), lambda *_: True)
+    assert [(one.nonce, answer.text) for one, answer in found] == [("c", "3"), ("a", "1"), ("b", "2")]
 
 
 def test_no_answer_is_given_twice() -> None:

@@ -17,8 +17,10 @@ from evolve.errors import UserError
 from evolve.loop import evolve
 from evolve.prompting.compose import EDITS
 from evolve.proposers.endpoint import Endpoints
+from evolve.proposers.finishing import FinishingProposer
 from evolve.proposers.llm import LlmProposer
 from evolve.proposers.models import Model
+from evolve.proposers.offline import OfflineProposer
 from evolve.proposers.proposer import Proposer
 from evolve.quest import Quest
 from evolve.selection import Scope
@@ -44,17 +46,24 @@ def run(store: SqliteStore, proposer: Proposer) -> None:
         pass
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> SqliteStore:
-    store = open_archive(tmp_path_factory.mktemp("original") / "archive.db")
+def recorded(archive: Path, *, tune: bool) -> SqliteStore:
+    store = open_archive(archive)
     with pytest.MonkeyPatch.context() as patch, ScriptedEndpoint(steps(0)) as one, ScriptedEndpoint(steps(1)) as other:
         patch.setenv("NO_PROXY", "127.0.0.1")
-        models = (
-            Model("m-1", one.base_url, "THE_KEY"),
-            Model("m-2", other.base_url, "THE_KEY", form=EDITS, temperature=0.5),
+        models = LlmProposer(
+            (
+                Model("m-1", one.base_url, "THE_KEY"),
+                Model("m-2", other.base_url, "THE_KEY", form=EDITS, temperature=0.5),
+            ),
+            Endpoints({"THE_KEY": KEY}, 0),
         )
-        run(store, LlmProposer(models, Endpoints({"THE_KEY": KEY}, 0), at_once=1))
+        run(store, FinishingProposer(models, OfflineProposer()) if tune else models)
     return store
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> SqliteStore:
+    return recorded(tmp_path_factory.mktemp("original") / "archive.db", tune=False)
 
 
 @pytest.fixture
@@ -112,6 +121,13 @@ def test_a_replay_can_be_replayed(
     once, twice = replayed("a.db"), open_archive(tmp_path / "b.db")
     run(twice, wiring.replaying(once, "run", tune=False))
     assert said(twice) == said(original)
+
+
+def test_the_tuner_does_the_same_again(tmp_path: Path) -> None:
+    original, again = recorded(tmp_path / "original.db", tune=True), open_archive(tmp_path / "again.db")
+    run(again, wiring.replaying(original, "run"))
+    assert "offline" in {proposal.proposer for proposal in original.find(Proposal)}
+    assert said(again) == said(original)
 
 
 def test_when_the_answers_are_used_up_the_failure_says_so(original: SqliteStore, tmp_path: Path) -> None:
