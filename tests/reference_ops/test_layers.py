@@ -1,80 +1,79 @@
 """The recurrent ops are one layer each: called one after the other they are PyTorch's networks of several."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
 
 from reference_ops import catalog
-from reference_ops.op import Op
+from reference_ops.op import Op, Tensors
 
 LAYERS, TIME, BATCH, WIDTH, HIDDEN = 3, 5, 2, 4, 6
-Many = tuple[torch.Tensor, ...]
-networks = pytest.mark.parametrize(
-    ("name", "network"),
-    [
-        ("lstm", nn.LSTM(WIDTH, HIDDEN, LAYERS, dtype=torch.float64)),
-        ("gru", nn.GRU(WIDTH, HIDDEN, LAYERS, dtype=torch.float64)),
-        ("rnn_tanh", nn.RNN(WIDTH, HIDDEN, LAYERS, dtype=torch.float64)),
-    ],
-)
+NETWORKS: dict[str, Callable[..., nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN}
 
 
-def drawn(*sizes: int) -> torch.Tensor:
-    return torch.randn(*sizes, dtype=torch.float64, requires_grad=True)
+@dataclass(frozen=True)
+class Stack:
+    """An op, and PyTorch's network of several such layers with what it is given: x, h0, and c0 of an LSTM."""
+
+    op: Op
+    network: nn.RNNBase
+    x: torch.Tensor
+    first: tuple[torch.Tensor, ...]
+
+    def of_pytorch(self) -> tuple[torch.Tensor, ...]:
+        out, last = self.network(self.x, self.first if len(self.first) > 1 else self.first[0])
+        return (out, *last) if isinstance(last, tuple) else (out, last)
+
+    def layer_by_layer(self) -> list[Tensors]:
+        """The inputs and outputs of the op at each layer, by name."""
+        found: list[Tensors] = []
+        for layer, weights in enumerate(self.network.all_weights):
+            below = found[-1]["out"] if found else self.x
+            given = [tensor.detach() for tensor in (below, *(state[layer] for state in self.first), *weights)]
+            specs = (*self.op.inputs, *self.op.outputs)
+            tensors = (*given, *self.op.reference(*given))
+            found.append({spec.name: tensor for spec, tensor in zip(specs, tensors, strict=True)})
+        return found
 
 
-def states(op: Op) -> Many:
-    """Of all layers, as PyTorch takes them: h0, and c0 of an LSTM."""
-    return tuple(drawn(LAYERS, BATCH, HIDDEN) for spec in op.inputs if spec.name in {"h0", "c0"})
+@pytest.fixture(params=NETWORKS)
+def stack(request: pytest.FixtureRequest) -> Stack:
+    torch.manual_seed(0)
+    op = catalog.load(request.param)
+    network = NETWORKS[request.param](input_size=WIDTH, hidden_size=HIDDEN, num_layers=LAYERS, dtype=torch.float64)
+    states = [spec for spec in op.inputs if spec.name in {"h0", "c0"}]
+    x, *first = (
+        torch.randn(*sizes, dtype=torch.float64, requires_grad=True)
+        for sizes in ((TIME, BATCH, WIDTH), *((LAYERS, BATCH, HIDDEN) for _ in states))
+    )
+    return Stack(op, network, x, tuple(first))
 
 
-def weights(network: nn.RNNBase, layer: int) -> list[torch.Tensor]:
-    return [weight.detach() for weight in network.all_weights[layer]]
+def test_layers_on_top_of_each_other_put_out_what_pytorchs_network_does(stack: Stack) -> None:
+    layers = stack.layer_by_layer()
+    out, *last = stack.of_pytorch()
+    assert torch.allclose(layers[-1]["out"], out)
+    for spec, state in zip(stack.op.outputs[1:], last, strict=True):
+        assert torch.allclose(torch.stack([layer[spec.name] for layer in layers]), state)
 
 
-def of_pytorch(network: nn.RNNBase, x: torch.Tensor, first: Many) -> Many:
-    out, last = network(x, first if len(first) > 1 else first[0])
-    return (out, *last) if isinstance(last, tuple) else (out, last)
-
-
-def layer_by_layer(op: Op, network: nn.RNNBase, x: torch.Tensor, first: Many) -> list[tuple[Many, Many]]:
-    """What every layer took and what it put out."""
-    found: list[tuple[Many, Many]] = []
-    for layer in range(LAYERS):
-        below = found[-1][1][0] if found else x
-        inputs = (below.detach(), *(state[layer].detach() for state in first), *weights(network, layer))
-        found.append((inputs, tuple(op.reference(*inputs))))
-    return found
-
-
-@networks
-def test_layers_on_top_of_each_other_put_out_what_pytorchs_network_does(name: str, network: nn.RNNBase) -> None:
-    op, x = catalog.load(name), drawn(TIME, BATCH, WIDTH)
-    first = states(op)
-    found = layer_by_layer(op, network, x, first)
-    out, *last = of_pytorch(network, x, first)
-    assert torch.allclose(found[-1][1][0], out)
-    for place, state in enumerate(last, start=1):
-        assert torch.allclose(torch.stack([outputs[place] for _, outputs in found]), state)
-
-
-@networks
-def test_their_backwards_from_the_last_to_the_first_give_its_gradients(name: str, network: nn.RNNBase) -> None:
-    op, x = catalog.load(name), drawn(TIME, BATCH, WIDTH)
-    first = states(op)
-    backward = catalog.load(f"{name}_backward")
-    outputs = of_pytorch(network, x, first)
-    given = [torch.randn_like(values) for values in outputs]
-    expected = torch.autograd.grad(outputs, [x, *first, *network.parameters()], given)
-    arriving, of_states, of_weights = given[0], [], []
-    for layer, (inputs, put_out) in reversed([*enumerate(layer_by_layer(op, network, x, first))]):
-        known = dict(zip((spec.name for spec in op.inputs), inputs, strict=True))
-        known |= {"out": put_out[0], "grad_out": arriving, "grad_h_n": given[1][layer]}
-        known |= {"grad_c_n": given[2][layer]} if len(given) > 2 else {}
+def test_their_backwards_from_the_last_to_the_first_give_its_gradients(stack: Stack) -> None:
+    backward = catalog.load(f"{stack.op.name}_backward")
+    outputs = stack.of_pytorch()
+    arriving, *of_last = (torch.randn_like(values) for values in outputs)
+    wanted = [stack.x, *stack.first, *stack.network.parameters()]
+    expected = torch.autograd.grad(outputs, wanted, [arriving, *of_last])
+    of_states: list[list[torch.Tensor]] = []
+    of_weights: list[torch.Tensor] = []
+    for layer, known in reversed([*enumerate(stack.layer_by_layer())]):
+        known["grad_out"] = arriving
+        known |= {f"grad_{spec.name}": last[layer] for spec, last in zip(stack.op.outputs[1:], of_last, strict=True)}
         arriving, *others = backward.reference(*(known[spec.name] for spec in backward.inputs))
-        of_states.append(others[: len(first)])
-        of_weights.append(others[len(first) :])
-    stacked = [torch.stack(one) for one in zip(*reversed(of_states), strict=True)]
-    found = [arriving, *stacked, *(gradient for layer in reversed(of_weights) for gradient in layer)]
+        of_states.insert(0, others[: len(stack.first)])
+        of_weights[:0] = others[len(stack.first) :]
+    found = [arriving, *map(torch.stack, zip(*of_states, strict=True)), *of_weights]
     for ours, autograds in zip(found, expected, strict=True):
         assert torch.allclose(ours, autograds)
