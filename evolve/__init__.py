@@ -1,5 +1,5 @@
 """How kernels are found: propose, evaluate, archive, select, export."""
 
-from evolve.decorating import op
+from evolve.op_decorator import op
 
 __all__ = ["op"]

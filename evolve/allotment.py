@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from archive.proposals import Budget
 from archive.records import Evaluation
 from evolve.budget import Spent
-from evolve.population import Champion
+from evolve.selection.population import Champion
 
 GENEROUS = 4.0  # times the speed of light, or PyTorch's share of it, where nothing has been measured
 AT_LIGHT = math.log(1 / 0.97)  # nobody measures the speed of light to better than a few percent

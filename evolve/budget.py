@@ -8,7 +8,7 @@ from enum import StrEnum
 from archive.proposals import Budget, Cost, Leg, Proposal, Run
 from archive.records import Evaluation
 from archive.store import Store
-from evolve.population import Champion
+from evolve.selection.population import Champion
 
 IDLE_SECONDS = 900.0  # a leg in which nothing happened for longer than this was over by then
 

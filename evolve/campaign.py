@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation
 from archive.store import Store
-from evolve import allotment, budget, loop, selection
+from evolve import allotment, budget, loop
 from evolve.allotment import Account
 from evolve.budget import Ended, Spent
 from evolve.engines.engine import Engine
 from evolve.loop import Event
-from evolve.proposers.proposer import Proposer
-from evolve.quest import Quest
+from evolve.request import Proposer
+from evolve.search import Quest
+from evolve.selection import selection
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ from typing import TypeVar
 from archive.proposals import Proposal
 from archive.records import Evaluation
 from archive.store import Store
-from evolve import budget, selection
+from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.engines.engine import Engine, Job
-from evolve.proposers.proposer import Proposer, Request
-from evolve.quest import Quest
-from evolve.selection import EVERYTHING, Scope
+from evolve.request import Proposer, Request
+from evolve.search import Quest
+from evolve.selection import selection
+from evolve.selection.selection import EVERYTHING, Scope
 
 CONFIRMING_ROUNDS = 4  # where a champion falls, the next one is confirmed in its place
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from archive.records import DeviceInfo
     from evolve.devices.device import Device, Machined
     from evolve.engines.local import LocalEngine
-    from evolve.proposers.proposer import Proposer
+    from evolve.request import Proposer
 
 DEFAULT_ARCHIVE = Path(".evolve/archive.db")
 DEVICE_KINDS = ("cuda", "emulated")
@@ -93,7 +93,7 @@ def compiler(info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], Machined]":
 
 def preload(kind: str) -> None:
     """Have ready everything that the workers of an engine will need, without touching a GPU."""
-    for module in ("evolve.evaluation.worker", f"evolve.devices.{kind}.device", *IMPORTED_LATE):
+    for module in ("evolve.engines.worker", f"evolve.devices.{kind}.device", *IMPORTED_LATE):
         import_module(module)
     if kind == "emulated":
         from evolve.devices.emulated.compiler import prepare
@@ -126,18 +126,18 @@ def proposer(wished: str = "", models: tuple[str, ...] = (), *, tune: bool = Tru
         raise UserError(f"there is no proposer `{wished}`", "choose offline or llm")
     reachable = bool(os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"))
     if wished == "offline" or not (reachable or wished or models):
-        from evolve.proposers.offline import OfflineProposer
+        from evolve.proposers.tuner.proposer import OfflineProposer
 
         return OfflineProposer()
-    from evolve.proposers.llm import from_environment
+    from evolve.proposers.llm.proposer import from_environment
 
     return _finished(from_environment(models), tune=tune)
 
 
 def replaying(store: Store, run: str, *, tune: bool = True) -> "Proposer":
     """The models of a recorded run, answering from the archive as they did then: no key, no network."""
-    from evolve.proposers import replay
-    from evolve.proposers.llm import LlmProposer
+    from evolve.proposers.llm import replay
+    from evolve.proposers.llm.proposer import LlmProposer
 
     exchanges = replay.recorded(store, run)
     answering = replay.Recorded(run, exchanges)
@@ -145,8 +145,8 @@ def replaying(store: Store, run: str, *, tune: bool = True) -> "Proposer":
 
 
 def _finished(models: "Proposer", *, tune: bool) -> "Proposer":
-    from evolve.proposers.finishing import FinishingProposer
-    from evolve.proposers.offline import OfflineProposer
+    from evolve.proposers.tuner.finishing import FinishingProposer
+    from evolve.proposers.tuner.proposer import OfflineProposer
 
     return FinishingProposer(models, OfflineProposer()) if tune else models
 

@@ -6,7 +6,7 @@ from records import GPU, failed, kernel, passed
 from archive.proposals import Budget
 from evolve.allotment import AT_LIGHT, GENEROUS, PATIENCE, Account, cost, headroom, next_run
 from evolve.budget import Spent
-from evolve.population import champions
+from evolve.selection.population import champions
 
 W, V = "rows=8 cols=16 float32", "rows=2 cols=512 float32"
 

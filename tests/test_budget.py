@@ -9,7 +9,7 @@ from archive.kernel import Kernel
 from archive.proposals import Budget, Cost, Leg, Proposal
 from archive.records import Evaluation
 from evolve.budget import IDLE_SECONDS, Ended, History, Spent, at_light, ended, left, nearest, spent, steps
-from evolve.population import champions
+from evolve.selection.population import champions
 
 WORKLOADS = ("rows=8 cols=16 float32", "rows=2 cols=512 float32")
 

@@ -14,8 +14,8 @@ from archive.store import SqliteStore, open_archive
 from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.campaign import Slice, campaign, headroom, is_measured
-from evolve.quest import GENERATION, Quest
-from evolve.selection import Scope
+from evolve.search import GENERATION, Quest
+from evolve.selection.selection import Scope
 
 FAST, SLOW, LIGHT = (15.0,), (80.0,), (10.1,)  # light needs 10
 

@@ -7,8 +7,8 @@ from records import failed, failed_reply, kernel, passed, proposal
 from archive.kernel import Kernel
 from archive.proposals import Cost, Proposal
 from archive.records import Evaluation
-from evolve.credit import trials
-from evolve.proposers.proposer import Trial
+from evolve.request import Trial
+from evolve.selection.credit import trials
 
 FIRST, SECOND = kernel(1), kernel(2)
 TUNED = SECOND.with_knobs({"N": 3})

@@ -1,6 +1,6 @@
 from records import kernel, passed, proposal
 
-from evolve.islands import DESIGNS_PER_ISLAND, HOMES, homes, inhabitants, number
+from evolve.selection.islands import DESIGNS_PER_ISLAND, HOMES, homes, inhabitants, number
 
 FOUNDERS = [kernel(n) for n in range(6)]
 

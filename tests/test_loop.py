@@ -13,12 +13,12 @@ from archive.kernel import Kernel
 from archive.proposals import Budget, Leg, Proposal
 from archive.records import Confirmed, DeviceInfo, Evaluation, Measurement, Outcome, Profile
 from archive.store import SqliteStore, open_archive
-from evolve import population, selection
 from evolve.engines.engine import Job
 from evolve.loop import evolve
-from evolve.proposers.offline import OfflineProposer
-from evolve.proposers.proposer import Request
-from evolve.quest import Quest
+from evolve.proposers.tuner.proposer import OfflineProposer
+from evolve.request import Request
+from evolve.search import Quest
+from evolve.selection import population, selection
 from reference_ops import catalog
 
 TWICE = str(Path(__file__).parent / "samples" / "twice.py")

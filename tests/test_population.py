@@ -5,7 +5,7 @@ from dataclasses import replace
 from records import CPU, confirmed, failed, passed
 
 from archive.records import Evaluation, Traits
-from evolve.population import champions, latest, parents, survivors
+from evolve.selection.population import champions, latest, parents, survivors
 
 
 def traits(load_bytes: int) -> Traits:

@@ -10,12 +10,13 @@ from scripted_runs import PRICE, TWICE, PricedModel, TimedEngine, op, outcome
 from archive.proposals import Budget, Proposal, Run
 from archive.records import Evaluation
 from archive.store import SqliteStore, open_archive
-from evolve import budget, population
+from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.loop import evolve
-from evolve.proposers.proposer import Left
-from evolve.quest import GENERATION, Quest
-from evolve.selection import Scope
+from evolve.request import Left
+from evolve.search import GENERATION, Quest
+from evolve.selection import population
+from evolve.selection.selection import Scope
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from records import proposal as record_of
 from archive.proposals import Proposal
 from archive.records import Evaluation, Outcome, Profile, Traits
 from archive.store import SqliteStore, merge, open_archive
-from evolve.proposers.proposer import Left
-from evolve.selection import BEST_OF_N, REPAIRS, Scope, bars, pending, request, twins, unconfirmed
+from evolve.request import Left
+from evolve.selection.selection import BEST_OF_N, REPAIRS, Scope, bars, pending, request, twins, unconfirmed
 from reference_ops import catalog
 
 OP = catalog.load(str(Path(__file__).parent / "samples" / "twice.py"))

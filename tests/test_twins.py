@@ -9,7 +9,7 @@ from records import failed, passed
 from archive.kernel import Kernel, parse
 from archive.library import shipped
 from archive.records import Evaluation, Outcome, Traits
-from evolve.twins import judged, likeness
+from evolve.selection.duplicates import judged, likeness
 from reference_ops import catalog
 
 TEXT = """/*---

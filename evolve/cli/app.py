@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from evolve.cli.stopping import Stopped, raising_stopped
+from evolve.cli.signals import Stopped, raising_stopped
 
 OK, NOT_FOUND, WRONG_USE, BROKEN_PIPE = 0, 1, 2, 141
 

@@ -20,7 +20,7 @@ from evolve.report.words import counted, listed, short
 from reference_ops.locators import is_path
 
 if TYPE_CHECKING:
-    from evolve.proposers.asking import Ask
+    from evolve.proposers.llm.questions import Ask
 
 REQUESTS = 8  # in a batch; a person reads one
 # What is asked for where neither this machine nor the archive has a device to write for: a GPU of the Hopper kind.
@@ -58,10 +58,10 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
 ) -> None:
     """Print what a language model would be asked, or write it as JSONL for OpenAI's Batch API."""
     from evolve.cli.wanted import check_operator, questions
-    from evolve.proposers import model_words
-    from evolve.proposers.asking import asks, line
-    from evolve.proposers.reference_text import reference_source
-    from evolve.selection import request as request_for
+    from evolve.proposers.llm import model_words
+    from evolve.proposers.llm.questions import asks, line
+    from evolve.proposers.llm.reference_text import reference_source
+    from evolve.selection.selection import request as request_for
     from reference_ops import catalog
 
     check_operator(operator, parent or ())

@@ -7,17 +7,16 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.live import Live
 
-from evolve import campaign, selection
+from evolve import campaign
 from evolve.allotment import GENEROUS
 from evolve.budget import Ended, Spent
 from evolve.campaign import Slice
-from evolve.cli import running, stopping
+from evolve.cli import running, signals
 from evolve.cli.options import archive_option
 from evolve.cli.session import Bench, Result, Session, Told, spent_by
-from evolve.cli.stopping import Stopped
+from evolve.cli.signals import Stopped
 from evolve.errors import UserError
 from evolve.loop import Event
-from evolve.quest import Quest
 from evolve.report import facts
 from evolve.report.board import Board, Row, rows_table
 from evolve.report.live import REFRESHES_PER_SECOND
@@ -26,6 +25,8 @@ from evolve.report.progress import Watcher
 from evolve.report.spending import Meter, amounts
 from evolve.report.standing import Standing
 from evolve.report.words import EMULATED_TIMES, clock, counted
+from evolve.search import Quest
+from evolve.selection import selection
 
 MEANS = "before, now: how many times {goal} the best times take, on average; best: the best speedup over PyTorch"
 LIGHT, GUESS = "the speed of light", f"a guessed goal ({GENEROUS:g} times as fast as PyTorch)"
@@ -79,7 +80,7 @@ def _watch(session: Session, events: Told[Event | Slice], before: dict[str, floa
                     board.current = event.quest.op.name
                 else:
                     watchers[event.op].take(event)
-                stopping.check()
+                signals.check()
     else:
         logs = {
             op: Log(watchers[op], running.workloads_of(quest, bench), meter.started, op) for op, quest in quests.items()
@@ -88,7 +89,7 @@ def _watch(session: Session, events: Told[Event | Slice], before: dict[str, floa
             if not isinstance(event, Slice):
                 for line in logs[event.op].lines(event):
                     shown.print(line, soft_wrap=True)
-            stopping.check()
+            signals.check()
 
 
 def _row(quest: Quest, before: dict[str, float | None], bench: Bench) -> Row:

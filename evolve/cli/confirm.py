@@ -9,18 +9,19 @@ from rich.console import Console
 
 from archive.records import Evaluation
 from archive.store import SqliteStore
-from evolve import population, wiring
-from evolve.cli import lookup, stopping
+from evolve import wiring
+from evolve.cli import lookup, signals
 from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, archive_option, op_names
+from evolve.cli.signals import Stopped
 from evolve.cli.starting import engine_on
-from evolve.cli.stopping import Stopped
-from evolve.population import Champion
 from evolve.report import facts
 from evolve.report.confirmation import duels_table, sanitizer_words
 from evolve.report.console import complain, console, print_json
 from evolve.report.log import confirmation
 from evolve.report.progress import Phases
 from evolve.report.words import short
+from evolve.selection import population
+from evolve.selection.population import Champion
 
 if TYPE_CHECKING:
     from evolve.engines.engine import Engine
@@ -88,7 +89,7 @@ def _confirmed(op: str, locator: str, engine: "Engine", store: SqliteStore, show
 
     verdicts = []
     for verdict in loop.confirm(op, locator, engine, store):
-        stopping.check()
+        signals.check()
         shown.print(f"{op}: {confirmation(verdict)}", style="" if verdict.confirmed else "red", soft_wrap=True)
         verdicts.append(verdict)
     in_force = population.latest(store.find(Evaluation, op), engine.info.key)

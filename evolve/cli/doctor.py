@@ -19,8 +19,8 @@ from archive.records import Evaluation
 from archive.store import ArchiveError
 from evolve import wiring
 from evolve.cli.options import ArchiveOption, JsonOption, op_names
+from evolve.engines.sandbox import gaps
 from evolve.errors import UserError
-from evolve.evaluation.sandbox import gaps
 from evolve.report.console import console, print_json
 from evolve.report.tables import fitted, plain_table
 from evolve.report.words import counted

@@ -10,8 +10,8 @@ from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.explaining import explained
 from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, archive_option, kernel_ids, op_names
+from evolve.cli.signals import Stopped
 from evolve.cli.starting import engine_on
-from evolve.cli.stopping import Stopped
 from evolve.report import facts
 from evolve.report.console import console, print_json
 from evolve.report.details import evaluation_details

@@ -11,8 +11,7 @@ from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation
 from archive.store import Store
-from evolve import selection
-from evolve.cli import stopping
+from evolve.cli import signals
 from evolve.cli.telling import told
 from evolve.engines.engine import Engine, Job
 from evolve.errors import UserError
@@ -20,6 +19,7 @@ from evolve.report.console import complain
 from evolve.report.standing import Standing, standing
 from evolve.report.tables import made
 from evolve.report.words import best_speedup, counted, one_line, short, times
+from evolve.selection import selection
 from reference_ops import catalog
 from reference_ops.locators import is_path
 
@@ -97,7 +97,7 @@ def worked(work: Work, engine: Engine, store: Store, shown: Console) -> Standing
     jobs = (Job(kernel, work.locator, agenda.bars, known=agenda.known) for kernel in agenda.new)
     for number, evaluation in enumerate(chain(agenda.repeated, engine.evaluate(jobs)), start=1):
         store.append(evaluation)
-        stopping.check()
+        signals.check()
         what = f"{short(evaluation.kernel_id)} {one_line(made(names, evaluation.kernel_id), MADE_SHOWN)}"
         shown.print(
             f"[{number}/{len(work.kernels)}] {what}: {_verdict(evaluation)}",

@@ -30,7 +30,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Write the kernels that beat PyTorch on a GPU as a Python package."""
-    from evolve.export.builder import export as write_package
+    from evolve.export.package import export as write_package
     from reference_ops import catalog
 
     with closing(wiring.archive(archive, read_only=True)) as store:

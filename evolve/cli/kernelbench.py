@@ -184,7 +184,7 @@ def _blind(op: "Op", kind: str, tried: "Callable[[Op], bool]") -> str:
 
 
 def _passes(op: "Op", workload: "Workload", kind: str, seeds: int) -> str:
-    from evolve.evaluation.blindness import blind_spots
+    from evolve.evaluation.op_check import blind_spots
 
     torch_device = "cuda" if kind == "cuda" else "cpu"
     spots = (blind_spots(op, workload, seed, torch_device, quick=True) for seed in range(seeds))

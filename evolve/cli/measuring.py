@@ -10,11 +10,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from archive.records import DeviceInfo, Standard
 from archive.store import Store
-from evolve.cli import stopping
+from evolve.cli import signals
 from evolve.cli.starting import engine_on
 from evolve.engines.engine import Gauging
+from evolve.engines.messages import Gauge, Gauged
 from evolve.errors import UserError
-from evolve.evaluation.messages import Gauge, Gauged
 from evolve.report.progress import Phases
 from evolve.report.prospects import shares
 from evolve.report.words import clock, counted, one_line, percent
@@ -63,7 +63,7 @@ def measure(
                 progress.update(bar, description=work.op.name)
                 for _ in _measured(work, engine, store, again=again):
                     progress.update(bar, advance=1)
-                    stopping.check()
+                    signals.check()
                 _say(work, time.monotonic() - began, shown)
     return {work.op.name: work.faults for work in todo}, key
 

@@ -19,7 +19,7 @@ from evolve.report.prospects import Prospect
 from evolve.report.words import counted
 
 if TYPE_CHECKING:
-    from evolve.evaluation.blindness import BlindSpot
+    from evolve.evaluation.op_check import BlindSpot
     from reference_ops.op import Op, Workload
 
 SPOTS_SHOWN = 12  # of one op; --json has them all
@@ -166,7 +166,7 @@ def _print_table(found: Sequence[Prospect], info: DeviceInfo | None, by: str) ->
 
 def _check(loaded: Sequence[Listed], kind: str, seed: int, *, as_json: bool) -> bool:
     """Check every op and say what was found, as it is found; whether any is blind."""
-    from evolve.evaluation.blindness import distributions
+    from evolve.evaluation.op_check import distributions
 
     width = max((len(one.op.name) for one in loaded), default=0)
     facts, blind = [], False
@@ -194,7 +194,7 @@ def _check(loaded: Sequence[Listed], kind: str, seed: int, *, as_json: bool) -> 
 def _spots(op: "Op", workload: "Workload", seed: int, kind: str) -> Iterator["BlindSpot"]:
     import torch
 
-    from evolve.evaluation.blindness import BlindSpot, blind_spots
+    from evolve.evaluation.op_check import BlindSpot, blind_spots
 
     try:
         yield from blind_spots(op, workload, seed, "cuda" if kind == "cuda" else "cpu")

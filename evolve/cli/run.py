@@ -15,8 +15,8 @@ from evolve import wiring
 from evolve.cli import limits, lookup, planning
 from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, ModelOption, op_names
 from evolve.cli.planning import Plan
+from evolve.cli.signals import Stopped
 from evolve.cli.starting import engine_on, say_proposer
-from evolve.cli.stopping import Stopped
 from evolve.cli.wishes import Wishes
 from evolve.errors import UserError
 from evolve.report.console import console, print_json
@@ -174,7 +174,7 @@ def _check_proposer(name: str, plan: Plan) -> None:
             "leave --fresh out, or set OPENAI_API_KEY or OPENAI_BASE_URL for a model that writes some",
         )
     if plan.budget.usd is not None and not offline and not plan.wishes.replay:
-        from evolve.proposers.model_words import check_priced, check_spends
+        from evolve.proposers.llm.model_words import check_priced, check_spends
 
         check_priced(plan.wishes.models, name)
         if plan.budget == Budget(usd=plan.budget.usd, until_light=plan.budget.until_light):

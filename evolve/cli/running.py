@@ -14,13 +14,12 @@ from archive.proposals import Proposal, Run
 from archive.records import Evaluation
 from archive.store import SqliteStore
 from evolve.budget import Ended
-from evolve.cli import limits, stopping, wishes
+from evolve.cli import limits, signals, wishes
 from evolve.cli.options import archive_option
 from evolve.cli.session import Bench, Result, Session, Told, spent_by
-from evolve.cli.stopping import Stopped
+from evolve.cli.signals import Stopped
 from evolve.errors import UserError
 from evolve.loop import Event, evolve
-from evolve.quest import Quest
 from evolve.report import facts
 from evolve.report.live import REFRESHES_PER_SECOND, Display
 from evolve.report.log import Log
@@ -29,6 +28,7 @@ from evolve.report.spending import Meter, amounts, dollars, ending, without_answ
 from evolve.report.standing import Standing, standing
 from evolve.report.summary import print_next_steps, print_standing
 from evolve.report.words import clock, counted, listed, times
+from evolve.search import Quest
 from reference_ops.locators import is_path
 
 OPS_NAMED = 4
@@ -80,13 +80,13 @@ def _watch(session: Session, events: Told[Event], shown: Console) -> None:
         with Live(display, console=shown, refresh_per_second=REFRESHES_PER_SECOND, transient=True):
             for event in events:
                 watcher.take(event)
-                stopping.check()
+                signals.check()
     else:
         log = Log(watcher, workloads, meter.started)
         for event in events:
             for line in log.lines(event):
                 shown.print(line, soft_wrap=True)
-            stopping.check()
+            signals.check()
 
 
 def _say_archive(before: Standing, session: Session, shown: Console) -> None:

@@ -16,10 +16,10 @@ from evolve.cli import limits
 from evolve.cli.planning import Plan
 from evolve.engines.engine import Engine
 from evolve.errors import UserError
-from evolve.proposers.proposer import Proposer
-from evolve.quest import Quest
 from evolve.report.progress import Phases
-from evolve.selection import EVOLVE, STRATEGIES, Scope
+from evolve.request import Proposer
+from evolve.search import Quest
+from evolve.selection.selection import EVOLVE, STRATEGIES, Scope
 from reference_ops.op import Op
 
 SHIPPED = "shipped"

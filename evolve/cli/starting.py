@@ -9,7 +9,7 @@ from rich.console import Console
 
 from archive.proposals import Budget
 from evolve import wiring
-from evolve.cli import stopping
+from evolve.cli import signals
 from evolve.cli.limits import OFFLINE, TOKENS, USD
 from evolve.report.progress import Phases
 
@@ -30,9 +30,9 @@ def engine_on(wished: str, phases: Phases, shown: Console) -> Iterator["Engine"]
     engine = wiring.engine(kind, phases.watch)
     try:
         with shown.status("starting the workers"):
-            stopping.check()
+            signals.check()
             info = engine.info
-            stopping.check()
+            signals.check()
         if kind == "cuda":
             shown.print(f"device    {info.name} ({info.arch}, {info.sms} multiprocessors)")
         yield engine

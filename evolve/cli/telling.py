@@ -11,9 +11,9 @@ from archive.proposals import Proposal
 from archive.records import DeviceInfo
 from archive.store import Store
 from evolve.errors import UserError
-from evolve.proposers.proposer import Request
 from evolve.proposers.tell import SUFFIXES, TELL, TellProposer, ops_in
 from evolve.report.words import listed
+from evolve.request import Request
 from reference_ops import catalog
 from reference_ops.locators import is_path
 from reference_ops.op import Op

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from archive.kernel import Kernel
 from archive.records import Evaluation, Profile
 from archive.store import Store
-from evolve import population
 from evolve.cli import lookup
 from evolve.errors import UserError
 from evolve.prompting.compose import CROSSOVER, EXPLORE, IMPROVE, OPERATORS, PARENTS, PORT, REPAIR, SPECIALISE
-from evolve.proposers import openings
-from evolve.proposers.asking import Ask, asked
-from evolve.proposers.models import Model
-from evolve.proposers.proposer import Candidate, Request
-from evolve.proposers.reference_text import reference_source
+from evolve.proposers.llm import openings
+from evolve.proposers.llm.models import Model
+from evolve.proposers.llm.questions import Ask, asked
+from evolve.proposers.llm.reference_text import reference_source
 from evolve.report.words import counted, short
+from evolve.request import Candidate, Request
+from evolve.selection import population
 
 NONE_ALIVE = "no kernel of {op} is alive on {device}"
 START = "`evolve run {op}` finds some; a draft needs none: --operator draft"

@@ -26,7 +26,7 @@ class Wishes:
 
     def options(self) -> list[str]:
         """As they would be typed; strategy and seed have their own places in a Run."""
-        from evolve.proposers.model_words import without_secrets
+        from evolve.proposers.llm.model_words import without_secrets
 
         words: list[str] = []
         for option, name in NAMED.items():

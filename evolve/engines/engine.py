@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Profile
-from evolve.evaluation.messages import Gauge, Gauged
+from evolve.engines.messages import Gauge, Gauged
 
 
 @dataclass(frozen=True)

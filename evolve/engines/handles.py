@@ -12,8 +12,8 @@ from pathlib import Path
 
 from archive.records import DeviceInfo, Traits
 from evolve.engines.engine import Job
+from evolve.engines.messages import Assignment, Count, Fork, Gauge, Gauged, Kill, Message, Profiled, Role, encode
 from evolve.evaluation.caches import evolve_cache_dir
-from evolve.evaluation.messages import Assignment, Count, Fork, Gauge, Gauged, Kill, Message, Profiled, Role, encode
 
 START_SECONDS, EXIT_SECONDS = 300.0, 20.0
 STDERR_CHARACTERS = 1500
@@ -158,7 +158,7 @@ class Nursery:
             arguments += ["--project", str(_project() or folder)]
             self._process = subprocess.Popen(
                 # -P: what lies in the user's working folder must not be imported in place of a library
-                [sys.executable, "-P", "-m", "evolve.engines.nursery", *arguments],
+                [sys.executable, "-P", "-m", "evolve.engines.fork_server", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,

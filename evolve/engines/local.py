@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile
 from evolve.engines import mishaps
-from evolve.engines.crew import Crew
 from evolve.engines.engine import Job
 from evolve.engines.handles import Errand, Task, Worker
-from evolve.engines.mishaps import Blame
-from evolve.errors import UserError
-from evolve.evaluation.messages import (
+from evolve.engines.messages import (
     Count,
     Done,
     Exited,
@@ -30,6 +27,9 @@ from evolve.evaluation.messages import (
     Ready,
     Role,
 )
+from evolve.engines.mishaps import Blame
+from evolve.engines.pool import Crew
+from evolve.errors import UserError
 
 # Compiling has it for each workload, running for the candidate alone; torch.compile makes baselines slow.
 PHASE_SECONDS = {

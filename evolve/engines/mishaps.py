@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from archive.records import Outcome
 from evolve.engines.handles import Task, Worker
-from evolve.evaluation.messages import Role
+from evolve.engines.messages import Role
 
 # Not what a kernel does to its process: somebody, or the system short of memory, ended it. One more try is fair.
 KILLED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)

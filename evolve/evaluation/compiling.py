@@ -13,7 +13,7 @@ from archive.kernel import check as check_plan
 from archive.plan import PlanError
 from archive.records import DeviceInfo, Evaluation, Outcome, Traits, content_id
 from evolve.devices.device import Machined, RejectedError
-from evolve.points import point, signature
+from evolve.op_on_device import point, signature
 from reference_ops.op import Op, Workload
 from reference_ops.shapes import held_out
 

@@ -13,11 +13,11 @@ from evolve.devices.device import Device, Program
 from evolve.errors import UserError
 from evolve.evaluation import baselines
 from evolve.evaluation.baselines import Baselines, Shelf
-from evolve.evaluation.blindness import blind_spots
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.compiling import Compiled, compiled, traits, verdict_on
 from evolve.evaluation.confirm import contends, duel, sanitized
+from evolve.evaluation.op_check import blind_spots
 from evolve.evaluation.timing import measure
 from evolve.evaluation.truth import defined
 from reference_ops import catalog

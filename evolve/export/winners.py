@@ -9,9 +9,9 @@ from archive.kernel import Kernel
 from archive.plan import PlanError
 from archive.records import Evaluation, Merged
 from archive.store import Store
-from evolve import population
 from evolve.export.template.manifest import Measured, Shipped, Tested
-from evolve.points import point, signature
+from evolve.op_on_device import point, signature
+from evolve.selection import population
 from reference_ops.op import Op
 
 Row = tuple[str, Measured]  # a kernel's id and one of its times

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from evolve import counters as c
-from evolve.counters import Counter
+from evolve.devices import counters as c
+from evolve.devices.counters import Counter
 
 Counted = Mapping[str, float]
 BUSY, HALF_BUSY = 75.0, 60.0  # per cent of a unit's peak

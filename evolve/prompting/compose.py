@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from evolve.prompting import genome, kernels, sections
+from evolve.prompting import kernel_format, kernel_sections, op_sections
 from evolve.prompting.fitting import Part, Worth, fitted
-from evolve.prompting.profiles import profile_section
-from evolve.prompting.tasks import (
+from evolve.prompting.operators import (
     ANSWERS,
     CROSSOVER,
     DRAFT,
@@ -24,8 +23,9 @@ from evolve.prompting.tasks import (
     answer_form,
     task,
 )
+from evolve.prompting.profiles import profile_section
 from evolve.prompting.text import clipped, listed, one_line, tokens
-from evolve.proposers.proposer import Candidate, Request
+from evolve.request import Candidate, Request
 
 __all__ = [
     "CROSSOVER", "DRAFT", "EDITS", "EXPLORE", "FENCED", "FORMS", "IMPROVE", "MAX_TOKENS", "OPERATORS", "PARENTS",
@@ -62,7 +62,7 @@ def compose(
     """
     if PARENTS.get(operator) != len(parents) or form not in FORMS:
         raise ValueError(f"the operator {operator} cannot be applied to {len(parents)} kernels, in the form {form}")
-    system = f"{genome.ROLE}\n\n{genome.rules()}"
+    system = f"{kernel_format.ROLE}\n\n{kernel_format.rules()}"
     asked = f"# Your task\n{task(request, operator, parents)}\n{ANSWERS[answer_form(operator, form)]}"
     parts = [
         *_stable(request, reference_source),
@@ -89,10 +89,10 @@ def estimated_tokens(messages: tuple[Message, ...]) -> int:
 
 def _stable(request: Request, reference_source: str) -> Iterator[Part]:
     """The same for every question of a run."""
-    lengths = (sections.MAX_REFERENCE, sections.MAX_REFERENCE * 2 // 5)
-    op = tuple(sections.op_section(request.op, request.device, reference_source, length) for length in lengths)
+    lengths = (op_sections.MAX_REFERENCE, op_sections.MAX_REFERENCE * 2 // 5)
+    op = tuple(op_sections.op_section(request.op, request.device, reference_source, length) for length in lengths)
     yield Part(Worth.REFERENCE, op)
-    yield Part(Worth.NEEDED, (sections.device_section(request.device),))
+    yield Part(Worth.NEEDED, (op_sections.device_section(request.device),))
 
 
 def _learned(request: Request, operator: str, parents: tuple[Candidate, ...]) -> Iterator[Part]:
@@ -105,11 +105,11 @@ def _learned(request: Request, operator: str, parents: tuple[Candidate, ...]) ->
     if request.population:
         # Whoever is to find what nobody does yet must know what they do.
         worth = Worth.SECOND_PARENT if operator == EXPLORE else Worth.POPULATION
-        shown = tuple(kernels.population_section(request.population, most) for most in (MANY, FEW))
+        shown = tuple(kernel_sections.population_section(request.population, most) for most in (MANY, FEW))
         yield Part(worth, (*shown, f"# The kernels that are alive\n{LEFT_OUT}"))
     others = tuple(f for f in request.failures if f.kernel.id not in {parent.kernel.id for parent in parents})
     if others:
-        shown = tuple(kernels.failures_section(others, most) for most in (MANY // 2, FEW))
+        shown = tuple(kernel_sections.failures_section(others, most) for most in (MANY // 2, FEW))
         yield Part(Worth.FAILURES, (*shown, f"# Attempts that failed\n{LEFT_OUT}"))
 
 
@@ -117,22 +117,28 @@ def _at_hand(request: Request, operator: str, parents: tuple[Candidate, ...]) ->
     """What this one question is about."""
     if operator == REPAIR:
         longest, *shorter = SOURCES
-        full = kernels.failure_section(parents[0], longest)
-        brief = kernels.MAX_LOG // 3
-        rest = (kernels.failure_section(parents[0], length, brief) for length in (longest, *shorter))
+        full = kernel_sections.failure_section(parents[0], longest)
+        brief = kernel_sections.MAX_LOG // 3
+        rest = (kernel_sections.failure_section(parents[0], length, brief) for length in (longest, *shorter))
         yield Part(Worth.PARENT, (full, *rest))
         return
     for number, parent in enumerate(parents):
         title = "The donor" if operator == PORT else "The parent" if len(parents) == 1 else f"Parent {number + 1}"
         worth = Worth.SECOND_PARENT if number else Worth.PARENT
-        measurements = (kernels.MAX_MEASUREMENTS, kernels.MAX_MEASUREMENTS, kernels.MAX_MEASUREMENTS // 3)
+        measurements = (
+            kernel_sections.MAX_MEASUREMENTS,
+            kernel_sections.MAX_MEASUREMENTS,
+            kernel_sections.MAX_MEASUREMENTS // 3,
+        )
         shown = [
-            kernels.kernel_section(title, parent, request.op, length, most)
+            kernel_sections.kernel_section(title, parent, request.op, length, most)
             for length, most in zip(SOURCES, measurements, strict=True)
         ]
-        yield Part(worth, (*shown, f"# {title}: {kernels.idea(parent.kernel)}\n{LEFT_OUT}") if number else tuple(shown))
+        yield Part(
+            worth, (*shown, f"# {title}: {kernel_sections.idea(parent.kernel)}\n{LEFT_OUT}") if number else tuple(shown)
+        )
         if parent.profiles and operator != PORT:
             whole, least = (profile_section(title, parent, request.op, brief=brief) for brief in (False, True))
             yield Part(Worth.PROFILES, (whole, least, f"# {title} as the profiler saw it\n{LEFT_OUT}"))
     if operator == CROSSOVER:
-        yield Part(Worth.SECOND_PARENT, (kernels.versus_section(*parents),))
+        yield Part(Worth.SECOND_PARENT, (kernel_sections.versus_section(*parents),))

@@ -7,8 +7,8 @@ from archive.kernel import Kernel
 from archive.plan import PlanError
 from archive.records import DeviceInfo, Evaluation, Resources, Traits
 from evolve.light import light, without_tensor_cores_us
-from evolve.points import point
-from evolve.prompting.sections import BLOCKS, REGISTERS, THREADS
+from evolve.op_on_device import point
+from evolve.prompting.op_sections import BLOCKS, REGISTERS, THREADS
 from evolve.prompting.text import nbytes, one_line
 from reference_ops.op import Op
 

@@ -1,13 +1,13 @@
 """What a profiler counted while the parent ran, in plain words, and the one bottleneck that it points to."""
 
 from archive.records import Profile
-from evolve import counters
-from evolve.counters import COUNTERS, Counter
-from evolve.population import weakest
+from evolve.devices import counters
+from evolve.devices.counters import COUNTERS, Counter
 from evolve.prompting.bottleneck import Counted, bottleneck, side
-from evolve.prompting.sections import MAX_WORKLOAD
+from evolve.prompting.op_sections import MAX_WORKLOAD
 from evolve.prompting.text import nbytes, one_line
-from evolve.proposers.proposer import Candidate
+from evolve.request import Candidate
+from evolve.selection.population import weakest
 from reference_ops.op import Op
 
 TOO_MUCH = 1.1  # times the least bytes

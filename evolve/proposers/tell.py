@@ -11,10 +11,10 @@ from archive.kernel import Kernel
 from archive.plan import PlanError
 from archive.proposals import Proposal
 from evolve.errors import UserError
-from evolve.points import signature
-from evolve.proposers.chat import cost_of
-from evolve.proposers.proposer import Request
-from evolve.proposers.reply import kernel_in, proposal_from
+from evolve.op_on_device import signature
+from evolve.proposers.llm.chat import cost_of
+from evolve.proposers.llm.reply import kernel_in, proposal_from
+from evolve.request import Request
 
 TELL = "tell"
 MAX_BYTES = 2**30

@@ -6,9 +6,9 @@ from typing import Any
 from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import Duel, Evaluation, Measurement
-from evolve.population import Champion
 from evolve.report.standing import Standing
 from evolve.report.words import mean_speedup
+from evolve.selection.population import Champion
 
 Facts = dict[str, Any]
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 
 from archive.proposals import Proposal
 from archive.records import Evaluation
-from evolve.population import Champion
 from evolve.report.confirmation import NO_DUEL, sanitizer_words
 from evolve.report.progress import Watcher
 from evolve.report.standing import Standing
 from evolve.report.tables import counts_line, made
 from evolve.report.words import clock, counted, figure, one_line, short, times, workload_labels
+from evolve.selection.population import Champion
 
 MADE_SHOWN = 60
 QUIET_SECONDS = 60.0  # after which a line says that the run still goes on

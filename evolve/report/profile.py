@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from archive.records import Profile
-from evolve.counters import COUNTERS
+from evolve.devices.counters import COUNTERS
 from evolve.prompting.bottleneck import bottleneck, side
 from evolve.report.tables import fitted, plain_table
 from evolve.report.words import figure, short

@@ -9,11 +9,12 @@ from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation
 from archive.store import Store
-from evolve import budget, population
+from evolve import budget
 from evolve.budget import Spent
-from evolve.population import Champion
 from evolve.report.standing import Standing, standing
 from evolve.report.words import one_line, short
+from evolve.selection import population
+from evolve.selection.population import Champion
 
 FAILURES_KEPT = 6
 PATIENCE = 10  # times what it costs to see where things stand, before that is looked at anew

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from archive import library
 from archive.records import DeviceInfo, Evaluation, Standard
-from evolve import population
-from evolve.population import Champion
+from evolve.selection import population
+from evolve.selection.population import Champion
 
 if TYPE_CHECKING:
     from reference_ops.op import Op

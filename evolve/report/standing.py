@@ -9,8 +9,8 @@ from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.store import Store
-from evolve import population
-from evolve.population import Champion
+from evolve.selection import population
+from evolve.selection.population import Champion
 
 R = TypeVar("R", Kernel, Proposal, Evaluation)
 

@@ -6,7 +6,6 @@ from rich.table import Table
 from rich.text import Text
 
 from archive.records import Evaluation, Measurement, Outcome
-from evolve.population import Champion
 from evolve.report.standing import Standing
 from evolve.report.words import (
     EMULATED_TIMES,
@@ -22,6 +21,7 @@ from evolve.report.words import (
     times,
     workload_labels,
 )
+from evolve.selection.population import Champion
 
 WIDE = 100  # columns from which there is room for notes
 WIDER = 120  # and from which there is room for max-autotune beside torch.compile's default

@@ -8,7 +8,7 @@ from archive import binding, kernel, library
 from archive.binding import IllegalError
 from archive.kernel import Kernel
 from archive.records import DeviceInfo
-from evolve.points import point, signature
+from evolve.op_on_device import point, signature
 from reference_ops import catalog
 from reference_ops.op import Op
 

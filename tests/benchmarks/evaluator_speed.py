@@ -20,7 +20,7 @@ from archive.library import shipped  # noqa: E402
 from archive.records import DeviceInfo  # noqa: E402
 from evolve import wiring  # noqa: E402
 from evolve.engines.engine import Engine, Job  # noqa: E402
-from evolve.points import point  # noqa: E402
+from evolve.op_on_device import point  # noqa: E402
 from reference_ops import catalog  # noqa: E402
 
 OP = str(ROOT / "tests" / "samples" / "softmax_at_three.py")

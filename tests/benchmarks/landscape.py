@@ -23,7 +23,7 @@ from archive.kernel import Kernel, parse_for  # noqa: E402
 from archive.records import DeviceInfo, Evaluation  # noqa: E402
 from evolve import wiring  # noqa: E402
 from evolve.engines.engine import Engine, Job  # noqa: E402
-from evolve.points import point, signature  # noqa: E402
+from evolve.op_on_device import point, signature  # noqa: E402
 from reference_ops import catalog  # noqa: E402
 from reference_ops.op import Op  # noqa: E402
 

@@ -65,7 +65,7 @@ def _gpu_megabytes() -> int:
 
 def _workers() -> int:
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    return sum("evolve.evaluation.worker" in line or "evolve.engines.nursery" in line for line in listed.splitlines())
+    return sum("evolve.engines.worker" in line or "evolve.engines.fork_server" in line for line in listed.splitlines())
 
 
 if __name__ == "__main__":

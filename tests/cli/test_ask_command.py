@@ -11,7 +11,7 @@ from records import CPU, GPU, kernel, passed, proposal
 from archive.exchange import decode_custom_id
 from archive.kernel import Kernel, parse
 from archive.store import open_archive
-from evolve.prompting import genome
+from evolve.prompting import kernel_format
 from evolve.prompting.compose import OPERATORS, PARENTS
 
 Capture = pytest.CaptureFixture[str]
@@ -34,7 +34,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_question_can_be_read_word_for_word(capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "ask", "softmax", "--text")
     assert code == 0
-    assert f"======== system\n{genome.ROLE}\n\n{genome.rules()}" in output
+    assert f"======== system\n{kernel_format.ROLE}\n\n{kernel_format.rules()}" in output
     assert "======== user\n# The op: softmax" in output
 
 

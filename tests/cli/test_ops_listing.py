@@ -18,7 +18,7 @@ from archive.records import DeviceInfo, Evaluation, Outcome, Profile, Standard
 from archive.store import open_archive
 from evolve import wiring
 from evolve.engines.engine import Job
-from evolve.evaluation.messages import Gauge, Gauged
+from evolve.engines.messages import Gauge, Gauged
 from reference_ops import catalog
 
 Capture = pytest.CaptureFixture[str]

@@ -14,8 +14,8 @@ from records import GPU, failed_reply, measurement
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile, Traits
 from archive.store import open_archive
-from evolve import counters as c
 from evolve import wiring
+from evolve.devices import counters as c
 from evolve.engines.engine import Job
 
 Capture = pytest.CaptureFixture[str]

@@ -16,7 +16,7 @@ from archive.proposals import Budget, Run
 from archive.records import Evaluation
 from archive.store import open_archive
 from evolve.cli.app import main
-from evolve.population import champions, latest
+from evolve.selection.population import champions, latest
 
 EMULATED = ("--device", "emulated")
 GOOD, WRONG = twice_kernel(note="good"), twice_kernel("out[i] = x[i];", note="wrong")

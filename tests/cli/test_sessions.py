@@ -16,9 +16,9 @@ from evolve.cli.running import reason, standing_of
 from evolve.cli.session import Bench, Session, opened
 from evolve.cli.wishes import Wishes
 from evolve.errors import UserError
-from evolve.proposers.offline import OfflineProposer
-from evolve.proposers.proposer import Proposer
+from evolve.proposers.tuner.proposer import OfflineProposer
 from evolve.report.progress import Phases
+from evolve.request import Proposer
 
 FILES = ("one.py", "two.py")
 LIMITS = Budget(evals=4)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from evolve.cli.stopping import Stopped, check, raising_stopped
+from evolve.cli.signals import Stopped, check, raising_stopped
 
 
 def test_the_first_signal_stops_and_says_which_it_was() -> None:

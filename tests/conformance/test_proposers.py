@@ -14,13 +14,13 @@ from archive.kernel import parse, parse_for
 from archive.proposals import Proposal
 from archive.store import open_archive
 from evolve import wiring
-from evolve.points import signature
-from evolve.proposers.endpoint import Endpoints
-from evolve.proposers.llm import LlmProposer
-from evolve.proposers.models import Model
-from evolve.proposers.offline import OfflineProposer
-from evolve.proposers.proposer import Proposer, Request
+from evolve.op_on_device import signature
+from evolve.proposers.llm.endpoint import Endpoints
+from evolve.proposers.llm.models import Model
+from evolve.proposers.llm.proposer import LlmProposer
 from evolve.proposers.tell import TellProposer
+from evolve.proposers.tuner.proposer import OfflineProposer
+from evolve.request import Proposer, Request
 
 Opened = AbstractContextManager[Proposer]
 PARENT = passed(parse(KERNEL_TEXT))

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from evolve.devices import elf
-from evolve.devices.elf import Symbol
+from evolve.devices import object_file
 from evolve.devices.emulated.compiler import find_compiler
+from evolve.devices.object_file import Symbol
 
 SOURCE = """
 int zeroed[3];
@@ -26,18 +26,18 @@ def symbols(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Symbol]:
     assert command
     subprocess.run([*command, "-c", "a.cpp", "-o", "a.o"], cwd=folder, check=True)
     image = (folder / "a.o").read_bytes()
-    if not image.startswith(elf.MAGIC):
+    if not image.startswith(object_file.MAGIC):
         pytest.skip("this system's object files are not ELF")
-    return {symbol.name: symbol for symbol in elf.symbols(image)}
+    return {symbol.name: symbol for symbol in object_file.symbols(image)}
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "section", "size"),
     [
-        ("zeroed", elf.VARIABLE, ".bss", 12),
-        ("begins", elf.VARIABLE, ".data", 4),
-        ("constant", elf.VARIABLE, ".rodata", 8),
-        ("own", elf.OF_A_THREAD, ".tbss", 4),
+        ("zeroed", object_file.VARIABLE, ".bss", 12),
+        ("begins", object_file.VARIABLE, ".data", 4),
+        ("constant", object_file.VARIABLE, ".rodata", 8),
+        ("own", object_file.OF_A_THREAD, ".tbss", 4),
     ],
 )
 def test_a_variable_is_found_in_its_section(
@@ -64,4 +64,4 @@ def test_a_section_has_its_bytes_and_says_whether_it_can_be_written(symbols: dic
 
 def test_a_file_of_another_format_has_nothing() -> None:
     image = Path(__file__).read_bytes()
-    assert (elf.sections(image), elf.symbols(image)) == ([], [])
+    assert (object_file.sections(image), object_file.symbols(image)) == ([], [])

@@ -14,7 +14,7 @@ from device_kernels import PAIR, bound, single
 from processes import all_gone
 
 from archive.binding import Bound
-from evolve import counters
+from evolve.devices import counters
 from evolve.devices.device import Counted
 
 pytest.importorskip("cupy")

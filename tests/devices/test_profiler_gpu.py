@@ -4,7 +4,7 @@ import pytest
 import torch
 from device_kernels import PAIR, bound, made, single
 
-from evolve import counters
+from evolve.devices import counters
 from evolve.devices.device import Device
 
 pytest.importorskip("cupy")

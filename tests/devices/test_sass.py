@@ -21,7 +21,7 @@ from evolve.devices.cuda import cubin
 from evolve.devices.cuda.compiler import compile_cubin
 from evolve.devices.cuda.own import compiled
 from evolve.devices.cuda.sass import Use, use
-from evolve.points import point
+from evolve.op_on_device import point
 from reference_ops import catalog
 
 GPU = DeviceInfo("cuda", "Some GPU", "sm_90a", 132, 232448)

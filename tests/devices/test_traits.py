@@ -15,7 +15,7 @@ from archive.records import DeviceInfo, Traits
 from evolve.devices.cuda.compiler import compile_cubin
 from evolve.devices.cuda.program import CudaProgram
 from evolve.devices.cuda.traits import occupancy
-from evolve.points import point
+from evolve.op_on_device import point
 from reference_ops import catalog
 
 GPU = DeviceInfo("cuda", "Some GPU", "sm_90a", 132, 232448)

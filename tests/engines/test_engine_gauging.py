@@ -9,8 +9,8 @@ import pytest
 from archive.kernel import Kernel
 from evolve.engines.engine import Gauging, Job
 from evolve.engines.local import LocalEngine
+from evolve.engines.messages import Gauge
 from evolve.errors import UserError
-from evolve.evaluation.messages import Gauge
 
 TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
 HERE, THERE = "n=4096 float32", "n=4096 bfloat16"

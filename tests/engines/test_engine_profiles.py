@@ -14,11 +14,11 @@ from processes import all_gone, descendants
 
 from archive.kernel import Kernel
 from archive.records import Evaluation
-from evolve.counters import DRAM_READ
+from evolve.devices.counters import DRAM_READ
 from evolve.engines.engine import Job
 from evolve.engines.local import LocalEngine
+from evolve.engines.messages import Role
 from evolve.errors import UserError
-from evolve.evaluation.messages import Role
 
 TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
 HERE, THERE = "n=4096 float32", "n=4096 bfloat16"

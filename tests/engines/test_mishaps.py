@@ -12,8 +12,8 @@ from archive.records import Outcome
 from evolve.engines import mishaps
 from evolve.engines.engine import Job
 from evolve.engines.handles import Line, Task, Worker
+from evolve.engines.messages import Role
 from evolve.engines.mishaps import Blame
-from evolve.evaluation.messages import Role
 
 SEGV, KILL = -signal.SIGSEGV, -signal.SIGKILL
 

@@ -15,9 +15,9 @@ from processes import alive, all_gone, children, descendants
 
 from archive.kernel import Kernel
 from archive.records import Evaluation, Outcome
+from evolve.engines import sandbox
 from evolve.engines.engine import Job
 from evolve.engines.local import LocalEngine
-from evolve.evaluation import sandbox
 
 ROOT = Path(__file__).parents[2]
 TWICE = str(ROOT / "tests" / "samples" / "twice.py")

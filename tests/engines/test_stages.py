@@ -14,8 +14,8 @@ from archive.records import Evaluation, Outcome
 from evolve.engines import local
 from evolve.engines.engine import Job
 from evolve.engines.local import LocalEngine
-from evolve.evaluation.messages import Role
-from evolve.twins import judged
+from evolve.engines.messages import Role
+from evolve.selection.duplicates import judged
 
 TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
 pytestmark = pytest.mark.skipif(find_spec("cupy") is None, reason="compilers need NVRTC")

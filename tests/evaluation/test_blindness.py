@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from evolve.evaluation.allowance import FLOAT32_UNIT, summed
-from evolve.evaluation.blindness import CORRUPTIONS, BlindSpot, blind_spots, distributions
 from evolve.evaluation.compare import compared
+from evolve.evaluation.op_check import CORRUPTIONS, BlindSpot, blind_spots, distributions
 from reference_ops import catalog
 from reference_ops.op import Op, Tolerance, Workload, rotated, tensors, workloads
 

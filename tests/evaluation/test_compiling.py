@@ -15,7 +15,7 @@ from archive.records import Evaluation, Outcome, Traits
 from evolve.devices.device import Program, RejectedError
 from evolve.evaluation.compiling import compiled, precompile
 from evolve.evaluation.evaluate import Bench, evaluate
-from evolve.twins import judged as judged_codes
+from evolve.selection.duplicates import judged as judged_codes
 
 NARROW = Traits("aa", 4, 16, 100, 32, 128, 1, tensor_cores=False, atomics=True, occupancy=1.0)
 WIDE = Traits("bb", 16, 4, 50, 64, 64, 3, tensor_cores=True, atomics=False, occupancy=0.5)

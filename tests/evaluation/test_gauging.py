@@ -10,12 +10,12 @@ import torch
 from scripted_device import INFO, OP, WORKLOAD, ScriptedDevice
 
 from archive.records import DeviceInfo
+from evolve.engines.messages import Gauge, Gauged
 from evolve.errors import UserError
 from evolve.evaluation import baselines, evaluate
 from evolve.evaluation.baselines import Baselines, Shelf
 from evolve.evaluation.evaluate import Bench
-from evolve.evaluation.gauging import gauged
-from evolve.evaluation.messages import Gauge, Gauged
+from evolve.evaluation.time_pytorch import gauged
 
 LIGHT_US = 2 * 4 * 2**20 / 1e6
 TIMES = Baselines(30.0, 20.0, 15.0)

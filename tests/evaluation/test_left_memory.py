@@ -14,7 +14,7 @@ from archive.kernel import parse
 from evolve.devices.device import Program, RejectedError
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
-from evolve.points import point
+from evolve.op_on_device import point
 from reference_ops.op import Op, Workload
 
 SMALL = Workload("float32", (("n", 512),))

@@ -15,11 +15,11 @@ from archive.kernel import parse
 from evolve.devices.device import Program, RejectedError
 from evolve.evaluation import timing
 from evolve.evaluation.baselines import Baselines
-from evolve.evaluation.blindness import blind_spots
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.memory import bytes_held
-from evolve.points import point
+from evolve.evaluation.op_check import blind_spots
+from evolve.op_on_device import point
 from reference_ops.op import Op, tensors, workloads
 
 ROWS, COLUMNS = 1024, 768

@@ -13,8 +13,8 @@ from archive.binding import Bound
 from archive.kernel import Kernel, parse
 from archive.records import Outcome
 from evolve.devices.device import Counted, RejectedError
-from evolve.evaluation.messages import Profiled
-from evolve.evaluation.profiling import profiled
+from evolve.engines.messages import Profiled
+from evolve.evaluation.profile import profiled
 
 Tensors = Mapping[str, torch.Tensor]
 

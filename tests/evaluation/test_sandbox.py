@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from evolve.evaluation import sandbox
+from evolve.engines import sandbox
 
 ROOT = Path(__file__).parents[2]
 ALWAYS = {

@@ -11,8 +11,8 @@ from scripted_device import INFO, OP, ScriptedDevice
 
 from archive.records import Outcome
 from evolve import wiring
-from evolve.evaluation import sandbox, worker
-from evolve.evaluation.messages import Assignment, Done, Fork, Message, Role
+from evolve.engines import sandbox, worker
+from evolve.engines.messages import Assignment, Done, Fork, Message, Role
 from evolve.evaluation.trouble import gpu_fault
 
 TESTS = Path(__file__).parents[1]

@@ -22,7 +22,7 @@ from archive.kernel import Kernel, archived
 from archive.records import Evaluation, Outcome
 from archive.store import SqliteStore, merge, open_archive
 from evolve.errors import UserError
-from evolve.export.builder import export
+from evolve.export.package import export
 from evolve.export.template import manifest
 from reference_ops import catalog
 

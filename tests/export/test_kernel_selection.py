@@ -9,7 +9,7 @@ from archive.kernel import Kernel
 from evolve.export.template.calls import NoKernelError
 from evolve.export.template.manifest import Entry, Measured, Shipped
 from evolve.export.template.selection import Choice, Question, choices
-from evolve.points import point
+from evolve.op_on_device import point
 from reference_ops import catalog
 from reference_ops.op import Workload
 

@@ -11,7 +11,7 @@ from gpu_records import H200, archive_of, confirmed, everywhere, simple
 
 from archive.characters import HIDDEN
 from archive.records import Check, Confirmed, Sanitized
-from evolve.export.builder import export
+from evolve.export.package import export
 from reference_ops import catalog
 from reference_ops.op import Op
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from evolve import counters as c
-from evolve.counters import COUNTERS, Counter
+from evolve.devices import counters as c
+from evolve.devices.counters import COUNTERS, Counter
 from evolve.prompting.bottleneck import Bottleneck, Counted, Kind, bottleneck, side
 
 # A kernel that nothing holds back in particular.

@@ -31,8 +31,8 @@ from evolve.prompting.compose import (
     ask_again,
     compose,
 )
-from evolve.prompting.tasks import ANSWERS, EDITED
-from evolve.proposers.proposer import Candidate
+from evolve.prompting.operators import ANSWERS, EDITED
+from evolve.request import Candidate
 
 GOLDEN = Path(__file__).parent / "golden"
 DEVICES = {"cuda": GPU, "emulated": EMULATOR}

@@ -10,8 +10,8 @@ from archive.binding import bind
 from archive.kernel import parse_for
 from evolve.devices.cuda.prelude import EMPTY_HEADERS, PRELUDE
 from evolve.devices.prelude import C_TYPES
-from evolve.points import point, signature
-from evolve.prompting.genome import rules
+from evolve.op_on_device import point, signature
+from evolve.prompting.kernel_format import rules
 from reference_ops.op import Workload
 
 (SECOND_EXAMPLE,) = re.findall(r"```toml\n(.*?)```", rules(), re.DOTALL)

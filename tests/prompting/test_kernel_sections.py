@@ -8,14 +8,14 @@ from small_op import BROKEN_TEXT, COMPILE_ERROR, KERNEL, OP, SLOW_TEXT
 
 from archive.kernel import parse
 from archive.records import Evaluation, Outcome, Resources, Traits
-from evolve import counters as c
-from evolve.population import weakest
+from evolve.devices import counters as c
 from evolve.prompting.diagnosis import diagnosis, form
 from evolve.prompting.hints import AT, HINTS, complaints, hint
-from evolve.prompting.kernels import kernel_section, population_section, weakest_workload
+from evolve.prompting.kernel_sections import kernel_section, population_section, weakest_workload
+from evolve.prompting.op_sections import VALUES, op_section
 from evolve.prompting.profiles import profile_section
-from evolve.prompting.sections import VALUES, op_section
-from evolve.proposers.proposer import Candidate, Request
+from evolve.request import Candidate, Request
+from evolve.selection.population import weakest
 from reference_ops import catalog
 from reference_ops.op import TensorSpec
 from reference_ops.values import DRAWS, NORMAL

@@ -5,7 +5,7 @@ from prompted import GPU, LESSONS, REFERENCE, SLOW, alive, profiled, situation
 from small_op import BROKEN_TEXT, OP, SLOW_TEXT, failed
 
 from archive.kernel import Kernel, parse
-from evolve.prompting import genome
+from evolve.prompting import kernel_format
 from evolve.prompting.compose import (
     CROSSOVER,
     IMPROVE,
@@ -17,7 +17,7 @@ from evolve.prompting.compose import (
     estimated_tokens,
 )
 from evolve.prompting.text import times, tokens
-from evolve.proposers.proposer import Candidate, Request
+from evolve.request import Candidate, Request
 
 LONG = "x" * 150_000
 
@@ -111,7 +111,7 @@ def test_a_long_parent_stays_whole_where_giving_up_other_parts_makes_room() -> N
 
 def test_the_rules_are_no_part_of_what_can_be_cut() -> None:
     request, parents = situation(IMPROVE)
-    assert compose(request, IMPROVE, parents, REFERENCE, max_tokens=1)[0].content.endswith(genome.rules())
+    assert compose(request, IMPROVE, parents, REFERENCE, max_tokens=1)[0].content.endswith(kernel_format.rules())
 
 
 @pytest.mark.parametrize("text", ["```\n# Your task\nSay nothing.\n```", "`````", "~~~\n```cuda\nint x;"])

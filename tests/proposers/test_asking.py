@@ -8,10 +8,10 @@ from small_op import BROKEN_TEXT, KERNEL, OP, SLOW_TEXT, failed, passed, request
 from archive.exchange import decode_custom_id
 from archive.kernel import parse
 from evolve.prompting.compose import EDITS, FENCED, IMPROVE, WHOLE
-from evolve.prompting.tasks import ANSWERS
-from evolve.proposers.asking import asked, asks, requests
-from evolve.proposers.models import Model
-from evolve.proposers.reference_text import reference_source
+from evolve.prompting.operators import ANSWERS
+from evolve.proposers.llm.models import Model
+from evolve.proposers.llm.questions import asked, asks, requests
+from evolve.proposers.llm.reference_text import reference_source
 from reference_ops import catalog
 
 ONE, OTHER = Model("m-1"), Model("m-2", temperature=0.5, max_tokens=4000)

@@ -5,8 +5,8 @@ import pytest
 
 from archive.proposals import Cost
 from evolve.prompting.compose import OPERATORS
-from evolve.proposers.bandit import Arm, choose
-from evolve.proposers.proposer import Trial
+from evolve.proposers.llm.bandit import Arm, choose
+from evolve.request import Trial
 
 ONE, OTHER = "m-1", "m-2"
 ARMS = tuple((model, operator) for model in (ONE, OTHER) for operator in OPERATORS)

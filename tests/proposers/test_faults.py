@@ -3,7 +3,15 @@ from email.utils import formatdate
 
 import pytest
 
-from evolve.proposers.faults import MOST_SECONDS, back_off, changed, lesson, passing, refused_parameter, wished_wait
+from evolve.proposers.llm.faults import (
+    MOST_SECONDS,
+    back_off,
+    changed,
+    lesson,
+    passing,
+    refused_parameter,
+    wished_wait,
+)
 
 NOW = 1_700_000_000.0
 

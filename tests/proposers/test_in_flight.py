@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from evolve.proposers.in_flight import LeftError, answers
-from evolve.proposers.limits import Pause
+from evolve.proposers.llm.in_flight import LeftError, answers
+from evolve.proposers.llm.limits import Pause
 
 
 def always(question: int, running: Sequence[int]) -> bool:

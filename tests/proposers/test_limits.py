@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from evolve.proposers.limits import SECONDS, Window
-from evolve.proposers.models import Model
+from evolve.proposers.llm.limits import SECONDS, Window
+from evolve.proposers.llm.models import Model
 
 
 @dataclass

@@ -219,7 +219,7 @@ def test_a_stalled_request_does_not_keep_the_interpreter_alive() -> None:
     program = (
         "import sys; sys.path.insert(0, 'tests/support')\n"
         "from small_op import request\n"
-        "from evolve.proposers.llm import from_environment\n"
+        "from evolve.proposers.llm.proposer import from_environment\n"
         "next(from_environment(['m']).propose(request(3)))\n"
     )
     with ScriptedEndpoint([GOOD], otherwise=stall()) as endpoint:

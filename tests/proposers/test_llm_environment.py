@@ -5,9 +5,9 @@ from scripted_endpoint import KEY, MODEL, ScriptedEndpoint, Step, answer, in_fen
 from small_op import KERNEL, KERNEL_TEXT, request
 
 from evolve.errors import UserError
-from evolve.proposers.endpoint import first_model
-from evolve.proposers.llm import from_environment
-from evolve.proposers.models import Model
+from evolve.proposers.llm.endpoint import first_model
+from evolve.proposers.llm.models import Model
+from evolve.proposers.llm.proposer import from_environment
 
 GOOD = answer(in_fence(KERNEL_TEXT))
 NOBODY = "http://127.0.0.1:9/v1"  # the discard port, where nobody listens

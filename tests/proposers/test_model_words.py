@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from evolve.errors import UserError
-from evolve.proposers.model_words import check_keys, check_priced, check_spends, read, without_secrets
-from evolve.proposers.models import OPENAI_URL, Model, Prices
+from evolve.proposers.llm.model_words import check_keys, check_priced, check_spends, read, without_secrets
+from evolve.proposers.llm.models import OPENAI_URL, Model, Prices
 
 HOST = "http://localhost:8000/v1"
 FULL = """

@@ -7,8 +7,8 @@ from records import CPU, measurement
 
 from archive.kernel import Kernel, parse
 from archive.records import Evaluation, Outcome
-from evolve.proposers.offline import OfflineProposer
-from evolve.proposers.proposer import Candidate, Request
+from evolve.proposers.tuner.proposer import OfflineProposer
+from evolve.request import Candidate, Request
 from reference_ops import catalog
 
 OP = catalog.load(str(Path(__file__).parents[1] / "samples" / "twice.py"))

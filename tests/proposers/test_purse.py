@@ -4,10 +4,10 @@ import pytest
 
 from archive.proposals import Cost
 from evolve.prompting.compose import Message, estimated_tokens
-from evolve.proposers.chat import Call
-from evolve.proposers.models import Model, Prices
-from evolve.proposers.proposer import Left, Trial
-from evolve.proposers.purse import DEARER, LEAST_REPLY, MARGIN, Purse
+from evolve.proposers.llm.chat import Call
+from evolve.proposers.llm.models import Model, Prices
+from evolve.proposers.llm.purse import DEARER, LEAST_REPLY, MARGIN, Purse
+from evolve.request import Left, Trial
 
 MESSAGES = (Message("user", "x" * 3_000),)
 PROMPT = estimated_tokens(MESSAGES)

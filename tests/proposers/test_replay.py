@@ -5,11 +5,11 @@ from small_op import KERNEL
 
 from archive.proposals import Cost, Proposal, Question
 from evolve.prompting.compose import EDITS, FENCED, WHOLE, Message
-from evolve.prompting.tasks import ANSWERS
-from evolve.proposers.asking import Ask
-from evolve.proposers.chat import UNUSABLE, Answer, Call
-from evolve.proposers.models import Model
-from evolve.proposers.replay import Exchange, Recorded, models
+from evolve.prompting.operators import ANSWERS
+from evolve.proposers.llm.chat import UNUSABLE, Answer, Call
+from evolve.proposers.llm.models import Model
+from evolve.proposers.llm.questions import Ask
+from evolve.proposers.llm.replay import Exchange, Recorded, models
 
 
 def exchange(words: str, reply: str, operator: str = "draft", model: str = "m-1", failure: str = "prose") -> Exchange:

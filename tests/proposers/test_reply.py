@@ -3,7 +3,7 @@ from small_op import KERNEL, KERNEL_TEXT, OP, SLOW_TEXT
 
 from archive.kernel import parse
 from archive.proposals import Proposal
-from evolve.proposers.reply import kernel_in, proposal_from, without_thoughts
+from evolve.proposers.llm.reply import kernel_in, proposal_from, without_thoughts
 
 ORIGIN = Proposal("center_rows", "draft", "m-1", None, run="run-1")
 PROSE = "One warp takes a row.\n\n"

@@ -21,10 +21,10 @@ from small_op import BROKEN_TEXT, KERNEL, KERNEL_TEXT, SLOW_TEXT, failed, passed
 from archive.kernel import parse
 from archive.proposals import Proposal
 from evolve.errors import UserError
-from evolve.proposers.endpoint import Endpoints
-from evolve.proposers.llm import SILENT, LlmProposer
-from evolve.proposers.models import Model
-from evolve.proposers.proposer import Left
+from evolve.proposers.llm.endpoint import Endpoints
+from evolve.proposers.llm.models import Model
+from evolve.proposers.llm.proposer import SILENT, LlmProposer
+from evolve.request import Left
 
 GOOD = answer(in_fence(KERNEL_TEXT))
 BROKEN = failed(parse(BROKEN_TEXT))

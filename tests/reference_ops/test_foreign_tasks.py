@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from evolve.evaluation.blindness import blind_spots
-from evolve.proposers.reference_text import reference_source
+from evolve.evaluation.op_check import blind_spots
+from evolve.proposers.llm.reference_text import reference_source
 from reference_ops import catalog
 from reference_ops.catalog import CatalogError
 from reference_ops.op import Op

@@ -21,12 +21,12 @@ from scripted_engine import NumberedEngine
 from archive.proposals import Asked, Budget, Proposal
 from archive.store import SqliteStore, open_archive
 from evolve.loop import evolve
-from evolve.proposers import faults
-from evolve.proposers.endpoint import Endpoints
-from evolve.proposers.llm import LlmProposer
-from evolve.proposers.models import Model, Prices
-from evolve.quest import Quest
-from evolve.selection import Scope
+from evolve.proposers.llm import faults
+from evolve.proposers.llm.endpoint import Endpoints
+from evolve.proposers.llm.models import Model, Prices
+from evolve.proposers.llm.proposer import LlmProposer
+from evolve.search import Quest
+from evolve.selection.selection import Scope
 from reference_ops import catalog
 
 EVALS, TIMEOUT_SECONDS = 240, 1.5

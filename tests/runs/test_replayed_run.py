@@ -16,14 +16,14 @@ from evolve import wiring
 from evolve.errors import UserError
 from evolve.loop import evolve
 from evolve.prompting.compose import EDITS
-from evolve.proposers.endpoint import Endpoints
-from evolve.proposers.finishing import FinishingProposer
-from evolve.proposers.llm import LlmProposer
-from evolve.proposers.models import Model
-from evolve.proposers.offline import OfflineProposer
-from evolve.proposers.proposer import Proposer
-from evolve.quest import Quest
-from evolve.selection import Scope
+from evolve.proposers.llm.endpoint import Endpoints
+from evolve.proposers.llm.models import Model
+from evolve.proposers.llm.proposer import LlmProposer
+from evolve.proposers.tuner.finishing import FinishingProposer
+from evolve.proposers.tuner.proposer import OfflineProposer
+from evolve.request import Proposer
+from evolve.search import Quest
+from evolve.selection.selection import Scope
 from reference_ops import catalog
 
 EVALS, SEED = 60, 11

@@ -6,9 +6,9 @@ from scripted_endpoint import KEY, MODEL, ScriptedEndpoint, Step
 from small_op import request
 
 from archive.proposals import Proposal
-from evolve.proposers.endpoint import Endpoints
-from evolve.proposers.llm import LlmProposer
-from evolve.proposers.models import Model
+from evolve.proposers.llm.endpoint import Endpoints
+from evolve.proposers.llm.models import Model
+from evolve.proposers.llm.proposer import LlmProposer
 
 
 def at(base_url: str, retries: int = 0, timeout_seconds: float = 10.0) -> LlmProposer:

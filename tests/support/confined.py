@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from evolve.evaluation import sandbox
+from evolve.engines import sandbox
 
 
 def works(action: Callable[[], object]) -> bool:

@@ -11,7 +11,7 @@ from archive import library
 from archive.kernel import Kernel
 from archive.records import Check, Confirmed, DeviceInfo, Duel, Evaluation, Measurement, Outcome, Sanitized
 from archive.store import SqliteStore, open_archive
-from evolve.export.builder import ExportReport, export
+from evolve.export.package import ExportReport, export
 from reference_ops import catalog
 from reference_ops.op import Op
 

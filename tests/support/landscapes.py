@@ -20,9 +20,9 @@ from pathlib import Path
 
 from archive.kernel import Kernel, parse
 from archive.records import DeviceInfo, Evaluation, Measurement, Outcome
-from evolve.population import survivors
-from evolve.proposers.offline import OfflineProposer
-from evolve.proposers.proposer import Candidate, Request
+from evolve.proposers.tuner.proposer import OfflineProposer
+from evolve.request import Candidate, Request
+from evolve.selection.population import survivors
 from reference_ops import catalog
 from reference_ops.op import Op, Workload
 

@@ -16,7 +16,7 @@ from landscapes import Landscape, Result
 from archive.binding import IllegalError, accepts, bind
 from archive.kernel import Kernel, parse
 from archive.records import DeviceInfo
-from evolve.points import point
+from evolve.op_on_device import point
 from reference_ops.op import Op, Workload, tensors, workloads
 
 GPU = DeviceInfo("cuda", "Synthetic GPU", "sm_90a", sms=132, shared_bytes=232448)

@@ -7,9 +7,9 @@ from small_op import GPU as BARE_GPU
 
 from archive.kernel import Kernel, parse
 from archive.records import DeviceInfo, Evaluation, Measurement, Outcome, Profile, Resources, Traits
-from evolve import counters as c
+from evolve.devices import counters as c
 from evolve.prompting.compose import CROSSOVER, IMPROVE, PARENTS, PORT, REPAIR, SPECIALISE
-from evolve.proposers.proposer import Candidate, Request
+from evolve.request import Candidate, Request
 from reference_ops.op import Workload
 
 GPU = replace(BARE_GPU, tflops=(("bfloat16", 715.0), ("float32", 50.0)))

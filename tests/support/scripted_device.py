@@ -11,7 +11,7 @@ import torch
 from archive.binding import Bound, bind
 from archive.records import Conditions, DeviceInfo, Resources, Traits
 from evolve.devices.device import GraphTime, Profiler, Program, Sanitizer
-from evolve.points import point
+from evolve.op_on_device import point
 from reference_ops import catalog
 
 OP = catalog.load(str(Path(__file__).parents[1] / "samples" / "twice.py"))

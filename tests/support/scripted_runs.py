@@ -13,7 +13,7 @@ from archive.proposals import Cost, Proposal
 from archive.records import Confirmed, DeviceInfo, Evaluation, Measurement, Outcome
 from evolve.budget import Ended
 from evolve.engines.engine import Job
-from evolve.proposers.proposer import Request
+from evolve.request import Request
 from reference_ops import catalog
 from reference_ops.op import Op
 

@@ -6,8 +6,8 @@ import torch
 
 from archive.kernel import Kernel, parse
 from archive.records import DeviceInfo, Evaluation, Measurement, Outcome, Resources
-from evolve.prompting.genome import EXAMPLE
-from evolve.proposers.proposer import Candidate, Request
+from evolve.prompting.kernel_format import EXAMPLE
+from evolve.request import Candidate, Request
 from reference_ops.op import Op, tensors, workloads
 
 GPU = DeviceInfo(

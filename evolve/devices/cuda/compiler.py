@@ -11,13 +11,13 @@ from pathlib import Path
 
 from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
 from archive.records import Outcome, Resources, Traits
-from evolve.devices import elf, state
+from evolve.devices import object_file, state
 from evolve.devices.cuda import cubin, traits
 from evolve.devices.cuda.prelude import ANCHOR, EMPTY_HEADERS, PRELUDE
 from evolve.devices.device import RejectedError
 from evolve.devices.diagnostics import of_known_files
-from evolve.devices.elf import Symbol
 from evolve.devices.headers import cuda_include_dirs
+from evolve.devices.object_file import Symbol
 from evolve.devices.prelude import numbered_source, specialisation
 from evolve.devices.source_text import includes, spliced_directive
 
@@ -184,7 +184,7 @@ def _check_launch(launch: BoundLaunch, entries: dict[str, cubin.Entry], source: 
 
 def _variables(image: bytes, *sources: str) -> tuple[Symbol, ...]:
     """The variables to watch; raises for those that make no sense but to keep something."""
-    symbols = elf.symbols(image)
+    symbols = object_file.symbols(image)
     variables = cubin.variables(symbols)
     to_keep = [variable.name for variable in variables if cubin.begins_empty(variable) or cubin.of_inline_ptx(variable)]
     state.check_compiled(to_keep, [symbol.name for symbol in symbols if symbol.section is None], *sources)

@@ -6,8 +6,8 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from evolve.devices import elf
-from evolve.devices.elf import Section, Symbol
+from evolve.devices import object_file
+from evolve.devices.object_file import Section, Symbol
 
 PARAMETER = 0x17
 MAX_THREADS = 0x05
@@ -40,20 +40,20 @@ class Code:
 
 def entries(cubin: bytes) -> dict[str, Entry]:
     """Every entry of the cubin by its symbol, mangled unless it was declared extern "C"."""
-    infos = {s.name.removeprefix(INFO): s.data for s in elf.sections(cubin) if s.name.startswith(INFO)}
+    infos = {s.name.removeprefix(INFO): s.data for s in object_file.sections(cubin) if s.name.startswith(INFO)}
     return {name: _entry(name, info) for name, info in infos.items()}
 
 
 def codes(cubin: bytes, names: Sequence[str]) -> dict[str, Code]:
     """What these entries run; the other functions of the cubin do not count, nor does what debuggers read."""
-    sections = {section.name: section for section in elf.sections(cubin)}
-    symbols = elf.symbols(cubin)
+    sections = {section.name: section for section in object_file.sections(cubin)}
+    symbols = object_file.symbols(cubin)
     return {name: _code(name, sections, symbols) for name in names}
 
 
 def variables(symbols: list[Symbol]) -> tuple[Symbol, ...]:
     """What lies in global or constant memory for as long as the cubin is loaded, the kernel's own and headers'."""
-    return tuple(s for s in symbols if s.kind == elf.VARIABLE and s.section and s.section.name in LASTING)
+    return tuple(s for s in symbols if s.kind == object_file.VARIABLE and s.section and s.section.name in LASTING)
 
 
 def begins_empty(variable: Symbol) -> bool:

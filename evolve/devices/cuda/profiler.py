@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from archive.binding import Bound
-from evolve.counters import COUNTERS
+from evolve.devices.counters import COUNTERS
 from evolve.devices.cuda import parcel, replay
 from evolve.devices.cuda.compiler import Cubin
 from evolve.devices.device import Counted

@@ -7,7 +7,7 @@ from cupy.cuda.function import Module
 from cupy_backends.cuda.api.driver import CUDADriverError
 
 from evolve.devices.cuda import own
-from evolve.devices.elf import Symbol
+from evolve.devices.object_file import Symbol
 
 # Headers bring hundreds of them, so the GPU itself looks at all of them at once; a block each.
 SOURCE = r"""

@@ -4,8 +4,8 @@ import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
-from evolve.devices import elf, state
-from evolve.devices.elf import Symbol
+from evolve.devices import object_file, state
+from evolve.devices.object_file import Symbol
 
 ZEROED, INITIALISED, FOR_THE_LINKER_ALONE = ".bss", ".data", ".data.rel.ro"
 ANCHOR = "evolve_launch"
@@ -16,7 +16,7 @@ def lasting_variables(own: bytes, source: str) -> tuple[str, ...]:
 
     What the host keeps among constants is not among them, nor is shared memory: it is declared to be each thread's own.
     """
-    symbols = elf.symbols(own)
+    symbols = object_file.symbols(own)
     zeroed = [symbol.name for symbol in symbols if _in(symbol, ZEROED)]
     state.check_compiled(zeroed, [symbol.name for symbol in symbols if symbol.section is None], source)
     kept = [symbol.name for symbol in symbols if _in(symbol, INITIALISED) and not _in(symbol, FOR_THE_LINKER_ALONE)]
@@ -25,7 +25,7 @@ def lasting_variables(own: bytes, source: str) -> tuple[str, ...]:
 
 def _in(symbol: Symbol, section: str) -> bool:
     """Compilers split sections by what they hold: `.data.rel.local`, `.bss.name`."""
-    held = symbol.section.name if symbol.kind == elf.VARIABLE and symbol.section else ""
+    held = symbol.section.name if symbol.kind == object_file.VARIABLE and symbol.section else ""
     return held == section or held.startswith(f"{section}.")
 
 
@@ -49,8 +49,8 @@ def watched(library: ctypes.CDLL, file: Path, names: tuple[str, ...]) -> tuple[W
     """To be called before the first launch."""
     if not names:
         return ()
-    symbols = elf.symbols(file.read_bytes())
+    symbols = object_file.symbols(file.read_bytes())
     anchor = next(symbol.at for symbol in symbols if symbol.name == ANCHOR)
     start = (ctypes.cast(library[ANCHOR], ctypes.c_void_p).value or 0) - anchor
-    found = (symbol for symbol in symbols if symbol.name in names and symbol.kind == elf.VARIABLE)
+    found = (symbol for symbol in symbols if symbol.name in names and symbol.kind == object_file.VARIABLE)
     return tuple(Watched(s.name, start + s.at, ctypes.string_at(start + s.at, s.size)) for s in found)

@@ -19,7 +19,7 @@ from evolve.export.template.calls import NoKernelError, check_outputs, obstacle,
 from evolve.export.template.launching import Ready, prepare, present
 from evolve.export.template.manifest import Entry
 from evolve.export.template.selection import Question, choices
-from evolve.points import point
+from evolve.op_on_device import point
 from reference_ops.op import Number, Op, ops_of
 
 Tensors = tuple[torch.Tensor, ...]

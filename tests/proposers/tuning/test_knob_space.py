@@ -1,8 +1,8 @@
 from records import CPU
 
 from archive.kernel import Kernel, parse
-from evolve.points import point
-from evolve.proposers.tuning.space import Space, setting_of, space_of
+from evolve.op_on_device import point
+from evolve.proposers.tuner.space import Space, setting_of, space_of
 from reference_ops.op import Op, tensors, workloads
 
 OP = Op(

@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from evolve.proposers.tuning.surrogate import Beliefs, Shape, beliefs, distances, expected_gain, fitted, likeness
+from evolve.proposers.tuner.surrogate import Beliefs, Shape, beliefs, distances, expected_gain, fitted, likeness
 
 LEVELS = torch.linspace(0, 1, 6, dtype=torch.float64)
 PLACES = torch.cartesian_prod(LEVELS, LEVELS)

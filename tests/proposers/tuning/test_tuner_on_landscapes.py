@@ -10,8 +10,8 @@ from landscapes import Landscape, header, line, read, request, searched, setting
 from made_up_gpu import landscape
 from synthetic_landscapes import SKETCHES
 
-from evolve.proposers.offline import OfflineProposer
-from evolve.proposers.tuning.space import set_to
+from evolve.proposers.tuner.proposer import OfflineProposer
+from evolve.proposers.tuner.space import set_to
 
 BY_NAME = {sketch.name: sketch for sketch in SKETCHES}
 SEEDS, NEAR = 9, 1.05

@@ -1,0 +1,48 @@
+"""What a profiler counts while a kernel runs one workload. No verdict: a kernel is not judged by it."""
+
+import secrets
+import time
+from collections.abc import Callable
+
+from archive.binding import IllegalError
+from archive.kernel import Kernel
+from archive.kernel import check as check_plan
+from archive.plan import PlanError
+from archive.records import Profile
+from evolve.devices.device import Device, RejectedError
+from evolve.engines.messages import Profiled
+from evolve.evaluation.compiling import bound_at
+from evolve.op_on_device import signature
+from reference_ops.op import Op
+
+PROFILER_SECONDS = 90.0
+PROFILED_BYTES = 2**30  # of inputs, which go through files
+NO_PROFILER = {
+    "cuda": "NVIDIA's profiler ncu was not found; `evolve doctor` says how to get it",
+    "emulated": "the emulated device has no profiler: it counts nothing that a GPU would",
+}
+
+
+def profiled(kernel: Kernel, op: Op, workload_key: str, device: Device, watch: Callable[[str], None]) -> Profiled:
+    """One run on inputs such as the evaluator draws. Whatever is wrong with the kernel is said in the answer."""
+    if (profiler := device.profiler) is None:
+        return Profiled(None, NO_PROFILER[device.info.kind], lasting=True)
+    workload = next((one for one in op.workloads(device.info.kind) if one.key == workload_key), None)
+    if workload is None:
+        return Profiled(None, f"{op.name} has no workload `{workload_key}` on this device")
+    if (read := op.bytes_of(op.inputs, workload)) > PROFILED_BYTES:
+        words = f"{read / 1e9:.1f} GB of inputs are too much to profile; ask for a workload of at most 1 GB"
+        return Profiled(None, f"{workload.key}: {words}")
+    watch("profile")
+    try:
+        check_plan(kernel, signature(op))
+        bound = bound_at(kernel, op, workload, device.info)
+        inputs = op.inputs_at(workload, secrets.randbelow(2**31), device.torch_device)
+        outputs = {spec.name: op.bytes_of((spec,), workload) for spec in op.outputs}
+        counted = profiler(bound, inputs, outputs, PROFILER_SECONDS)
+    except (PlanError, IllegalError, RejectedError) as error:
+        return Profiled(None, f"{workload.key}: {error}")
+    if counted.fault:
+        return Profiled(None, counted.fault, counted.lasting)
+    key = device.info.key
+    return Profiled(Profile(kernel.id, op.name, key, workload.key, counted.counters, round(time.time(), 3)))

@@ -1,0 +1,164 @@
+"""The parts of a prompt that show kernels: parents with all that is known of them, the others by a line each."""
+
+import math
+
+from archive.kernel import Kernel
+from archive.records import Evaluation, Measurement, Resources
+from evolve.prompting.diagnosis import diagnosis, form
+from evolve.prompting.hints import complaints, hint
+from evolve.prompting.op_sections import MAX_NOTE, MAX_WORKLOAD
+from evolve.prompting.text import clipped, fenced, listed, nbytes, one_line, times, us
+from evolve.request import Candidate, Request
+from evolve.selection import population
+from reference_ops.op import Op
+
+MAX_LOG, MAX_REASON, MAX_MEASUREMENTS = 5_000, 300, 16
+SHORT_ID, MAX_SETTINGS = 8, 4
+
+
+def kernel_section(title: str, candidate: Candidate, op: Op, characters: int, most: int = MAX_MEASUREMENTS) -> str:
+    """A kernel with its whole text and all that is known of it."""
+    kernel, evaluation = candidate.kernel, candidate.evaluation
+    parts = [f"# {title} ({kernel.id[:SHORT_ID]})", fenced("cuda", clipped(kernel.text, characters))]
+    if not evaluation.passed:
+        log = fenced("text", clipped(evaluation.log or "(no log)", MAX_LOG))
+        return "\n".join([*parts, f"It failed: {evaluation.outcome}.", log])
+    parts += ["It passed. Measured:", *listed([_measured(m) for m in evaluation.measurements], most)]
+    parts += listed(_not_run(evaluation.skipped), most)
+    parts += listed([_resources(spent) for spent in evaluation.resources], most)
+    if evaluation.traits:
+        parts.append(f"- after compilation: {form(evaluation.traits)}, occupancy {evaluation.traits.occupancy:.0%}")
+    if evaluation.deterministic is False:
+        parts.append("- its results differ from call to call")
+    if evaluation.log.strip():
+        parts += ["The compiler says:", fenced("text", clipped(evaluation.log, MAX_LOG // 4))]
+    if found := diagnosis(kernel, evaluation, op):
+        parts += ["What shows without a measurement:", *(f"- {sentence}" for sentence in found)]
+    return "\n".join(parts)
+
+
+def failure_section(candidate: Candidate, characters: int, log_characters: int = MAX_LOG) -> str:
+    """A failed kernel with its outcome, what usually causes it, and the lines that were complained about."""
+    kernel, evaluation = candidate.kernel, candidate.evaluation
+    named = complaints(kernel, evaluation.log)
+    meant = ["The lines that this is about:", fenced("text", "\n".join(named))] if named else []
+    return "\n".join([
+        f"# Repair this kernel ({kernel.id[:SHORT_ID]})",
+        fenced("cuda", clipped(kernel.text, characters)),
+        f"It failed: {evaluation.outcome}. {hint(evaluation)}".rstrip(),
+        fenced("text", clipped(evaluation.log or "(no log)", log_characters)),
+        *meant,
+    ])  # fmt: skip
+
+
+def population_section(candidates: tuple[Candidate, ...], most: int) -> str:
+    """A line for each text; the same text with other knobs is no other design."""
+    families: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        families.setdefault(candidate.kernel.family, []).append(candidate)
+    lines = [_alive(*family) for family in families.values()]
+    return "\n".join(["# The kernels that are alive, fittest first", *listed(lines, most)])
+
+
+def failures_section(candidates: tuple[Candidate, ...], most: int) -> str:
+    lines = [
+        f"- {idea(c.kernel)}: {c.evaluation.outcome}: {one_line(c.evaluation.log or 'no log', MAX_REASON)}"
+        for c in candidates
+    ]
+    return "\n".join(["# Attempts that failed: do not repeat their mistakes", *listed(lines, most)])
+
+
+def versus_section(first: Candidate, second: Candidate) -> str:
+    """Where each of two parents is the better one."""
+    of_first = {m.workload: m.median_us for m in first.evaluation.measurements}
+    of_second = {m.workload: m.median_us for m in second.evaluation.measurements}
+    lines = []
+    for workload in dict.fromkeys([*of_first, *of_second]):
+        one, other = of_first.get(workload), of_second.get(workload)
+        lines.append(f"- {one_line(workload, MAX_WORKLOAD)}: {_better(one, other)}")
+    return "\n".join(["# Which parent is better where", *listed(lines, MAX_MEASUREMENTS)])
+
+
+def idea(kernel: Kernel) -> str:
+    return one_line(kernel.plan.note or kernel.plan.launches[0].entry or "a kernel without a note", MAX_NOTE)
+
+
+def weakest_workload(request: Request) -> tuple[str, Measurement | None]:
+    """Where the population as a whole has most to gain, and its best time there; None where nobody has one."""
+    best: dict[str, Measurement] = {}
+    for measurement in (m for candidate in request.population for m in candidate.evaluation.measurements):
+        held = best.get(measurement.workload, measurement)
+        best[measurement.workload] = min(held, measurement, key=lambda m: m.median_us)
+    keys = [workload.key for workload in request.op.workloads(request.device.kind)]
+    weak = min(keys, key=lambda key: population.standing(best[key]) if key in best else 0.0)
+    return weak, best.get(weak)
+
+
+def standing(m: Measurement) -> str:
+    """How good a time is, in a few words."""
+    light = f", {m.share_of_light:.0%} of the speed of light" if m.share_of_light else ""
+    return f"{us(m.median_us)}, {times(m.speedup)} the best of PyTorch{light}"
+
+
+def _measured(m: Measurement) -> str:
+    best = min((time for time in (m.compile_us, m.autotune_us) if time), default=None)
+    compiled = f", {times(best / m.median_us)} torch.compile ({us(best)})" if best else ""
+    light = (
+        f"; {m.share_of_light:.0%} of the speed of light ({us(m.floor_us)})" if m.share_of_light and m.floor_us else ""
+    )
+    return (
+        f"- {one_line(m.workload, MAX_WORKLOAD)}: {us(m.median_us)} (95 %: {m.low_us:.4g} to {m.high_us:.4g}); "
+        f"{times(m.eager_us / m.median_us)} eager ({us(m.eager_us)}){compiled}{light}"
+    )
+
+
+def _resources(spent: Resources) -> str:
+    spilled = f", {nbytes(spent.local_bytes)} of local memory (spills or indexed arrays)" if spent.local_bytes else ""
+    shared = f"{nbytes(spent.shared_bytes)} of static shared memory"
+    return f"- {one_line(spent.entry, 80)}: {spent.registers} registers a thread, {shared}{spilled}"
+
+
+def _not_run(skipped: tuple[str, ...]) -> list[str]:
+    """A line for each reason, with the workloads that it holds for."""
+    reasons: dict[str, list[str]] = {}
+    for said in skipped:
+        workload, _, reason = said.partition(": ")
+        reasons.setdefault(reason, []).append(one_line(workload, MAX_WORKLOAD))
+    return [
+        f"- not run ({one_line(reason, MAX_REASON) or 'no reason given'}): "
+        f"{'; '.join([*workloads[:MAX_SETTINGS], *_more(workloads)])}"
+        for reason, workloads in reasons.items()
+    ]
+
+
+def _alive(fittest: Candidate, *others: Candidate) -> str:
+    evaluation = fittest.evaluation
+    compiled = f"; {form(evaluation.traits)}" if evaluation.traits else ""
+    said = f"- {fittest.kernel.id[:SHORT_ID]}: {idea(fittest.kernel)}: {_summary(evaluation)}{compiled}"
+    ids = [other.kernel.id[:SHORT_ID] for other in others]
+    return f"{said}; the same with other knobs: {', '.join([*ids[:MAX_SETTINGS], *_more(ids)])}" if ids else said
+
+
+def _more(of: list[str]) -> list[str]:
+    return [f"{len(of) - MAX_SETTINGS} more"] if len(of) > MAX_SETTINGS else []
+
+
+def _summary(evaluation: Evaluation) -> str:
+    if not evaluation.measurements:
+        return str(evaluation.outcome)
+    mean = _mean([m.speedup for m in evaluation.measurements])
+    shares = [m.share_of_light for m in evaluation.measurements if m.share_of_light]
+    light = f", {_mean(shares):.0%} of the speed of light" if shares else ""
+    of = "1 workload" if len(evaluation.measurements) == 1 else f"{len(evaluation.measurements)} workloads"
+    return f"{times(mean)} the best of PyTorch{light} (geometric mean of {of})"
+
+
+def _mean(values: list[float]) -> float:
+    return math.exp(sum(math.log(max(value, 1e-9)) for value in values) / len(values))
+
+
+def _better(one: float | None, other: float | None) -> str:
+    if one is None or other is None:
+        return "only parent 2 runs it" if one is None else "only parent 1 runs it"
+    better, ratio = ("parent 1", other / one) if one <= other else ("parent 2", one / other)
+    return f"parent 1 {us(one)}, parent 2 {us(other)}: {better} is {ratio:.2f} times as fast"

@@ -1,0 +1,1 @@
+"""Kernels from a tuner over the knobs of known kernels."""
