@@ -1,7 +1,4 @@
-"""The archive on disk: one SQLite file in WAL mode, append-only, readable while a run writes.
-
-Every record has a content id, so appending is idempotent and merging two archives is a set union.
-"""
+"""Archive store: one SQLite file, append-only, readable while a run writes; and the steps of its schema."""
 
 import os
 import sqlite3
@@ -13,15 +10,74 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
-from archive import reading, rows
+from archive import rows
 from archive.kernel import Kernel
-from archive.migrations import MIGRATIONS
 from archive.plan import PlanError
 from archive.proposals import Asked, Leg, Proposal, Run
-from archive.reading import DamagedError
 from archive.records import Evaluation, Merged, Profile, Standard
-from archive.rows import Record
+from archive.rows import DamagedError, Record
 from archive.soundness import UnsoundError, check_foreign
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE kernels (id TEXT PRIMARY KEY, op TEXT NOT NULL, text TEXT NOT NULL)",
+        """CREATE TABLE proposals (
+            id TEXT PRIMARY KEY, op TEXT NOT NULL, operator TEXT NOT NULL, proposer TEXT NOT NULL,
+            kernel_id TEXT NOT NULL, parents TEXT NOT NULL, run TEXT NOT NULL, reply TEXT NOT NULL,
+            failure TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
+            seconds REAL NOT NULL, created REAL NOT NULL)""",
+        """CREATE TABLE devices (
+            id TEXT PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, arch TEXT NOT NULL, sms INTEGER NOT NULL,
+            shared_bytes INTEGER NOT NULL, l2_bytes INTEGER NOT NULL, driver TEXT NOT NULL, torch TEXT NOT NULL,
+            copy_gb_s REAL NOT NULL, tflops TEXT NOT NULL)""",
+        """CREATE TABLE evaluations (
+            id TEXT PRIMARY KEY, kernel_id TEXT NOT NULL, op TEXT NOT NULL, device_id TEXT NOT NULL,
+            outcome TEXT NOT NULL, log TEXT NOT NULL, skipped TEXT NOT NULL, deterministic INTEGER,
+            resources TEXT NOT NULL, seed INTEGER NOT NULL, seconds REAL NOT NULL, created REAL NOT NULL)""",
+        """CREATE TABLE measurements (
+            evaluation_id TEXT NOT NULL, workload TEXT NOT NULL, median_us REAL NOT NULL, low_us REAL NOT NULL,
+            high_us REAL NOT NULL, samples INTEGER NOT NULL, eager_us REAL NOT NULL, compile_us REAL, floor_us REAL,
+            PRIMARY KEY (evaluation_id, workload))""",
+        """CREATE TABLE runs (
+            id TEXT PRIMARY KEY, op TEXT NOT NULL, device TEXT NOT NULL, proposer TEXT NOT NULL,
+            seed INTEGER NOT NULL, created REAL NOT NULL)""",
+        "CREATE INDEX proposals_by_kernel ON proposals (kernel_id)",
+        "CREATE INDEX evaluations_by_op ON evaluations (op)",
+    ),
+    (
+        "ALTER TABLE measurements ADD COLUMN autotune_us REAL",
+        "ALTER TABLE measurements ADD COLUMN graph_us REAL",
+        # What was checked, under which conditions, and how it was confirmed, as JSON.
+        "ALTER TABLE evaluations ADD COLUMN checks TEXT NOT NULL DEFAULT '[]'",
+        "ALTER TABLE evaluations ADD COLUMN conditions TEXT",
+        "ALTER TABLE evaluations ADD COLUMN confirmed TEXT",
+    ),
+    (
+        "ALTER TABLE proposals ADD COLUMN cached_tokens INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE proposals ADD COLUMN reasoning_tokens INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE proposals ADD COLUMN usd REAL NOT NULL DEFAULT 0",
+        "ALTER TABLE proposals ADD COLUMN call TEXT NOT NULL DEFAULT ''",
+        # The messages of a question as JSON: pairs of a role and the id of a text, because most texts come again.
+        """CREATE TABLE questions (
+            proposal_id TEXT PRIMARY KEY, op TEXT NOT NULL, model TEXT NOT NULL, endpoint TEXT NOT NULL,
+            parameters TEXT NOT NULL, messages TEXT NOT NULL)""",
+        "CREATE TABLE texts (id TEXT PRIMARY KEY, text TEXT NOT NULL)",
+        "ALTER TABLE runs ADD COLUMN strategy TEXT NOT NULL DEFAULT 'evolve'",
+        "ALTER TABLE runs ADD COLUMN budget TEXT NOT NULL DEFAULT '{}'",
+        "ALTER TABLE runs ADD COLUMN campaign TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE runs ADD COLUMN words TEXT NOT NULL DEFAULT '[]'",
+        "CREATE TABLE legs (id TEXT PRIMARY KEY, run TEXT NOT NULL, started REAL NOT NULL, ended REAL NOT NULL)",
+        "ALTER TABLE evaluations ADD COLUMN traits TEXT",
+        """CREATE TABLE profiles (
+            id TEXT PRIMARY KEY, op TEXT NOT NULL, profile TEXT NOT NULL, created REAL NOT NULL)""",
+    ),
+    (
+        """CREATE TABLE standards (
+            id TEXT PRIMARY KEY, op TEXT NOT NULL, standard TEXT NOT NULL, created REAL NOT NULL)""",
+    ),
+    ("CREATE TABLE merged (evaluation_id TEXT PRIMARY KEY, op TEXT NOT NULL)",),
+)
+
 
 APPLICATION_ID = 0x45564F4C  # "EVOL": tells our files from other people's SQLite files
 BUSY_SECONDS = 30
@@ -63,15 +119,15 @@ class SqliteStore:
 
     def find(self, kind: type[R], op: str = "") -> list[R]:
         readers: dict[type, Callable[[sqlite3.Connection, str], list[Any]]] = {
-            Kernel: reading.kernels,
-            Proposal: reading.proposals,
-            Evaluation: partial(reading.evaluations, known=self._known),
-            Run: reading.runs,
-            Leg: reading.legs,
-            Asked: reading.asked,
-            Profile: reading.profiles,
-            Standard: reading.standards,
-            Merged: reading.merged,
+            Kernel: rows.kernels,
+            Proposal: rows.proposals,
+            Evaluation: partial(rows.evaluations, known=self._known),
+            Run: rows.runs,
+            Leg: rows.legs,
+            Asked: rows.asked,
+            Profile: rows.profiles,
+            Standard: rows.standards,
+            Merged: rows.merged,
         }
         try:
             return readers[kind](self.connection, op)

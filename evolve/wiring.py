@@ -101,7 +101,7 @@ def preload(kind: str) -> None:
         with contextlib.suppress(UserError):  # the worker that needs it will say so
             prepare()
     if find_spec("cupy"):
-        from evolve.devices.cuda.versions import nvrtc_version
+        from evolve.devices.cuda.compiler import nvrtc_version
 
         with contextlib.suppress(ImportError, RuntimeError):  # what needs it will say so
             nvrtc_version()
@@ -145,8 +145,7 @@ def replaying(store: Store, run: str, *, tune: bool = True) -> "Proposer":
 
 
 def _finished(models: "Proposer", *, tune: bool) -> "Proposer":
-    from evolve.proposers.tuner.finishing import FinishingProposer
-    from evolve.proposers.tuner.proposer import OfflineProposer
+    from evolve.proposers.tuner.proposer import FinishingProposer, OfflineProposer
 
     return FinishingProposer(models, OfflineProposer()) if tune else models
 

@@ -6,7 +6,7 @@ from records import GPU, failed, kernel, passed, proposal
 from archive.proposals import Cost, Leg, Proposal, Run
 from archive.records import Evaluation
 from evolve.budget import History, Spent
-from evolve.course import common, compared, course, slowest, thinned
+from evolve.report.runs import common, compared, course, slowest, thinned
 
 W, V = "rows=8 cols=16 float32", "rows=2 cols=512 float32"
 RUN, OTHER = Run("run", "softmax", GPU.key, "a model", 0, 0.0), Run("other", "softmax", GPU.key, "offline", 0, 0.0)

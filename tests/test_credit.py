@@ -8,7 +8,7 @@ from archive.kernel import Kernel
 from archive.proposals import Cost, Proposal
 from archive.records import Evaluation
 from evolve.request import Trial
-from evolve.selection.credit import trials
+from evolve.selection.history import trials
 
 FIRST, SECOND = kernel(1), kernel(2)
 TUNED = SECOND.with_knobs({"N": 3})

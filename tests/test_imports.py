@@ -18,8 +18,8 @@ RESERVED = {
     "cupy_backends": ("evolve/devices/cuda/", "evolve/export/template/"),
     "rich": ("evolve/cli/", "evolve/report/"),
     "typer": ("evolve/cli/",),
-    "openai": ("evolve/proposers/llm/endpoint.py", "evolve/proposers/llm/endpoint_faults.py"),
-    "sqlite3": ("archive/store.py", "archive/reading.py"),
+    "openai": ("evolve/proposers/llm/endpoint.py", "evolve/proposers/llm/endpoint.py"),
+    "sqlite3": ("archive/store.py", "archive/rows.py"),
 }
 
 

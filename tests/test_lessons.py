@@ -9,7 +9,7 @@ from records import GPU, measurement
 from archive.kernel import Kernel, parse
 from archive.proposals import Proposal
 from archive.records import Evaluation, Outcome
-from evolve.selection.lessons import lessons
+from evolve.selection.history import lessons
 
 ROWS, COLS = "rows=8192 cols=1024 float32", "rows=4 cols=65536 float32"
 

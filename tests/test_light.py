@@ -7,7 +7,7 @@ import pytest
 from records import GPU
 from small_op import OP
 
-from evolve.light import light, without_tensor_cores_us
+from evolve.op_on_device import light, without_tensor_cores_us
 from reference_ops.op import Op, Workload
 
 RATES = (("float32", 50.0), ("tf32", 400.0), ("bfloat16", 800.0))

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from archive.records import Traits
-from evolve.selection.niches import niche
+from evolve.selection.population import niche
 
 PLAIN = Traits("code", 16, 4, 0, 40, 256, 1, tensor_cores=False, atomics=False, occupancy=1.0)
 

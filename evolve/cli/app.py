@@ -37,7 +37,7 @@ def _finished(arguments: Sequence[str] | None) -> int:
         if not (said := _said(error)):
             raise
         message, hint = said
-        from evolve.report.console import complain
+        from evolve.report.words import complain
 
         complain(message, hint)
         return WRONG_USE

@@ -1,26 +1,31 @@
-"""`evolve ask`: what a language model would be asked, word for word, for people to read and for batches to send."""
+"""`evolve ask`: the questions a language model would be asked, for people to read and for batches to send."""
 
+import random
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from archive.records import DeviceInfo, Evaluation
+from archive.kernel import Kernel
+from archive.records import DeviceInfo, Evaluation, Profile
 from archive.store import Store
 from evolve import wiring
+from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, ModelOption, OpArgument, SeedOption, archive_option
 from evolve.errors import UserError
-from evolve.report.console import console, print_text
+from evolve.prompting.compose import CROSSOVER, EXPLORE, IMPROVE, OPERATORS, PARENTS, PORT, REPAIR, SPECIALISE
+from evolve.proposers.llm import questions
+from evolve.proposers.llm.models import Model
+from evolve.proposers.llm.questions import Ask, asked, reference_source
 from evolve.report.standing import devices
-from evolve.report.words import counted, listed, short
+from evolve.report.words import console, counted, listed, print_text, short
+from evolve.request import Candidate, Request
+from evolve.selection import population
 from reference_ops.locators import is_path
-
-if TYPE_CHECKING:
-    from evolve.proposers.llm.questions import Ask
 
 REQUESTS = 8  # in a batch; a person reads one
 # What is asked for where neither this machine nor the archive has a device to write for: a GPU of the Hopper kind.
@@ -57,21 +62,19 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
     archive: ArchiveOption = None,
 ) -> None:
     """Print what a language model would be asked, or write it as JSONL for OpenAI's Batch API."""
-    from evolve.cli.wanted import check_operator, questions
-    from evolve.proposers.llm import model_words
-    from evolve.proposers.llm.questions import asks, line
-    from evolve.proposers.llm.reference_text import reference_source
+    from evolve.proposers.llm import models as model_words
+    from evolve.proposers.llm.questions import asks, line, reference_source
     from evolve.selection.selection import request as request_for
     from reference_ops import catalog
 
     check_operator(operator, parent or ())
     readable = (out is None and sys.stdout.isatty()) if text is None else text
-    models, loaded = model_words.read(model or ()), catalog.load(op)
+    models, loaded = model_words.read_models(model or ()), catalog.load(op)
     with closing(wiring.archive(archive)) as store:
         info = _device_to_ask_for(store, device)
         request = request_for(loaded, info, store, number or (1 if readable or operator else REQUESTS), seed=seed)
         if operator:
-            found = questions(request, models, operator, parent or (), store)
+            found = named_questions(request, models, operator, parent or (), store)
         else:
             found = asks(request, models, reference_source(loaded))
         path = store.path
@@ -119,3 +122,93 @@ def _device_to_ask_for(store: Store, part: str) -> DeviceInfo:
         known = ", ".join(info.key for info in devices(newest_last)) or "none"
         raise UserError(f"the archive knows no device like `{part}`", f"it knows: {known}; leave --device out for any")
     return GOAL
+
+
+NONE_ALIVE = "no kernel of {op} is alive on {device}"
+START = "`evolve run {op}` finds some; a draft needs none: --operator draft"
+LACKING = {
+    IMPROVE: (NONE_ALIVE, START),
+    EXPLORE: (NONE_ALIVE, START),
+    CROSSOVER: ("fewer than two designs of {op} are alive on {device}", START),
+    REPAIR: ("nothing of {op} waits for repair on {device}", "--parent names any kernel that failed"),
+    SPECIALISE: (
+        "no two workloads of {op} have been timed on {device}, so there is none to specialise for",
+        "--parent names a kernel to begin from all the same",
+    ),
+    PORT: (
+        "no other op has a champion on {device} whose idea could be taken over",
+        "--parent names any kernel that passed, also one of this op to take to another dtype",
+    ),
+}
+
+
+def check_operator(operator: str, prefixes: Sequence[str]) -> None:
+    """Raise for what can be told without looking anything up."""
+    if not operator:
+        if prefixes:
+            raise UserError("--parent needs to know what to do with it", f"add --operator {IMPROVE}, or another")
+        return
+    if operator not in OPERATORS:
+        raise UserError(f"there is no operator `{operator}`", f"choose one of: {', '.join(OPERATORS)}")
+    if prefixes and len(prefixes) != PARENTS[operator]:
+        takes = counted(PARENTS[operator], "kernel") if PARENTS[operator] else "no kernel"
+        hint = (
+            f"give --parent {PARENTS[operator]} times, or leave it out" if PARENTS[operator] else "leave --parent out"
+        )
+        raise UserError(f"the operator {operator} is applied to {takes}, not to {len(prefixes)}", hint)
+
+
+def named_questions(
+    request: Request, models: Sequence[Model], operator: str, prefixes: Sequence[str], store: Store
+) -> tuple[Ask, ...]:
+    """As many as the request wants, applied to the kernels named, or else to those that lend themselves in turn."""
+    named = _named(request, operator, prefixes, store)
+    if not named and operator not in questions.operators(request):
+        message, hint = LACKING[operator]
+        words = {"op": request.op.name, "device": request.device.name}
+        raise UserError(message.format(**words), hint.format(**words))
+    rng, source = random.Random(request.seed), reference_source(request.op)
+    found = []
+    for turn in range(request.wanted):
+        parents = named or questions.parents(request, operator, turn, rng)
+        found.append(asked(request, models[turn % len(models)], operator, parents, source, turn))
+    return tuple(found)
+
+
+def _named(request: Request, operator: str, prefixes: Sequence[str], store: Store) -> tuple[Candidate, ...]:
+    kernels = [lookup.kernel(store, prefix) for prefix in prefixes]
+    if len({kernel.id for kernel in kernels}) < len(kernels):
+        raise UserError("both parents are the same kernel", "name two different ones, or leave --parent out")
+    for kernel in kernels:
+        if kernel.op != request.op.name and operator != PORT:
+            raise UserError(
+                f"{short(kernel.id)} is a kernel of {kernel.op}, not of {request.op.name}",
+                f"--operator {PORT} takes an idea over from another op",
+            )
+    candidates = tuple(_candidate(kernel, request, store) for kernel in kernels)
+    for candidate in candidates:
+        _check_fits(candidate, operator)
+    return candidates
+
+
+def _candidate(kernel: Kernel, request: Request, store: Store) -> Candidate:
+    """The kernel with all that the archive knows of it on this device."""
+    device = request.device
+    verdict = population.latest(store.find(Evaluation, kernel.op), device.key).get(kernel.id)
+    if verdict is None:
+        raise UserError(
+            f"{short(kernel.id)} was never evaluated on {device.name}",
+            f"`evolve evaluate {kernel.op}` does that there, --device asks for another device of the archive",
+        )
+    profiles = {
+        p.workload: p for p in store.find(Profile, kernel.op) if (p.kernel_id, p.device) == (kernel.id, device.key)
+    }
+    return Candidate(kernel, verdict, tuple(profiles.values()))
+
+
+def _check_fits(candidate: Candidate, operator: str) -> None:
+    name, evaluation = short(candidate.kernel.id), candidate.evaluation
+    if evaluation.passed and operator == REPAIR:
+        raise UserError(f"{name} passed: there is nothing to repair", f"use --operator {IMPROVE}")
+    if not evaluation.passed and operator != REPAIR:
+        raise UserError(f"{name} failed: {evaluation.outcome}", f"use --operator {REPAIR}")

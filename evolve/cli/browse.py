@@ -12,11 +12,10 @@ from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, DevicePart, JsonOption, KernelArgument, OpFilter, op_names
 from evolve.errors import UserError
 from evolve.report import facts
-from evolve.report.console import console, print_json
-from evolve.report.details import difference, kernel_details, reply_details
-from evolve.report.lineage import MOST_SHOWN, lineage, lineage_tree
+from evolve.report.kernel import MOST_SHOWN, difference, kernel_details, lineage, lineage_tree, reply_details
 from evolve.report.standing import Standing, standings
-from evolve.report.summary import WON_MEANS, print_standing, standings_table
+from evolve.report.tables import WON_MEANS, print_standing, standings_table
+from evolve.report.words import console, print_json
 from reference_ops.locators import is_path
 
 

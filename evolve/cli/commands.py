@@ -8,7 +8,6 @@ import typer
 from evolve.cli import (
     ask,
     browse,
-    compare,
     confirm,
     doctor,
     evaluate,
@@ -33,7 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    run.run, runs.runs, compare.compare, ops.ops, kernelbench.kernelbench,
+    run.run, runs.runs, runs.compare, ops.ops, kernelbench.kernelbench,
     browse.top, browse.show, browse.diff, browse.tree, ask.ask,
     exchange.tell, evaluate.evaluate, confirm.confirm, profile.profile, exchange.merge, export.export, doctor.doctor,
 ):  # fmt: skip

@@ -12,14 +12,13 @@ from archive.store import SqliteStore
 from evolve import wiring
 from evolve.cli import lookup, signals
 from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, archive_option, op_names
+from evolve.cli.session import engine_on
 from evolve.cli.signals import Stopped
-from evolve.cli.starting import engine_on
 from evolve.report import facts
-from evolve.report.confirmation import duels_table, sanitizer_words
-from evolve.report.console import complain, console, print_json
-from evolve.report.log import confirmation
+from evolve.report.kernel import duels_table, sanitizer_words
+from evolve.report.live import confirmation
 from evolve.report.progress import Phases
-from evolve.report.words import short
+from evolve.report.words import complain, console, print_json, short
 from evolve.selection import population
 from evolve.selection.population import Champion
 

@@ -21,9 +21,8 @@ from evolve import wiring
 from evolve.cli.options import ArchiveOption, JsonOption, op_names
 from evolve.engines.sandbox import gaps
 from evolve.errors import UserError
-from evolve.report.console import console, print_json
 from evolve.report.tables import fitted, plain_table
-from evolve.report.words import counted
+from evolve.report.words import console, counted, print_json
 
 OK, MISSING, OPTIONAL = "ok", "missing", "not set"
 STYLES = {OK: "green", MISSING: "red", OPTIONAL: "yellow"}
@@ -140,7 +139,7 @@ def _cupy() -> Finding:
 
 def _nvrtc() -> Finding:
     try:
-        from evolve.devices.cuda.versions import nvrtc_version
+        from evolve.devices.cuda.compiler import nvrtc_version
 
         return Finding("NVRTC", OK, nvrtc_version())
     except Exception as error:  # noqa: BLE001 - CuPy raises whatever the missing library makes it raise
@@ -149,7 +148,7 @@ def _nvrtc() -> Finding:
 
 
 def _headers() -> Finding:
-    from evolve.devices.headers import cuda_include_dirs
+    from evolve.devices.prelude import cuda_include_dirs
 
     if folders := cuda_include_dirs():
         return Finding("CUDA headers", OK, str(folders[0]))

@@ -10,9 +10,8 @@ import typer
 from archive.records import Evaluation
 from evolve import wiring
 from evolve.cli.options import ArchiveOption, JsonOption, op_names
-from evolve.report.console import complain, console, print_json
 from evolve.report.tables import fitted, plain_table
-from evolve.report.words import short, times, workload_labels
+from evolve.report.words import complain, console, print_json, short, times, workload_labels
 
 
 def export(

@@ -13,14 +13,12 @@ from rich.console import Console
 
 from archive.kernel import Kernel
 from evolve import wiring
-from evolve.cli import limits, planning
-from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, ModelOption
+from evolve.cli import options, session
+from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, ModelOption, Wishes
 from evolve.cli.run import MINUTES_HELP, SeedOption, carried_out
-from evolve.cli.wishes import Wishes
 from evolve.errors import UserError
-from evolve.report.console import console, print_json
 from evolve.report.kernelbench import THRESHOLDS, Published, Task, fast, fast_table, published, tasks_table
-from evolve.report.words import EMULATED_TIMES, counted
+from evolve.report.words import EMULATED_TIMES, console, counted, print_json
 
 if TYPE_CHECKING:
     from archive.proposals import Budget
@@ -67,7 +65,7 @@ def kernelbench(  # noqa: PLR0913, PLR0917 - one per option
     as_json: JsonOption = False,
 ) -> None:
     """Evolve kernels for a whole level of KernelBench. Its problem files are code, and are run to be read."""
-    given = limits.typed(minutes, evals, tokens, usd, None)
+    given = options.typed(minutes, evals, tokens, usd, None)
     shown, kind = console(stderr=as_json), wiring.device_kind(device)
     wishes = Wishes(device, proposer, tuple(model or ()), seed=seed)
     files = _files(folder, level, _numbers(only))
@@ -124,7 +122,7 @@ def _every(_: "Op") -> bool:
 
 def _tried(wishes: Wishes, archive: Path | None) -> "Callable[[Op], bool]":
     """Whether there will be kernels of a problem: a model's, or some that are known already."""
-    if wiring.proposer(wishes.proposer, wishes.models).name != limits.OFFLINE:
+    if wiring.proposer(wishes.proposer, wishes.models).name != options.OFFLINE:
         return _every
     if not wiring.archive_path(archive).exists():
         return lambda _: False
@@ -156,7 +154,7 @@ def _unfit(op: "Op", kind: str) -> str:
         return "" if op.emulated else "nothing small enough to emulate: its sizes cannot be changed that far"
     import torch
 
-    from evolve.evaluation.memory import bytes_held
+    from evolve.evaluation.buffers import bytes_held
 
     held = torch.cuda.get_device_properties(0).total_memory
     for workload in op.gpu:
@@ -195,7 +193,7 @@ def _run(
     taken: Sequence[Problem], wishes: Wishes, given: "Budget", archive: Path | None, shown: Console
 ) -> list[dict[str, Any]]:
     """Where each op stands afterwards."""
-    plan = planning.new([str(problem.path) for problem in taken], wishes, given, every=False)
+    plan = session.new([str(problem.path) for problem in taken], wishes, given, every=False)
     facts = carried_out(plan, given, archive, shown).facts
     return [facts] if "op" in facts else facts["ops"]
 

@@ -10,12 +10,11 @@ from archive.records import Evaluation
 from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, JsonOption, KernelArgument
-from evolve.cli.starting import engine_on
+from evolve.cli.session import engine_on
 from evolve.errors import UserError
-from evolve.report.console import console, print_json
 from evolve.report.profile import facts_of_profile, profile_details
 from evolve.report.progress import Phases
-from evolve.report.words import short
+from evolve.report.words import console, print_json, short
 
 if TYPE_CHECKING:
     from reference_ops.op import Op

@@ -12,23 +12,21 @@ from rich.console import Console
 
 from archive.proposals import Budget
 from evolve import wiring
-from evolve.cli import limits, lookup, planning
-from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, ModelOption, op_names
-from evolve.cli.planning import Plan
+from evolve.cli import lookup, options, session
+from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, ModelOption, Wishes, op_names
+from evolve.cli.session import Plan, engine_on, say_proposer
 from evolve.cli.signals import Stopped
-from evolve.cli.starting import engine_on, say_proposer
-from evolve.cli.wishes import Wishes
 from evolve.errors import UserError
-from evolve.report.console import console, print_json
 from evolve.report.progress import Phases
+from evolve.report.words import console, print_json
 
 if TYPE_CHECKING:
     from evolve.cli.session import Result
     from reference_ops.op import Op
 
 MINUTES_HELP = (
-    f"Time to spend; confirming the champions comes on top [default: {limits.OFFLINE_MINUTES:g}, with a model "
-    f"{limits.MODEL_MINUTES:g}, unless --evals or, with a model, --tokens or --usd is given]."
+    f"Time to spend; confirming the champions comes on top [default: {options.OFFLINE_MINUTES:g}, with a model "
+    f"{options.MODEL_MINUTES:g}, unless --evals or, with a model, --tokens or --usd is given]."
 )
 OpsArgument = Annotated[
     list[str] | None,
@@ -85,7 +83,7 @@ def run(  # noqa: PLR0913, PLR0917 - one per option
     as_json: JsonOption = False,
 ) -> None:
     """Evolve kernels for ops. Everything found is archived at once; the same command goes on from there."""
-    given = limits.typed(minutes, evals, tokens, usd, until_sol)
+    given = options.typed(minutes, evals, tokens, usd, until_sol)
     typed = Wishes(
         device,
         proposer,
@@ -102,11 +100,11 @@ def run(  # noqa: PLR0913, PLR0917 - one per option
     if resume:
         if every:
             raise UserError("--resume goes on with the ops that the run has", "leave out --all")
-        plan = planning.resumed(resume, named, typed, given, archive)
+        plan = session.resumed(resume, named, typed, given, archive)
     elif replay:
-        plan = planning.replayed(named, typed, given, archive)
+        plan = session.replayed(named, typed, given, archive)
     else:
-        plan = planning.new(named, typed, given, every=every)
+        plan = session.new(named, typed, given, every=every)
     shown = console(stderr=as_json)
     result = carried_out(plan, given, archive, shown, base)
     if as_json:
@@ -121,7 +119,7 @@ def carried_out(plan: Plan, given: Budget, archive: Path | None, shown: Console,
     again, phases = shlex.join([*base, *_kept(plan, given)]), Phases()
     try:
         with shown.status(f"loading {plan.locators[0] if len(plan.locators) == 1 else f'{len(plan.locators)} ops'}"):
-            from evolve.cli import campaigning, running, session
+            from evolve.cli import display, session
 
             loaded = _loaded(plan.locators)
         wishes, who = plan.wishes, None
@@ -138,7 +136,7 @@ def carried_out(plan: Plan, given: Budget, archive: Path | None, shown: Console,
             words = [word for word in base if word != "--all"]
             opened = session.opened(plan, loaded, session.Bench(who, engine, store, phases), words)
             again = opened.again()
-            return (running.run if len(opened.quests) == 1 else campaigning.run)(opened, shown)
+            return (display.run_search if len(opened.quests) == 1 else display.run_campaign)(opened, shown)
     except Stopped:
         shown.print(f"stopped. To go on from here: {again}", soft_wrap=True)
         raise
@@ -167,14 +165,14 @@ def _check_sizes(ops: "Sequence[Op]", kind: str) -> None:
 
 def _check_proposer(name: str, plan: Plan) -> None:
     """A fresh run needs somebody who writes kernels, and a limit in dollars is held only where a token has a price."""
-    offline = name == limits.OFFLINE
+    offline = name == options.OFFLINE
     if offline and plan.wishes.fresh:
         raise UserError(
             "the offline proposer varies kernels at hand, and with --fresh there are none",
             "leave --fresh out, or set OPENAI_API_KEY or OPENAI_BASE_URL for a model that writes some",
         )
     if plan.budget.usd is not None and not offline and not plan.wishes.replay:
-        from evolve.proposers.llm.model_words import check_priced, check_spends
+        from evolve.proposers.llm.models import check_priced, check_spends
 
         check_priced(plan.wishes.models, name)
         if plan.budget == Budget(usd=plan.budget.usd, until_light=plan.budget.until_light):
@@ -189,8 +187,8 @@ def _places(device: str, archive: Path | None) -> list[str]:
 def _kept(plan: Plan, given: Budget) -> list[str]:
     """What was typed for a run that has no id yet, but for the device, which is named already."""
     if plan.runs:
-        return ["--resume", plan.runs[0].campaign or plan.runs[0].id, *limits.options(given)]
+        return ["--resume", plan.runs[0].campaign or plan.runs[0].id, *options.options(given)]
     wishes = replace(plan.wishes, device="")
     strategy = ["--strategy", wishes.strategy] if wishes.strategy else []
     seed = ["--seed", str(wishes.seed)] if wishes.seed else []
-    return [*wishes.options(), *strategy, *seed, *limits.options(given)]
+    return [*wishes.options(), *strategy, *seed, *options.options(given)]

@@ -1,21 +1,25 @@
-"""`evolve runs`: what was run, what it cost, and what it brought."""
+"""`evolve runs` and `evolve compare`: what runs cost, and how good they were for that."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
+import typer
 from rich.table import Table
 
 from archive.proposals import Run
 from archive.store import Store
 from evolve import budget, wiring
 from evolve.budget import History, Spent
-from evolve.cli import lookup, wishes
+from evolve.cli import lookup, options
 from evolve.cli.options import ArchiveOption, JsonOption, OpFilter
-from evolve.report.console import console, print_json
-from evolve.report.spending import dollars
+from evolve.errors import UserError
+from evolve.report import runs as report
+from evolve.report.progress import dollars
+from evolve.report.runs import PER, Course, comparison
 from evolve.report.tables import WIDE, fitted, plain_table
-from evolve.report.words import clock, counted, moment, times
+from evolve.report.words import clock, console, counted, moment, print_json, times
 
 NOTHING_OWN = "best: - where a run proposed nothing itself that passed; kernels that come along do not count"
 REPLAYED = "replay: its answers come from the archive; tokens and dollars are what they had cost then"
@@ -58,7 +62,7 @@ def runs(op: OpFilter = "", archive: ArchiveOption = None, as_json: JsonOption =
 
 def _remarks(listed: Sequence[Line], elsewhere: Sequence[str]) -> Iterator[str]:
     """What the table does not say of itself, and of how many runs, by their campaigns, it says nothing."""
-    if any(wishes.recorded(line.run).replay for line in listed):
+    if any(options.recorded(line.run).replay for line in listed):
         yield REPLAYED
     if any(line.spent.evals and line.best is None for line in listed):
         yield NOTHING_OWN
@@ -84,7 +88,7 @@ def _table(lines: Sequence[Line], *, wide: bool) -> Table:
             fitted(run.op),
             *[fitted(run.device, "yellow" if run.device.startswith("emulated") else "") for _ in device],
             moment(run.created)[5:].replace(" ", "\N{NO-BREAK SPACE}"),
-            fitted(f"replay, {run.proposer}" if wishes.recorded(run).replay else run.proposer),
+            fitted(f"replay, {run.proposer}" if options.recorded(run).replay else run.proposer),
             fitted(run.strategy),
             str(spent.evals),
             *[f"{spent.tokens:,}" for _ in tokens],
@@ -114,9 +118,80 @@ def _facts(line: Line) -> dict[str, object]:
     return {
         "run": run.id,
         "campaign": run.campaign or None,
-        "replay_of": wishes.recorded(run).replay or None,
+        "replay_of": options.recorded(run).replay or None,
         **{name: getattr(run, name) for name in ("op", "device", "created", "proposer", "strategy", "seed")},
         "budget": asdict(run.budget),
         "spent": asdict(line.spent),
         "best_speedup": line.best,
     }
+
+
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN RUN...", help="Runs of one op: their ids, how they begin, or `last`.")
+    ],
+    archive: ArchiveOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how good runs were for what they had spent: per evaluation, per token and per dollar."""
+    store = wiring.archive(archive, read_only=True)
+    found = list({run.id: run for run in (lookup.one(store, wished) for wished in runs)}.values())
+    _check(found)
+    courses = _courses(found, store)
+    if as_json:
+        print_json(_comparison_facts(courses))
+        return
+    shown = console()
+    shown.print(f"{found[0].op} on {found[0].device.partition(' ')[2]}", style="bold")
+    for part in comparison(courses, shown, emulated=_emulated(found[0])):
+        shown.print(part)
+
+
+def _check(found: Sequence[Run]) -> None:
+    if len(found) < 2:
+        raise UserError("one run alone cannot be compared", "name two or more; `evolve runs` lists them")
+    for what, values in (("ops", [run.op for run in found]), ("devices", [run.device for run in found])):
+        if len(set(values)) > 1:
+            named = ", ".join(f"{run.id}: {value}" for run, value in zip(found, values, strict=True))
+            raise UserError(
+                f"these runs are of different {what}: {named}",
+                "compare runs of one op on one device; see `evolve runs`",
+            )
+
+
+def _courses(found: Sequence[Run], store: Store) -> list[Course]:
+    past = budget.history(store, found[0].op, found[0].device)
+    goals = report.slowest(past, [run.id for run in found]) if _emulated(found[0]) else None
+    return [report.course(run, past, goals) for run in found]
+
+
+def _emulated(run: Run) -> bool:
+    return not run.device.startswith("cuda ")
+
+
+def _comparison_facts(courses: Sequence[Course]) -> dict[str, object]:
+    return {
+        "op": courses[0].run.op,
+        "device": courses[0].run.device,
+        "runs": [
+            {
+                "run": one.run.id,
+                "proposer": one.run.proposer,
+                "strategy": one.run.strategy,
+                "seed": one.run.seed,
+                "points": [{**_spent(point.spent), "quality": point.quality} for point in one.points],
+            }
+            for one in courses
+        ],
+        **{
+            f"per_{PER[axis]}": [
+                {axis: amount, "quality": {one.run.id: q for one, q in zip(courses, qualities, strict=True)}}
+                for amount, qualities in report.compared(courses, axis)
+            ]
+            for axis in report.AXES
+        },
+    }
+
+
+def _spent(spent: budget.Spent) -> dict[str, float]:
+    return {name: value for name, value in asdict(spent).items() if name != "seconds"}

@@ -1,18 +1,15 @@
-"""Worker processes on this machine: one kernel each at a time, replaced whenever one dies, hangs or has grown old.
-
-Where kernels go to a GPU, processes without one compile them first: what does not compile never gets near it.
-"""
+"""Local engine: compiles kernels in one set of worker processes and evaluates them in another, on this machine."""
 
 import secrets
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile
-from evolve.engines import mishaps
 from evolve.engines.engine import Job
-from evolve.engines.handles import Errand, Task, Worker
 from evolve.engines.messages import (
     Count,
     Done,
@@ -27,9 +24,66 @@ from evolve.engines.messages import (
     Ready,
     Role,
 )
-from evolve.engines.mishaps import Blame
-from evolve.engines.pool import Crew
+from evolve.engines.pool import Crew, Errand, Task, Worker
 from evolve.errors import UserError
+
+# Not what a kernel does to its process: somebody, or the system short of memory, ended it. One more try is fair.
+KILLED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
+ENDLESS = ("run", "time")
+
+
+@dataclass(frozen=True)
+class Blame:
+    """A verdict that no worker lived to give."""
+
+    outcome: Outcome
+    log: str
+
+
+def how(status: int) -> str:
+    """By what a worker was ended."""
+    return f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
+
+
+def from_outside(status: int) -> bool:
+    return -status in KILLED_FROM_OUTSIDE
+
+
+def of_death(task: Task, worker: Worker, status: int, ended: str, *, exposed: bool) -> Blame | None:
+    """`exposed` says that kernels can write to all memory of their worker, where those after them may die of it."""
+    if from_outside(status):
+        task.traits = None  # another kernel of the same code has nothing to fear
+        if not task.retried:
+            task.retried = True
+            return None
+    if worker.role is Role.COMPILER:
+        words = f"the compiler ended {how(status)}, as it does when it needs too much memory{worker.last_words()}"
+        return Blame(Outcome.COMPILE_ERROR, words)
+    if exposed and worker.jobs > 1:
+        task.fault = ended
+        return None
+    return Blame(Outcome.CRASHED, ended)
+
+
+def of_failure(task: Task, fault: str) -> Blame | None:
+    """Where what failed was no kernel's doing, it fails again in the same words: that is for the engine to see."""
+    if not task.fault:
+        task.fault = fault
+        return None
+    log = f"it seems to overwrite memory that is not its own; first {task.fault}, and then {fault}"
+    return Blame(Outcome.CRASHED, log)
+
+
+def of_hanging(task: Task, worker: Worker, fault: str) -> Blame | None:
+    """What has run and then takes seconds may have been held up: by others on the GPU, or with the whole machine."""
+    if worker.phase == "compile":
+        return Blame(Outcome.COMPILE_ERROR, fault)
+    if worker.phase == "run" and worker.has_run and not task.held_up:
+        task.held_up = True
+        return None
+    why = ": an endless loop, or a deadlock" if worker.phase in ENDLESS else ""
+    return Blame(Outcome.TIMED_OUT, f"{fault}{why}")
+
 
 # Compiling has it for each workload, running for the candidate alone; torch.compile makes baselines slow.
 PHASE_SECONDS = {
@@ -245,19 +299,19 @@ class LocalEngine:
         if not (failed.unforeseen and self._exposed and isinstance(task, Task)) or task.fault == fault:
             raise UserError(fault, failed.hint)
         self._replace(worker)
-        yield from self._settled(task, mishaps.of_failure(task, fault))
+        yield from self._settled(task, of_failure(task, fault))
 
     def _lost(self, worker: Worker, status: int) -> Iterator[Evaluation]:
-        task, words, how = worker.task, worker.last_words(), mishaps.how(status)
+        task, words, ending = worker.task, worker.last_words(), how(status)
         self._failed_starts += not worker.ready
-        if not worker.ready and not (mishaps.from_outside(status) and self._failed_starts < START_ATTEMPTS):
+        if not worker.ready and not (from_outside(status) and self._failed_starts < START_ATTEMPTS):
             raise UserError(
-                f"the {self._kind} device did not start: its worker ended {how}{words}", "see evolve doctor"
+                f"the {self._kind} device did not start: its worker ended {ending}{words}", "see evolve doctor"
             )
-        ended = f"the worker was ended {how} in {worker.phase}{words}"
+        ended = f"the worker was ended {ending} in {worker.phase}{words}"
         verdicts: Iterable[Evaluation] = ()
         if isinstance(task, Task):
-            verdicts = self._settled(task, mishaps.of_death(task, worker, status, ended, exposed=self._exposed))
+            verdicts = self._settled(task, of_death(task, worker, status, ended, exposed=self._exposed))
         elif task:
             task.fault = ended
         self._replace(worker)  # with what it has left behind, its last words
@@ -271,7 +325,7 @@ class LocalEngine:
         if isinstance(task, Errand):
             task.fault = fault
         elif task:
-            yield from self._settled(task, mishaps.of_hanging(task, worker, fault))
+            yield from self._settled(task, of_hanging(task, worker, fault))
 
     def _settled(self, task: Task, blame: Blame | None) -> Iterator[Evaluation]:
         """What nobody blames a kernel for, it may try again."""

@@ -1,4 +1,4 @@
-"""The memory that a kernel sees while it is checked: poison everywhere, and its own tensors somewhere in it."""
+"""Buffers that a kernel runs on, and the memory that an evaluation holds at most."""
 
 import math
 import random
@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
+
+from reference_ops.op import Op, Workload
 
 LEAST_ALIGNMENT, USUAL_ALIGNMENT = 16, 512  # what a plan may rely on, and what PyTorch's allocator gives
 GAP_BYTES = 4096  # at least, before and behind every tensor
@@ -120,3 +122,12 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
     """Its bytes. A single element keeps the stride of the tensor that it was taken from, however contiguous."""
     flat = tensor.contiguous().reshape(-1)
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
+
+
+# Of the bytes of inputs and outputs: buffers, copies, and all of it in float64.
+INPUTS_HELD, OUTPUTS_HELD = 7, 16
+
+
+def bytes_held(op: Op, workload: Workload) -> int:
+    """At most, where an output is just inexact enough for everything to be looked at."""
+    return INPUTS_HELD * op.bytes_of(op.inputs, workload) + OUTPUTS_HELD * op.bytes_of(op.outputs, workload)

@@ -15,7 +15,7 @@ from evolve.devices.device import Device, Program, RejectedError
 from evolve.evaluation.baselines import Baselines
 from evolve.evaluation.buffers import POISONS, USUAL_ALIGNMENT, Buffer, damaged
 from evolve.evaluation.check import Inspector, Task, layout
-from evolve.light import all_flops, light
+from evolve.op_on_device import all_flops, light
 from reference_ops.op import Op, Tensors, Workload
 from reference_ops.values import MOVED, NORMAL, SHIFTED
 

@@ -7,8 +7,7 @@ from functools import cached_property, partial
 
 import torch
 
-from evolve.evaluation.allowance import FEW, FLOAT32_UNIT, Sums, summed
-from evolve.evaluation.compare import SMALL, Comparison, compared
+from evolve.evaluation.compare import FEW, FLOAT32_UNIT, SMALL, Comparison, Sums, compared, summed
 from reference_ops.op import Op, Tensors, Workload
 from reference_ops.values import Part
 

@@ -1,10 +1,11 @@
-"""The messages for each operator, stable text first so that a server can reuse its prefix."""
+"""The messages for each operator. Stable text comes first, so that a server can reuse its prefix."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from evolve.prompting import kernel_format, kernel_sections, op_sections
-from evolve.prompting.fitting import Part, Worth, fitted
+from evolve.prompting.kernel_sections import profile_section
 from evolve.prompting.operators import (
     ANSWERS,
     CROSSOVER,
@@ -23,9 +24,42 @@ from evolve.prompting.operators import (
     answer_form,
     task,
 )
-from evolve.prompting.profiles import profile_section
 from evolve.prompting.text import clipped, listed, one_line, tokens
 from evolve.request import Candidate, Request
+
+
+class Worth(IntEnum):
+    """What is given up first stands first."""
+
+    POPULATION = 0
+    FAILURES = 1
+    LESSONS = 2
+    PROFILES = 3
+    SECOND_PARENT = 4
+    REFERENCE = 5  # from here on only shortened, and only where it alone is too long
+    PARENT = 6
+    NEEDED = 7
+
+
+@dataclass(frozen=True)
+class Part:
+    """One section of a prompt, as it stands where there is room, and ever shorter where there is not."""
+
+    worth: Worth
+    renderings: tuple[str, ...]  # the fullest first
+
+
+def fitted(parts: Sequence[Part], most: int) -> tuple[str, ...]:
+    """The fullest text of each part with which all of them take at most so many tokens, if that can be done."""
+    chosen = [0] * len(parts)
+    costs = [[tokens(text) + 1 for text in part.renderings] for part in parts]
+    while sum(cost[index] for cost, index in zip(costs, chosen, strict=True)) > most:
+        longer = [place for place, part in enumerate(parts) if chosen[place] + 1 < len(part.renderings)]
+        if not longer:
+            break
+        chosen[min(longer, key=lambda place: (parts[place].worth, -place))] += 1
+    return tuple(part.renderings[index] for part, index in zip(parts, chosen, strict=True))
+
 
 __all__ = [
     "CROSSOVER", "DRAFT", "EDITS", "EXPLORE", "FENCED", "FORMS", "IMPROVE", "MAX_TOKENS", "OPERATORS", "PARENTS",

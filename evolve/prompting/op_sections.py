@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from archive.records import DeviceInfo
-from evolve.light import all_flops, light, matrix_unit
+from evolve.op_on_device import all_flops, light, matrix_unit
 from evolve.prompting.text import clipped, fenced, flops, listed, nbytes, one_line, us
 from reference_ops.op import Op, TensorSpec, Tolerance, Workload
 

@@ -1,12 +1,55 @@
-"""Short words for ids, workloads, times and changes, as people read them in a narrow terminal."""
+"""Short words for ids, workloads, times and changes, and the console that prints them."""
 
+import json
 import math
+import os
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from archive.characters import escaped
 from archive.kernel import Kernel
 from archive.records import Evaluation
+
+PIPED_WIDTH = 120  # of tables that no terminal gives a width
+
+
+class SafeConsole(Console):
+    """What it prints may come from a model, a compiler or another archive: it never steers the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            # Control segments are rich's own: nothing that is printed can become one.
+            yield segment if segment.control else Segment(escaped(segment.text), segment.style)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Nothing that is printed is taken for markup: kernels and logs are full of square brackets."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPED_WIDTH
+    return SafeConsole(file=stream, markup=False, highlight=False, emoji=False, width=width)
+
+
+def print_json(value: object) -> None:
+    print_text(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_text(text: str, end: str = "\n") -> None:
+    """As it stands, for people and programs to copy; still JSON where it was."""
+    print(escaped(text), end=end)
+
+
+def complain(message: str, hint: str = "") -> None:
+    """What happened and what to do, a line each, where errors belong."""
+    shown = console(stderr=True)
+    shown.print(f"error: {message}", style="red", soft_wrap=True)
+    if hint:
+        shown.print(f"       {hint}", soft_wrap=True)
+
 
 ID_SHOWN = 8
 SHORT_DTYPES = {"bfloat16": "bf16", "float64": "fp64", "float32": "fp32", "float16": "fp16"}

@@ -11,10 +11,10 @@ from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation, Merged, Outcome, Profile
 from archive.store import Store
 from evolve.request import Candidate, Left, Request
-from evolve.selection import credit, population
+from evolve.selection import history, population
 from evolve.selection import islands as islands_of
 from evolve.selection.duplicates import judged, likeness
-from evolve.selection.lessons import lessons
+from evolve.selection.history import lessons
 from reference_ops.op import Op
 
 FAILURES_SHOWN, DONORS = 6, 3
@@ -113,7 +113,7 @@ def request(
         seed=rng.randrange(2**31),
         run=scope.run,
         known=frozenset(kernel.id for kernel in store.find(Kernel, op.name)),
-        trials=credit.trials(known.proposals, known.kernels, known.verdicts),
+        trials=history.trials(known.proposals, known.kernels, known.verdicts),
         left=left,
     )
     if scope.strategy == BEST_OF_N:

@@ -9,10 +9,9 @@ from records import CPU, GPU, checked, confirmed, failed, failed_reply, kernel, 
 
 from archive import store as store_module
 from archive.kernel import Kernel
-from archive.migrations import MIGRATIONS
 from archive.proposals import Asked, Budget, Cost, Leg, Proposal, Question, Run
 from archive.records import Evaluation, Merged, Profile, Standard, Traits
-from archive.store import ArchiveError, SqliteStore, merge, open_archive
+from archive.store import MIGRATIONS, ArchiveError, SqliteStore, merge, open_archive
 
 
 @pytest.fixture

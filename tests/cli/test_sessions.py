@@ -11,10 +11,9 @@ from archive.proposals import Budget, Proposal, Run
 from archive.records import Evaluation, Measurement, Outcome
 from archive.store import SqliteStore, open_archive
 from evolve.budget import Ended
-from evolve.cli.planning import Plan
-from evolve.cli.running import reason, standing_of
-from evolve.cli.session import Bench, Session, opened
-from evolve.cli.wishes import Wishes
+from evolve.cli.display import reason, standing_of
+from evolve.cli.options import Wishes
+from evolve.cli.session import Bench, Plan, Session, opened
 from evolve.errors import UserError
 from evolve.proposers.tuner.proposer import OfflineProposer
 from evolve.report.progress import Phases

@@ -7,9 +7,8 @@ from records import GPU
 from rich.console import Console
 
 from archive.proposals import Budget, Run
-from evolve.cli.limits import completed, options, raised, typed
-from evolve.cli.starting import say_proposer
-from evolve.cli.wishes import Wishes, check_same, recorded
+from evolve.cli.options import Wishes, check_same, completed, options, raised, recorded, typed
+from evolve.cli.session import say_proposer
 from evolve.errors import UserError
 
 NOTHING = (None, None, None, None, None)

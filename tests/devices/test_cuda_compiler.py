@@ -10,8 +10,7 @@ pytest.importorskip("cupy")
 from archive.binding import Bound, Point, bind
 from archive.kernel import parse
 from archive.records import Outcome
-from evolve.devices.cuda.compiler import Cubin, compile_cubin
-from evolve.devices.cuda.prelude import ANCHOR
+from evolve.devices.cuda.compiler import ANCHOR, Cubin, compile_cubin
 from evolve.devices.device import RejectedError
 
 PLAN = """/*---

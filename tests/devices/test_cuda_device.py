@@ -14,8 +14,8 @@ from evolve.devices.device import Program, RejectedError
 
 pytest.importorskip("cupy")
 
-from evolve.devices.cuda.clean import LIMIT_BYTES
 from evolve.devices.cuda.device import CudaDevice
+from evolve.devices.cuda.memory import LIMIT_BYTES
 
 pytestmark = pytest.mark.gpu
 I32 = torch.int32

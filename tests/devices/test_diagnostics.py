@@ -6,7 +6,7 @@ import pytest
 
 from evolve.devices.cuda.compiler import _nvrtc
 from evolve.devices.device import RejectedError
-from evolve.devices.diagnostics import LEFT_OUT, of_known_files
+from evolve.devices.source_text import LEFT_OUT, of_known_files
 
 SECRET = "hunter2"
 

@@ -19,7 +19,7 @@ from evolve.devices.device import Counted
 
 pytest.importorskip("cupy")
 
-from evolve.devices.cuda import parcel, profiler
+from evolve.devices.cuda import profiler, replay
 from evolve.devices.cuda.compiler import compile_cubin
 from evolve.devices.cuda.profiler import Ncu, combined, command_line, judged, rows
 
@@ -259,7 +259,7 @@ def test_inputs_that_cannot_be_written_are_a_reason(standing_in: Stand, monkeypa
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(parcel, "write", full)
+    monkeypatch.setattr(replay, "write", full)
     assert "No space left on device" in count(standing_in("")).fault
 
 

@@ -14,9 +14,9 @@ from evolve.devices.device import Device
 
 pytest.importorskip("cupy")
 
-from evolve.devices.cuda import parcel, replay
+from evolve.devices.cuda import replay
 from evolve.devices.cuda.compiler import compile_cubin
-from evolve.devices.cuda.parcel import Buffer, Parcel, Step
+from evolve.devices.cuda.replay import Buffer, Parcel, Step
 from evolve.devices.cuda.sanitizer import judged
 
 CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
@@ -96,8 +96,8 @@ def test_a_parcel_is_read_as_it_was_written(tmp_path: Path) -> None:
     launch = BoundLaunch(1, "entry", (2, 3, 1), (32, 1, 1), 70000, args, cooperative=True)
     buffers = (Buffer("x", 4, contents=b"abcd"), Buffer("y", 0), Buffer("scratch", 12, zero=True))
     written = Parcel(b"\x7fELF...", (Step(launch, (8, 16, 4, 8, 4, 8), 100),), buffers, device=2)
-    parcel.write(written, tmp_path)
-    found = parcel.read(tmp_path)
+    replay.write(written, tmp_path)
+    found = replay.read(tmp_path)
     assert found == written
     assert [type(value) for value in found.steps[0].launch.args] == [Pointer, Pointers, int, int, float, float]
 

@@ -19,8 +19,8 @@ from archive.library import shipped
 from archive.records import DeviceInfo
 from evolve.devices.cuda import cubin
 from evolve.devices.cuda.compiler import compile_cubin
-from evolve.devices.cuda.own import compiled
-from evolve.devices.cuda.sass import Use, use
+from evolve.devices.cuda.cubin import Use, use
+from evolve.devices.cuda.memory import compiled
 from evolve.op_on_device import point
 from reference_ops import catalog
 

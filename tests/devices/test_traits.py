@@ -13,8 +13,8 @@ from archive.kernel import Kernel, parse
 from archive.library import shipped
 from archive.records import DeviceInfo, Traits
 from evolve.devices.cuda.compiler import compile_cubin
+from evolve.devices.cuda.cubin import occupancy
 from evolve.devices.cuda.program import CudaProgram
-from evolve.devices.cuda.traits import occupancy
 from evolve.op_on_device import point
 from reference_ops import catalog
 

@@ -9,11 +9,11 @@ import bad_kernels
 import pytest
 
 from archive.records import Outcome
-from evolve.engines import mishaps
+from evolve.engines import local
 from evolve.engines.engine import Job
-from evolve.engines.handles import Line, Task, Worker
+from evolve.engines.local import Blame
 from evolve.engines.messages import Role
-from evolve.engines.mishaps import Blame
+from evolve.engines.pool import Line, Task, Worker
 
 SEGV, KILL = -signal.SIGSEGV, -signal.SIGKILL
 
@@ -34,7 +34,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
 
 
 def death(task: Task, worker: Worker, status: int, *, exposed: bool = True) -> Blame | None:
-    return mishaps.of_death(task, worker, status, "it ended", exposed=exposed)
+    return local.of_death(task, worker, status, "it ended", exposed=exposed)
 
 
 def test_where_kernels_reach_no_memory_of_their_worker_the_one_that_it_dies_over_has_crashed(
@@ -65,8 +65,8 @@ def test_a_compiler_that_dies_says_of_the_source_that_it_does_not_compile(task: 
 
 
 def test_a_second_failure_in_other_words_is_the_kernels_and_both_are_told(task: Task) -> None:
-    assert mishaps.of_failure(task, "a TypeError") is None
-    blame = mishaps.of_failure(task, "a RuntimeError")
+    assert local.of_failure(task, "a TypeError") is None
+    blame = local.of_failure(task, "a RuntimeError")
     assert blame
     assert blame.outcome is Outcome.CRASHED
     assert blame.log.index("a TypeError") < blame.log.index("a RuntimeError")
@@ -80,7 +80,7 @@ def test_what_takes_too_long_is_named_after_what_it_was_doing(
     task: Task, worker: Worker, phase: str, outcome: Outcome
 ) -> None:
     worker.begin(phase)
-    blame = mishaps.of_hanging(task, worker, "it took too long")
+    blame = local.of_hanging(task, worker, "it took too long")
     assert blame
     assert (blame.outcome, "endless loop" in blame.log) == (outcome, phase == "run")
 
@@ -88,7 +88,7 @@ def test_what_takes_too_long_is_named_after_what_it_was_doing(
 def test_what_has_run_before_may_miss_the_deadline_of_a_run_once(task: Task, worker: Worker) -> None:
     for phase in ("run", "check", "run"):
         worker.begin(phase)
-    assert mishaps.of_hanging(task, worker, "it took too long") is None
-    blame = mishaps.of_hanging(task, worker, "it took too long")
+    assert local.of_hanging(task, worker, "it took too long") is None
+    blame = local.of_hanging(task, worker, "it took too long")
     assert blame
     assert blame.outcome is Outcome.TIMED_OUT

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from evolve.evaluation.allowance import FLOAT32_UNIT, summed
-from evolve.evaluation.compare import compared
+from evolve.evaluation.compare import FLOAT32_UNIT, compared, summed
 from reference_ops.op import Tolerance
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from evolve.evaluation.allowance import FLOAT32_UNIT, summed
-from evolve.evaluation.compare import compared
+from evolve.evaluation.compare import FLOAT32_UNIT, compared, summed
 from evolve.evaluation.op_check import CORRUPTIONS, BlindSpot, blind_spots, distributions
 from reference_ops import catalog
 from reference_ops.op import Op, Tolerance, Workload, rotated, tensors, workloads

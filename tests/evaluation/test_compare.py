@@ -4,8 +4,7 @@ import math
 import pytest
 import torch
 
-from evolve.evaluation.allowance import NO_SUMS, Sums, summed
-from evolve.evaluation.compare import compared
+from evolve.evaluation.compare import NO_SUMS, Sums, compared, summed
 from reference_ops.op import Tolerance
 
 torch.manual_seed(5)

@@ -15,9 +15,8 @@ from archive.kernel import parse
 from evolve.devices.device import Program, RejectedError
 from evolve.evaluation import timing
 from evolve.evaluation.baselines import Baselines
-from evolve.evaluation.buffers import Arena
+from evolve.evaluation.buffers import Arena, bytes_held
 from evolve.evaluation.check import Inspector
-from evolve.evaluation.memory import bytes_held
 from evolve.evaluation.op_check import blind_spots
 from evolve.op_on_device import point
 from reference_ops.op import Op, tensors, workloads

@@ -7,8 +7,8 @@ from gpu_records import H200, duel, times
 from archive import kernel as genome
 from archive.kernel import Kernel
 from evolve.export.template.calls import NoKernelError
+from evolve.export.template.dispatch import Choice, Question, choices
 from evolve.export.template.manifest import Entry, Measured, Shipped
-from evolve.export.template.selection import Choice, Question, choices
 from evolve.op_on_device import point
 from reference_ops import catalog
 from reference_ops.op import Workload

@@ -8,7 +8,7 @@ from small_op import GPU, KERNEL, KERNEL_TEXT, OP
 from archive import binding, plan_reader
 from archive.binding import bind
 from archive.kernel import parse_for
-from evolve.devices.cuda.prelude import EMPTY_HEADERS, PRELUDE
+from evolve.devices.cuda.compiler import EMPTY_HEADERS, PRELUDE
 from evolve.devices.prelude import C_TYPES
 from evolve.op_on_device import point, signature
 from evolve.prompting.kernel_format import rules

@@ -9,11 +9,9 @@ from small_op import BROKEN_TEXT, COMPILE_ERROR, KERNEL, OP, SLOW_TEXT
 from archive.kernel import parse
 from archive.records import Evaluation, Outcome, Resources, Traits
 from evolve.devices import counters as c
-from evolve.prompting.diagnosis import diagnosis, form
-from evolve.prompting.hints import AT, HINTS, complaints, hint
-from evolve.prompting.kernel_sections import kernel_section, population_section, weakest_workload
+from evolve.prompting.diagnosis import AT, HINTS, complaints, diagnosis, form, hint
+from evolve.prompting.kernel_sections import kernel_section, population_section, profile_section, weakest_workload
 from evolve.prompting.op_sections import VALUES, op_section
-from evolve.prompting.profiles import profile_section
 from evolve.request import Candidate, Request
 from evolve.selection.population import weakest
 from reference_ops import catalog

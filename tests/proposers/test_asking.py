@@ -10,8 +10,7 @@ from archive.kernel import parse
 from evolve.prompting.compose import EDITS, FENCED, IMPROVE, WHOLE
 from evolve.prompting.operators import ANSWERS
 from evolve.proposers.llm.models import Model
-from evolve.proposers.llm.questions import asked, asks, requests
-from evolve.proposers.llm.reference_text import reference_source
+from evolve.proposers.llm.questions import asked, asks, reference_source, requests
 from reference_ops import catalog
 
 ONE, OTHER = Model("m-1"), Model("m-2", temperature=0.5, max_tokens=4000)

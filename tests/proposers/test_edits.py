@@ -3,8 +3,7 @@ from small_op import KERNEL, KERNEL_TEXT, OP, SLOW_TEXT
 
 from archive.kernel import parse
 from archive.proposals import Proposal
-from evolve.proposers.llm.edits import EditError, applied, edits_in
-from evolve.proposers.llm.reply import proposal_from
+from evolve.proposers.llm.reply import EditError, applied, edits_in, proposal_from
 
 ORIGIN = Proposal("center_rows", "improve", "m-1", None, run="run-1")
 NOTE, NEW_NOTE = 'note = "one thread per row"', 'note = "a thread takes a row, by fours"'

@@ -21,11 +21,9 @@ from scripted_endpoint import (
 from archive.proposals import Cost
 from evolve.prompting.compose import Message, estimated_tokens
 from evolve.prompting.text import tokens
-from evolve.proposers.llm.chat import Answer, Call
-from evolve.proposers.llm.endpoint import Endpoints
-from evolve.proposers.llm.endpoint_faults import scrubbed
+from evolve.proposers.llm.chat import Answer, Call, Window
+from evolve.proposers.llm.endpoint import Endpoints, scrubbed
 from evolve.proposers.llm.faults import LONGEST_SECONDS
-from evolve.proposers.llm.limits import Window
 from evolve.proposers.llm.models import Model, Prices
 
 MESSAGES = (Message("system", "You write kernels."), Message("user", "Write one."))

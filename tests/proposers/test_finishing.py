@@ -9,8 +9,7 @@ from archive.kernel import Kernel, parse
 from archive.library import shipped
 from archive.proposals import Proposal
 from archive.records import Evaluation, Outcome
-from evolve.proposers.tuner.finishing import FinishingProposer, unfinished
-from evolve.proposers.tuner.proposer import OfflineProposer
+from evolve.proposers.tuner.proposer import FinishingProposer, OfflineProposer, unfinished
 from evolve.request import Candidate, Request
 from evolve.wiring import runs
 from reference_ops import catalog

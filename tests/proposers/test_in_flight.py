@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from evolve.proposers.llm.in_flight import LeftError, answers
-from evolve.proposers.llm.limits import Pause
+from evolve.proposers.llm.chat import Pause
+from evolve.proposers.llm.proposer import LeftError, answers
 
 
 def always(question: int, running: Sequence[int]) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from evolve.proposers.llm.limits import SECONDS, Window
+from evolve.proposers.llm.chat import SECONDS, Window
 from evolve.proposers.llm.models import Model
 
 

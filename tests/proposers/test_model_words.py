@@ -5,8 +5,16 @@ from pathlib import Path
 import pytest
 
 from evolve.errors import UserError
-from evolve.proposers.llm.model_words import check_keys, check_priced, check_spends, read, without_secrets
-from evolve.proposers.llm.models import OPENAI_URL, Model, Prices
+from evolve.proposers.llm.models import (
+    OPENAI_URL,
+    Model,
+    Prices,
+    check_keys,
+    check_priced,
+    check_spends,
+    read_models,
+    without_secrets,
+)
 
 HOST = "http://localhost:8000/v1"
 FULL = """
@@ -36,11 +44,11 @@ def written(folder: Path, text: str) -> str:
 
 
 def test_without_words_there_is_a_default() -> None:
-    assert read((), {}) == (Model("gpt-5", key_env="OPENAI_API_KEY"),)
+    assert read_models((), {}) == (Model("gpt-5", key_env="OPENAI_API_KEY"),)
 
 
 def test_a_name_is_asked_where_the_environment_says() -> None:
-    (found,) = read(["qwen"], {"OPENAI_BASE_URL": HOST, "EVOLVE_LLM_TIMEOUT": "7"})
+    (found,) = read_models(["qwen"], {"OPENAI_BASE_URL": HOST, "EVOLVE_LLM_TIMEOUT": "7"})
     assert (found.name, found.base_url, found.key_env, found.timeout_seconds) == ("qwen", HOST, "OPENAI_API_KEY", 7.0)
 
 
@@ -53,16 +61,16 @@ def test_a_name_is_asked_where_the_environment_says() -> None:
     ],
 )
 def test_a_name_may_bring_its_address(word: str, name: str, base_url: str) -> None:
-    (found,) = read([word], {})
+    (found,) = read_models([word], {})
     assert (found.name, found.base_url) == (name, base_url)
 
 
 def test_the_key_of_one_address_is_never_sent_to_another() -> None:
-    assert [model.key_env for model in read(["gpt-5", f"qwen@{HOST}"], {})] == ["OPENAI_API_KEY", ""]
+    assert [model.key_env for model in read_models(["gpt-5", f"qwen@{HOST}"], {})] == ["OPENAI_API_KEY", ""]
 
 
 def test_a_file_says_all_that_is_to_be_known(tmp_path: Path) -> None:
-    big, small = read([written(tmp_path, FULL)], {})
+    big, small = read_models([written(tmp_path, FULL)], {})
     assert big == Model(
         "big",
         "https://gateway.example/v1",
@@ -104,64 +112,64 @@ def test_a_file_says_all_that_is_to_be_known(tmp_path: Path) -> None:
 )
 def test_a_file_that_cannot_be_meant_is_refused_with_a_hint(tmp_path: Path, text: str, reason: str, hint: str) -> None:
     with pytest.raises(UserError) as refused:
-        read([written(tmp_path, text)], {})
+        read_models([written(tmp_path, text)], {})
     assert reason in str(refused.value)
     assert hint in refused.value.hint
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
-        read([str(tmp_path / "none.toml")], {})
+        read_models([str(tmp_path / "none.toml")], {})
 
 
 @pytest.mark.parametrize("url", ["http://", "http://:80/v1", "http://h:port/v1", "http://h:99999/v1", "http://[::1/v1"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(UserError, match="is no address"):
-        read(["m"], {"OPENAI_BASE_URL": url})
+        read_models(["m"], {"OPENAI_BASE_URL": url})
 
 
 def test_a_refused_address_does_not_show_its_password() -> None:
     with pytest.raises(UserError) as refused:
-        read(["m@http://me:hidden@h:port/v1"], {})
+        read_models(["m@http://me:hidden@h:port/v1"], {})
     assert "hidden" not in f"{refused.value} {refused.value.hint}"
 
 
 @pytest.mark.parametrize("word", ["m@ftp://me:hidden@h/v1", "m@HTTP://me:hidden@h/v1", "http://h/v1?key=hidden"])
 def test_an_address_of_another_kind_is_no_name_and_does_not_show_its_password(word: str) -> None:
     with pytest.raises(UserError, match="names no model") as refused:
-        read([word], {})
+        read_models([word], {})
     assert "hidden" not in f"{refused.value} {refused.value.hint}"
     assert "hidden" not in without_secrets(word)
 
 
 def test_a_refused_address_does_not_show_what_it_asks() -> None:
     with pytest.raises(UserError, match="is no address") as refused:
-        read(["m"], {"OPENAI_BASE_URL": "htp://h/v1?key=hidden"})
+        read_models(["m"], {"OPENAI_BASE_URL": "htp://h/v1?key=hidden"})
     assert "hidden" not in str(refused.value)
 
 
 def test_a_name_that_nobody_could_keep_is_refused() -> None:
     with pytest.raises(UserError, match="characters that no name has"):
-        read(["m\udcff"], {})
+        read_models(["m\udcff"], {})
 
 
 def test_a_key_in_place_of_its_variable_is_not_repeated(tmp_path: Path) -> None:
-    models = read([written(tmp_path, '[[model]]\nname = "m"\nkey_env = "gsk_hidden"')], {})
+    models = read_models([written(tmp_path, '[[model]]\nname = "m"\nkey_env = "gsk_hidden"')], {})
     with pytest.raises(UserError, match="m needs a key") as refused:
         check_keys(models, {})
     assert "hidden" not in f"{refused.value} {refused.value.hint}"
 
 
 def test_models_of_one_name_sign_with_their_addresses() -> None:
-    signatures = [model.signature for model in read([f"m@{HOST}", "m@http://me:pw@other/v1", "n"], {})]
+    signatures = [model.signature for model in read_models([f"m@{HOST}", "m@http://me:pw@other/v1", "n"], {})]
     assert signatures == ["m@localhost:8000", "m@other", "n"]
 
 
 def test_the_same_model_twice_needs_labels(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="2 models are called m"):
-        read(["m@http://h/v1", "m@http://h/v1"], {})
+        read_models(["m@http://h/v1", "m@http://h/v1"], {})
     labelled = '[[model]]\nname = "m"\n[[model]]\nname = "m"\nlabel = "m warm"\ntemperature = 1'
-    assert [model.signature for model in read([written(tmp_path, labelled)], {})] == ["m", "m warm"]
+    assert [model.signature for model in read_models([written(tmp_path, labelled)], {})] == ["m", "m warm"]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +178,7 @@ def test_the_same_model_twice_needs_labels(tmp_path: Path) -> None:
 )
 def test_a_key_that_was_named_must_be_there(tmp_path: Path, environment: dict[str, str], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        check_keys(read([written(tmp_path, FULL)], {}), environment)
+        check_keys(read_models([written(tmp_path, FULL)], {}), environment)
 
 
 def test_a_limit_in_dollars_needs_prices_for_all(tmp_path: Path) -> None:
@@ -185,7 +193,7 @@ def test_a_limit_in_dollars_speaks_of_the_model_that_would_be_asked() -> None:
 
 def test_an_empty_name_is_no_model() -> None:
     with pytest.raises(UserError, match="--model names no model"):
-        read([" "], {})
+        read_models([" "], {})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from small_op import BROKEN_TEXT, KERNEL, OP, SLOW_TEXT, failed, passed, request
 from archive.kernel import parse
 from archive.records import Measurement
 from evolve.prompting.compose import PARENTS
-from evolve.proposers.llm.openings import most, operators, parents
+from evolve.proposers.llm.questions import most, operators, parents
 from evolve.request import Candidate, Request
 
 FAST, SLOW, BROKEN = passed(KERNEL), passed(parse(SLOW_TEXT)), failed(parse(BROKEN_TEXT))

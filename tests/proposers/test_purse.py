@@ -6,7 +6,7 @@ from archive.proposals import Cost
 from evolve.prompting.compose import Message, estimated_tokens
 from evolve.proposers.llm.chat import Call
 from evolve.proposers.llm.models import Model, Prices
-from evolve.proposers.llm.purse import DEARER, LEAST_REPLY, MARGIN, Purse
+from evolve.proposers.llm.proposer import DEARER, LEAST_REPLY, MARGIN, Purse
 from evolve.request import Left, Trial
 
 MESSAGES = (Message("user", "x" * 3_000),)

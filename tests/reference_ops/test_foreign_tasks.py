@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from evolve.evaluation.op_check import blind_spots
-from evolve.proposers.llm.reference_text import reference_source
+from evolve.proposers.llm.questions import reference_source
 from reference_ops import catalog
 from reference_ops.catalog import CatalogError
 from reference_ops.op import Op

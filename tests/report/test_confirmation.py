@@ -5,7 +5,7 @@ from records import CPU, GPU, checked, confirmed, failed, passed
 from rich.console import Group
 
 from archive.records import Confirmed, DeviceInfo, Evaluation, Sanitized
-from evolve.report.confirmation import audit, confirmation_details, sanitizer_words
+from evolve.report.kernel import audit, confirmation_details, sanitizer_words
 
 W, V = "rows=8 cols=16 float32", "rows=2 cols=512 float32"
 

@@ -6,9 +6,9 @@ from records import GPU, failed, failed_reply, kernel
 from rich.text import Text
 
 from archive.kernel import archived
-from evolve.report.console import complain, console, print_json, print_text
-from evolve.report.details import difference, kernel_details, reply_details
+from evolve.report.kernel import difference, kernel_details, reply_details
 from evolve.report.tables import plain_table
+from evolve.report.words import complain, console, print_json, print_text
 
 Capture = pytest.CaptureFixture[str]
 HOSTILE = "\x1b[2J\x1b]52;c;ZWNobw==\x07 \x9b31m \u202e \x7f end"

@@ -11,8 +11,7 @@ from archive.records import Check, Evaluation, Outcome
 from evolve.devices import state
 from evolve.evaluation import buffers, timing
 from evolve.report import explain
-from evolve.report.explain import NAMES, explanation
-from evolve.report.meanings import MEANINGS, WHEN_TIMED, Step, stopped_at
+from evolve.report.explain import MEANINGS, NAMES, WHEN_TIMED, Step, explanation, stopped_at
 from reference_ops import values
 
 W = "rows=8 cols=16 float32"

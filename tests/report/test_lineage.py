@@ -5,7 +5,7 @@ from records import GPU, failed, failed_reply, kernel, passed, proposal
 
 from archive.proposals import Proposal
 from archive.records import Evaluation
-from evolve.report.lineage import lineage, lineage_tree
+from evolve.report.kernel import lineage, lineage_tree
 from evolve.report.standing import Standing, standing
 
 ROWS = "rows=8 cols=16 float32"

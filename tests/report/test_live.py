@@ -8,10 +8,8 @@ from records import CPU, GPU, confirmed, failed, failed_reply, kernel, passed, p
 from archive.proposals import Budget, Proposal
 from archive.records import DeviceInfo, Outcome
 from archive.store import open_archive
-from evolve.report.live import Display
-from evolve.report.log import Log
-from evolve.report.progress import Phases, Watcher
-from evolve.report.spending import Meter
+from evolve.report.live import Display, Log
+from evolve.report.progress import Meter, Phases, Watcher
 
 WORKLOADS = [f"rows={rows} cols=256 float32" for rows in (1, 2, 4, 8, 16, 32, 64, 128)]
 

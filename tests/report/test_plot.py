@@ -1,6 +1,6 @@
 import pytest
 
-from evolve.report.plot import Line, plot
+from evolve.report.runs import Line, plot
 
 RISING, FLAT = Line([(0, 1.0), (5, 2.0), (10, 4.0)]), Line([(0, 1.0), (6, 1.0)])
 

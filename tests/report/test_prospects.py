@@ -6,7 +6,7 @@ import pytest
 from small_op import GPU, KERNEL, OP, passed
 
 from archive.records import DeviceInfo, Evaluation, Standard
-from evolve.report.prospects import Prospect, by_headroom, device_of, nested, prospects, shares
+from evolve.report.ops import Prospect, by_headroom, device_of, nested, prospects, shares
 
 FLOAT, HALF = (workload.key for workload in OP.gpu)
 OTHER = replace(GPU, name="NVIDIA H100")

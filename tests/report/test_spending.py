@@ -5,9 +5,8 @@ from drawn import drawn
 
 from archive.proposals import Budget
 from evolve.budget import Ended, Spent
-from evolve.report.board import Board, Row, rows_table
-from evolve.report.progress import Progress
-from evolve.report.spending import Meter, amounts, ending, without_answer
+from evolve.report.live import Board, Row, rows_table
+from evolve.report.progress import Meter, Progress, amounts, ending, without_answer
 from evolve.report.standing import Standing
 
 

@@ -19,8 +19,7 @@ from evolve.prompting.compose import EDITS
 from evolve.proposers.llm.endpoint import Endpoints
 from evolve.proposers.llm.models import Model
 from evolve.proposers.llm.proposer import LlmProposer
-from evolve.proposers.tuner.finishing import FinishingProposer
-from evolve.proposers.tuner.proposer import OfflineProposer
+from evolve.proposers.tuner.proposer import FinishingProposer, OfflineProposer
 from evolve.request import Proposer
 from evolve.search import Quest
 from evolve.selection.selection import Scope

@@ -15,7 +15,7 @@ import torch
 
 from archive.binding import Bound
 from evolve.devices.counters import COUNTERS
-from evolve.devices.cuda import parcel, replay
+from evolve.devices.cuda import replay
 from evolve.devices.cuda.compiler import Cubin
 from evolve.devices.device import Counted
 
@@ -96,7 +96,7 @@ class Ncu:
         with tempfile.TemporaryDirectory(prefix="evolve-profiler-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
             try:
-                parcel.write(replay.packed(bound, cubin, inputs, outputs), folder)
+                replay.write(replay.packed(bound, cubin, inputs, outputs), folder)
                 while not counted.counters and (left := deadline - time.monotonic()) > 0:
                     log, said, finished = self._run(bound, folder, left)
                     counted = judged(log, said, len(bound.launches), finished=finished)
@@ -116,7 +116,7 @@ class Ncu:
 
     def _run(self, bound: Bound, folder: Path, seconds: float) -> tuple[str, str, bool]:
         """What the profiler and the kernel's process wrote, and whether the latter came to its end."""
-        log, done = folder / "counters.csv", folder / parcel.DONE
+        log, done = folder / "counters.csv", folder / replay.DONE
         for left in (log, done):  # by an earlier run
             left.unlink(missing_ok=True)
         own = {
@@ -128,14 +128,14 @@ class Ncu:
             "NV_COMPUTE_PROFILER_LOCAL_CONNECTION_OVERRIDE": "uds",
         }
         command = command_line(self._tool, self._names, bound, log)
-        process = replay.started(command, folder, parcel.DONE, seconds, own)
+        process = replay.started(command, folder, replay.DONE, seconds, own)
         try:
             process.wait(timeout=seconds + GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             pass
         finally:
             replay.end(process)
-        said = replay.printed(folder, parcel.DONE).read_text(errors="replace")
+        said = replay.printed(folder, replay.DONE).read_text(errors="replace")
         return log.read_text(errors="replace") if log.exists() else "", said, done.exists()
 
 

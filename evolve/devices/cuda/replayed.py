@@ -7,9 +7,9 @@ from pathlib import Path
 
 from cupy.cuda import runtime
 
-from evolve.devices.cuda import parcel
-from evolve.devices.cuda.launching import loaded, prepared
-from evolve.devices.cuda.parcel import Buffer, Parcel
+from evolve.devices.cuda import replay
+from evolve.devices.cuda.program import loaded, prepared
+from evolve.devices.cuda.replay import Buffer, Parcel
 
 
 def run(packed: Parcel) -> None:
@@ -26,7 +26,7 @@ def run(packed: Parcel) -> None:
 def main() -> None:
     folder, mark, seconds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     signal.alarm(seconds)  # the end of us, should the tool be killed without us
-    run(parcel.read(folder))
+    run(replay.read(folder))
     (folder / mark).touch()
 
 

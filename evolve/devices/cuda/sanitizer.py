@@ -12,7 +12,7 @@ import torch
 
 from archive.binding import Bound
 from archive.records import Sanitized
-from evolve.devices.cuda import parcel, replay
+from evolve.devices.cuda import replay
 from evolve.devices.cuda.compiler import Cubin
 
 NAME = "compute-sanitizer"
@@ -45,7 +45,7 @@ def sanitize(
         return ()
     with tempfile.TemporaryDirectory(prefix="evolve-sanitizer-") as name:
         folder = Path(name)
-        parcel.write(replay.packed(bound, cubin, inputs, outputs), folder)
+        replay.write(replay.packed(bound, cubin, inputs, outputs), folder)
         processes = {check: _started(tool, check, folder, seconds) for check in TOOLS}
         deadline = time.monotonic() + seconds
         try:
@@ -93,7 +93,7 @@ def _log(folder: Path, check: str) -> Path:
 
 
 def _mark(check: str) -> str:
-    return f"{check}.{parcel.DONE}"
+    return f"{check}.{replay.DONE}"
 
 
 def _report(log: str) -> str:

@@ -14,13 +14,97 @@ from pathlib import Path
 
 import torch
 
-from archive.binding import Bound, BoundLaunch
+from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
 from archive.records import DeviceInfo, Outcome, Resources, Traits
 from evolve.devices import state
 from evolve.devices.device import Machined, Program, RejectedError
-from evolve.devices.emulated import arguments, compiler
-from evolve.devices.emulated.arguments import Entry
-from evolve.devices.emulated.variables import Watched, watched
+from evolve.devices.emulated import compiler
+from evolve.devices.emulated.compiler import Watched, watched
+
+CValue = ctypes.Array[ctypes.c_char]
+
+
+class Parameter(ctypes.Structure):
+    """One parameter of an entry: its kind as a character, and its bytes."""
+
+    _fields_ = (("kind", ctypes.c_int), ("bytes", ctypes.c_int))
+
+    @property
+    def described(self) -> str:
+        kinds = {"p": "a pointer", "i": "an integer", "u": "an unsigned integer", "f": "a floating point number"}
+        kinds["l"] = f"a List of {self.bytes // 8} pointers"
+        kind = chr(self.kind)
+        return kinds.get(kind, "a value of a type that no argument has") + (
+            "" if kind in "pl" else f" of {self.bytes} bytes"
+        )
+
+
+class Entry(ctypes.Structure):
+    """One row of the table that the compiled kernel exports."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("call", ctypes.c_void_p),
+        ("count", ctypes.c_int),
+        ("parameters", ctypes.POINTER(Parameter)),
+    )
+
+
+def check(launch: BoundLaunch, entry: Entry) -> None:
+    """Raise a RejectedError unless every argument fits its parameter."""
+    if entry.count != len(launch.args):
+        raise RejectedError(
+            Outcome.MALFORMED,
+            f"launch {launch.index}: `{launch.entry}` takes {entry.count} parameters, args lists {len(launch.args)}",
+        )
+    for position, value in enumerate(launch.args):
+        parameter = entry.parameters[position]
+        if problem := _misfit(value, parameter):
+            raise RejectedError(
+                Outcome.MALFORMED, f"launch {launch.index}, argument {position} of `{launch.entry}`: {problem}"
+            )
+
+
+def _misfit(value: Value, parameter: Parameter) -> str:
+    kind, size = chr(parameter.kind), parameter.bytes
+    given = _described(value)
+    fits = {Pointer: kind == "p", Pointers: kind == "l", float: kind == "f", int: kind in "iu" and size in {4, 8}}
+    if not fits[type(value)]:
+        return f"the plan passes {given}, the entry takes {parameter.described}"
+    if isinstance(value, Pointers) and size != 8 * len(value.names):
+        return f"the plan passes {given}, the entry takes {parameter.described}"
+    if isinstance(value, int):
+        bits = 8 * size
+        low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if kind == "i" else (0, (1 << bits) - 1)
+        if not low <= value <= high:
+            return f"{value} does not fit {parameter.described}"
+    return ""
+
+
+def _described(value: Value) -> str:
+    match value:
+        case Pointer(name):
+            return f"the tensor `{name}`"
+        case Pointers(names):
+            return f"a list of {len(names)} tensors ({', '.join(names)})"
+        case float():
+            return f"the float {value}"
+    return f"the integer {value}"
+
+
+def as_c(value: Value, parameter: Parameter, tensors: Mapping[str, torch.Tensor]) -> ctypes.Array[ctypes.c_char]:
+    """The bytes of one argument."""
+    match value:
+        case Pointer(name):
+            data: bytes = bytes(ctypes.c_void_p(tensors[name].data_ptr()))
+        case Pointers(names):
+            data = b"".join(bytes(ctypes.c_void_p(tensors[name].data_ptr())) for name in names)
+        case float():
+            data = bytes(ctypes.c_float(value) if parameter.bytes == 4 else ctypes.c_double(value))
+        case _:
+            data = (value % (1 << 8 * parameter.bytes)).to_bytes(parameter.bytes, "little")
+    return ctypes.create_string_buffer(data, len(data))
+
 
 SMS, SHARED_BYTES, ARCH = 4, 232448, "sm_90a"
 MAX_RESIDENT_BLOCKS, THREADS_PER_SM = 128, 2048
@@ -42,7 +126,7 @@ class EmulatedProgram:
         rows = (Entry * len(names)).in_dll(library, "evolve_entries") if names else ()
         self._entries = dict(zip(names, rows, strict=True))
         for launch in bound.launches:
-            arguments.check(launch, self._entries[launch.entry])
+            check(launch, self._entries[launch.entry])
 
     @property
     def traits(self) -> Traits | None:
@@ -60,7 +144,7 @@ class EmulatedProgram:
 
     def _launch(self, launch: BoundLaunch, tensors: Mapping[str, torch.Tensor]) -> None:
         entry = self._entries[launch.entry]
-        values = [arguments.as_c(value, entry.parameters[i], tensors) for i, value in enumerate(launch.args)]
+        values = [as_c(value, entry.parameters[i], tensors) for i, value in enumerate(launch.args)]
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         sizes = (ctypes.c_uint * 6)(*launch.grid, *launch.block)
         message = ctypes.create_string_buffer(MESSAGE_BYTES)

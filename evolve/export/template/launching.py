@@ -73,8 +73,7 @@ class Ready:
 def prepare(op: Op, workload: Workload, bound: Bound, device: torch.device) -> Ready:
     """Compile and load. A NoKernelError says that the GPU has no room for this kernel at these sizes."""
     from evolve.devices.cuda.compiler import compile_cubin
-    from evolve.devices.cuda.context import bind_context
-    from evolve.devices.cuda.program import CudaProgram
+    from evolve.devices.cuda.program import CudaProgram, bind_context
 
     info = present(device)
     try:

@@ -1,6 +1,8 @@
-"""Where questions leave us: one method, which a server answers over HTTP, or the archive from memory."""
+"""The contract of a chat: a question in, an answer out; and the limits on requests and tokens per minute."""
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -9,8 +11,78 @@ from archive.proposals import Cost
 from evolve.errors import UserError
 from evolve.prompting.compose import Message, estimated_tokens
 from evolve.prompting.text import tokens
-from evolve.proposers.llm.limits import Pause
 from evolve.proposers.llm.models import Model, Prices
+
+SECONDS = 60.0
+Clock = Callable[[], float]
+Pause = Callable[[float], None]  # waits, or raises when nobody wants the answer any more
+
+
+class TimeUpError(Exception):
+    """The time of a run is over before what was waited for has come."""
+
+
+def until(deadline: float, pause: Pause) -> Pause:
+    """The same pause, but no longer than to a moment of time.monotonic."""
+
+    def shortened(seconds: float) -> None:
+        pause(max(0.0, min(seconds, deadline - time.monotonic())))
+        if time.monotonic() >= deadline:
+            raise TimeUpError
+
+    return shortened
+
+
+@dataclass
+class Entry:
+    """A request of the last minute."""
+
+    moment: float
+    tokens: int  # an estimate until the answer is there
+
+
+@dataclass
+class Window:
+    """The last minute at one address, shared by all threads that ask there."""
+
+    clock: Clock = time.monotonic
+    _entries: list[Entry] = field(default_factory=list)
+    _held_until: float = float("-inf")
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def enter(self, model: Model, tokens: int, pause: Pause) -> Entry:
+        """Wait until a request of so many tokens is allowed, and count it."""
+        pause(0.0)
+        while isinstance(found := self._try(model, tokens), float):
+            pause(found)
+        return found
+
+    def hold(self, seconds: float) -> None:
+        """The server wants to be left alone for a while, by everybody."""
+        with self._lock:
+            self._held_until = max(self._held_until, self.clock() + seconds)
+
+    def _try(self, model: Model, tokens: int) -> Entry | float:
+        """A place in the window, or the seconds after which it is worth trying again."""
+        with self._lock:
+            now = self.clock()
+            if now < self._held_until:
+                return self._held_until - now
+            self._entries = [entry for entry in self._entries if now - entry.moment < SECONDS]
+            if self._full(model, tokens):
+                return max(self._entries[0].moment + SECONDS - now, 1e-3)
+            self._entries.append(Entry(now, tokens))
+            return self._entries[-1]
+
+    def _full(self, model: Model, tokens: int) -> bool:
+        requests, allowed = model.requests_per_minute, model.tokens_per_minute
+        # What alone is more than a whole minute allows is asked all the same, once nothing else is there.
+        if not self._entries:
+            return False
+        if requests is not None and len(self._entries) >= max(requests, 1):
+            return True
+        return allowed is not None and sum(entry.tokens for entry in self._entries) + tokens > allowed
+
 
 UNUSABLE = "not asked any more for now: "  # begins the failure of a proposal whose model cannot be asked
 

@@ -1,29 +1,166 @@
-"""Kernels from language models: choose whom to ask what, ask, and read what they say.
-
-A request that fails becomes a Proposal that says why. Only when no model at all can be asked is it an error, the
-user's to put right. A reply that arrived is passed on whatever became of the others: it was paid for.
-"""
+"""Proposer that asks language models: several questions at a time, within what the run may spend."""
 
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import TypeVar
 
-from archive.proposals import Proposal, Question
+from archive.proposals import Cost, Proposal, Question
 from evolve.errors import UserError
-from evolve.proposers.llm import model_words
-from evolve.proposers.llm.chat import UNUSABLE, Answer, Chat
+from evolve.prompting.compose import estimated_tokens
+from evolve.proposers.llm import models as model_words
+from evolve.proposers.llm.chat import UNUSABLE, Answer, Call, Chat, Pause, TimeUpError, until
 from evolve.proposers.llm.endpoint import Endpoints, first_model
-from evolve.proposers.llm.in_flight import answers
-from evolve.proposers.llm.limits import Pause, TimeUpError, until
 from evolve.proposers.llm.models import DEFAULT_MODEL, OPENAI_URL, Model, price_hint
-from evolve.proposers.llm.purse import Purse
-from evolve.proposers.llm.questions import Ask, asks
-from evolve.proposers.llm.reference_text import reference_source
+from evolve.proposers.llm.questions import Ask, asks, reference_source
 from evolve.proposers.llm.reply import proposal_from
-from evolve.request import Request
+from evolve.request import Left, Request, Trial
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class LeftError(Exception):
+    """Nobody waits for the answer any more."""
+
+
+def answers(
+    waiting: MutableSequence[Q],
+    answer: Callable[[Q, Pause], A],
+    may_start: Callable[[Q, Sequence[Q]], bool],
+) -> Generator[tuple[Q, A], None, None]:
+    """Each answer as soon as it is there. `waiting` may grow meanwhile; what may not start in the end stays in it.
+
+    `may_start` is told what is in flight. Where `answer` raises, the others in flight are still waited for.
+    Leaving early asks nothing more and waits for nobody: the threads are daemons, because those of a
+    ThreadPoolExecutor would keep the interpreter alive until a stalled server lets go.
+    """
+    done: SimpleQueue[tuple[Q, Future[A]]] = SimpleQueue()
+    left = Event()
+    running: list[Q] = []
+    error: BaseException | None = None
+
+    def pause(seconds: float) -> None:
+        if left.wait(seconds):
+            raise LeftError
+
+    def settle(question: Q) -> None:
+        done.put((question, _settled(question, lambda asked: answer(asked, pause))))
+
+    try:
+        while True:
+            for question in () if error else started(waiting, running, may_start):
+                Thread(target=settle, args=(question,), daemon=True, name="question").start()
+            if not running:
+                break
+            question, future = done.get()
+            running.remove(question)
+            if raised := future.exception():
+                error = error or raised
+            else:
+                yield question, future.result()
+    finally:
+        left.set()
+    if error:
+        raise error
+
+
+def started(
+    waiting: MutableSequence[Q],
+    running: MutableSequence[Q],
+    may_start: Callable[[Q, Sequence[Q]], bool],
+) -> list[Q]:
+    """Those that may start now, which are moved from `waiting` to `running`."""
+    found = []
+    for question in tuple(waiting):
+        if may_start(question, running):
+            waiting.remove(question)
+            running.append(question)
+            found.append(question)
+    return found
+
+
+def _settled(question: Q, answer: Callable[[Q], A]) -> Future[A]:
+    future: Future[A] = Future()
+    try:
+        future.set_result(answer(question))
+    except BaseException as error:  # noqa: BLE001 - it is raised again where the answers are read
+        future.set_exception(error)
+    return future
+
+
+MARGIN = 2.0  # over the dearest reply seen so far
+LEAST_REPLY = 8_192  # tokens: a model that was brief so far may yet think for long
+DEARER = 8.0  # times a prompt's, which is the most that a reply's token costs anywhere
+UNKNOWN = float("inf")
+
+
+@dataclass
+class Purse:
+    """Admits a question if all in flight together stay within the limits, or if it is alone and something is left.
+
+    So a limit is overrun by one reply at most, as long as no reply is dearer than could be foreseen.
+    """
+
+    left: Left
+    longest: dict[str, int] = field(default_factory=dict)  # tokens of a reply, by who signed it
+    dearest: dict[str, float] = field(default_factory=dict)  # USD per token
+    tokens: int = 0  # spent
+    usd: float = 0.0
+
+    def learn(self, trials: Iterable[Trial]) -> None:
+        """What replies have cost before."""
+        for trial in trials:
+            self._see(trial.proposer, trial.cost)
+
+    def pay(self, signature: str, cost: Cost) -> None:
+        self.tokens += cost.tokens
+        self.usd += cost.usd
+        self._see(signature, cost)
+
+    def admits(self, call: Call, in_flight: Iterable[Call]) -> bool:
+        """Whether one more question may be put, beside those in flight."""
+        tokens, usd = self.left.tokens, self.left.usd
+        if tokens is None and usd is None:
+            return True
+        if _over(self.tokens, tokens) or _over(self.usd, usd):
+            return False
+        flying = [self._most(one) for one in in_flight]
+        if not flying:
+            return True
+        both = [*flying, self._most(call)]
+        most_tokens, most_usd = (sum(column) for column in zip(*both, strict=True))
+        fits_tokens = tokens is None or self.tokens + most_tokens <= tokens
+        return fits_tokens and (usd is None or self.usd + most_usd <= usd)
+
+    def _most(self, call: Call) -> tuple[float, float]:
+        """What a question may cost at most, in tokens and in USD, as far as that can be foreseen."""
+        model = call.model
+        prompt, seen = estimated_tokens(call.messages), self.longest.get(model.signature)
+        reply = UNKNOWN if seen is None else max(MARGIN * seen, LEAST_REPLY)
+        if model.max_tokens is not None and (seen or 0) <= model.max_tokens:
+            reply = min(reply, model.max_tokens)
+        if model.usd_per_million:
+            dearer = max(model.usd_per_million.prompt, model.usd_per_million.cached or 0.0)
+            return prompt + reply, (prompt * dearer + reply * model.usd_per_million.completion) / 1e6
+        per_token = self.dearest.get(model.signature)
+        return prompt + reply, UNKNOWN if per_token is None else per_token * (prompt + DEARER * reply)
+
+    def _see(self, signature: str, cost: Cost) -> None:
+        if cost.tokens:
+            self.longest[signature] = max(self.longest.get(signature, 0), cost.completion_tokens)
+            self.dearest[signature] = max(self.dearest.get(signature, 0.0), cost.usd / cost.tokens)
+
+
+def _over(spent: float, limit: float | None) -> bool:
+    return limit is not None and spent >= limit
+
 
 __all__ = ["DEFAULT_MODEL", "LlmProposer", "from_environment"]
 
@@ -111,7 +248,7 @@ class LlmProposer:
 
 def from_environment(words: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> LlmProposer:
     """The models meant by what was typed after `--model`, and else by OPENAI_BASE_URL and OPENAI_API_KEY."""
-    models = model_words.read(words, environment)
+    models = model_words.read_models(words, environment)
     key = environment.get(model_words.KEY_ENV, "").strip()
     own = environment.get(model_words.URL_ENV, "").strip()
     if not key and any(model.key_env == model_words.KEY_ENV and model.base_url == OPENAI_URL for model in models):

@@ -10,10 +10,9 @@ from archive.store import Store
 from evolve.errors import UserError
 from evolve.prompting.compose import EDITS, FENCED, WHOLE
 from evolve.prompting.operators import ANSWERS
-from evolve.proposers.llm.chat import UNUSABLE, Answer, Call
-from evolve.proposers.llm.in_flight import started
-from evolve.proposers.llm.limits import Pause
+from evolve.proposers.llm.chat import UNUSABLE, Answer, Call, Pause
 from evolve.proposers.llm.models import MAX_TOKENS_NAME, OPENAI_MAX_TOKENS_NAME, Model
+from evolve.proposers.llm.proposer import started
 from evolve.proposers.llm.questions import Ask
 
 Conversation = tuple[tuple[str, str], ...]

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from archive.kernel import Kernel
-from evolve.proposers.tuner.families import Family, bars, everyone, families, points
-from evolve.proposers.tuner.outlook import Outlook, outlook, space_for
+from evolve.proposers.tuner.outlook import Family, Outlook, bars, everyone, families, outlook, points, space_for
 from evolve.proposers.tuner.space import Space, setting_of
 from evolve.request import Candidate, Request
 

@@ -1,15 +1,45 @@
-"""Leaves nothing for the next kernel to find or to profit from: free memory, shared memory, the L2 cache."""
+"""GPU memory between runs: free and shared memory are overwritten, device variables are compared."""
 
 import ctypes
 import secrets
 from enum import IntEnum
 from functools import cache
+from typing import Any
 
 import torch
-from cupy.cuda import runtime
+from cupy.cuda import nvrtc, runtime
+from cupy.cuda.function import Module
 from cupy_backends.cuda.api import driver
+from cupy_backends.cuda.api.driver import CUDADriverError
 
-from evolve.devices.cuda import own
+from evolve.devices.cuda.program import loaded
+from evolve.devices.object_file import Symbol
+
+
+@cache
+def function(source: str, name: str, arch: str) -> Any:
+    """Compiled and loaded once per process."""
+    return loaded(compiled(source, arch)).get_function(name)
+
+
+def compiled(source: str, arch: str) -> bytes:
+    program = nvrtc.createProgram(source, "own.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, [f"-arch={arch}", "-std=c++17"])
+        image: bytes = nvrtc.getCUBIN(program)
+        return image + b"\0"  # CuPy drops the last byte
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def launch(function: Any, blocks: int, threads: int, values: tuple[Any, ...], shared: int = 0) -> None:
+    """Enqueue on PyTorch's current stream; `values` are ctypes values."""
+    addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+    stream = torch.cuda.current_stream().cuda_stream
+    driver.launchKernel(
+        function.ptr, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(addresses), 0
+    )  # fmt: skip
+
 
 FLUSH_BYTES = 2**28  # several times the L2 of any GPU so far
 THREADS, VECTOR_BYTES = 1024, 16
@@ -77,7 +107,7 @@ class Cleaner:
     """Overwrites shared memory and the L2, by a kernel of our own."""
 
     def __init__(self, arch: str, sms: int, shared_bytes: int) -> None:
-        self._function = own.function(SOURCE, "clean", arch)
+        self._function = function(SOURCE, "clean", arch)
         driver.funcSetAttribute(
             self._function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes
         )
@@ -102,7 +132,7 @@ class Cleaner:
             ctypes.c_uint64(vectors),
             ctypes.c_int32(eviction),
         )
-        own.launch(self._function, self._blocks, THREADS, values, self._shared_bytes)
+        launch(self._function, self._blocks, THREADS, values, self._shared_bytes)
 
 
 def pattern() -> int:
@@ -151,3 +181,67 @@ def bound_limits() -> None:
 @cache
 def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
+
+
+# Headers bring hundreds of them, so the GPU itself looks at all of them at once; a block each.
+COMPARE_SOURCE = r"""
+struct Variable { unsigned char* now; unsigned char* loaded; unsigned long long bytes; };
+extern "C" __global__ void compare(const Variable* variables, unsigned char* changed, int first)
+{
+    Variable variable = variables[blockIdx.x];
+    for (unsigned long long i = threadIdx.x; i < variable.bytes; i += blockDim.x) {
+        if (first) variable.loaded[i] = variable.now[i];
+        else if (variable.loaded[i] != variable.now[i]) changed[blockIdx.x] = 1;
+    }
+}
+"""
+COMPARE_THREADS = 64
+
+
+class Watch:
+    """Where the driver has put each variable, and a copy of what was in it; to be made before the first launch."""
+
+    def __init__(self, module: Module, variables: tuple[Symbol, ...], arch: str) -> None:
+        found = _placed(module, variables)
+        self._names = [variable.name for variable, _ in found]
+        self._copies = torch.empty(sum(v.size for v, _ in found), dtype=torch.uint8, device="cuda")
+        rows, at = [], self._copies.data_ptr()
+        for variable, address in found:
+            rows.append([address, at, variable.size])
+            at += variable.size
+        self._table = torch.tensor(rows, dtype=torch.int64, device="cuda")
+        self._changed = torch.zeros(len(rows), dtype=torch.uint8, device="cuda")
+        self._compare = function(COMPARE_SOURCE, "compare", arch)
+        self._launch(first=True)
+
+    def changed(self) -> list[str]:
+        """The names of those that are not as they were."""
+        self._launch(first=False)
+        return [name for name, changed in zip(self._names, self._changed.tolist(), strict=True) if changed]
+
+    def _launch(self, *, first: bool) -> None:
+        if not self._names:
+            return
+        pointers = (self._table, self._changed)
+        values = (*(ctypes.c_uint64(tensor.data_ptr()) for tensor in pointers), ctypes.c_int32(first))
+        launch(self._compare, len(self._names), COMPARE_THREADS, values)
+
+
+def _placed(module: Module, variables: tuple[Symbol, ...]) -> list[tuple[Symbol, int]]:
+    """Each variable and its address. Those that the compiler named, as the text of a printf, lie beside others."""
+    addresses = {variable: _address(module, variable) for variable in variables}
+    begins = {_section(variable): address - variable.at for variable, address in addresses.items() if address}
+    placed = ((v, address or v.at + begins.get(_section(v), -v.at)) for v, address in addresses.items())
+    return [(variable, address) for variable, address in placed if address]
+
+
+def _section(variable: Symbol) -> str:
+    return variable.section.name if variable.section else ""
+
+
+def _address(module: Module, variable: Symbol) -> int:
+    try:
+        address: int = module.get_global_var(variable.name)
+    except CUDADriverError:
+        return 0
+    return address

@@ -1,0 +1,342 @@
+"""Everything about one kernel: its text, origin, verdicts, confirmation and descendants."""
+
+import difflib
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from archive.kernel import OPEN, Kernel
+from archive.proposals import Proposal
+from archive.records import Confirmed, Duel, Evaluation
+from evolve.report.standing import Standing
+from evolve.report.tables import fitted, measurements_table, plain_table
+from evolve.report.words import (
+    EMULATED_TIMES,
+    best_speedup,
+    change,
+    counted,
+    idea,
+    listed,
+    mean_speedup,
+    moment,
+    one_line,
+    percent,
+    short,
+    times,
+    workload_labels,
+)
+
+NO_DUEL = "no duel: nowhere does it come close to the best of PyTorch"
+AUDIT_SPEEDUP = 10.0  # above it, a fault of the measurement is likelier than so good a kernel
+
+
+def confirmation_details(evaluation: Evaluation) -> Iterator[RenderableType]:
+    """Duels, held-out shapes and the sanitizer's words; nothing of what was not confirmed."""
+    confirmed = evaluation.confirmed
+    if confirmed is None:
+        return
+    if confirmed.duels:
+        yield duels_table(confirmed.duels)
+    else:
+        yield Text(NO_DUEL)
+    yield Text(f"held out: {held_out_words(confirmed)}")
+    said, style = sanitizer_words(evaluation)
+    yield Text(f"sanitizer: {said}", style)
+
+
+def duels_table(duels: tuple[Duel, ...], kernels: dict[str, str] | None = None) -> Table:
+    """A row per workload; `kernels` says whose duel it was, where they are of several."""
+    labels = workload_labels([duel.workload for duel in duels])
+    numbers = ["speedup", "95 %", "noise"]
+    whose = ["kernel"] if kernels else []
+    table = plain_table(labels.heading, *whose, "against", *numbers, "", numbers=numbers)
+    for duel in duels:
+        table.add_row(
+            fitted(labels.of[duel.workload]),
+            *([short(kernels[duel.workload])] if kernels else []),
+            fitted(duel.baseline),
+            Text(times(duel.speedup), "bold"),
+            Text(f"{duel.low:.2f}–{duel.high:.2f}", "dim"),
+            percent(duel.noise, digits=1),
+            Text("won", "green") if duel.won else Text("not won", "yellow"),
+        )
+    return table
+
+
+def held_out_words(confirmed: Confirmed) -> str:
+    shapes = confirmed.held_out
+    return f"right on {counted(len(shapes), 'shape')} drawn at random: {', '.join(shapes)}" if shapes else "no shapes"
+
+
+def sanitizer_words(evaluation: Evaluation) -> tuple[str, str]:
+    """What compute-sanitizer's tools said of a confirmed kernel, and the style to say it in."""
+    sanitized = evaluation.confirmed.sanitized if evaluation.confirmed else ()
+    if evaluation.device.kind != "cuda":
+        return "compute-sanitizer is for GPUs alone", "dim"
+    if not sanitized:
+        return "compute-sanitizer was not found, so it has not looked for races and stray accesses", "yellow"
+    clean = list(dict.fromkeys(said.tool for said in sanitized if said.errors == 0))
+    unfinished = {said.tool: said for said in sanitized if said.errors is None}
+    parts = [f"{listed(clean)} found nothing"] if clean else []
+    parts += [f"{said.tool} could not finish: {one_line(said.report)}" for said in unfinished.values()]
+    return "; ".join(parts), "yellow" if unfinished else ""
+
+
+def audit(evaluation: Evaluation) -> Iterator[RenderableType]:
+    """A marked block for speedups above 10x: what was checked, and what was not yet. Else nothing."""
+    high = [m for m in evaluation.measurements if m.speedup > AUDIT_SPEEDUP] if evaluation.passed else []
+    if not high:
+        return
+    labels = workload_labels([measurement.workload for measurement in high])
+    where = ", ".join(f"{times(m.speedup)} at {labels.of[m.workload]}" for m in high)
+    yield Text(f"AUDIT: more than {AUDIT_SPEEDUP:g}x over the best of PyTorch ({where})", "bold yellow")
+    done, open_ = _audited(evaluation)
+    table = Table.grid(padding=(0, 0, 0, 2))
+    for said in done:
+        table.add_row("", "checked", said)
+    for said in open_:
+        table.add_row("", Text("not yet", "yellow"), Text(said, "yellow"))
+    yield table
+
+
+def _audited(evaluation: Evaluation) -> tuple[list[str], list[str]]:
+    """What speaks for the times, and what nobody has looked at."""
+    done, open_ = [], []
+    checks, conditions, confirmed = evaluation.checks, evaluation.conditions, evaluation.confirmed
+    if checks:
+        shapes, kinds = {check.workload for check in checks}, {check.values for check in checks}
+        worst = max(check.worst for check in checks)
+        done.append(
+            f"{counted(len(checks), 'output')} on {counted(len(shapes), 'shape')} and {len(kinds)} kinds of values, "
+            f"timed calls among them; the worst element is off by {percent(worst)} of what is allowed"
+        )
+    else:
+        open_.append("how far off its outputs were was not recorded")
+    floors = [m.share_of_light for m in evaluation.measurements if m.share_of_light]
+    if floors:
+        done.append(f"its times against what is physical: {percent(max(floors))} of the speed of light at most")
+    if conditions:
+        slowed = f"slowed down by {conditions.throttled}" if conditions.throttled else "not slowed down"
+        done.append(f"the GPU at {conditions.sm_mhz} MHz and {conditions.temperature_c} °C, {slowed}")
+    if confirmed is None:
+        open_.append(f"a fresh process, held-out shapes, duels and the sanitizer: evolve confirm {evaluation.op}")
+        return done, open_
+    done.append(f"in a fresh process, on {counted(len(confirmed.held_out), 'held-out shape')}")
+    duels = ", ".join(f"{times(duel.speedup)} against {duel.baseline}" for duel in confirmed.duels)
+    done.append(f"duels: {duels}")
+    said, style = sanitizer_words(evaluation)
+    (open_ if style else done).append(f"sanitizer: {said}")
+    return done, open_
+
+
+FENCED_KERNEL = re.compile(rf"^[ \t]*(?:`{{3,}}|~{{3,}}).*\n(?:[ \t]*//.*\n)*{re.escape(OPEN)}", re.MULTILINE)
+THEME = "ansi_dark"
+DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
+
+
+def kernel_details(
+    kernel: Kernel, proposals: list[Proposal], evaluations: list[Evaluation], children: list[Proposal], width: int
+) -> Iterator[RenderableType]:
+    """The text of a kernel, where it came from, what became of it."""
+    yield Text.assemble((kernel.id, "bold"), f"  {kernel.op}")
+    yield Text()
+    yield Syntax(kernel.text.rstrip("\n"), "cuda", theme=THEME, background_color="default", word_wrap=False)
+    yield _heading("Proposed")
+    yield from (_proposal_line(proposal) for proposal in proposals)
+    if not proposals:
+        yield Text("by nobody that this archive knows of", "dim")
+    if children:
+        born = list(dict.fromkeys(short(child.kernel_id) for child in children if child.kernel))
+        yield fitted(f"children: {', '.join(born) or 'none with a kernel'}")
+    for evaluation in reversed(evaluations):
+        yield from evaluation_details(evaluation, width)
+    if not evaluations:
+        yield _heading("Not evaluated yet")
+
+
+def evaluation_details(evaluation: Evaluation, width: int) -> Iterator[RenderableType]:
+    confirmed = ", confirmed by a fresh process" if evaluation.confirmed else ""
+    style = "green" if evaluation.passed else "red"
+    yield _heading(f"On {evaluation.device.name}: {evaluation.outcome}{confirmed}", style)
+    facts = [moment(evaluation.created), f"{evaluation.seconds:.1f} s" if evaluation.seconds else ""]
+    if evaluation.deterministic is not None:
+        facts.append("deterministic" if evaluation.deterministic else "not deterministic")
+    if evaluation.measurements:
+        facts.append(f"best {times(best_speedup(evaluation))}, mean {times(mean_speedup(evaluation))}")
+    facts += [
+        f"{spent.entry}: {spent.registers} registers, {spent.shared_bytes} B shared"
+        + (f", {spent.local_bytes} B spilled" if spent.local_bytes else "")
+        for spent in evaluation.resources
+    ]
+    yield Text("; ".join(filter(None, facts)))
+    if evaluation.device.kind != "cuda" and evaluation.measurements:
+        yield Text(EMULATED_TIMES, "yellow")
+    if evaluation.measurements:
+        yield measurements_table(evaluation, width)
+    if evaluation.skipped:
+        labels = workload_labels([_workload(said) for said in evaluation.skipped])
+        yield Text(f"not accepted ({labels.heading}): {', '.join(labels.of.values())}", "dim")
+    if evaluation.confirmed:
+        yield Text()
+        yield from confirmation_details(evaluation)
+    yield from audit(evaluation)
+    if evaluation.log.strip():
+        yield Text(evaluation.log.rstrip(), "dim" if evaluation.passed else "")
+
+
+def reply_details(proposal: Proposal) -> Iterator[RenderableType]:
+    """A reply that held no kernel, and why it counts as one."""
+    yield Text.assemble((proposal.id, "bold"), f"  {proposal.op}: a reply without a kernel")
+    yield _proposal_line(proposal)
+    yield Text(f"reason: {proposal.failure}", "red")
+    yield _heading("The reply")
+    yield Text(proposal.reply.rstrip() or "(empty)", "" if proposal.reply.strip() else "dim")
+
+
+def difference(a: Kernel, b: Kernel) -> RenderableType:
+    """A unified diff of two kernels' canonical texts."""
+    lines = difflib.unified_diff(a.text.splitlines(), b.text.splitlines(), short(a.id), short(b.id), lineterm="")
+    return Group(*(Text(line, DIFF_STYLES.get(line[:1], "")) for line in lines))
+
+
+def _heading(text: str, style: str = "") -> Text:
+    return Text(f"\n{text}", f"bold {style}".strip())
+
+
+def _proposal_line(proposal: Proposal) -> Text:
+    parts = [f"{moment(proposal.created)} by {proposal.proposer}: {proposal.operator}".strip()]
+    if proposal.parents:
+        parts.append(f"of {', '.join(map(short, proposal.parents))}")
+    if proposal.run:
+        parts.append(f"in run {proposal.run}")
+    cost = proposal.cost
+    if cost.prompt_tokens or cost.completion_tokens:
+        parts.append(f"({cost.prompt_tokens} + {cost.completion_tokens} tokens, {cost.seconds:.0f} s)")
+    if proposal.kernel and (kernels := len(FENCED_KERNEL.findall(proposal.reply))) > 1:
+        parts.append(f"(the reply holds {kernels} kernels: the last complete one was taken)")
+    return Text(" ".join(parts))
+
+
+def _workload(skipped: str) -> str:
+    """Of `rows=2 cols=8 float32: the reason`, the workload."""
+    return skipped.partition(": ")[0]
+
+
+MOST_SHOWN = 60  # kernels; of more than that only the lines of the living are drawn
+COLUMNS_PER_LEVEL, COLUMNS_FOR_TEXT = 4, 44
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The families of one op on one device. A kernel stands under its first parent."""
+
+    standing: Standing
+    children: Mapping[str, tuple[str, ...]]
+    roots: tuple[str, ...]
+    failures: Mapping[str, tuple[Proposal, ...]]  # by parent; replies without a kernel
+
+
+def lineage(standing: Standing, failed: tuple[Proposal, ...] = ()) -> Lineage:
+    children: dict[str, list[str]] = defaultdict(list)
+    roots, seen = [], set[str]()
+    for kernel_id in standing.kernels:
+        proposal = standing.proposals.get(kernel_id)
+        parent = next((p for p in proposal.parents if p in standing.kernels), "") if proposal else ""
+        if parent and not _descends(parent, kernel_id, standing):
+            children[parent].append(kernel_id)
+        elif kernel_id not in seen:
+            roots.append(kernel_id)
+        seen.add(kernel_id)
+    lost: dict[str, list[Proposal]] = defaultdict(list)
+    for proposal in failed:
+        lost[proposal.parents[0] if proposal.parents else ""].append(proposal)
+    return Lineage(
+        standing,
+        {parent: tuple(ids) for parent, ids in children.items()},
+        tuple(roots),
+        {parent: tuple(proposals) for parent, proposals in lost.items()},
+    )
+
+
+def lineage_tree(lines: Lineage, root: str, width: int, *, everything: bool) -> Tree:
+    """All of a family, or the lines of its living members. Cut off below the depth that fits the width."""
+    shown = None if everything else _lines_of_the_living(lines)
+    top = Tree(_label(lines.standing, root), guide_style="dim")
+    waiting = [(root, top, 1)]
+    while waiting:
+        kernel_id, branch, depth = waiting.pop()
+        born = lines.children.get(kernel_id, ())
+        kept = [child for child in born if shown is None or child in shown]
+        if kept and depth * COLUMNS_PER_LEVEL + COLUMNS_FOR_TEXT > width:
+            below = f"… {len(kept)} below: evolve tree {lines.standing.op} {short(kernel_id)}"
+            branch.add(Text(below, "dim", no_wrap=True))
+            continue
+        waiting += [(child, branch.add(_label(lines.standing, child)), depth + 1) for child in kept]
+        _add_rest(lines, kernel_id, branch, left_out=len(born) - len(kept), everything=everything)
+    return top
+
+
+def _add_rest(lines: Lineage, kernel_id: str, branch: Tree, *, left_out: int, everything: bool) -> None:
+    failed = lines.failures.get(kernel_id, ())
+    if everything:
+        for proposal in failed:
+            said = f"{short(proposal.id)} {proposal.operator}: no kernel: {one_line(proposal.failure)}"
+            branch.add(Text(said, "dim", no_wrap=True, overflow="ellipsis"))
+        return
+    if left_out:
+        branch.add(Text(f"… {left_out} more without survivors", "dim", no_wrap=True, overflow="ellipsis"))
+
+
+def _lines_of_the_living(lines: Lineage) -> set[str]:
+    kept: set[str] = set()
+    for evaluation in lines.standing.population:
+        kernel_id = evaluation.kernel_id
+        while kernel_id and kernel_id not in kept:
+            kept.add(kernel_id)
+            proposal = lines.standing.proposals.get(kernel_id)
+            kernel_id = next((p for p in proposal.parents if p in lines.standing.kernels), "") if proposal else ""
+    return kept
+
+
+def _label(standing: Standing, kernel_id: str) -> Text:
+    kernel, proposal = standing.kernels[kernel_id], standing.proposals.get(kernel_id)
+    parent = standing.kernels.get(proposal.parents[0]) if proposal and proposal.parents else None
+    verdict = standing.verdicts.get(kernel_id)
+    alive = any(evaluation.kernel_id == kernel_id for evaluation in standing.population)
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(short(kernel_id), "bold" if alive else "")
+    text.append("  ").append_text(_verdict(verdict))
+    text.append(f"  {proposal.operator if proposal else 'kernel'}")
+    if proposal and len(proposal.parents) > 1:
+        text.append(f" with {', '.join(map(short, proposal.parents[1:]))}")
+    text.append(f": {change(kernel, parent) if parent else idea(kernel)}", "" if parent else "italic")
+    if verdict and not verdict.passed:
+        text.stylize("dim")
+    return text
+
+
+def _verdict(verdict: Evaluation | None) -> Text:
+    if verdict is None:
+        return Text("pending", "cyan")
+    if not verdict.passed:
+        return Text(str(verdict.outcome), "red")
+    return Text(times(best_speedup(verdict)), "green")
+
+
+def _descends(kernel_id: str, ancestor: str, standing: Standing) -> bool:
+    """Whether following first parents leads there: merged archives may hold circles."""
+    seen: set[str] = set()
+    while kernel_id and kernel_id not in seen:
+        if kernel_id == ancestor:
+            return True
+        seen.add(kernel_id)
+        proposal = standing.proposals.get(kernel_id)
+        kernel_id = next((p for p in proposal.parents if p in standing.kernels), "") if proposal else ""
+    return False

@@ -1,0 +1,292 @@
+"""Runs compared: how good each was after how many evaluations, tokens and dollars; as tables and plots."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from archive.proposals import Run
+from archive.records import Evaluation
+from evolve import budget
+from evolve.budget import History, Spent
+from evolve.report.progress import amounts, dollars
+from evolve.report.tables import fitted, plain_table
+from evolve.report.words import moment, times
+
+AXES = ("evals", "tokens", "usd")
+SHARES = (0.1, 0.25, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was spent up to a moment, and how good the best kernels were then."""
+
+    spent: Spent
+    # Geometric mean over the workloads of the speedup over PyTorch, 1 where PyTorch is faster; None until one passed.
+    quality: float | None
+
+
+@dataclass(frozen=True)
+class Course:
+    """One run from its beginning to its end."""
+
+    run: Run
+    points: tuple[Point, ...]  # in the order of time
+
+    @property
+    def spent(self) -> Spent:
+        return self.points[-1].spent if self.points else Spent()
+
+    def quality(self, axis: str, amount: float) -> float | None:
+        """The best so far when so much was spent."""
+        reached = [point.quality for point in self.points if getattr(point.spent, axis) <= amount]
+        return reached[-1] if reached else None
+
+
+def course(run: Run, past: History, goals: Mapping[str, float] | None = None) -> Course:
+    """Only kernels that the run proposed count, and of those only the ones whose verdict still holds.
+
+    `goals` stand for PyTorch's times where these are no measure: on the emulated device.
+    """
+    in_force = {evaluation.kernel_id: evaluation for evaluation in past.evaluations}
+    keys, best = workloads(past.evaluations), dict[str, float]()
+    spent, points = Spent(), []
+    for step in budget.steps(run.id, past):
+        spent += step.spent
+        verdict = in_force.get(step.kernel_id)
+        for m in verdict.measurements if verdict and verdict.passed else ():
+            speedup = goals[m.workload] / m.median_us if goals else m.speedup
+            best[m.workload] = max(best.get(m.workload, 1.0), speedup)
+        mean = sum(math.log(best.get(key, 1.0)) for key in keys) / max(1, len(keys))
+        points.append(Point(spent, math.exp(mean) if best else None))
+    return Course(run, tuple(points))
+
+
+def workloads(evaluations: Iterable[Evaluation]) -> list[str]:
+    """All that kernels of the op were timed on, or refused."""
+    # What was refused stands there with the reason behind it.
+    refused = ([skipped.partition(": ")[0] for skipped in e.skipped] for e in evaluations if e.passed)
+    timed = ([m.workload for m in e.measurements] for e in evaluations if e.passed)
+    named = [*timed, *refused]
+    return list(dict.fromkeys(key for keys in named for key in keys))
+
+
+def slowest(past: History, runs: Iterable[str]) -> dict[str, float]:
+    """The longest time on each workload that a kernel of these runs took."""
+    wanted = set(runs)
+    made = {proposal.kernel_id for proposal in past.proposals if proposal.run in wanted}
+    found: dict[str, float] = {}
+    for evaluation in past.evaluations:
+        for m in evaluation.measurements if evaluation.kernel_id in made else ():
+            found[m.workload] = max(found.get(m.workload, 0.0), m.median_us)
+    return found
+
+
+def common(courses: Sequence[Course], axis: str) -> float:
+    """The most that every one of them has spent."""
+    return min((float(getattr(one.spent, axis)) for one in courses), default=0.0)
+
+
+def compared(courses: Sequence[Course], axis: str) -> list[tuple[float, list[float | None]]]:
+    """The best so far of each run, at shares of the budget that all of them have spent."""
+    most = common(courses, axis)
+    amounts = [math.ceil(share * most) if axis != "usd" else share * most for share in SHARES]
+    return [(amount, [one.quality(axis, amount) for one in courses]) for amount in amounts] if most > 0 else []
+
+
+def thinned(one: Course, axis: str) -> list[tuple[float, float]]:
+    """The points at which the quality changes, and both ends: for a plot."""
+    points = [(float(getattr(point.spent, axis)), point.quality or 1.0) for point in one.points]
+    kept = [(0.0, 1.0)]
+    for amount, quality in points:
+        if quality != kept[-1][1]:
+            kept.append((amount, quality))
+    return [*kept, points[-1]] if points else kept
+
+
+PER = {"evals": "evaluation", "tokens": "token", "usd": "dollar"}
+UNITS = {"evals": "evaluations", "tokens": "tokens", "usd": "dollars"}
+PLOT_ROWS = 8
+QUALITY = (
+    "geometric mean over the workloads of the speedup {over} of the best kernel that the run itself proposed; "
+    "-: none had passed"
+)
+OVER_PYTORCH = "over the best of PyTorch (1 where PyTorch is faster)"
+OVER_SLOWEST = "over the slowest kernel of these runs (CPU times of an emulator: no statement about a GPU)"
+
+
+def comparison(courses: Sequence[Course], shown: Console, *, emulated: bool) -> Iterator[RenderableType]:
+    """Who the runs are, then best-so-far per evaluation, per token and per dollar."""
+    yield runs_table(courses)
+    yield Text(QUALITY.format(over=OVER_SLOWEST if emulated else OVER_PYTORCH), "dim")
+    unicode = can_draw(shown)
+    for axis, per in PER.items():
+        rows = compared(courses, axis)
+        yield Text()
+        if not rows:
+            yield Text(f"best so far per {per}: not every run has spent any", "dim")
+            continue
+        yield Text(f"best so far per {per}, up to what all have spent", "bold")
+        yield _table(rows, courses, axis)
+        if all(quality is None for _, qualities in rows for quality in qualities):
+            continue  # a line along the bottom would look like a result
+        lines = [Line(thinned(one, axis)) for one in courses]
+        yield from plot(lines, shown.width, PLOT_ROWS, unicode=unicode, unit=UNITS[axis])
+
+
+def can_draw(shown: Console) -> bool:
+    return shown.encoding.lower().startswith("utf")
+
+
+def runs_table(courses: Sequence[Course]) -> Table:
+    table = plain_table("", "run", "when", "proposer", "strategy", "spent", "best", numbers=["best"])
+    for index, one in enumerate(courses):
+        run = one.run
+        table.add_row(
+            Text(LETTERS[index % len(LETTERS)], f"bold {COLORS[index % len(COLORS)]}"),
+            run.id,
+            moment(run.created),
+            fitted(run.proposer),
+            run.strategy,
+            fitted(amounts(one.spent).partition(", ")[2]),  # without the time, which a course does not tell
+            times(one.points[-1].quality if one.points else None),
+        )
+    return table
+
+
+def _table(rows: Sequence[tuple[float, Sequence[float | None]]], courses: Sequence[Course], axis: str) -> Table:
+    """The best of each row stands out."""
+    names = [LETTERS[index % len(LETTERS)] for index in range(len(courses))]
+    table = plain_table("share", UNITS[axis], *names, numbers=["share", UNITS[axis], *names])
+    for share, (spent, qualities) in zip(SHARES, rows, strict=True):
+        best = max((q for q in qualities if q is not None), default=0.0)
+        table.add_row(
+            f"{share:.0%}",
+            dollars(spent) if axis == "usd" else amount(spent),
+            *(Text(times(q), "green" if q is not None and math.isclose(q, best) else "") for q in qualities),
+        )
+    return table
+
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+COLORS = ("cyan", "magenta", "yellow", "green", "red", "blue")
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, by row and column
+BLANK = 0x2800
+SEVERAL = "*"  # where letters of two lines meet
+MARK_EVERY = 16  # columns between the letters that name a braille line
+
+
+@dataclass(frozen=True)
+class Line:
+    """Steps: from each point on, its value holds until the next."""
+
+    points: Sequence[tuple[float, float]]
+
+
+def plot(lines: Sequence[Line], width: int, height: int, *, unicode: bool = True, unit: str = "") -> list[Text]:
+    """Rows of text, none wider than `width`; the lines are called A, B and so on."""
+    right = max((x for line in lines for x, _ in line.points), default=0.0) or 1.0
+    values = [y for line in lines for _, y in line.points] or [1.0]
+    low, high = min(values), max(values)
+    high = high if high > low else low + 0.1
+    labels = [_tick(high), _tick((low + high) / 2), _tick(low)]
+    margin = max(map(len, labels))
+    columns = max(8, width - margin - 2)
+    canvas = _braille(lines, columns, height, (right, low, high)) if unicode else None
+    rows = canvas or _letters(lines, columns, height, (right, low, high))
+    axis = "│" if unicode else "|"
+    named = {0: labels[0], height // 2: labels[1], height - 1: labels[2]}
+    drawn = [Text.assemble((f"{named.get(row, ''):>{margin}} {axis}", "dim"), text) for row, text in enumerate(rows)]
+    corner, dash = ("└", "─") if unicode else ("+", "-")
+    drawn.append(Text(f"{'':>{margin}} {corner}{dash * columns}", "dim"))
+    end = f"{amount(right)} {unit}".strip()
+    end = end if len(end) < columns - 2 else amount(right)
+    drawn.append(Text(f"{'':>{margin}}  0{end:>{columns - 1}}", "dim"))
+    return drawn
+
+
+def amount(value: float) -> str:
+    """Of evaluations, tokens or dollars."""
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.4g}"
+
+
+def _tick(value: float) -> str:
+    return f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
+
+
+def _at(line: Line, x: float) -> float | None:
+    """The value there, as long as the line lasts."""
+    if not line.points or x > line.points[-1][0] * (1 + 1e-9):
+        return None
+    return [y for at, y in line.points if at <= x * (1 + 1e-9)][-1]
+
+
+def _heights(line: Line, columns: int, rows: int, scale: tuple[float, float, float]) -> list[int | None]:
+    """The row of the line in each column, counted from the top."""
+    right, low, high = scale
+    found: list[int | None] = []
+    for column in range(columns):
+        y = _at(line, right * column / max(1, columns - 1))
+        found.append(None if y is None else round((high - y) / (high - low) * (rows - 1)))
+    return found
+
+
+def _braille(lines: Sequence[Line], columns: int, height: int, scale: tuple[float, float, float]) -> list[Text]:
+    dots = [[0] * columns for _ in range(height)]
+    owner = [[-1] * columns for _ in range(height)]
+    for index, line in enumerate(lines):
+        before: int | None = None
+        for column, row in enumerate(_heights(line, 2 * columns, 4 * height, scale)):
+            for filled in _between(before, row):
+                dots[filled // 4][column // 2] |= DOTS[filled % 4][column % 2]
+                owner[filled // 4][column // 2] = index
+            before = row
+    rows = []
+    for drawn, owners in zip(dots, owner, strict=True):
+        text = Text()
+        for bits, index in zip(drawn, owners, strict=True):
+            text.append(chr(BLANK + bits) if bits else " ", _color(index))
+        rows.append(text)
+    return _marked(rows, lines, columns, scale)
+
+
+def _marked(rows: list[Text], lines: Sequence[Line], columns: int, scale: tuple[float, float, float]) -> list[Text]:
+    """With a line's letter on it here and there: colours are not always to be had."""
+    for index, line in enumerate(lines):
+        fine = _heights(line, 2 * columns, 4 * len(rows), scale)
+        at = [None if row is None else row // 4 for row in fine[::2]]
+        last = max((column for column, row in enumerate(at) if row is not None), default=-1)
+        first = (index + 1) * MARK_EVERY // (len(lines) + 1)
+        for column in {*range(first, last, MARK_EVERY), last}:
+            if (row := at[column] if column >= 0 else None) is not None:
+                letter = Text(LETTERS[index % len(LETTERS)], f"bold {_color(index)}")
+                rows[row] = Text.assemble(rows[row][:column], letter, rows[row][column + 1 :])
+    return rows
+
+
+def _letters(lines: Sequence[Line], columns: int, height: int, scale: tuple[float, float, float]) -> list[Text]:
+    cells = [[" "] * columns for _ in range(height)]
+    for index, line in enumerate(lines):
+        before: int | None = None
+        for column, row in enumerate(_heights(line, columns, height, scale)):
+            for filled in _between(before, row):
+                held = cells[filled][column]
+                letter = LETTERS[index % len(LETTERS)]
+                cells[filled][column] = letter if held in (" ", letter) else SEVERAL
+            before = row
+    return [Text("".join(row)) for row in cells]
+
+
+def _between(before: int | None, row: int | None) -> Sequence[int]:
+    """A step up or down is drawn as a vertical line."""
+    if row is None:
+        return ()
+    start = row if before is None else before
+    return range(min(start, row), max(start, row) + 1)
+
+
+def _color(index: int) -> str:
+    return COLORS[index % len(COLORS)] if index >= 0 else ""
