@@ -63,7 +63,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedQuestion:
     """The question that a proposal answers."""
 
     proposal_id: str

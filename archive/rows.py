@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from archive import kernel as genome
 from archive import plain
 from archive.kernel import Kernel
-from archive.proposals import Asked, Budget, Cost, Leg, Proposal, Question, Run
+from archive.proposals import AskedQuestion, Budget, Cost, Leg, Proposal, Question, Run
 from archive.records import (
     Check,
     Conditions,
@@ -32,7 +32,7 @@ from archive.records import (
 from archive.soundness import UnsoundError, check
 
 Row = tuple[Any, ...]
-Record = Kernel | Proposal | Asked | Evaluation | Merged | Profile | Standard | Run | Leg
+Record = Kernel | Proposal | AskedQuestion | Evaluation | Merged | Profile | Standard | Run | Leg
 
 
 def rows(record: Record) -> Iterator[tuple[str, Row]]:
@@ -48,7 +48,7 @@ def rows(record: Record) -> Iterator[tuple[str, Row]]:
                 yield from rows(record.kernel)
             if record.question:
                 yield from _question_rows(record.id, record.op, record.question)
-        case Asked():
+        case AskedQuestion():
             yield from _question_rows(record.proposal_id, record.op, record.question)
         case Profile() | Standard():
             table = "profiles" if isinstance(record, Profile) else "standards"
@@ -163,7 +163,7 @@ def standards(connection: sqlite3.Connection, op: str) -> list[Standard]:
     return [_written_whole(Standard, "standards", *row) for row in found]
 
 
-def asked(connection: sqlite3.Connection, op: str) -> list[Asked]:
+def asked(connection: sqlite3.Connection, op: str) -> list[AskedQuestion]:
     """In the order in which their answers came."""
     found: list[Row] = connection.execute(
         """SELECT q.proposal_id, q.op, q.model, q.endpoint, q.parameters, q.messages
@@ -238,13 +238,13 @@ def _proposal(row: Row) -> Proposal:
         return record
 
 
-def _asked(row: Row, texts: Mapping[str, str]) -> Asked:
+def _asked(row: Row, texts: Mapping[str, str]) -> AskedQuestion:
     with _row("questions", row[0]):
         messages = [_row_of("messages", 2, message) for message in _list("messages", row[5])]
         if missing := [text for _, text in messages if text not in texts]:
             raise UnsoundError(f"its text {missing[0]} is missing")
         question = Question(row[2], row[3], row[4], tuple((role, texts[text]) for role, text in messages))
-        record = Asked(row[0], row[1], question)
+        record = AskedQuestion(row[0], row[1], question)
         check(record)
         return record
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from archive import rows
 from archive.kernel import Kernel
 from archive.plan import PlanError
-from archive.proposals import Asked, Leg, Proposal, Run
+from archive.proposals import AskedQuestion, Leg, Proposal, Run
 from archive.records import Evaluation, Merged, Profile, Standard
 from archive.rows import DamagedError, Record
 from archive.soundness import UnsoundError, check_foreign
@@ -82,7 +82,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 APPLICATION_ID = 0x45564F4C  # "EVOL": tells our files from other people's SQLite files
 BUSY_SECONDS = 30
 DAMAGE = ("no such table", "no such column", "could not decode", "malformed", "not a database")  # in SQLite's words
-R = TypeVar("R", Kernel, Proposal, Asked, Evaluation, Merged, Profile, Standard, Run, Leg)
+R = TypeVar("R", Kernel, Proposal, AskedQuestion, Evaluation, Merged, Profile, Standard, Run, Leg)
 
 
 class ArchiveError(Exception):
@@ -124,7 +124,7 @@ class SqliteStore:
             Evaluation: partial(rows.evaluations, known=self._known),
             Run: rows.runs,
             Leg: rows.legs,
-            Asked: rows.asked,
+            AskedQuestion: rows.asked,
             Profile: rows.profiles,
             Standard: rows.standards,
             Merged: rows.merged,
@@ -159,7 +159,7 @@ def open_archive(path: Path, *, read_only: bool = False) -> SqliteStore:
 
 def gathered(source: SqliteStore) -> list[Record]:
     """Everything an archive knows, for another that shall take it in: all of it is sound, or it is an ArchiveError."""
-    proposed: list[Record] = [*source.find(Run), *source.find(Leg), *source.find(Proposal), *source.find(Asked)]
+    proposed: list[Record] = [*source.find(Run), *source.find(Leg), *source.find(Proposal), *source.find(AskedQuestion)]
     found: list[Record] = [*source.find(Evaluation), *source.find(Profile), *source.find(Standard)]
     records: list[Record] = [*source.find(Kernel), *proposed, *found]
     now = time.time()

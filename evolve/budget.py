@@ -43,7 +43,7 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Step:
+class Spending:
     """A moment at which a run spent something, and the kernel whose verdict it has known since."""
 
     moment: float
@@ -82,19 +82,19 @@ def given(verdict: Evaluation) -> float:
     return verdict.created + verdict.seconds
 
 
-def steps(run: str, past: History) -> list[Step]:
+def steps(run: str, past: History) -> list[Spending]:
     """Every proposal when it came, and every verdict when it was given, in the order of these moments."""
     judged, known = past.judged(), set[str]()
     found = []
     for proposal in (proposal for proposal in past.proposals if proposal.run == run):
         first, cost = judged.get(proposal.kernel_id), paid(proposal.cost)
         if proposal.kernel and proposal.kernel_id not in known and not _before(first, proposal):
-            found.append(Step(proposal.created, cost))  # and a try, once it is evaluated
-            found += [Step(given(first), Spent(evals=1), proposal.kernel_id)] if first else []
+            found.append(Spending(proposal.created, cost))  # and a try, once it is evaluated
+            found += [Spending(given(first), Spent(evals=1), proposal.kernel_id)] if first else []
         else:
-            found.append(Step(proposal.created, cost + Spent(evals=1), proposal.kernel_id if first else ""))
+            found.append(Spending(proposal.created, cost + Spent(evals=1), proposal.kernel_id if first else ""))
         known.add(proposal.kernel_id)
-    found += [Step(given(verdict), Spent(evals=1)) for verdict in _strangers(run, past, judged, known)]
+    found += [Spending(given(verdict), Spent(evals=1)) for verdict in _strangers(run, past, judged, known)]
     return sorted(found, key=lambda step: step.moment)
 
 

@@ -13,7 +13,7 @@ from evolve.budget import Ended, Spent
 from evolve.engines.engine import Engine
 from evolve.loop import Event
 from evolve.request import Proposer
-from evolve.search import Quest
+from evolve.search import Search
 from evolve.selection import selection
 from evolve.selection.population import Champion
 
@@ -87,38 +87,38 @@ def cost(budget: Budget, spent: Spent) -> float:
 class Slice:
     """One round of one op is about to begin, or its champions are about to be confirmed."""
 
-    quest: Quest
+    search: Search
     confirming: bool = False
 
 
 def campaign(
-    quests: Sequence[Quest], seeds: Sequence[Proposal], proposer: Proposer, engine: Engine, store: Store
+    searches: Sequence[Search], seeds: Sequence[Proposal], proposer: Proposer, engine: Engine, store: Store
 ) -> Generator[Event | Slice, None, Ended]:
     """Yield each slice before it begins, and what happens in it; in the end, why it is the end."""
     yield from loop.keep(seeds, store)
-    ended = yield from search(quests, proposer, engine, store)
-    for quest in quests:
-        with quest.leg(store):
-            yield Slice(quest, confirming=True)
-            yield from loop.confirm(quest.op.name, quest.locator, engine, store, quest.scope)
+    ended = yield from share_out(searches, proposer, engine, store)
+    for search in searches:
+        with search.leg(store):
+            yield Slice(search, confirming=True)
+            yield from loop.confirm(search.op.name, search.locator, engine, store, search.scope)
     return ended
 
 
-def search(
-    quests: Sequence[Quest], proposer: Proposer, engine: Engine, store: Store
+def share_out(
+    searches: Sequence[Search], proposer: Proposer, engine: Engine, store: Store
 ) -> Generator[Event | Slice, None, Ended]:
     """Until the budget that all share is spent, or no op is worth more of it."""
-    running = {quest.run: quest for quest in quests}
-    accounts = {quest.run: _account(quest, engine.info, store) for quest in quests}
+    running = {search.run: search for search in searches}
+    accounts = {search.run: _account(search, engine.info, store) for search in searches}
     spent, reason = Spent(), Ended.LIGHT
     while chosen := next_run(accounts[run] for run in running):
-        quest, before, began = running[chosen], spent, time.monotonic()
-        with quest.leg(store):  # one of its own, so that the archive tells which op the time went to
-            yield Slice(quest)
-            spent, ended = yield from loop.one_round(quest, spent, proposer, engine, store)
+        search, before, began = running[chosen], spent, time.monotonic()
+        with search.leg(store):  # one of its own, so that the archive tells which op the time went to
+            yield Slice(search)
+            spent, ended = yield from loop.one_round(search, spent, proposer, engine, store)
         spent += Spent(seconds=time.monotonic() - began)
-        paid = cost(quest.budget, spent) - cost(quest.budget, before)
-        accounts[chosen] = accounts[chosen].after(paid, headroom(quest, engine.info, store))
+        paid = cost(search.budget, spent) - cost(search.budget, before)
+        accounts[chosen] = accounts[chosen].after(paid, headroom(search, engine.info, store))
         if ended not in (None, Ended.LIGHT, Ended.NOTHING):
             return ended
         if ended:
@@ -127,26 +127,26 @@ def search(
     return reason
 
 
-def headroom(quest: Quest, device: DeviceInfo, store: Store) -> float:
+def headroom(search: Search, device: DeviceInfo, store: Store) -> float:
     """How far the op is from the speed of light, as a logarithm."""
-    leading = selection.champions(store, quest.op.name, device, quest.scope)
-    return mean_headroom(_workloads(quest, device), leading, _made(quest, device, store))
+    leading = selection.champions(store, search.op.name, device, search.scope)
+    return mean_headroom(_workloads(search, device), leading, _made(search, device, store))
 
 
-def is_measured(quest: Quest, device: DeviceInfo, store: Store) -> bool:
+def is_measured(search: Search, device: DeviceInfo, store: Store) -> bool:
     """Whether the headroom is more than a guess."""
-    workloads = _workloads(quest, device)
-    return any(m.workload in workloads for verdict in _made(quest, device, store) for m in verdict.measurements)
+    workloads = _workloads(search, device)
+    return any(m.workload in workloads for verdict in _made(search, device, store) for m in verdict.measurements)
 
 
-def _made(quest: Quest, device: DeviceInfo, store: Store) -> list[Evaluation]:
-    return [evaluation for evaluation in store.find(Evaluation, quest.op.name) if evaluation.device.key == device.key]
+def _made(search: Search, device: DeviceInfo, store: Store) -> list[Evaluation]:
+    return [evaluation for evaluation in store.find(Evaluation, search.op.name) if evaluation.device.key == device.key]
 
 
-def _workloads(quest: Quest, device: DeviceInfo) -> list[str]:
-    return [workload.key for workload in quest.op.workloads(device.kind)]
+def _workloads(search: Search, device: DeviceInfo) -> list[str]:
+    return [workload.key for workload in search.op.workloads(device.kind)]
 
 
-def _account(quest: Quest, device: DeviceInfo, store: Store) -> Account:
-    gone = budget.spent(quest.run, budget.history(store, quest.op.name, device.key))
-    return Account(quest.run, headroom(quest, device, store), cost(quest.budget, gone))
+def _account(search: Search, device: DeviceInfo, store: Store) -> Account:
+    gone = budget.spent(search.run, budget.history(store, search.op.name, device.key))
+    return Account(search.run, headroom(search, device, store), cost(search.budget, gone))

@@ -15,7 +15,7 @@ from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.engines.engine import Engine, Job
 from evolve.request import Proposer, Request
-from evolve.search import Quest
+from evolve.search import Search
 from evolve.selection import selection
 from evolve.selection.selection import EVERYTHING, Scope
 
@@ -26,42 +26,42 @@ E = TypeVar("E", Proposal, Evaluation)
 
 
 def evolve(
-    quest: Quest, seeds: Iterable[Proposal], proposer: Proposer, engine: Engine, store: Store
+    search: Search, seeds: Iterable[Proposal], proposer: Proposer, engine: Engine, store: Store
 ) -> Generator[Event, None, Ended]:
     """Yield each proposal and each evaluation once it is safely in the archive; in the end, why it is the end."""
     spent, ended = Spent(), None
-    with quest.leg(store):
+    with search.leg(store):
         yield from keep(seeds, store)
         while not ended:
-            spent, ended = yield from one_round(quest, spent, proposer, engine, store)
+            spent, ended = yield from one_round(search, spent, proposer, engine, store)
             if ended:
-                yield from confirm(quest.op.name, quest.locator, engine, store, quest.scope)
+                yield from confirm(search.op.name, search.locator, engine, store, search.scope)
             if ended is Ended.LIGHT:  # unless the champion that was so fast has fallen
-                ended = quest.over(store, engine.info, spent)
+                ended = search.over(store, engine.info, spent)
     return ended
 
 
 def one_round(
-    quest: Quest, spent: Spent, proposer: Proposer, engine: Engine, store: Store
+    search: Search, spent: Spent, proposer: Proposer, engine: Engine, store: Store
 ) -> Generator[Event, None, tuple[Spent, Ended | None]]:
     """Judge what waits, ask for more, judge that too; what is spent by then, and the reason if nothing may follow."""
-    spent = yield from settle(quest, spent, engine, store)
-    if ended := quest.over(store, engine.info, spent):
+    spent = yield from settle(search, spent, engine, store)
+    if ended := search.over(store, engine.info, spent):
         return spent, ended
-    request = quest.request(spent, engine.info, store)
-    if quest.profiled and observe(quest, request, engine, store):
-        request = quest.request(spent, engine.info, store)
+    request = search.request(spent, engine.info, store)
+    if search.profiled and observe(search, request, engine, store):
+        request = search.request(spent, engine.info, store)
     proposals = yield from keep(proposer.propose(request), store)
     spent = sum((budget.paid(proposal.cost) for proposal in proposals), spent)
     fresh = {proposal.kernel_id for proposal in proposals if proposal.kernel} - request.known
     spent += Spent(evals=len(proposals) - len(fresh))  # the fresh ones count when they are evaluated
-    spent = yield from settle(quest, spent, engine, store)
-    return spent, quest.over(store, engine.info, spent) or (None if proposals else Ended.NOTHING)
+    spent = yield from settle(search, spent, engine, store)
+    return spent, search.over(store, engine.info, spent) or (None if proposals else Ended.NOTHING)
 
 
-def observe(quest: Quest, request: Request, engine: Engine, store: Store) -> int:
+def observe(search: Search, request: Request, engine: Engine, store: Store) -> int:
     """Have the device's profiler count what parents do, where nobody has yet; how much was learned."""
-    profiles = (engine.profile(kernel, quest.locator, at) for kernel, at in selection.unprofiled(request))
+    profiles = (engine.profile(kernel, search.locator, at) for kernel, at in selection.unprofiled(request))
     return store.append(*(profile for profile in profiles if profile))
 
 
@@ -74,14 +74,14 @@ def confirm(
         yield from keep(engine.evaluate(Job(kernel, locator, confirm=True) for kernel in champions), store)
 
 
-def settle(quest: Quest, spent: Spent, engine: Engine, store: Store) -> Generator[Event, None, Spent]:
+def settle(search: Search, spent: Spent, engine: Engine, store: Store) -> Generator[Event, None, Spent]:
     """Judge what has no verdict on this device yet, as far as the budget goes; what is spent by then."""
-    where = (store, quest.op.name, engine.info, quest.scope)
-    agenda = selection.agenda(selection.pending(*where)[: budget.left(quest.budget, spent).evals], *where)
+    where = (store, search.op.name, engine.info, search.scope)
+    agenda = selection.agenda(selection.pending(*where)[: budget.left(search.budget, spent).evals], *where)
     repeated = yield from keep(agenda.repeated, store)
     jobs = (
-        Job(kernel, quest.locator, agenda.bars, known=agenda.known)
-        for kernel in agenda.new if time.monotonic() < quest.deadline
+        Job(kernel, search.locator, agenda.bars, known=agenda.known)
+        for kernel in agenda.new if time.monotonic() < search.deadline
     )  # fmt: skip
     judged = yield from keep(engine.evaluate(jobs), store)
     return spent + Spent(evals=len(repeated) + len(judged))

@@ -19,7 +19,7 @@ GENERATION = 8  # proposals asked for at once
 
 
 @dataclass(frozen=True)
-class Quest:
+class Search:
     """One op's part in a run."""
 
     run: str

@@ -31,13 +31,13 @@ MOST_COMPILERS = 12
 IMPORTED_LATE = ("sympy", "numpy.random", "numpy.ma")  # by PyTorch and NumPy, when they are first needed
 
 
-def device_kind(wished: str = "") -> str:
-    """The wished kind of device, or `cuda` where a GPU and CuPy are found, else `emulated`."""
-    if wished and wished not in DEVICE_KINDS:
-        raise UserError(f"there is no device `{wished}`", f"choose one of: {', '.join(DEVICE_KINDS)}")
-    if wished == "cuda" and not gpu_found():
+def device_kind(requested: str = "") -> str:
+    """The requested kind of device, or `cuda` where a GPU and CuPy are found, else `emulated`."""
+    if requested and requested not in DEVICE_KINDS:
+        raise UserError(f"there is no device `{requested}`", f"choose one of: {', '.join(DEVICE_KINDS)}")
+    if requested == "cuda" and not gpu_found():
         raise UserError("no usable NVIDIA GPU was found", "`evolve doctor` says what is missing")
-    return wished or ("cuda" if gpu_found() else "emulated")
+    return requested or ("cuda" if gpu_found() else "emulated")
 
 
 def gpu_found() -> bool:
@@ -117,15 +117,15 @@ def engine(kind: str, watch: Callable[[str, str], None] | None = None) -> "Local
     return LocalEngine(kind, max(1, min(4, cores)), watch)
 
 
-def proposer(wished: str = "", models: tuple[str, ...] = (), *, tune: bool = True) -> "Proposer":
+def proposer(requested: str = "", models: tuple[str, ...] = (), *, tune: bool = True) -> "Proposer":
     """`offline` or `llm`; by default models where some are named, or a key or a base URL is set.
 
     Without `tune` nobody finishes what the models write by setting its knobs.
     """
-    if wished not in ("", "offline", "llm"):
-        raise UserError(f"there is no proposer `{wished}`", "choose offline or llm")
+    if requested not in ("", "offline", "llm"):
+        raise UserError(f"there is no proposer `{requested}`", "choose offline or llm")
     reachable = bool(os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"))
-    if wished == "offline" or not (reachable or wished or models):
+    if requested == "offline" or not (reachable or requested or models):
         from evolve.proposers.tuner.proposer import OfflineProposer
 
         return OfflineProposer()
@@ -150,13 +150,13 @@ def _finished(models: "Proposer", *, tune: bool) -> "Proposer":
     return FinishingProposer(models, OfflineProposer()) if tune else models
 
 
-def archive_path(wished: Path | None) -> Path:
-    return wished or Path(os.environ.get("EVOLVE_ARCHIVE") or DEFAULT_ARCHIVE)
+def archive_path(requested: Path | None) -> Path:
+    return requested or Path(os.environ.get("EVOLVE_ARCHIVE") or DEFAULT_ARCHIVE)
 
 
-def archive(wished: Path | None, *, read_only: bool = False) -> SqliteStore:
+def archive(requested: Path | None, *, read_only: bool = False) -> SqliteStore:
     try:
-        return open_archive(archive_path(wished), read_only=read_only)
+        return open_archive(archive_path(requested), read_only=read_only)
     except ArchiveError as error:
         hint = "`evolve run softmax` makes one; --archive or EVOLVE_ARCHIVE names another" if read_only else ""
         raise UserError(str(error), hint) from error

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from reference_ops.values import COMMON, DRAWS, EXACT, LARGE, MIXED, NORMAL, Part, fill
+from reference_ops.values import COMMON, DRAWS, EXACT, LARGE, MIXED, NORMAL, RowGroup, fill
 
 Number = int | float
 
@@ -276,15 +276,15 @@ class Op:
         """How many different ones there are; seeds count them round."""
         return 2 * LARGE_WEIGHTS * (1 + len(self.values))
 
-    def parts(self, spec: TensorSpec, workload: Workload, values: str, seed: int) -> tuple[Part, ...]:
+    def parts(self, spec: TensorSpec, workload: Workload, values: str, seed: int) -> tuple[RowGroup, ...]:
         """How an output is judged whose inputs were drawn so: the rows of each distribution on their own."""
         names = self._drawn_as(values, seed)
         if len(names) == 1:
-            return (Part(names[0]),)
+            return (RowGroup(names[0]),)
         if spec.dims[:1] != self._following()[0].dims[:1]:
-            return (Part(MIXED),)
+            return (RowGroup(MIXED),)
         rows = self.shape(spec, workload)[0]
-        return tuple(Part(name, row, len(names)) for row, name in enumerate(names[:rows]))
+        return tuple(RowGroup(name, row, len(names)) for row, name in enumerate(names[:rows]))
 
     def _drawn_as(self, values: str, seed: int) -> tuple[str, ...]:
         """The distributions that rows are drawn from in turn. All come first in their time, for lack of rows."""

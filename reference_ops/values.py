@@ -28,7 +28,7 @@ Draw = Callable[[torch.Tensor, torch.Generator], object]
 
 
 @dataclass(frozen=True)
-class Part:
+class RowGroup:
     """The rows of an output that come from one distribution, and so are judged together."""
 
     values: str

@@ -8,10 +8,10 @@ LONGEST = ("test_cheats.py", "test_killed_runs.py", "test_running.py")
 if find_spec("openai") is None:  # a GPU machine without network may lack it; what is marked `gpu` needs no model
     collect_ignore = [
         "conformance/test_proposers.py",
-        "proposers/test_endpoint.py",
-        "proposers/test_llm.py",
-        "proposers/test_llm_environment.py",
-        "proposers/test_several_models.py",
+        "proposers/llm/test_endpoint.py",
+        "proposers/llm/test_llm_proposer.py",
+        "proposers/llm/test_environment.py",
+        "proposers/llm/test_several_models.py",
         "runs/test_faulty_endpoint.py",
         "runs/test_replayed_run.py",
     ]

@@ -14,7 +14,7 @@ from archive.store import SqliteStore, open_archive
 from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.campaign import Slice, campaign, headroom, is_measured
-from evolve.search import GENERATION, Quest
+from evolve.search import GENERATION, Search
 from evolve.selection.selection import Scope
 
 FAST, SLOW, LIGHT = (15.0,), (80.0,), (10.1,)  # light needs 10
@@ -25,12 +25,12 @@ def store(tmp_path: Path) -> SqliteStore:
     return open_archive(tmp_path / "a.db")
 
 
-def quests(store: SqliteStore, names: Mapping[str, object], limits: Budget) -> list[Quest]:
+def searches(store: SqliteStore, names: Mapping[str, object], limits: Budget) -> list[Search]:
     for name in names:
         store.append(Run(f"run of {name}", name, CPU.key, "a model", 7, time.time(), campaign="all"))
     deadline = time.monotonic() + 60
     return [
-        Quest(f"run of {name}", op(name), TWICE, 7, limits, deadline, Scope(f"run of {name}")) for name in names
+        Search(f"run of {name}", op(name), TWICE, 7, limits, deadline, Scope(f"run of {name}")) for name in names
     ]  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def run(
     store: SqliteStore, times: Mapping[str, tuple[float, ...]], limits: Budget, model: PricedModel | None = None
 ) -> tuple[Ended, TimedEngine, list[Slice]]:
     engine, seen = TimedEngine(times), list[object]()
-    ended = outcome(campaign(quests(store, times, limits), [], model or PricedModel(), engine, store), seen)
+    ended = outcome(campaign(searches(store, times, limits), [], model or PricedModel(), engine, store), seen)
     return ended, engine, [event for event in seen if isinstance(event, Slice)]
 
 
@@ -94,7 +94,7 @@ def test_the_champions_of_every_op_are_confirmed_in_the_end(store: SqliteStore) 
     _, engine, slices = run(store, {"twice": SLOW, "thrice": FAST}, Budget(evals=40))
     assert len(engine.confirmed) == 2
     assert {evaluation.op for evaluation in store.find(Evaluation) if evaluation.confirmed} == {"twice", "thrice"}
-    assert [part.quest.op.name for part in slices if part.confirming] == ["twice", "thrice"]
+    assert [part.search.op.name for part in slices if part.confirming] == ["twice", "thrice"]
 
 
 def test_a_campaign_that_goes_on_knows_what_each_op_had(store: SqliteStore) -> None:
@@ -105,14 +105,14 @@ def test_a_campaign_that_goes_on_knows_what_each_op_had(store: SqliteStore) -> N
 
 
 def test_headroom_shrinks_as_times_do(store: SqliteStore) -> None:
-    (quest,) = quests(store, {"twice": ()}, Budget(evals=40))
-    before = headroom(quest, CPU, store)
+    (search,) = searches(store, {"twice": ()}, Budget(evals=40))
+    before = headroom(search, CPU, store)
     run(store, {"twice": (15.0,)}, Budget(evals=40))
-    assert headroom(quest, CPU, store) < before
+    assert headroom(search, CPU, store) < before
 
 
 def test_headroom_is_a_guess_until_something_was_measured(store: SqliteStore) -> None:
-    (quest,) = quests(store, {"twice": ()}, Budget(evals=8))
-    assert not is_measured(quest, CPU, store)
+    (search,) = searches(store, {"twice": ()}, Budget(evals=8))
+    assert not is_measured(search, CPU, store)
     run(store, {"twice": (15.0,)}, Budget(evals=8))
-    assert is_measured(quest, CPU, store)
+    assert is_measured(search, CPU, store)

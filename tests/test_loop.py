@@ -17,7 +17,7 @@ from evolve.engines.engine import Job
 from evolve.loop import evolve
 from evolve.proposers.tuner.proposer import OfflineProposer
 from evolve.request import Request
-from evolve.search import Quest
+from evolve.search import Search
 from evolve.selection import population, selection
 from reference_ops import catalog
 
@@ -91,12 +91,12 @@ def store(tmp_path: Path) -> SqliteStore:
     return open_archive(tmp_path / "a.db")
 
 
-def quest(tries: int = 100, seconds: float = 60.0) -> Quest:
-    return Quest("run", catalog.load(TWICE), TWICE, 7, Budget(evals=tries), time.monotonic() + seconds)
+def search(tries: int = 100, seconds: float = 60.0) -> Search:
+    return Search("run", catalog.load(TWICE), TWICE, 7, Budget(evals=tries), time.monotonic() + seconds)
 
 
 def run(store: SqliteStore, engine: ScriptedEngine, tries: int = 100) -> list[Proposal | Evaluation]:
-    return list(evolve(quest(tries), [SEED], OfflineProposer(), engine, store))
+    return list(evolve(search(tries), [SEED], OfflineProposer(), engine, store))
 
 
 def test_the_fastest_setting_is_found_and_the_run_ends_when_nothing_is_left(store: SqliteStore) -> None:
@@ -108,7 +108,7 @@ def test_the_fastest_setting_is_found_and_the_run_ends_when_nothing_is_left(stor
 
 
 def test_every_event_is_in_the_archive_before_it_is_told(store: SqliteStore) -> None:
-    for event in evolve(quest(), [SEED], OfflineProposer(), ScriptedEngine(), store):
+    for event in evolve(search(), [SEED], OfflineProposer(), ScriptedEngine(), store):
         found = store.find(Proposal) if isinstance(event, Proposal) else store.find(Evaluation)
         assert event in found
 
@@ -137,20 +137,20 @@ def test_the_number_of_tries_is_kept(store: SqliteStore) -> None:
 
 
 def test_failed_replies_count_as_tries_so_a_mute_model_ends_the_run(store: SqliteStore) -> None:
-    events = list(evolve(quest(tries=20), [], OnlyFailures(), ScriptedEngine(), store))
+    events = list(evolve(search(tries=20), [], OnlyFailures(), ScriptedEngine(), store))
     assert len(events) == 20
     assert all(proposal.failure for proposal in store.find(Proposal))
 
 
 def test_a_model_that_repeats_itself_ends_the_run_too(store: SqliteStore) -> None:
     engine = ScriptedEngine()
-    list(evolve(quest(tries=5), [], Parrot(), engine, store))
+    list(evolve(search(tries=5), [], Parrot(), engine, store))
     assert len(engine.evaluated) == 1
 
 
 def test_no_evaluation_begins_after_the_deadline(store: SqliteStore) -> None:
     engine = ScriptedEngine()
-    list(evolve(quest(seconds=-1), [SEED], OfflineProposer(), engine, store))
+    list(evolve(search(seconds=-1), [SEED], OfflineProposer(), engine, store))
     assert engine.evaluated == []
     assert [kernel.id for kernel in selection.pending(store, "twice", CPU)] == [bad_kernels.twice_kernel().id]
 
@@ -179,7 +179,7 @@ def test_when_every_champion_falls_nobody_is_left_and_the_run_ends(store: Sqlite
 def test_champions_are_confirmed_when_the_time_is_over(store: SqliteStore) -> None:
     store.append(SEED, Evaluation(SEED.kernel_id, "twice", CPU, Outcome.PASSED, "", (TIME,)))
     engine = ScriptedEngine()
-    list(evolve(quest(seconds=-1), [], OfflineProposer(), engine, store))
+    list(evolve(search(seconds=-1), [], OfflineProposer(), engine, store))
     assert (engine.evaluated, engine.confirmed) == ([], [128])
 
 
@@ -202,7 +202,7 @@ def test_a_kernel_that_says_the_same_in_other_words_is_not_evaluated_again(store
     again = bad_kernels.twice_kernel(note="in other words")
     run(store, engine, tries=1)
     store.append(replace(SEED, kernel=again))
-    list(evolve(quest(tries=1), [], Parrot(), engine, store))
+    list(evolve(search(tries=1), [], Parrot(), engine, store))
     assert engine.evaluated == [SEED.kernel_id]
     verdict = population.latest(store.find(Evaluation), CPU.key)[again.id]
     assert verdict.outcome is Outcome.DUPLICATE
@@ -223,7 +223,7 @@ class Reader:
 
 def profiled(store: SqliteStore, engine: ScriptedEngine) -> list[tuple[Profile, ...]]:
     reader = Reader()
-    list(evolve(replace(quest(), profiled=True), [SEED], reader, engine, store))
+    list(evolve(replace(search(), profiled=True), [SEED], reader, engine, store))
     return reader.read
 
 

@@ -14,7 +14,7 @@ from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.loop import evolve
 from evolve.request import Left
-from evolve.search import GENERATION, Quest
+from evolve.search import GENERATION, Search
 from evolve.selection import population
 from evolve.selection.selection import Scope
 
@@ -31,7 +31,7 @@ def run(store: SqliteStore, limits: Budget, model: PricedModel, engine: TimedEng
     """One leg of the run; why it ended."""
     store.append(Run(scope.run, "twice", CPU.key, model.name, 7, time.time(), budget=limits))
     deadline = time.monotonic() + (limits.seconds or 60.0)
-    events = evolve(Quest(scope.run, op(), TWICE, 7, limits, deadline, scope), [], model, engine, store)
+    events = evolve(Search(scope.run, op(), TWICE, 7, limits, deadline, scope), [], model, engine, store)
     return outcome(events)
 
 
@@ -55,8 +55,8 @@ def test_replies_without_a_kernel_are_paid_for_too(store: SqliteStore) -> None:
 
 
 def test_a_proposer_is_told_all_that_is_left(store: SqliteStore) -> None:
-    quest = Quest("run", op(), TWICE, 7, Budget(evals=9, tokens=100, usd=1.0), 123.0)
-    assert quest.request(Spent(2, 30, 0.25), CPU, store).left == Left(70, 0.75, 7, 123.0)
+    search = Search("run", op(), TWICE, 7, Budget(evals=9, tokens=100, usd=1.0), 123.0)
+    assert search.request(Spent(2, 30, 0.25), CPU, store).left == Left(70, 0.75, 7, 123.0)
 
 
 def test_what_was_paid_for_is_evaluated_before_the_run_ends(store: SqliteStore) -> None:

@@ -18,7 +18,7 @@ from evolve.budget import Ended, Spent
 from evolve.campaign import GENEROUS, Slice
 from evolve.cli import options, signals
 from evolve.cli.options import archive_option
-from evolve.cli.session import Bench, Result, Session, Told, spent_by
+from evolve.cli.session import Backends, Result, RunEvents, Session, spent_by
 from evolve.cli.signals import Stopped
 from evolve.errors import UserError
 from evolve.loop import Event, evolve
@@ -28,7 +28,7 @@ from evolve.report.progress import Meter, Watcher, amounts, dollars, ending, wit
 from evolve.report.standing import Standing, standing
 from evolve.report.tables import print_next_steps, print_standing
 from evolve.report.words import EMULATED_TIMES, clock, counted, listed, times
-from evolve.search import Quest
+from evolve.search import Search
 from evolve.selection import selection
 from reference_ops.locators import is_path
 
@@ -36,46 +36,46 @@ OPS_NAMED = 4
 
 
 def run_search(session: Session, shown: Console) -> Result:
-    """Evolve until the quest is over, or until Stopped, which is raised again once the last words are said."""
-    (quest,), bench = session.quests, session.bench
-    _say_archive(standing_of(quest, bench), session, shown)
-    told = Told(evolve(quest, session.seeds(), bench.proposer, bench.engine, bench.store))
+    """Evolve until the search is over, or until Stopped, which is raised again once the last words are said."""
+    (search,), bench = session.searches, session.bench
+    _say_archive(standing_of(search, bench), session, shown)
+    told = RunEvents(evolve(search, session.seeds(), bench.proposer, bench.engine, bench.store))
     started, stopped = time.monotonic(), None
     try:
         with closing(told):
             _watch(session, told, shown)
     except (Stopped, UserError) as caught:  # also a model that cannot be asked any more
         stopped = caught
-    after = standing_of(quest, bench)
+    after = standing_of(search, bench)
     shown.print()
-    print_standing(shown, after, workloads_of(quest, bench), population=False)
+    print_standing(shown, after, workloads_of(search, bench), population=False)
     _say_spent(session, started, shown)
     if stopped:
         raise stopped
     ended = told.ended or Ended.NOTHING
     shown.print(reason(session, ended, [after]), soft_wrap=True)
-    print_next_steps(shown, after, quest.locator, archive_option(bench.store.path))
-    spent = asdict(spent_by(quest, bench))
+    print_next_steps(shown, after, search.locator, archive_option(bench.store.path))
+    spent = asdict(spent_by(search, bench))
     return Result(
-        {**facts.of_standing(after), "run": quest.run, "spent": spent, "ended": str(ended)}, bool(after.champions)
+        {**facts.of_standing(after), "run": search.run, "spent": spent, "ended": str(ended)}, bool(after.champions)
     )
 
 
-def standing_of(quest: Quest, bench: Bench) -> Standing:
-    op, store = quest.op.name, bench.store
+def standing_of(search: Search, bench: Backends) -> Standing:
+    op, store = search.op.name, bench.store
     return standing(op, bench.engine.info, store.find(Kernel, op), store.find(Proposal, op), store.find(Evaluation, op))
 
 
-def workloads_of(quest: Quest, bench: Bench) -> list[str]:
-    return [workload.key for workload in quest.op.workloads(bench.engine.info.kind)]
+def workloads_of(search: Search, bench: Backends) -> list[str]:
+    return [workload.key for workload in search.op.workloads(bench.engine.info.kind)]
 
 
-def _watch(session: Session, events: Told[Event], shown: Console) -> None:
+def _watch(session: Session, events: RunEvents[Event], shown: Console) -> None:
     """Show what happens: live on a terminal, a line per improvement elsewhere."""
-    (quest,), bench = session.quests, session.bench
-    watcher = Watcher(quest.op.name, bench.engine.info, bench.store, bench.phases)
-    workloads = workloads_of(quest, bench)
-    meter = Meter(time.monotonic(), quest.deadline, session.budget, session.before)
+    (search,), bench = session.searches, session.bench
+    watcher = Watcher(search.op.name, bench.engine.info, bench.store, bench.phases)
+    workloads = workloads_of(search, bench)
+    meter = Meter(time.monotonic(), search.deadline, session.budget, session.before)
     if shown.is_terminal and not shown.is_dumb_terminal:
         display = Display(watcher, workloads, bench.proposer.name, meter)
         with Live(display, console=shown, refresh_per_second=REFRESHES_PER_SECOND, transient=True):
@@ -108,24 +108,24 @@ def _say_archive(before: Standing, session: Session, shown: Console) -> None:
 
 def _say_spent(session: Session, started: float, shown: Console) -> None:
     """How long it took, and what a model was paid for it; of a run that went on, also in all."""
-    (quest,), bench = session.quests, session.bench
-    costs = [p.cost for p in bench.store.find(Proposal, quest.op.name) if p.run == quest.run]
+    (search,), bench = session.searches, session.bench
+    costs = [p.cost for p in bench.store.find(Proposal, search.op.name) if p.run == search.run]
     asked, answered = sum(c.prompt_tokens for c in costs), sum(c.completion_tokens for c in costs)
     usd = sum(c.usd for c in costs)
     tokens = f", {asked:,} tokens asked, {answered:,} answered" if asked or answered else ""
     money = f", {dollars(usd)}" if usd else ""
-    replayed = _replayed(quest, bench) if tokens else ""
+    replayed = _replayed(search, bench) if tokens else ""
     then = f" (when run {replayed} was answered: a replay costs nothing)" if replayed else ""
-    whole = spent_by(quest, bench)
+    whole = spent_by(search, bench)
     in_all = f" ({clock(whole.seconds)} in all)" if session.before.seconds else ""
     evals = counted(whole.evals, "evaluation")
     shown.print(f"{clock(time.monotonic() - started)} spent{in_all}, {evals}{tokens}{money}{then}")
 
 
-def _replayed(quest: Quest, bench: Bench) -> str:
+def _replayed(search: Search, bench: Backends) -> str:
     """The run whose answers this one was given, if it is a replay."""
-    runs = bench.store.find(Run, quest.op.name)
-    return next((options.recorded(run_search).replay for run_search in runs if run_search.id == quest.run), "")
+    runs = bench.store.find(Run, search.op.name)
+    return next((options.recorded(run_search).replay for run_search in runs if run_search.id == search.run), "")
 
 
 def reason(session: Session, ended: Ended, after: Sequence[Standing]) -> str:
@@ -140,7 +140,7 @@ def reason(session: Session, ended: Ended, after: Sequence[Standing]) -> str:
 
 
 def _nothing_to_vary(session: Session, bare: Sequence[Standing]) -> str:
-    own = next((quest.locator for quest in session.quests if is_path(quest.locator)), "")
+    own = next((search.locator for search in session.searches if is_path(search.locator)), "")
     tell = " ".join(["evolve tell FILE.cu", *([shlex.quote(own)] if own else [])])
     return (
         f"There is nothing to vary: {_bare(bare)}. Set OPENAI_API_KEY or OPENAI_BASE_URL for a model that writes some, "
@@ -165,16 +165,16 @@ def run_campaign(session: Session, shown: Console) -> Result:
     bench, started = session.bench, time.monotonic()
     shown.print(f"archive   {bench.store.path}", soft_wrap=not shown.is_terminal)
     spent = f", {amounts(session.before)} spent so far" if session.before.evals else ""
-    shown.print(f"campaign  {session.id} over {counted(len(session.quests), 'op')}{spent}", soft_wrap=True)
-    before = {quest.op.name: _headroom(quest, bench) for quest in session.quests}
-    told = Told(campaign.campaign(session.quests, session.seeds(), bench.proposer, bench.engine, bench.store))
+    shown.print(f"campaign  {session.id} over {counted(len(session.searches), 'op')}{spent}", soft_wrap=True)
+    before = {search.op.name: _headroom(search, bench) for search in session.searches}
+    told = RunEvents(campaign.campaign(session.searches, session.seeds(), bench.proposer, bench.engine, bench.store))
     stopped = None
     try:
         with closing(told):
             _watch_campaign(session, told, before, shown)
     except (Stopped, UserError) as caught:  # also a model that cannot be asked any more
         stopped = caught
-    rows = [_row(quest, before, bench) for quest in session.quests]
+    rows = [_row(search, before, bench) for search in session.searches]
     whole = sum((row.spent for row in rows), Spent())
     shown.print()
     if bench.engine.info.kind != "cuda":
@@ -186,33 +186,35 @@ def run_campaign(session: Session, shown: Console) -> Result:
     if stopped:
         raise stopped
     ended = told.ended or Ended.NOTHING
-    after = [standing_of(quest, bench) for quest in session.quests]
+    after = [standing_of(search, bench) for search in session.searches]
     shown.print(reason(session, ended, after), soft_wrap=True)
     _say_next(session, shown)
     return _result(session, rows, after, ended)
 
 
 def _watch_campaign(
-    session: Session, events: Told[Event | Slice], before: dict[str, float | None], shown: Console
+    session: Session, events: RunEvents[Event | Slice], before: dict[str, float | None], shown: Console
 ) -> None:
     bench, info = session.bench, session.bench.engine.info
-    quests = {quest.op.name: quest for quest in session.quests}
-    watchers = {op: Watcher(op, info, bench.store, bench.phases) for op in quests}
-    meter = Meter(time.monotonic(), session.quests[0].deadline, session.budget, session.before)
+    searches = {search.op.name: search for search in session.searches}
+    watchers = {op: Watcher(op, info, bench.store, bench.phases) for op in searches}
+    meter = Meter(time.monotonic(), session.searches[0].deadline, session.budget, session.before)
     if shown.is_terminal and not shown.is_dumb_terminal:
-        rows = {op: _row(quest, before, bench) for op, quest in quests.items()}
+        rows = {op: _row(search, before, bench) for op, search in searches.items()}
         board = Board(info.name, bench.proposer.name, meter, rows, watchers, emulated=info.kind != "cuda")
         with Live(board, console=shown, refresh_per_second=REFRESHES_PER_SECOND, transient=True):
             for event in events:
                 if isinstance(event, Slice):
                     if board.current:
-                        board.update(_row(quests[board.current], before, bench))
-                    board.current = event.quest.op.name
+                        board.update(_row(searches[board.current], before, bench))
+                    board.current = event.search.op.name
                 else:
                     watchers[event.op].take(event)
                 signals.check()
     else:
-        logs = {op: Log(watchers[op], workloads_of(quest, bench), meter.started, op) for op, quest in quests.items()}
+        logs = {
+            op: Log(watchers[op], workloads_of(search, bench), meter.started, op) for op, search in searches.items()
+        }
         for event in events:
             if not isinstance(event, Slice):
                 for line in logs[event.op].lines(event):
@@ -220,17 +222,17 @@ def _watch_campaign(
             signals.check()
 
 
-def _row(quest: Quest, before: dict[str, float | None], bench: Bench) -> Row:
-    info, store, op = bench.engine.info, bench.store, quest.op.name
-    leading = selection.champions(store, op, info, quest.scope)
+def _row(search: Search, before: dict[str, float | None], bench: Backends) -> Row:
+    info, store, op = bench.engine.info, bench.store, search.op.name
+    leading = selection.champions(store, op, info, search.scope)
     best = max((champion.measurement.speedup for champion in leading), default=None)
-    return Row(op, spent_by(quest, bench), before[op], _headroom(quest, bench), best)
+    return Row(op, spent_by(search, bench), before[op], _headroom(search, bench), best)
 
 
-def _headroom(quest: Quest, bench: Bench) -> float | None:
+def _headroom(search: Search, bench: Backends) -> float | None:
     """None where nothing was measured: what the budget is shared out by then is a guess, and nobody should read it."""
     info, store = bench.engine.info, bench.store
-    return campaign.headroom(quest, info, store) if campaign.is_measured(quest, info, store) else None
+    return campaign.headroom(search, info, store) if campaign.is_measured(search, info, store) else None
 
 
 def _say_campaign_spent(rows: list[Row], whole: Spent, shown: Console) -> None:
@@ -252,11 +254,11 @@ def _result(session: Session, rows: list[Row], after: list[Standing], ended: End
     parts = [
         {
             **facts.of_standing(standing),
-            "run": quest.run,
+            "run": search.run,
             "spent": asdict(row.spent),
             "headroom": {"before": row.before, "after": row.after},
         }
-        for quest, row, standing in zip(session.quests, rows, after, strict=True)
+        for search, row, standing in zip(session.searches, rows, after, strict=True)
     ]
     found = any(part["champions"] for part in parts)
     return Result({"campaign": session.id, "ended": str(ended), "ops": parts}, found)

@@ -202,12 +202,12 @@ def _model() -> Finding:
     return Finding("language model", OPTIONAL, "neither OPENAI_API_KEY nor OPENAI_BASE_URL is set", remedy)
 
 
-def _archive(wished: Path | None) -> Finding:
-    path = wiring.archive_path(wished)
+def _archive(requested: Path | None) -> Finding:
+    path = wiring.archive_path(requested)
     if not path.exists():
         return Finding("archive", OPTIONAL, f"{path} does not exist yet", "`evolve run softmax` makes it")
     try:
-        with closing(wiring.archive(wished, read_only=True)) as store:
+        with closing(wiring.archive(requested, read_only=True)) as store:
             kernels, evaluations = store.find(Kernel), store.find(Evaluation)
     except (UserError, ArchiveError) as error:
         return Finding("archive", MISSING, str(error), "--archive or EVOLVE_ARCHIVE names another")

@@ -16,7 +16,7 @@ from archive.records import DeviceInfo, Evaluation
 from archive.store import Store
 from evolve import wiring
 from evolve.cli import lookup, signals
-from evolve.cli.exchange import told
+from evolve.cli.exchange import take_files
 from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, archive_option, kernel_ids, op_names
 from evolve.cli.session import engine_on
 from evolve.cli.signals import Stopped
@@ -56,10 +56,10 @@ def evaluate(
     shown = console(stderr=as_json)
     try:
         with closing(wiring.archive(archive)) as store:
-            wanted = asked(targets or [], store)
+            wanted = targets_of(targets or [], store)
             with engine_on(device, Phases(), shown) as engine:
-                todo = list(works(wanted, engine.info, store))
-                results = [worked(work, engine, store, shown) for work in todo]
+                todo = list(pending_ops(wanted, engine.info, store))
+                results = [evaluate_op(work, engine, store, shown) for work in todo]
             given = archive_option(store.path)
     except Stopped:
         shown.print("stopped. What was evaluated is in the archive; the same command goes on from there.")
@@ -79,21 +79,21 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _print_result(result: Standing, asked: "Asked", given: str, shown: Console) -> None:
-    for kernel_id in sorted(asked.kernels & result.verdicts.keys()):
+def _print_result(result: Standing, targets: "Targets", given: str, shown: Console) -> None:
+    for kernel_id in sorted(targets.kernels & result.verdicts.keys()):
         shown.print(f"\n{short(kernel_id)}", style="bold", end="")
         for part in evaluation_details(result.verdicts[kernel_id], shown.width):
             shown.print(part)
     shown.print()
     print_standing(shown, result, population=False)
-    print_next_steps(shown, result, asked.ops.get(result.op, result.op), given)
+    print_next_steps(shown, result, targets.ops.get(result.op, result.op), given)
 
 
 MADE_SHOWN, REASON_SHOWN = 60, 200
 
 
 @dataclass(frozen=True)
-class Asked:
+class Targets:
     """What the command line names; nothing at all means everything that is pending."""
 
     ops: dict[str, str]  # by name, how other processes find it
@@ -106,7 +106,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Work:
+class PendingOp:
     """Kernels of one op to evaluate."""
 
     op: str
@@ -114,7 +114,7 @@ class Work:
     kernels: tuple[Kernel, ...]
 
 
-def asked(targets: Sequence[str], store: Store) -> Asked:
+def targets_of(targets: Sequence[str], store: Store) -> Targets:
     """Understand the command line; kernels in files are archived at once."""
     kernels = [target for target in targets if target.endswith(".cu")]
     defined = [target for target in targets if is_path(target) and target not in kernels]
@@ -124,8 +124,8 @@ def asked(targets: Sequence[str], store: Store) -> Asked:
         catalog.locate(name)
     ops = {**files, **{name: name for name in named}}
     if not kernels:
-        return Asked(ops, frozenset(), frozenset())
-    taken = [one.proposal for one in told(tuple(Path(target) for target in kernels), defined, store)]
+        return Targets(ops, frozenset(), frozenset())
+    taken = [one.proposal for one in take_files(tuple(Path(target) for target in kernels), defined, store)]
     for proposal in taken:
         if proposal.kernel is None:
             complain(one_line(proposal.failure, 300))
@@ -133,19 +133,19 @@ def asked(targets: Sequence[str], store: Store) -> Asked:
     if not found:
         raise UserError("none of these files holds a kernel that can be evaluated", "the reasons are above")
     ids = frozenset(proposal.kernel_id for proposal in taken if proposal.kernel)
-    return Asked({**{op: op for op in found}, **ops}, ids, frozenset(found.difference(named)))
+    return Targets({**{op: op for op in found}, **ops}, ids, frozenset(found.difference(named)))
 
 
-def works(asked: Asked, info: DeviceInfo, store: Store) -> Iterator[Work]:
+def pending_ops(targets: Targets, info: DeviceInfo, store: Store) -> Iterator[PendingOp]:
     """What is to be done, op by op; pending ops that nobody can load are named and passed over."""
-    for op in asked.ops or sorted({kernel.op for kernel in store.find(Kernel)}):
+    for op in targets.ops or sorted({kernel.op for kernel in store.find(Kernel)}):
         waiting = selection.pending(store, op, info)
-        if op in asked.restricted:
-            waiting = [kernel for kernel in waiting if kernel.id in asked.kernels]
-        if not asked.everything:
-            yield Work(op, asked.ops[op], tuple(waiting))
+        if op in targets.restricted:
+            waiting = [kernel for kernel in waiting if kernel.id in targets.kernels]
+        if not targets.everything:
+            yield PendingOp(op, targets.ops[op], tuple(waiting))
         elif waiting and op in catalog.names():
-            yield Work(op, op, tuple(waiting))
+            yield PendingOp(op, op, tuple(waiting))
         elif waiting:
             complain(
                 f"{op} is not in the catalog: {counted(len(waiting), 'kernel')} left pending",
@@ -153,7 +153,7 @@ def works(asked: Asked, info: DeviceInfo, store: Store) -> Iterator[Work]:
             )
 
 
-def worked(work: Work, engine: Engine, store: Store, shown: Console) -> Standing:
+def evaluate_op(work: PendingOp, engine: Engine, store: Store, shown: Console) -> Standing:
     """Evaluate, archive and say each verdict; where things stand afterwards."""
     if work.kernels:
         shown.print(f"{work.op}: {counted(len(work.kernels), 'kernel')} to evaluate", style="bold")

@@ -60,7 +60,7 @@ def tell(
     complaints = strays(holding)
     with closing(wiring.archive(archive)) as store:
         parents = tuple(lookup.kernel(store, prefix).id for prefix in parent or ())
-        taken = told(holding, own, store, operator or TELL, parents)
+        taken = take_files(holding, own, store, operator or TELL, parents)
         path = store.path
     if as_json:
         print_json([
@@ -81,14 +81,16 @@ def tell(
         lookup.absent("no kernel was found in these files", "the reasons are above; `evolve show ID` shows a reply")
 
 
-def _say(one: "Told", shown: Console) -> None:
-    told = one.proposal
-    if told.kernel:
+def _say(one: "Taken", shown: Console) -> None:
+    take_files = one.proposal
+    if take_files.kernel:
         state = "taken  " if one.new else "known  "
-        shown.print(f"{state}  {short(told.kernel_id)}  {told.op}: {idea(told.kernel)}", soft_wrap=True)
+        shown.print(
+            f"{state}  {short(take_files.kernel_id)}  {take_files.op}: {idea(take_files.kernel)}", soft_wrap=True
+        )
     else:
-        why = one_line(told.failure, 300)
-        shown.print(f"refused  {short(told.id)}  {told.op}: {why}", style="red", soft_wrap=True)
+        why = one_line(take_files.failure, 300)
+        shown.print(f"refused  {short(take_files.id)}  {take_files.op}: {why}", style="red", soft_wrap=True)
 
 
 def merge(
@@ -146,7 +148,7 @@ NOWHERE = DeviceInfo(kind="", name="", arch="", sms=0, shared_bytes=0)  # what s
 
 
 @dataclass(frozen=True)
-class Told:
+class Taken:
     """A proposal that a file holds, and whether the archive had not heard of it."""
 
     proposal: Proposal
@@ -171,13 +173,13 @@ def _is_locator(word: str) -> bool:
     return file.suffix not in SUFFIXES and (file.suffix in DEFINING or not file.is_file()) and is_path(word)
 
 
-def told(
+def take_files(
     holding: tuple[Path, ...],
     locators: Sequence[str],
     store: Store,
     operator: str = TELL,
     parents: tuple[str, ...] = (),
-) -> list[Told]:
+) -> list[Taken]:
     """Archive what the files hold; locators name ops that are no catalog's. Nothing is, before every op was found.
 
     `operator` and `parents` say how the kernels in `.cu` files were made.
@@ -189,7 +191,7 @@ def told(
         request = Request(op=op, device=NOWHERE, wanted=EVERYTHING, seed=0)
         for proposal in TellProposer(holding, TELL, known, operator, parents).propose(request):
             dated = replace(proposal, created=proposal.created or time.time())
-            result.append(Told(dated, new=store.append(dated) > 0))
+            result.append(Taken(dated, new=store.append(dated) > 0))
     return result
 
 

@@ -14,10 +14,10 @@ from rich.console import Console
 from archive.kernel import Kernel
 from evolve import wiring
 from evolve.cli import options, session
-from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, ModelOption, Wishes
+from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, ModelOption, RunOptions
 from evolve.cli.run import MINUTES_HELP, SeedOption, carried_out
 from evolve.errors import UserError
-from evolve.report.kernelbench import THRESHOLDS, Published, Task, fast, fast_table, published, tasks_table
+from evolve.report.kernelbench import THRESHOLDS, Published, TaskResult, fast, fast_table, published, tasks_table
 from evolve.report.words import EMULATED_TIMES, console, counted, print_json
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ def kernelbench(  # noqa: PLR0913, PLR0917 - one per option
     """Evolve kernels for a whole level of KernelBench. Its problem files are code, and are run to be read."""
     given = options.typed(minutes, evals, tokens, usd, None)
     shown, kind = console(stderr=as_json), wiring.device_kind(device)
-    wishes = Wishes(device, proposer, tuple(model or ()), seed=seed)
+    run_options = RunOptions(device, proposer, tuple(model or ()), seed=seed)
     files = _files(folder, level, _numbers(only))
-    tried = _every if listed else _tried(wishes, archive)
+    tried = _every if listed else _tried(run_options, archive)
     problems = _loaded(files, kind, tried, shown)
     taken = [problem for problem in problems if problem.taken]
     if listed or not taken:
@@ -79,7 +79,7 @@ def kernelbench(  # noqa: PLR0913, PLR0917 - one per option
         if not taken:
             raise typer.Exit(1)
         return
-    standings = _run(taken, wishes, given, archive, shown)
+    standings = _run(taken, run_options, given, archive, shown)
     tasks = [_task(problem, standings, kind) for problem in problems]
     theirs = published(_checkout(folder), level, _device_name(standings), lambda path: json.loads(path.read_text()))
     _say(tasks, theirs, level, kind, shown)
@@ -120,9 +120,9 @@ def _every(_: "Op") -> bool:
     return True
 
 
-def _tried(wishes: Wishes, archive: Path | None) -> "Callable[[Op], bool]":
+def _tried(run_options: RunOptions, archive: Path | None) -> "Callable[[Op], bool]":
     """Whether there will be kernels of a problem: a model's, or some that are known already."""
-    if wiring.proposer(wishes.proposer, wishes.models).name != options.OFFLINE:
+    if wiring.proposer(run_options.proposer, run_options.models).name != options.OFFLINE:
         return _every
     if not wiring.archive_path(archive).exists():
         return lambda _: False
@@ -190,22 +190,22 @@ def _passes(op: "Op", workload: "Workload", kind: str, seeds: int) -> str:
 
 
 def _run(
-    taken: Sequence[Problem], wishes: Wishes, given: "Budget", archive: Path | None, shown: Console
+    taken: Sequence[Problem], run_options: RunOptions, given: "Budget", archive: Path | None, shown: Console
 ) -> list[dict[str, Any]]:
     """Where each op stands afterwards."""
-    plan = session.new([str(problem.path) for problem in taken], wishes, given, every=False)
+    plan = session.new([str(problem.path) for problem in taken], run_options, given, every=False)
     facts = carried_out(plan, given, archive, shown).facts
     return [facts] if "op" in facts else facts["ops"]
 
 
-def _task(problem: Problem, standings: Sequence[dict[str, Any]], kind: str) -> Task:
+def _task(problem: Problem, standings: Sequence[dict[str, Any]], kind: str) -> TaskResult:
     name = problem.path.stem
     if problem.op is None or problem.said:
-        return Task(name, problem.path.name, problem.said, blind=problem.blind)
+        return TaskResult(name, problem.path.name, problem.said, blind=problem.blind)
     wanted = [workload.key for workload in problem.op.workloads(kind)]
     stands = next(one for one in standings if one["op"] == problem.op.name)
     measured = tuple(one for one in stands["champions"] if one["workload"] in wanted)
-    return Task(name, problem.path.name, measured=measured, wanted=len(wanted))
+    return TaskResult(name, problem.path.name, measured=measured, wanted=len(wanted))
 
 
 def _checkout(folder: Path) -> Path:
@@ -216,7 +216,7 @@ def _device_name(standings: Sequence[dict[str, Any]]) -> str:
     return str(standings[0]["device"]) if standings else ""
 
 
-def _say(tasks: Sequence[Task], theirs: Published, level: int, kind: str, shown: Console) -> None:
+def _say(tasks: Sequence[TaskResult], theirs: Published, level: int, kind: str, shown: Console) -> None:
     shown.print(f"\nKernelBench, level {level}", style="bold")
     shown.print(tasks_table(tasks, theirs))
     if theirs.hardware:
@@ -265,7 +265,7 @@ def _facts(problem: Problem, kind: str) -> dict[str, Any]:
     }
 
 
-def _result(tasks: Sequence[Task], theirs: Published) -> dict[str, Any]:
+def _result(tasks: Sequence[TaskResult], theirs: Published) -> dict[str, Any]:
     return {
         **{
             f"fast_{p}": {

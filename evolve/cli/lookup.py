@@ -79,21 +79,23 @@ LAST = "last"
 SHOWN = 6
 
 
-def runs(store: Store, wished: str, ops: Sequence[str] = ()) -> list[Run]:
+def runs(store: Store, requested: str, ops: Sequence[str] = ()) -> list[Run]:
     """The run whose id begins so, or all of a campaign; `last` is the newest, of these ops if any are named."""
     names = [op_name(op) for op in ops]
     every = store.find(Run)
-    if wished == LAST:
+    if requested == LAST:
         found = [run for run in every if not names or run.op in names][-1:]
     else:
-        found = [run for run in every if wished and (run.id.startswith(wished) or run.campaign.startswith(wished))]
+        found = [
+            run for run in every if requested and (run.id.startswith(requested) or run.campaign.startswith(requested))
+        ]
     groups = list(dict.fromkeys(run.campaign or run.id for run in found))
     if not groups:
-        of = f" of {listed(names)}" if names and wished == LAST else ""
-        what = f"there is no run{of} yet" if wished == LAST else f"no run's id begins with `{wished}`"
+        of = f" of {listed(names)}" if names and requested == LAST else ""
+        what = f"there is no run{of} yet" if requested == LAST else f"no run's id begins with `{requested}`"
         raise UserError(what, "`evolve runs` lists the runs of the archive")
     if len(groups) > 1:
-        raise UserError(f"`{wished}` is the beginning of {len(groups)} ids", f"give more of it: {_some(groups)}")
+        raise UserError(f"`{requested}` is the beginning of {len(groups)} ids", f"give more of it: {_some(groups)}")
     chosen = [run for run in every if groups[0] in (run.campaign, run.id)]
     if strangers := [name for name in names if name not in {run.op for run in chosen}]:
         theirs = listed([run.op for run in chosen])
@@ -103,15 +105,15 @@ def runs(store: Store, wished: str, ops: Sequence[str] = ()) -> list[Run]:
     return chosen
 
 
-def one(store: Store, wished: str) -> Run:
+def one(store: Store, requested: str) -> Run:
     """A single run, where a campaign would not do."""
-    prefixed = [run for run in store.find(Run) if wished and run.id.startswith(wished)]
+    prefixed = [run for run in store.find(Run) if requested and run.id.startswith(requested)]
     if len(prefixed) == 1:
         return prefixed[0]
-    found = runs(store, wished)
+    found = runs(store, requested)
     if len(found) > 1:
         raise UserError(
-            f"`{wished}` names the runs over {len(found)} ops",
+            f"`{requested}` names the runs over {len(found)} ops",
             f"choose one of: {_some([f'{run.id} ({run.op})' for run in found])}",
         )
     return found[0]

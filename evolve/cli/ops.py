@@ -17,8 +17,8 @@ from evolve import wiring
 from evolve.cli import signals
 from evolve.cli.options import ArchiveOption, JsonOption, SeedOption, op_names
 from evolve.cli.session import engine_on
-from evolve.engines.engine import Gauging
-from evolve.engines.messages import Gauge, Gauged
+from evolve.engines.engine import TimesPyTorch
+from evolve.engines.messages import TimingRequest, TimingResult
 from evolve.errors import UserError
 from evolve.report import ops as report
 from evolve.report.ops import Prospect, shares
@@ -223,7 +223,7 @@ ELSEWHERE = "on a machine with a GPU: `evolve ops --measure --archive FILE`; the
 
 
 @dataclass
-class Work:
+class OpToMeasure:
     """An op, what is to be measured of it, and what came of that."""
 
     locator: str
@@ -244,10 +244,10 @@ def measure(
 ) -> tuple[dict[str, dict[str, str]], str]:
     """Every op, given with its locator. Why some workloads could not be measured, by both; and the device's key."""
     with engine_on(kind, Phases(), shown) as engine:
-        if not isinstance(engine, Gauging):
+        if not isinstance(engine, TimesPyTorch):
             raise UserError("this engine times kernels alone", "measure on the machine that has the GPU")
         key = engine.info.key
-        works = [Work(locator, op, _missing(op, store, engine.info, again=again)) for locator, op in listed]
+        works = [OpToMeasure(locator, op, _missing(op, store, engine.info, again=again)) for locator, op in listed]
         todo = [work for work in works if work.missing]
         _say_what_is_to_do(works, todo, shown)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -273,12 +273,12 @@ def _missing(op: "Op", store: Store, info: DeviceInfo, *, again: bool) -> tuple[
     return tuple(workload.key for workload in op.workloads(info.kind) if again or workload.key not in known)
 
 
-def _measured(work: Work, engine: Gauging, store: Store, *, again: bool) -> Iterator[str]:
+def _measured(work: OpToMeasure, engine: TimesPyTorch, store: Store, *, again: bool) -> Iterator[str]:
     """Each workload, once it is done with."""
     lost = 0  # workers, one after the other
     for workload in work.missing:
-        wanted = Gauge(work.locator, workload, again, eager_alone=lost >= IN_VAIN)
-        answer = engine.gauge(wanted)
+        wanted = TimingRequest(work.locator, workload, again, eager_alone=lost >= IN_VAIN)
+        answer = engine.time_pytorch(wanted)
         if answer.standard is None and answer.leaving and not wanted.eager_alone:
             lost += 1
             answer = _eager_alone(work, wanted, answer, engine)
@@ -294,14 +294,14 @@ def _measured(work: Work, engine: Gauging, store: Store, *, again: bool) -> Iter
         yield workload
 
 
-def _eager_alone(work: Work, wanted: Gauge, failed: Gauged, engine: Gauging) -> Gauged:
-    answer = engine.gauge(Gauge(wanted.op, wanted.workload, wanted.again, eager_alone=True))
+def _eager_alone(work: OpToMeasure, wanted: TimingRequest, failed: TimingResult, engine: TimesPyTorch) -> TimingResult:
+    answer = engine.time_pytorch(TimingRequest(wanted.op, wanted.workload, wanted.again, eager_alone=True))
     if answer.standard:
         work.without_compile[wanted.workload] = failed.fault
     return answer
 
 
-def _say_what_is_to_do(works: Sequence[Work], todo: Sequence[Work], shown: Console) -> None:
+def _say_what_is_to_do(works: Sequence[OpToMeasure], todo: Sequence[OpToMeasure], shown: Console) -> None:
     number = sum(len(work.missing) for work in todo)
     known = len(works) - len(todo)
     if known:
@@ -312,7 +312,7 @@ def _say_what_is_to_do(works: Sequence[Work], todo: Sequence[Work], shown: Conso
         )
 
 
-def _say(work: Work, seconds: float, shown: Console) -> None:
+def _say(work: OpToMeasure, seconds: float, shown: Console) -> None:
     found = shares([one.floor_us / one.best_us if one.floor_us else None for one in work.found])
     light = f"PyTorch at {percent(found.mean)} of light, worst {percent(found.worst)}" if found else "light unknown"
     figures = light if work.found else "nothing measured"

@@ -132,7 +132,7 @@ FLAGS = {"--fresh": "fresh", "--no-tune": "no_tune", "--no-seeds": "no_seeds"}
 
 
 @dataclass(frozen=True)
-class Wishes:
+class RunOptions:
     """Everything but the ops and the budget. What is empty was not typed."""
 
     device: str = ""
@@ -157,7 +157,7 @@ class Wishes:
         return words + [option for option, name in FLAGS.items() if getattr(self, name)]
 
 
-def recorded(run: Run) -> Wishes:
+def recorded(run: Run) -> RunOptions:
     """What the archive says a run was started with."""
     words = list(run.words[1:])
     values: dict[str, list[str]] = {name: [] for name in NAMED.values()}
@@ -170,7 +170,7 @@ def recorded(run: Run) -> Wishes:
             values[NAMED[option]].append(words.pop(0))
     single = {name: (found[-1] if found else "") for name, found in values.items() if name != "models"}
     single["device"] = run.device.split()[0]
-    return Wishes(**single, **flags, models=tuple(values["models"]), strategy=run.strategy, seed=run.seed)  # type: ignore[arg-type]
+    return RunOptions(**single, **flags, models=tuple(values["models"]), strategy=run.strategy, seed=run.seed)  # type: ignore[arg-type]
 
 
 def locator(run: Run) -> str:
@@ -178,10 +178,10 @@ def locator(run: Run) -> str:
     return run.words[0] if run.words else run.op
 
 
-def check_same(run: Run, typed: Wishes, kept: Sequence[str] = ()) -> None:
+def check_same(run: Run, typed: RunOptions, kept: Sequence[str] = ()) -> None:
     """A run goes on as it began: what is typed again must not differ; the fields named in `kept` are not compared."""
     before = recorded(run)
-    for field in fields(Wishes):
+    for field in fields(RunOptions):
         value = getattr(typed, field.name)
         if value not in ("", (), None, False) and value != getattr(before, field.name) and field.name not in kept:
             option = "--" + {"models": "model"}.get(field.name, field.name).replace("_", "-")

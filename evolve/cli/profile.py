@@ -57,11 +57,11 @@ def profile(
         shown.print(part, soft_wrap=not hasattr(part, "columns"))
 
 
-def _loaded(wished: str, kernel: Kernel, workload: str) -> "Op":
+def _loaded(requested: str, kernel: Kernel, workload: str) -> "Op":
     """The kernel's op, which must be known here and have such a workload."""
     from reference_ops import catalog
 
-    op = catalog.load(wished or kernel.op)
+    op = catalog.load(requested or kernel.op)
     if op.name != kernel.op:
         raise UserError(f"{short(kernel.id)} is a kernel of {kernel.op}, not of {op.name}", "give the file of its op")
     keys = [one.key for one in op.gpu]

@@ -13,7 +13,7 @@ from rich.console import Console
 from archive.proposals import Budget
 from evolve import wiring
 from evolve.cli import lookup, options, session
-from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, ModelOption, Wishes, op_names
+from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, ModelOption, RunOptions, op_names
 from evolve.cli.session import Plan, engine_on, say_proposer
 from evolve.cli.signals import Stopped
 from evolve.errors import UserError
@@ -84,7 +84,7 @@ def run(  # noqa: PLR0913, PLR0917 - one per option
 ) -> None:
     """Evolve kernels for ops. Everything found is archived at once; the same command goes on from there."""
     given = options.typed(minutes, evals, tokens, usd, until_sol)
-    typed = Wishes(
+    typed = RunOptions(
         device,
         proposer,
         tuple(model or ()),
@@ -115,28 +115,28 @@ def run(  # noqa: PLR0913, PLR0917 - one per option
 
 def carried_out(plan: Plan, given: Budget, archive: Path | None, shown: Console, typed: Sequence[str] = ()) -> "Result":
     """The plan, from the first line that is shown to the last; `typed` is the command that would begin it again."""
-    base = [*typed] or ["evolve", "run", *plan.locators, *_places(plan.wishes.device, archive)]
+    base = [*typed] or ["evolve", "run", *plan.locators, *_places(plan.run_options.device, archive)]
     again, phases = shlex.join([*base, *_kept(plan, given)]), Phases()
     try:
         with shown.status(f"loading {plan.locators[0] if len(plan.locators) == 1 else f'{len(plan.locators)} ops'}"):
             from evolve.cli import display, session
 
             loaded = _loaded(plan.locators)
-        wishes, who = plan.wishes, None
-        session.check_strategy(wishes.strategy)
-        if not wishes.replay:
-            who = wiring.proposer(wishes.proposer, wishes.models, tune=not wishes.no_tune)
+        run_options, who = plan.run_options, None
+        session.check_strategy(run_options.strategy)
+        if not run_options.replay:
+            who = wiring.proposer(run_options.proposer, run_options.models, tune=not run_options.no_tune)
         with ExitStack() as stack:
             store = stack.enter_context(closing(wiring.archive(archive)))
-            who = who or wiring.replaying(store, wishes.replay, tune=not wishes.no_tune)
+            who = who or wiring.replaying(store, run_options.replay, tune=not run_options.no_tune)
             _check_proposer(who.name, plan)
-            engine = stack.enter_context(engine_on(wishes.device, phases, shown))
+            engine = stack.enter_context(engine_on(run_options.device, phases, shown))
             _check_sizes([op for op, _ in loaded], engine.info.kind)
             say_proposer(who.name, plan.budget, shown)
             words = [word for word in base if word != "--all"]
-            opened = session.opened(plan, loaded, session.Bench(who, engine, store, phases), words)
+            opened = session.opened(plan, loaded, session.Backends(who, engine, store, phases), words)
             again = opened.again()
-            return (display.run_search if len(opened.quests) == 1 else display.run_campaign)(opened, shown)
+            return (display.run_search if len(opened.searches) == 1 else display.run_campaign)(opened, shown)
     except Stopped:
         shown.print(f"stopped. To go on from here: {again}", soft_wrap=True)
         raise
@@ -166,17 +166,17 @@ def _check_sizes(ops: "Sequence[Op]", kind: str) -> None:
 def _check_proposer(name: str, plan: Plan) -> None:
     """A fresh run needs somebody who writes kernels, and a limit in dollars is held only where a token has a price."""
     offline = name == options.OFFLINE
-    if offline and plan.wishes.fresh:
+    if offline and plan.run_options.fresh:
         raise UserError(
             "the offline proposer varies kernels at hand, and with --fresh there are none",
             "leave --fresh out, or set OPENAI_API_KEY or OPENAI_BASE_URL for a model that writes some",
         )
-    if plan.budget.usd is not None and not offline and not plan.wishes.replay:
+    if plan.budget.usd is not None and not offline and not plan.run_options.replay:
         from evolve.proposers.llm.models import check_priced, check_spends
 
-        check_priced(plan.wishes.models, name)
+        check_priced(plan.run_options.models, name)
         if plan.budget == Budget(usd=plan.budget.usd, until_light=plan.budget.until_light):
-            check_spends(plan.wishes.models)
+            check_spends(plan.run_options.models)
 
 
 def _places(device: str, archive: Path | None) -> list[str]:
@@ -188,7 +188,7 @@ def _kept(plan: Plan, given: Budget) -> list[str]:
     """What was typed for a run that has no id yet, but for the device, which is named already."""
     if plan.runs:
         return ["--resume", plan.runs[0].campaign or plan.runs[0].id, *options.options(given)]
-    wishes = replace(plan.wishes, device="")
-    strategy = ["--strategy", wishes.strategy] if wishes.strategy else []
-    seed = ["--seed", str(wishes.seed)] if wishes.seed else []
-    return [*wishes.options(), *strategy, *seed, *options.options(given)]
+    run_options = replace(plan.run_options, device="")
+    strategy = ["--strategy", run_options.strategy] if run_options.strategy else []
+    seed = ["--seed", str(run_options.seed)] if run_options.seed else []
+    return [*run_options.options(), *strategy, *seed, *options.options(given)]

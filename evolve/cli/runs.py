@@ -17,7 +17,7 @@ from evolve.cli.options import ArchiveOption, JsonOption, OpFilter
 from evolve.errors import UserError
 from evolve.report import runs as report
 from evolve.report.progress import dollars
-from evolve.report.runs import PER, Course, comparison
+from evolve.report.runs import PER, Trajectory, comparison
 from evolve.report.tables import WIDE, fitted, plain_table
 from evolve.report.words import clock, console, counted, moment, print_json, times
 
@@ -26,7 +26,7 @@ REPLAYED = "replay: its answers come from the archive; tokens and dollars are wh
 
 
 @dataclass(frozen=True)
-class Line:
+class RunSummary:
     """A run, what it has spent, and the best speedup of a kernel that it proposed."""
 
     run: Run
@@ -60,7 +60,7 @@ def runs(op: OpFilter = "", archive: ArchiveOption = None, as_json: JsonOption =
     shown.print("evolve compare RUN RUN shows two beside each other", style="dim")
 
 
-def _remarks(listed: Sequence[Line], elsewhere: Sequence[str]) -> Iterator[str]:
+def _remarks(listed: Sequence[RunSummary], elsewhere: Sequence[str]) -> Iterator[str]:
     """What the table does not say of itself, and of how many runs, by their campaigns, it says nothing."""
     if any(options.recorded(line.run).replay for line in listed):
         yield REPLAYED
@@ -70,7 +70,7 @@ def _remarks(listed: Sequence[Line], elsewhere: Sequence[str]) -> Iterator[str]:
         yield f"campaign {campaign} has spent nothing on {counted(others, 'other op')}"
 
 
-def _table(lines: Sequence[Line], *, wide: bool) -> Table:
+def _table(lines: Sequence[RunSummary], *, wide: bool) -> Table:
     """Columns that would say nothing are left out, and where there is little room those that say least."""
     tokens = ["tokens"] if any(line.spent.tokens for line in lines) else []
     usd = ["usd"] if any(line.spent.usd for line in lines) else []
@@ -100,7 +100,7 @@ def _table(lines: Sequence[Line], *, wide: bool) -> Table:
     return table
 
 
-def _lines(store: Store, op: str) -> list[Line]:
+def _lines(store: Store, op: str) -> list[RunSummary]:
     pasts: dict[tuple[str, str], History] = {}
     lines = []
     for run in store.find(Run, op):
@@ -109,11 +109,11 @@ def _lines(store: Store, op: str) -> list[Line]:
         own = {proposal.kernel_id for proposal in past.proposals if proposal.run == run.id}
         in_force = {evaluation.kernel_id: evaluation for evaluation in past.evaluations if evaluation.kernel_id in own}
         speedups = [m.speedup for verdict in in_force.values() if verdict.passed for m in verdict.measurements]
-        lines.append(Line(run, budget.spent(run.id, past), max(speedups, default=None)))
+        lines.append(RunSummary(run, budget.spent(run.id, past), max(speedups, default=None)))
     return lines
 
 
-def _facts(line: Line) -> dict[str, object]:
+def _facts(line: RunSummary) -> dict[str, object]:
     run = line.run
     return {
         "run": run.id,
@@ -135,15 +135,15 @@ def compare(
 ) -> None:
     """Show how good runs were for what they had spent: per evaluation, per token and per dollar."""
     store = wiring.archive(archive, read_only=True)
-    found = list({run.id: run for run in (lookup.one(store, wished) for wished in runs)}.values())
+    found = list({run.id: run for run in (lookup.one(store, requested) for requested in runs)}.values())
     _check(found)
-    courses = _courses(found, store)
+    trajectories = _trajectories(found, store)
     if as_json:
-        print_json(_comparison_facts(courses))
+        print_json(_comparison_facts(trajectories))
         return
     shown = console()
     shown.print(f"{found[0].op} on {found[0].device.partition(' ')[2]}", style="bold")
-    for part in comparison(courses, shown, emulated=_emulated(found[0])):
+    for part in comparison(trajectories, shown, emulated=_emulated(found[0])):
         shown.print(part)
 
 
@@ -159,20 +159,20 @@ def _check(found: Sequence[Run]) -> None:
             )
 
 
-def _courses(found: Sequence[Run], store: Store) -> list[Course]:
+def _trajectories(found: Sequence[Run], store: Store) -> list[Trajectory]:
     past = budget.history(store, found[0].op, found[0].device)
     goals = report.slowest(past, [run.id for run in found]) if _emulated(found[0]) else None
-    return [report.course(run, past, goals) for run in found]
+    return [report.trajectory(run, past, goals) for run in found]
 
 
 def _emulated(run: Run) -> bool:
     return not run.device.startswith("cuda ")
 
 
-def _comparison_facts(courses: Sequence[Course]) -> dict[str, object]:
+def _comparison_facts(trajectories: Sequence[Trajectory]) -> dict[str, object]:
     return {
-        "op": courses[0].run.op,
-        "device": courses[0].run.device,
+        "op": trajectories[0].run.op,
+        "device": trajectories[0].run.device,
         "runs": [
             {
                 "run": one.run.id,
@@ -181,12 +181,12 @@ def _comparison_facts(courses: Sequence[Course]) -> dict[str, object]:
                 "seed": one.run.seed,
                 "points": [{**_spent(point.spent), "quality": point.quality} for point in one.points],
             }
-            for one in courses
+            for one in trajectories
         ],
         **{
             f"per_{PER[axis]}": [
-                {axis: amount, "quality": {one.run.id: q for one, q in zip(courses, qualities, strict=True)}}
-                for amount, qualities in report.compared(courses, axis)
+                {axis: amount, "quality": {one.run.id: q for one, q in zip(trajectories, qualities, strict=True)}}
+                for amount, qualities in report.compared(trajectories, axis)
             ]
             for axis in report.AXES
         },

@@ -19,13 +19,13 @@ from archive.store import SqliteStore, Store
 from evolve import budget, wiring
 from evolve.budget import Ended, Spent
 from evolve.cli import lookup, options, signals
-from evolve.cli.options import OFFLINE, TOKENS, USD, Wishes, op_names
+from evolve.cli.options import OFFLINE, TOKENS, USD, RunOptions, op_names
 from evolve.engines.engine import Engine
 from evolve.errors import UserError
 from evolve.report.progress import Phases
 from evolve.report.words import listed
 from evolve.request import Proposer
-from evolve.search import Quest
+from evolve.search import Search
 from evolve.selection.selection import EVOLVE, STRATEGIES, Scope
 from reference_ops.op import Op
 
@@ -35,13 +35,13 @@ class Plan:
     """The ops, how they are to be run, and for how much."""
 
     locators: tuple[str, ...]
-    wishes: Wishes
+    run_options: RunOptions
     budget: Budget = field(default=Budget())  # in all, also what is spent already
     runs: tuple[Run, ...] = ()  # those that go on; none where new ones begin
     given: Budget = field(default=Budget())  # what raises the budget of those
 
 
-def new(ops: Sequence[str], typed: Wishes, given: Budget, *, every: bool) -> Plan:
+def new(ops: Sequence[str], typed: RunOptions, given: Budget, *, every: bool) -> Plan:
     if ops and every:
         raise UserError("--all takes every op of the catalog, so no OP can be named", "leave out --all, or the OP")
     if not ops and not every:
@@ -49,17 +49,17 @@ def new(ops: Sequence[str], typed: Wishes, given: Budget, *, every: bool) -> Pla
     return Plan(tuple(dict.fromkeys(ops or op_names())), typed, given)
 
 
-def resumed(wished: str, ops: Sequence[str], typed: Wishes, given: Budget, archive: Path | None) -> Plan:
+def resumed(requested: str, ops: Sequence[str], typed: RunOptions, given: Budget, archive: Path | None) -> Plan:
     """With what is left of its budget; what is given now raises that."""
     with closing(wiring.archive(archive, read_only=True)) as store:
-        found = lookup.runs(store, wished, ops)
+        found = lookup.runs(store, requested, ops)
     for run in found:
         options.check_same(run, typed)
     first = found[0]
     named = {lookup.op_name(op): op for op in ops}
     if named and len(named) < len(found):
         raise UserError(
-            f"`{wished}` is of campaign {first.campaign} over {len(found)} ops, which share one budget; "
+            f"`{requested}` is of campaign {first.campaign} over {len(found)} ops, which share one budget; "
             f"it does not go on with {listed(list(named))} alone",
             f"leave the op out to go on with all: --resume {first.campaign}; or begin a run of it, without --resume",
         )
@@ -67,7 +67,7 @@ def resumed(wished: str, ops: Sequence[str], typed: Wishes, given: Budget, archi
     return Plan(locators, options.recorded(first), options.raised(first.budget, given), tuple(found), given)
 
 
-def replayed(ops: Sequence[str], typed: Wishes, given: Budget, archive: Path | None) -> Plan:
+def replayed(ops: Sequence[str], typed: RunOptions, given: Budget, archive: Path | None) -> Plan:
     """As a recorded run was started, with as many evaluations; only the answers come from the archive."""
     with closing(wiring.archive(archive, read_only=True)) as store:
         run = lookup.one(store, typed.replay)
@@ -100,7 +100,7 @@ E = TypeVar("E")
 
 
 @dataclass(frozen=True)
-class Bench:
+class Backends:
     """What does the work."""
 
     proposer: Proposer
@@ -113,9 +113,9 @@ class Bench:
 class Session:
     """One or several runs under one budget, about to begin or to go on."""
 
-    bench: Bench
+    bench: Backends
     id: str  # of the run, or of the campaign
-    quests: tuple[Quest, ...]
+    searches: tuple[Search, ...]
     budget: Budget  # in all
     before: Spent  # of it, in earlier legs
     seeded: bool
@@ -129,7 +129,7 @@ class Session:
 
     def seeds(self) -> list[Proposal]:
         """The shipped kernels that the device can run, as the same proposals in every run."""
-        ops = [quest.op.name for quest in self.quests] if self.seeded else []
+        ops = [search.op.name for search in self.searches] if self.seeded else []
         device = self.bench.engine.info.kind
         return [
             Proposal(op, "seed", SHIPPED, kernel, created=time.time())
@@ -140,10 +140,10 @@ class Session:
 
     def spent(self) -> Spent:
         """By all legs so far."""
-        return sum((spent_by(quest, self.bench) for quest in self.quests), Spent())
+        return sum((spent_by(search, self.bench) for search in self.searches), Spent())
 
 
-class Told(Generic[E]):
+class RunEvents(Generic[E]):
     """Events as they come; afterwards, why there are no more. Closed, so that a leg ends when the run does."""
 
     def __init__(self, events: Generator[E, None, Ended]) -> None:
@@ -165,9 +165,9 @@ class Result:
     found: bool
 
 
-def opened(plan: Plan, loaded: Sequence[tuple[Op, str]], bench: Bench, typed: Sequence[str]) -> Session:
+def opened(plan: Plan, loaded: Sequence[tuple[Op, str]], bench: Backends, typed: Sequence[str]) -> Session:
     """Archive the runs that begin; of those that go on, find out what is left."""
-    check_strategy(plan.wishes.strategy)
+    check_strategy(plan.run_options.strategy)
     whole = options.completed(plan.budget, bench.proposer.name)
     if whole.until_light and bench.engine.info.kind != "cuda":
         raise UserError("the emulated device has no speed of light", "leave out --until-sol, or run on a GPU")
@@ -180,28 +180,28 @@ def opened(plan: Plan, loaded: Sequence[tuple[Op, str]], bench: Bench, typed: Se
                 f"run {run.id} is one on {run.device}, and this is {bench.engine.info.key}", "start a new run here"
             )
     identity = runs[0].campaign or runs[0].id
-    quests = [
-        Quest(
+    searches = [
+        Search(
             run.id, op, locator, run.seed, whole,
-            scope=Scope(run.id, run.strategy, plan.wishes.fresh), profiled=bench.proposer.name != options.OFFLINE,
+            scope=Scope(run.id, run.strategy, plan.run_options.fresh), profiled=bench.proposer.name != options.OFFLINE,
         )
         for run, (op, locator) in zip(runs, loaded, strict=True)
     ]  # fmt: skip
-    before = sum((spent_by(quest, bench) for quest in quests), Spent()) if plan.runs else Spent()
+    before = sum((spent_by(search, bench) for search in searches), Spent()) if plan.runs else Spent()
     left = budget.left(whole, before)
     deadline = float("inf") if left.seconds is None else time.monotonic() + left.seconds
-    quests = [replace(quest, budget=left, deadline=deadline) for quest in quests]
-    seeded = not (plan.wishes.no_seeds or plan.wishes.fresh)
-    return Session(bench, identity, tuple(quests), whole, before, seeded, tuple(typed), plan.given)
+    searches = [replace(search, budget=left, deadline=deadline) for search in searches]
+    seeded = not (plan.run_options.no_seeds or plan.run_options.fresh)
+    return Session(bench, identity, tuple(searches), whole, before, seeded, tuple(typed), plan.given)
 
 
-def spent_by(quest: Quest, bench: Bench) -> Spent:
-    return budget.spent(quest.run, budget.history(bench.store, quest.op.name, bench.engine.info.key))
+def spent_by(search: Search, bench: Backends) -> Spent:
+    return budget.spent(search.run, budget.history(bench.store, search.op.name, bench.engine.info.key))
 
 
-def check_strategy(wished: str) -> None:
-    if wished and wished not in STRATEGIES:
-        raise UserError(f"there is no strategy `{wished}`", f"choose one of: {', '.join(STRATEGIES)}")
+def check_strategy(requested: str) -> None:
+    if requested and requested not in STRATEGIES:
+        raise UserError(f"there is no strategy `{requested}`", f"choose one of: {', '.join(STRATEGIES)}")
 
 
 def _check_ops(plan: Plan, names: Sequence[str]) -> None:
@@ -211,12 +211,12 @@ def _check_ops(plan: Plan, names: Sequence[str]) -> None:
             raise UserError(f"{locator} no longer defines {run.op}, which run {run.id} is of", "start a new run of it")
 
 
-def _begun(plan: Plan, loaded: Sequence[tuple[Op, str]], bench: Bench, whole: Budget) -> list[Run]:
+def _begun(plan: Plan, loaded: Sequence[tuple[Op, str]], bench: Backends, whole: Budget) -> list[Run]:
     campaign = secrets.token_hex(4) if len(loaded) > 1 else ""
     runs = [
         Run(
-            secrets.token_hex(4), op.name, bench.engine.info.key, bench.proposer.name, plan.wishes.seed or 0,
-            time.time(), plan.wishes.strategy or EVOLVE, whole, campaign, (locator, *plan.wishes.options()),
+            secrets.token_hex(4), op.name, bench.engine.info.key, bench.proposer.name, plan.run_options.seed or 0,
+            time.time(), plan.run_options.strategy or EVOLVE, whole, campaign, (locator, *plan.run_options.options()),
         )
         for op, locator in loaded
     ]  # fmt: skip
@@ -229,12 +229,12 @@ EMULATED = "running on the emulated device (CPU), as asked. Times are CPU times 
 
 
 @contextlib.contextmanager
-def engine_on(wished: str, phases: Phases, shown: Console) -> Iterator["Engine"]:
+def engine_on(requested: str, phases: Phases, shown: Console) -> Iterator["Engine"]:
     """An engine whose device is ready, closed in the end whatever happens."""
     with shown.status("looking for a GPU"):
-        kind = wiring.device_kind(wished)
+        kind = wiring.device_kind(requested)
     if kind != "cuda":
-        shown.print(f"device    {EMULATED if wished else NO_GPU}", style="yellow")
+        shown.print(f"device    {EMULATED if requested else NO_GPU}", style="yellow")
     engine = wiring.engine(kind, phases.watch)
     try:
         with shown.status("starting the workers"):

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Profile
-from evolve.engines.messages import Gauge, Gauged
+from evolve.engines.messages import TimingRequest, TimingResult
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Gauging(Protocol):
+class TimesPyTorch(Protocol):
     """What an engine may offer besides: PyTorch's own times, which need no kernel."""
 
-    def gauge(self, wanted: Gauge) -> Gauged:
+    def time_pytorch(self, wanted: TimingRequest) -> TimingResult:
         """Times at one workload, or why there are none. Never called while evaluations are under way."""

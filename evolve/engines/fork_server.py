@@ -31,21 +31,21 @@ def main() -> None:
     parser.add_argument("--control", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--project", type=Path, required=True)
-    wished = parser.parse_args()
+    requested = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business
     _ask_system(PR_SET_PDEATHSIG, signal.SIGKILL)  # only while importing: it would spare what the workers started
     _ask_system(PR_SET_CHILD_SUBREAPER, 1)
-    control = socket.socket(fileno=wished.control)
+    control = socket.socket(fileno=requested.control)
     control.set_inheritable(False)
     from evolve import wiring
 
-    wiring.preload(wished.device)
+    wiring.preload(requested.device)
     gc.freeze()  # or collecting garbage in a worker would copy every page
     _ask_system(PR_SET_PDEATHSIG, 0)
-    _Nursery(wished.device, wished.parent, wished.project, control).serve()
+    _ForkServer(requested.device, requested.parent, requested.project, control).serve()
 
 
-class _Nursery:
+class _ForkServer:
     """The line to the engine, and the living workers by number."""
 
     def __init__(self, device_kind: str, engine_pid: int, project: Path, control: socket.socket) -> None:
@@ -116,7 +116,7 @@ class _Nursery:
         self._say(Forked(fork.number, pid))
 
     def _live(self, fork: "Fork", channel: int) -> None:
-        """The life of a worker: nothing of the nursery's may be within its reach, and it never returns."""
+        """The life of a worker: nothing of the fork_server's may be within its reach, and it never returns."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -132,7 +132,7 @@ class _Nursery:
 
             serve(self._kind, fork, socket.socket(fileno=channel), self._project)
             os._exit(0)
-        except BaseException:  # noqa: BLE001 - said where the engine finds it; nothing may return to the nursery
+        except BaseException:  # noqa: BLE001 - said where the engine finds it; nothing may return to the fork_server
             traceback.print_exc()
         finally:
             os._exit(1)

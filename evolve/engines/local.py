@@ -11,20 +11,20 @@ from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile
 from evolve.engines.engine import Job
 from evolve.engines.messages import (
-    Count,
     Done,
     Exited,
     Failed,
-    Gauge,
-    Gauged,
     Message,
     Phase,
     Precompiled,
-    Profiled,
+    ProfileRequest,
+    ProfileResult,
     Ready,
     Role,
+    TimingRequest,
+    TimingResult,
 )
-from evolve.engines.pool import Crew, Errand, Task, Worker
+from evolve.engines.pool import JobState, SideJob, Worker, WorkerPool
 from evolve.errors import UserError
 
 # Not what a kernel does to its process: somebody, or the system short of memory, ended it. One more try is fair.
@@ -33,14 +33,14 @@ ENDLESS = ("run", "time")
 
 
 @dataclass(frozen=True)
-class Blame:
+class Failure:
     """A verdict that no worker lived to give."""
 
     outcome: Outcome
     log: str
 
 
-def how(status: int) -> str:
+def ending_of(status: int) -> str:
     """By what a worker was ended."""
     return f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
 
@@ -49,7 +49,7 @@ def from_outside(status: int) -> bool:
     return -status in KILLED_FROM_OUTSIDE
 
 
-def of_death(task: Task, worker: Worker, status: int, ended: str, *, exposed: bool) -> Blame | None:
+def of_death(task: JobState, worker: Worker, status: int, ended: str, *, exposed: bool) -> Failure | None:
     """`exposed` says that kernels can write to all memory of their worker, where those after them may die of it."""
     if from_outside(status):
         task.traits = None  # another kernel of the same code has nothing to fear
@@ -57,32 +57,32 @@ def of_death(task: Task, worker: Worker, status: int, ended: str, *, exposed: bo
             task.retried = True
             return None
     if worker.role is Role.COMPILER:
-        words = f"the compiler ended {how(status)}, as it does when it needs too much memory{worker.last_words()}"
-        return Blame(Outcome.COMPILE_ERROR, words)
+        words = f"the compiler ended {ending_of(status)}, as it does when it needs too much memory{worker.last_words()}"
+        return Failure(Outcome.COMPILE_ERROR, words)
     if exposed and worker.jobs > 1:
         task.fault = ended
         return None
-    return Blame(Outcome.CRASHED, ended)
+    return Failure(Outcome.CRASHED, ended)
 
 
-def of_failure(task: Task, fault: str) -> Blame | None:
+def of_failure(task: JobState, fault: str) -> Failure | None:
     """Where what failed was no kernel's doing, it fails again in the same words: that is for the engine to see."""
     if not task.fault:
         task.fault = fault
         return None
     log = f"it seems to overwrite memory that is not its own; first {task.fault}, and then {fault}"
-    return Blame(Outcome.CRASHED, log)
+    return Failure(Outcome.CRASHED, log)
 
 
-def of_hanging(task: Task, worker: Worker, fault: str) -> Blame | None:
+def of_hanging(task: JobState, worker: Worker, fault: str) -> Failure | None:
     """What has run and then takes seconds may have been held up: by others on the GPU, or with the whole machine."""
     if worker.phase == "compile":
-        return Blame(Outcome.COMPILE_ERROR, fault)
+        return Failure(Outcome.COMPILE_ERROR, fault)
     if worker.phase == "run" and worker.has_run and not task.held_up:
         task.held_up = True
         return None
     why = ": an endless loop, or a deadlock" if worker.phase in ENDLESS else ""
-    return Blame(Outcome.TIMED_OUT, f"{fault}{why}")
+    return Failure(Outcome.TIMED_OUT, f"{fault}{why}")
 
 
 # Compiling has it for each workload, running for the candidate alone; torch.compile makes baselines slow.
@@ -124,15 +124,15 @@ class LocalEngine:
         self._compiles_ahead = compilers > 0
         self._info: DeviceInfo | None = None
         self._failed_starts = 0
-        self._profiled = Profiled(None)  # the last answer
-        self._faults: dict[tuple[str, str], Profiled] = {}  # answers that were none, by kernel and workload
+        self._profiled = ProfileResult(None)  # the last answer
+        self._faults: dict[tuple[str, str], ProfileResult] = {}  # answers that were none, by kernel and workload
         self._in_vain = 0
         self._coming: Iterator[Job] = iter(())
-        self._new: deque[Task] = deque()
-        self._compiled: deque[Task] = deque()
+        self._new: deque[JobState] = deque()
+        self._compiled: deque[JobState] = deque()
         self._codes: dict[str, str] = {}  # kernels compiled since `evaluate` was called, by what they became
         memory = {Role.EVALUATOR: None if device_kind == "cuda" else EMULATED_BYTES, Role.COMPILER: compiler_bytes}
-        self._crew = Crew(device_kind, [Role.EVALUATOR] * workers + [Role.COMPILER] * compilers, memory)
+        self._pool = WorkerPool(device_kind, [Role.EVALUATOR] * workers + [Role.COMPILER] * compilers, memory)
 
     @property
     def info(self) -> DeviceInfo:
@@ -166,59 +166,65 @@ class LocalEngine:
         if fault := self._faults.get((kernel.id, workload)):
             self._profiled = fault
             return None
-        errand = self._run(Errand(Count(kernel.text, op, workload), kernel.id), "profile")
-        self._profiled = errand.answer if isinstance(errand.answer, Profiled) else Profiled(None, errand.fault)
+        side_job = self._run(SideJob(ProfileRequest(kernel.text, op, workload), kernel.id), "profile")
+        self._profiled = (
+            side_job.answer if isinstance(side_job.answer, ProfileResult) else ProfileResult(None, side_job.fault)
+        )
         self._in_vain = 0 if self._profiled.profile else self._in_vain + 1
         if not self._profiled.profile:
             self._faults[kernel.id, workload] = self._profiled
         return self._profiled.profile
 
-    def gauge(self, wanted: Gauge) -> Gauged:
-        errand = self._run(Errand(wanted, wanted.op), "baseline")
-        return errand.answer if isinstance(errand.answer, Gauged) else Gauged(None, errand.fault, leaving=True)
+    def time_pytorch(self, wanted: TimingRequest) -> TimingResult:
+        side_job = self._run(SideJob(wanted, wanted.op), "baseline")
+        return (
+            side_job.answer
+            if isinstance(side_job.answer, TimingResult)
+            else TimingResult(None, side_job.fault, leaving=True)
+        )
 
-    def _run(self, errand: Errand, phase: str) -> Errand:
+    def _run(self, side_job: SideJob, phase: str) -> SideJob:
         """Until it has an answer, or has cost a worker."""
         self._abandon()
         info = self.info
-        while not (idle := [worker for worker in self._crew.workers if worker.idle and worker.role is Role.EVALUATOR]):
+        while not (idle := [worker for worker in self._pool.workers if worker.idle and worker.role is Role.EVALUATOR]):
             self._step()
-        idle[0].give(errand, info)
-        self._watch(errand.subject, phase)
-        while errand.answer is None and not errand.fault:
+        idle[0].give(side_job, info)
+        self._watch(side_job.subject, phase)
+        while side_job.answer is None and not side_job.fault:
             self._step()
-        return errand
+        return side_job
 
     @property
     def unprofiled(self) -> str:
         return self._profiled.fault
 
     def close(self) -> None:
-        self._crew.close()
+        self._pool.close()
 
     def _abandon(self) -> None:
         """Forget what an evaluation that was broken off has left in hand."""
         self._new.clear()
         self._compiled.clear()
         self._codes.clear()
-        for worker in list(self._crew.workers):
+        for worker in list(self._pool.workers):
             if worker.task:
                 self._replace(worker)
 
     @property
     def _busy(self) -> bool:
-        return bool(self._new or self._compiled or any(worker.task for worker in self._crew.workers))
+        return bool(self._new or self._compiled or any(worker.task for worker in self._pool.workers))
 
     def _pull(self) -> None:
         job = next(self._coming, None)
         if job:
-            self._new.append(Task(job, secrets.randbelow(2**31), time.monotonic()))
+            self._new.append(JobState(job, secrets.randbelow(2**31), time.monotonic()))
         else:
             self._coming = iter(())
 
     def _hand_out(self, info: DeviceInfo) -> None:
         """Give every idle worker the next task of its stage, evaluators first."""
-        for worker in list(self._crew.workers):
+        for worker in list(self._pool.workers):
             if not worker.idle:
                 continue
             last_stage = worker.role is Role.EVALUATOR
@@ -228,7 +234,7 @@ class LocalEngine:
             if not queue:
                 continue
             if last_stage and worker.jobs and (queue[0].job.confirm or queue[0].fault):
-                if not any(other.role is Role.EVALUATOR and not other.jobs for other in self._crew.workers):
+                if not any(other.role is Role.EVALUATOR and not other.jobs for other in self._pool.workers):
                     self._replace(worker)
                 continue  # for one that has seen no kernel yet
             task = queue.popleft()
@@ -238,9 +244,9 @@ class LocalEngine:
     def _step(self) -> list[Evaluation]:
         """Wait a moment for news of the workers."""
         verdicts: list[Evaluation] = []
-        for worker, message in self._crew.news(TICK_SECONDS):
+        for worker, message in self._pool.news(TICK_SECONDS):
             verdicts += self._heard(worker, message)
-        for worker in list(self._crew.workers):
+        for worker in list(self._pool.workers):
             if fault := worker.overdue(self._phase_seconds):
                 verdicts += self._hanging(worker, fault)
         return verdicts
@@ -255,29 +261,29 @@ class LocalEngine:
                 worker.begin(name)
                 if worker.task:
                     self._watch(worker.task.subject, name)
-            case Precompiled(traits=traits) if isinstance(worker.task, Task):
+            case Precompiled(traits=traits) if isinstance(worker.task, JobState):
                 worker.task.traits = traits
                 yield from self._precompiled(worker.task)
                 self._finished(worker)
-            case Done(evaluation=evaluation, leaving=leaving) if isinstance(worker.task, Task):
+            case Done(evaluation=evaluation, leaving=leaving) if isinstance(worker.task, JobState):
                 self._finished(worker, leaving=leaving)
                 yield evaluation
-            case Profiled() | Gauged() if isinstance(worker.task, Errand):
+            case ProfileResult() | TimingResult() if isinstance(worker.task, SideJob):
                 worker.task.answer = message
-                self._finished(worker, leaving=isinstance(message, Gauged) and message.leaving)
+                self._finished(worker, leaving=isinstance(message, TimingResult) and message.leaving)
             case Failed() as failed:
                 yield from self._failed(worker, failed)
             case Exited(status=status):
                 yield from self._lost(worker, status)
 
-    def _precompiled(self, task: Task) -> Iterator[Evaluation]:
+    def _precompiled(self, task: JobState) -> Iterator[Evaluation]:
         if twin := self._twin(task):
             yield self._verdict(task, Outcome.DUPLICATE, f"compiles to the very machine code of kernel {twin}")
             return
         self._watch(task.job.kernel.id, "waiting")
         self._compiled.append(task)
 
-    def _twin(self, task: Task) -> str:
+    def _twin(self, task: JobState) -> str:
         """Another kernel that is the same once compiled, and what is known of it; nothing where there is none."""
         kernel_id, job, traits = task.job.kernel.id, task.job, task.traits
         if job.known is None or job.confirm or traits is None:
@@ -296,13 +302,13 @@ class LocalEngine:
     def _failed(self, worker: Worker, failed: Failed) -> Iterator[Evaluation]:
         """What fails in the same words where no other kernel has run is no kernel's fault."""
         task, fault = worker.task, failed.message
-        if not (failed.unforeseen and self._exposed and isinstance(task, Task)) or task.fault == fault:
+        if not (failed.unforeseen and self._exposed and isinstance(task, JobState)) or task.fault == fault:
             raise UserError(fault, failed.hint)
         self._replace(worker)
         yield from self._settled(task, of_failure(task, fault))
 
     def _lost(self, worker: Worker, status: int) -> Iterator[Evaluation]:
-        task, words, ending = worker.task, worker.last_words(), how(status)
+        task, words, ending = worker.task, worker.last_words(), ending_of(status)
         self._failed_starts += not worker.ready
         if not worker.ready and not (from_outside(status) and self._failed_starts < START_ATTEMPTS):
             raise UserError(
@@ -310,7 +316,7 @@ class LocalEngine:
             )
         ended = f"the worker was ended {ending} in {worker.phase}{words}"
         verdicts: Iterable[Evaluation] = ()
-        if isinstance(task, Task):
+        if isinstance(task, JobState):
             verdicts = self._settled(task, of_death(task, worker, status, ended, exposed=self._exposed))
         elif task:
             task.fault = ended
@@ -322,12 +328,12 @@ class LocalEngine:
         if not worker.ready:
             raise UserError(f"the {self._kind} device did not start: {fault}{worker.last_words()}", "see evolve doctor")
         self._replace(worker)
-        if isinstance(task, Errand):
+        if isinstance(task, SideJob):
             task.fault = fault
         elif task:
             yield from self._settled(task, of_hanging(task, worker, fault))
 
-    def _settled(self, task: Task, blame: Blame | None) -> Iterator[Evaluation]:
+    def _settled(self, task: JobState, blame: Failure | None) -> Iterator[Evaluation]:
         """What nobody blames a kernel for, it may try again."""
         if blame:
             yield self._verdict(task, blame.outcome, blame.log)
@@ -335,9 +341,9 @@ class LocalEngine:
             self._new.appendleft(task)
 
     def _replace(self, worker: Worker) -> None:
-        self._crew.replace(worker, self._info)
+        self._pool.replace(worker, self._info)
 
-    def _verdict(self, task: Task, outcome: Outcome, log: str) -> Evaluation:
+    def _verdict(self, task: JobState, outcome: Outcome, log: str) -> Evaluation:
         seconds = round(time.monotonic() - task.started, 3)
         return Evaluation(
             kernel_id=task.job.kernel.id,

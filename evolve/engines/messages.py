@@ -1,4 +1,4 @@
-"""What an engine, its nursery and its workers say to each other: one JSON object a line."""
+"""What an engine, its fork_server and its workers say to each other: one JSON object a line."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Fork:
-    """To the nursery, with one end of the worker's channel: start a worker."""
+    """To the fork_server, with one end of the worker's channel: start a worker."""
 
     number: int
     role: Role
@@ -30,14 +30,14 @@ class Fork:
 
 @dataclass(frozen=True)
 class Kill:
-    """To the nursery: end a worker with its whole process group."""
+    """To the fork_server: end a worker with its whole process group."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Forked:
-    """From the nursery: the worker has begun to live."""
+    """From the fork_server: the worker has begun to live."""
 
     number: int
     pid: int
@@ -45,7 +45,7 @@ class Forked:
 
 @dataclass(frozen=True)
 class Exited:
-    """From the nursery: the worker is no more. A negative status is a signal's."""
+    """From the fork_server: the worker is no more. A negative status is a signal's."""
 
     number: int
     status: int
@@ -64,7 +64,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Count:
+class ProfileRequest:
     """To an evaluator: have the profiler count what a kernel does at one workload."""
 
     kernel: str
@@ -73,7 +73,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Gauge:
+class TimingRequest:
     """To an evaluator: time what PyTorch offers at one workload."""
 
     op: str
@@ -112,7 +112,7 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Profiled:
+class ProfileResult:
     """What was counted, or why nothing was; `lasting` where no other kernel would fare better on this device."""
 
     profile: Profile | None
@@ -121,7 +121,7 @@ class Profiled:
 
 
 @dataclass(frozen=True)
-class Gauged:
+class TimingResult:
     """What PyTorch takes, or why nobody can say. `leaving` says that it cost the worker, or might have spoilt it."""
 
     standard: Standard | None
@@ -139,8 +139,8 @@ class Failed:
 
 
 Message = (
-    Fork | Kill | Forked | Exited | Assignment | Count | Gauge | Ready | Phase | Precompiled | Done | Profiled | Gauged
-    | Failed
+    Fork | Kill | Forked | Exited | Assignment | ProfileRequest | TimingRequest | Ready | Phase | Precompiled | Done
+    | ProfileResult | TimingResult | Failed
 )  # fmt: skip
 KINDS = {kind.__name__: kind for kind in get_args(Message)}
 

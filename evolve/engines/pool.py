@@ -19,17 +19,17 @@ from archive.records import DeviceInfo, Traits
 from evolve.engines.engine import Job
 from evolve.engines.messages import (
     Assignment,
-    Count,
     Exited,
     Failed,
     Fork,
     Forked,
-    Gauge,
-    Gauged,
     Kill,
     Message,
-    Profiled,
+    ProfileRequest,
+    ProfileResult,
     Role,
+    TimingRequest,
+    TimingResult,
     decode,
     encode,
 )
@@ -48,7 +48,7 @@ SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL")
 
 
 @dataclass(eq=False)
-class Task:
+class JobState:
     """A job on its way through the stages."""
 
     job: Job
@@ -70,19 +70,19 @@ class Task:
 
 
 @dataclass(eq=False)
-class Errand:
+class SideJob:
     """Something else that an evaluator is asked, and what came of it. It is tried once."""
 
-    asked: Count | Gauge
+    asked: ProfileRequest | TimingRequest
     subject: str
-    answer: Profiled | Gauged | None = None
+    answer: ProfileResult | TimingResult | None = None
     fault: str = ""  # of the worker's, that has died or hung over it
 
     def message(self, _device: DeviceInfo) -> Message:
         return self.asked
 
 
-class Line:
+class Channel:
     """One end of a socket, for messages: nothing that the other end does, or fails to do, makes us wait."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -102,7 +102,7 @@ class Line:
                 self.unsent = self.unsent[self.end.send(self.unsent) :]
         except BlockingIOError:
             return
-        except OSError:  # gone; its end of file, or the nursery, says so
+        except OSError:  # gone; its end of file, or the fork_server, says so
             self.unsent = b""
 
     def received(self) -> list[bytes]:
@@ -125,12 +125,12 @@ class Line:
 class Worker:
     """One forked process, and what it has in hand."""
 
-    def __init__(self, number: int, role: Role, folder: Path, line: Line) -> None:
+    def __init__(self, number: int, role: Role, folder: Path, line: Channel) -> None:
         self.number, self.role, self.folder, self.line = number, role, folder, line
         self.pid = 0
         self.status: int | None = None
         self.ready = False
-        self.task: Task | Errand | None = None
+        self.task: JobState | SideJob | None = None
         self.jobs = 0
         self.has_run = False  # what it has in hand, at least once
         self.begin("")
@@ -143,7 +143,7 @@ class Worker:
         self.phase, self.phase_started = phase, time.monotonic()
         self.has_run |= phase == "check"
 
-    def give(self, task: Task | Errand, device: DeviceInfo) -> None:
+    def give(self, task: JobState | SideJob, device: DeviceInfo) -> None:
         self.task = task
         self.jobs += 1
         self.has_run = False
@@ -166,14 +166,14 @@ class Worker:
         return last_words(self.folder / "stderr")
 
 
-class Nursery:
+class ForkServer:
     """The process that forks workers, started afresh with an environment that holds no keys."""
 
     def __init__(self, device_kind: str, folder: Path) -> None:
         ours, theirs = socket.socketpair()
-        self.line = Line(ours)
+        self.line = Channel(ours)
         self.served = False
-        self._stderr = folder / "nursery-stderr"
+        self._stderr = folder / "fork_server-stderr"
         with theirs, self._stderr.open("wb") as stderr:
             arguments = ["--device", device_kind, "--control", str(theirs.fileno()), "--parent", str(os.getpid())]
             arguments += ["--project", str(_project() or folder)]
@@ -193,12 +193,12 @@ class Nursery:
     def pid(self) -> int:
         return self._process.pid
 
-    def fork(self, fork: Fork) -> Line:
+    def fork(self, fork: Fork) -> Channel:
         """Ask for a worker; the engine's end of its channel."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._ask(fork, theirs.fileno())
-        return Line(ours)
+        return Channel(ours)
 
     def kill(self, number: int) -> None:
         self._ask(Kill(number))
@@ -264,7 +264,7 @@ FOLDER_PREFIX = "evolve-engine-"
 CUBIN_SECONDS = 600.0  # after which nobody will load any more what was compiled
 
 
-class Crew:
+class WorkerPool:
     """One worker per role that was asked for, all the time."""
 
     def __init__(self, device_kind: str, roles: Sequence[Role], memory_bytes: Mapping[Role, int | None]) -> None:
@@ -274,12 +274,12 @@ class Crew:
         self._kind = device_kind
         self._dying: dict[int, Worker] = {}
         self._numbers = itertools.count()
-        self._nursery: Nursery | None = None
+        self._fork_server: ForkServer | None = None
         self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
         try:
             self._cubins = self.folder / "cubins"
             self._cubins.mkdir()
-            self._nursery = Nursery(device_kind, self.folder)
+            self._fork_server = ForkServer(device_kind, self.folder)
             for role in roles:
                 self.workers.append(self._forked(role, None))
         except BaseException:
@@ -291,7 +291,7 @@ class Crew:
         self.workers[self.workers.index(worker)] = self._forked(worker.role, device)
         if worker.status is None:
             self._dying[worker.number] = worker
-            self._living_nursery.kill(worker.number)
+            self._living_fork_server.kill(worker.number)
         else:
             shutil.rmtree(worker.folder, ignore_errors=True)
         worker.line.end.close()
@@ -300,7 +300,7 @@ class Crew:
     def news(self, seconds: float) -> Iterator[tuple[Worker, Message]]:
         """What workers say within a moment. That one has exited comes last of what there is to hear of it."""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._living_nursery.line.end, selectors.EVENT_READ)
+            selector.register(self._living_fork_server.line.end, selectors.EVENT_READ)
             for worker in self.workers:
                 wanted = selectors.EVENT_WRITE * bool(worker.line.unsent)
                 wanted |= selectors.EVENT_READ * (worker.line.hung_up_at is None)
@@ -311,31 +311,31 @@ class Crew:
             worker.line.flush()
             yield from self._said(worker)
         if None in ready:
-            yield from self._news_of_nursery()
+            yield from self._news_of_fork_server()
 
     def close(self) -> None:
         """Neither a process nor a file is left behind; safe at any moment, and twice."""
-        if nursery := self._nursery:
-            if nursery.close() != 0:
+        if fork_server := self._fork_server:
+            if fork_server.close() != 0:
                 self._kill_orphans()
-            self._nursery = None
+            self._fork_server = None
         for worker in self.workers:
             worker.line.end.close()
         self.workers = []
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
-    def _living_nursery(self) -> Nursery:
-        if self._nursery is None:
+    def _living_fork_server(self) -> ForkServer:
+        if self._fork_server is None:
             raise RuntimeError("the engine was closed")
-        return self._nursery
+        return self._fork_server
 
     def _forked(self, role: Role, device: DeviceInfo | None) -> Worker:
         number = next(self._numbers)
         folder = self.folder / f"worker-{number}"
         folder.mkdir()
         fork = Fork(number, role, str(folder), str(self._cubins), self._memory_bytes[role], device)
-        line = self._living_nursery.fork(fork)
+        line = self._living_fork_server.fork(fork)
         return Worker(number, role, folder, line)
 
     def _said(self, worker: Worker) -> Iterator[tuple[Worker, Message]]:
@@ -343,16 +343,16 @@ class Crew:
             try:
                 message = decode(line)
             except (ValueError, TypeError, KeyError, AttributeError):  # whoever wrote that is no longer itself
-                self._living_nursery.kill(worker.number)
+                self._living_fork_server.kill(worker.number)
                 return
             yield worker, message
             if worker not in self.workers:
                 return
 
-    def _news_of_nursery(self) -> Iterator[tuple[Worker, Message]]:
-        nursery = self._living_nursery
-        for line in nursery.line.received():
-            nursery.served = True
+    def _news_of_fork_server(self) -> Iterator[tuple[Worker, Message]]:
+        fork_server = self._living_fork_server
+        for line in fork_server.line.received():
+            fork_server.served = True
             match decode(line):
                 case Forked(number=number, pid=pid):
                     for worker in (*self.workers, *self._dying.values()):
@@ -361,34 +361,34 @@ class Crew:
                     yield from self._exited(number, exited)
                 case Failed(message=message, hint=hint):
                     raise UserError(message, hint)
-        if nursery.line.hung_up_at is not None:
-            yield from self._without_nursery(nursery)
+        if fork_server.line.hung_up_at is not None:
+            yield from self._without_fork_server(fork_server)
 
     def _exited(self, number: int, exited: Exited) -> Iterator[tuple[Worker, Message]]:
-        if corpse := self._dying.pop(number, None):
-            shutil.rmtree(corpse.folder, ignore_errors=True)
+        if dead := self._dying.pop(number, None):
+            shutil.rmtree(dead.folder, ignore_errors=True)
         for worker in [worker for worker in self.workers if worker.number == number]:
             worker.status = exited.status
             yield from self._said(worker)
             if worker in self.workers:
                 yield worker, exited
 
-    def _without_nursery(self, nursery: Nursery) -> Iterator[tuple[Worker, Message]]:
-        """Somebody ended the nursery, and with it every worker."""
-        words, status = nursery.last_words(), nursery.close()
+    def _without_fork_server(self, fork_server: ForkServer) -> Iterator[tuple[Worker, Message]]:
+        """Somebody ended the fork_server, and with it every worker."""
+        words, status = fork_server.last_words(), fork_server.close()
         self._kill_orphans()
-        if not nursery.served and -status not in (signal.SIGKILL, signal.SIGTERM):
+        if not fork_server.served and -status not in (signal.SIGKILL, signal.SIGTERM):
             raise UserError(f"the {self._kind} device did not start: exit status {status}{words}", "see evolve doctor")
-        for corpse in self._dying.values():
-            shutil.rmtree(corpse.folder, ignore_errors=True)
+        for dead in self._dying.values():
+            shutil.rmtree(dead.folder, ignore_errors=True)
         self._dying = {}
-        self._nursery = Nursery(self._kind, self.folder)
+        self._fork_server = ForkServer(self._kind, self.folder)
         for worker in list(self.workers):
             worker.status = -signal.SIGKILL
             yield worker, Exited(worker.number, worker.status)
 
     def _kill_orphans(self) -> None:
-        """Workers die with a nursery that was killed, what they started does not."""
+        """Workers die with a fork_server that was killed, what they started does not."""
         for worker in (*self.workers, *self._dying.values()):
             with contextlib.suppress(OSError):
                 if worker.pid:

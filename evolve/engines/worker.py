@@ -23,18 +23,18 @@ from evolve.devices.device import Machined
 from evolve.engines import sandbox
 from evolve.engines.messages import (
     Assignment,
-    Count,
     Done,
     Failed,
     Fork,
-    Gauge,
-    Gauged,
     Message,
     Phase,
     Precompiled,
-    Profiled,
+    ProfileRequest,
+    ProfileResult,
     Ready,
     Role,
+    TimingRequest,
+    TimingResult,
     decode,
     encode,
 )
@@ -42,9 +42,9 @@ from evolve.engines.sandbox import Bounds
 from evolve.errors import UserError
 from evolve.evaluation.caches import evolve_cache_dir
 from evolve.evaluation.compiling import precompile
-from evolve.evaluation.evaluate import Bench, evaluate
+from evolve.evaluation.evaluate import Evaluator, evaluate
 from evolve.evaluation.profile import profiled
-from evolve.evaluation.time_pytorch import gauged
+from evolve.evaluation.time_pytorch import time_pytorch
 from evolve.evaluation.trouble import gpu_fault, out_of_memory
 from reference_ops import catalog
 from reference_ops.catalog import CatalogError
@@ -57,7 +57,7 @@ LASTING = {
 }
 ERROR_CHARACTERS = 300
 Answer = Callable[[Message], None]
-Duty = Assignment | Count | Gauge
+Duty = Assignment | ProfileRequest | TimingRequest
 
 
 def serve(device_kind: str, fork: Fork, channel: socket.socket, project: Path) -> None:
@@ -113,12 +113,12 @@ def _evaluate(device_kind: str, fork: Fork, assignments: Iterator[Duty], project
     info = device.info
     sandbox.enter(_bounds(device_kind, fork, project))
     answer(Ready(info))
-    bench = Bench(device, lambda phase: answer(Phase(phase)))
+    bench = Evaluator(device, lambda phase: answer(Phase(phase)))
     for assignment in assignments:
-        if isinstance(assignment, Count):
+        if isinstance(assignment, ProfileRequest):
             answer(_counted(assignment, bench))
             continue
-        if isinstance(assignment, Gauge):
+        if isinstance(assignment, TimingRequest):
             answer(_gauged(assignment, bench))
             continue
         kernel, op = _loaded(assignment)
@@ -133,23 +133,23 @@ def _evaluate(device_kind: str, fork: Fork, assignments: Iterator[Duty], project
         answer(Done(verdict, leaving=verdict.outcome in LASTING[device_kind]))
 
 
-def _counted(count: Count, bench: Bench) -> Profiled:
+def _counted(count: ProfileRequest, bench: Evaluator) -> ProfileResult:
     kernel, op = _loaded(count)
     try:
         return profiled(kernel, op, count.workload, bench.device, bench.watch)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        return Profiled(None, _short_of_memory(error))
+        return ProfileResult(None, _short_of_memory(error))
 
 
 def _short_of_memory(error: Exception) -> str:
     return f"there is not enough memory: {str(error)[:ERROR_CHARACTERS]}"
 
 
-def _gauged(wanted: Gauge, bench: Bench) -> Gauged:
+def _gauged(wanted: TimingRequest, bench: Evaluator) -> TimingResult:
     bench.watch("baseline")  # which finding the op counts towards: the whole catalog may have to be imported
-    return gauged(catalog.load(wanted.op), wanted, bench)
+    return time_pytorch(catalog.load(wanted.op), wanted, bench)
 
 
 def _bounds(device_kind: str, fork: Fork, project: Path) -> Bounds:
@@ -167,7 +167,7 @@ def _verdict(kernel: Kernel, op: Op, info: DeviceInfo, outcome: Outcome, log: st
     return Evaluation(kernel.id, op.name, info, outcome, log, created=time.time())
 
 
-def _loaded(assignment: Assignment | Count) -> tuple[Kernel, Op]:
+def _loaded(assignment: Assignment | ProfileRequest) -> tuple[Kernel, Op]:
     return genome.parse(assignment.kernel), catalog.load(assignment.op)
 
 

@@ -35,7 +35,7 @@ Outputs = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Task:
+class Draw:
     """One op at one workload, with the seed of its inputs and the distribution they are drawn from."""
 
     op: Op
@@ -80,7 +80,7 @@ class Inspector:
 
         The expected values come into being only after the last run on their inputs, from inputs drawn afresh.
         """
-        usual = Task(op, workload, self.rng.randrange(2**31))
+        usual = Draw(op, workload, self.rng.randrange(2**31))
         once = layout(op, workload, program)
         buffers = self.arena.poisoned(once, POISONS[0], self.rng)
         found = [(self._run(program, usual, buffers, as_timed=False), POISONS[0])]
@@ -113,7 +113,7 @@ class Inspector:
     def _run_again(
         self,
         program: Program,
-        task: Task,
+        task: Draw,
         buffers: dict[str, Buffer],
         spoilt: list[torch.Tensor],
         poison: int,
@@ -126,7 +126,7 @@ class Inspector:
         if not _same(outputs, found[0][0]):
             found.append((outputs, poison))
 
-    def _run_and_judge(self, program: Program, task: Task, buffers: dict[str, Buffer], poison: int) -> None:
+    def _run_and_judge(self, program: Program, task: Draw, buffers: dict[str, Buffer], poison: int) -> None:
         outputs = self._run(program, task, buffers, as_timed=self.rng.random() < 0.5)
         self.watch("check")
         self.judge(task, outputs, poison)
@@ -156,7 +156,7 @@ class Inspector:
         self.turns.update((every, own))
         return seed
 
-    def judge(self, task: Task, outputs: Outputs, poison: int) -> None:
+    def judge(self, task: Draw, outputs: Outputs, poison: int) -> None:
         """Raise RejectedError unless the outputs are right."""
         known = truth(task.op, task.workload, task.values, task.seed, task.inputs(self.device))
         where = task.workload.key
@@ -170,7 +170,7 @@ class Inspector:
                     unsaid = SHORT_OF_MEMORY if known.unexplained else ""
                     raise RejectedError(Outcome.WRONG, f"{where}: `{spec.name}`{on}: {found.fault}{unwritten}{unsaid}")
 
-    def _run(self, program: Program, task: Task, buffers: dict[str, Buffer], *, as_timed: bool) -> Outputs:
+    def _run(self, program: Program, task: Draw, buffers: dict[str, Buffer], *, as_timed: bool) -> Outputs:
         """One run; copies of what it put out. Some are done as timed ones are: a kernel cannot tell which is which."""
         for name, values in task.inputs(self.device).items():
             buffers[name].tensor.copy_(values)
@@ -183,7 +183,7 @@ class Inspector:
         self._inspect(buffers, task)
         return tuple(buffers[spec.name].tensor.clone() for spec in task.op.outputs)
 
-    def _inspect(self, buffers: dict[str, Buffer], task: Task) -> None:
+    def _inspect(self, buffers: dict[str, Buffer], task: Draw) -> None:
         """What lies round the buffers and behind them all, and the inputs against the same drawn afresh."""
         fresh = task.inputs(self.device)
         changed = [(bits(buffers[name].tensor) != bits(values)).any() for name, values in fresh.items()]

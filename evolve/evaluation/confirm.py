@@ -12,7 +12,7 @@ from evolve.devices.device import Device, Program, RejectedError
 from evolve.evaluation import baselines
 from evolve.evaluation.baselines import Baselines, Call
 from evolve.evaluation.check import Inspector
-from evolve.evaluation.timing import Evidence, look_round, median_interval, places_for, timed_task
+from evolve.evaluation.timing import Evidence, look_round, median_interval, slots_for, timed_task
 from reference_ops.op import Op, Workload
 
 ROUNDS = 31
@@ -27,7 +27,7 @@ def duel(inspector: Inspector, program: Program, op: Op, workload: Workload, sta
     device, rng = inspector.device, inspector.rng
     name, rival = _best_rival(op, workload, device, standard)
     inspector.watch("time")
-    places = places_for(inspector, program, op, workload)
+    places = slots_for(inspector, program, op, workload)
     calls: list[Callable[[int], object]] = [
         lambda at: program.launch(places[at].tensors),
         lambda at: rival(places[at].inputs),

@@ -25,7 +25,7 @@ from reference_ops.op import Op, Workload
 
 
 @dataclass
-class Bench:
+class Evaluator:
     """A device with what was made ready on it so far, kept for as long as its process lives."""
 
     device: Device
@@ -65,7 +65,7 @@ class Bench:
 
 
 def evaluate(
-    kernel: Kernel, op: Op, bench: Bench, *, shapes_seed: int, bars: Mapping[str, float], confirm: bool = False
+    kernel: Kernel, op: Op, bench: Evaluator, *, shapes_seed: int, bars: Mapping[str, float], confirm: bool = False
 ) -> Evaluation:
     """Evaluate one kernel; whatever the kernel does short of killing the process ends in the Evaluation."""
     checks: list[Check] = []
@@ -95,7 +95,7 @@ def evaluate(
 
 
 def _timed(
-    verdict: Evaluation, programs: Compiled[Program], op: Op, bench: Bench, inspector: Inspector,
+    verdict: Evaluation, programs: Compiled[Program], op: Op, bench: Evaluator, inspector: Inspector,
     bars: Mapping[str, float], *, confirm: bool,
 ) -> Evaluation:  # fmt: skip
     """A kernel that is right, and for a champion everything that it has to stand besides."""

@@ -12,7 +12,7 @@ import torch
 from evolve.evaluation.compare import leeway
 from evolve.evaluation.truth import Truth, truth
 from reference_ops.op import Number, Op, Tensors, Workload
-from reference_ops.values import MIXED, NORMAL, Part
+from reference_ops.values import MIXED, NORMAL, RowGroup
 
 VISIBLE_SHARE = 0.05  # of the root mean square: by so much one element is spoiled
 VISIBLE_ROUNDINGS = 16  # and by so many roundings of its own, or it could hide behind those
@@ -156,7 +156,7 @@ def _with_parameter(workload: Workload, changed: str) -> Workload:
     )
 
 
-def _material(known: Truth, index: int, part: Part, spoiled: torch.Tensor) -> bool:
+def _material(known: Truth, index: int, part: RowGroup, spoiled: torch.Tensor) -> bool:
     """Whether a corruption does more to these rows than rounding and PyTorch's own error may."""
     theirs, expected = known.theirs[index][part.rows], known.expected[index][part.rows].double()
     changed, ours = spoiled[part.rows].double(), theirs.double()

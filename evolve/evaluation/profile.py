@@ -10,7 +10,7 @@ from archive.kernel import check as check_plan
 from archive.plan import PlanError
 from archive.records import Profile
 from evolve.devices.device import Device, RejectedError
-from evolve.engines.messages import Profiled
+from evolve.engines.messages import ProfileResult
 from evolve.evaluation.compiling import bound_at
 from evolve.op_on_device import signature
 from reference_ops.op import Op
@@ -23,16 +23,16 @@ NO_PROFILER = {
 }
 
 
-def profiled(kernel: Kernel, op: Op, workload_key: str, device: Device, watch: Callable[[str], None]) -> Profiled:
+def profiled(kernel: Kernel, op: Op, workload_key: str, device: Device, watch: Callable[[str], None]) -> ProfileResult:
     """One run on inputs such as the evaluator draws. Whatever is wrong with the kernel is said in the answer."""
     if (profiler := device.profiler) is None:
-        return Profiled(None, NO_PROFILER[device.info.kind], lasting=True)
+        return ProfileResult(None, NO_PROFILER[device.info.kind], lasting=True)
     workload = next((one for one in op.workloads(device.info.kind) if one.key == workload_key), None)
     if workload is None:
-        return Profiled(None, f"{op.name} has no workload `{workload_key}` on this device")
+        return ProfileResult(None, f"{op.name} has no workload `{workload_key}` on this device")
     if (read := op.bytes_of(op.inputs, workload)) > PROFILED_BYTES:
         words = f"{read / 1e9:.1f} GB of inputs are too much to profile; ask for a workload of at most 1 GB"
-        return Profiled(None, f"{workload.key}: {words}")
+        return ProfileResult(None, f"{workload.key}: {words}")
     watch("profile")
     try:
         check_plan(kernel, signature(op))
@@ -41,8 +41,8 @@ def profiled(kernel: Kernel, op: Op, workload_key: str, device: Device, watch: C
         outputs = {spec.name: op.bytes_of((spec,), workload) for spec in op.outputs}
         counted = profiler(bound, inputs, outputs, PROFILER_SECONDS)
     except (PlanError, IllegalError, RejectedError) as error:
-        return Profiled(None, f"{workload.key}: {error}")
+        return ProfileResult(None, f"{workload.key}: {error}")
     if counted.fault:
-        return Profiled(None, counted.fault, counted.lasting)
+        return ProfileResult(None, counted.fault, counted.lasting)
     key = device.info.key
-    return Profiled(Profile(kernel.id, op.name, key, workload.key, counted.counters, round(time.time(), 3)))
+    return ProfileResult(Profile(kernel.id, op.name, key, workload.key, counted.counters, round(time.time(), 3)))

@@ -7,11 +7,11 @@ import time
 import torch
 
 from archive.records import Standard
-from evolve.engines.messages import Gauge, Gauged
+from evolve.engines.messages import TimingRequest, TimingResult
 from evolve.errors import UserError
 from evolve.evaluation import baselines
 from evolve.evaluation.baselines import EAGER, SAMPLES, SETS, Baselines
-from evolve.evaluation.evaluate import Bench
+from evolve.evaluation.evaluate import Evaluator
 from evolve.evaluation.timing import floor_us
 from evolve.evaluation.trouble import gpu_fault, out_of_memory
 from reference_ops.op import Op, Workload
@@ -19,25 +19,25 @@ from reference_ops.op import Op, Workload
 FAULT_CHARACTERS = 200
 
 
-def gauged(op: Op, wanted: Gauge, bench: Bench) -> Gauged:
+def time_pytorch(op: Op, wanted: TimingRequest, bench: Evaluator) -> TimingResult:
     """The times are kept for evaluations to come, which need the same. Whatever PyTorch cannot do is in the answer."""
     info = bench.device.info
     workload = next((one for one in op.workloads(info.kind) if one.key == wanted.workload), None)
     if workload is None:
-        return Gauged(None, f"{op.name} has no workload `{wanted.workload}` on this device")
+        return TimingResult(None, f"{op.name} has no workload `{wanted.workload}` on this device")
     try:
         known = _eager_alone(op, workload, bench) if wanted.eager_alone else _timed(op, workload, bench, wanted)
     except UserError as error:  # a workload on which wrong results would not show
-        return Gauged(None, str(error), leaving=bool(gpu_fault()))
+        return TimingResult(None, str(error), leaving=bool(gpu_fault()))
     except Exception as error:  # noqa: BLE001 - whatever PyTorch may raise: the other workloads are still of interest
         if out_of_memory(error):
-            return Gauged(None, "does not fit into the memory there is")
+            return TimingResult(None, "does not fit into the memory there is")
         # Nobody knows what PyTorch leaves behind when it fails on a GPU: the next workload gets a fresh process.
-        return Gauged(None, f"PyTorch fails: {type(error).__name__}: {error}"[:FAULT_CHARACTERS], leaving=True)
+        return TimingResult(None, f"PyTorch fails: {type(error).__name__}: {error}"[:FAULT_CHARACTERS], leaving=True)
     finally:
         if info.kind == "cuda":  # an emulator's worker compiles nothing, and may not even import the compiler
             _forget()
-    return Gauged(
+    return TimingResult(
         Standard(
             op.name,
             workload.key,
@@ -61,7 +61,7 @@ def _forget() -> None:
         torch.cuda.empty_cache()
 
 
-def _timed(op: Op, workload: Workload, bench: Bench, wanted: Gauge) -> Baselines:
+def _timed(op: Op, workload: Workload, bench: Evaluator, wanted: TimingRequest) -> Baselines:
     info, kept = bench.device.info, bench.device.info.kind == "cuda"
     before = (op.name, workload.key) in bench.timed or (kept and bench.shelf.find(op, workload, info) is not None)
     if not (wanted.again and before):  # what was timed before was also found fit to be judged
@@ -70,7 +70,7 @@ def _timed(op: Op, workload: Workload, bench: Bench, wanted: Gauge) -> Baselines
     return bench.time_baselines(op, workload)
 
 
-def _eager_alone(op: Op, workload: Workload, bench: Bench) -> Baselines:
+def _eager_alone(op: Op, workload: Workload, bench: Evaluator) -> Baselines:
     """Not kept for evaluations: next time torch.compile may find the time, and what it compiled so far is cached."""
     bench.watch("baseline")
     device = bench.device

@@ -14,7 +14,7 @@ from archive.records import Measurement, Outcome
 from evolve.devices.device import Device, Program, RejectedError
 from evolve.evaluation.baselines import Baselines
 from evolve.evaluation.buffers import POISONS, USUAL_ALIGNMENT, Buffer, damaged
-from evolve.evaluation.check import Inspector, Task, layout
+from evolve.evaluation.check import Draw, Inspector, layout
 from evolve.op_on_device import all_flops, light
 from reference_ops.op import Op, Tensors, Workload
 from reference_ops.values import MOVED, NORMAL, SHIFTED
@@ -35,14 +35,14 @@ RESAMPLES, FEWER_RESAMPLES = 1000, 250  # of what is reported, and of what only 
 
 
 @dataclass(frozen=True)
-class Place:
+class CallSlot:
     """One of several sets of buffers that the calls go round."""
 
     inputs: Tensors
     tensors: Tensors  # the inputs, the outputs and the workspace
     buffers: tuple[Buffer, ...]  # that they lie in
 
-    def refill(self, task: Task, device: Device) -> None:
+    def refill(self, task: Draw, device: Device) -> None:
         """Inputs drawn for one call alone, and nothing but poison elsewhere: neither skipping nor remembering pays."""
         for name, tensor in self.tensors.items():
             if name not in self.inputs:
@@ -58,7 +58,7 @@ class Place:
 class Kept:
     """The outputs of one timed call."""
 
-    task: Task
+    task: Draw
     took_us: float
     outputs: tuple[torch.Tensor, ...]
 
@@ -75,7 +75,7 @@ class Evidence:
     fastest: Kept | None = None
     few: list[Kept] = field(default_factory=list)
 
-    def offer(self, took_us: float, task: Task, place: Place) -> None:
+    def offer(self, took_us: float, task: Draw, place: CallSlot) -> None:
         self.offered += 1
         most = 1 if task.op.bytes_of(task.op.outputs, task.workload) > HUGE_BYTES else FEW
         is_fastest = self.fastest is None or took_us < self.fastest.took_us
@@ -113,8 +113,8 @@ def measure(
     `bar_us` is the time to beat: what is far off stops early, what comes close is timed for longer.
     """
     device = inspector.device
-    places = places_for(inspector, program, op, workload)
-    task = Task(op, workload, 0)
+    places = slots_for(inspector, program, op, workload)
+    task = Draw(op, workload, 0)
     own, anchors, seen = _samples(inspector, program, places, task, bar_us, HOPELESS_BASELINES * baselines.best_us)
     graph_us = _in_a_graph(device, program, places) if statistics.median(own) < GRAPH_BELOW_US else None
     places[0].refill(timed_task(op, workload, inspector.rng), device)
@@ -144,7 +144,7 @@ def measure(
     return measurement
 
 
-def places_for(inspector: Inspector, program: Program, op: Op, workload: Workload) -> list[Place]:
+def slots_for(inspector: Inspector, program: Program, op: Op, workload: Workload) -> list[CallSlot]:
     """As many sets of buffers as it takes to be larger than the L2, at least two, laid out as for a check."""
     nbytes = op.nbytes(workload)
     count = min(MOST_SETS, max(2, math.ceil(L2_MULTIPLE * inspector.device.info.l2_bytes / max(1, nbytes))))
@@ -155,16 +155,16 @@ def places_for(inspector: Inspector, program: Program, op: Op, workload: Workloa
     for index in range(count):
         tensors = {name: buffers[f"{index} {name}"].tensor for name in once}
         held = tuple(buffers[f"{index} {name}"] for name in once)
-        places.append(Place({spec.name: tensors[spec.name] for spec in op.inputs}, tensors, held))
+        places.append(CallSlot({spec.name: tensors[spec.name] for spec in op.inputs}, tensors, held))
     return places
 
 
-def timed_task(op: Op, workload: Workload, rng: random.Random) -> Task:
+def timed_task(op: Op, workload: Workload, rng: random.Random) -> Draw:
     """Inputs for one call; where the op stands any, of another scale each time, or one scale alone might be quick."""
-    return Task(op, workload, rng.randrange(2**31), MOVED if SHIFTED in op.values and op.draw is None else NORMAL)
+    return Draw(op, workload, rng.randrange(2**31), MOVED if SHIFTED in op.values and op.draw is None else NORMAL)
 
 
-def look_round(inspector: Inspector, places: Sequence[Place], workload: Workload) -> None:
+def look_round(inspector: Inspector, places: Sequence[CallSlot], workload: Workload) -> None:
     """What timed calls may have left outside their buffers, for themselves or for others to find."""
     buffers = [buffer for place in places for buffer in place.buffers]
     if damaged(buffers) or inspector.arena.strayed():
@@ -201,8 +201,8 @@ def median_interval(samples: Sequence[float], resamples: int = RESAMPLES) -> tup
 def _samples(
     inspector: Inspector,
     program: Program,
-    places: Sequence[Place],
-    task: Task,
+    places: Sequence[CallSlot],
+    task: Draw,
     bar_us: float | None,
     hopeless_us: float,
 ) -> tuple[list[float], list[float], Evidence]:
@@ -244,7 +244,7 @@ def _settled(samples: Sequence[float]) -> bool:
     return high - low < SETTLED * high
 
 
-def _in_a_graph(device: Device, program: Program, places: Sequence[Place]) -> float | None:
+def _in_a_graph(device: Device, program: Program, places: Sequence[CallSlot]) -> float | None:
     if device.graph_time is None:
         return None
     calls: list[Callable[[], object]] = [

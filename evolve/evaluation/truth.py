@@ -9,7 +9,7 @@ import torch
 
 from evolve.evaluation.compare import FEW, FLOAT32_UNIT, SMALL, Comparison, Sums, compared, summed
 from reference_ops.op import Op, Tensors, Workload
-from reference_ops.values import Part
+from reference_ops.values import RowGroup
 
 SHAKES = 6
 OTHERS = 16  # draws: hardly ever do they all happen to be zero
@@ -28,7 +28,7 @@ class Truth:
     theirs: tuple[torch.Tensor, ...]
     expected: tuple[torch.Tensor, ...]
 
-    def judged(self, index: int, actual: torch.Tensor) -> Iterator[tuple[Part, Comparison]]:
+    def judged(self, index: int, actual: torch.Tensor) -> Iterator[tuple[RowGroup, Comparison]]:
         """One output, part by part."""
         # Small ones are looked at on the CPU, without a word to the GPU for each part.
         actual, theirs, expected = (
@@ -52,28 +52,28 @@ class Truth:
         """What an evaluation would find wrong with an output."""
         return next((found.fault for _, found in self.judged(index, actual) if found.fault), "")
 
-    def parts(self, index: int) -> tuple[Part, ...]:
+    def parts(self, index: int) -> tuple[RowGroup, ...]:
         return self.op.parts(self.op.outputs[index], self.workload, self.values, self.seed)
 
-    def sums(self, part: Part) -> Sums:
+    def sums(self, part: RowGroup) -> Sums:
         return summed(self.op.terms(self.workload, self.op.tolerance.sums), alike=part.alike)
 
-    def exact(self, index: int, part: Part) -> bool:
+    def exact(self, index: int, part: RowGroup) -> bool:
         return part.exact or self.op.tolerance.exact or not self.theirs[index].is_floating_point()
 
-    def _moves(self, index: int, part: Part) -> torch.Tensor:
+    def _moves(self, index: int, part: RowGroup) -> torch.Tensor:
         """How far arithmetic carries each result: of few at least as far as is usual there, as among many."""
         moves = self.shaken[index][part.rows]
         return moves.clamp(min=self.usual_errors.get((index, part), 0.0)) if moves.numel() < FEW else moves
 
     @cached_property
-    def usual_errors(self) -> dict[tuple[int, Part], float]:
+    def usual_errors(self) -> dict[tuple[int, RowGroup], float]:
         """PyTorch's beyond its roundings, and float32's, root mean squares, where other inputs are drawn alike.
 
         Of those parts of the outputs that are small; of none, where there is no memory left to find out.
         """
         parts = [(index, part) for index in range(len(self.expected)) for part in self.parts(index)]
-        squares: dict[tuple[int, Part], list[torch.Tensor]] = {
+        squares: dict[tuple[int, RowGroup], list[torch.Tensor]] = {
             (index, part): [] for index, part in parts if self.expected[index][part.rows].numel() < FEW
         }
         try:

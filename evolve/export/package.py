@@ -14,7 +14,7 @@ from evolve.export import runtime_copy, texts, winners
 from evolve.export.runtime_copy import NotPortableError, check_foreign_imports
 from evolve.export.template import manifest
 from evolve.export.template.calls import NoKernelError, check_outputs
-from evolve.export.template.manifest import Entry
+from evolve.export.template.manifest import ExportedEntry
 from evolve.export.winners import NoWinnerError
 from reference_ops.op import Number, Op
 
@@ -106,11 +106,11 @@ class ExportReport:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _OpFiles:
     """What one op brings to the package."""
 
     op: Op
-    entry: Entry
+    entry: ExportedEntry
     report: ExportedOp
     files: Mapping[str, str]
     imports: frozenset[str]
@@ -131,14 +131,14 @@ def export(
     Ops without a confirmed kernel that wins on a GPU are skipped, with the reason. If none is left, it is a UserError.
     """
     _check_target(folder, name)
-    parts: dict[str, _Part] = {}
+    parts: dict[str, _OpFiles] = {}
     skipped = []
     for op, path in ops:
         if op.name in parts:
             skipped.append(SkippedOp(op.name, f"another op of this name comes before the one in {path}"))
             continue
         try:
-            parts[op.name] = _part(op, path, store, trust_merged=trust_merged)
+            parts[op.name] = _op_files(op, path, store, trust_merged=trust_merged)
         except NotPortableError as error:
             skipped.append(SkippedOp(op.name, str(error)))
         except NoWinnerError as error:
@@ -149,7 +149,7 @@ def export(
     return ExportReport(folder, name, tuple(part.report for part in parts.values()), tuple(skipped))
 
 
-def _part(op: Op, path: Path, store: Store, *, trust_merged: bool) -> _Part:
+def _op_files(op: Op, path: Path, store: Store, *, trust_merged: bool) -> _OpFiles:
     check_op(op, path)
     kernels = winners.fitting(op, store)
     confirmed = winners.confirmed_on_gpus(op, store, kernels, trust_merged=trust_merged)
@@ -158,7 +158,7 @@ def _part(op: Op, path: Path, store: Store, *, trust_merged: bool) -> _Part:
     shipped = winners.shipped(rows, best, kernels, confirmed)
     module = f"ops/{path.stem}.py"
     source, imports = runtime_copy.ported(path.read_text(encoding="utf-8"), f"ops.{path.stem}")
-    entry = Entry(
+    entry = ExportedEntry(
         module=module,
         inputs=tuple(_declared(op, spec.name) for spec in op.inputs),
         outputs=tuple(_declared(op, spec.name) for spec in op.outputs),
@@ -172,7 +172,7 @@ def _part(op: Op, path: Path, store: Store, *, trust_merged: bool) -> _Part:
         texts.call(op, entry),
     )
     files = {module: source, **{kernel.file: kernels[kernel.id].text for kernel in shipped}}
-    return _Part(op, entry, report, files, frozenset(imports))
+    return _OpFiles(op, entry, report, files, frozenset(imports))
 
 
 def _wins(kernel: str, best: winners.Champions) -> tuple[Win, ...]:
@@ -189,7 +189,7 @@ def _declared(op: Op, tensor: str) -> str:
     return f"{spec.name}: {f'{spec.dtype}[{dims}]' if spec.dtype else dims}"
 
 
-def _files(name: str, parts: Sequence[_Part]) -> dict[str, str]:
+def _files(name: str, parts: Sequence[_OpFiles]) -> dict[str, str]:
     """Every file by its path in the folder."""
     exported = [(part.op, part.entry) for part in parts]
     inside = {

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from archive.characters import escaped
-from evolve.export.template.manifest import Entry, Tested
+from evolve.export.template.manifest import ExportedEntry, Tested
 from reference_ops.op import Op
 
 MARKUP = re.compile(r"[\\`*_{}\[\]<>()#!|~&$:@]|(?<=www)\.")
-Exported = Sequence[tuple[Op, Entry]]
+Exported = Sequence[tuple[Op, ExportedEntry]]
 
 INIT = '''"""CUDA kernels for PyTorch ops, each where it was measured to be faster; elsewhere PyTorch runs."""
 
@@ -144,7 +144,7 @@ def init(exported: Exported) -> str:
     )
 
 
-def _stem(entry: Entry) -> str:
+def _stem(entry: ExportedEntry) -> str:
     return Path(entry.module).stem
 
 
@@ -164,13 +164,13 @@ def readme(name: str, exported: Exported) -> str:
     )
 
 
-def call(op: Op, entry: Entry) -> str:
+def call(op: Op, entry: ExportedEntry) -> str:
     """A call as a user writes it: `rms_norm(x, weight, eps=1e-06)`."""
     arguments = [spec.name for spec in op.inputs] + _written(entry.parameters)
     return f"{op.name}({', '.join(arguments)})"
 
 
-def _function(op: Op, entry: Entry) -> str:
+def _function(op: Op, entry: ExportedEntry) -> str:
     outputs = [spec.name for spec in op.outputs]
     types = ", ".join(["_Tensor"] * len(outputs))
     return FUNCTION.format(
@@ -207,7 +207,7 @@ def _cell(text: str) -> str:
     return MARKUP.sub(r"\\\g<0>", escaped(" ".join(text.split())))
 
 
-def _declared(op: Op, entry: Entry) -> list[str]:
+def _declared(op: Op, entry: ExportedEntry) -> list[str]:
     kinds = {name: type(value).__name__ for name, value in op.parameters.items()}
     return [
         f"{name}: {kinds[name]}" + ("" if default is None else f" = {_literal(default)}")
@@ -219,7 +219,7 @@ def _written(parameters: Mapping[str, int | float | None]) -> list[str]:
     return [name if default is None else f"{name}={_literal(default)}" for name, default in parameters.items()]
 
 
-def _lines(op: Op, entry: Entry) -> Iterator[str]:
+def _lines(op: Op, entry: ExportedEntry) -> Iterator[str]:
     for kernel, measured in entry.table():
         times, duel = measured.times, measured.duel
         compiled = min((time for time in (times.compile_us, times.autotune_us) if time), default=None)
@@ -231,7 +231,7 @@ def _lines(op: Op, entry: Entry) -> Iterator[str]:
         )
 
 
-def _tested_lines(op: Op, entry: Entry) -> Iterator[str]:
+def _tested_lines(op: Op, entry: ExportedEntry) -> Iterator[str]:
     for kernel in entry.kernels:
         for tested in kernel.tested:
             error = "" if tested.error is None else f"{tested.error:.2f}"

@@ -42,14 +42,14 @@ class Worth(IntEnum):
 
 
 @dataclass(frozen=True)
-class Part:
+class PromptSection:
     """One section of a prompt, as it stands where there is room, and ever shorter where there is not."""
 
     worth: Worth
     renderings: tuple[str, ...]  # the fullest first
 
 
-def fitted(parts: Sequence[Part], most: int) -> tuple[str, ...]:
+def fitted(parts: Sequence[PromptSection], most: int) -> tuple[str, ...]:
     """The fullest text of each part with which all of them take at most so many tokens, if that can be done."""
     chosen = [0] * len(parts)
     costs = [[tokens(text) + 1 for text in part.renderings] for part in parts]
@@ -102,7 +102,7 @@ def compose(
         *_stable(request, reference_source),
         *_learned(request, operator, parents),
         *_at_hand(request, operator, parents),
-        Part(Worth.NEEDED, (asked,)),
+        PromptSection(Worth.NEEDED, (asked,)),
     ]
     texts = fitted(parts, max_tokens - tokens(system) - 2 * PER_MESSAGE)
     return (Message("system", system), Message("user", "\n\n".join(text for text in texts if text)))
@@ -121,40 +121,40 @@ def estimated_tokens(messages: tuple[Message, ...]) -> int:
     return sum(tokens(message.content) + PER_MESSAGE for message in messages)
 
 
-def _stable(request: Request, reference_source: str) -> Iterator[Part]:
+def _stable(request: Request, reference_source: str) -> Iterator[PromptSection]:
     """The same for every question of a run."""
     lengths = (op_sections.MAX_REFERENCE, op_sections.MAX_REFERENCE * 2 // 5)
     op = tuple(op_sections.op_section(request.op, request.device, reference_source, length) for length in lengths)
-    yield Part(Worth.REFERENCE, op)
-    yield Part(Worth.NEEDED, (op_sections.device_section(request.device),))
+    yield PromptSection(Worth.REFERENCE, op)
+    yield PromptSection(Worth.NEEDED, (op_sections.device_section(request.device),))
 
 
-def _learned(request: Request, operator: str, parents: tuple[Candidate, ...]) -> Iterator[Part]:
+def _learned(request: Request, operator: str, parents: tuple[Candidate, ...]) -> Iterator[PromptSection]:
     """The same for all questions of a step, but for the failure that is being repaired."""
     if request.lessons:
         heading = "# Lessons of earlier attempts at this op on this device"
         lines = [f"- {one_line(lesson, MAX_LESSON)}" for lesson in request.lessons]
         few = "\n".join([heading, *listed(lines, FEW)])
-        yield Part(Worth.LESSONS, ("\n".join([heading, *lines]), few, f"{heading}\n{LEFT_OUT}"))
+        yield PromptSection(Worth.LESSONS, ("\n".join([heading, *lines]), few, f"{heading}\n{LEFT_OUT}"))
     if request.population:
         # Whoever is to find what nobody does yet must know what they do.
         worth = Worth.SECOND_PARENT if operator == EXPLORE else Worth.POPULATION
         shown = tuple(kernel_sections.population_section(request.population, most) for most in (MANY, FEW))
-        yield Part(worth, (*shown, f"# The kernels that are alive\n{LEFT_OUT}"))
+        yield PromptSection(worth, (*shown, f"# The kernels that are alive\n{LEFT_OUT}"))
     others = tuple(f for f in request.failures if f.kernel.id not in {parent.kernel.id for parent in parents})
     if others:
         shown = tuple(kernel_sections.failures_section(others, most) for most in (MANY // 2, FEW))
-        yield Part(Worth.FAILURES, (*shown, f"# Attempts that failed\n{LEFT_OUT}"))
+        yield PromptSection(Worth.FAILURES, (*shown, f"# Attempts that failed\n{LEFT_OUT}"))
 
 
-def _at_hand(request: Request, operator: str, parents: tuple[Candidate, ...]) -> Iterator[Part]:
+def _at_hand(request: Request, operator: str, parents: tuple[Candidate, ...]) -> Iterator[PromptSection]:
     """What this one question is about."""
     if operator == REPAIR:
         longest, *shorter = SOURCES
         full = kernel_sections.failure_section(parents[0], longest)
         brief = kernel_sections.MAX_LOG // 3
         rest = (kernel_sections.failure_section(parents[0], length, brief) for length in (longest, *shorter))
-        yield Part(Worth.PARENT, (full, *rest))
+        yield PromptSection(Worth.PARENT, (full, *rest))
         return
     for number, parent in enumerate(parents):
         title = "The donor" if operator == PORT else "The parent" if len(parents) == 1 else f"Parent {number + 1}"
@@ -168,11 +168,11 @@ def _at_hand(request: Request, operator: str, parents: tuple[Candidate, ...]) ->
             kernel_sections.kernel_section(title, parent, request.op, length, most)
             for length, most in zip(SOURCES, measurements, strict=True)
         ]
-        yield Part(
+        yield PromptSection(
             worth, (*shown, f"# {title}: {kernel_sections.idea(parent.kernel)}\n{LEFT_OUT}") if number else tuple(shown)
         )
         if parent.profiles and operator != PORT:
             whole, least = (profile_section(title, parent, request.op, brief=brief) for brief in (False, True))
-            yield Part(Worth.PROFILES, (whole, least, f"# {title} as the profiler saw it\n{LEFT_OUT}"))
+            yield PromptSection(Worth.PROFILES, (whole, least, f"# {title} as the profiler saw it\n{LEFT_OUT}"))
     if operator == CROSSOVER:
-        yield Part(Worth.SECOND_PARENT, (kernel_sections.versus_section(*parents),))
+        yield PromptSection(Worth.SECOND_PARENT, (kernel_sections.versus_section(*parents),))

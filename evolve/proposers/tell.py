@@ -49,7 +49,7 @@ class TellProposer:
                 yield proposal
         yield from failed[: max(left, 0)]
 
-    def _proposal(self, told: "_Told", request: Request) -> Proposal:
+    def _proposal(self, told: "_Found", request: Request) -> Proposal:
         origin = Proposal(request.op.name, self.operator, TELL, None, self.parents, request.run)
         if told.reply is None:
             return _from_text(told, request, origin)
@@ -88,7 +88,7 @@ def strays(files: tuple[Path, ...]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Found:
     """One kernel's text or one reply, and what is known of where it came from."""
 
     file: Path
@@ -105,7 +105,7 @@ class _Told:
         return exchange.labels(self.named or self.fallback or op, op)
 
 
-def _told(files: tuple[Path, ...]) -> Iterator[_Told]:
+def _told(files: tuple[Path, ...]) -> Iterator[_Found]:
     for file in files:
         text = _read(file)
         if file.suffix == ".cu":
@@ -130,23 +130,23 @@ def _read(file: Path) -> str:
         raise UserError(f"{file} is no UTF-8 text: {error}", "Save it as UTF-8.") from error
 
 
-def _from_source(file: Path, text: str) -> _Told:
+def _from_source(file: Path, text: str) -> _Found:
     named = _op_named(text)
     if not named:
         raise UserError(
             f"{file} names no op",
             f'A kernel begins with its plan: {kernel.OPEN}, then a line such as op = "softmax".',
         )
-    return _Told(file, text, named)
+    return _Found(file, text, named)
 
 
-def _from_batch(file: Path, text: str) -> Iterator[_Told]:
+def _from_batch(file: Path, text: str) -> Iterator[_Found]:
     replies = list(exchange.read_replies(text))
     if not replies:
         raise UserError(f"{file} holds no replies", "Give the output file of a batch, or its file of errors.")
     lines = [number for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     tolds = [
-        _Told(file, reply.text, _op_named(kernel_in(reply.text)), exchange.decode_custom_id(reply.custom_id), reply,
+        _Found(file, reply.text, _op_named(kernel_in(reply.text)), exchange.decode_custom_id(reply.custom_id), reply,
               line=line)
         for line, reply in zip(lines, replies, strict=True)
     ]  # fmt: skip
@@ -162,7 +162,7 @@ def _op_named(text: str) -> str:
     return match.group(1) if match else ""
 
 
-def _from_text(told: _Told, request: Request, origin: Proposal) -> Proposal:
+def _from_text(told: _Found, request: Request, origin: Proposal) -> Proposal:
     """A `.cu` file holds one kernel and nothing else, so it is read as it stands."""
     try:
         return replace(origin, kernel=kernel.parse_for(told.text, signature(request.op)))

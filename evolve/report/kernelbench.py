@@ -27,7 +27,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskResult:
     """What became of one problem: the champions' times, one per workload, or why there are none."""
 
     name: str
@@ -50,7 +50,7 @@ class Task:
         return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
-def fast(tasks: Sequence[Task], over: str, p: float) -> float:
+def fast(tasks: Sequence[TaskResult], over: str, p: float) -> float:
     """Of all tasks; fast_0 is the share that is right."""
     if not tasks:
         return 0.0
@@ -58,7 +58,7 @@ def fast(tasks: Sequence[Task], over: str, p: float) -> float:
     return sum(won) / len(tasks)
 
 
-def tasks_table(tasks: Sequence[Task], published: Published) -> Table:
+def tasks_table(tasks: Sequence[TaskResult], published: Published) -> Table:
     numbers = ["ours us", "eager us", "compile us", "× eager", "× compile"]
     theirs = ["their eager us", "their compile us"] if published.hardware else []
     table = plain_table("task", *numbers, *theirs, "", numbers=[*numbers, *theirs])
@@ -72,7 +72,7 @@ def tasks_table(tasks: Sequence[Task], published: Published) -> Table:
     return table
 
 
-def fast_table(tasks: Sequence[Task]) -> Table:
+def fast_table(tasks: Sequence[TaskResult]) -> Table:
     """Both baselines, as KernelBench counts: over all tasks of the level, also those that could not be tried."""
     headings = [f"fast_{p}" for p in THRESHOLDS]
     table = plain_table("over", *headings, numbers=headings)
@@ -108,7 +108,7 @@ def _us_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     return {name: 1000 * entry["mean"] for name, entry in entries.items() if "mean" in entry}
 
 
-def _us(task: Task, name: str) -> str:
+def _us(task: TaskResult, name: str) -> str:
     values = [one.get(name) for one in task.measured]
     if not values or None in values:
         return "-"

@@ -21,7 +21,7 @@ SHARES = (0.1, 0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
-class Point:
+class Sample:
     """What was spent up to a moment, and how good the best kernels were then."""
 
     spent: Spent
@@ -30,11 +30,11 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Course:
+class Trajectory:
     """One run from its beginning to its end."""
 
     run: Run
-    points: tuple[Point, ...]  # in the order of time
+    points: tuple[Sample, ...]  # in the order of time
 
     @property
     def spent(self) -> Spent:
@@ -46,7 +46,7 @@ class Course:
         return reached[-1] if reached else None
 
 
-def course(run: Run, past: History, goals: Mapping[str, float] | None = None) -> Course:
+def trajectory(run: Run, past: History, goals: Mapping[str, float] | None = None) -> Trajectory:
     """Only kernels that the run proposed count, and of those only the ones whose verdict still holds.
 
     `goals` stand for PyTorch's times where these are no measure: on the emulated device.
@@ -61,8 +61,8 @@ def course(run: Run, past: History, goals: Mapping[str, float] | None = None) ->
             speedup = goals[m.workload] / m.median_us if goals else m.speedup
             best[m.workload] = max(best.get(m.workload, 1.0), speedup)
         mean = sum(math.log(best.get(key, 1.0)) for key in keys) / max(1, len(keys))
-        points.append(Point(spent, math.exp(mean) if best else None))
-    return Course(run, tuple(points))
+        points.append(Sample(spent, math.exp(mean) if best else None))
+    return Trajectory(run, tuple(points))
 
 
 def workloads(evaluations: Iterable[Evaluation]) -> list[str]:
@@ -85,19 +85,19 @@ def slowest(past: History, runs: Iterable[str]) -> dict[str, float]:
     return found
 
 
-def common(courses: Sequence[Course], axis: str) -> float:
+def common(trajectories: Sequence[Trajectory], axis: str) -> float:
     """The most that every one of them has spent."""
-    return min((float(getattr(one.spent, axis)) for one in courses), default=0.0)
+    return min((float(getattr(one.spent, axis)) for one in trajectories), default=0.0)
 
 
-def compared(courses: Sequence[Course], axis: str) -> list[tuple[float, list[float | None]]]:
+def compared(trajectories: Sequence[Trajectory], axis: str) -> list[tuple[float, list[float | None]]]:
     """The best so far of each run, at shares of the budget that all of them have spent."""
-    most = common(courses, axis)
+    most = common(trajectories, axis)
     amounts = [math.ceil(share * most) if axis != "usd" else share * most for share in SHARES]
-    return [(amount, [one.quality(axis, amount) for one in courses]) for amount in amounts] if most > 0 else []
+    return [(amount, [one.quality(axis, amount) for one in trajectories]) for amount in amounts] if most > 0 else []
 
 
-def thinned(one: Course, axis: str) -> list[tuple[float, float]]:
+def thinned(one: Trajectory, axis: str) -> list[tuple[float, float]]:
     """The points at which the quality changes, and both ends: for a plot."""
     points = [(float(getattr(point.spent, axis)), point.quality or 1.0) for point in one.points]
     kept = [(0.0, 1.0)]
@@ -118,22 +118,22 @@ OVER_PYTORCH = "over the best of PyTorch (1 where PyTorch is faster)"
 OVER_SLOWEST = "over the slowest kernel of these runs (CPU times of an emulator: no statement about a GPU)"
 
 
-def comparison(courses: Sequence[Course], shown: Console, *, emulated: bool) -> Iterator[RenderableType]:
+def comparison(trajectories: Sequence[Trajectory], shown: Console, *, emulated: bool) -> Iterator[RenderableType]:
     """Who the runs are, then best-so-far per evaluation, per token and per dollar."""
-    yield runs_table(courses)
+    yield runs_table(trajectories)
     yield Text(QUALITY.format(over=OVER_SLOWEST if emulated else OVER_PYTORCH), "dim")
     unicode = can_draw(shown)
     for axis, per in PER.items():
-        rows = compared(courses, axis)
+        rows = compared(trajectories, axis)
         yield Text()
         if not rows:
             yield Text(f"best so far per {per}: not every run has spent any", "dim")
             continue
         yield Text(f"best so far per {per}, up to what all have spent", "bold")
-        yield _table(rows, courses, axis)
+        yield _table(rows, trajectories, axis)
         if all(quality is None for _, qualities in rows for quality in qualities):
             continue  # a line along the bottom would look like a result
-        lines = [Line(thinned(one, axis)) for one in courses]
+        lines = [Curve(thinned(one, axis)) for one in trajectories]
         yield from plot(lines, shown.width, PLOT_ROWS, unicode=unicode, unit=UNITS[axis])
 
 
@@ -141,9 +141,9 @@ def can_draw(shown: Console) -> bool:
     return shown.encoding.lower().startswith("utf")
 
 
-def runs_table(courses: Sequence[Course]) -> Table:
+def runs_table(trajectories: Sequence[Trajectory]) -> Table:
     table = plain_table("", "run", "when", "proposer", "strategy", "spent", "best", numbers=["best"])
-    for index, one in enumerate(courses):
+    for index, one in enumerate(trajectories):
         run = one.run
         table.add_row(
             Text(LETTERS[index % len(LETTERS)], f"bold {COLORS[index % len(COLORS)]}"),
@@ -151,15 +151,17 @@ def runs_table(courses: Sequence[Course]) -> Table:
             moment(run.created),
             fitted(run.proposer),
             run.strategy,
-            fitted(amounts(one.spent).partition(", ")[2]),  # without the time, which a course does not tell
+            fitted(amounts(one.spent).partition(", ")[2]),  # without the time, which a trajectory does not tell
             times(one.points[-1].quality if one.points else None),
         )
     return table
 
 
-def _table(rows: Sequence[tuple[float, Sequence[float | None]]], courses: Sequence[Course], axis: str) -> Table:
+def _table(
+    rows: Sequence[tuple[float, Sequence[float | None]]], trajectories: Sequence[Trajectory], axis: str
+) -> Table:
     """The best of each row stands out."""
-    names = [LETTERS[index % len(LETTERS)] for index in range(len(courses))]
+    names = [LETTERS[index % len(LETTERS)] for index in range(len(trajectories))]
     table = plain_table("share", UNITS[axis], *names, numbers=["share", UNITS[axis], *names])
     for share, (spent, qualities) in zip(SHARES, rows, strict=True):
         best = max((q for q in qualities if q is not None), default=0.0)
@@ -180,13 +182,13 @@ MARK_EVERY = 16  # columns between the letters that name a braille line
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """Steps: from each point on, its value holds until the next."""
 
     points: Sequence[tuple[float, float]]
 
 
-def plot(lines: Sequence[Line], width: int, height: int, *, unicode: bool = True, unit: str = "") -> list[Text]:
+def plot(lines: Sequence[Curve], width: int, height: int, *, unicode: bool = True, unit: str = "") -> list[Text]:
     """Rows of text, none wider than `width`; the lines are called A, B and so on."""
     right = max((x for line in lines for x, _ in line.points), default=0.0) or 1.0
     values = [y for line in lines for _, y in line.points] or [1.0]
@@ -217,14 +219,14 @@ def _tick(value: float) -> str:
     return f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
 
 
-def _at(line: Line, x: float) -> float | None:
+def _at(line: Curve, x: float) -> float | None:
     """The value there, as long as the line lasts."""
     if not line.points or x > line.points[-1][0] * (1 + 1e-9):
         return None
     return [y for at, y in line.points if at <= x * (1 + 1e-9)][-1]
 
 
-def _heights(line: Line, columns: int, rows: int, scale: tuple[float, float, float]) -> list[int | None]:
+def _heights(line: Curve, columns: int, rows: int, scale: tuple[float, float, float]) -> list[int | None]:
     """The row of the line in each column, counted from the top."""
     right, low, high = scale
     found: list[int | None] = []
@@ -234,7 +236,7 @@ def _heights(line: Line, columns: int, rows: int, scale: tuple[float, float, flo
     return found
 
 
-def _braille(lines: Sequence[Line], columns: int, height: int, scale: tuple[float, float, float]) -> list[Text]:
+def _braille(lines: Sequence[Curve], columns: int, height: int, scale: tuple[float, float, float]) -> list[Text]:
     dots = [[0] * columns for _ in range(height)]
     owner = [[-1] * columns for _ in range(height)]
     for index, line in enumerate(lines):
@@ -253,7 +255,7 @@ def _braille(lines: Sequence[Line], columns: int, height: int, scale: tuple[floa
     return _marked(rows, lines, columns, scale)
 
 
-def _marked(rows: list[Text], lines: Sequence[Line], columns: int, scale: tuple[float, float, float]) -> list[Text]:
+def _marked(rows: list[Text], lines: Sequence[Curve], columns: int, scale: tuple[float, float, float]) -> list[Text]:
     """With a line's letter on it here and there: colours are not always to be had."""
     for index, line in enumerate(lines):
         fine = _heights(line, 2 * columns, 4 * len(rows), scale)
@@ -267,7 +269,7 @@ def _marked(rows: list[Text], lines: Sequence[Line], columns: int, scale: tuple[
     return rows
 
 
-def _letters(lines: Sequence[Line], columns: int, height: int, scale: tuple[float, float, float]) -> list[Text]:
+def _letters(lines: Sequence[Curve], columns: int, height: int, scale: tuple[float, float, float]) -> list[Text]:
     cells = [[" "] * columns for _ in range(height)]
     for index, line in enumerate(lines):
         before: int | None = None

@@ -41,8 +41,8 @@ def named_dims(
                 named.append(str(seen[0]))
                 continue
             if seen not in names:
-                wished = theirs.get(seen, f"{tensor}_{axis}")
-                names[seen] = identifier(wished.lower(), taken)
+                requested = theirs.get(seen, f"{tensor}_{axis}")
+                names[seen] = identifier(requested.lower(), taken)
             named.append(names[seen])
         dims[tensor] = tuple(named)
     values = [{name: seen[index] for seen, name in names.items()} for index in range(len(examples))]

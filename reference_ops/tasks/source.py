@@ -66,7 +66,7 @@ def _run(code: object, name: str, path: Path, *, keep: bool) -> ModuleType:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _NumberPlace:
     """Where a number stands: an assignment's value, or an element of the tuple that it is."""
 
     holder: ast.Assign | ast.Tuple | ast.List
@@ -83,19 +83,19 @@ class _Place:
             self.holder.elts[self.index] = node
 
 
-def _places(tree: ast.Module) -> Iterator[tuple[str, _Place]]:
+def _places(tree: ast.Module) -> Iterator[tuple[str, _NumberPlace]]:
     for statement in tree.body:
         if not isinstance(statement, ast.Assign):
             continue
         target, value = statement.targets[0], statement.value
         if isinstance(target, ast.Name) and _is_integer(value):
-            yield target.id, _Place(statement, 0)
+            yield target.id, _NumberPlace(statement, 0)
         elif isinstance(value, ast.Tuple | ast.List):
             several = isinstance(target, ast.Tuple) and len(target.elts) == len(value.elts)
             for index, element in enumerate(value.elts):
                 held = target.elts[index] if several and isinstance(target, ast.Tuple) else target
                 if isinstance(held, ast.Name) and _is_integer(element):
-                    yield held.id if several else f"{held.id}_{index}", _Place(value, index)
+                    yield held.id if several else f"{held.id}_{index}", _NumberPlace(value, index)
 
 
 def _is_integer(node: ast.expr) -> bool:

@@ -9,7 +9,7 @@ from records import CPU, GPU, checked, confirmed, failed, failed_reply, kernel, 
 
 from archive import store as store_module
 from archive.kernel import Kernel
-from archive.proposals import Asked, Budget, Cost, Leg, Proposal, Question, Run
+from archive.proposals import AskedQuestion, Budget, Cost, Leg, Proposal, Question, Run
 from archive.records import Evaluation, Merged, Profile, Standard, Traits
 from archive.store import MIGRATIONS, ArchiveError, SqliteStore, merge, open_archive
 
@@ -34,7 +34,7 @@ def test_a_question_comes_back_with_the_proposal_that_answers_it(store: SqliteSt
     question = Question("m", "http://here/v1", '{"temperature": 1}', (("system", "rules"), ("user", "a kernel")))
     answered = replace(proposal(kernel(1)), question=question, call="1")
     store.append(answered, proposal(kernel(2)))
-    assert store.find(Asked) == [Asked(answered.id, "softmax", question)]
+    assert store.find(AskedQuestion) == [AskedQuestion(answered.id, "softmax", question)]
     assert [found.question for found in store.find(Proposal)] == [None, None]
 
 

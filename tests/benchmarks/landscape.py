@@ -35,13 +35,13 @@ def main() -> None:
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--seconds", type=float, default=float("inf"), help="begin no evaluation later than that")
     options.add_argument("--device", default="", help="cuda or emulated")
-    wished = options.parse_args()
+    requested = options.parse_args()
     started = time.monotonic()
-    op = catalog.load(wished.op)
-    kernel = parse_for(wished.kernel.read_text(encoding="utf-8"), signature(op))
-    engine = wiring.engine(wiring.device_kind(wished.device))
+    op = catalog.load(requested.op)
+    kernel = parse_for(requested.kernel.read_text(encoding="utf-8"), signature(op))
+    engine = wiring.engine(wiring.device_kind(requested.device))
     try:
-        _dump(op, wished.op, kernel, engine, wished.out, started + wished.seconds)
+        _dump(op, requested.op, kernel, engine, requested.out, started + requested.seconds)
     finally:
         engine.close()
 

@@ -49,13 +49,13 @@ def main() -> None:
     options.add_argument("--wanted", type=int, default=8)
     options.add_argument("--overall", action="store_true", help="leave out the single workloads")
     options.add_argument("--only", default="", help="landscapes with this in their names")
-    wished = options.parse_args()
-    made = map(read, wished.files) if wished.files else map(landscape, SKETCHES)
+    requested = options.parse_args()
+    made = map(read, requested.files) if requested.files else map(landscape, SKETCHES)
     ratios = []
-    for whole in (found for found in made if wished.only in found.name):
-        singles = () if wished.overall else whole.singles
+    for whole in (found for found in made if requested.only in found.name):
+        singles = () if requested.overall else whole.singles
         for one in [whole, *(singles if len(singles) > 1 else [])]:
-            row = _row(one, wished.seeds, wished.wanted)
+            row = _row(one, requested.seeds, requested.wanted)
             ratios.append(statistics.median(row.needed) / (AT_MOST * row.points))
             print(row, flush=True)
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))

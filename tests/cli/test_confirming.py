@@ -53,7 +53,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[ScriptedEngine], None]:
     def use(engine: ScriptedEngine) -> None:
-        monkeypatch.setattr(wiring, "device_kind", lambda _wished="": "cuda")
+        monkeypatch.setattr(wiring, "device_kind", lambda _requested="": "cuda")
         monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None: engine)
 
     return use

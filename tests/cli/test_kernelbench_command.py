@@ -7,7 +7,7 @@ import pytest
 from command import run
 from commandline import evolve
 
-from evolve.report.kernelbench import Task, fast, published
+from evolve.report.kernelbench import TaskResult, fast, published
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 CHECKOUT = SAMPLES / "kernelbench"
@@ -131,10 +131,10 @@ def measured(ours: float, eager: float, compiled: float | None) -> dict[str, flo
 
 def test_fast_p_counts_tasks_that_are_right_and_more_than_p_times_as_fast() -> None:
     tasks = [
-        Task("fast", "a", measured=(measured(10, 25, 15),)),
-        Task("even", "b", measured=(measured(10, 10, None),)),
-        Task("wrong", "c"),
-        Task("blind", "d", "blind", blind=True, measured=(measured(1, 100, 100),)),
+        TaskResult("fast", "a", measured=(measured(10, 25, 15),)),
+        TaskResult("even", "b", measured=(measured(10, 10, None),)),
+        TaskResult("wrong", "c"),
+        TaskResult("blind", "d", "blind", blind=True, measured=(measured(1, 100, 100),)),
     ]
     assert [fast(tasks, "eager_us", p) for p in (0, 1, 2)] == [0.5, 0.25, 0.25]
     assert [fast(tasks, "compile_us", p) for p in (0, 1, 2)] == [0.5, 0.25, 0.0]

@@ -18,13 +18,13 @@ from archive.records import DeviceInfo, Evaluation, Outcome, Profile, Standard
 from archive.store import open_archive
 from evolve import wiring
 from evolve.engines.engine import Job
-from evolve.engines.messages import Gauge, Gauged
+from evolve.engines.messages import TimingRequest, TimingResult
 from reference_ops import catalog
 
 Capture = pytest.CaptureFixture[str]
 FLOAT, HALF = "n=1048576 float32", "n=1048576 bfloat16"
 H200 = replace(GPU, name="NVIDIA H200", torch="2.11", driver="580")
-Answer = Callable[[Gauge], Gauged | None]
+Answer = Callable[[TimingRequest], TimingResult | None]
 
 
 @dataclass
@@ -34,7 +34,7 @@ class ScriptedEngine:
     answer: Answer = lambda _wanted: None
     info: DeviceInfo = H200
     unprofiled: str = ""
-    asked: list[Gauge] = field(default_factory=list)
+    asked: list[TimingRequest] = field(default_factory=list)
     closed: bool = False
 
     def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
@@ -43,12 +43,12 @@ class ScriptedEngine:
     def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:
         raise AssertionError(f"nothing is profiled: {kernel.id}, {op}, {workload}")
 
-    def gauge(self, wanted: Gauge) -> Gauged:
+    def time_pytorch(self, wanted: TimingRequest) -> TimingResult:
         self.asked.append(wanted)
         name = Path(wanted.op).stem
         compiled = None if wanted.eager_alone else 20.0
         times = Standard(name, wanted.workload, self.info, 40.0, compiled, None, 10.0, float(len(self.asked)))
-        return self.answer(wanted) or Gauged(times)
+        return self.answer(wanted) or TimingResult(times)
 
     def close(self) -> None:
         self.closed = True
@@ -68,7 +68,7 @@ Use = Callable[[ScriptedEngine], ScriptedEngine]
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Use:
     def use(engine: ScriptedEngine) -> ScriptedEngine:
-        monkeypatch.setattr(wiring, "device_kind", lambda _wished="": "cuda")
+        monkeypatch.setattr(wiring, "device_kind", lambda _requested="": "cuda")
         monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None: engine)
         return engine
 
@@ -146,7 +146,7 @@ def test_what_kernels_were_timed_beside_and_champions_count_too(archive: Path, c
     assert (second["workload"], second["eager_us"], second["champion"]) == (HALF, None, None)
 
 
-def test_most_to_gain_first_if_wished(archive: Path, capsys: Capture) -> None:
+def test_most_to_gain_first_if_requested(archive: Path, capsys: Capture) -> None:
     for op, best_us in (("gelu", 20.0), ("softmax", 80.0)):
         known(archive, op=op, best_us=best_us)
     names = [line.split()[0] for line in listed(capsys, "--by", "headroom").splitlines()[1:] if line]
@@ -183,13 +183,13 @@ def test_every_workload_is_timed_and_archived_at_once_and_the_table_follows(
 ) -> None:
     kept: list[int] = []
 
-    def look(_wanted: Gauge) -> None:
+    def look(_wanted: TimingRequest) -> None:
         kept.append(len(standards(archive)))
 
     engine = on(ScriptedEngine(look))
     code, output, errors = evolve(capsys, "ops", "--measure", TWICE)
     assert code == 0
-    assert engine.asked == [Gauge(TWICE, FLOAT), Gauge(TWICE, HALF)]
+    assert engine.asked == [TimingRequest(TWICE, FLOAT), TimingRequest(TWICE, HALF)]
     assert kept == [0, 1]
     assert [one.workload for one in standards(archive)] == [FLOAT, HALF]
     assert "twice: PyTorch at 50% of light, worst 50% (2 workloads" in errors
@@ -206,16 +206,16 @@ def test_only_what_is_missing_is_timed_unless_all_of_it_is_wanted(archive: Path,
     store.close()
     engine = on(ScriptedEngine())
     listed(capsys, "--measure", TWICE)
-    assert engine.asked == [Gauge(TWICE, HALF)]
+    assert engine.asked == [TimingRequest(TWICE, HALF)]
     _, _, errors = evolve(capsys, "ops", "--measure", TWICE)
-    assert engine.asked == [Gauge(TWICE, HALF)]
+    assert engine.asked == [TimingRequest(TWICE, HALF)]
     assert "1 op known from earlier" in errors
     listed(capsys, "--measure", "--again", TWICE)
-    assert engine.asked[1:] == [Gauge(TWICE, FLOAT, again=True), Gauge(TWICE, HALF, again=True)]
+    assert engine.asked[1:] == [TimingRequest(TWICE, FLOAT, again=True), TimingRequest(TWICE, HALF, again=True)]
 
 
 def test_what_does_not_fit_is_said_and_the_rest_is_measured(archive: Path, capsys: Capture, on: Use) -> None:
-    too_large = Gauged(None, "does not fit into the memory there is")
+    too_large = TimingResult(None, "does not fit into the memory there is")
     on(ScriptedEngine(lambda wanted: too_large if wanted.workload == FLOAT else None))
     code, output, errors = evolve(capsys, "ops", "--measure", TWICE, "--json")
     assert code == 0
@@ -226,7 +226,7 @@ def test_what_does_not_fit_is_said_and_the_rest_is_measured(archive: Path, capsy
 
 
 def test_where_torch_compile_costs_a_worker_eager_is_timed_alone(archive: Path, capsys: Capture, on: Use) -> None:
-    hung = Gauged(None, "baseline took more than 300 s", leaving=True)
+    hung = TimingResult(None, "baseline took more than 300 s", leaving=True)
     engine = on(ScriptedEngine(lambda wanted: None if wanted.eager_alone else hung))
     code, _, errors = evolve(capsys, "ops", "--measure", TWICE)
     assert code == 0
@@ -238,7 +238,7 @@ def test_where_torch_compile_costs_a_worker_eager_is_timed_alone(archive: Path, 
 def test_an_op_over_which_one_worker_after_the_other_was_lost_has_eager_alone_at_once(
     archive: Path, capsys: Capture, on: Use
 ) -> None:
-    hung = Gauged(None, "baseline took more than 300 s", leaving=True)
+    hung = TimingResult(None, "baseline took more than 300 s", leaving=True)
     engine = on(ScriptedEngine(lambda wanted: None if wanted.eager_alone else hung))
     _, _, errors = evolve(capsys, "ops", "--measure", "softmax", "gelu")
     tried = [wanted.workload for wanted in engine.asked if not wanted.eager_alone and wanted.op == "softmax"]
@@ -247,7 +247,7 @@ def test_an_op_over_which_one_worker_after_the_other_was_lost_has_eager_alone_at
 
 
 def test_nothing_is_lost_when_it_is_stopped(archive: Path, capsys: Capture, on: Use) -> None:
-    def stop(wanted: Gauge) -> None:
+    def stop(wanted: TimingRequest) -> None:
         if wanted.workload == HALF:
             signal.raise_signal(signal.SIGINT)
 

@@ -67,7 +67,7 @@ Use = Callable[[ScriptedEngine], ScriptedEngine]
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Use:
     def use(engine: ScriptedEngine) -> ScriptedEngine:
-        monkeypatch.setattr(wiring, "device_kind", lambda _wished="": "cuda")
+        monkeypatch.setattr(wiring, "device_kind", lambda _requested="": "cuda")
         monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None: engine)
         return engine
 
@@ -162,7 +162,7 @@ def test_wrong_use_of_profile_is_explained(
 
 
 def test_profiling_without_a_gpu_is_explained(archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(wiring, "device_kind", lambda _wished="": "emulated")
+    monkeypatch.setattr(wiring, "device_kind", lambda _requested="": "emulated")
     code, _, errors = evolve(capsys, "profile", KERNEL.id, TWICE)
     assert code == 2
     assert "needs an NVIDIA GPU" in errors

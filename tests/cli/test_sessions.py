@@ -12,8 +12,8 @@ from archive.records import Evaluation, Measurement, Outcome
 from archive.store import SqliteStore, open_archive
 from evolve.budget import Ended
 from evolve.cli.display import reason, standing_of
-from evolve.cli.options import Wishes
-from evolve.cli.session import Bench, Plan, Session, opened
+from evolve.cli.options import RunOptions
+from evolve.cli.session import Backends, Plan, Session, opened
 from evolve.errors import UserError
 from evolve.proposers.tuner.proposer import OfflineProposer
 from evolve.report.progress import Phases
@@ -32,19 +32,19 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 def resumed(store: SqliteStore, *defined: str) -> tuple[str, ...]:
     """The ops of a campaign over `one` and `two` that goes on, where their files now define these."""
-    return tuple(quest.op.name for quest in campaign(store, defined).quests)
+    return tuple(search.op.name for search in campaign(store, defined).searches)
 
 
 def campaign(store: SqliteStore, defined: Sequence[str], proposer: Proposer | None = None) -> Session:
     runs = tuple(Run(f"run of {name}", name, CPU.key, "offline", 0, 1.0, campaign="both") for name in ("one", "two"))
-    plan = Plan(FILES, Wishes(), LIMITS, runs)
+    plan = Plan(FILES, RunOptions(), LIMITS, runs)
     loaded = [(op(name), file) for name, file in dict(zip(defined, FILES, strict=True)).items()]
-    return opened(plan, loaded, Bench(proposer or OfflineProposer(), TimedEngine(), store, Phases()), [])
+    return opened(plan, loaded, Backends(proposer or OfflineProposer(), TimedEngine(), store, Phases()), [])
 
 
 def said(session: Session) -> str:
     """When there is nothing more to try."""
-    return reason(session, Ended.NOTHING, [standing_of(quest, session.bench) for quest in session.quests])
+    return reason(session, Ended.NOTHING, [standing_of(search, session.bench) for search in session.searches])
 
 
 def judged(number: int, name: str, outcome: Outcome) -> tuple[Proposal, Evaluation]:

@@ -7,12 +7,12 @@ from records import GPU
 from rich.console import Console
 
 from archive.proposals import Budget, Run
-from evolve.cli.options import Wishes, check_same, completed, options, raised, recorded, typed
+from evolve.cli.options import RunOptions, check_same, completed, options, raised, recorded, typed
 from evolve.cli.session import say_proposer
 from evolve.errors import UserError
 
 NOTHING = (None, None, None, None, None)
-WISHES = Wishes(proposer="llm", models=("a", "b"), fresh=True, no_tune=True)
+WISHES = RunOptions(proposer="llm", models=("a", "b"), fresh=True, no_tune=True)
 RUN = Run("r", "softmax", GPU.key, "a", 3, 1.0, "best-of-n", words=("softmax", *WISHES.options()))
 
 
@@ -64,12 +64,17 @@ def test_a_run_knows_what_it_was_started_with() -> None:
 
 
 def test_a_run_of_an_older_archive_was_started_with_nothing() -> None:
-    assert recorded(replace(RUN, words=())) == Wishes(device="cuda", strategy="best-of-n", seed=3)
+    assert recorded(replace(RUN, words=())) == RunOptions(device="cuda", strategy="best-of-n", seed=3)
 
 
 def test_what_is_typed_again_may_not_differ() -> None:
-    check_same(RUN, Wishes(proposer="llm", seed=3, fresh=True))
-    for other in (Wishes(models=("a",)), Wishes(seed=4), Wishes(no_seeds=True), Wishes(device="emulated")):
+    check_same(RUN, RunOptions(proposer="llm", seed=3, fresh=True))
+    for other in (
+        RunOptions(models=("a",)),
+        RunOptions(seed=4),
+        RunOptions(no_seeds=True),
+        RunOptions(device="emulated"),
+    ):
         with pytest.raises(UserError):
             check_same(RUN, other)
 

@@ -199,7 +199,7 @@ def test_what_the_profiler_logs_is_counted(standing_in: Stand) -> None:
 
 def test_the_kernels_process_finds_the_parcel_and_the_profiler_keeps_its_files_there(standing_in: Stand) -> None:
     checks = (
-        "assert run[1:3] == ['-m', 'evolve.devices.cuda.replayed']\n"
+        "assert run[1:3] == ['-m', 'evolve.devices.cuda.replay']\n"
         "assert sorted(file.name for file in done.parent.glob('*.*')) == [\n"
         "    'buffer0.bin', 'done.out', 'kernel.cubin', 'plan.json']\n"
         "assert os.environ['TMPDIR'] == os.environ['HOME'] == str(done.parent) == os.getcwd()\n"

@@ -84,14 +84,14 @@ def test_evaluations_and_profiles_take_turns_in_one_worker(engine: LocalEngine) 
         assert evaluation.passed
         found = engine.profile(kernel, TWICE, HERE)
         assert found
-        assert dict(found.counters)["process"] == engine._crew.workers[0].pid
+        assert dict(found.counters)["process"] == engine._pool.workers[0].pid
 
 
 def test_a_worker_that_dies_is_replaced_and_there_is_no_profile(engine: LocalEngine) -> None:
-    before = engine._crew.workers[0].number
+    before = engine._pool.workers[0].number
     assert engine.profile(noted("dies"), TWICE, HERE) is None
     assert "ended by SIGKILL in profile" in engine.unprofiled
-    assert engine._crew.workers[0].number != before
+    assert engine._pool.workers[0].number != before
     assert engine.profile(noted("counts"), TWICE, HERE)
 
 
@@ -99,7 +99,7 @@ def test_a_worker_that_hangs_is_ended_with_what_it_started_and_there_is_no_profi
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert engine.profile(noted("counts"), TWICE, HERE)
-    (worker,) = engine._crew.workers
+    (worker,) = engine._pool.workers
     started, below, step = time.monotonic(), set[int](), engine._step
 
     def looking() -> list[Evaluation]:
@@ -199,7 +199,7 @@ def test_the_emulated_device_has_no_profiler_and_compilers_are_not_asked() -> No
     try:
         assert made.profile(noted("counts"), TWICE, HERE) is None
         assert "the emulated device has no profiler" in made.unprofiled
-        assert all(worker.jobs == 0 for worker in made._crew.workers if worker.role is Role.COMPILER)
+        assert all(worker.jobs == 0 for worker in made._pool.workers if worker.role is Role.COMPILER)
     finally:
         made.close()
 

@@ -94,7 +94,7 @@ def test_a_worker_killed_from_outside_is_replaced_and_its_kernel_tried_once_more
     killed: list[int] = []
 
     def kill_at_the_first_run(_kernel: str, phase: str) -> None:
-        (worker,) = made._crew.workers
+        (worker,) = made._pool.workers
         if phase == "run" and not killed:
             killed.append(worker.pid)
             os.killpg(worker.pid, signal.SIGKILL)
@@ -103,7 +103,7 @@ def test_a_worker_killed_from_outside_is_replaced_and_its_kernel_tried_once_more
     try:
         assert verdict(made, bad_kernels.twice_kernel()).passed
         assert killed
-        assert made._crew.workers[0].pid not in killed
+        assert made._pool.workers[0].pid not in killed
     finally:
         made.close()
 
@@ -113,7 +113,7 @@ def test_a_kernel_whose_worker_is_killed_twice_is_given_up() -> None:
 
     def kill_at_every_run(_kernel: str, phase: str) -> None:
         if phase == "run":
-            os.killpg(made._crew.workers[0].pid, signal.SIGKILL)
+            os.killpg(made._pool.workers[0].pid, signal.SIGKILL)
 
     made = LocalEngine("emulated", 1, kill_at_every_run, DEADLINES)
     try:
@@ -127,7 +127,7 @@ def test_a_kernel_whose_worker_is_killed_twice_is_given_up() -> None:
 def test_a_kernel_that_hangs_where_it_is_timed_is_tried_twice() -> None:
     workers: set[int] = set()
     made: LocalEngine
-    made = LocalEngine("emulated", 1, lambda *_: workers.add(made._crew.workers[0].pid), {**DEADLINES, "run": 1.0})
+    made = LocalEngine("emulated", 1, lambda *_: workers.add(made._pool.workers[0].pid), {**DEADLINES, "run": 1.0})
     endless = "while (n == 4096 && ((volatile int*)out)[0] != 123456789) {} "
     try:
         evaluation = verdict(made, bad_kernels.twice_kernel(endless + bad_kernels.RIGHT))
@@ -141,7 +141,7 @@ def test_a_stopped_worker_counts_as_hanging() -> None:
 
     def stop(_kernel: str, phase: str) -> None:
         if phase == "run":
-            os.kill(made._crew.workers[0].pid, signal.SIGSTOP)
+            os.kill(made._pool.workers[0].pid, signal.SIGSTOP)
 
     made = LocalEngine("emulated", 1, stop, {**DEADLINES, "run": 1.0})
     try:
@@ -190,7 +190,7 @@ def test_a_kernel_that_dies_where_another_ran_before_is_tried_alone() -> None:
     died: list[int] = []
 
     def die_once(kernel: str, phase: str) -> None:
-        (worker,) = made._crew.workers
+        (worker,) = made._pool.workers
         if phase == "run" and kernel == last.id and not died:
             died.append(worker.pid)
             os.kill(worker.pid, signal.SIGSEGV)

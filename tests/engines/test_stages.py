@@ -31,7 +31,7 @@ class Watched:
 
     def saw(self, kernel_id: str, phase: str) -> None:
         self.phases.append((kernel_id, phase))
-        at_work = [w.pid for w in self.engine._crew.workers if w.role is Role.EVALUATOR and w.task]
+        at_work = [w.pid for w in self.engine._pool.workers if w.role is Role.EVALUATOR and w.task]
         self.judges += [pid for pid in at_work if pid not in self.judges[-1:]]
 
     def verdicts(self, *jobs: Job) -> list[Evaluation]:
@@ -223,7 +223,7 @@ def test_a_kernel_whose_worker_others_ended_says_nothing_of_its_code() -> None:
 
     def kill_at_every_run(_kernel: str, phase: str) -> None:
         if phase == "run":
-            os.killpg(next(w.pid for w in made._crew.workers if w.role is Role.EVALUATOR), signal.SIGKILL)
+            os.killpg(next(w.pid for w in made._pool.workers if w.role is Role.EVALUATOR), signal.SIGKILL)
 
     made = LocalEngine("emulated", 1, kill_at_every_run, compilers=1)
     try:
@@ -255,7 +255,7 @@ def test_a_worker_grows_old(newly_watched: Watched, monkeypatch: pytest.MonkeyPa
 
 def test_what_was_compiled_long_ago_for_nobody_goes_when_a_worker_does(newly_watched: Watched) -> None:
     assert newly_watched.verdicts(job(bad_kernels.twice_kernel()))[0].passed
-    left = set((newly_watched.engine._crew.folder / "cubins").iterdir())
+    left = set((newly_watched.engine._pool.folder / "cubins").iterdir())
     assert left  # the emulated device does not take it
     old = left.pop()
     os.utime(old, (0, 0))
@@ -270,7 +270,7 @@ def test_a_gpu_loads_what_was_compiled_ahead_and_leaves_nothing_of_it() -> None:
     kernels = [bad_kernels.twice_kernel(f"{bad_kernels.RIGHT}  // number {n}") for n in range(4)]
     try:
         assert all(e.passed for e in made.evaluate(map(job, kernels)))
-        assert not list((made._crew.folder / "cubins").iterdir())
+        assert not list((made._pool.folder / "cubins").iterdir())
     finally:
         made.close()
 

@@ -14,7 +14,7 @@ from scripted_device import INFO, OP, ScriptedDevice
 from evolve.devices.device import Device
 from evolve.evaluation import baselines
 from evolve.evaluation.baselines import AUTOTUNE, COMPILE, EAGER, Call, Shelf
-from evolve.evaluation.evaluate import Bench
+from evolve.evaluation.evaluate import Evaluator
 from reference_ops.op import Op, Workload
 
 SMALL = Workload("float32", (("n", 256),))
@@ -72,8 +72,8 @@ def test_what_took_too_long_for_one_workload_is_not_tried_for_the_others(
 
     monkeypatch.setattr(baselines, "prepared", prepared)
     first, second = OP.gpu[:2]
-    Bench(CUDA, lambda _: None, Shelf(tmp_path)).baselines_for(OP, first)
-    of_another_process = Bench(CUDA, lambda _: None, Shelf(tmp_path))
+    Evaluator(CUDA, lambda _: None, Shelf(tmp_path)).baselines_for(OP, first)
+    of_another_process = Evaluator(CUDA, lambda _: None, Shelf(tmp_path))
     found = [of_another_process.baselines_for(OP, workload) for workload in (first, second)]
     assert [known.given_up for known in found] == [slow, ""]
     assert {name for key, name in tried if key == second.key} == again

@@ -14,7 +14,7 @@ from archive.kernel import Kernel, parse
 from archive.records import Evaluation, Outcome, Traits
 from evolve.devices.device import Program, RejectedError
 from evolve.evaluation.compiling import compiled, precompile
-from evolve.evaluation.evaluate import Bench, evaluate
+from evolve.evaluation.evaluate import Evaluator, evaluate
 from evolve.selection.duplicates import judged as judged_codes
 
 NARROW = Traits("aa", 4, 16, 100, 32, 128, 1, tensor_cores=False, atomics=True, occupancy=1.0)
@@ -78,7 +78,7 @@ def test_a_kernel_that_fails_once_it_is_compiled_has_its_traits() -> None:
         def run(self, *_: object) -> None:
             raise RejectedError(Outcome.CRASHED, "an illegal access")
 
-    verdict = evaluate(KERNEL, OP, Bench(Device(), lambda _phase: None), shapes_seed=1, bars={})
+    verdict = evaluate(KERNEL, OP, Evaluator(Device(), lambda _phase: None), shapes_seed=1, bars={})
     assert verdict.outcome is Outcome.CRASHED
     assert verdict.traits == judged(of_dtype).traits
 
@@ -96,7 +96,7 @@ def test_only_what_fails_at_a_listed_shape_says_what_becomes_of_others_of_its_co
                 raise RejectedError(Outcome.CRASHED, "an illegal access")
             super().run(program, tensors)
 
-    verdict = evaluate(KERNEL, OP, Bench(Device(), lambda _phase: None), shapes_seed=1, bars={})
+    verdict = evaluate(KERNEL, OP, Evaluator(Device(), lambda _phase: None), shapes_seed=1, bars={})
     assert verdict.outcome is Outcome.CRASHED
     assert bool(judged_codes([verdict])) is listed
 
@@ -138,6 +138,6 @@ def test_where_the_reference_refuses_a_shape_that_nobody_listed_the_kernel_is_no
         return 2 * x
 
     device, op = ScriptedDevice(), replace(OP, reference=only_listed)
-    verdict = evaluate(KERNEL, op, Bench(device, lambda _phase: None), shapes_seed=1, bars={})
+    verdict = evaluate(KERNEL, op, Evaluator(device, lambda _phase: None), shapes_seed=1, bars={})
     assert verdict.passed
     assert {tensors["x"].numel() for tensors in device.runs} <= listed

@@ -8,7 +8,7 @@ from archive import kernel as genome
 from archive.kernel import Kernel
 from evolve.export.template.calls import NoKernelError
 from evolve.export.template.dispatch import Choice, Question, choices
-from evolve.export.template.manifest import Entry, Measured, Shipped
+from evolve.export.template.manifest import ExportedEntry, Measured, Shipped
 from evolve.op_on_device import point
 from reference_ops import catalog
 from reference_ops.op import Workload
@@ -39,9 +39,9 @@ def measured(cols: int, median_us: float, deterministic: bool = True) -> Measure
     return Measured("NVIDIA H200", "sm_90a", "bfloat16", dims, {}, taken, 0, deterministic, duel(taken))
 
 
-def entry(kernels: dict[Kernel, list[Measured]], pytorch_wins: Iterable[Measured] = ()) -> Entry:
+def entry(kernels: dict[Kernel, list[Measured]], pytorch_wins: Iterable[Measured] = ()) -> ExportedEntry:
     shipped = tuple(Shipped(k.id, "", "", "", "", (), tuple(rows)) for k, rows in kernels.items())
-    return Entry("", (), (), {}, shipped, tuple(pytorch_wins))
+    return ExportedEntry("", (), (), {}, shipped, tuple(pytorch_wins))
 
 
 def question(cols: int, dtype: str = "bfloat16", device: str = "NVIDIA H200", deterministic: bool = False) -> Question:

@@ -11,7 +11,7 @@ from archive.records import Check, Evaluation, Outcome
 from evolve.devices import state
 from evolve.evaluation import buffers, timing
 from evolve.report import explain
-from evolve.report.explain import MEANINGS, NAMES, WHEN_TIMED, Step, explanation, stopped_at
+from evolve.report.explain import MEANINGS, NAMES, WHEN_TIMED, EvaluationStep, explanation, stopped_at
 from reference_ops import values
 
 W = "rows=8 cols=16 float32"
@@ -28,7 +28,12 @@ def text(*verdicts: Evaluation) -> str:
 
 
 def states(shown: Sequence[str]) -> list[str]:
-    return [line.partition(": ")[2] for step in Step for line in shown if line.startswith(f"{step}  {NAMES[step]}: ")]
+    return [
+        line.partition(": ")[2]
+        for step in EvaluationStep
+        for line in shown
+        if line.startswith(f"{step}  {NAMES[step]}: ")
+    ]
 
 
 def row_of_out(verdict: Evaluation) -> list[str]:
@@ -94,17 +99,17 @@ def test_a_fall_at_the_confirmation_says_that_it_had_passed_before() -> None:
 @pytest.mark.parametrize(
     ("outcome", "log", "step"),
     [
-        (Outcome.TIMED_OUT, "compile took more than 20 s: an endless loop, or a deadlock", Step.COMPILING),
-        (Outcome.TIMED_OUT, "run took more than 5 s: an endless loop, or a deadlock", Step.MEMORY),
-        (Outcome.CRASHED, "the worker was ended by SIGSEGV in time\nsome words", Step.TIME),
-        (Outcome.CRASHED, "the worker was ended by SIGSEGV in check", Step.MEMORY),
-        (Outcome.WRONG, "n=8 float32: `out`: differs (right when checked, wrong when timed)", Step.TIME),
-        (Outcome.WRONG, "n=8 float32: `out`: differs", Step.NUMBERS),
-        (Outcome.KEEPS_STATE, "`calls` keeps its value from one call to the next", Step.COMPILING),
-        (Outcome.KEEPS_STATE, state.changed(["calls"]).log, Step.MEMORY),
+        (Outcome.TIMED_OUT, "compile took more than 20 s: an endless loop, or a deadlock", EvaluationStep.COMPILING),
+        (Outcome.TIMED_OUT, "run took more than 5 s: an endless loop, or a deadlock", EvaluationStep.MEMORY),
+        (Outcome.CRASHED, "the worker was ended by SIGSEGV in time\nsome words", EvaluationStep.TIME),
+        (Outcome.CRASHED, "the worker was ended by SIGSEGV in check", EvaluationStep.MEMORY),
+        (Outcome.WRONG, "n=8 float32: `out`: differs (right when checked, wrong when timed)", EvaluationStep.TIME),
+        (Outcome.WRONG, "n=8 float32: `out`: differs", EvaluationStep.NUMBERS),
+        (Outcome.KEEPS_STATE, "`calls` keeps its value from one call to the next", EvaluationStep.COMPILING),
+        (Outcome.KEEPS_STATE, state.changed(["calls"]).log, EvaluationStep.MEMORY),
     ],
 )
-def test_the_log_tells_at_which_step_it_was(outcome: Outcome, log: str, step: Step) -> None:
+def test_the_log_tells_at_which_step_it_was(outcome: Outcome, log: str, step: EvaluationStep) -> None:
     assert stopped_at(replace(failed("k", outcome), log=log)) == step
 
 

@@ -1,11 +1,11 @@
 import pytest
 
-from evolve.report.runs import Line, plot
+from evolve.report.runs import Curve, plot
 
-RISING, FLAT = Line([(0, 1.0), (5, 2.0), (10, 4.0)]), Line([(0, 1.0), (6, 1.0)])
+RISING, FLAT = Curve([(0, 1.0), (5, 2.0), (10, 4.0)]), Curve([(0, 1.0), (6, 1.0)])
 
 
-def drawn(*lines: Line, width: int = 60, unicode: bool = True) -> list[str]:
+def drawn(*lines: Curve, width: int = 60, unicode: bool = True) -> list[str]:
     return [row.plain for row in plot(lines, width, 8, unicode=unicode, unit="evaluations")]
 
 
@@ -37,7 +37,7 @@ def test_a_line_begins_low_on_the_left_and_ends_high_on_the_right() -> None:
 
 
 def test_a_line_ends_where_its_run_ended() -> None:
-    bottom = drawn(FLAT, Line([(0, 2.0), (12, 2.0)]), width=59, unicode=False)[7]
+    bottom = drawn(FLAT, Curve([(0, 2.0), (12, 2.0)]), width=59, unicode=False)[7]
     assert len(bottom.rstrip()) == len(bottom) - 26  # half of the columns
 
 
@@ -51,13 +51,13 @@ def test_every_line_is_named_by_its_letter_in_braille_too() -> None:
     assert "B" in text
 
 
-@pytest.mark.parametrize("line", [Line([]), Line([(0, 1.0)]), Line([(0, 1.0), (0, 1.0)])])
-def test_a_run_in_which_nothing_happened_is_drawn_without_a_fault(line: Line) -> None:
+@pytest.mark.parametrize("line", [Curve([]), Curve([(0, 1.0)]), Curve([(0, 1.0), (0, 1.0)])])
+def test_a_run_in_which_nothing_happened_is_drawn_without_a_fault(line: Curve) -> None:
     assert len(drawn(line)) == 10
 
 
 def test_letters_stand_on_their_lines() -> None:
-    steep = Line([(step, float(step % 7)) for step in range(30)])
+    steep = Curve([(step, float(step % 7)) for step in range(30)])
     for row in drawn(steep)[:-2]:
         drawing = row.partition("│")[2]
         for column, character in enumerate(drawing):

@@ -18,14 +18,14 @@ from faulty_script import FAULTS, Locked, Script, always_failing
 from scripted_endpoint import KEY, ScriptedEndpoint
 from scripted_engine import NumberedEngine
 
-from archive.proposals import Asked, Budget, Proposal
+from archive.proposals import AskedQuestion, Budget, Proposal
 from archive.store import SqliteStore, open_archive
 from evolve.loop import evolve
-from evolve.proposers.llm import faults
+from evolve.proposers.llm import endpoint
 from evolve.proposers.llm.endpoint import Endpoints
 from evolve.proposers.llm.models import Model, Prices
 from evolve.proposers.llm.proposer import LlmProposer
-from evolve.search import Quest
+from evolve.search import Search
 from evolve.selection.selection import Scope
 from reference_ops import catalog
 
@@ -70,8 +70,8 @@ def finished(folder: Path, budget: Budget, *, stalls: bool = True, seed: int = 5
         reacting = [*(script.step for script in scripts), always_failing(numbers)]
         endpoints = [stack.enter_context(ScriptedEndpoint(reacts=reacts)) for reacts in reacting]
         proposer = LlmProposer(models([endpoint.base_url for endpoint in endpoints]), Endpoints({"THE_KEY": KEY}, 2))
-        quest = Quest("run", catalog.load(TWICE), TWICE, seed, budget, scope=Scope("run"))
-        for _ in evolve(quest, (), proposer, NumberedEngine(), store):
+        search = Search("run", catalog.load(TWICE), TWICE, seed, budget, scope=Scope("run"))
+        for _ in evolve(search, (), proposer, NumberedEngine(), store):
             pass
     return Finished(store, scripts, tuple(endpoints))
 
@@ -80,7 +80,7 @@ def finished(folder: Path, budget: Budget, *, stalls: bool = True, seed: int = 5
 def long_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NO_PROXY", "127.0.0.1")
-        patch.setattr(faults, "FIRST_SECONDS", 0.02)
+        patch.setattr(endpoint, "FIRST_SECONDS", 0.02)
         yield finished(tmp_path_factory.mktemp("faults"), Budget(evals=EVALS))
 
 
@@ -160,7 +160,7 @@ def test_a_refused_temperature_is_sent_only_until_it_is_refused(long_run: Finish
 
 
 def test_every_exchange_is_kept_word_for_word(long_run: Finished) -> None:
-    asked = {one.proposal_id: one.question for one in long_run.store.find(Asked)}
+    asked = {one.proposal_id: one.question for one in long_run.store.find(AskedQuestion)}
     assert set(asked) == {proposal.id for proposal in long_run.proposals}
     sent = {
         (body["model"], tuple((message["role"], message["content"]) for message in body["messages"]))
@@ -187,7 +187,7 @@ def test_a_limit_is_overrun_by_one_reply_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: Budget
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(faults, "FIRST_SECONDS", 0.02)
+    monkeypatch.setattr(endpoint, "FIRST_SECONDS", 0.02)
     found = finished(tmp_path, budget, stalls=False)
     costs = [proposal.cost for proposal in found.proposals]
     paid = [float(cost.tokens) if budget.tokens else cost.usd for cost in costs]

@@ -45,7 +45,7 @@ def test_twenty_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> No
         process = start(tmp_path, "run", TWICE, "--device", "emulated", "--proposer", "offline")
         time.sleep(rng.uniform(0.2, 6.0))
         family = descendants(process.pid)
-        if kill % 2 and family:  # its nursery, or a worker
+        if kill % 2 and family:  # its fork_server, or a worker
             os.kill(rng.choice(sorted(family)), signal.SIGKILL)
             time.sleep(rng.uniform(0.1, 1.0))
             family = descendants(process.pid)

@@ -9,7 +9,7 @@ from command import TWICE
 from scripted_endpoint import KEY, ScriptedEndpoint, Step, answer, in_fence, status
 from scripted_engine import NumberedEngine, numbered
 
-from archive.proposals import Asked, Budget, Proposal
+from archive.proposals import AskedQuestion, Budget, Proposal
 from archive.records import Evaluation
 from archive.store import SqliteStore, open_archive
 from evolve import wiring
@@ -21,7 +21,7 @@ from evolve.proposers.llm.models import Model
 from evolve.proposers.llm.proposer import LlmProposer
 from evolve.proposers.tuner.proposer import FinishingProposer, OfflineProposer
 from evolve.request import Proposer
-from evolve.search import Quest
+from evolve.search import Search
 from evolve.selection.selection import Scope
 from reference_ops import catalog
 
@@ -40,8 +40,8 @@ def steps(of: int) -> list[Step]:
 
 
 def run(store: SqliteStore, proposer: Proposer) -> None:
-    quest = Quest("run", catalog.load(TWICE), TWICE, SEED, Budget(evals=EVALS), scope=Scope("run"))
-    for _ in evolve(quest, (), proposer, NumberedEngine(), store):
+    search = Search("run", catalog.load(TWICE), TWICE, SEED, Budget(evals=EVALS), scope=Scope("run"))
+    for _ in evolve(search, (), proposer, NumberedEngine(), store):
         pass
 
 
@@ -103,7 +103,7 @@ def test_a_replay_repeats_the_run_itself(original: SqliteStore, replayed: Callab
 
 
 def test_a_replay_asks_the_same_questions(original: SqliteStore, replayed: Callable[[str], SqliteStore]) -> None:
-    assert replayed("a.db").find(Asked) == original.find(Asked)
+    assert replayed("a.db").find(AskedQuestion) == original.find(AskedQuestion)
 
 
 def test_a_replay_comes_to_the_same_verdicts(original: SqliteStore, replayed: Callable[[str], SqliteStore]) -> None:
@@ -131,8 +131,8 @@ def test_the_tuner_does_the_same_again(tmp_path: Path) -> None:
 
 def test_when_the_answers_are_used_up_the_failure_says_so(original: SqliteStore, tmp_path: Path) -> None:
     store = open_archive(tmp_path / "long.db")
-    quest = Quest("run", catalog.load(TWICE), TWICE, SEED, Budget(evals=EVALS + 20), scope=Scope("run"))
-    for _ in evolve(quest, (), wiring.replaying(original, "run", tune=False), NumberedEngine(), store):
+    search = Search("run", catalog.load(TWICE), TWICE, SEED, Budget(evals=EVALS + 20), scope=Scope("run"))
+    for _ in evolve(search, (), wiring.replaying(original, "run", tune=False), NumberedEngine(), store):
         pass
     failures = [proposal.failure for proposal in store.find(Proposal)]
     assert any("run run holds no further answer of m-" in failure for failure in failures)

@@ -125,7 +125,7 @@ class Cubin:
     bound: Bound
     arch: str
     image: bytes
-    entries: dict[str, cubin.Entry]
+    entries: dict[str, cubin.EntryPoint]
     resources: tuple[Resources, ...]
     log: str
     variables: tuple[Symbol, ...] = ()  # must be found as they were after every call
@@ -245,7 +245,7 @@ def _told(log: str) -> str:
     return of_known_files(log, ("kernel.cu", "application ptx input", *EMPTY_HEADERS), cuda_include_dirs())
 
 
-def _check_launch(launch: BoundLaunch, entries: dict[str, cubin.Entry], source: str) -> None:
+def _check_launch(launch: BoundLaunch, entries: dict[str, cubin.EntryPoint], source: str) -> None:
     where = f"launch {launch.index}"
     if launch.entry not in entries:
         found = ", ".join(sorted(entries)) or "none"
@@ -298,7 +298,7 @@ def _misfit(value: Value, size: int, unsigned: bool) -> str:
     return ""
 
 
-def _resources(log: str, entries: dict[str, cubin.Entry]) -> list[Resources]:
+def _resources(log: str, entries: dict[str, cubin.EntryPoint]) -> list[Resources]:
     found, name, local = [], "", 0
     for line in log.splitlines():
         if match := ENTRY_IN_LOG.search(line):

@@ -26,7 +26,7 @@ INLINE_FORMATS = (1, 2, 3)  # the two bytes after the attribute are its value; o
 
 
 @dataclass(frozen=True)
-class Entry:
+class EntryPoint:
     """A `__global__` function as compiled."""
 
     name: str
@@ -42,7 +42,7 @@ class Code:
     digest: str
 
 
-def entries(cubin: bytes) -> dict[str, Entry]:
+def entries(cubin: bytes) -> dict[str, EntryPoint]:
     """Every entry of the cubin by its symbol, mangled unless it was declared extern "C"."""
     infos = {s.name.removeprefix(INFO): s.data for s in object_file.sections(cubin) if s.name.startswith(INFO)}
     return {name: _entry(name, info) for name, info in infos.items()}
@@ -69,7 +69,7 @@ def of_inline_ptx(variable: Symbol) -> bool:
     return variable.name.startswith("$__")
 
 
-def _entry(name: str, info: bytes) -> Entry:
+def _entry(name: str, info: bytes) -> EntryPoint:
     parameters: dict[int, int] = {}
     max_threads = 0
     for attribute, value in _attributes(info):
@@ -79,7 +79,7 @@ def _entry(name: str, info: bytes) -> Entry:
         elif attribute == MAX_THREADS:
             x, y, z = struct.unpack_from("<III", value)
             max_threads = x * y * z
-    return Entry(name, tuple(parameters[ordinal] for ordinal in sorted(parameters)), max_threads)
+    return EntryPoint(name, tuple(parameters[ordinal] for ordinal in sorted(parameters)), max_threads)
 
 
 def _code(entry: str, sections: Mapping[str, Section], symbols: Sequence[Symbol]) -> Code:

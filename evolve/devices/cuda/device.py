@@ -18,7 +18,7 @@ from archive.records import Conditions, DeviceInfo, Outcome, Sanitized
 from evolve.devices import state
 from evolve.devices.cuda import memory, profiler, sanitizer
 from evolve.devices.cuda.compiler import compile_cubin
-from evolve.devices.cuda.memory import Watch
+from evolve.devices.cuda.memory import VariableWatch
 from evolve.devices.cuda.profiler import Ncu
 from evolve.devices.cuda.program import CudaProgram
 from evolve.devices.device import Counted, Profiler, Program, RejectedError, Sanitizer
@@ -211,7 +211,7 @@ class CudaDevice:
         try:
             program = CudaProgram(bound, cubin, self.info.sms)
             if cubin.variables:
-                self._watched[program] = _Watched(Watch(program.module, cubin.variables, self.info.arch))
+                self._watched[program] = _Watched(VariableWatch(program.module, cubin.variables, self.info.arch))
         except CUDADriverError as error:
             raise RejectedError(Outcome.LAUNCH_ERROR, f"the GPU refused the compiled kernel: {error}") from error
         return program
@@ -269,7 +269,7 @@ class CudaDevice:
 class _Watched:
     """The variables of one program, and up to which of its calls they were looked at."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: VariableWatch) -> None:
         self._watch, self._calls = watch, 0
 
     def changed_by(self, program: CudaProgram) -> list[str]:

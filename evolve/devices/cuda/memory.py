@@ -198,7 +198,7 @@ extern "C" __global__ void compare(const Variable* variables, unsigned char* cha
 COMPARE_THREADS = 64
 
 
-class Watch:
+class VariableWatch:
     """Where the driver has put each variable, and a copy of what was in it; to be made before the first launch."""
 
     def __init__(self, module: Module, variables: tuple[Symbol, ...], arch: str) -> None:

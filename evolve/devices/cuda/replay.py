@@ -1,6 +1,10 @@
-"""One run of a kernel in a process of its own, without PyTorch, under one of NVIDIA's command line tools."""
+"""One run of a kernel in a process of its own, without PyTorch, under one of NVIDIA's command line tools.
+
+Run as a program, this module is that process.
+"""
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -15,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cupy.cuda import runtime
 
 from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
 from evolve.devices.cuda.compiler import Cubin
+from evolve.devices.cuda.program import loaded, prepared
 
 CUBIN, PLAN, DONE = "kernel.cubin", "plan.json", "done"
 
@@ -33,7 +39,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Step:
+class ReplayLaunch:
     """A launch, and what its entry takes as compiled."""
 
     launch: BoundLaunch
@@ -44,7 +50,7 @@ class Step:
 @dataclass(frozen=True)
 class Parcel:
     image: bytes
-    steps: tuple[Step, ...]
+    steps: tuple[ReplayLaunch, ...]
     buffers: tuple[Buffer, ...]
     device: int = 0
 
@@ -82,7 +88,7 @@ def _contents(folder: Path, index: int) -> Path:
     return folder / f"buffer{index}.bin"
 
 
-def _plain(step: Step) -> dict[str, Any]:
+def _plain(step: ReplayLaunch) -> dict[str, Any]:
     args = [_plain_value(value) for value in step.launch.args]
     return {**asdict(step), "launch": {**asdict(step.launch), "args": args}}
 
@@ -96,7 +102,7 @@ def _plain_value(value: Value) -> Any:
     return value
 
 
-def _step(fields: dict[str, Any]) -> Step:
+def _step(fields: dict[str, Any]) -> ReplayLaunch:
     launch = fields["launch"]
     bound = BoundLaunch(
         index=launch["index"],
@@ -107,7 +113,7 @@ def _step(fields: dict[str, Any]) -> Step:
         args=tuple(_value(value) for value in launch["args"]),
         cooperative=launch["cooperative"],
     )
-    return Step(bound, tuple(fields["parameter_bytes"]), fields["static_shared"])
+    return ReplayLaunch(bound, tuple(fields["parameter_bytes"]), fields["static_shared"])
 
 
 def _value(plain: Any) -> Value:
@@ -136,7 +142,7 @@ def packed(bound: Bound, cubin: Cubin, inputs: Mapping[str, torch.Tensor], outpu
     buffers += [Buffer(workspace.name, workspace.nbytes, workspace.zero) for workspace in bound.workspace]
     static = {entry.entry: entry.shared_bytes for entry in cubin.resources}
     steps = [
-        Step(launch, cubin.entries[launch.entry].parameter_bytes, static.get(launch.entry, 0))
+        ReplayLaunch(launch, cubin.entries[launch.entry].parameter_bytes, static.get(launch.entry, 0))
         for launch in bound.launches
     ]
     device = torch.cuda.current_device() if torch.cuda.is_available() else 0
@@ -150,7 +156,7 @@ def started(
 
     What either prints is in `mark`.out. They stay in our process group: whoever ends that ends them.
     """
-    process = [sys.executable, "-m", "evolve.devices.cuda.replayed", str(folder), mark, str(ceil(seconds))]
+    process = [sys.executable, "-m", "evolve.devices.cuda.replay", str(folder), mark, str(ceil(seconds))]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with printed(folder, mark).open("wb") as said:
         return subprocess.Popen(
@@ -196,3 +202,38 @@ def _candidates(name: str, wheels: Sequence[str]) -> Iterator[Path]:
         for wheel in wheels:
             yield Path(sysconfig.get_path(key)) / "nvidia" / wheel / "bin" / name
             yield Path(sysconfig.get_path(key)) / "nvidia" / wheel / name / name
+
+
+def run(packed: Parcel) -> None:
+    """Every buffer is an allocation of its own, so that the first byte outside one is known to be outside."""
+    runtime.setDevice(packed.device)
+    addresses = {buffer.name: _placed(buffer) for buffer in packed.buffers}
+    module = loaded(packed.image)
+    launches = [prepared(module, step.launch, step.parameter_bytes, step.static_shared) for step in packed.steps]
+    for launch in launches:
+        launch.enqueue(addresses.__getitem__, 0)
+    runtime.deviceSynchronize()
+
+
+def main() -> None:
+    folder, mark, seconds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    signal.alarm(seconds)  # the end of us, should the tool be killed without us
+    run(read(folder))
+    (folder / mark).touch()
+
+
+def _placed(buffer: Buffer) -> int:
+    address: int = runtime.malloc(max(1, buffer.nbytes))
+    if buffer.contents:
+        runtime.memcpy(address, _address(buffer.contents), buffer.nbytes, runtime.memcpyHostToDevice)
+    elif buffer.zero and buffer.nbytes:
+        runtime.memset(address, 0, buffer.nbytes)
+    return address
+
+
+def _address(contents: bytes) -> int:
+    return ctypes.cast(ctypes.c_char_p(contents), ctypes.c_void_p).value or 0
+
+
+if __name__ == "__main__":
+    main()

@@ -47,7 +47,7 @@ def _in(symbol: Symbol, section: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedVariable:
     """One variable of a loaded library, and what it held before any launch."""
 
     name: str
@@ -62,7 +62,7 @@ class Watched:
         return True
 
 
-def watched(library: ctypes.CDLL, file: Path, names: tuple[str, ...]) -> tuple[Watched, ...]:
+def watched_variables(library: ctypes.CDLL, file: Path, names: tuple[str, ...]) -> tuple[WatchedVariable, ...]:
     """To be called before the first launch."""
     if not names:
         return ()
@@ -70,7 +70,7 @@ def watched(library: ctypes.CDLL, file: Path, names: tuple[str, ...]) -> tuple[W
     anchor = next(symbol.at for symbol in symbols if symbol.name == ANCHOR)
     start = (ctypes.cast(library[ANCHOR], ctypes.c_void_p).value or 0) - anchor
     found = (symbol for symbol in symbols if symbol.name in names and symbol.kind == object_file.VARIABLE)
-    return tuple(Watched(s.name, start + s.at, ctypes.string_at(start + s.at, s.size)) for s in found)
+    return tuple(WatchedVariable(s.name, start + s.at, ctypes.string_at(start + s.at, s.size)) for s in found)
 
 
 HERE = Path(__file__).parent

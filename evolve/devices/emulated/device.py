@@ -19,7 +19,7 @@ from archive.records import DeviceInfo, Outcome, Resources, Traits
 from evolve.devices import state
 from evolve.devices.device import Machined, Program, RejectedError
 from evolve.devices.emulated import compiler
-from evolve.devices.emulated.compiler import Watched, watched
+from evolve.devices.emulated.compiler import WatchedVariable, watched_variables
 
 CValue = ctypes.Array[ctypes.c_char]
 
@@ -39,7 +39,7 @@ class Parameter(ctypes.Structure):
         )
 
 
-class Entry(ctypes.Structure):
+class CEntry(ctypes.Structure):
     """One row of the table that the compiled kernel exports."""
 
     _fields_ = (
@@ -50,7 +50,7 @@ class Entry(ctypes.Structure):
     )
 
 
-def check(launch: BoundLaunch, entry: Entry) -> None:
+def check(launch: BoundLaunch, entry: CEntry) -> None:
     """Raise a RejectedError unless every argument fits its parameter."""
     if entry.count != len(launch.args):
         raise RejectedError(
@@ -123,7 +123,7 @@ class EmulatedProgram:
         self._loaded = loaded
         library = loaded.library
         names = tuple(dict.fromkeys(launch.entry for launch in bound.launches))
-        rows = (Entry * len(names)).in_dll(library, "evolve_entries") if names else ()
+        rows = (CEntry * len(names)).in_dll(library, "evolve_entries") if names else ()
         self._entries = dict(zip(names, rows, strict=True))
         for launch in bound.launches:
             check(launch, self._entries[launch.entry])
@@ -162,7 +162,7 @@ class _Loaded:
     """A shared library and its variables, in memory for as long as a program holds this."""
 
     library: ctypes.CDLL
-    watched: tuple[Watched, ...]
+    watched: tuple[WatchedVariable, ...]
 
 
 class EmulatedDevice:
@@ -202,7 +202,7 @@ class EmulatedDevice:
             with tempfile.TemporaryDirectory(prefix="evolve-kernel-") as folder:
                 built = compiler.build(bound, self._toolchain, Path(folder))
                 library = ctypes.CDLL(str(built.library))
-                loaded = _Loaded(library, watched(library, built.library, built.variables))
+                loaded = _Loaded(library, watched_variables(library, built.library, built.variables))
             # Programs hold what is loaded, which ctypes itself would never unload.
             weakref.finalize(loaded, _ctypes.dlclose, library._handle)  # noqa: SLF001
             self._libraries[key] = loaded

@@ -20,7 +20,7 @@ from archive.plan import PlanError
 from evolve.export.template import manifest
 from evolve.export.template.calls import NoKernelError, check_outputs, obstacle, workload_of
 from evolve.export.template.launching import Ready, prepare, present
-from evolve.export.template.manifest import Entry, Measured, Shipped
+from evolve.export.template.manifest import ExportedEntry, Measured, Shipped
 from evolve.op_on_device import point
 from reference_ops.op import Number, Op, Workload, ops_of
 
@@ -46,7 +46,7 @@ class Choice:
     bound: Bound
 
 
-def choices(entry: Entry, kernels: Mapping[str, Kernel], question: Question) -> Iterator[Choice]:
+def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Question) -> Iterator[Choice]:
     """The kernels to try, best first. Where none is left, a NoKernelError says why."""
     refusals: list[str] = []
     for shipped, measured in _ranked(_comparable(entry, question), question.workload):
@@ -66,7 +66,7 @@ def choices(entry: Entry, kernels: Mapping[str, Kernel], question: Question) -> 
     raise NoKernelError("; ".join(dict.fromkeys(refusals)))
 
 
-def _comparable(entry: Entry, question: Question) -> list[Row]:
+def _comparable(entry: ExportedEntry, question: Question) -> list[Row]:
     """What was measured on this GPU, at this dtype, with these parameters."""
     workload = question.workload
     rows = list(entry.table())
@@ -129,7 +129,7 @@ class Explanation:
 class Primitive:
     """One op of the package. Safe to call from several threads and for several GPUs."""
 
-    def __init__(self, op: Op, entry: Entry, folder: Path) -> None:
+    def __init__(self, op: Op, entry: ExportedEntry, folder: Path) -> None:
         self.op = op
         self.entry = entry
         self._folder = folder

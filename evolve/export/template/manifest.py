@@ -81,7 +81,7 @@ class Shipped:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ExportedEntry:
     """One op of the package. Where PyTorch was the fastest, the best kernel's time stands in `pytorch_wins`."""
 
     module: str
@@ -100,13 +100,13 @@ class Entry:
             yield None, measured
 
 
-def text(entries: dict[str, Entry]) -> str:
+def text(entries: dict[str, ExportedEntry]) -> str:
     ops = {name: asdict(entry) for name, entry in entries.items()}
     return json.dumps({"format": FORMAT, "ops": ops}, indent=1) + "\n"
 
 
-def read(folder: Path) -> dict[str, Entry]:
+def read(folder: Path) -> dict[str, ExportedEntry]:
     manifest = json.loads((folder / FILE).read_text(encoding="utf-8"))
     if manifest["format"] != FORMAT:
         raise BrokenPackageError(f"{folder / FILE} has format {manifest['format']}, this runtime reads {FORMAT}")
-    return {name: plain.record(Entry, fields) for name, fields in manifest["ops"].items()}
+    return {name: plain.record(ExportedEntry, fields) for name, fields in manifest["ops"].items()}

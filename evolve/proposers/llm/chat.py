@@ -34,7 +34,7 @@ def until(deadline: float, pause: Pause) -> Pause:
 
 
 @dataclass
-class Entry:
+class SentRequest:
     """A request of the last minute."""
 
     moment: float
@@ -42,15 +42,15 @@ class Entry:
 
 
 @dataclass
-class Window:
+class RateLimit:
     """The last minute at one address, shared by all threads that ask there."""
 
     clock: Clock = time.monotonic
-    _entries: list[Entry] = field(default_factory=list)
+    _entries: list[SentRequest] = field(default_factory=list)
     _held_until: float = float("-inf")
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def enter(self, model: Model, tokens: int, pause: Pause) -> Entry:
+    def enter(self, model: Model, tokens: int, pause: Pause) -> SentRequest:
         """Wait until a request of so many tokens is allowed, and count it."""
         pause(0.0)
         while isinstance(found := self._try(model, tokens), float):
@@ -62,7 +62,7 @@ class Window:
         with self._lock:
             self._held_until = max(self._held_until, self.clock() + seconds)
 
-    def _try(self, model: Model, tokens: int) -> Entry | float:
+    def _try(self, model: Model, tokens: int) -> SentRequest | float:
         """A place in the window, or the seconds after which it is worth trying again."""
         with self._lock:
             now = self.clock()
@@ -71,7 +71,7 @@ class Window:
             self._entries = [entry for entry in self._entries if now - entry.moment < SECONDS]
             if self._full(model, tokens):
                 return max(self._entries[0].moment + SECONDS - now, 1e-3)
-            self._entries.append(Entry(now, tokens))
+            self._entries.append(SentRequest(now, tokens))
             return self._entries[-1]
 
     def _full(self, model: Model, tokens: int) -> bool:

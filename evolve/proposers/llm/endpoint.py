@@ -7,8 +7,9 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -17,10 +18,98 @@ import openai
 from archive.exchange import completion, storable
 from evolve.errors import UserError
 from evolve.prompting.compose import estimated_tokens
-from evolve.proposers.llm import faults
-from evolve.proposers.llm.chat import Answer, Call, Pause, Window, cost_of
-from evolve.proposers.llm.faults import Fault
-from evolve.proposers.llm.models import Model
+from evolve.proposers.llm.chat import Answer, Call, Pause, RateLimit, cost_of
+from evolve.proposers.llm.models import MAX_TOKENS_NAME, OPENAI_MAX_TOKENS_NAME, Model
+
+PASSING = frozenset({408, 409, 425, 429})  # and whatever is 500 or more
+SPENT_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
+FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0
+LONGEST_SECONDS = 900.0  # a server that wants to be left alone for longer is not waited for
+REFUSES = re.compile(
+    r"unsupported|not support|unknown|unrecogni[sz]ed|not permitted|not allowed|unexpected|extra inputs|deprecated"
+)
+OTHER_NAME = {MAX_TOKENS_NAME: OPENAI_MAX_TOKENS_NAME, OPENAI_MAX_TOKENS_NAME: MAX_TOKENS_NAME}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a request brought no reply, and what may be done about it."""
+
+    reason: str
+    tries: int = 0  # how often it may be asked again
+    wait_seconds: float | None = None  # as the server requested
+    stops: str = ""  # what is wrong with the model or its address, where asking on is pointless
+    hint: str = ""
+
+
+def passing(status: int) -> bool:
+    return status in PASSING or status >= 500
+
+
+def requested_wait(headers: Mapping[str, str], now: float) -> float | None:
+    """The seconds that a server asks for in Retry-After, as a number or as a date, or None."""
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        value = headers.get(name, "").strip()
+        try:
+            seconds = float(value) * unit
+        except ValueError:
+            seconds = _until(value, now) if value else -1.0
+        if 0 <= seconds < float("inf"):
+            return seconds
+    return None
+
+
+def back_off(attempt: int, rng: random.Random) -> float:
+    """Twice as long each time, and never the same for all who were refused together."""
+    return min(FIRST_SECONDS * 2.0**attempt, MOST_SECONDS) * rng.uniform(0.5, 1.0)
+
+
+def code_of(body: object, key: str) -> str:
+    """A field of the error that a server sent, wherever it put it."""
+    for place in (body, body.get("error") if isinstance(body, dict) else None):
+        if isinstance(place, dict) and isinstance(place.get(key), str):
+            return str(place[key])
+    return ""
+
+
+def refused_parameter(status: int, message: str, body: object, sent: Iterable[str]) -> str:
+    """The parameter that a server does not know or does not want, of those that were sent, or nothing."""
+    if status not in (400, 422):
+        return ""
+    said = message.lower()
+    if not (REFUSES.search(said) or code_of(body, "code").startswith("unsupported")):
+        return ""
+    blamed = code_of(body, "param")
+    # The longest first: one name is a part of another.
+    names = sorted(sent, key=len, reverse=True)
+    mentioned = sorted((name for name in names if re.search(rf"\b{name}\b", said)), key=said.index)
+    return blamed if blamed in names else next(iter(mentioned), "")
+
+
+def changed(parameters: Mapping[str, Any], learned: Mapping[str, str]) -> dict[str, Any]:
+    """The parameters as this server takes them; what was learned maps a name to another one, or to nothing."""
+    found = {}
+    for name, value in parameters.items():
+        kept = name
+        while kept in learned:
+            kept = learned[kept]
+        if kept:
+            found[kept] = value
+    return found
+
+
+def lesson(refused: str, learned: Mapping[str, str]) -> str:
+    """What to send instead of a refused parameter: the other name of the same thing, once, or nothing."""
+    other = OTHER_NAME.get(refused, "")
+    return "" if other in learned else other
+
+
+def _until(date: str, now: float) -> float:
+    try:
+        return max(0.0, parsedate_to_datetime(date).timestamp() - now)
+    except (ValueError, TypeError, OverflowError):
+        return -1.0
+
 
 MAX_REASON, SHORTEST_SECRET = 600, 4
 SHORTEST_IN_REPLY = 8  # a local server's key is often a mere word or letter, which a kernel may well hold
@@ -80,14 +169,14 @@ def _of_status(error: openai.APIStatusError, reason: str, model: Model) -> Fault
     if status in (401, 403):
         hint = f"Check {variable}, and that it may use this model."
         return Fault(reason, stops=f"{where} refused the key: {reason}", hint=hint)
-    if status == 402 or faults.code_of(error.body, "code") in faults.SPENT_CODES:
+    if status == 402 or code_of(error.body, "code") in SPENT_CODES:
         return Fault(reason, stops=f"{where} wants to be paid: {reason}", hint="Top up the account, or take another.")
     if status == 404:
         hint = "Name another with --model; an address usually ends in /v1."
         return Fault(reason, stops=f"{where} knows no model `{model.name}`: {reason}", hint=hint)
-    if not faults.passing(status):
+    if not passing(status):
         return Fault(reason)
-    return Fault(reason, TRIES, faults.wished_wait(error.response.headers, time.time()))
+    return Fault(reason, TRIES, requested_wait(error.response.headers, time.time()))
 
 
 def _reason(error: Exception) -> str:
@@ -113,9 +202,9 @@ class Endpoints:
 
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     max_retries: int = MAX_RETRIES
-    window: Callable[[], Window] = Window
+    window: Callable[[], RateLimit] = RateLimit
     _clients: dict[str, openai.OpenAI] = field(default_factory=dict, repr=False, compare=False)
-    _windows: dict[str, Window] = field(default_factory=dict, repr=False, compare=False)
+    _windows: dict[str, RateLimit] = field(default_factory=dict, repr=False, compare=False)
     _learned: dict[str, dict[str, str]] = field(default_factory=dict, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
@@ -126,7 +215,7 @@ class Endpoints:
         rng = random.Random(key)
         while True:
             entry = window.enter(call.model, tokens, pause)
-            parameters = faults.changed(call.model.parameters, self._lessons(call.model))
+            parameters = changed(call.model.parameters, self._lessons(call.model))
             found = self._tried(call, parameters, f"{key}-{changes}")
             if isinstance(found, str):  # a parameter that this model refuses
                 changes += 1
@@ -136,12 +225,12 @@ class Endpoints:
                 return replace(found, cost=replace(found.cost, seconds=time.monotonic() - started))
             entry.tokens = 0
             wait = found.wait_seconds
-            if asked >= min(found.tries, self.max_retries) or (wait or 0.0) > faults.LONGEST_SECONDS:
+            if asked >= min(found.tries, self.max_retries) or (wait or 0.0) > LONGEST_SECONDS:
                 return _given_up(found, parameters)
             if wait is not None:
                 window.hold(wait)
             else:
-                pause(faults.back_off(asked, rng))
+                pause(back_off(asked, rng))
             asked += 1
 
     def _tried(self, call: Call, parameters: dict[str, Any], key: str) -> Answer | Fault | str:
@@ -178,7 +267,7 @@ class Endpoints:
     def _key(self, model: Model) -> str:
         return self.environment.get(model.key_env, "").strip() if model.key_env else ""
 
-    def _window(self, model: Model) -> Window:
+    def _window(self, model: Model) -> RateLimit:
         with self._lock:
             return self._windows.setdefault(model.base_url, self.window())
 
@@ -190,7 +279,7 @@ class Endpoints:
         """Remember a refused parameter; whether the model is worth asking again."""
         with self._lock:
             learned = self._learned.setdefault(model.signature, {})
-            learned.setdefault(refused, faults.lesson(refused, learned))
+            learned.setdefault(refused, lesson(refused, learned))
             return len(learned) <= MAX_CHANGES
 
 
@@ -219,7 +308,7 @@ def first_model(base_url: str, key: str, seconds: float) -> str:
 def _refused(error: Exception, parameters: Mapping[str, Any]) -> str:
     if not isinstance(error, openai.APIStatusError):
         return ""
-    return faults.refused_parameter(error.status_code, error.message, error.body, parameters)
+    return refused_parameter(error.status_code, error.message, error.body, parameters)
 
 
 def _answer(text: str, call: Call, parameters: Mapping[str, Any], secret: str) -> Answer:

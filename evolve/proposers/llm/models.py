@@ -69,8 +69,8 @@ class Model:
     def parameters(self) -> dict[str, Any]:
         """What a request's body says beside the model and the messages."""
         limit = OPENAI_MAX_TOKENS_NAME if self.base_url == OPENAI_URL else MAX_TOKENS_NAME
-        wished = {"temperature": self.temperature, limit: self.max_tokens}
-        found: dict[str, Any] = {name: value for name, value in wished.items() if value is not None}
+        requested = {"temperature": self.temperature, limit: self.max_tokens}
+        found: dict[str, Any] = {name: value for name, value in requested.items() if value is not None}
         return found | ({"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {})
 
     @property

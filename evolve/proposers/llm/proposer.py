@@ -26,7 +26,7 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
-class LeftError(Exception):
+class AbandonedError(Exception):
     """Nobody waits for the answer any more."""
 
 
@@ -48,7 +48,7 @@ def answers(
 
     def pause(seconds: float) -> None:
         if left.wait(seconds):
-            raise LeftError
+            raise AbandonedError
 
     def settle(question: Q) -> None:
         done.put((question, _settled(question, lambda asked: answer(asked, pause))))
@@ -102,7 +102,7 @@ UNKNOWN = float("inf")
 
 
 @dataclass
-class Purse:
+class SpendingLimit:
     """Admits a question if all in flight together stay within the limits, or if it is alone and something is left.
 
     So a limit is overrun by one reply at most, as long as no reply is dearer than could be foreseen.
@@ -187,13 +187,13 @@ class LlmProposer:
 
     def propose(self, request: Request) -> Iterator[Proposal]:
         waiting = deque(asks(request, self.models, reference_source(request.op)))
-        purse, out = Purse(request.left), dict[str, Proposal]()  # by signature: who cannot be asked any more
-        purse.learn(request.trials)
+        spending, out = SpendingLimit(request.left), dict[str, Proposal]()  # by signature: who cannot be asked any more
+        spending.learn(request.trials)
         unpriced, answered = "", 0
 
         def may_start(ask: Ask, running: Sequence[Ask]) -> bool:
             usable = ask.model.signature not in out and _in_time(request, answered + len(running))
-            return usable and _has_room(ask, running) and purse.admits(ask.call, [one.call for one in running])
+            return usable and _has_room(ask, running) and spending.admits(ask.call, [one.call for one in running])
 
         def in_time(ask: Ask, pause: Pause) -> Answer:
             return self._answer(ask, until(request.left.deadline, pause))
@@ -202,7 +202,7 @@ class LlmProposer:
             for ask, answer in found:
                 signature, proposal = ask.model.signature, _proposal(ask, answer, request)
                 answered += 1
-                purse.pay(signature, answer.cost)
+                spending.pay(signature, answer.cost)
                 if answer.fault:
                     self._unusable[signature] = answer.fault
                     out.setdefault(signature, proposal)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, MutableSequence, Sequence
 from dataclasses import dataclass
 
 from archive.exchange import unfinished
-from archive.proposals import Asked, Proposal, Question
+from archive.proposals import AskedQuestion, Proposal, Question
 from archive.store import Store
 from evolve.errors import UserError
 from evolve.prompting.compose import EDITS, FENCED, WHOLE
@@ -69,7 +69,7 @@ class Recorded:
 
 def recorded(store: Store, run: str) -> list[Exchange]:
     """Every exchange of a run with a model, in the order in which the answers came."""
-    asked = {one.proposal_id: one.question for one in store.find(Asked)}
+    asked = {one.proposal_id: one.question for one in store.find(AskedQuestion)}
     found = [
         Exchange(asked[proposal.id], proposal)
         for proposal in store.find(Proposal)

@@ -29,7 +29,7 @@ class Choice:
 
 
 @dataclass
-class Bench:
+class FamilySearch:
     """One family during one request."""
 
     outlook: Outlook
@@ -58,7 +58,7 @@ class Bench:
 class Pick:
     """A choice before anybody looked whether the archive holds it already."""
 
-    bench: Bench
+    bench: FamilySearch
     setting: int
     operator: str
     parents: tuple[Candidate, ...]
@@ -92,12 +92,12 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _benches(request: Request, most: Mapping[str, int] | None) -> list[Bench]:
+def _benches(request: Request, most: Mapping[str, int] | None) -> list[FamilySearch]:
     """The most promising families of which something is left to try."""
     places = points(request)
     times = bars(everyone(request))
     wanted = [family for family in families(request) if most is None or most.get(family.id, 0) > 0]
-    benches: list[Bench] = []
+    benches: list[FamilySearch] = []
     for family in sorted(wanted, key=lambda family: (-family.promise(times), family.id)):
         if len(benches) == MOST_FAMILIES:
             break
@@ -105,11 +105,11 @@ def _benches(request: Request, most: Mapping[str, int] | None) -> list[Bench]:
         if set(space.settings) > set(family.settings):
             limit = AT_ONCE if most is None else min(AT_ONCE, most[family.id])
             found = outlook(family, space, [times.get(workload) for workload in places])
-            benches.append(Bench(found, limit, family.behind(times)))
+            benches.append(FamilySearch(found, limit, family.behind(times)))
     return benches
 
 
-def _pick(benches: Sequence[Bench], offered: int, rng: random.Random) -> Pick | None:
+def _pick(benches: Sequence[FamilySearch], offered: int, rng: random.Random) -> Pick | None:
     """In turn: what is worth most, and whatever lets a new family show what it can do."""
     ready = [bench for bench in benches if bench.open]
     fresh = [bench for bench in ready if bench.fresh]
@@ -123,7 +123,7 @@ def _pick(benches: Sequence[Bench], offered: int, rng: random.Random) -> Pick | 
     return _worthiest([bench for bench in ready if not bench.fresh], rng) if ready else None
 
 
-def _worthiest(benches: Sequence[Bench], rng: random.Random) -> Pick:
+def _worthiest(benches: Sequence[FamilySearch], rng: random.Random) -> Pick:
     """Expected gains are in log time against the champions, so those of several families compare."""
     worths = [bench.outlook.worth() for bench in benches]
     best = max(range(len(benches)), key=lambda number: float(worths[number].max()))
@@ -134,12 +134,12 @@ def _worthiest(benches: Sequence[Bench], rng: random.Random) -> Pick:
     return Pick(bench, setting, "tune", (_nearest(bench.outlook, setting),))
 
 
-def _apart(bench: Bench, rng: random.Random) -> Pick:
+def _apart(bench: FamilySearch, rng: random.Random) -> Pick:
     setting = _one_of_the_best(bench.outlook.apartness(), bench.outlook.space, rng)
     return Pick(bench, setting, "knobs", (_nearest(bench.outlook, setting),))
 
 
-def _crossed(bench: Bench, benches: Sequence[Bench]) -> Pick | None:
+def _crossed(bench: FamilySearch, benches: Sequence[FamilySearch]) -> Pick | None:
     """The fastest setting of another family, for the knobs that both have."""
     space = bench.outlook.space
     for donor in (donor for other in benches if other is not bench for donor in other.family.leaders()):

@@ -68,7 +68,7 @@ def space_of(kernel: Kernel, points: Sequence[Point], tried: Iterable[Setting], 
     axes = axes_of(kernel)
     most = max(LEAST_SETTINGS, MOST_BINDINGS // max(1, len(points)))
     base = set_to(kernel, tuple(axis[0] for axis in axes))
-    places = tuple(_Place(point) for point in points)
+    places = tuple(_HashablePoint(point) for point in points)
     memory = _remembered(base, places)
     own = dict.fromkeys(tried)
     kept: dict[Setting, _Bindings] = {}
@@ -149,7 +149,7 @@ _Bindings = tuple[int | None, ...]  # by workload: equal where neither the compi
 
 
 @dataclass(frozen=True)
-class _Place:
+class _HashablePoint:
     """A point that can be part of a key."""
 
     point: Point
@@ -159,12 +159,12 @@ class _Place:
 
 
 @lru_cache(maxsize=256)
-def _remembered(_kernel: Kernel, _places: tuple[_Place, ...]) -> dict[Setting, _Bindings]:
+def _remembered(_kernel: Kernel, _places: tuple[_HashablePoint, ...]) -> dict[Setting, _Bindings]:
     """Binding takes a while, and the same settings are looked at again and again."""
     return {}
 
 
-def _bindings(kernel: Kernel, setting: Setting, places: tuple[_Place, ...]) -> _Bindings:
+def _bindings(kernel: Kernel, setting: Setting, places: tuple[_HashablePoint, ...]) -> _Bindings:
     one = set_to(kernel, setting)
     named = tuple(value for name, value in one.plan.settings.items() if _mentions(kernel.source, name))
     return tuple(_binding(one, place.point, named) for place in places)

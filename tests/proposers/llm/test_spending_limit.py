@@ -6,7 +6,7 @@ from archive.proposals import Cost
 from evolve.prompting.compose import Message, estimated_tokens
 from evolve.proposers.llm.chat import Call
 from evolve.proposers.llm.models import Model, Prices
-from evolve.proposers.llm.proposer import DEARER, LEAST_REPLY, MARGIN, Purse
+from evolve.proposers.llm.proposer import DEARER, LEAST_REPLY, MARGIN, SpendingLimit
 from evolve.request import Left, Trial
 
 MESSAGES = (Message("user", "x" * 3_000),)
@@ -17,63 +17,63 @@ ONE_USD = (PROMPT * 1.0 + 1_000 * 10.0) / 1e6
 OPEN = Call(Model("m"), "draft", MESSAGES)
 
 
-def admitted(purse: Purse, call: Call) -> int:
+def admitted(spending: SpendingLimit, call: Call) -> int:
     """How many of the same question may be in flight at once."""
     flying = list[Call]()
-    while len(flying) < 100 and purse.admits(call, flying):
+    while len(flying) < 100 and spending.admits(call, flying):
         flying.append(call)
     return len(flying)
 
 
 def test_without_a_limit_everything_is_admitted() -> None:
-    assert admitted(Purse(Left()), OPEN) == 100
+    assert admitted(SpendingLimit(Left()), OPEN) == 100
 
 
 @pytest.mark.parametrize(("tokens", "count"), [(10 * ONE, 10), (10 * ONE - 1, 9), (ONE, 1), (1, 1), (0, 0)])
 def test_no_more_are_in_flight_than_the_tokens_allow(tokens: int, count: int) -> None:
-    assert admitted(Purse(Left(tokens=tokens)), BOUNDED) == count
+    assert admitted(SpendingLimit(Left(tokens=tokens)), BOUNDED) == count
 
 
 @pytest.mark.parametrize(("usd", "count"), [(10.01 * ONE_USD, 10), (9.99 * ONE_USD, 9), (1e-9, 1), (0.0, 0)])
 def test_no_more_are_in_flight_than_the_dollars_allow(usd: float, count: int) -> None:
-    assert admitted(Purse(Left(usd=usd)), BOUNDED) == count
+    assert admitted(SpendingLimit(Left(usd=usd)), BOUNDED) == count
 
 
 def test_the_tighter_limit_counts() -> None:
-    assert admitted(Purse(Left(tokens=100 * ONE, usd=2.5 * ONE_USD)), BOUNDED) == 2
+    assert admitted(SpendingLimit(Left(tokens=100 * ONE, usd=2.5 * ONE_USD)), BOUNDED) == 2
 
 
 def test_what_is_paid_is_gone() -> None:
-    purse = Purse(Left(tokens=4 * ONE))
-    purse.pay("m", Cost(PROMPT, 1_000))
-    assert admitted(purse, BOUNDED) == 3
+    spending = SpendingLimit(Left(tokens=4 * ONE))
+    spending.pay("m", Cost(PROMPT, 1_000))
+    assert admitted(spending, BOUNDED) == 3
 
 
 def test_a_model_whose_replies_nobody_knows_is_asked_alone() -> None:
-    assert admitted(Purse(Left(tokens=10**9)), OPEN) == 1
+    assert admitted(SpendingLimit(Left(tokens=10**9)), OPEN) == 1
 
 
 def test_replies_seen_before_tell_how_long_the_next_may_be() -> None:
-    purse = Purse(Left(tokens=int(3.5 * (PROMPT + MARGIN * 20_000))))
-    purse.learn([Trial("draft", "m", Cost(500, 20_000), passed=True, gain=0.0)])
-    assert admitted(purse, OPEN) == 3
+    spending = SpendingLimit(Left(tokens=int(3.5 * (PROMPT + MARGIN * 20_000))))
+    spending.learn([Trial("draft", "m", Cost(500, 20_000), passed=True, gain=0.0)])
+    assert admitted(spending, OPEN) == 3
 
 
 def test_brief_replies_are_no_promise() -> None:
-    purse = Purse(Left(tokens=int(3.5 * (PROMPT + LEAST_REPLY))))
-    purse.pay("m", Cost(0, 1))
-    assert admitted(purse, OPEN) == 3
+    spending = SpendingLimit(Left(tokens=int(3.5 * (PROMPT + LEAST_REPLY))))
+    spending.pay("m", Cost(0, 1))
+    assert admitted(spending, OPEN) == 3
 
 
 def test_a_model_that_overruns_its_own_limit_is_not_believed() -> None:
-    purse = Purse(Left(tokens=10 * ONE))
-    purse.learn([Trial("draft", "m", Cost(500, 5_000), passed=True, gain=0.0)])
-    assert admitted(purse, BOUNDED) == 1
+    spending = SpendingLimit(Left(tokens=10 * ONE))
+    spending.learn([Trial("draft", "m", Cost(500, 5_000), passed=True, gain=0.0)])
+    assert admitted(spending, BOUNDED) == 1
 
 
 def test_dollars_that_only_the_server_tells_are_learned() -> None:
-    purse = Purse(Left(usd=0.1))
+    spending = SpendingLimit(Left(usd=0.1))
     told = replace(BOUNDED, model=replace(BOUNDED.model, usd_per_million=None))
-    assert admitted(purse, told) == 1
-    purse.pay("m", Cost(500, 500, usd=0.001))  # on the average a millionth per token
-    assert admitted(purse, told) == int((0.1 - 0.001) / (1e-6 * (PROMPT + DEARER * 1_000)))
+    assert admitted(spending, told) == 1
+    spending.pay("m", Cost(500, 500, usd=0.001))  # on the average a millionth per token
+    assert admitted(spending, told) == int((0.1 - 0.001) / (1e-6 * (PROMPT + DEARER * 1_000)))

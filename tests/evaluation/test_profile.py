@@ -13,7 +13,7 @@ from archive.binding import Bound
 from archive.kernel import Kernel, parse
 from archive.records import Outcome
 from evolve.devices.device import Counted, RejectedError
-from evolve.engines.messages import Profiled
+from evolve.engines.messages import ProfileResult
 from evolve.evaluation.profile import profiled
 
 Tensors = Mapping[str, torch.Tensor]
@@ -29,7 +29,7 @@ def described(bound: Bound, inputs: Tensors, outputs: Mapping[str, int], seconds
 KERNEL = bad_kernels.twice_kernel()
 
 
-def answer(device: ScriptedDevice, kernel: Kernel = KERNEL, workload: str = WORKLOAD.key) -> Profiled:
+def answer(device: ScriptedDevice, kernel: Kernel = KERNEL, workload: str = WORKLOAD.key) -> ProfileResult:
     return profiled(kernel, OP, workload, device, lambda _phase: None)
 
 
@@ -67,7 +67,7 @@ def test_a_device_without_a_profiler_has_no_profile_of_any_kernel() -> None:
 @pytest.mark.parametrize("lasting", [True, False])
 def test_why_a_profiler_fails_is_handed_on(lasting: bool) -> None:
     found = answer(ScriptedDevice(profiler=lambda *_: Counted(fault="not today", lasting=lasting)))
-    assert found == Profiled(None, "not today", lasting=lasting)
+    assert found == ProfileResult(None, "not today", lasting=lasting)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,14 @@ from email.utils import formatdate
 
 import pytest
 
-from evolve.proposers.llm.faults import (
+from evolve.proposers.llm.endpoint import (
     MOST_SECONDS,
     back_off,
     changed,
     lesson,
     passing,
     refused_parameter,
-    wished_wait,
+    requested_wait,
 )
 
 NOW = 1_700_000_000.0
@@ -35,7 +35,7 @@ NOW = 1_700_000_000.0
     ],
 )
 def test_a_server_says_when_to_come_back(headers: dict[str, str], seconds: float | None) -> None:
-    assert wished_wait(headers, NOW) == seconds
+    assert requested_wait(headers, NOW) == seconds
 
 
 def test_each_wait_is_longer_up_to_a_limit_and_never_the_same_for_all() -> None:

@@ -18,7 +18,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
-def test_the_wished_model_is_taken() -> None:
+def test_the_requested_model_is_taken() -> None:
     assert from_environment(["mine"], {"OPENAI_BASE_URL": NOBODY}).name == "mine"
 
 

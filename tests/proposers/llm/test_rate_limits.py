@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from evolve.proposers.llm.chat import SECONDS, Window
+from evolve.proposers.llm.chat import SECONDS, RateLimit
 from evolve.proposers.llm.models import Model
 
 
@@ -24,7 +24,7 @@ class Clock:
 def moments(model: Model, tokens: list[int], between: float = 0.0) -> list[float]:
     """When each of the requests is let through."""
     clock = Clock()
-    window = Window(clock)
+    window = RateLimit(clock)
     found = []
     for count in tokens:
         window.enter(model, count, clock.pause)
@@ -60,7 +60,7 @@ def test_a_question_larger_than_a_whole_minute_is_asked_alone() -> None:
 
 def test_what_a_reply_cost_less_than_feared_is_free_again() -> None:
     clock = Clock()
-    window, model = Window(clock), Model("m", tokens_per_minute=1_000)
+    window, model = RateLimit(clock), Model("m", tokens_per_minute=1_000)
     window.enter(model, 900, clock.pause).tokens = 100
     window.enter(model, 900, clock.pause)
     assert clock.now == 1000.0
@@ -68,7 +68,7 @@ def test_what_a_reply_cost_less_than_feared_is_free_again() -> None:
 
 def test_a_server_that_wants_to_be_left_alone_is_left_alone_by_everybody() -> None:
     clock = Clock()
-    window = Window(clock)
+    window = RateLimit(clock)
     window.hold(90.0)
     window.hold(20.0)
     window.enter(Model("m"), 1, clock.pause)

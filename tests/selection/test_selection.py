@@ -14,7 +14,7 @@ from evolve.request import Left
 from evolve.selection.selection import BEST_OF_N, REPAIRS, Scope, bars, pending, request, twins, unconfirmed
 from reference_ops import catalog
 
-OP = catalog.load(str(Path(__file__).parent / "samples" / "twice.py"))
+OP = catalog.load(str(Path(__file__).parents[1] / "samples" / "twice.py"))
 FIRST, SECOND = bad_kernels.twice_kernel(note="first"), bad_kernels.twice_kernel(note="second")
 
 

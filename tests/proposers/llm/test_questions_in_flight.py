@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from evolve.proposers.llm.chat import Pause
-from evolve.proposers.llm.proposer import LeftError, answers
+from evolve.proposers.llm.proposer import AbandonedError, answers
 
 
 def always(question: int, running: Sequence[int]) -> bool:
@@ -93,7 +93,7 @@ def test_leaving_early_waits_for_nobody_and_asks_nothing_more() -> None:
         if question:
             try:
                 pause(60)
-            except LeftError:
+            except AbandonedError:
                 gone.set()
                 raise
         return question

@@ -21,9 +21,8 @@ from scripted_endpoint import (
 from archive.proposals import Cost
 from evolve.prompting.compose import Message, estimated_tokens
 from evolve.prompting.text import tokens
-from evolve.proposers.llm.chat import Answer, Call, Window
-from evolve.proposers.llm.endpoint import Endpoints, scrubbed
-from evolve.proposers.llm.faults import LONGEST_SECONDS
+from evolve.proposers.llm.chat import Answer, Call, RateLimit
+from evolve.proposers.llm.endpoint import LONGEST_SECONDS, Endpoints, scrubbed
 from evolve.proposers.llm.models import Model, Prices
 
 MESSAGES = (Message("system", "You write kernels."), Message("user", "Write one."))
@@ -57,7 +56,7 @@ def asked(
     """The answers, what the server saw, and what was waited for."""
     waiting = Waiting()
     with ScriptedEndpoint(steps) as endpoint:
-        chat = Endpoints({"THE_KEY": KEY}, retries, lambda: Window(waiting.clock))
+        chat = Endpoints({"THE_KEY": KEY}, retries, lambda: RateLimit(waiting.clock))
         call = Call(replace(model, base_url=endpoint.base_url), "draft", MESSAGES)
         return [chat.ask(call, waiting.pause) for _ in range(times)], endpoint, waiting
 
@@ -77,7 +76,7 @@ def test_the_words_come_back_with_what_they_cost() -> None:
 
 
 @pytest.mark.parametrize("wait", [0.02, 61.0, LONGEST_SECONDS])
-def test_a_server_is_left_alone_as_long_as_it_wishes(wait: float) -> None:
+def test_a_server_is_left_alone_as_long_as_it_run_options(wait: float) -> None:
     (found,), _, waiting = asked(status(429, retry_after=str(wait)), HELLO)
     assert (found.text, waiting.waits) == ("hello", [wait])
 

@@ -38,7 +38,7 @@ confined = pytest.mark.skipif(bool(sandbox.gaps()), reason="this system lacks so
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[LocalEngine]:
-    """For all tests that leave its nursery alone."""
+    """For all tests that leave its fork_server alone."""
     made = LocalEngine("emulated", 1)
     yield made
     made.close()
@@ -55,11 +55,11 @@ def verdicts(engine: LocalEngine, *kernels: Kernel) -> list[Evaluation]:
     return list(engine.evaluate([Job(kernel, TWICE) for kernel in kernels]))
 
 
-def pid_of_nursery(engine: LocalEngine) -> int:
+def pid_of_fork_server(engine: LocalEngine) -> int:
     """Once it has forked every worker."""
-    while not all(worker.ready for worker in engine._crew.workers):
+    while not all(worker.ready for worker in engine._pool.workers):
         engine._step()
-    return engine._crew._living_nursery.pid
+    return engine._pool._living_fork_server.pid
 
 
 def test_workers_know_no_keys_and_are_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,40 +67,40 @@ def test_workers_know_no_keys_and_are_processes_of_their_own(monkeypatch: pytest
         monkeypatch.setenv(name, "hush")
     made = LocalEngine("emulated", 2)
     try:
-        nursery = pid_of_nursery(made)
-        workers = children(nursery)
+        fork_server = pid_of_fork_server(made)
+        workers = children(fork_server)
         assert len(workers) == 2
-        for pid in (nursery, *workers):
+        for pid in (fork_server, *workers):
             assert b"hush" not in Path(f"/proc/{pid}/environ").read_bytes()
             assert os.getpgid(pid) == os.getsid(pid) == pid
         folders = {Path(f"/proc/{pid}/cwd").readlink() for pid in workers}
         assert len(folders) == 2
-        assert all(folder.parent == made._crew.folder for folder in folders)
+        assert all(folder.parent == made._pool.folder for folder in folders)
     finally:
         made.close()
 
 
 def test_a_worker_is_replaced_by_a_fork_of_what_has_pytorch_loaded(engine: LocalEngine) -> None:
-    nursery = pid_of_nursery(engine)
-    assert "libtorch" in Path(f"/proc/{nursery}/maps").read_text()
-    known = children(nursery)
+    fork_server = pid_of_fork_server(engine)
+    assert "libtorch" in Path(f"/proc/{fork_server}/maps").read_text()
+    known = children(fork_server)
     for _ in range(5):
-        engine._replace(engine._crew.workers[0])
-        assert pid_of_nursery(engine) == nursery
-        (worker,) = children(nursery) - known
+        engine._replace(engine._pool.workers[0])
+        assert pid_of_fork_server(engine) == fork_server
+        (worker,) = children(fork_server) - known
         known.add(worker)
 
 
-def test_nothing_of_the_nursery_is_within_the_reach_of_a_worker(engine: LocalEngine) -> None:
-    nursery = pid_of_nursery(engine)
-    (worker,) = children(nursery)
+def test_nothing_of_the_fork_server_is_within_the_reach_of_a_worker(engine: LocalEngine) -> None:
+    fork_server = pid_of_fork_server(engine)
+    (worker,) = children(fork_server)
 
     def sockets(pid: int) -> set[str]:
         links = (str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir())
         return {link for link in links if link.startswith(("socket:", "pipe:"))}
 
     assert sockets(worker)
-    assert not sockets(worker) & sockets(nursery)
+    assert not sockets(worker) & sockets(fork_server)
 
 
 @confined
@@ -124,49 +124,49 @@ def test_what_kernels_print_is_kept_for_one_job_only(engine: LocalEngine) -> Non
     for _ in range(2):
         (evaluation,) = verdicts(engine, hostile_kernels.CHATTING)
         assert evaluation.passed
-        sizes.append((engine._crew.workers[0].folder / "stderr").stat().st_size)
+        sizes.append((engine._pool.workers[0].folder / "stderr").stat().st_size)
     assert 0 < sizes[1] < 1.5 * sizes[0]
 
 
 def test_processes_that_a_kernel_leaves_behind_are_ended(engine: LocalEngine) -> None:
-    nursery = pid_of_nursery(engine)
+    fork_server = pid_of_fork_server(engine)
     verdicts(engine, hostile_kernels.BREEDING)
-    bred = descendants(nursery) - children(nursery)
+    bred = descendants(fork_server) - children(fork_server)
     assert bred
     verdicts(engine, bad_kernels.CRASHING)  # takes the worker with it
     assert all_gone(bred)
 
 
 def test_crashes_in_a_row_are_each_named_and_leave_nothing(own_engine: LocalEngine) -> None:
-    nursery, folder = pid_of_nursery(own_engine), own_engine._crew.folder
+    fork_server, folder = pid_of_fork_server(own_engine), own_engine._pool.folder
     crashing = [bad_kernels.twice_kernel(f"out[(1ll << 44) + i] = x_t({n}.0f);", f"crash {n}") for n in range(20)]
     found = {e.kernel_id: e for e in verdicts(own_engine, *crashing)}
     assert found.keys() == {kernel.id for kernel in crashing}
     assert {(e.outcome, "SIGSEGV" in e.log) for e in found.values()} == {(Outcome.CRASHED, True)}
     assert verdicts(own_engine, bad_kernels.twice_kernel())[0].passed
-    assert len(children(nursery)) == 1
+    assert len(children(fork_server)) == 1
     assert len(list(folder.glob("worker-*"))) == 1
-    everyone = descendants(nursery) | {nursery}
+    everyone = descendants(fork_server) | {fork_server}
     own_engine.close()
     assert all_gone(everyone, seconds=0)
     assert not folder.exists()
 
 
-def test_an_engine_outlives_its_nursery(own_engine: LocalEngine) -> None:
-    nursery = pid_of_nursery(own_engine)
-    workers = children(nursery)
+def test_an_engine_outlives_its_fork_server(own_engine: LocalEngine) -> None:
+    fork_server = pid_of_fork_server(own_engine)
+    workers = children(fork_server)
     phases: list[str] = []
 
-    def kill_the_nursery(_kernel: str, phase: str) -> None:
+    def kill_the_fork_server(_kernel: str, phase: str) -> None:
         phases.append(phase)
         if phases.count("run") == 1 and phase == "run":
-            os.kill(nursery, signal.SIGKILL)
+            os.kill(fork_server, signal.SIGKILL)
 
-    own_engine._watch = kill_the_nursery
+    own_engine._watch = kill_the_fork_server
     (evaluation,) = verdicts(own_engine, bad_kernels.twice_kernel())
     assert evaluation.passed
     assert all_gone(workers)
-    assert pid_of_nursery(own_engine) != nursery
+    assert pid_of_fork_server(own_engine) != fork_server
 
 
 def started_and_running(say: str) -> subprocess.Popen[str]:
@@ -179,14 +179,14 @@ def started_and_running(say: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("moment", ["made", "run"])
-@pytest.mark.parametrize("victims", ["engine", "nursery then engine", "worker then engine"])
+@pytest.mark.parametrize("victims", ["engine", "fork_server then engine", "worker then engine"])
 def test_no_process_outlives_an_engine_that_is_killed(moment: str, victims: str) -> None:
     process = started_and_running(moment)
     family = descendants(process.pid)
-    (nursery,) = children(process.pid)
-    if "nursery" in victims:
-        os.kill(nursery, signal.SIGKILL)
-    for worker in children(nursery) if "worker" in victims else ():
+    (fork_server,) = children(process.pid)
+    if "fork_server" in victims:
+        os.kill(fork_server, signal.SIGKILL)
+    for worker in children(fork_server) if "worker" in victims else ():
         os.kill(worker, signal.SIGKILL)
     process.kill()
     process.communicate()
@@ -202,21 +202,21 @@ def test_what_a_killed_engine_left_on_disk_goes_when_the_next_one_starts() -> No
 
 
 def test_ctrl_c_leaves_the_processes_to_the_engine(engine: LocalEngine) -> None:
-    nursery = pid_of_nursery(engine)
-    (worker,) = children(nursery)
-    for pid in (nursery, worker):
+    fork_server = pid_of_fork_server(engine)
+    (worker,) = children(fork_server)
+    for pid in (fork_server, worker):
         os.kill(pid, signal.SIGINT)
     assert verdicts(engine, bad_kernels.twice_kernel())[0].passed
-    assert alive(nursery)
-    assert children(nursery) == {worker}
+    assert alive(fork_server)
+    assert children(fork_server) == {worker}
 
 
 def test_closing_twice_or_before_anything_has_started_leaves_nothing() -> None:
     made = LocalEngine("emulated", 2)
-    nursery, folder = made._crew._living_nursery.pid, made._crew.folder
+    fork_server, folder = made._pool._living_fork_server.pid, made._pool.folder
     made.close()
     made.close()
-    assert not alive(nursery)
+    assert not alive(fork_server)
     assert not folder.exists()
 
 

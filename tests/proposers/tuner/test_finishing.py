@@ -14,7 +14,7 @@ from evolve.request import Candidate, Request
 from evolve.wiring import runs
 from reference_ops import catalog
 
-OP = catalog.load(str(Path(__file__).parents[1] / "samples" / "twice.py"))
+OP = catalog.load(str(Path(__file__).parents[2] / "samples" / "twice.py"))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from records import GPU, checked, confirmed, failed_reply, kernel, passed, proposal
 
 from archive.kernel import Kernel
-from archive.proposals import Asked, Proposal, Question, Run
+from archive.proposals import AskedQuestion, Proposal, Question, Run
 from archive.records import Evaluation, Standard
 from archive.store import ArchiveError, SqliteStore, merge, open_archive
 
@@ -21,7 +21,9 @@ def spoilt(folder: Path, statement: str) -> SqliteStore:
     question = Question("m", "http://here/v1", "{}", (("user", "a kernel"),))
     reply = failed_reply()
     store.append(Run("run", "softmax", GPU.key, "offline", 0, 1.0), proposal(kernel(1)), reply)
-    store.append(Asked(reply.id, "softmax", question), checked(OURS), Standard("softmax", "w", GPU, 30.0, created=2.0))
+    store.append(
+        AskedQuestion(reply.id, "softmax", question), checked(OURS), Standard("softmax", "w", GPU, 30.0, created=2.0)
+    )
     store.close()
     connection = sqlite3.connect(path)
     connection.executescript(statement)

@@ -11,7 +11,7 @@ from evolve.proposers.tuner.proposer import OfflineProposer
 from evolve.request import Candidate, Request
 from reference_ops import catalog
 
-OP = catalog.load(str(Path(__file__).parents[1] / "samples" / "twice.py"))
+OP = catalog.load(str(Path(__file__).parents[2] / "samples" / "twice.py"))
 
 
 def kernel(knobs: str, require: str = "", note: str = "") -> Kernel:

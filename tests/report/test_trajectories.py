@@ -6,7 +6,7 @@ from records import GPU, failed, kernel, passed, proposal
 from archive.proposals import Cost, Leg, Proposal, Run
 from archive.records import Evaluation
 from evolve.budget import History, Spent
-from evolve.report.runs import common, compared, course, slowest, thinned
+from evolve.report.runs import common, compared, slowest, thinned, trajectory
 
 W, V = "rows=8 cols=16 float32", "rows=2 cols=512 float32"
 RUN, OTHER = Run("run", "softmax", GPU.key, "a model", 0, 0.0), Run("other", "softmax", GPU.key, "offline", 0, 0.0)
@@ -34,14 +34,14 @@ TWO_KERNELS = past(
 
 
 def test_the_quality_is_the_geometric_mean_of_the_best_speedups_and_pytorch_runs_where_it_is_faster() -> None:
-    points = course(RUN, TWO_KERNELS).points
+    points = trajectory(RUN, TWO_KERNELS).points
     assert points[0].quality is None  # nothing has passed yet
     assert [point.quality for point in points[1:]] == pytest.approx([2**0.5, 2**0.5, 4.0])
     assert points[-1].spent == Spent(2, 200, 1.0)
 
 
 def test_the_best_so_far_is_asked_by_what_was_spent() -> None:
-    one = course(RUN, TWO_KERNELS)
+    one = trajectory(RUN, TWO_KERNELS)
     assert one.quality("evals", 0) is None
     assert [one.quality("evals", amount) for amount in (1, 2, 99)] == pytest.approx([2**0.5, 4.0, 4.0])
     assert one.quality("tokens", 100) == pytest.approx(2**0.5)
@@ -51,56 +51,58 @@ def test_the_best_so_far_is_asked_by_what_was_spent() -> None:
 def test_a_workload_that_is_refused_counts_once_and_as_pytorch_s() -> None:
     picky = replace(judged(1, 2.0, **{W: 25.0}), skipped=(f"{V}: not accepted by the kernel's `when` or `dtypes`",))
     both = past(proposed(1, 1.0), picky, proposed(2, 3.0), judged(2, 4.0, **{W: 100.0, V: 100.0}))
-    assert course(RUN, both).points[-1].quality == pytest.approx(2.0)
+    assert trajectory(RUN, both).points[-1].quality == pytest.approx(2.0)
 
 
 def test_kernels_of_other_runs_do_not_count() -> None:
     both = past(*TWO_KERNELS.proposals, *TWO_KERNELS.evaluations, proposed(3, 5.0, "other"), judged(3, 6.0, **{W: 1.0}))
-    assert course(RUN, both).points[-1].quality == pytest.approx(4.0)
-    assert course(OTHER, both).points[-1].quality == pytest.approx(10.0)
+    assert trajectory(RUN, both).points[-1].quality == pytest.approx(4.0)
+    assert trajectory(OTHER, both).points[-1].quality == pytest.approx(10.0)
 
 
 def test_a_kernel_that_another_run_had_found_before_counts_when_it_is_proposed_again() -> None:
     known = past(proposed(1, 1.0, "other"), judged(1, 2.0, **{W: 25.0}), proposed(1, 9.0))
-    (point,) = course(RUN, known).points
+    (point,) = trajectory(RUN, known).points
     assert (point.quality, point.spent.evals) == (4.0, 1)
 
 
 def test_a_champion_that_fell_never_counted() -> None:
     fell = past(proposed(1, 1.0), judged(1, 2.0, **{W: 50.0}), failed(kernel(1).id, created=3.0))
-    assert {point.quality for point in course(RUN, fell).points} == {None}
+    assert {point.quality for point in trajectory(RUN, fell).points} == {None}
 
 
 def test_a_kernel_that_passed_and_is_slower_than_pytorch_counts_as_pytorch() -> None:
     slow = past(proposed(1, 1.0), judged(1, 2.0, **{W: 200.0}))
-    assert course(RUN, slow).points[-1].quality == 1.0
+    assert trajectory(RUN, slow).points[-1].quality == 1.0
 
 
 def test_runs_are_compared_at_shares_of_what_both_have_spent() -> None:
     ten = [record for n in range(10) for record in (proposed(n, n + 1.0), judged(n, n + 1.5, **{W: 100 / (n + 1)}))]
     four = [proposed(n, n + 20.0, "other") for n in range(10, 14)]
     verdicts = [judged(n, n + 20.5, **{W: 50.0}) for n in range(10, 14)]
-    courses = [course(run, past(*ten, *four, *verdicts)) for run in (RUN, OTHER)]
-    assert common(courses, "evals") == 4
-    rows = compared(courses, "evals")
+    trajectories = [trajectory(run, past(*ten, *four, *verdicts)) for run in (RUN, OTHER)]
+    assert common(trajectories, "evals") == 4
+    rows = compared(trajectories, "evals")
     assert [amount for amount, _ in rows] == [1, 1, 2, 4]
     assert [qualities for _, qualities in rows] == [[1, 2], [1, 2], [2, 2], [4, 2]]
 
 
 def test_an_axis_on_which_somebody_spent_nothing_has_no_rows() -> None:
     free = replace(proposed(5, 9.0, "other"), cost=Cost())
-    courses = [course(run, past(*TWO_KERNELS.proposals, *TWO_KERNELS.evaluations, free)) for run in (RUN, OTHER)]
-    assert compared(courses, "usd") == []
+    trajectories = [
+        trajectory(run, past(*TWO_KERNELS.proposals, *TWO_KERNELS.evaluations, free)) for run in (RUN, OTHER)
+    ]
+    assert compared(trajectories, "usd") == []
 
 
 def test_goals_stand_for_pytorch_where_its_times_are_no_measure() -> None:
     goals = slowest(TWO_KERNELS, ["run"])
     assert goals == {W: 80.0, V: 200.0}
-    assert course(RUN, TWO_KERNELS, goals).points[-1].quality == pytest.approx((80 / 50 * 200 / 12.5) ** 0.5)
+    assert trajectory(RUN, TWO_KERNELS, goals).points[-1].quality == pytest.approx((80 / 50 * 200 / 12.5) ** 0.5)
 
 
 def test_a_plot_gets_the_points_at_which_something_changes() -> None:
-    points = thinned(course(RUN, TWO_KERNELS), "evals")
+    points = thinned(trajectory(RUN, TWO_KERNELS), "evals")
     assert [spent for spent, _ in points] == [0, 1, 2, 2]
     assert [quality for _, quality in points] == pytest.approx([1, 2**0.5, 4, 4])
-    assert thinned(course(OTHER, TWO_KERNELS), "evals") == [(0.0, 1.0)]
+    assert thinned(trajectory(OTHER, TWO_KERNELS), "evals") == [(0.0, 1.0)]

@@ -7,9 +7,9 @@ import bad_kernels
 import pytest
 
 from archive.kernel import Kernel
-from evolve.engines.engine import Gauging, Job
+from evolve.engines.engine import Job, TimesPyTorch
 from evolve.engines.local import LocalEngine
-from evolve.engines.messages import Gauge
+from evolve.engines.messages import TimingRequest
 from evolve.errors import UserError
 
 TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
@@ -60,9 +60,9 @@ def kernel() -> Kernel:
 
 
 def test_eager_pytorch_is_timed_on_the_emulated_device(engine: LocalEngine) -> None:
-    assert isinstance(engine, Gauging)
+    assert isinstance(engine, TimesPyTorch)
     for workload in (HERE, THERE):
-        found = engine.gauge(Gauge(TWICE, workload)).standard
+        found = engine.time_pytorch(TimingRequest(TWICE, workload)).standard
         assert found
         assert (found.op, found.workload, found.device.key) == ("twice", workload, engine.info.key)
         assert found.eager_us > 0
@@ -71,12 +71,12 @@ def test_eager_pytorch_is_timed_on_the_emulated_device(engine: LocalEngine) -> N
 
 def test_evaluations_profiles_and_times_take_turns_in_one_worker(engine: LocalEngine) -> None:
     for _ in range(2):
-        assert engine.gauge(Gauge(TWICE, HERE)).standard
-        before = engine._crew.workers[0].pid
+        assert engine.time_pytorch(TimingRequest(TWICE, HERE)).standard
+        before = engine._pool.workers[0].pid
         (evaluation,) = engine.evaluate([Job(kernel(), TWICE)])
         assert evaluation.passed
         assert engine.profile(kernel(), TWICE, HERE) is None  # the emulated device counts nothing
-        assert engine._crew.workers[0].pid == before
+        assert engine._pool.workers[0].pid == before
 
 
 @pytest.mark.parametrize(
@@ -94,23 +94,23 @@ def test_a_baseline_that_fails_is_said_and_the_next_workload_is_timed(
     engine: LocalEngine, tmp_path: Path, fault: str, said: str, *, leaving: bool
 ) -> None:
     op = failing(tmp_path, fault)
-    answer = engine.gauge(Gauge(op, HERE))
+    answer = engine.time_pytorch(TimingRequest(op, HERE))
     assert answer.standard is None
     assert said in answer.fault
     assert answer.leaving is leaving
-    assert engine.gauge(Gauge(op, THERE)).standard
+    assert engine.time_pytorch(TimingRequest(op, THERE)).standard
 
 
 def test_an_op_that_nobody_knows_is_the_users_fault(engine: LocalEngine) -> None:
     with pytest.raises(UserError, match="nobody_knows"):
-        engine.gauge(Gauge("nobody_knows", HERE))
+        engine.time_pytorch(TimingRequest("nobody_knows", HERE))
 
 
 def test_compilers_are_not_asked() -> None:
     made = LocalEngine("emulated", 1, compilers=1)
     try:
-        assert made.gauge(Gauge(TWICE, HERE)).standard
-        assert sorted(worker.jobs for worker in made._crew.workers) == [0, 1]
+        assert made.time_pytorch(TimingRequest(TWICE, HERE)).standard
+        assert sorted(worker.jobs for worker in made._pool.workers) == [0, 1]
     finally:
         made.close()
 
@@ -122,19 +122,19 @@ def test_a_gpu_worker_times_all_that_pytorch_offers_and_knows_it_afterwards(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # an empty shelf
     made = LocalEngine("cuda", 1)
     try:
-        found = made.gauge(Gauge(TWICE, LARGE)).standard
+        found = made.time_pytorch(TimingRequest(TWICE, LARGE)).standard
         assert found
         assert found.compile_us
         assert found.autotune_us
         assert found.floor_us
         assert 0.2 < found.floor_us / found.best_us < 1.2
         assert list(tmp_path.glob("**/baselines/*.json"))
-        again = made.gauge(Gauge(TWICE, LARGE)).standard
+        again = made.time_pytorch(TimingRequest(TWICE, LARGE)).standard
         assert again
         assert again.eager_us == found.eager_us
         (evaluation,) = made.evaluate([Job(kernel(), TWICE)])
         assert evaluation.passed
-        alone = made.gauge(Gauge(TWICE, HALF, eager_alone=True)).standard
+        alone = made.time_pytorch(TimingRequest(TWICE, HALF, eager_alone=True)).standard
         assert alone
         assert alone.compile_us is None
     finally:
