@@ -2,7 +2,7 @@
 
 import itertools
 
-import pytest
+from each import each
 
 from archive import binding, kernel, library
 from archive.binding import IllegalError
@@ -12,25 +12,15 @@ from evolve.op_on_device import point, signature
 from reference_ops import catalog
 from reference_ops.op import Op
 
-OPS = [catalog.load(name) for name in catalog.names()]
+OPS = {name: catalog.load(name) for name in catalog.names()}
 PLAIN = "simple.cu"  # a start for an op of which nobody has written more yet
 PLAIN_TEXTS = {path.read_text() for path in (catalog.PACKAGE.parent / "archive" / "kernels").glob(f"*/{PLAIN}")}
-SHIPPED = [
-    pytest.param(op, shipped, id=f"{op.name} {shipped.id}") for op in OPS for shipped in library.shipped(op.name)
-]
+SHIPPED = {f"{name} {shipped.id}": (op, shipped) for name, op in OPS.items() for shipped in library.shipped(name)}
 DEVICES = [
     DeviceInfo("cuda", "NVIDIA H200", "sm_90a", 132, 232_448),
     DeviceInfo("emulated", "a processor", "sm_90a", 4, 232_448),
 ]
-each = pytest.mark.parametrize(("op", "shipped"), SHIPPED)
-MADE_FOR_SPEED = [
-    pytest.param(op, shipped, id=f"{op.name} {shipped.id}")
-    for op in OPS
-    for shipped in library.shipped(op.name)
-    if shipped.text not in PLAIN_TEXTS
-]
-tuned = pytest.mark.parametrize(("op", "shipped"), MADE_FOR_SPEED)
-on_devices = pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.kind)
+MADE_FOR_SPEED = {name: case for name, case in SHIPPED.items() if case[1].text not in PLAIN_TEXTS}
 
 
 def settings(shipped: Kernel) -> list[dict[str, int]]:
@@ -42,30 +32,29 @@ def test_an_op_without_shipped_kernels_has_none() -> None:
     assert library.shipped("no_such_op") == []
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@each(OPS)
 def test_no_two_shipped_kernels_are_the_same(op: Op) -> None:
     shipped = library.shipped(op.name)
     assert len({kernel.id for kernel in shipped}) == len(shipped) >= 1
 
 
-@each
+@each(SHIPPED)
 def test_a_shipped_kernel_makes_sense_for_its_op(op: Op, shipped: Kernel) -> None:
     kernel.check(shipped, signature(op))
 
 
-@each
+@each(SHIPPED)
 def test_a_shipped_kernel_survives_printing(op: Op, shipped: Kernel) -> None:
     assert kernel.parse(shipped.text) == shipped
 
 
-@each
+@each(SHIPPED)
 def test_a_shipped_file_is_in_canonical_form(op: Op, shipped: Kernel) -> None:
     folder = catalog.PACKAGE.parent / "archive" / "kernels" / op.name
     assert shipped.text in [path.read_text() for path in folder.glob("*.cu")]
 
 
-@on_devices
-@each
+@each({f"{name} {device.kind}": (*case, device) for name, case in SHIPPED.items() for device in DEVICES})
 def test_a_shipped_kernel_binds_wherever_it_says_it_does(op: Op, shipped: Kernel, device: DeviceInfo) -> None:
     for workload in (*op.workloads(device.kind), *op.awkward):
         at = point(op, workload, device)
@@ -73,20 +62,19 @@ def test_a_shipped_kernel_binds_wherever_it_says_it_does(op: Op, shipped: Kernel
             assert binding.bind(shipped, at).launches, workload.key
 
 
-@tuned
+@each(MADE_FOR_SPEED)
 def test_a_kernel_that_is_made_for_speed_has_knobs_to_turn(op: Op, shipped: Kernel) -> None:
     assert 3 <= len(settings(shipped)) <= 300
 
 
-@tuned
+@each(MADE_FOR_SPEED)
 def test_most_knob_settings_are_legal_on_a_gpu(op: Op, shipped: Kernel) -> None:
     accepted = [at for w in op.gpu if binding.accepts(shipped, at := point(op, w, DEVICES[0]))]
     legal = sum(_binds(shipped.with_knobs(setting), at) for setting in settings(shipped) for at in accepted)
     assert legal >= len(accepted) * len(settings(shipped)) / 2
 
 
-@on_devices
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@each({f"{name} {device.kind}": (op, device) for name, op in OPS.items() for device in DEVICES})
 def test_some_shipped_kernel_takes_on_every_workload(op: Op, device: DeviceInfo) -> None:
     for workload in (*op.workloads(device.kind), *op.awkward):
         at = point(op, workload, device)

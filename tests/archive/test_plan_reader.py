@@ -1,4 +1,5 @@
 import pytest
+from each import each
 
 from archive.kernel import parse
 from archive.plan import PlanError
@@ -43,8 +44,13 @@ def with_value(place: str, value: str) -> str:
     return TEXT.replace(place, place.rstrip("014]") + value + ("]" if place.endswith("]") else ""), 1)
 
 
-@pytest.mark.parametrize("value", HOSTILE, ids=lambda value: ascii(value[:12]))
-@pytest.mark.parametrize(("place", "line"), PLACES)
+@each(
+    {
+        f"{value[:12]!a} ({number}) in {place}": (place, line, value)
+        for number, value in enumerate(HOSTILE)
+        for place, line in PLACES
+    }
+)
 def test_a_hostile_value_anywhere_is_a_fault_of_the_plan(place: str, line: int, value: str) -> None:
     with pytest.raises(PlanError) as caught:
         parse(with_value(place, value))
@@ -52,10 +58,13 @@ def test_a_hostile_value_anywhere_is_a_fault_of_the_plan(place: str, line: int, 
     str(caught.value).encode()
 
 
-@pytest.mark.parametrize(
-    "value", [HOSTILE[0], HOSTILE[2], HOSTILE[5], HOSTILE[6]], ids=["decimal", "hex", "above", "below"]
+@each(
+    {
+        f"{name} in {place}": (place, line, HOSTILE[number])
+        for name, number in {"decimal": 0, "hex": 2, "above": 5, "below": 6}.items()
+        for place, line in PLACES
+    }
 )
-@pytest.mark.parametrize(("place", "line"), PLACES)
 def test_an_integer_of_more_than_64_bits_is_named_with_its_line(place: str, line: int, value: str) -> None:
     with pytest.raises(PlanError, match="64 bits") as caught:
         parse(with_value(place, value))

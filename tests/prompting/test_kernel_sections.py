@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from each import each
 from prompted import GPU, SLOW, alive, profiled, traits
 from small_op import BROKEN_TEXT, COMPILE_ERROR, KERNEL, OP, SLOW_TEXT
 
@@ -15,8 +16,8 @@ from evolve.prompting.op_sections import VALUES, op_section
 from evolve.request import Candidate, Request
 from evolve.selection.population import weakest
 from reference_ops import catalog
-from reference_ops.op import TensorSpec
-from reference_ops.values import DRAWS, NORMAL
+from reference_ops.inputs import DRAWS
+from reference_ops.op import NORMAL, TensorSpec
 
 WIDE = traits(load_bytes=16)
 
@@ -153,7 +154,7 @@ def test_every_kind_of_values_is_explained(values: str) -> None:
     assert values in VALUES
 
 
-@pytest.mark.parametrize("name", catalog.names())
+@each({name: name for name in catalog.names()})
 def test_what_an_op_means_is_told_whole(name: str) -> None:
     op = catalog.load(name)
     assert f"\n{op.note}\n" in op_section(op, GPU, "")

@@ -1,15 +1,16 @@
 """An op and the ops that compute its gradients fit together, by their names and by what autograd says."""
 
-import pytest
 import torch
+from each import each
 
 from reference_ops import catalog
+from reference_ops.inputs import inputs_at
 from reference_ops.op import Number, Op, Tensors
 
 OPS = [catalog.load(name) for name in catalog.names()]
-PAIRS = [pytest.param(op, catalog.load(name), id=name) for op in OPS for name in op.backward]
+PAIRS = {name: (op, catalog.load(name)) for op in OPS for name in op.backward}
 GRADIENT = "grad_"
-pairs = pytest.mark.parametrize(("op", "backward"), PAIRS)
+pairs = each(PAIRS)
 
 
 def named(op: Op) -> set[str]:
@@ -29,7 +30,7 @@ def test_a_backward_takes_what_the_forward_has(op: Op, backward: Op) -> None:
 def test_a_backward_computes_what_autograd_does(op: Op, backward: Op) -> None:
     torch.manual_seed(0)
     workload = next(workload for workload in op.emulated if workload.dtype == "float32")
-    inputs = {name: _leaf(values) for name, values in op.inputs_at(workload, 0, "cpu").items()}
+    inputs = {name: _leaf(values) for name, values in inputs_at(op, workload, 0, "cpu").items()}
     outputs = dict(zip((spec.name for spec in op.outputs), op.call(inputs, workload), strict=True))
     given = {f"{GRADIENT}{name}": torch.randn_like(values) for name, values in outputs.items() if values.requires_grad}
     taken = {spec.name for spec in backward.inputs}

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from each import each
 
-from reference_ops.values import COMMON, DRAWS, EXACT, LARGEST_INTEGER, NORMAL, fill
+from reference_ops.inputs import DRAWS, LARGEST_INTEGER, fill
+from reference_ops.op import COMMON, EXACT, NORMAL
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+SHAPES = [(1,), (5,), (1, 1), (3, 1, 7), (2, 3, 4, 5)]
 dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 
@@ -15,16 +18,14 @@ def drawn(values: str, dtype: torch.dtype, shape: tuple[int, ...] = (64, 256), s
     return tensor
 
 
-@dtypes
-@pytest.mark.parametrize("values", sorted(DRAWS.keys() - {"masked"}))
+@each({f"{values} {dtype}": (values, dtype) for values in sorted(DRAWS.keys() - {"masked"}) for dtype in FLOATS})
 def test_numbers_are_finite_and_so_are_sums_of_a_few(values: str, dtype: torch.dtype) -> None:
     tensor = drawn(values, dtype, (64, 4096))
     assert tensor.isfinite().all()
     assert (tensor[0] + tensor[1] + tensor[2] + tensor[3]).isfinite().all()
 
 
-@dtypes
-@pytest.mark.parametrize("values", DRAWS)
+@each({f"{values} {dtype}": (values, dtype) for values in DRAWS for dtype in FLOATS})
 def test_the_same_seed_gives_the_same_numbers_and_another_others(values: str, dtype: torch.dtype) -> None:
     assert torch.equal(drawn(values, dtype), drawn(values, dtype))
     assert not torch.equal(drawn(values, dtype), drawn(values, dtype, seed=8))
@@ -38,8 +39,7 @@ def test_filling_every_third_row_leaves_the_others_alone(values: str) -> None:
     assert written.tolist() == [row % 3 == 1 for row in range(10)]
 
 
-@pytest.mark.parametrize("shape", [(1,), (5,), (1, 1), (3, 1, 7), (2, 3, 4, 5)])
-@pytest.mark.parametrize("values", DRAWS)
+@each({f"{values} {shape}": (values, shape) for values in DRAWS for shape in SHAPES})
 def test_a_tensor_of_any_shape_is_filled(values: str, shape: tuple[int, ...]) -> None:
     assert not drawn(values, torch.bfloat16, shape).isnan().any()
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from each import each
 
 from reference_ops import catalog
-from reference_ops.op import LARGE_WEIGHTS, Op, Tensors, Tolerance, tensors, workloads
-from reference_ops.values import MIXED, NORMAL
+from reference_ops.inputs import LARGE_WEIGHTS, inputs_at, mixed_seed, mixtures_needed, row_groups, similar_seeds
+from reference_ops.op import MIXED, NORMAL, Op, Tensors, Tolerance, tensors, workloads
 
 
 def scaled(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -41,14 +42,14 @@ def kind(row: torch.Tensor) -> str:
 
 
 def mixed(op: Op = OP, seed: int = EVEN) -> Tensors:
-    return op.inputs_at(PLACE, seed, "cpu", MIXED)
+    return inputs_at(op, PLACE, seed, "cpu", MIXED)
 
 
 def names(op: Op = OP, seed: int = EVEN) -> list[str]:
-    return [part.values for part in op.parts(OUT, PLACE, MIXED, seed)]
+    return [part.values for part in row_groups(op, OUT, PLACE, MIXED, seed)]
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@each({f"seed {seed}": seed for seed in range(SEEDS)})
 def test_rows_follow_the_distributions_in_turn(seed: int) -> None:
     x, found = mixed(seed=seed)["x"], names(seed=seed)
     assert [kind(row) for row in x] == [found[row % len(found)] for row in range(len(x))]
@@ -56,13 +57,13 @@ def test_rows_follow_the_distributions_in_turn(seed: int) -> None:
 
 def test_parts_divide_the_output_by_distribution() -> None:
     x = mixed()["x"]
-    parts = OP.parts(OUT, PLACE, MIXED, EVEN)
+    parts = row_groups(OP, OUT, PLACE, MIXED, EVEN)
     assert sum(len(x[part.rows]) for part in parts) == len(x)
     assert all({kind(row) for row in x[part.rows]} == {part.values} for part in parts)
 
 
 def test_only_the_part_of_integers_is_judged_exactly() -> None:
-    assert [part.values for part in OP.parts(OUT, PLACE, MIXED, EVEN) if part.exact] == ["integers"]
+    assert [part.values for part in row_groups(OP, OUT, PLACE, MIXED, EVEN) if part.exact] == ["integers"]
 
 
 def test_where_integer_rows_are_judged_every_other_input_holds_integers_too() -> None:
@@ -80,21 +81,21 @@ def test_with_fewer_rows_than_distributions_each_has_its_turn_over_seeds() -> No
     (place,) = workloads("float32", {"rows": 1, "cols": 512})
     seen = set()
     for seed in range(SEEDS):
-        (part,) = OP.parts(OUT, place, MIXED, seed)
-        assert kind(OP.inputs_at(place, seed, "cpu", MIXED)["x"][0]) == part.values
+        (part,) = row_groups(OP, OUT, place, MIXED, seed)
+        assert kind(inputs_at(OP, place, seed, "cpu", MIXED)["x"][0]) == part.values
         seen.add(part.values)
     assert seen == {NORMAL, *OP.values}
 
 
 @pytest.mark.parametrize("output", [TOTAL, COUNT], ids=["other first dim", "no dims"])
 def test_an_output_that_does_not_share_the_rows_is_judged_as_a_whole(output: object) -> None:
-    (part,) = OP.parts(output, PLACE, MIXED, EVEN)  # type: ignore[arg-type]
+    (part,) = row_groups(OP, output, PLACE, MIXED, EVEN)  # type: ignore[arg-type]
     assert (part.rows, part.exact) == (..., False)
     assert torch.zeros(())[part.rows].shape == ()
 
 
 def test_a_single_distribution_is_one_part() -> None:
-    (part,) = OP.parts(OUT, PLACE, "integers", EVEN)
+    (part,) = row_groups(OP, OUT, PLACE, "integers", EVEN)
     assert (part.values, part.rows, part.exact) == ("integers", ..., True)
 
 
@@ -102,7 +103,7 @@ def test_a_single_distribution_is_one_part() -> None:
 def test_a_mixture_begins_with_the_distribution_whose_turn_it_is(first: int) -> None:
     op = replace(OP, values=("constant", "tiny"))
     expected = (NORMAL, *op.values)[first % 3]
-    assert {names(op, op.mixture(first, turn, random.Random(turn)))[0] for turn in range(12)} == {expected}
+    assert {names(op, mixed_seed(op, first, turn, random.Random(turn)))[0] for turn in range(12)} == {expected}
 
 
 @pytest.mark.parametrize("by_rows", [True, False])
@@ -112,9 +113,9 @@ def test_few_rows_meet_every_distribution_in_as_many_mixtures_as_it_takes_and_no
 ) -> None:
     op = replace(OP, values=("constant", "tiny"), by_rows=by_rows)
     place = replace(PLACE, dims=(("rows", rows), ("cols", 512)))
-    turns = op.mixtures_to_meet_all(place)
-    seeds = [op.mixture(5 + turn, 1, random.Random(turn)) for turn in range(turns)]
-    met = [{part.values for part in op.parts(OUT, place, MIXED, seed)} for seed in seeds]
+    turns = mixtures_needed(op, place)
+    seeds = [mixed_seed(op, 5 + turn, 1, random.Random(turn)) for turn in range(turns)]
+    met = [{part.values for part in row_groups(op, OUT, place, MIXED, seed)} for seed in seeds]
     assert set().union(*met) == {NORMAL, *op.values}
     assert turns == 1 or set().union(*met[1:]) < {NORMAL, *op.values}
 
@@ -123,20 +124,20 @@ def test_few_rows_meet_every_distribution_in_as_many_mixtures_as_it_takes_and_no
 def test_a_mixture_has_large_weights_in_its_turn(turn: int) -> None:
     op = replace(OP, values=("constant", "tiny"))
     for first in range(12):
-        weight = mixed(op, op.mixture(first, turn, random.Random(first)))["weight"]
+        weight = mixed(op, mixed_seed(op, first, turn, random.Random(first)))["weight"]
         assert bool(weight.abs().max() > 100) == (turn % LARGE_WEIGHTS == 0)
 
 
 def test_mixtures_of_the_same_turn_differ() -> None:
-    assert len({OP.mixture(2, 1, random.Random(seed)) for seed in range(20)}) == 20
+    assert len({mixed_seed(OP, 2, 1, random.Random(seed)) for seed in range(20)}) == 20
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@each({f"seed {seed}": seed for seed in range(SEEDS)})
 def test_others_alike_are_of_the_same_distributions_and_no_two_the_same(seed: int) -> None:
-    others = OP.others_alike(seed, 5)
+    others = similar_seeds(OP, seed, 5)
     large = bool(mixed(seed=seed)["weight"].abs().max() > 100)
     for other in others:
-        assert OP.parts(OUT, PLACE, MIXED, other) == OP.parts(OUT, PLACE, MIXED, seed)
+        assert row_groups(OP, OUT, PLACE, MIXED, other) == row_groups(OP, OUT, PLACE, MIXED, seed)
         assert bool(mixed(seed=other)["weight"].abs().max() > 100) == large
     drawn = [mixed(seed=other)["x"][names(seed=seed).index(NORMAL)] for other in (seed, *others)]
     assert len({tuple(row.tolist()) for row in drawn}) == 1 + len(others)
@@ -152,12 +153,12 @@ def test_an_op_whose_rows_depend_on_each_other_gets_one_distribution_at_a_time()
 
 def test_inputs_that_share_no_dim_with_an_output_are_all_drawn_alike() -> None:
     op = replace(OP, outputs=tensors(out="2"))
-    inputs = op.inputs_at(PLACE, EVEN, "cpu", "integers")
+    inputs = inputs_at(op, PLACE, EVEN, "cpu", "integers")
     assert all(torch.equal(tensor, tensor.round()) for tensor in inputs.values())
 
 
 def test_weights_stay_normal_whatever_the_rows_are() -> None:
-    tiny = OP.inputs_at(PLACE, EVEN, "cpu", "tiny")
+    tiny = inputs_at(OP, PLACE, EVEN, "cpu", "tiny")
     assert kind(tiny["x"].flatten()) == "tiny"
     assert kind(tiny["weight"]) == NORMAL
 
@@ -174,10 +175,10 @@ def test_integer_inputs_and_the_ops_own_draw_come_as_ever() -> None:
     assert set(inputs["weight"].tolist()) == {2}
 
 
-@pytest.mark.parametrize("name", catalog.names())
+@each({name: name for name in catalog.names()})
 def test_the_same_seed_gives_the_same_mixture(name: str) -> None:
     op = catalog.load(name)
-    first, second = (op.inputs_at(op.emulated[0], 3, "cpu", MIXED) for _ in range(2))
+    first, second = (inputs_at(op, op.emulated[0], 3, "cpu", MIXED) for _ in range(2))
     assert all(torch.equal(first[spec.name], second[spec.name]) for spec in op.inputs)
 
 

@@ -1,70 +1,71 @@
 """What holds for every op of the catalog."""
 
-import pytest
 import torch
+from each import each
 
 from reference_ops import catalog
-from reference_ops.op import DTYPES, Op, Workload
+from reference_ops.inputs import inputs_at
+from reference_ops.op import Op, Workload
+from reference_ops.precision import TORCH_DTYPES
 
-OPS = [catalog.load(name) for name in catalog.names()]
-POINTS = [
-    pytest.param(op, workload, id=f"{op.name} {workload.key}") for op in OPS for workload in (*op.emulated, *op.awkward)
-]
-ops = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-points = pytest.mark.parametrize(("op", "workload"), POINTS)
+OPS = {name: catalog.load(name) for name in catalog.names()}
+POINTS = {
+    f"{name} {workload.key}": (op, workload) for name, op in OPS.items() for workload in (*op.emulated, *op.awkward)
+}
+SMALL = [f"{name} {min(op.emulated, key=op.nbytes).key}" for name, op in OPS.items()]
 
 
-@points
+@each(POINTS, quick=SMALL)
 def test_outputs_have_the_declared_shapes_and_dtypes(op: Op, workload: Workload) -> None:
-    outputs = op.call(op.inputs_at(workload, 0, "cpu"), workload)
+    outputs = op.call(inputs_at(op, workload, 0, "cpu"), workload)
     found = [(output.shape, output.dtype) for output in outputs]
-    assert found == [(op.shape(spec, workload), DTYPES[spec.dtype or workload.dtype]) for spec in op.outputs]
+    assert found == [(op.shape(spec, workload), TORCH_DTYPES[spec.dtype or workload.dtype]) for spec in op.outputs]
 
 
-@ops
+@each(OPS)
 def test_the_baseline_computes_what_the_reference_means(op: Op) -> None:
     workload = next(workload for workload in op.emulated if workload.dtype == "float32")
-    inputs = op.inputs_at(workload, 0, "cpu")
+    inputs = inputs_at(op, workload, 0, "cpu")
     for expected, found in zip(op.call(inputs, workload), op.call_baseline(inputs, workload), strict=True):
         torch.testing.assert_close(found, expected)
 
 
-@ops
+@each(OPS)
 def test_the_reference_is_defined_for_float64(op: Op) -> None:
-    outputs = op.call_in_float64(op.inputs_at(op.emulated[0], 0, "cpu"), op.emulated[0])
+    outputs = op.call_in_float64(inputs_at(op, op.emulated[0], 0, "cpu"), op.emulated[0])
     for spec, output in zip(op.outputs, outputs, strict=True):
-        rounded = DTYPES[spec.dtype] if spec.dtype else torch.float64
+        rounded = TORCH_DTYPES[spec.dtype] if spec.dtype else torch.float64
         assert output.dtype in {rounded, torch.float64 if rounded.is_floating_point else rounded}, spec.name
 
 
-@ops
+@each(OPS)
 def test_the_reference_leaves_its_inputs_alone(op: Op) -> None:
-    inputs = op.inputs_at(op.emulated[0], 0, "cpu")
+    inputs = inputs_at(op, op.emulated[0], 0, "cpu")
     op.call(inputs, op.emulated[0])
-    fresh = op.inputs_at(op.emulated[0], 0, "cpu")
+    fresh = inputs_at(op, op.emulated[0], 0, "cpu")
     assert all(torch.equal(inputs[name], fresh[name]) for name in fresh)
 
 
-@ops
+@each(OPS)
 def test_every_input_changes_with_the_seed(op: Op) -> None:
     """One that does not could be anything in a kernel."""
     workload = op.emulated[0]
-    first, second = (op.inputs_at(workload, seed, "cpu") for seed in (0, 1))
+    first, second = (inputs_at(op, workload, seed, "cpu") for seed in (0, 1))
     assert [name for name in first if torch.equal(first[name], second[name])] == []
 
 
-@ops
+@each(OPS)
 def test_every_dtype_is_checked_on_both_devices(op: Op) -> None:
     assert {workload.dtype for workload in op.gpu} == {workload.dtype for workload in op.emulated}
 
 
-@ops
+@each(OPS)
 def test_no_workload_is_declared_twice(op: Op) -> None:
     keys = [workload.key for workload in (*op.gpu, *op.emulated, *op.awkward)]
     assert len(keys) == len(set(keys))
 
 
-@ops
+@each(OPS)
 def test_a_workload_moves_and_computes_something(op: Op) -> None:
     for workload in (*op.gpu, *op.emulated, *op.awkward):
         assert op.least_bytes(workload) > 0
