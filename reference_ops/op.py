@@ -1,27 +1,57 @@
-"""Op: what must be computed, as a PyTorch reference with named tensors, workloads and a cost model."""
+"""Op: what must be computed, as a PyTorch reference with named tensors, workloads and a cost model.
 
-import inspect
+Importing this module does not import torch: listings and command lines read ops without it.
+"""
+
 import itertools
 import math
-import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from reference_ops.values import COMMON, DRAWS, EXACT, LARGE, MIXED, NORMAL, RowGroup, fill
+if TYPE_CHECKING:
+    import torch
 
 Number = int | float
+Tensors = dict[str, "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class DType:
+    """What sizes and costs need of a dtype; `reference_ops.precision.TORCH_DTYPES` has torch's own."""
+
+    itemsize: int
+    is_floating_point: bool
+
 
 DTYPES = {
-    name: getattr(torch, name)
-    for name in (
-        "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
-        "int64", "int32", "int16", "int8", "uint8", "bool",
-    )
-}  # fmt: skip
+    "float64": DType(8, True),
+    "float32": DType(4, True),
+    "float16": DType(2, True),
+    "bfloat16": DType(2, True),
+    "float8_e4m3fn": DType(1, True),
+    "float8_e5m2": DType(1, True),
+    "int64": DType(8, False),
+    "int32": DType(4, False),
+    "int16": DType(2, False),
+    "int8": DType(1, False),
+    "uint8": DType(1, False),
+    "bool": DType(1, False),
+}
+
+# Distributions of inputs by name; `reference_ops.inputs` defines them.
+NORMAL, LARGE, SHIFTED, MOVED, EXACT = "normal", "large", "shifted", "moved", "integers"
+MIXED = "mixed"  # not a distribution: each row is drawn from another one
+COMMON = ("uniform", LARGE, "heavy_tail", SHIFTED, "constant", "tiny")  # for any op on real numbers
+OF_PRODUCTS = (*COMMON, "faint")  # for sums of products
+OF_BATCHES = (*COMMON, "shifted_columns")  # for statistics over the first dim
+DISTRIBUTIONS = (NORMAL, *OF_BATCHES, "faint", MOVED, EXACT, "masked", "ties", "vast")
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+RESERVED = frozenset(
+    ["size", "int", "int8", "int16", "int32", "int64", "uint8", "bool", "float", "double", "half", "sms", "min", "max"]
+)
 
 
 @dataclass(frozen=True)
@@ -77,16 +107,6 @@ def _workload(dtype: str, point: Mapping[str, int], parameters: Mapping[str, Num
     return Workload(dtype, tuple(point.items()), tuple(parameters.items()))
 
 
-Tensors = dict[str, torch.Tensor]
-
-SEEDS = 2**31
-LARGE_WEIGHTS = 3  # of so many seeds, one draws weights and the like from large numbers
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-RESERVED = frozenset(
-    ["size", "int", "int8", "int16", "int32", "int64", "uint8", "bool", "float", "double", "half", "sms", "min", "max"]
-)
-
-
 @dataclass(frozen=True)
 class Tolerance:
     """How much worse than PyTorch's own a kernel's error may be, both measured against float64.
@@ -110,7 +130,7 @@ class Op:
     """What must be computed. See CONTRIBUTING.md for how to write one."""
 
     name: str
-    reference: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
+    reference: Callable[..., "torch.Tensor | tuple[torch.Tensor, ...]"]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     gpu: tuple[Workload, ...]
@@ -123,7 +143,7 @@ class Op:
     derived: Mapping[str, Callable[[Mapping[str, int]], int]] = field(default_factory=dict)
     baseline: Callable[..., Any] | None = None  # what a user would call, where that is not the reference
     baseline_free: tuple[str, ...] = ()  # outputs that the baseline leaves partly open
-    values: tuple[str, ...] = COMMON  # how the inputs are drawn besides normal, see values.py
+    values: tuple[str, ...] = COMMON  # distributions of the inputs besides the normal one, see inputs.py
     by_rows: bool = True  # each index of the first dim is computed on its own
     draw: Callable[..., None] | None = None  # overwrites the drawn inputs in place; may ask for sizes and parameters
     valid: Callable[[Mapping[str, Any]], bool] | None = None  # of dims and parameters, where not all go together
@@ -138,9 +158,10 @@ class Op:
         for name in names:
             if not NAME.match(name) or name in RESERVED or names.count(name) > 1:
                 raise ValueError(f"op {self.name}: `{name}` cannot name a tensor; use a C identifier, once")
-        for name in set(self.values) - (DRAWS.keys() - {NORMAL}):
-            others = ", ".join(sorted(DRAWS.keys() - {NORMAL}))
-            raise ValueError(f"op {self.name}: `{name}` names no distribution of inputs; there are {others}")
+        others = set(DISTRIBUTIONS) - {NORMAL}
+        for name in set(self.values) - others:
+            listed = ", ".join(sorted(others))
+            raise ValueError(f"op {self.name}: `{name}` names no distribution of inputs; there are {listed}")
         for name in set(self.baseline_free) - {tensor.name for tensor in self.outputs}:
             raise ValueError(f"op {self.name}: `baseline_free` names `{name}`, which is no output")
         inputs = {tensor.name for tensor in self.inputs}
@@ -180,7 +201,8 @@ class Op:
         return dict(self.gpu[0].parameters)
 
     def workloads(self, device_kind: str) -> tuple[Workload, ...]:
-        return self.gpu if device_kind == "cuda" else self.emulated
+        """Return the small workloads for the emulated device, those of the GPU for every other device."""
+        return self.emulated if device_kind == "emulated" else self.gpu
 
     def sizes(self, workload: Workload) -> dict[str, int]:
         """Every dim at this workload, the derived ones included."""
@@ -223,105 +245,16 @@ class Op:
         positive = all(size > 0 for tensor in (*self.inputs, *self.outputs) for size in tensor.shape(sizes))
         return positive and (self.valid is None or bool(self.valid({**sizes, **dict(workload.parameters)})))
 
-    def inputs_at(self, workload: Workload, seed: int, device: str, values: str = NORMAL) -> Tensors:
-        """Fresh inputs; the same seed gives the same numbers on the same device.
-
-        `values` names their distribution, or is "mixed": row i is drawn from the i-th of several, over and over.
-        Inputs that do not share their first dim with an output, as weights, are drawn alike throughout.
-        """
-        generator = torch.Generator(device).manual_seed(seed)
-        names = self._drawn_as(values, seed)
-        others = EXACT if EXACT in names else LARGE if values == MIXED and seed % LARGE_WEIGHTS == 0 else NORMAL
-        following = self._following()
-        drawn = {}
-        for spec in self.inputs:
-            dtype, shape = DTYPES[spec.dtype or workload.dtype], self.shape(spec, workload)
-            if not dtype.is_floating_point:
-                drawn[spec.name] = torch.empty(shape, device=device).normal_(generator=generator).to(dtype)
-                continue
-            drawn[spec.name] = tensor = torch.empty(shape, device=device, dtype=dtype)
-            if spec not in following:
-                fill(tensor, others, generator)
-            elif len(names) == 1:
-                fill(tensor, names[0], generator)
-            else:
-                for row, name in enumerate(names[: len(tensor)]):
-                    fill(tensor[row :: len(names)], name, generator)
-        if self.draw:
-            asks_for_sizes = len(inspect.signature(self.draw).parameters) > 2
-            self.draw(drawn, generator, *([{**self.sizes(workload), **dict(workload.parameters)}] * asks_for_sizes))
-        return drawn
-
-    def mixture(self, first: int, weights: int, rng: random.Random) -> int:
-        """A random seed of a mixture that begins with this one of the distributions, all of which are counted round.
-
-        `weights` are counted round too: of `LARGE_WEIGHTS` mixtures, one draws weights and the like from large numbers.
-        """
-        rounds = 1 + len(self.values)
-        turn = rng.randrange(SEEDS // self._mixtures) * rounds + first % rounds
-        return turn * 2 * LARGE_WEIGHTS + rng.randrange(2) * LARGE_WEIGHTS + weights % LARGE_WEIGHTS
-
-    def mixtures_to_meet_all(self, workload: Workload) -> int:
-        """How many in turn, each of which begins one distribution later, until rows were drawn from every one."""
-        following = self._sharing_rows() if self.by_rows else ()
-        rows = self.shape(following[0], workload)[0] if following else 1
-        return max(1, 2 + len(self.values) - rows)
-
-    def others_alike(self, seed: int, count: int) -> range:
-        """Seeds of other numbers, each from the distribution that it has with this seed."""
-        return range(seed + self._mixtures, seed + (count + 1) * self._mixtures, self._mixtures)
-
-    @property
-    def _mixtures(self) -> int:
-        """How many different ones there are; seeds count them round."""
-        return 2 * LARGE_WEIGHTS * (1 + len(self.values))
-
-    def parts(self, spec: TensorSpec, workload: Workload, values: str, seed: int) -> tuple[RowGroup, ...]:
-        """How an output is judged whose inputs were drawn so: the rows of each distribution on their own."""
-        names = self._drawn_as(values, seed)
-        if len(names) == 1:
-            return (RowGroup(names[0]),)
-        if spec.dims[:1] != self._following()[0].dims[:1]:
-            return (RowGroup(MIXED),)
-        rows = self.shape(spec, workload)[0]
-        return tuple(RowGroup(name, row, len(names)) for row, name in enumerate(names[:rows]))
-
-    def _drawn_as(self, values: str, seed: int) -> tuple[str, ...]:
-        """The distributions that rows are drawn from in turn. All come first in their time, for lack of rows."""
-        if values != MIXED:
-            return (values,)
-        names = (NORMAL, *self.values)
-        first = seed // (2 * LARGE_WEIGHTS) % len(names)
-        names = names[first:] + names[:first]
-        # Integers ask for integer weights, which are less telling for the other rows: only for every other seed.
-        if seed % 2 and set(self._following()) < set(self._floating()):
-            names = tuple(name for name in names if name != EXACT)
-        return names if self.by_rows and self._sharing_rows() else names[:1]
-
-    def _following(self) -> tuple[TensorSpec, ...]:
-        """The inputs that are drawn from the distributions; the others are weights and the like."""
-        return self._sharing_rows() or self._floating()
-
-    def _sharing_rows(self) -> tuple[TensorSpec, ...]:
-        """Of several dims that would do, as in a backward with gradients of weights, the first output's counts."""
-        for output in self.outputs:
-            if found := tuple(spec for spec in self._floating() if spec.dims and spec.dims[:1] == output.dims[:1]):
-                return found
-        return ()
-
-    def _floating(self) -> tuple[TensorSpec, ...]:
-        return tuple(tensor for tensor in self.inputs if not tensor.dtype or DTYPES[tensor.dtype].is_floating_point)
-
-    def call(self, inputs: Tensors, workload: Workload) -> tuple[torch.Tensor, ...]:
+    def call(self, inputs: Tensors, workload: Workload) -> "tuple[torch.Tensor, ...]":
         """The reference's outputs, in order."""
         return _as_tuple(self.reference(*inputs.values(), **dict(workload.parameters)))
 
-    def call_in_float64(self, inputs: Tensors, workload: Workload) -> tuple[torch.Tensor, ...]:
+    def call_in_float64(self, inputs: Tensors, workload: Workload) -> "tuple[torch.Tensor, ...]":
         """The reference's outputs at double the digits: what everybody's are judged against."""
         doubled = {name: values.double() if values.is_floating_point() else values for name, values in inputs.items()}
         return self.call(doubled, workload)
 
-    def call_baseline(self, inputs: Tensors, workload: Workload) -> tuple[torch.Tensor, ...]:
+    def call_baseline(self, inputs: Tensors, workload: Workload) -> "tuple[torch.Tensor, ...]":
         """What a user would run instead of a kernel."""
         return _as_tuple((self.baseline or self.reference)(*inputs.values(), **dict(workload.parameters)))
 
@@ -334,5 +267,5 @@ def ops_of(module: object) -> tuple[Op, ...]:
     return tuple(found)
 
 
-def _as_tuple(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+def _as_tuple(outputs: "torch.Tensor | tuple[torch.Tensor, ...]") -> "tuple[torch.Tensor, ...]":
+    return tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)

@@ -19,7 +19,7 @@ RESERVED = {
     "rich": ("evolve/cli/", "evolve/report/"),
     "typer": ("evolve/cli/",),
     "openai": ("evolve/proposers/llm/endpoint.py", "evolve/proposers/llm/endpoint.py"),
-    "sqlite3": ("archive/store.py", "archive/rows.py"),
+    "sqlite3": ("archive/",),
 }
 
 
@@ -57,7 +57,26 @@ def test_proposers_never_see_a_device() -> None:
 
 
 def test_concrete_classes_are_chosen_in_one_place() -> None:
-    concrete = {"CudaDevice", "EmulatedDevice", "LocalEngine", "OfflineProposer", "LlmProposer"}
+    concrete = {"LocalEngine", "OfflineProposer", "LlmProposer"}
     for path in MODULES:
         chosen = concrete & {name.split(".")[-1] for name in imported(path)}
         assert not chosen or str(path) == "evolve/wiring.py", f"{path} chooses {chosen}"
+
+
+def test_a_device_is_made_in_its_own_folder_only() -> None:
+    concrete = {"CudaDevice": "cuda", "EmulatedDevice": "emulated"}
+    for path in MODULES:
+        for name in concrete.keys() & {name.split(".")[-1] for name in imported(path)}:
+            assert path.parts[:3] == ("evolve", "devices", concrete[name]), f"{path} imports {name}"
+
+
+def test_only_devices_compare_a_kind_of_device_with_a_name() -> None:
+    """What differs between devices is in their policies. The `type` of a torch.device is another matter."""
+    for path in MODULES:
+        if path.parts[0] != "evolve" or path.parts[1] == "devices":
+            continue
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, ast.Compare):
+                sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
+                named = {"'cuda'", "'emulated'"}.intersection(sides)
+                assert not named or any(side.endswith(".type") for side in sides), f"{path}: {ast.unparse(node)}"

@@ -1,4 +1,4 @@
-"""`evolve ask`: the questions a language model would be asked, for people to read and for batches to send."""
+"""`evolve ask`: write the prompts for language models, as text for people or as JSONL for batch services."""
 
 import random
 import shlex
@@ -17,35 +17,45 @@ from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, ModelOption, OpArgument, SeedOption, archive_option
 from evolve.errors import UserError
-from evolve.prompting.compose import CROSSOVER, EXPLORE, IMPROVE, OPERATORS, PARENTS, PORT, REPAIR, SPECIALISE
+from evolve.prompting.operators import CROSSOVER, EXPLORE, IMPROVE, OPERATORS, PARENTS, PORT, REPAIR, SPECIALISE
+from evolve.prompting.text import estimated_tokens
 from evolve.proposers.llm import questions
-from evolve.proposers.llm.models import Model
-from evolve.proposers.llm.questions import Ask, asked, reference_source
+from evolve.proposers.llm.models import Model, read_models
+from evolve.proposers.llm.questions import Prompt, batch_line, prompt_for, reference_source
 from evolve.report.standing import devices
 from evolve.report.words import console, counted, listed, print_text, short
 from evolve.request import Candidate, Request
-from evolve.selection import population
-from reference_ops.locators import is_path
+from evolve.selection import population, selection
+from reference_ops import catalog
+from reference_ops.catalog import is_path
 
-REQUESTS = 8  # in a batch; a person reads one
-# What is asked for where neither this machine nor the archive has a device to write for: a GPU of the Hopper kind.
-GOAL = DeviceInfo(kind="cuda", name="an NVIDIA GPU such as H100", arch="sm_90a", sms=132, shared_bytes=232448)
+PROMPTS = 8  # in a batch; as text the default is one
+# The device to write for if the archive has none: a GPU of the Hopper generation.
+DEFAULT_DEVICE = DeviceInfo(
+    kind="cuda", name="an NVIDIA GPU such as H100", arch="sm_90a", sms=132, shared_bytes=232448
+)
 
 NumberOption = Annotated[
     int | None,
-    typer.Option("-n", "--number", min=1, help="How many questions.", show_default=f"{REQUESTS}, 1 as text"),
+    typer.Option("-n", "--number", min=1, help="Number of prompts.", show_default=f"{PROMPTS}, 1 as text"),
 ]
 TextOption = Annotated[
     bool | None,
-    typer.Option("--text/--jsonl", help="To be read, or a batch.", show_default="text on a terminal, else jsonl"),
-]
+    typer.Option("--text/--jsonl", help="Print text, or lines of JSON for a batch.",
+                 show_default="text on a terminal, else jsonl"),
+]  # fmt: skip
 OperatorOption = Annotated[
     str,
-    typer.Option("--operator", metavar="NAME",
-                 help="Ask for this: draft, improve, explore, crossover, repair, specialise or port."),
-]  # fmt: skip
+    typer.Option("--operator", metavar="NAME", help=f"Write prompts for this operator only: {', '.join(OPERATORS)}."),
+]
 ParentOption = Annotated[
     list[str] | None, typer.Option("--parent", metavar="ID", help="Apply the operator to this kernel; repeatable.")
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Write to a file instead of standard output.")
+]
+DeviceOption = Annotated[
+    str, typer.Option("--device", metavar="TEXT", help="Write for a device of the archive with TEXT in its name.")
 ]
 
 
@@ -56,149 +66,155 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
     operator: OperatorOption = "",
     parent: ParentOption = None,
     model: ModelOption = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to a file, not to stdout.")] = None,
-    device: Annotated[str, typer.Option("--device", metavar="TEXT", help="Write for a device of the archive.")] = "",
+    out: OutOption = None,
+    device: DeviceOption = "",
     seed: SeedOption = 0,
     archive: ArchiveOption = None,
 ) -> None:
-    """Print what a language model would be asked, or write it as JSONL for OpenAI's Batch API."""
-    from evolve.proposers.llm import models as model_words
-    from evolve.proposers.llm.questions import asks, line, reference_source
-    from evolve.selection.selection import request as request_for
-    from reference_ops import catalog
-
+    """Print the prompts for a language model, or write them as JSONL for OpenAI's Batch API."""
     check_operator(operator, parent or ())
     readable = (out is None and sys.stdout.isatty()) if text is None else text
-    models, loaded = model_words.read_models(model or ()), catalog.load(op)
+    models, loaded = read_models(model or ()), catalog.load(op)
     with closing(wiring.archive(archive)) as store:
-        info = _device_to_ask_for(store, device)
-        request = request_for(loaded, info, store, number or (1 if readable or operator else REQUESTS), seed=seed)
+        info = _device_to_write_for(store, device)
+        count = number or (1 if readable or operator else PROMPTS)
+        request = selection.request(loaded, info, store, count, seed=seed)
         if operator:
-            found = named_questions(request, models, operator, parent or (), store)
+            prompts = prompts_for_operator(request, models, operator, parent or (), store)
         else:
-            found = asks(request, models, reference_source(loaded))
+            prompts = questions.prompts(request, models, reference_source(loaded))
         path = store.path
-    _put("".join(_readable(found)) if readable else "".join(f"{line(loaded.name, one)}\n" for one in found), out)
-    said = console(stderr=True)
-    whom = "" if readable else f" for {listed([one.signature for one in models])}"
-    said.print(f"{counted(len(found), 'question')}{whom} about {loaded.name} on {info.name}", soft_wrap=True)
-    then = "answer with a kernel in a file" if readable else "have the batch answered"
-    answer = "FILE.cu" if readable else "OUTPUT.jsonl"
-    if readable and len(found) == 1:
-        made = "".join(f" --parent {short(parent)}" for parent in found[0].parents)
-        answer = f"{answer} --operator {found[0].operator}{made}"
-    own = f" {shlex.quote(op)}" if is_path(op) else ""
-    said.print(f"next: {then}, then `evolve tell {answer}{own}{archive_option(path)}`", style="dim", soft_wrap=True)
+    lines = _readable(prompts) if readable else (f"{batch_line(loaded.name, prompt)}\n" for prompt in prompts)
+    _write("".join(lines), out)
+    output = console(stderr=True)
+    recipients = "" if readable else f" for {listed([one.signature for one in models])}"
+    output.print(f"{counted(len(prompts), 'prompt')}{recipients} about {loaded.name} on {info.name}", soft_wrap=True)
+    locator = f" {shlex.quote(op)}" if is_path(op) else ""
+    next_step = _next_step(prompts, f"{locator}{archive_option(path)}", readable=readable)
+    output.print(f"next: {next_step}", style="dim", soft_wrap=True)
 
 
-def _readable(found: tuple["Ask", ...]) -> Iterator[str]:
-    """Each question as it would be sent, every message under a heading."""
-    from evolve.prompting.compose import estimated_tokens
+def _next_step(prompts: tuple[Prompt, ...], given: str, *, readable: bool) -> str:
+    """What to do with the prompts; `given` are the words by which a command finds the op and the archive."""
+    if not readable:
+        return f"send the batch, then `evolve tell OUTPUT.jsonl{given}`"
+    origin = ""
+    if len(prompts) == 1:
+        parents = "".join(f" --parent {short(parent)}" for parent in prompts[0].parents)
+        origin = f" --operator {prompts[0].operator}{parents}"
+    return f"write a kernel to a file, then `evolve tell FILE.cu{origin}{given}`"
 
-    for number, one in enumerate(found, start=1):
-        of = " ".join([one.operator, *map(short, one.parents)])
-        size = f"about {estimated_tokens(one.messages)} tokens"
-        yield f"======== question {number} of {len(found)}: {of}, {size}\n\n"
-        for message in one.messages:
+
+def _readable(prompts: tuple[Prompt, ...]) -> Iterator[str]:
+    """Each prompt as it would be sent, with every message under a heading."""
+    for number, prompt in enumerate(prompts, start=1):
+        what = " ".join([prompt.operator, *map(short, prompt.parents)])
+        size = f"about {estimated_tokens(prompt.messages)} tokens"
+        yield f"======== prompt {number} of {len(prompts)}: {what}, {size}\n\n"
+        for message in prompt.messages:
             yield f"======== {message.role}\n{message.content}\n\n"
 
 
-def _put(text: str, out: Path | None) -> None:
+def _write(text: str, out: Path | None) -> None:
     if out is None:
         print_text(text, end="")
         return
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror or error}", "choose another --out") from error
+        raise UserError(f"{out} cannot be written: {error.strerror or error}", "choose another file for --out") from error
 
 
-def _device_to_ask_for(store: Store, part: str) -> DeviceInfo:
-    """A device of the archive, GPUs first and the one evaluated on last first; else the goal."""
-    newest_last = sorted(store.find(Evaluation), key=lambda evaluation: evaluation.created)
-    if found := devices(newest_last, part):
+def _device_to_write_for(store: Store, part: str) -> DeviceInfo:
+    """A device of the archive with `part` in its key, GPUs and the latest first; the default if there is none."""
+    oldest_first = sorted(store.find(Evaluation), key=lambda evaluation: evaluation.created)
+    if found := devices(oldest_first, part):
         return found[0]
-    if part and part not in GOAL.key:
-        known = ", ".join(info.key for info in devices(newest_last)) or "none"
-        raise UserError(f"the archive knows no device like `{part}`", f"it knows: {known}; leave --device out for any")
-    return GOAL
+    if part and part not in DEFAULT_DEVICE.key:
+        known = ", ".join(info.key for info in devices(oldest_first)) or "none"
+        raise UserError(
+            f"no device in the archive has `{part}` in its name",
+            f"choose one of these devices: {known}; or leave out --device",
+        )
+    return DEFAULT_DEVICE
 
 
 NONE_ALIVE = "no kernel of {op} is alive on {device}"
-START = "`evolve run {op}` finds some; a draft needs none: --operator draft"
-LACKING = {
+START = "`evolve run {op}` finds kernels; --operator draft needs none"
+# Why an operator cannot be applied, and what to do.
+NOT_APPLICABLE = {
     IMPROVE: (NONE_ALIVE, START),
     EXPLORE: (NONE_ALIVE, START),
     CROSSOVER: ("fewer than two designs of {op} are alive on {device}", START),
-    REPAIR: ("nothing of {op} waits for repair on {device}", "--parent names any kernel that failed"),
+    REPAIR: ("no kernel of {op} on {device} needs repair", "name a failed kernel with --parent"),
     SPECIALISE: (
-        "no two workloads of {op} have been timed on {device}, so there is none to specialise for",
-        "--parent names a kernel to begin from all the same",
+        "fewer than two workloads of {op} have been timed on {device}, so there is none to specialise for",
+        "name a kernel to start from with --parent",
     ),
     PORT: (
-        "no other op has a champion on {device} whose idea could be taken over",
-        "--parent names any kernel that passed, also one of this op to take to another dtype",
+        "no other op has a champion on {device} to port from",
+        "name a kernel that passed with --parent; it may be a kernel of this op for another dtype",
     ),
 }
 
 
 def check_operator(operator: str, prefixes: Sequence[str]) -> None:
-    """Raise for what can be told without looking anything up."""
+    """Raise a UserError for an unknown operator or a wrong number of parents."""
     if not operator:
         if prefixes:
-            raise UserError("--parent needs to know what to do with it", f"add --operator {IMPROVE}, or another")
+            raise UserError("--parent needs an --operator to apply to the kernel", f"add --operator {IMPROVE}, or another")
         return
     if operator not in OPERATORS:
-        raise UserError(f"there is no operator `{operator}`", f"choose one of: {', '.join(OPERATORS)}")
+        raise UserError(f"unknown operator `{operator}`", f"choose one of: {', '.join(OPERATORS)}")
     if prefixes and len(prefixes) != PARENTS[operator]:
-        takes = counted(PARENTS[operator], "kernel") if PARENTS[operator] else "no kernel"
-        hint = (
-            f"give --parent {PARENTS[operator]} times, or leave it out" if PARENTS[operator] else "leave --parent out"
-        )
-        raise UserError(f"the operator {operator} is applied to {takes}, not to {len(prefixes)}", hint)
+        needs = counted(PARENTS[operator], "parent") if PARENTS[operator] else "no parent"
+        hint = f"give --parent {PARENTS[operator]} times, or leave it out" if PARENTS[operator] else "leave out --parent"
+        raise UserError(f"the operator {operator} takes {needs}, got {len(prefixes)}", hint)
 
 
-def named_questions(
+def prompts_for_operator(
     request: Request, models: Sequence[Model], operator: str, prefixes: Sequence[str], store: Store
-) -> tuple[Ask, ...]:
-    """As many as the request wants, applied to the kernels named, or else to those that lend themselves in turn."""
-    named = _named(request, operator, prefixes, store)
-    if not named and operator not in questions.operators(request):
-        message, hint = LACKING[operator]
+) -> tuple[Prompt, ...]:
+    """As many prompts as requested, about the kernels with these ids, or about suitable ones in turn."""
+    named = _named_parents(request, operator, prefixes, store)
+    if not named and operator not in questions.applicable_operators(request):
+        message, hint = NOT_APPLICABLE[operator]
         words = {"op": request.op.name, "device": request.device.name}
         raise UserError(message.format(**words), hint.format(**words))
     rng, source = random.Random(request.seed), reference_source(request.op)
-    found = []
+    prompts = []
     for turn in range(request.wanted):
-        parents = named or questions.parents(request, operator, turn, rng)
-        found.append(asked(request, models[turn % len(models)], operator, parents, source, turn))
-    return tuple(found)
+        parents = named or questions.choose_parents(request, operator, turn, rng)
+        prompts.append(prompt_for(request, models[turn % len(models)], operator, parents, source, turn))
+    return tuple(prompts)
 
 
-def _named(request: Request, operator: str, prefixes: Sequence[str], store: Store) -> tuple[Candidate, ...]:
+def _named_parents(request: Request, operator: str, prefixes: Sequence[str], store: Store) -> tuple[Candidate, ...]:
     kernels = [lookup.kernel(store, prefix) for prefix in prefixes]
     if len({kernel.id for kernel in kernels}) < len(kernels):
-        raise UserError("both parents are the same kernel", "name two different ones, or leave --parent out")
+        raise UserError(
+            f"both parents are the same kernel: {short(kernels[0].id)}", "name two different ones, or leave out --parent"
+        )
     for kernel in kernels:
         if kernel.op != request.op.name and operator != PORT:
             raise UserError(
                 f"{short(kernel.id)} is a kernel of {kernel.op}, not of {request.op.name}",
-                f"--operator {PORT} takes an idea over from another op",
+                f"use --operator {PORT} to port a kernel from another op",
             )
     candidates = tuple(_candidate(kernel, request, store) for kernel in kernels)
     for candidate in candidates:
-        _check_fits(candidate, operator)
+        _check_outcome(candidate, operator)
     return candidates
 
 
 def _candidate(kernel: Kernel, request: Request, store: Store) -> Candidate:
-    """The kernel with all that the archive knows of it on this device."""
+    """The kernel with its evaluation and its profiles on the request's device."""
     device = request.device
     verdict = population.latest(store.find(Evaluation, kernel.op), device.key).get(kernel.id)
     if verdict is None:
         raise UserError(
             f"{short(kernel.id)} was never evaluated on {device.name}",
-            f"`evolve evaluate {kernel.op}` does that there, --device asks for another device of the archive",
+            f"run `evolve evaluate {kernel.op}` there, or choose another device with --device",
         )
     profiles = {
         p.workload: p for p in store.find(Profile, kernel.op) if (p.kernel_id, p.device) == (kernel.id, device.key)
@@ -206,9 +222,9 @@ def _candidate(kernel: Kernel, request: Request, store: Store) -> Candidate:
     return Candidate(kernel, verdict, tuple(profiles.values()))
 
 
-def _check_fits(candidate: Candidate, operator: str) -> None:
+def _check_outcome(candidate: Candidate, operator: str) -> None:
     name, evaluation = short(candidate.kernel.id), candidate.evaluation
     if evaluation.passed and operator == REPAIR:
-        raise UserError(f"{name} passed: there is nothing to repair", f"use --operator {IMPROVE}")
+        raise UserError(f"{name} passed, so there is nothing to repair", f"use --operator {IMPROVE}")
     if not evaluation.passed and operator != REPAIR:
         raise UserError(f"{name} failed: {evaluation.outcome}", f"use --operator {REPAIR}")

@@ -16,7 +16,7 @@ from evolve.report.kernel import MOST_SHOWN, difference, kernel_details, lineage
 from evolve.report.standing import Standing, standings
 from evolve.report.tables import WON_MEANS, print_standing, standings_table
 from evolve.report.words import console, print_json
-from reference_ops.locators import is_path
+from reference_ops.catalog import is_path
 
 
 def top(op: OpFilter = "", device: DevicePart = "", archive: ArchiveOption = None, as_json: JsonOption = False) -> None:

@@ -1,4 +1,4 @@
-"""The commands, put together."""
+"""The `evolve` application: its commands in the order of the help text, and --version."""
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
@@ -24,10 +24,10 @@ EPILOG = "Start with `evolve doctor`, then `evolve run softmax`."
 
 app = typer.Typer(
     name="evolve",
-    help="Evolve CUDA kernels for PyTorch ops: propose, check, time, keep the fittest.",
+    help="Evolve CUDA kernels for PyTorch ops: propose, check and time kernels, keep the fittest.",
     epilog=EPILOG,
     no_args_is_help=True,
-    rich_markup_mode=None,  # plain help: fewer lines, and square brackets stay what they are
+    rich_markup_mode=None,  # plain help is shorter and prints square brackets as they are
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -39,12 +39,12 @@ for command in (
     app.command()(command)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         try:
             typer.echo(f"evolve {version('evolve-kernels')}")
         except PackageNotFoundError:
-            typer.echo("evolve, not installed")
+            typer.echo("evolve (not installed)")
         raise typer.Exit
 
 

@@ -1,4 +1,4 @@
-"""A run on the screen: its first lines, the live display, and where things stand at the end."""
+"""Output of a run or campaign: the opening lines, the live display or log, and the closing summary."""
 
 import shlex
 import time
@@ -12,245 +12,248 @@ from rich.live import Live
 from archive.kernel import Kernel
 from archive.proposals import Proposal, Run
 from archive.records import Evaluation
-from archive.store import SqliteStore
 from evolve import campaign
 from evolve.budget import Ended, Spent
 from evolve.campaign import GENEROUS, Slice
 from evolve.cli import options, signals
 from evolve.cli.options import archive_option
-from evolve.cli.session import Backends, Result, RunEvents, Session, spent_by
+from evolve.cli.session import Backends, RunEvents, RunResult, Session, spent_by
 from evolve.cli.signals import Stopped
+from evolve.devices.choose import policy_of
 from evolve.errors import UserError
 from evolve.loop import Event, evolve
 from evolve.report import facts
-from evolve.report.live import REFRESHES_PER_SECOND, Board, Display, Log, Row, rows_table
+from evolve.report.live import REFRESHES_PER_SECOND, CampaignDisplay, CampaignRow, EventLog, RunDisplay, campaign_table
 from evolve.report.progress import Meter, Watcher, amounts, dollars, ending, without_answer
 from evolve.report.standing import Standing, standing
 from evolve.report.tables import print_next_steps, print_standing
-from evolve.report.words import EMULATED_TIMES, clock, counted, listed, times
+from evolve.report.words import clock, counted, listed, times, times_note
 from evolve.search import Search
 from evolve.selection import selection
-from reference_ops.locators import is_path
+from reference_ops.catalog import is_path
 
-OPS_NAMED = 4
+OPS_NAMED = 4  # in one sentence
+COLUMNS_MEAN = (
+    "before, now: best times as a multiple of {goal}, averaged over the workloads; best: best speedup over PyTorch"
+)
+LIGHT, GUESS = "the speed of light", f"an assumed goal ({GENEROUS:g} times as fast as PyTorch)"
 
 
-def run_search(session: Session, shown: Console) -> Result:
-    """Evolve until the search is over, or until Stopped, which is raised again once the last words are said."""
-    (search,), bench = session.searches, session.bench
-    _say_archive(standing_of(search, bench), session, shown)
-    told = RunEvents(evolve(search, session.seeds(), bench.proposer, bench.engine, bench.store))
+def run_search(session: Session, output: Console) -> RunResult:
+    """Evolve one op until the search ends; Stopped is raised again after the summary."""
+    (search,), backends = session.searches, session.backends
+    _print_archive(standing_of(search, backends), session, output)
+    events = RunEvents(evolve(search, session.seeds(), backends.proposer, backends.engine, backends.store))
     started, stopped = time.monotonic(), None
     try:
-        with closing(told):
-            _watch(session, told, shown)
-    except (Stopped, UserError) as caught:  # also a model that cannot be asked any more
+        with closing(events):
+            _show_events(session, events, output)
+    except (Stopped, UserError) as caught:  # a UserError comes from a model that cannot be asked any more
         stopped = caught
-    after = standing_of(search, bench)
-    shown.print()
-    print_standing(shown, after, workloads_of(search, bench), population=False)
-    _say_spent(session, started, shown)
+    after = standing_of(search, backends)
+    output.print()
+    print_standing(output, after, workloads_of(search, backends), population=False)
+    _print_spent(session, started, output)
     if stopped:
         raise stopped
-    ended = told.ended or Ended.NOTHING
-    shown.print(reason(session, ended, [after]), soft_wrap=True)
-    print_next_steps(shown, after, search.locator, archive_option(bench.store.path))
-    spent = asdict(spent_by(search, bench))
-    return Result(
+    ended = events.ended or Ended.NOTHING
+    output.print(reason(session, ended, [after]), soft_wrap=True)
+    print_next_steps(output, after, search.locator, archive_option(backends.store.path))
+    spent = asdict(spent_by(search, backends))
+    return RunResult(
         {**facts.of_standing(after), "run": search.run, "spent": spent, "ended": str(ended)}, bool(after.champions)
     )
 
 
-def standing_of(search: Search, bench: Backends) -> Standing:
-    op, store = search.op.name, bench.store
-    return standing(op, bench.engine.info, store.find(Kernel, op), store.find(Proposal, op), store.find(Evaluation, op))
+def run_campaign(session: Session, output: Console) -> RunResult:
+    """Evolve several ops until their shared budget ends; Stopped is raised again after the summary."""
+    backends, started = session.backends, time.monotonic()
+    output.print(f"archive   {backends.store.path}", soft_wrap=not output.is_terminal)
+    spent = f", {amounts(session.before)} spent so far" if session.before.evals else ""
+    output.print(f"campaign  {session.id} over {counted(len(session.searches), 'op')}{spent}", soft_wrap=True)
+    before = {search.op.name: _headroom(search, backends) for search in session.searches}
+    events = RunEvents(
+        campaign.campaign(session.searches, session.seeds(), backends.proposer, backends.engine, backends.store)
+    )
+    stopped = None
+    try:
+        with closing(events):
+            _show_campaign_events(session, events, before, output)
+    except (Stopped, UserError) as caught:  # a UserError comes from a model that cannot be asked any more
+        stopped = caught
+    rows = [_row(search, before, backends) for search in session.searches]
+    _print_campaign_spent(session, rows, started, output)
+    if stopped:
+        raise stopped
+    ended = events.ended or Ended.NOTHING
+    after = [standing_of(search, backends) for search in session.searches]
+    output.print(reason(session, ended, after), soft_wrap=True)
+    given = archive_option(backends.store.path)
+    output.print("\nnext")
+    output.print(f"  evolve top{given}   the champions of every op", style="cyan", soft_wrap=True)
+    output.print(f"  evolve runs{given}  the cost of each run", style="cyan", soft_wrap=True)
+    return _campaign_result(session, rows, after, ended)
 
 
-def workloads_of(search: Search, bench: Backends) -> list[str]:
-    return [workload.key for workload in search.op.workloads(bench.engine.info.kind)]
+def standing_of(search: Search, backends: Backends) -> Standing:
+    op, store = search.op.name, backends.store
+    return standing(
+        op, backends.engine.info, store.find(Kernel, op), store.find(Proposal, op), store.find(Evaluation, op)
+    )
 
 
-def _watch(session: Session, events: RunEvents[Event], shown: Console) -> None:
-    """Show what happens: live on a terminal, a line per improvement elsewhere."""
-    (search,), bench = session.searches, session.bench
-    watcher = Watcher(search.op.name, bench.engine.info, bench.store, bench.phases)
-    workloads = workloads_of(search, bench)
-    meter = Meter(time.monotonic(), search.deadline, session.budget, session.before)
-    if shown.is_terminal and not shown.is_dumb_terminal:
-        display = Display(watcher, workloads, bench.proposer.name, meter)
-        with Live(display, console=shown, refresh_per_second=REFRESHES_PER_SECOND, transient=True):
-            for event in events:
-                watcher.take(event)
-                signals.check()
-    else:
-        log = Log(watcher, workloads, meter.started)
-        for event in events:
-            for line in log.lines(event):
-                shown.print(line, soft_wrap=True)
-            signals.check()
+def workloads_of(search: Search, backends: Backends) -> list[str]:
+    return [workload.key for workload in search.op.workloads(backends.engine.info.kind)]
 
 
-def _say_archive(before: Standing, session: Session, shown: Console) -> None:
-    store: SqliteStore = session.bench.store
+def _print_archive(before: Standing, session: Session, output: Console) -> None:
+    """Print what the archive holds for the op, and what the run has spent in earlier legs."""
     if not before.kernels:
-        held = f"nothing for {before.op} yet"
+        held = f"no kernels for {before.op} yet"
     else:
         best = max((champion.measurement.speedup for champion in before.champions), default=None)
         found = f", best {times(best)}" if best else ""
         held = (
             f"{counted(len(before.kernels), 'kernel')} for {before.op}, "
-            f"{len(before.verdicts)} evaluated on this device{found}: going on from there"
+            f"{len(before.verdicts)} evaluated on this device{found}; the run continues from them"
         )
-    shown.print(f"archive   {store.path}: {held}", soft_wrap=not shown.is_terminal)
+    output.print(f"archive   {session.backends.store.path}: {held}", soft_wrap=not output.is_terminal)
     spent = f", {amounts(session.before)} spent so far" if session.before.seconds or session.before.evals else ""
-    shown.print(f"run       {session.id}{spent}", soft_wrap=not shown.is_terminal)
+    output.print(f"run       {session.id}{spent}", soft_wrap=not output.is_terminal)
 
 
-def _say_spent(session: Session, started: float, shown: Console) -> None:
-    """How long it took, and what a model was paid for it; of a run that went on, also in all."""
-    (search,), bench = session.searches, session.bench
-    costs = [p.cost for p in bench.store.find(Proposal, search.op.name) if p.run == search.run]
-    asked, answered = sum(c.prompt_tokens for c in costs), sum(c.completion_tokens for c in costs)
+def _show_events(session: Session, events: RunEvents[Event], output: Console) -> None:
+    """Show a live display on a terminal, a line per improvement elsewhere."""
+    (search,), backends = session.searches, session.backends
+    watcher = Watcher(search.op.name, backends.engine.info, backends.store, backends.phases)
+    workloads = workloads_of(search, backends)
+    meter = Meter(time.monotonic(), search.deadline, session.budget, session.before)
+    if output.is_terminal and not output.is_dumb_terminal:
+        display = RunDisplay(watcher, workloads, backends.proposer.name, meter)
+        with Live(display, console=output, refresh_per_second=REFRESHES_PER_SECOND, transient=True):
+            for event in events:
+                watcher.take(event)
+                signals.check()
+    else:
+        log = EventLog(watcher, workloads, meter.started)
+        for event in events:
+            for line in log.lines(event):
+                output.print(line, soft_wrap=True)
+            signals.check()
+
+
+def _show_campaign_events(
+    session: Session, events: RunEvents[Event | Slice], before: dict[str, float | None], output: Console
+) -> None:
+    """Show a live table of the ops on a terminal, a line per improvement elsewhere."""
+    backends, info = session.backends, session.backends.engine.info
+    searches = {search.op.name: search for search in session.searches}
+    watchers = {op: Watcher(op, info, backends.store, backends.phases) for op in searches}
+    meter = Meter(time.monotonic(), session.searches[0].deadline, session.budget, session.before)
+    if output.is_terminal and not output.is_dumb_terminal:
+        rows = {op: _row(search, before, backends) for op, search in searches.items()}
+        display = CampaignDisplay(info, backends.proposer.name, meter, rows, watchers)
+        with Live(display, console=output, refresh_per_second=REFRESHES_PER_SECOND, transient=True):
+            for event in events:
+                if isinstance(event, Slice):
+                    if display.current:
+                        display.update(_row(searches[display.current], before, backends))
+                    display.current = event.search.op.name
+                else:
+                    watchers[event.op].take(event)
+                signals.check()
+    else:
+        logs = {
+            op: EventLog(watchers[op], workloads_of(search, backends), meter.started, op)
+            for op, search in searches.items()
+        }
+        for event in events:
+            if not isinstance(event, Slice):
+                for line in logs[event.op].lines(event):
+                    output.print(line, soft_wrap=True)
+            signals.check()
+
+
+def _print_spent(session: Session, started: float, output: Console) -> None:
+    """Print the time, evaluations, tokens and dollars of this leg; of a resumed run also the total time."""
+    (search,), backends = session.searches, session.backends
+    costs = [p.cost for p in backends.store.find(Proposal, search.op.name) if p.run == search.run]
+    prompt, completion = sum(c.prompt_tokens for c in costs), sum(c.completion_tokens for c in costs)
     usd = sum(c.usd for c in costs)
-    tokens = f", {asked:,} tokens asked, {answered:,} answered" if asked or answered else ""
+    tokens = f", {prompt:,} prompt tokens, {completion:,} completion tokens" if prompt or completion else ""
     money = f", {dollars(usd)}" if usd else ""
-    replayed = _replayed(search, bench) if tokens else ""
-    then = f" (when run {replayed} was answered: a replay costs nothing)" if replayed else ""
-    whole = spent_by(search, bench)
-    in_all = f" ({clock(whole.seconds)} in all)" if session.before.seconds else ""
-    evals = counted(whole.evals, "evaluation")
-    shown.print(f"{clock(time.monotonic() - started)} spent{in_all}, {evals}{tokens}{money}{then}")
+    source = _replayed_run(search, backends) if tokens else ""
+    note = f" (cost of the recorded run {source}; a replay is free)" if source else ""
+    total = spent_by(search, backends)
+    in_all = f" ({clock(total.seconds)} in all)" if session.before.seconds else ""
+    evals = counted(total.evals, "evaluation")
+    output.print(f"{clock(time.monotonic() - started)} spent{in_all}, {evals}{tokens}{money}{note}")
 
 
-def _replayed(search: Search, bench: Backends) -> str:
-    """The run whose answers this one was given, if it is a replay."""
-    runs = bench.store.find(Run, search.op.name)
-    return next((options.recorded(run_search).replay for run_search in runs if run_search.id == search.run), "")
+def _replayed_run(search: Search, backends: Backends) -> str:
+    """The id of the run whose answers this run replays, or an empty string."""
+    runs = backends.store.find(Run, search.op.name)
+    return next((options.recorded(run).replay for run in runs if run.id == search.run), "")
 
 
 def reason(session: Session, ended: Ended, after: Sequence[Standing]) -> str:
-    """Why it is over, for an op or several, and what would give it more."""
+    """Why the session ended, and the command that continues it with a larger budget."""
     spent = session.spent()
-    said, more = ending(ended, session.budget, spent)
-    if ended is Ended.NOTHING and session.bench.proposer.name != options.OFFLINE:
-        said, more = without_answer(session.budget, spent)
-    elif ended is Ended.NOTHING and (bare := [one for one in after if not one.population]):
-        said = _nothing_to_vary(session, bare) if len(bare) == len(after) else f"{said} {_bare(bare)}."
-    return f"{said} More: {session.again(more)}" if more else said
+    why, more = ending(ended, session.budget, spent)
+    if ended is Ended.NOTHING and session.backends.proposer.name != options.OFFLINE:
+        why, more = without_answer(session.budget, spent)
+    elif ended is Ended.NOTHING and (empty := [one for one in after if not one.population]):
+        why = _nothing_to_vary(session, empty) if len(empty) == len(after) else f"{why} {_without_kernels(empty)}."
+    return f"{why} To continue: {session.resume_command(more)}" if more else why
 
 
-def _nothing_to_vary(session: Session, bare: Sequence[Standing]) -> str:
-    own = next((search.locator for search in session.searches if is_path(search.locator)), "")
-    tell = " ".join(["evolve tell FILE.cu", *([shlex.quote(own)] if own else [])])
+def _nothing_to_vary(session: Session, empty: Sequence[Standing]) -> str:
+    path = next((search.locator for search in session.searches if is_path(search.locator)), "")
+    tell = " ".join(["evolve tell FILE.cu", *([shlex.quote(path)] if path else [])])
     return (
-        f"There is nothing to vary: {_bare(bare)}. Set OPENAI_API_KEY or OPENAI_BASE_URL for a model that writes some, "
-        f"or give your own with `{tell}`."
+        f"There is no kernel to vary: {_without_kernels(empty)}. Set OPENAI_API_KEY or OPENAI_BASE_URL to let a model "
+        f"write kernels, or add your own with `{tell}`."
     )
 
 
-def _bare(standings: Sequence[Standing]) -> str:
-    """Which ops have no kernel that could be varied, and whether there was one."""
+def _without_kernels(standings: Sequence[Standing]) -> str:
+    """Which ops have no passing kernel, and whether they have any kernel at all."""
     names = [one.op for one in standings]
     ops = listed(names if len(names) <= OPS_NAMED else [*names[: OPS_NAMED - 1], f"{len(names) - OPS_NAMED + 1} more"])
     failed = any(one.kernels for one in standings)
     return f"no kernel for {ops} has passed" if failed else f"no kernels for {ops} are shipped or archived"
 
 
-MEANS = "before, now: how many times {goal} the best times take, on average; best: the best speedup over PyTorch"
-LIGHT, GUESS = "the speed of light", f"a guessed goal ({GENEROUS:g} times as fast as PyTorch)"
-
-
-def run_campaign(session: Session, shown: Console) -> Result:
-    """Until the shared budget is over, or until Stopped, which is raised again once the last words are said."""
-    bench, started = session.bench, time.monotonic()
-    shown.print(f"archive   {bench.store.path}", soft_wrap=not shown.is_terminal)
-    spent = f", {amounts(session.before)} spent so far" if session.before.evals else ""
-    shown.print(f"campaign  {session.id} over {counted(len(session.searches), 'op')}{spent}", soft_wrap=True)
-    before = {search.op.name: _headroom(search, bench) for search in session.searches}
-    told = RunEvents(campaign.campaign(session.searches, session.seeds(), bench.proposer, bench.engine, bench.store))
-    stopped = None
-    try:
-        with closing(told):
-            _watch_campaign(session, told, before, shown)
-    except (Stopped, UserError) as caught:  # also a model that cannot be asked any more
-        stopped = caught
-    rows = [_row(search, before, bench) for search in session.searches]
-    whole = sum((row.spent for row in rows), Spent())
-    shown.print()
-    if bench.engine.info.kind != "cuda":
-        shown.print(EMULATED_TIMES, style="yellow")
-    _say_campaign_spent(rows, whole, shown)
-    shown.print(MEANS.format(goal=LIGHT if bench.engine.info.kind == "cuda" else GUESS), style="dim")
-    in_all = f" ({clock(whole.seconds)} in all)" if session.before.seconds else ""
-    shown.print(f"\n{clock(time.monotonic() - started)} spent{in_all}")
-    if stopped:
-        raise stopped
-    ended = told.ended or Ended.NOTHING
-    after = [standing_of(search, bench) for search in session.searches]
-    shown.print(reason(session, ended, after), soft_wrap=True)
-    _say_next(session, shown)
-    return _result(session, rows, after, ended)
-
-
-def _watch_campaign(
-    session: Session, events: RunEvents[Event | Slice], before: dict[str, float | None], shown: Console
-) -> None:
-    bench, info = session.bench, session.bench.engine.info
-    searches = {search.op.name: search for search in session.searches}
-    watchers = {op: Watcher(op, info, bench.store, bench.phases) for op in searches}
-    meter = Meter(time.monotonic(), session.searches[0].deadline, session.budget, session.before)
-    if shown.is_terminal and not shown.is_dumb_terminal:
-        rows = {op: _row(search, before, bench) for op, search in searches.items()}
-        board = Board(info.name, bench.proposer.name, meter, rows, watchers, emulated=info.kind != "cuda")
-        with Live(board, console=shown, refresh_per_second=REFRESHES_PER_SECOND, transient=True):
-            for event in events:
-                if isinstance(event, Slice):
-                    if board.current:
-                        board.update(_row(searches[board.current], before, bench))
-                    board.current = event.search.op.name
-                else:
-                    watchers[event.op].take(event)
-                signals.check()
-    else:
-        logs = {
-            op: Log(watchers[op], workloads_of(search, bench), meter.started, op) for op, search in searches.items()
-        }
-        for event in events:
-            if not isinstance(event, Slice):
-                for line in logs[event.op].lines(event):
-                    shown.print(line, soft_wrap=True)
-            signals.check()
-
-
-def _row(search: Search, before: dict[str, float | None], bench: Backends) -> Row:
-    info, store, op = bench.engine.info, bench.store, search.op.name
+def _row(search: Search, before: dict[str, float | None], backends: Backends) -> CampaignRow:
+    info, store, op = backends.engine.info, backends.store, search.op.name
     leading = selection.champions(store, op, info, search.scope)
     best = max((champion.measurement.speedup for champion in leading), default=None)
-    return Row(op, spent_by(search, bench), before[op], _headroom(search, bench), best)
+    return CampaignRow(op, spent_by(search, backends), before[op], _headroom(search, backends), best)
 
 
-def _headroom(search: Search, bench: Backends) -> float | None:
-    """None where nothing was measured: what the budget is shared out by then is a guess, and nobody should read it."""
-    info, store = bench.engine.info, bench.store
+def _headroom(search: Search, backends: Backends) -> float | None:
+    """The op's headroom, or None before the first measurement: until then the campaign only assumes one."""
+    info, store = backends.engine.info, backends.store
     return campaign.headroom(search, info, store) if campaign.is_measured(search, info, store) else None
 
 
-def _say_campaign_spent(rows: list[Row], whole: Spent, shown: Console) -> None:
-    """On what: of all ops, a short budget reaches a few."""
+def _print_campaign_spent(session: Session, rows: list[CampaignRow], started: float, output: Console) -> None:
+    """Print a row per op that got a part of the budget, and the totals."""
+    kind = session.backends.engine.info.kind
+    total = sum((row.spent for row in rows), Spent())
     reached = [row for row in rows if row.spent.something] or rows
-    shown.print(rows_table(reached, total=whole))
+    output.print()
+    if note := times_note(kind):
+        output.print(note, style="yellow")
+    output.print(campaign_table(reached, total=total))
     if others := len(rows) - len(reached):
-        shown.print(f"nothing was spent on {counted(others, 'other op')}", style="dim")
+        output.print(f"nothing was spent on {counted(others, 'other op')}", style="dim")
+    output.print(COLUMNS_MEAN.format(goal=LIGHT if policy_of(kind).times_are_gpu_times else GUESS), style="dim")
+    in_all = f" ({clock(total.seconds)} in all)" if session.before.seconds else ""
+    output.print(f"\n{clock(time.monotonic() - started)} spent{in_all}")
 
 
-def _say_next(session: Session, shown: Console) -> None:
-    given = archive_option(session.bench.store.path)
-    shown.print("\nnext")
-    shown.print(f"  evolve top{given}   every op's champions", style="cyan", soft_wrap=True)
-    shown.print(f"  evolve runs{given}  what each run has cost", style="cyan", soft_wrap=True)
-
-
-def _result(session: Session, rows: list[Row], after: list[Standing], ended: Ended) -> Result:
+def _campaign_result(session: Session, rows: list[CampaignRow], after: list[Standing], ended: Ended) -> RunResult:
     parts = [
         {
             **facts.of_standing(standing),
@@ -261,4 +264,4 @@ def _result(session: Session, rows: list[Row], after: list[Standing], ended: End
         for search, row, standing in zip(session.searches, rows, after, strict=True)
     ]
     found = any(part["champions"] for part in parts)
-    return Result({"campaign": session.id, "ended": str(ended), "ops": parts}, found)
+    return RunResult({"campaign": session.id, "ended": str(ended), "ops": parts}, found)

@@ -1,12 +1,14 @@
-"""`evolve doctor`: what was found on this machine, and how to get what is missing."""
+"""`evolve doctor`: what this machine has for running kernels, and how to install what is missing."""
 
 import os
 import platform
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from importlib import resources
 from importlib.metadata import PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,20 +21,24 @@ from archive.records import Evaluation
 from archive.store import ArchiveError
 from evolve import wiring
 from evolve.cli.options import ArchiveOption, JsonOption, op_names
+from evolve.devices import choose
+from evolve.devices.choose import policy_of
+from evolve.devices.cuda import torch_sees_gpu
 from evolve.engines.sandbox import gaps
 from evolve.errors import UserError
 from evolve.report.tables import fitted, plain_table
-from evolve.report.words import console, counted, print_json
+from evolve.report.words import console, counted, listed, print_json
 
 OK, MISSING, OPTIONAL = "ok", "missing", "not set"
 STYLES = {OK: "green", MISSING: "red", OPTIONAL: "yellow"}
 SMI_SECONDS = 20
-CUDA_WHEELS = "pip install -e '.[cuda13]'   (or cuda12; where evolve was cloned)"
+CUDA_WHEELS = "pip install -e '.[cuda13]'   (or cuda12; in the folder that evolve was cloned to)"
+TESTED = re.compile(r"([a-z-]+?)(?:-cuda\d+x)?(?:==|<=)(\S+)")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked for. `remedy` is a command, or a sentence, for where it is missing."""
+    """One thing that was looked for; `remedy` is a command or a sentence that says how to get it."""
 
     name: str
     state: str
@@ -41,11 +47,11 @@ class Finding:
 
 
 def doctor(archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
-    """Show what this machine has, and how to install what is missing."""
-    with console(stderr=True).status("looking round"):
+    """Show what this machine has for running kernels, and how to install what is missing."""
+    with console(stderr=True).status("checking this machine"):
         findings = list(_findings(archive))
     states = {finding.name: finding.state for finding in findings}
-    usable = [kind for kind in wiring.DEVICE_KINDS if states[f"device {kind}"] == OK]
+    usable = [kind for kind in choose.kinds() if states[f"device {kind}"] == OK]
     if as_json:
         print_json({"usable": usable, "findings": [asdict(finding) for finding in findings]})
     else:
@@ -55,32 +61,32 @@ def doctor(archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
 
 
 def _print(findings: list[Finding], usable: list[str]) -> None:
-    shown = console()
+    output = console()
     table = plain_table("", "", "")
     table.show_header = False
     for finding in findings:
         table.add_row(fitted(finding.name), fitted(finding.state, STYLES[finding.state]), finding.found)
-    shown.print(table)
+    output.print(table)
     remedies = [finding for finding in findings if finding.remedy]
     if remedies:
-        shown.print("\nto put right what is missing", style="bold")
+        output.print("\nhow to set up what is missing", style="bold")
         for finding in remedies:
-            shown.print(f"  {finding.name}: {finding.remedy}", soft_wrap=True)
+            output.print(f"  {finding.name}: {finding.remedy}", soft_wrap=True)
     if usable:
-        shown.print(f"\nnext: evolve run softmax{'' if 'cuda' in usable else '   (on the emulated device)'}")
+        where = "" if any(policy_of(kind).times_are_gpu_times for kind in usable) else f"   (on the {usable[0]} device)"
+        output.print(f"\nnext: evolve run softmax{where}")
     else:
-        shown.print("\nNothing can run here yet.", style="red")
+        output.print("\nNo device can run kernels on this machine yet.", style="red")
 
 
 def _findings(archive: Path | None) -> Iterator[Finding]:
     yield Finding("Python", OK, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    torch, gpu = _torch(), _gpu()
-    nvrtc, headers, compiler = _nvrtc(), _headers(), _compiler()
-    yield from (torch, gpu, _cupy(), nvrtc, headers, compiler)
-    cuda = all(finding.state == OK for finding in (torch, gpu, nvrtc, headers))
-    emulated = all(finding.state == OK for finding in (torch, headers, compiler))
-    yield Finding("device cuda", OK if cuda else MISSING, "ready" if cuda else "cannot run, see above")
-    yield Finding("device emulated", OK if emulated else MISSING, "ready" if emulated else "cannot run, see above")
+    parts = [_torch(), _gpu(), _cupy(), _nvrtc(), _headers(), _compiler()]
+    yield from parts
+    present = {part.name for part in parts if part.state == OK}
+    for kind in choose.kinds():
+        ready = present.issuperset(policy_of(kind).needs)
+        yield Finding(f"device {kind}", OK if ready else MISSING, "ready" if ready else _lacking(kind, present))
     yield _sanitizer()
     yield _profiler()
     yield from (Finding("isolation", OPTIONAL, gap) for gap in gaps())
@@ -93,19 +99,44 @@ def _findings(archive: Path | None) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+def _lacking(kind: str, present: set[str]) -> str:
+    return f"needs {listed([need for need in policy_of(kind).needs if need not in present])}"
+
+
+def compared_with_tested(project: str, installed: str, constraints: Iterable[str]) -> str:
+    """The installed version, with a remark if it is newer than the one in the lines of a constraints file."""
+    newest = {found[1]: found[2] for line in constraints if (found := TESTED.match(line))}.get(project)
+    if newest and _release(installed) > _release(newest):
+        return f"{installed} (newer than {newest}, the newest tested)"
+    return installed
+
+
+def _release(number: str) -> tuple[int, ...]:
+    """The numbers of a version such as 2.13.0+cu130, without zeros at the end."""
+    found = re.match(r"[\d.]*", number)
+    numbers = [int(part) for part in (found[0] if found else "").split(".") if part]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _tested_versions() -> list[str]:
+    return resources.files("evolve").joinpath("tested_versions.txt").read_text(encoding="utf-8").splitlines()
+
+
 def _torch() -> Finding:
     try:
-        return Finding("PyTorch", OK, version("torch"))
+        return Finding("PyTorch", OK, compared_with_tested("torch", version("torch"), _tested_versions()))
     except PackageNotFoundError:
         return Finding("PyTorch", MISSING, "not installed", "pip install torch")
 
 
 def _gpu() -> Finding:
     if not (smi := _smi()):
-        remedy = "needs an NVIDIA GPU with its driver (nvidia-smi shows it); without one, the emulated device runs"
+        remedy = "install NVIDIA's driver, so that nvidia-smi shows the GPU; without a GPU, use the emulated device"
         return Finding("GPU", MISSING, "no NVIDIA GPU found", remedy)
     try:
-        if wiring.torch_sees_gpu():
+        if torch_sees_gpu():
             return Finding("GPU", OK, smi)
         fault = f"PyTorch {version('torch')} cannot use it"
     except (ImportError, PackageNotFoundError) as error:
@@ -114,26 +145,27 @@ def _gpu() -> Finding:
 
 
 def _smi() -> str:
-    """The first GPU and its driver, in the words of NVIDIA's own tool."""
+    """The first GPU and its driver as nvidia-smi prints them; empty if there is none."""
     if not (smi := shutil.which("nvidia-smi")):
         return ""
     query = [smi, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
-        said = subprocess.run(
+        gpus = subprocess.run(
             query, capture_output=True, text=True, timeout=SMI_SECONDS, check=True
         ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return ""
-    if not said:
+    if not gpus:
         return ""
-    name, driver, memory = (part.strip() for part in said[0].split(",", 2))
-    return f"{name}, driver {driver}, {memory}" + (f", the first of {len(said)}" if len(said) > 1 else "")
+    name, driver, memory = (part.strip() for part in gpus[0].split(",", 2))
+    return f"{name}, driver {driver}, {memory}" + (f", the first of {len(gpus)}" if len(gpus) > 1 else "")
 
 
 def _cupy() -> Finding:
     named = [d for d in distributions() if (d.metadata["Name"] or "").lower().startswith("cupy")]
     if named and find_spec("cupy"):
-        return Finding("CuPy", OK, ", ".join(f"{d.metadata['Name']} {d.version}" for d in named))
+        versions = [(d.metadata["Name"], compared_with_tested("cupy", d.version, _tested_versions())) for d in named]
+        return Finding("CuPy", OK, ", ".join(f"{name} {installed}" for name, installed in versions))
     return Finding("CuPy", MISSING, "not installed", CUDA_WHEELS)
 
 
@@ -141,8 +173,8 @@ def _nvrtc() -> Finding:
     try:
         from evolve.devices.cuda.compiler import nvrtc_version
 
-        return Finding("NVRTC", OK, nvrtc_version())
-    except Exception as error:  # noqa: BLE001 - CuPy raises whatever the missing library makes it raise
+        return Finding("NVRTC", OK, compared_with_tested("cuda-toolkit", nvrtc_version(), _tested_versions()))
+    except Exception as error:  # noqa: BLE001 - CuPy raises different errors for a missing library
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return Finding("NVRTC", MISSING, first[:120], CUDA_WHEELS)
 
@@ -166,51 +198,49 @@ def _compiler() -> Finding:
 
 
 def _sanitizer() -> Finding:
-    """Without it champions are confirmed all the same, but nobody looks for races."""
     try:
         from evolve.devices.cuda.sanitizer import NAME, command
 
         if found := command():
             return Finding(NAME, OK, str(found))
-    except ImportError:  # without CuPy it has nothing to look at
+    except ImportError:  # CuPy is not installed
         pass
-    said = "not found: champions are confirmed without it"
-    return Finding("compute-sanitizer", OPTIONAL, said, "pip install 'cuda-toolkit[sanitizer]==13.*'")
+    remedy = "pip install 'cuda-toolkit[sanitizer]==13.*'"
+    return Finding("compute-sanitizer", OPTIONAL, "not found: champions are confirmed without it", remedy)
 
 
 def _profiler() -> Finding:
-    """Without it prompts hold no counters, and everything else is as it was."""
     try:
         from evolve.devices.cuda import profiler
-    except ImportError:  # without CuPy it has nothing to look at
-        return Finding("ncu", OPTIONAL, "needs CuPy: prompts will hold no counters", CUDA_WHEELS)
-    found = profiler.command()
-    if found is None:
-        said = "not found: prompts will hold no counters"
-        return Finding("ncu", OPTIONAL, said, "apt install nsight-compute, or install NVIDIA's CUDA toolkit")
-    said, may = f"{found} {profiler.version(found)}".strip(), profiler.permitted()
-    if may is False:
-        return Finding("ncu", OPTIONAL, f"{said}, but this user may not read the GPU's counters", profiler.PERMIT)
-    return Finding("ncu", OK, said if may is None else f"{said}, and counters may be read")
+    except ImportError:  # CuPy is not installed
+        return Finding("ncu", OPTIONAL, "needs CuPy: prompts will have no counters", CUDA_WHEELS)
+    tool = profiler.command()
+    if tool is None:
+        remedy = "apt install nsight-compute, or install NVIDIA's CUDA toolkit"
+        return Finding("ncu", OPTIONAL, "not found: prompts will have no counters", remedy)
+    found, permitted = f"{tool} {profiler.version(tool)}".strip(), profiler.permitted()
+    if permitted is False:
+        return Finding("ncu", OPTIONAL, f"{found}, but this user may not read the GPU's counters", profiler.PERMIT)
+    return Finding("ncu", OK, found if permitted is None else f"{found}, and this user may read the GPU's counters")
 
 
 def _model() -> Finding:
     given = [name for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL") if os.environ.get(name)]
     if given:
-        return Finding("language model", OK, f"{' and '.join(given)} set")
-    remedy = "set OPENAI_API_KEY, or OPENAI_BASE_URL for a server of your own; until then the offline proposer works"
+        return Finding("language model", OK, f"{listed(given)} set")
+    remedy = "set OPENAI_API_KEY, or OPENAI_BASE_URL for another server; without a model, the offline proposer runs"
     return Finding("language model", OPTIONAL, "neither OPENAI_API_KEY nor OPENAI_BASE_URL is set", remedy)
 
 
 def _archive(requested: Path | None) -> Finding:
     path = wiring.archive_path(requested)
     if not path.exists():
-        return Finding("archive", OPTIONAL, f"{path} does not exist yet", "`evolve run softmax` makes it")
+        return Finding("archive", OPTIONAL, f"{path} does not exist yet", "`evolve run softmax` creates it")
     try:
         with closing(wiring.archive(requested, read_only=True)) as store:
             kernels, evaluations = store.find(Kernel), store.find(Evaluation)
     except (UserError, ArchiveError) as error:
-        return Finding("archive", MISSING, str(error), "--archive or EVOLVE_ARCHIVE names another")
+        return Finding("archive", MISSING, str(error), "name another archive with --archive or EVOLVE_ARCHIVE")
     held = f"{counted(len(kernels), 'kernel')}, {counted(len(evaluations), 'evaluation')}"
     devices = ", ".join(sorted({evaluation.device.name for evaluation in evaluations}))
     return Finding("archive", OK, f"{path}: {held}{f' on {devices}' if devices else ''}")

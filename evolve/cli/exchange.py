@@ -20,13 +20,13 @@ from archive.store import ArchiveError, Store, gathered, open_archive, take
 from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, JsonOption, archive_option
-from evolve.cli.run import ExampleOption, exemplified
+from evolve.cli.run import ExampleOption, with_example
 from evolve.errors import UserError
 from evolve.proposers.tell import SUFFIXES, TELL, TellProposer, ops_in
 from evolve.report.words import console, counted, idea, listed, one_line, print_json, short
 from evolve.request import Request
 from reference_ops import catalog
-from reference_ops.locators import is_path
+from reference_ops.catalog import is_path
 from reference_ops.op import Op
 
 FILES_HELP = (
@@ -52,12 +52,12 @@ def tell(
 ) -> None:
     """Take kernels from files into the archive. Telling the same twice changes nothing."""
     from evolve.cli.ask import check_operator
-    from evolve.proposers.tell import TELL, strays
+    from evolve.proposers.tell import TELL, unassigned
 
     check_operator(operator, parent or ())
     holding, named = parted(files)
-    own = exemplified(named, example)
-    complaints = strays(holding)
+    own = with_example(named, example)
+    complaints = unassigned(holding)
     with closing(wiring.archive(archive)) as store:
         parents = tuple(lookup.kernel(store, prefix).id for prefix in parent or ())
         taken = take_files(holding, own, store, operator or TELL, parents)

@@ -1,11 +1,12 @@
-"""`evolve export`: the champions as an installable package."""
+"""`evolve export`: write the champions as an installable Python package."""
 
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from archive.records import Evaluation
 from evolve import wiring
@@ -13,18 +14,23 @@ from evolve.cli.options import ArchiveOption, JsonOption, op_names
 from evolve.report.tables import fitted, plain_table
 from evolve.report.words import complain, console, print_json, short, times, workload_labels
 
+if TYPE_CHECKING:
+    from evolve.export.package import ExportReport
+
+TRUST_HELP = "Also export what was measured in merged archives and not tested here; use it for archives of your own."
+
 
 def export(
     ops: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[OPS]...", help="Which ops [default: all that have champions].",
+        typer.Argument(metavar="[OPS]...", help="Ops to export [default: all that have champions].",
                        autocompletion=op_names, show_default=False),
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="The package's name in Python.")] = "primitives",
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to [default: the name].")] = None,
-    trust_merged: Annotated[
-        bool, typer.Option("--trust-merged", help="Also what merged archives say, untested here: if they are yours.")
-    ] = False,
+    name: Annotated[str, typer.Option("--name", help="Name of the Python package.")] = "primitives",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder to write to [default: the package's name].")
+    ] = None,
+    trust_merged: Annotated[bool, typer.Option("--trust-merged", help=TRUST_HELP)] = False,
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -41,14 +47,17 @@ def export(
         loaded = [(catalog.load(op), catalog.locate(op)) for op in chosen]
         report = write_package(store, loaded, out or Path(name), name, trust_merged=trust_merged)
     for op in unknown:
-        complain(f"{op} is not in the catalog, so it was left out", "give the path of its file: evolve export FILE.py")
+        complain(f"{op} is not in the catalog, so it is left out", "give the path of its file: evolve export FILE.py")
     if as_json:
         print_json({**asdict(report), "folder": str(report.folder)})
-        return
-    shown = console()
-    shown.print(f"{report.folder}: the package {report.package}", style="bold")
+    else:
+        _print_report(report, console())
+
+
+def _print_report(report: "ExportReport", output: Console) -> None:
+    output.print(f"{report.folder}: the package {report.package}", style="bold")
     for exported in report.ops:
-        shown.print(f"\n{exported.call}", style="bold")
+        output.print(f"\n{exported.call}", style="bold")
         wins = [(kernel, win) for kernel in exported.kernels for win in kernel.wins]
         labels = workload_labels(list(dict.fromkeys(win.workload for _, win in wins)))
         table = plain_table("kernel", labels.heading, "speedup", "device", "idea", numbers=["speedup"])
@@ -57,10 +66,10 @@ def export(
                 short(kernel.id), fitted(labels.of[win.workload]), times(win.speedup), fitted(win.device),
                 fitted(kernel.note, "dim"),
             )  # fmt: skip
-        shown.print(table)
+        output.print(table)
     for skipped in report.skipped:
         hint = f" ({skipped.hint})" if skipped.hint else ""
-        shown.print(f"\nwithout {skipped.name}: {skipped.reason}{hint}", style="yellow")
-    # With its whole path: pip would take a bare name for a package of the registry.
+        output.print(f"\nwithout {skipped.name}: {skipped.reason}{hint}", style="yellow")
+    # The whole path, because pip takes a bare name for a package of the registry.
     install = f"pip install {report.folder.absolute()}"
-    shown.print(f"\nnext\n  {install}\n  python -c 'import {report.package}'", soft_wrap=True)
+    output.print(f"\nnext\n  {install}\n  python -c 'import {report.package}'", soft_wrap=True)

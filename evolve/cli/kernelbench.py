@@ -1,4 +1,4 @@
-"""`evolve kernelbench`: a level of KernelBench under one budget, and its figure of merit, fast_p."""
+"""`evolve kernelbench`: evolve kernels for a level of KernelBench under one budget, and report its score, fast_p."""
 
 import json
 import re
@@ -14,90 +14,114 @@ from rich.console import Console
 from archive.kernel import Kernel
 from evolve import wiring
 from evolve.cli import options, session
-from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, ModelOption, RunOptions
-from evolve.cli.run import MINUTES_HELP, SeedOption, carried_out
+from evolve.cli.options import (
+    ArchiveOption,
+    DeviceOption,
+    EvalsOption,
+    JsonOption,
+    MinutesOption,
+    ModelOption,
+    ProposerOption,
+    RunOptions,
+    TokensOption,
+    UsdOption,
+)
+from evolve.cli.run import RunSeedOption, run_setup
+from evolve.devices import choose
+from evolve.devices.choose import policy_of
 from evolve.errors import UserError
-from evolve.report.kernelbench import THRESHOLDS, Published, TaskResult, fast, fast_table, published, tasks_table
-from evolve.report.words import EMULATED_TIMES, console, counted, print_json
+from evolve.report.kernelbench import (
+    THRESHOLDS,
+    Published,
+    TaskResult,
+    fast,
+    fast_table,
+    published,
+    tasks_table,
+)
+from evolve.report.tables import fitted, plain_table
+from evolve.report.words import console, counted, print_json, times_note
 
 if TYPE_CHECKING:
     from archive.proposals import Budget
     from reference_ops.op import Op, Workload
 
 BLIND = "blind"
-FULL_SIZES = "sizes as on a GPU: the emulated device runs small ones"
-SEEDS, SEEDS_OF_FULL_SIZE = 2, 1  # of the inputs that a task's check is tried on; of gigabytes each takes seconds
+FULL_SIZES = "sizes are those for a GPU; the emulated device runs smaller ones"
+SEEDS, SEEDS_OF_FULL_SIZE = 2, 1  # input draws per check; at full size, with gigabytes, each takes seconds
 FolderArgument = Annotated[
-    Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="A checkout of KernelBench.")
+    Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="Checkout of KernelBench.")
 ]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One file of the level: its op, or why it is none, and what a user has to know."""
+    """One file of the level: its op, or the reason why it has none, and a remark for the user."""
 
     path: Path
     op: "Op | None" = None
-    said: str = ""
-    blind: bool = False
+    remark: str = ""
+    blind: bool = False  # a wrong kernel would pass the problem's check
 
     @property
-    def taken(self) -> bool:
-        return self.op is not None and not self.said
+    def usable(self) -> bool:
+        return self.op is not None and not self.remark
 
 
 def kernelbench(  # noqa: PLR0913, PLR0917 - one per option
     folder: FolderArgument,
-    level: Annotated[int, typer.Option(help="Which level, 1 to 3.")] = 1,
-    only: Annotated[str, typer.Option(metavar="23,40", help="Only these problems, by their numbers.")] = "",
-    listed: Annotated[bool, typer.Option("--list", help="Load and check the problems, and run nothing.")] = False,
-    minutes: Annotated[float | None, typer.Option(help=MINUTES_HELP, show_default=False)] = None,
-    evals: Annotated[int | None, typer.Option(help="Evaluations to spend.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens to spend on models.")] = None,
-    usd: Annotated[float | None, typer.Option(help="Dollars to spend on models.")] = None,
+    level: Annotated[int, typer.Option(help="Level of KernelBench, 1 to 3.")] = 1,
+    only: Annotated[str, typer.Option(metavar="23,40", help="Numbers of the problems to run [default: all].")] = "",
+    listed: Annotated[bool, typer.Option("--list", help="Load and check the problems, but do not run them.")] = False,
+    minutes: MinutesOption = None,
+    evals: EvalsOption = None,
+    tokens: TokensOption = None,
+    usd: UsdOption = None,
     device: DeviceOption = "",
-    proposer: Annotated[
-        str, typer.Option(metavar="offline|llm", help="Who proposes.", show_default="llm if a model is configured")
-    ] = "",
+    proposer: ProposerOption = "",
     model: ModelOption = None,
-    seed: SeedOption = None,
+    seed: RunSeedOption = None,
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Evolve kernels for a whole level of KernelBench. Its problem files are code, and are run to be read."""
-    given = options.typed(minutes, evals, tokens, usd, None)
-    shown, kind = console(stderr=as_json), wiring.device_kind(device)
+    """Evolve kernels for a whole level of KernelBench. Loading its problem files executes them."""
+    limits = options.parse_budget(minutes, evals, tokens, usd, None)
+    output, kind = console(stderr=as_json), choose.device_kind(device)
     run_options = RunOptions(device, proposer, tuple(model or ()), seed=seed)
     files = _files(folder, level, _numbers(only))
-    tried = _every if listed else _tried(run_options, archive)
-    problems = _loaded(files, kind, tried, shown)
-    taken = [problem for problem in problems if problem.taken]
-    if listed or not taken:
-        _say_list(problems, kind, shown)
+    gets_kernels = _always if listed else _gets_kernels(run_options, archive)
+    problems = _loaded(files, kind, gets_kernels, output)
+    usable = [problem for problem in problems if problem.usable]
+    if listed or not usable:
+        _print_list(problems, kind, output)
         if as_json:
             print_json([_facts(problem, kind) for problem in problems])
-        if not taken:
+        if not usable:
             raise typer.Exit(1)
         return
-    standings = _run(taken, run_options, given, archive, shown)
+    standings = _run(usable, run_options, limits, archive, output)
     tasks = [_task(problem, standings, kind) for problem in problems]
     theirs = published(_checkout(folder), level, _device_name(standings), lambda path: json.loads(path.read_text()))
-    _say(tasks, theirs, level, kind, shown)
+    _print_result(tasks, theirs, level, kind, output)
     if as_json:
-        print_json(_result(tasks, theirs))
+        print_json(_result_facts(tasks, theirs))
     if not any(task.measured for task in tasks):
         raise typer.Exit(1)
 
 
 def _files(folder: Path, level: int, numbers: frozenset[int]) -> list[Path]:
-    """The level's problems in the order of their numbers, in a checkout, or in a folder of levels, or of problems."""
-    places = [folder / "KernelBench" / f"level{level}", folder / f"level{level}", folder]
-    place = next((place for place in places if place.is_dir() and _problems(place)), None)
-    if place is None:
-        raise UserError(f"{folder} holds no problems of level {level}", "give a checkout of KernelBench, and --level")
-    found = _problems(place)
+    """The level's problem files by number, from a checkout, a folder of levels or a folder of problems."""
+    candidates = [folder / "KernelBench" / f"level{level}", folder / f"level{level}", folder]
+    found = next((problems for path in candidates if path.is_dir() and (problems := _problems(path))), None)
+    if found is None:
+        raise UserError(
+            f"{folder} has no problems of level {level}",
+            f"give a checkout of KernelBench, with a folder KernelBench/level{level}, or another --level",
+        )
     if missing := numbers - found.keys():
-        raise UserError(f"level {level} has no problem {min(missing)}", f"it has {min(found)} to {max(found)}")
+        raise UserError(
+            f"level {level} has no problem {min(missing)}", f"choose numbers from {min(found)} to {max(found)}"
+        )
     return [path for number in sorted(found) if not numbers or number in numbers for path in found[number]]
 
 
@@ -113,17 +137,19 @@ def _numbers(text: str) -> frozenset[int]:
     try:
         return frozenset(int(number) for number in text.split(",") if number.strip())
     except ValueError:
-        raise UserError(f"--only {text} is no list of numbers", "give the numbers of problems, as in 23,40") from None
+        raise UserError(
+            f"--only must be a list of numbers, got {text}", "separate problem numbers by commas, such as 23,40"
+        ) from None
 
 
-def _every(_: "Op") -> bool:
+def _always(_: "Op") -> bool:
     return True
 
 
-def _tried(run_options: RunOptions, archive: Path | None) -> "Callable[[Op], bool]":
-    """Whether there will be kernels of a problem: a model's, or some that are known already."""
+def _gets_kernels(run_options: RunOptions, archive: Path | None) -> "Callable[[Op], bool]":
+    """Whether a run will evaluate kernels of an op: a model writes some, or the archive holds some."""
     if wiring.proposer(run_options.proposer, run_options.models).name != options.OFFLINE:
-        return _every
+        return _always
     if not wiring.archive_path(archive).exists():
         return lambda _: False
     with closing(wiring.archive(archive, read_only=True)) as store:
@@ -131,10 +157,10 @@ def _tried(run_options: RunOptions, archive: Path | None) -> "Callable[[Op], boo
     return lambda op: op.name in known
 
 
-def _loaded(files: Sequence[Path], kind: str, tried: "Callable[[Op], bool]", shown: Console) -> list[Problem]:
-    """Each problem with what is wrong with it, if anything: no op, too large, nothing to emulate, or blind."""
+def _loaded(files: Sequence[Path], kind: str, gets_kernels: "Callable[[Op], bool]", output: Console) -> list[Problem]:
+    """Load the problems; a remark says what is wrong with one: it has no op, does not fit, or is blind."""
     problems = []
-    with shown.status("loading PyTorch") as status:
+    with output.status("loading PyTorch") as status:
         from reference_ops import catalog
 
         for index, path in enumerate(files, start=1):
@@ -142,16 +168,17 @@ def _loaded(files: Sequence[Path], kind: str, tried: "Callable[[Op], bool]", sho
             try:
                 op = catalog.load(str(path))
             except catalog.CatalogError as error:
-                problems.append(Problem(path, said=str(error).removeprefix(f"{path} ")))
+                problems.append(Problem(path, remark=str(error).removeprefix(f"{path} ")))
                 continue
-            said = _unfit(op, kind) or _blind(op, kind, tried)
-            problems.append(Problem(path, op, said, blind=said.startswith(BLIND)))
+            remark = _misfit(op, kind) or _blind_spot(op, kind, gets_kernels)
+            problems.append(Problem(path, op, remark, blind=remark.startswith(BLIND)))
     return problems
 
 
-def _unfit(op: "Op", kind: str) -> str:
-    if kind != "cuda":
-        return "" if op.emulated else "nothing small enough to emulate: its sizes cannot be changed that far"
+def _misfit(op: "Op", kind: str) -> str:
+    """Why the op cannot run on the device, or an empty string."""
+    if not policy_of(kind).times_are_gpu_times:
+        return "" if op.workloads(kind) else f"its sizes cannot be made small enough for the {kind} device"
     import torch
 
     from evolve.evaluation.buffers import bytes_held
@@ -159,98 +186,99 @@ def _unfit(op: "Op", kind: str) -> str:
     held = torch.cuda.get_device_properties(0).total_memory
     for workload in op.gpu:
         if (needed := bytes_held(op, workload)) > held:
-            return f"does not fit: a check needs about {needed / 1e9:.0f} GB, and this GPU has {held / 1e9:.0f}"
+            return f"does not fit: a check needs about {needed / 1e9:.0f} GB, this GPU has {held / 1e9:.0f} GB"
     return ""
 
 
-def _blind(op: "Op", kind: str, tried: "Callable[[Op], bool]") -> str:
-    """What would pass although it is wrong, at a small workload; on a GPU, where that matters, at the first of its own.
+def _blind_spot(op: "Op", kind: str, gets_kernels: "Callable[[Op], bool]") -> str:
+    """A wrong result that would pass the check at a small workload or, on a GPU, at the first full one.
 
-    There it has the last word, but takes seconds.
+    The check at full size is the one that counts, but takes seconds: it is left out if the run has no kernels to judge.
     """
     import torch
 
-    small = _passes(op, op.emulated[0], kind, SEEDS) if op.emulated else ""
-    if kind != "cuda" or (op.emulated and not small and not tried(op)):
+    small = _passing_fault(op, op.emulated[0], kind, SEEDS) if op.emulated else ""
+    on_gpu = policy_of(kind).times_are_gpu_times
+    if not on_gpu or (op.emulated and not small and not gets_kernels(op)):
         return small
     try:
-        return _passes(op, op.gpu[0], kind, SEEDS_OF_FULL_SIZE)
+        return _passing_fault(op, op.gpu[0], kind, SEEDS_OF_FULL_SIZE)
     except torch.OutOfMemoryError:
         return "does not fit: its check needs more memory than this GPU has"
     finally:
-        torch.cuda.empty_cache()  # workers need it
+        torch.cuda.empty_cache()  # for the workers, which are other processes
 
 
-def _passes(op: "Op", workload: "Workload", kind: str, seeds: int) -> str:
+def _passing_fault(op: "Op", workload: "Workload", kind: str, seeds: int) -> str:
     from evolve.evaluation.op_check import blind_spots
 
-    torch_device = "cuda" if kind == "cuda" else "cpu"
+    torch_device = policy_of(kind).torch_device
     spots = (blind_spots(op, workload, seed, torch_device, quick=True) for seed in range(seeds))
     return next((f"{BLIND}: {found[0].words}" for found in spots if found), "")
 
 
 def _run(
-    taken: Sequence[Problem], run_options: RunOptions, given: "Budget", archive: Path | None, shown: Console
+    usable: Sequence[Problem], run_options: RunOptions, limits: "Budget", archive: Path | None, output: Console
 ) -> list[dict[str, Any]]:
-    """Where each op stands afterwards."""
-    plan = session.new([str(problem.path) for problem in taken], run_options, given, every=False)
-    facts = carried_out(plan, given, archive, shown).facts
+    """Run the problems and return the standing of each op as plain values."""
+    setup = session.new([str(problem.path) for problem in usable], run_options, limits, every=False)
+    facts = run_setup(setup, limits, archive, output).facts
     return [facts] if "op" in facts else facts["ops"]
 
 
 def _task(problem: Problem, standings: Sequence[dict[str, Any]], kind: str) -> TaskResult:
     name = problem.path.stem
-    if problem.op is None or problem.said:
-        return TaskResult(name, problem.path.name, problem.said, blind=problem.blind)
-    wanted = [workload.key for workload in problem.op.workloads(kind)]
-    stands = next(one for one in standings if one["op"] == problem.op.name)
-    measured = tuple(one for one in stands["champions"] if one["workload"] in wanted)
-    return TaskResult(name, problem.path.name, measured=measured, wanted=len(wanted))
+    if problem.op is None or problem.remark:
+        return TaskResult(name, problem.path.name, problem.remark, blind=problem.blind)
+    keys = [workload.key for workload in problem.op.workloads(kind)]
+    standing = next(one for one in standings if one["op"] == problem.op.name)
+    measured = tuple(one for one in standing["champions"] if one["workload"] in keys)
+    return TaskResult(name, problem.path.name, measured=measured, workloads=len(keys))
 
 
 def _checkout(folder: Path) -> Path:
-    return next((place for place in (folder, *folder.resolve().parents) if (place / "results").is_dir()), folder)
+    return next((path for path in (folder, *folder.resolve().parents) if (path / "results").is_dir()), folder)
 
 
 def _device_name(standings: Sequence[dict[str, Any]]) -> str:
     return str(standings[0]["device"]) if standings else ""
 
 
-def _say(tasks: Sequence[TaskResult], theirs: Published, level: int, kind: str, shown: Console) -> None:
-    shown.print(f"\nKernelBench, level {level}", style="bold")
-    shown.print(tasks_table(tasks, theirs))
+def _print_result(tasks: Sequence[TaskResult], theirs: Published, level: int, kind: str, output: Console) -> None:
+    output.print(f"\nKernelBench, level {level}", style="bold")
+    output.print(tasks_table(tasks, theirs))
     if theirs.hardware:
-        shown.print(f"their times: as KernelBench publishes them for {theirs.hardware}", style="dim")
-    shown.print()
-    shown.print(fast_table(tasks))
-    shown.print(f"of {counted(len(tasks), 'task')}; fast_0: right; fast_p: more than p times as fast", style="dim")
-    if kind != "cuda":
-        shown.print(EMULATED_TIMES, style="yellow")
+        output.print(f"published: times that KernelBench publishes for {theirs.hardware}", style="dim")
+    output.print()
+    output.print(fast_table(tasks))
+    output.print(
+        f"of {counted(len(tasks), 'task')}; fast_0: correct; fast_p: correct and more than p times as fast", style="dim"
+    )
+    if note := times_note(kind):
+        output.print(note, style="yellow")
 
 
-def _say_list(problems: Sequence[Problem], kind: str, shown: Console) -> None:
-    from evolve.report.tables import fitted, plain_table
-
+def _print_list(problems: Sequence[Problem], kind: str, output: Console) -> None:
     table = plain_table("problem", "op", "GB", "first workload", "", numbers=["GB"])
     for problem in problems:
         if problem.op is None:
-            table.add_row(fitted(problem.path.stem), "-", "-", "-", problem.said)
+            table.add_row(fitted(problem.path.stem), "-", "-", "-", problem.remark)
             continue
         first = problem.op.gpu[0]
         size = problem.op.nbytes(first) / 1e9
         table.add_row(
-            fitted(problem.path.stem), fitted(problem.op.name), f"{size:.2f}", fitted(first.key), problem.said
+            fitted(problem.path.stem), fitted(problem.op.name), f"{size:.2f}", fitted(first.key), problem.remark
         )
-    shown.print(table)
-    if kind != "cuda":
-        shown.print(FULL_SIZES, style="yellow")
+    output.print(table)
+    if not policy_of(kind).times_are_gpu_times:
+        output.print(FULL_SIZES, style="yellow")
     loaded = sum(problem.op is not None for problem in problems)
     blind = sum(problem.blind for problem in problems)
-    shown.print(f"\n{loaded} of {counted(len(problems), 'problem')} load, {blind} of them blind", soft_wrap=True)
+    output.print(f"\n{loaded} of {counted(len(problems), 'problem')} load, {blind} of them blind", soft_wrap=True)
 
 
 def _facts(problem: Problem, kind: str) -> dict[str, Any]:
-    facts: dict[str, Any] = {"problem": problem.path.stem, "said": problem.said, "blind": problem.blind}
+    facts: dict[str, Any] = {"problem": problem.path.stem, "said": problem.remark, "blind": problem.blind}
     if problem.op is None:
         return {**facts, "op": None}
     op = problem.op
@@ -265,20 +293,16 @@ def _facts(problem: Problem, kind: str) -> dict[str, Any]:
     }
 
 
-def _result(tasks: Sequence[TaskResult], theirs: Published) -> dict[str, Any]:
+def _result_facts(tasks: Sequence[TaskResult], theirs: Published) -> dict[str, Any]:
+    baselines = (("eager", "eager_us"), ("compile", "compile_us"))
     return {
-        **{
-            f"fast_{p}": {
-                name: fast(tasks, over, p) for name, over in (("eager", "eager_us"), ("compile", "compile_us"))
-            }
-            for p in THRESHOLDS
-        },
+        **{f"fast_{p}": {name: fast(tasks, over, p) for name, over in baselines} for p in THRESHOLDS},
         "published": theirs.hardware,
         "tasks": [
             {
                 "task": task.name,
                 "correct": task.correct,
-                "said": task.said,
+                "said": task.remark,
                 "blind": task.blind,
                 "over_eager": task.speedup("eager_us"),
                 "over_compile": task.speedup("compile_us"),

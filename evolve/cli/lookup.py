@@ -10,7 +10,7 @@ from archive.proposals import Proposal, Run
 from archive.store import Store
 from evolve.errors import UserError
 from evolve.report.words import complain, idea, listed, one_line, short
-from reference_ops.locators import is_path
+from reference_ops.catalog import is_path
 
 CANDIDATES_SHOWN = 8
 

@@ -18,8 +18,10 @@ from evolve.cli import signals
 from evolve.cli.options import ArchiveOption, JsonOption, SeedOption, op_names
 from evolve.cli.session import engine_on
 from evolve.engines.engine import TimesPyTorch
-from evolve.engines.messages import TimingRequest, TimingResult
+from evolve.devices import choose
+from evolve.devices.choose import policy_of
 from evolve.errors import UserError
+from evolve.evaluation.requests import TimingRequest, TimingResult
 from evolve.report import ops as report
 from evolve.report.ops import Prospect, shares
 from evolve.report.progress import Phases
@@ -79,13 +81,13 @@ def ops(  # noqa: PLR0913, PLR0917 - one per option
     with console(stderr=True).status("loading the ops"):
         loaded, missing = _loaded(wanted or [], family)
     if check:
-        blind = _check(loaded, wiring.device_kind(device), seed, as_json=as_json)
+        blind = _check(loaded, choose.device_kind(device), seed, as_json=as_json)
         if blind or missing:
             raise typer.Exit(1)
         return
     faults: dict[str, dict[str, str]] = {}
     if measure:
-        faults, device = _measure(loaded, wiring.device_kind(device), archive, again=again)
+        faults, device = _measure(loaded, choose.device_kind(device), archive, again=again)
     named = [one.op.name for one in loaded] if wanted else []
     standards, evaluations = _known(wiring.archive_path(archive), named)
     info = report.device_of(standards, evaluations, device)
@@ -200,7 +202,7 @@ def _spots(op: "Op", workload: "Workload", seed: int, kind: str) -> Iterator["Bl
     from evolve.evaluation.op_check import BlindSpot, blind_spots
 
     try:
-        yield from blind_spots(op, workload, seed, "cuda" if kind == "cuda" else "cpu")
+        yield from blind_spots(op, workload, seed, policy_of(kind).torch_device)
     except torch.OutOfMemoryError:
         yield BlindSpot(workload.key, "all", "", "", "not checked: it does not fit into the GPU's memory")
 
@@ -218,7 +220,7 @@ def _print_verdict(name: str, checked: str, spots: Sequence["BlindSpot"]) -> Non
 
 
 IN_VAIN = 2  # workloads in a row at which torch.compile cost a worker: it would at the op's others
-NO_LIGHT = "the emulated device has no speed of light that PyTorch could be held against"
+NO_LIGHT = "the {kind} device has no speed of light that PyTorch could be held against"
 ELSEWHERE = "on a machine with a GPU: `evolve ops --measure --archive FILE`; then here: `evolve merge FILE`"
 
 
@@ -235,8 +237,8 @@ class OpToMeasure:
 
 
 def check_device(kind: str) -> None:
-    if kind != "cuda":
-        raise UserError(NO_LIGHT, ELSEWHERE)
+    if not policy_of(kind).times_are_gpu_times:
+        raise UserError(NO_LIGHT.format(kind=kind), ELSEWHERE)
 
 
 def measure(
@@ -279,7 +281,7 @@ def _measured(work: OpToMeasure, engine: TimesPyTorch, store: Store, *, again: b
     for workload in work.missing:
         wanted = TimingRequest(work.locator, workload, again, eager_alone=lost >= IN_VAIN)
         answer = engine.time_pytorch(wanted)
-        if answer.standard is None and answer.leaving and not wanted.eager_alone:
+        if answer.standard is None and answer.tainted and not wanted.eager_alone:
             lost += 1
             answer = _eager_alone(work, wanted, answer, engine)
         elif wanted.eager_alone:

@@ -1,4 +1,4 @@
-"""Options that commands share, budgets as they are typed, and the options that a run is recorded with."""
+"""Options shared by several commands, budgets given on the command line, and the options recorded with a run."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -13,19 +13,20 @@ from archive.kernel import Kernel
 from archive.proposals import Budget, Run
 from archive.store import ArchiveError
 from evolve import wiring
+from evolve.devices import choose
 from evolve.errors import UserError
 
 
 def op_names(incomplete: str = "") -> list[str]:
-    """The catalog's ops that begin like this, without the seconds that importing the catalog takes.
+    """The catalog's ops that begin with `incomplete`, found without importing the catalog.
 
-    Every op has kernels that come with it, in a folder of its name.
+    Every op has a folder of shipped kernels with the op's name.
     """
     return [name for name in library.op_names() if name.startswith(incomplete)]
 
 
 def kernel_ids(context: typer.Context, incomplete: str = "") -> list[str]:
-    """The ids in the archive that begin like this."""
+    """The archived kernel ids that begin with `incomplete`."""
     try:
         store = wiring.archive(context.params.get("archive"), read_only=True)
         return [kernel.id for kernel in store.find(Kernel) if kernel.id.startswith(incomplete)]
@@ -34,80 +35,101 @@ def kernel_ids(context: typer.Context, incomplete: str = "") -> list[str]:
 
 
 def device_kinds(incomplete: str = "") -> Iterable[str]:
-    return [kind for kind in wiring.DEVICE_KINDS if kind.startswith(incomplete)]
+    return [kind for kind in choose.kinds() if kind.startswith(incomplete)]
 
 
 OpArgument = Annotated[
-    str, typer.Argument(metavar="OP", help="An op's name, or the path of a Python file.", autocompletion=op_names)
+    str, typer.Argument(metavar="OP", help="Name of an op, or path of a Python file.", autocompletion=op_names)
 ]
 OpFilter = Annotated[
-    str, typer.Argument(metavar="[OP]", help="Only this op.", autocompletion=op_names, show_default=False)
+    str, typer.Argument(metavar="[OP]", help="Show only this op.", autocompletion=op_names, show_default=False)
 ]
 KernelArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="A kernel's id, or how it begins.", autocompletion=kernel_ids)
+    str, typer.Argument(metavar="ID", help="Id of a kernel, or the first characters of it.", autocompletion=kernel_ids)
 ]
 ArchiveOption = Annotated[
     Path | None,
-    typer.Option("--archive", envvar="EVOLVE_ARCHIVE", help=f"The archive file [default: {wiring.DEFAULT_ARCHIVE}]."),
+    typer.Option("--archive", envvar="EVOLVE_ARCHIVE", help=f"Archive file [default: {wiring.DEFAULT_ARCHIVE}]."),
 ]
 DeviceOption = Annotated[
     str,
-    typer.Option("--device", metavar="cuda|emulated", help="Where kernels run.", autocompletion=device_kinds,
-                 show_default="cuda if a GPU is found"),
+    typer.Option("--device", metavar="|".join(choose.kinds()), help="Device that runs the kernels.",
+                 autocompletion=device_kinds, show_default="cuda if a GPU is found"),
 ]  # fmt: skip
-DevicePart = Annotated[str, typer.Option("--device", metavar="TEXT", help="Only devices whose name holds this.")]
+DevicePart = Annotated[str, typer.Option("--device", metavar="TEXT", help="Show only devices with TEXT in their name.")]
+ProposerOption = Annotated[
+    str,
+    typer.Option("--proposer", metavar="offline|llm", help="What proposes new kernels.",
+                 show_default="llm if a model is configured"),
+]  # fmt: skip
 ModelOption = Annotated[
     list[str] | None,
     typer.Option("--model", metavar="NAME", show_default=False,
-                 help="A language model: NAME, NAME@http://host:8000/v1, or a .toml file of models; repeatable."),
+                 help="Language model: NAME, NAME@http://host:8000/v1, or a .toml file of models; repeatable."),
 ]  # fmt: skip
-SeedOption = Annotated[int, typer.Option("--seed", help="Every random choice follows from it.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of all random choices.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def archive_option(path: Path) -> str:
-    """What a command needs to be typed with to find this archive."""
+    """The words to add to a command so that it uses this archive; empty for the default archive."""
     return "" if path == wiring.DEFAULT_ARCHIVE else f" --archive {shlex.quote(str(path))}"
 
 
 OFFLINE_MINUTES, MODEL_MINUTES, MOST_MINUTES = 2.0, 10.0, 100_000.0
-MOST, MOST_SHOWN = 1e15, 24  # of anything, and the digits of it that are repeated
+MOST, DIGITS_SHOWN = 1e15, 24  # upper bound of every limit; digits of a larger integer that an error repeats
 OFFLINE = "offline"
 MINUTES, EVALS, TOKENS, USD, UNTIL_SOL = "--minutes", "--evals", "--tokens", "--usd", "--until-sol"
+EXAMPLES = {
+    MINUTES: "give a number of minutes such as 5 or 0.5",
+    EVALS: "give a number of evaluations such as 200",
+    TOKENS: "give a number of tokens such as 500000",
+    USD: "give an amount in US dollars such as 2.50",
+    UNTIL_SOL: "give a share of the speed of light such as 0.95",
+}
+MINUTES_HELP = (
+    f"Minutes to run; confirming the champions takes extra time [default: {OFFLINE_MINUTES:g}, or {MODEL_MINUTES:g} "
+    "with a model, unless --evals or, with a model, --tokens or --usd is given]."
+)
+MinutesOption = Annotated[float | None, typer.Option(MINUTES, help=MINUTES_HELP, show_default=False)]
+EvalsOption = Annotated[int | None, typer.Option(EVALS, help="Maximum number of evaluations.")]
+TokensOption = Annotated[int | None, typer.Option(TOKENS, help="Maximum number of tokens to use on models.")]
+UsdOption = Annotated[float | None, typer.Option(USD, help="Maximum amount to spend on models, in US dollars.")]
 
 
-def typed(
+def parse_budget(
     minutes: float | None, evals: int | None, tokens: int | None, usd: float | None, until_sol: float | None
 ) -> Budget:
-    """What was typed, as a budget, or a UserError that says what is wrong with it."""
-    for option, value, such_as in (
-        (MINUTES, minutes, "5 or 0.5"),
-        (EVALS, evals, "200"),
-        (TOKENS, tokens, "500000"),
-        (USD, usd, "2.50"),
-        (UNTIL_SOL, until_sol, "0.95"),
-    ):
-        if value is not None and not 0 < value < MOST:
-            said = f"{value:g}" if isinstance(value, float) else str(value)[:MOST_SHOWN]
-            raise UserError(f"{option} {said} is nothing that could be spent", f"give {option} such as {such_as}")
-    if minutes and minutes > MOST_MINUTES:
-        raise UserError(
-            f"{MINUTES} {minutes:g} is more than {MOST_MINUTES:g}", "leave it out where another limit holds"
-        )
-    if until_sol and until_sol > 1:
-        raise UserError(
-            f"{UNTIL_SOL} {until_sol:g} is faster than the speed of light", f"give a share such as {UNTIL_SOL} 0.95"
-        )
+    """Return the options as a budget, or raise a UserError that names the option and its value."""
+    given = {MINUTES: minutes, EVALS: evals, TOKENS: tokens, USD: usd, UNTIL_SOL: until_sol}
+    for option, value in given.items():
+        if value is not None:
+            _check_limit(option, value)
     return Budget(evals, tokens, usd, None if minutes is None else 60 * minutes, until_sol)
 
 
-def raised(budget: Budget, given: Budget) -> Budget:
-    """The budget of a run that goes on: what is given with it replaces what it had."""
+def _check_limit(option: str, value: float) -> None:
+    got = f"{value:g}" if isinstance(value, float) else str(value)[:DIGITS_SHOWN]
+    if not value > 0:
+        raise UserError(f"{option} must be greater than 0, got {got}", EXAMPLES[option])
+    if option == UNTIL_SOL and value > 1:
+        reason = "no kernel is faster than the speed of light"
+        raise UserError(f"{option} must be at most 1, got {got}: {reason}", EXAMPLES[option])
+    if not value < MOST:
+        raise UserError(f"{option} must be less than {MOST:g}, got {got}", EXAMPLES[option])
+    if option == MINUTES and value > MOST_MINUTES:
+        raise UserError(
+            f"{option} must be at most {MOST_MINUTES:g}, got {got}", f"leave out {MINUTES} if another limit is given"
+        )
+
+
+def with_limits(budget: Budget, given: Budget) -> Budget:
+    """Return the budget with the limits that are set in `given` in place of its own."""
     return replace(budget, **{name: value for name, value in asdict(given).items() if value is not None})
 
 
-def completed(budget: Budget, proposer: str) -> Budget:
-    """With the usual time, unless a limit is given that this proposer will reach; a run always has an end."""
+def with_default_time(budget: Budget, proposer: str) -> Budget:
+    """Return the budget with the default time, unless it has a limit that this proposer can reach."""
     offline = proposer == OFFLINE
     bounded = budget.evals, budget.seconds, None if offline else budget.tokens, None if offline else budget.usd
     if any(limit is not None for limit in bounded):
@@ -115,8 +137,8 @@ def completed(budget: Budget, proposer: str) -> Budget:
     return replace(budget, seconds=60 * (OFFLINE_MINUTES if offline else MODEL_MINUTES))
 
 
-def options(budget: Budget) -> list[str]:
-    """As they would be typed."""
+def budget_arguments(budget: Budget) -> list[str]:
+    """The budget as command-line arguments."""
     given = {
         MINUTES: None if budget.seconds is None else f"{budget.seconds / 60:g}",
         EVALS: budget.evals,
@@ -127,13 +149,13 @@ def options(budget: Budget) -> list[str]:
     return [word for option, value in given.items() if value is not None for word in (option, str(value))]
 
 
-NAMED = {"--device": "device", "--proposer": "proposer", "--model": "models", "--replay": "replay"}
+VALUED = {"--device": "device", "--proposer": "proposer", "--model": "models", "--replay": "replay"}
 FLAGS = {"--fresh": "fresh", "--no-tune": "no_tune", "--no-seeds": "no_seeds"}
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Everything but the ops and the budget. What is empty was not typed."""
+    """The options of a run other than its ops and its budget. An empty field was not given."""
 
     device: str = ""
     proposer: str = ""
@@ -145,12 +167,12 @@ class RunOptions:
     strategy: str = ""
     seed: int | None = None
 
-    def options(self) -> list[str]:
-        """As they would be typed; strategy and seed have their own places in a Run."""
+    def arguments(self) -> list[str]:
+        """The options as command-line arguments, without strategy and seed, which a Run records in its own fields."""
         from evolve.proposers.llm.models import without_secrets
 
         words: list[str] = []
-        for option, name in NAMED.items():
+        for option, name in VALUED.items():
             value = getattr(self, name)
             given = [without_secrets(one) for one in value] if name == "models" else [value]
             words += [word for one in given if one for word in (option, one)]
@@ -158,33 +180,41 @@ class RunOptions:
 
 
 def recorded(run: Run) -> RunOptions:
-    """What the archive says a run was started with."""
+    """The options that a run was started with, read from the archive."""
     words = list(run.words[1:])
-    values: dict[str, list[str]] = {name: [] for name in NAMED.values()}
+    values: dict[str, list[str]] = {name: [] for name in VALUED.values()}
     flags = {}
     while words:
         option = words.pop(0)
         if option in FLAGS:
             flags[FLAGS[option]] = True
-        elif option in NAMED and words:
-            values[NAMED[option]].append(words.pop(0))
+        elif option in VALUED and words:
+            values[VALUED[option]].append(words.pop(0))
     single = {name: (found[-1] if found else "") for name, found in values.items() if name != "models"}
     single["device"] = run.device.split()[0]
     return RunOptions(**single, **flags, models=tuple(values["models"]), strategy=run.strategy, seed=run.seed)  # type: ignore[arg-type]
 
 
 def locator(run: Run) -> str:
-    """How its op is found: the first word it was started with, or its name."""
+    """The locator of a run's op: the first word of the recorded command, or the op's name."""
     return run.words[0] if run.words else run.op
 
 
-def check_same(run: Run, typed: RunOptions, kept: Sequence[str] = ()) -> None:
-    """A run goes on as it began: what is typed again must not differ; the fields named in `kept` are not compared."""
+def check_unchanged(run: Run, given: RunOptions) -> None:
+    """Raise a UserError if an option given to resume a run differs from the one recorded with it."""
+    from evolve.proposers.llm.models import without_secrets
+
     before = recorded(run)
     for field in fields(RunOptions):
-        value = getattr(typed, field.name)
-        if value not in ("", (), None, False) and value != getattr(before, field.name) and field.name not in kept:
-            option = "--" + {"models": "model"}.get(field.name, field.name).replace("_", "-")
-            raise UserError(
-                f"run {run.id} was started with another {option}", f"leave {option} out, or start a new run"
-            )
+        value, old = getattr(given, field.name), getattr(before, field.name)
+        if value in ("", (), None, False) or value == old:
+            continue
+        option = "--" + {"models": "model"}.get(field.name, field.name).replace("_", "-")
+        if field.name == "models":
+            old, value = (", ".join(map(without_secrets, names)) for names in (old, value))
+        started = f"with {option} {old}" if old or old == 0 else f"without {option}"
+        got = "" if value is True else f", got {value}"
+        raise UserError(
+            f"run {run.id} was started {started}{got}",
+            f"leave out {option} to continue the run, or start a new run without --resume",
+        )

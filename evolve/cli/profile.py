@@ -1,4 +1,4 @@
-"""`evolve profile`: what NVIDIA's profiler counts while a kernel runs, and what that points to."""
+"""`evolve profile`: read the GPU's counters while a kernel runs, and name the bottleneck."""
 
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +11,8 @@ from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, JsonOption, KernelArgument
 from evolve.cli.session import engine_on
+from evolve.devices import choose
+from evolve.devices.choose import policy_of
 from evolve.errors import UserError
 from evolve.report.profile import facts_of_profile, profile_details
 from evolve.report.progress import Phases
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
     from reference_ops.op import Op
 
 WIDEST_ACCESS_BYTES = 16
-OP_HELP = "The file of its op, if it is your own."
-WORKLOAD_HELP = "Where to profile it, such as `n=4096 float32` [default: where it is farthest from the speed of light]."
+OP_HELP = "File of the kernel's op, if the op is not in the catalog."
+WORKLOAD_HELP = (
+    "Workload to profile, such as `n=4096 float32` [default: the one farthest from the speed of light]."
+)
 
 
 def profile(
@@ -31,22 +35,22 @@ def profile(
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Count with NVIDIA's ncu what a kernel does on this GPU, and say what holds it back."""
-    shown = console(stderr=as_json)
+    """Profile a kernel on this GPU with NVIDIA's ncu, and name its bottleneck."""
+    output = console(stderr=as_json)
     with closing(wiring.archive(archive)) as store:
         found = lookup.kernel(store, kernel)
         loaded = _loaded(op, found, workload)
-        if wiring.device_kind() != "cuda":
+        if not policy_of(kind := choose.device_kind()).times_are_gpu_times:
             raise UserError("profiling needs an NVIDIA GPU, and none was found", "`evolve doctor` says what is missing")
         evaluations = [e for e in store.find(Evaluation, found.op) if e.kernel_id == found.id]
-        with engine_on("cuda", Phases(), shown) as engine:
+        with engine_on(kind, Phases(), output) as engine:
             latest = next((e for e in reversed(evaluations) if e.device.key == engine.info.key), None)
             where = workload or _farthest_from_light(latest, loaded)
-            with shown.status(f"profiling {short(found.id)} at {where}"):
+            with output.status(f"profiling {short(found.id)} at {where}"):
                 counted = engine.profile(found, lookup.locator(op or found.op), where)
             fault = engine.unprofiled
         if counted is None:
-            lookup.absent(f"nothing was counted: {fault}", "`evolve doctor` says whether ncu can be used here")
+            lookup.absent(f"no counters were read: {fault}", "`evolve doctor` says whether ncu can be used here")
         store.append(counted)
     traits = latest.traits if latest else None
     access_bytes = max(traits.load_bytes, traits.store_bytes) if traits else WIDEST_ACCESS_BYTES
@@ -54,24 +58,24 @@ def profile(
         print_json(facts_of_profile(counted, access_bytes))
         return
     for part in profile_details(counted, access_bytes):
-        shown.print(part, soft_wrap=not hasattr(part, "columns"))
+        output.print(part, soft_wrap=not hasattr(part, "columns"))
 
 
 def _loaded(requested: str, kernel: Kernel, workload: str) -> "Op":
-    """The kernel's op, which must be known here and have such a workload."""
+    """Load the kernel's op, or raise a UserError if it is another op or lacks the workload."""
     from reference_ops import catalog
 
     op = catalog.load(requested or kernel.op)
     if op.name != kernel.op:
-        raise UserError(f"{short(kernel.id)} is a kernel of {kernel.op}, not of {op.name}", "give the file of its op")
+        raise UserError(f"{short(kernel.id)} is a kernel of {kernel.op}, not of {op.name}", "give the file of its own op")
     keys = [one.key for one in op.gpu]
     if workload and workload not in keys:
-        raise UserError(f"{op.name} has no workload `{workload}`", f"there are: {'; '.join(keys)}")
+        raise UserError(f"{op.name} has no workload `{workload}`", f"choose one of: {'; '.join(keys)}")
     return op
 
 
 def _farthest_from_light(evaluation: Evaluation | None, op: "Op") -> str:
-    """Of the workloads it was timed on; the op's first, where it was not."""
+    """The timed workload with the lowest share of the speed of light, or the op's first if none was timed."""
     timed = {m.workload: m.share_of_light or 0.0 for m in (evaluation.measurements if evaluation else ())}
     known = [one.key for one in op.gpu if one.key in timed]
     return min(known, key=timed.__getitem__) if known else op.gpu[0].key

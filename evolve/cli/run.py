@@ -1,4 +1,4 @@
-"""`evolve run`: propose, evaluate, keep the fittest, and show it while it happens."""
+"""`evolve run`: propose and evaluate kernels, keep the fittest, and show the progress."""
 
 import shlex
 from collections.abc import Sequence
@@ -13,182 +13,194 @@ from rich.console import Console
 from archive.proposals import Budget
 from evolve import wiring
 from evolve.cli import lookup, options, session
-from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, ModelOption, RunOptions, op_names
-from evolve.cli.session import Plan, engine_on, say_proposer
+from evolve.cli.options import (
+    ArchiveOption,
+    DeviceOption,
+    EvalsOption,
+    JsonOption,
+    MinutesOption,
+    ModelOption,
+    ProposerOption,
+    RunOptions,
+    TokensOption,
+    UsdOption,
+    op_names,
+)
+from evolve.cli.session import RunResult, Setup, engine_on, print_proposer
 from evolve.cli.signals import Stopped
 from evolve.errors import UserError
 from evolve.report.progress import Phases
-from evolve.report.words import console, print_json
+from evolve.report.words import console, listed, print_json
 
 if TYPE_CHECKING:
-    from evolve.cli.session import Result
     from reference_ops.op import Op
 
-MINUTES_HELP = (
-    f"Time to spend; confirming the champions comes on top [default: {options.OFFLINE_MINUTES:g}, with a model "
-    f"{options.MODEL_MINUTES:g}, unless --evals or, with a model, --tokens or --usd is given]."
+OPS_HELP = (
+    "Names of ops, paths of Python files or of task files, or module:function. Several ops share one budget. Files "
+    "named here are executed with your permissions."
 )
 OpsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="OP", help="Ops: names, paths of Python files or of others' tasks, module:function. "
-                   "Several share one budget. A file given here is run, with all that you may do.",
-                   autocompletion=op_names, show_default=False),
-]  # fmt: skip
-SeedOption = Annotated[
+    list[str] | None, typer.Argument(metavar="OP", help=OPS_HELP, autocompletion=op_names, show_default=False)
+]
+RunSeedOption = Annotated[
     int | None,
-    typer.Option("--seed", min=-(2**63), max=2**63 - 1, show_default=False,
-                 help="Every random choice follows from it [default: 0]."),
+    typer.Option("--seed", min=-(2**63), max=2**63 - 1, help="Seed of all random choices [default: 0].",
+                 show_default=False),
 ]  # fmt: skip
+AllOption = Annotated[bool, typer.Option("--all", help="Evolve every op of the catalog, under one budget.")]
+UntilSolOption = Annotated[
+    float | None,
+    typer.Option(help="Stop when every workload reaches this share of the speed of light, such as 0.95."),
+]
 StrategyOption = Annotated[
-    str, typer.Option(metavar="evolve|best-of-n", help="best-of-n asks each time anew.", show_default="evolve")
+    str,
+    typer.Option(metavar="evolve|best-of-n", help="best-of-n drafts every kernel from scratch.", show_default="evolve"),
+]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Use only kernels that this run itself proposes.")]
+NoTuneOption = Annotated[bool, typer.Option("--no-tune", help="Do not tune the knobs of the models' kernels.")]
+NoSeedsOption = Annotated[bool, typer.Option("--no-seeds", help="Do not start from the shipped kernels.")]
+ReplayOption = Annotated[
+    str, typer.Option(metavar="RUN", help="Replay the answers of a recorded run instead of asking a model.")
+]
+ResumeOption = Annotated[
+    str, typer.Option("--resume", metavar="RUN", help="Continue a run with the rest of its budget; `last` is the newest.")
 ]
 ExampleOption = Annotated[
     Path | None,
     typer.Option("--example", exists=True, dir_okay=False, show_default=False,
                  help="For OP module:function or file.py:function: a Python file with `examples`, a list of inputs."),
 ]  # fmt: skip
-ResumeOption = Annotated[
-    str, typer.Option("--resume", metavar="RUN", help="Go on with what is left of a run's budget; `last` is the newest")
-]
 
 
 def run(  # noqa: PLR0913, PLR0917 - one per option
     ops: OpsArgument = None,
-    every: Annotated[bool, typer.Option("--all", help="Every op of the catalog, under one budget.")] = False,
-    minutes: Annotated[float | None, typer.Option(help=MINUTES_HELP, show_default=False)] = None,
-    evals: Annotated[int | None, typer.Option(help="Evaluations to spend.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens to spend on models.")] = None,
-    usd: Annotated[float | None, typer.Option(help="Dollars to spend on models.")] = None,
-    until_sol: Annotated[
-        float | None, typer.Option(help="Stop when every workload reaches this share of the speed of light.")
-    ] = None,
+    every: AllOption = False,
+    minutes: MinutesOption = None,
+    evals: EvalsOption = None,
+    tokens: TokensOption = None,
+    usd: UsdOption = None,
+    until_sol: UntilSolOption = None,
     device: DeviceOption = "",
-    proposer: Annotated[
-        str, typer.Option(metavar="offline|llm", help="Who proposes.", show_default="llm if a model is configured")
-    ] = "",
+    proposer: ProposerOption = "",
     model: ModelOption = None,
     strategy: StrategyOption = "",
-    seed: SeedOption = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Use only what this run itself proposes.")] = False,
-    no_tune: Annotated[
-        bool, typer.Option("--no-tune", help="Models only: nobody varies their kernels' knobs.")
-    ] = False,
-    no_seeds: Annotated[bool, typer.Option("--no-seeds", help="Leave out the shipped kernels.")] = False,
-    replay: Annotated[
-        str, typer.Option(metavar="RUN", help="Answer from a recorded run instead of asking a model.")
-    ] = "",
+    seed: RunSeedOption = None,
+    fresh: FreshOption = False,
+    no_tune: NoTuneOption = False,
+    no_seeds: NoSeedsOption = False,
+    replay: ReplayOption = "",
     resume: ResumeOption = "",
     example: ExampleOption = None,
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Evolve kernels for ops. Everything found is archived at once; the same command goes on from there."""
-    given = options.typed(minutes, evals, tokens, usd, until_sol)
-    typed = RunOptions(
-        device,
-        proposer,
-        tuple(model or ()),
-        replay,
-        fresh,
-        no_tune,
-        no_seeds,
-        strategy,
-        seed,
-    )
-    named = exemplified(tuple(ops or ()), example)
-    base = ["evolve", "run", *named, *(["--all"] if every else []), *_places(device, archive)]
+    """Evolve kernels for ops. Results are archived as they arrive; the same command continues from them."""
+    limits = options.parse_budget(minutes, evals, tokens, usd, until_sol)
+    given = RunOptions(device, proposer, tuple(model or ()), replay, fresh, no_tune, no_seeds, strategy, seed)
+    named = with_example(tuple(ops or ()), example)
+    command = ["evolve", "run", *named, *(["--all"] if every else []), *_location(device, archive)]
     if resume:
         if every:
-            raise UserError("--resume goes on with the ops that the run has", "leave out --all")
-        plan = session.resumed(resume, named, typed, given, archive)
+            raise UserError("--resume continues with the ops of the run, so --all has no effect", "leave out --all")
+        setup = session.resumed(resume, named, given, limits, archive)
     elif replay:
-        plan = session.replayed(named, typed, given, archive)
+        setup = session.replayed(named, given, limits, archive)
     else:
-        plan = session.new(named, typed, given, every=every)
-    shown = console(stderr=as_json)
-    result = carried_out(plan, given, archive, shown, base)
+        setup = session.new(named, given, limits, every=every)
+    result = run_setup(setup, limits, archive, console(stderr=as_json), command)
     if as_json:
         print_json(result.facts)
     if not result.found:
         raise typer.Exit(1)
 
 
-def carried_out(plan: Plan, given: Budget, archive: Path | None, shown: Console, typed: Sequence[str] = ()) -> "Result":
-    """The plan, from the first line that is shown to the last; `typed` is the command that would begin it again."""
-    base = [*typed] or ["evolve", "run", *plan.locators, *_places(plan.run_options.device, archive)]
-    again, phases = shlex.join([*base, *_kept(plan, given)]), Phases()
+def run_setup(
+    setup: Setup, limits: Budget, archive: Path | None, output: Console, command: Sequence[str] = ()
+) -> RunResult:
+    """Load the ops, start the workers, run the session and print its output; `command` is what starts it again."""
+    command = [*command] or ["evolve", "run", *setup.locators, *_location(setup.run_options.device, archive)]
+    again, phases = shlex.join([*command, *_repeated(setup, limits)]), Phases()
     try:
-        with shown.status(f"loading {plan.locators[0] if len(plan.locators) == 1 else f'{len(plan.locators)} ops'}"):
-            from evolve.cli import display, session
+        what = setup.locators[0] if len(setup.locators) == 1 else f"{len(setup.locators)} ops"
+        with output.status(f"loading {what}"):
+            from evolve.cli import display
 
-            loaded = _loaded(plan.locators)
-        run_options, who = plan.run_options, None
+            loaded = _loaded(setup.locators)
+        run_options, proposer = setup.run_options, None
         session.check_strategy(run_options.strategy)
         if not run_options.replay:
-            who = wiring.proposer(run_options.proposer, run_options.models, tune=not run_options.no_tune)
+            proposer = wiring.proposer(run_options.proposer, run_options.models, tune=not run_options.no_tune)
         with ExitStack() as stack:
             store = stack.enter_context(closing(wiring.archive(archive)))
-            who = who or wiring.replaying(store, run_options.replay, tune=not run_options.no_tune)
-            _check_proposer(who.name, plan)
-            engine = stack.enter_context(engine_on(run_options.device, phases, shown))
-            _check_sizes([op for op, _ in loaded], engine.info.kind)
-            say_proposer(who.name, plan.budget, shown)
-            words = [word for word in base if word != "--all"]
-            opened = session.opened(plan, loaded, session.Backends(who, engine, store, phases), words)
-            again = opened.again()
-            return (display.run_search if len(opened.searches) == 1 else display.run_campaign)(opened, shown)
+            proposer = proposer or wiring.replaying(store, run_options.replay, tune=not run_options.no_tune)
+            _check_proposer(proposer.name, setup)
+            engine = stack.enter_context(engine_on(run_options.device, phases, output))
+            _check_workloads([op for op, _ in loaded], engine.info.kind)
+            print_proposer(proposer.name, setup.budget, output)
+            resuming = [word for word in command if word != "--all"]
+            backends = session.Backends(proposer, engine, store, phases)
+            opened = session.opened(setup, loaded, backends, resuming)
+            again = opened.resume_command()
+            return (display.run_search if len(opened.searches) == 1 else display.run_campaign)(opened, output)
     except Stopped:
-        shown.print(f"stopped. To go on from here: {again}", soft_wrap=True)
+        output.print(f"stopped. To continue: {again}", soft_wrap=True)
         raise
 
 
+def with_example(ops: tuple[str, ...], example: Path | None) -> tuple[str, ...]:
+    """Add the file of example inputs to the locator of a function, so that worker processes find both."""
+    if example is None:
+        return ops
+    if len(ops) != 1 or ":" not in ops[0]:
+        raise UserError(
+            f"--example needs exactly one function as OP, got {listed(ops) or 'none'}",
+            "give the function as module:function or file.py:function",
+        )
+    return (f"{ops[0]}@{example.resolve()}",)
+
+
 def _loaded(locators: Sequence[str]) -> "list[tuple[Op, str]]":
+    """The ops with the locators by which worker processes find them, each op once."""
     from reference_ops import catalog
 
     found = [(catalog.load(op), lookup.locator(op)) for op in locators]
     return list({op.name: (op, locator) for op, locator in found}.values())
 
 
-def exemplified(ops: tuple[str, ...], example: Path | None) -> tuple[str, ...]:
-    """The locator of a function names the file with its example inputs, so that workers find both."""
-    if example is None:
-        return ops
-    if len(ops) != 1 or ":" not in ops[0]:
-        raise UserError("--example belongs to one function", "give it as module:function or file.py:function")
-    return (f"{ops[0]}@{example.resolve()}",)
-
-
-def _check_sizes(ops: "Sequence[Op]", kind: str) -> None:
+def _check_workloads(ops: "Sequence[Op]", kind: str) -> None:
     if large := [op.name for op in ops if not op.workloads(kind)]:
-        raise UserError(f"nothing of {', '.join(large)} is small enough to emulate", "run it on a machine with a GPU")
-
-
-def _check_proposer(name: str, plan: Plan) -> None:
-    """A fresh run needs somebody who writes kernels, and a limit in dollars is held only where a token has a price."""
-    offline = name == options.OFFLINE
-    if offline and plan.run_options.fresh:
         raise UserError(
-            "the offline proposer varies kernels at hand, and with --fresh there are none",
-            "leave --fresh out, or set OPENAI_API_KEY or OPENAI_BASE_URL for a model that writes some",
+            f"no workload of {listed(large)} is small enough for the {kind} device", "run it on a machine with a GPU"
         )
-    if plan.budget.usd is not None and not offline and not plan.run_options.replay:
+
+
+def _check_proposer(name: str, setup: Setup) -> None:
+    """Raise if the proposer cannot start without known kernels, or cannot keep to a limit in dollars."""
+    offline = name == options.OFFLINE
+    if offline and setup.run_options.fresh:
+        raise UserError(
+            "the offline proposer varies known kernels, and with --fresh there are none",
+            "leave out --fresh, or set OPENAI_API_KEY or OPENAI_BASE_URL to let a model write kernels",
+        )
+    if setup.budget.usd is not None and not offline and not setup.run_options.replay:
         from evolve.proposers.llm.models import check_priced, check_spends
 
-        check_priced(plan.run_options.models, name)
-        if plan.budget == Budget(usd=plan.budget.usd, until_light=plan.budget.until_light):
-            check_spends(plan.run_options.models)
+        check_priced(setup.run_options.models, name)
+        if setup.budget == Budget(usd=setup.budget.usd, until_light=setup.budget.until_light):
+            check_spends(setup.run_options.models)
 
 
-def _places(device: str, archive: Path | None) -> list[str]:
+def _location(device: str, archive: Path | None) -> list[str]:
+    """The options for device and archive as they were given."""
     given = {"--device": device, "--archive": str(archive or "")}
     return [word for option, value in given.items() if value for word in (option, value)]
 
 
-def _kept(plan: Plan, given: Budget) -> list[str]:
-    """What was typed for a run that has no id yet, but for the device, which is named already."""
-    if plan.runs:
-        return ["--resume", plan.runs[0].campaign or plan.runs[0].id, *options.options(given)]
-    run_options = replace(plan.run_options, device="")
-    strategy = ["--strategy", run_options.strategy] if run_options.strategy else []
-    seed = ["--seed", str(run_options.seed)] if run_options.seed else []
-    return [*run_options.options(), *strategy, *seed, *options.options(given)]
+def _repeated(setup: Setup, limits: Budget) -> list[str]:
+    """The options that start or resume the session again, without --device and --archive."""
+    if setup.runs:
+        return ["--resume", setup.runs[0].campaign or setup.runs[0].id, *options.budget_arguments(limits)]
+    given = replace(setup.run_options, device="")
+    strategy = ["--strategy", given.strategy] if given.strategy else []
+    seed = ["--seed", str(given.seed)] if given.seed else []
+    return [*given.arguments(), *strategy, *seed, *options.budget_arguments(limits)]

@@ -19,7 +19,7 @@ from evolve.report import runs as report
 from evolve.report.progress import dollars
 from evolve.report.runs import PER, Trajectory, comparison
 from evolve.report.tables import WIDE, fitted, plain_table
-from evolve.report.words import clock, console, counted, moment, print_json, times
+from evolve.report.words import clock, console, counted, moment, print_json, times, times_label, times_note
 
 NOTHING_OWN = "best: - where a run proposed nothing itself that passed; kernels that come along do not count"
 REPLAYED = "replay: its answers come from the archive; tokens and dollars are what they had cost then"
@@ -86,7 +86,7 @@ def _table(lines: Sequence[RunSummary], *, wide: bool) -> Table:
         table.add_row(
             fitted(run.id, "bold"),
             fitted(run.op),
-            *[fitted(run.device, "yellow" if run.device.startswith("emulated") else "") for _ in device],
+            *[fitted(run.device, "yellow" if times_label(_kind(run)) else "") for _ in device],
             moment(run.created)[5:].replace(" ", "\N{NO-BREAK SPACE}"),
             fitted(f"replay, {run.proposer}" if options.recorded(run).replay else run.proposer),
             fitted(run.strategy),
@@ -143,7 +143,7 @@ def compare(
         return
     shown = console()
     shown.print(f"{found[0].op} on {found[0].device.partition(' ')[2]}", style="bold")
-    for part in comparison(trajectories, shown, emulated=_emulated(found[0])):
+    for part in comparison(trajectories, shown, times_note(_kind(found[0]))):
         shown.print(part)
 
 
@@ -161,12 +161,13 @@ def _check(found: Sequence[Run]) -> None:
 
 def _trajectories(found: Sequence[Run], store: Store) -> list[Trajectory]:
     past = budget.history(store, found[0].op, found[0].device)
-    goals = report.slowest(past, [run.id for run in found]) if _emulated(found[0]) else None
+    goals = report.slowest(past, [run.id for run in found]) if times_note(_kind(found[0])) else None
     return [report.trajectory(run, past, goals) for run in found]
 
 
-def _emulated(run: Run) -> bool:
-    return not run.device.startswith("cuda ")
+def _kind(run: Run) -> str:
+    """The kind of its device, with which the device's key begins."""
+    return run.device.partition(" ")[0]
 
 
 def _comparison_facts(trajectories: Sequence[Trajectory]) -> dict[str, object]:

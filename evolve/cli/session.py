@@ -1,4 +1,4 @@
-"""A session: one or several runs under one budget, from the command line to what is about to begin."""
+"""Session: one or several runs under one budget, from the options on the command line to searches ready to start."""
 
 import contextlib
 import os
@@ -20,88 +20,35 @@ from evolve import budget, wiring
 from evolve.budget import Ended, Spent
 from evolve.cli import lookup, options, signals
 from evolve.cli.options import OFFLINE, TOKENS, USD, RunOptions, op_names
+from evolve.devices import choose
+from evolve.devices.choose import policy_of
 from evolve.engines.engine import Engine
 from evolve.errors import UserError
 from evolve.report.progress import Phases
-from evolve.report.words import listed
+from evolve.report.words import listed, times_label
 from evolve.request import Proposer
 from evolve.search import Search
 from evolve.selection.selection import EVOLVE, STRATEGIES, Scope
 from reference_ops.op import Op
 
-
-@dataclass(frozen=True)
-class Plan:
-    """The ops, how they are to be run, and for how much."""
-
-    locators: tuple[str, ...]
-    run_options: RunOptions
-    budget: Budget = field(default=Budget())  # in all, also what is spent already
-    runs: tuple[Run, ...] = ()  # those that go on; none where new ones begin
-    given: Budget = field(default=Budget())  # what raises the budget of those
-
-
-def new(ops: Sequence[str], typed: RunOptions, given: Budget, *, every: bool) -> Plan:
-    if ops and every:
-        raise UserError("--all takes every op of the catalog, so no OP can be named", "leave out --all, or the OP")
-    if not ops and not every:
-        raise UserError("which OP is to be evolved?", "`evolve ops` lists the catalog; --all takes every one")
-    return Plan(tuple(dict.fromkeys(ops or op_names())), typed, given)
-
-
-def resumed(requested: str, ops: Sequence[str], typed: RunOptions, given: Budget, archive: Path | None) -> Plan:
-    """With what is left of its budget; what is given now raises that."""
-    with closing(wiring.archive(archive, read_only=True)) as store:
-        found = lookup.runs(store, requested, ops)
-    for run in found:
-        options.check_same(run, typed)
-    first = found[0]
-    named = {lookup.op_name(op): op for op in ops}
-    if named and len(named) < len(found):
-        raise UserError(
-            f"`{requested}` is of campaign {first.campaign} over {len(found)} ops, which share one budget; "
-            f"it does not go on with {listed(list(named))} alone",
-            f"leave the op out to go on with all: --resume {first.campaign}; or begin a run of it, without --resume",
-        )
-    locators = tuple(named.get(run.op, options.locator(run)) for run in found)
-    return Plan(locators, options.recorded(first), options.raised(first.budget, given), tuple(found), given)
-
-
-def replayed(ops: Sequence[str], typed: RunOptions, given: Budget, archive: Path | None) -> Plan:
-    """As a recorded run was started, with as many evaluations; only the answers come from the archive."""
-    with closing(wiring.archive(archive, read_only=True)) as store:
-        run = lookup.one(store, typed.replay)
-        lookup.runs(store, run.id, ops)  # complains about another op
-        evals = _evaluations(store, run)
-    before = options.recorded(run)
-    wanted = replace(
-        before,
-        device=typed.device,
-        replay=run.id,
-        fresh=typed.fresh or before.fresh,
-        no_tune=typed.no_tune or before.no_tune,
-        no_seeds=typed.no_seeds or before.no_seeds,
-        strategy=typed.strategy or before.strategy,
-        seed=before.seed if typed.seed is None else typed.seed,
-    )
-    return Plan(tuple(ops) or (options.locator(run),), wanted, options.raised(Budget(evals=evals), given))
-
-
-def _evaluations(store: Store, run: Run) -> int:
-    if not any(proposal.run == run.id and proposal.reply for proposal in store.find(Proposal, run.op)):
-        raise UserError(
-            f"run {run.id} asked no model, so there is nothing to replay", "`evolve runs` names the proposers"
-        )
-    return max(1, budget.spent(run.id, budget.history(store, run.op, run.device)).evals)
-
-
-SHIPPED = "shipped"
+SEED_PROPOSER = "shipped"
 E = TypeVar("E")
 
 
 @dataclass(frozen=True)
+class Setup:
+    """The ops, options and budget of runs that start or resume, before ops are loaded and workers started."""
+
+    locators: tuple[str, ...]
+    run_options: RunOptions
+    budget: Budget = field(default=Budget())  # total, with what earlier legs spent
+    runs: tuple[Run, ...] = ()  # the runs to resume; empty for new runs
+    given: Budget = field(default=Budget())  # limits given on the command line of a resumed run
+
+
+@dataclass(frozen=True)
 class Backends:
-    """What does the work."""
+    """The proposer, the engine and the archive that a session works with."""
 
     proposer: Proposer
     engine: Engine
@@ -111,40 +58,48 @@ class Backends:
 
 @dataclass(frozen=True)
 class Session:
-    """One or several runs under one budget, about to begin or to go on."""
+    """One or several runs under one budget, ready to start or to resume."""
 
-    bench: Backends
+    backends: Backends
     id: str  # of the run, or of the campaign
     searches: tuple[Search, ...]
-    budget: Budget  # in all
-    before: Spent  # of it, in earlier legs
+    budget: Budget  # total
+    before: Spent  # the part of it that earlier legs spent
     seeded: bool
-    typed: tuple[str, ...]  # the command that goes on
-    raised: Budget = field(default=Budget())  # what was typed in addition, when it went on
+    command: tuple[str, ...]  # the command that resumes the session, without --resume and limits
+    given: Budget = field(default=Budget())  # limits given when the session was resumed
 
-    def again(self, more: Budget | None = None) -> str:
-        """What is typed to go on, with a larger budget or with the same."""
-        budgeted = options.raised(self.raised, more or Budget())
-        return shlex.join([*self.typed, "--resume", self.id, *options.options(budgeted)])
+    def resume_command(self, more: Budget | None = None) -> str:
+        """The command that resumes this session, with larger limits if `more` holds some."""
+        limits = options.with_limits(self.given, more or Budget())
+        return shlex.join([*self.command, "--resume", self.id, *options.budget_arguments(limits)])
 
     def seeds(self) -> list[Proposal]:
-        """The shipped kernels that the device can run, as the same proposals in every run."""
+        """The shipped kernels that the device supports, as proposals that are the same in every run."""
         ops = [search.op.name for search in self.searches] if self.seeded else []
-        device = self.bench.engine.info.kind
+        device = self.backends.engine.info.kind
         return [
-            Proposal(op, "seed", SHIPPED, kernel, created=time.time())
+            Proposal(op, "seed", SEED_PROPOSER, kernel, created=time.time())
             for op in ops
             for kernel in library.shipped(op)
-            if wiring.runs(device, kernel)
+            if choose.supports(device, kernel)
         ]
 
     def spent(self) -> Spent:
-        """By all legs so far."""
-        return sum((spent_by(search, self.bench) for search in self.searches), Spent())
+        """The sum over all runs and legs so far."""
+        return sum((spent_by(search, self.backends) for search in self.searches), Spent())
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The outcome of a session as plain values for --json, and whether any kernel is a champion."""
+
+    facts: dict[str, Any]
+    found: bool
 
 
 class RunEvents(Generic[E]):
-    """Events as they come; afterwards, why there are no more. Closed, so that a leg ends when the run does."""
+    """Iterates over the events of a run and keeps the reason why it ended; close() ends the run's leg early."""
 
     def __init__(self, events: Generator[E, None, Ended]) -> None:
         self._events = events
@@ -157,106 +112,163 @@ class RunEvents(Generic[E]):
         self._events.close()
 
 
-@dataclass(frozen=True)
-class Result:
-    """What came of it: all of it as plain values, and whether any kernel is good for anything."""
+def new(ops: Sequence[str], given: RunOptions, limits: Budget, *, every: bool) -> Setup:
+    """Set up a new run per op, or per op of the catalog."""
+    if ops and every:
+        raise UserError(f"--all takes every op of the catalog, got also {listed(ops)}", "leave out --all, or the ops")
+    if not ops and not every:
+        raise UserError("no OP was given", "name one or more ops, such as softmax; `evolve ops` lists them")
+    return Setup(tuple(dict.fromkeys(ops or op_names())), given, limits)
 
-    facts: dict[str, Any]
-    found: bool
 
-
-def opened(plan: Plan, loaded: Sequence[tuple[Op, str]], bench: Backends, typed: Sequence[str]) -> Session:
-    """Archive the runs that begin; of those that go on, find out what is left."""
-    check_strategy(plan.run_options.strategy)
-    whole = options.completed(plan.budget, bench.proposer.name)
-    if whole.until_light and bench.engine.info.kind != "cuda":
-        raise UserError("the emulated device has no speed of light", "leave out --until-sol, or run on a GPU")
-    if plan.runs:
-        _check_ops(plan, [op.name for op, _ in loaded])
-    runs = list(plan.runs) or _begun(plan, loaded, bench, whole)
-    for run in runs:
-        if run.device != bench.engine.info.key:
-            raise UserError(
-                f"run {run.id} is one on {run.device}, and this is {bench.engine.info.key}", "start a new run here"
-            )
-    identity = runs[0].campaign or runs[0].id
-    searches = [
-        Search(
-            run.id, op, locator, run.seed, whole,
-            scope=Scope(run.id, run.strategy, plan.run_options.fresh), profiled=bench.proposer.name != options.OFFLINE,
+def resumed(requested: str, ops: Sequence[str], given: RunOptions, limits: Budget, archive: Path | None) -> Setup:
+    """Set up a recorded run or campaign to continue with the rest of its budget; `limits` replace its own."""
+    with closing(wiring.archive(archive, read_only=True)) as store:
+        found = lookup.runs(store, requested, ops)
+    for run in found:
+        options.check_unchanged(run, given)
+    first = found[0]
+    named = {lookup.op_name(op): op for op in ops}
+    if named and len(named) < len(found):
+        raise UserError(
+            f"campaign {first.campaign} shares one budget among {len(found)} ops, so it cannot resume with "
+            f"{listed(list(named))} alone",
+            f"leave out the ops to resume all of it: --resume {first.campaign}; or start a new run without --resume",
         )
+    locators = tuple(named.get(run.op, options.locator(run)) for run in found)
+    return Setup(locators, options.recorded(first), options.with_limits(first.budget, limits), tuple(found), limits)
+
+
+def replayed(ops: Sequence[str], given: RunOptions, limits: Budget, archive: Path | None) -> Setup:
+    """Set up a new run with the options and evaluations of a recorded one; answers come from the archive."""
+    with closing(wiring.archive(archive, read_only=True)) as store:
+        run = lookup.one(store, given.replay)
+        lookup.runs(store, run.id, ops)  # raises if the run is of another op
+        evals = _evaluations(store, run)
+    before = options.recorded(run)
+    run_options = replace(
+        before,
+        device=given.device,
+        replay=run.id,
+        fresh=given.fresh or before.fresh,
+        no_tune=given.no_tune or before.no_tune,
+        no_seeds=given.no_seeds or before.no_seeds,
+        strategy=given.strategy or before.strategy,
+        seed=before.seed if given.seed is None else given.seed,
+    )
+    limits = options.with_limits(Budget(evals=evals), limits)
+    return Setup(tuple(ops) or (options.locator(run),), run_options, limits)
+
+
+def _evaluations(store: Store, run: Run) -> int:
+    if not any(proposal.run == run.id and proposal.reply for proposal in store.find(Proposal, run.op)):
+        raise UserError(
+            f"run {run.id} has no answers of a model to replay",
+            "choose a run with a model as its proposer; `evolve runs` shows the proposers",
+        )
+    return max(1, budget.spent(run.id, budget.history(store, run.op, run.device)).evals)
+
+
+def opened(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, command: Sequence[str]) -> Session:
+    """Return a session for the loaded ops and their locators; new runs are archived, resumed ones keep their rest."""
+    check_strategy(setup.run_options.strategy)
+    total = options.with_default_time(setup.budget, backends.proposer.name)
+    kind = backends.engine.info.kind
+    if total.until_light and not policy_of(kind).times_are_gpu_times:
+        raise UserError(f"the {kind} device has no speed of light", "leave out --until-sol, or run on a GPU")
+    if setup.runs:
+        _check_ops(setup, [op.name for op, _ in loaded])
+    runs = list(setup.runs) or _started(setup, loaded, backends, total)
+    _check_device(runs, backends.engine.info.key)
+    identity = runs[0].campaign or runs[0].id
+    with_model = backends.proposer.name != OFFLINE
+    searches = [
+        Search(run.id, op, locator, run.seed, total,
+               scope=Scope(run.id, run.strategy, setup.run_options.fresh), profiled=with_model)
         for run, (op, locator) in zip(runs, loaded, strict=True)
     ]  # fmt: skip
-    before = sum((spent_by(search, bench) for search in searches), Spent()) if plan.runs else Spent()
-    left = budget.left(whole, before)
+    before = sum((spent_by(search, backends) for search in searches), Spent()) if setup.runs else Spent()
+    left = budget.left(total, before)
     deadline = float("inf") if left.seconds is None else time.monotonic() + left.seconds
     searches = [replace(search, budget=left, deadline=deadline) for search in searches]
-    seeded = not (plan.run_options.no_seeds or plan.run_options.fresh)
-    return Session(bench, identity, tuple(searches), whole, before, seeded, tuple(typed), plan.given)
+    seeded = not (setup.run_options.no_seeds or setup.run_options.fresh)
+    return Session(backends, identity, tuple(searches), total, before, seeded, tuple(command), setup.given)
 
 
-def spent_by(search: Search, bench: Backends) -> Spent:
-    return budget.spent(search.run, budget.history(bench.store, search.op.name, bench.engine.info.key))
+def spent_by(search: Search, backends: Backends) -> Spent:
+    """What the search's run spent in all its legs."""
+    return budget.spent(search.run, budget.history(backends.store, search.op.name, backends.engine.info.key))
 
 
-def check_strategy(requested: str) -> None:
-    if requested and requested not in STRATEGIES:
-        raise UserError(f"there is no strategy `{requested}`", f"choose one of: {', '.join(STRATEGIES)}")
+def check_strategy(strategy: str) -> None:
+    if strategy and strategy not in STRATEGIES:
+        raise UserError(f"unknown strategy `{strategy}`", f"choose one of: {', '.join(STRATEGIES)}")
 
 
-def _check_ops(plan: Plan, names: Sequence[str]) -> None:
-    """A file may define another op by now, whose archive and whose budget are not those of the run."""
-    for place, (run, locator) in enumerate(zip(plan.runs, plan.locators, strict=True)):
-        if names[place : place + 1] != [run.op]:
-            raise UserError(f"{locator} no longer defines {run.op}, which run {run.id} is of", "start a new run of it")
+def _check_ops(setup: Setup, names: Sequence[str]) -> None:
+    """Raise if a file now defines another op than when its run was started."""
+    for index, (run, locator) in enumerate(zip(setup.runs, setup.locators, strict=True)):
+        if names[index : index + 1] != [run.op]:
+            raise UserError(
+                f"{locator} no longer defines {run.op}, the op of run {run.id}", "start a new run without --resume"
+            )
 
 
-def _begun(plan: Plan, loaded: Sequence[tuple[Op, str]], bench: Backends, whole: Budget) -> list[Run]:
+def _check_device(runs: Sequence[Run], device: str) -> None:
+    for run in runs:
+        if run.device != device:
+            raise UserError(
+                f"run {run.id} was started on {run.device}, but this device is {device}",
+                "resume it on its own device, or start a new run without --resume",
+            )
+
+
+def _started(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, total: Budget) -> list[Run]:
+    """Archive and return a new run per op."""
     campaign = secrets.token_hex(4) if len(loaded) > 1 else ""
+    given = setup.run_options
     runs = [
         Run(
-            secrets.token_hex(4), op.name, bench.engine.info.key, bench.proposer.name, plan.run_options.seed or 0,
-            time.time(), plan.run_options.strategy or EVOLVE, whole, campaign, (locator, *plan.run_options.options()),
+            secrets.token_hex(4), op.name, backends.engine.info.key, backends.proposer.name, given.seed or 0,
+            time.time(), given.strategy or EVOLVE, total, campaign, (locator, *given.arguments()),
         )
         for op, locator in loaded
     ]  # fmt: skip
-    bench.store.append(*runs)
+    backends.store.append(*runs)
     return runs
 
 
-NO_GPU = "no GPU found: running on the emulated device (CPU). Times are CPU times of an emulator."
-EMULATED = "running on the emulated device (CPU), as asked. Times are CPU times of an emulator."
-
-
 @contextlib.contextmanager
-def engine_on(requested: str, phases: Phases, shown: Console) -> Iterator["Engine"]:
-    """An engine whose device is ready, closed in the end whatever happens."""
-    with shown.status("looking for a GPU"):
-        kind = wiring.device_kind(requested)
-    if kind != "cuda":
-        shown.print(f"device    {EMULATED if requested else NO_GPU}", style="yellow")
+def engine_on(requested: str, phases: Phases, output: Console) -> Iterator["Engine"]:
+    """An engine whose device is ready; it is closed on exit, also after an error."""
+    with output.status("looking for a GPU"):
+        kind = choose.device_kind(requested)
+    if label := times_label(kind):
+        running = f"running on the {kind} device"
+        running = f"{running}, as requested" if requested else f"no GPU found: {running}"
+        output.print(f"device    {running}. Its times are {label}.", style="yellow")
     engine = wiring.engine(kind, phases.watch)
     try:
-        with shown.status("starting the workers"):
+        with output.status("starting the workers"):
             signals.check()
             info = engine.info
             signals.check()
-        if kind == "cuda":
-            shown.print(f"device    {info.name} ({info.arch}, {info.sms} multiprocessors)")
+        if not label:
+            output.print(f"device    {info.name} ({info.arch}, {info.sms} multiprocessors)")
         yield engine
     finally:
         engine.close()
 
 
-def say_proposer(name: str, budget: Budget, shown: Console) -> None:
-    """Who proposes, and which limits will never be reached because nobody is paid."""
+def print_proposer(name: str, budget: Budget, output: Console) -> None:
+    """Print the proposer, and the limits that it can never reach because it asks no model."""
     if name != OFFLINE:
-        shown.print(f"proposer  {name}")
+        output.print(f"proposer  {name}")
         return
     configured = os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")
     why = "" if configured else "no OPENAI_API_KEY or OPENAI_BASE_URL: "
-    shown.print(
-        f"proposer  {why}the offline proposer varies the knobs of kernels at hand", soft_wrap=not shown.is_terminal
+    output.print(
+        f"proposer  {why}the offline proposer varies the knobs of known kernels", soft_wrap=not output.is_terminal
     )
-    if moot := [option for option, limit in ((TOKENS, budget.tokens), (USD, budget.usd)) if limit is not None]:
-        shown.print(f"budget    no model is asked, so {' and '.join(moot)} cannot end the run", style="yellow")
+    if unused := [option for option, limit in ((TOKENS, budget.tokens), (USD, budget.usd)) if limit is not None]:
+        output.print(f"budget    no model is asked, so {listed(unused)} cannot end the run", style="yellow")

@@ -1,1 +1,1 @@
-"""Where evaluations run."""
+"""Engines: where kernels are evaluated."""

@@ -1,4 +1,4 @@
-"""The contract of an engine: evaluations in whatever order they finish, on one kind of device."""
+"""The contract of an engine: it evaluates jobs on one device and yields evaluations in the order they finish."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Profile
-from evolve.engines.messages import TimingRequest, TimingResult
+from evolve.evaluation.requests import TimingRequest, TimingResult
 
 
 @dataclass(frozen=True)
@@ -15,36 +15,36 @@ class Job:
 
     kernel: Kernel
     op: str
-    bars: tuple[tuple[str, float], ...] = ()  # the time to beat on each workload, in us: what is far off stops early
+    bars: tuple[tuple[str, float], ...] = ()  # time to beat on each workload, in us: timing stops early far above it
     confirm: bool = False  # in a fresh process, on held-out shapes, in duels with the baselines, under the sanitizer
-    # Verdicts by the code of their traits; None to look for no duplicates. A kernel that compiles to what one of these
-    # was given on, or another job with `known` before it, is not run where kernels are compiled ahead. The emulated
-    # device runs it all the same: that costs no more than a compiler ahead of it would.
+    # Earlier verdicts by the code of their traits; None to accept duplicates. Where kernels are compiled ahead, a kernel
+    # with the same compiled code as one of these, or as an earlier job that has `known`, is not run. The emulated device
+    # runs it all the same: that costs no more than compiling it ahead would.
     known: Mapping[str, Evaluation] | None = field(default=None, compare=False, repr=False)
 
 
 class Engine(Protocol):
     @property
     def info(self) -> DeviceInfo:
-        """The device that the evaluations will be made on."""
+        """The device that evaluations are made on."""
 
     def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
-        """One evaluation per job. A job that kills or hangs its worker gets one too."""
+        """Yield one evaluation per job, also for a job that kills or hangs its worker."""
 
     def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:
-        """What the device's profiler counts, or None where it cannot; never called while evaluations are under way."""
+        """Return what the device's profiler counts, or None if it cannot. Not called during evaluations."""
 
     @property
     def unprofiled(self) -> str:
-        """Why the last `profile` came to nothing, for a person; empty where it did not."""
+        """Why the last `profile` returned None; empty if it did not."""
 
     def close(self) -> None:
-        """Stop whatever is running; safe to call at any moment."""
+        """Stop everything that runs. May be called at any moment, and twice."""
 
 
 @runtime_checkable
 class TimesPyTorch(Protocol):
-    """What an engine may offer besides: PyTorch's own times, which need no kernel."""
+    """An engine that can also time PyTorch itself, which needs no kernel."""
 
-    def time_pytorch(self, wanted: TimingRequest) -> TimingResult:
-        """Times at one workload, or why there are none. Never called while evaluations are under way."""
+    def time_pytorch(self, request: TimingRequest) -> TimingResult:
+        """Return PyTorch's times at one workload, or why there are none. Not called during evaluations."""

@@ -1,6 +1,6 @@
-"""The process that workers are forked from: it has imported PyTorch once, and touches neither a GPU nor a kernel.
+"""Fork server: the process that workers are forked from. It has imported PyTorch once and never touches a GPU.
 
-It ends when its engine does, and ends every worker then, with whatever those have started.
+It ends when its engine ends, and then kills every worker and all processes that workers have started.
 """
 
 import argparse
@@ -14,12 +14,15 @@ import socket
 import sys
 import tempfile
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evolve.engines.messages import Fork, Message
 
+# What all workers need, and what PyTorch and NumPy import only when they first need it.
+PRELOADED = ("evolve.engines.worker", "sympy", "numpy.random", "numpy.ma")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TICK_SECONDS = 1.0
 REQUEST_BYTES, CHANNELS_AT_ONCE = 2**16, 64
@@ -31,57 +34,61 @@ def main() -> None:
     parser.add_argument("--control", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--project", type=Path, required=True)
-    requested = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business
-    _ask_system(PR_SET_PDEATHSIG, signal.SIGKILL)  # only while importing: it would spare what the workers started
-    _ask_system(PR_SET_CHILD_SUBREAPER, 1)
-    control = socket.socket(fileno=requested.control)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine handles Ctrl-C
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # only during the imports: later it would spare what workers started
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    control = socket.socket(fileno=arguments.control)
     control.set_inheritable(False)
-    from evolve import wiring
+    for module in PRELOADED:
+        import_module(module)
+    from evolve.devices import choose
 
-    wiring.preload(requested.device)
-    gc.freeze()  # or collecting garbage in a worker would copy every page
-    _ask_system(PR_SET_PDEATHSIG, 0)
-    _ForkServer(requested.device, requested.parent, requested.project, control).serve()
+    choose.preload(arguments.device)
+    gc.freeze()  # or garbage collection in a worker would copy every page
+    _prctl(PR_SET_PDEATHSIG, 0)
+    _ForkServer(arguments.device, arguments.parent, arguments.project, control).serve()
 
 
 class _ForkServer:
-    """The line to the engine, and the living workers by number."""
+    """The connection to the engine, and the running workers by number."""
 
     def __init__(self, device_kind: str, engine_pid: int, project: Path, control: socket.socket) -> None:
         self._kind, self._engine_pid, self._project, self._control = device_kind, engine_pid, project, control
         self._pid = os.getpid()
         self._pids: dict[int, int] = {}
-        self._half_a_line, self._channels = b"", list[int]()
-        self._wake, self._woken = os.pipe()
-        os.set_blocking(self._wake, False)
-        os.set_blocking(self._woken, False)
+        self._partial_line, self._channels = b"", list[int]()
+        # A child's exit writes to this pipe, which ends a wait.
+        self._wakeup_reader, self._wakeup_writer = os.pipe()
+        os.set_blocking(self._wakeup_reader, False)
+        os.set_blocking(self._wakeup_writer, False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        listening = True
-        while listening and os.getppid() == self._engine_pid:
-            ready = self._wait(self._control)
-            self._bury()
-            if ready:
-                listening = self._listen()
+        """Handle requests until the engine closes the connection or ends, then end all workers."""
+        connected = True
+        while connected and os.getppid() == self._engine_pid:
+            readable = self._wait(self._control)
+            self._reap()
+            if readable:
+                connected = self._handle_requests()
         for number in self._pids:
-            self._end(number)
-        while self._pids:  # a GPU's driver takes a second to let go of a worker
+            self._kill_worker(number)
+        while self._pids:  # a GPU's driver takes a second to release a worker
             self._wait()
-            self._bury()
+            self._reap()
 
     def _wait(self, *control: socket.socket) -> bool:
-        """Until the engine says something, a child dies or a second has passed; whether the engine did."""
+        """Wait for a request, a child's exit or one second; return whether there is a request."""
         ends = [end.fileno() for end in control]
-        ready, _, _ = select.select([*ends, self._wake], [], [], TICK_SECONDS)
+        ready, _, _ = select.select([*ends, self._wakeup_reader], [], [], TICK_SECONDS)
         with contextlib.suppress(BlockingIOError):
-            os.read(self._wake, 4096)
+            os.read(self._wakeup_reader, 4096)
         return any(end in ready for end in ends)
 
-    def _listen(self) -> bool:
-        """Do what was asked; False once the engine has hung up. Each request to fork brings one channel along."""
+    def _handle_requests(self) -> bool:
+        """Return False once the engine has closed the connection. Each request to fork comes with one channel."""
         from evolve.engines.messages import Fork, Kill, decode
 
         try:
@@ -91,13 +98,13 @@ class _ForkServer:
         for channel in channels:
             os.set_inheritable(channel, False)
         self._channels += channels
-        *lines, self._half_a_line = (self._half_a_line + data).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
             match decode(line):
                 case Fork() as fork:
                     self._fork(fork, self._channels.pop(0))
                 case Kill(number=number):
-                    self._end(number)
+                    self._kill_worker(number)
         return bool(data)
 
     def _fork(self, fork: "Fork", channel: int) -> None:
@@ -106,43 +113,43 @@ class _ForkServer:
         try:
             pid = os.fork()
         except OSError as error:
-            self._say(Failed(f"no worker can be started: {error.strerror}", "end other processes, or free memory"))
+            self._send(Failed(f"no worker can be started: {error.strerror}", "end other processes, or free memory"))
             os.close(channel)
             return
         if pid == 0:
-            self._live(fork, channel)
+            self._run_worker(fork, channel)
         self._pids[fork.number] = pid
         os.close(channel)
-        self._say(Forked(fork.number, pid))
+        self._send(Forked(fork.number, pid))
 
-    def _live(self, fork: "Fork", channel: int) -> None:
-        """The life of a worker: nothing of the fork_server's may be within its reach, and it never returns."""
+    def _run_worker(self, fork: "Fork", channel: int) -> None:
+        """Run a worker in this forked process. Closes all that belongs to the fork server, and never returns."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _ask_system(PR_SET_PDEATHSIG, signal.SIGKILL)
+            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self._pid:
                 os._exit(1)
             os.setsid()
             self._control.close()
-            for end in (self._wake, self._woken, *self._channels):
+            for end in (self._wakeup_reader, self._wakeup_writer, *self._channels):
                 os.close(end)
-            _settle(Path(fork.folder))
+            _redirect_output(Path(fork.folder))
             from evolve.engines.worker import serve
 
             serve(self._kind, fork, socket.socket(fileno=channel), self._project)
             os._exit(0)
-        except BaseException:  # noqa: BLE001 - said where the engine finds it; nothing may return to the fork_server
+        except BaseException:  # noqa: BLE001 - printed to the file that the engine reads; nothing may return from here
             traceback.print_exc()
         finally:
             os._exit(1)
 
-    def _end(self, number: int) -> None:
+    def _kill_worker(self, number: int) -> None:
         if pid := self._pids.get(number):
             _kill(pid)
 
-    def _bury(self) -> None:
-        """Report the dead, and end what they left running: their process groups, and what escaped from these."""
+    def _reap(self) -> None:
+        """Report workers that have ended, and kill what they left running, inside and outside of their groups."""
         from evolve.engines.messages import Exited
 
         numbers = {pid: number for number, pid in self._pids.items()}
@@ -153,32 +160,32 @@ class _ForkServer:
                     with contextlib.suppress(OSError):
                         os.killpg(pid, signal.SIGKILL)
                     del self._pids[numbers[pid]]
-                    self._say(Exited(numbers[pid], os.waitstatus_to_exitcode(status)))
+                    self._send(Exited(numbers[pid], os.waitstatus_to_exitcode(status)))
         for pid in _children().difference(self._pids.values()):
             _kill(pid)
 
-    def _say(self, message: "Message") -> None:
+    def _send(self, message: "Message") -> None:
         from evolve.engines.messages import encode
 
-        with contextlib.suppress(OSError):  # an engine that is gone is noticed by itself
+        with contextlib.suppress(OSError):  # `serve` notices that the engine has ended
             self._control.sendall(encode(message))
 
 
-def _settle(folder: Path) -> None:
-    """Everything that a library may want to write goes to the worker's own folder."""
+def _redirect_output(folder: Path) -> None:
+    """Make the worker's own folder the place for its output, its temporary files and its libraries' caches."""
     os.chdir(folder)
     stderr = os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (stderr, 1), (stderr, 2)):
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (stderr, 1), (stderr, 2)):
         os.dup2(source, target)
     os.close(stderr)
-    os.close(nothing)
+    os.close(null)
     os.environ.update(TMPDIR=str(folder), CUDA_CACHE_PATH=str(folder / "cuda"), CUPY_CACHE_DIR=str(folder / "cupy"))
-    tempfile.tempdir = None  # what was found before
+    tempfile.tempdir = None  # forget the fork server's
 
 
 def _children() -> set[int]:
-    """Orphans among our descendants become our children."""
+    """Return the pids of all children, which include orphaned descendants."""
     try:
         return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
     except OSError:
@@ -186,12 +193,12 @@ def _children() -> set[int]:
 
 
 def _kill(pid: int) -> None:
-    for end in (os.killpg, os.kill):  # a worker that was just born leads no group yet
+    for kill in (os.killpg, os.kill):  # a worker that was forked just now does not lead a group yet
         with contextlib.suppress(OSError):
-            end(pid, signal.SIGKILL)
+            kill(pid, signal.SIGKILL)
 
 
-def _ask_system(option: int, value: int) -> None:
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 

@@ -1,43 +1,49 @@
-"""What an engine, its fork_server and its workers say to each other: one JSON object a line."""
+"""Messages between an engine, its fork server and its workers: one JSON object per line of a socket."""
 
+import contextlib
 import json
+import socket
+import time
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import get_args
 
 from archive import plain
-from archive.records import DeviceInfo, Evaluation, Profile, Standard, Traits
+from archive.records import DeviceInfo, Evaluation, Traits
+from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequest, TimingResult
+
+BYTES_PER_READ, MOST_READS = 2**16, 64
 
 
 class Role(StrEnum):
     """What a worker is for."""
 
-    COMPILER = "compiler"  # compiles ahead, without a device
-    EVALUATOR = "evaluator"  # holds a device and gives verdicts
+    COMPILER = "compiler"  # compiles ahead of the evaluators and holds no device
+    EVALUATOR = "evaluator"  # holds a device and evaluates kernels
 
 
 @dataclass(frozen=True)
 class Fork:
-    """To the fork_server, with one end of the worker's channel: start a worker."""
+    """To the fork server, together with one end of the worker's channel: start a worker."""
 
     number: int
     role: Role
-    folder: str  # its own: working folder, temporary files and standard error
-    cubins: str  # where compilers leave what evaluators load
-    memory_bytes: int | None  # that it may take; CUDA reserves addresses by the terabyte and cannot be bounded so
-    device: DeviceInfo | None  # as an earlier worker found it, so that nothing is measured again
+    folder: str  # the worker's own: working folder, temporary files and standard error
+    cubins: str  # compilers write here what evaluators load
+    memory_bytes: int | None  # limit on the worker's memory; None on CUDA, which reserves terabytes of addresses
+    device: DeviceInfo | None  # as measured by an earlier worker, so that nothing is measured twice
 
 
 @dataclass(frozen=True)
 class Kill:
-    """To the fork_server: end a worker with its whole process group."""
+    """To the fork server: kill a worker with its whole process group."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Forked:
-    """From the fork_server: the worker has begun to live."""
+    """From the fork server: the worker's process exists."""
 
     number: int
     pid: int
@@ -45,7 +51,7 @@ class Forked:
 
 @dataclass(frozen=True)
 class Exited:
-    """From the fork_server: the worker is no more. A negative status is a signal's."""
+    """From the fork server: the worker's process has ended. A negative status is a signal's number."""
 
     number: int
     status: int
@@ -60,78 +66,44 @@ class Assignment:
     bars: tuple[tuple[str, float], ...]
     confirm: bool
     shapes_seed: int  # compiler and evaluator draw the same held-out shapes from it
-    device: DeviceInfo | None  # what a compiler compiles for
-
-
-@dataclass(frozen=True)
-class ProfileRequest:
-    """To an evaluator: have the profiler count what a kernel does at one workload."""
-
-    kernel: str
-    op: str
-    workload: str
-
-
-@dataclass(frozen=True)
-class TimingRequest:
-    """To an evaluator: time what PyTorch offers at one workload."""
-
-    op: str
-    workload: str
-    again: bool = False  # although it is known from earlier
-    eager_alone: bool = False  # torch.compile has ended a worker there
+    device: DeviceInfo | None  # the device to compile for
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The worker waits for jobs; an evaluator holds this device."""
+    """From a worker: it waits for jobs. An evaluator holds this device."""
 
     device: DeviceInfo | None
 
 
 @dataclass(frozen=True)
 class Phase:
-    """The worker begins a phase of the job in hand, which has a deadline of its own."""
+    """From a worker: the current job enters a phase, which has its own deadline."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Precompiled:
-    """The kernel of the job in hand compiles for all its workloads, to this."""
+    """From a compiler: the current job's kernel compiles for all its workloads and has these traits."""
 
     traits: Traits | None
 
 
 @dataclass(frozen=True)
 class Done:
-    """The verdict on the job in hand. `leaving` says that the worker is not fit for another."""
+    """From a worker: the current job's evaluation; `tainted` if the worker must not be used again."""
 
     evaluation: Evaluation
-    leaving: bool = False
-
-
-@dataclass(frozen=True)
-class ProfileResult:
-    """What was counted, or why nothing was; `lasting` where no other kernel would fare better on this device."""
-
-    profile: Profile | None
-    fault: str = ""
-    lasting: bool = False
-
-
-@dataclass(frozen=True)
-class TimingResult:
-    """What PyTorch takes, or why nobody can say. `leaving` says that it cost the worker, or might have spoilt it."""
-
-    standard: Standard | None
-    fault: str = ""
-    leaving: bool = False
+    tainted: bool = False
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A fault of ours or of the user's; an unforeseen one may come of memory that an emulated kernel spoilt."""
+    """From a worker or the fork server: an error that is not the kernel's.
+
+    An unforeseen one may follow from memory that an emulated kernel overwrote.
+    """
 
     message: str
     hint: str = ""
@@ -153,3 +125,44 @@ def decode(line: bytes) -> Message:
     fields = json.loads(line)
     kind: type[Message] = KINDS[fields.pop("type")]
     return plain.record(kind, fields)
+
+
+class Channel:
+    """One end of a socket that carries messages. It never blocks, whatever the other end does."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self.end.setblocking(False)
+        self.closed_at: float | None = None  # when the other end was closed
+        self.unsent = b""
+        self._partial_line = b""
+
+    def send(self, message: Message) -> None:
+        self.unsent += encode(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send as much of the pending messages as the socket takes."""
+        try:
+            while self.unsent:
+                self.unsent = self.unsent[self.end.send(self.unsent) :]
+        except BlockingIOError:
+            return
+        except OSError:  # the other end is closed, which `receive` or the fork server reports
+            self.unsent = b""
+
+    def receive(self) -> list[bytes]:
+        """Return the complete lines that have arrived."""
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(MOST_READS):  # a process that never stops writing must not keep the engine here
+                try:
+                    part = self.end.recv(BYTES_PER_READ)
+                except ConnectionError:
+                    part = b""
+                if not part:
+                    self.closed_at = time.monotonic()
+                    break
+                data += part
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+        return lines

@@ -1,7 +1,7 @@
-"""What a worker gives up before its first kernel: the network, most of the file system, and room to do damage.
+"""Sandbox of a worker: takes away the network, most of the file system and more memory than a kernel needs.
 
-A kernel on the emulated device is native code in the worker's own process; on a GPU it is not, but compilers and
-PyTorch's caches are. Whatever this system does not offer is left out; `gaps` says what that is.
+On the emulated device a kernel is native code in the worker's own process. On a GPU it is not, but compilers and
+PyTorch's caches are. What the system does not offer is skipped, and `gaps` lists it.
 """
 
 import ctypes
@@ -18,23 +18,23 @@ from pathlib import Path
 FILE_BYTES = 2**30
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 22, 38
 SECCOMP_MODE_FILTER = 2
-CAPABILITIES_VERSION, CAP_DAC_OVERRIDE = 0x20080522, 1 << 1  # the one with which root reads its user's files
+CAPABILITIES_VERSION, CAP_DAC_OVERRIDE = 0x20080522, 1 << 1  # keeps root able to read the user's files
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same on every architecture
 LANDLOCK_VERSION, LANDLOCK_PATH_BENEATH = 1, 1
 
-# Landlock's rights on files, and since which version of it they exist.
+# Landlock's rights on files, and the version that introduced them.
 EXECUTE, WRITE, READ, LIST = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 MAKE_AND_REMOVE = 0x1FF0
 REFER, TRUNCATE, IOCTL = 1 << 13, 1 << 14, 1 << 15
 RIGHTS_SINCE = ((1, EXECUTE | WRITE | READ | LIST | MAKE_AND_REMOVE), (2, REFER), (3, TRUNCATE), (5, IOCTL))
-ON_FILES = EXECUTE | WRITE | READ | TRUNCATE | IOCTL  # the others make sense on folders alone
-LOOKING = EXECUTE | READ | LIST
+ON_FILES = EXECUTE | WRITE | READ | TRUNCATE | IOCTL  # the others apply to folders only
+READ_ONLY = EXECUTE | READ | LIST
 BIND_AND_CONNECT_TCP, ABSTRACT_SOCKETS_AND_SIGNALS = 3, 3  # since versions 4 and 6
 
-# By machine: the architecture that seccomp sees, the number of socket(), and where a second set of numbers begins.
+# By machine: seccomp's architecture, the number of socket(), and where a second set of system call numbers begins.
 SYSTEMS = {"x86_64": (0xC000003E, 41, 0x40000000), "aarch64": (0xC00000B7, 198, None)}
-IO_URING_SETUP = 425  # makes sockets without calling socket()
-LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # of the filter's language
+IO_URING_SETUP = 425  # can create sockets without socket()
+LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # opcodes of a filter
 ALLOW, FAIL = 0x7FFF0000, 0x00050000
 AF_UNIX, AF_NETLINK = 1, 16
 HARMLESS_DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -42,16 +42,16 @@ HARMLESS_DEVICES = ("null", "zero", "full", "random", "urandom")
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a worker may still do."""
+    """What a worker may still access."""
 
     writable: tuple[Path, ...]
-    readable: tuple[Path, ...] = ()  # although they lie in a hidden folder of the user's home
-    memory_bytes: int | None = None  # above what it has already mapped
-    gpu: bool = False  # devices are opened and spoken to, CUDA's daemons listen on local sockets
+    readable: tuple[Path, ...] = ()  # also if they lie in a hidden folder of the user's home
+    memory_bytes: int | None = None  # in addition to what it has already mapped
+    gpu: bool = False  # allows devices, and local sockets for CUDA's daemons
 
 
 def enter(bounds: Bounds) -> None:
-    """Confine this process, and all that it will ever start. There is no way back."""
+    """Confine this process and all that it starts. This cannot be undone."""
     _limit_resources(bounds.memory_bytes)
     if sys.platform != "linux":
         return
@@ -64,14 +64,14 @@ def enter(bounds: Bounds) -> None:
 
 
 def gaps() -> list[str]:
-    """What this system does not offer, in words for a person; empty when everything is in force."""
+    """Return a sentence for each protection that this system does not offer."""
     if sys.platform != "linux":
         return ["workers are not confined: only Linux offers that"]
     libc = ctypes.CDLL(None, use_errno=True)
     version, found = _landlock_version(libc), []
     if version < 1:
         found.append("workers can write wherever the user can: this kernel has no Landlock, or it is switched off")
-    # A filter that lies at no address: refused for that alone, where filters exist.
+    # Where filters exist, a filter at address 0 is refused with one of these errors.
     libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None, 0, 0)
     if ctypes.get_errno() not in (errno.EFAULT, errno.EACCES) or platform.machine() not in SYSTEMS:
         found.append("workers can reach the network: no seccomp filters here")
@@ -81,7 +81,7 @@ def gaps() -> list[str]:
 
 
 def _limit_resources(memory_bytes: int | None) -> None:
-    _lower(resource.RLIMIT_CORE, 1)  # not 0: that would still feed every crash to a program that collects core dumps
+    _lower(resource.RLIMIT_CORE, 1)  # 0 would still pass every crash to a program that collects core dumps
     _lower(resource.RLIMIT_FSIZE, FILE_BYTES)
     if memory_bytes:
         try:
@@ -98,7 +98,7 @@ def _lower(limit: int, value: int) -> None:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Root in a container could read the keys in other processes' environments, Landlock or not."""
+    """Drop all but one: root in a container could read the keys in other processes' environments despite Landlock."""
     header, held = struct.pack("=Ii", CAPABILITIES_VERSION, 0), ctypes.create_string_buffer(24)
     if libc.capget(header, held) == 0:
         effective, permitted, *_ = struct.unpack("=6I", held.raw)
@@ -123,13 +123,13 @@ def _restrict_files(libc: ctypes.CDLL, bounds: Bounds) -> None:
         ABSTRACT_SOCKETS_AND_SIGNALS if version >= 6 else 0,
     )
     ruleset = libc.syscall(LANDLOCK_CREATE, attributes, len(attributes), 0)
-    if ruleset < 0:  # a version older than the size of this structure
+    if ruleset < 0:  # an older version expects a smaller structure
         ruleset = libc.syscall(LANDLOCK_CREATE, attributes, 16 if version >= 4 else 8, 0)
     if ruleset < 0:
         return
     everything = [*bounds.writable, *(map(Path, ("/dev", "/proc")) if bounds.gpu else ())]
     for rights, paths in (
-        (LOOKING, _readable(bounds)),
+        (READ_ONLY, _readable(bounds)),
         (WRITE | READ | IOCTL, (Path("/dev") / name for name in HARMLESS_DEVICES)),
         (handled, everything),
     ):
@@ -143,37 +143,38 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, rights: int) -> None:
     try:
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # what is not there needs no rule
+        return  # a missing file needs no rule
     rule = struct.pack("=Qi", rights if path.is_dir() else rights & ON_FILES, opened)
     libc.syscall(LANDLOCK_ADD, ruleset, LANDLOCK_PATH_BENEATH, rule, 0)
     os.close(opened)
 
 
 def _readable(bounds: Bounds) -> Iterator[Path]:
-    """Everything but what is hidden in the user's home, where keys and tokens lie; of that, what Python needs."""
-    yield from _around(Path("/"), Path.home().resolve())
+    """Yield everything but hidden files in the user's home, which hold keys; of these, yield what Python needs."""
+    yield from _visible(Path("/"), Path.home().resolve())
     yield from bounds.readable
     yield from (Path(entry) for entry in (*sys.path, sys.prefix, sys.base_prefix, sys.exec_prefix) if entry)
     for variable in ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"):
         yield from (Path(entry) for entry in os.environ.get(variable, "").split(os.pathsep) if entry.startswith("/"))
 
 
-def _around(folder: Path, home: Path) -> Iterator[Path]:
+def _visible(folder: Path, home: Path) -> Iterator[Path]:
+    """Yield what a folder holds, except hidden entries of the home."""
     try:
         entries = list(folder.iterdir())
     except OSError:
         return
     for entry in entries:
         if entry.is_symlink():
-            continue  # where it leads is allowed, or not, by itself
+            continue  # its target has a rule of its own
         if home.is_relative_to(entry):
-            yield from _around(entry, home)
+            yield from _visible(entry, home)
         elif folder != home or not entry.name.startswith("."):
             yield entry
 
 
 def _forbid_sockets(libc: ctypes.CDLL, families: Iterable[int]) -> None:
-    """socket() fails but for these families; socketpair() and pipes, which reach nobody else, stay."""
+    """Make socket() fail except for these families. socketpair() and pipes still work: they reach no other program."""
     if platform.machine() not in SYSTEMS or sys.byteorder != "little":
         return
     architecture, socket, others_from = SYSTEMS[platform.machine()]

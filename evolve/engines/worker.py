@@ -1,6 +1,6 @@
-"""What a worker does from its first breath to its last: it takes kernels from its channel and answers with verdicts.
+"""Worker process: reads jobs from its channel, compiles or evaluates their kernels, and sends the verdicts.
 
-A kernel may kill it or hang it; the engine notices, names what happened and has another one forked.
+A kernel may kill or hang the process. The engine notices, gives the verdict and has another worker forked.
 """
 
 import contextlib
@@ -18,8 +18,10 @@ from archive import kernel as genome
 from archive.binding import Bound
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome
-from evolve import wiring
-from evolve.devices.device import Machined
+from evolve.devices import choose
+from evolve.devices.choose import policy_of
+from evolve.devices.device import CompileResult
+from evolve.devices.device_errors import gpu_fault, out_of_memory
 from evolve.engines import sandbox
 from evolve.engines.messages import (
     Assignment,
@@ -29,12 +31,8 @@ from evolve.engines.messages import (
     Message,
     Phase,
     Precompiled,
-    ProfileRequest,
-    ProfileResult,
     Ready,
     Role,
-    TimingRequest,
-    TimingResult,
     decode,
     encode,
 )
@@ -44,136 +42,130 @@ from evolve.evaluation.caches import evolve_cache_dir
 from evolve.evaluation.compiling import precompile
 from evolve.evaluation.evaluate import Evaluator, evaluate
 from evolve.evaluation.profile import profiled
+from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequest, TimingResult
 from evolve.evaluation.time_pytorch import time_pytorch
-from evolve.evaluation.trouble import gpu_fault, out_of_memory
 from reference_ops import catalog
 from reference_ops.catalog import CatalogError
 from reference_ops.op import Op
 
-# After these the device may be of no use to the process, or its memory no longer what it was.
-LASTING = {
-    "cuda": (Outcome.CRASHED, Outcome.LAUNCH_ERROR),
-    "emulated": (Outcome.CRASHED, Outcome.LAUNCH_ERROR, Outcome.OUT_OF_BOUNDS),
-}
 ERROR_CHARACTERS = 300
-Answer = Callable[[Message], None]
-Duty = Assignment | ProfileRequest | TimingRequest
+Send = Callable[[Message], None]
+Request = Assignment | ProfileRequest | TimingRequest
 
 
 def serve(device_kind: str, fork: Fork, channel: socket.socket, project: Path) -> None:
-    """Until the engine closes its end of the channel. `project` is where the user works."""
+    """Handle requests until the engine closes the channel. `project` is the folder that the user works in."""
     torch.set_num_threads(1)
 
-    def answer(message: Message) -> None:
-        with contextlib.suppress(OSError):  # an engine that is gone ends us by itself
+    def send(message: Message) -> None:
+        with contextlib.suppress(OSError):  # the engine has ended, and the fork server ends this process
             channel.sendall(encode(message))
 
     try:
         if fork.role is Role.COMPILER:
-            _compile(fork, _assignments(channel), project, answer)
+            _compile(fork, _requests(channel), project, send)
         else:
-            _evaluate(device_kind, fork, _assignments(channel), project, answer)
+            _evaluate(device_kind, fork, _requests(channel), project, send)
     except UserError as error:
-        answer(Failed(str(error), error.hint))
+        send(Failed(str(error), error.hint))
     except CatalogError as error:
-        answer(Failed(str(error)))
-    except Exception as error:  # noqa: BLE001 - not the kernel's fault, so no verdict: say it and end the run
+        send(Failed(str(error)))
+    except Exception as error:  # noqa: BLE001 - not the kernel's fault, so no verdict: report it and end the run
         traceback.print_exc()
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(at.filename).name}, line {at.lineno}"
         text = f"the evaluation itself failed: {type(error).__name__}: {error} ({where})"
-        answer(Failed(text, unforeseen=True))
+        send(Failed(text, unforeseen=True))
 
 
-def _compile(fork: Fork, assignments: Iterator[Duty], project: Path, answer: Answer) -> None:
+def _compile(fork: Fork, requests: Iterator[Request], project: Path, send: Send) -> None:
     sandbox.enter(Bounds((Path(fork.folder), Path(fork.cubins)), (project,), fork.memory_bytes))
-    answer(Ready(None))
-    for assignment in assignments:
-        assert isinstance(assignment, Assignment)  # noqa: S101 - only evaluators are asked anything else
-        info = assignment.device
-        assert info  # noqa: S101 - compilers are told what to compile for
-        kernel, op = _loaded(assignment)
-        compiler = wiring.compiler(info, Path(fork.cubins))
-        compile_bound = partial(_announced, compiler, answer)
+    send(Ready(None))
+    for request in requests:
+        assert isinstance(request, Assignment)  # noqa: S101 - other requests go to evaluators
+        info = request.device
+        assert info  # noqa: S101 - an assignment to a compiler names the device to compile for
+        kernel, op = _loaded(request)
+        compile_bound = partial(_compile_one, choose.compiler_for(info, Path(fork.cubins)), send)
         try:
-            verdict = precompile(kernel, op, info, compile_bound, assignment.shapes_seed, confirm=assignment.confirm)
+            verdict = precompile(kernel, op, info, compile_bound, request.shapes_seed, confirm=request.confirm)
         except MemoryError:
             verdict = _verdict(kernel, op, info, Outcome.COMPILE_ERROR, "compiling needs too much memory")
-        answer(Precompiled(verdict.traits) if verdict.passed else Done(verdict))
+        send(Precompiled(verdict.traits) if verdict.passed else Done(verdict))
 
 
-def _announced(compile_bound: Callable[[Bound], Machined], answer: Answer, bound: Bound) -> Machined:
-    """Every workload has the deadline for itself."""
-    answer(Phase("compile"))
+def _compile_one(compile_bound: Callable[[Bound], CompileResult], send: Send, bound: Bound) -> CompileResult:
+    """Compile for one workload, which has a deadline of its own."""
+    send(Phase("compile"))
     return compile_bound(bound)
 
 
-def _evaluate(device_kind: str, fork: Fork, assignments: Iterator[Duty], project: Path, answer: Answer) -> None:
-    device = wiring.device(device_kind, fork.device, Path(fork.cubins))
+def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project: Path, send: Send) -> None:
+    device = choose.make(device_kind, fork.device, Path(fork.cubins))
     info = device.info
     sandbox.enter(_bounds(device_kind, fork, project))
-    answer(Ready(info))
-    bench = Evaluator(device, lambda phase: answer(Phase(phase)))
-    for assignment in assignments:
-        if isinstance(assignment, ProfileRequest):
-            answer(_counted(assignment, bench))
+    send(Ready(info))
+    evaluator = Evaluator(device, lambda phase: send(Phase(phase)))
+    for request in requests:
+        if isinstance(request, ProfileRequest):
+            send(_profile(request, evaluator))
             continue
-        if isinstance(assignment, TimingRequest):
-            answer(_gauged(assignment, bench))
+        if isinstance(request, TimingRequest):
+            send(_time_pytorch(request, evaluator))
             continue
-        kernel, op = _loaded(assignment)
-        bars, seed = dict(assignment.bars), assignment.shapes_seed
+        kernel, op = _loaded(request)
+        bars, seed = dict(request.bars), request.shapes_seed
         try:
-            verdict = evaluate(kernel, op, bench, shapes_seed=seed, bars=bars, confirm=assignment.confirm)
+            verdict = evaluate(kernel, op, evaluator, shapes_seed=seed, bars=bars, confirm=request.confirm)
         except (MemoryError, RuntimeError) as error:
-            log = _short_of_memory(error) if out_of_memory(error) else gpu_fault()
+            log = _memory_message(error) if out_of_memory(error) else gpu_fault()
             if not log:
                 raise
             verdict = _verdict(kernel, op, info, Outcome.CRASHED, log)
-        answer(Done(verdict, leaving=verdict.outcome in LASTING[device_kind]))
+        send(Done(verdict, tainted=verdict.outcome in policy_of(device_kind).replaced_after))
 
 
-def _counted(count: ProfileRequest, bench: Evaluator) -> ProfileResult:
-    kernel, op = _loaded(count)
+def _profile(request: ProfileRequest, evaluator: Evaluator) -> ProfileResult:
+    kernel, op = _loaded(request)
     try:
-        return profiled(kernel, op, count.workload, bench.device, bench.watch)
+        return profiled(kernel, op, request.workload, evaluator.device, evaluator.watch)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        return ProfileResult(None, _short_of_memory(error))
+        return ProfileResult(None, _memory_message(error))
 
 
-def _short_of_memory(error: Exception) -> str:
+def _time_pytorch(request: TimingRequest, evaluator: Evaluator) -> TimingResult:
+    evaluator.watch("baseline")  # the phase includes loading the op, which may import the whole catalog
+    return time_pytorch(catalog.load(request.op), request, evaluator)
+
+
+def _memory_message(error: Exception) -> str:
     return f"there is not enough memory: {str(error)[:ERROR_CHARACTERS]}"
 
 
-def _gauged(wanted: TimingRequest, bench: Evaluator) -> TimingResult:
-    bench.watch("baseline")  # which finding the op counts towards: the whole catalog may have to be imported
-    return time_pytorch(catalog.load(wanted.op), wanted, bench)
-
-
 def _bounds(device_kind: str, fork: Fork, project: Path) -> Bounds:
-    """An emulated kernel could do harm as the native code that it is, so it gets hardly anything."""
-    if device_kind != "cuda":
+    """Return what an evaluator may do. A kernel that is native code could do harm, so it gets least."""
+    if policy_of(device_kind).kernels_are_native_code:
         return Bounds((Path(fork.folder),), (project,), fork.memory_bytes)
     caches = (evolve_cache_dir(), Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
     for cache in caches:
-        with contextlib.suppress(OSError):  # then nothing is cached
+        with contextlib.suppress(OSError):  # without the folder nothing is cached
             cache.mkdir(parents=True, exist_ok=True)
-    return Bounds((Path(fork.folder), Path(fork.cubins), *caches), (project,), gpu=True)
+    return Bounds((Path(fork.folder), Path(fork.cubins), *caches), (project,), fork.memory_bytes, gpu=True)
 
 
 def _verdict(kernel: Kernel, op: Op, info: DeviceInfo, outcome: Outcome, log: str) -> Evaluation:
     return Evaluation(kernel.id, op.name, info, outcome, log, created=time.time())
 
 
-def _loaded(assignment: Assignment | ProfileRequest) -> tuple[Kernel, Op]:
-    return genome.parse(assignment.kernel), catalog.load(assignment.op)
+def _loaded(request: Assignment | ProfileRequest) -> tuple[Kernel, Op]:
+    return genome.parse(request.kernel), catalog.load(request.op)
 
 
-def _assignments(channel: socket.socket) -> Iterator[Duty]:
+def _requests(channel: socket.socket) -> Iterator[Request]:
     with channel.makefile("rb") as lines:
         for line in lines:
             message = decode(line)
-            assert isinstance(message, Duty)  # noqa: S101 - nothing else is sent to workers
+            assert isinstance(message, Request)  # noqa: S101 - nothing else is sent to workers
             yield message

@@ -1,1 +1,1 @@
-"""The verdict on a kernel: compile, check, time, in a process of its own."""
+"""Evaluation of one kernel on one device: compile, check, time, confirm."""

@@ -1,4 +1,4 @@
-"""Buffers that a kernel runs on, and the memory that an evaluation holds at most."""
+"""Buffers that a kernel runs on, with red zones around them, and the memory that an evaluation needs."""
 
 import math
 import random
@@ -9,21 +9,21 @@ import torch
 
 from reference_ops.op import Op, Workload
 
-LEAST_ALIGNMENT, USUAL_ALIGNMENT = 16, 512  # what a plan may rely on, and what PyTorch's allocator gives
+LEAST_ALIGNMENT, USUAL_ALIGNMENT = 16, 512  # guaranteed to a kernel, and that of PyTorch's allocator
 GAP_BYTES = 4096  # at least, before and behind every tensor
-# Two read as NaN or as a huge number in every float type, so that a stray read shows in the output. The others are an
-# ordinary number and zero, as memory holds in real use: a kernel must not take them for results that are there already.
+# The first two read as NaN or as a huge number in every float type, so that a stray read shows in the output. The
+# others are an ordinary number and zero, as in real use: a kernel must not take them for its results.
 POISONS = (0xFF, 0x7E, 0x3F, 0x00)
 NOISE_BYTES = 2**14
 WORD_BYTES = 8
-SPARE_BYTES = {"cuda": 2**26, "cpu": 2**16}  # behind everything: where a stray write of a wrong stride ends up
-OWN_SEGMENT_BYTES = 2**25  # PyTorch's allocator gives so large a piece to nobody else
+SPARE_BYTES, GPU_SPARE_BYTES = 2**16, 2**26  # behind all buffers: a write with a wrong stride ends up there
+OWN_SEGMENT_BYTES = 2**25  # PyTorch's allocator does not share a segment of this size
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor with the zones before and behind it, which hold noise that no kernel can foresee."""
+    """A tensor between two red zones, which hold random bytes."""
 
     tensor: torch.Tensor
     before: torch.Tensor
@@ -31,7 +31,7 @@ class Buffer:
     noise: torch.Tensor
 
     def damage(self) -> str:
-        """Where the kernel wrote outside the tensor, or nothing."""
+        """Return where the kernel wrote outside the tensor, or an empty string."""
         for side, zone in (("before", self.before), ("behind", self.behind)):
             wrong = (zone != self.noise[: len(zone)]).nonzero().flatten()
             if len(wrong):
@@ -41,7 +41,7 @@ class Buffer:
 
 
 class Arena:
-    """One allocation for all tensors of a run, laid out anew each time; no value of a reference is ever in it."""
+    """One allocation for all tensors of a run, with a new layout each time. It never holds a reference's results."""
 
     def __init__(self, device: str) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
@@ -51,14 +51,14 @@ class Arena:
     def poisoned(
         self, layout: Layout, poison: int, rng: random.Random, alignment: int = LEAST_ALIGNMENT
     ) -> dict[str, Buffer]:
-        """A buffer for each tensor, aligned but otherwise at an arbitrary place, in an arbitrary order."""
+        """Return a buffer for each tensor, at random aligned offsets and in random order."""
         sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in layout.items()}
         names = rng.sample(list(layout), len(layout))
         starts, at = {}, 0
         for name in names:
             at += -at % alignment + 2 * GAP_BYTES + alignment * rng.randrange(GAP_BYTES // alignment)
             starts[name], at = at, at + sizes[name]
-        end_of_all, spare = at + 2 * GAP_BYTES, SPARE_BYTES[self._memory.device.type]
+        end_of_all, spare = at + 2 * GAP_BYTES, GPU_SPARE_BYTES if self._memory.is_cuda else SPARE_BYTES
         end_of_all += -end_of_all % USUAL_ALIGNMENT
         whole = self._of(end_of_all + spare)[: end_of_all + spare]
         memory, self._spare, self._poison = whole[:end_of_all], whole[end_of_all:], poison
@@ -70,7 +70,7 @@ class Arena:
             start, end = starts[name], ends[index + 1]
             follows = starts[names[index + 1]] if index + 1 < len(names) else len(memory)
             shape, dtype = layout[name]
-            # Each neighbour answers for its half of the gap.
+            # Each of two neighbours has half of the gap as its zone.
             before = memory[(ends[index] + start) // 2 : start]
             behind = memory[end : (end + follows) // 2 if index + 1 < len(names) else follows]
             for zone in (before, behind):
@@ -79,11 +79,11 @@ class Arena:
         return buffers
 
     def release(self) -> None:
-        """Leave the memory to whoever needs it more than the next run does, which gets some anew."""
+        """Free the memory. The next run allocates it anew."""
         self._memory = self._spare = torch.empty(0, dtype=torch.uint8, device=self._memory.device)
 
     def strayed(self, unused: Iterable[Buffer] = ()) -> torch.Tensor:
-        """Whether any of the buffers, or memory behind all of them, holds something else than poison; as a tensor."""
+        """Return, as a tensor, whether an unused buffer or the memory behind all buffers has changed."""
         found = [bits(values) for values in (self._spare, *(buffer.tensor for buffer in unused))]
         word = torch.full((WORD_BYTES,), self._poison, dtype=torch.uint8, device=self._memory.device)
         return torch.stack([(words != word.view(words.dtype)[0]).any() for words in found]).any()
@@ -91,43 +91,43 @@ class Arena:
     def _of(self, nbytes: int) -> torch.Tensor:
         if len(self._memory) < nbytes:
             device = self._memory.device
-            self._memory = torch.empty(0, dtype=torch.uint8, device=device)  # the old one goes before the new one comes
-            if device.type == "cuda":
-                torch.cuda.empty_cache()  # so that it comes from the driver, not from what PyTorch has used before
+            self._memory = torch.empty(0, dtype=torch.uint8, device=device)  # free the old memory before allocating
+            if self._memory.is_cuda:
+                torch.cuda.empty_cache()  # take it from the driver, not from memory that PyTorch has used
                 nbytes = max(nbytes, OWN_SEGMENT_BYTES)
             self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
         return self._memory
 
 
 def damaged(buffers: Iterable[Buffer]) -> torch.Tensor:
-    """Whether any zone was written to, as a tensor: the answer is waited for later, together with others."""
+    """Return, as a tensor, whether any zone was written to. The caller waits for it together with other results."""
     zones = [(zone, buffer.noise[: len(zone)]) for buffer in buffers for zone in (buffer.before, buffer.behind)]
     return (torch.cat([zone for zone, _ in zones]) != torch.cat([noise for _, noise in zones])).any()
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes, in words as wide as they divide into."""
+    """Return the tensor's bytes in the widest words that divide them."""
     raw = _raw(tensor)
     width = next(width for width in (8, 4, 2, 1) if raw.numel() % width == 0 and raw.data_ptr() % width == 0)
     return raw.view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width])
 
 
 def still_poisoned(values: torch.Tensor, poison: int) -> int:
-    """How many elements hold nothing but poison."""
+    """Return how many elements hold nothing but poison."""
     raw = _raw(values).reshape(-1, values.element_size())
     return int((raw == poison).all(dim=1).sum())
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes. A single element keeps the stride of the tensor that it was taken from, however contiguous."""
+    """Return its bytes. A single element is contiguous and yet keeps the stride of the tensor it was taken from."""
     flat = tensor.contiguous().reshape(-1)
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
 
-# Of the bytes of inputs and outputs: buffers, copies, and all of it in float64.
+# Multiples of the bytes of inputs and outputs: buffers, copies, and all of it in float64.
 INPUTS_HELD, OUTPUTS_HELD = 7, 16
 
 
 def bytes_held(op: Op, workload: Workload) -> int:
-    """At most, where an output is just inexact enough for everything to be looked at."""
+    """Return the most memory that an evaluation needs, which is that of an output whose errors must be explained."""
     return INPUTS_HELD * op.bytes_of(op.inputs, workload) + OUTPUTS_HELD * op.bytes_of(op.outputs, workload)

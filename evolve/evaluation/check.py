@@ -1,4 +1,4 @@
-"""Does a program compute what the op says, and nothing else? One workload, on inputs nobody could foresee."""
+"""Correctness check of one program on one workload: right outputs on random inputs, and no other memory written."""
 
 import random
 from collections import Counter
@@ -20,13 +20,14 @@ from evolve.evaluation.buffers import (
     still_poisoned,
 )
 from evolve.evaluation.truth import truth
-from reference_ops.op import DTYPES, Op, Tensors, Workload
-from reference_ops.values import MIXED, NORMAL
+from reference_ops.inputs import inputs_at, mixed_seed, mixtures_needed
+from reference_ops.op import MIXED, NORMAL, Op, Tensors, Workload
+from reference_ops.precision import TORCH_DTYPES
 
-ANOTHER = "another "
-SHORT_OF_MEMORY = " (how much of it arithmetic explains could not be found out: the device has too little memory)"
-FEW_ANEW = 8  # elements of each input: the fewer, the less likely it is that a kernel looks just there
-LEAVINGS: tuple[Callable[[torch.Tensor], object], ...] = (
+UNUSED = "unused "
+SHORT_OF_MEMORY = " (the device has too little memory to compute how much of the error rounding explains)"
+FEW_REDRAWN = 8  # elements of each input; a kernel that compares a sample of its inputs is unlikely to see so few
+MEMORY_STATES: tuple[Callable[[torch.Tensor], object], ...] = (
     lambda raw: raw,
     lambda raw: raw.random_(0, 256),
     lambda raw: raw.zero_(),
@@ -36,57 +37,60 @@ Outputs = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Draw:
-    """One op at one workload, with the seed of its inputs and the distribution they are drawn from."""
+    """The inputs of one run: op, workload, seed and the distribution of values."""
 
     op: Op
     workload: Workload
     seed: int
     values: str = NORMAL
-    anew: int | None = None  # the seed that a few elements of each input are drawn from, the rest being what it was
+    redraw_seed: int | None = None  # if set, a few elements of each input are drawn again from this seed
 
     @property
     def poison(self) -> int:
-        """What a timed call finds in its outputs, now this and now that."""
+        """The poison in the outputs of a timed call."""
         return POISONS[self.seed % len(POISONS)]
 
     def inputs(self, device: Device) -> Tensors:
-        few = [] if self.anew is None else self._few(replace(self, seed=self.anew, anew=None).inputs(device))
-        drawn = self.op.inputs_at(self.workload, self.seed, device.torch_device, self.values)
-        for name, at, value in few:
+        redrawn = []
+        if self.redraw_seed is not None:
+            redrawn = self._random_elements(replace(self, seed=self.redraw_seed, redraw_seed=None).inputs(device))
+        drawn = inputs_at(self.op, self.workload, self.seed, device.torch_device, self.values)
+        for name, at, value in redrawn:
             drawn[name].view(-1)[at : at + 1] = value
         return drawn
 
-    def _few(self, others: Tensors) -> list[tuple[str, int, torch.Tensor]]:
-        """Elements at random places: copies, so that there need not be room for the rest of them."""
-        rng = random.Random(self.anew)
-        places = [(name, rng.randrange(values.numel())) for name, values in others.items() for _ in range(FEW_ANEW)]
+    def _random_elements(self, others: Tensors) -> list[tuple[str, int, torch.Tensor]]:
+        """Return elements at random places, as copies: the rest of the other inputs can be freed."""
+        rng = random.Random(self.redraw_seed)
+        places = [(name, rng.randrange(values.numel())) for name, values in others.items() for _ in range(FEW_REDRAWN)]
         return [(name, at, others[name].view(-1)[at : at + 1].clone()) for name, at in places]
 
 
 @dataclass(frozen=True)
 class Inspector:
-    """Runs programs on poisoned memory and keeps a record of every output that was judged."""
+    """Runs programs on poisoned memory, compares their outputs and records every comparison."""
 
     device: Device
     arena: Arena
-    rng: random.Random  # seeded after compilation, when nothing of the kernel can change any more
+    rng: random.Random  # seeded after compilation, so that no kernel can depend on it
     checks: list[Check]
     watch: Callable[[str], None]
-    turns: Counter[tuple[str, bool]] = field(default_factory=Counter)  # of mixtures, timed or not: all, by dtype
-    leavings: list[Callable[[torch.Tensor], object]] = field(default_factory=list)  # still to be met, of all kinds
+    # Number of mixtures so far, by dtype or "" for all, and by whether the workload is timed.
+    mixtures_drawn: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    memory_states: list[Callable[[torch.Tensor], object]] = field(default_factory=list)  # still to be used this round
 
     def check(self, program: Program, op: Op, workload: Workload, *, closely: bool = False) -> bool:
-        """Whether runs on the same inputs agree to the bit. Raises RejectedError at the first fault.
+        """Return whether runs on the same inputs agree to the bit. Raises RejectedError at the first fault.
 
-        The expected values come into being only after the last run on their inputs, from inputs drawn afresh.
+        The expected outputs are computed only after the last run on their inputs, from inputs that are drawn again.
         """
         usual = Draw(op, workload, self.rng.randrange(2**31))
         once = layout(op, workload, program)
         buffers = self.arena.poisoned(once, POISONS[0], self.rng)
         found = [(self._run(program, usual, buffers, as_timed=False), POISONS[0])]
-        # Where it is timed there are several sets of buffers: so it finds a second one here too, of no use to it.
-        twice = {**once, **{f"{ANOTHER}{name}": held for name, held in once.items()}}
-        # And whatever it may find in them there: who does nothing on one of these is found out for certain.
+        # There are several sets of buffers when a kernel is timed. A second, unused set makes the check look the same.
+        twice = {**once, **{f"{UNUSED}{name}": held for name, held in once.items()}}
+        # Every poison of timed calls is used here too, so that a kernel that skips its work on one of them fails.
         timed = workload in op.workloads(self.device.info.kind)
         poisons = self.rng.sample(POISONS[1:], len(POISONS) - 1 if timed else 1)
         buffers = self.arena.poisoned(twice, poisons[0], self.rng, USUAL_ALIGNMENT)
@@ -94,18 +98,18 @@ class Inspector:
         own = _raw(buffers, [name for name in once if name not in inputs])
         for poison in poisons:
             self._run_again(program, usual, buffers, own, poison, found)
-        if keeps := timed and bool(program.bound.workspace):  # where it may have noted that these are done
+        if keeps := timed and bool(program.bound.workspace):  # the kernel may have noted there that its work is done
             results = _raw(buffers, [spec.name for spec in op.outputs])
             self._run_again(program, usual, buffers, results, poisons[0], found)
         self.watch("check")
         agree = len(found) == 1
-        while found:  # each makes room for what it takes to judge the next
+        while found:  # each is freed before the next comparison
             self.judge(usual, *found.pop(0))
         if op.draw is None and (keeps or (timed and closely)):
-            # Much of what it may have noted, or left as results, holds good still, but not all.
-            self._run_and_judge(program, replace(usual, anew=self.rng.randrange(2**31)), buffers, poisons[-1])
+            # Most of what the kernel may have kept from earlier runs is still valid, but not all.
+            self._run_and_judge(program, replace(usual, redraw_seed=self.rng.randrange(2**31)), buffers, poisons[-1])
         for _ in range(_mixtures(op, workload)):
-            self._as_in_use(own, timed=timed)
+            self._leave_memory(own, timed=timed)
             mixed = replace(usual, seed=self._mixed_seed(op, workload.dtype, timed=timed), values=MIXED)
             self._run_and_judge(program, mixed, buffers, poisons[-1])
         return agree
@@ -113,66 +117,70 @@ class Inspector:
     def _run_again(
         self,
         program: Program,
-        task: Draw,
+        draw: Draw,
         buffers: dict[str, Buffer],
         spoilt: list[torch.Tensor],
         poison: int,
         found: list[tuple[Outputs, int]],
     ) -> None:
-        """One more run on the same inputs; its outputs join those found if they are not the first ones to the bit."""
+        """Run once more on the same inputs; keep the outputs if they differ from the first."""
         for raw in spoilt:
             raw.fill_(poison)
-        outputs = self._run(program, task, buffers, as_timed=True)
+        outputs = self._run(program, draw, buffers, as_timed=True)
         if not _same(outputs, found[0][0]):
             found.append((outputs, poison))
 
-    def _run_and_judge(self, program: Program, task: Draw, buffers: dict[str, Buffer], poison: int) -> None:
-        outputs = self._run(program, task, buffers, as_timed=self.rng.random() < 0.5)
+    def _run_and_judge(self, program: Program, draw: Draw, buffers: dict[str, Buffer], poison: int) -> None:
+        outputs = self._run(program, draw, buffers, as_timed=self.rng.random() < 0.5)
         self.watch("check")
-        self.judge(task, outputs, poison)
+        self.judge(draw, outputs, poison)
 
-    def _as_in_use(self, own: list[torch.Tensor], *, timed: bool) -> None:
-        """Results and workspace as the last call left them, as anybody may have, or as the driver hands them out.
+    def _leave_memory(self, own: list[torch.Tensor], *, timed: bool) -> None:
+        """Put outputs and workspace into a state that occurs in use: as the last call left them, random, or zero.
 
-        Where it is timed always as left: who does nothing when it finds its own mark there is found out for certain.
+        On a timed workload they stay as left, so that a kernel that skips its work when it finds its own mark fails.
         """
         if timed:
             return
-        if not self.leavings:
-            self.leavings.extend(self.rng.sample(LEAVINGS, len(LEAVINGS)))
-        leave = self.leavings.pop()
+        if not self.memory_states:
+            self.memory_states.extend(self.rng.sample(MEMORY_STATES, len(MEMORY_STATES)))
+        change = self.memory_states.pop()
         for raw in own:
-            leave(raw)
+            change(raw)
 
     def _mixed_seed(self, op: Op, dtype: str, *, timed: bool) -> int:
-        """Among the workloads that are timed, and among the others, nothing is met or not by luck.
+        """Return a seed that makes the mixtures of an evaluation cover all distributions.
 
-        Every dtype meets large weights, and each distribution is once the first, or, where rows depend on each other,
-        the only one; which is the first of all, nobody knows.
+        That holds among the timed workloads, and among the others. Every dtype gets large weights, and each
+        distribution comes first once, or alone where rows depend on each other. The order is random.
         """
         every, own = ("", timed), (dtype, timed)
-        self.turns.setdefault(every, self.rng.randrange(1 + len(op.values)))
-        seed = op.mixture(self.turns[every], self.turns[own], self.rng)
-        self.turns.update((every, own))
+        self.mixtures_drawn.setdefault(every, self.rng.randrange(1 + len(op.values)))
+        seed = mixed_seed(op, self.mixtures_drawn[every], self.mixtures_drawn[own], self.rng)
+        self.mixtures_drawn.update((every, own))
         return seed
 
-    def judge(self, task: Draw, outputs: Outputs, poison: int) -> None:
+    def judge(self, draw: Draw, outputs: Outputs, poison: int) -> None:
         """Raise RejectedError unless the outputs are right."""
-        known = truth(task.op, task.workload, task.values, task.seed, task.inputs(self.device))
-        where = task.workload.key
-        for index, (spec, actual) in enumerate(zip(task.op.outputs, outputs, strict=True)):
-            for part, found in known.judged(index, actual):
-                self.checks.append(Check(where, part.values, spec.name, found.error, found.theirs, found.worst))
-                if found.fault:
-                    untouched = still_poisoned(actual[part.rows], poison) if poison else 0  # zeros may be results
+        expected = truth(draw.op, draw.workload, draw.values, draw.seed, draw.inputs(self.device))
+        where = draw.workload.key
+        for index, (spec, actual) in enumerate(zip(draw.op.outputs, outputs, strict=True)):
+            for group, comparison in expected.judged(index, actual):
+                self.checks.append(
+                    Check(where, group.values, spec.name, comparison.error, comparison.pytorch_error, comparison.worst)
+                )
+                if comparison.fault:
+                    untouched = still_poisoned(actual[group.rows], poison) if poison else 0  # zeros may be results
                     unwritten = f" ({untouched} elements still hold the poison: never written)" if untouched else ""
-                    on = "" if part.values == NORMAL else f" on {part.values} values"
-                    unsaid = SHORT_OF_MEMORY if known.unexplained else ""
-                    raise RejectedError(Outcome.WRONG, f"{where}: `{spec.name}`{on}: {found.fault}{unwritten}{unsaid}")
+                    on = "" if group.values == NORMAL else f" on {group.values} values"
+                    note = SHORT_OF_MEMORY if expected.short_of_memory else ""
+                    raise RejectedError(
+                        Outcome.WRONG, f"{where}: `{spec.name}`{on}: {comparison.fault}{unwritten}{note}"
+                    )
 
-    def _run(self, program: Program, task: Draw, buffers: dict[str, Buffer], *, as_timed: bool) -> Outputs:
-        """One run; copies of what it put out. Some are done as timed ones are: a kernel cannot tell which is which."""
-        for name, values in task.inputs(self.device).items():
+    def _run(self, program: Program, draw: Draw, buffers: dict[str, Buffer], *, as_timed: bool) -> Outputs:
+        """Run once and return copies of the outputs. A kernel cannot tell a run `as_timed` from a timed call."""
+        for name, values in draw.inputs(self.device).items():
             buffers[name].tensor.copy_(values)
         tensors = {name: buffer.tensor for name, buffer in buffers.items()}
         self.watch("run")
@@ -180,18 +188,18 @@ class Inspector:
             self.device.time(lambda: program.launch(tensors))
         else:
             self.device.run(program, tensors)
-        self._inspect(buffers, task)
-        return tuple(buffers[spec.name].tensor.clone() for spec in task.op.outputs)
+        self._inspect(buffers, draw)
+        return tuple(buffers[spec.name].tensor.clone() for spec in draw.op.outputs)
 
-    def _inspect(self, buffers: dict[str, Buffer], task: Draw) -> None:
-        """What lies round the buffers and behind them all, and the inputs against the same drawn afresh."""
-        fresh = task.inputs(self.device)
+    def _inspect(self, buffers: dict[str, Buffer], draw: Draw) -> None:
+        """Reject changes of red zones, of unused memory, and of inputs, which are drawn again to compare."""
+        fresh = draw.inputs(self.device)
         changed = [(bits(buffers[name].tensor) != bits(values)).any() for name, values in fresh.items()]
-        unused = [buffer for name, buffer in buffers.items() if name.startswith(ANOTHER)]
+        unused = [buffer for name, buffer in buffers.items() if name.startswith(UNUSED)]
         outside, far, *inputs = torch.stack([damaged(buffers.values()), self.arena.strayed(unused), *changed]).tolist()
-        where = task.workload.key
+        where = draw.workload.key
         if outside:
-            name, damage = next((name, said) for name, buffer in buffers.items() if (said := buffer.damage()))
+            name, damage = next((name, damage) for name, buffer in buffers.items() if (damage := buffer.damage()))
             raise RejectedError(Outcome.OUT_OF_BOUNDS, f"{where}: `{name}`: {damage}")
         if far:
             raise RejectedError(Outcome.OUT_OF_BOUNDS, f"{where}: memory was overwritten far away from its buffers")
@@ -203,29 +211,29 @@ class Inspector:
 
 
 def _mixtures(op: Op, workload: Workload) -> int:
-    """As many as it takes to meet all distributions with a number, as an `eps`, that the op's file does not list.
+    """Return how many mixtures to draw: one, or more if a number, as an `eps`, is not one that the op's file lists.
 
-    On most of them it makes no difference; where there are few rows, one mixture has some of them alone.
+    Such a number matters on few distributions, and with few rows one mixture contains few of them.
     """
-    listed = {said for known in op.listed for said in known.parameters}
-    unlisted = any(isinstance(said[1], float) and said not in listed for said in workload.parameters)
-    return op.mixtures_to_meet_all(workload) if unlisted else 1
+    listed = {parameter for place in op.listed for parameter in place.parameters}
+    unlisted = any(isinstance(pair[1], float) and pair not in listed for pair in workload.parameters)
+    return mixtures_needed(op, workload) if unlisted else 1
 
 
 def _raw(buffers: Mapping[str, Buffer], names: Iterable[str]) -> list[torch.Tensor]:
-    """The bytes of these."""
+    """Return the bytes of these buffers."""
     return [buffers[name].tensor.view(-1).view(torch.uint8) for name in names]
 
 
 def _same(some: Outputs, others: Outputs) -> bool:
-    """To the bit."""
+    """Return whether the outputs agree to the bit."""
     return all(torch.equal(bits(a), bits(b)) for a, b in zip(some, others, strict=True))
 
 
 def layout(op: Op, workload: Workload, program: Program) -> Layout:
-    """Shapes and dtypes of everything that a program is given."""
+    """Return shapes and dtypes of all tensors that a program gets."""
     specs = (*op.inputs, *op.outputs)
     return {
-        **{spec.name: (op.shape(spec, workload), DTYPES[spec.dtype or workload.dtype]) for spec in specs},
-        **{w.name: ((w.elements,), DTYPES[w.dtype]) for w in program.bound.workspace},
+        **{spec.name: (op.shape(spec, workload), TORCH_DTYPES[spec.dtype or workload.dtype]) for spec in specs},
+        **{w.name: ((w.elements,), TORCH_DTYPES[w.dtype]) for w in program.bound.workspace},
     }

@@ -1,4 +1,4 @@
-"""A kernel compiled for every workload it will be tested at: those that the op lists, and some that nobody listed."""
+"""Compilation of a kernel for every workload of an evaluation: those that the op lists, and random held-out ones."""
 
 import math
 import random
@@ -12,24 +12,22 @@ from archive.kernel import Kernel
 from archive.kernel import check as check_plan
 from archive.plan import PlanError
 from archive.records import DeviceInfo, Evaluation, Outcome, Traits, content_id
-from evolve.devices.device import Machined, RejectedError
+from evolve.devices.choose import policy_of
+from evolve.devices.device import CompileResult, RejectedError
 from evolve.op_on_device import point, signature
 from reference_ops.op import Op, Workload
 from reference_ops.shapes import held_out
 
 HELD_OUT, HELD_OUT_TO_CONFIRM = 2, 6
-HELD_OUT_BYTES = {"cuda": 2**25, "emulated": 2**18}
-# A processor takes a kernel's threads one after the other: many short rows, with a block each, would take minutes.
-EMULATED_THREADS = 2**19
-# A champion meets one more, nearly as large as the largest declared: what goes wrong there may do so nowhere else.
+# A champion is also tested at a shape nearly as large as the largest declared: some faults show only there.
 LARGE_SHARE, LARGEST_BYTES = 4, 2**31
 P = TypeVar("P")
-M = TypeVar("M", bound=Machined)
+M = TypeVar("M", bound=CompileResult)
 
 
 @dataclass(frozen=True)
 class Compiled(Generic[P]):
-    """Programs by workload."""
+    """The programs of a kernel, each with its workload."""
 
     declared: tuple[tuple[Workload, P], ...]
     awkward: tuple[tuple[Workload, P], ...]
@@ -40,7 +38,7 @@ class Compiled(Generic[P]):
 def compiled(
     kernel: Kernel, op: Op, info: DeviceInfo, compile_bound: Callable[[Bound], P], shapes_seed: int, *, confirm: bool
 ) -> Compiled[P]:
-    """Compile for all workloads. Raises PlanError or RejectedError at the first that the kernel accepts and fails."""
+    """Compile for all workloads. Raises PlanError or RejectedError at the first accepted workload that fails."""
     check_plan(kernel, signature(op))
     if reserved := kernel.plan.reserved:
         raise RejectedError(Outcome.UNSUPPORTED, f"the plan asks for {reserved}, which is not supported yet")
@@ -48,26 +46,28 @@ def compiled(
     if not declared:
         raise RejectedError(Outcome.ILLEGAL, "no workload is left: " + "; ".join(skipped))
     awkward, _ = _programs(kernel, op, op.awkward, info, compile_bound)
-    rng, most = random.Random(shapes_seed), HELD_OUT_BYTES[info.kind]
-    most_threads = max(EMULATED_THREADS, *(_threads(kernel, op, workload, info) for workload, _ in declared))
+    rng, policy = random.Random(shapes_seed), policy_of(info.kind)
+    most_threads = max(
+        policy.held_out_threads or 0, *(_threads(kernel, op, workload, info) for workload, _ in declared)
+    )
 
     def accepts(workload: Workload) -> bool:
         try:
             threads = _threads(kernel, op, workload, info)
         except IllegalError:
             return False
-        return info.kind != "emulated" or threads <= most_threads
+        return policy.held_out_threads is None or threads <= most_threads
 
-    drawn = held_out(op, accepts, rng, HELD_OUT_TO_CONFIRM if confirm else HELD_OUT, most)
+    drawn = held_out(op, accepts, rng, HELD_OUT_TO_CONFIRM if confirm else HELD_OUT, policy.held_out_bytes)
     if confirm:
         largest = min(LARGEST_BYTES, max(op.nbytes(workload) for workload, _ in declared))
         drawn += held_out(op, accepts, rng, 1, largest, largest // LARGE_SHARE)
-    unforeseen, _ = _programs(kernel, op, drawn, info, compile_bound)
-    return Compiled(tuple(declared), tuple(awkward), tuple(unforeseen), tuple(skipped))
+    shapes, _ = _programs(kernel, op, drawn, info, compile_bound)
+    return Compiled(tuple(declared), tuple(awkward), tuple(shapes), tuple(skipped))
 
 
 def verdict_on(kernel: Kernel, op: Op, info: DeviceInfo, judge: Callable[[Evaluation], Evaluation]) -> Evaluation:
-    """What `judge` makes of an evaluation that has passed so far; a fault of the kernel becomes its outcome."""
+    """Return the evaluation that `judge` completes. A fault of the kernel that it raises becomes the outcome."""
     started = time.monotonic()
     verdict = Evaluation(kernel.id, op.name, info, Outcome.PASSED, "", created=time.time())
     try:
@@ -80,10 +80,10 @@ def verdict_on(kernel: Kernel, op: Op, info: DeviceInfo, judge: Callable[[Evalua
 
 
 def precompile(
-    kernel: Kernel, op: Op, info: DeviceInfo, compile_bound: Callable[[Bound], Machined], shapes_seed: int,
+    kernel: Kernel, op: Op, info: DeviceInfo, compile_bound: Callable[[Bound], CompileResult], shapes_seed: int,
     *, confirm: bool = False,
 ) -> Evaluation:  # fmt: skip
-    """The verdict as far as it can be known without a GPU: what passes compiles everywhere, and has its traits."""
+    """Return the part of the verdict that needs no device: a kernel that passes compiles everywhere and has its traits."""
 
     def judge(verdict: Evaluation) -> Evaluation:
         programs = compiled(kernel, op, info, compile_bound, shapes_seed, confirm=confirm)
@@ -93,46 +93,46 @@ def precompile(
 
 
 def traits(kernel: Kernel, programs: Compiled[M]) -> Traits | None:
-    """What the kernel is on all declared workloads.
+    """Return the traits of the kernel over all declared workloads, or None without machine code.
 
-    Its code counts on the awkward ones as well: a kernel may be mended there alone. So does where it says that it may
-    be used, for shapes that nobody listed.
+    The code also covers the awkward workloads, where alone a kernel may have been corrected, and the condition under
+    which the kernel may be used, which held-out shapes depend on.
     """
-    places = [(workload.key, program.traits) for workload, program in (*programs.declared, *programs.awkward)]
-    of_each = [found for _, found in places[: len(programs.declared)] if found]
-    if len(of_each) < len(programs.declared):
+    found_at = [(workload.key, program.traits) for workload, program in (*programs.declared, *programs.awkward)]
+    by_workload = [found for _, found in found_at[: len(programs.declared)] if found]
+    if len(by_workload) < len(programs.declared):
         return None
-    codes = sorted((key, found.code) for key, found in places if found)
-    return _widest(of_each, content_id([kernel.op, kernel.plan.when, sorted(kernel.plan.dtypes), codes]))
+    codes = sorted((key, found.code) for key, found in found_at if found)
+    return _combined(by_workload, content_id([kernel.op, kernel.plan.when, sorted(kernel.plan.dtypes), codes]))
 
 
-def _widest(of_each: Sequence[Traits], code: str) -> Traits:
+def _combined(by_workload: Sequence[Traits], code: str) -> Traits:
     return Traits(
         code=code,
-        load_bytes=max(found.load_bytes for found in of_each),
-        store_bytes=max(found.store_bytes for found in of_each),
-        shared_bytes=max(found.shared_bytes for found in of_each),
-        registers=max(found.registers for found in of_each),
-        threads=max(found.threads for found in of_each),
-        launches=max(found.launches for found in of_each),
-        tensor_cores=any(found.tensor_cores for found in of_each),
-        atomics=any(found.atomics for found in of_each),
-        occupancy=min(found.occupancy for found in of_each),
+        load_bytes=max(found.load_bytes for found in by_workload),
+        store_bytes=max(found.store_bytes for found in by_workload),
+        shared_bytes=max(found.shared_bytes for found in by_workload),
+        registers=max(found.registers for found in by_workload),
+        threads=max(found.threads for found in by_workload),
+        launches=max(found.launches for found in by_workload),
+        tensor_cores=any(found.tensor_cores for found in by_workload),
+        atomics=any(found.atomics for found in by_workload),
+        occupancy=min(found.occupancy for found in by_workload),
     )
 
 
 def bound_at(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> Bound:
-    """The kernel at one workload, or an IllegalError that says why it does not run there."""
-    place = point(op, workload, info)
-    if not accepts(kernel, place):
+    """Return the kernel bound to one workload. Raises IllegalError with the reason if it does not run there."""
+    at = point(op, workload, info)
+    if not accepts(kernel, at):
         raise IllegalError("not accepted by the kernel's `when` or `dtypes`")
-    return bind(kernel, place)
+    return bind(kernel, at)
 
 
 def _programs(
     kernel: Kernel, op: Op, workloads: Iterable[Workload], info: DeviceInfo, compile_bound: Callable[[Bound], P]
 ) -> tuple[list[tuple[Workload, P]], list[str]]:
-    """The kernel compiled for every workload it accepts, and why it was not for the others."""
+    """Return a program for every workload that the kernel accepts, and why there is none for the others."""
     programs, skipped = [], []
     for workload in workloads:
         try:
@@ -147,6 +147,6 @@ def _programs(
 
 
 def _threads(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> int:
-    """Those of all launches together."""
+    """Return the number of threads of all launches together."""
     launches = bound_at(kernel, op, workload, info).launches
     return sum(math.prod(launch.grid) * math.prod(launch.block) for launch in launches)

@@ -1,6 +1,6 @@
-"""Would a wrong output be noticed? PyTorch's own results are spoiled one way after another and judged as a kernel's.
+"""Check of an op: corrupts PyTorch's results in several ways and verifies that each corruption is found.
 
-A workload on which a spoiled output passes is blind: whatever a kernel is called there says nothing.
+A workload on which a corrupted output passes is a blind spot: verdicts there mean nothing.
 """
 
 import random
@@ -11,22 +11,22 @@ import torch
 
 from evolve.evaluation.compare import leeway
 from evolve.evaluation.truth import Truth, truth
-from reference_ops.op import Number, Op, Tensors, Workload
-from reference_ops.values import MIXED, NORMAL, RowGroup
+from reference_ops.inputs import RowGroup, inputs_at
+from reference_ops.op import MIXED, NORMAL, Number, Op, Tensors, Workload
 
-VISIBLE_SHARE = 0.05  # of the root mean square: by so much one element is spoiled
-VISIBLE_ROUNDINGS = 16  # and by so many roundings of its own, or it could hide behind those
-MATERIAL = 4  # times rounding and PyTorch's own error: a smaller change cannot be told from either
-BITS_LOST = 3  # of bfloat16's 8, as float16 keeps 8 of its 11 when it goes through bfloat16; 8-bit types keep one
+VISIBLE_SHARE = 0.05  # of the root mean square: the change of one corrupted element
+VISIBLE_ROUNDINGS = 16  # and so many roundings of the element, which its change must exceed
+MATERIAL = 4  # times rounding and PyTorch's own error: a change below that need not be found
+BITS_LOST = 3  # of bfloat16's 8; float16 loses as many in a round trip through bfloat16; 8-bit types keep one
 PLACES_TRIED = 50
 SECOND_LOOKS = 2
-LENIENCY = 16  # a baseline may be so much less exact than a kernel: fused ones have arithmetic of their own
+LENIENCY = 16  # times the error that is allowed to a kernel: fused baselines round differently
 Corruption = Callable[[torch.Tensor, random.Random], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class BlindSpot:
-    """What is wrong and would pass, or, where nothing was spoiled, what is right and would not."""
+    """A corruption that passes, or, without a corruption, a right result that does not."""
 
     workload: str
     values: str
@@ -40,16 +40,16 @@ class BlindSpot:
 
 
 def distributions(op: Op) -> tuple[str, ...]:
-    """Everything that inputs of the op are drawn from."""
+    """Return the names of all distributions that inputs of the op are drawn from."""
     return (NORMAL, *op.values, MIXED)
 
 
 def blind_spots(
     op: Op, workload: Workload, seed: int, torch_device: str, *, quick: bool = False
 ) -> tuple[BlindSpot, ...]:
-    """All that an evaluation at this workload would get wrong; `quick` looks at what evaluations draw, and no closer.
+    """Return what an evaluation at this workload would get wrong; `quick` tries only what evaluations draw.
 
-    Once may be luck, as where a number has no more bits than it would be left: a spot is blind that is so again.
+    A corruption may pass once by chance, as where a number has few bits to lose. A blind spot passes with another seed.
     """
     found = _spots(op, workload, seed, torch_device, quick=quick)
     if not found:
@@ -60,16 +60,16 @@ def blind_spots(
 
 
 def _spots(op: Op, workload: Workload, seed: int, torch_device: str, *, quick: bool) -> tuple[BlindSpot, ...]:
-    """With one seed.
+    """Return the blind spots with one seed.
 
-    Awkward shapes may be too small to tell anything (a softmax of one column is 1): there PyTorch has to pass, no more.
+    Awkward shapes may be too small to show a fault (a softmax of one column is 1). There only PyTorch must pass.
     """
     spots: list[BlindSpot] = []
     declared = workload in (*op.gpu, *op.emulated)
     unseen = {name for name, value in workload.parameters if declared and not quick and isinstance(value, float)}
     for values in (NORMAL, MIXED) if quick else distributions(op):
         try:
-            known = truth(op, workload, values, seed, op.inputs_at(workload, seed, torch_device, values))
+            known = truth(op, workload, values, seed, inputs_at(op, workload, seed, torch_device, values))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a user's reference may raise
@@ -82,17 +82,17 @@ def _spots(op: Op, workload: Workload, seed: int, torch_device: str, *, quick: b
             unseen -= {name for name in unseen if _seen(known, _with_parameter(workload, name), known.inputs)}
             if values == NORMAL:
                 spots += _ignored_inputs(known, torch_device)
-        del known  # before the next one is drawn: on a GPU each takes gigabytes
+        del known  # before the next draw: on a GPU each takes gigabytes
     for name in sorted(unseen):
-        words = f"nobody would notice if a kernel ignored `{name}`"
+        words = f"a kernel that ignored `{name}` would pass"
         spots.append(BlindSpot(workload.key, "all", "", f"`{name}` ignored", words))
     return tuple(spots)
 
 
 def _false_alarms(known: Truth) -> Iterator[BlindSpot]:
-    """Results of PyTorch that would not pass."""
+    """Yield results of PyTorch that would not pass."""
     for index, spec in enumerate(known.op.outputs):
-        if found := known.fault(index, known.theirs[index]):
+        if found := known.fault(index, known.pytorch[index]):
             yield _spot(known, spec.name, "", f"PyTorch's own result for `{spec.name}` is called wrong: {found}")
     if known.op.baseline:
         baseline = known.op.call_baseline(known.inputs, known.workload)
@@ -109,8 +109,8 @@ def _spot(known: Truth, output: str, corruption: str, words: str) -> BlindSpot:
 
 
 def _unnoticed(known: Truth, index: int) -> Iterator[BlindSpot]:
-    """The ways of spoiling one output that pass; normal inputs have to show all, others what makes a difference."""
-    name, output = known.op.outputs[index].name, known.theirs[index]
+    """Yield corruptions of one output that pass. Normal inputs must show all, others those that matter."""
+    name, output = known.op.outputs[index].name, known.pytorch[index]
     for corruption, spoil in CORRUPTIONS.items():
         if spoil in {one_nan, fewer_bits} and not output.is_floating_point():
             continue
@@ -121,28 +121,28 @@ def _unnoticed(known: Truth, index: int) -> Iterator[BlindSpot]:
             continue
         # A single number is its own mean, and by luck has no bits to lose.
         if (known.values == NORMAL and output.numel() > 1) or any(
-            _material(known, index, part, spoiled) for part in known.parts(index)
+            _material(known, index, group, spoiled) for group in known.groups(index)
         ):
             yield _spot(known, name, corruption, f"`{name}` passes when it is spoiled: {corruption}")
 
 
 def _ignored_inputs(known: Truth, torch_device: str) -> Iterator[BlindSpot]:
-    """Inputs that could be anything."""
-    others = known.op.inputs_at(known.workload, known.seed + 1, torch_device)
+    """Yield inputs that a kernel could ignore."""
+    others = inputs_at(known.op, known.workload, known.seed + 1, torch_device)
     for name, redrawn in others.items():
         if torch.equal(redrawn, known.inputs[name]):
-            continue  # the op draws it always the same, as a mask: a kernel may as well know it
+            continue  # a constant, as a mask: a kernel may rely on it
         if not _seen(known, known.workload, {**known.inputs, name: redrawn}):
-            yield _spot(known, "", f"`{name}` ignored", f"nobody would notice if a kernel ignored `{name}`")
+            yield _spot(known, "", f"`{name}` ignored", f"a kernel that ignored `{name}` would pass")
 
 
 def _seen(known: Truth, workload: Workload, inputs: Tensors) -> bool:
-    """Whether other inputs or parameters lead to outputs that are called wrong."""
+    """Return whether other inputs or parameters lead to outputs that are called wrong."""
     try:
         outputs = known.op.call(inputs, workload)
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # noqa: BLE001 - what the op refuses, it does not ignore
+    except Exception:  # noqa: BLE001 - an op that refuses the change does not ignore it
         return True
     return any(known.fault(index, output) for index, output in enumerate(outputs))
 
@@ -156,34 +156,37 @@ def _with_parameter(workload: Workload, changed: str) -> Workload:
     )
 
 
-def _material(known: Truth, index: int, part: RowGroup, spoiled: torch.Tensor) -> bool:
-    """Whether a corruption does more to these rows than rounding and PyTorch's own error may."""
-    theirs, expected = known.theirs[index][part.rows], known.expected[index][part.rows].double()
-    changed, ours = spoiled[part.rows].double(), theirs.double()
-    same = (changed == ours) | (changed.isnan() & ours.isnan())
-    if known.exact(index, part) or bool(same.all()):
+def _material(known: Truth, index: int, group: RowGroup, spoiled: torch.Tensor) -> bool:
+    """Return whether a corruption changes these rows by more than rounding and PyTorch's own error do."""
+    pytorch, expected = (
+        known.pytorch[index][group.rows],
+        known.expected[index][group.rows].double(),
+    )
+    changed, original = spoiled[group.rows].double(), pytorch.double()
+    same = (changed == original) | (changed.isnan() & original.isnan())
+    if known.exact(index, group) or bool(same.all()):
         return not bool(same.all())
-    change = torch.where(same, 0.0, (changed - ours).abs())
-    # Another order of a sum may do as much; only normal inputs have to show whatever else hides in that.
-    unit = max(torch.finfo(theirs.dtype).eps / 2, known.sums(part).unit)
-    # And what is allowed where few rows may share an error cannot be told from it either.
-    times = max(MATERIAL, known.op.tolerance.factor * leeway(expected, theirs.dtype))
-    noise = times * (unit * _rms(expected) + _rms(ours - expected))
+    change = torch.where(same, 0.0, (changed - original).abs())
+    # Another order of a sum may change as much; only normal inputs must show smaller changes.
+    unit = max(torch.finfo(pytorch.dtype).eps / 2, known.sums(group).unit)
+    # With few rows, which may share an error, more is allowed.
+    times = max(MATERIAL, known.op.tolerance.factor * leeway(expected, pytorch.dtype))
+    noise = times * (unit * _rms(expected) + _rms(original - expected))
     return (
         _rms(change) > noise
-        or bool((change > _visible(theirs, _rms(expected)) / 2).any())
+        or bool((change > _visible(pytorch, _rms(expected)) / 2).any())
         or not bool(change.isfinite().all())
     )
 
 
 def _visible(values: torch.Tensor, size: float) -> torch.Tensor:
-    """By how much elements of an output have to change for anybody to see it; `size` is its root mean square."""
+    """Return the change of each element that must be found; `size` is the output's root mean square."""
     unit = torch.finfo(values.dtype).eps / 2
     return VISIBLE_SHARE * size + VISIBLE_ROUNDINGS * unit * values.double().abs()
 
 
 def _rms(values: torch.Tensor) -> float:
-    """Of the finite ones."""
+    """Return the root mean square of the finite values."""
     finite = values.isfinite()
     return float((torch.where(finite, values, 0.0).square().sum() / finite.sum().clamp(min=1)).sqrt())
 
@@ -198,7 +201,7 @@ def mean_filled(output: torch.Tensor, _: random.Random) -> torch.Tensor:
 
 
 def shuffled_rows(output: torch.Tensor, rng: random.Random) -> torch.Tensor:
-    """No row where it was; the elements, where there is one row."""
+    """Move every row; with a single row, every element."""
     rows = output.reshape(-1, output.shape[-1]) if output.ndim > 1 else output.reshape(-1, 1)
     rows = rows if len(rows) > 1 else output.reshape(-1, 1)
     rows = rows.contiguous().view(torch.uint8)  # PyTorch does not roll every dtype
@@ -223,7 +226,7 @@ def one_nan(output: torch.Tensor, rng: random.Random) -> torch.Tensor:
 
 
 def fewer_bits(output: torch.Tensor, _: random.Random) -> torch.Tensor:
-    """What is left of the values in the next lower precision."""
+    """Round to the next lower precision and back."""
     narrower = {torch.float64: torch.float32, torch.float32: torch.float16, torch.float16: torch.bfloat16}
     if output.dtype in narrower:
         return output.to(narrower[output.dtype]).to(output.dtype)
@@ -233,7 +236,7 @@ def fewer_bits(output: torch.Tensor, _: random.Random) -> torch.Tensor:
 
 
 def _finite_place(output: torch.Tensor, rng: random.Random) -> int:
-    """Somewhere, though not at an infinity if it can be helped: that plus something is itself."""
+    """Return a random place, if possible not at an infinity, which an addition does not change."""
     places = [rng.randrange(output.numel()) for _ in range(PLACES_TRIED)]
     finite = output.reshape(-1)[places].double().isfinite().tolist()
     return next((place for place, good in zip(places, finite, strict=True) if good), places[0])

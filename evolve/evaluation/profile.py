@@ -1,4 +1,4 @@
-"""What a profiler counts while a kernel runs one workload. No verdict: a kernel is not judged by it."""
+"""Profile of a kernel at one workload: what the device's profiler counts. It has no influence on a verdict."""
 
 import secrets
 import time
@@ -9,24 +9,22 @@ from archive.kernel import Kernel
 from archive.kernel import check as check_plan
 from archive.plan import PlanError
 from archive.records import Profile
+from evolve.devices.choose import policy_of
 from evolve.devices.device import Device, RejectedError
-from evolve.engines.messages import ProfileResult
 from evolve.evaluation.compiling import bound_at
+from evolve.evaluation.requests import ProfileResult
 from evolve.op_on_device import signature
+from reference_ops.inputs import inputs_at
 from reference_ops.op import Op
 
 PROFILER_SECONDS = 90.0
-PROFILED_BYTES = 2**30  # of inputs, which go through files
-NO_PROFILER = {
-    "cuda": "NVIDIA's profiler ncu was not found; `evolve doctor` says how to get it",
-    "emulated": "the emulated device has no profiler: it counts nothing that a GPU would",
-}
+PROFILED_BYTES = 2**30  # limit on the inputs, which are passed through files
 
 
 def profiled(kernel: Kernel, op: Op, workload_key: str, device: Device, watch: Callable[[str], None]) -> ProfileResult:
-    """One run on inputs such as the evaluator draws. Whatever is wrong with the kernel is said in the answer."""
-    if (profiler := device.profiler) is None:
-        return ProfileResult(None, NO_PROFILER[device.info.kind], lasting=True)
+    """Profile one run on inputs like those of an evaluation. A fault of the kernel is part of the result."""
+    if (profiler := device.tools.profiler) is None:
+        return ProfileResult(None, policy_of(device.info.kind).no_profiler, lasting=True)
     workload = next((one for one in op.workloads(device.info.kind) if one.key == workload_key), None)
     if workload is None:
         return ProfileResult(None, f"{op.name} has no workload `{workload_key}` on this device")
@@ -37,7 +35,7 @@ def profiled(kernel: Kernel, op: Op, workload_key: str, device: Device, watch: C
     try:
         check_plan(kernel, signature(op))
         bound = bound_at(kernel, op, workload, device.info)
-        inputs = op.inputs_at(workload, secrets.randbelow(2**31), device.torch_device)
+        inputs = inputs_at(op, workload, secrets.randbelow(2**31), device.torch_device)
         outputs = {spec.name: op.bytes_of((spec,), workload) for spec in op.outputs}
         counted = profiler(bound, inputs, outputs, PROFILER_SECONDS)
     except (PlanError, IllegalError, RejectedError) as error:

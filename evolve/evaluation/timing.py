@@ -1,4 +1,4 @@
-"""How long a program takes, call by call, caches cold, on inputs that no earlier call has seen."""
+"""Timing of one program: call by call, with cold caches, on fresh inputs; some timed outputs are checked."""
 
 import math
 import random
@@ -16,38 +16,37 @@ from evolve.evaluation.baselines import Baselines
 from evolve.evaluation.buffers import POISONS, USUAL_ALIGNMENT, Buffer, damaged
 from evolve.evaluation.check import Draw, Inspector, layout
 from evolve.op_on_device import all_flops, light
-from reference_ops.op import Op, Tensors, Workload
-from reference_ops.values import MOVED, NORMAL, SHIFTED
+from reference_ops.op import MOVED, NORMAL, SHIFTED, Op, Tensors, Workload
 
 LEAST_SAMPLES, USUAL_SAMPLES, MOST_SAMPLES = 9, 30, 120
-MORE_SAMPLES = 10  # than the usual number, and again, until the interval is narrow
+MORE_SAMPLES = 10  # added to the usual number until the interval is narrow
 USUAL_SECONDS, MOST_SECONDS = 0.25, 0.75
-HOPELESS, PROMISING = 1.5, 1.05  # times the time to beat
-SETTLED = 0.01  # of the median: an interval so narrow needs no more
-HOPELESS_BASELINES = 3  # times the best baseline, where no kernel has set a time yet
-ANCHOR_SHARE = 4  # one sample of eager PyTorch to so many of the kernel
+HOPELESS, PROMISING = 1.5, 1.05  # factors of the time to beat: stop early above the first, time longer below the second
+NARROW = 0.01  # relative width of an interval that needs no more samples
+HOPELESS_BASELINES = 3  # factor of the best baseline, where no kernel has set a time to beat
+ANCHOR_SHARE = 4  # samples of the kernel per sample of eager PyTorch
 LEAST_ANCHORS = 3
 MOST_SETS, L2_MULTIPLE = 16, 2
-FEW, HUGE_BYTES = 2, 2**31  # timed calls whose outputs are kept to be judged; of huge ones there is room for one
-PHYSICAL_MARGIN = 0.8  # of the time that the measured rates allow: they are not exact either
+FEW, HUGE_BYTES = 2, 2**31  # timed calls whose outputs are checked; only one if they are huge
+PHYSICAL_MARGIN = 0.8  # factor of the least time at the measured rates, which are not exact
 GRAPH_BELOW_US, GRAPH_CALLS = 20.0, 20
-RESAMPLES, FEWER_RESAMPLES = 1000, 250  # of what is reported, and of what only tells whether to go on
+RESAMPLES, FEWER_RESAMPLES = 1000, 250  # for a reported interval, and for the decision whether to continue
 
 
 @dataclass(frozen=True)
 class CallSlot:
-    """One of several sets of buffers that the calls go round."""
+    """One of several sets of buffers, which calls use in turn."""
 
     inputs: Tensors
     tensors: Tensors  # the inputs, the outputs and the workspace
-    buffers: tuple[Buffer, ...]  # that they lie in
+    buffers: tuple[Buffer, ...]  # of these tensors
 
-    def refill(self, task: Draw, device: Device) -> None:
-        """Inputs drawn for one call alone, and nothing but poison elsewhere: neither skipping nor remembering pays."""
+    def refill(self, draw: Draw, device: Device) -> None:
+        """Draw inputs for one call and poison the rest, so that skipped work or a remembered result is wrong."""
         for name, tensor in self.tensors.items():
             if name not in self.inputs:
-                tensor.view(-1).view(torch.uint8).fill_(task.poison)
-        for name, values in task.inputs(device).items():
+                tensor.view(-1).view(torch.uint8).fill_(draw.poison)
+        for name, values in draw.inputs(device).items():
             self.inputs[name].copy_(values)
 
     def outputs(self, op: Op) -> tuple[torch.Tensor, ...]:
@@ -56,18 +55,18 @@ class CallSlot:
 
 @dataclass(frozen=True)
 class Kept:
-    """The outputs of one timed call."""
+    """The outputs of one timed call, kept to be checked."""
 
-    task: Draw
+    draw: Draw
     took_us: float
     outputs: tuple[torch.Tensor, ...]
 
 
 @dataclass
-class Evidence:
-    """Outputs of timed calls, to be judged when all is over: of a few that nobody could foresee, and of the fastest.
+class TimedOutputs:
+    """Outputs of timed calls that are checked after timing: of a few random calls, and of the fastest.
 
-    Who leaves work out in some calls to gain by it is the fastest in one of those.
+    A kernel that skips work in some calls is fastest in one of those.
     """
 
     rng: random.Random
@@ -75,27 +74,27 @@ class Evidence:
     fastest: Kept | None = None
     few: list[Kept] = field(default_factory=list)
 
-    def offer(self, took_us: float, task: Draw, place: CallSlot) -> None:
+    def offer(self, took_us: float, draw: Draw, slot: CallSlot) -> None:
         self.offered += 1
-        most = 1 if task.op.bytes_of(task.op.outputs, task.workload) > HUGE_BYTES else FEW
+        most = 1 if draw.op.bytes_of(draw.op.outputs, draw.workload) > HUGE_BYTES else FEW
         is_fastest = self.fastest is None or took_us < self.fastest.took_us
-        chosen = self.rng.random() < most / self.offered  # so every call is as likely to be among those in the end
+        chosen = self.rng.random() < most / self.offered  # reservoir sampling: every call is equally likely to be kept
         if not (is_fastest or chosen):
             return
-        kept = Kept(task, took_us, tuple(output.clone() for output in place.outputs(task.op)))
+        kept = Kept(draw, took_us, tuple(output.clone() for output in slot.outputs(draw.op)))
         if is_fastest:
             self.fastest = kept
         if chosen:
             self.few = [*self.rng.sample(self.few, min(len(self.few), most - 1)), kept]
 
     def judge(self, inspector: Inspector) -> None:
-        """Raises RejectedError at the first that is wrong."""
+        """Raise RejectedError at the first wrong output."""
         held = {id(kept): kept for kept in (*self.few, self.fastest) if kept}
         self.few, self.fastest = [], None
-        while held:  # each makes room for what it takes to judge the next
+        while held:  # each is freed before the next comparison
             call = held.popitem()[1]
             try:
-                inspector.judge(call.task, call.outputs, call.task.poison)
+                inspector.judge(call.draw, call.outputs, call.draw.poison)
             except RejectedError as error:
                 raise RejectedError(error.outcome, f"{error.log} (right when checked, wrong when timed)") from error
 
@@ -110,30 +109,32 @@ def measure(
 ) -> Measurement:
     """Time one workload. Raises RejectedError when timed outputs are wrong or the time cannot be true.
 
-    `bar_us` is the time to beat: what is far off stops early, what comes close is timed for longer.
+    `bar_us` is the time to beat: a kernel far above it is timed less, a kernel close to it is timed longer.
     """
     device = inspector.device
-    places = slots_for(inspector, program, op, workload)
-    task = Draw(op, workload, 0)
-    own, anchors, seen = _samples(inspector, program, places, task, bar_us, HOPELESS_BASELINES * baselines.best_us)
-    graph_us = _in_a_graph(device, program, places) if statistics.median(own) < GRAPH_BELOW_US else None
-    places[0].refill(timed_task(op, workload, inspector.rng), device)
+    slots = slots_for(inspector, program, op, workload)
+    draw = Draw(op, workload, 0)
+    times_us, anchors, timed_outputs = _samples(
+        inspector, program, slots, draw, bar_us, HOPELESS_BASELINES * baselines.best_us
+    )
+    graph_us = _in_a_graph(device, program, slots) if statistics.median(times_us) < GRAPH_BELOW_US else None
+    slots[0].refill(timed_draw(op, workload, inspector.rng), device)
     inspector.watch("run")
-    device.run(program, places[0].tensors)  # which also looks for what all those calls may have left behind
+    device.run(program, slots[0].tensors)  # this also finds state that the timed calls have left
     inspector.watch("check")
-    look_round(inspector, places, workload)
+    check_memory(inspector, slots, workload)
     if op.nbytes(workload) > HUGE_BYTES:
-        del places  # to judge takes as much again, several times
+        del slots  # comparing the outputs needs several times this memory
         inspector.arena.release()
-    seen.judge(inspector)
-    low, high = median_interval(own)
+    timed_outputs.judge(inspector)
+    low, high = median_interval(times_us)
     now = baselines.anchored(statistics.median(anchors))
     measurement = Measurement(
         workload=workload.key,
-        median_us=statistics.median(own),
+        median_us=statistics.median(times_us),
         low_us=low,
         high_us=high,
-        samples=len(own),
+        samples=len(times_us),
         eager_us=now.eager_us,
         compile_us=now.compile_us,
         floor_us=floor_us(device, op, workload),
@@ -145,28 +146,28 @@ def measure(
 
 
 def slots_for(inspector: Inspector, program: Program, op: Op, workload: Workload) -> list[CallSlot]:
-    """As many sets of buffers as it takes to be larger than the L2, at least two, laid out as for a check."""
+    """Return at least two sets of buffers, together larger than the L2 cache, laid out as for a check."""
     nbytes = op.nbytes(workload)
     count = min(MOST_SETS, max(2, math.ceil(L2_MULTIPLE * inspector.device.info.l2_bytes / max(1, nbytes))))
     once = layout(op, workload, program)
-    every = {f"{index} {name}": held for index in range(count) for name, held in once.items()}
-    buffers = inspector.arena.poisoned(every, POISONS[1], inspector.rng, USUAL_ALIGNMENT)
-    places = []
+    repeated = {f"{index} {name}": held for index in range(count) for name, held in once.items()}
+    buffers = inspector.arena.poisoned(repeated, POISONS[1], inspector.rng, USUAL_ALIGNMENT)
+    slots = []
     for index in range(count):
         tensors = {name: buffers[f"{index} {name}"].tensor for name in once}
         held = tuple(buffers[f"{index} {name}"] for name in once)
-        places.append(CallSlot({spec.name: tensors[spec.name] for spec in op.inputs}, tensors, held))
-    return places
+        slots.append(CallSlot({spec.name: tensors[spec.name] for spec in op.inputs}, tensors, held))
+    return slots
 
 
-def timed_task(op: Op, workload: Workload, rng: random.Random) -> Draw:
-    """Inputs for one call; where the op stands any, of another scale each time, or one scale alone might be quick."""
+def timed_draw(op: Op, workload: Workload, rng: random.Random) -> Draw:
+    """Return inputs for one call, of a random scale if the op accepts any: a kernel may be fast at one scale only."""
     return Draw(op, workload, rng.randrange(2**31), MOVED if SHIFTED in op.values and op.draw is None else NORMAL)
 
 
-def look_round(inspector: Inspector, places: Sequence[CallSlot], workload: Workload) -> None:
-    """What timed calls may have left outside their buffers, for themselves or for others to find."""
-    buffers = [buffer for place in places for buffer in place.buffers]
+def check_memory(inspector: Inspector, slots: Sequence[CallSlot], workload: Workload) -> None:
+    """Raise RejectedError if timed calls wrote outside their buffers."""
+    buffers = [buffer for slot in slots for buffer in slot.buffers]
     if damaged(buffers) or inspector.arena.strayed():
         said = next(
             (said for buffer in buffers if (said := buffer.damage())), "memory far from its buffers was written"
@@ -175,12 +176,12 @@ def look_round(inspector: Inspector, places: Sequence[CallSlot], workload: Workl
 
 
 def floor_us(device: Device, op: Op, workload: Workload) -> float | None:
-    """The speed of light, where the device's rates are known."""
+    """Return the speed-of-light time, or None if the device's rates are not known."""
     return light(op, workload, device.info).us if device.info.copy_gb_s else None
 
 
 def physical_us(device: Device, op: Op, workload: Workload) -> float:
-    """No kernel can be faster: inputs are read cold, and of the outputs only what the L2 holds may be still on its way.
+    """Return a time below which no kernel can be: inputs are read from memory, and outputs beyond the L2 are written.
 
     The arithmetic is counted at the fastest rate of any unit.
     """
@@ -192,7 +193,7 @@ def physical_us(device: Device, op: Op, workload: Workload) -> float:
 
 
 def median_interval(samples: Sequence[float], resamples: int = RESAMPLES) -> tuple[float, float]:
-    """A 95 % interval of the median, by bootstrap."""
+    """Return a 95 % confidence interval of the median, by bootstrap."""
     drawn = np.random.default_rng(len(samples)).choice(np.asarray(samples), (resamples, len(samples)))
     low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
     return float(low), float(high)
@@ -201,57 +202,57 @@ def median_interval(samples: Sequence[float], resamples: int = RESAMPLES) -> tup
 def _samples(
     inspector: Inspector,
     program: Program,
-    places: Sequence[CallSlot],
-    task: Draw,
+    slots: Sequence[CallSlot],
+    draw: Draw,
     bar_us: float | None,
     hopeless_us: float,
-) -> tuple[list[float], list[float], Evidence]:
-    """Times of the kernel, of eager PyTorch in between, and the outputs of a few timed calls nobody could foresee."""
+) -> tuple[list[float], list[float], TimedOutputs]:
+    """Return times of the kernel, times of eager PyTorch taken in between, and outputs of some of the timed calls."""
     device, rng = inspector.device, inspector.rng
-    own: list[float] = []
+    times_us: list[float] = []
     anchors: list[float] = []
-    seen = Evidence(rng)
-    places[0].refill(task, device)
-    device.time(lambda: program.launch(places[0].tensors))
-    device.time(lambda: task.op.call_baseline(places[0].inputs, task.workload))
+    timed_outputs = TimedOutputs(rng)
+    slots[0].refill(draw, device)
+    device.time(lambda: program.launch(slots[0].tensors))
+    device.time(lambda: draw.op.call_baseline(slots[0].inputs, draw.workload))
     started = time.monotonic()
-    while _go_on(own, time.monotonic() - started, bar_us, hopeless_us):
-        fresh = timed_task(task.op, task.workload, rng)
-        place = places[len(own) % len(places)]
-        place.refill(fresh, device)
-        own.append(device.time(lambda: program.launch(place.tensors)))  # noqa: B023
-        seen.offer(own[-1], fresh, place)
+    while _continue(times_us, time.monotonic() - started, bar_us, hopeless_us):
+        fresh = timed_draw(draw.op, draw.workload, rng)
+        slot = slots[len(times_us) % len(slots)]
+        slot.refill(fresh, device)
+        times_us.append(device.time(lambda: program.launch(slot.tensors)))  # noqa: B023
+        timed_outputs.offer(times_us[-1], fresh, slot)
         if rng.random() < 1 / ANCHOR_SHARE or len(anchors) < LEAST_ANCHORS:
-            # Never before the kernel: what PyTorch makes of these inputs must not be lying about when it runs.
-            anchors.append(device.time(lambda: task.op.call_baseline(place.inputs, task.workload)))  # noqa: B023
-    return own, anchors, seen
+            # After the kernel: PyTorch's result on these inputs must not be in memory when the kernel runs.
+            anchors.append(device.time(lambda: draw.op.call_baseline(slot.inputs, draw.workload)))  # noqa: B023
+    return times_us, anchors, timed_outputs
 
 
-def _go_on(own: Sequence[float], seconds: float, bar_us: float | None, hopeless_us: float) -> bool:
-    if len(own) < LEAST_SAMPLES:
+def _continue(times_us: Sequence[float], seconds: float, bar_us: float | None, hopeless_us: float) -> bool:
+    if len(times_us) < LEAST_SAMPLES:
         return True
-    median = statistics.median(own)
+    median = statistics.median(times_us)
     if median > (HOPELESS * bar_us if bar_us else hopeless_us):
         return False
     promising = bar_us is not None and median < PROMISING * bar_us
-    if len(own) == MOST_SAMPLES or seconds > (MOST_SECONDS if promising else USUAL_SECONDS):
+    if len(times_us) == MOST_SAMPLES or seconds > (MOST_SECONDS if promising else USUAL_SECONDS):
         return False
-    return promising or len(own) < USUAL_SAMPLES or len(own) % MORE_SAMPLES != 0 or not _settled(own)
+    return promising or len(times_us) < USUAL_SAMPLES or len(times_us) % MORE_SAMPLES != 0 or not _is_narrow(times_us)
 
 
-def _settled(samples: Sequence[float]) -> bool:
+def _is_narrow(samples: Sequence[float]) -> bool:
     low, high = median_interval(samples, FEWER_RESAMPLES)
-    return high - low < SETTLED * high
+    return high - low < NARROW * high
 
 
-def _in_a_graph(device: Device, program: Program, places: Sequence[CallSlot]) -> float | None:
-    if device.graph_time is None:
+def _in_a_graph(device: Device, program: Program, slots: Sequence[CallSlot]) -> float | None:
+    if device.tools.graph_time is None:
         return None
     calls: list[Callable[[], object]] = [
-        lambda tensors=place.tensors: program.launch(tensors)  # type: ignore[misc]
-        for place in (list(places) * GRAPH_CALLS)[:GRAPH_CALLS]
+        lambda tensors=slot.tensors: program.launch(tensors)  # type: ignore[misc]
+        for slot in (list(slots) * GRAPH_CALLS)[:GRAPH_CALLS]
     ]
-    return device.graph_time(calls)
+    return device.tools.graph_time(calls)
 
 
 def _check_plausible(measurement: Measurement, device: Device, op: Op, workload: Workload) -> None:

@@ -1,4 +1,4 @@
-"""What the outputs for one set of inputs are judged against: PyTorch's at their dtype, and the truth in float64."""
+"""The expected outputs for one set of inputs: PyTorch's at their dtype, and the result in float64."""
 
 import math
 from collections.abc import Iterator
@@ -8,136 +8,136 @@ from functools import cached_property, partial
 import torch
 
 from evolve.evaluation.compare import FEW, FLOAT32_UNIT, SMALL, Comparison, Sums, compared, summed
+from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds
 from reference_ops.op import Op, Tensors, Workload
-from reference_ops.values import RowGroup
 
-SHAKES = 6
-OTHERS = 16  # draws: hardly ever do they all happen to be zero
-UNNOTICED = 12  # products, added one after another, are no more inexact than what rounded inputs lead to
+PERTURBATIONS = 6
+OTHER_DRAWS = 16  # enough that results are not zero by chance in all of them
+PRODUCTS_IN_TURN = 12  # adding so many products in turn is no less exact than rounding the inputs
 
 
 @dataclass(frozen=True)
 class Truth:
-    """How the inputs were drawn, and all that follows from them."""
+    """How inputs were drawn, the inputs, and the outputs that are expected of them."""
 
     op: Op
     workload: Workload
     values: str
     seed: int
     inputs: Tensors
-    theirs: tuple[torch.Tensor, ...]
+    pytorch: tuple[torch.Tensor, ...]
     expected: tuple[torch.Tensor, ...]
 
     def judged(self, index: int, actual: torch.Tensor) -> Iterator[tuple[RowGroup, Comparison]]:
-        """One output, part by part."""
-        # Small ones are looked at on the CPU, without a word to the GPU for each part.
-        actual, theirs, expected = (
+        """Compare one output, one group of rows after the other."""
+        # Small outputs are compared on the CPU, which saves launches for each group.
+        actual, pytorch, expected = (
             values.cpu() if values.numel() <= SMALL else values
-            for values in (actual, self.theirs[index], self.expected[index])
+            for values in (actual, self.pytorch[index], self.expected[index])
         )
-        for part in self.parts(index):
-            at = part.rows
+        for group in self.groups(index):
+            at = group.rows
             yield (
-                part,
+                group,
                 compared(
-                    *(actual[at], theirs[at], expected[at]),
+                    *(actual[at], pytorch[at], expected[at]),
                     self.op.tolerance,
-                    exact=part.exact,
-                    sums=self.sums(part),
-                    shaken=partial(self._moves, index, part),
+                    exact=group.exact,
+                    sums=self.sums(group),
+                    perturbed=partial(self._moves, index, group),
                 ),
             )
 
     def fault(self, index: int, actual: torch.Tensor) -> str:
-        """What an evaluation would find wrong with an output."""
+        """Return the first fault that an evaluation would find in an output, or an empty string."""
         return next((found.fault for _, found in self.judged(index, actual) if found.fault), "")
 
-    def parts(self, index: int) -> tuple[RowGroup, ...]:
-        return self.op.parts(self.op.outputs[index], self.workload, self.values, self.seed)
+    def groups(self, index: int) -> tuple[RowGroup, ...]:
+        return row_groups(self.op, self.op.outputs[index], self.workload, self.values, self.seed)
 
-    def sums(self, part: RowGroup) -> Sums:
-        return summed(self.op.terms(self.workload, self.op.tolerance.sums), alike=part.alike)
+    def sums(self, group: RowGroup) -> Sums:
+        return summed(self.op.terms(self.workload, self.op.tolerance.sums), alike=group.alike)
 
-    def exact(self, index: int, part: RowGroup) -> bool:
-        return part.exact or self.op.tolerance.exact or not self.theirs[index].is_floating_point()
+    def exact(self, index: int, group: RowGroup) -> bool:
+        return group.exact or self.op.tolerance.exact or not self.pytorch[index].is_floating_point()
 
-    def _moves(self, index: int, part: RowGroup) -> torch.Tensor:
-        """How far arithmetic carries each result: of few at least as far as is usual there, as among many."""
-        moves = self.shaken[index][part.rows]
-        return moves.clamp(min=self.usual_errors.get((index, part), 0.0)) if moves.numel() < FEW else moves
+    def _moves(self, index: int, group: RowGroup) -> torch.Tensor:
+        """Return how far rounding moves each result; with few results, at least the usual error there."""
+        moves = self.perturbed[index][group.rows]
+        return moves.clamp(min=self.usual_errors.get((index, group), 0.0)) if moves.numel() < FEW else moves
 
     @cached_property
     def usual_errors(self) -> dict[tuple[int, RowGroup], float]:
-        """PyTorch's beyond its roundings, and float32's, root mean squares, where other inputs are drawn alike.
+        """Root mean square errors of PyTorch, beyond its roundings, and of float32, over other draws of the inputs.
 
-        Of those parts of the outputs that are small; of none, where there is no memory left to find out.
+        Only for groups of few results; empty if memory does not suffice.
         """
-        parts = [(index, part) for index in range(len(self.expected)) for part in self.parts(index)]
+        groups = [(index, group) for index in range(len(self.expected)) for group in self.groups(index)]
         squares: dict[tuple[int, RowGroup], list[torch.Tensor]] = {
-            (index, part): [] for index, part in parts if self.expected[index][part.rows].numel() < FEW
+            (index, group): [] for index, group in groups if self.expected[index][group.rows].numel() < FEW
         }
         try:
-            for seed in self.op.others_alike(self.seed, OTHERS):
-                inputs = self.op.inputs_at(self.workload, seed, str(self.expected[0].device), self.values)
-                theirs = self.op.call(inputs, self.workload)
-                wanted = self.op.call_in_float64(inputs, self.workload)
-                for (index, part), found in squares.items():
-                    found.append(_squares(theirs[index][part.rows], wanted[index][part.rows]))
+            for seed in similar_seeds(self.op, self.seed, OTHER_DRAWS):
+                inputs = inputs_at(self.op, self.workload, seed, str(self.expected[0].device), self.values)
+                pytorch = self.op.call(inputs, self.workload)
+                expected = self.op.call_in_float64(inputs, self.workload)
+                for (index, group), found in squares.items():
+                    found.append(_squares(pytorch[index][group.rows], expected[index][group.rows]))
         except torch.OutOfMemoryError:
             return {}
         return {at: float(torch.stack(found).mean(0).max().sqrt()) for at, found in squares.items()}
 
     @property
-    def shaken(self) -> tuple[torch.Tensor, ...]:
-        """How far each result moves, root mean square, when the inputs are as inexact as float32's arithmetic.
+    def perturbed(self) -> tuple[torch.Tensor, ...]:
+        """How far each result moves, root mean square, when the inputs are perturbed by float32's rounding.
 
-        Nothing moves where there is no memory left to find out: then nothing is explained by it either.
+        Zero if memory does not suffice: then no error is explained by it.
         """
-        if self._moved is None:
+        if self._root_mean_square_moves is None:
             return tuple(torch.zeros((), device=result.device).expand(result.shape) for result in self.expected)
-        return self._moved
+        return self._root_mean_square_moves
 
     @property
-    def unexplained(self) -> bool:
-        """Whether that was asked for, and there was no memory left to find out."""
-        return "_moved" in vars(self) and self._moved is None
+    def short_of_memory(self) -> bool:
+        """Whether `perturbed` was needed and memory did not suffice."""
+        return "_root_mean_square_moves" in vars(self) and self._root_mean_square_moves is None
 
     @cached_property
-    def _moved(self) -> tuple[torch.Tensor, ...] | None:
+    def _root_mean_square_moves(self) -> tuple[torch.Tensor, ...] | None:
         try:
-            return self._shaken()
+            return self._perturbed()
         except torch.OutOfMemoryError:
             return None
 
-    def _shaken(self) -> tuple[torch.Tensor, ...]:
+    def _perturbed(self) -> tuple[torch.Tensor, ...]:
         moved = [torch.zeros_like(expected, dtype=torch.float32) for expected in self.expected]
         torch_device = next(iter(self.inputs.values())).device
         generator = torch.Generator(torch_device).manual_seed(self.seed)
         in_turn = self.op.terms(self.workload, self.op.tolerance.in_turn)
-        std = FLOAT32_UNIT * math.sqrt(max(1.0, in_turn / UNNOTICED))
-        for _ in range(SHAKES):
+        std = FLOAT32_UNIT * math.sqrt(max(1.0, in_turn / PRODUCTS_IN_TURN))
+        for _ in range(PERTURBATIONS):
             inputs = {
-                name: values if name in self.op.tolerance.given else _shaken(values, std, generator)
+                name: values if name in self.op.tolerance.given else _perturbed(values, std, generator)
                 for name, values in self.inputs.items()
             }
             results = self.op.call_in_float64(inputs, self.workload)
-            del inputs  # gigabytes each, where there is hardly room for what has to be there
+            del inputs  # large ops hardly fit into the memory
             for total, result, expected in zip(moved, results, self.expected, strict=True):
                 total.add_(_off(result, expected).square_().nan_to_num_(0.0, 0.0))
             del results
-        return tuple(total.div_(SHAKES).sqrt_() for total in moved)
+        return tuple(total.div_(PERTURBATIONS).sqrt_() for total in moved)
 
 
 def truth(op: Op, workload: Workload, values: str, seed: int, inputs: Tensors) -> Truth:
-    """Computed here, and so only ever after a candidate has run on the same inputs."""
+    """Compute the expected outputs. Called only after the candidate has run on the same inputs."""
     expected = op.call_in_float64(inputs, workload)
     return Truth(op, workload, values, seed, inputs, op.call(inputs, workload), expected)
 
 
 def defined(op: Op, workload: Workload, torch_device: str) -> bool:
-    """Whether the reference takes such sizes at all: an op's file may say nothing of those that it does not list."""
+    """Return whether the reference accepts these sizes, which its file may not list."""
     try:
-        op.call(op.inputs_at(workload, 0, torch_device), workload)
+        op.call(inputs_at(op, workload, 0, torch_device), workload)
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception:  # noqa: BLE001 - a task's own code, which refuses what it likes as it likes
@@ -145,12 +145,12 @@ def defined(op: Op, workload: Workload, torch_device: str) -> bool:
     return True
 
 
-def _squares(theirs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Mean squares of PyTorch's error beyond a rounding of its dtype, and of a rounding of float32."""
-    rounding = torch.finfo(theirs.dtype).eps / 2 if theirs.is_floating_point() else 0.0
-    wanted = wanted.double()
-    excess = ((theirs.double() - wanted).abs() - rounding * wanted.abs()).clamp(min=0)
-    both = torch.stack([excess, FLOAT32_UNIT * wanted])
+def _squares(pytorch: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Return mean squares of PyTorch's error beyond a rounding of its dtype, and of a rounding of float32."""
+    rounding = torch.finfo(pytorch.dtype).eps / 2 if pytorch.is_floating_point() else 0.0
+    expected = expected.double()
+    excess = ((pytorch.double() - expected).abs() - rounding * expected.abs()).clamp(min=0)
+    both = torch.stack([excess, FLOAT32_UNIT * expected])
     return torch.where(both.isfinite(), both, 0.0).square().reshape(2, -1).mean(1)
 
 
@@ -158,8 +158,10 @@ def _off(result: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return torch.sub(result, expected, out=torch.empty_like(expected, dtype=torch.float32))
 
 
-def _shaken(values: torch.Tensor, std: float, generator: torch.Generator) -> torch.Tensor:
+def _perturbed(values: torch.Tensor, std: float, generator: torch.Generator) -> torch.Tensor:
     if not values.is_floating_point():
         return values
     factors = torch.empty_like(values, dtype=torch.float64).normal_(1.0, std, generator=generator)
-    return factors.mul_(values.double() if values.element_size() == 1 else values)  # PyTorch promotes none of 8 bits
+    return factors.mul_(
+        values.double() if values.element_size() == 1 else values
+    )  # PyTorch does not promote 8-bit floats

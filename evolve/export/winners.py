@@ -9,6 +9,7 @@ from archive.kernel import Kernel
 from archive.plan import PlanError
 from archive.records import Evaluation, Merged
 from archive.store import Store
+from evolve.devices.choose import policy_of
 from evolve.export.template.manifest import Measured, Shipped, Tested
 from evolve.op_on_device import point, signature
 from evolve.selection import population
@@ -34,7 +35,7 @@ def confirmed_on_gpus(
     What another archive says, good or bad, counts only where it is trusted: who installs a package wants no hearsay.
     """
     merged = set() if trust_merged else {one.evaluation_id for one in store.find(Merged, op.name)}
-    every = [e for e in store.find(Evaluation, op.name) if e.device.kind == "cuda"]
+    every = [e for e in store.find(Evaluation, op.name) if policy_of(e.device.kind).times_are_gpu_times]
     on_gpus = [e for e in every if e.id not in merged]
     if not every:
         raise NoWinnerError("no kernel of it was ever evaluated on a GPU")

@@ -1,85 +1,39 @@
-"""The messages for each operator. Stable text comes first, so that a server can reuse its prefix."""
+"""Composing prompts: the messages that ask a model to apply one operator to its parents.
 
+Sections that change seldom come first, so that a server can reuse the prefix of an earlier prompt.
+"""
+
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from evolve.devices.choose import policy_of
 from evolve.prompting import kernel_format, kernel_sections, op_sections
-from evolve.prompting.kernel_sections import profile_section
+from evolve.prompting.kernel_sections import standing, weakest_workload
+from evolve.prompting.limits import MAX_TOKENS, MAX_WORKLOAD
 from evolve.prompting.operators import (
     ANSWERS,
     CROSSOVER,
-    DRAFT,
-    EDITS,
     EXPLORE,
     FENCED,
     FORMS,
     IMPROVE,
-    OPERATORS,
     PARENTS,
     PORT,
     REPAIR,
     SPECIALISE,
-    WHOLE,
+    TASKS,
     answer_form,
-    task,
 )
-from evolve.prompting.text import clipped, listed, one_line, tokens
+from evolve.prompting.text import TOKENS_PER_MESSAGE, Message, clipped, listed, one_line, tokens
 from evolve.request import Candidate, Request
+from evolve.selection.population import weakest
 
-
-class Worth(IntEnum):
-    """What is given up first stands first."""
-
-    POPULATION = 0
-    FAILURES = 1
-    LESSONS = 2
-    PROFILES = 3
-    SECOND_PARENT = 4
-    REFERENCE = 5  # from here on only shortened, and only where it alone is too long
-    PARENT = 6
-    NEEDED = 7
-
-
-@dataclass(frozen=True)
-class PromptSection:
-    """One section of a prompt, as it stands where there is room, and ever shorter where there is not."""
-
-    worth: Worth
-    renderings: tuple[str, ...]  # the fullest first
-
-
-def fitted(parts: Sequence[PromptSection], most: int) -> tuple[str, ...]:
-    """The fullest text of each part with which all of them take at most so many tokens, if that can be done."""
-    chosen = [0] * len(parts)
-    costs = [[tokens(text) + 1 for text in part.renderings] for part in parts]
-    while sum(cost[index] for cost, index in zip(costs, chosen, strict=True)) > most:
-        longer = [place for place, part in enumerate(parts) if chosen[place] + 1 < len(part.renderings)]
-        if not longer:
-            break
-        chosen[min(longer, key=lambda place: (parts[place].worth, -place))] += 1
-    return tuple(part.renderings[index] for part, index in zip(parts, chosen, strict=True))
-
-
-__all__ = [
-    "CROSSOVER", "DRAFT", "EDITS", "EXPLORE", "FENCED", "FORMS", "IMPROVE", "MAX_TOKENS", "OPERATORS", "PARENTS",
-    "PORT", "REPAIR", "SPECIALISE", "WHOLE", "Message", "answer_form", "ask_again", "compose", "estimated_tokens",
-]  # fmt: skip
-
-MAX_TOKENS = 16_000  # of all the messages that `compose` returns together
-PER_MESSAGE = 8  # tokens that a server spends on a message beside its text
-SOURCES = (200_000, 20_000, 8_000)  # characters of a kernel, as long as there is room for them
+SOURCES = (200_000, 20_000, 8_000)  # characters of a kernel, in the order in which they are tried
 MANY, FEW = 12, 3  # kernels or failures that get a line each
-MAX_REPLY, MAX_LESSON = 20_000, 300
+MAX_REPLY, MAX_LESSON = 20_000, 300  # characters
 LEFT_OUT = "(left out for lack of room)"
-
-
-@dataclass(frozen=True)
-class Message:
-    """One message of a conversation with a model."""
-
-    role: str
-    content: str
 
 
 def compose(
@@ -90,89 +44,200 @@ def compose(
     form: str = FENCED,
     max_tokens: int = MAX_TOKENS,
 ) -> tuple[Message, ...]:
-    """What to say to a model so that it applies the operator to the parents and answers in this form.
+    """Return the messages that ask a model to apply the operator to the parents and to answer in this form.
 
-    Parts that change seldom come first. Where all of it is too long, the parts that matter least are cut.
+    Where they would be too long, the sections of the lowest priority are shortened.
     """
     if PARENTS.get(operator) != len(parents) or form not in FORMS:
         raise ValueError(f"the operator {operator} cannot be applied to {len(parents)} kernels, in the form {form}")
     system = f"{kernel_format.ROLE}\n\n{kernel_format.rules()}"
     asked = f"# Your task\n{task(request, operator, parents)}\n{ANSWERS[answer_form(operator, form)]}"
-    parts = [
+    sections = [
         *_stable(request, reference_source),
         *_learned(request, operator, parents),
-        *_at_hand(request, operator, parents),
-        PromptSection(Worth.NEEDED, (asked,)),
+        *_parents(request, operator, parents),
+        PromptSection(Priority.NEEDED, (asked,)),
     ]
-    texts = fitted(parts, max_tokens - tokens(system) - 2 * PER_MESSAGE)
+    texts = _fitted(sections, max_tokens - tokens(system) - 2 * TOKENS_PER_MESSAGE)
     return (Message("system", system), Message("user", "\n\n".join(text for text in texts if text)))
 
 
 def ask_again(reply: str, failure: str, form: str = FENCED) -> tuple[Message, ...]:
-    """What to add to a conversation whose reply held no kernel that can be read."""
+    """Return the messages that continue a conversation after a reply in which no kernel could be read."""
     return (
         Message("assistant", clipped(reply, MAX_REPLY) or "(nothing)"),
         Message("user", f"No kernel could be read from this answer: {one_line(failure, 1000)}\n{ANSWERS[form]}"),
     )
 
 
-def estimated_tokens(messages: tuple[Message, ...]) -> int:
-    """About what a model's server will count, before it has been asked."""
-    return sum(tokens(message.content) + PER_MESSAGE for message in messages)
+class Priority(IntEnum):
+    """Importance of a section: those of low priority are shortened first."""
+
+    POPULATION = 0
+    FAILURES = 1
+    LESSONS = 2
+    PROFILES = 3
+    SECOND_PARENT = 4
+    REFERENCE = 5  # from here on sections are only shortened, and only where they alone are too long
+    PARENT = 6
+    NEEDED = 7
+
+
+@dataclass(frozen=True)
+class PromptSection:
+    """One section of a prompt in several renderings, the fullest first."""
+
+    priority: Priority
+    renderings: tuple[str, ...]
+
+
+def _fitted(sections: Sequence[PromptSection], max_tokens: int) -> tuple[str, ...]:
+    """Choose a rendering of each section, as full as possible, so that together they stay within the limit."""
+    chosen = [0] * len(sections)
+    costs = [[tokens(text) + 1 for text in section.renderings] for section in sections]
+    while sum(cost[index] for cost, index in zip(costs, chosen, strict=True)) > max_tokens:
+        longer = [at for at, section in enumerate(sections) if chosen[at] + 1 < len(section.renderings)]
+        if not longer:
+            break
+        chosen[min(longer, key=lambda at: (sections[at].priority, -at))] += 1
+    return tuple(section.renderings[index] for section, index in zip(sections, chosen, strict=True))
 
 
 def _stable(request: Request, reference_source: str) -> Iterator[PromptSection]:
-    """The same for every question of a run."""
+    """Yield the sections that are the same in every prompt of a run."""
     lengths = (op_sections.MAX_REFERENCE, op_sections.MAX_REFERENCE * 2 // 5)
     op = tuple(op_sections.op_section(request.op, request.device, reference_source, length) for length in lengths)
-    yield PromptSection(Worth.REFERENCE, op)
-    yield PromptSection(Worth.NEEDED, (op_sections.device_section(request.device),))
+    yield PromptSection(Priority.REFERENCE, op)
+    yield PromptSection(Priority.NEEDED, (op_sections.device_section(request.device),))
 
 
 def _learned(request: Request, operator: str, parents: tuple[Candidate, ...]) -> Iterator[PromptSection]:
-    """The same for all questions of a step, but for the failure that is being repaired."""
+    """Yield the sections that the prompts of a round share; a failure that is itself a parent is left out."""
     if request.lessons:
         heading = "# Lessons of earlier attempts at this op on this device"
         lines = [f"- {one_line(lesson, MAX_LESSON)}" for lesson in request.lessons]
         few = "\n".join([heading, *listed(lines, FEW)])
-        yield PromptSection(Worth.LESSONS, ("\n".join([heading, *lines]), few, f"{heading}\n{LEFT_OUT}"))
+        yield PromptSection(Priority.LESSONS, ("\n".join([heading, *lines]), few, f"{heading}\n{LEFT_OUT}"))
     if request.population:
-        # Whoever is to find what nobody does yet must know what they do.
-        worth = Worth.SECOND_PARENT if operator == EXPLORE else Worth.POPULATION
+        # An exploration must differ from every kernel alive, so it keeps their list for longer.
+        priority = Priority.SECOND_PARENT if operator == EXPLORE else Priority.POPULATION
         shown = tuple(kernel_sections.population_section(request.population, most) for most in (MANY, FEW))
-        yield PromptSection(worth, (*shown, f"# The kernels that are alive\n{LEFT_OUT}"))
+        yield PromptSection(priority, (*shown, f"# The kernels that are alive\n{LEFT_OUT}"))
     others = tuple(f for f in request.failures if f.kernel.id not in {parent.kernel.id for parent in parents})
     if others:
         shown = tuple(kernel_sections.failures_section(others, most) for most in (MANY // 2, FEW))
-        yield PromptSection(Worth.FAILURES, (*shown, f"# Attempts that failed\n{LEFT_OUT}"))
+        yield PromptSection(Priority.FAILURES, (*shown, f"# Attempts that failed\n{LEFT_OUT}"))
 
 
-def _at_hand(request: Request, operator: str, parents: tuple[Candidate, ...]) -> Iterator[PromptSection]:
-    """What this one question is about."""
+def _parents(request: Request, operator: str, parents: tuple[Candidate, ...]) -> Iterator[PromptSection]:
+    """Yield the sections about the parents: their text, measurements and profiles."""
     if operator == REPAIR:
-        longest, *shorter = SOURCES
-        full = kernel_sections.failure_section(parents[0], longest)
-        brief = kernel_sections.MAX_LOG // 3
-        rest = (kernel_sections.failure_section(parents[0], length, brief) for length in (longest, *shorter))
-        yield PromptSection(Worth.PARENT, (full, *rest))
+        yield _repaired(parents[0])
         return
+    most = kernel_sections.MAX_MEASUREMENTS
+    bounds = tuple(zip(SOURCES, (most, most, most // 3), strict=True))
     for number, parent in enumerate(parents):
         title = "The donor" if operator == PORT else "The parent" if len(parents) == 1 else f"Parent {number + 1}"
-        worth = Worth.SECOND_PARENT if number else Worth.PARENT
-        measurements = (
-            kernel_sections.MAX_MEASUREMENTS,
-            kernel_sections.MAX_MEASUREMENTS,
-            kernel_sections.MAX_MEASUREMENTS // 3,
-        )
         shown = [
             kernel_sections.kernel_section(title, parent, request.op, length, most)
-            for length, most in zip(SOURCES, measurements, strict=True)
+            for length, most in zip(
+                SOURCES, (most_measurements, most_measurements, most_measurements // 3), strict=True
+            )
         ]
-        yield PromptSection(
-            worth, (*shown, f"# {title}: {kernel_sections.idea(parent.kernel)}\n{LEFT_OUT}") if number else tuple(shown)
-        )
+        if number:
+            shown.append(f"# {title}: {kernel_sections.idea(parent.kernel)}\n{LEFT_OUT}")
+        yield PromptSection(Priority.SECOND_PARENT if number else Priority.PARENT, tuple(shown))
         if parent.profiles and operator != PORT:
-            whole, least = (profile_section(title, parent, request.op, brief=brief) for brief in (False, True))
-            yield PromptSection(Worth.PROFILES, (whole, least, f"# {title} as the profiler saw it\n{LEFT_OUT}"))
+            whole, least = (
+                kernel_sections.profile_section(title, parent, request.op, brief=brief) for brief in (False, True)
+            )
+            yield PromptSection(Priority.PROFILES, (whole, least, f"# {title} as the profiler saw it\n{LEFT_OUT}"))
     if operator == CROSSOVER:
-        yield PromptSection(Worth.SECOND_PARENT, (kernel_sections.versus_section(*parents),))
+        yield PromptSection(Priority.SECOND_PARENT, (kernel_sections.versus_section(*parents),))
+
+
+def _repaired(parent: Candidate) -> PromptSection:
+    longest, *shorter = SOURCES
+    full = kernel_sections.failure_section(parent, longest)
+    brief = kernel_sections.MAX_LOG // 3
+    rest = (kernel_sections.failure_section(parent, length, brief) for length in (longest, *shorter))
+    return PromptSection(Priority.PARENT, (full, *rest))
+
+
+# The texts of the tasks are sent to models. Their effect was measured: change one only together with a measurement.
+def task(request: Request, operator: str, parents: tuple[Candidate, ...]) -> str:
+    """Return what the model is asked to do with the kernels that the sections above have shown."""
+    if operator == IMPROVE:
+        return _improve(parents[0])
+    if operator == CROSSOVER and (best := _faster_everywhere(*parents)):
+        return _graft(best)
+    if operator == SPECIALISE:
+        return _specialise(request)
+    if operator == PORT:
+        return _port(request, parents[0])
+    return TASKS[operator]
+
+
+def _improve(parent: Candidate) -> str:
+    weak = weakest(parent.evaluation)
+    there = f" Most is to be gained at {one_line(weak.workload, MAX_WORKLOAD)}." if weak else ""
+    on_gpu = policy_of(parent.evaluation.device.kind).times_are_gpu_times
+    bottleneck = (
+        "its one main bottleneck by the figures above"
+        if on_gpu
+        else "the one main bottleneck that it would have on a GPU"
+    )
+    return (
+        f"Make the parent faster.{there} Name {bottleneck}, then make one change that "
+        "removes it, and leave the rest as it is. The result must differ from the parent in more than its knobs: those "
+        "are tuned elsewhere. Say in `note` what is new."
+    )
+
+
+def _faster_everywhere(first: Candidate, second: Candidate) -> int:
+    """Return the number of the parent that is faster on every workload of the other: 1 or 2, or 0 for neither."""
+    times = [{m.workload: m.median_us for m in parent.evaluation.measurements} for parent in (first, second)]
+    for number, (one, other) in enumerate((times, times[::-1]), start=1):
+        if other and all(one.get(workload, math.inf) < time_us for workload, time_us in other.items()):
+            return number
+    return 0
+
+
+def _graft(best: int) -> str:
+    other = 3 - best
+    return (
+        f"Parent {best} is the faster one wherever parent {other} runs. Build on parent {best}, and look in parent "
+        f"{other} for the one thing that it lacks and that would make it faster still: how the work is divided, how "
+        "wide the accesses are, what is kept where, what is not computed twice. Name that thing and what it is to "
+        f"gain; if there is none, say so and change in parent {best} what parent {other} shows to be slow. Say in "
+        "`note` what comes from which."
+    )
+
+
+def _specialise(request: Request) -> str:
+    key, best = weakest_workload(request)
+    where = one_line(key, MAX_WORKLOAD)
+    held = f"the best of them takes {standing(best)}" if best else "none of them runs it"
+    return (
+        f"Write a kernel for the workload where the kernels alive are weakest: {where} ({held}). It need not serve "
+        "anything else: let `when` and `dtypes` accept this workload and its like alone, specialise its sizes, and use "
+        "what holds there and not in general (a row that fits in registers, divisibility, few rows or many, one "
+        "dtype's width). Begin from the parent, as far as its design suits this workload. Other kernels keep "
+        "serving the other workloads."
+    )
+
+
+def _port(request: Request, donor: Candidate) -> str:
+    if donor.kernel.op != request.op.name:
+        return (
+            f"The donor above computes another op, `{donor.kernel.op}`, and is the fastest known there. Take its idea "
+            f"over to {request.op.name}: how it divides the work, how wide its accesses are, what it keeps where. Name "
+            "the idea in a sentence, leave what belongs to its op alone behind, and write a kernel for this op. Its "
+            "tensor names and dims are not this op's."
+        )
+    return (
+        f"The donor above does well at the workloads it runs ({', '.join(donor.kernel.plan.dtypes) or 'all dtypes'}). "
+        "Take its idea over to the workloads of this op that it does not run or where it is weak, above all to other "
+        "dtypes: the width of an element changes how many fit in a 16-byte access, in a register and in shared memory, "
+        "and which conversions are needed. Let `dtypes` and `when` accept those."
+    )

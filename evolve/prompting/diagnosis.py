@@ -1,4 +1,4 @@
-"""Diagnosis of a kernel for a prompt: what shows without running it, and the usual causes of each failure."""
+"""Diagnosis of a kernel: faults that its compilation shows, and the usual causes of each failure."""
 
 import re
 from collections.abc import Iterator
@@ -7,20 +7,21 @@ from archive.binding import Bound, IllegalError, accepts, bind
 from archive.kernel import Kernel
 from archive.plan import PlanError
 from archive.records import DeviceInfo, Evaluation, Outcome, Resources, Traits
+from evolve.devices.choose import policy_of
 from evolve.op_on_device import light, point, without_tensor_cores_us
-from evolve.prompting.op_sections import BLOCKS, REGISTERS, THREADS
+from evolve.prompting.limits import BLOCKS, MAX_WORKLOAD, REGISTERS, THREADS
 from evolve.prompting.text import nbytes, one_line
 from reference_ops.op import Op
 
 WIDEST_ACCESS = 16
 HALVES = ("bfloat16", "float16")
-MUCH = 64  # of so many bytes that are read, one is written
-SPARSE = 0.5  # the share of a multiprocessor's threads below which occupancy is worth a word
-RESERVED_BYTES = 1024  # of shared memory that each block takes beside its own, on sm_80 and later
+MUCH = 64  # bytes read per byte written, above which stores hardly matter
+SPARSE = 0.5  # occupancy below this share of a multiprocessor's threads is reported
+RESERVED_BYTES = 1024  # of shared memory that the system reserves for each block, on sm_80 and later
 
 
 def form(traits: Traits) -> str:
-    """What kind of kernel this is after compilation, in a few words and with its own figures."""
+    """Describe the compiled kernel in a few words: access widths, launches, shared memory, registers."""
     shared = f"{nbytes(traits.shared_bytes)} of shared memory a block" if traits.shared_bytes else "no shared memory"
     said = [
         f"{traits.load_bytes}-byte loads",
@@ -32,7 +33,7 @@ def form(traits: Traits) -> str:
 
 
 def diagnosis(kernel: Kernel, evaluation: Evaluation, op: Op) -> tuple[str, ...]:
-    """The faults that show before any measurement, a sentence each; `op` may be another than the kernel's."""
+    """Return the faults that show without a measurement, a sentence each. A donor's op differs from `op`."""
     found = list(_spilled(evaluation.resources))
     if traits := evaluation.traits:
         stores_matter = kernel.op != op.name or _writes_much(op, evaluation.device)
@@ -42,7 +43,7 @@ def diagnosis(kernel: Kernel, evaluation: Evaluation, op: Op) -> tuple[str, ...]
                 f"{traits.launches} launches: what passes between them goes through memory, and each has its own start "
                 "and end."
             )
-    if kernel.op == op.name and evaluation.device.kind == "cuda":
+    if kernel.op == op.name and policy_of(evaluation.device.kind).times_are_gpu_times:
         found += _without_tensor_cores(evaluation, op)
         found += _few_blocks(kernel, evaluation, op)
     return tuple(found)
@@ -58,7 +59,7 @@ def _spilled(resources: tuple[Resources, ...]) -> Iterator[str]:
 
 
 def _writes_much(op: Op, device: DeviceInfo) -> bool:
-    """Whether any workload's results are more than next to nothing, as those of a reduction are."""
+    """Return whether the outputs of any workload are more than the few bytes that a reduction writes."""
     workloads = op.workloads(device.kind)
     return any(op.bytes_of(op.outputs, workload) * MUCH > op.least_read(workload) for workload in workloads)
 
@@ -97,15 +98,16 @@ def _without_tensor_cores(evaluation: Evaluation, op: Op) -> Iterator[str]:
     for workload in () if traits is None or traits.tensor_cores else op.workloads(device.kind):
         slow_us, bytes_us = without_tensor_cores_us(op, workload, device), light(op, workload, device).bytes_us
         if op.matrix_flops and workload.key in timed and workload.dtype in HALVES and slow_us > bytes_us > 0:
+            at = one_line(workload.key, MAX_WORKLOAD)
             yield (
-                f"It does without tensor cores, though in {workload.dtype} at {one_line(workload.key, 160)} arithmetic "
-                "takes longer than moving the bytes."
+                f"It does without tensor cores, though in {workload.dtype} at {at} arithmetic takes longer than moving "
+                "the bytes."
             )
             return
 
 
 def _few_blocks(kernel: Kernel, evaluation: Evaluation, op: Op) -> Iterator[str]:
-    """Where a launch leaves multiprocessors idle, at the first workload that was timed."""
+    """Yield a sentence about the first launch with fewer blocks than multiprocessors at a timed workload."""
     info = evaluation.device
     timed = {measurement.workload for measurement in evaluation.measurements}
     for workload in op.workloads(info.kind):
@@ -116,7 +118,7 @@ def _few_blocks(kernel: Kernel, evaluation: Evaluation, op: Op) -> Iterator[str]
                 counted = "1 block" if blocks == 1 else f"{blocks} blocks"
                 yield (
                     f"`{one_line(launch.entry, 80)}` has {counted} for {info.sms} multiprocessors at "
-                    f"{one_line(workload.key, 160)}: the others are idle."
+                    f"{one_line(workload.key, MAX_WORKLOAD)}: the others are idle."
                 )
                 return
 
@@ -199,7 +201,7 @@ HINTS = {
         "already. Change what is read, kept or computed, not how it is written."
     ),
 }
-# Why a kernel is right on normal numbers and wrong on others.
+# Why a kernel can be right on normal numbers and wrong on others, by the name of the check inputs.
 AT = {
     "uniform": "sums grow here instead of cancelling: accumulate in float32 and in several partial sums",
     "large": "exponentials and squares overflow here: subtract the maximum first, stay in float32",
@@ -219,7 +221,7 @@ AT = {
 
 
 def hint(evaluation: Evaluation) -> str:
-    """What the outcome means, and what the values mean at which it showed."""
+    """Return what the outcome means, and what the check inputs tell on which it occurred."""
     said = [HINTS.get(evaluation.outcome, "")]
     if evaluation.outcome is Outcome.WRONG:
         if (match := AT_VALUES.search(evaluation.log)) and match.group(1) in AT:
@@ -232,7 +234,7 @@ def hint(evaluation: Evaluation) -> str:
 
 
 def complaints(kernel: Kernel, log: str) -> tuple[str, ...]:
-    """The lines of the kernel's text that a log complains about."""
+    """Return the lines of the kernel's text that a log names."""
     lines = kernel.text.split("\n")
     numbers = dict.fromkeys(int(next(filter(None, match.groups()))) for match in COMPLAINT.finditer(log[:20_000]))
     return tuple(

@@ -1,19 +1,18 @@
-"""The parts of a prompt that stay as they are for a whole run: the op with its cost model, and the device."""
+"""Prompt sections that stay the same for a whole run: the op with its cost model, and the device."""
 
 from collections.abc import Iterator
 
 from archive.records import DeviceInfo
+from evolve.devices.choose import policy_of
 from evolve.op_on_device import all_flops, light, matrix_unit
+from evolve.prompting.limits import BLOCKS, MAX_NOTE, MAX_WORKLOAD, REGISTERS, SMALL_ARCHS, THREADS
 from evolve.prompting.text import clipped, fenced, flops, listed, nbytes, one_line, us
 from reference_ops.op import Op, TensorSpec, Tolerance, Workload
 
-MAX_REFERENCE, MAX_MEANING, MAX_NOTE = 10_000, 1000, 240
+MAX_REFERENCE, MAX_MEANING = 10_000, 1000  # characters
 MAX_WORKLOADS, MAX_AWKWARD, MAX_TENSORS = 20, 12, 40
-MAX_WORKLOAD = 160
-GPU_GOAL = "sm_90a"
-REGISTERS, THREADS, BLOCKS = 65_536, 2048, 32  # of a multiprocessor, on every GPU since Volta but for the smallest
-SMALL_ARCHS = ("sm_75", "sm_86", "sm_87", "sm_89", "sm_120")  # those that hold fewer threads
-# What the inputs of a check are like, by the names that `reference_ops.values` gives them.
+GPU_GOAL = "sm_90a"  # the GPU to write for where kernels are evaluated on the emulator
+# Descriptions of check inputs, by their names in `reference_ops.inputs`.
 VALUES = {
     "uniform": "uniform in 0..1, so that sums grow",
     "large": "large (exponentials overflow)",
@@ -32,6 +31,7 @@ VALUES = {
 
 
 def op_section(op: Op, device: DeviceInfo, reference_source: str, characters: int = MAX_REFERENCE) -> str:
+    """Return the section about the op: its reference, tensors, workloads, check inputs and tolerance."""
     derived = f" (derived: {', '.join(op.derived)})" if op.derived else ""
     parts = [f"# The op: {op.name}"]
     if op.note:
@@ -56,7 +56,8 @@ def op_section(op: Op, device: DeviceInfo, reference_source: str, characters: in
 
 
 def device_section(info: DeviceInfo) -> str:
-    if info.kind != "cuda":
+    """Return the section about the device: its limits and measured rates."""
+    if not policy_of(info.kind).times_are_gpu_times:
         return (
             f"# The device: {one_line(info.name, MAX_NOTE)} ({info.kind})\n"
             "Kernels run here on an emulator: threads are simulated on a CPU, so every time below is a CPU time of the "
@@ -92,7 +93,7 @@ def _workload_line(op: Op, workload: Workload, device: DeviceInfo) -> str:
 
 
 def _floor(op: Op, workload: Workload, device: DeviceInfo) -> Iterator[str]:
-    """Which side of the roofline the workload is on, where the rates are known."""
+    """Yield the speed-of-light times and the side of the roofline, where the device's rates are known."""
     least, rates = light(op, workload, device), dict(device.tflops)
     if not least.bytes_us:
         return

@@ -15,7 +15,6 @@ from archive.records import Check, Conditions, Evaluation, Outcome
 from evolve.report.kernel import audit, confirmation_details
 from evolve.report.tables import fitted, measurements_table, plain_table
 from evolve.report.words import (
-    EMULATED_TIMES,
     counted,
     figure,
     idea,
@@ -23,6 +22,7 @@ from evolve.report.words import (
     percent,
     short,
     times,
+    times_note,
     workload_labels,
 )
 
@@ -346,9 +346,9 @@ def _repeatability(verdict: Evaluation) -> Text:
 
 
 def _time(verdict: Evaluation, width: int) -> Iterator[RenderableType]:
-    emulated = verdict.device.kind != "cuda"
-    if emulated:
-        yield Text(EMULATED_TIMES, "yellow")
+    note = times_note(verdict.device.kind)
+    if note:
+        yield Text(note, "yellow")
     if not verdict.measurements:
         yield Text("Only the times of kernels that passed are kept.", "dim")
         return
@@ -363,7 +363,7 @@ def _time(verdict: Evaluation, width: int) -> Iterator[RenderableType]:
     graphs = [f"{figure(m.graph_us)} µs at {labels[m.workload]}" for m in verdict.measurements if m.graph_us]
     if graphs:
         yield Text(f"As one of several calls in a CUDA graph: {', '.join(graphs)}.")
-    if not emulated:
+    if not note:
         yield from _physics(verdict)
         yield _conditions(verdict.conditions)
 

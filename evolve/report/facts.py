@@ -6,6 +6,7 @@ from typing import Any
 from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import Duel, Evaluation, Measurement
+from evolve.devices.choose import policy_of
 from evolve.report.standing import Standing
 from evolve.report.words import mean_speedup
 from evolve.selection.population import Champion
@@ -17,7 +18,7 @@ def of_standing(standing: Standing) -> Facts:
     return {
         "op": standing.op,
         "device": standing.device.key,
-        "emulated": standing.device.kind != "cuda",
+        "emulated": not policy_of(standing.device.kind).times_are_gpu_times,
         "champions": [of_champion(champion) for champion in standing.champions],
         "population": [_of_survivor(evaluation, standing) for evaluation in standing.population],
         "outcomes": standing.outcomes,

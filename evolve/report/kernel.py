@@ -15,10 +15,10 @@ from rich.tree import Tree
 from archive.kernel import OPEN, Kernel
 from archive.proposals import Proposal
 from archive.records import Confirmed, Duel, Evaluation
+from evolve.devices.choose import policy_of
 from evolve.report.standing import Standing
 from evolve.report.tables import fitted, measurements_table, plain_table
 from evolve.report.words import (
-    EMULATED_TIMES,
     best_speedup,
     change,
     counted,
@@ -30,6 +30,7 @@ from evolve.report.words import (
     percent,
     short,
     times,
+    times_note,
     workload_labels,
 )
 
@@ -78,10 +79,9 @@ def held_out_words(confirmed: Confirmed) -> str:
 def sanitizer_words(evaluation: Evaluation) -> tuple[str, str]:
     """What compute-sanitizer's tools said of a confirmed kernel, and the style to say it in."""
     sanitized = evaluation.confirmed.sanitized if evaluation.confirmed else ()
-    if evaluation.device.kind != "cuda":
-        return "compute-sanitizer is for GPUs alone", "dim"
     if not sanitized:
-        return "compute-sanitizer was not found, so it has not looked for races and stray accesses", "yellow"
+        policy = policy_of(evaluation.device.kind)
+        return policy.no_sanitizer, "yellow" if policy.times_are_gpu_times else "dim"
     clean = list(dict.fromkeys(said.tool for said in sanitized if said.errors == 0))
     unfinished = {said.tool: said for said in sanitized if said.errors is None}
     parts = [f"{listed(clean)} found nothing"] if clean else []
@@ -176,9 +176,9 @@ def evaluation_details(evaluation: Evaluation, width: int) -> Iterator[Renderabl
         for spent in evaluation.resources
     ]
     yield Text("; ".join(filter(None, facts)))
-    if evaluation.device.kind != "cuda" and evaluation.measurements:
-        yield Text(EMULATED_TIMES, "yellow")
     if evaluation.measurements:
+        if note := times_note(evaluation.device.kind):
+            yield Text(note, "yellow")
         yield measurements_table(evaluation, width)
     if evaluation.skipped:
         labels = workload_labels([_workload(said) for said in evaluation.skipped])

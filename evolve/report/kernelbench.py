@@ -1,4 +1,4 @@
-"""KernelBench's figure of merit: fast_p, the share of a level's tasks that are right and p times as fast."""
+"""KernelBench's score fast_p: the share of a level's tasks that are correct and more than p times as fast."""
 
 import math
 import re
@@ -14,12 +14,12 @@ from evolve.report.words import times
 
 THRESHOLDS = (0, 1, 2)
 EAGER, COMPILE = "baseline_time_torch.json", "baseline_time_torch_compile_inductor_default.json"
-USUAL = "H100"  # whose published times are shown where there are none of this GPU
+DEFAULT_GPU = "H100"  # shown if KernelBench publishes no times of this GPU
 
 
 @dataclass(frozen=True)
 class Published:
-    """KernelBench's own baseline times of a level, in us by the name of the problem's file."""
+    """The baseline times that KernelBench publishes for a level, in us by file name of the problem."""
 
     hardware: str = ""
     eager_us: Mapping[str, float] = field(default_factory=dict)
@@ -28,22 +28,22 @@ class Published:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What became of one problem: the champions' times, one per workload, or why there are none."""
+    """The result of one problem: the champions' times, one per workload, or a remark on why there are none."""
 
     name: str
     file: str
-    said: str = ""  # why it takes no part, or what is to be known about it
+    remark: str = ""  # why the problem was not run
     blind: bool = False
     measured: tuple[Mapping[str, Any], ...] = ()
-    wanted: int = 1  # workloads
+    workloads: int = 1
 
     @property
     def correct(self) -> bool:
-        """A task whose check is blind proves nothing."""
-        return not self.blind and len(self.measured) >= self.wanted > 0
+        """Whether every workload has a champion. A task with a blind check is never correct."""
+        return not self.blind and len(self.measured) >= self.workloads > 0
 
     def speedup(self, over: str) -> float | None:
-        """Over eager PyTorch or torch.compile; the geometric mean where there are several workloads."""
+        """The speedup over eager PyTorch or torch.compile, as a geometric mean over the workloads."""
         ratios = [one[over] / one["median_us"] for one in self.measured if one.get(over)]
         if not self.correct or len(ratios) < len(self.measured):
             return None
@@ -51,7 +51,7 @@ class TaskResult:
 
 
 def fast(tasks: Sequence[TaskResult], over: str, p: float) -> float:
-    """Of all tasks; fast_0 is the share that is right."""
+    """The share of all tasks; fast_0 is the share of correct ones."""
     if not tasks:
         return 0.0
     won = [task.correct if p == 0 else (task.speedup(over) or 0.0) > p for task in tasks]
@@ -59,21 +59,22 @@ def fast(tasks: Sequence[TaskResult], over: str, p: float) -> float:
 
 
 def tasks_table(tasks: Sequence[TaskResult], published: Published) -> Table:
-    numbers = ["ours us", "eager us", "compile us", "× eager", "× compile"]
-    theirs = ["their eager us", "their compile us"] if published.hardware else []
+    """A row per task: the times here, the speedups, and the published times if there are any."""
+    numbers = ["kernel us", "eager us", "compile us", "× eager", "× compile"]
+    theirs = ["published eager us", "published compile us"] if published.hardware else []
     table = plain_table("task", *numbers, *theirs, "", numbers=[*numbers, *theirs])
     for task in tasks:
         row = [_us(task, name) for name in ("median_us", "eager_us", "compile_us")]
         row += [_times(task.speedup(over)) for over in ("eager_us", "compile_us")]
         if theirs:
             row += [_figure(known.get(task.file)) for known in (published.eager_us, published.compile_us)]
-        missing = "" if task.correct or task.said else "no correct kernel"
-        table.add_row(fitted(task.name, "bold"), *row, fitted(task.said or missing, "dim"))
+        missing = "" if task.correct or task.remark else "no correct kernel"
+        table.add_row(fitted(task.name, "bold"), *row, fitted(task.remark or missing, "dim"))
     return table
 
 
 def fast_table(tasks: Sequence[TaskResult]) -> Table:
-    """Both baselines, as KernelBench counts: over all tasks of the level, also those that could not be tried."""
+    """fast_p over both baselines, counted as KernelBench does: over all tasks of the level, run or not."""
     headings = [f"fast_{p}" for p in THRESHOLDS]
     table = plain_table("over", *headings, numbers=headings)
     for name, over in (("eager", "eager_us"), ("torch.compile", "compile_us")):
@@ -84,10 +85,10 @@ def fast_table(tasks: Sequence[TaskResult]) -> Table:
 
 
 def published(checkout: Path, level: int, device: str, read: Callable[[Path], Any]) -> Published:
-    """From the checkout's results/timing: the folder with most times of a GPU like this one, or else of the usual."""
+    """The times in results/timing, from the folder with most times of this GPU's model, or of the default GPU."""
     folders = sorted(folder for folder in (checkout / "results" / "timing").glob("*") if (folder / EAGER).is_file())
     entries = {folder: read(folder / EAGER).get(f"level{level}", {}) for folder in folders}
-    for model in (*re.findall(r"[A-Za-z]+\d+", device), USUAL):
+    for model in (*re.findall(r"[A-Za-z]+\d+", device), DEFAULT_GPU):
         counts = {folder: _made_on(model, known.values()) for folder, known in entries.items()}
         best = max(counts, key=lambda folder: counts[folder], default=None)
         if best and counts[best]:
@@ -104,7 +105,7 @@ def _level(path: Path, level: int, read: Callable[[Path], Any]) -> dict[str, flo
 
 
 def _us_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Their means are milliseconds."""
+    """The means, published in milliseconds, as microseconds."""
     return {name: 1000 * entry["mean"] for name, entry in entries.items() if "mean" in entry}
 
 

@@ -1,4 +1,4 @@
-"""Live display of a run or campaign, and the plain lines printed where there is no terminal."""
+"""Live display of a run or a campaign, and the log lines that replace it where there is no terminal."""
 
 import math
 import time
@@ -10,20 +10,19 @@ from rich.table import Table
 from rich.text import Text
 
 from archive.proposals import Proposal
-from archive.records import Evaluation
+from archive.records import DeviceInfo, Evaluation
 from evolve.budget import Spent
 from evolve.report.kernel import NO_DUEL, sanitizer_words
 from evolve.report.progress import Meter, Progress, Watcher, dollars
-from evolve.report.standing import Standing
 from evolve.report.tables import (
     champions_table,
     counts_line,
     fitted,
-    made,
+    origin,
     plain_table,
     population_table,
 )
-from evolve.report.words import clock, counted, figure, one_line, short, times, workload_labels
+from evolve.report.words import clock, counted, figure, one_line, short, times, times_label, workload_labels
 from evolve.selection.population import Champion
 
 REFRESHES_PER_SECOND = 4.0
@@ -31,8 +30,8 @@ MOST_WORKERS, MOST_FAILURES = 4, 4
 
 
 @dataclass(frozen=True)
-class Display:
-    """Renders whatever the watcher knows at that moment; hand it to `rich.live.Live`."""
+class RunDisplay:
+    """Renders the current state of a run; pass it to `rich.live.Live`."""
 
     watcher: Watcher
     workloads: Sequence[str]
@@ -46,11 +45,11 @@ class Display:
         yield self.meter.line([progress], width)
         below = [
             fitted(counts_line(progress.standing), "bold"),
-            *trying_lines(progress, self.proposer),
+            *active_lines(progress, self.proposer),
             *failure_lines(progress, most=_failures_shown(height)),
         ]
-        room = height - 1 - 2 - len(below)  # header and clock; one line stays free, or the terminal scrolls
-        champions, population = _shares(room, len(self.workloads), len(progress.standing.population))
+        free = height - 1 - 2 - len(below)  # header and budget; one line stays empty, or the terminal scrolls
+        champions, population = _table_rows(free, len(self.workloads), len(progress.standing.population))
         yield Text()
         yield champions_table(progress.standing, width, self.workloads, interval=width >= 100, most=champions)
         if population:
@@ -61,112 +60,117 @@ class Display:
 
     def _header(self, progress: Progress) -> Text:
         standing = progress.standing
-        emulated = "" if standing.device.kind == "cuda" else " (emulated: CPU times)"
-        device = f" on {standing.device.name}"
-        return fitted_text(
-            Text.assemble((standing.op, "bold"), device, (emulated, "yellow"), f", proposed by {self.proposer}")
+        return one_line_text(
+            (standing.op, "bold"),
+            f" on {standing.device.name}",
+            (device_note(standing.device.kind), "yellow"),
+            f", proposed by {self.proposer}",
         )
 
 
-def fitted_text(text: Text) -> Text:
+def one_line_text(*parts: str | tuple[str, str]) -> Text:
+    """Text, with styles where given, that is cut off at the right edge instead of wrapped."""
+    text = Text.assemble(*parts)
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
 
 
-def trying_lines(progress: Progress, proposer: str) -> list[Text]:
+def device_note(kind: str) -> str:
+    """The words behind the name of a device whose times are not GPU times."""
+    label = times_label(kind)
+    return f" ({kind}: {label})" if label else ""
+
+
+def active_lines(progress: Progress, proposer: str) -> list[Text]:
+    """A line per kernel that a worker is evaluating or confirming."""
     if not progress.trying:
-        return [fitted_text(Text.assemble(("trying  ", "cyan"), f"waiting for {proposer}"))]
+        return [one_line_text(("trying  ", "cyan"), f"waiting for {proposer}")]
     return [
-        fitted_text(
-            Text.assemble(
-                ("confirm ", "green") if trying.confirming else ("trying  ", "cyan"),
-                f"{short(trying.kernel_id)} {trying.phase:<8} {made(progress.standing, trying.kernel_id)}",
-            )
+        one_line_text(
+            ("confirm ", "green") if active.confirming else ("trying  ", "cyan"),
+            f"{short(active.kernel_id)} {active.phase:<8} {origin(progress.standing, active.kernel_id)}",
         )
-        for trying in progress.trying[:MOST_WORKERS]
+        for active in progress.trying[:MOST_WORKERS]
     ]
 
 
 def failure_lines(progress: Progress, most: int) -> list[Text]:
-    return [fitted_text(Text.assemble(("failed  ", "red"), (said, "dim"))) for said in progress.failures[:most]]
+    return [one_line_text(("failed  ", "red"), (failure, "dim")) for failure in progress.failures[:most]]
 
 
 def _failures_shown(height: int) -> int:
     return 1 if height < 22 else 2 if height < 30 else MOST_FAILURES
 
 
-def _shares(room: int, champions: int, population: int) -> tuple[int, int]:
-    """Rows for both tables: champions first, but three of the population where there is any room at all."""
-    left = room - 5  # blank lines and headings
+def _table_rows(free: int, champions: int, population: int) -> tuple[int, int]:
+    """The rows of both tables: champions first, but three of the population if they fit at all."""
+    left = free - 5  # blank lines and headings
     least = min(3, population)
     if champions > left - least:
-        champions = max(1, left - least - 1)  # a line says how many more there are
+        champions = max(1, left - least - 1)  # a line with the number of hidden rows follows
         left -= 1
     return champions, max(0, min(population, left - champions))
 
 
-FIXED_LINES = 8  # header, meter, blank lines, headings, counts, what is being tried, and one free below
+FIXED_LINES = 8  # header, budget, blank lines, headings, counts, the active kernel, and an empty line below
 
 
 @dataclass(frozen=True)
-class Row:
-    """What one op had of the budget, and what came of it."""
+class CampaignRow:
+    """What one op got of the budget, and what it achieved."""
 
     op: str
     spent: Spent
-    before: float | None  # headroom, as a logarithm; None where nothing was measured
+    before: float | None  # headroom, as a logarithm; None before the first measurement
     after: float | None
     best: float | None  # speedup over the best of PyTorch
 
 
 @dataclass
-class Board:
-    """The rows as the campaign goes on; hand it to `rich.live.Live`."""
+class CampaignDisplay:
+    """Renders the current state of a campaign, a row per op; pass it to `rich.live.Live`."""
 
-    device: str
+    device: DeviceInfo
     proposer: str
     meter: Meter
-    rows: dict[str, Row]
+    rows: dict[str, CampaignRow]
     watchers: dict[str, Watcher]
     current: str = ""
-    emulated: bool = False
 
-    def update(self, row: Row) -> None:
-        self.rows = {**self.rows, row.op: row}  # a new dict: another thread may be drawing the old one
+    def update(self, row: CampaignRow) -> None:
+        self.rows = {**self.rows, row.op: row}  # a new dict, because the display's thread may be reading the old one
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        parts = {op: watcher.progress() for op, watcher in self.watchers.items()}
-        yield fitted_text(
-            Text.assemble(
-                (counted(len(self.rows), "op"), "bold"),
-                f" on {self.device}",
-                (" (emulated: CPU times)" if self.emulated else "", "yellow"),
-                f", proposed by {self.proposer}",
-            )
+        progress = {op: watcher.progress() for op, watcher in self.watchers.items()}
+        yield one_line_text(
+            (counted(len(self.rows), "op"), "bold"),
+            f" on {self.device.name}",
+            (device_note(self.device.kind), "yellow"),
+            f", proposed by {self.proposer}",
         )
-        yield self.meter.line(list(parts.values()), options.max_width)
-        current = parts.get(self.current)
+        yield self.meter.line(list(progress.values()), options.max_width)
+        current = progress.get(self.current)
         below = []
         if current:
             below = [fitted(f"{self.current}: {counts_line(current.standing)}", "bold")]
-            below += [*trying_lines(current, self.proposer)[:1], *failure_lines(current, most=1)]
+            below += [*active_lines(current, self.proposer)[:1], *failure_lines(current, most=1)]
         yield Text()
-        yield rows_table(self._shown(console.size.height), current=self.current)
+        yield campaign_table(self._visible_rows(console.size.height), current=self.current)
         yield Text()
         yield from below
 
-    def _shown(self, height: int) -> list[Row]:
-        """As many as there is room for, the current one among them."""
-        rows, room = list(self.rows.values()), max(1, height - FIXED_LINES - 2)
-        if len(rows) <= room:
+    def _visible_rows(self, height: int) -> list[CampaignRow]:
+        """As many rows as fit, the current one among them."""
+        rows, most = list(self.rows.values()), max(1, height - FIXED_LINES - 2)
+        if len(rows) <= most:
             return rows
         at = next((index for index, row in enumerate(rows) if row.op == self.current), 0)
-        first = min(max(0, at - room // 2), len(rows) - room)
-        return rows[first : first + room]
+        first = min(max(0, at - most // 2), len(rows) - most)
+        return rows[first : first + most]
 
 
-def rows_table(rows: Sequence[Row], current: str = "", total: Spent | None = None) -> Table:
-    """A line per op: what it cost, how far it was from the speed of light and is now, and its best speedup."""
+def campaign_table(rows: Sequence[CampaignRow], current: str = "", total: Spent | None = None) -> Table:
+    """A row per op: its cost, its distance from the speed of light before and now, and its best speedup."""
     paid = [row.spent for row in rows] + ([total] if total else [])
     tokens = ["tokens"] if any(spent.tokens for spent in paid) else []
     usd = ["usd"] if any(spent.usd for spent in paid) else []
@@ -181,70 +185,67 @@ def rows_table(rows: Sequence[Row], current: str = "", total: Spent | None = Non
             *([f"{spent.tokens:,}"] if tokens else []),
             *([dollars(spent.usd)] if usd else []),
             clock(spent.seconds),
-            "" if is_total else room(row.before),
-            "" if is_total else room(row.after),
+            "" if is_total else multiple_of_light(row.before),
+            "" if is_total else multiple_of_light(row.after),
             "" if is_total else times(row.best),
-            fitted("at work" if row.op == current else "", "cyan"),
+            fitted("running" if row.op == current else "", "cyan"),
         )
     return table
 
 
-def room(headroom: float | None) -> str:
-    """How many times the speed of light the champions take, on average."""
+def multiple_of_light(headroom: float | None) -> str:
+    """The champions' times as a multiple of the speed of light, averaged over the workloads."""
     return "-" if headroom is None else f"{math.exp(headroom):.2f}x"
 
 
 MADE_SHOWN = 60
-QUIET_SECONDS = 60.0  # after which a line says that the run still goes on
+QUIET_SECONDS = 60.0  # without a line, after which one with the counts is printed
 
 
-class Log:
-    """Turns events into a line per improvement, and one per minute without any."""
+class EventLog:
+    """Turns events into log lines: one per improvement or confirmation, and one per minute without either."""
 
     def __init__(self, watcher: Watcher, workloads: Sequence[str], started: float, name: str = "") -> None:
         self._watcher, self._started, self._name = watcher, started, f"{name}: " if name else ""
         self._labels = workload_labels(workloads)
-        self._spoke = time.monotonic()
+        self._printed = time.monotonic()
 
     def lines(self, event: Proposal | Evaluation) -> Iterator[str]:
         again = isinstance(event, Evaluation) and self._watcher.has_judged(event.kernel_id)
         won = self._watcher.take(event)
         now = time.monotonic()
         if isinstance(event, Evaluation) and again:
-            yield self._stamped(confirmation(event))
+            yield self._stamped(confirmation_line(event))
         elif won:
             yield self._stamped(self._improvement(won))
-        elif now - self._spoke > QUIET_SECONDS:
-            yield self._stamped(counts_line(self._standing()))
+        elif now - self._printed > QUIET_SECONDS:
+            yield self._stamped(counts_line(self._watcher.standing()))
         else:
             return
-        self._spoke = now
+        self._printed = now
 
     def _improvement(self, won: tuple[Champion, ...]) -> str:
         best = max(won, key=lambda champion: champion.measurement.speedup)
         label = self._labels.of.get(best.workload, best.workload)
+        what = one_line(origin(self._watcher.standing(), best.kernel_id), MADE_SHOWN)
         return (
-            f"{short(best.kernel_id)} {one_line(made(self._standing(), best.kernel_id), MADE_SHOWN)}: fastest on "
-            f"{counted(len(won), 'workload')}, such as {label} in {figure(best.measurement.median_us)} µs "
-            f"({times(best.measurement.speedup)})"
+            f"{short(best.kernel_id)} {what}: fastest on {counted(len(won), 'workload')}, such as {label} in "
+            f"{figure(best.measurement.median_us)} µs ({times(best.measurement.speedup)})"
         )
-
-    def _standing(self) -> Standing:
-        return self._watcher.standing()
 
     def _stamped(self, text: str) -> str:
         return f"{clock(time.monotonic() - self._started):>6}  {self._name}{text}"
 
 
-def confirmation(evaluation: Evaluation) -> str:
-    """A line on how a champion stood its confirmation, or that it fell."""
+def confirmation_line(evaluation: Evaluation) -> str:
+    """One line on the result of a champion's confirmation."""
     kernel = short(evaluation.kernel_id)
     if evaluation.confirmed is None:
-        return f"{kernel} fell when it was confirmed: {evaluation.outcome}: {one_line(evaluation.log)}"
+        return f"{kernel} failed its confirmation: {evaluation.outcome}: {one_line(evaluation.log)}"
     duels = evaluation.confirmed.duels
     won = sum(duel.won for duel in duels)
     best = max((duel.speedup for duel in duels), default=None)
-    said, _ = sanitizer_words(evaluation)
+    sanitizer, _ = sanitizer_words(evaluation)
     if not duels:
-        return f"{kernel} confirmed; {NO_DUEL}; {said}"
-    return f"{kernel} confirmed: won {won} of {counted(len(duels), 'duel')} with PyTorch, {times(best)} at best; {said}"
+        return f"{kernel} confirmed; {NO_DUEL}; {sanitizer}"
+    return f"{kernel} confirmed: won {won} of {counted(len(duels), 'duel')} with PyTorch, best {times(best)}; {sanitizer}"

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from archive import library
 from archive.records import DeviceInfo, Evaluation, Standard
+from evolve.devices.choose import policy_of
 from evolve.report.tables import WIDE, fitted, plain_table
 from evolve.report.words import SHORT_DTYPES, counted, percent, times
 from evolve.selection import population
@@ -106,7 +107,7 @@ def prospects(
                 (op.name, workload.key) in alone,
                 leading.get(workload.key),
             )
-            for workload in op.workloads(device.kind if device else "cuda")
+            for workload in (op.workloads(device.kind) if device else op.gpu)
         )
         found.append(Prospect(family, op, len(library.shipped(op.name)), marks))
     return found
@@ -120,10 +121,11 @@ def device_of(standards: Sequence[Standard], evaluations: Sequence[Evaluation], 
         moment, _ = latest.get(record.device.key, (-math.inf, record.device))
         if record.created >= moment:
             latest[record.device.key] = (record.created, record.device)
+    on_gpu = {key: policy_of(info.kind).times_are_gpu_times for key, (_, info) in latest.items()}
     wanted = [
-        (key == part, info.kind == "cuda", moment, info)
+        (key == part, on_gpu[key], moment, info)
         for key, (moment, info) in latest.items()
-        if (part.lower() in key.lower() if part else info.kind == "cuda")
+        if (part.lower() in key.lower() if part else on_gpu[key])
     ]
     return max(wanted, key=lambda one: one[:3])[3] if wanted else None
 
@@ -269,8 +271,8 @@ def footnotes(found: Sequence[Prospect], device: DeviceInfo | None) -> list[tupl
         hint = "`evolve ops --measure` on a machine with a GPU says where PyTorch stands against the speed of light."
         return [*said, (hint, "dim")]
     if not known(found):
-        if device.kind != "cuda":
-            return [*said, (f"{device.name} is emulated, and has no speed of light.", "yellow")]
+        if not policy_of(device.kind).times_are_gpu_times:
+            return [*said, (f"{device.name} ({device.kind}) has no speed of light.", "yellow")]
         return [*said, (f"`evolve ops --measure` says where PyTorch stands on {device.name}.", "dim")]
     means = f"PyTorch, champion: share of the speed of light on {device.name}, the geometric mean over all workloads"
     if any(shares and shares.partial for one in found for shares in (one.pytorch, one.champion)):

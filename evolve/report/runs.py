@@ -115,13 +115,13 @@ QUALITY = (
     "-: none had passed"
 )
 OVER_PYTORCH = "over the best of PyTorch (1 where PyTorch is faster)"
-OVER_SLOWEST = "over the slowest kernel of these runs (CPU times of an emulator: no statement about a GPU)"
+OVER_SLOWEST = "over the slowest kernel of these runs ({note})"
 
 
-def comparison(trajectories: Sequence[Trajectory], shown: Console, *, emulated: bool) -> Iterator[RenderableType]:
+def comparison(trajectories: Sequence[Trajectory], shown: Console, note: str) -> Iterator[RenderableType]:
     """Who the runs are, then best-so-far per evaluation, per token and per dollar."""
     yield runs_table(trajectories)
-    yield Text(QUALITY.format(over=OVER_SLOWEST if emulated else OVER_PYTORCH), "dim")
+    yield Text(QUALITY.format(over=OVER_SLOWEST.format(note=note) if note else OVER_PYTORCH), "dim")
     unicode = can_draw(shown)
     for axis, per in PER.items():
         rows = compared(trajectories, axis)

@@ -9,6 +9,7 @@ from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.store import Store
+from evolve.devices.choose import policy_of
 from evolve.selection import population
 from evolve.selection.population import Champion
 
@@ -82,7 +83,7 @@ def devices(evaluations: Iterable[Evaluation], part: str = "") -> list[DeviceInf
     """The devices that evaluations were made on, GPUs first; of equal keys the last one's facts."""
     infos = {evaluation.device.key: evaluation.device for evaluation in evaluations}
     wanted = [info for key, info in infos.items() if part.lower() in key.lower()]
-    return sorted(wanted, key=lambda info: (info.kind != "cuda", info.key))
+    return sorted(wanted, key=lambda info: (not policy_of(info.kind).times_are_gpu_times, info.key))
 
 
 def by_op(records: Iterable[R]) -> dict[str, list[R]]:

@@ -1,16 +1,14 @@
-"""Tables of champions and populations, laid out for the width at hand."""
+"""Tables of champions, populations and measurements, fitted to the width of the terminal."""
 
 import shlex
 from collections.abc import Sequence
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-
 from archive.records import Evaluation, Measurement, Outcome
+from evolve.devices.choose import policy_of
 from evolve.report.standing import Standing
 from evolve.report.words import (
-    EMULATED_TIMES,
     change,
     counted,
     figure,
@@ -21,40 +19,104 @@ from evolve.report.words import (
     percent,
     short,
     times,
+    times_label,
+    times_note,
     workload_labels,
 )
 from evolve.selection.population import Champion
 
-WIDE = 100  # columns from which there is room for notes
-WIDER = 120  # and from which there is room for max-autotune beside torch.compile's default
-UNCONFIRMED = "?"  # behind the id of a champion that no fresh process has tested again yet
+WIDE = 100  # columns from which notes are shown
+WIDER = 120  # columns from which max-autotune is shown beside torch.compile's default
+UNCONFIRMED = "?"  # follows the id of a champion that is not confirmed yet
 HEADING_SHOWN, KINDS_SHOWN = 24, 2
+ALIVE_MEANS = (
+    "fittest first: by best known time over the kernel's time, as a geometric mean over all workloads; a workload that "
+    "a kernel does not accept counts as slow. mean: geometric mean of its speedups; on: workloads it accepts"
+)
+WON_MEANS = (
+    "won: workloads on which a confirmed champion beats the best of PyTorch in a duel; "
+    f"{UNCONFIRMED}: at least one champion is not confirmed yet"
+)
 
 
-def plain_table(*headings: str, numbers: Sequence[str] = ()) -> Table:
-    """A table without lines; the columns named in `numbers` are aligned to the right."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for heading in headings:
-        right = heading in numbers
-        table.add_column(heading, justify="right" if right else "left", no_wrap=right)
+def print_standing(
+    output: Console, standing: Standing, workloads: Sequence[str] = (), *, population: bool = True
+) -> None:
+    """Print the champions beside PyTorch, the population if asked for, and the number of kernels per outcome."""
+    output.print(headline(standing))
+    if standing.champions or workloads:
+        output.print(champions_table(standing, output.width, workloads))
+        output.print(footnotes(standing, workloads), style="dim")
+    if population and standing.population:
+        output.print("\npopulation", style="bold")
+        output.print(population_table(standing, output.width))
+        output.print(ALIVE_MEANS, style="dim")
+    output.print(f"\n{counts_line(standing)}")
+
+
+def print_next_steps(output: Console, standing: Standing, locator: str, given: str) -> None:
+    """Print commands to continue with; `locator` finds the op, and the words in `given` find the archive."""
+    op, on_gpu = shlex.quote(locator), policy_of(standing.device.kind).times_are_gpu_times
+    steps = []
+    if standing.verdicts:
+        purpose = "all kernels that are alive" if standing.population else "the outcome of every kernel"
+        steps.append((f"evolve top {standing.op}{given}", purpose))
+    if standing.population:
+        fittest = standing.population[0].kernel_id
+        steps.append((f"evolve show {short(fittest)}{given}", "the fittest kernel"))
+    if any(champion.confirmed is None for champion in standing.champions):
+        there = "" if on_gpu else f" --device {standing.device.kind}"
+        steps.append((f"evolve confirm {op}{there}{given}", "confirm the champions in a fresh process"))
+    if standing.champions and on_gpu:
+        steps.append((f"evolve export {op}{given}", "write the champions as a package"))
+    elif standing.champions:
+        steps.append((f"evolve run {op}{given}", "on a machine with a GPU: measure the same kernels there"))
+    if not steps:
+        return
+    longest = max(len(command) for command, _ in steps)
+    narrow = longest + max(len(purpose) for _, purpose in steps) + 5 > output.width
+    output.print("\nnext")
+    for command, purpose in steps:
+        lines = (f"  # {purpose}\n", f"  {command}") if narrow else (f"  {command:<{longest}}   ", purpose)
+        styles = ("dim", "cyan") if narrow else ("cyan", "dim")
+        output.print(Text.assemble(*zip(lines, styles, strict=True)), soft_wrap=True)  # a command must stay on one line to be copied
+
+
+def standings_table(found: Sequence[Standing]) -> Table:
+    """A row per op and device."""
+    numbers = ["won", "best", "worst", "alive", "judged", "pending"]
+    table = plain_table("op", "device", *numbers, "fittest", numbers=numbers)
+    for standing in found:
+        speedups = [champion.measurement.speedup for champion in standing.champions]
+        won = sum(champion.won for champion in standing.champions)
+        unsure = UNCONFIRMED if any(champion.confirmed is None for champion in standing.champions) else ""
+        label = times_label(standing.device.kind)
+        name = f"{standing.device.name} ({label})" if label else standing.device.name
+        table.add_row(
+            fitted(standing.op, "bold"),
+            fitted(name, "yellow" if label else ""),
+            f"{won}/{len(speedups)}{unsure}",
+            times(max(speedups, default=None)),
+            times(min(speedups, default=None)),
+            str(len(standing.population)),
+            str(len(standing.verdicts)),
+            str(standing.pending),
+            short(standing.population[0].kernel_id) if standing.population else "-",
+        )
     return table
 
 
-def fitted(text: str, style: str = "") -> Text:
-    """A cell that is cut off where the column is too narrow, never wrapped."""
-    return Text(text, style, no_wrap=True, overflow="ellipsis")
-
-
 def headline(standing: Standing) -> Text:
-    """Op and device, with the words that an emulated device's times must never be without."""
+    """Op and device, with a warning if its times are not GPU times."""
     text = Text.assemble((standing.op, "bold"), " on ", standing.device.name)
-    return text if standing.device.kind == "cuda" else text.append(f"  ({EMULATED_TIMES})", "yellow")
+    note = times_note(standing.device.kind)
+    return text.append(f"  ({note})", "yellow") if note else text
 
 
 def champions_table(
     standing: Standing, width: int, workloads: Sequence[str] = (), *, interval: bool = True, most: int = 0
 ) -> Table:
-    """The fastest kernel for each workload beside PyTorch; `workloads` also names those without a kernel."""
+    """A row per workload: its champion beside PyTorch. `workloads` also lists workloads without a champion."""
     held = {champion.workload: champion for champion in standing.champions}
     keys = [*workloads, *(key for key in held if key not in workloads)]
     labels = workload_labels(keys)
@@ -63,31 +125,30 @@ def champions_table(
     heading = labels.heading if len(labels.heading) <= HEADING_SHOWN else "workload"
     notes = ["idea"] if width >= WIDE else []
     table = plain_table(heading, "kernel", *numbers, *notes, numbers=numbers)
-    shown = keys[:most] if 0 < most < len(keys) else keys
-    for key in shown:
+    visible = keys[:most] if 0 < most < len(keys) else keys
+    for key in visible:
         champion = held.get(key)
         cells = _champion_cells(champion, interval=interval, tuned=tuned) if champion else [Text("none yet", "dim")]
         kernel = standing.kernels.get(champion.kernel_id) if champion else None
-        said = [fitted(idea(kernel), "dim")] if notes else []
-        table.add_row(fitted(labels.of[key]), *cells, *([Text("")] * (1 + len(numbers) - len(cells))), *said)
-    if len(shown) < len(keys):
-        table.add_row(Text(f"and {len(keys) - len(shown)} more", "dim", no_wrap=True))
+        note = [fitted(idea(kernel), "dim")] if notes else []
+        table.add_row(fitted(labels.of[key]), *cells, *([Text("")] * (1 + len(numbers) - len(cells))), *note)
+    if len(visible) < len(keys):
+        table.add_row(Text(f"and {len(keys) - len(visible)} more", "dim", no_wrap=True))
     return table
 
 
 def population_table(standing: Standing, width: int, most: int = 0) -> Table:
-    """Those alive, fittest first; `mean` is the geometric mean of a kernel's speedups."""
+    """A row per kernel of the population, fittest first."""
     wide = width >= WIDE
     notes, children = (["idea"], ["children"]) if wide else ([], [])
     numbers = ["#", "mean", "on", *children]
     table = plain_table("#", "kernel", "mean", "on", "made by", *children, "knobs", *notes, numbers=numbers)
-    shown = standing.population[:most] if most else standing.population
-    for rank, evaluation in enumerate(shown, start=1):
+    visible = standing.population[:most] if most else standing.population
+    for rank, evaluation in enumerate(visible, start=1):
         kernel = standing.kernels.get(evaluation.kernel_id)
         proposal = standing.proposals.get(evaluation.kernel_id)
         setting = knobs(kernel.plan.settings) if kernel else ""
         count = [str(standing.children.get(evaluation.kernel_id, 0))] if wide else []
-        said = fitted(setting or ("" if wide else idea(kernel)))
         table.add_row(
             str(rank),
             short(evaluation.kernel_id),
@@ -95,14 +156,14 @@ def population_table(standing: Standing, width: int, most: int = 0) -> Table:
             f"{len(evaluation.measurements)}/{len(evaluation.measurements) + len(evaluation.skipped)}",
             fitted(proposal.operator if proposal else "-"),
             *count,
-            said,
+            fitted(setting or ("" if wide else idea(kernel))),
             *([fitted(idea(kernel), "dim")] if wide else []),
         )
     return table
 
 
 def measurements_table(evaluation: Evaluation, width: int) -> Table:
-    """Every workload a kernel was timed on."""
+    """A row per workload that a kernel was timed on."""
     labels = workload_labels([measurement.workload for measurement in evaluation.measurements])
     tuned = width >= WIDE and any(measurement.autotune_us for measurement in evaluation.measurements)
     numbers = _headings(interval=True, tuned=tuned)
@@ -114,12 +175,12 @@ def measurements_table(evaluation: Evaluation, width: int) -> Table:
 
 
 def counts_line(standing: Standing) -> str:
-    """What became of everything that was proposed; many kinds of failure are summed up before they are listed."""
+    """The number of proposals with each outcome; more than two kinds of failure are summed up first."""
     counts = standing.outcomes
     failures = {outcome: count for outcome, count in counts.items() if outcome != str(Outcome.PASSED)}
     summed = len(failures) > KINDS_SHOWN
-    shown = {**counts, **dict.fromkeys(failures, 0), "failed": sum(failures.values())} if summed else counts
-    parts = [outcomes(shown)] if shown else ["nothing evaluated yet"]
+    listed = {**counts, **dict.fromkeys(failures, 0), "failed": sum(failures.values())} if summed else counts
+    parts = [outcomes(listed)] if listed else ["nothing evaluated yet"]
     if standing.unread:
         parts.append(f"{counted(standing.unread, 'reply', 'replies')} without a kernel")
     if standing.pending:
@@ -128,16 +189,39 @@ def counts_line(standing: Standing) -> str:
 
 
 def footnotes(standing: Standing, workloads: Sequence[str] = ()) -> str:
-    """What holds for every row of the champions table, and what its columns mean."""
+    """What the columns of the champions table mean, and what holds for all its rows."""
     labels = workload_labels([*workloads] or [champion.workload for champion in standing.champions])
     parts = [f"sizes: {labels.heading}"] if len(labels.heading) > HEADING_SHOWN else []
-    parts += [f"throughout: {labels.throughout}"] if labels.throughout else []
+    parts += [f"all workloads: {labels.throughout}"] if labels.throughout else []
     if any(champion.confirmed is None for champion in standing.champions):
         parts.append(f"{UNCONFIRMED}: not confirmed yet")
-    parts.append("speedup: over the best of eager and torch.compile, max-autotune too")
+    parts.append("speedup: over the best of eager and torch.compile, with max-autotune")
     if any(champion.measurement.floor_us for champion in standing.champions):
-        parts.append("light: share of the speed of light")
+        parts.append("light: share of the speed of light reached")
     return "; ".join(parts)
+
+
+def origin(standing: Standing, kernel_id: str) -> str:
+    """The operator that a kernel was made by, and what it changed."""
+    kernel, proposal = standing.kernels.get(kernel_id), standing.proposals.get(kernel_id)
+    if kernel is None:
+        return short(kernel_id)
+    parent = standing.kernels.get(proposal.parents[0]) if proposal and proposal.parents else None
+    return f"{proposal.operator if proposal else 'kernel'}: {change(kernel, parent)}"
+
+
+def plain_table(*headings: str, numbers: Sequence[str] = ()) -> Table:
+    """A table without lines, with the columns in `numbers` aligned to the right."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for heading in headings:
+        right = heading in numbers
+        table.add_column(heading, justify="right" if right else "left", no_wrap=right)
+    return table
+
+
+def fitted(text: str, style: str = "") -> Text:
+    """A cell that is cut off if the column is too narrow, never wrapped."""
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
 def speed_style(speedup: float) -> str:
@@ -173,88 +257,3 @@ def _measured(m: Measurement, *, interval: bool, tuned: bool) -> list[Text]:
         Text(times(m.speedup), speed_style(m.speedup)),
         Text(percent(m.share_of_light)),
     ]
-
-
-def made(standing: Standing, kernel_id: str) -> str:
-    """How a kernel came about: the operator, and what it changed."""
-    kernel, proposal = standing.kernels.get(kernel_id), standing.proposals.get(kernel_id)
-    if kernel is None:
-        return short(kernel_id)
-    parent = standing.kernels.get(proposal.parents[0]) if proposal and proposal.parents else None
-    return f"{proposal.operator if proposal else 'kernel'}: {change(kernel, parent)}"
-
-
-ALIVE_MEANS = (
-    "fittest first: best time over its own, as a geometric mean over all workloads, where one that it does not accept "
-    "counts as slow; mean: geometric mean of its speedups; on: workloads it accepts"
-)
-WON_MEANS = (
-    "won: workloads on which a confirmed champion beats the best of PyTorch in a duel; "
-    f"{UNCONFIRMED}: some champion is not confirmed yet"
-)
-
-
-def print_standing(
-    shown: Console, standing: Standing, workloads: Sequence[str] = (), *, population: bool = True
-) -> None:
-    """Champions against PyTorch, the population if wanted, and what became of everything else."""
-    shown.print(headline(standing))
-    if standing.champions or workloads:
-        shown.print(champions_table(standing, shown.width, workloads))
-        shown.print(footnotes(standing, workloads), style="dim")
-    if population and standing.population:
-        shown.print("\nalive", style="bold")
-        shown.print(population_table(standing, shown.width))
-        shown.print(ALIVE_MEANS, style="dim")
-    shown.print(f"\n{counts_line(standing)}")
-
-
-def standings_table(found: Sequence[Standing]) -> Table:
-    """A line per op and device."""
-    numbers = ["won", "best", "worst", "alive", "judged", "pending"]
-    table = plain_table("op", "device", *numbers, "fittest", numbers=numbers)
-    for standing in found:
-        speedups = [champion.measurement.speedup for champion in standing.champions]
-        won = sum(champion.won for champion in standing.champions)
-        unsure = UNCONFIRMED if any(champion.confirmed is None for champion in standing.champions) else ""
-        name = standing.device.name if standing.device.kind == "cuda" else f"{standing.device.name} (CPU times)"
-        table.add_row(
-            fitted(standing.op, "bold"),
-            fitted(name, "" if standing.device.kind == "cuda" else "yellow"),
-            f"{won}/{len(speedups)}{unsure}",
-            times(max(speedups, default=None)),
-            times(min(speedups, default=None)),
-            str(len(standing.population)),
-            str(len(standing.verdicts)),
-            str(standing.pending),
-            short(standing.population[0].kernel_id) if standing.population else "-",
-        )
-    return table
-
-
-def print_next_steps(shown: Console, standing: Standing, locator: str, given: str) -> None:
-    """What can be typed now. Commands find the op by the locator, and need what is given to find the archive."""
-    op = shlex.quote(locator)
-    steps = []
-    if standing.verdicts:
-        alive = "everything that is alive" if standing.population else "what became of every kernel"
-        steps.append((f"evolve top {standing.op}{given}", alive))
-    if standing.population:
-        fittest = standing.population[0].kernel_id
-        steps.append((f"evolve show {short(fittest)}{given}", "the fittest kernel"))
-    if any(champion.confirmed is None for champion in standing.champions):
-        there = "" if standing.device.kind == "cuda" else f" --device {standing.device.kind}"
-        steps.append((f"evolve confirm {op}{there}{given}", "tests the champions again, harder, in a fresh process"))
-    if standing.champions and standing.device.kind == "cuda":
-        steps.append((f"evolve export {op}{given}", "a package of the champions"))
-    elif standing.champions:
-        steps.append((f"evolve run {op}{given}", "on a machine with a GPU: measures the same kernels there"))
-    if not steps:
-        return
-    longest = max(len(command) for command, _ in steps)
-    narrow = longest + max(len(purpose) for _, purpose in steps) + 5 > shown.width
-    shown.print("\nnext")
-    for command, purpose in steps:
-        lines = (f"  # {purpose}\n", f"  {command}") if narrow else (f"  {command:<{longest}}   ", purpose)
-        styles = ("dim", "cyan") if narrow else ("cyan", "dim")
-        shown.print(Text.assemble(*zip(lines, styles, strict=True)), soft_wrap=True)  # commands are copied whole

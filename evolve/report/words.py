@@ -1,4 +1,4 @@
-"""Short words for ids, workloads, times and changes, and the console that prints them."""
+"""Formatting of ids, workloads, times and counts, and the console that prints them."""
 
 import json
 import math
@@ -14,21 +14,22 @@ from rich.segment import Segment
 from archive.characters import escaped
 from archive.kernel import Kernel
 from archive.records import Evaluation
+from evolve.devices.choose import policy_of
 
-PIPED_WIDTH = 120  # of tables that no terminal gives a width
+PIPED_WIDTH = 120  # width of tables if the output is not a terminal
 
 
 class SafeConsole(Console):
-    """What it prints may come from a model, a compiler or another archive: it never steers the terminal."""
+    """A console that escapes control characters: text may come from a model, a compiler or another archive."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
-            # Control segments are rich's own: nothing that is printed can become one.
+            # Only rich itself makes control segments; printed text never becomes one.
             yield segment if segment.control else Segment(escaped(segment.text), segment.style)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Nothing that is printed is taken for markup: kernels and logs are full of square brackets."""
+    """A console without markup, because kernels and logs contain square brackets."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPED_WIDTH
     return SafeConsole(file=stream, markup=False, highlight=False, emoji=False, width=width)
@@ -39,26 +40,25 @@ def print_json(value: object) -> None:
 
 
 def print_text(text: str, end: str = "\n") -> None:
-    """As it stands, for people and programs to copy; still JSON where it was."""
+    """Print text unformatted, with control characters escaped in a way that keeps JSON valid."""
     print(escaped(text), end=end)
 
 
 def complain(message: str, hint: str = "") -> None:
-    """What happened and what to do, a line each, where errors belong."""
-    shown = console(stderr=True)
-    shown.print(f"error: {message}", style="red", soft_wrap=True)
+    """Print an error and a hint on standard error, a line each."""
+    output = console(stderr=True)
+    output.print(f"error: {message}", style="red", soft_wrap=True)
     if hint:
-        shown.print(f"       {hint}", soft_wrap=True)
+        output.print(f"       {hint}", soft_wrap=True)
 
 
 ID_SHOWN = 8
 SHORT_DTYPES = {"bfloat16": "bf16", "float64": "fp64", "float32": "fp32", "float16": "fp16"}
-EMULATED_TIMES = "CPU times of an emulator: no statement about a GPU"
 
 
 @dataclass(frozen=True)
 class WorkloadLabels:
-    """Workloads of one op by the sizes in which they differ; `heading` names those, `throughout` the rest."""
+    """Short names for the workloads of one op: `heading` names the sizes that differ, `throughout` the others."""
 
     heading: str
     of: Mapping[str, str]
@@ -66,7 +66,7 @@ class WorkloadLabels:
 
 
 def workload_labels(keys: Sequence[str]) -> WorkloadLabels:
-    """From `rows=64 cols=256 float32` to `64×256 fp32` under the heading `rows×cols`."""
+    """Labels such as `64×256 fp32`, under the heading `rows×cols`, for `rows=64 cols=256 float32`."""
     parted = [_parts(key) for key in keys]
     names = [name for name, _ in parted[0][0]] if parted else []
     if not all([name for name, _ in pairs] == names for pairs, _ in parted):
@@ -88,7 +88,7 @@ def short(content_id: str) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Three or four digits of a time; `-` where there is none."""
+    """A time with three or four digits, or `-` for None."""
     if value is None:
         return "-"
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
@@ -98,6 +98,18 @@ def times(ratio: float | None) -> str:
     if ratio is None:
         return "-"
     return f"{ratio:.2g}x" if 0 < ratio < 0.01 else f"{ratio:.2f}x" if ratio < 100 else f"{ratio:.0f}x"
+
+
+def times_label(kind: str) -> str:
+    """What kind of times the device measures, such as `CPU times`; empty for GPU times."""
+    policy = policy_of(kind)
+    return "" if policy.times_are_gpu_times else policy.times
+
+
+def times_note(kind: str) -> str:
+    """A warning to print beside times that are not GPU times; empty for GPU times."""
+    label = times_label(kind)
+    return f"{label} of the {kind} device: no statement about a GPU" if label else ""
 
 
 def percent(share: float | None, digits: int = 0) -> str:
@@ -125,7 +137,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def one_line(text: str, most: int = 200) -> str:
-    """A log's first words, on one line."""
+    """The beginning of a text, on one line."""
     joined = " ".join(text.split())
     return joined if len(joined) <= most else joined[: most - 1] + "…"
 
@@ -135,12 +147,12 @@ def knobs(settings: Mapping[str, int]) -> str:
 
 
 def idea(kernel: Kernel | None) -> str:
-    """What a kernel is, in its own words."""
+    """The note of a kernel's plan, or the name of its first entry."""
     return one_line(kernel.plan.note or kernel.plan.launches[0].entry) if kernel else ""
 
 
 def change(kernel: Kernel, parent: Kernel | None) -> str:
-    """What a kernel changed in its parent: knobs, or more than that."""
+    """The knobs that a kernel changed in its parent, or its idea if it changed more than knobs."""
     if parent is None:
         return idea(kernel)
     ours, theirs = kernel.plan.settings, parent.plan.settings
@@ -152,7 +164,7 @@ def change(kernel: Kernel, parent: Kernel | None) -> str:
 
 
 def mean_speedup(evaluation: Evaluation) -> float | None:
-    """The geometric mean over the workloads that were timed."""
+    """The geometric mean of the speedups over the timed workloads."""
     speedups = [max(measurement.speedup, 1e-9) for measurement in evaluation.measurements]
     return math.exp(sum(map(math.log, speedups)) / len(speedups)) if speedups else None
 

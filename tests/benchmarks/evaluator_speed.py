@@ -19,6 +19,7 @@ from archive.kernel import Kernel, parse  # noqa: E402
 from archive.library import shipped  # noqa: E402
 from archive.records import DeviceInfo  # noqa: E402
 from evolve import wiring  # noqa: E402
+from evolve.devices import choose  # noqa: E402
 from evolve.engines.engine import Engine, Job  # noqa: E402
 from evolve.op_on_device import point  # noqa: E402
 from reference_ops import catalog  # noqa: E402
@@ -50,7 +51,7 @@ def main() -> None:
     options.add_argument("--kernels", type=int, default=100)
     requested = options.parse_args()
     profile = Profile()
-    engine = wiring.engine(wiring.device_kind(requested.device), profile.watch)
+    engine = wiring.engine(choose.device_kind(requested.device), profile.watch)
     try:
         _warm(engine)
         right = _settings(requested.kernels)

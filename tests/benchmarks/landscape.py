@@ -22,6 +22,7 @@ from archive.binding import IllegalError, accepts, bind  # noqa: E402
 from archive.kernel import Kernel, parse_for  # noqa: E402
 from archive.records import DeviceInfo, Evaluation  # noqa: E402
 from evolve import wiring  # noqa: E402
+from evolve.devices import choose  # noqa: E402
 from evolve.engines.engine import Engine, Job  # noqa: E402
 from evolve.op_on_device import point, signature  # noqa: E402
 from reference_ops import catalog  # noqa: E402
@@ -39,7 +40,7 @@ def main() -> None:
     started = time.monotonic()
     op = catalog.load(requested.op)
     kernel = parse_for(requested.kernel.read_text(encoding="utf-8"), signature(op))
-    engine = wiring.engine(wiring.device_kind(requested.device))
+    engine = wiring.engine(choose.device_kind(requested.device))
     try:
         _dump(op, requested.op, kernel, engine, requested.out, started + requested.seconds)
     finally:

@@ -12,7 +12,7 @@ from archive.exchange import decode_custom_id
 from archive.kernel import Kernel, parse
 from archive.store import open_archive
 from evolve.prompting import kernel_format
-from evolve.prompting.compose import OPERATORS, PARENTS
+from evolve.prompting.operators import OPERATORS, PARENTS
 
 Capture = pytest.CaptureFixture[str]
 OTHER = parse(kernel(5).text.replace("[1, 2, 3]", "[4, 5, 6]"))

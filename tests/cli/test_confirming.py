@@ -13,6 +13,7 @@ from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.store import open_archive
 from evolve import wiring
+from evolve.devices import choose
 from evolve.engines.engine import Job
 
 Capture = pytest.CaptureFixture[str]
@@ -53,7 +54,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[ScriptedEngine], None]:
     def use(engine: ScriptedEngine) -> None:
-        monkeypatch.setattr(wiring, "device_kind", lambda _requested="": "cuda")
+        monkeypatch.setattr(choose, "device_kind", lambda _requested="": "cuda")
         monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None: engine)
 
     return use

@@ -17,8 +17,9 @@ from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile, Standard
 from archive.store import open_archive
 from evolve import wiring
+from evolve.devices import choose
 from evolve.engines.engine import Job
-from evolve.engines.messages import TimingRequest, TimingResult
+from evolve.evaluation.requests import TimingRequest, TimingResult
 from reference_ops import catalog
 
 Capture = pytest.CaptureFixture[str]
@@ -68,7 +69,7 @@ Use = Callable[[ScriptedEngine], ScriptedEngine]
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Use:
     def use(engine: ScriptedEngine) -> ScriptedEngine:
-        monkeypatch.setattr(wiring, "device_kind", lambda _requested="": "cuda")
+        monkeypatch.setattr(choose, "device_kind", lambda _requested="": "cuda")
         monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None: engine)
         return engine
 
@@ -226,7 +227,7 @@ def test_what_does_not_fit_is_said_and_the_rest_is_measured(archive: Path, capsy
 
 
 def test_where_torch_compile_costs_a_worker_eager_is_timed_alone(archive: Path, capsys: Capture, on: Use) -> None:
-    hung = TimingResult(None, "baseline took more than 300 s", leaving=True)
+    hung = TimingResult(None, "baseline took more than 300 s", tainted=True)
     engine = on(ScriptedEngine(lambda wanted: None if wanted.eager_alone else hung))
     code, _, errors = evolve(capsys, "ops", "--measure", TWICE)
     assert code == 0
@@ -238,7 +239,7 @@ def test_where_torch_compile_costs_a_worker_eager_is_timed_alone(archive: Path, 
 def test_an_op_over_which_one_worker_after_the_other_was_lost_has_eager_alone_at_once(
     archive: Path, capsys: Capture, on: Use
 ) -> None:
-    hung = TimingResult(None, "baseline took more than 300 s", leaving=True)
+    hung = TimingResult(None, "baseline took more than 300 s", tainted=True)
     engine = on(ScriptedEngine(lambda wanted: None if wanted.eager_alone else hung))
     _, _, errors = evolve(capsys, "ops", "--measure", "softmax", "gelu")
     tried = [wanted.workload for wanted in engine.asked if not wanted.eager_alone and wanted.op == "softmax"]

@@ -15,6 +15,7 @@ from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile, Traits
 from archive.store import open_archive
 from evolve import wiring
+from evolve.devices import choose
 from evolve.devices import counters as c
 from evolve.engines.engine import Job
 
@@ -67,7 +68,7 @@ Use = Callable[[ScriptedEngine], ScriptedEngine]
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Use:
     def use(engine: ScriptedEngine) -> ScriptedEngine:
-        monkeypatch.setattr(wiring, "device_kind", lambda _requested="": "cuda")
+        monkeypatch.setattr(choose, "device_kind", lambda _requested="": "cuda")
         monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None: engine)
         return engine
 
@@ -162,7 +163,7 @@ def test_wrong_use_of_profile_is_explained(
 
 
 def test_profiling_without_a_gpu_is_explained(archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(wiring, "device_kind", lambda _requested="": "emulated")
+    monkeypatch.setattr(choose, "device_kind", lambda _requested="": "emulated")
     code, _, errors = evolve(capsys, "profile", KERNEL.id, TWICE)
     assert code == 2
     assert "needs an NVIDIA GPU" in errors

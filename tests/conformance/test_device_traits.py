@@ -7,7 +7,7 @@ import torch
 from device_kernels import EVERY_DEVICE, bound, single
 
 from archive.records import Traits
-from evolve import wiring
+from evolve.devices import choose
 from evolve.devices.device import Device
 from evolve.devices.emulated.device import EmulatedDevice
 
@@ -18,7 +18,7 @@ WITH_CUBIN = pytest.mark.skipif(find_spec("cupy") is None, reason="there is no c
 
 @pytest.fixture(scope="module", params=EVERY_DEVICE)
 def device(request: pytest.FixtureRequest) -> Device:
-    return wiring.device(request.param)
+    return choose.make(request.param)
 
 
 def traits(device: Device, body: str, block: str = "[64]", more: str = "") -> Traits:

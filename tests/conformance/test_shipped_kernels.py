@@ -8,6 +8,7 @@ from chosen_ops import EXACT
 from archive.library import op_names, shipped
 from archive.records import Evaluation
 from evolve import wiring
+from evolve.devices import choose
 from evolve.engines.engine import Engine, Job
 
 DEVICES = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -26,7 +27,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 def test_a_shipped_kernel_passes(engine: Engine, op: str) -> None:
-    kernels = [kernel for kernel in shipped(op) if wiring.runs(engine.info.kind, kernel)]
+    kernels = [kernel for kernel in shipped(op) if choose.supports(engine.info.kind, kernel)]
     verdicts: list[Evaluation] = list(engine.evaluate(Job(kernel, op) for kernel in kernels))
     assert [(verdict.outcome, verdict.log) for verdict in verdicts if not verdict.passed] == []
     assert len(verdicts) == len(kernels) >= 1

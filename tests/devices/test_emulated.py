@@ -10,7 +10,7 @@ from device_kernels import bound, out_of, rejected, run, single
 
 from archive.records import Outcome
 from evolve.devices.cuda.compiler import EMPTY_HEADERS
-from evolve.devices.device import RejectedError
+from evolve.devices.device import RejectedError, Tools
 from evolve.devices.emulated import compiler, source
 from evolve.devices.emulated.device import EmulatedDevice
 from evolve.errors import UserError
@@ -29,7 +29,7 @@ def test_its_info_says_that_it_is_emulated(device: EmulatedDevice) -> None:
 
 
 def test_it_has_no_clocks_no_graphs_and_no_sanitizer(device: EmulatedDevice) -> None:
-    assert (device.conditions, device.graph_time, device.sanitizer) == (None, None, None)
+    assert device.tools == Tools()
 
 
 @pytest.mark.parametrize("word", ["thread_local", "__thread"])

@@ -13,7 +13,7 @@ pytest.importorskip("cupy")
 @pytest.fixture(scope="module")
 def device() -> Device:
     found = made("cuda")
-    if found.profiler is None:
+    if found.tools.profiler is None:
         pytest.skip("ncu is not installed")
     return found
 
@@ -23,10 +23,10 @@ N = 1 << 25
 
 def profiled(device: Device, body: str) -> dict[str, float]:
     """The counters of a kernel with one thread per element of `x` and `y`, of 128 MiB each."""
-    assert device.profiler
+    assert device.tools.profiler
     x = torch.rand(N, device="cuda")
     kernel = single(body, "const float* x, float* y", block="[256]", grid=f"[{N // 256}]")
-    counted = device.profiler(bound(kernel, {"x": x, "y": x}), {"x": x}, {"y": x.nbytes}, 90.0)
+    counted = device.tools.profiler(bound(kernel, {"x": x, "y": x}), {"x": x}, {"y": x.nbytes}, 90.0)
     if counted.lasting:
         pytest.skip(counted.fault)
     assert not counted.fault
@@ -66,10 +66,10 @@ def test_every_counter_is_known_on_this_gpu(device: Device) -> None:
 
 @pytest.mark.gpu
 def test_several_launches_are_one_set_of_counters(device: Device) -> None:
-    assert device.profiler
+    assert device.tools.profiler
     x = torch.rand(32, device="cuda")
     skipped, whole = (
-        device.profiler(bound(PAIR, {"x": x, "y": x}, {"n": n}), {"x": x}, {"y": 128}, 90.0) for n in (1, 2)
+        device.tools.profiler(bound(PAIR, {"x": x, "y": x}, {"n": n}), {"x": x}, {"y": 128}, 90.0) for n in (1, 2)
     )
     assert [skipped.fault, whole.fault] == ["", ""]
     requests = [dict(counted.counters)[counters.STORE_REQUESTS.name] for counted in (skipped, whole)]
@@ -78,8 +78,8 @@ def test_several_launches_are_one_set_of_counters(device: Device) -> None:
 
 @pytest.mark.gpu
 def test_an_endless_kernel_is_ended_and_leaves_a_gpu_that_works(device: Device) -> None:
-    assert device.profiler
+    assert device.tools.profiler
     x = torch.rand(32, device="cuda")
     endless = single("while (((volatile float*)x)[0] < 2.f) {}\ny[0] = 1;", "const float* x, float* y")
-    assert device.profiler(bound(endless, {"x": x, "y": x}), {"x": x}, {"y": 128}, 8.0).fault
+    assert device.tools.profiler(bound(endless, {"x": x, "y": x}), {"x": x}, {"y": 128}, 8.0).fault
     assert profiled(device, NEIGHBOURS)

@@ -132,16 +132,16 @@ def test_inputs_of_every_type_are_packed(dtype: torch.dtype) -> None:
 @pytest.fixture(scope="module")
 def device() -> Device:
     found = made("cuda")
-    if found.sanitizer is None:
+    if found.tools.sanitizer is None:
         pytest.skip("compute-sanitizer is not installed")
     return found
 
 
 def sanitized(device: Device, kernel: str) -> Mapping[str, int | None]:
     """The errors that each tool finds on 32 floats `x` and `y`."""
-    assert device.sanitizer
+    assert device.tools.sanitizer
     x = torch.rand(32, device="cuda")
-    said = device.sanitizer(bound(kernel, {"x": x, "y": x}), {"x": x}, {"y": 128}, 120.0)
+    said = device.tools.sanitizer(bound(kernel, {"x": x, "y": x}), {"x": x}, {"y": 128}, 120.0)
     for one in said:
         assert one.errors is not None, one.report
     return {one.tool: one.errors for one in said if one.errors}
@@ -202,9 +202,9 @@ def test_a_barrier_that_half_a_warp_skips_is_found(device: Device) -> None:
 
 @pytest.mark.gpu
 def test_a_kernel_that_takes_too_long_proves_nothing(device: Device) -> None:
-    assert device.sanitizer
+    assert device.tools.sanitizer
     x = torch.rand(32, device="cuda")
     kernel = bound(single("while (((volatile float*)x)[0] < 2.f) {}\ny[0] = 1;", ARGUMENTS), {"x": x, "y": x})
-    said = device.sanitizer(kernel, {"x": x}, {"y": 128}, 8.0)
+    said = device.tools.sanitizer(kernel, {"x": x}, {"y": 128}, 8.0)
     assert [one.errors for one in said] == [None] * 4
     assert "took more than 8 s" in said[0].report

@@ -1,6 +1,6 @@
-"""Profiles through real workers, whose emulated device is given a scripted profiler: it does what a kernel's note says.
+"""Profiles through real workers. Their emulated device gets a profiler that does what a kernel's note says.
 
-The script is Python's own hook for things to do at every start; workers inherit the way to it.
+The profiler comes from a `sitecustomize.py`, which Python imports at every start.
 """
 
 import os
@@ -24,7 +24,7 @@ TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
 HERE, THERE = "n=4096 float32", "n=4096 bfloat16"
 SCRIPT = """
 import os, signal, subprocess, time
-from evolve import wiring
+from evolve.devices import choose
 
 def profiler(bound, inputs, outputs, seconds):
     from evolve.devices.device import Counted
@@ -38,14 +38,15 @@ def profiler(bound, inputs, outputs, seconds):
         return Counted(fault=note, lasting=note == "is refused")
     return Counted((("bytes", float(inputs["x"].nbytes)), ("process", float(os.getpid()))))
 
-made = wiring.device
+made = choose.make
 
 def device(*arguments, **options):
+    from evolve.devices.device import Tools
     found = made(*arguments, **options)
-    found.profiler = profiler
+    found.tools = Tools(profiler=profiler)
     return found
 
-wiring.device = device
+choose.make = device
 """
 DEADLINES = {"compile": 60.0, "run": 20.0, "check": 20.0, "time": 10.0, "baseline": 240.0, "profile": 1.0}
 
@@ -87,7 +88,7 @@ def test_evaluations_and_profiles_take_turns_in_one_worker(engine: LocalEngine) 
         assert dict(found.counters)["process"] == engine._pool.workers[0].pid
 
 
-def test_a_worker_that_dies_is_replaced_and_there_is_no_profile(engine: LocalEngine) -> None:
+def test_a_worker_that_ends_while_profiling_is_replaced_and_there_is_no_profile(engine: LocalEngine) -> None:
     before = engine._pool.workers[0].number
     assert engine.profile(noted("dies"), TWICE, HERE) is None
     assert "ended by SIGKILL in profile" in engine.unprofiled
@@ -95,19 +96,19 @@ def test_a_worker_that_dies_is_replaced_and_there_is_no_profile(engine: LocalEng
     assert engine.profile(noted("counts"), TWICE, HERE)
 
 
-def test_a_worker_that_hangs_is_ended_with_what_it_started_and_there_is_no_profile(
+def test_a_worker_that_hangs_while_profiling_is_ended_with_its_children_and_there_is_no_profile(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert engine.profile(noted("counts"), TWICE, HERE)
     (worker,) = engine._pool.workers
     started, below, step = time.monotonic(), set[int](), engine._step
 
-    def looking() -> list[Evaluation]:
+    def recording() -> list[Evaluation]:
         below.update(descendants(worker.pid))
         return step()
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "_step", looking)
+        patch.setattr(engine, "_step", recording)
         assert engine.profile(noted("hangs"), TWICE, HERE) is None
     assert engine.unprofiled == "profiling took more than 1 s"
     assert time.monotonic() - started < 30
@@ -126,7 +127,7 @@ def test_a_worker_that_hangs_is_ended_with_what_it_started_and_there_is_no_profi
     ],
     ids=["the profiler fails", "a malformed kernel", "an unknown workload"],
 )
-def test_whatever_goes_wrong_for_a_kernel_is_no_profile_and_a_reason(
+def test_a_failed_profile_has_a_reason_and_the_next_one_succeeds(
     engine: LocalEngine, kernel: Kernel, workload: str, reason: str
 ) -> None:
     assert engine.profile(kernel, TWICE, workload) is None
@@ -134,19 +135,19 @@ def test_whatever_goes_wrong_for_a_kernel_is_no_profile_and_a_reason(
     assert engine.profile(noted("counts"), TWICE, HERE)
 
 
-def test_an_op_that_nobody_knows_is_the_users_fault(engine: LocalEngine) -> None:
-    with pytest.raises(UserError, match="nobody_knows"):
-        engine.profile(noted("counts"), "nobody_knows", HERE)
+def test_profiling_an_unknown_op_is_an_error(engine: LocalEngine) -> None:
+    with pytest.raises(UserError, match="no_such_op"):
+        engine.profile(noted("counts"), "no_such_op", HERE)
 
 
-def test_what_an_evaluation_left_in_hand_does_not_disturb(engine: LocalEngine) -> None:
-    broken_off = engine.evaluate([Job(noted("counts"), TWICE), Job(bad_kernels.ZEROS, TWICE)])
-    next(broken_off)
+def test_an_abandoned_evaluation_does_not_disturb_a_profile(engine: LocalEngine) -> None:
+    abandoned = engine.evaluate([Job(noted("counts"), TWICE), Job(bad_kernels.ZEROS, TWICE)])
+    next(abandoned)
     assert engine.profile(noted("counts"), TWICE, HERE)
-    assert list(broken_off) == []
+    assert list(abandoned) == []
 
 
-def test_a_device_that_refuses_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profiler_that_refuses_for_good_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     (tmp_path / "sitecustomize.py").write_text(SCRIPT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -163,7 +164,7 @@ def test_a_device_that_refuses_is_asked_once(tmp_path: Path, monkeypatch: pytest
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LocalEngine, list[str]]]:
-    """An engine, and the kernels that its worker was asked to profile."""
+    """An engine, and the ids of the kernels that its worker was asked to profile."""
     kernels: list[str] = []
     (tmp_path / "sitecustomize.py").write_text(SCRIPT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -172,7 +173,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Loc
     made.close()
 
 
-def test_what_came_to_nothing_is_not_tried_again(asked: tuple[LocalEngine, list[str]]) -> None:
+def test_a_failed_profile_is_not_tried_again(asked: tuple[LocalEngine, list[str]]) -> None:
     engine, kernels = asked
     assert engine.profile(noted("fails"), TWICE, HERE) is None
     assert engine.profile(noted("counts"), TWICE, HERE)
@@ -184,7 +185,7 @@ def test_what_came_to_nothing_is_not_tried_again(asked: tuple[LocalEngine, list[
     assert engine.unprofiled == ""
 
 
-def test_a_profiler_that_fails_for_one_kernel_after_the_other_is_given_up(asked: tuple[LocalEngine, list[str]]) -> None:
+def test_a_profiler_that_fails_for_several_kernels_in_a_row_is_given_up(asked: tuple[LocalEngine, list[str]]) -> None:
     engine, kernels = asked
     for threads in (64, 128, 256):
         assert engine.profile(noted("fails").with_knobs({"THREADS": threads}), TWICE, HERE) is None
@@ -205,11 +206,11 @@ def test_the_emulated_device_has_no_profiler_and_compilers_are_not_asked() -> No
 
 
 @pytest.mark.gpu
-def test_a_gpu_worker_counts_from_within_its_sandbox_whatever_kernels_do() -> None:
+def test_a_gpu_worker_profiles_inside_its_sandbox_also_after_a_crash() -> None:
     made = LocalEngine("cuda", 1, compilers=1)
     try:
         found = made.profile(bad_kernels.twice_kernel(), TWICE, "n=1048576 float32")
-        if found is None and made._profiled.lasting:
+        if found is None and made._last_profile.lasting:
             pytest.skip(made.unprofiled)
         assert found, made.unprofiled
         assert dict(found.counters)[DRAM_READ.name] == pytest.approx(4 << 20, rel=0.1)

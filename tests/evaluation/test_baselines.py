@@ -13,7 +13,8 @@ from scripted_device import INFO, OP, ScriptedDevice
 
 from evolve.devices.device import Device
 from evolve.evaluation import baselines
-from evolve.evaluation.baselines import AUTOTUNE, COMPILE, EAGER, Call, Shelf
+from evolve.devices.policy import AUTOTUNE, COMPILE, EAGER
+from evolve.evaluation.baselines import Call, Shelf
 from evolve.evaluation.evaluate import Evaluator
 from reference_ops.op import Op, Workload
 

@@ -78,7 +78,7 @@ def test_a_write_far_behind_all_buffers_or_to_one_of_no_use_is_seen(poison: int)
     assert not bool(arena.strayed())
     end = max(buffer.behind.data_ptr() + len(buffer.behind) for buffer in (*buffers, unused))
     memory = arena._memory
-    memory[end - memory.data_ptr() + SPARE_BYTES["cpu"] - 600] = 7
+    memory[end - memory.data_ptr() + SPARE_BYTES - 600] = 7
     assert bool(arena.strayed())
 
 

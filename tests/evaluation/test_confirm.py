@@ -8,7 +8,7 @@ import torch
 from scripted_device import OP, ScriptedDevice, program
 
 from archive.records import Duel, Outcome, Sanitized
-from evolve.devices.device import RejectedError
+from evolve.devices.device import RejectedError, Tools
 from evolve.evaluation.baselines import Baselines
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
@@ -99,7 +99,7 @@ def test_what_a_kernel_leaves_between_buffers_in_a_duel_is_seen() -> None:
 
 
 def said(errors: int | None) -> ScriptedDevice:
-    return ScriptedDevice(sanitizer=lambda *_args: (Sanitized("racecheck", errors, "words"),))
+    return ScriptedDevice(tools=Tools(sanitizer=lambda *_args: (Sanitized("racecheck", errors, "words"),)))
 
 
 def test_an_error_of_the_sanitizer_makes_a_kernel_unsafe() -> None:

@@ -12,9 +12,9 @@ from scripted_device import INFO, OP, WORKLOAD, ScriptedDevice
 from archive.binding import Bound
 from archive.kernel import Kernel, parse
 from archive.records import Outcome
-from evolve.devices.device import Counted, RejectedError
-from evolve.engines.messages import ProfileResult
+from evolve.devices.device import Counted, Profiler, RejectedError, Tools
 from evolve.evaluation.profile import profiled
+from evolve.evaluation.requests import ProfileResult
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -29,19 +29,23 @@ def described(bound: Bound, inputs: Tensors, outputs: Mapping[str, int], seconds
 KERNEL = bad_kernels.twice_kernel()
 
 
+def profiling(profiler: Profiler) -> ScriptedDevice:
+    return ScriptedDevice(tools=Tools(profiler=profiler))
+
+
 def answer(device: ScriptedDevice, kernel: Kernel = KERNEL, workload: str = WORKLOAD.key) -> ProfileResult:
     return profiled(kernel, OP, workload, device, lambda _phase: None)
 
 
 def test_a_profile_is_of_one_kernel_at_one_workload_on_one_device() -> None:
-    found = answer(ScriptedDevice(profiler=described)).profile
+    found = answer(profiling(described)).profile
     assert found
     assert (found.kernel_id, found.op, found.device, found.workload) == (KERNEL.id, "twice", INFO.key, WORKLOAD.key)
     assert found.created == pytest.approx(time.time(), abs=60)
 
 
 def test_it_runs_at_the_workloads_sizes_on_drawn_inputs() -> None:
-    found = answer(ScriptedDevice(profiler=described)).profile
+    found = answer(profiling(described)).profile
     assert found
     counted = dict(found.counters)
     assert (counted["in"], counted["out"], counted["blocks"]) == (2**22, 2**22, 2**20 / 128)
@@ -50,7 +54,7 @@ def test_it_runs_at_the_workloads_sizes_on_drawn_inputs() -> None:
 
 def test_the_phase_is_told_before_anything_is_compiled() -> None:
     told: list[str] = []
-    device = ScriptedDevice(profiler=lambda *_: Counted((("phases", len(told)),)))
+    device = profiling(lambda *_: Counted((("phases", len(told)),)))
     found = profiled(KERNEL, OP, WORKLOAD.key, device, told.append).profile
     assert told == ["profile"]
     assert found
@@ -66,7 +70,7 @@ def test_a_device_without_a_profiler_has_no_profile_of_any_kernel() -> None:
 
 @pytest.mark.parametrize("lasting", [True, False])
 def test_why_a_profiler_fails_is_handed_on(lasting: bool) -> None:
-    found = answer(ScriptedDevice(profiler=lambda *_: Counted(fault="not today", lasting=lasting)))
+    found = answer(profiling(lambda *_: Counted(fault="not today", lasting=lasting)))
     assert found == ProfileResult(None, "not today", lasting=lasting)
 
 
@@ -80,7 +84,7 @@ def test_why_a_profiler_fails_is_handed_on(lasting: bool) -> None:
     ids=["malformed", "not accepted", "illegal"],
 )
 def test_a_kernel_that_cannot_be_run_there_is_a_reason_of_its_own(kernel: Kernel, reason: str) -> None:
-    found = answer(ScriptedDevice(profiler=described), kernel)
+    found = answer(profiling(described), kernel)
     assert found.profile is None
     assert reason in found.fault
     assert not found.lasting
@@ -90,17 +94,17 @@ def test_a_kernel_that_does_not_compile_is_a_reason_of_its_own() -> None:
     def refuse(bound: Bound, inputs: Tensors, outputs: Mapping[str, int], seconds: float) -> Counted:
         raise RejectedError(Outcome.COMPILE_ERROR, "kernel.cu(3): error: expected a `;`")
 
-    found = answer(ScriptedDevice(profiler=refuse))
+    found = answer(profiling(refuse))
     assert found.fault == f"{WORKLOAD.key}: compile error: kernel.cu(3): error: expected a `;`"
 
 
 def test_a_workload_that_the_op_does_not_have_is_named() -> None:
-    assert "no workload `n=3 float32`" in answer(ScriptedDevice(profiler=described), workload="n=3 float32").fault
+    assert "no workload `n=3 float32`" in answer(profiling(described), workload="n=3 float32").fault
 
 
 def test_inputs_that_are_too_large_to_hand_over_are_a_reason_of_their_own() -> None:
     large = replace(WORKLOAD, dims=(("n", 2**29),))
     op = replace(OP, gpu=(*OP.gpu, large), emulated=(*OP.emulated, large))
-    found = profiled(KERNEL, op, large.key, ScriptedDevice(profiler=described), lambda _phase: None)
+    found = profiled(KERNEL, op, large.key, profiling(described), lambda _phase: None)
     assert found.profile is None
     assert "2.1 GB of inputs" in found.fault

@@ -9,8 +9,8 @@ import bad_kernels
 import torch
 
 from archive.binding import Bound, bind
-from archive.records import Conditions, DeviceInfo, Resources, Traits
-from evolve.devices.device import GraphTime, Profiler, Program, Sanitizer
+from archive.records import DeviceInfo, Resources, Traits
+from evolve.devices.device import Program, Tools
 from evolve.op_on_device import point
 from reference_ops import catalog
 
@@ -44,10 +44,7 @@ class ScriptedDevice:
     info: DeviceInfo = INFO
     work: Work = twice
     torch_device: str = "cpu"
-    conditions: Conditions | None = None
-    graph_time: GraphTime | None = None
-    sanitizer: Sanitizer | None = None
-    profiler: Profiler | None = None
+    tools: Tools = Tools()
     runs: deque[Mapping[str, torch.Tensor]] = field(default_factory=deque)
 
     def compile(self, bound: Bound) -> Program:

@@ -1,1 +1,68 @@
-"""NVIDIA GPUs through CuPy: NVRTC to cubin, launches, events."""
+"""The cuda device: NVIDIA GPUs through CuPy, from NVRTC to launches and timing."""
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evolve.devices.policy import EVERY_BASELINE, Policy
+
+if TYPE_CHECKING:
+    from archive.binding import Bound
+    from archive.kernel import Kernel
+    from archive.records import DeviceInfo
+    from evolve.devices.device import CompileResult, Device
+
+POLICY = Policy(
+    needs=("PyTorch", "GPU", "NVRTC", "CUDA headers"),
+    torch_device="cuda",
+    times_are_gpu_times=True,
+    times="GPU times",
+    baselines=EVERY_BASELINE,
+    held_out_bytes=2**25,
+    most_compilers=12,
+    no_profiler="NVIDIA's profiler ncu was not found; `evolve doctor` says how to get it",
+    no_sanitizer="compute-sanitizer was not found, so it has not looked for races and stray accesses",
+)
+
+
+def missing() -> str:
+    return "" if find_spec("cupy") and torch_sees_gpu() else "no usable NVIDIA GPU was found"
+
+
+def torch_sees_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def make(known: "DeviceInfo | None", cubins: Path | None) -> "Device":
+    from evolve.devices.cuda.device import CudaDevice
+
+    return CudaDevice(known=known, cubins=cubins)
+
+
+def compiler_for(info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], CompileResult]":
+    from evolve.devices.cuda.compiler import compile_ahead
+
+    return partial(compile_ahead, arch=info.arch, cubins=cubins)
+
+
+def supports(_kernel: "Kernel") -> bool:
+    return True  # only its compiler can tell
+
+
+def preload() -> None:
+    import_module("evolve.devices.cuda.device")
+    preload_nvrtc()
+
+
+def preload_nvrtc() -> None:
+    """Load NVRTC. If that fails, the first compilation reports it."""
+    from evolve.devices.cuda.compiler import nvrtc_version
+
+    with contextlib.suppress(ImportError, RuntimeError):
+        nvrtc_version()

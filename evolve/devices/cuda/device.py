@@ -16,12 +16,12 @@ from cupy_backends.cuda.api.driver import CUDADriverError
 from archive.binding import Bound
 from archive.records import Conditions, DeviceInfo, Outcome, Sanitized
 from evolve.devices import state
-from evolve.devices.cuda import memory, profiler, sanitizer
+from evolve.devices.cuda import POLICY, memory, profiler, sanitizer
 from evolve.devices.cuda.compiler import compile_cubin
 from evolve.devices.cuda.memory import VariableWatch
 from evolve.devices.cuda.profiler import Ncu
 from evolve.devices.cuda.program import CudaProgram
-from evolve.devices.device import Counted, Profiler, Program, RejectedError, Sanitizer
+from evolve.devices.device import Counted, Program, RejectedError, Tools
 
 SUCCESS = 0
 SM_CLOCK, MEMORY_CLOCK, GPU_TEMPERATURE = 1, 2, 0
@@ -153,7 +153,7 @@ class CudaDevice:
     `cubins` a folder in which other processes leave what they have compiled.
     """
 
-    torch_device = "cuda"
+    torch_device = POLICY.torch_device
 
     def __init__(self, known: DeviceInfo | None = None, cubins: Path | None = None) -> None:
         torch.zeros(1, device="cuda")  # makes the primary context that CuPy shares
@@ -185,17 +185,14 @@ class CudaDevice:
         torch.cuda.empty_cache()  # gigabytes that would have to be overwritten before every run
         return measured
 
-    @property
-    def conditions(self) -> Conditions | None:
-        return conditions(runtime.deviceGetPCIBusId(torch.cuda.current_device()))
-
-    @property
-    def sanitizer(self) -> Sanitizer | None:
-        return self._sanitize if sanitizer.command() else None
-
-    @property
-    def profiler(self) -> Profiler | None:
-        return self._profile if self._ncu else None
+    @cached_property
+    def tools(self) -> Tools:
+        return Tools(
+            conditions=_conditions_here,
+            graph_time=self._graph_time,
+            sanitizer=self._sanitize if sanitizer.command() else None,
+            profiler=self._profile if self._ncu else None,
+        )
 
     @cached_property
     def _ncu(self) -> Ncu | None:
@@ -236,7 +233,7 @@ class CudaDevice:
         self._check_unchanged()
         return elapsed_us
 
-    def graph_time(self, calls: Sequence[Callable[[], object]]) -> float | None:
+    def _graph_time(self, calls: Sequence[Callable[[], object]]) -> float | None:
         """The median of several replays of one graph."""
         graph = _captured(calls)
         if graph is None:
@@ -264,6 +261,10 @@ class CudaDevice:
         assert self._ncu  # noqa: S101 - or nobody was given this method
         cubin = compile_cubin(bound, self.info.arch, self._cubins)
         return self._ncu.count(bound, cubin, inputs, outputs, seconds)
+
+
+def _conditions_here() -> Conditions | None:
+    return conditions(runtime.deviceGetPCIBusId(torch.cuda.current_device()))
 
 
 class _Watched:

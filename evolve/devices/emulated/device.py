@@ -17,8 +17,8 @@ import torch
 from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
 from archive.records import DeviceInfo, Outcome, Resources, Traits
 from evolve.devices import state
-from evolve.devices.device import Machined, Program, RejectedError
-from evolve.devices.emulated import compiler
+from evolve.devices.device import CompileResult, Program, RejectedError, Tools
+from evolve.devices.emulated import ARCH, POLICY, compiler
 from evolve.devices.emulated.compiler import WatchedVariable, watched_variables
 
 CValue = ctypes.Array[ctypes.c_char]
@@ -106,7 +106,7 @@ def as_c(value: Value, parameter: Parameter, tensors: Mapping[str, torch.Tensor]
     return ctypes.create_string_buffer(data, len(data))
 
 
-SMS, SHARED_BYTES, ARCH = 4, 232448, "sm_90a"
+SMS, SHARED_BYTES = 4, 232448
 MAX_RESIDENT_BLOCKS, THREADS_PER_SM = 128, 2048
 MESSAGE_BYTES = 1024
 FAILURES = {1: Outcome.LAUNCH_ERROR, 2: Outcome.CRASHED, 3: Outcome.ILLEGAL, 4: Outcome.COMPILE_ERROR}
@@ -115,9 +115,9 @@ FAILURES = {1: Outcome.LAUNCH_ERROR, 2: Outcome.CRASHED, 3: Outcome.ILLEGAL, 4: 
 class EmulatedProgram:
     """A kernel as a shared library, unloaded when nobody holds the program any more."""
 
-    def __init__(self, bound: Bound, loaded: "_Loaded", machined: Machined | None) -> None:
+    def __init__(self, bound: Bound, loaded: "_Loaded", compiled: CompileResult | None) -> None:
         self.bound = bound
-        self._machined = machined
+        self._compiled = compiled
         self.resources: tuple[Resources, ...] = ()
         self.log = ""
         self._loaded = loaded
@@ -131,7 +131,7 @@ class EmulatedProgram:
     @property
     def traits(self) -> Traits | None:
         """Of the GPU for which the kernel was compiled besides."""
-        return self._machined.traits if self._machined else None
+        return self._compiled.traits if self._compiled else None
 
     def launch(self, tensors: Mapping[str, torch.Tensor]) -> None:
         for workspace in self.bound.workspace:
@@ -168,10 +168,10 @@ class _Loaded:
 class EmulatedDevice:
     """Proves a kernel's results without a GPU. Its times are CPU times."""
 
-    torch_device = "cpu"
-    conditions = graph_time = sanitizer = profiler = None
+    torch_device = POLICY.torch_device
+    tools = Tools()
 
-    def __init__(self, also_compile: Callable[[Bound], Machined] | None = None) -> None:
+    def __init__(self, also_compile: Callable[[Bound], CompileResult] | None = None) -> None:
         self._also_compile = also_compile
         # Workloads that share all specialised values share their library, for as long as a program holds it.
         self._libraries: weakref.WeakValueDictionary[Hashable, _Loaded] = weakref.WeakValueDictionary()
@@ -191,8 +191,8 @@ class EmulatedDevice:
             raise RejectedError(Outcome.UNSUPPORTED, f"{reserved} are not supported yet")
         for launch in bound.launches:
             _check_resident(launch)
-        machined = self._also_compile(bound) if self._also_compile else None
-        return EmulatedProgram(bound, self._loaded(bound), machined)
+        for_gpu = self._also_compile(bound) if self._also_compile else None
+        return EmulatedProgram(bound, self._loaded(bound), for_gpu)
 
     def _loaded(self, bound: Bound) -> _Loaded:
         entries = tuple((launch.entry, launch.cooperative) for launch in bound.launches)

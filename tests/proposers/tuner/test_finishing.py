@@ -9,9 +9,9 @@ from archive.kernel import Kernel, parse
 from archive.library import shipped
 from archive.proposals import Proposal
 from archive.records import Evaluation, Outcome
+from evolve.devices.choose import supports
 from evolve.proposers.tuner.proposer import FinishingProposer, OfflineProposer, unfinished
 from evolve.request import Candidate, Request
-from evolve.wiring import runs
 from reference_ops import catalog
 
 OP = catalog.load(str(Path(__file__).parents[2] / "samples" / "twice.py"))
@@ -99,7 +99,7 @@ def test_the_model_is_asked_where_nothing_is_left_to_tune() -> None:
 
 def test_what_came_with_the_package_is_finished_already() -> None:
     softmax = catalog.load("softmax")
-    kernel = next(kernel for kernel in shipped("softmax") if kernel.plan.knobs and runs(CPU.kind, kernel))
+    kernel = next(kernel for kernel in shipped("softmax") if kernel.plan.knobs and supports(CPU.kind, kernel))
     workload = softmax.emulated[0].key
     verdict = Evaluation(kernel.id, "softmax", CPU, Outcome.PASSED, "", (measurement(workload, 50.0),))
     asked = Request(softmax, CPU, 8, 3, tried=(Candidate(kernel, verdict),))

@@ -1,0 +1,107 @@
+"""Devices by name: each folder beside this module is one kind of device.
+
+The `__init__.py` of such a folder defines what `DeviceFolder` lists. It imports neither PyTorch nor a compiler at
+its top: commands that only read the archive ask for policies too.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Protocol, cast
+
+import evolve.devices
+from evolve.devices.policy import Policy
+from evolve.errors import UserError
+
+if TYPE_CHECKING:
+    from archive.binding import Bound
+    from archive.kernel import Kernel
+    from archive.records import DeviceInfo
+    from evolve.devices.device import CompileResult, Device
+
+FALLBACK = "emulated"  # where no GPU is found
+UNKNOWN = Policy()
+
+
+class DeviceFolder(Protocol):
+    """What the folder of a device supplies."""
+
+    POLICY: Policy
+
+    def missing(self) -> str:
+        """Return why the device cannot run on this machine, or an empty string."""
+
+    def make(self, known: "DeviceInfo | None", cubins: Path | None) -> "Device":
+        """Return the device. `known` is what an earlier worker measured, `cubins` where compilers leave their work."""
+
+    def compiler_for(self, info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], CompileResult]":
+        """Return a function that compiles without the device; called only if the policy has compilers."""
+
+    def supports(self, kernel: "Kernel") -> bool:
+        """Return False if the source needs something that the device lacks, as far as that shows before compiling."""
+
+    def preload(self) -> None:
+        """Import what workers will need, without touching the device: workers are forked afterwards."""
+
+
+def kinds() -> tuple[str, ...]:
+    """The names of all devices."""
+    return tuple(_folders(tuple(evolve.devices.__path__)))
+
+
+def policy_of(kind: str) -> Policy:
+    """The policy of a device; for a kind without a folder, as in an archive from elsewhere, a cautious default."""
+    folder = _folders(tuple(evolve.devices.__path__)).get(kind)
+    return folder.POLICY if folder else UNKNOWN
+
+
+def device_kind(requested: str = "") -> str:
+    """The requested kind of device; by default a GPU that can be used here, else the emulated device."""
+    if requested:
+        check_kind(requested)
+        if lacking := _folder(requested).missing():
+            raise UserError(lacking, "`evolve doctor` says what is missing")
+        return requested
+    gpus = (kind for kind in kinds() if policy_of(kind).times_are_gpu_times)
+    return next((kind for kind in gpus if not _folder(kind).missing()), FALLBACK)
+
+
+def check_kind(requested: str) -> None:
+    """Raise a UserError unless there is such a device."""
+    if requested not in kinds():
+        raise UserError(f"there is no device `{requested}`", f"choose one of: {', '.join(kinds())}")
+
+
+def missing(kind: str) -> str:
+    return _folder(kind).missing()
+
+
+def make(kind: str, known: "DeviceInfo | None" = None, cubins: Path | None = None) -> "Device":
+    """The device itself; only a worker process needs one."""
+    return _folder(kind).make(known, cubins)
+
+
+def compiler_for(info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], CompileResult]":
+    """A function that compiles for a device of this kind and leaves the result in `cubins` for its worker."""
+    return _folder(info.kind).compiler_for(info, cubins)
+
+
+def supports(kind: str, kernel: "Kernel") -> bool:
+    return _folder(kind).supports(kernel)
+
+
+def preload(kind: str) -> None:
+    _folder(kind).preload()
+
+
+def _folder(kind: str) -> DeviceFolder:
+    check_kind(kind)
+    return _folders(tuple(evolve.devices.__path__))[kind]
+
+
+@cache
+def _folders(path: tuple[str, ...]) -> Mapping[str, DeviceFolder]:
+    names = sorted(module.name for module in iter_modules(path) if module.ispkg)
+    return {name: cast("DeviceFolder", import_module(f"evolve.devices.{name}")) for name in names}
