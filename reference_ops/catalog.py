@@ -6,7 +6,6 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from reference_ops.locators import is_path
 from reference_ops.op import Op, ops_of
 
 PACKAGE = Path(__file__).parent
@@ -19,6 +18,11 @@ _own: dict[str, str] = {}  # the locator by which this process loaded an op of t
 
 class CatalogError(Exception):
     """An op that cannot be found or loaded: what happened, and what to do next."""
+
+
+def is_path(locator: str) -> bool:
+    """Whether a locator names a file or a module's function, and not an op of the catalog."""
+    return any(part in locator for part in (".py", ".json", "/", "\\", ":"))
 
 
 def names() -> list[str]:

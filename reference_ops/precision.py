@@ -1,4 +1,4 @@
-"""What references compute in where PyTorch, left alone, would round 16-bit numbers at every step."""
+"""Precision: torch's dtypes by name, and float32 for references whose 16-bit steps PyTorch would round one by one."""
 
 import functools
 from collections.abc import Callable
@@ -6,14 +6,18 @@ from typing import Any
 
 import torch
 
+from reference_ops.op import DTYPES
+
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
+
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """In float32 at least."""
+    """Return the tensor in float32 at least."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def rounded_once(called: Callable[..., Any]) -> Callable[..., Any]:
-    """What is called, in float32 at least, with its results rounded to the dtype of the tensors that it was given."""
+    """Make a function compute in float32 at least, and round its results to the dtype of its first tensor."""
 
     @functools.wraps(called)
     def computed(*tensors: torch.Tensor, **parameters: float) -> torch.Tensor | tuple[torch.Tensor, ...]:

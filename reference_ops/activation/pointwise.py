@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from reference_ops.op import Number, Op, Tensors, rotated, tensors, workloads
-from reference_ops.values import COMMON
+from reference_ops.op import COMMON, Number, Op, Tensors, rotated, tensors, workloads
 
 Reference = Callable[..., torch.Tensor]
 aten = torch.ops.aten

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from reference_ops.op import Tensors, Tolerance
+from reference_ops.op import OF_PRODUCTS, Tensors, Tolerance
 from reference_ops.precision import wide
-from reference_ops.values import OF_PRODUCTS
 
 aten = torch.ops.aten
 MATH, FLASH, EFFICIENT, CUDNN = range(4)  # what scaled_dot_product_attention chooses among

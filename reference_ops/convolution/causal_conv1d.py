@@ -6,9 +6,8 @@ import torch
 from torch.nn import functional
 
 from reference_ops.convolution._points import SUMS_OF_BATCHES, as_parameters, near_zero_bias, product, same
-from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
+from reference_ops.op import COMMON, OF_PRODUCTS, Op, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import rounded_once
-from reference_ops.values import COMMON, OF_PRODUCTS
 
 
 def causal_conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dilation: int) -> torch.Tensor:

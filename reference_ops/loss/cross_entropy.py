@@ -3,8 +3,7 @@
 import torch
 from torch.nn import functional
 
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
-from reference_ops.values import COMMON
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 IGNORED = -100
 PLAIN = {"ignore_index": IGNORED, "label_smoothing": 0.0}

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
-from reference_ops.values import COMMON
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 aten = torch.ops.aten
 Two = tuple[torch.Tensor, torch.Tensor]

@@ -3,8 +3,7 @@
 import torch
 
 from reference_ops.matrix._drawing import far_below_one, like_weights
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
-from reference_ops.values import OF_PRODUCTS
+from reference_ops.op import OF_PRODUCTS, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 
 def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

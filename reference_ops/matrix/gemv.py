@@ -4,8 +4,7 @@ import torch
 from torch.nn import functional
 
 from reference_ops.matrix._drawing import like_weights
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
-from reference_ops.values import OF_PRODUCTS
+from reference_ops.op import OF_PRODUCTS, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 
 def gemv(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

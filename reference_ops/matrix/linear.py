@@ -6,8 +6,7 @@ import torch
 from torch.nn import functional
 
 from reference_ops.matrix._drawing import like_weights
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
-from reference_ops.values import COMMON
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 
 def gemm_bias_relu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

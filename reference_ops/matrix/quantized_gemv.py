@@ -6,8 +6,7 @@ import torch
 from torch.nn import functional
 
 from reference_ops.matrix._drawing import far_below_one
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
-from reference_ops.values import OF_PRODUCTS
+from reference_ops.op import OF_PRODUCTS, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 LARGEST_INT8, LARGEST_FP8 = 127, 448.0
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 import torch
 
 from reference_ops.movement._repeats import different, draw_repeats, most_repeats
-from reference_ops.op import Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.precision import wide
-from reference_ops.values import COMMON
 
 
 def embedding(weight: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
-from reference_ops.op import Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.precision import wide
-from reference_ops.values import COMMON
 
 
 def gather(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
-from reference_ops.values import COMMON
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 MARGIN = 1 / 64  # of a pixel
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from reference_ops.op import DTYPES, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.precision import TORCH_DTYPES
 
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 SHORT = {"int8": "int8", "float8_e4m3fn": "fp8"}
@@ -38,7 +39,7 @@ def quantise(dtype: str) -> Op:
         limit = torch.full_like(most, largest)  # a tensor, since PyTorch divides by numbers less exactly
         scaled = wide * (limit / most)
         rounded = scaled.round() if dtype == "int8" else scaled
-        return rounded.clamp(-largest, largest).to(DTYPES[dtype]), (most / limit).squeeze(-1)
+        return rounded.clamp(-largest, largest).to(TORCH_DTYPES[dtype]), (most / limit).squeeze(-1)
 
     return Op(
         name=f"quantise_rows_{SHORT[dtype]}",

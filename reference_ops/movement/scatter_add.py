@@ -2,9 +2,8 @@
 
 import torch
 
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
-from reference_ops.values import COMMON
 
 
 def scatter_add(x: torch.Tensor, indices: torch.Tensor, src: torch.Tensor) -> torch.Tensor:

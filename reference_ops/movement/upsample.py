@@ -5,9 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.op import Op, Tolerance, Workload, rotated, tensors, workloads
+from reference_ops.op import COMMON, Op, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.precision import wide
-from reference_ops.values import COMMON
 
 aten = torch.ops.aten
 LARGEST_FACTOR = 5

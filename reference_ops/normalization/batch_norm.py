@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from reference_ops.normalization.layer_norm import VARIED
-from reference_ops.op import Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
-from reference_ops.values import OF_BATCHES
+from reference_ops.op import OF_BATCHES, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 
 aten = torch.ops.aten
 EPS, MOMENTUM = 1e-5, 0.1

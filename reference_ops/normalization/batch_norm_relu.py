@@ -5,8 +5,7 @@ import torch
 from reference_ops.normalization import batch_norm as plain
 from reference_ops.normalization.batch_norm import AWKWARD, CHANNELS, EPS, IMAGES, MOMENTUM, at, emulated, gpu
 from reference_ops.normalization.layer_norm import VARIED
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors
-from reference_ops.values import OF_BATCHES
+from reference_ops.op import OF_BATCHES, Op, Tensors, Tolerance, rotated, tensors
 
 aten = torch.ops.aten
 

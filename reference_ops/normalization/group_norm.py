@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from reference_ops.inputs import few_bits
 from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
-from reference_ops.values import few_bits
 
 aten = torch.ops.aten
 EPS = 1e-5

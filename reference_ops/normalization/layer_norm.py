@@ -3,8 +3,7 @@
 import torch
 
 from reference_ops.normalization.rms_norm import AWKWARD, is_many
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
-from reference_ops.values import COMMON
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 aten = torch.ops.aten
 EPS = 1e-5

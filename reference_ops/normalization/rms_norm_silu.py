@@ -4,8 +4,7 @@ import torch
 from torch.nn import functional
 
 from reference_ops.normalization.rms_norm import AWKWARD, is_many, longest_sum
-from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
-from reference_ops.values import COMMON
+from reference_ops.op import COMMON, Op, Tolerance, rotated, tensors, workloads
 
 
 def rms_norm_silu(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -2,8 +2,7 @@
 
 import torch
 
-from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
-from reference_ops.values import OF_PRODUCTS
+from reference_ops.op import OF_PRODUCTS, Op, Tolerance, rotated, tensors, workloads
 
 
 def clip_grad_norm(grad: torch.Tensor, max_norm: float) -> tuple[torch.Tensor, torch.Tensor]:

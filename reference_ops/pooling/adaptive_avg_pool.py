@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from reference_ops.op import Op, Tolerance, Workload, rotated, tensors, workloads
+from reference_ops.op import COMMON, Op, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.pooling._windows import (
     AXES,
     as_given,
@@ -19,7 +19,6 @@ from reference_ops.pooling._windows import (
     volume,
 )
 from reference_ops.precision import wide
-from reference_ops.values import COMMON
 
 ALL = "bfloat16 float32 float16"
 GPU: dict[int, tuple[Workload, ...]] = {

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.op import Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.pooling._windows import (
     AXES,
     at,
@@ -18,7 +18,6 @@ from reference_ops.pooling._windows import (
     volume,
 )
 from reference_ops.precision import wide
-from reference_ops.values import COMMON
 
 ALL = "bfloat16 float32 float16"
 GPU: dict[int, tuple[Workload, ...]] = {

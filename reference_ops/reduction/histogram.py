@@ -2,8 +2,7 @@
 
 import torch
 
-from reference_ops.op import Op, Tensors, rotated, tensors, workloads
-from reference_ops.values import COMMON
+from reference_ops.op import COMMON, Op, Tensors, rotated, tensors, workloads
 
 
 def histogram(x: torch.Tensor, bins: int) -> torch.Tensor:

@@ -3,9 +3,8 @@
 import torch
 from torch.nn import functional
 
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
-from reference_ops.values import COMMON
 
 DOWN = 2.0**-6
 EPS = 1e-12  # PyTorch's, below which a row counts as zero

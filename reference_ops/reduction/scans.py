@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
-from reference_ops.values import COMMON
 
 DOWN = 2.0**-9  # a power of two, so that integers stay exact
 SPREAD = 1.0  # of a product over a whole row, as the standard deviation of its logarithm

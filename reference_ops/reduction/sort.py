@@ -2,8 +2,7 @@
 
 import torch
 
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
-from reference_ops.values import COMMON
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 
 def sort(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

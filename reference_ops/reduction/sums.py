@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
-from reference_ops.values import COMMON
+from reference_ops.op import COMMON, Op, Tolerance, rotated, tensors, workloads
 
 
 def sum_of_rows(x: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,7 @@
 
 import torch
 
-from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
-from reference_ops.values import COMMON
+from reference_ops.op import COMMON, Op, Tolerance, rotated, tensors, workloads
 
 
 def topk(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

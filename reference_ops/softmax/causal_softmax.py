@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 import torch
 
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.softmax.masked_softmax import at, masked_softmax_backward, scaled_as_called
 from reference_ops.softmax.softmax import OF_GRADIENTS
-from reference_ops.values import COMMON
 
 
 def causal_softmax(x: torch.Tensor, scale: float) -> torch.Tensor:

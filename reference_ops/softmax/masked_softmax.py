@@ -2,10 +2,9 @@
 
 import torch
 
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 from reference_ops.softmax.softmax import OF_GRADIENTS, as_forward_left, backward_as_called
-from reference_ops.values import COMMON
 
 
 def masked_softmax(x: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:

@@ -2,9 +2,8 @@
 
 import torch
 
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
-from reference_ops.values import COMMON
 
 # What is common to the gradients of a row cancels, as all of a constant one does, and leaves the rounding of a sum.
 # Tiny ones, multiplied by a probability, are less than the least number of float16.

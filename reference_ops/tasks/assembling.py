@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from reference_ops.op import DTYPES, Number, Op, TensorSpec, Workload
+from reference_ops.inputs import inputs_at
+from reference_ops.op import COMMON, NORMAL, Number, Op, TensorSpec, Workload
+from reference_ops.precision import TORCH_DTYPES
 from reference_ops.tasks.calling import reference_of
 from reference_ops.tasks.drawing import drawing
 from reference_ops.tasks.errors import TaskError
@@ -16,12 +18,11 @@ from reference_ops.tasks.inert import without_inert
 from reference_ops.tasks.naming import identifier, named_dims
 from reference_ops.tasks.smaller import Smaller
 from reference_ops.tasks.tracing import Fact, Traced, shapes_of
-from reference_ops.values import COMMON, NORMAL
 
 INERT_SHOWN = 5
 MOST_TRIED = 1_000_000_000  # operations, of a call that finds out which inputs a task stands
 SOUND = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3, torch.float64: 1e-9}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def sound(op: Op, workload: Workload, values: str) -> bool:
     """Whether PyTorch's results on such inputs are finite and close to the truth."""
     try:
         with torch.no_grad():
-            inputs = op.inputs_at(workload, 0, "cpu", values)
+            inputs = inputs_at(op, workload, 0, "cpu", values)
             theirs, expected = op.call(inputs, workload), op.call_in_float64(inputs, workload)
     except Exception:  # noqa: BLE001 - what the task does not stand
         return False

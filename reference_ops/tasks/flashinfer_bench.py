@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from reference_ops.op import DTYPES, Number, Op, Tensors, TensorSpec, Workload
+from reference_ops.op import COMMON, DTYPES, NORMAL, Number, Op, Tensors, TensorSpec, Workload
+from reference_ops.precision import TORCH_DTYPES
 from reference_ops.tasks.assembling import sound
 from reference_ops.tasks.calling import Doubled
 from reference_ops.tasks.errors import TaskError
 from reference_ops.tasks.naming import identifier
 from reference_ops.tasks.smaller import MOST_ELEMENTS, MOST_OUTPUTS
 from reference_ops.tasks.source import run_text
-from reference_ops.values import COMMON, NORMAL
 
 MOST, SMALL = 6, 4
 FP8_LIMIT = 2.0
@@ -226,4 +226,4 @@ def stored(path: Path, key: str) -> torch.Tensor:
         begin, end = header[key]["data_offsets"]
         file.seek(8 + length + begin)
         numbers = bytearray(file.read(end - begin))
-    return torch.frombuffer(numbers, dtype=DTYPES[STORED[header[key]["dtype"]]]).reshape(header[key]["shape"])
+    return torch.frombuffer(numbers, dtype=TORCH_DTYPES[STORED[header[key]["dtype"]]]).reshape(header[key]["shape"])

@@ -5,6 +5,7 @@ import torch
 
 from reference_ops import catalog
 from reference_ops.attention import decode_attention
+from reference_ops.inputs import inputs_at
 from reference_ops.loss import ctc_loss
 from reference_ops.op import Workload
 from reference_ops.recurrent._shared import in_time
@@ -22,7 +23,7 @@ def unevenness(log_probs: torch.Tensor, frames: int) -> float:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_people_speak_at_an_uneven_pace(seed: int) -> None:
-    inputs = catalog.load("ctc_loss").inputs_at(SPEECH, seed, "cpu")
+    inputs = inputs_at(catalog.load("ctc_loss"), SPEECH, seed, "cpu")
     lengths = inputs["input_lengths"].tolist()
     found = [unevenness(inputs["log_probs"][:, sample], frames) for sample, frames in enumerate(lengths)]
     assert torch.tensor(found).median() > 0.15
@@ -30,14 +31,14 @@ def test_people_speak_at_an_uneven_pace(seed: int) -> None:
 
 def test_weights_of_8_bits_are_drawn_down_to_the_least() -> None:
     op = catalog.load("int8_gemv")
-    weight = op.inputs_at(op.emulated[0], 1, "cpu")["weight"]
+    weight = inputs_at(op, op.emulated[0], 1, "cpu")["weight"]
     assert (int(weight.min()), int(weight.max())) == (-128, 127)
 
 
 def test_nobody_knows_which_lengths_of_a_cache_go_together_and_their_sum_is_what_the_cost_model_says() -> None:
     op, batch, keys = catalog.load("decode_attention"), 9, 100
     workload = Workload("float32", tuple(decode_attention.at(batch, 2, 2, keys, 8).items()))
-    drawn = [op.inputs_at(workload, seed, "cpu")["lengths"] for seed in range(5)]
+    drawn = [inputs_at(op, workload, seed, "cpu")["lengths"] for seed in range(5)]
     assert all(int(lengths.sum()) == decode_attention.cached_keys(dict(workload.dims)) for lengths in drawn)
     assert all(1 <= lengths.min() <= lengths.max() <= keys for lengths in drawn)
     partners = [(lengths[0] + lengths[1:] == keys + 1).nonzero().flatten().tolist() for lengths in drawn]
@@ -48,7 +49,7 @@ def test_nobody_knows_which_lengths_of_a_cache_go_together_and_their_sum_is_what
 @pytest.mark.parametrize("steps", [100, 256])
 def test_what_a_sequence_ends_with_does_not_come_of_its_last_steps_alone(name: str, steps: int) -> None:
     op, workload = catalog.load(name), Workload("float32", tuple(in_time(steps, 4, 64, 64).items()))
-    inputs = op.inputs_at(workload, 1, "cpu")
+    inputs = inputs_at(op, workload, 1, "cpu")
     piece = {spec: values * (spec not in {"h0", "c0"}) for spec, values in inputs.items()} | {"x": inputs["x"][-32:]}
     whole, cut = op.call(inputs, workload)[0][-1], op.call(piece, workload)[0][-1]
     assert float((whole - cut).square().mean() / whole.square().mean()) > 4 * torch.finfo(torch.bfloat16).eps ** 2
@@ -57,7 +58,7 @@ def test_what_a_sequence_ends_with_does_not_come_of_its_last_steps_alone(name: s
 @pytest.mark.parametrize("name", ["lstm_backward", "gru_backward", "rnn_tanh_backward"])
 def test_how_a_sequence_ends_still_tells_on_the_gradient_of_its_beginning(name: str) -> None:
     op, workload = catalog.load(name), Workload("float32", tuple(in_time(100, 4, 32, 32).items()))
-    inputs = op.inputs_at(workload, 1, "cpu")
+    inputs = inputs_at(op, workload, 1, "cpu")
     inputs["grad_out"][:-32] = 0
     found = {spec.name: gradient for spec, gradient in zip(op.outputs, op.call(inputs, workload), strict=True)}
     assert max(float(found[name].abs().max()) for name in found.keys() & {"grad_h0", "grad_c0"}) > 0.05
@@ -72,13 +73,13 @@ def test_gradients_are_clipped_at_some_sizes_and_left_alone_at_others_where_they
 
 def clips(workload: Workload) -> bool:
     op = catalog.load("clip_grad_norm")
-    _, norm = op.call(op.inputs_at(workload, 1, "cpu"), workload)
+    _, norm = op.call(inputs_at(op, workload, 1, "cpu"), workload)
     return float(norm) > dict(workload.parameters)["max_norm"]
 
 
 def test_a_group_that_is_all_one_number_has_no_variance_however_it_is_added_up() -> None:
     op = catalog.load("group_norm")
-    groups = op.inputs_at(op.emulated[0], 0, "cpu", "constant")["x"].reshape(4, 16, -1)
+    groups = inputs_at(op, op.emulated[0], 0, "cpu", "constant")["x"].reshape(4, 16, -1)
     assert len(groups.unique()) > 8
     assert groups.flatten(0, 1).unique(dim=1).shape[1] == 1
     one_after_another = torch.zeros(4, 16)

@@ -11,6 +11,7 @@ from evolve.evaluation.op_check import blind_spots
 from evolve.proposers.llm.questions import reference_source
 from reference_ops import catalog
 from reference_ops.catalog import CatalogError
+from reference_ops.inputs import inputs_at
 from reference_ops.op import Op
 from reference_ops.tasks.flashinfer_bench import stored
 from reference_ops.tasks.naming import identifier, named_dims
@@ -73,7 +74,7 @@ def test_a_problem_keeps_its_own_size_and_gets_smaller_ones_to_check() -> None:
 def test_what_the_shapes_do_not_show_stays_as_it_is() -> None:
     masked = op(MASKED)
     for workload in masked.emulated:  # dim = 1 may not become another
-        inputs = masked.inputs_at(workload, 0, "cpu")
+        inputs = inputs_at(masked, workload, 0, "cpu")
         assert torch.equal(masked.call(inputs, workload)[0], (inputs["x"] * inputs["mask"]).sum(1))
 
 
@@ -88,7 +89,7 @@ def test_weights_are_inputs_and_what_cannot_matter_is_not() -> None:
 def test_a_module_in_training_mode_leaves_its_inputs_and_itself_alone() -> None:
     block = op(BLOCK)
     workload = block.emulated[0]
-    inputs = block.inputs_at(workload, 3, "cpu")
+    inputs = inputs_at(block, workload, 3, "cpu")
     kept = {name: tensor.clone() for name, tensor in inputs.items()}
     first, second = block.call(inputs, workload), block.call(inputs, workload)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -101,7 +102,7 @@ def test_a_module_in_training_mode_leaves_its_inputs_and_itself_alone() -> None:
 def test_weights_are_drawn_like_those_the_module_begins_with() -> None:
     block = op(BLOCK)
     workload = block.emulated[0]
-    inputs = block.inputs_at(workload, 5, "cpu", "large")
+    inputs = inputs_at(block, workload, 5, "cpu", "large")
     features = inputs["x"].shape[1]
     assert inputs["linear_weight"].std().item() == pytest.approx((3 * features) ** -0.5, rel=0.2)
     assert 0.8 <= inputs["norm_weight"].min() < inputs["norm_weight"].max() <= 1.2
@@ -111,8 +112,8 @@ def test_weights_are_drawn_like_those_the_module_begins_with() -> None:
 def test_inputs_that_only_the_task_can_draw_are_drawn_by_it() -> None:
     masked = op(MASKED)
     for values in ("normal", *masked.values):
-        assert set(masked.inputs_at(masked.emulated[0], 1, "cpu", values)["mask"].flatten().tolist()) == {False, True}
-    once, again = (masked.inputs_at(masked.emulated[0], 7, "cpu") for _ in range(2))
+        assert set(inputs_at(masked, masked.emulated[0], 1, "cpu", values)["mask"].flatten().tolist()) == {False, True}
+    once, again = (inputs_at(masked, masked.emulated[0], 7, "cpu") for _ in range(2))
     assert all(torch.equal(once[name], again[name]) for name in once)
 
 
@@ -121,7 +122,7 @@ def test_loading_leaves_the_random_numbers_of_others_alone() -> None:
     expected = torch.rand(3)
     torch.manual_seed(5)
     loaded = op(BLOCK)
-    loaded.inputs_at(loaded.emulated[0], 0, "cpu")
+    inputs_at(loaded, loaded.emulated[0], 0, "cpu")
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -129,7 +130,7 @@ def test_what_a_forward_draws_comes_in_from_outside() -> None:
     recurrent = op(RECURRENT)
     workload = recurrent.emulated[0]
     assert [spec.name for spec in recurrent.inputs][:2] == ["x", "randn_0"]
-    inputs = recurrent.inputs_at(workload, 0, "cpu")
+    inputs = inputs_at(recurrent, workload, 0, "cpu")
     assert torch.equal(*(recurrent.call(inputs, workload)[0] for _ in range(2)))
     other = {**inputs, "randn_0": inputs["randn_0"] + 1}
     assert not torch.equal(recurrent.call(inputs, workload)[0], recurrent.call(other, workload)[0])
@@ -169,7 +170,7 @@ def test_a_folder_of_robust_kbench_has_all_its_settings() -> None:
 
 def test_a_gradient_is_that_of_autograd() -> None:
     backward = op(RMS / "func_backward.py")
-    inputs = backward.inputs_at(backward.emulated[0], 0, "cpu")
+    inputs = inputs_at(backward, backward.emulated[0], 0, "cpu")
     x, weight = (inputs[name].clone().requires_grad_() for name in ("x", "weight"))
     out = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
     wanted = torch.autograd.grad(out, (x, weight), inputs["grad_out"])

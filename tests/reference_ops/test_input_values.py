@@ -5,7 +5,7 @@ import torch
 from each import each
 
 from reference_ops.inputs import DRAWS, LARGEST_INTEGER, fill
-from reference_ops.op import COMMON, EXACT, NORMAL
+from reference_ops.op import COMMON, DISTRIBUTIONS, EXACT, NORMAL
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 SHAPES = [(1,), (5,), (1, 1), (3, 1, 7), (2, 3, 4, 5)]
@@ -16,6 +16,10 @@ def drawn(values: str, dtype: torch.dtype, shape: tuple[int, ...] = (64, 256), s
     tensor = torch.full(shape, torch.nan, dtype=dtype)
     fill(tensor, values, torch.Generator().manual_seed(seed))
     return tensor
+
+
+def test_every_distribution_that_an_op_may_name_can_be_drawn() -> None:
+    assert set(DISTRIBUTIONS) == DRAWS.keys()
 
 
 @each({f"{values} {dtype}": (values, dtype) for values in sorted(DRAWS.keys() - {"masked"}) for dtype in FLOATS})

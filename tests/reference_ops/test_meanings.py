@@ -3,6 +3,7 @@
 import torch
 
 from reference_ops import catalog
+from reference_ops.inputs import inputs_at
 from reference_ops.op import Workload
 
 
@@ -23,7 +24,7 @@ def test_topk_takes_the_two_zeros_for_equal() -> None:
 def test_a_causal_convolution_sees_only_the_past() -> None:
     op = catalog.load("causal_conv1d")
     workload = op.emulated[-1]
-    inputs = op.inputs_at(workload, 0, "cpu")
+    inputs = inputs_at(op, workload, 0, "cpu")
     (before,) = op.call(inputs, workload)
     inputs["x"][..., 100:] = 0
     (after,) = op.call(inputs, workload)
@@ -33,7 +34,7 @@ def test_a_causal_convolution_sees_only_the_past() -> None:
 def test_a_dilated_convolution_is_the_sum_it_claims_to_be() -> None:
     op = catalog.load("causal_conv1d")
     workload = next(w for w in op.awkward if dict(w.parameters)["dilation"] == 3 and w.dtype == "float32")
-    x, weight, bias = op.inputs_at(workload, 0, "cpu").values()
+    x, weight, bias = inputs_at(op, workload, 0, "cpu").values()
     padding, length = op.sizes(workload)["padding"], x.shape[-1]
     padded = torch.nn.functional.pad(x, (padding, 0))
     taps = (weight[:, j, None] * padded[..., 3 * j : 3 * j + length] for j in range(weight.shape[1]))
@@ -43,7 +44,7 @@ def test_a_dilated_convolution_is_the_sum_it_claims_to_be() -> None:
 def test_add_rms_norm_is_the_norm_of_the_rounded_sum() -> None:
     op = catalog.load("add_rms_norm")
     workload = next(w for w in op.emulated if w.dtype == "bfloat16")
-    inputs = op.inputs_at(workload, 0, "cpu")
+    inputs = inputs_at(op, workload, 0, "cpu")
     out, summed = op.call(inputs, workload)
     norm = catalog.load("rms_norm")
     assert torch.equal(out, norm.call({"x": summed, "weight": inputs["weight"]}, workload)[0])

@@ -6,11 +6,16 @@ import pytest
 import torch
 
 from reference_ops import catalog
-from reference_ops.op import Op, Workload
-from reference_ops.precision import rounded_once
-from reference_ops.values import EXACT
+from reference_ops.inputs import inputs_at
+from reference_ops.op import DTYPES, EXACT, DType, Op, Workload
+from reference_ops.precision import TORCH_DTYPES, rounded_once
 
 CONVOLUTIONS = [name for name in catalog.names() if catalog.family(name) == "convolution"]
+
+
+def test_sizes_of_dtypes_are_those_of_torch() -> None:
+    sizes = {name: DType(dtype.itemsize, dtype.is_floating_point) for name, dtype in TORCH_DTYPES.items()}
+    assert sizes == DTYPES
 
 
 def test_what_is_rounded_once_is_computed_in_float32_and_no_less() -> None:
@@ -32,7 +37,7 @@ def test_a_convolution_of_small_integers_in_16_bits_is_off_by_its_last_rounding_
     op = catalog.load(name)
     for workload in in_16_bits(op):
         for seed in range(4):
-            inputs = op.inputs_at(workload, seed, "cpu", EXACT)
+            inputs = inputs_at(op, workload, seed, "cpu", EXACT)
             exact = op.call_in_float64(inputs, workload)
             for result, sums in zip(op.call(inputs, workload), exact, strict=True):
                 assert torch.equal(result, sums.to(result.dtype)), (workload, seed)

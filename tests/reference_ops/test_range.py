@@ -5,8 +5,8 @@ import torch
 
 from evolve.evaluation.truth import Truth
 from reference_ops import catalog
-from reference_ops.op import Op, Tensors
-from reference_ops.values import NORMAL
+from reference_ops.inputs import inputs_at
+from reference_ops.op import NORMAL, Op, Tensors
 
 # Recurrent ops draw no faint numbers: gates lie between 0 and 1, biases are added, and gradients fade by themselves.
 IN_TF32 = [op for op in map(catalog.load, catalog.names()) if op.tf32 and catalog.family(op.name) != "recurrent"]
@@ -26,7 +26,7 @@ def rounded(inputs: Tensors, *, half: bool) -> Tensors:
 def faults(op: Op, values: str) -> list[str]:
     """What is found wrong with products of numbers that went through float16, where PyTorch's went through TF32."""
     workload = next(workload for workload in op.emulated if workload.dtype == "float32")
-    inputs = op.inputs_at(workload, SEED, "cpu", values)
+    inputs = inputs_at(op, workload, SEED, "cpu", values)
     theirs, expected = op.call(rounded(inputs, half=False), workload), op.call_in_float64(inputs, workload)
     known = Truth(op, workload, values, SEED, inputs, theirs, expected)
     found = op.call(rounded(inputs, half=True), workload)

@@ -12,7 +12,7 @@ from evolve.devices import state
 from evolve.evaluation import buffers, timing
 from evolve.report import explain
 from evolve.report.explain import MEANINGS, NAMES, WHEN_TIMED, EvaluationStep, explanation, stopped_at
-from reference_ops import values
+from reference_ops.op import DISTRIBUTIONS, MIXED
 
 W = "rows=8 cols=16 float32"
 FAILURES = [outcome for outcome in Outcome if outcome is not Outcome.PASSED]
@@ -147,7 +147,7 @@ def test_the_evaluator_says_of_timed_outputs_what_tells_them_from_checked_ones()
 
 
 def test_every_kind_of_values_is_described() -> None:
-    assert explain.VALUES.keys() == {*values.DRAWS, values.MIXED}
+    assert explain.VALUES.keys() == {*DISTRIBUTIONS, MIXED}
 
 
 def test_every_outcome_has_a_meaning() -> None:

@@ -8,10 +8,11 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils import _python_dispatch
 
-from reference_ops.op import DTYPES, Number, Op, Workload
+from reference_ops.op import Number, Op, Workload
+from reference_ops.precision import TORCH_DTYPES
 
 ALIGNMENT = 16  # bytes; what every kernel may rely on
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 class NoKernelError(Exception):
@@ -87,7 +88,7 @@ def workload_of(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str,
         parameters=tuple((name, type(value)(parameters[name])) for name, value in op.parameters.items()),
     )
     for spec, x in zip(op.inputs, inputs, strict=True):
-        if x.dtype != DTYPES[spec.dtype or workload.dtype] or tuple(x.shape) != _shape(op, workload, spec.name):
+        if x.dtype != TORCH_DTYPES[spec.dtype or workload.dtype] or tuple(x.shape) != _shape(op, workload, spec.name):
             raise NoKernelError(f"`{spec.name}` of {x.dtype}, {tuple(x.shape)}, does not fit: {workload.key}")
     if 0 in sizes.values():
         raise NoKernelError("an input is empty")
@@ -101,7 +102,9 @@ def check_outputs(op: Op, workload: Workload) -> None:
     eight largest of four values.
     """
     metas = {
-        spec.name: torch.empty(op.shape(spec, workload), dtype=DTYPES[spec.dtype or workload.dtype], device="meta")
+        spec.name: torch.empty(
+            op.shape(spec, workload), dtype=TORCH_DTYPES[spec.dtype or workload.dtype], device="meta"
+        )
         for spec in op.inputs
     }
     try:
@@ -113,7 +116,7 @@ def check_outputs(op: Op, workload: Workload) -> None:
         if spec is None or out is None:
             raise NoKernelError(f"the reference gives {len(outputs)} outputs, the op declares {len(op.outputs)}")
         expected = _shape(op, workload, spec.name)
-        if tuple(out.shape) != expected or out.dtype != DTYPES[spec.dtype or workload.dtype]:
+        if tuple(out.shape) != expected or out.dtype != TORCH_DTYPES[spec.dtype or workload.dtype]:
             raise NoKernelError(f"the reference's `{spec.name}` is of {out.dtype}, {tuple(out.shape)}: {workload.key}")
 
 

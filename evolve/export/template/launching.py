@@ -12,7 +12,8 @@ from archive.binding import Bound
 from archive.records import DeviceInfo, Outcome
 from evolve.devices.device import Program, RejectedError
 from evolve.export.template.calls import NoKernelError
-from reference_ops.op import DTYPES, Op, Workload
+from reference_ops.op import Op, Workload
+from reference_ops.precision import TORCH_DTYPES
 
 
 class KernelError(RuntimeError):
@@ -91,7 +92,8 @@ def prepare(op: Op, workload: Workload, bound: Bound, device: torch.device) -> R
         device=device,
         inputs=tuple(spec.name for spec in op.inputs),
         outputs=tuple(
-            Buffer(spec.name, op.shape(spec, workload), DTYPES[spec.dtype or workload.dtype]) for spec in op.outputs
+            Buffer(spec.name, op.shape(spec, workload), TORCH_DTYPES[spec.dtype or workload.dtype])
+            for spec in op.outputs
         ),
-        workspace=tuple(Buffer(w.name, (w.elements,), DTYPES[w.dtype]) for w in bound.workspace),
+        workspace=tuple(Buffer(w.name, (w.elements,), TORCH_DTYPES[w.dtype]) for w in bound.workspace),
     )

@@ -1,9 +1,10 @@
-"""How the inputs of a check are drawn: normal numbers, and what betrays code that is right for those alone.
+"""Inputs for judging a kernel: the distributions they are drawn from, and which rows come from which of them.
 
-Everything happens in place, in the tensor's own dtype and without waiting for the GPU: inputs are drawn for each
-call that is timed.
+Normal numbers alone would pass code that is right for nothing else. Numbers are drawn in place, in the tensor's own
+dtype and without waiting for the GPU, because inputs are drawn for each timed call.
 """
 
+import inspect
 import math
 import random
 from collections.abc import Callable
@@ -12,18 +13,18 @@ from types import EllipsisType
 
 import torch
 
-NORMAL, LARGE, SHIFTED, MIXED, EXACT = "normal", "large", "shifted", "mixed", "integers"
-MOVED = "moved"
-COMMON = ("uniform", "large", "heavy_tail", SHIFTED, "constant", "tiny")  # what any op on real numbers stands
-OF_PRODUCTS = (*COMMON, "faint")  # and what sums of products stand
-OF_BATCHES = (*COMMON, "shifted_columns")  # and what statistics over the first dim stand
+from reference_ops.op import DTYPES, EXACT, LARGE, MIXED, MOVED, NORMAL, SHIFTED, Op, Tensors, TensorSpec, Workload
+from reference_ops.precision import TORCH_DTYPES
+
+SEEDS = 2**31
+LARGE_WEIGHTS = 3  # one seed in this many draws weights from large numbers
 LARGEST_INTEGER = 4  # sums of a few products stay below 256, up to which bfloat16 has every integer
 FARTHEST = 256.0  # the usual distance of a row's centre from zero; an exponential of the lowest underflows
-WIDEST_BITS, FARTHEST_SPREADS = 2.0, 2.0  # of moved numbers: from a quarter to four, and so many of it from zero
+WIDEST_BITS, FARTHEST_SPREADS = 2.0, 2.0  # moved numbers: spread from 1/4 to 4, centre up to so many spreads from zero
 NEAR_ZERO_BITS = 8  # "tiny" begins where squares are about as large as the usual eps, 1e-5 and 1e-6
-PADDING = 0.25  # of constant rows
-CONSTANT_BITS = 6  # squares have twice as many, sums of 4096 of those as many as float32
-FAINT, VAST = 2.0**-30, 2.0**20  # products of two such numbers are still far from float32's ends
+PADDING = 0.25  # share of constant rows that are zero
+CONSTANT_BITS = 6  # squares have twice as many; a sum of 4096 squares as many as float32
+FAINT, VAST = 2.0**-30, 2.0**20  # products of two such numbers are still far from float32's limits
 Draw = Callable[[torch.Tensor, torch.Generator], object]
 
 
@@ -51,12 +52,110 @@ class RowGroup:
         return ... if self.step == 1 else slice(self.start, None, self.step)
 
 
+def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = NORMAL) -> Tensors:
+    """Return fresh inputs; the same seed gives the same numbers on the same device.
+
+    `values` names their distribution. With "mixed", row i is drawn from the i-th of several distributions, in turn.
+    Inputs that do not share their first dim with an output, such as weights, are drawn from one distribution.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    names = _distributions(op, values, seed)
+    others = EXACT if EXACT in names else LARGE if values == MIXED and seed % LARGE_WEIGHTS == 0 else NORMAL
+    varied = _varied(op)
+    drawn = {}
+    for spec in op.inputs:
+        dtype, shape = TORCH_DTYPES[spec.dtype or workload.dtype], op.shape(spec, workload)
+        if not dtype.is_floating_point:
+            drawn[spec.name] = torch.empty(shape, device=device).normal_(generator=generator).to(dtype)
+            continue
+        drawn[spec.name] = tensor = torch.empty(shape, device=device, dtype=dtype)
+        if spec not in varied:
+            fill(tensor, others, generator)
+        elif len(names) == 1:
+            fill(tensor, names[0], generator)
+        else:
+            for row, name in enumerate(names[: len(tensor)]):
+                fill(tensor[row :: len(names)], name, generator)
+    if op.draw:
+        takes_sizes = len(inspect.signature(op.draw).parameters) > 2
+        op.draw(drawn, generator, *([{**op.sizes(workload), **dict(workload.parameters)}] * takes_sizes))
+    return drawn
+
+
+def row_groups(op: Op, spec: TensorSpec, workload: Workload, values: str, seed: int) -> tuple[RowGroup, ...]:
+    """The rows of an output by the distribution of their inputs; each group is judged on its own."""
+    names = _distributions(op, values, seed)
+    if len(names) == 1:
+        return (RowGroup(names[0]),)
+    if spec.dims[:1] != _varied(op)[0].dims[:1]:
+        return (RowGroup(MIXED),)
+    rows = op.shape(spec, workload)[0]
+    return tuple(RowGroup(name, row, len(names)) for row, name in enumerate(names[:rows]))
+
+
+def mixed_seed(op: Op, first: int, weights: int, rng: random.Random) -> int:
+    """Return a random seed whose mixed rows begin with distribution number `first`, modulo their number.
+
+    `weights` chooses the distribution of weights: one in `LARGE_WEIGHTS` consecutive numbers gives large ones.
+    """
+    count = 1 + len(op.values)
+    turn = rng.randrange(SEEDS // _mixtures(op)) * count + first % count
+    return turn * 2 * LARGE_WEIGHTS + rng.randrange(2) * LARGE_WEIGHTS + weights % LARGE_WEIGHTS
+
+
+def mixtures_needed(op: Op, workload: Workload) -> int:
+    """How many mixed seeds, each beginning one distribution later, it takes to draw rows from every distribution."""
+    sharing = _sharing_rows(op) if op.by_rows else ()
+    rows = op.shape(sharing[0], workload)[0] if sharing else 1
+    return max(1, 2 + len(op.values) - rows)
+
+
+def similar_seeds(op: Op, seed: int, count: int) -> range:
+    """Seeds of other numbers, with every row from the same distribution as with this seed."""
+    return range(seed + _mixtures(op), seed + (count + 1) * _mixtures(op), _mixtures(op))
+
+
+def _mixtures(op: Op) -> int:
+    """How many different mixtures there are; consecutive seeds go through them in turn."""
+    return 2 * LARGE_WEIGHTS * (1 + len(op.values))
+
+
+def _distributions(op: Op, values: str, seed: int) -> tuple[str, ...]:
+    """The distributions that rows are drawn from in turn. The seed decides which is first, as rows may be few."""
+    if values != MIXED:
+        return (values,)
+    names = (NORMAL, *op.values)
+    first = seed // (2 * LARGE_WEIGHTS) % len(names)
+    names = names[first:] + names[:first]
+    # Integer rows need integer weights, which reveal less about the other rows: only every other seed has them.
+    if seed % 2 and set(_varied(op)) < set(_floating(op)):
+        names = tuple(name for name in names if name != EXACT)
+    return names if op.by_rows and _sharing_rows(op) else names[:1]
+
+
+def _varied(op: Op) -> tuple[TensorSpec, ...]:
+    """The inputs drawn from the requested distributions; the others are weights and the like."""
+    return _sharing_rows(op) or _floating(op)
+
+
+def _sharing_rows(op: Op) -> tuple[TensorSpec, ...]:
+    """The inputs that share their first dim with an output: with the first output for which there are any."""
+    for output in op.outputs:
+        if found := tuple(spec for spec in _floating(op) if spec.dims and spec.dims[:1] == output.dims[:1]):
+            return found
+    return ()
+
+
+def _floating(op: Op) -> tuple[TensorSpec, ...]:
+    return tuple(tensor for tensor in op.inputs if not tensor.dtype or DTYPES[tensor.dtype].is_floating_point)
+
+
 def fill(tensor: torch.Tensor, values: str, generator: torch.Generator) -> None:
     """Overwrite a floating-point tensor with numbers of this distribution."""
     if tensor.element_size() > 1:
         DRAWS[values](tensor, generator)
         return
-    wide = torch.empty(tensor.shape, dtype=torch.float16, device=tensor.device)  # PyTorch draws none of 8 bits
+    wide = torch.empty(tensor.shape, dtype=torch.float16, device=tensor.device)  # PyTorch draws no 8-bit numbers
     DRAWS[values](wide, generator)
     largest = torch.finfo(tensor.dtype).max
     tensor.copy_(wide.clamp_(-largest, largest))
