@@ -31,9 +31,7 @@ from reference_ops.catalog import is_path
 
 PROMPTS = 8  # in a batch; as text the default is one
 # The device to write for if the archive has none: a GPU of the Hopper generation.
-DEFAULT_DEVICE = DeviceInfo(
-    kind="cuda", name="an NVIDIA GPU such as H100", arch="sm_90a", sms=132, shared_bytes=232448
-)
+DEFAULT_DEVICE = DeviceInfo(kind="cuda", name="an NVIDIA GPU such as H100", arch="sm_90a", sms=132, shared_bytes=232448)
 
 NumberOption = Annotated[
     int | None,
@@ -122,7 +120,9 @@ def _write(text: str, out: Path | None) -> None:
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror or error}", "choose another file for --out") from error
+        raise UserError(
+            f"{out} cannot be written: {error.strerror or error}", "choose another file for --out"
+        ) from error
 
 
 def _device_to_write_for(store: Store, part: str) -> DeviceInfo:
@@ -162,13 +162,17 @@ def check_operator(operator: str, prefixes: Sequence[str]) -> None:
     """Raise a UserError for an unknown operator or a wrong number of parents."""
     if not operator:
         if prefixes:
-            raise UserError("--parent needs an --operator to apply to the kernel", f"add --operator {IMPROVE}, or another")
+            raise UserError(
+                "--parent needs an --operator to apply to the kernel", f"add --operator {IMPROVE}, or another"
+            )
         return
     if operator not in OPERATORS:
         raise UserError(f"unknown operator `{operator}`", f"choose one of: {', '.join(OPERATORS)}")
     if prefixes and len(prefixes) != PARENTS[operator]:
         needs = counted(PARENTS[operator], "parent") if PARENTS[operator] else "no parent"
-        hint = f"give --parent {PARENTS[operator]} times, or leave it out" if PARENTS[operator] else "leave out --parent"
+        hint = (
+            f"give --parent {PARENTS[operator]} times, or leave it out" if PARENTS[operator] else "leave out --parent"
+        )
         raise UserError(f"the operator {operator} takes {needs}, got {len(prefixes)}", hint)
 
 
@@ -193,7 +197,8 @@ def _named_parents(request: Request, operator: str, prefixes: Sequence[str], sto
     kernels = [lookup.kernel(store, prefix) for prefix in prefixes]
     if len({kernel.id for kernel in kernels}) < len(kernels):
         raise UserError(
-            f"both parents are the same kernel: {short(kernels[0].id)}", "name two different ones, or leave out --parent"
+            f"both parents are the same kernel: {short(kernels[0].id)}",
+            "name two different ones, or leave out --parent",
         )
     for kernel in kernels:
         if kernel.op != request.op.name and operator != PORT:

@@ -1,7 +1,7 @@
 """Options shared by several commands, budgets given on the command line, and the options recorded with a run."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 WIDEST_ACCESS_BYTES = 16
 OP_HELP = "File of the kernel's op, if the op is not in the catalog."
-WORKLOAD_HELP = (
-    "Workload to profile, such as `n=4096 float32` [default: the one farthest from the speed of light]."
-)
+WORKLOAD_HELP = "Workload to profile, such as `n=4096 float32` [default: the one farthest from the speed of light]."
 
 
 def profile(
@@ -67,7 +65,9 @@ def _loaded(requested: str, kernel: Kernel, workload: str) -> "Op":
 
     op = catalog.load(requested or kernel.op)
     if op.name != kernel.op:
-        raise UserError(f"{short(kernel.id)} is a kernel of {kernel.op}, not of {op.name}", "give the file of its own op")
+        raise UserError(
+            f"{short(kernel.id)} is a kernel of {kernel.op}, not of {op.name}", "give the file of its own op"
+        )
     keys = [one.key for one in op.gpu]
     if workload and workload not in keys:
         raise UserError(f"{op.name} has no workload `{workload}`", f"choose one of: {'; '.join(keys)}")

@@ -63,7 +63,8 @@ ReplayOption = Annotated[
     str, typer.Option(metavar="RUN", help="Replay the answers of a recorded run instead of asking a model.")
 ]
 ResumeOption = Annotated[
-    str, typer.Option("--resume", metavar="RUN", help="Continue a run with the rest of its budget; `last` is the newest.")
+    str,
+    typer.Option("--resume", metavar="RUN", help="Continue a run with the rest of its budget; `last` is the newest."),
 ]
 ExampleOption = Annotated[
     Path | None,

@@ -1,4 +1,4 @@
-"""Everything about one kernel: its text, origin, verdicts, confirmation and descendants."""
+"""Reports on one kernel: its text, origin, evaluations, confirmation and descendants."""
 
 import difflib
 import re
@@ -34,12 +34,12 @@ from evolve.report.words import (
     workload_labels,
 )
 
-NO_DUEL = "no duel: nowhere does it come close to the best of PyTorch"
-AUDIT_SPEEDUP = 10.0  # above it, a fault of the measurement is likelier than so good a kernel
+NO_DUEL = "no duel: on no workload is it close to the best of PyTorch"
+AUDIT_SPEEDUP = 10.0  # a larger speedup is more likely a measurement error
 
 
 def confirmation_details(evaluation: Evaluation) -> Iterator[RenderableType]:
-    """Duels, held-out shapes and the sanitizer's words; nothing of what was not confirmed."""
+    """Duels, held-out shapes and the sanitizer's result of a confirmed kernel; nothing for others."""
     confirmed = evaluation.confirmed
     if confirmed is None:
         return
@@ -48,16 +48,16 @@ def confirmation_details(evaluation: Evaluation) -> Iterator[RenderableType]:
     else:
         yield Text(NO_DUEL)
     yield Text(f"held out: {held_out_words(confirmed)}")
-    said, style = sanitizer_words(evaluation)
-    yield Text(f"sanitizer: {said}", style)
+    words, style = sanitizer_words(evaluation)
+    yield Text(f"sanitizer: {words}", style)
 
 
 def duels_table(duels: tuple[Duel, ...], kernels: dict[str, str] | None = None) -> Table:
-    """A row per workload; `kernels` says whose duel it was, where they are of several."""
+    """A row per workload; `kernels` maps workloads to kernel ids if the duels are of several kernels."""
     labels = workload_labels([duel.workload for duel in duels])
     numbers = ["speedup", "95 %", "noise"]
-    whose = ["kernel"] if kernels else []
-    table = plain_table(labels.heading, *whose, "against", *numbers, "", numbers=numbers)
+    owner = ["kernel"] if kernels else []
+    table = plain_table(labels.heading, *owner, "against", *numbers, "", numbers=numbers)
     for duel in duels:
         table.add_row(
             fitted(labels.of[duel.workload]),
@@ -73,67 +73,67 @@ def duels_table(duels: tuple[Duel, ...], kernels: dict[str, str] | None = None) 
 
 def held_out_words(confirmed: Confirmed) -> str:
     shapes = confirmed.held_out
-    return f"right on {counted(len(shapes), 'shape')} drawn at random: {', '.join(shapes)}" if shapes else "no shapes"
+    return f"correct on {counted(len(shapes), 'shape')} drawn at random: {', '.join(shapes)}" if shapes else "no shapes"
 
 
 def sanitizer_words(evaluation: Evaluation) -> tuple[str, str]:
-    """What compute-sanitizer's tools said of a confirmed kernel, and the style to say it in."""
+    """The results of compute-sanitizer's tools for a confirmed kernel, and the style to print them in."""
     sanitized = evaluation.confirmed.sanitized if evaluation.confirmed else ()
     if not sanitized:
         policy = policy_of(evaluation.device.kind)
         return policy.no_sanitizer, "yellow" if policy.times_are_gpu_times else "dim"
-    clean = list(dict.fromkeys(said.tool for said in sanitized if said.errors == 0))
-    unfinished = {said.tool: said for said in sanitized if said.errors is None}
+    clean = list(dict.fromkeys(result.tool for result in sanitized if result.errors == 0))
+    unfinished = {result.tool: result for result in sanitized if result.errors is None}
     parts = [f"{listed(clean)} found nothing"] if clean else []
-    parts += [f"{said.tool} could not finish: {one_line(said.report)}" for said in unfinished.values()]
+    parts += [f"{result.tool} could not finish: {one_line(result.report)}" for result in unfinished.values()]
     return "; ".join(parts), "yellow" if unfinished else ""
 
 
 def audit(evaluation: Evaluation) -> Iterator[RenderableType]:
-    """A marked block for speedups above 10x: what was checked, and what was not yet. Else nothing."""
+    """For speedups above 10x, a marked list of what was checked and what was not; nothing for others."""
     high = [m for m in evaluation.measurements if m.speedup > AUDIT_SPEEDUP] if evaluation.passed else []
     if not high:
         return
     labels = workload_labels([measurement.workload for measurement in high])
     where = ", ".join(f"{times(m.speedup)} at {labels.of[m.workload]}" for m in high)
     yield Text(f"AUDIT: more than {AUDIT_SPEEDUP:g}x over the best of PyTorch ({where})", "bold yellow")
-    done, open_ = _audited(evaluation)
+    done, missing = _audited(evaluation)
     table = Table.grid(padding=(0, 0, 0, 2))
-    for said in done:
-        table.add_row("", "checked", said)
-    for said in open_:
-        table.add_row("", Text("not yet", "yellow"), Text(said, "yellow"))
+    for item in done:
+        table.add_row("", "checked", item)
+    for item in missing:
+        table.add_row("", Text("not yet", "yellow"), Text(item, "yellow"))
     yield table
 
 
 def _audited(evaluation: Evaluation) -> tuple[list[str], list[str]]:
-    """What speaks for the times, and what nobody has looked at."""
-    done, open_ = [], []
+    """The checks that support the measured times, and the checks that are missing."""
+    done, missing = [], []
     checks, conditions, confirmed = evaluation.checks, evaluation.conditions, evaluation.confirmed
     if checks:
         shapes, kinds = {check.workload for check in checks}, {check.values for check in checks}
         worst = max(check.worst for check in checks)
         done.append(
             f"{counted(len(checks), 'output')} on {counted(len(shapes), 'shape')} and {len(kinds)} kinds of values, "
-            f"timed calls among them; the worst element is off by {percent(worst)} of what is allowed"
+            f"timed calls included; the largest error is {percent(worst)} of the allowed error"
         )
     else:
-        open_.append("how far off its outputs were was not recorded")
+        missing.append("the errors of its outputs were not recorded")
     floors = [m.share_of_light for m in evaluation.measurements if m.share_of_light]
     if floors:
-        done.append(f"its times against what is physical: {percent(max(floors))} of the speed of light at most")
+        done.append(f"times against the speed of light: at most {percent(max(floors))} of it")
     if conditions:
-        slowed = f"slowed down by {conditions.throttled}" if conditions.throttled else "not slowed down"
-        done.append(f"the GPU at {conditions.sm_mhz} MHz and {conditions.temperature_c} °C, {slowed}")
+        throttled = f"throttled by {conditions.throttled}" if conditions.throttled else "not throttled"
+        done.append(f"the GPU at {conditions.sm_mhz} MHz and {conditions.temperature_c} °C, {throttled}")
     if confirmed is None:
-        open_.append(f"a fresh process, held-out shapes, duels and the sanitizer: evolve confirm {evaluation.op}")
-        return done, open_
+        missing.append(f"a fresh process, held-out shapes, duels and the sanitizer: evolve confirm {evaluation.op}")
+        return done, missing
     done.append(f"in a fresh process, on {counted(len(confirmed.held_out), 'held-out shape')}")
     duels = ", ".join(f"{times(duel.speedup)} against {duel.baseline}" for duel in confirmed.duels)
     done.append(f"duels: {duels}")
-    said, style = sanitizer_words(evaluation)
-    (open_ if style else done).append(f"sanitizer: {said}")
-    return done, open_
+    words, style = sanitizer_words(evaluation)
+    (missing if style else done).append(f"sanitizer: {words}")
+    return done, missing
 
 
 FENCED_KERNEL = re.compile(rf"^[ \t]*(?:`{{3,}}|~{{3,}}).*\n(?:[ \t]*//.*\n)*{re.escape(OPEN)}", re.MULTILINE)
@@ -144,17 +144,17 @@ DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 def kernel_details(
     kernel: Kernel, proposals: list[Proposal], evaluations: list[Evaluation], children: list[Proposal], width: int
 ) -> Iterator[RenderableType]:
-    """The text of a kernel, where it came from, what became of it."""
+    """The text of a kernel, its proposals, children and evaluations."""
     yield Text.assemble((kernel.id, "bold"), f"  {kernel.op}")
     yield Text()
     yield Syntax(kernel.text.rstrip("\n"), "cuda", theme=THEME, background_color="default", word_wrap=False)
     yield _heading("Proposed")
     yield from (_proposal_line(proposal) for proposal in proposals)
     if not proposals:
-        yield Text("by nobody that this archive knows of", "dim")
+        yield Text("no proposal of it is archived", "dim")
     if children:
-        born = list(dict.fromkeys(short(child.kernel_id) for child in children if child.kernel))
-        yield fitted(f"children: {', '.join(born) or 'none with a kernel'}")
+        ids = list(dict.fromkeys(short(child.kernel_id) for child in children if child.kernel))
+        yield fitted(f"children: {', '.join(ids) or 'none with a kernel'}")
     for evaluation in reversed(evaluations):
         yield from evaluation_details(evaluation, width)
     if not evaluations:
@@ -162,6 +162,7 @@ def kernel_details(
 
 
 def evaluation_details(evaluation: Evaluation, width: int) -> Iterator[RenderableType]:
+    """The outcome, the measurements, the confirmation and the log of one evaluation."""
     confirmed = ", confirmed by a fresh process" if evaluation.confirmed else ""
     style = "green" if evaluation.passed else "red"
     yield _heading(f"On {evaluation.device.name}: {evaluation.outcome}{confirmed}", style)
@@ -181,7 +182,7 @@ def evaluation_details(evaluation: Evaluation, width: int) -> Iterator[Renderabl
             yield Text(note, "yellow")
         yield measurements_table(evaluation, width)
     if evaluation.skipped:
-        labels = workload_labels([_workload(said) for said in evaluation.skipped])
+        labels = workload_labels([_workload(skipped) for skipped in evaluation.skipped])
         yield Text(f"not accepted ({labels.heading}): {', '.join(labels.of.values())}", "dim")
     if evaluation.confirmed:
         yield Text()
@@ -192,7 +193,7 @@ def evaluation_details(evaluation: Evaluation, width: int) -> Iterator[Renderabl
 
 
 def reply_details(proposal: Proposal) -> Iterator[RenderableType]:
-    """A reply that held no kernel, and why it counts as one."""
+    """A reply without a kernel, and the reason why none was found in it."""
     yield Text.assemble((proposal.id, "bold"), f"  {proposal.op}: a reply without a kernel")
     yield _proposal_line(proposal)
     yield Text(f"reason: {proposal.failure}", "red")
@@ -220,22 +221,22 @@ def _proposal_line(proposal: Proposal) -> Text:
     if cost.prompt_tokens or cost.completion_tokens:
         parts.append(f"({cost.prompt_tokens} + {cost.completion_tokens} tokens, {cost.seconds:.0f} s)")
     if proposal.kernel and (kernels := len(FENCED_KERNEL.findall(proposal.reply))) > 1:
-        parts.append(f"(the reply holds {kernels} kernels: the last complete one was taken)")
+        parts.append(f"(the reply has {kernels} kernels; the last complete one was taken)")
     return Text(" ".join(parts))
 
 
 def _workload(skipped: str) -> str:
-    """Of `rows=2 cols=8 float32: the reason`, the workload."""
+    """The workload in `rows=2 cols=8 float32: the reason`."""
     return skipped.partition(": ")[0]
 
 
-MOST_SHOWN = 60  # kernels; of more than that only the lines of the living are drawn
+MOST_SHOWN = 60  # kernels; a larger tree shows only the ancestors of the population
 COLUMNS_PER_LEVEL, COLUMNS_FOR_TEXT = 4, 44
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """The families of one op on one device. A kernel stands under its first parent."""
+    """The kernels of one op on one device as trees; a kernel is a child of its first parent."""
 
     standing: Standing
     children: Mapping[str, tuple[str, ...]]
@@ -244,6 +245,7 @@ class Lineage:
 
 
 def lineage(standing: Standing, failed: tuple[Proposal, ...] = ()) -> Lineage:
+    """Arrange the kernels by their first parents; `failed` are replies without a kernel."""
     children: dict[str, list[str]] = defaultdict(list)
     roots, seen = [], set[str]()
     for kernel_id in standing.kernels:
@@ -266,20 +268,20 @@ def lineage(standing: Standing, failed: tuple[Proposal, ...] = ()) -> Lineage:
 
 
 def lineage_tree(lines: Lineage, root: str, width: int, *, everything: bool) -> Tree:
-    """All of a family, or the lines of its living members. Cut off below the depth that fits the width."""
-    shown = None if everything else _lines_of_the_living(lines)
+    """The whole tree below `root`, or the ancestors of the population; cut off at the depth that fits the width."""
+    visible = None if everything else _ancestors_of_population(lines)
     top = Tree(_label(lines.standing, root), guide_style="dim")
     waiting = [(root, top, 1)]
     while waiting:
         kernel_id, branch, depth = waiting.pop()
-        born = lines.children.get(kernel_id, ())
-        kept = [child for child in born if shown is None or child in shown]
+        children = lines.children.get(kernel_id, ())
+        kept = [child for child in children if visible is None or child in visible]
         if kept and depth * COLUMNS_PER_LEVEL + COLUMNS_FOR_TEXT > width:
             below = f"… {len(kept)} below: evolve tree {lines.standing.op} {short(kernel_id)}"
             branch.add(Text(below, "dim", no_wrap=True))
             continue
         waiting += [(child, branch.add(_label(lines.standing, child)), depth + 1) for child in kept]
-        _add_rest(lines, kernel_id, branch, left_out=len(born) - len(kept), everything=everything)
+        _add_rest(lines, kernel_id, branch, left_out=len(children) - len(kept), everything=everything)
     return top
 
 
@@ -287,14 +289,17 @@ def _add_rest(lines: Lineage, kernel_id: str, branch: Tree, *, left_out: int, ev
     failed = lines.failures.get(kernel_id, ())
     if everything:
         for proposal in failed:
-            said = f"{short(proposal.id)} {proposal.operator}: no kernel: {one_line(proposal.failure)}"
-            branch.add(Text(said, "dim", no_wrap=True, overflow="ellipsis"))
+            failure = f"{short(proposal.id)} {proposal.operator}: no kernel: {one_line(proposal.failure)}"
+            branch.add(Text(failure, "dim", no_wrap=True, overflow="ellipsis"))
         return
     if left_out:
-        branch.add(Text(f"… {left_out} more without survivors", "dim", no_wrap=True, overflow="ellipsis"))
+        branch.add(
+            Text(f"… {left_out} more without descendants in the population", "dim", no_wrap=True, overflow="ellipsis")
+        )
 
 
-def _lines_of_the_living(lines: Lineage) -> set[str]:
+def _ancestors_of_population(lines: Lineage) -> set[str]:
+    """The ids of the population's kernels and of all their first parents."""
     kept: set[str] = set()
     for evaluation in lines.standing.population:
         kernel_id = evaluation.kernel_id
@@ -331,7 +336,7 @@ def _verdict(verdict: Evaluation | None) -> Text:
 
 
 def _descends(kernel_id: str, ancestor: str, standing: Standing) -> bool:
-    """Whether following first parents leads there: merged archives may hold circles."""
+    """Whether `ancestor` is among the first parents of the kernel. Merged archives may contain cycles."""
     seen: set[str] = set()
     while kernel_id and kernel_id not in seen:
         if kernel_id == ancestor:

@@ -248,4 +248,5 @@ def confirmation_line(evaluation: Evaluation) -> str:
     sanitizer, _ = sanitizer_words(evaluation)
     if not duels:
         return f"{kernel} confirmed; {NO_DUEL}; {sanitizer}"
-    return f"{kernel} confirmed: won {won} of {counted(len(duels), 'duel')} with PyTorch, best {times(best)}; {sanitizer}"
+    score = f"won {won} of {counted(len(duels), 'duel')} with PyTorch, at best {times(best)}"
+    return f"{kernel} confirmed: {score}; {sanitizer}"

@@ -1,4 +1,4 @@
-"""A profiler's counters in plain words, and what they point to."""
+"""A profile as text: the counters with their units, and the bottleneck that they show."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def profile_details(profile: Profile, access_bytes: int) -> Iterator[RenderableType]:
-    """`access_bytes` is the width of the kernel's widest access to global memory."""
+    """The counters, the roofline and the bottleneck; `access_bytes` is the kernel's widest global memory access."""
     counted = dict(profile.counters)
     yield Text.assemble((short(profile.kernel_id), "bold"), f"  {profile.op} at {profile.workload}")
     table = plain_table("counted", "", numbers=["", ""])
@@ -26,14 +26,15 @@ def profile_details(profile: Profile, access_bytes: int) -> Iterator[RenderableT
         if name in counted:
             table.add_row(fitted(words), quantity(counted[name], unit))
     yield table
-    yield Text(side(counted) or "where it stands on the roofline was not counted", "dim")
+    yield Text(side(counted) or "the counters for the roofline are missing", "dim")
     if found := bottleneck(counted, access_bytes):
-        yield Text.assemble((f"held back by {found.kind}: ", "bold yellow"), found.words)
+        yield Text.assemble((f"bottleneck: {found.kind}: ", "bold yellow"), found.words)
     else:
-        yield Text("no one thing stands out that holds it back")
+        yield Text("no single bottleneck")
 
 
 def facts_of_profile(profile: Profile, access_bytes: int) -> dict[str, Any]:
+    """The profile as plain values for --json."""
     found = bottleneck(dict(profile.counters), access_bytes)
     return {
         "kernel": profile.kernel_id,

@@ -1,4 +1,4 @@
-"""Runs compared: how good each was after how many evaluations, tokens and dollars; as tables and plots."""
+"""Comparison of runs: the best kernel of each after so many evaluations, tokens and dollars, as tables and plots."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,34 +22,34 @@ SHARES = (0.1, 0.25, 0.5, 1.0)
 
 @dataclass(frozen=True)
 class Sample:
-    """What was spent up to a moment, and how good the best kernels were then."""
+    """What a run had spent up to a moment, and the quality of its best kernels then."""
 
     spent: Spent
-    # Geometric mean over the workloads of the speedup over PyTorch, 1 where PyTorch is faster; None until one passed.
+    # Geometric mean over the workloads of the speedup over PyTorch, at least 1 each; None until a kernel passed.
     quality: float | None
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One run from its beginning to its end."""
+    """The samples of one run, in the order of time."""
 
     run: Run
-    points: tuple[Sample, ...]  # in the order of time
+    points: tuple[Sample, ...]
 
     @property
     def spent(self) -> Spent:
         return self.points[-1].spent if self.points else Spent()
 
     def quality(self, axis: str, amount: float) -> float | None:
-        """The best so far when so much was spent."""
+        """The quality after `amount` of evaluations, tokens or dollars; None if no kernel had passed."""
         reached = [point.quality for point in self.points if getattr(point.spent, axis) <= amount]
         return reached[-1] if reached else None
 
 
 def trajectory(run: Run, past: History, goals: Mapping[str, float] | None = None) -> Trajectory:
-    """Only kernels that the run proposed count, and of those only the ones whose verdict still holds.
+    """The trajectory of a run, counting only its own proposals whose latest verdict is a pass.
 
-    `goals` stand for PyTorch's times where these are no measure: on the emulated device.
+    `goals` replace PyTorch's times on a device whose times cannot be compared with PyTorch's.
     """
     in_force = {evaluation.kernel_id: evaluation for evaluation in past.evaluations}
     keys, best = workloads(past.evaluations), dict[str, float]()
@@ -66,8 +66,7 @@ def trajectory(run: Run, past: History, goals: Mapping[str, float] | None = None
 
 
 def workloads(evaluations: Iterable[Evaluation]) -> list[str]:
-    """All that kernels of the op were timed on, or refused."""
-    # What was refused stands there with the reason behind it.
+    """All workloads that passing kernels were timed on or did not accept."""
     refused = ([skipped.partition(": ")[0] for skipped in e.skipped] for e in evaluations if e.passed)
     timed = ([m.workload for m in e.measurements] for e in evaluations if e.passed)
     named = [*timed, *refused]
@@ -75,9 +74,9 @@ def workloads(evaluations: Iterable[Evaluation]) -> list[str]:
 
 
 def slowest(past: History, runs: Iterable[str]) -> dict[str, float]:
-    """The longest time on each workload that a kernel of these runs took."""
-    wanted = set(runs)
-    made = {proposal.kernel_id for proposal in past.proposals if proposal.run in wanted}
+    """The longest time of a kernel of these runs on each workload."""
+    ids = set(runs)
+    made = {proposal.kernel_id for proposal in past.proposals if proposal.run in ids}
     found: dict[str, float] = {}
     for evaluation in past.evaluations:
         for m in evaluation.measurements if evaluation.kernel_id in made else ():
@@ -86,19 +85,19 @@ def slowest(past: History, runs: Iterable[str]) -> dict[str, float]:
 
 
 def common(trajectories: Sequence[Trajectory], axis: str) -> float:
-    """The most that every one of them has spent."""
+    """The largest amount that all of the runs have spent."""
     return min((float(getattr(one.spent, axis)) for one in trajectories), default=0.0)
 
 
 def compared(trajectories: Sequence[Trajectory], axis: str) -> list[tuple[float, list[float | None]]]:
-    """The best so far of each run, at shares of the budget that all of them have spent."""
+    """The quality of each run at shares of the amount that all of them have spent."""
     most = common(trajectories, axis)
     amounts = [math.ceil(share * most) if axis != "usd" else share * most for share in SHARES]
     return [(amount, [one.quality(axis, amount) for one in trajectories]) for amount in amounts] if most > 0 else []
 
 
 def thinned(one: Trajectory, axis: str) -> list[tuple[float, float]]:
-    """The points at which the quality changes, and both ends: for a plot."""
+    """The points of a plot: both ends, and where the quality changes."""
     points = [(float(getattr(point.spent, axis)), point.quality or 1.0) for point in one.points]
     kept = [(0.0, 1.0)]
     for amount, quality in points:
@@ -111,37 +110,38 @@ PER = {"evals": "evaluation", "tokens": "token", "usd": "dollar"}
 UNITS = {"evals": "evaluations", "tokens": "tokens", "usd": "dollars"}
 PLOT_ROWS = 8
 QUALITY = (
-    "geometric mean over the workloads of the speedup {over} of the best kernel that the run itself proposed; "
-    "-: none had passed"
+    "quality: geometric mean over the workloads of the speedup {over} of the best kernel that the run itself proposed; "
+    "-: no kernel had passed"
 )
-OVER_PYTORCH = "over the best of PyTorch (1 where PyTorch is faster)"
+OVER_PYTORCH = "over the best of PyTorch, 1 where PyTorch is faster,"
 OVER_SLOWEST = "over the slowest kernel of these runs ({note})"
 
 
-def comparison(trajectories: Sequence[Trajectory], shown: Console, note: str) -> Iterator[RenderableType]:
-    """Who the runs are, then best-so-far per evaluation, per token and per dollar."""
+def comparison(trajectories: Sequence[Trajectory], output: Console, note: str) -> Iterator[RenderableType]:
+    """The runs, then their quality per evaluation, per token and per dollar; `note` is a warning about the times."""
     yield runs_table(trajectories)
     yield Text(QUALITY.format(over=OVER_SLOWEST.format(note=note) if note else OVER_PYTORCH), "dim")
-    unicode = can_draw(shown)
+    unicode = has_unicode(output)
     for axis, per in PER.items():
         rows = compared(trajectories, axis)
         yield Text()
         if not rows:
             yield Text(f"best so far per {per}: not every run has spent any", "dim")
             continue
-        yield Text(f"best so far per {per}, up to what all have spent", "bold")
+        yield Text(f"best so far per {per}, up to the amount that all runs have spent", "bold")
         yield _table(rows, trajectories, axis)
         if all(quality is None for _, qualities in rows for quality in qualities):
-            continue  # a line along the bottom would look like a result
-        lines = [Curve(thinned(one, axis)) for one in trajectories]
-        yield from plot(lines, shown.width, PLOT_ROWS, unicode=unicode, unit=UNITS[axis])
+            continue  # a line at the bottom would look like a result
+        curves = [Curve(thinned(one, axis)) for one in trajectories]
+        yield from plot(curves, output.width, PLOT_ROWS, unicode=unicode, unit=UNITS[axis])
 
 
-def can_draw(shown: Console) -> bool:
-    return shown.encoding.lower().startswith("utf")
+def has_unicode(output: Console) -> bool:
+    return output.encoding.lower().startswith("utf")
 
 
 def runs_table(trajectories: Sequence[Trajectory]) -> Table:
+    """A row per run, with the letter that names it in the other tables and plots."""
     table = plain_table("", "run", "when", "proposer", "strategy", "spent", "best", numbers=["best"])
     for index, one in enumerate(trajectories):
         run = one.run
@@ -151,7 +151,7 @@ def runs_table(trajectories: Sequence[Trajectory]) -> Table:
             moment(run.created),
             fitted(run.proposer),
             run.strategy,
-            fitted(amounts(one.spent).partition(", ")[2]),  # without the time, which a trajectory does not tell
+            fitted(amounts(one.spent).partition(", ")[2]),  # without the time, which a trajectory does not have
             times(one.points[-1].quality if one.points else None),
         )
     return table
@@ -160,7 +160,7 @@ def runs_table(trajectories: Sequence[Trajectory]) -> Table:
 def _table(
     rows: Sequence[tuple[float, Sequence[float | None]]], trajectories: Sequence[Trajectory], axis: str
 ) -> Table:
-    """The best of each row stands out."""
+    """A row per share of the amount, with the best value of each row highlighted."""
     names = [LETTERS[index % len(LETTERS)] for index in range(len(trajectories))]
     table = plain_table("share", UNITS[axis], *names, numbers=["share", UNITS[axis], *names])
     for share, (spent, qualities) in zip(SHARES, rows, strict=True):
@@ -177,28 +177,28 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 COLORS = ("cyan", "magenta", "yellow", "green", "red", "blue")
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, by row and column
 BLANK = 0x2800
-SEVERAL = "*"  # where letters of two lines meet
-MARK_EVERY = 16  # columns between the letters that name a braille line
+CROSSING = "*"  # printed where letters of two curves meet
+LABEL_EVERY = 16  # columns between the letters that name a braille curve
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Steps: from each point on, its value holds until the next."""
+    """A step function: the value of each point holds until the next."""
 
     points: Sequence[tuple[float, float]]
 
 
-def plot(lines: Sequence[Curve], width: int, height: int, *, unicode: bool = True, unit: str = "") -> list[Text]:
-    """Rows of text, none wider than `width`; the lines are called A, B and so on."""
-    right = max((x for line in lines for x, _ in line.points), default=0.0) or 1.0
-    values = [y for line in lines for _, y in line.points] or [1.0]
+def plot(curves: Sequence[Curve], width: int, height: int, *, unicode: bool = True, unit: str = "") -> list[Text]:
+    """Draw the curves, called A, B and so on, as rows of text at most `width` wide."""
+    right = max((x for curve in curves for x, _ in curve.points), default=0.0) or 1.0
+    values = [y for curve in curves for _, y in curve.points] or [1.0]
     low, high = min(values), max(values)
     high = high if high > low else low + 0.1
     labels = [_tick(high), _tick((low + high) / 2), _tick(low)]
     margin = max(map(len, labels))
     columns = max(8, width - margin - 2)
-    canvas = _braille(lines, columns, height, (right, low, high)) if unicode else None
-    rows = canvas or _letters(lines, columns, height, (right, low, high))
+    canvas = _braille(curves, columns, height, (right, low, high)) if unicode else None
+    rows = canvas or _letters(curves, columns, height, (right, low, high))
     axis = "│" if unicode else "|"
     named = {0: labels[0], height // 2: labels[1], height - 1: labels[2]}
     drawn = [Text.assemble((f"{named.get(row, ''):>{margin}} {axis}", "dim"), text) for row, text in enumerate(rows)]
@@ -211,7 +211,7 @@ def plot(lines: Sequence[Curve], width: int, height: int, *, unicode: bool = Tru
 
 
 def amount(value: float) -> str:
-    """Of evaluations, tokens or dollars."""
+    """A number of evaluations, tokens or dollars."""
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.4g}"
 
 
@@ -219,71 +219,71 @@ def _tick(value: float) -> str:
     return f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
 
 
-def _at(line: Curve, x: float) -> float | None:
-    """The value there, as long as the line lasts."""
-    if not line.points or x > line.points[-1][0] * (1 + 1e-9):
+def _at(curve: Curve, x: float) -> float | None:
+    """The value at x, or None beyond the last point."""
+    if not curve.points or x > curve.points[-1][0] * (1 + 1e-9):
         return None
-    return [y for at, y in line.points if at <= x * (1 + 1e-9)][-1]
+    return [y for at, y in curve.points if at <= x * (1 + 1e-9)][-1]
 
 
-def _heights(line: Curve, columns: int, rows: int, scale: tuple[float, float, float]) -> list[int | None]:
-    """The row of the line in each column, counted from the top."""
+def _heights(curve: Curve, columns: int, rows: int, scale: tuple[float, float, float]) -> list[int | None]:
+    """The row of the curve in each column, counted from the top."""
     right, low, high = scale
     found: list[int | None] = []
     for column in range(columns):
-        y = _at(line, right * column / max(1, columns - 1))
+        y = _at(curve, right * column / max(1, columns - 1))
         found.append(None if y is None else round((high - y) / (high - low) * (rows - 1)))
     return found
 
 
-def _braille(lines: Sequence[Curve], columns: int, height: int, scale: tuple[float, float, float]) -> list[Text]:
+def _braille(curves: Sequence[Curve], columns: int, height: int, scale: tuple[float, float, float]) -> list[Text]:
     dots = [[0] * columns for _ in range(height)]
-    owner = [[-1] * columns for _ in range(height)]
-    for index, line in enumerate(lines):
+    owners = [[-1] * columns for _ in range(height)]
+    for index, curve in enumerate(curves):
         before: int | None = None
-        for column, row in enumerate(_heights(line, 2 * columns, 4 * height, scale)):
+        for column, row in enumerate(_heights(curve, 2 * columns, 4 * height, scale)):
             for filled in _between(before, row):
                 dots[filled // 4][column // 2] |= DOTS[filled % 4][column % 2]
-                owner[filled // 4][column // 2] = index
+                owners[filled // 4][column // 2] = index
             before = row
     rows = []
-    for drawn, owners in zip(dots, owner, strict=True):
+    for drawn, row_owners in zip(dots, owners, strict=True):
         text = Text()
-        for bits, index in zip(drawn, owners, strict=True):
+        for bits, index in zip(drawn, row_owners, strict=True):
             text.append(chr(BLANK + bits) if bits else " ", _color(index))
         rows.append(text)
-    return _marked(rows, lines, columns, scale)
+    return _labelled(rows, curves, columns, scale)
 
 
-def _marked(rows: list[Text], lines: Sequence[Curve], columns: int, scale: tuple[float, float, float]) -> list[Text]:
-    """With a line's letter on it here and there: colours are not always to be had."""
-    for index, line in enumerate(lines):
-        fine = _heights(line, 2 * columns, 4 * len(rows), scale)
+def _labelled(rows: list[Text], curves: Sequence[Curve], columns: int, scale: tuple[float, float, float]) -> list[Text]:
+    """The rows with the letter of each curve on it at intervals, for terminals without colours."""
+    for index, curve in enumerate(curves):
+        fine = _heights(curve, 2 * columns, 4 * len(rows), scale)
         at = [None if row is None else row // 4 for row in fine[::2]]
         last = max((column for column, row in enumerate(at) if row is not None), default=-1)
-        first = (index + 1) * MARK_EVERY // (len(lines) + 1)
-        for column in {*range(first, last, MARK_EVERY), last}:
+        first = (index + 1) * LABEL_EVERY // (len(curves) + 1)
+        for column in {*range(first, last, LABEL_EVERY), last}:
             if (row := at[column] if column >= 0 else None) is not None:
                 letter = Text(LETTERS[index % len(LETTERS)], f"bold {_color(index)}")
                 rows[row] = Text.assemble(rows[row][:column], letter, rows[row][column + 1 :])
     return rows
 
 
-def _letters(lines: Sequence[Curve], columns: int, height: int, scale: tuple[float, float, float]) -> list[Text]:
+def _letters(curves: Sequence[Curve], columns: int, height: int, scale: tuple[float, float, float]) -> list[Text]:
     cells = [[" "] * columns for _ in range(height)]
-    for index, line in enumerate(lines):
+    for index, curve in enumerate(curves):
         before: int | None = None
-        for column, row in enumerate(_heights(line, columns, height, scale)):
+        for column, row in enumerate(_heights(curve, columns, height, scale)):
             for filled in _between(before, row):
                 held = cells[filled][column]
                 letter = LETTERS[index % len(LETTERS)]
-                cells[filled][column] = letter if held in (" ", letter) else SEVERAL
+                cells[filled][column] = letter if held in (" ", letter) else CROSSING
             before = row
     return [Text("".join(row)) for row in cells]
 
 
 def _between(before: int | None, row: int | None) -> Sequence[int]:
-    """A step up or down is drawn as a vertical line."""
+    """The rows of a vertical line from the last column's row to this one's."""
     if row is None:
         return ()
     start = row if before is None else before

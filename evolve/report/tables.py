@@ -2,9 +2,11 @@
 
 import shlex
 from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
 from archive.records import Evaluation, Measurement, Outcome
 from evolve.devices.choose import policy_of
 from evolve.report.standing import Standing
@@ -55,7 +57,7 @@ def print_standing(
 
 
 def print_next_steps(output: Console, standing: Standing, locator: str, given: str) -> None:
-    """Print commands to continue with; `locator` finds the op, and the words in `given` find the archive."""
+    """Print commands to continue with. `locator` finds the op; the words in `given` find the archive."""
     op, on_gpu = shlex.quote(locator), policy_of(standing.device.kind).times_are_gpu_times
     steps = []
     if standing.verdicts:
@@ -79,7 +81,7 @@ def print_next_steps(output: Console, standing: Standing, locator: str, given: s
     for command, purpose in steps:
         lines = (f"  # {purpose}\n", f"  {command}") if narrow else (f"  {command:<{longest}}   ", purpose)
         styles = ("dim", "cyan") if narrow else ("cyan", "dim")
-        output.print(Text.assemble(*zip(lines, styles, strict=True)), soft_wrap=True)  # a command must stay on one line to be copied
+        output.print(Text.assemble(*zip(lines, styles, strict=True)), soft_wrap=True)  # so that it can be copied
 
 
 def standings_table(found: Sequence[Standing]) -> Table:
