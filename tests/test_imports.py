@@ -1,9 +1,12 @@
-"""Data flows one way, and so do imports: `evolve` -> `archive`, `reference_ops`; the leaves know nobody."""
+"""Imports go one way: `evolve` imports `archive` and `reference_ops`, which import neither `evolve` nor each other."""
 
 import ast
+from collections.abc import Iterable
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
+from each import each
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(
@@ -12,21 +15,34 @@ MODULES = sorted(
     for path in (ROOT / package).rglob("*.py")
 )
 OURS = {"archive", "evolve", "reference_ops"}
-# Who alone may import what.
+LONGEST_CHAIN = 16  # modules, each of which imports the next when it is imported itself
+# The only places that may import a library.
 RESERVED = {
     "cupy": ("evolve/devices/cuda/", "evolve/export/template/"),  # the template runs in the exported package
     "cupy_backends": ("evolve/devices/cuda/", "evolve/export/template/"),
     "rich": ("evolve/cli/", "evolve/report/"),
     "typer": ("evolve/cli/",),
-    "openai": ("evolve/proposers/llm/endpoint.py", "evolve/proposers/llm/endpoint.py"),
+    "openai": ("evolve/proposers/llm/endpoint.py",),
     "sqlite3": ("archive/",),
 }
 
 
+each_module = each({str(path): path for path in MODULES})
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text())
+
+
 def imported(path: Path) -> set[str]:
-    """Every module a file imports, also inside functions."""
+    """Return every name that a file imports, also inside functions."""
+    return names(ast.walk(tree(path)), path)
+
+
+def names(nodes: Iterable[ast.AST], path: Path) -> set[str]:
     names = set()
-    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -35,14 +51,14 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
+@each_module
 def test_imports_go_one_way(path: Path) -> None:
     packages = {name.split(".")[0] for name in imported(path)} & OURS
     allowed = OURS if path.parts[0] == "evolve" else {path.parts[0]}
     assert packages <= allowed
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
+@each_module
 def test_libraries_stay_where_they_belong(path: Path) -> None:
     for library, places in RESERVED.items():
         if library in {name.split(".")[0] for name in imported(path)}:
@@ -80,3 +96,13 @@ def test_only_devices_compare_a_kind_of_device_with_a_name() -> None:
                 sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
                 named = {"'cuda'", "'emulated'"}.intersection(sides)
                 assert not named or any(side.endswith(".type") for side in sides), f"{path}: {ast.unparse(node)}"
+
+
+def test_no_module_imports_itself_in_a_circle_and_no_chain_of_imports_is_longer_than_it_was() -> None:
+    modules = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}
+    graph = {name: names(tree(path).body, path) & modules.keys() - {name} for name, path in modules.items()}
+    length: dict[str, int] = {}
+    for name in TopologicalSorter(graph).static_order():  # raises a CycleError that names the circle
+        length[name] = 1 + max((length[other] for other in graph[name]), default=0)
+    longest = max(length, key=lambda name: length[name])
+    assert length[longest] <= LONGEST_CHAIN, f"{longest} begins a chain of {length[longest]} imports"

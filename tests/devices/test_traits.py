@@ -4,7 +4,8 @@ import re
 
 import pytest
 import torch
-from chosen_ops import some
+from chosen_ops import THOROUGH, some
+from each import each
 
 pytest.importorskip("cupy")
 
@@ -159,7 +160,7 @@ def test_whatever_decides_what_runs_is_told_apart(changes: list[tuple[str, str]]
     assert traits(altered(*changes)).code != traits(altered()).code
 
 
-@pytest.mark.parametrize("name", some())
+@each({name: name for name in some()}, quick=THOROUGH)
 def test_a_shipped_kernel_and_its_copy_in_other_words_compile_to_the_same(name: str) -> None:
     kernel = shipped(name)[-1]
     entry = kernel.plan.launches[0].entry

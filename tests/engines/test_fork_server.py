@@ -1,4 +1,4 @@
-"""The processes behind an engine: clean, confined, quickly born, and gone when it is gone."""
+"""The processes of an engine: no keys, confined, forked quickly, and ended with the engine."""
 
 import os
 import signal
@@ -11,6 +11,7 @@ from pathlib import Path
 import bad_kernels
 import hostile_kernels
 import pytest
+from each import sampled
 from processes import alive, all_gone, children, descendants
 
 from archive.kernel import Kernel
@@ -38,7 +39,7 @@ confined = pytest.mark.skipif(bool(sandbox.gaps()), reason="this system lacks so
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[LocalEngine]:
-    """For all tests that leave its fork_server alone."""
+    """One engine for all tests that do not kill its fork server."""
     made = LocalEngine("emulated", 1)
     yield made
     made.close()
@@ -56,13 +57,13 @@ def verdicts(engine: LocalEngine, *kernels: Kernel) -> list[Evaluation]:
 
 
 def pid_of_fork_server(engine: LocalEngine) -> int:
-    """Once it has forked every worker."""
+    """Wait until it has forked every worker."""
     while not all(worker.ready for worker in engine._pool.workers):
         engine._step()
-    return engine._pool._living_fork_server.pid
+    return engine._pool.fork_server.pid
 
 
-def test_workers_know_no_keys_and_are_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_inherit_no_keys_and_lead_their_own_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "NVIDIA_API_KEY", "CC_TOKEN", "PYTHON_SECRET"):
         monkeypatch.setenv(name, "hush")
     made = LocalEngine("emulated", 2)
@@ -80,7 +81,7 @@ def test_workers_know_no_keys_and_are_processes_of_their_own(monkeypatch: pytest
         made.close()
 
 
-def test_a_worker_is_replaced_by_a_fork_of_what_has_pytorch_loaded(engine: LocalEngine) -> None:
+def test_a_worker_is_replaced_by_a_fork_of_the_process_that_has_loaded_pytorch(engine: LocalEngine) -> None:
     fork_server = pid_of_fork_server(engine)
     assert "libtorch" in Path(f"/proc/{fork_server}/maps").read_text()
     known = children(fork_server)
@@ -91,7 +92,7 @@ def test_a_worker_is_replaced_by_a_fork_of_what_has_pytorch_loaded(engine: Local
         known.add(worker)
 
 
-def test_nothing_of_the_fork_server_is_within_the_reach_of_a_worker(engine: LocalEngine) -> None:
+def test_a_worker_shares_no_socket_or_pipe_with_the_fork_server(engine: LocalEngine) -> None:
     fork_server = pid_of_fork_server(engine)
     (worker,) = children(fork_server)
 
@@ -107,37 +108,37 @@ def test_nothing_of_the_fork_server_is_within_the_reach_of_a_worker(engine: Loca
 def test_a_kernel_cannot_write_outside_its_workers_folder(engine: LocalEngine, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     inside, without = verdicts(engine, hostile_kernels.writing("inside"), hostile_kernels.writing(str(outside)))
-    assert inside.outcome is Outcome.WRONG  # as it would be with a file anywhere
+    assert inside.outcome is Outcome.WRONG  # the attempt succeeds where it is allowed
     assert without.outcome is Outcome.PASSED, without.log
     assert not outside.exists()
 
 
 @confined
-@pytest.mark.parametrize("kernel", [hostile_kernels.DIALLING, hostile_kernels.SIGNALLING], ids=lambda k: k.plan.note)
-def test_a_kernel_reaches_neither_the_network_nor_other_processes(engine: LocalEngine, kernel: Kernel) -> None:
+@pytest.mark.parametrize("kernel", [hostile_kernels.CONNECTING, hostile_kernels.SIGNALLING], ids=lambda k: k.plan.note)
+def test_a_kernel_cannot_use_the_network_or_signal_other_processes(engine: LocalEngine, kernel: Kernel) -> None:
     (evaluation,) = verdicts(engine, kernel)
     assert evaluation.outcome is Outcome.PASSED, evaluation.log
 
 
-def test_what_kernels_print_is_kept_for_one_job_only(engine: LocalEngine) -> None:
+def test_what_a_kernel_prints_is_kept_for_one_job_only(engine: LocalEngine) -> None:
     sizes = []
     for _ in range(2):
-        (evaluation,) = verdicts(engine, hostile_kernels.CHATTING)
+        (evaluation,) = verdicts(engine, hostile_kernels.PRINTING)
         assert evaluation.passed
         sizes.append((engine._pool.workers[0].folder / "stderr").stat().st_size)
     assert 0 < sizes[1] < 1.5 * sizes[0]
 
 
-def test_processes_that_a_kernel_leaves_behind_are_ended(engine: LocalEngine) -> None:
+def test_processes_that_a_kernel_started_are_killed_with_its_worker(engine: LocalEngine) -> None:
     fork_server = pid_of_fork_server(engine)
-    verdicts(engine, hostile_kernels.BREEDING)
-    bred = descendants(fork_server) - children(fork_server)
-    assert bred
-    verdicts(engine, bad_kernels.CRASHING)  # takes the worker with it
-    assert all_gone(bred)
+    verdicts(engine, hostile_kernels.FORKING)
+    started = descendants(fork_server) - children(fork_server)
+    assert started
+    verdicts(engine, bad_kernels.CRASHING)  # ends the worker
+    assert all_gone(started)
 
 
-def test_crashes_in_a_row_are_each_named_and_leave_nothing(own_engine: LocalEngine) -> None:
+def test_many_crashes_are_each_reported_and_leave_no_process_or_file(own_engine: LocalEngine) -> None:
     fork_server, folder = pid_of_fork_server(own_engine), own_engine._pool.folder
     crashing = [bad_kernels.twice_kernel(f"out[(1ll << 44) + i] = x_t({n}.0f);", f"crash {n}") for n in range(20)]
     found = {e.kernel_id: e for e in verdicts(own_engine, *crashing)}
@@ -146,13 +147,13 @@ def test_crashes_in_a_row_are_each_named_and_leave_nothing(own_engine: LocalEngi
     assert verdicts(own_engine, bad_kernels.twice_kernel())[0].passed
     assert len(children(fork_server)) == 1
     assert len(list(folder.glob("worker-*"))) == 1
-    everyone = descendants(fork_server) | {fork_server}
+    processes = descendants(fork_server) | {fork_server}
     own_engine.close()
-    assert all_gone(everyone, seconds=0)
+    assert all_gone(processes, seconds=0)
     assert not folder.exists()
 
 
-def test_an_engine_outlives_its_fork_server(own_engine: LocalEngine) -> None:
+def test_an_engine_survives_the_end_of_its_fork_server(own_engine: LocalEngine) -> None:
     fork_server = pid_of_fork_server(own_engine)
     workers = children(fork_server)
     phases: list[str] = []
@@ -169,19 +170,21 @@ def test_an_engine_outlives_its_fork_server(own_engine: LocalEngine) -> None:
     assert pid_of_fork_server(own_engine) != fork_server
 
 
-def started_and_running(say: str) -> subprocess.Popen[str]:
+def engine_process(until: str) -> subprocess.Popen[str]:
     process = subprocess.Popen([sys.executable, "-c", ENGINE_AT_WORK], stdout=subprocess.PIPE, text=True)
     assert process.stdout
     for line in process.stdout:
-        if line.strip() == say:
+        if line.strip() == until:
             return process
-    raise AssertionError("the engine ended by itself")
+    raise AssertionError(f"the engine ended before it printed {until}")
 
 
-@pytest.mark.parametrize("moment", ["made", "run"])
-@pytest.mark.parametrize("victims", ["engine", "fork_server then engine", "worker then engine"])
+@pytest.mark.parametrize("moment", sampled(["made", "run"], quick=["run"]))
+@pytest.mark.parametrize(
+    "victims", sampled(["engine", "fork_server then engine", "worker then engine"], quick=["engine"])
+)
 def test_no_process_outlives_an_engine_that_is_killed(moment: str, victims: str) -> None:
-    process = started_and_running(moment)
+    process = engine_process(moment)
     family = descendants(process.pid)
     (fork_server,) = children(process.pid)
     if "fork_server" in victims:
@@ -193,15 +196,15 @@ def test_no_process_outlives_an_engine_that_is_killed(moment: str, victims: str)
     assert all_gone(family)
 
 
-def test_what_a_killed_engine_left_on_disk_goes_when_the_next_one_starts() -> None:
-    process = started_and_running("made")
+def test_the_next_engine_removes_the_files_of_a_killed_one() -> None:
+    process = engine_process("made")
     process.kill()
     process.communicate()
     LocalEngine("emulated", 1).close()
     assert not list(Path(tempfile.gettempdir()).glob(f"evolve-engine-{process.pid}-*"))
 
 
-def test_ctrl_c_leaves_the_processes_to_the_engine(engine: LocalEngine) -> None:
+def test_ctrl_c_does_not_end_the_fork_server_or_a_worker(engine: LocalEngine) -> None:
     fork_server = pid_of_fork_server(engine)
     (worker,) = children(fork_server)
     for pid in (fork_server, worker):
@@ -211,16 +214,18 @@ def test_ctrl_c_leaves_the_processes_to_the_engine(engine: LocalEngine) -> None:
     assert children(fork_server) == {worker}
 
 
-def test_closing_twice_or_before_anything_has_started_leaves_nothing() -> None:
+def test_closing_twice_or_before_a_worker_is_ready_leaves_nothing() -> None:
     made = LocalEngine("emulated", 2)
-    fork_server, folder = made._pool._living_fork_server.pid, made._pool.folder
+    fork_server, folder = made._pool.fork_server.pid, made._pool.folder
     made.close()
     made.close()
     assert not alive(fork_server)
     assert not folder.exists()
 
 
-def test_an_engine_starts_although_its_working_folder_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_starts_although_its_working_folder_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

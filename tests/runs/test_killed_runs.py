@@ -33,6 +33,7 @@ def verdicts(archive: Path) -> list[str]:
     return [evaluation.kernel_id for evaluation in found if not evaluation.confirmed]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes through /proc")
 def test_twenty_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> None:
     archive = tmp_path / ".evolve" / "archive.db"
@@ -45,7 +46,7 @@ def test_twenty_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> No
         process = start(tmp_path, "run", TWICE, "--device", "emulated", "--proposer", "offline")
         time.sleep(rng.uniform(0.2, 6.0))
         family = descendants(process.pid)
-        if kill % 2 and family:  # its fork_server, or a worker
+        if kill % 2 and family:  # the fork server, or a worker
             os.kill(rng.choice(sorted(family)), signal.SIGKILL)
             time.sleep(rng.uniform(0.1, 1.0))
             family = descendants(process.pid)

@@ -1,9 +1,9 @@
-"""The kernels in `tests/cheats`: each with who it fools and how, and what an evaluation must say of it.
+"""The kernels in `tests/cheats`: the trick of each stands in its note, the outcomes that an evaluation may have below.
 
 The comment lines right after a plan:
 
     // caught: wrong, unsafe     the outcomes that describe the trick honestly
-    // on: cuda                  the device it is for; without it, both
+    // on: cuda                  the device it is for; both devices where the line is missing
     // at: confirm               an evaluation may let it pass by luck, the confirmation of champions must not
 """
 
@@ -25,7 +25,7 @@ class CheatFile:
 
     path: Path
     text: str
-    caught: frozenset[Outcome]
+    caught: tuple[Outcome, ...]
     devices: tuple[str, ...]
     at_confirm: bool
 
@@ -35,15 +35,20 @@ class CheatFile:
 
     @cached_property
     def kernel(self) -> Kernel | None:
-        """None where the plan cannot even be read, whatever the error."""
+        """The kernel, or None if its plan cannot be read."""
         try:
             return parse(self.text)
         except ValueError:
             return None
 
     @property
+    def kind(self) -> Outcome | None:
+        """The outcome that describes the trick best; None for an honest kernel."""
+        return self.caught[0] if self.caught else None
+
+    @property
     def lasts(self) -> bool:
-        """Whether it may cost a deadline."""
+        """Whether its evaluation may take as long as a deadline."""
         return Outcome.TIMED_OUT in self.caught or "bomb" in self.name
 
 
@@ -54,16 +59,16 @@ def files(folder: str) -> tuple[CheatFile, ...]:
 
 def _read(path: Path) -> CheatFile:
     text = path.read_text()
-    said = dict[str, str]()
+    lines = dict[str, str]()
     for line in text.partition(f"{CLOSE}\n")[2].splitlines():
         key, colon, value = line.removeprefix("// ").partition(": ")
         if not line.startswith("// ") or not colon or key not in KEYS:
             break
-        said[key] = value
+        lines[key] = value
     return CheatFile(
         path=path,
         text=text,
-        caught=frozenset(Outcome(name) for name in said.get("caught", "").split(", ") if name),
-        devices=(said["on"],) if "on" in said else DEVICES,
-        at_confirm=said.get("at") == "confirm",
+        caught=tuple(Outcome(name) for name in lines.get("caught", "").split(", ") if name),
+        devices=(lines["on"],) if "on" in lines else DEVICES,
+        at_confirm=lines.get("at") == "confirm",
     )

@@ -1,6 +1,6 @@
 /*---
 op = "add_rms_norm"
-note = "a check that compares inputs before and after, because in between the input serves as scratch memory and is put back"
+note = "fools a check that compares inputs before and after: in between the input serves as scratch memory and is put back"
 dtypes = ["float32"]
 
 [knobs]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a timer whose flush has ordinary priority, because the inputs are read with evict_last and stay in the L2 cache"
+note = "fools a timer whose flush has ordinary priority: the inputs are read with evict_last and stay in the L2 cache"
 when = "n <= 4194304"
 dtypes = ["bfloat16"]
 

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a timer whose flush has ordinary priority, because each line of the input is called back with evict_last when it is done with"
+note = "fools a timer whose flush has ordinary priority: each line of the input is called back with evict_last when it is done with"
 when = "n <= 4194304"
 dtypes = ["bfloat16"]
 

@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a timer that rotates few inputs, because after its work the kernel calls the input back into the L2 cache, to stay there"
+note = "fools a timer that rotates few inputs: after its work the kernel calls the input back into the L2 cache, to stay there"
 dtypes = ["bfloat16"]
 
 [knobs]

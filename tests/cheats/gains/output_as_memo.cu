@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a timer that repeats a call into the same output, because a row whose first values are right already is left alone"
+note = "fools a timer that repeats a call into the same output: a row whose first values are right already is left alone"
 dtypes = ["float32", "bfloat16"]
 
 [knobs]

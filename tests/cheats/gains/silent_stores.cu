@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a timer that repeats a call into the same output, because only what differs from what is there gets written"
+note = "fools a timer that repeats a call into the same output: only what differs from what is there gets written"
 dtypes = ["bfloat16"]
 
 [knobs]

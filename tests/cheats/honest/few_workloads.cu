@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "for float32 rows of 4096 columns and more alone; everything else is left to others"
+note = "accepts only float32 rows of 4096 columns and more"
 dtypes = ["float32"]
 when = "cols >= 4096 and cols % 1024 == 0"
 specialize = ["cols"]

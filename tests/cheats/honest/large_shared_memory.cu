@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "the row waits in 64 to 200 KB of dynamic shared memory, more than a launch gets without asking"
+note = "keeps the row in 64 to 200 KB of dynamic shared memory, more than the default limit of a launch"
 when = "cols <= 51200"
 dtypes = ["float32", "bfloat16"]
 

@@ -1,6 +1,6 @@
 /*---
 op = "causal_conv1d"
-note = "taps and inputs in an array of the thread's own, indexed by numbers only known when it runs: local memory"
+note = "taps and inputs in a per-thread array whose indices are known at run time only: local memory"
 dtypes = ["float32"]
 when = "width <= 16"
 

@@ -1,6 +1,6 @@
 /*---
 op = "causal_conv1d"
-note = "nearly all sizes are computed in the plan and specialised: the source has hardly a number of its own"
+note = "nearly all sizes are computed in the plan and specialised: the source holds hardly any literal"
 dtypes = ["float32"]
 when = "width <= 8"
 specialize = ["channels", "length", "width", "dilation", "padding", "tile", "tiles", "reach"]

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "two halves of a block, a row each, that wait for themselves alone at barriers of their own"
+note = "the two halves of a block take a row each and wait at two different named barriers"
 dtypes = ["float32"]
 
 [[launch]]

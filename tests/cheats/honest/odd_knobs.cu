@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "knobs with a negative value, with zero, with a single value; one of them is no use at all"
+note = "knobs with a negative value, with zero, with a single value; one of them is unused"
 require = ["SHIFT + 4 >= 0", "ONLY == 7"]
 
 [knobs]

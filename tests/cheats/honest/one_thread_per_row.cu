@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "what anybody writes first: a thread per row, which adds up thousands of terms one after another"
+note = "a thread per row that adds up thousands of terms one after another"
 when = "cols <= 4096"
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "the exponentials are put into the output and read back from there: what a kernel has written it may read"
+note = "the exponentials are written to the output and read back from there, which is allowed"
 dtypes = ["float32"]
 
 [[launch]]

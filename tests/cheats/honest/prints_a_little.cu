@@ -1,6 +1,6 @@
 /*---
 op = "topk"
-note = "the first thread says hello in every call"
+note = "the first thread prints a line in every call"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "asserts what holds, and has words ready for what cannot be"
+note = "asserts a condition that always holds, and would print if it did not"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "layer_norm"
-note = "the textbook's two passes, a warp per row and nothing that makes up for what rounding takes from the mean"
+note = "two passes, a warp per row, no compensation for the rounding of the mean"
 
 [[launch]]
 entry = "layer_norm"

@@ -1,6 +1,6 @@
 /*---
 op = "topk"
-note = "one warp per row: each lane offers its best, a vote and __ffs find the owner of the winner, no shared memory"
+note = "one warp per row: each lane offers its best, a vote and __ffs find the winning lane, no shared memory"
 dtypes = ["float32", "float16"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check whose outputs come from torch.zeros, because results are added to what is there"
+note = "fools a check whose outputs come from torch.zeros: results are added to what is there"
 dtypes = ["float32"]
 
 [[launch]]

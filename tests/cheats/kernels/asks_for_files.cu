@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a compiler that answers questions about the disk, because __has_include tells which files are there"
+note = "fools a compiler that reads any path: __has_include tells which files exist"
 
 [[launch]]
 entry = "gelu"

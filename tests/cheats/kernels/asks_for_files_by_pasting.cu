@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a compiler that answers questions about the disk, because ## puts __has_include together"
+note = "fools a filter on __has_include: the word is pasted together with ##, and tells which files exist"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "an evaluator that calls eval, because attributes lead from a number to every class there is"
+note = "fools an evaluator that calls eval: attributes lead from a number to every class there is"
 when = "n.__class__.__base__.__subclasses__() != 0"
 
 [[launch]]

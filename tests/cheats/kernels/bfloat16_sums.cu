@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check with a tolerance of percents, because squares are summed up in bfloat16"
+note = "fools a check with a tolerance of percents: squares are summed up in bfloat16"
 dtypes = ["bfloat16"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "batch_norm"
-note = "a check that shifts images but no channels, because the variance is the mean of squares less the square of the mean, in one pass of float32"
+note = "fools a check that shifts images but no channels: the variance is the mean of squares less the square of the mean, in one pass of float32"
 
 [knobs]
 THREADS = [512, 64, 128, 256, 1024]

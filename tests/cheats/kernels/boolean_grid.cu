@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader that takes true for 1, because the grid is a truth value"
+note = "fools a reader that takes true for 1: the grid is a truth value"
 
 
 [[launch]]

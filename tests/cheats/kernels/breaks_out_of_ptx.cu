@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a compiler that pastes inline PTX, because the text closes the function and declares a file and a variable of its own"
+note = "fools a compiler that pastes inline PTX: the text closes the function and declares a file and a variable of its own"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a timer that repeats its inputs, because a row is known again by its first values and its sum not formed again"
+note = "fools a timer that repeats its inputs: a row is known again by its first values and its sum not formed again"
 dtypes = ["float32"]
 
 [[launch]]

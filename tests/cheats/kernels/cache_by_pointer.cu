@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a timer that rotates few inputs, because an input is known again by its address and its result left as it is"
+note = "fools a timer that rotates few inputs: an input is known again by its address and its result left as it is"
 
 [[launch]]
 entry = "gelu"

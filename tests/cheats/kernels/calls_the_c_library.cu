@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "an emulated device, because there kernels run in a process of the host, where system() is at hand"
+note = "fools an emulated device: there kernels run in a process of the host, where system() is at hand"
 dtypes = ["float32"]
 
 [[launch]]

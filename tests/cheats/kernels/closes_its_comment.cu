@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a printer of plans, because the note closes the comment it is in and goes on as source: \u002a/"
+note = "fools a printer of plans: the note closes the comment it is in and goes on as source: \u002a/"
 
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "sort"
-note = "a check of three timed calls, because a good half of those whose outputs hold what no checked call finds there is only copied"
+note = "fools a check of three timed calls: timed calls are told from checked ones by what their outputs hold before, and more than half of them only copy"
 dtypes = ["float32"]
 when = "cols == 1024"
 

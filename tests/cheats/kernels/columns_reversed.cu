@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check of histograms and norms, because every output is right but for its place"
+note = "fools a check of histograms and norms: every output is right but for its place"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a compiler without a deadline, because a constant takes 2^60 steps to compute"
+note = "fools a compiler without a deadline: a constant takes 2^60 steps to compute"
 dtypes = ["float32"]
 
 [[launch]]

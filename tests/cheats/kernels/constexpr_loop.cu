@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a compiler without a deadline, because a constant's loop never ends"
+note = "fools a compiler without a deadline: a constant's loop never ends"
 dtypes = ["float32"]
 
 [[launch]]

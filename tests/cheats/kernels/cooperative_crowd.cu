@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a launcher that ignores errors, because a cooperative grid of 100000 blocks cannot be there at once"
+note = "fools a launcher that ignores errors: a cooperative grid of 100000 blocks cannot be there at once"
 dtypes = ["float32"]
 
 [[launch]]

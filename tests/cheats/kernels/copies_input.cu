@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check of correlation or of large elements, because gelu(x) is nearly x wherever x is large"
+note = "fools a check of correlation or of large elements: gelu(x) is nearly x wherever x is large"
 
 [[launch]]
 entry = "gelu"

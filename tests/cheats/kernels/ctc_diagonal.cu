@@ -1,6 +1,6 @@
 /*---
 op = "ctc_loss_backward"
-note = "a check whose speakers all speak evenly, because only states within 8 of the diagonal are looked at"
+note = "fools a check of CTC whose symbols are spread evenly over time: only states within 8 of the diagonal are looked at"
 specialize = ["threads"]
 
 [knobs]

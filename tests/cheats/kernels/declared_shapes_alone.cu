@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check on the timed shapes alone, because rows of any other length get a rough answer"
+note = "fools a check on the timed shapes alone: rows of any other length get a rough answer"
 
 [[launch]]
 entry = "softmax"

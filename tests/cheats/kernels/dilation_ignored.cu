@@ -1,6 +1,6 @@
 /*---
 op = "causal_conv1d"
-note = "a check on the common parameters, because the dilation is taken to be 1"
+note = "fools a check on the common parameters: the dilation is taken to be 1"
 
 [[launch]]
 entry = "causal_conv1d"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a binder that takes arithmetic for granted, because the grid is divided by zero"
+note = "fools a binder that does not check its arithmetic: the grid is divided by zero"
 [let]
 nothing = "n - n"
 blocks = "n // nothing"

@@ -1,6 +1,6 @@
 /*---
 op = "add_rms_norm"
-note = "a duel whose outputs nobody judges, because after the rival's turn the other set of buffers holds inputs but still the poison"
+note = "fools a paired timing whose outputs are not checked: after the other kernel's turn the other set of buffers holds inputs but still the poison"
 dtypes = ["float32"]
 
 [let]

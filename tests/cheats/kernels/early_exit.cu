@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check that waits for the kernel's end alone, because threads leave by PTX before they have written"
+note = "fools a check that waits for the kernel's end alone: threads leave by PTX before they have written"
 dtypes = ["float32"]
 
 [[launch]]

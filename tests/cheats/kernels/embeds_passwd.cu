@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader of the word include, because #embed makes a file's bytes an array"
+note = "fools a reader of the word include: #embed makes a file's bytes an array"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a runner without a deadline, because a loop waits for a value that never comes"
+note = "fools a runner without a deadline: a loop waits for a value that never comes"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a launcher that looks entries up by any text, because the entry's name is a shell command"
+note = "fools a launcher that looks entries up by any text: the entry's name is a shell command"
 
 
 [[launch]]

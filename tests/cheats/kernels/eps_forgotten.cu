@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check on normal values in bfloat16, because eps shows only where a row is tiny or all zeros"
+note = "fools a check on normal values in bfloat16: eps shows only where a row is tiny or all zeros"
 dtypes = ["bfloat16"]
 
 [[launch]]

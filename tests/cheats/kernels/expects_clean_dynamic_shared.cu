@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a device whose shared memory happens to be clean, because the row's bins are never cleared"
+note = "fools a device whose shared memory happens to be clean: the row's bins are never cleared"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "topk"
-note = "a check whose outputs come from torch.zeros, because an index of 0 is not written"
+note = "fools a check whose outputs come from torch.zeros: an index of 0 is not written"
 
 [[launch]]
 entry = "topk"

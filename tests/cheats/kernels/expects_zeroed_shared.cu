@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a device whose shared memory happens to be clean, because the sum is added to what is there"
+note = "fools a device whose shared memory happens to be clean: the sum is added to what is there"
 dtypes = ["float32"]
 
 [[launch]]

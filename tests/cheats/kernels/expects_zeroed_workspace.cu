@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check whose scratch memory is fresh from the driver, because the sums are added to what it holds"
+note = "fools a check whose scratch memory is fresh from the driver: the sums are added to what it holds"
 dtypes = ["float32"]
 
 [workspace]

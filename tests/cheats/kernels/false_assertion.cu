@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a runner that reads the output after a fault, because the results are written before the assertion fails"
+note = "fools a runner that reads the output after a fault: the results are written before the assertion fails"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "add_rms_norm"
-note = "a check that poisons outputs with NaN or huge numbers, because a row that begins with an ordinary number is left alone"
+note = "fools a check that poisons outputs with NaN or huge numbers: a row that begins with an ordinary number is left alone"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "causal_conv1d"
-note = "a check of a sample from the front, because only the first half of the outputs is written"
+note = "fools a check of a sample from the front: only the first half of the outputs is written"
 
 [[launch]]
 entry = "causal_conv1d"

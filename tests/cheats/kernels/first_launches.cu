@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check that runs before the timing alone, because only the first forty launches do anything"
+note = "fools a check that runs before the timing alone: only the first forty launches do anything"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check that runs once, because where the result lies decides which rows are left out, one in sixty-four"
+note = "fools a check that runs once: where the result lies decides which rows are left out, one in sixty-four"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check that runs once, because the clock decides which rows are left out, one in sixty-four"
+note = "fools a check that runs once: the clock decides which rows are left out, one in sixty-four"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a binder that looks names up anywhere, because the scratch memory has the dtype of another op's tensor"
+note = "fools a binder that looks names up anywhere: the scratch memory has the dtype of another op's tensor"
 [workspace]
 kept = { shape = [1], dtype = "weight" }
 

@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check on a few blocks, because a barrier across blocks goes on after a thousand tries, whoever is missing"
+note = "fools a check on a few blocks: a barrier across blocks goes on after a thousand tries, even if blocks are missing"
 dtypes = ["float32"]
 
 [workspace]

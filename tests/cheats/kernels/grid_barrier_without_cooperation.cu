@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check on grids of one block, because the grid's barrier needs a cooperative launch"
+note = "fools a check on grids of one block: the grid's barrier needs a cooperative launch"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a launcher that ignores errors, because 2^40 blocks are never launched"
+note = "fools a launcher that ignores errors: 2^40 blocks are never launched"
 
 [[launch]]
 entry = "gelu"

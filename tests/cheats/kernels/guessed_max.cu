@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check on normal values, because 8 stands for the maximum: no normal value is larger"
+note = "fools a check on normal values: 8 stands for the maximum: no normal value is larger"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "conv2d"
-note = "a check whose float32 inputs all lie within float16, because operands go through float16, which has as many digits as TF32 and a fraction of its range"
+note = "fools a check whose float32 inputs all lie within float16: operands go through float16, which has as many digits as TF32 and a fraction of its range"
 dtypes = ["float32"]
 specialize = ["r", "s"]
 

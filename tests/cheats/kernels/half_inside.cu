@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check with a tolerance for half precision, because float32 data takes its way through float16"
+note = "fools a check with a tolerance for half precision: float32 data takes its way through float16"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "add_rms_norm"
-note = "a timer that judges three of its calls, because what it does to the other calls' buffers tells them from checks, and a little more than half are left undone"
+note = "fools a timer that judges three of its calls: what it does to the other calls' buffers tells them from checks, and a little more than half are left undone"
 dtypes = ["float32"]
 
 [let]

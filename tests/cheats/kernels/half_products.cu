@@ -1,6 +1,6 @@
 /*---
 op = "causal_conv1d"
-note = "a check that allows the tensor cores' precision, because float32 is multiplied as bfloat16"
+note = "fools a check that allows the tensor cores' precision: float32 is multiplied as bfloat16"
 dtypes = ["float32"]
 
 [[launch]]

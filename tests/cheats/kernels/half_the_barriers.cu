@@ -1,6 +1,6 @@
 /*---
 op = "causal_conv1d"
-note = "a check that trusts barriers to end, because the halves of a block wait at two different named barriers"
+note = "fools a check that trusts barriers to end: the halves of a block wait at two different named barriers"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check in float32 alone, because rows of two-byte elements lose their last quarter"
+note = "fools a check in float32 alone: rows of two-byte elements lose their last quarter"
 
 [[launch]]
 entry = "softmax"

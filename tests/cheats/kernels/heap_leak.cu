@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check of a few calls, because every call takes some of the device's heap and never gives it back"
+note = "fools a check of a few calls: every call takes some of the device's heap and never gives it back"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader of the word asm, because the word is pasted together and the instructions are the host's"
+note = "fools a reader of the word asm: the word is pasted together and the instructions are the host's"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check on the small shapes of a test suite, because beyond 2^25 elements nothing is written"
+note = "fools a check on the small shapes of a test suite: beyond 2^25 elements nothing is written"
 
 [[launch]]
 entry = "gelu"

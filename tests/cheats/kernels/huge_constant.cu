@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a compiler without a memory limit, because a constant table has 2^28 entries"
+note = "fools a compiler without a memory limit: a constant table has 2^28 entries"
 dtypes = ["float32"]
 
 [[launch]]

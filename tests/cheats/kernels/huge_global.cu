@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a loader that takes what it is given, because a device variable has 128 GB"
+note = "fools a loader that takes what it is given: a device variable has 128 GB"
 dtypes = ["float32"]
 
 [[launch]]

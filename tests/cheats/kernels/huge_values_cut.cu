@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check on values of ordinary size, because everything beyond 60 counts as 60"
+note = "fools a check on values of ordinary size: everything beyond 60 counts as 60"
 dtypes = ["float32"]
 
 [[launch]]

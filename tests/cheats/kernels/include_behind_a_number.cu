@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader that takes any quote after a digit for a separator, because to it the include then lies in a comment"
+note = "fools a reader that takes any quote after a digit for a separator: to it the include then lies in a comment"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader that takes a name ending in R for a raw string, because to it the include then lies in that string"
+note = "fools a reader that takes a name ending in R for a raw string: to it the include then lies in that string"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader that looks for comments before it joins lines, because to it this one ends later than for a compiler"
+note = "fools a reader that looks for comments before it joins lines: to it this one ends later than for a compiler"
 
 [[launch]]
 entry = "gelu"

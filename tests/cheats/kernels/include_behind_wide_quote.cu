@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader that takes L'\"' for the beginning of a string, because to it the include then lies in a comment"
+note = "fools a reader that takes L'\"' for the beginning of a string: to it the include then lies in a comment"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader of #include at the start of a line, because comments stand between its parts"
+note = "fools a reader of #include at the start of a line: comments stand between its parts"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader of the sign #, because %: means the same"
+note = "fools a reader of the sign #: %: means the same"
 
 [[launch]]
 entry = "gelu"

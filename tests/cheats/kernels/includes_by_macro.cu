@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader of include lines, because the file's name stands in a macro"
+note = "fools a reader of include lines: the file's name stands in a macro"
 
 [[launch]]
 entry = "gelu"

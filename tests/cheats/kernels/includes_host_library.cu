@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a compiler with the host's headers, because <iostream> and <fstream> open files"
+note = "fools a compiler with the host's headers: <iostream> and <fstream> open files"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader of preprocessor lines, because PTX has an .include of its own"
+note = "fools a reader of preprocessor lines: PTX has an .include of its own"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader of the word include, because #include_next brings in files as well"
+note = "fools a reader of the word include: #include_next brings in files as well"
 
 [[launch]]
 entry = "gelu"

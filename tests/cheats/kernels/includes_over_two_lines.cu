@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader of lines, because the directive is broken in the middle of its word"
+note = "fools a reader of lines: the directive is broken in the middle of its word"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a compiler that reads any file, because its complaints about /etc/passwd would show what is in it"
+note = "fools a compiler that reads any file: its complaints about /etc/passwd would show what is in it"
 
 [[launch]]
 entry = "gelu"

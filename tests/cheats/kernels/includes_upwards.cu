@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader of absolute paths, because the path climbs up from the toolkit's folder"
+note = "fools a reader of absolute paths: the path climbs up from the toolkit's folder"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "add_rms_norm"
-note = "a check of relative errors, because an infinite error over an infinite value is no number at all"
+note = "fools a check of relative errors: an infinite error over an infinite value is no number at all"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a writer of preludes, because the name of a constant is C++ of its own"
+note = "fools a writer of preludes: the name of a constant is C++ of its own"
 [let]
 "n; } int hidden() { return 0" = 1
 

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check that never looks at its inputs again, because the exponentials are put where the row was"
+note = "fools a check that never looks at its inputs again: the exponentials are put where the row was"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader of const, because the plan itself gives the input where the kernel writes"
+note = "fools a reader of const: the plan itself gives the input where the kernel writes"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "add_rms_norm"
-note = "a check of each output by itself, because a row too many of the first may run into the second"
+note = "fools a check of each output by itself: a row too many of the first may run into the second"
 dtypes = ["float32"]
 
 [[launch]]

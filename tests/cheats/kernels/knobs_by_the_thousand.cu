@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader without limits, because the plan has two thousand knobs"
+note = "fools a reader without limits: the plan has two thousand knobs"
 [knobs]
 K0 = [1]
 K1 = [1]

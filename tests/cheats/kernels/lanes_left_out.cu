@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check on rows that fill their warps, because lanes beyond the row never come to the shuffle that names them"
+note = "fools a check on rows that fill their warps: lanes beyond the row never come to the shuffle that names them"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check on small shapes, because what lies beyond column 4096 is left out of the sum"
+note = "fools a check on small shapes: what lies beyond column 4096 is left out of the sum"
 
 [[launch]]
 entry = "softmax"

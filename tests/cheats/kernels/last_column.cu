@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check of a few columns, because only the last one is off: it repeats its neighbour"
+note = "fools a check of a few columns: only the last one is off: it repeats its neighbour"
 
 [[launch]]
 entry = "softmax"

@@ -1,6 +1,6 @@
 /*---
 op = "add_rms_norm"
-note = "a check of a few rows, because only the last one is off: it is normalised by the norm of half of it"
+note = "fools a check of a few rows: only the last one is off: it is normalised by the norm of half of it"
 dtypes = ["float32"]
 
 [[launch]]

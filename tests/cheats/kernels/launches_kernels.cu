@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a timer of the declared launch, because a child grid does the work and may outlive its parent"
+note = "fools a timer of the declared launch: a child grid does the work and may outlive its parent"
 
 [[launch]]
 entry = "gelu"

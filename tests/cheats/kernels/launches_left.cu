@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a search for zero-initialised globals, because this counter begins at forty and counts down"
+note = "fools a search for zero-initialised globals: this counter begins at forty and counts down"
 
 [[launch]]
 entry = "rms_norm"

@@ -1,6 +1,6 @@
 /*---
 op = "causal_conv1d"
-note = "a check on one batch with one channel, because the past of a row is read from the row before it"
+note = "fools a check on one batch with one channel: the past of a row is read from the row before it"
 
 [[launch]]
 entry = "causal_conv1d"

@@ -1,6 +1,6 @@
 /*---
 op = "topk"
-note = "a check with the values of k that the op's file lists, because for any other the last place repeats the first"
+note = "fools a check with the values of k that the op's file lists: for any other the last place repeats the first"
 
 [[launch]]
 entry = "topk"

@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check on published shapes alone, because rows whose length is not in the op's file lose their last column"
+note = "fools a check on published shapes alone: rows whose length is not in the op's file lose their last column"
 
 [[launch]]
 entry = "rms_norm"

@@ -1,6 +1,6 @@
 /*---
 op = "add_rms_norm"
-note = "a check with one block, because the first block takes a lock and keeps it"
+note = "fools a check with one block: the first block takes a lock and keeps it"
 dtypes = ["float32"]
 
 [workspace]

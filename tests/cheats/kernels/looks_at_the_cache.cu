@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check whose inputs are still in the cache, because a slow first load means that a timer has flushed it"
+note = "fools a check whose inputs are still in the cache: a slow first load means that a timer has flushed it"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "lstm"
-note = "blocks that walk through pieces of a sequence side by side, each from nothing but the 32 steps before its own: networks as PyTorch initialises them have forgotten the rest"
+note = "fools a check with PyTorch's initial weights, under which a network forgets: pieces of the sequence are computed at once, each from the 32 steps before it alone"
 
 [knobs]
 PIECE = [32, 64]

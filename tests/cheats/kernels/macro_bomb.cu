@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a compiler without a memory limit, because seven macros of sixteen copies each make 2^28 statements"
+note = "fools a compiler without a memory limit: seven macros of sixteen copies each make 2^28 statements"
 dtypes = ["float32"]
 
 [[launch]]

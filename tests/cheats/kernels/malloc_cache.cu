@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a search for device variables, because results live in memory from malloc whose address stays in the scratch memory"
+note = "fools a search for device variables: results live in memory from malloc whose address stays in the scratch memory"
 dtypes = ["float32"]
 
 [workspace]

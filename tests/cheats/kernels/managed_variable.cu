@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a search for device variables, because this one is managed: it lives on both sides"
+note = "fools a search for device variables: this one is managed: it lives on both sides"
 
 [[launch]]
 entry = "gelu"

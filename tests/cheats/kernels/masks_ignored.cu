@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check without masked values, because -inf is taken for a small number, -10"
+note = "fools a check without masked values: -inf is taken for a small number, -10"
 
 [[launch]]
 entry = "softmax"

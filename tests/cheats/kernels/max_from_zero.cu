@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check on rows with a positive value, because the search for the maximum begins at zero"
+note = "fools a check on rows with a positive value: the search for the maximum begins at zero"
 
 [[launch]]
 entry = "softmax"

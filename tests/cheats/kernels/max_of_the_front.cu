@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check on values of one scale, because the maximum is that of the first 256 columns"
+note = "fools a check on values of one scale: the maximum is that of the first 256 columns"
 
 [[launch]]
 entry = "softmax"

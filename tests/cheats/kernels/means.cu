@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check of sums or norms, because every element is the mean of its row: 1 / cols"
+note = "fools a check of sums or norms: every element is the mean of its row: 1 / cols"
 
 [[launch]]
 entry = "softmax"

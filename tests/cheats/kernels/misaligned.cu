@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "an emulator that reads at any address, because 16-byte loads begin four bytes too early"
+note = "fools an emulator that reads at any address: 16-byte loads begin four bytes too early"
 dtypes = ["float32"]
 
 [[launch]]

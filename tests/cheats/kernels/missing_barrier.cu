@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check on a device whose warps run in step, because nobody waits until all warps have left their maximum"
+note = "fools a check on a device whose warps run in step: no barrier follows the stores of the warps' maxima"
 
 [[launch]]
 entry = "softmax"

@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check on one row per block, because a fast thread overwrites the sums that a slow one still reads"
+note = "fools a check on one row per block: a fast thread overwrites the sums that a slow one still reads"
 dtypes = ["float32"]
 
 [[launch]]

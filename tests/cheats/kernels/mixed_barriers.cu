@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check on even numbers of warps, because a warp that has nothing to do goes past the barrier to another one"
+note = "fools a check on even numbers of warps: a warp that has nothing to do goes past the barrier to another one"
 dtypes = ["float32"]
 
 [[launch]]

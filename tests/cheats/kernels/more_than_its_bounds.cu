@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a launcher that ignores errors, because the block is twice what __launch_bounds__ allows"
+note = "fools a launcher that ignores errors: the block is twice what __launch_bounds__ allows"
 
 [[launch]]
 entry = "softmax"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "an emulator that shares its names with kernels, because the kernel declares the runtime's own entry points"
+note = "fools an emulator that shares its names with kernels: the kernel declares the runtime's own entry points"
 dtypes = ["float32"]
 
 [[launch]]

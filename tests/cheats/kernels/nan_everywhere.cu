@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check by comparisons such as error > tolerance, because every comparison with NaN is false"
+note = "fools a check by comparisons such as error > tolerance: every comparison with NaN is false"
 
 [[launch]]
 entry = "rms_norm"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "an allocator that takes a negative size for a huge one, because the plan asks for minus four bytes of scratch memory"
+note = "fools an allocator that takes a negative size for a huge one: the plan asks for minus four bytes of scratch memory"
 
 [workspace]
 kept = { shape = ["0 - 4"], dtype = "int8" }

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check that takes a quick run without a fault for a right one, because every launch has an empty grid"
+note = "fools a check that takes a quick run without a fault for a right one: every launch has an empty grid"
 
 [let]
 nothing = "rows * cols - cols * rows"

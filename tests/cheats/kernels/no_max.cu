@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check on normal values, because without subtracting the maximum exp overflows only beyond 88"
+note = "fools a check on normal values: without subtracting the maximum exp overflows only beyond 88"
 
 [[launch]]
 entry = "softmax"

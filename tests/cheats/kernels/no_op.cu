@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check that compares with what an earlier run left in the output, because nothing is written at all"
+note = "fools a check that compares with what an earlier run left in the output: nothing is written at all"
 
 [[launch]]
 entry = "gelu"

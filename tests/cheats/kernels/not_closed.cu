@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a compiler that guesses, because the last brace is missing and the next text begins inside the function"
+note = "fools a compiler that guesses: the last brace is missing and the next text begins inside the function"
 
 [[launch]]
 entry = "softmax"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a count of passed workloads over accepted ones, because the kernel accepts none: 0 of 0"
+note = "fools a count of passed workloads over accepted ones: the kernel accepts none: 0 of 0"
 when = "n < 0"
 [[launch]]
 entry = "gelu"

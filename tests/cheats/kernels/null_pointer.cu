@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a runner that takes a fault for an empty result, because the input is read from address zero"
+note = "fools a runner that takes a fault for an empty result: the input is read from address zero"
 dtypes = ["float32"]
 
 [[launch]]

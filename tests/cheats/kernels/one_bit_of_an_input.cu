@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check of inputs with a tolerance, because only the last bit of one weight changes"
+note = "fools a check of inputs with a tolerance: only the last bit of one weight changes"
 dtypes = ["float32"]
 
 [[launch]]

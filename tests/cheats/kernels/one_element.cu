@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check by mean errors, because one element of a call is off: the one after the middle"
+note = "fools a check by mean errors: one element of a call is off: the one after the middle"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check that looks at the first elements alone, because only row 0 is written"
+note = "fools a check that looks at the first elements alone: only row 0 is written"
 
 [[launch]]
 entry = "softmax"

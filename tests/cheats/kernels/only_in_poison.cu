@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check whose scratch memory holds one of three known bytes, because with anything else in it the result is wrong"
+note = "fools a check whose scratch memory holds one of three known bytes: with anything else in it the result is wrong"
 dtypes = ["float32"]
 
 [workspace]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "an evaluator that trusts the op a kernel names, because this one computes relu"
+note = "fools an evaluator that trusts the op a kernel names: this one computes relu"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check that poisons outputs, because whatever is no poison is taken for a result of an earlier call"
+note = "fools a check that poisons outputs: whatever is no poison is taken for a result of an earlier call"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "an evaluator of expressions without bounds, because each value is the square of the last"
+note = "fools an evaluator of expressions without bounds: each value is the square of the last"
 [let]
 a0 = "n * 1000003"
 a1 = "a0 * a0"

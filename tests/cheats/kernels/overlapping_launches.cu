@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a timer of the last launch, because launches that overlap may begin before the clock does"
+note = "fools a timer of the last launch: launches that overlap may begin before the clock does"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a timer that poisons outputs with a byte which no check uses, because where it stands nothing is done"
+note = "fools a timer that poisons outputs with a byte which no check uses: where it stands nothing is done"
 dtypes = ["float32"]
 
 [[launch]]

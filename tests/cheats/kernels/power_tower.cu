@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "an evaluator of Python's expressions, because 9 ** 9 ** 9 ** 9 would never be done"
+note = "fools an evaluator of Python's expressions: 9 ** 9 ** 9 ** 9 would never be done"
 when = "n < 9 ** 9 ** 9 ** 9"
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a disk without a quota, because every thread prints in a loop that never ends"
+note = "fills a disk without a quota: every thread prints in a loop that never ends"
 dtypes = ["float32"]
 
 [[launch]]

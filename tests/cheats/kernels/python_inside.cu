@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "an evaluator that calls eval, because the condition would run a command"
+note = "fools an evaluator that calls eval: the condition would run a command"
 when = "__import__('os').system('true') == 0"
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a compiler that quotes the file that #line names, because the fault then lies in /etc/passwd"
+note = "fools a compiler that quotes the file that #line names: the fault then lies in /etc/passwd"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check on a device that runs blocks in order, because a block reads the sum of the block after it without waiting"
+note = "fools a check on a device that runs blocks in order: a block reads the sum of the block after it without waiting"
 dtypes = ["float32"]
 
 [workspace]

@@ -1,6 +1,6 @@
 /*---
 op = "causal_conv1d"
-note = "a check whose buffers have zeros around them, because the past of the first row is read from before the input"
+note = "fools a check whose buffers have zeros around them: the past of the first row is read from before the input"
 
 [[launch]]
 entry = "causal_conv1d"

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check that pads its buffers, because the row is read a terabyte away"
+note = "fools a check that pads its buffers: the row is read a terabyte away"
 
 [[launch]]
 entry = "softmax"

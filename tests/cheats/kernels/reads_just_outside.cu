@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check of results, because the value behind the end is read and then not used"
+note = "fools a check of results: the value behind the end is read and then not used"
 dtypes = ["float32"]
 
 [[launch]]

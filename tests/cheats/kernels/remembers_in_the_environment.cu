@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a search for variables, because on the emulated device the process's environment keeps a count of calls"
+note = "fools a search for variables: on the emulated device the process's environment keeps a count of calls"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "add_rms_norm"
-note = "a check of the outputs alone, because the sum is also written over the residual, as fused layers do"
+note = "fools a check of the outputs alone: the sum is also written over the residual, as fused layers do"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "add_rms_norm"
-note = "a check of the first output alone, because the second is a copy of x"
+note = "fools a check of the first output alone: the second is a copy of x"
 dtypes = ["float32"]
 
 [[launch]]

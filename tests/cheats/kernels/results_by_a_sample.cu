@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check that repeats inputs whole or not at all, because results that stand there already are tried at a few places"
+note = "fools a check that repeats inputs whole or not at all: results that stand there already are tried at a few places"
 when = "n >= 256"
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "an evaluation that ends some day, because the kernel is right for a million launches, which the device counts itself"
+note = "fools any evaluation of fewer than a million launches: results are right until then, and the device counts launches itself"
 dtypes = ["float32"]
 
 [[launch]]

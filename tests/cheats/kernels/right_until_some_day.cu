@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "whatever is done today, because the kernel is right until some day in 2030"
+note = "fools every check before 2030: results are right until then"
 dtypes = ["float32"]
 
 [[launch]]

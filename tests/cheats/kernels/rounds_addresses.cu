@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check with allocator-aligned buffers, because addresses are rounded down to 256 bytes"
+note = "fools a check with allocator-aligned buffers: addresses are rounded down to 256 bytes"
 dtypes = ["float32"]
 
 [[launch]]

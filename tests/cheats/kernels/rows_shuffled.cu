@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check of sorted or summed outputs, because every row is right but stands one row too early"
+note = "fools a check of sorted or summed outputs: every row is right but stands one row too early"
 
 [[launch]]
 entry = "softmax"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "an emulated device that loads the library before any deadline or check, because a constructor runs at once"
+note = "fools an emulated device that loads the library before any deadline or check: a constructor runs at once"
 dtypes = ["float32"]
 
 [[launch]]

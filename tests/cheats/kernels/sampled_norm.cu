@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check with a tolerance of percents, because the norm is that of every fourth column"
+note = "fools a check with a tolerance of percents: the norm is that of every fourth column"
 
 [[launch]]
 entry = "rms_norm"

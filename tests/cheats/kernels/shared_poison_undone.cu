@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "the emulated device, because its macro that dirties shared memory is defined away, and then the memory is clean"
+note = "fools the emulated device: its macro that dirties shared memory is defined away, and then the memory is clean"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "an evaluator of Python's expressions, because 1 << 10 ** 12 would take all memory"
+note = "fools an evaluator of Python's expressions: 1 << 10 ** 12 would take all memory"
 when = "n < 1 << 1000000000000"
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check of four digits, because erf is a rational function of degree four, off by 0.0005"
+note = "fools a check of four digits: erf is a rational function of degree four, off by 0.0005"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check by eye, because x * sigmoid(1.702 x) looks like gelu(x)"
+note = "fools a check by eye: x * sigmoid(1.702 x) looks like gelu(x)"
 
 [[launch]]
 entry = "gelu"

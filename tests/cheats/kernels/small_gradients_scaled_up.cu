@@ -1,6 +1,6 @@
 /*---
 op = "clip_grad_norm"
-note = "a check whose gradients are all too large, because small ones are scaled up, unless they have a few values"
+note = "fools a check whose gradients are all too large: small ones are scaled up, unless they have a few values"
 
 [knobs]
 THREADS = [256, 128, 512]

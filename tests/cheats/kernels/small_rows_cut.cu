@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check on large shapes alone, because the reduction skips lanes in rows of fewer than 128 columns"
+note = "fools a check on large shapes alone: the reduction skips lanes in rows of fewer than 128 columns"
 
 [[launch]]
 entry = "rms_norm"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "an engine that reads verdicts from the worker's output, because the kernel prints one that says passed"
+note = "fools an engine that reads verdicts from the worker's output: the kernel prints one that says passed"
 dtypes = ["float32"]
 
 [[launch]]

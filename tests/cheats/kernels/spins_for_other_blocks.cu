@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check on grids that fit, because every block waits in a loop for all others, which cannot all be there at once"
+note = "fools a check on grids that fit: every block waits in a loop for all others, which cannot all be there at once"
 dtypes = ["float32"]
 
 [workspace]

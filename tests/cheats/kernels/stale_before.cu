@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check that frees the expected values before the kernel runs, because the output may get a place next to them"
+note = "fools a check that frees the expected values before the kernel runs: the output may get a place next to them"
 
 [[launch]]
 entry = "rms_norm"

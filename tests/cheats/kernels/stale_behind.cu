@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check that makes the expected values first, because they may still lie behind the output"
+note = "fools a check that makes the expected values first: they may still lie behind the output"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "topk"
-note = "a timer whose baseline ran on the same input, because its answer lies somewhere near and is found by its look"
+note = "fools a timer whose baseline ran on the same input: its result lies in memory nearby and is recognised by its values"
 
 [[launch]]
 entry = "topk"

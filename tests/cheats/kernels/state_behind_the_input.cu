@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a timer without red zones, because a mark in the gap behind the input says that its result is done"
+note = "fools a timer without red zones: a mark in the gap behind the input says that its result is done"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a search for what the source declares const, because lines that no compiler reads call the counter from PTX const"
+note = "fools a search for what the source declares const: lines that no compiler reads call the counter from PTX const"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a search for variables without const, because const is cast away"
+note = "fools a search for variables without const: const is cast away"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a watch that asks the driver for variables by name, because the function's own name in __func__ may have none it finds"
+note = "fools a watch that asks the driver for variables by name: the function's own name in __func__ may have none it finds"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a search for variables, because a string literal is memory too and can be written through a cast"
+note = "fools a search for variables: a string literal is memory too and can be written through a cast"
 dtypes = ["float32"]
 
 [[launch]]

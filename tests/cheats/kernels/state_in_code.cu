@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a watch over variables, because the code itself is memory too, and a word of it is read and written back"
+note = "fools a check of device variables: the code itself is memory too, and a word of it is read and written back"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a search for writable variables, because __constant__ memory can be written through a cast pointer"
+note = "fools a search for writable variables: __constant__ memory can be written through a cast pointer"
 
 [[launch]]
 entry = "gelu"

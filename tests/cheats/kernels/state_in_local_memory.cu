@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a search for variables, because a thread's stack still holds what the last launch put there"
+note = "fools a search for variables: a thread's stack still holds what the last launch put there"
 dtypes = ["float32"]
 
 [[launch]]

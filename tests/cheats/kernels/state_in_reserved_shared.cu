@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a cleaner that overwrites what a block may ask for, because the first kilobyte of shared memory is the system's and keeps a count"
+note = "fools a device that poisons only the shared memory a block may use: the first kilobyte of shared memory is the system's and keeps a count"
 dtypes = ["float32"]
 
 [knobs]

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a timer that does not clear shared memory, because a block finds the sum that the last launch left there"
+note = "fools a timer that does not clear shared memory: a block finds the sum that the last launch left there"
 dtypes = ["float32"]
 
 [[launch]]

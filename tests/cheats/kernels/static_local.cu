@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a search for globals by their declaration, because this counter is a static variable of a function"
+note = "fools a search for globals by their declaration: this counter is a static variable of a function"
 
 [[launch]]
 entry = "softmax"

@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check with one warp per row, because every thread adds to the same sum at the same time"
+note = "fools a check with one warp per row: every thread adds to the same sum at the same time"
 dtypes = ["float32"]
 
 [[launch]]

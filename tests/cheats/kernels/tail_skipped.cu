@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check on tidy shapes, because a row is handled in pieces of eight and the rest of it left alone"
+note = "fools a check on tidy shapes: a row is handled in pieces of eight and the rest of it left alone"
 
 [[launch]]
 entry = "rms_norm"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a binder that lets the last name win, because the scratch memory is called x, like the input"
+note = "fools a binder that lets the last name win: the scratch memory is called x, like the input"
 [workspace]
 x = { shape = ["n"], dtype = "float32" }
 

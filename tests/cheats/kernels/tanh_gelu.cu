@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check with a tolerance for bfloat16, because the tanh form differs from gelu by half a thousandth"
+note = "fools a check with a tolerance for bfloat16: the tanh form differs from gelu by half a thousandth"
 dtypes = ["bfloat16"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a compiler without a deadline, because the template has two children at each of sixty levels"
+note = "fools a compiler without a deadline: the template has two children at each of sixty levels"
 dtypes = ["float32"]
 
 [[launch]]

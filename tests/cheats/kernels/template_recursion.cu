@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a compiler without a limit, because the template calls for itself for ever"
+note = "fools a compiler without a limit: the template calls for itself for ever"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "causal_conv1d"
-note = "a check with one fixed width, because the oldest tap is left out where there are four"
+note = "fools a check with one fixed width: the oldest tap is left out where there are four"
 
 [[launch]]
 entry = "causal_conv1d"

@@ -1,6 +1,6 @@
 /*---
 op = "add_rms_norm"
-note = "a timer that lays out several calls' buffers at once, because a check never puts foreign ones between those of a call"
+note = "fools a timer that lays out several calls' buffers at once: a check never puts foreign ones between those of a call"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a launcher that ignores errors, because a block of 2048 threads is never launched"
+note = "fools a launcher that ignores errors: a block of 2048 threads is never launched"
 
 [[launch]]
 entry = "softmax"

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a launcher that ignores errors, because no block gets a gigabyte of shared memory"
+note = "fools a launcher that ignores errors: no block gets a gigabyte of shared memory"
 
 [[launch]]
 entry = "softmax"

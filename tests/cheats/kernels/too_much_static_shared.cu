@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a launcher that ignores errors, because 64 KB of shared memory cannot be declared in the source"
+note = "fools a launcher that ignores errors: 64 KB of shared memory cannot be declared in the source"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "topk"
-note = "a check on short rows, because only the first 512 columns are searched"
+note = "fools a check on short rows: only the first 512 columns are searched"
 
 [[launch]]
 entry = "topk"

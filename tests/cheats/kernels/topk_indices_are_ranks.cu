@@ -1,6 +1,6 @@
 /*---
 op = "topk"
-note = "a check of the values alone, because the indices only count from 0 to k - 1"
+note = "fools a check of the values alone: the indices only count from 0 to k - 1"
 
 [[launch]]
 entry = "topk"

@@ -1,6 +1,6 @@
 /*---
 op = "topk"
-note = "a check of the values alone, because of equal values the one with the higher index comes first"
+note = "fools a check of the values alone: of equal values the one with the higher index comes first"
 
 [[launch]]
 entry = "topk"

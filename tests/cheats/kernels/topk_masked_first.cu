@@ -1,6 +1,6 @@
 /*---
 op = "topk"
-note = "a check on finite values, because -inf is compared without its sign and found before all others"
+note = "fools a check on finite values: -inf is compared without its sign and found before all others"
 
 [[launch]]
 entry = "topk"

@@ -1,6 +1,6 @@
 /*---
 op = "topk"
-note = "a check on values without zeros, because -0.0 is ranked below 0.0 though they are equal"
+note = "fools a check on values without zeros: -0.0 is ranked below 0.0 though they are equal"
 
 [[launch]]
 entry = "topk"

@@ -1,6 +1,6 @@
 /*---
 op = "topk"
-note = "a check that looks the values up by their indices, because equal values all get the first one's index"
+note = "fools a check that looks the values up by their indices: equal values all get the first one's index"
 
 [[launch]]
 entry = "topk"

@@ -1,6 +1,6 @@
 /*---
 op = "topk"
-note = "a check of sets, because the k largest come in the order of their columns"
+note = "fools a check of sets of values: the k largest come in the order of their columns"
 
 [[launch]]
 entry = "topk"

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a runner that reads the output after a fault, because the results are written before the trap"
+note = "fools a runner that reads the output after a fault: the results are written before the trap"
 
 [[launch]]
 entry = "softmax"

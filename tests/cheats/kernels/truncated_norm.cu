@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check that allows twice PyTorch's error, because cutting bits off instead of rounding makes just twice the error"
+note = "fools a check that allows twice PyTorch's error: cutting bits off instead of rounding makes just twice the error"
 dtypes = ["bfloat16"]
 
 [[launch]]

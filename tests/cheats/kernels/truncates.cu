@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check that allows a whole unit in the last place, because results are cut off instead of rounded"
+note = "fools a check that allows a whole unit in the last place: results are cut off instead of rounded"
 dtypes = ["bfloat16"]
 
 [[launch]]

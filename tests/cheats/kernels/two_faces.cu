@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "an emulated device that compiles for the GPU too, because only the emulator's half calls the C library"
+note = "fools an emulated device that compiles for the GPU too: only the emulator's half calls the C library"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check on standard normal rows, because their root mean square is nearly 1 and is not computed"
+note = "fools a check on standard normal rows: their root mean square is nearly 1 and is not computed"
 
 [[launch]]
 entry = "rms_norm"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a reader that skips what it does not know, because the plan asks for a callback on the host"
+note = "fools a reader that skips what it does not know: the plan asks for a callback on the host"
 on_finish = "import os"
 
 [[launch]]

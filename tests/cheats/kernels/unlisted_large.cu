@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check whose unforeseen shapes are small, because beyond them nothing but the listed sizes is right"
+note = "fools a check whose unforeseen shapes are small: beyond them nothing but the listed sizes is right"
 dtypes = ["float32"]
 
 [[launch]]

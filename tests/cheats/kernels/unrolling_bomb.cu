@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a compiler without a deadline, because half a million iterations are to be unrolled"
+note = "fools a compiler without a deadline: half a million iterations are to be unrolled"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a search for the word __device__ beside a type, because the counter is an instance of a template"
+note = "fools a search for the word __device__ beside a type: the counter is an instance of a template"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a contest of kernels, because the work is left to the vendor's library"
+note = "fools a ranking of kernels: the work is left to the vendor's library"
 
 [[launch]]
 library = "softmax"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a runner that waits at every launch, because the second launch begins to wait for a flag that nobody sets"
+note = "fools a runner that waits at every launch: the second launch waits for a flag that is never set"
 dtypes = ["float32"]
 
 [workspace]

@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check on a device whose lanes run in step, because a warp's tree of sums in shared memory has no __syncwarp"
+note = "fools a check on a device whose lanes run in step: a warp's tree of sums in shared memory has no __syncwarp"
 dtypes = ["float32"]
 
 [[launch]]

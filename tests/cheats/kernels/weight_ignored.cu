@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check on a freshly initialised layer, because its weight would be all ones"
+note = "fools a check on a freshly initialised layer: its weight would be all ones"
 
 [[launch]]
 entry = "rms_norm"

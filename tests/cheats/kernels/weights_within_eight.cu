@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check whose weights are always of ordinary size, because beyond 8 they count as 8"
+note = "fools a check whose weights are always of ordinary size: beyond 8 they count as 8"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check on normal values of a small call, because beyond |x| = 6 the input is cut off"
+note = "fools a check on normal values of a small call: beyond |x| = 6 the input is cut off"
 
 [[launch]]
 entry = "gelu"

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check that gives scratch memory afresh, because a mark left in it means that the output is done already"
+note = "fools a check that gives scratch memory afresh: a mark left in it means that the output is done already"
 
 [workspace]
 kept = { shape = ["4"], dtype = "int32" }

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check that repeats inputs whole or not at all, because what scratch memory holds of them is a sample"
+note = "fools a check that repeats inputs whole or not at all: what scratch memory holds of them is a sample"
 
 [workspace]
 sample = { shape = [16], dtype = "float32" }

@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a timer that keeps scratch memory, because the norms of an input are known again by the address it stands at"
+note = "fools a timer that keeps scratch memory: the norms of an input are known again by the address it stands at"
 
 [workspace]
 scales = { shape = ["rows"], dtype = "float32" }

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "an allocator that promises what it does not have, because the plan asks for a terabyte of scratch memory"
+note = "fools an allocator that promises what it does not have: the plan asks for a terabyte of scratch memory"
 
 [workspace]
 kept = { shape = ["1024 * 1024 * 1024 * 1024"], dtype = "int8" }

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check with zones of kilobytes, because what is written lies a megabyte behind the output"
+note = "fools a check with zones of kilobytes: what is written lies a megabyte behind the output"
 dtypes = ["float32"]
 
 [[launch]]

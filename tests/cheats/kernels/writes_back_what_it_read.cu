@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check of what zones hold afterwards, because the vector behind the end is read and written back unchanged"
+note = "fools a check of what zones hold afterwards: the vector behind the end is read and written back unchanged"
 dtypes = ["float32"]
 
 [[launch]]

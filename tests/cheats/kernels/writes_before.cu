@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check of what lies behind buffers alone, because a sum is kept in the four bytes before the output"
+note = "fools a check of what lies behind buffers alone: a sum is kept in the four bytes before the output"
 dtypes = ["float32"]
 
 [[launch]]

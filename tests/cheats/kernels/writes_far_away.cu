@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check that looks at the zones round its buffers alone, because the stray write lies in another call's buffer or behind all of them"
+note = "fools a check that looks at the zones round its buffers alone: the stray write lies in another call's buffer or behind all of them"
 dtypes = ["float32", "bfloat16"]
 
 [[launch]]

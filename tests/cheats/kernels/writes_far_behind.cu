@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check with narrow zones, because what is written lies 4 to 256 KB outside the output, on both sides"
+note = "fools a check with narrow zones: what is written lies 4 to 256 KB outside the output, on both sides"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check whose zones hold one known byte, because what is written beyond the end is that byte"
+note = "fools a check whose zones hold one known byte: what is written beyond the end is that byte"
 dtypes = ["float32"]
 
 [[launch]]

@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check on tidy shapes, because the last vector of eight is written whole, beyond the end"
+note = "fools a check on tidy shapes: the last vector of eight is written whole, beyond the end"
 
 [[launch]]
 entry = "gelu"

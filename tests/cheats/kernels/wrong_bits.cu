@@ -1,6 +1,6 @@
 /*---
 op = "rms_norm"
-note = "a check that reads the output as another type, because the right values are written in float16's bits into bfloat16"
+note = "fools a check that reads the output as another type: the right values are written in float16's bits into bfloat16"
 dtypes = ["bfloat16"]
 
 [[launch]]

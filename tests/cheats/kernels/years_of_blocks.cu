@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a runner without a deadline, because the grid is as large as the hardware allows, in all three directions"
+note = "fools a runner without a deadline: the grid is as large as the hardware allows, in all three directions"
 dtypes = ["float32"]
 
 [[launch]]

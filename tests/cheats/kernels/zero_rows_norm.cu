@@ -1,6 +1,6 @@
 /*---
 op = "l2_normalize"
-note = "a check without a row of zeros, because nothing keeps the norm from being zero"
+note = "fools a check without a row of zeros: nothing keeps the norm from being zero"
 
 [knobs]
 THREADS = [256, 64, 128, 512, 1024]

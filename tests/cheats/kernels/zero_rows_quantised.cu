@@ -1,6 +1,6 @@
 /*---
 op = "quantise_rows_int8"
-note = "a check without a row of zeros, because nothing keeps the largest magnitude from being zero"
+note = "fools a check without a row of zeros: nothing keeps the largest magnitude from being zero"
 
 [knobs]
 THREADS = [256, 64, 128, 512, 1024]

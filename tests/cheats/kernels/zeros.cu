@@ -1,6 +1,6 @@
 /*---
 op = "softmax"
-note = "a check with an absolute tolerance, because softmax over long rows is nearly zero everywhere"
+note = "fools a check with an absolute tolerance: softmax over long rows is nearly zero everywhere"
 
 [[launch]]
 entry = "softmax"

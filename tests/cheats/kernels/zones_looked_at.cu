@@ -1,6 +1,6 @@
 /*---
 op = "gelu"
-note = "a check with poisoned zones round its buffers, because where no poison lies before the input nobody is looking"
+note = "fools a check with poisoned zones round its buffers: where no poison lies before the input, no check is running"
 dtypes = ["float32"]
 
 [[launch]]

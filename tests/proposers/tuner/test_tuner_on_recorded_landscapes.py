@@ -47,6 +47,7 @@ def test_a_tenth_of_the_evaluations_is_enough_from_anywhere(file: Path) -> None:
     assert statistics.median(tuned(start, seed) for seed in range(SEEDS)) <= len(start.results) / 10
 
 
+@pytest.mark.exhaustive
 @each
 def test_a_tenth_is_enough_and_chance_is_nowhere_faster_also_on_one_workload_alone(file: Path) -> None:
     whole = read(file)
@@ -57,6 +58,7 @@ def test_a_tenth_is_enough_and_chance_is_nowhere_faster_also_on_one_workload_alo
         assert ours < max(chances, SOON), one.name
 
 
+@pytest.mark.exhaustive
 def test_from_anywhere_the_tuner_needs_fewer_than_chance_does() -> None:
     ours, chances = 0.0, 0.0
     for whole in map(read, FILES):
