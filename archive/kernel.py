@@ -1,8 +1,10 @@
-"""A kernel: device code with its launch plan, in canonical text, named by the hash of that text."""
+"""Kernel: device code with its launch plan in one canonical text, named by the hash of that text."""
 
 import hashlib
+import json
 import re
-from collections.abc import Callable
+import string
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,6 +13,122 @@ from archive.characters import described, hidden
 from archive.expressions import ExpressionError, Scope
 from archive.plan import DTYPES, Launch, Path, PlaceError, Plan, PlanError, Signature, Workspace, print_plan
 from archive.plan_reader import IDENTIFIER
+
+OPEN, CLOSE = "/*---", "---*/"
+MAX_CHARACTERS = 200_000
+ID_CHARACTERS = 16
+# The knobs of a canonical text, a line each.
+OP = re.compile(r'\A/\*---\nop = ("[^\n]*")\n')
+KNOBS = re.compile(r"\n\[knobs\]\n((?:[A-Z][A-Z0-9_]* = \[[-0-9, ]+\]\n)+)")
+# What the outline of a source leaves out besides names and blanks: comments, and texts in quotes.
+COMMENT = re.compile(rb'//(?:\\\n|[^\n])*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'', re.DOTALL)
+LEFT_OUT = (
+    b"\\_" + string.whitespace.encode() + (string.ascii_letters + string.digits).encode() + bytes(range(128, 256))
+)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Device code with its plan in one canonical text. Build one with `parse`; the plan is read when it is needed."""
+
+    text: str
+
+    @cached_property
+    def id(self) -> str:
+        return _hashed(self.text)
+
+    @cached_property
+    def op(self) -> str:
+        found = OP.search(self.text)
+        return json.loads(found.group(1)) if found else self.plan.op
+
+    @cached_property
+    def plan(self) -> Plan:
+        return self._parts[0]
+
+    @cached_property
+    def source(self) -> str:
+        """The device code, without the plan."""
+        return self._parts[1]
+
+    @cached_property
+    def settings(self) -> Mapping[str, int]:
+        """The knob values in force, read from the text alone."""
+        return {name: values[0] for name, values in self._knobs.items()}
+
+    @cached_property
+    def family(self) -> str:
+        """The id that all settings of the same knobs share."""
+        found = self._knob_lines
+        if found is None:
+            return self.id
+        lines = "".join(f"{name} = [{', '.join(map(str, sorted(values)))}]\n" for name, values in self._knobs.items())
+        return _hashed(f"{self.text[: found.start(1)]}{lines}{self.text[found.end(1) :]}")
+
+    @cached_property
+    def outline(self) -> str:
+        """A hash of the device code's punctuation. Kernels that differ in names, comments and blanks alone share it."""
+        source = self.text.partition(CLOSE)[2].encode()
+        return hashlib.sha256(COMMENT.sub(b"", source).translate(None, LEFT_OUT)).hexdigest()[:ID_CHARACTERS]
+
+    def with_knobs(self, settings: Mapping[str, int]) -> "Kernel":
+        """The same kernel with other knob values in force; the value in force stands first in its list."""
+        knobs = tuple(
+            (name, (settings[name], *sorted(set(values) - {settings[name]}))) if name in settings else (name, values)
+            for name, values in self.plan.knobs
+        )
+        return self.with_plan(replace(self.plan, knobs=knobs))
+
+    def with_plan(self, plan: Plan) -> "Kernel":
+        """The same device code with another plan."""
+        return _assembled(plan, self.source)
+
+    def fault(self, error: PlaceError) -> PlanError:
+        """The same fault with the line of the canonical text where it stands."""
+        header = print_plan(self.plan)
+        line = 2 + plan_reader.line_of(header, error.path)
+        written = self.text.split("\n")[line - 1].strip()
+        return PlanError(f"{error} | {written}", line)
+
+    @cached_property
+    def _parts(self) -> tuple[Plan, str]:
+        """Plan and source, read without the checks that only new kernels must pass."""
+        try:
+            return _read(self.text, archived=True)
+        except PlanError as error:
+            raise PlanError(f"kernel {self.id} of the archive cannot be read: {error}", error.line) from error
+
+    @cached_property
+    def _knob_lines(self) -> re.Match[str] | None:
+        return KNOBS.search(self.text, 0, self.text.find(CLOSE))
+
+    @cached_property
+    def _knobs(self) -> dict[str, list[int]]:
+        lines = self._knob_lines.group(1).splitlines() if self._knob_lines else []
+        return {name: json.loads(values) for name, _, values in (line.partition(" = ") for line in lines)}
+
+
+def parse(text: str) -> Kernel:
+    """Read a kernel's text, or raise a PlanError with the line that is wrong."""
+    text = text.replace("\r\n", "\n")
+    if found := hidden(text):
+        raise PlanError(f"the text has {described(found)}", text.count("\n", 0, found.start()) + 1)
+    return _assembled(*_read(text, archived=False))
+
+
+def parse_for(text: str, signature: Signature) -> Kernel:
+    """Read a kernel's text and check its plan against the op it is for."""
+    kernel = parse(text)
+    check(kernel, signature)
+    return kernel
+
+
+def check(kernel: Kernel, signature: Signature) -> None:
+    """Raise a PlanError unless the plan makes sense for the op."""
+    try:
+        check_plan(kernel.plan, signature)
+    except PlaceError as error:
+        raise kernel.fault(error) from error
 
 
 def check_plan(plan: Plan, signature: Signature) -> None:
@@ -39,7 +157,7 @@ def check_plan(plan: Plan, signature: Signature) -> None:
         _check_launch(launch, index, plan, signature, scope)
 
 
-# In the device code these names stand where C++ would read them otherwise.
+# Names that C++ reads as something else in the device code.
 KEYWORDS = frozenset(
     """
     alignas alignof and asm auto bitand bitor bool break case catch char class compl const constexpr continue decltype
@@ -98,105 +216,6 @@ def _check_launch(launch: Launch, index: int, plan: Plan, signature: Signature, 
             _checked(path, expressions.check_integer, argument, scope)
 
 
-OPEN, CLOSE = "/*---", "---*/"
-MAX_CHARACTERS = 200_000
-ID_CHARACTERS = 16
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """Device code and its plan; build one with `parse`."""
-
-    plan: Plan
-    source: str
-
-    @cached_property
-    def text(self) -> str:
-        """The canonical text, which parses to this same kernel."""
-        return f"{OPEN}\n{print_plan(self.plan)}{CLOSE}\n{self.source}"
-
-    @cached_property
-    def id(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()[:ID_CHARACTERS]
-
-    @property
-    def op(self) -> str:
-        return self.plan.op
-
-    @cached_property
-    def family(self) -> str:
-        """The id that all settings of the same knobs share."""
-        knobs = tuple((name, tuple(sorted(values))) for name, values in self.plan.knobs)
-        return replace(self, plan=replace(self.plan, knobs=knobs)).id
-
-    def with_knobs(self, settings: dict[str, int]) -> "Kernel":
-        """The same kernel with other knob values in force; the value in force stands first in its list."""
-        knobs = tuple(
-            (name, (settings[name], *sorted(set(values) - {settings[name]}))) if name in settings else (name, values)
-            for name, values in self.plan.knobs
-        )
-        return replace(self, plan=replace(self.plan, knobs=knobs))
-
-    def fault(self, error: PlaceError) -> PlanError:
-        """The same fault with the line of the canonical text where it stands."""
-        header = print_plan(self.plan)
-        line = 2 + plan_reader.line_of(header, error.path)
-        written = self.text.split("\n")[line - 1].strip()
-        return PlanError(f"{error} | {written}", line)
-
-
-def parse(text: str) -> Kernel:
-    """Read a kernel's text, or raise a PlanError with the line that is wrong."""
-    text = text.replace("\r\n", "\n")
-    if found := hidden(text):
-        raise PlanError(f"the text has {described(found)}", text.count("\n", 0, found.start()) + 1)
-    return _read(text, archived=False)
-
-
-def archived(text: str) -> Kernel:
-    """As `parse`, for a text that was parsed before: an archive of earlier days may hold what is refused now."""
-    return _read(text, archived=True)
-
-
-def _read(text: str, *, archived: bool) -> Kernel:
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if len(text) > MAX_CHARACTERS:
-        raise PlanError(f"a kernel may have {MAX_CHARACTERS} characters, this one has {len(text)}", 1)
-    before, opened, rest = text.partition(OPEN)
-    if not opened or before.strip():
-        line = next((line.strip() for line in before.split("\n") if line.strip()), "")
-        found = f"; before it stands `{line[:60]}`: cut what is no part of the kernel" if opened else ""
-        raise PlanError(f"a kernel begins with its plan in a comment: {OPEN} ... {CLOSE}{found}", 1)
-    header, closed, source = rest.partition(CLOSE)
-    first_line = before.count("\n") + 1
-    if not closed:
-        raise PlanError(f"the plan's comment is never closed with {CLOSE}", first_line)
-    plan = plan_reader.read(header, first_line, archived=archived)
-    if "*/" in print_plan(plan):
-        raise PlanError("the plan may not contain */", first_line)
-    lines = [line.rstrip() for line in source.split("\n")]
-    kernel = Kernel(plan, "\n".join(lines).strip("\n") + "\n")
-    if not kernel.source.strip():
-        raise PlanError("there is no device code after the plan", first_line + header.count("\n"))
-    _check_conditionals(kernel.plan, lines, first_line + header.count("\n"))
-    return kernel
-
-
-def parse_for(text: str, signature: Signature) -> Kernel:
-    """Read a kernel's text and check its plan against the op it is for."""
-    kernel = parse(text)
-    check(kernel, signature)
-    return kernel
-
-
-def check(kernel: Kernel, signature: Signature) -> None:
-    """Raise a PlanError unless the plan makes sense for the op."""
-    try:
-        check_plan(kernel.plan, signature)
-    except PlaceError as error:
-        raise kernel.fault(error) from error
-
-
 def _check_conditionals(plan: Plan, lines: list[str], first_line: int) -> None:
     """Only knobs are macros: `#if` on a specialised value would silently compare a name that is no macro."""
     defined = set(re.findall(r"^\s*#\s*define\s+(\w+)", "\n".join(lines), flags=re.MULTILINE))
@@ -210,3 +229,38 @@ def _check_conditionals(plan: Plan, lines: list[str], first_line: int) -> None:
                     f"#if on `{name}`, which is no knob: specialised values are constexpr, so use `if constexpr`",
                     first_line + number,
                 )
+
+
+def _read(text: str, *, archived: bool) -> tuple[Plan, str]:
+    """Return the plan and the source. An archive of earlier days may hold characters that are refused now."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if len(text) > MAX_CHARACTERS:
+        raise PlanError(f"a kernel may have {MAX_CHARACTERS} characters, this one has {len(text)}", 1)
+    before, opened, rest = text.partition(OPEN)
+    if not opened or before.strip():
+        line = next((line.strip() for line in before.split("\n") if line.strip()), "")
+        found = f"; `{line[:60]}` stands before it: remove what is not part of the kernel" if opened else ""
+        raise PlanError(f"a kernel begins with its plan in a comment: {OPEN} ... {CLOSE}{found}", 1)
+    header, closed, source = rest.partition(CLOSE)
+    first_line = before.count("\n") + 1
+    if not closed:
+        raise PlanError(f"the plan's comment is never closed with {CLOSE}", first_line)
+    plan = plan_reader.read(header, first_line, archived=archived)
+    if "*/" in print_plan(plan):
+        raise PlanError("the plan may not contain */", first_line)
+    lines = [line.rstrip() for line in source.split("\n")]
+    source = "\n".join(lines).strip("\n") + "\n"
+    if not source.strip():
+        raise PlanError("there is no device code after the plan", first_line + header.count("\n"))
+    _check_conditionals(plan, lines, first_line + header.count("\n"))
+    return plan, source
+
+
+def _assembled(plan: Plan, source: str) -> Kernel:
+    kernel = Kernel(f"{OPEN}\n{print_plan(plan)}{CLOSE}\n{source}")
+    kernel.__dict__["_parts"] = plan, source  # as `cached_property` does it
+    return kernel
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:ID_CHARACTERS]

@@ -1,16 +1,12 @@
-"""Records as rows of the archive's tables, and back. A row that no version can have written is an error."""
+"""Records as rows of the archive's tables, and back. A row that cannot be a record is named in the error."""
 
 import json
-import sqlite3
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, replace
-from functools import lru_cache
 from typing import Any, TypeVar
 
-from archive import kernel as genome
 from archive import plain
 from archive.kernel import Kernel
 from archive.proposals import AskedQuestion, Budget, Cost, Leg, Proposal, Question, Run
@@ -29,21 +25,36 @@ from archive.records import (
     Traits,
     content_id,
 )
-from archive.soundness import UnsoundError, check
+from archive.soundness import LAST_MOMENT, UnsoundError, check
+from archive.summaries import (
+    EvaluationSummary,
+    ProposalSummary,
+    kernel_summary,
+    packed,
+    summary,
+    unpacked,
+)
 
 Row = tuple[Any, ...]
 Record = Kernel | Proposal | AskedQuestion | Evaluation | Merged | Profile | Standard | Run | Leg
+T = TypeVar("T")
+
+
+class DamagedError(Exception):
+    """A row that is not what it should be: which, of which table, and why."""
 
 
 def rows(record: Record) -> Iterator[tuple[str, Row]]:
-    """The rows a record becomes, by table."""
+    """The rows that a record becomes, by table; its own row first."""
     match record:
         case Kernel():
             yield "kernels", (record.id, record.op, record.text)
+            yield "kernel_summaries", (None, *kernel_summary(record)[1:])
         case Run() | Leg() | Merged():
             yield _small_row(record)
         case Proposal():
             yield "proposals", _proposal_row(record)
+            yield from (("children", (parent, record.id)) for parent in record.parents)
             if record.kernel:
                 yield from rows(record.kernel)
             if record.question:
@@ -107,138 +118,70 @@ def _evaluation_rows(evaluation: Evaluation) -> Iterator[tuple[str, Row]]:
     yield "devices", (device_id, *list(device.values())[:-1], json.dumps(device["tflops"]))
     for measurement in evaluation.measurements:
         yield "measurements", (evaluation.id, *astuple(measurement))
+    yield "evaluation_summaries", _summary_row(summary(evaluation))
 
 
-READ_AT_ONCE = 500  # some builds of SQLite take no more than 999 values in one statement
-T = TypeVar("T")
+def _summary_row(found: EvaluationSummary) -> Row:
+    workloads, times = packed(found.measurements)
+    return (
+        None, found.id, found.kernel_id, found.op, found.device, str(found.outcome), found.created, found.seconds,
+        int(found.confirmed), 0, found.code, found.traits_json, found.log, workloads, times,
+    )  # fmt: skip
 
 
-class DamagedError(Exception):
-    """A row that is not what it should be: which, of which table, and why."""
+def kernel(row: Row) -> Kernel:
+    """A kernel whose plan is not read yet. Its text is the one it was kept with, or its id would differ."""
+    with _row("kernels", row[0]):
+        kernel = Kernel(_text(row[1]))
+        if kernel.id != row[0]:
+            raise UnsoundError(f"its text has the id {kernel.id}")
+        return kernel
 
 
-@contextmanager
-def _row(table: str, row_id: object) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, TypeError, RecursionError) as error:
-        raise DamagedError(f"row {str(row_id)[:40]} of its table `{table}`: {error}") from error
+def proposal_summary(row: Row) -> ProposalSummary:
+    if row[6] != "[]":
+        with _row("proposals", row[1]):
+            row = (*row[:6], tuple(_list("parents", row[6])), *row[7:])
+    else:
+        row = (*row[:6], (), *row[7:])
+    return ProposalSummary._make(row)
 
 
-def kernels(connection: sqlite3.Connection, op: str) -> list[Kernel]:
-    found = connection.execute("SELECT id, text FROM kernels WHERE op = ? OR ? = '' ORDER BY rowid", (op, op))
-    return [_parsed(row_id, text) for row_id, text in found]
+OUTCOMES = {str(outcome): outcome for outcome in Outcome}
 
 
-def runs(connection: sqlite3.Connection, op: str) -> list[Run]:
-    found = connection.execute("SELECT * FROM runs WHERE op = ? OR ? = '' ORDER BY created, rowid", (op, op))
-    return [_run(row) for row in found]
+def evaluation_summary(row: Row) -> EvaluationSummary:
+    with _row("evaluation_summaries", row[1]):
+        outcome, times = row[5], row[13]
+        if not (type(row[6]) is float and 0 <= row[6] < LAST_MOMENT and type(row[7]) is float):
+            raise UnsoundError(f"created must be a moment, not {row[6]!r}")
+        if outcome not in OUTCOMES:
+            raise UnsoundError(f"{outcome!r} is not a valid Outcome")
+        measurements = tuple(unpacked(row[12], times)) if times else ()
+        return EvaluationSummary(*row[:5], OUTCOMES[outcome], row[6], row[7], row[8] == 1, *row[9:12], measurements)
 
 
-def legs(connection: sqlite3.Connection, op: str) -> list[Leg]:
-    found = connection.execute(
-        """SELECT l.id, l.run, started, max(ended) FROM legs l LEFT JOIN runs r ON r.id = l.run
-           WHERE r.op = ? OR ? = '' GROUP BY l.run, started ORDER BY started""",
-        (op, op),
-    )
-    return [_checked("legs", row[0], Leg(*row[1:])) for row in found]
-
-
-def merged(connection: sqlite3.Connection, op: str) -> list[Merged]:
-    found = connection.execute("SELECT * FROM merged WHERE op = ? OR ? = '' ORDER BY rowid", (op, op))
-    return [_checked("merged", row[0], Merged(*row)) for row in found]
-
-
-def profiles(connection: sqlite3.Connection, op: str) -> list[Profile]:
-    found = connection.execute(
-        "SELECT id, profile FROM profiles WHERE op = ? OR ? = '' ORDER BY created, rowid", (op, op)
-    )
-    return [_written_whole(Profile, "profiles", *row) for row in found]
-
-
-def standards(connection: sqlite3.Connection, op: str) -> list[Standard]:
-    found = connection.execute(
-        "SELECT id, standard FROM standards WHERE op = ? OR ? = '' ORDER BY created, rowid", (op, op)
-    )
-    return [_written_whole(Standard, "standards", *row) for row in found]
-
-
-def asked(connection: sqlite3.Connection, op: str) -> list[AskedQuestion]:
-    """In the order in which their answers came."""
-    found: list[Row] = connection.execute(
-        """SELECT q.proposal_id, q.op, q.model, q.endpoint, q.parameters, q.messages
-           FROM questions q LEFT JOIN proposals p ON p.id = q.proposal_id
-           WHERE q.op = ? OR ? = '' ORDER BY p.created, p.rowid, q.rowid""",
-        (op, op),
-    ).fetchall()
-    texts = dict(connection.execute("SELECT id, text FROM texts")) if found else {}
-    return [_asked(row, texts) for row in found]
-
-
-def proposals(connection: sqlite3.Connection, op: str) -> list[Proposal]:
-    found = connection.execute(
-        """SELECT p.id, p.op, operator, proposer, parents, run, reply, failure, created, call, kernel_id, k.text,
-                  prompt_tokens, completion_tokens, seconds, cached_tokens, reasoning_tokens, usd
-           FROM proposals p LEFT JOIN kernels k ON k.id = p.kernel_id
-           WHERE p.op = ? OR ? = '' ORDER BY created, p.rowid""",
-        (op, op),
-    )
-    return [_proposal(row) for row in found]
-
-
-def evaluations(connection: sqlite3.Connection, op: str, known: dict[str, Evaluation]) -> list[Evaluation]:
-    """Only those that are not known yet are read: a run asks for all of them again in every generation."""
-    found = connection.execute("SELECT id FROM evaluations WHERE op = ? OR ? = '' ORDER BY created, rowid", (op, op))
-    ids = [evaluation_id for (evaluation_id,) in found]
-    unknown = [evaluation_id for evaluation_id in ids if evaluation_id not in known]
-    devices = {row[0]: _device(row) for row in connection.execute("SELECT * FROM devices")} if unknown else {}
-    for start in range(0, len(unknown), READ_AT_ONCE):
-        known.update(_read(connection, unknown[start : start + READ_AT_ONCE], devices))
-    return [known[evaluation_id] for evaluation_id in ids]
-
-
-def _read(
-    connection: sqlite3.Connection, ids: list[str], devices: Mapping[str, DeviceInfo]
-) -> Iterator[tuple[str, Evaluation]]:
-    marks = ", ".join("?" * len(ids))
-    measurements = defaultdict[str, list[Measurement]](list)
-    for evaluation_id, *values in connection.execute(
-        f"SELECT * FROM measurements WHERE evaluation_id IN ({marks}) ORDER BY rowid",  # noqa: S608
-        ids,
-    ):
-        measurements[evaluation_id].append(Measurement(*values))
-    for row in connection.execute(f"SELECT * FROM evaluations WHERE id IN ({marks})", ids):  # noqa: S608
-        yield row[0], _evaluation(row, devices, measurements[row[0]])
-
-
-def _checked(table: str, row_id: object, record: T) -> T:
+def checked(table: str, row_id: object, record: T) -> T:
     with _row(table, row_id):
         check(record)
     return record
 
 
-@lru_cache(maxsize=100_000)
-def _parsed(row_id: str, text: str) -> Kernel:
-    """A run asks for the same kernels again in every generation, and a text never changes what it says."""
-    with _row("kernels", row_id):
-        return genome.archived(_text(text))
-
-
-def _proposal(row: Row) -> Proposal:
+def proposal(row: Row) -> Proposal:
     with _row("proposals", row[0]):
         kernel_id, text = row[10:12]
         if kernel_id and text is None:
             raise UnsoundError(f"its kernel {kernel_id} is missing")
         op, operator, proposer, parents, run, reply, failure, created, call = row[1:10]
         record = Proposal(
-            op, operator, proposer, _parsed(kernel_id, text) if text is not None else None,
+            op, operator, proposer, kernel((kernel_id, text)) if text is not None else None,
             tuple(_list("parents", parents)), run, reply, failure, Cost(*row[12:]), created, call,
         )  # fmt: skip
         check(record)
         return record
 
 
-def _asked(row: Row, texts: Mapping[str, str]) -> AskedQuestion:
+def asked_question(row: Row, texts: Mapping[str, str]) -> AskedQuestion:
     with _row("questions", row[0]):
         messages = [_row_of("messages", 2, message) for message in _list("messages", row[5])]
         if missing := [text for _, text in messages if text not in texts]:
@@ -249,57 +192,65 @@ def _asked(row: Row, texts: Mapping[str, str]) -> AskedQuestion:
         return record
 
 
-def _run(row: Row) -> Run:
+def run(row: Row) -> Run:
     with _row("runs", row[0]):
-        run = replace(
+        found = replace(
             Run(*row[:6]),
             strategy=row[6],
             budget=_written(Budget, "budget", row[7]),
             campaign=row[8],
             words=tuple(_list("words", row[9])),
         )
-        check(run)
-        return run
+        check(found)
+        return found
 
 
-def _device(row: Row) -> DeviceInfo:
+def device(row: Row) -> DeviceInfo:
     with _row("devices", row[0]):
         tflops = tuple(_row_of("tflops", 2, pair) for pair in _list("tflops", row[-1]))
-        device = replace(DeviceInfo(*row[1:-1]), tflops=tflops)
-        check(device)
-        return device
+        info = replace(DeviceInfo(*row[1:-1]), tflops=tflops)
+        check(info)
+        return info
 
 
-def _evaluation(row: Row, devices: Mapping[str, DeviceInfo], measurements: list[Measurement]) -> Evaluation:
+def evaluation(row: Row, devices: Mapping[str, DeviceInfo], measurements: list[Measurement]) -> Evaluation:
     with _row("evaluations", row[0]):
         if row[3] not in devices:
             raise UnsoundError(f"its device {row[3]} is missing")
-        evaluation = Evaluation(
+        found = Evaluation(
             kernel_id=row[1], op=row[2], device=devices[row[3]], outcome=Outcome(row[4]), log=row[5],
             measurements=tuple(measurements), skipped=tuple(_list("skipped", row[6])),
             deterministic={0: False, 1: True}.get(row[7], row[7]),
             resources=tuple(Resources(*_row_of("resources", 4, spent)) for spent in _list("resources", row[8])),
             seed=row[9], seconds=row[10], created=row[11],
-            checks=tuple(map(_judged, _list("checks", row[12]))),
+            checks=tuple(map(_check_of, _list("checks", row[12]))),
             conditions=_written(Conditions, "conditions", row[13]) if row[13] else None,
             confirmed=_written(Confirmed, "confirmed", row[14]) if row[14] else None,
             traits=_written(Traits, "traits", row[15]) if row[15] else None,
         )  # fmt: skip
-        check(evaluation)
-        return evaluation
+        check(found)
+        return found
 
 
-def _judged(values: Any) -> Check:
-    """The same few words stand in all of them, over and over."""
-    words_and_errors = (sys.intern(value) if type(value) is str else value for value in _row_of("checks", 6, values))
-    return Check(*words_and_errors)  # type: ignore[arg-type]  # which is checked with the whole evaluation
-
-
-def _written_whole(kind: type[T], table: str, row_id: object, text: str) -> T:
+def written_whole(kind: type[T], table: str, row_id: object, text: str) -> T:
     with _row(table, row_id):
         record = _written(kind, table.removesuffix("s"), text)
         check(record)
         return record
+
+
+@contextmanager
+def _row(table: str, row_id: object) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DamagedError(f"row {str(row_id)[:40]} of its table `{table}`: {error}") from error
+
+
+def _check_of(values: Any) -> Check:
+    """A check, whose few words are kept once for all."""
+    words_and_errors = (sys.intern(value) if type(value) is str else value for value in _row_of("checks", 6, values))
+    return Check(*words_and_errors)  # type: ignore[arg-type]  # checked with the whole evaluation
 
 
 def _written(kind: type[T], column: str, text: Any) -> T:
@@ -320,7 +271,7 @@ def _list(column: str, text: Any) -> list[Any]:
     return value
 
 
-def _row_of(column: str, length: int, value: Any) -> tuple[Any, ...]:
+def _row_of(column: str, length: int, value: Any) -> Row:
     if not isinstance(value, list) or len(value) != length:
         raise UnsoundError(f"`{column}` holds something else than lists of {length}")
     return tuple(value)

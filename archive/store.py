@@ -1,102 +1,58 @@
-"""Archive store: one SQLite file, append-only, readable while a run writes; and the steps of its schema."""
+"""Archive store: one SQLite file, append-only, readable while a run writes."""
 
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar, Unpack
 from urllib.parse import quote
 
-from archive import rows
+from archive import queries, rows, schema
 from archive.kernel import Kernel
 from archive.plan import PlanError
 from archive.proposals import AskedQuestion, Leg, Proposal, Run
-from archive.records import Evaluation, Merged, Profile, Standard
+from archive.queries import Filters
+from archive.records import DeviceInfo, Evaluation, Merged, Profile, Standard
 from archive.rows import DamagedError, Record
+from archive.schema import SchemaError
 from archive.soundness import UnsoundError, check_foreign
+from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        "CREATE TABLE kernels (id TEXT PRIMARY KEY, op TEXT NOT NULL, text TEXT NOT NULL)",
-        """CREATE TABLE proposals (
-            id TEXT PRIMARY KEY, op TEXT NOT NULL, operator TEXT NOT NULL, proposer TEXT NOT NULL,
-            kernel_id TEXT NOT NULL, parents TEXT NOT NULL, run TEXT NOT NULL, reply TEXT NOT NULL,
-            failure TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
-            seconds REAL NOT NULL, created REAL NOT NULL)""",
-        """CREATE TABLE devices (
-            id TEXT PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, arch TEXT NOT NULL, sms INTEGER NOT NULL,
-            shared_bytes INTEGER NOT NULL, l2_bytes INTEGER NOT NULL, driver TEXT NOT NULL, torch TEXT NOT NULL,
-            copy_gb_s REAL NOT NULL, tflops TEXT NOT NULL)""",
-        """CREATE TABLE evaluations (
-            id TEXT PRIMARY KEY, kernel_id TEXT NOT NULL, op TEXT NOT NULL, device_id TEXT NOT NULL,
-            outcome TEXT NOT NULL, log TEXT NOT NULL, skipped TEXT NOT NULL, deterministic INTEGER,
-            resources TEXT NOT NULL, seed INTEGER NOT NULL, seconds REAL NOT NULL, created REAL NOT NULL)""",
-        """CREATE TABLE measurements (
-            evaluation_id TEXT NOT NULL, workload TEXT NOT NULL, median_us REAL NOT NULL, low_us REAL NOT NULL,
-            high_us REAL NOT NULL, samples INTEGER NOT NULL, eager_us REAL NOT NULL, compile_us REAL, floor_us REAL,
-            PRIMARY KEY (evaluation_id, workload))""",
-        """CREATE TABLE runs (
-            id TEXT PRIMARY KEY, op TEXT NOT NULL, device TEXT NOT NULL, proposer TEXT NOT NULL,
-            seed INTEGER NOT NULL, created REAL NOT NULL)""",
-        "CREATE INDEX proposals_by_kernel ON proposals (kernel_id)",
-        "CREATE INDEX evaluations_by_op ON evaluations (op)",
-    ),
-    (
-        "ALTER TABLE measurements ADD COLUMN autotune_us REAL",
-        "ALTER TABLE measurements ADD COLUMN graph_us REAL",
-        # What was checked, under which conditions, and how it was confirmed, as JSON.
-        "ALTER TABLE evaluations ADD COLUMN checks TEXT NOT NULL DEFAULT '[]'",
-        "ALTER TABLE evaluations ADD COLUMN conditions TEXT",
-        "ALTER TABLE evaluations ADD COLUMN confirmed TEXT",
-    ),
-    (
-        "ALTER TABLE proposals ADD COLUMN cached_tokens INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE proposals ADD COLUMN reasoning_tokens INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE proposals ADD COLUMN usd REAL NOT NULL DEFAULT 0",
-        "ALTER TABLE proposals ADD COLUMN call TEXT NOT NULL DEFAULT ''",
-        # The messages of a question as JSON: pairs of a role and the id of a text, because most texts come again.
-        """CREATE TABLE questions (
-            proposal_id TEXT PRIMARY KEY, op TEXT NOT NULL, model TEXT NOT NULL, endpoint TEXT NOT NULL,
-            parameters TEXT NOT NULL, messages TEXT NOT NULL)""",
-        "CREATE TABLE texts (id TEXT PRIMARY KEY, text TEXT NOT NULL)",
-        "ALTER TABLE runs ADD COLUMN strategy TEXT NOT NULL DEFAULT 'evolve'",
-        "ALTER TABLE runs ADD COLUMN budget TEXT NOT NULL DEFAULT '{}'",
-        "ALTER TABLE runs ADD COLUMN campaign TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE runs ADD COLUMN words TEXT NOT NULL DEFAULT '[]'",
-        "CREATE TABLE legs (id TEXT PRIMARY KEY, run TEXT NOT NULL, started REAL NOT NULL, ended REAL NOT NULL)",
-        "ALTER TABLE evaluations ADD COLUMN traits TEXT",
-        """CREATE TABLE profiles (
-            id TEXT PRIMARY KEY, op TEXT NOT NULL, profile TEXT NOT NULL, created REAL NOT NULL)""",
-    ),
-    (
-        """CREATE TABLE standards (
-            id TEXT PRIMARY KEY, op TEXT NOT NULL, standard TEXT NOT NULL, created REAL NOT NULL)""",
-    ),
-    ("CREATE TABLE merged (evaluation_id TEXT PRIMARY KEY, op TEXT NOT NULL)",),
-)
-
-
-APPLICATION_ID = 0x45564F4C  # "EVOL": tells our files from other people's SQLite files
 BUSY_SECONDS = 30
 DAMAGE = ("no such table", "no such column", "could not decode", "malformed", "not a database")  # in SQLite's words
-R = TypeVar("R", Kernel, Proposal, AskedQuestion, Evaluation, Merged, Profile, Standard, Run, Leg)
+R = TypeVar(
+    "R", Kernel, KernelSummary, Proposal, ProposalSummary, AskedQuestion, Evaluation, EvaluationSummary, DeviceInfo,
+    Merged, Profile, Standard, Run, Leg,
+)  # fmt: skip
+# Of a kernel's evaluations on a device, the last one made there counts.
+IN_FORCE = """UPDATE evaluation_summaries SET in_force = (number = (
+    SELECT number FROM evaluation_summaries WHERE kernel_id = ? AND device = ?
+    ORDER BY created DESC, number DESC LIMIT 1
+)) WHERE kernel_id = ? AND device = ?"""
 
 
 class ArchiveError(Exception):
-    """The file is no archive of ours, cannot be opened, or holds what no archive can."""
+    """The file is not an archive, cannot be opened, or is damaged."""
 
 
 class Store(Protocol):
-    """What everyone else may ask of an archive."""
+    """What the rest of the program may ask of an archive.
+
+    Records are never changed or removed. Each has an id that follows from its content, so appending one again changes
+    nothing, and merging two archives is the union of their records.
+    """
 
     def append(self, *records: Record) -> int:
-        """Keep the records, all or none of them; the number that were new."""
+        """Keep the records, all or none of them, and return the number that were new."""
 
-    def find(self, kind: type[R], op: str = "") -> list[R]:
-        """Every record of a kind, of one op or of all, oldest first."""
+    def find(self, kind: type[R], op: str = "", **filters: Unpack[Filters]) -> list[R]:
+        """Return the records of a kind that pass every filter, oldest first. An empty `op` stands for every op."""
+
+    def count(self, kind: type[R], by: str, op: str = "", **filters: Unpack[Filters]) -> dict[str, int]:
+        """Return how many records pass every filter, by `op`, `device` or `outcome`."""
 
 
 @dataclass(frozen=True)
@@ -105,32 +61,37 @@ class SqliteStore:
 
     connection: sqlite3.Connection
     path: Path
-    _known: dict[str, Evaluation] = field(default_factory=dict, repr=False, compare=False)  # read before, by id
 
     def append(self, *records: Record) -> int:
-        new = 0
         with self.connection:
-            for record in records:
-                for index, (table, row) in enumerate(rows.rows(record)):
-                    marks = ", ".join("?" * len(row))
-                    cursor = self.connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row)  # noqa: S608
-                    new += cursor.rowcount if index == 0 else 0
+            return sum(map(self._keep, records))
+
+    def find(self, kind: type[R], op: str = "", **filters: Unpack[Filters]) -> list[R]:
+        with self._naming_damage():
+            return queries.find(self.connection, kind, op, filters)
+
+    def count(self, kind: type[R], by: str, op: str = "", **filters: Unpack[Filters]) -> dict[str, int]:
+        with self._naming_damage():
+            return queries.count(self.connection, kind, by, op, filters)
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def _keep(self, record: Record) -> int:
+        """Insert the rows of a record, and return 1 if it was new."""
+        new = 0
+        for index, (table, row) in enumerate(rows.rows(record)):
+            marks = ", ".join("?" * len(row))
+            cursor = self.connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row)  # noqa: S608
+            new += cursor.rowcount if index == 0 else 0
+        if new and isinstance(record, Evaluation):
+            self.connection.execute(IN_FORCE, (record.kernel_id, record.device.key) * 2)
         return new
 
-    def find(self, kind: type[R], op: str = "") -> list[R]:
-        readers: dict[type, Callable[[sqlite3.Connection, str], list[Any]]] = {
-            Kernel: rows.kernels,
-            Proposal: rows.proposals,
-            Evaluation: partial(rows.evaluations, known=self._known),
-            Run: rows.runs,
-            Leg: rows.legs,
-            AskedQuestion: rows.asked,
-            Profile: rows.profiles,
-            Standard: rows.standards,
-            Merged: rows.merged,
-        }
+    @contextmanager
+    def _naming_damage(self) -> Iterator[None]:
         try:
-            return readers[kind](self.connection, op)
+            yield
         except DamagedError as error:
             raise ArchiveError(f"the archive {self.path} is damaged: {error}") from error
         except sqlite3.DatabaseError as error:
@@ -138,27 +99,26 @@ class SqliteStore:
                 raise
             raise ArchiveError(f"the archive {self.path} is damaged: {error}") from error
 
-    def close(self) -> None:
-        self.connection.close()
-
 
 def open_archive(path: Path, *, read_only: bool = False) -> SqliteStore:
-    """Open an archive, or make it. An older one is brought up to date, also when it is only read afterwards."""
+    """Open an archive, or create it. An older one is brought up to date first, even to be read only."""
     try:
         if read_only:
             return SqliteStore(_reader(path), path)
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS)
-        if _version(connection, path) < len(MIGRATIONS):
-            _migrate(connection)
+        if schema.version_of(connection, path) < len(schema.MIGRATIONS):
+            schema.migrate(connection, path)
         connection.execute("PRAGMA journal_mode = WAL")
+    except SchemaError as error:
+        raise ArchiveError(str(error)) from error
     except (sqlite3.Error, OSError) as error:
         raise ArchiveError(f"cannot open the archive {path}: {error}") from error
     return SqliteStore(connection, path)
 
 
 def gathered(source: SqliteStore) -> list[Record]:
-    """Everything an archive knows, for another that shall take it in: all of it is sound, or it is an ArchiveError."""
+    """Return every record of an archive for another to take in, or raise an ArchiveError where one is unsound."""
     proposed: list[Record] = [*source.find(Run), *source.find(Leg), *source.find(Proposal), *source.find(AskedQuestion)]
     found: list[Record] = [*source.find(Evaluation), *source.find(Profile), *source.find(Standard)]
     records: list[Record] = [*source.find(Kernel), *proposed, *found]
@@ -173,54 +133,28 @@ def gathered(source: SqliteStore) -> list[Record]:
 
 
 def take(into: Store, records: Sequence[Record]) -> int:
-    """Keep what another archive knows, all or nothing; the number that were new. New verdicts are marked as merged."""
-    known = {evaluation.id for evaluation in into.find(Evaluation)}
-    foreign = [record for record in records if isinstance(record, Evaluation) and record.id not in known]
+    """Keep the records of another archive, all or none, and mark new evaluations as merged; the number of new ones."""
+    evaluations = [record for record in records if isinstance(record, Evaluation)]
+    known = {found.id for found in into.find(EvaluationSummary, ids=[one.id for one in evaluations])}
+    foreign = [evaluation for evaluation in evaluations if evaluation.id not in known]
     return into.append(*records, *(Merged(evaluation.id, evaluation.op) for evaluation in foreign)) - len(foreign)
 
 
 def merge(into: Store, source: SqliteStore) -> int:
-    """Add everything one archive knows to another; the number of records that were new."""
+    """Add every record of one archive to another, and return the number that were new."""
     return take(into, gathered(source))
 
 
 def _reader(path: Path) -> sqlite3.Connection:
     if not path.exists():
         raise ArchiveError(f"there is no archive at {path}")
-    # On a read-only file system nobody writes, and SQLite could not make its shared-memory file there.
+    # On a read-only file system SQLite cannot create its shared-memory file, and no process can write.
     immutable = "" if os.access(path.parent, os.W_OK) else "&immutable=1"
     connection = sqlite3.connect(
         f"file:{quote(str(path.absolute()))}?mode=ro{immutable}", uri=True, timeout=BUSY_SECONDS
     )
-    if _version(connection, path) < len(MIGRATIONS):
+    if schema.version_of(connection, path) < len(schema.MIGRATIONS):
         connection.close()
         open_archive(path).close()
         return _reader(path)
     return connection
-
-
-def _version(connection: sqlite3.Connection, path: Path) -> int:
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    owner = connection.execute("PRAGMA application_id").fetchone()[0]
-    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if tables and owner != APPLICATION_ID:
-        raise ArchiveError(f"{path} is a database, but not an archive of kernels")
-    if version > len(MIGRATIONS):
-        raise ArchiveError(
-            f"{path} was written by a newer version of evolve (schema {version}); update evolve to read it"
-        )
-    return version
-
-
-def _migrate(connection: sqlite3.Connection) -> None:
-    """Every step in one transaction: an archive is never seen half-way between two versions."""
-    connection.isolation_level = None
-    connection.execute("BEGIN IMMEDIATE")
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    for step in MIGRATIONS[version:]:
-        for statement in step:
-            connection.execute(statement)
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-    connection.execute("COMMIT")
-    connection.isolation_level = "DEFERRED"

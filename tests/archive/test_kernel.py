@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
-from archive.kernel import Kernel, archived, parse, parse_for
+from archive.kernel import Kernel, parse, parse_for
+from archive.library import op_names, shipped
 from archive.plan import PlanError, Signature
 
 SIGNATURE = Signature("softmax", ("x", "out"), ("rows", "cols"), ("axis",), ("eps",), ("float32", "bfloat16"))
@@ -158,7 +161,7 @@ def test_reserved_parts_parse_and_are_named(old: str, new: str, asked: str) -> N
 
 
 def test_what_stands_before_the_plan_is_quoted() -> None:
-    with pytest.raises(PlanError, match=r"`First some reasoning\.`: cut"):
+    with pytest.raises(PlanError, match=r"`First some reasoning\.` stands before it"):
         parse(f"First some reasoning.\n{TEXT}")
 
 
@@ -202,5 +205,33 @@ def test_tabs_newlines_and_letters_of_all_languages_are_kept() -> None:
 
 
 def test_a_text_of_an_old_archive_keeps_its_kernel() -> None:
-    old = changed("first() {}", "first() {} // \x0c")
-    assert archived(old).text == archived(archived(old).text).text
+    old = changed("first() {}", "first() {} // \x0c end")
+    kernel = Kernel(old)
+    assert kernel.text == old
+    assert "\x0c" in kernel.source
+
+
+def test_what_is_read_from_the_text_alone_is_what_the_plan_says() -> None:
+    for kernel in (kernel for op in op_names() for kernel in shipped(op)):
+        unread, plan = Kernel(kernel.text), kernel.plan
+        written = kernel.with_plan(replace(plan, knobs=tuple((name, tuple(sorted(own))) for name, own in plan.knobs)))
+        assert (unread.op, unread.settings, unread.family) == (plan.op, plan.settings, written.id)
+        assert "_parts" not in vars(unread), "the plan was read"
+
+
+def test_settings_share_a_family_and_other_code_does_not() -> None:
+    kernel = parse(TEXT)
+    assert kernel.with_knobs({"WARPS": 8}).family == kernel.family != parse(changed("first() {}", "last() {}")).family
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"first() {}": "renamed()   /* a; comment */ {\n}"}, True),
+        ({"first() {}": "first() {} // one \\\n more"}, True),
+        ({"first() {}": "first() { ; }"}, False),
+    ],
+)
+def test_the_outline_leaves_out_names_comments_and_blanks(changes: dict[str, str], same: bool) -> None:
+    (pair,) = changes.items()
+    assert (parse(changed(*pair)).outline == parse(TEXT).outline) is same

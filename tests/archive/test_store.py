@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from records import CPU, GPU, checked, confirmed, failed, failed_reply, kernel, passed, proposal
 
-from archive import store as store_module
+from archive import schema
 from archive.kernel import Kernel
 from archive.proposals import AskedQuestion, Budget, Cost, Leg, Proposal, Question, Run
 from archive.records import Evaluation, Merged, Profile, Standard, Traits
-from archive.store import MIGRATIONS, ArchiveError, SqliteStore, merge, open_archive
+from archive.schema import MIGRATIONS
+from archive.store import ArchiveError, SqliteStore, merge, open_archive
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ def test_a_process_killed_after_an_append_loses_nothing(tmp_path: Path) -> None:
 def test_an_older_archive_is_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_archive(tmp_path / "a.db").append(proposal(kernel(1)))
     later = (*MIGRATIONS, ("CREATE TABLE later (x TEXT)", "INSERT INTO later SELECT id FROM kernels"))
-    monkeypatch.setattr(store_module, "MIGRATIONS", later)
+    monkeypatch.setattr(schema, "MIGRATIONS", later)
     reader = open_archive(tmp_path / "a.db", read_only=True)
     assert reader.connection.execute("SELECT x FROM later").fetchall() == [(kernel(1).id,)]
     assert reader.connection.execute("PRAGMA user_version").fetchone() == (len(later),)
@@ -196,7 +197,7 @@ def version_1(path: Path) -> Path:
     rows = {"devices": DEVICE_1, "evaluations": EVALUATION_1, "measurements": MEASUREMENT_1}
     for table, row in rows.items():
         connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
-    connection.execute(f"PRAGMA application_id = {store_module.APPLICATION_ID}")
+    connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
     connection.execute("PRAGMA user_version = 1")
     connection.commit()
     connection.close()
@@ -222,7 +223,7 @@ def test_what_version_1_wrote_keeps_its_id_so_that_merging_it_twice_adds_nothing
 def test_a_failing_migration_leaves_the_archive_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_archive(tmp_path / "a.db").append(proposal(kernel(1)))
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "MIGRATIONS", (*MIGRATIONS, ("CREATE TABLE later (x TEXT)", "NONSENSE")))
+        patch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, ("CREATE TABLE later (x TEXT)", "NONSENSE")))
         with pytest.raises(ArchiveError, match="NONSENSE"):
             open_archive(tmp_path / "a.db")
     assert open_archive(tmp_path / "a.db").find(Kernel) == [kernel(1)]

@@ -18,7 +18,7 @@ from gpu_records import (
 )
 
 from archive import library
-from archive.kernel import Kernel, archived
+from archive.kernel import Kernel
 from archive.records import Evaluation, Outcome
 from archive.store import SqliteStore, merge, open_archive
 from evolve.errors import UserError
@@ -152,7 +152,7 @@ def test_the_word_of_another_archive_is_taken_where_it_is_trusted(tmp_path: Path
 
 
 def test_a_kernel_of_an_old_archive_that_would_be_refused_today_is_not_exported(tmp_path: Path) -> None:
-    kernel = archived(simple("softmax").text + "// \x1b[2J cleared\n")
+    kernel = Kernel(simple("softmax").text + "// \x1b[2J cleared\n")
     with pytest.raises(UserError, match="no kernel passed on a GPU"):
         softmax_package(tmp_path, kernel, confirmed(kernel, {FIRST: 20.0}))
 

@@ -30,7 +30,7 @@ HOSTILE = [
 def package(folder: Path, said: str, op: Op = SOFTMAX) -> Path:
     """A package from an archive in which every free word is this one."""
     kernel = simple(op.name)
-    kernel = replace(kernel, plan=replace(kernel.plan, note=HIDDEN.sub("", said)))
+    kernel = kernel.with_plan(replace(kernel.plan, note=HIDDEN.sub("", said)))
     verdict = confirmed(kernel, everywhere(op, 50.0), replace(H200, name=said, driver=said, torch=said))
     duels = verdict.confirmed.duels if verdict.confirmed else ()
     verdict = replace(

@@ -1,0 +1,207 @@
+"""Queries: what can be found in an archive, by which filters, and in which order."""
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from archive import rows
+from archive.kernel import Kernel
+from archive.proposals import AskedQuestion, Leg, Proposal, Run
+from archive.records import DeviceInfo, Evaluation, Measurement, Merged, Profile, Standard
+from archive.rows import Row
+from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary
+
+READ_AT_ONCE = 500  # some builds of SQLite take no more than 999 values in one statement
+LAST_CHARACTER = chr(0x10FFFF)
+
+
+class Filters(TypedDict, total=False):
+    """What a record must be to be found; not every filter is for every kind of record."""
+
+    ids: Collection[str]
+    prefix: str  # how the id begins
+    kernels: Collection[str]  # ids of the kernels that the records are about
+    parents: Collection[str]  # proposals made from any of these kernels
+    run: str
+    device: str  # a DeviceInfo's key
+    outcome: str
+    in_force: bool  # whether no later evaluation of the kernel on the device has taken its place
+    confirmed: bool
+    code: str
+    outline: str
+    after: int  # only what the archive took in later than the summary with this number
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the records of one kind are: what is selected, in which order, and the condition that each filter adds."""
+
+    select: str
+    order: str
+    conditions: Mapping[str, str]
+    read: Callable[[sqlite3.Connection, Iterable[Row]], Iterable[Any]]
+
+
+def find(connection: sqlite3.Connection, kind: type, op: str, filters: Filters) -> list[Any]:
+    """The records of a kind that pass every filter, oldest first. Of many ids, each `READ_AT_ONCE` are read apart."""
+    source = SOURCES[kind]
+    many = [name for name, value in filters.items() if isinstance(value, Collection) and not isinstance(value, str)]
+    for name in many:
+        values = list(dict.fromkeys(filters[name]))  # type: ignore[literal-required]
+        if len(values) > READ_AT_ONCE:
+            parts = [values[start : start + READ_AT_ONCE] for start in range(0, len(values), READ_AT_ONCE)]
+            return [one for part in parts for one in find(connection, kind, op, {**filters, name: part})]  # type: ignore[misc]
+    where, values = _where(source, kind, op, filters)
+    found = connection.execute(f"{source.select} {where} {source.order}", values)
+    return list(source.read(connection, found))
+
+
+def count(connection: sqlite3.Connection, kind: type, by: str, op: str, filters: Filters) -> dict[str, int]:
+    """How many records pass every filter, by the values of a column."""
+    source = SOURCES[kind]
+    table = source.select.partition(" FROM ")[2].split()[0]
+    where, values = _where(source, kind, op, filters)
+    if by not in COUNTED_BY:
+        raise TypeError(f"records are counted by {', '.join(COUNTED_BY)}, not by {by}")
+    alias = source.select.partition(" FROM ")[2].split()[1:2] or [""]
+    named = f"{table} {alias[0]}" if len(alias[0]) == 1 else table
+    return dict(connection.execute(f"SELECT {by}, count(*) FROM {named} {where} GROUP BY {by}", values))  # noqa: S608
+
+
+def _where(source: Source, kind: type, op: str, filters: Filters) -> tuple[str, list[object]]:
+    given: dict[str, Any] = {**({"op": op} if op else {}), **filters}
+    conditions, values = [], list[object]()
+    for name, value in given.items():
+        if name not in source.conditions:
+            raise TypeError(f"a {kind.__name__} cannot be found by `{name}`")
+        condition = source.conditions[name]
+        if name == "prefix":
+            values += [value, f"{value}{LAST_CHARACTER}"]
+        elif "IN (?)" in condition:
+            condition = condition.replace("?", ", ".join("?" * len(value)))
+            values += value
+        else:
+            values.append(value)
+        conditions.append(condition)
+    return f"WHERE {' AND '.join(conditions)}" if conditions else "", values
+
+
+def _evaluations(connection: sqlite3.Connection, found: Iterable[Row]) -> Iterator[Evaluation]:
+    every = list(found)
+    devices = {row[0]: rows.device(row) for row in connection.execute("SELECT * FROM devices")} if every else {}
+    for start in range(0, len(every), READ_AT_ONCE):
+        part = every[start : start + READ_AT_ONCE]
+        marks = ", ".join("?" * len(part))
+        measurements = defaultdict[str, list[Measurement]](list)
+        for evaluation_id, *values in connection.execute(
+            f"SELECT * FROM measurements WHERE evaluation_id IN ({marks}) ORDER BY rowid",  # noqa: S608
+            [row[0] for row in part],
+        ):
+            measurements[evaluation_id].append(Measurement(*values))
+        yield from (rows.evaluation(row, devices, measurements[row[0]]) for row in part)
+
+
+def _questions(connection: sqlite3.Connection, found: Iterable[Row]) -> Iterator[AskedQuestion]:
+    every = list(found)
+    texts = dict(connection.execute("SELECT id, text FROM texts")) if every else {}
+    return (rows.asked_question(row, texts) for row in every)
+
+
+def _each(read: Callable[[Row], Any]) -> Callable[[sqlite3.Connection, Iterable[Row]], Iterator[Any]]:
+    return lambda _, found: map(read, found)
+
+
+def _whole(kind: type, table: str) -> Callable[[sqlite3.Connection, Iterable[Row]], Iterator[Any]]:
+    return _each(lambda row: rows.written_whole(kind, table, *row))
+
+
+def _by(*names: str, **columns: str) -> dict[str, str]:
+    """Conditions by the names of filters: those named alone compare the column of that name."""
+    equal = {name: f"{name} = ?" for name in names}
+    return {**equal, **columns}
+
+
+COUNTED_BY = ("op", "device", "outcome")
+ID_IN, ID_PREFIX = "id IN (?)", "id BETWEEN ? AND ?"
+OF_PARENTS = "p.id IN (SELECT proposal_id FROM children WHERE parent IN (?))"
+
+SOURCES: dict[type, Source] = {
+    Kernel: Source(
+        "SELECT id, text FROM kernels",
+        "ORDER BY rowid",
+        _by("op", ids=ID_IN, prefix=ID_PREFIX),
+        _each(rows.kernel),
+    ),
+    KernelSummary: Source(
+        "SELECT number, id, op, family, outline FROM kernel_summaries",
+        "ORDER BY number",
+        _by("op", "outline", ids=ID_IN, prefix=ID_PREFIX, after="number > ?"),
+        _each(KernelSummary._make),
+    ),
+    Proposal: Source(
+        """SELECT p.id, p.op, operator, proposer, parents, run, reply, failure, created, call, kernel_id, k.text,
+                  prompt_tokens, completion_tokens, seconds, cached_tokens, reasoning_tokens, usd
+           FROM proposals p LEFT JOIN kernels k ON k.id = p.kernel_id""",
+        "ORDER BY created, p.rowid",
+        _by("run", op="p.op = ?", ids="p.id IN (?)", kernels="kernel_id IN (?)", parents=OF_PARENTS,
+            prefix="p.id BETWEEN ? AND ?"),
+        _each(rows.proposal),
+    ),
+    ProposalSummary: Source(
+        """SELECT p.rowid, id, op, operator, proposer, kernel_id, parents, run, failure, created, call, prompt_tokens,
+                  completion_tokens, seconds, cached_tokens, reasoning_tokens, usd
+           FROM proposals p""",
+        "ORDER BY created, p.rowid",
+        _by("op", "run", ids=ID_IN, prefix=ID_PREFIX, kernels="kernel_id IN (?)", parents=OF_PARENTS,
+            after="p.rowid > ?"),
+        _each(rows.proposal_summary),
+    ),
+    AskedQuestion: Source(
+        """SELECT q.proposal_id, q.op, q.model, q.endpoint, q.parameters, q.messages
+           FROM questions q LEFT JOIN proposals p ON p.id = q.proposal_id""",
+        "ORDER BY p.created, p.rowid, q.rowid",
+        _by("run", op="q.op = ?", ids="q.proposal_id IN (?)"),
+        _questions,
+    ),
+    Evaluation: Source(
+        "SELECT * FROM evaluations",
+        "ORDER BY created, rowid",
+        _by("op", ids=ID_IN, kernels="kernel_id IN (?)"),
+        _evaluations,
+    ),
+    EvaluationSummary: Source(
+        """SELECT number, id, kernel_id, op, device, outcome, created, seconds, confirmed, code, traits, log, workloads,
+                  times
+           FROM evaluation_summaries""",
+        "ORDER BY created, number",
+        _by("op", "device", "outcome", "in_force", "confirmed", "code", ids=ID_IN, kernels="kernel_id IN (?)",
+            after="number > ?"),
+        _each(rows.evaluation_summary),
+    ),
+    DeviceInfo: Source(
+        """SELECT d.* FROM devices d JOIN (SELECT device_id, max(created) AS last FROM evaluations""",
+        "GROUP BY device_id) ON device_id = d.id ORDER BY last",
+        _by("op"),
+        _each(rows.device),
+    ),
+    Run: Source("SELECT * FROM runs", "ORDER BY created, rowid", _by("op", ids=ID_IN, prefix=ID_PREFIX),
+                _each(rows.run)),
+    Leg: Source(
+        "SELECT l.id, l.run, started, max(ended) FROM legs l LEFT JOIN runs r ON r.id = l.run",
+        "GROUP BY l.run, started ORDER BY started",
+        _by(op="r.op = ?", run="l.run = ?"),
+        _each(lambda row: rows.checked("legs", row[0], Leg(*row[1:]))),
+    ),
+    Profile: Source(
+        "SELECT id, profile FROM profiles", "ORDER BY created, rowid", _by("op"), _whole(Profile, "profiles"),
+    ),
+    Standard: Source(
+        "SELECT id, standard FROM standards", "ORDER BY created, rowid", _by("op"), _whole(Standard, "standards"),
+    ),
+    Merged: Source(
+        "SELECT * FROM merged", "ORDER BY rowid", _by("op", ids="evaluation_id IN (?)"),
+        _each(lambda row: rows.checked("merged", row[0], Merged(*row))),
+    ),
+}  # fmt: skip

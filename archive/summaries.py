@@ -1,0 +1,145 @@
+"""Summaries: the small parts of kernels, proposals and evaluations, for code that looks at many of them at once.
+
+They are named tuples, not dataclasses, because a screen or a run reads a hundred thousand of them.
+The archive keeps them in columns of their own, so texts, replies, logs and checks are not read with them.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from archive import plain
+from archive.kernel import Kernel
+from archive.proposals import Cost
+from archive.records import Evaluation, Measurement, Outcome, Traits
+
+LOG_CHARACTERS = 600
+TIMES = struct.Struct("<5d")  # of one workload: median, low, high, baseline, speed of light
+
+
+class Timing(NamedTuple):
+    """The times of one kernel on one workload, in microseconds."""
+
+    workload: str
+    median_us: float
+    low_us: float
+    high_us: float
+    baseline_us: float  # the best that PyTorch offers
+    floor_us: float | None  # the speed of light, where the device's rates are known
+
+    @property
+    def speedup(self) -> float:
+        return self.baseline_us / self.median_us
+
+    @property
+    def share_of_light(self) -> float | None:
+        return self.floor_us / self.median_us if self.floor_us else None
+
+
+class KernelSummary(NamedTuple):
+    """A kernel without its text."""
+
+    number: int  # its place in the order in which the archive took kernels in
+    id: str
+    op: str
+    family: str
+    outline: str
+
+
+class ProposalSummary(NamedTuple):
+    """A proposal without its kernel's text, its reply and its question."""
+
+    number: int
+    id: str
+    op: str
+    operator: str
+    proposer: str
+    kernel_id: str  # empty where the reply held no kernel
+    parents: tuple[str, ...]
+    run: str
+    failure: str
+    created: float
+    call: str
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+    cached_tokens: int
+    reasoning_tokens: int
+    usd: float
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(
+            self.prompt_tokens, self.completion_tokens, self.seconds, self.cached_tokens, self.reasoning_tokens,
+            self.usd,
+        )  # fmt: skip
+
+
+class EvaluationSummary(NamedTuple):
+    """An evaluation without its checks, resources and duels."""
+
+    number: int
+    id: str
+    kernel_id: str
+    op: str
+    device: str  # a DeviceInfo's key
+    outcome: Outcome
+    created: float
+    seconds: float
+    confirmed: bool
+    code: str  # hash of the machine code, empty where the kernel was not compiled
+    traits_json: str
+    log: str  # the beginning of it; empty where the kernel passed
+    measurements: tuple[Timing, ...]
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome is Outcome.PASSED
+
+    @property
+    def traits(self) -> Traits | None:
+        return plain.record(Traits, json.loads(self.traits_json)) if self.traits_json else None
+
+
+def timing(measurement: Measurement) -> Timing:
+    m = measurement
+    return Timing(m.workload, m.median_us, m.low_us, m.high_us, m.baseline_us, m.floor_us)
+
+
+def summary(evaluation: Evaluation, number: int = 0) -> EvaluationSummary:
+    """The summary of an evaluation that was read, or is about to be kept."""
+    from dataclasses import asdict
+
+    traits = evaluation.traits
+    return EvaluationSummary(
+        number, evaluation.id, evaluation.kernel_id, evaluation.op, evaluation.device.key, evaluation.outcome,
+        evaluation.created, evaluation.seconds, evaluation.confirmed is not None, traits.code if traits else "",
+        json.dumps(asdict(traits)) if traits else "",
+        "" if evaluation.passed else evaluation.log[:LOG_CHARACTERS], tuple(map(timing, evaluation.measurements)),
+    )  # fmt: skip
+
+
+def kernel_summary(kernel: Kernel, number: int = 0) -> KernelSummary:
+    return KernelSummary(number, kernel.id, kernel.op, kernel.family, kernel.outline)
+
+
+def packed(timings: Iterable[Timing]) -> tuple[str, bytes]:
+    """The workloads, a line each, and their times."""
+    kept = list(timings)
+    times = (TIMES.pack(t.median_us, t.low_us, t.high_us, t.baseline_us, t.floor_us or math.nan) for t in kept)
+    return "\n".join(t.workload for t in kept), b"".join(times)
+
+
+def unpacked(workloads: str, times: bytes) -> Iterator[Timing]:
+    """What `packed` packed; a ValueError where it cannot be that."""
+    if not times:
+        return
+    names = workloads.split("\n")
+    if len(times) != TIMES.size * len(names):
+        raise ValueError("its times do not fit its workloads")
+    for name, (median, low, high, baseline, floor) in zip(names, TIMES.iter_unpack(times), strict=True):
+        if not 0 < median < math.inf or not 0 < baseline < math.inf:
+            raise ValueError(f"its time at {name} must be above 0, got {median!r} against {baseline!r}")
+        yield Timing(name, median, low, high, baseline, floor if floor > 0 else None)
