@@ -1,3 +1,5 @@
+"""The report on a confirmation, and the audit of very large speedups."""
+
 from dataclasses import replace
 
 from drawn import drawn
@@ -14,7 +16,7 @@ def audited(evaluation: Evaluation) -> str:
     return " ".join(word for line in drawn(Group(*audit(evaluation))) for word in line.split())
 
 
-def test_a_duel_says_whom_it_was_with_by_how_much_and_whether_it_was_won() -> None:
+def test_a_duel_names_its_baseline_its_speedup_and_its_result() -> None:
     lines = drawn(Group(*confirmation_details(confirmed("k", GPU, **{W: 50.0, V: 99.5}))))
     assert next(line for line in lines if line.startswith("8×16")).split()[2:] == [
         "compile", "2.00x", "1.96–2.04", "1.0%", "won",
@@ -22,32 +24,34 @@ def test_a_duel_says_whom_it_was_with_by_how_much_and_whether_it_was_won() -> No
     assert next(line for line in lines if line.startswith("2×512")).endswith("not won")
 
 
-def with_said(*sanitized: Sanitized, device: DeviceInfo = GPU) -> Evaluation:
+def sanitized_evaluation(*sanitized: Sanitized, device: DeviceInfo = GPU) -> Evaluation:
     shapes = ("rows=7 cols=9 float32",)
     return replace(passed("k", device, w=50.0), confirmed=Confirmed(shapes, (), sanitized))
 
 
-def test_held_out_shapes_and_an_absent_sanitizer_are_told() -> None:
-    text = "\n".join(drawn(Group(*confirmation_details(with_said()))))
+def test_held_out_shapes_and_a_missing_sanitizer_are_named() -> None:
+    text = "\n".join(drawn(Group(*confirmation_details(sanitized_evaluation()))))
     assert "rows=7 cols=9 float32" in text
     assert "compute-sanitizer was not found" in text
 
 
-def test_an_emulator_has_no_sanitizer_to_miss() -> None:
-    assert sanitizer_words(with_said(device=CPU))[0] == "compute-sanitizer is for GPUs alone"
+def test_a_missing_sanitizer_is_normal_on_the_emulated_device() -> None:
+    assert sanitizer_words(sanitized_evaluation(device=CPU))[0] == "compute-sanitizer is for GPUs alone"
 
 
 def test_a_tool_that_could_not_finish_is_not_counted_as_clean() -> None:
-    said, style = sanitizer_words(with_said(Sanitized("memcheck", 0), Sanitized("racecheck", None, "it took too long")))
-    assert said == "memcheck found nothing; racecheck could not finish: it took too long"
+    words, style = sanitizer_words(
+        sanitized_evaluation(Sanitized("memcheck", 0), Sanitized("racecheck", None, "it took too long"))
+    )
+    assert words == "memcheck found nothing; racecheck could not finish: it took too long"
     assert style
 
 
-def test_up_to_ten_times_nothing_is_marked() -> None:
+def test_a_speedup_of_ten_or_less_needs_no_audit() -> None:
     assert audited(passed("k", w=10.0)) == ""
 
 
-def test_above_ten_times_what_was_checked_is_listed_and_what_was_not() -> None:
+def test_above_ten_times_the_audit_lists_what_was_checked_and_what_was_not() -> None:
     text = audited(checked(passed("k", GPU, **{W: 5.0})))
     assert "AUDIT: more than 10x" in text
     assert "15.00x at 8×16 fp32" in text
@@ -63,13 +67,13 @@ def test_what_a_confirmation_found_is_part_of_the_audit() -> None:
     assert "checked sanitizer: memcheck, racecheck, initcheck and synccheck found nothing" in text
 
 
-def test_a_sanitizer_that_was_absent_is_left_open_in_the_audit() -> None:
+def test_the_audit_names_a_missing_sanitizer() -> None:
     evaluation = confirmed("k", GPU, **{W: 5.0})
     assert evaluation.confirmed
     without = replace(evaluation, confirmed=replace(evaluation.confirmed, sanitized=()))
     assert "not yet sanitizer" in audited(without)
 
 
-def test_neither_a_failed_kernel_nor_an_unrecorded_check_passes_for_audited() -> None:
+def test_a_failed_kernel_has_no_audit_and_unrecorded_errors_are_named() -> None:
     assert audited(failed("k")) == ""
-    assert "not yet how far off its outputs were" in audited(passed("k", CPU, **{W: 5.0}))
+    assert "not yet the errors of its outputs were not recorded" in audited(passed("k", CPU, **{W: 5.0}))

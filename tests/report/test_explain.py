@@ -1,3 +1,5 @@
+"""The explanation of a verdict: every step with its figures, and the reason for a failure."""
+
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,11 +29,11 @@ def text(*verdicts: Evaluation) -> str:
     return " ".join(word for line in lines(*verdicts) for word in line.split())
 
 
-def states(shown: Sequence[str]) -> list[str]:
+def states(printed: Sequence[str]) -> list[str]:
     return [
         line.partition(": ")[2]
         for step in EvaluationStep
-        for line in shown
+        for line in printed
         if line.startswith(f"{step}  {NAMES[step]}: ")
     ]
 
@@ -45,52 +47,52 @@ def test_a_confirmed_kernel_passed_every_step() -> None:
 
 
 def test_a_kernel_that_was_not_confirmed_says_how_to_do_that() -> None:
-    shown = checked(passed("k", GPU, **{W: 50.0}))
-    assert states(lines(shown)) == [*["passed"] * 5, "not yet"]
-    assert "evolve confirm softmax" in text(shown)
+    verdict = checked(passed("k", GPU, **{W: 50.0}))
+    assert states(lines(verdict)) == [*["passed"] * 5, "not yet"]
+    assert "evolve confirm softmax" in text(verdict)
 
 
 @pytest.mark.parametrize("outcome", FAILURES)
-def test_a_failed_kernel_says_where_it_stopped_what_that_means_and_what_to_do(outcome: Outcome) -> None:
+def test_a_failed_kernel_has_its_step_the_meaning_of_its_outcome_and_advice(outcome: Outcome) -> None:
     verdict = failed("k", outcome)
-    step, said = MEANINGS[outcome].step, text(verdict)
+    step, printed = MEANINGS[outcome].step, text(verdict)
     assert states(lines(verdict)) == [*["passed"] * (step - 1), "stopped here", *["not reached"] * (6 - step)]
-    assert " ".join(MEANINGS[outcome].seen.split()) in said
-    assert f"What to do: {MEANINGS[outcome].advice}" in said
-    assert "it is wrong" in said  # its log
+    assert " ".join(MEANINGS[outcome].explanation.split()) in printed
+    assert f"What to do: {MEANINGS[outcome].advice}" in printed
+    assert "it is wrong" in printed  # its log
 
 
-def test_every_figure_of_a_confirmed_kernel_is_told() -> None:
-    said = text(checked(confirmed("k", GPU, **{W: 50.0})))
+def test_every_figure_of_a_confirmed_kernel_is_printed() -> None:
+    printed = text(checked(confirmed("k", GPU, **{W: 50.0})))
     for expected in (
         "f: 40 registers, 2048 B of static shared memory, no spills",
-        "3 outputs judged against PyTorch in float64, on 2 shapes, 1 of them never timed",
+        "3 outputs judged against PyTorch in float64, on 2 shapes, 1 of them not timed",
         "out normal 2 1.00x 40% rows=8 cols=16 float32",
         "out large 1 1.50x 60% rows=8 cols=16 float32",
         "deterministic",
         "50.0 45.0–55.0 100 80.0 1.50x 20%",
-        "Calls timed: 9 at each workload.",
+        "Timed calls: 9 at each workload",
         "4000 GB/s",
-        "1980 MHz, memory 3201 MHz, 41 °C, 512 W, not slowed down",
+        "1980 MHz, memory 3201 MHz, 41 °C, 512 W, not throttled",
         "compile 2.00x 1.96–2.04 1.0% won",
         "rows=7 cols=1023 float32",
         "memcheck, racecheck, initcheck and synccheck found nothing",
     ):
-        assert expected in said
+        assert expected in printed
 
 
-def test_the_shape_at_which_it_was_wrong_is_marked_however_the_figures_look() -> None:
+def test_the_wrong_shape_is_marked_even_if_its_recorded_error_is_zero() -> None:
     infinite = Check("rows=3 cols=9 float16", "large", "out", 0.0, 0.0, 0.0)
     verdict = replace(failed("k"), checks=(Check(W, "large", "out", 1e-3, 1e-3, 0.4), infinite))
     assert row_of_out(verdict) == ["out", "large", "2", "1.00x", "wrong", "rows=3", "cols=9", "float16"]
 
 
-def test_exact_outputs_have_no_error_to_show() -> None:
+def test_exact_outputs_have_no_error() -> None:
     verdict = replace(passed("k", GPU, **{W: 50.0}), checks=(Check(W, "integers", "out", 0.0, 0.0, 0.0),))
     assert row_of_out(verdict) == ["out", "integers", "1", "exact", "-"]
 
 
-def test_a_fall_at_the_confirmation_says_that_it_had_passed_before() -> None:
+def test_a_failed_confirmation_mentions_the_earlier_pass() -> None:
     before, after = passed("k", GPU, 86400.0, **{W: 50.0}), failed("k", Outcome.UNSAFE, created=2e5)
     assert "FAILED at step 6: unsafe. It had passed on 1970" in text(before, after)
     assert "It had passed" not in text(failed("k"), after)
@@ -109,20 +111,20 @@ def test_a_fall_at_the_confirmation_says_that_it_had_passed_before() -> None:
         (Outcome.KEEPS_STATE, state.changed(["calls"]).log, EvaluationStep.MEMORY),
     ],
 )
-def test_the_log_tells_at_which_step_it_was(outcome: Outcome, log: str, step: EvaluationStep) -> None:
+def test_the_log_decides_between_two_steps_of_an_outcome(outcome: Outcome, log: str, step: EvaluationStep) -> None:
     assert stopped_at(replace(failed("k", outcome), log=log)) == step
 
 
-def test_what_an_older_version_did_not_record_is_not_claimed() -> None:
-    said = text(passed("k", GPU, **{W: 50.0}))
-    assert "No figures are recorded" in said
-    assert "0xFF" not in said
+def test_figures_that_an_older_version_did_not_record_are_not_claimed() -> None:
+    printed = text(passed("k", GPU, **{W: 50.0}))
+    assert "No figures are recorded" in printed
+    assert "0xFF" not in printed
 
 
-def test_times_of_an_emulator_are_no_statement_about_a_gpu() -> None:
-    said = text(checked(passed("k", CPU, **{W: 50.0})))
-    assert "no statement about a GPU" in said
-    assert "GB/s" not in said
+def test_emulated_times_are_marked_as_no_statement_about_a_gpu() -> None:
+    printed = text(checked(passed("k", CPU, **{W: 50.0})))
+    assert "no statement about a GPU" in printed
+    assert "GB/s" not in printed
 
 
 def test_a_speedup_above_ten_times_is_marked_for_audit() -> None:
@@ -135,14 +137,14 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
         assert all(len(line) <= width for line in lines(verdict, width=width))
 
 
-def test_what_is_told_of_the_evaluator_is_what_it_does() -> None:
+def test_the_printed_parameters_are_those_of_the_evaluator() -> None:
     assert explain.POISONS == buffers.POISONS
     assert explain.GAP_BYTES == buffers.GAP_BYTES
     assert explain.ALIGNMENTS == (buffers.LEAST_ALIGNMENT, buffers.USUAL_ALIGNMENT)
     assert explain.PHYSICAL_SHARE == timing.PHYSICAL_MARGIN
 
 
-def test_the_evaluator_says_of_timed_outputs_what_tells_them_from_checked_ones() -> None:
+def test_the_log_of_a_wrong_timed_output_contains_the_words_that_identify_it() -> None:
     assert WHEN_TIMED in inspect.getsource(timing)
 
 

@@ -1,3 +1,5 @@
+"""Kernels as trees: each below its first parent."""
+
 from collections.abc import Sequence
 
 from drawn import drawn
@@ -21,9 +23,9 @@ def test_a_child_stands_under_its_parent_with_what_it_changed() -> None:
     lines = lineage(
         of([proposal(parent, operator="seed"), proposal(child, parent.id)], [passed(child.id, GPU, **{ROWS: 50.0})])
     )
-    root, born = drawn(lineage_tree(lines, parent.id, 80, everything=True))
+    root, first = drawn(lineage_tree(lines, parent.id, 80, everything=True))
     assert root == f"{parent.id[:8]}  pending  seed: number 0"
-    assert born == f"└── {child.id[:8]}  2.00x  knobs: N 1→2"
+    assert first == f"└── {child.id[:8]}  2.00x  knobs: N 1→2"
 
 
 def test_every_kernel_without_a_known_parent_is_a_root() -> None:
@@ -31,26 +33,26 @@ def test_every_kernel_without_a_known_parent_is_a_root() -> None:
     assert lines.roots == (kernel(1).id, kernel(2).id)
 
 
-def test_a_circle_of_parents_is_cut() -> None:
+def test_a_cycle_of_parents_is_cut() -> None:
     one, two = kernel(1), kernel(2)
     lines = lineage(of([proposal(one, two.id), proposal(two, one.id)]))
-    assert sorted([*lines.roots, *(child for born in lines.children.values() for child in born)]) == sorted(
+    assert sorted([*lines.roots, *(child for children in lines.children.values() for child in children)]) == sorted(
         [one.id, two.id]
     )
     assert all(drawn(lineage_tree(lines, root, 80, everything=True)) for root in lines.roots)
 
 
-def test_failures_are_counted_where_only_the_living_are_shown() -> None:
+def test_hidden_failures_are_counted() -> None:
     parent, good, bad = kernel(1), kernel(2), kernel(3)
     proposals = [proposal(parent), proposal(good, parent.id), proposal(bad, parent.id)]
     lines = lineage(of(proposals, [passed(good.id, GPU, **{ROWS: 50.0}), failed(bad.id)]))
     text = "\n".join(drawn(lineage_tree(lines, parent.id, 80, everything=False)))
     assert bad.id[:8] not in text
-    assert "1 more without survivors" in text
+    assert "1 more without descendants in the population" in text
     assert bad.id[:8] in "\n".join(drawn(lineage_tree(lines, parent.id, 80, everything=True)))
 
 
-def test_a_line_too_deep_for_the_width_says_how_to_see_the_rest() -> None:
+def test_a_tree_too_deep_for_the_width_ends_with_the_command_for_the_rest() -> None:
     kernels = [kernel(number) for number in range(40)]
     proposals = [proposal(k, kernels[i - 1].id) if i else proposal(k) for i, k in enumerate(kernels)]
     lines = drawn(lineage_tree(lineage(of(proposals)), kernels[0].id, 80, everything=True))
@@ -58,7 +60,7 @@ def test_a_line_too_deep_for_the_width_says_how_to_see_the_rest() -> None:
     assert "evolve tree softmax" in lines[-1]
 
 
-def test_a_reply_without_a_kernel_stands_under_what_it_was_asked_about() -> None:
+def test_a_reply_without_a_kernel_is_below_its_parent() -> None:
     parent = kernel(1)
     reply = Proposal("softmax", "improve", "model", None, (parent.id,), reply="no", failure="no kernel in the reply")
     lines = lineage(of([proposal(parent)]), (reply, failed_reply()))

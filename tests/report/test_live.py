@@ -1,3 +1,5 @@
+"""The live display of a run, and the log without a terminal."""
+
 import time
 from pathlib import Path
 
@@ -8,7 +10,7 @@ from records import CPU, GPU, confirmed, failed, failed_reply, kernel, passed, p
 from archive.proposals import Budget, Proposal
 from archive.records import DeviceInfo, Outcome
 from archive.store import open_archive
-from evolve.report.live import Display, Log
+from evolve.report.live import EventLog, RunDisplay
 from evolve.report.progress import Meter, Phases, Watcher
 
 WORKLOADS = [f"rows={rows} cols=256 float32" for rows in (1, 2, 4, 8, 16, 32, 64, 128)]
@@ -32,9 +34,9 @@ def watcher(folder: Path, device: DeviceInfo = GPU) -> tuple[Watcher, Phases]:
     return watching, phases
 
 
-def display(watching: Watcher) -> Display:
+def display(watching: Watcher) -> RunDisplay:
     now = time.monotonic()
-    return Display(watching, WORKLOADS, "a model", Meter(now - 30, now + 90, Budget(seconds=120.0)))
+    return RunDisplay(watching, WORKLOADS, "a model", Meter(now - 30, now + 90, Budget(seconds=120.0)))
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (80, 16), (50, 30)])
@@ -44,7 +46,7 @@ def test_the_display_fits_the_terminal(tmp_path: Path, width: int, height: int) 
     assert all(len(line) <= width for line in lines)
 
 
-def test_the_display_tells_what_matters(tmp_path: Path) -> None:
+def test_the_display_has_champions_budget_outcomes_and_failures(tmp_path: Path) -> None:
     text = "\n".join(drawn(display(watcher(tmp_path)[0]), 120, 40))
     for expected in (
         "softmax on Some GPU, proposed by a model",
@@ -74,15 +76,15 @@ def test_an_empty_display_waits_for_the_proposer(tmp_path: Path) -> None:
     assert "CPU times" in text
 
 
-def test_a_run_whose_time_is_up_says_so(tmp_path: Path) -> None:
+def test_the_display_says_when_the_time_is_up(tmp_path: Path) -> None:
     meter = Meter(time.monotonic() - 60, time.monotonic() - 1, Budget(seconds=59.0))
-    late = Display(watcher(tmp_path)[0], WORKLOADS, "a model", meter)
+    late = RunDisplay(watcher(tmp_path)[0], WORKLOADS, "a model", meter)
     assert any("time is up" in line for line in drawn(late))
 
 
 def test_a_log_has_a_line_per_improvement_and_none_for_the_rest(tmp_path: Path) -> None:
     watching = Watcher("softmax", GPU, open_archive(tmp_path / "a.db"), Phases())
-    log = Log(watching, WORKLOADS, time.monotonic())
+    log = EventLog(watching, WORKLOADS, time.monotonic())
     assert list(log.lines(proposal(kernel(1), operator="seed"))) == []
     (line,) = log.lines(passed(kernel(1).id, GPU, **{WORKLOADS[0]: 25.0}))
     assert "seed: number 1" in line
@@ -90,14 +92,14 @@ def test_a_log_has_a_line_per_improvement_and_none_for_the_rest(tmp_path: Path) 
     assert list(log.lines(passed(kernel(2).id, GPU, **{WORKLOADS[0]: 26.0}))) == []
 
 
-def test_what_the_archive_held_before_is_no_improvement(tmp_path: Path) -> None:
+def test_a_kernel_slower_than_an_archived_one_is_no_improvement(tmp_path: Path) -> None:
     store = open_archive(tmp_path / "a.db")
     store.append(kernel(1), passed(kernel(1).id, GPU, **{WORKLOADS[0]: 20.0}))
     watching = Watcher("softmax", GPU, store, Phases())
     assert watching.take(passed(kernel(2).id, GPU, **{WORKLOADS[0]: 21.0})) == ()
 
 
-def test_running_and_checking_alternate_too_fast_to_be_told_apart() -> None:
+def test_running_and_checking_are_one_phase_on_the_display() -> None:
     phases = Phases()
     phases.watch("k", "run")
     assert [trying.phase for trying in phases.now()] == ["check"]
@@ -118,7 +120,7 @@ def test_confirmations_do_not_count_as_kernels_evaluated(tmp_path: Path) -> None
     assert watching.progress().evaluated == 20
 
 
-def test_a_champion_that_falls_is_told_among_the_failures_and_the_next_one_leads(tmp_path: Path) -> None:
+def test_a_champion_that_fails_its_confirmation_is_a_failure_and_the_next_one_leads(tmp_path: Path) -> None:
     watching, _ = watcher(tmp_path)
     watching.take(failed(kernel(19).id, Outcome.UNSAFE, created=2.0))
     progress = watching.progress()
@@ -126,7 +128,7 @@ def test_a_champion_that_falls_is_told_among_the_failures_and_the_next_one_leads
     assert {champion.kernel_id for champion in progress.standing.champions} == {kernel(18).id}
 
 
-def test_after_a_champion_fell_what_beats_the_next_one_is_an_improvement(tmp_path: Path) -> None:
+def test_after_a_failed_confirmation_a_kernel_that_beats_the_next_champion_is_an_improvement(tmp_path: Path) -> None:
     watching, _ = watcher(tmp_path)
     watching.take(failed(kernel(19).id, Outcome.UNSAFE, created=2.0))
     assert watching.take(passed(kernel(30).id, GPU, **{WORKLOADS[0]: 11.5}))
@@ -135,8 +137,8 @@ def test_after_a_champion_fell_what_beats_the_next_one_is_an_improvement(tmp_pat
 
 def test_a_log_has_a_line_per_confirmation(tmp_path: Path) -> None:
     watching, _ = watcher(tmp_path)
-    log = Log(watching, WORKLOADS, time.monotonic())
-    (stood,) = log.lines(confirmed(kernel(19).id, GPU, 2.0, **{WORKLOADS[0]: 50.0, WORKLOADS[1]: 99.0}))
-    assert "confirmed: won 1 of 2 duels with PyTorch, 2.00x at best; memcheck" in stood
-    (fell,) = log.lines(failed(kernel(18).id, Outcome.UNSAFE, created=2.0))
-    assert "fell when it was confirmed: unsafe: it is wrong" in fell
+    log = EventLog(watching, WORKLOADS, time.monotonic())
+    (success,) = log.lines(confirmed(kernel(19).id, GPU, 2.0, **{WORKLOADS[0]: 50.0, WORKLOADS[1]: 99.0}))
+    assert "confirmed: won 1 of 2 duels with PyTorch, at best 2.00x; memcheck" in success
+    (failure,) = log.lines(failed(kernel(18).id, Outcome.UNSAFE, created=2.0))
+    assert "failed its confirmation: unsafe: it is wrong" in failure

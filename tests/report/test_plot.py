@@ -1,3 +1,5 @@
+"""Plots of runs: curves as braille or letters."""
+
 import pytest
 
 from evolve.report.runs import Curve, plot
@@ -17,7 +19,7 @@ def test_a_plot_fits_its_width(width: int, unicode: bool) -> None:
     assert all(len(row) <= width for row in rows)
 
 
-def test_a_plot_is_plain_ascii_where_it_has_to_be() -> None:
+def test_a_plot_is_plain_ascii_without_unicode() -> None:
     assert "".join(drawn(RISING, FLAT, unicode=False)).isascii()
     assert not "".join(drawn(RISING, FLAT)).isascii()
 
@@ -29,34 +31,34 @@ def test_the_axes_name_the_ends() -> None:
     assert rows[-1].endswith("10 evaluations")
 
 
-def test_a_line_begins_low_on_the_left_and_ends_high_on_the_right() -> None:
+def test_a_rising_curve_begins_at_the_bottom_left_and_ends_at_the_top_right() -> None:
     rows = drawn(RISING, unicode=False)
     assert rows[0].endswith("A")
     assert rows[7].partition("|")[2].startswith("A")
     assert rows[7].count("A") < len(rows[7]) // 2 + 2
 
 
-def test_a_line_ends_where_its_run_ended() -> None:
+def test_a_curve_ends_where_its_run_ended() -> None:
     bottom = drawn(FLAT, Curve([(0, 2.0), (12, 2.0)]), width=59, unicode=False)[7]
     assert len(bottom.rstrip()) == len(bottom) - 26  # half of the columns
 
 
-def test_where_letters_meet_there_is_a_star() -> None:
+def test_curves_that_meet_are_drawn_as_a_star() -> None:
     assert "*" in drawn(RISING, FLAT, unicode=False)[7]
 
 
-def test_every_line_is_named_by_its_letter_in_braille_too() -> None:
+def test_braille_curves_carry_their_letters() -> None:
     text = "".join(drawn(RISING, FLAT))
     assert "A" in text
     assert "B" in text
 
 
-@pytest.mark.parametrize("line", [Curve([]), Curve([(0, 1.0)]), Curve([(0, 1.0), (0, 1.0)])])
-def test_a_run_in_which_nothing_happened_is_drawn_without_a_fault(line: Curve) -> None:
-    assert len(drawn(line)) == 10
+@pytest.mark.parametrize("curve", [Curve([]), Curve([(0, 1.0)]), Curve([(0, 1.0), (0, 1.0)])])
+def test_an_empty_or_constant_curve_can_be_drawn(curve: Curve) -> None:
+    assert len(drawn(curve)) == 10
 
 
-def test_letters_stand_on_their_lines() -> None:
+def test_letters_are_on_their_curves() -> None:
     steep = Curve([(step, float(step % 7)) for step in range(30)])
     for row in drawn(steep)[:-2]:
         drawing = row.partition("│")[2]

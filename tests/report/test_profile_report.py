@@ -1,3 +1,5 @@
+"""The report on a profile."""
+
 import pytest
 
 from archive.records import Profile
@@ -5,7 +7,7 @@ from evolve.report.profile import facts_of_profile, quantity
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "said"),
+    ("value", "unit", "text"),
     [
         (31_400.0, "ns", "31.4 µs"),
         (67_108_864.0, "B", "67.1 MB"),
@@ -17,9 +19,9 @@ from evolve.report.profile import facts_of_profile, quantity
         (3e12, "B", "3.00 TB"),
     ],
 )
-def test_quantities_are_short(value: float, unit: str, said: str) -> None:
-    assert quantity(value, unit) == said
+def test_quantities_are_short(value: float, unit: str, text: str) -> None:
+    assert quantity(value, unit) == text
 
 
-def test_where_nothing_stands_out_no_bottleneck_is_told() -> None:
+def test_a_profile_without_counters_has_no_bottleneck() -> None:
     assert facts_of_profile(Profile("abc", "twice", "cuda GPU", "n=1 float32", ()), 16)["bottleneck"] is None

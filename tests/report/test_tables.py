@@ -1,3 +1,5 @@
+"""Tables of champions, populations and measurements."""
+
 import pytest
 from drawn import drawn
 from records import CPU, GPU, checked, confirmed, failed, failed_reply, kernel, passed, proposal
@@ -36,42 +38,42 @@ def test_the_champions_keep_their_numbers_at_any_width(width: int) -> None:
     assert "25.0" in text
 
 
-def test_the_champions_stand_beside_pytorch_and_the_speed_of_light() -> None:
+def test_a_row_shows_the_champion_beside_pytorch_and_the_speed_of_light() -> None:
     row = next(line for line in drawn(champions_table(some_standing(), 80)) if line.startswith("8×16"))
     assert row.split() == ["8×16", "fp32", f"{FAST.id[:8]}?", "20.0", "18.0–22.0", "100", "-", "5.00x", "50%"]
 
 
 def test_a_champion_is_marked_until_it_is_confirmed() -> None:
-    told = standing("softmax", GPU, [FAST], [], [confirmed(FAST.id, GPU, **{ROWS: 20.0})])
-    assert "?" not in "\n".join([*drawn(champions_table(told, 80)), footnotes(told)])
+    found = standing("softmax", GPU, [FAST], [], [confirmed(FAST.id, GPU, **{ROWS: 20.0})])
+    assert "?" not in "\n".join([*drawn(champions_table(found, 80)), footnotes(found)])
     assert "?: not confirmed yet" in footnotes(some_standing())
 
 
-def test_max_autotune_stands_beside_the_default_where_there_is_room() -> None:
-    told = standing("softmax", GPU, [FAST], [], [checked(passed(FAST.id, GPU, **{ROWS: 20.0}))])
-    narrow, wide = (drawn(champions_table(told, width), width) for width in (80, 140))
+def test_max_autotune_is_shown_in_a_wide_terminal() -> None:
+    found = standing("softmax", GPU, [FAST], [], [checked(passed(FAST.id, GPU, **{ROWS: 20.0}))])
+    narrow, wide = (drawn(champions_table(found, width), width) for width in (80, 140))
     assert "autotune" not in narrow[0]
     assert wide[0].split()[6:9] == ["eager", "compile", "autotune"]
     assert wide[1].split()[5:9] == ["100", "80.0", "75.0", "3.75x"]
 
 
-def test_a_workload_without_a_kernel_says_so() -> None:
+def test_a_workload_without_a_champion_is_listed() -> None:
     lines = drawn(champions_table(some_standing(), 80, [ROWS, COLS, "rows=1 cols=1 float32"]))
     assert any("1×1 fp32" in line and "none yet" in line for line in lines)
 
 
-def test_a_table_that_is_too_long_says_how_much_is_missing() -> None:
+def test_a_long_table_ends_with_the_number_of_hidden_rows() -> None:
     assert drawn(champions_table(some_standing(), 80, most=1))[-1] == "and 1 more"
 
 
-def test_the_population_tells_operators_and_knobs() -> None:
+def test_the_population_table_shows_operators_and_knobs() -> None:
     lines = drawn(population_table(some_standing(), 80))
     assert len(lines) == 3
     assert "seed" in lines[1]
     assert "N=1" in lines[1]
 
 
-def test_the_population_counts_children_where_there_is_room() -> None:
+def test_the_population_table_counts_children_in_a_wide_terminal() -> None:
     header, first, *_ = drawn(population_table(some_standing(), 120), 120)
     assert "children" in header
     assert "number 1" in first
@@ -87,16 +89,16 @@ def test_many_kinds_of_failure_are_summed_up_first() -> None:
     assert counts_line(found) == "1 passed, 3 failed (1 unsupported, 1 illegal, 1 malformed)"
 
 
-def test_an_emulated_device_is_never_shown_without_a_word_about_its_times() -> None:
+def test_the_headline_of_an_emulated_device_has_a_note_about_its_times() -> None:
     emulated = standing("softmax", CPU, [FAST], [], [passed(FAST.id, CPU, **{ROWS: 20.0})])
     assert "no statement about a GPU" in headline(emulated).plain
 
 
-def test_verdicts_of_other_devices_are_passed_over() -> None:
+def test_verdicts_of_other_devices_are_ignored() -> None:
     found = standing("softmax", CPU, [FAST], [], [passed(FAST.id, GPU, **{ROWS: 20.0})])
     assert not found.champions
     assert found.pending == 1
 
 
-def test_a_failed_kernel_has_no_measurements_to_show() -> None:
+def test_the_measurements_of_a_failed_kernel_are_an_empty_table() -> None:
     assert len(drawn(measurements_table(failed(BAD.id, Outcome.CRASHED), 80))) <= 1

@@ -1,9 +1,11 @@
+"""Formatting of workloads, times and counts."""
+
 from records import kernel
 
 from evolve.report.words import change, clock, counted, figure, one_line, times, workload_labels
 
 
-def test_a_workload_is_labelled_by_the_sizes_in_which_it_differs() -> None:
+def test_a_workload_is_labelled_by_the_sizes_that_differ() -> None:
     keys = ["rows=64 cols=256 eps=1e-06 float32", "rows=2 cols=8192 eps=1e-06 bfloat16"]
     labels = workload_labels(keys)
     assert labels.heading == "rows×cols"
@@ -15,7 +17,7 @@ def test_a_single_workload_keeps_all_its_sizes() -> None:
     assert workload_labels(["n=4096 float16"]).of == {"n=4096 float16": "4096 fp16"}
 
 
-def test_workloads_that_differ_in_dtype_alone_are_told_apart_by_it() -> None:
+def test_workloads_that_differ_only_in_dtype_are_labelled_by_dtype() -> None:
     labels = workload_labels(["n=8 float32", "n=8 int64"])
     assert list(labels.of.values()) == ["fp32", "int64"]
     assert labels.throughout == "n=8"
@@ -30,16 +32,16 @@ def test_no_workloads_have_no_labels() -> None:
     assert workload_labels([]).of == {}
 
 
-def test_times_are_shown_with_as_many_digits_as_they_are_worth() -> None:
+def test_times_are_shown_with_three_or_four_digits() -> None:
     assert [figure(value) for value in (1.234, 37.04, 1718.2, None)] == ["1.23", "37.0", "1718", "-"]
     assert [times(value) for value in (2.936, 250.4, None)] == ["2.94x", "250x", "-"]
 
 
-def test_clocks_show_hours_only_when_there_are_any() -> None:
+def test_a_clock_shows_hours_only_from_one_hour_on() -> None:
     assert [clock(seconds) for seconds in (-1, 5, 65.4, 3700)] == ["0:00", "0:05", "1:05", "1:01:40"]
 
 
-def test_one_of_a_thing_has_no_plural() -> None:
+def test_a_count_of_one_has_no_plural() -> None:
     assert [counted(n, "reply", "replies") for n in (1, 2)] == ["1 reply", "2 replies"]
 
 
@@ -52,5 +54,5 @@ def test_a_change_of_knobs_names_them() -> None:
     assert change(parent.with_knobs({"N": 3}), parent) == "N 1→3"
 
 
-def test_a_change_of_code_is_told_in_the_kernel_s_own_words() -> None:
+def test_a_change_of_code_is_described_by_the_kernels_note() -> None:
     assert change(kernel(2), kernel(1)) == "number 2"
