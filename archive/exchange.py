@@ -56,7 +56,7 @@ def read_replies(text: str) -> Iterator[BatchReply]:
     # Not splitlines(): JSON strings may hold U+2028 and friends, which that takes for ends of lines.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            reply = _reply(line)
+            reply = _named(_reply(line))
             yield replace(reply, failure=f"line {number}: {reply.failure}") if reply.failure else reply
 
 
@@ -133,7 +133,7 @@ def _reply(line: str) -> BatchReply:
     if status != 200:
         said = body.get("error", body) if isinstance(body, dict) else body
         return BatchReply(custom_id, failure=f"the request failed with status {status}: {_excerpt(said)}")
-    return _named(replace(completion(body), custom_id=custom_id))
+    return replace(completion(body), custom_id=custom_id)
 
 
 def _named(reply: BatchReply) -> BatchReply:

@@ -31,6 +31,7 @@ class Filters(TypedDict, total=False):
     confirmed: bool
     code: str
     outline: str
+    fastest: int  # only so many, those with the largest speedup first
     after: int  # only what the archive took in later than the summary with this number
 
 
@@ -54,7 +55,9 @@ def find(connection: sqlite3.Connection, kind: type, op: str, filters: Filters) 
             parts = [values[start : start + READ_AT_ONCE] for start in range(0, len(values), READ_AT_ONCE)]
             return [one for part in parts for one in find(connection, kind, op, {**filters, name: part})]  # type: ignore[misc]
     where, values = _where(source, kind, op, filters)
-    found = connection.execute(f"{source.select} {where} {source.order}", values)
+    most = filters.get("fastest")
+    order = source.order if most is None else f"ORDER BY speedup DESC, kernel_id LIMIT {most:d}"
+    found = connection.execute(f"{source.select} {where} {order}", values)
     return list(source.read(connection, found))
 
 
@@ -77,6 +80,8 @@ def _where(source: Source, kind: type, op: str, filters: Filters) -> tuple[str, 
         if name not in source.conditions:
             raise TypeError(f"a {kind.__name__} cannot be found by `{name}`")
         condition = source.conditions[name]
+        if not condition:
+            continue
         if name == "prefix":
             values += [value, f"{value}{LAST_CHARACTER}"]
         elif "IN (?)" in condition:
@@ -172,11 +177,11 @@ SOURCES: dict[type, Source] = {
         _evaluations,
     ),
     EvaluationSummary: Source(
-        """SELECT number, id, kernel_id, op, device, outcome, created, seconds, confirmed, code, traits, log, workloads,
-                  times
+        """SELECT number, id, kernel_id, op, device, outcome, created, seconds, confirmed, code, traits, log, speedup,
+                  workloads, times
            FROM evaluation_summaries""",
         "ORDER BY created, number",
-        _by("op", "device", "outcome", "in_force", "confirmed", "code", ids=ID_IN, kernels="kernel_id IN (?)",
+        _by("op", "device", "outcome", "in_force", "confirmed", "code", fastest="", ids=ID_IN, kernels="kernel_id IN (?)",
             after="number > ?"),
         _each(rows.evaluation_summary),
     ),

@@ -125,7 +125,7 @@ def _summary_row(found: EvaluationSummary) -> Row:
     workloads, times = packed(found.measurements)
     return (
         None, found.id, found.kernel_id, found.op, found.device, str(found.outcome), found.created, found.seconds,
-        int(found.confirmed), 0, found.code, found.traits_json, found.log, workloads, times,
+        int(found.confirmed), 0, found.code, found.traits_json, found.log, found.speedup, workloads, times,
     )  # fmt: skip
 
 
@@ -152,13 +152,15 @@ OUTCOMES = {str(outcome): outcome for outcome in Outcome}
 
 def evaluation_summary(row: Row) -> EvaluationSummary:
     with _row("evaluation_summaries", row[1]):
-        outcome, times = row[5], row[13]
+        outcome, times = row[5], row[14]
         if not (type(row[6]) is float and 0 <= row[6] < LAST_MOMENT and type(row[7]) is float):
             raise UnsoundError(f"created must be a moment, not {row[6]!r}")
         if outcome not in OUTCOMES:
             raise UnsoundError(f"{outcome!r} is not a valid Outcome")
-        measurements = tuple(unpacked(row[12], times)) if times else ()
-        return EvaluationSummary(*row[:5], OUTCOMES[outcome], row[6], row[7], row[8] == 1, *row[9:12], measurements)
+        measurements = tuple(unpacked(row[13], times)) if times else ()
+        return EvaluationSummary._make((
+            *row[:5], OUTCOMES[outcome], row[6], row[7], row[8] == 1, *row[9:13], measurements,
+        ))  # fmt: skip
 
 
 def checked(table: str, row_id: object, record: T) -> T:

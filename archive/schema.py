@@ -100,9 +100,13 @@ def _summarise_evaluations(connection: sqlite3.Connection) -> None:
     while rows := found.fetchmany(READ_AT_ONCE):
         times = _times(connection, [row[0] for row in rows])
         connection.executemany(
-            "INSERT OR IGNORE INTO evaluation_summaries VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?)",
+            "INSERT OR IGNORE INTO evaluation_summaries VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?, ?)",
             (
-                (*row[:8], _code(row[8]), row[8] or "", row[9], *packed(times.get(row[0], ())))
+                (
+                    *row[:8], _code(row[8]), row[8] or "", row[9],
+                    max((timing.speedup for timing in times.get(row[0], ())), default=0.0),
+                    *packed(times.get(row[0], ())),
+                )
                 for row in rows
             ),
         )  # fmt: skip
@@ -123,7 +127,7 @@ def _times(connection: sqlite3.Connection, evaluations: list[str]) -> dict[str, 
         evaluations,
     ):
         baselines = [time for time in us[3:6] if isinstance(time, float) and time]
-        if baselines and all(isinstance(time, float) for time in us[:3]):
+        if baselines and all(isinstance(time, float) for time in us[:3]) and us[0]:
             timing = Timing(str(workload), us[0], us[1], us[2], min(baselines), us[6])
             times.setdefault(evaluation_id, []).append(timing)
     return times
@@ -210,7 +214,7 @@ MIGRATIONS: tuple[Step, ...] = (
             number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, kernel_id TEXT NOT NULL, op TEXT NOT NULL,
             device TEXT NOT NULL, outcome TEXT NOT NULL, created REAL NOT NULL, seconds REAL NOT NULL,
             confirmed INTEGER NOT NULL, in_force INTEGER NOT NULL, code TEXT NOT NULL, traits TEXT NOT NULL,
-            log TEXT NOT NULL, workloads TEXT NOT NULL, times BLOB NOT NULL)""",
+            log TEXT NOT NULL, speedup REAL NOT NULL, workloads TEXT NOT NULL, times BLOB NOT NULL)""",
         "CREATE TABLE children (parent TEXT NOT NULL, proposal_id TEXT NOT NULL, PRIMARY KEY (parent, proposal_id)) "
         "WITHOUT ROWID",
         _summarise_kernels,
@@ -222,7 +226,7 @@ MIGRATIONS: tuple[Step, ...] = (
         "CREATE INDEX evaluation_summaries_by_op ON evaluation_summaries (op, device)",
         "CREATE INDEX evaluation_summaries_by_kernel ON evaluation_summaries (kernel_id, device)",
         "CREATE INDEX evaluation_summaries_by_code ON evaluation_summaries (code)",
-        "CREATE INDEX evaluation_outcomes ON evaluation_summaries (op, device, outcome, in_force)",
+        "CREATE INDEX evaluation_outcomes ON evaluation_summaries (op, device, outcome, in_force, speedup)",
         "CREATE INDEX evaluations_by_kernel ON evaluations (kernel_id)",
         "CREATE INDEX evaluations_by_device ON evaluations (op, device_id, created)",
         # Every small column, so that a query for these alone does not read a reply.

@@ -8,11 +8,12 @@ import json
 import math
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from typing import NamedTuple
 
 from archive import plain
 from archive.kernel import Kernel
-from archive.proposals import Cost
+from archive.proposals import Cost, Proposal
 from archive.records import Evaluation, Measurement, Outcome, Traits
 
 LOG_CHARACTERS = 600
@@ -92,6 +93,7 @@ class EvaluationSummary(NamedTuple):
     code: str  # hash of the machine code, empty where the kernel was not compiled
     traits_json: str
     log: str  # the beginning of it; empty where the kernel passed
+    speedup: float  # over the best of PyTorch, on the workload where it is largest; 0 without measurements
     measurements: tuple[Timing, ...]
 
     @property
@@ -109,15 +111,22 @@ def timing(measurement: Measurement) -> Timing:
 
 
 def summary(evaluation: Evaluation, number: int = 0) -> EvaluationSummary:
-    """The summary of an evaluation that was read, or is about to be kept."""
-    from dataclasses import asdict
-
     traits = evaluation.traits
     return EvaluationSummary(
         number, evaluation.id, evaluation.kernel_id, evaluation.op, evaluation.device.key, evaluation.outcome,
         evaluation.created, evaluation.seconds, evaluation.confirmed is not None, traits.code if traits else "",
         json.dumps(asdict(traits)) if traits else "",
-        "" if evaluation.passed else evaluation.log[:LOG_CHARACTERS], tuple(map(timing, evaluation.measurements)),
+        "" if evaluation.passed else evaluation.log[:LOG_CHARACTERS],
+        max((m.speedup for m in evaluation.measurements), default=0.0), tuple(map(timing, evaluation.measurements)),
+    )  # fmt: skip
+
+
+def proposal_summary(proposal: Proposal, number: int = 0) -> ProposalSummary:
+    cost = proposal.cost
+    return ProposalSummary(
+        number, proposal.id, proposal.op, proposal.operator, proposal.proposer, proposal.kernel_id, proposal.parents,
+        proposal.run, proposal.failure, proposal.created, proposal.call, cost.prompt_tokens, cost.completion_tokens,
+        cost.seconds, cost.cached_tokens, cost.reasoning_tokens, cost.usd,
     )  # fmt: skip
 
 

@@ -17,9 +17,9 @@ from evolve import wiring
 from evolve.cli import signals
 from evolve.cli.options import ArchiveOption, JsonOption, SeedOption, op_names
 from evolve.cli.session import engine_on
-from evolve.engines.engine import TimesPyTorch
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
+from evolve.engines.engine import TimesPyTorch
 from evolve.errors import UserError
 from evolve.evaluation.requests import TimingRequest, TimingResult
 from evolve.report import ops as report

@@ -212,7 +212,7 @@ def check_unchanged(run: Run, given: RunOptions) -> None:
         option = "--" + {"models": "model"}.get(field.name, field.name).replace("_", "-")
         if field.name == "models":
             old, value = (", ".join(map(without_secrets, names)) for names in (old, value))
-        started = f"with {option} {old}" if old or old == 0 else f"without {option}"
+        started = f"without {option}" if old is False or old in ("", None) else f"with {option} {old}"
         got = "" if value is True else f", got {value}"
         raise UserError(
             f"run {run.id} was started {started}{got}",

@@ -17,9 +17,9 @@ class Job:
     op: str
     bars: tuple[tuple[str, float], ...] = ()  # time to beat on each workload, in us: timing stops early far above it
     confirm: bool = False  # in a fresh process, on held-out shapes, in duels with the baselines, under the sanitizer
-    # Earlier verdicts by the code of their traits; None to accept duplicates. Where kernels are compiled ahead, a kernel
-    # with the same compiled code as one of these, or as an earlier job that has `known`, is not run. The emulated device
-    # runs it all the same: that costs no more than compiling it ahead would.
+    # Earlier verdicts by the code of their traits; None to accept duplicates. Where kernels are compiled ahead, one with
+    # the same compiled code as one of these, or as an earlier job that has `known`, is not run. The emulated device runs
+    # it all the same: that costs no more than compiling it ahead would.
     known: Mapping[str, Evaluation] | None = field(default=None, compare=False, repr=False)
 
 

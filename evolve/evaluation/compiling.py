@@ -83,7 +83,7 @@ def precompile(
     kernel: Kernel, op: Op, info: DeviceInfo, compile_bound: Callable[[Bound], CompileResult], shapes_seed: int,
     *, confirm: bool = False,
 ) -> Evaluation:  # fmt: skip
-    """Return the part of the verdict that needs no device: a kernel that passes compiles everywhere and has its traits."""
+    """Return the part of the verdict that needs no device. A kernel that passes compiles everywhere."""
 
     def judge(verdict: Evaluation) -> Evaluation:
         programs = compiled(kernel, op, info, compile_bound, shapes_seed, confirm=confirm)

@@ -22,7 +22,7 @@ FAULT_CHARACTERS = 200
 
 
 def time_pytorch(op: Op, request: TimingRequest, evaluator: Evaluator) -> TimingResult:
-    """Time PyTorch and keep the times for evaluations, which need them too. A failure of PyTorch is part of the result."""
+    """Time PyTorch, and keep the times for evaluations. A failure of PyTorch is part of the result."""
     info = evaluator.device.info
     workload = next((one for one in op.workloads(info.kind) if one.key == request.workload), None)
     if workload is None:
@@ -61,7 +61,7 @@ def _reset_compiler() -> None:
     Ops that are made by one function share its code. torch.compile stops compiling it after a few hundred times.
     """
     with contextlib.suppress(RuntimeError):  # the GPU has failed, which the result reports
-        torch._dynamo.reset()  # noqa: SLF001 - its public name
+        torch._dynamo.reset()  # noqa: SLF001 - torch.compiler.reset is this function
         torch.cuda.empty_cache()
 
 
@@ -77,11 +77,11 @@ def _timed(op: Op, workload: Workload, evaluator: Evaluator, request: TimingRequ
 
 
 def _eager_alone(op: Op, workload: Workload, evaluator: Evaluator) -> Baselines:
-    """Time eager PyTorch only. Not kept for evaluations: next time torch.compile may succeed, as its results are cached."""
+    """Time eager PyTorch only. The time is not kept: torch.compile may succeed next time, from its own cache."""
     evaluator.watch("baseline")
     device = evaluator.device
     call = baselines.prepared(EAGER, op, workload, device)
-    assert call  # noqa: S101 - eager needs no preparing
+    assert call  # noqa: S101 - eager PyTorch always works
     sets = [inputs_at(op, workload, seed, device.torch_device) for seed in range(SETS)]
     times = [device.time(lambda: call(sets[sample % SETS])) for sample in range(SAMPLES + 1)]  # noqa: B023
     return Baselines(statistics.median(times[1:]))  # the first warms up

@@ -1,1 +1,1 @@
-"""What a language model is told: pure text, made from a request."""
+"""Prompts for language models: pure text, made from a request."""

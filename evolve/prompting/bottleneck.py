@@ -1,6 +1,7 @@
-"""What a profiler's counters point to: the one thing that holds a kernel back, found by rules in a fixed order.
+"""Bottlenecks: rules that find in a profiler's counters the one thing that limits a kernel.
 
-A cause comes before its effects: conflicts and spills keep memory busy too, and few warps make every wait longer.
+The rules are tried in a fixed order, causes before their effects: bank conflicts and spills also keep memory busy,
+and few resident warps make every wait longer.
 """
 
 from collections.abc import Mapping
@@ -12,12 +13,12 @@ from evolve.devices import counters as c
 from evolve.devices.counters import Counter
 
 Counted = Mapping[str, float]
-BUSY, HALF_BUSY = 75.0, 60.0  # per cent of a unit's peak
+BUSY, HALF_BUSY = 75.0, 60.0  # per cent of the peak of a unit
 SPILLED, CONFLICTED = 0.1, 0.25  # shares of all accesses
-WASTED = 1.5  # times the sectors that the width of the accesses asks for
+WASTED = 1.5  # times the sectors that accesses of this width need
 SPARSE = 40.0  # per cent of the warps that a multiprocessor can hold
-WAITING = 1.0  # warps that wait for the same thing whenever one is issued
-BARELY_MORE = 0.35  # of a round of blocks
+WAITING = 1.0  # warps that wait for the same reason per instruction issued
+BARELY_MORE = 0.35  # of a full wave of blocks
 WIDEST = 16  # bytes
 
 
@@ -40,16 +41,17 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """The one thing to change, with the figures that say so."""
+    """The main limit of a kernel, with its figures and what to change."""
 
     kind: Kind
     words: str
 
 
 def bottleneck(counted: Counted, access_bytes: int = WIDEST) -> Bottleneck | None:
-    """The first rule that holds, or None where nothing stands out.
+    """Return the bottleneck of the first rule that applies, or None.
 
-    `access_bytes` is the width of the widest access to global memory: a warp's access needs as many sectors.
+    `access_bytes` is the width of the widest access to global memory, and so the number of sectors that one access of
+    a warp needs.
     """
     uncoalesced = partial(_uncoalesced, access_bytes=access_bytes)
     rules = (_spills, uncoalesced, _conflicts, _bandwidth, _cache, _arithmetic, _small_grid, _stalls, _tail)
@@ -57,7 +59,7 @@ def bottleneck(counted: Counted, access_bytes: int = WIDEST) -> Bottleneck | Non
 
 
 def side(counted: Counted) -> str:
-    """Where the kernel stands on the roofline."""
+    """Return in words on which side of the roofline the kernel is, or nothing without counters."""
     memory, compute = _get(counted, c.MEMORY), _get(counted, c.COMPUTE)
     if not memory and not compute:
         return ""
@@ -149,7 +151,7 @@ def _small_grid(counted: Counted) -> Bottleneck | None:
 
 
 def _stalls(counted: Counted) -> Bottleneck | None:
-    """What warps wait for most, where instructions are not issued anyway nearly always."""
+    """Find the most frequent reason for waiting, unless instructions are issued nearly all the time."""
     reasons = (c.BARRIER, c.LONG_SCOREBOARD, c.SHORT_SCOREBOARD, c.MATH_THROTTLE)
     longest = max(reasons, key=lambda counter: _get(counted, counter))
     waiting = _get(counted, longest)

@@ -139,10 +139,8 @@ def _parents(request: Request, operator: str, parents: tuple[Candidate, ...]) ->
     for number, parent in enumerate(parents):
         title = "The donor" if operator == PORT else "The parent" if len(parents) == 1 else f"Parent {number + 1}"
         shown = [
-            kernel_sections.kernel_section(title, parent, request.op, length, most)
-            for length, most in zip(
-                SOURCES, (most_measurements, most_measurements, most_measurements // 3), strict=True
-            )
+            kernel_sections.kernel_section(title, parent, request.op, length, measurements)
+            for length, measurements in bounds
         ]
         if number:
             shown.append(f"# {title}: {kernel_sections.idea(parent.kernel)}\n{LEFT_OUT}")

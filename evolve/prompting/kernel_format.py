@@ -1,10 +1,10 @@
-"""What a model must know of every kernel, whatever the op: it stands first in each prompt and never changes."""
+"""Kernel format: the rules that hold for kernels of every op. They open each prompt and never change."""
 
 ROLE = """\
 You write CUDA kernels that compute a PyTorch op correctly and faster than PyTorch and torch.compile do. \
 Each kernel you answer with is compiled, checked against PyTorch in float64 and timed."""
 
-# A whole kernel, kept in step with the grammar by a test that parses it.
+# A complete kernel. A test parses it, which keeps it in step with the grammar.
 EXAMPLE = """\
 /*---
 op = "center_rows"
@@ -141,5 +141,5 @@ does a time shorter than reading the inputs takes.
 
 
 def rules() -> str:
-    """The genome by example, with its rules."""
+    """Return the format of a kernel by example, with its rules."""
     return RULES.format(example=EXAMPLE)

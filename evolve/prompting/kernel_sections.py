@@ -1,4 +1,4 @@
-"""Prompt sections about kernels: parents with all that is known of them and their profiles, the others by a line."""
+"""Prompt sections about kernels: parents in full with measurements and profiles, other kernels by one line each."""
 
 import math
 
@@ -8,7 +8,7 @@ from evolve.devices import counters
 from evolve.devices.counters import COUNTERS, Counter
 from evolve.prompting.bottleneck import Counted, bottleneck, side
 from evolve.prompting.diagnosis import complaints, diagnosis, form, hint
-from evolve.prompting.op_sections import MAX_NOTE, MAX_WORKLOAD
+from evolve.prompting.limits import MAX_NOTE, MAX_WORKLOAD
 from evolve.prompting.text import clipped, fenced, listed, nbytes, one_line, times, us
 from evolve.request import Candidate, Request
 from evolve.selection import population
@@ -20,7 +20,7 @@ SHORT_ID, MAX_SETTINGS = 8, 4
 
 
 def kernel_section(title: str, candidate: Candidate, op: Op, characters: int, most: int = MAX_MEASUREMENTS) -> str:
-    """A kernel with its whole text and all that is known of it."""
+    """Return the section about a parent: its text, and its measurements, resources and faults."""
     kernel, evaluation = candidate.kernel, candidate.evaluation
     parts = [f"# {title} ({kernel.id[:SHORT_ID]})", fenced("cuda", clipped(kernel.text, characters))]
     if not evaluation.passed:
@@ -41,7 +41,7 @@ def kernel_section(title: str, candidate: Candidate, op: Op, characters: int, mo
 
 
 def failure_section(candidate: Candidate, characters: int, log_characters: int = MAX_LOG) -> str:
-    """A failed kernel with its outcome, what usually causes it, and the lines that were complained about."""
+    """Return the section about a failed kernel: its text, outcome, usual causes, log and the lines it names."""
     kernel, evaluation = candidate.kernel, candidate.evaluation
     named = complaints(kernel, evaluation.log)
     meant = ["The lines that this is about:", fenced("text", "\n".join(named))] if named else []
@@ -55,7 +55,7 @@ def failure_section(candidate: Candidate, characters: int, log_characters: int =
 
 
 def population_section(candidates: tuple[Candidate, ...], most: int) -> str:
-    """A line for each text; the same text with other knobs is no other design."""
+    """Return one line per family: kernels that differ only in their knobs share a line."""
     families: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         families.setdefault(candidate.kernel.family, []).append(candidate)
@@ -64,6 +64,7 @@ def population_section(candidates: tuple[Candidate, ...], most: int) -> str:
 
 
 def failures_section(candidates: tuple[Candidate, ...], most: int) -> str:
+    """Return one line per failed kernel, with its idea, outcome and reason."""
     lines = [
         f"- {idea(c.kernel)}: {c.evaluation.outcome}: {one_line(c.evaluation.log or 'no log', MAX_REASON)}"
         for c in candidates
@@ -72,7 +73,7 @@ def failures_section(candidates: tuple[Candidate, ...], most: int) -> str:
 
 
 def versus_section(first: Candidate, second: Candidate) -> str:
-    """Where each of two parents is the better one."""
+    """Return the section that compares two parents workload by workload."""
     of_first = {m.workload: m.median_us for m in first.evaluation.measurements}
     of_second = {m.workload: m.median_us for m in second.evaluation.measurements}
     lines = []
@@ -83,11 +84,12 @@ def versus_section(first: Candidate, second: Candidate) -> str:
 
 
 def idea(kernel: Kernel) -> str:
+    """Return the kernel's note, or its first entry where it has none."""
     return one_line(kernel.plan.note or kernel.plan.launches[0].entry or "a kernel without a note", MAX_NOTE)
 
 
 def weakest_workload(request: Request) -> tuple[str, Measurement | None]:
-    """Where the population as a whole has most to gain, and its best time there; None where nobody has one."""
+    """Return the workload where the population has most to gain, and its best measurement there, if any."""
     best: dict[str, Measurement] = {}
     for measurement in (m for candidate in request.population for m in candidate.evaluation.measurements):
         held = best.get(measurement.workload, measurement)
@@ -98,7 +100,7 @@ def weakest_workload(request: Request) -> tuple[str, Measurement | None]:
 
 
 def standing(m: Measurement) -> str:
-    """How good a time is, in a few words."""
+    """Describe in a few words how good a time is."""
     light = f", {m.share_of_light:.0%} of the speed of light" if m.share_of_light else ""
     return f"{us(m.median_us)}, {times(m.speedup)} the best of PyTorch{light}"
 
@@ -122,7 +124,7 @@ def _resources(spent: Resources) -> str:
 
 
 def _not_run(skipped: tuple[str, ...]) -> list[str]:
-    """A line for each reason, with the workloads that it holds for."""
+    """Return one line for each reason, with the workloads it applies to."""
     reasons: dict[str, list[str]] = {}
     for said in skipped:
         workload, _, reason = said.partition(": ")
@@ -168,7 +170,7 @@ def _better(one: float | None, other: float | None) -> str:
 
 
 TOO_MUCH = 1.1  # times the least bytes
-# Counts that say something only as a share of another.
+# Counters that are informative only as a ratio to another.
 RATIOS = (
     ("32-byte sectors for each global load of a warp", counters.LOAD_SECTORS, counters.LOAD_REQUESTS),
     ("32-byte sectors for each global store of a warp", counters.STORE_SECTORS, counters.STORE_REQUESTS),
@@ -179,7 +181,7 @@ PARTS = {counter.name for _, *pair in RATIOS for counter in pair}
 
 
 def profile_section(title: str, candidate: Candidate, op: Op, *, brief: bool = False) -> str:
-    """Of several profiles that of the weakest workload; the brief form names the bottleneck alone."""
+    """Return the section about the profile of the weakest workload. The brief form gives only the bottleneck."""
     profile = _of_weakest(candidate)
     if profile is None:
         return ""
@@ -210,7 +212,7 @@ def _of_weakest(candidate: Candidate) -> Profile | None:
 
 
 def _moved(counted: Counted, op: Op, profile: Profile, candidate: Candidate) -> list[str]:
-    """How much of the traffic was needless, where it was counted."""
+    """Return a line that compares the bytes moved with the least possible, where they differ."""
     moved = counted.get(counters.DRAM_READ.name, 0.0) + counted.get(counters.DRAM_WRITTEN.name, 0.0)
     workloads = op.workloads(candidate.evaluation.device.kind)
     least = next((op.least_bytes(workload) for workload in workloads if workload.key == profile.workload), 0)

@@ -1,18 +1,36 @@
-"""Text that is bounded and fenced, so that no log or source can blow up a prompt or break out of its block."""
+"""Building blocks of prompts: messages, bounded and fenced text, and figures with their units.
+
+Bounds and fences keep a log or a source from filling a prompt or breaking out of its block.
+"""
 
 import re
+from dataclasses import dataclass
 
 FENCE = re.compile(r"`{3,}|~{3,}")
-BYTES_PER_TOKEN = 3  # of CUDA code, full of short names and signs; prose has more
+BYTES_PER_TOKEN = 3  # of CUDA code, which is full of short names and signs; prose has more
+TOKENS_PER_MESSAGE = 8  # added by a server to each message
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a conversation with a model."""
+
+    role: str
+    content: str
+
+
+def estimated_tokens(messages: tuple[Message, ...]) -> int:
+    """Return an estimate of the prompt tokens that a server will count for these messages."""
+    return sum(tokens(message.content) + TOKENS_PER_MESSAGE for message in messages)
 
 
 def tokens(text: str) -> int:
-    """About how many tokens a model's server will count; rather too many than too few."""
+    """Return an estimate of the tokens in a text. It is more often too high than too low."""
     return -(-len(text.encode(errors="replace")) // BYTES_PER_TOKEN)
 
 
 def clipped(text: str, characters: int) -> str:
-    """The beginning and the end of a text that is too long, with a mark between."""
+    """Return a text that is too long without its middle, with a mark in the gap."""
     if len(text) <= characters:
         return text
     mark = f"\n[... {len(text) - characters} characters left out ...]\n"
@@ -22,14 +40,14 @@ def clipped(text: str, characters: int) -> str:
 
 
 def fenced(language: str, text: str) -> str:
-    """A code block whose fence is longer than any inside it."""
+    """Return a code block whose fence is longer than any fence inside the text."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 def one_line(text: str, characters: int) -> str:
-    """Without line breaks, and without fences, which nothing that stands outside a block may hold."""
+    """Return the text in one line of at most this many characters, without fences that would open a block."""
     begin = text[: 4 * characters]  # a log may have megabytes
     joined = " ".join(FENCE.sub("''", begin).split())
     whole = len(joined) <= characters and len(begin) == len(text)
@@ -37,11 +55,12 @@ def one_line(text: str, characters: int) -> str:
 
 
 def listed(lines: list[str], most: int) -> list[str]:
+    """Return the first lines, and one more that counts those left out."""
     return lines if len(lines) <= most else [*lines[:most], f"- and {len(lines) - most} more"]
 
 
 def size(count: float, units: tuple[str, ...], step: int) -> str:
-    """A quantity in the largest unit that leaves at least one, such as `64 MiB` or `5.2 Gflop`."""
+    """Format a quantity in the largest unit in which it is at least 1, such as `64 MiB` or `5.2 Gflop`."""
     for unit in units[:-1]:
         if count < step:
             return f"{count:.4g} {unit}"
@@ -62,5 +81,5 @@ def us(time_us: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """Two figures after the point, or where that leaves nothing the first two that are not zero."""
+    """Format a ratio with two decimals, or with two significant digits where it is below 0.1."""
     return f"{ratio:.2f}x" if ratio >= 0.1 else f"{ratio:.2g}x"

@@ -1,1 +1,1 @@
-"""Whatever offers kernels: a language model, the offline mutator, a person with files."""
+"""Proposers: a language model, the knob tuner, and a person with files."""

@@ -1,4 +1,4 @@
-"""Kernels that come as files: `.cu` from a person, `.jsonl` from a batch that a model worked through."""
+"""Tell proposer: kernels from files, `.cu` written by a person or `.jsonl` with the replies of a model to a batch."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -25,23 +25,24 @@ NAMED_OP = re.compile(r"""^\s*op\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 
 @dataclass(frozen=True)
 class TellProposer:
-    """Proposes what stands in files, kernels before failures; a kernel the archive knows is not told again."""
+    """Proposes the kernels in files that the archive does not hold yet, then the replies without a kernel."""
 
     files: tuple[Path, ...]
     name: str = TELL
-    kernels: Mapping[str, Kernel] = field(default_factory=dict)  # by id: what edits in a reply are meant for
+    kernels: Mapping[str, Kernel] = field(default_factory=dict)  # by id: the parents that edits in a reply refer to
     operator: str = TELL  # how the kernels in `.cu` files were made, and from which
     parents: tuple[str, ...] = ()
 
     def propose(self, request: Request) -> Iterator[Proposal]:
+        """Yield the kernels for the op in the order of the files, then the failures."""
         failed: list[Proposal] = []
         left = request.wanted
-        for told in _told(self.files):
+        for entry in _entries(self.files):
             if left <= 0:
                 return
-            if not told.is_for(request.op.name):
+            if not entry.is_for(request.op.name):
                 continue
-            proposal = self._proposal(told, request)
+            proposal = self._proposal(entry, request)
             if proposal.kernel is None:
                 failed.append(proposal)
             elif proposal.kernel_id not in request.known:
@@ -49,76 +50,76 @@ class TellProposer:
                 yield proposal
         yield from failed[: max(left, 0)]
 
-    def _proposal(self, told: "_Found", request: Request) -> Proposal:
+    def _proposal(self, entry: "_Entry", request: Request) -> Proposal:
         origin = Proposal(request.op.name, self.operator, TELL, None, self.parents, request.run)
-        if told.reply is None:
-            return _from_text(told, request, origin)
-        parents = told.asked.parents if told.asked else ()
+        if entry.reply is None:
+            return _from_source(entry, request, origin)
+        parents = entry.custom_id.parents if entry.custom_id else ()
         origin = replace(
             origin,
-            operator=told.asked.operator if told.asked else TELL,
+            operator=entry.custom_id.operator if entry.custom_id else TELL,
             parents=parents,
-            proposer=told.reply.model or TELL,
-            cost=cost_of(told.reply, (), None),
-            call=told.asked.nonce if told.asked else told.reply.custom_id,
+            proposer=entry.reply.model or TELL,
+            cost=cost_of(entry.reply, (), None),
+            call=entry.custom_id.nonce if entry.custom_id else entry.reply.custom_id,
         )
-        if told.reply.failure:
-            return replace(origin, reply=told.text, failure=f"{told.file.name}, {told.reply.failure}")
+        if entry.reply.failure:
+            return replace(origin, reply=entry.text, failure=f"{entry.file.name}, {entry.reply.failure}")
         edited = [self.kernels[parent] for parent in parents if parent in self.kernels]
-        return proposal_from(told.text, request.op, origin, edited)
+        return proposal_from(entry.text, request.op, origin, edited)
 
 
 def ops_in(files: tuple[Path, ...]) -> tuple[str, ...]:
-    """The ops that the files hold kernels or replies for, in order."""
-    tolds = list(_told(files))
-    named = dict.fromkeys(told.named for told in tolds if told.named and told.is_for(told.named))
-    labels = dict.fromkeys(told.asked.op for told in tolds if told.asked)
-    # The name of a long op is known only from the kernels that were written for it.
+    """Return the ops that the files hold kernels or replies for, in order."""
+    entries = list(_entries(files))
+    named = dict.fromkeys(entry.named_op for entry in entries if entry.named_op and entry.is_for(entry.named_op))
+    labels = dict.fromkeys(entry.custom_id.op for entry in entries if entry.custom_id)
+    # A custom_id shortens the name of a long op, so its full name comes from the kernels.
     unnamed = (label for label in labels if not any(exchange.labels(label, name) for name in named))
     return (*named, *unnamed)
 
 
-def strays(files: tuple[Path, ...]) -> tuple[str, ...]:
-    """Replies of which nobody can say what op they are for, each with its line and why nothing comes of it."""
+def unassigned(files: tuple[Path, ...]) -> tuple[str, ...]:
+    """Return the replies that belong to no op, each with its line and the reason."""
     return tuple(
-        f"{told.file.name}, {told.reply.failure or f'line {told.line}: {NO_OP}'}"
-        for told in _told(files)
-        if told.reply and not (told.asked or told.named or told.fallback)
+        f"{entry.file.name}, {entry.reply.failure or f'line {entry.line}: {NO_OP}'}"
+        for entry in _entries(files)
+        if entry.reply and not (entry.custom_id or entry.named_op or entry.default_op)
     )
 
 
 @dataclass(frozen=True)
-class _Found:
-    """One kernel's text or one reply, and what is known of where it came from."""
+class _Entry:
+    """The text of one kernel or one reply, with what its file tells about it."""
 
     file: Path
     text: str
-    named: str  # the op that the kernel's own plan names
-    asked: CustomId | None = None
+    named_op: str  # the op that the kernel's own plan names
+    custom_id: CustomId | None = None
     reply: BatchReply | None = None
-    fallback: str = ""  # the op it is counted to where nothing names one
+    default_op: str = ""  # the op it counts for where nothing names one
     line: int = 0  # of a batch
 
     def is_for(self, op: str) -> bool:
-        if self.asked:
-            return exchange.labels(self.asked.op, op)
-        return exchange.labels(self.named or self.fallback or op, op)
+        if self.custom_id:
+            return exchange.labels(self.custom_id.op, op)
+        return exchange.labels(self.named_op or self.default_op or op, op)
 
 
-def _told(files: tuple[Path, ...]) -> Iterator[_Found]:
+def _entries(files: tuple[Path, ...]) -> Iterator[_Entry]:
     for file in files:
         text = _read(file)
         if file.suffix == ".cu":
-            yield _from_source(file, text)
+            yield _in_source(file, text)
         else:
-            yield from _from_batch(file, text)
+            yield from _in_batch(file, text)
 
 
 def _read(file: Path) -> str:
     if file.suffix not in SUFFIXES:
         raise UserError(
-            f"{file}: cannot tell what is in a `{file.suffix}` file",
-            "Give kernels as .cu files and a batch's output as a .jsonl file.",
+            f"{file} must be a .cu or a .jsonl file, got `{file.suffix}`",
+            "Give kernels as .cu files and the output of a batch as a .jsonl file.",
         )
     try:
         if file.stat().st_size > MAX_BYTES:
@@ -127,33 +128,33 @@ def _read(file: Path) -> str:
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror or error}", "Check the path.") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{file} is no UTF-8 text: {error}", "Save it as UTF-8.") from error
+        raise UserError(f"{file} is not UTF-8 text: {error}", "Save it as UTF-8.") from error
 
 
-def _from_source(file: Path, text: str) -> _Found:
+def _in_source(file: Path, text: str) -> _Entry:
     named = _op_named(text)
     if not named:
         raise UserError(
             f"{file} names no op",
             f'A kernel begins with its plan: {kernel.OPEN}, then a line such as op = "softmax".',
         )
-    return _Found(file, text, named)
+    return _Entry(file, text, named)
 
 
-def _from_batch(file: Path, text: str) -> Iterator[_Found]:
+def _in_batch(file: Path, text: str) -> Iterator[_Entry]:
     replies = list(exchange.read_replies(text))
     if not replies:
-        raise UserError(f"{file} holds no replies", "Give the output file of a batch, or its file of errors.")
+        raise UserError(f"{file} holds no replies", "Give the output file or the error file of a batch.")
     lines = [number for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    tolds = [
-        _Found(file, reply.text, _op_named(kernel_in(reply.text)), exchange.decode_custom_id(reply.custom_id), reply,
-              line=line)
+    entries = [
+        _Entry(file, reply.text, _op_named(kernel_in(reply.text)), exchange.decode_custom_id(reply.custom_id), reply,
+               line=line)
         for line, reply in zip(lines, replies, strict=True)
     ]  # fmt: skip
-    # The first op of a file also owns the lines that name none, so that their failures are told once.
-    ops = (told.asked.op if told.asked else told.named for told in tolds)
-    fallback = next(filter(None, ops), "")
-    yield from (replace(told, fallback=fallback) for told in tolds)
+    # Lines that name no op count for the first op of the file, so that their failures are reported once.
+    ops = (entry.custom_id.op if entry.custom_id else entry.named_op for entry in entries)
+    default = next(filter(None, ops), "")
+    yield from (replace(entry, default_op=default) for entry in entries)
 
 
 def _op_named(text: str) -> str:
@@ -162,9 +163,9 @@ def _op_named(text: str) -> str:
     return match.group(1) if match else ""
 
 
-def _from_text(told: _Found, request: Request, origin: Proposal) -> Proposal:
-    """A `.cu` file holds one kernel and nothing else, so it is read as it stands."""
+def _from_source(entry: _Entry, request: Request, origin: Proposal) -> Proposal:
+    """Return the proposal for a `.cu` file, which holds one kernel and nothing else."""
     try:
-        return replace(origin, kernel=kernel.parse_for(told.text, signature(request.op)))
+        return replace(origin, kernel=kernel.parse_for(entry.text, signature(request.op)))
     except PlanError as error:
-        return replace(origin, reply=told.text, failure=f"{told.file.name}, {error}")
+        return replace(origin, reply=entry.text, failure=f"{entry.file.name}, {error}")

@@ -193,6 +193,7 @@ MEASUREMENT_1 = (EVALUATION_1[0], "n=8 float32", 20.0, 19.0, 21.0, 9, 100.0, Non
 def version_1(path: Path) -> Path:
     connection = sqlite3.connect(path)
     for statement in MIGRATIONS[0]:
+        assert isinstance(statement, str)
         connection.execute(statement)
     rows = {"devices": DEVICE_1, "evaluations": EVALUATION_1, "measurements": MEASUREMENT_1}
     for table, row in rows.items():

@@ -1,4 +1,4 @@
-"""`evolve ask`: for people to read and for batches to send, any question or a certain one."""
+"""`evolve ask` writes prompts as text or as a batch, for any operator or a given one."""
 
 import json
 from pathlib import Path
@@ -31,14 +31,14 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_question_can_be_read_word_for_word(capsys: Capture) -> None:
+def test_the_text_of_a_prompt_is_complete(capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "ask", "softmax", "--text")
     assert code == 0
     assert f"======== system\n{kernel_format.ROLE}\n\n{kernel_format.rules()}" in output
     assert "======== user\n# The op: softmax" in output
 
 
-def test_the_text_is_what_a_batch_would_send(capsys: Capture) -> None:
+def test_the_text_has_the_messages_of_the_batch(capsys: Capture) -> None:
     lines = evolve(capsys, "ask", "softmax", "-n", "3", "--jsonl")[1].splitlines()
     text = evolve(capsys, "ask", "softmax", "-n", "3", "--text")[1]
     for line in lines:
@@ -46,10 +46,10 @@ def test_the_text_is_what_a_batch_would_send(capsys: Capture) -> None:
             assert f"======== {message['role']}\n{message['content']}\n" in text
 
 
-def test_a_question_to_be_read_comes_with_its_size_in_tokens(capsys: Capture) -> None:
+def test_the_text_of_a_prompt_has_its_size_in_tokens(capsys: Capture) -> None:
     output = evolve(capsys, "ask", "softmax", "--text", "--operator", "draft")[1]
     heading = output.splitlines()[0]
-    size = int(heading.removeprefix("======== question 1 of 1: draft, about ").removesuffix(" tokens"))
+    size = int(heading.removeprefix("======== prompt 1 of 1: draft, about ").removesuffix(" tokens"))
     assert len(output) / 4 < size < len(output) / 2
 
 
@@ -58,18 +58,18 @@ def test_a_pipe_gets_a_batch(capsys: Capture) -> None:
     assert len([json.loads(line) for line in output.splitlines()]) == 8
 
 
-def test_a_terminal_gets_one_question_to_be_read(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_the_text_of_one_prompt(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert evolve(capsys, "ask", "softmax")[1].startswith("======== question 1 of 1")
+    assert evolve(capsys, "ask", "softmax")[1].startswith("======== prompt 1 of 1")
 
 
-def test_a_file_gets_a_batch_also_from_a_terminal(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_gets_a_batch(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     evolve(capsys, "ask", "softmax", "--out", "questions.jsonl")
     assert len(Path("questions.jsonl").read_text().splitlines()) == 8
 
 
-CERTAIN = [
+CASES = [
     ("draft", []),
     ("explore", []),
     ("improve", [CHILD]),
@@ -80,8 +80,10 @@ CERTAIN = [
 ]
 
 
-@pytest.mark.parametrize(("operator", "parents"), CERTAIN, ids=[operator for operator, _ in CERTAIN])
-def test_a_certain_question_can_be_asked(operator: str, parents: list[Kernel], capsys: Capture) -> None:
+@pytest.mark.parametrize(("operator", "parents"), CASES, ids=[operator for operator, _ in CASES])
+def test_a_prompt_can_be_requested_for_an_operator_and_its_parents(
+    operator: str, parents: list[Kernel], capsys: Capture
+) -> None:
     named = [word for parent in parents for word in ("--parent", parent.id[:8])]
     code, output, _ = evolve(capsys, "ask", "softmax", "--jsonl", "--operator", operator, *named)
     (line,) = output.splitlines()
@@ -91,40 +93,40 @@ def test_a_certain_question_can_be_asked(operator: str, parents: list[Kernel], c
     assert (asked.op, asked.operator, asked.parents) == ("softmax", operator, tuple(parent.id for parent in parents))
 
 
-def test_every_operator_can_be_asked_for() -> None:
-    assert [operator for operator, _ in CERTAIN if operator not in OPERATORS] == []
-    assert {operator: len(parents) for operator, parents in CERTAIN} == PARENTS
+def test_every_operator_is_tested() -> None:
+    assert [operator for operator, _ in CASES if operator not in OPERATORS] == []
+    assert {operator: len(parents) for operator, parents in CASES} == PARENTS
 
 
-def test_the_kernel_that_was_named_is_shown_with_its_times(capsys: Capture) -> None:
+def test_the_prompt_has_the_named_kernel_and_its_times(capsys: Capture) -> None:
     output = evolve(capsys, "ask", "softmax", "--text", "--operator", "improve", "--parent", CHILD.id)[1]
-    assert f"======== question 1 of 1: improve {CHILD.id[:8]}, about" in output
+    assert f"======== prompt 1 of 1: improve {CHILD.id[:8]}, about" in output
     assert CHILD.text in output
     assert "rows=2 cols=512 float32: 25 us" in output
 
 
-def test_without_a_name_the_newest_failure_is_repaired(capsys: Capture) -> None:
+def test_repair_without_a_parent_takes_the_newest_failure(capsys: Capture) -> None:
     output = evolve(capsys, "ask", "softmax", "--text", "--operator", "repair")[1]
-    assert output.startswith(f"======== question 1 of 1: repair {WRONG.id[:8]}, ")
+    assert output.startswith(f"======== prompt 1 of 1: repair {WRONG.id[:8]}, ")
 
 
-def test_without_names_two_designs_are_crossed_and_not_two_settings(capsys: Capture) -> None:
+def test_crossover_without_parents_takes_two_designs(capsys: Capture) -> None:
     output = evolve(capsys, "ask", "softmax", "--text", "--operator", "crossover")[1]
     assert OTHER.id[:8] in output.splitlines()[0]
 
 
-def test_questions_of_one_operator_are_told_apart(capsys: Capture) -> None:
+def test_prompts_of_one_operator_have_different_ids(capsys: Capture) -> None:
     output = evolve(capsys, "ask", "softmax", "--jsonl", "-n", "4", "--operator", "improve", "--parent", BEST.id)[1]
     assert len({json.loads(line)["custom_id"] for line in output.splitlines()}) == 4
 
 
-def test_models_are_asked_in_turn(capsys: Capture) -> None:
+def test_prompts_go_to_the_models_in_turn(capsys: Capture) -> None:
     words = ("--operator", "improve", "--model", "one", "--model", "other", "-n", "3")
     output = evolve(capsys, "ask", "softmax", "--jsonl", *words)[1]
     assert [json.loads(line)["body"]["model"] for line in output.splitlines()] == ["one", "other", "one"]
 
 
-def test_a_question_comes_in_the_form_that_its_model_is_good_at(capsys: Capture) -> None:
+def test_a_prompt_has_the_form_that_its_model_is_configured_for(capsys: Capture) -> None:
     Path("models.toml").write_text('[[model]]\nname = "editor"\nform = "edits"\n')
     output = evolve(capsys, "ask", "softmax", "--text", "--operator", "improve", "--model", "models.toml")[1]
     assert "<<<<<<< SEARCH" in output
@@ -133,77 +135,79 @@ def test_a_question_comes_in_the_form_that_its_model_is_good_at(capsys: Capture)
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        (("--operator", "merge"), "there is no operator `merge`", "choose one of: draft, improve"),
-        (("--parent", BEST.id), "--parent needs to know what to do", "add --operator"),
-        (("--operator", "draft", "--parent", BEST.id), "is applied to no kernel, not to 1", "leave --parent out"),
+        (("--operator", "merge"), "unknown operator `merge`", "choose one of: draft, improve"),
+        (("--parent", BEST.id), "--parent needs an --operator", "add --operator"),
+        (("--operator", "draft", "--parent", BEST.id), "draft takes no parent, got 1", "leave out --parent"),
         (
             ("--operator", "crossover", "--parent", BEST.id),
-            "is applied to 2 kernels, not to 1",
+            "crossover takes 2 parents, got 1",
             "give --parent 2 times",
         ),
         (("--operator", "crossover", "--parent", BEST.id, "--parent", BEST.id[:9]), "the same kernel", "two different"),
-        (("--operator", "repair", "--parent", BEST.id), "passed: there is nothing to repair", "--operator improve"),
+        (("--operator", "repair", "--parent", BEST.id), "passed, so there is nothing to repair", "--operator improve"),
         (("--operator", "improve", "--parent", WRONG.id), "failed: wrong", "--operator repair"),
         (("--operator", "improve", "--parent", DONOR.id), "is a kernel of gelu, not of softmax", "--operator port"),
         (("--operator", "port", "--parent", DONOR.id), "was never evaluated on Some GPU", "evolve evaluate gelu"),
-        (("--operator", "improve", "--device", "tpu"), "no device like `tpu`", "it knows: cuda Some GPU"),
+        (
+            ("--operator", "improve", "--device", "tpu"),
+            "no device in the archive has `tpu` in its name",
+            "choose one of these devices: cuda Some GPU",
+        ),
     ],
 )
-def test_what_cannot_be_asked_is_said_with_what_can(
-    words: tuple[str, ...], message: str, hint: str, capsys: Capture
-) -> None:
+def test_an_impossible_request_is_explained(words: tuple[str, ...], message: str, hint: str, capsys: Capture) -> None:
     code, output, errors = evolve(capsys, "ask", "softmax", *words)
     assert (code, output) == (2, "")
     assert message in errors
     assert hint in errors
 
 
-def test_an_id_that_does_not_exist_is_told(capsys: Capture) -> None:
+def test_an_unknown_parent_is_exit_code_1(capsys: Capture) -> None:
     code, output, errors = evolve(capsys, "ask", "softmax", "--operator", "improve", "--parent", "ffff")
     assert (code, output) == (1, "")
     assert "nothing in the archive begins with `ffff`" in errors
 
 
 @pytest.mark.parametrize("operator", ["improve", "explore", "crossover", "repair", "specialise", "port"])
-def test_an_op_without_kernels_can_only_be_drafted(operator: str, capsys: Capture) -> None:
+def test_an_op_without_kernels_allows_only_draft(operator: str, capsys: Capture) -> None:
     code, output, errors = evolve(capsys, "ask", TWICE, "--operator", operator)
     assert (code, output) == (2, "")
     assert "error: " in errors
 
 
-def test_a_kernel_evaluated_elsewhere_is_not_taken_for_this_device(capsys: Capture) -> None:
+def test_a_kernel_without_an_evaluation_on_the_device_is_rejected(capsys: Capture) -> None:
     words = ("--operator", "improve", "--parent", CHILD.id, "--device", CPU.name)
     assert "was never evaluated on Some CPU" in evolve(capsys, "ask", "softmax", *words)[2]
 
 
-def test_the_next_step_after_reading_is_a_kernel_in_a_file(capsys: Capture) -> None:
+def test_the_next_step_after_text_is_to_tell_a_kernel(capsys: Capture) -> None:
     said = evolve(capsys, "ask", "softmax", "--text", "--operator", "improve", "--parent", CHILD.id)[2]
     assert f"evolve tell FILE.cu --operator improve --parent {CHILD.id[:8]} --archive archive.db" in said
 
 
-def test_the_next_step_names_the_file_of_an_own_op(capsys: Capture) -> None:
+def test_the_next_step_names_the_file_of_an_op_outside_the_catalog(capsys: Capture) -> None:
     _, _, said = evolve(capsys, "ask", TWICE, "--text")
     assert f"evolve tell FILE.cu --operator draft {TWICE} --archive archive.db" in said
 
 
-def test_questions_are_about_a_gpu_where_the_archive_knows_no_device(capsys: Capture) -> None:
+def test_without_a_device_in_the_archive_prompts_are_about_a_gpu(capsys: Capture) -> None:
     output = evolve(capsys, "ask", "softmax", "-n", "1", "--archive", "empty.db")[1]
     assert "sm_90a" in output
     assert "Kernels run here on an emulator" not in output
 
 
-def test_questions_are_about_the_device_that_the_archive_knows(capsys: Capture) -> None:
+def test_prompts_are_about_a_device_of_the_archive(capsys: Capture) -> None:
     assert "Some GPU" in evolve(capsys, "ask", "softmax", "-n", "1")[1]
     assert "Some CPU" in evolve(capsys, "ask", "softmax", "-n", "1", "--device", "cpu")[1]
 
 
-def test_questions_can_be_written_to_a_file(capsys: Capture) -> None:
+def test_prompts_can_be_written_to_a_file(capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "ask", "softmax", "-n", "2", "--out", "questions.jsonl")
     assert (code, output) == (0, "")
     assert len(Path("questions.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_file_that_cannot_be_written_is_told(capsys: Capture) -> None:
+def test_a_file_that_cannot_be_written_is_an_error(capsys: Capture) -> None:
     code, _, errors = evolve(capsys, "ask", "softmax", "--out", "no/such/folder.jsonl")
     assert code == 2
-    assert "choose another --out" in errors
+    assert "choose another file for --out" in errors

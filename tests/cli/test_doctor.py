@@ -1,9 +1,14 @@
+"""`evolve doctor` on this machine."""
+
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commandline import evolve, filled
+
+from evolve.cli.doctor import compared_with_tested
 
 Capture = pytest.CaptureFixture[str]
 SECRET = "sk-do-not-print-me"
@@ -14,17 +19,17 @@ def findings(capsys: Capture, *arguments: object) -> dict[str, Any]:
     return {finding["name"]: finding for finding in json.loads(output)["findings"]}
 
 
-def test_doctor_says_what_can_run_here(capsys: Capture) -> None:
+def test_the_last_line_is_the_next_command_or_that_nothing_can_run(capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "doctor")
-    assert "evolve run softmax" in output if code == 0 else "Nothing can run here" in output
+    assert "evolve run softmax" in output if code == 0 else "No device can run kernels" in output
 
 
-def test_everything_that_is_missing_comes_with_a_remedy(capsys: Capture) -> None:
+def test_every_missing_part_has_a_remedy(capsys: Capture) -> None:
     for finding in findings(capsys).values():
         assert finding["state"] == "ok" or finding["remedy"] or finding["name"].startswith("device")
 
 
-def test_no_compiler_and_no_gpu_mean_that_nothing_can_run(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_and_a_gpu_no_device_can_run(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     code, output, _ = evolve(capsys, "doctor")
@@ -40,41 +45,70 @@ def test_a_key_is_reported_and_never_printed(capsys: Capture, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("may", "state", "said"),
+    ("permitted", "state", "words"),
     [
-        (True, "ok", "counters may be read"),
+        (True, "ok", "this user may read the GPU's counters"),
         (False, "not set", "may not read the GPU's counters"),
         (None, "ok", "2025.3"),
     ],
 )
-def test_the_profiler_comes_with_its_version_and_whether_it_may_count(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, may: bool | None, state: str, said: str
+def test_the_profiler_is_shown_with_its_version_and_permission(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, permitted: bool | None, state: str, words: str
 ) -> None:
     profiler = pytest.importorskip("evolve.devices.cuda.profiler")
     tool = tmp_path / "ncu"
     tool.write_text("#!/bin/sh\necho Version 2025.3.0.0\n")
     tool.chmod(0o755)
     monkeypatch.setattr(profiler, "command", lambda: tool)
-    monkeypatch.setattr(profiler, "permitted", lambda: may)
+    monkeypatch.setattr(profiler, "permitted", lambda: permitted)
     found = findings(capsys)["ncu"]
     assert found["state"] == state
     assert f"{tool} 2025.3.0.0" in found["found"]
-    assert said in found["found"]
+    assert words in found["found"]
     assert bool(found["remedy"]) == (state != "ok")
 
 
-def test_without_the_profiler_doctor_says_how_to_get_it(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_profiler_has_a_remedy(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytest.importorskip("evolve.devices.cuda.profiler"), "command", lambda: None)
     found = findings(capsys)["ncu"]
     assert found["state"] == "not set"
     assert "nsight-compute" in found["remedy"]
 
 
-def test_the_archive_is_counted(capsys: Capture, tmp_path: Path) -> None:
+def test_the_archive_is_shown_with_its_counts(capsys: Capture, tmp_path: Path) -> None:
     found = findings(capsys, "--archive", filled(tmp_path / "a.db"))
     assert "5 kernels, 5 evaluations" in found["archive"]["found"]
 
 
-def test_a_file_that_is_no_archive_is_named(capsys: Capture, tmp_path: Path) -> None:
+def test_a_file_that_is_no_archive_is_missing(capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "a.db").write_text("words" * 99)
     assert findings(capsys, "--archive", tmp_path / "a.db")["archive"]["state"] == "missing"
+
+
+CONSTRAINTS = ["# tested versions", "torch==2.13.0", "cupy-cuda13x==14.2.0", "cuda-toolkit<=13.5.0"]
+
+
+@pytest.mark.parametrize(
+    ("project", "installed", "newest"),
+    [
+        ("torch", "2.14.1", "2.13.0"),
+        ("torch", "2.13.1+cu130", "2.13.0"),
+        ("cupy", "15.0.0rc1", "14.2.0"),
+        ("cuda-toolkit", "13.6", "13.5.0"),
+    ],
+)
+def test_a_version_newer_than_the_tested_one_is_named(project: str, installed: str, newest: str) -> None:
+    expected = f"{installed} (newer than {newest}, the newest tested)"
+    assert compared_with_tested(project, installed, CONSTRAINTS) == expected
+
+
+@pytest.mark.parametrize(
+    ("project", "installed"),
+    [("torch", "2.13.0+cpu"), ("torch", "2.13"), ("torch", "2.9.1"), ("cuda-toolkit", "13.5"), ("rich", "99.0")],
+)
+def test_a_tested_or_older_version_has_no_remark(project: str, installed: str) -> None:
+    assert compared_with_tested(project, installed, CONSTRAINTS) == installed
+
+
+def test_the_package_has_its_tested_versions() -> None:
+    assert "\ntorch==" in (resources.files("evolve") / "tested_versions.txt").read_text()

@@ -1,4 +1,4 @@
-"""`evolve profile`; the engine is scripted, so that it needs no device."""
+"""`evolve profile` with a scripted engine instead of a device."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +28,7 @@ STORES = ((c.STORE_SECTORS.name, 800.0), (c.STORE_REQUESTS.name, 100.0))
 
 @dataclass
 class ScriptedEngine:
-    """Counts the same of every kernel, or says why not."""
+    """Returns the same counters for every kernel, or a reason for none."""
 
     counted: tuple[tuple[str, float], ...] = COUNTED
     unprofiled: str = ""
@@ -79,7 +79,7 @@ def profiles(archive: Path) -> list[Profile]:
     return open_archive(archive).find(Profile, "twice")
 
 
-def test_what_was_counted_is_archived_and_told_in_words(archive: Path, on: Use, capsys: Capture) -> None:
+def test_the_counters_are_archived_and_printed_with_the_bottleneck(archive: Path, on: Use, capsys: Capture) -> None:
     on(ScriptedEngine())
     code, output, _ = evolve(capsys, "profile", KERNEL.id[:6], TWICE)
     assert code == 0
@@ -87,11 +87,11 @@ def test_what_was_counted_is_archived_and_told_in_words(archive: Path, on: Use, 
     assert f"{c.DURATION.words} 31.4 µs" in lines
     assert f"{c.DRAM_READ.words} 67.1 MB" in lines
     assert f"{c.DRAM.words} 91.2 %" in lines
-    assert any(line.startswith("held back by memory bandwidth: DRAM is at 91 %") for line in lines)
+    assert any(line.startswith("bottleneck: memory bandwidth: DRAM is at 91 %") for line in lines)
     assert profiles(archive) == [Profile(KERNEL.id, "twice", GPU.key, HALF, COUNTED, 5.0)]
 
 
-def test_it_is_profiled_where_it_is_farthest_from_the_speed_of_light(archive: Path, on: Use, capsys: Capture) -> None:
+def test_the_default_workload_is_the_farthest_from_the_speed_of_light(archive: Path, on: Use, capsys: Capture) -> None:
     engine = on(ScriptedEngine())
     evolve(capsys, "profile", KERNEL.id, TWICE)
     with_later = open_archive(archive)
@@ -101,7 +101,7 @@ def test_it_is_profiled_where_it_is_farthest_from_the_speed_of_light(archive: Pa
     assert engine.asked == [(KERNEL.id, TWICE, HALF), (KERNEL.id, TWICE, FLOAT)]
 
 
-def test_one_that_was_never_timed_here_is_profiled_at_the_first_workload(
+def test_a_kernel_without_times_on_this_device_is_profiled_at_the_first_workload(
     archive: Path, on: Use, capsys: Capture
 ) -> None:
     engine = on(ScriptedEngine(info=replace(GPU, name="Another GPU")))
@@ -109,13 +109,15 @@ def test_one_that_was_never_timed_here_is_profiled_at_the_first_workload(
     assert engine.asked == [(KERNEL.id, TWICE, FLOAT)]
 
 
-def test_the_workload_may_be_named(archive: Path, on: Use, capsys: Capture) -> None:
+def test_the_workload_can_be_given(archive: Path, on: Use, capsys: Capture) -> None:
     engine = on(ScriptedEngine())
     assert evolve(capsys, "profile", KERNEL.id, TWICE, "--workload", FLOAT)[0] == 0
     assert engine.asked == [(KERNEL.id, TWICE, FLOAT)]
 
 
-def test_how_wide_the_kernels_accesses_are_decides_what_is_coalesced(archive: Path, on: Use, capsys: Capture) -> None:
+def test_the_width_of_the_kernels_accesses_decides_what_counts_as_uncoalesced(
+    archive: Path, on: Use, capsys: Capture
+) -> None:
     on(ScriptedEngine(counted=STORES))
     assert "uncoalesced" not in evolve(capsys, "profile", KERNEL.id, TWICE)[1]
     traits = Traits("hash", 4, 4, 0, 20, 128, 1, tensor_cores=False, atomics=False, occupancy=1.0)
@@ -123,41 +125,41 @@ def test_how_wide_the_kernels_accesses_are_decides_what_is_coalesced(archive: Pa
     assert "uncoalesced access: a warp's store touches 8.0 sectors" in evolve(capsys, "profile", KERNEL.id, TWICE)[1]
 
 
-def test_the_counters_as_json_stand_alone_on_standard_output(archive: Path, on: Use, capsys: Capture) -> None:
+def test_standard_output_is_json_alone(archive: Path, on: Use, capsys: Capture) -> None:
     on(ScriptedEngine())
     found = json.loads(evolve(capsys, "profile", KERNEL.id, TWICE, "--json")[1])
     assert found["counters"] == dict(COUNTED)
     assert (found["kernel"], found["workload"], found["bottleneck"]["kind"]) == (KERNEL.id, HALF, "memory bandwidth")
 
 
-def test_where_nothing_could_be_counted_the_reason_is_told(archive: Path, on: Use, capsys: Capture) -> None:
+def test_without_counters_the_reason_is_printed(archive: Path, on: Use, capsys: Capture) -> None:
     on(ScriptedEngine(unprofiled="this user may not read the GPU's counters"))
     code, _, errors = evolve(capsys, "profile", KERNEL.id, TWICE)
     assert code == 1
-    assert "nothing was counted: this user may not read the GPU's counters" in errors
+    assert "no counters were read: this user may not read the GPU's counters" in errors
     assert "evolve doctor" in errors
     assert profiles(archive) == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((KERNEL.id,), "twice"),  # not in the catalog
         ((KERNEL.id, "softmax"), "is a kernel of twice, not of softmax"),
-        ((KERNEL.id, TWICE, "--workload", "n=3 float32"), f"there are: {FLOAT}; {HALF}"),
+        ((KERNEL.id, TWICE, "--workload", "n=3 float32"), f"choose one of: {FLOAT}; {HALF}"),
         ((failed_reply().id,), "is a reply without a kernel"),
         ((KERNEL.id, TWICE, "--turbo"), "--turbo"),
         ((), "ID"),
     ],
-    ids=["an op of one's own", "another op", "no such workload", "a reply", "no such option", "no kernel"],
+    ids=["an op outside the catalog", "another op", "no such workload", "a reply", "no such option", "no kernel"],
 )
 def test_wrong_use_of_profile_is_explained(
-    arguments: tuple[str, ...], said: str, archive: Path, on: Use, capsys: Capture
+    arguments: tuple[str, ...], message: str, archive: Path, on: Use, capsys: Capture
 ) -> None:
     engine = on(ScriptedEngine())
     code, _, errors = evolve(capsys, "profile", *arguments)
     assert code == 2
-    assert said in errors
+    assert message in errors
     assert "Traceback" not in errors
     assert engine.asked == []
 
@@ -169,5 +171,5 @@ def test_profiling_without_a_gpu_is_explained(archive: Path, monkeypatch: pytest
     assert "needs an NVIDIA GPU" in errors
 
 
-def test_an_id_that_nobody_has_is_exit_code_1(archive: Path, capsys: Capture) -> None:
+def test_an_unknown_id_is_exit_code_1(archive: Path, capsys: Capture) -> None:
     assert evolve(capsys, "profile", "0000", TWICE)[0] == 1

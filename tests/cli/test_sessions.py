@@ -1,4 +1,4 @@
-"""What a run is made of when it begins or goes on, and what it says in the end, without a device."""
+"""Sessions: the searches of a campaign that is resumed, and the reason that it prints at its end."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from archive.store import SqliteStore, open_archive
 from evolve.budget import Ended
 from evolve.cli.display import reason, standing_of
 from evolve.cli.options import RunOptions
-from evolve.cli.session import Backends, Plan, Session, opened
+from evolve.cli.session import Backends, Session, Setup, opened
 from evolve.errors import UserError
 from evolve.proposers.tuner.proposer import OfflineProposer
 from evolve.report.progress import Phases
@@ -31,20 +31,20 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 
 def resumed(store: SqliteStore, *defined: str) -> tuple[str, ...]:
-    """The ops of a campaign over `one` and `two` that goes on, where their files now define these."""
+    """The ops of a resumed campaign over `one` and `two` whose files now define these ops."""
     return tuple(search.op.name for search in campaign(store, defined).searches)
 
 
 def campaign(store: SqliteStore, defined: Sequence[str], proposer: Proposer | None = None) -> Session:
     runs = tuple(Run(f"run of {name}", name, CPU.key, "offline", 0, 1.0, campaign="both") for name in ("one", "two"))
-    plan = Plan(FILES, RunOptions(), LIMITS, runs)
+    setup = Setup(FILES, RunOptions(), LIMITS, runs)
     loaded = [(op(name), file) for name, file in dict(zip(defined, FILES, strict=True)).items()]
-    return opened(plan, loaded, Backends(proposer or OfflineProposer(), TimedEngine(), store, Phases()), [])
+    return opened(setup, loaded, Backends(proposer or OfflineProposer(), TimedEngine(), store, Phases()), [])
 
 
-def said(session: Session) -> str:
-    """When there is nothing more to try."""
-    return reason(session, Ended.NOTHING, [standing_of(search, session.bench) for search in session.searches])
+def ending(session: Session) -> str:
+    """The printed reason after an end because nothing is left to try."""
+    return reason(session, Ended.NOTHING, [standing_of(search, session.backends) for search in session.searches])
 
 
 def judged(number: int, name: str, outcome: Outcome) -> tuple[Proposal, Evaluation]:
@@ -53,33 +53,35 @@ def judged(number: int, name: str, outcome: Outcome) -> tuple[Proposal, Evaluati
     return Proposal(name, "tell", "tell", made), Evaluation(made.id, name, CPU, outcome, "", timed)
 
 
-def test_runs_go_on_with_the_ops_they_are_of(store: SqliteStore) -> None:
+def test_a_resumed_campaign_keeps_its_ops(store: SqliteStore) -> None:
     assert resumed(store, "one", "two") == ("one", "two")
 
 
 @pytest.mark.parametrize("defined", [("one", "three"), ("one", "one"), ("two", "one")])
-def test_a_file_that_defines_another_op_by_now_is_told(store: SqliteStore, defined: tuple[str, str]) -> None:
+def test_a_file_that_now_defines_another_op_is_an_error(store: SqliteStore, defined: tuple[str, str]) -> None:
     with pytest.raises(UserError, match="no longer defines"):
         resumed(store, *defined)
 
 
-def test_a_campaign_without_kernels_has_nothing_to_vary(store: SqliteStore) -> None:
-    words = said(campaign(store, ["one", "two"]))
-    assert words.startswith("There is nothing to vary: no kernels for one and two are shipped or archived. Set OPENAI")
+def test_a_campaign_without_kernels_ends_with_how_to_get_some(store: SqliteStore) -> None:
+    words = ending(campaign(store, ["one", "two"]))
+    assert words.startswith(
+        "There is no kernel to vary: no kernels for one and two are shipped or archived. Set OPENAI"
+    )
     assert "`evolve tell FILE.cu one.py`" in words
 
 
-def test_a_campaign_whose_kernels_all_failed_has_nothing_to_vary_either(store: SqliteStore) -> None:
+def test_a_campaign_whose_kernels_all_failed_ends_with_how_to_get_some(store: SqliteStore) -> None:
     store.append(*judged(1, "two", Outcome.WRONG))
-    assert "nothing to vary: no kernel for one and two has passed." in said(campaign(store, ["one", "two"]))
+    assert "no kernel to vary: no kernel for one and two has passed." in ending(campaign(store, ["one", "two"]))
 
 
-def test_a_campaign_of_which_an_op_has_no_kernel_names_it(store: SqliteStore) -> None:
+def test_the_end_of_a_campaign_names_the_op_without_a_kernel(store: SqliteStore) -> None:
     store.append(*judged(1, "two", Outcome.PASSED))
-    words = said(campaign(store, ["one", "two"]))
+    words = ending(campaign(store, ["one", "two"]))
     assert words.startswith("Nothing is left to try: ")
     assert "no kernels for one are shipped or archived" in words
 
 
-def test_a_campaign_with_a_model_that_has_no_more_to_offer_says_so(store: SqliteStore) -> None:
-    assert said(campaign(store, ["one", "two"], PricedModel())) == "The proposer has nothing more to offer."
+def test_a_campaign_ends_when_its_model_has_no_more_to_offer(store: SqliteStore) -> None:
+    assert ending(campaign(store, ["one", "two"], PricedModel())) == "The proposer has nothing more to offer."

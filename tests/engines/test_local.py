@@ -30,7 +30,7 @@ def verdict(engine: LocalEngine, kernel: Kernel) -> Evaluation:
     return evaluation
 
 
-def test_a_right_kernel_passes_with_a_measurement_of_every_workload(engine: LocalEngine) -> None:
+def test_a_correct_kernel_passes_with_a_measurement_of_every_workload(engine: LocalEngine) -> None:
     evaluation = verdict(engine, bad_kernels.twice_kernel())
     assert (evaluation.outcome, evaluation.deterministic) == (Outcome.PASSED, True)
     assert len(evaluation.measurements) == 2
@@ -72,7 +72,7 @@ def test_the_engine_goes_on_after_a_crash_and_a_hang(engine: LocalEngine) -> Non
     assert [outcomes[kernel.id].value for kernel in kernels] == ["crashed", "passed", "timed out", "wrong"]
 
 
-def test_jobs_that_stop_coming_with_an_error_leave_an_engine_that_goes_on(engine: LocalEngine) -> None:
+def test_the_engine_goes_on_after_an_error_in_the_iterable_of_jobs(engine: LocalEngine) -> None:
     def jobs() -> Iterator[Job]:
         yield Job(bad_kernels.HANGING, TWICE)
         raise LookupError("no more kernels")
@@ -82,14 +82,14 @@ def test_jobs_that_stop_coming_with_an_error_leave_an_engine_that_goes_on(engine
     assert verdict(engine, bad_kernels.twice_kernel()).passed
 
 
-def test_an_evaluation_that_was_broken_off_leaves_no_verdict_for_the_next(engine: LocalEngine) -> None:
-    broken_off = engine.evaluate([Job(bad_kernels.ZEROS, TWICE), Job(bad_kernels.HALF_WRITTEN, TWICE)])
-    assert next(broken_off).kernel_id == bad_kernels.ZEROS.id
-    broken_off.close()  # type: ignore[attr-defined]
+def test_an_abandoned_evaluation_leaves_no_verdict_for_the_next(engine: LocalEngine) -> None:
+    abandoned = engine.evaluate([Job(bad_kernels.ZEROS, TWICE), Job(bad_kernels.HALF_WRITTEN, TWICE)])
+    assert next(abandoned).kernel_id == bad_kernels.ZEROS.id
+    abandoned.close()  # type: ignore[attr-defined]
     assert verdict(engine, bad_kernels.twice_kernel()).passed
 
 
-def test_a_worker_killed_from_outside_is_replaced_and_its_kernel_tried_once_more() -> None:
+def test_a_worker_killed_from_outside_is_replaced_and_its_job_retried() -> None:
     made: LocalEngine
     killed: list[int] = []
 
@@ -108,7 +108,7 @@ def test_a_worker_killed_from_outside_is_replaced_and_its_kernel_tried_once_more
         made.close()
 
 
-def test_a_kernel_whose_worker_is_killed_twice_is_given_up() -> None:
+def test_a_kernel_whose_worker_is_killed_twice_has_crashed() -> None:
     made: LocalEngine
 
     def kill_at_every_run(_kernel: str, phase: str) -> None:
@@ -124,7 +124,7 @@ def test_a_kernel_whose_worker_is_killed_twice_is_given_up() -> None:
         made.close()
 
 
-def test_a_kernel_that_hangs_where_it_is_timed_is_tried_twice() -> None:
+def test_a_kernel_that_hangs_after_it_has_run_is_retried_once() -> None:
     workers: set[int] = set()
     made: LocalEngine
     made = LocalEngine("emulated", 1, lambda *_: workers.add(made._pool.workers[0].pid), {**DEADLINES, "run": 1.0})
@@ -136,7 +136,7 @@ def test_a_kernel_that_hangs_where_it_is_timed_is_tried_twice() -> None:
         made.close()
 
 
-def test_a_stopped_worker_counts_as_hanging() -> None:
+def test_a_stopped_worker_counts_as_timed_out() -> None:
     made: LocalEngine
 
     def stop(_kernel: str, phase: str) -> None:
@@ -150,55 +150,59 @@ def test_a_stopped_worker_counts_as_hanging() -> None:
         made.close()
 
 
-def raising(folder: Path, error: str, *, exposed: bool = True) -> Iterator[Evaluation]:
-    """What comes of a right kernel where PyTorch fails as it may once its memory is spoilt; workers have folders."""
+def raising(folder: Path, error: str, *, shared_memory: bool = True) -> Iterator[Evaluation]:
+    """Evaluate a correct kernel against a reference that raises, as after memory was overwritten."""
     text = Path(TWICE).read_text().replace("return x * 2", f"{error}\n    return x * 2")
     (folder / "twice.py").write_text(f"from pathlib import Path\n{text}")
     made = LocalEngine("emulated", 1)
-    made._exposed = exposed
+    made._shared_memory = shared_memory
     try:
         yield from made.evaluate([Job(bad_kernels.twice_kernel(), str(folder / "twice.py"))])
     finally:
         made.close()
 
 
-def test_a_reference_that_raises_is_the_users_fault_not_the_kernels(tmp_path: Path) -> None:
+def test_a_reference_that_raises_is_an_error_and_no_verdict(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="RuntimeError: no such thing"):
         list(raising(tmp_path, "raise RuntimeError('no such thing')"))
 
 
-def test_an_evaluation_that_fails_in_one_process_and_not_in_the_next_counts_there(tmp_path: Path) -> None:
-    (evaluation,) = raising(tmp_path, "if Path.cwd().name == 'worker-0': raise TypeError('no longer itself')")
+def test_an_evaluation_that_fails_in_one_process_is_retried_in_the_next(tmp_path: Path) -> None:
+    (evaluation,) = raising(tmp_path, "if Path.cwd().name == 'worker-0': raise TypeError('no longer sound')")
     assert evaluation.passed
 
 
-def test_where_kernels_reach_no_memory_of_their_worker_no_failure_is_theirs(tmp_path: Path) -> None:
+def test_without_shared_memory_a_failure_is_never_the_kernels(tmp_path: Path) -> None:
     """As on a GPU."""
-    with pytest.raises(UserError, match="TypeError: no longer itself"):
-        list(raising(tmp_path, "if Path.cwd().name == 'worker-0': raise TypeError('no longer itself')", exposed=False))
+    with pytest.raises(UserError, match="TypeError: no longer sound"):
+        list(
+            raising(
+                tmp_path, "if Path.cwd().name == 'worker-0': raise TypeError('no longer sound')", shared_memory=False
+            )
+        )
 
 
-def test_a_kernel_over_which_every_process_fails_in_another_way_has_crashed(tmp_path: Path) -> None:
-    (evaluation,) = raising(tmp_path, "raise TypeError(f'{Path.cwd().name} is no longer itself')")
+def test_a_kernel_over_which_two_processes_fail_differently_has_crashed(tmp_path: Path) -> None:
+    (evaluation,) = raising(tmp_path, "raise TypeError(f'{Path.cwd().name} is no longer sound')")
     assert evaluation.outcome is Outcome.CRASHED
-    assert "worker-0 is no longer itself" in evaluation.log
-    assert "worker-1 is no longer itself" in evaluation.log
+    assert "worker-0 is no longer sound" in evaluation.log
+    assert "worker-1 is no longer sound" in evaluation.log
 
 
-def test_a_kernel_that_dies_where_another_ran_before_is_tried_alone() -> None:
+def test_a_kernel_that_ends_a_used_worker_is_retried_alone() -> None:
     made: LocalEngine
-    died: list[int] = []
+    crashed: list[int] = []
 
-    def die_once(kernel: str, phase: str) -> None:
+    def crash_once(kernel: str, phase: str) -> None:
         (worker,) = made._pool.workers
-        if phase == "run" and kernel == last.id and not died:
-            died.append(worker.pid)
+        if phase == "run" and kernel == last.id and not crashed:
+            crashed.append(worker.pid)
             os.kill(worker.pid, signal.SIGSEGV)
 
     first, last = bad_kernels.WRONG, bad_kernels.twice_kernel()
-    made = LocalEngine("emulated", 1, die_once, DEADLINES)
+    made = LocalEngine("emulated", 1, crash_once, DEADLINES)
     try:
         assert [verdict(made, kernel).outcome for kernel in (first, last)] == [Outcome.WRONG, Outcome.PASSED]
-        assert died
+        assert crashed
     finally:
         made.close()

@@ -23,7 +23,7 @@ OF_A_GPU = {"open a local socket", "read its parent's environment"}  # the secon
 
 @pytest.fixture
 def able(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, bool]:
-    """What a confined process can still do."""
+    """Return what a confined process can still do."""
     own, home = tmp_path / "own", tmp_path / "home"
     own.mkdir()
     (home / ".ssh").mkdir(parents=True)
@@ -51,12 +51,12 @@ def test_a_worker_can_do_what_compilers_and_pytorch_need_and_nothing_else(able: 
 
 
 @pytest.mark.parametrize("able", [["gpu"]], indirect=True)
-def test_a_worker_with_a_gpu_may_also_talk_to_local_daemons(able: dict[str, bool]) -> None:
+def test_a_worker_with_a_gpu_can_also_open_local_sockets(able: dict[str, bool]) -> None:
     assert {name for name, can in able.items() if can} - OF_A_GPU == ALWAYS
     assert able["open a local socket"]
     assert not able["open an internet socket"]
 
 
-def test_nothing_is_confined_by_asking_what_is_missing() -> None:
+def test_asking_for_gaps_confines_nothing() -> None:
     assert sandbox.gaps() == sandbox.gaps() == []
     assert not [line for line in Path("/proc/self/status").read_text().splitlines() if line == "Seccomp:\t2"]

@@ -1,4 +1,4 @@
-"""Compilers ahead of evaluators: what each stage decides, and who gets which job."""
+"""Two stages, compilers and evaluators: what each decides, and which worker gets which job."""
 
 import os
 import signal
@@ -22,17 +22,17 @@ pytestmark = pytest.mark.skipif(find_spec("cupy") is None, reason="compilers nee
 
 
 class Watched:
-    """An engine with the phases of its kernels, and the workers that judged them."""
+    """An engine that records the phases of its kernels and the workers that evaluated them."""
 
     def __init__(self, workers: int = 1, compilers: int = 1, **limits: object) -> None:
         self.phases: list[tuple[str, str]] = []
-        self.judges: list[int] = []
-        self.engine = LocalEngine("emulated", workers, self.saw, compilers=compilers, **limits)  # type: ignore[arg-type]
+        self.evaluators: list[int] = []
+        self.engine = LocalEngine("emulated", workers, self.record, compilers=compilers, **limits)  # type: ignore[arg-type]
 
-    def saw(self, kernel_id: str, phase: str) -> None:
+    def record(self, kernel_id: str, phase: str) -> None:
         self.phases.append((kernel_id, phase))
-        at_work = [w.pid for w in self.engine._pool.workers if w.role is Role.EVALUATOR and w.task]
-        self.judges += [pid for pid in at_work if pid not in self.judges[-1:]]
+        busy = [w.pid for w in self.engine._pool.workers if w.role is Role.EVALUATOR and w.current]
+        self.evaluators += [pid for pid in busy if pid not in self.evaluators[-1:]]
 
     def verdicts(self, *jobs: Job) -> list[Evaluation]:
         return list(self.engine.evaluate(jobs))
@@ -50,9 +50,9 @@ def long_lived() -> Iterator[Watched]:
 
 @pytest.fixture
 def watched(long_lived: Watched) -> Watched:
-    """One engine for all tests that ask for nothing special, as if it had seen nothing yet."""
+    """One engine for all tests with default settings, with empty records."""
     long_lived.phases.clear()
-    long_lived.judges.clear()
+    long_lived.evaluators.clear()
     return long_lived
 
 
@@ -68,16 +68,16 @@ def job(kernel: Kernel, *, confirm: bool = False) -> Job:
 
 
 def unless(kernel: Kernel, *known: Evaluation, confirm: bool = False) -> Job:
-    """To be evaluated unless it is the duplicate of a kernel with one of these verdicts."""
+    """Return a job that is not run if its kernel duplicates one of these verdicts' kernels."""
     return Job(kernel, TWICE, confirm=confirm, known=judged(known))
 
 
-def test_a_kernel_is_compiled_before_it_gets_to_an_evaluator(watched: Watched) -> None:
+def test_a_kernel_is_compiled_before_an_evaluator_gets_it(watched: Watched) -> None:
     kernel = bad_kernels.twice_kernel()
     (evaluation,) = watched.verdicts(job(kernel))
     assert evaluation.passed
     phases = watched.phases_of(kernel)
-    assert phases.count("compile") > 2  # the deadline begins anew with every workload
+    assert phases.count("compile") > 2  # each workload has a deadline of its own
     assert set(phases[: phases.index("waiting")]) == {"compile"}
     assert phases.index("waiting") < phases.index("run")
 
@@ -87,15 +87,17 @@ def test_a_kernel_is_compiled_before_it_gets_to_an_evaluator(watched: Watched) -
     [(bad_kernels.NO_CODE, Outcome.COMPILE_ERROR), (bad_kernels.UNKNOWN_TENSOR, Outcome.MALFORMED)],
     ids=["no code", "unknown tensor"],
 )
-def test_what_does_not_compile_never_gets_to_an_evaluator(watched: Watched, kernel: Kernel, outcome: Outcome) -> None:
+def test_a_kernel_that_does_not_compile_never_reaches_an_evaluator(
+    watched: Watched, kernel: Kernel, outcome: Outcome
+) -> None:
     (evaluation,) = watched.verdicts(job(kernel))
     assert evaluation.outcome is outcome
     assert evaluation.device == watched.engine.info
     assert "waiting" not in watched.phases_of(kernel)
-    assert watched.judges == []
+    assert watched.evaluators == []
 
 
-def test_many_kernels_pass_both_stages_and_each_gets_its_verdict() -> None:
+def test_each_of_many_kernels_gets_its_verdict() -> None:
     made = Watched(workers=2, compilers=2)
     good = [bad_kernels.twice_kernel(note=f"number {n}") for n in range(6)]
     bad = [bad_kernels.twice_kernel("no code;", f"number {n}") for n in range(12)]
@@ -106,7 +108,7 @@ def test_many_kernels_pass_both_stages_and_each_gets_its_verdict() -> None:
     assert found == {**{k.id: True for k in good}, **{k.id: False for k in bad}}
 
 
-def test_a_compiler_that_takes_too_long_is_ended() -> None:
+def test_a_compiler_that_misses_its_deadline_is_ended() -> None:
     made = Watched(phase_seconds={"compile": 0.5})
     nested = "".join(f"#define A{n} A{n - 1} A{n - 1} A{n - 1} A{n - 1}\n" for n in range(1, 15))
     bomb = with_source("twice", f"#define A0 1 +\n{nested}", "A14 1")
@@ -118,7 +120,7 @@ def test_a_compiler_that_takes_too_long_is_ended() -> None:
         made.engine.close()
 
 
-def test_a_compiler_that_needs_too_much_memory_gives_a_verdict_and_goes_on() -> None:
+def test_a_compiler_that_needs_too_much_memory_gives_a_verdict_and_the_next_job_passes() -> None:
     made = Watched(compiler_bytes=2**28)
     bomb = with_source(
         "twice",
@@ -142,7 +144,7 @@ def with_source(note: str, before: str, value: str) -> Kernel:
 
 
 @pytest.mark.parametrize("compilers", [0, 1])
-def test_champions_are_confirmed_by_a_process_that_has_judged_nothing_before(compilers: int) -> None:
+def test_a_champion_is_confirmed_in_a_fresh_process(compilers: int) -> None:
     made = Watched(compilers=compilers)
     kernel = bad_kernels.twice_kernel()
     try:
@@ -150,24 +152,24 @@ def test_champions_are_confirmed_by_a_process_that_has_judged_nothing_before(com
         assert first.confirmed is None
         assert second.confirmed
         assert third.confirmed
-        assert len(set(made.judges)) == 3
+        assert len(set(made.evaluators)) == 3
     finally:
         made.engine.close()
 
 
-def test_what_compiles_to_the_code_of_a_judged_kernel_never_gets_to_an_evaluator(watched: Watched) -> None:
-    kernel, twin = bad_kernels.twice_kernel(), bad_kernels.twice_kernel(note="the same in other words")
+def test_a_kernel_that_compiles_to_known_code_never_reaches_an_evaluator(watched: Watched) -> None:
+    kernel, duplicate = bad_kernels.twice_kernel(), bad_kernels.twice_kernel(note="the same in other words")
     (first,) = watched.verdicts(job(kernel))
-    (second,) = watched.verdicts(unless(twin, first))
+    (second,) = watched.verdicts(unless(duplicate, first))
     assert second.outcome is Outcome.DUPLICATE
-    assert second.log == f"compiles to the very machine code of kernel {kernel.id}, whose verdict is: passed"
+    assert second.log == f"compiles to the same machine code as kernel {kernel.id}, whose verdict is: passed"
     assert second.traits == first.traits
-    assert second.kernel_id == twin.id
-    assert "waiting" not in watched.phases_of(twin)
-    assert len(watched.judges) == 1
+    assert second.kernel_id == duplicate.id
+    assert "waiting" not in watched.phases_of(duplicate)
+    assert len(watched.evaluators) == 1
 
 
-def test_a_judged_failure_is_not_repeated_either(watched: Watched) -> None:
+def test_a_duplicate_of_a_failed_kernel_is_not_run_either(watched: Watched) -> None:
     (first,) = watched.verdicts(job(bad_kernels.WRONG))
     (second,) = watched.verdicts(unless(parse(bad_kernels.WRONG.text + "// unlike\n"), first))
     assert first.outcome is Outcome.WRONG
@@ -175,19 +177,19 @@ def test_a_judged_failure_is_not_repeated_either(watched: Watched) -> None:
     assert second.log.endswith("whose verdict is: wrong")
 
 
-def test_of_two_equal_kernels_at_once_one_is_judged(watched: Watched) -> None:
+def test_one_of_two_equal_kernels_at_once_is_evaluated(watched: Watched) -> None:
     kernels = [bad_kernels.twice_kernel(note=f"number {n}") for n in range(2)]
     found = {evaluation.outcome: evaluation for evaluation in watched.verdicts(*map(unless, kernels))}
     assert set(found) == {Outcome.PASSED, Outcome.DUPLICATE}
     assert f"{found[Outcome.PASSED].kernel_id}, which was proposed beside it" in found[Outcome.DUPLICATE].log
 
 
-def test_nobody_looks_for_duplicates_unless_asked(watched: Watched) -> None:
+def test_without_known_verdicts_duplicates_are_evaluated(watched: Watched) -> None:
     kernels = [bad_kernels.twice_kernel(note=f"number {n}") for n in range(2)]
     assert all(e.passed for e in watched.verdicts(*map(job, kernels), unless(kernels[0])))
 
 
-def test_a_kernel_that_was_judged_before_is_judged_again_when_asked(watched: Watched) -> None:
+def test_a_kernel_is_no_duplicate_of_itself(watched: Watched) -> None:
     kernel = bad_kernels.twice_kernel()
     (first,) = watched.verdicts(job(kernel))
     assert watched.verdicts(unless(kernel, first))[0].passed
@@ -195,9 +197,9 @@ def test_a_kernel_that_was_judged_before_is_judged_again_when_asked(watched: Wat
 
 
 def test_a_confirmation_is_never_a_duplicate(watched: Watched) -> None:
-    kernel, twin = bad_kernels.twice_kernel(), bad_kernels.twice_kernel(note="the same in other words")
+    kernel, duplicate = bad_kernels.twice_kernel(), bad_kernels.twice_kernel(note="the same in other words")
     (first,) = watched.verdicts(job(kernel))
-    (second,) = watched.verdicts(unless(twin, first, confirm=True))
+    (second,) = watched.verdicts(unless(duplicate, first, confirm=True))
     assert second.confirmed
 
 
@@ -211,14 +213,14 @@ def test_another_setting_of_the_knobs_is_no_duplicate(watched: Watched) -> None:
     assert (first.traits.threads, second.traits.threads) == (128, 64)
 
 
-def test_a_kernel_that_ends_its_worker_leaves_its_traits(watched: Watched) -> None:
+def test_the_verdict_on_a_kernel_that_ended_its_worker_has_its_traits(watched: Watched) -> None:
     (evaluation,) = watched.verdicts(job(bad_kernels.CRASHING))
     assert evaluation.outcome is Outcome.CRASHED
     assert evaluation.traits
     assert evaluation.traits.store_bytes == 4
 
 
-def test_a_kernel_whose_worker_others_ended_says_nothing_of_its_code() -> None:
+def test_a_kernel_whose_worker_was_killed_from_outside_condemns_no_duplicate() -> None:
     made: LocalEngine
 
     def kill_at_every_run(_kernel: str, phase: str) -> None:
@@ -234,29 +236,29 @@ def test_a_kernel_whose_worker_others_ended_says_nothing_of_its_code() -> None:
     assert not judged([evaluation])
 
 
-def test_without_compilers_ahead_an_equal_kernel_is_judged_as_any_other() -> None:
+def test_without_compilers_a_duplicate_is_evaluated() -> None:
     made = Watched(compilers=0)
-    kernel, twin = bad_kernels.twice_kernel(), bad_kernels.twice_kernel(note="the same in other words")
+    kernel, duplicate = bad_kernels.twice_kernel(), bad_kernels.twice_kernel(note="the same in other words")
     try:
         (first,) = made.verdicts(job(kernel))
-        (second,) = made.verdicts(unless(twin, first))
+        (second,) = made.verdicts(unless(duplicate, first))
     finally:
         made.engine.close()
     assert second.passed
     assert first.traits == second.traits is not None
 
 
-def test_a_worker_grows_old(newly_watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "JOBS_OF_A_WORKER", 2)
+def test_a_worker_is_replaced_after_its_number_of_jobs(newly_watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "JOBS_PER_WORKER", 2)
     kernel = bad_kernels.twice_kernel()
     assert all(e.passed for e in newly_watched.verdicts(*[job(kernel)] * 5))
-    assert len(set(newly_watched.judges)) == 3
+    assert len(set(newly_watched.evaluators)) == 3
 
 
-def test_what_was_compiled_long_ago_for_nobody_goes_when_a_worker_does(newly_watched: Watched) -> None:
+def test_old_cubins_are_removed_when_a_worker_is_replaced(newly_watched: Watched) -> None:
     assert newly_watched.verdicts(job(bad_kernels.twice_kernel()))[0].passed
     left = set((newly_watched.engine._pool.folder / "cubins").iterdir())
-    assert left  # the emulated device does not take it
+    assert left  # the emulated device does not load it
     old = left.pop()
     os.utime(old, (0, 0))
     newly_watched.verdicts(job(bad_kernels.CRASHING))
@@ -265,7 +267,7 @@ def test_what_was_compiled_long_ago_for_nobody_goes_when_a_worker_does(newly_wat
 
 
 @pytest.mark.gpu
-def test_a_gpu_loads_what_was_compiled_ahead_and_leaves_nothing_of_it() -> None:
+def test_a_gpu_loads_the_cubins_that_were_compiled_ahead_and_removes_them() -> None:
     made = LocalEngine("cuda", 1, compilers=2)
     kernels = [bad_kernels.twice_kernel(f"{bad_kernels.RIGHT}  // number {n}") for n in range(4)]
     try:
@@ -276,7 +278,7 @@ def test_a_gpu_loads_what_was_compiled_ahead_and_leaves_nothing_of_it() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_worker_is_back_after_every_fault() -> None:
+def test_a_gpu_worker_is_replaced_after_every_fault() -> None:
     made = LocalEngine("cuda", 1, compilers=2)
     faults = [bad_kernels.twice_kernel(f"out[(1ll << 44) + i] = x_t({n}.0f);", f"crash {n}") for n in range(5)]
     try:

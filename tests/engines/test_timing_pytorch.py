@@ -1,4 +1,4 @@
-"""PyTorch's own times through real workers; on the emulated device these are eager PyTorch's on the CPU."""
+"""PyTorch's own times through real workers; on the emulated device that is eager PyTorch on the CPU."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 from archive.kernel import Kernel
 from evolve.engines.engine import Job, TimesPyTorch
 from evolve.engines.local import LocalEngine
-from evolve.engines.messages import TimingRequest
 from evolve.errors import UserError
+from evolve.evaluation.requests import TimingRequest
 
 TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
 HERE, THERE = "n=4096 float32", "n=4096 bfloat16"
@@ -80,7 +80,7 @@ def test_evaluations_profiles_and_times_take_turns_in_one_worker(engine: LocalEn
 
 
 @pytest.mark.parametrize(
-    ("fault", "said", "leaving"),
+    ("fault", "said", "tainted"),
     [
         ("raise NotImplementedError('not for this dtype')", "PyTorch fails: NotImplementedError", True),
         ("raise torch.OutOfMemoryError('too large')", "does not fit into the memory", False),
@@ -90,23 +90,23 @@ def test_evaluations_profiles_and_times_take_turns_in_one_worker(engine: LocalEn
     ],
     ids=["it raises", "memory", "it exits", "it crashes", "it hangs"],
 )
-def test_a_baseline_that_fails_is_said_and_the_next_workload_is_timed(
-    engine: LocalEngine, tmp_path: Path, fault: str, said: str, *, leaving: bool
+def test_a_baseline_that_fails_has_a_reason_and_the_next_workload_is_timed(
+    engine: LocalEngine, tmp_path: Path, fault: str, said: str, *, tainted: bool
 ) -> None:
     op = failing(tmp_path, fault)
     answer = engine.time_pytorch(TimingRequest(op, HERE))
     assert answer.standard is None
     assert said in answer.fault
-    assert answer.leaving is leaving
+    assert answer.tainted is tainted
     assert engine.time_pytorch(TimingRequest(op, THERE)).standard
 
 
-def test_an_op_that_nobody_knows_is_the_users_fault(engine: LocalEngine) -> None:
-    with pytest.raises(UserError, match="nobody_knows"):
-        engine.time_pytorch(TimingRequest("nobody_knows", HERE))
+def test_timing_an_unknown_op_is_an_error(engine: LocalEngine) -> None:
+    with pytest.raises(UserError, match="no_such_op"):
+        engine.time_pytorch(TimingRequest("no_such_op", HERE))
 
 
-def test_compilers_are_not_asked() -> None:
+def test_compilers_are_not_asked_for_times() -> None:
     made = LocalEngine("emulated", 1, compilers=1)
     try:
         assert made.time_pytorch(TimingRequest(TWICE, HERE)).standard
@@ -116,10 +116,8 @@ def test_compilers_are_not_asked() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_worker_times_all_that_pytorch_offers_and_knows_it_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # an empty shelf
+def test_a_gpu_worker_times_every_baseline_and_caches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # an empty cache
     made = LocalEngine("cuda", 1)
     try:
         found = made.time_pytorch(TimingRequest(TWICE, LARGE)).standard

@@ -1,4 +1,4 @@
-"""What PyTorch offers instead of a kernel, as far as that is to be had in bearable time."""
+"""Baselines: limits on compilation, failures of the compiler, and the cache."""
 
 import signal
 import threading
@@ -12,9 +12,9 @@ import torch
 from scripted_device import INFO, OP, ScriptedDevice
 
 from evolve.devices.device import Device
-from evolve.evaluation import baselines
 from evolve.devices.policy import AUTOTUNE, COMPILE, EAGER
-from evolve.evaluation.baselines import Call, Shelf
+from evolve.evaluation import baselines
+from evolve.evaluation.baselines import BaselineCache, Call
 from evolve.evaluation.evaluate import Evaluator
 from reference_ops.op import Op, Workload
 
@@ -27,7 +27,7 @@ def prepared(name: str) -> Call | None:
 
 
 def compiler(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Does so much at the first call of what it compiled."""
+    """Replace torch.compile by one that does `work` at each call of its result."""
 
     def call(*tensors: torch.Tensor) -> torch.Tensor:
         work()
@@ -37,7 +37,7 @@ def compiler(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("name", [COMPILE, AUTOTUNE])
-def test_a_compiler_that_takes_for_ever_is_interrupted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compilation_that_takes_too_long_is_interrupted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler(lambda: time.sleep(60), monkeypatch)
     monkeypatch.setitem(baselines.COMPILE_SECONDS, name, 0.1)
     started = time.monotonic()
@@ -46,7 +46,7 @@ def test_a_compiler_that_takes_for_ever_is_interrupted(name: str, monkeypatch: p
     assert time.monotonic() - started < 30
 
 
-def test_a_compiler_that_wraps_what_interrupts_it_has_taken_too_long_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_wraps_the_interruption_has_taken_too_long_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrapping() -> None:
         try:
             time.sleep(60)
@@ -60,7 +60,7 @@ def test_a_compiler_that_wraps_what_interrupts_it_has_taken_too_long_as_well(mon
 
 
 @pytest.mark.parametrize(("slow", "again"), [(COMPILE, {EAGER}), (AUTOTUNE, {EAGER, COMPILE})])
-def test_what_took_too_long_for_one_workload_is_not_tried_for_the_others(
+def test_a_baseline_that_took_too_long_is_not_tried_at_other_workloads(
     slow: str, again: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[tuple[str, str]] = []
@@ -73,26 +73,26 @@ def test_what_took_too_long_for_one_workload_is_not_tried_for_the_others(
 
     monkeypatch.setattr(baselines, "prepared", prepared)
     first, second = OP.gpu[:2]
-    Evaluator(CUDA, lambda _: None, Shelf(tmp_path)).baselines_for(OP, first)
-    of_another_process = Evaluator(CUDA, lambda _: None, Shelf(tmp_path))
+    Evaluator(CUDA, lambda _: None, BaselineCache(tmp_path)).baselines_for(OP, first)
+    of_another_process = Evaluator(CUDA, lambda _: None, BaselineCache(tmp_path))
     found = [of_another_process.baselines_for(OP, workload) for workload in (first, second)]
     assert [known.given_up for known in found] == [slow, ""]
     assert {name for key, name in tried if key == second.key} == again
 
 
-def test_no_alarm_rings_after_a_compiler_that_was_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_alarm_is_pending_after_a_quick_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler(lambda: None, monkeypatch)
     assert prepared(COMPILE) is not None
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_what_a_compiler_cannot_do_is_no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_compilation_is_no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler(lambda: torch.empty(-1), monkeypatch)
     assert prepared(COMPILE) is None
     assert prepared(EAGER) is not None
 
 
-def test_what_fails_by_default_is_not_tried_with_more_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autotuning_is_not_tried_where_the_default_mode_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
     def compiled(*_args: object, mode: str, **_options: object) -> Call:
@@ -106,21 +106,21 @@ def test_what_fails_by_default_is_not_tried_with_more_effort(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("switch", baselines.SWITCHES)
-def test_where_the_environment_switches_torch_compile_off_it_is_no_baseline(
+def test_torch_compile_is_no_baseline_where_the_environment_disables_it(
     switch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler(lambda: None, monkeypatch)
-    shelf = Shelf(tmp_path)
+    cache = BaselineCache(tmp_path)
     monkeypatch.setenv(switch, "1")
     assert prepared(COMPILE) is None
-    shelf.keep(OP, SMALL, CUDA.info, baselines.Baselines(10.0))
-    assert shelf.find(OP, SMALL, CUDA.info) == baselines.Baselines(10.0)
+    cache.keep(OP, SMALL, CUDA.info, baselines.Baselines(10.0))
+    assert cache.find(OP, SMALL, CUDA.info) == baselines.Baselines(10.0)
     monkeypatch.delenv(switch)
-    assert shelf.find(OP, SMALL, CUDA.info) is None
+    assert cache.find(OP, SMALL, CUDA.info) is None
     assert prepared(COMPILE) is not None
 
 
-def test_outside_the_main_thread_nothing_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compilation_outside_the_main_thread_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler(lambda: time.sleep(0.3), monkeypatch)
     monkeypatch.setitem(baselines.COMPILE_SECONDS, COMPILE, 0.1)
     found: list[Call | None] = []

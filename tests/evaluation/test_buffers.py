@@ -10,14 +10,14 @@ from evolve.evaluation.buffers import GAP_BYTES, POISONS, SPARE_BYTES, Arena, da
 LAYOUT = {"x": ((3, 5), torch.float32), "out": ((7,), torch.bfloat16), "index": ((2,), torch.int64)}
 
 
-def test_buffers_have_the_shapes_asked_for_and_do_not_overlap() -> None:
+def test_buffers_have_the_requested_shapes_and_do_not_overlap() -> None:
     buffers = Arena("cpu").poisoned(LAYOUT, POISONS[0], random.Random(1))
     spans = sorted((b.tensor.data_ptr(), b.tensor.data_ptr() + b.tensor.nbytes) for b in buffers.values())
     assert {name: (tuple(b.tensor.shape), b.tensor.dtype) for name, b in buffers.items()} == LAYOUT
     assert all(end + GAP_BYTES < start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
-def test_buffers_are_aligned_to_16_bytes_and_to_no_more_on_the_whole() -> None:
+def test_buffers_are_aligned_to_16_bytes_and_not_always_to_more() -> None:
     starts = [
         buffer.tensor.data_ptr()
         for seed in range(20)
@@ -40,7 +40,7 @@ def read_as_numbers(poison: int) -> list[float]:
 
 
 @pytest.mark.parametrize("poison", POISONS[:2])
-def test_poison_reads_as_no_ordinary_number(poison: int) -> None:
+def test_two_kinds_of_poison_read_as_nan_or_huge_numbers(poison: int) -> None:
     assert all(math.isnan(value) or value > 1e4 for value in read_as_numbers(poison))
 
 
@@ -50,7 +50,7 @@ def test_one_kind_of_poison_looks_like_a_result() -> None:
 
 @pytest.mark.parametrize(("offset", "side"), [(-1, "before"), (-GAP_BYTES, "before"), (0, "behind"), (900, "behind")])
 @pytest.mark.parametrize("name", LAYOUT)
-def test_a_write_outside_a_buffer_is_seen_and_its_place_is_named(name: str, offset: int, side: str) -> None:
+def test_a_write_outside_a_buffer_is_found_and_located(name: str, offset: int, side: str) -> None:
     buffer = Arena("cpu").poisoned(LAYOUT, POISONS[0], random.Random(4))[name]
     zone = buffer.before if side == "before" else buffer.behind
     zone[offset] = 7
@@ -59,7 +59,7 @@ def test_a_write_outside_a_buffer_is_seen_and_its_place_is_named(name: str, offs
     assert f"the nearest {distance} bytes {side} it" in buffer.damage()
 
 
-def test_a_later_layout_holds_nothing_of_an_earlier_one() -> None:
+def test_a_new_layout_holds_nothing_of_an_earlier_one() -> None:
     arena = Arena("cpu")
     for buffer in arena.poisoned(LAYOUT, POISONS[0], random.Random(1)).values():
         buffer.tensor.fill_(1)
@@ -69,7 +69,7 @@ def test_a_later_layout_holds_nothing_of_an_earlier_one() -> None:
 
 
 @pytest.mark.parametrize("poison", POISONS)
-def test_a_write_far_behind_all_buffers_or_to_one_of_no_use_is_seen(poison: int) -> None:
+def test_a_write_behind_all_buffers_or_to_an_unused_one_is_found(poison: int) -> None:
     arena = Arena("cpu")
     *buffers, unused = arena.poisoned(LAYOUT, poison, random.Random(4)).values()
     assert not bool(arena.strayed([unused]))
@@ -82,5 +82,5 @@ def test_a_write_far_behind_all_buffers_or_to_one_of_no_use_is_seen(poison: int)
     assert bool(arena.strayed())
 
 
-def test_a_single_element_out_of_many_can_be_looked_at_too() -> None:
+def test_a_single_element_of_a_strided_tensor_can_be_tested_for_poison() -> None:
     assert still_poisoned(torch.full((8,), 2.0)[3::7], POISONS[0]) == 0

@@ -1,4 +1,4 @@
-"""The check on a scripted device: what a kernel gets to see, and what it cannot get away with."""
+"""The correctness check on a scripted device: what a kernel finds in memory, and which faults are found."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -13,8 +13,7 @@ from evolve.devices.device import RejectedError
 from evolve.evaluation.buffers import POISONS, Arena, still_poisoned
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.truth import Truth
-from reference_ops.op import Op, Workload, tensors, workloads
-from reference_ops.values import NORMAL
+from reference_ops.op import NORMAL, Op, Workload, tensors, workloads
 
 SMALL = Workload("float32", (("n", 512),))
 TIMED_HERE = replace(OP, gpu=(SMALL,))
@@ -34,7 +33,7 @@ def outcome_of(work: object) -> Outcome:
     return caught.value.outcome
 
 
-def test_a_right_kernel_passes_and_every_judgement_is_on_record() -> None:
+def test_a_correct_kernel_passes_and_every_comparison_is_recorded() -> None:
     checks: list[Check] = []
     assert checked(twice, checks)
     assert {check.output for check in checks} == {"out"}
@@ -42,7 +41,7 @@ def test_a_right_kernel_passes_and_every_judgement_is_on_record() -> None:
     assert all(check.worst <= 1 and check.workload == SMALL.key for check in checks)
 
 
-def test_where_memory_is_too_short_to_judge_fairly_the_verdict_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_says_when_memory_did_not_suffice_to_explain_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: Truth) -> None:
         raise torch.OutOfMemoryError("the GPU's memory is full")
 
@@ -52,11 +51,11 @@ def test_where_memory_is_too_short_to_judge_fairly_the_verdict_says_so(monkeypat
     with pytest.raises(RejectedError, match=r"off by more than rounding explains; [^(]*$"):
         checked(nearly)
     monkeypatch.setattr(Truth, "_shaken", full)
-    with pytest.raises(RejectedError, match="could not be found out: the device has too little memory"):
+    with pytest.raises(RejectedError, match="the device has too little memory to compute"):
         checked(nearly)
 
 
-def test_it_runs_twice_on_the_same_inputs_and_once_more_in_memory_as_it_was_left() -> None:
+def test_a_kernel_runs_twice_on_the_same_inputs_and_then_on_others() -> None:
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def work(tensors: Tensors) -> None:
@@ -84,7 +83,7 @@ def test_the_second_run_finds_one_poison_or_another() -> None:
 
 
 @pytest.mark.parametrize("poison", POISONS)
-def test_where_it_is_timed_each_poison_is_met_on_the_same_inputs(poison: int) -> None:
+def test_a_timed_workload_is_checked_with_every_poison_on_the_same_inputs(poison: int) -> None:
     def work(tensors: Tensors) -> None:
         if not still_poisoned(tensors["out"], poison):
             twice(tensors)
@@ -94,7 +93,7 @@ def test_where_it_is_timed_each_poison_is_met_on_the_same_inputs(poison: int) ->
             checked(work, seed=seed, op=TIMED_HERE)
 
 
-def test_a_kernel_that_leaves_be_what_looks_like_a_result_is_found_out() -> None:
+def test_a_kernel_that_keeps_what_looks_like_a_result_fails() -> None:
     def work(tensors: Tensors) -> None:
         if not 0 < float(tensors["out"][0].abs()) < 1e4:
             twice(tensors)
@@ -127,7 +126,7 @@ def half(tensors: Tensors) -> None:
 
 
 def then(harm: Callable[[Tensors], object]) -> Callable[[Tensors], None]:
-    """The right result, and something that is none of a kernel's business."""
+    """Return work that gives the right result and also does some harm."""
 
     def work(tensors: Tensors) -> None:
         twice(tensors)
@@ -137,7 +136,7 @@ def then(harm: Callable[[Tensors], object]) -> Callable[[Tensors], None]:
 
 
 def far_away(tensors: Tensors) -> None:
-    """In the memory that the tensors lie in, behind all of it that a kernel is told of."""
+    """Write behind all buffers, within the memory that holds them."""
     out = tensors["out"]
     whole = out.untyped_storage().nbytes() // 4
     out.as_strided((1,), (1,), whole - 64).fill_(7)
@@ -171,18 +170,18 @@ def test_two_runs_that_differ_only_in_rounding_pass_and_are_called_not_determini
     assert not checked(lambda tensors: tensors["out"].copy_((2 * tensors["x"].double() * next(scale)).float()))
 
 
-def test_a_kernel_that_is_wrong_only_in_its_second_run_is_found_out() -> None:
+def test_a_kernel_that_is_wrong_only_in_its_second_run_fails() -> None:
     scale = iter([2.0, 2.1, 2.0])
     assert outcome_of(lambda tensors: tensors["out"].copy_(next(scale) * tensors["x"])) is Outcome.WRONG
 
 
-def test_the_log_names_the_workload_the_output_and_what_was_never_written() -> None:
+def test_the_log_names_the_workload_the_output_and_the_unwritten_elements() -> None:
     with pytest.raises(RejectedError, match=r"n=512 float32: `out`: .* \(256 elements still hold the poison"):
         checked(half)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_dtype_meets_large_weights_among_the_timed_workloads_and_among_the_others(seed: int) -> None:
+def test_every_dtype_gets_large_weights_among_timed_workloads_and_among_others(seed: int) -> None:
     timed, other = (workloads("float32 bfloat16", {"rows": rows, "cols": 64}) for rows in (16, 5))
     op = Op(
         name="scaled",
@@ -208,7 +207,7 @@ def test_every_dtype_meets_large_weights_among_the_timed_workloads_and_among_the
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_where_rows_depend_on_each_other_each_distribution_is_met_at_one_of_as_many_workloads(seed: int) -> None:
+def test_without_independent_rows_each_distribution_is_used_at_one_workload(seed: int) -> None:
     values = ("uniform", "constant", "ties", "large")
     places = workloads("float32 bfloat16", *({"rows": rows, "cols": 64} for rows in (4, 7, 16)))[: 1 + len(values)]
     op = Op(
@@ -226,7 +225,7 @@ def test_where_rows_depend_on_each_other_each_distribution_is_met_at_one_of_as_m
     inspector = Inspector(ScriptedDevice(), Arena("cpu"), random.Random(seed), checks, lambda _phase: None)
     for workload in places:
         inspector.check(program(twice), op, workload)
-    mixtures = checks[1::2]  # after each that is normal for certain
+    mixtures = checks[1::2]  # each follows a check on normal inputs
     assert sorted(check.values for check in mixtures) == sorted((NORMAL, *values))
 
 
@@ -248,7 +247,7 @@ LISTED, UNLISTED = ROOTED.emulated[0], workloads("float32", ONE_ROW, eps=3e-7)[0
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_number_that_nobody_listed_cannot_be_ignored_however_few_rows_there_are(seed: int) -> None:
+def test_a_kernel_that_ignores_an_unlisted_number_fails_even_with_one_row(seed: int) -> None:
     def work(tensors: Tensors) -> None:
         tensors["out"].copy_(rooted(tensors["x"].double(), 1e-6))
 
@@ -259,7 +258,7 @@ def test_a_number_that_nobody_listed_cannot_be_ignored_however_few_rows_there_ar
 
 
 @pytest.mark.parametrize(("place", "mixtures"), [(LISTED, 1), (UNLISTED, 1 + len(ROOTED.values))])
-def test_a_number_that_the_file_lists_takes_one_mixture(place: Workload, mixtures: int) -> None:
+def test_an_unlisted_number_takes_more_mixtures_than_a_listed_one(place: Workload, mixtures: int) -> None:
     checks: list[Check] = []
 
     def work(tensors: Tensors) -> None:

@@ -13,23 +13,23 @@ EXPECTED = torch.softmax(torch.randn(64, 256, dtype=torch.float64), -1)
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """So that no test depends on what ran before."""
+    """Make each test independent of earlier ones."""
     torch.manual_seed(5)
 
 
 def fault(
     actual: torch.Tensor,
-    theirs: torch.Tensor,
+    pytorch: torch.Tensor,
     expected: torch.Tensor,
     tolerance: Tolerance,
     sums: Sums = NO_SUMS,
 ) -> str:
-    return compared(actual, theirs, expected, tolerance, sums=sums).fault
+    return compared(actual, pytorch, expected, tolerance, sums=sums).fault
 
 
 def judged(actual: torch.Tensor, factor: float = 2.0) -> str:
-    theirs = EXPECTED.to(actual.dtype)
-    return fault(actual, theirs, EXPECTED, Tolerance(factor))
+    pytorch = EXPECTED.to(actual.dtype)
+    return fault(actual, pytorch, EXPECTED, Tolerance(factor))
 
 
 def one_wrong(values: torch.Tensor) -> torch.Tensor:
@@ -45,7 +45,7 @@ def with_nan(values: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_result_that_is_only_rounded_is_right(dtype: torch.dtype) -> None:
+def test_a_result_that_is_only_rounded_passes(dtype: torch.dtype) -> None:
     assert judged(EXPECTED.to(dtype)) == ""
 
 
@@ -63,11 +63,11 @@ def test_a_result_that_is_only_rounded_is_right(dtype: torch.dtype) -> None:
     ],
     ids=["zeros", "means", "shuffled rows", "scaled", "one element", "a NaN", "clamped"],
 )
-def test_a_spoiled_result_is_found_out(spoil: object, dtype: torch.dtype) -> None:
+def test_a_corrupted_result_fails(spoil: object, dtype: torch.dtype) -> None:
     assert judged(spoil(EXPECTED.to(dtype))) != ""  # type: ignore[operator]
 
 
-def test_half_precision_in_the_middle_of_a_float32_op_is_found_out() -> None:
+def test_half_precision_within_a_float32_op_fails() -> None:
     assert "off by more than rounding" in judged(EXPECTED.to(torch.float16).float())
 
 
@@ -75,7 +75,7 @@ def test_the_message_names_the_worst_element_and_what_was_expected() -> None:
     assert "[3, 7]" in judged(one_wrong(EXPECTED.float()))
 
 
-def test_noise_below_the_limit_of_one_element_still_counts_in_the_mean() -> None:
+def test_noise_below_the_limit_of_one_element_fails_in_the_mean() -> None:
     noisy = EXPECTED.float() * (1 + 5e-7 * (torch.rand(64, 256) - 0.5))
     assert "root mean square" in judged(noisy)
 
@@ -86,25 +86,25 @@ def test_integers_must_be_exact_whatever_the_tolerance() -> None:
     assert "the first at [0, 0]: 1, expected 0" in fault(wanted + 1, wanted, wanted, Tolerance(100))
 
 
-def test_infinities_must_stand_where_they_belong() -> None:
+def test_infinities_must_be_where_they_are_expected() -> None:
     wanted = torch.tensor([0.0, float("-inf"), 2.0], dtype=torch.float64)
     assert fault(wanted.float(), wanted.float(), wanted, Tolerance()) == ""
     assert "not finite" in fault(torch.tensor([0.0, -1e30, 2.0]), wanted.float(), wanted, Tolerance())
 
 
-def test_a_lucky_pytorch_does_not_forbid_the_last_rounding() -> None:
+def test_a_rounding_is_allowed_although_pytorch_is_exact_by_chance() -> None:
     wanted = torch.full((1000,), 1.0, dtype=torch.float64) + 2.0**-26
-    ours = wanted.float()
-    assert fault(ours, ours.clone(), wanted, Tolerance()) == ""
+    kernel = wanted.float()
+    assert fault(kernel, kernel.clone(), wanted, Tolerance()) == ""
 
 
 def cancelling_sums() -> tuple[torch.Tensor, torch.Tensor]:
-    """Terms of very different size that nearly cancel: float32 errors with a heavy tail."""
+    """Return terms of very different size that nearly cancel, so that float32 errors have a heavy tail."""
     terms = torch.randn(200_000, 4) * torch.rand(200_000, 1).pow(-0.5)
     return terms, terms.double().sum(-1)
 
 
-def test_a_heavy_tail_is_no_fault_where_pytorch_has_the_same() -> None:
+def test_a_heavy_tail_of_errors_passes_where_pytorch_has_one_too() -> None:
     terms, wanted = cancelling_sums()
     other_order = ((terms[:, 3] + terms[:, 2]) + terms[:, 1]) + terms[:, 0]
     assert fault(other_order, terms.sum(-1), wanted, Tolerance(2.0)) == ""
@@ -118,77 +118,77 @@ def test_a_large_element_does_not_excuse_small_ones() -> None:
     assert "[5]" in fault(spoiled, wanted.to(torch.bfloat16), wanted, Tolerance(2.0))
 
 
-def test_one_rounding_that_a_few_rows_share_is_no_fault() -> None:
+def test_few_rows_may_share_a_rounding() -> None:
     rows = torch.randn(2, 4096, dtype=torch.float64)
     wanted = rows / rows.square().mean(-1, keepdim=True).sqrt()
-    ours = (wanted * (1 + 1.2 * 2.0**-24)).float()
-    assert fault(ours, wanted.float(), wanted, Tolerance(2.0)) == ""
+    kernel = (wanted * (1 + 1.2 * 2.0**-24)).float()
+    assert fault(kernel, wanted.float(), wanted, Tolerance(2.0)) == ""
 
 
 def shared_error(rows: int) -> str:
-    """One error in each row, as of a sum that was rounded: twice what float32 can do."""
+    """Return the fault of an error that each row shares, as of a rounded sum: twice that of float32."""
     wanted = torch.rand(rows, 512, dtype=torch.float64) + 0.5
     return fault((wanted * (1 + 2.6 * 2.0**-24)).float(), wanted.float(), wanted, Tolerance(2.0))
 
 
-def test_what_one_row_may_stray_is_no_measure_for_many() -> None:
+def test_the_error_that_one_row_may_share_is_too_large_for_many() -> None:
     assert shared_error(rows=1) == ""
     assert "root mean square" in shared_error(rows=200)
 
 
 @pytest.mark.parametrize("found", [-65472.0, -math.inf])
-def test_next_to_the_largest_number_a_rounding_may_lead_to_infinity(found: float) -> None:
+def test_near_the_largest_number_a_rounding_may_overflow(found: float) -> None:
     expected = torch.tensor([-65467.6] + [1.0] * 99, dtype=torch.float64)
-    theirs = expected.to(torch.float16)
-    theirs[0] = -math.inf
+    pytorch = expected.to(torch.float16)
+    pytorch[0] = -math.inf
     actual = expected.to(torch.float16)
     actual[0] = found
-    assert not fault(actual, theirs, expected, Tolerance())
+    assert not fault(actual, pytorch, expected, Tolerance())
 
 
-@pytest.mark.parametrize("theirs_first", [-math.inf, -50000.0])
-def test_where_pytorch_overflows_on_the_way_a_kernel_may_as_well(theirs_first: float) -> None:
+@pytest.mark.parametrize("pytorch_first", [-math.inf, -50000.0])
+def test_a_kernel_may_overflow_where_pytorch_does(pytorch_first: float) -> None:
     expected = torch.tensor([-50000.0] + [1.0] * 99, dtype=torch.float64)
-    theirs, actual = expected.to(torch.float16), expected.to(torch.float16)
-    theirs[0], actual[0] = theirs_first, -math.inf
-    assert bool(fault(actual, theirs, expected, Tolerance())) is math.isfinite(theirs_first)
+    pytorch, actual = expected.to(torch.float16), expected.to(torch.float16)
+    pytorch[0], actual[0] = pytorch_first, -math.inf
+    assert bool(fault(actual, pytorch, expected, Tolerance())) is math.isfinite(pytorch_first)
     actual[0] = -50000.0
-    assert not fault(actual, theirs, expected, Tolerance())
+    assert not fault(actual, pytorch, expected, Tolerance())
 
 
 @pytest.mark.parametrize("found", [-40000.0, math.inf, math.nan, 0.0])
-def test_next_to_the_largest_number_other_results_are_wrong(found: float) -> None:
+def test_near_the_largest_number_other_results_are_wrong(found: float) -> None:
     expected = torch.tensor([-65467.6] + [1.0] * 99, dtype=torch.float64)
-    theirs = expected.to(torch.float16)
-    theirs[0] = -math.inf
+    pytorch = expected.to(torch.float16)
+    pytorch[0] = -math.inf
     actual = expected.to(torch.float16)
     actual[0] = found
-    assert fault(actual, theirs, expected, Tolerance())
+    assert fault(actual, pytorch, expected, Tolerance())
 
 
-def test_what_the_dtype_cannot_hold_is_expected_to_be_infinite() -> None:
+def test_a_result_too_large_for_the_dtype_must_be_infinite() -> None:
     wanted = torch.tensor([1.0, 1e6], dtype=torch.float64)
     assert fault(wanted.half(), wanted.half(), wanted, Tolerance()) == ""
     assert "not finite" in fault(torch.tensor([1.0, 65504.0]).half(), wanted.half(), wanted, Tolerance())
 
 
 @pytest.mark.parametrize(("others", "right"), [(1e-6, True), (1.0, False)], ids=["one", "all alike"])
-def test_a_mean_error_may_be_the_larger_the_fewer_elements_it_rests_on(others: float, right: bool) -> None:
-    """Three roundings, where PyTorch by luck has none."""
+def test_a_mean_error_may_be_larger_with_fewer_elements(others: float, right: bool) -> None:
+    """Three roundings, where PyTorch has none by chance."""
     wanted = torch.full((4096,), others, dtype=torch.float64)
     wanted[7] = 1.0
-    ours = wanted * (1 + 3 * 2.0**-24)
-    assert (fault(ours.float(), wanted.float(), wanted, Tolerance()) == "") is right
+    kernel = wanted * (1 + 3 * 2.0**-24)
+    assert (fault(kernel.float(), wanted.float(), wanted, Tolerance()) == "") is right
 
 
-def test_a_result_that_was_cut_off_instead_of_rounded_is_found_out() -> None:
+def test_a_truncated_result_fails() -> None:
     wanted = torch.randn(300, 512, dtype=torch.float64)
     cut = (wanted.float().view(torch.int32) & -65536).view(torch.float32).bfloat16()
     assert "root mean square" in fault(cut, wanted.bfloat16(), wanted, Tolerance(2.0))
 
 
 def summed_in_chains(terms: torch.Tensor, chains: int) -> torch.Tensor:
-    """Each row, in so many sums of its terms in turn, added up last. `cumsum` keeps more digits on the way."""
+    """Return the sum of each row from several partial sums in turn. `cumsum` keeps more digits on the way."""
     totals = torch.zeros(len(terms), chains)
     for column in terms.reshape(len(terms), -1, chains).unbind(1):
         totals += column
@@ -198,27 +198,27 @@ def summed_in_chains(terms: torch.Tensor, chains: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("terms", "chains"), [(2**17, 256), (2**17, 32), (4096, 1)], ids=["a block", "a warp", "one thread"]
 )
-def test_of_a_sum_the_order_is_the_kernels_own_but_half_precision_is_not(terms: int, chains: int) -> None:
+def test_a_sum_may_be_added_in_any_order_but_not_in_half_precision(terms: int, chains: int) -> None:
     numbers = torch.rand(8, terms) + 1e-3
-    wanted, theirs = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
-    judged = functools.partial(fault, theirs=theirs, expected=wanted, tolerance=Tolerance())
+    wanted, pytorch = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
+    judged = functools.partial(fault, pytorch=pytorch, expected=wanted, tolerance=Tolerance())
     assert judged(summed_in_chains(numbers, chains), sums=summed(terms, alike=False)) == ""
-    assert judged(theirs.half().float(), sums=summed(terms, alike=False)) != ""
+    assert judged(pytorch.half().float(), sums=summed(terms, alike=False)) != ""
 
 
 @pytest.mark.parametrize(("terms", "right"), [(4096, True), (2**17, False)])
-def test_small_terms_beside_a_large_one_are_lost_in_one_thread_and_too_many_may_not_be(terms: int, right: bool) -> None:
-    """As in the sum of a softmax whose logits lie far apart."""
+def test_one_thread_may_lose_few_small_terms_beside_a_large_one(terms: int, right: bool) -> None:
+    """As in the sum of a softmax whose logits differ much."""
     numbers = torch.exp(torch.randn(16, terms) * 4)
     numbers[:, 0] = numbers.amax(-1) * 4
-    wanted, theirs = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
-    found = fault(summed_in_chains(numbers, 1), theirs, wanted, Tolerance(), summed(terms, alike=False))
+    wanted, pytorch = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
+    found = fault(summed_in_chains(numbers, 1), pytorch, wanted, Tolerance(), summed(terms, alike=False))
     assert (found == "") is right
 
 
-def test_terms_that_are_alike_are_rounded_alike() -> None:
+def test_equal_terms_may_all_be_rounded_the_same_way() -> None:
     terms = torch.full((4, 4096), 1.001)
-    wanted, theirs = terms.double().sum(-1, keepdim=True), terms.sum(-1, keepdim=True)
+    wanted, pytorch = terms.double().sum(-1, keepdim=True), terms.sum(-1, keepdim=True)
     in_turn = summed_in_chains(terms, 1)
-    assert fault(in_turn, theirs, wanted, Tolerance(), summed(4096, alike=True)) == ""
-    assert fault(in_turn, theirs, wanted, Tolerance()) != ""
+    assert fault(in_turn, pytorch, wanted, Tolerance(), summed(4096, alike=True)) == ""
+    assert fault(in_turn, pytorch, wanted, Tolerance()) != ""

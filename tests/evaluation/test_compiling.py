@@ -1,4 +1,4 @@
-"""A kernel's traits are those of all the workloads it accepts, and its code says where it may be used."""
+"""Compilation for all workloads of an evaluation: the kernel's traits, and the shapes it is tested at."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ def code(of: Callable[[Bound], Traits | None], kernel: Kernel = KERNEL) -> str:
     return found.code
 
 
-def test_the_widest_the_largest_and_the_least_occupied_of_all_workloads_count() -> None:
+def test_traits_are_the_widest_and_largest_of_all_workloads_and_the_least_occupancy() -> None:
     found = judged(of_dtype).traits
     assert found == Traits(code(of_dtype), 16, 16, 100, 64, 128, 3, tensor_cores=True, atomics=True, occupancy=0.5)
 
@@ -51,7 +51,7 @@ def test_awkward_shapes_count_for_the_code_alone() -> None:
     assert found.code != code(lambda _: NARROW)
 
 
-def test_words_do_not_change_the_code_and_where_it_may_be_used_does() -> None:
+def test_a_note_does_not_change_the_code_and_a_condition_does() -> None:
     other = twice_kernel(note="in other words")
     narrower = parse(KERNEL.text.replace('note = "', 'when = "n < 9999999"\nnote = "'))
     assert code(of_dtype, other) == code(of_dtype)
@@ -64,13 +64,13 @@ def test_without_machine_code_there_are_no_traits() -> None:
     assert verdict.traits is None
 
 
-def test_what_does_not_compile_has_none() -> None:
+def test_a_kernel_that_does_not_compile_has_no_traits() -> None:
     verdict = judged(of_dtype, UNKNOWN_TENSOR)
     assert verdict.outcome is Outcome.MALFORMED
     assert verdict.traits is None
 
 
-def test_a_kernel_that_fails_once_it_is_compiled_has_its_traits() -> None:
+def test_a_kernel_that_fails_after_it_was_compiled_has_traits() -> None:
     class Device(ScriptedDevice):
         def compile(self, bound: Bound) -> Program:
             return ScriptedProgram(bound, traits=of_dtype(bound))
@@ -84,7 +84,7 @@ def test_a_kernel_that_fails_once_it_is_compiled_has_its_traits() -> None:
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_only_what_fails_at_a_listed_shape_says_what_becomes_of_others_of_its_code(listed: bool) -> None:
+def test_only_a_fault_at_a_listed_shape_condemns_kernels_with_the_same_code(listed: bool) -> None:
     sizes = {dict(workload.dims)["n"] for workload in (*OP.gpu, *OP.awkward)}
 
     class Device(ScriptedDevice):
@@ -101,7 +101,7 @@ def test_only_what_fails_at_a_listed_shape_says_what_becomes_of_others_of_its_co
     assert bool(judged_codes([verdict])) is listed
 
 
-def test_a_champion_meets_a_shape_that_is_as_large_as_those_that_are_timed_and_not_listed() -> None:
+def test_a_champion_is_tested_at_a_large_shape_that_is_not_listed() -> None:
     def sizes(confirm: bool) -> list[int]:
         return [
             dict(workload.dims)["n"]
@@ -116,7 +116,7 @@ def test_a_champion_meets_a_shape_that_is_as_large_as_those_that_are_timed_and_n
 
 
 @pytest.mark.parametrize(("kind", "most"), [("emulated", 2**19), ("cuda", 2**40)])
-def test_an_emulated_device_is_spared_shapes_of_very_many_threads(kind: str, most: int) -> None:
+def test_an_emulated_device_gets_no_shapes_of_very_many_threads(kind: str, most: int) -> None:
     block_each = parse(KERNEL.text.replace('grid = ["ceil_div(n, THREADS)"]', 'grid = ["n"]'))
     met = [
         math.prod(launch.grid) * math.prod(launch.block)
@@ -130,7 +130,7 @@ def test_an_emulated_device_is_spared_shapes_of_very_many_threads(kind: str, mos
     assert kind == "emulated" or max(met) > 2**19
 
 
-def test_where_the_reference_refuses_a_shape_that_nobody_listed_the_kernel_is_not_run() -> None:
+def test_a_kernel_is_not_run_at_a_shape_that_the_reference_refuses() -> None:
     listed = {dict(workload.dims)["n"] for workload in (*OP.gpu, *OP.awkward)}
 
     def only_listed(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Duels and the sanitizer's verdict, on a scripted device whose clock says what the test wants."""
+"""Duels and the sanitizer's reports, on a scripted device with a scripted clock."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ SMALL = Workload("float32", (("n", 256),))
 
 
 class Clock:
-    """Tells the time of whoever was called last: the kernel, or PyTorch."""
+    """Returns the time of the last call, of the kernel or of PyTorch."""
 
     def __init__(self, kernel_us: float, pytorch_us: float, noise: float) -> None:
         self.kernel_us, self.pytorch_us, self.noise = kernel_us, pytorch_us, noise
@@ -36,41 +36,41 @@ class Clock:
         return spent * self.rng.uniform(1 - self.noise, 1 + self.noise)
 
 
-def fought(kernel_us: float, pytorch_us: float, noise: float = 0.01, compile_us: float | None = None) -> Duel:
+def duel_of(kernel_us: float, pytorch_us: float, noise: float = 0.01, compile_us: float | None = None) -> Duel:
     clock = Clock(kernel_us, pytorch_us, noise)
     inspector = Inspector(ScriptedDevice(clock), Arena("cpu"), random.Random(3), [], lambda _phase: None)
     return duel(inspector, program(clock.work), OP, SMALL, Baselines(pytorch_us, compile_us))
 
 
 def test_a_kernel_twice_as_fast_wins() -> None:
-    found = fought(10.0, 20.0)
+    found = duel_of(10.0, 20.0)
     assert found.low < 2 < found.high
     assert found.won
     assert found.baseline == "eager"
 
 
-def test_where_the_best_baseline_fails_to_compile_again_the_next_best_stands_in(
+def test_the_next_best_baseline_replaces_one_that_fails_to_compile_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def out_of_memory(*_: object, **__: object) -> None:
         raise RuntimeError("the GPU's memory is full")
 
     monkeypatch.setattr(torch, "compile", lambda *_, **__: out_of_memory)
-    assert fought(10.0, 20.0, compile_us=15.0).baseline == "eager"
+    assert duel_of(10.0, 20.0, compile_us=15.0).baseline == "eager"
 
 
 def test_a_slower_kernel_loses() -> None:
-    assert not fought(20.0, 10.0).won
+    assert not duel_of(20.0, 10.0).won
 
 
-def test_what_lies_within_the_noise_of_the_kernel_against_itself_is_no_win() -> None:
-    found = fought(10.0, 10.2, noise=0.2)
+def test_a_gain_within_the_noise_of_the_kernel_against_itself_is_no_win() -> None:
+    found = duel_of(10.0, 10.2, noise=0.2)
     assert found.noise > 0.005
     assert not found.won
 
 
 @pytest.mark.parametrize("lazy_from", [5, 60])
-def test_a_kernel_that_leaves_its_work_out_in_a_duel_is_found_out(lazy_from: int) -> None:
+def test_a_kernel_that_skips_its_work_in_a_duel_fails(lazy_from: int) -> None:
     clock, calls = Clock(10.0, 20.0, 0.01), [0]
 
     def work(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -85,7 +85,7 @@ def test_a_kernel_that_leaves_its_work_out_in_a_duel_is_found_out(lazy_from: int
         duel(inspector, program(work), OP, SMALL, Baselines(20.0))
 
 
-def test_what_a_kernel_leaves_between_buffers_in_a_duel_is_seen() -> None:
+def test_a_write_between_buffers_in_a_duel_is_found() -> None:
     clock = Clock(10.0, 20.0, 0.01)
 
     def work(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -98,41 +98,43 @@ def test_what_a_kernel_leaves_between_buffers_in_a_duel_is_seen() -> None:
     assert caught.value.outcome is Outcome.OUT_OF_BOUNDS
 
 
-def said(errors: int | None) -> ScriptedDevice:
+def reporting(errors: int | None) -> ScriptedDevice:
     return ScriptedDevice(tools=Tools(sanitizer=lambda *_args: (Sanitized("racecheck", errors, "words"),)))
 
 
 def test_an_error_of_the_sanitizer_makes_a_kernel_unsafe() -> None:
     with pytest.raises(RejectedError, match="racecheck found 2 errors") as caught:
-        sanitized(said(2), [(SMALL, program())], OP, lambda _phase: None)
+        sanitized(reporting(2), [(SMALL, program())], OP, lambda _phase: None)
     assert caught.value.outcome is Outcome.UNSAFE
 
 
 @pytest.mark.parametrize("errors", [0, None])
-def test_a_clean_report_and_a_tool_that_could_not_finish_are_kept_apart(errors: int | None) -> None:
-    found = sanitized(said(errors), [(SMALL, program())], OP, lambda _phase: None)
+def test_a_clean_report_differs_from_that_of_a_tool_that_did_not_finish(errors: int | None) -> None:
+    found = sanitized(reporting(errors), [(SMALL, program())], OP, lambda _phase: None)
     assert [one.errors for one in found] == [errors]
     assert found[0].report.startswith(SMALL.key)
 
 
-def test_the_sanitizer_sees_the_smaller_half_of_the_shapes() -> None:
+def test_the_sanitizer_runs_on_the_smaller_half_of_the_shapes() -> None:
     shapes = [Workload("float32", (("n", 2**power),)) for power in range(10)]
-    seen: Iterator[str] = iter(one.report for one in sanitized(said(0), [(w, program()) for w in shapes], OP, print))
+    seen: Iterator[str] = iter(
+        one.report for one in sanitized(reporting(0), [(w, program()) for w in shapes], OP, print)
+    )
     assert [report.split()[0] for report in seen] == ["n=1", "n=4", "n=16"]
 
 
-def test_shapes_too_large_for_the_sanitizer_are_left_out() -> None:
+def test_the_sanitizer_skips_large_shapes() -> None:
     large = Workload("float32", (("n", 2**28),))
-    seen = sanitized(said(0), [(large, program()), (SMALL, program())], OP, print)
+    seen = sanitized(reporting(0), [(large, program()), (SMALL, program())], OP, print)
     assert [one.report.split()[0] for one in seen] == [SMALL.key.split()[0]]
 
 
-def test_where_all_shapes_are_too_large_the_sanitizer_has_not_been_run() -> None:
+def test_the_sanitizer_is_not_run_if_all_shapes_are_too_large() -> None:
     large = Workload("float32", (("n", 2**28),))
-    (found,) = sanitized(said(2), [(large, program())], OP, print)
+    (found,) = sanitized(reporting(2), [(large, program())], OP, print)
     assert found.errors is None
     assert "accepts no workload" in found.report
 
 
-def test_without_the_tool_there_is_no_report() -> None:
+def test_a_device_without_a_sanitizer_has_no_report() -> None:
     assert sanitized(ScriptedDevice(), [(SMALL, program())], OP, lambda _phase: None) == ()

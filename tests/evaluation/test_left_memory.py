@@ -1,4 +1,4 @@
-"""What a kernel finds that the call before has left: results, a mark, notes of its inputs."""
+"""Memory as an earlier call left it: results, a mark, or notes of its inputs, which a kernel may try to use."""
 
 import random
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def left_for_last_runs(op: Op, seed: int, count: int) -> list[str]:
-    """What the last runs of so many checks in a row found in their outputs."""
+    """Return what the last runs of several checks in a row found in their outputs."""
     kinds: list[str] = []
     inspector = Inspector(ScriptedDevice(), Arena("cpu"), random.Random(seed), [], lambda _phase: None)
 
@@ -43,16 +43,16 @@ def left_for_last_runs(op: Op, seed: int, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_of_three_last_runs_one_finds_what_was_left_there_one_zeros_and_one_anything(seed: int) -> None:
+def test_of_three_last_runs_one_finds_old_results_one_zeros_and_one_random_bytes(seed: int) -> None:
     first, second = left_for_last_runs(OP, seed, 6)[:3], left_for_last_runs(OP, seed, 6)[3:]
     assert sorted(first) == sorted(second) == ["anything", "left", "zeros"]
 
 
-def test_in_which_order_nobody_knows() -> None:
+def test_the_order_of_memory_states_is_random() -> None:
     assert len({tuple(left_for_last_runs(OP, seed, 3)) for seed in SEEDS}) == 6
 
 
-def test_where_it_is_timed_the_last_run_finds_what_was_left_there() -> None:
+def test_the_last_run_on_a_timed_workload_finds_old_results() -> None:
     assert all(left_for_last_runs(TIMED_HERE, seed, 3) == ["left"] * 3 for seed in SEEDS)
 
 
@@ -67,14 +67,14 @@ WITH_NOTES = bind(
 
 
 def remembering(tensors: Tensors) -> None:
-    """Does nothing where its notes say that these inputs were the last ones, as far as the first element tells."""
+    """Skip the work if the first element of the inputs is the one noted in the last call."""
     if tensors["notes"][0] != tensors["x"][0]:
         twice(tensors)
     tensors["notes"][0] = tensors["x"][0]
 
 
 def remembering_results(tensors: Tensors) -> None:
-    """Writes what it has noted, as if it had room for all of it, where the first element is that of the last inputs."""
+    """Write the stored result if the first element of the inputs is the one noted in the last call."""
     if tensors["notes"][0] != tensors["x"][0]:
         noted[0] = 2 * tensors["x"]
     tensors["out"].copy_(noted[0])
@@ -85,13 +85,13 @@ noted = [torch.empty(0)]
 
 
 def trying_one(tensors: Tensors) -> None:
-    """Does nothing where one of the results stands there already."""
+    """Skip the work if the first result is already there."""
     if tensors["out"][0] != 2 * tensors["x"][0]:
         twice(tensors)
 
 
 def passes_at_three(kernel: Program, seed: int, *, closely: bool = False) -> bool:
-    """Whether it gets through as many workloads; once in sixty times the element that it looks at is a changed one."""
+    """Return whether it passes three checks; the element it compares is one of those changed only once in sixty times."""
     inspector = Inspector(ScriptedDevice(), Arena("cpu"), random.Random(seed), [], lambda _phase: None)
     try:
         for _ in range(3):
@@ -103,10 +103,10 @@ def passes_at_three(kernel: Program, seed: int, *, closely: bool = False) -> boo
 
 
 @pytest.mark.parametrize("work", [remembering, remembering_results])
-def test_where_a_kernel_may_note_what_it_was_given_hardly_anything_changes_once(work: Work) -> None:
+def test_a_kernel_that_notes_its_inputs_in_the_workspace_fails(work: Work) -> None:
     assert not any(passes_at_three(ScriptedProgram(WITH_NOTES, work), seed) for seed in SEEDS)
 
 
 @pytest.mark.parametrize("closely", [False, True])
-def test_results_that_are_nearly_right_already_are_met_when_one_looks_closely(*, closely: bool) -> None:
+def test_a_close_check_finds_a_kernel_that_keeps_results_that_are_nearly_right(*, closely: bool) -> None:
     assert {passes_at_three(program(trying_one), seed, closely=closely) for seed in SEEDS} == {not closely}

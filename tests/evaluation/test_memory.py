@@ -1,5 +1,4 @@
-"""How much memory an evaluation holds at once: large tasks hardly fit into a GPU, and where it runs out some of them
-could not be judged fairly."""
+"""The most memory that an evaluation holds at once: large ops hardly fit into a GPU."""
 
 import random
 from collections import deque
@@ -65,7 +64,7 @@ OPS = [
 
 
 def a_little_off(op: Op) -> Program:
-    """So much that it takes all there is to judge it, and always the same."""
+    """Return a program whose error needs all steps of a comparison, and is always the same."""
 
     def work(buffers: Mapping[str, torch.Tensor]) -> None:
         right = op.call({spec.name: buffers[spec.name] for spec in op.inputs}, op.gpu[0])[0]
@@ -109,8 +108,8 @@ def most_held(work: Callable[[Op], None], op: Op) -> int:
 
 @pytest.mark.parametrize("work", [checked, timed, looked_at])
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_no_more_is_held_than_a_task_is_expected_to_need(
+def test_an_evaluation_holds_no_more_memory_than_bytes_held_says(
     monkeypatch: pytest.MonkeyPatch, op: Op, work: Callable[[Op], None]
 ) -> None:
-    monkeypatch.setattr(timing, "HUGE_BYTES", 0)  # as of outputs for which there is hardly room
+    monkeypatch.setattr(timing, "HUGE_BYTES", 0)  # as for huge outputs
     assert 0 < most_held(work, op) <= bytes_held(op, op.gpu[0]) + 2**20

@@ -1,4 +1,4 @@
-"""A kernel handed to a profiler, on a scripted device."""
+"""Profiles of a kernel on a scripted device."""
 
 import time
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def described(bound: Bound, inputs: Tensors, outputs: Mapping[str, int], seconds: float) -> Counted:
-    """Counts what it was given."""
+    """A profiler that counts the sizes it was given."""
     assert seconds > 10
     sizes = (("in", float(inputs["x"].nbytes)), ("out", float(outputs["out"])), ("drawn", float(inputs["x"].std())))
     return Counted((*sizes, ("blocks", float(bound.launches[0].grid[0]))))
@@ -37,14 +37,14 @@ def answer(device: ScriptedDevice, kernel: Kernel = KERNEL, workload: str = WORK
     return profiled(kernel, OP, workload, device, lambda _phase: None)
 
 
-def test_a_profile_is_of_one_kernel_at_one_workload_on_one_device() -> None:
+def test_a_profile_names_its_kernel_workload_and_device() -> None:
     found = answer(profiling(described)).profile
     assert found
     assert (found.kernel_id, found.op, found.device, found.workload) == (KERNEL.id, "twice", INFO.key, WORKLOAD.key)
     assert found.created == pytest.approx(time.time(), abs=60)
 
 
-def test_it_runs_at_the_workloads_sizes_on_drawn_inputs() -> None:
+def test_a_profile_runs_at_the_workloads_sizes_on_random_inputs() -> None:
     found = answer(profiling(described)).profile
     assert found
     counted = dict(found.counters)
@@ -52,7 +52,7 @@ def test_it_runs_at_the_workloads_sizes_on_drawn_inputs() -> None:
     assert counted["drawn"] == pytest.approx(1, abs=0.05)
 
 
-def test_the_phase_is_told_before_anything_is_compiled() -> None:
+def test_the_phase_is_reported_before_the_profiler_runs() -> None:
     told: list[str] = []
     device = profiling(lambda *_: Counted((("phases", len(told)),)))
     found = profiled(KERNEL, OP, WORKLOAD.key, device, told.append).profile
@@ -61,7 +61,7 @@ def test_the_phase_is_told_before_anything_is_compiled() -> None:
     assert found.counters == (("phases", 1),)
 
 
-def test_a_device_without_a_profiler_has_no_profile_of_any_kernel() -> None:
+def test_a_device_without_a_profiler_has_no_profile_for_good() -> None:
     found = answer(ScriptedDevice())
     assert found.profile is None
     assert found.lasting
@@ -69,7 +69,7 @@ def test_a_device_without_a_profiler_has_no_profile_of_any_kernel() -> None:
 
 
 @pytest.mark.parametrize("lasting", [True, False])
-def test_why_a_profiler_fails_is_handed_on(lasting: bool) -> None:
+def test_the_reason_why_a_profiler_fails_is_in_the_result(lasting: bool) -> None:
     found = answer(profiling(lambda *_: Counted(fault="not today", lasting=lasting)))
     assert found == ProfileResult(None, "not today", lasting=lasting)
 
@@ -83,14 +83,14 @@ def test_why_a_profiler_fails_is_handed_on(lasting: bool) -> None:
     ],
     ids=["malformed", "not accepted", "illegal"],
 )
-def test_a_kernel_that_cannot_be_run_there_is_a_reason_of_its_own(kernel: Kernel, reason: str) -> None:
+def test_a_kernel_that_does_not_run_at_the_workload_has_no_profile(kernel: Kernel, reason: str) -> None:
     found = answer(profiling(described), kernel)
     assert found.profile is None
     assert reason in found.fault
     assert not found.lasting
 
 
-def test_a_kernel_that_does_not_compile_is_a_reason_of_its_own() -> None:
+def test_a_kernel_that_does_not_compile_has_no_profile() -> None:
     def refuse(bound: Bound, inputs: Tensors, outputs: Mapping[str, int], seconds: float) -> Counted:
         raise RejectedError(Outcome.COMPILE_ERROR, "kernel.cu(3): error: expected a `;`")
 
@@ -98,11 +98,11 @@ def test_a_kernel_that_does_not_compile_is_a_reason_of_its_own() -> None:
     assert found.fault == f"{WORKLOAD.key}: compile error: kernel.cu(3): error: expected a `;`"
 
 
-def test_a_workload_that_the_op_does_not_have_is_named() -> None:
+def test_an_unknown_workload_is_named() -> None:
     assert "no workload `n=3 float32`" in answer(profiling(described), workload="n=3 float32").fault
 
 
-def test_inputs_that_are_too_large_to_hand_over_are_a_reason_of_their_own() -> None:
+def test_too_large_inputs_are_not_profiled() -> None:
     large = replace(WORKLOAD, dims=(("n", 2**29),))
     op = replace(OP, gpu=(*OP.gpu, large), emulated=(*OP.emulated, large))
     found = profiled(KERNEL, op, large.key, profiling(described), lambda _phase: None)

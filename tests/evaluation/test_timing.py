@@ -1,4 +1,4 @@
-"""Timing on a scripted device: it computes with PyTorch, and its clock says what the test wants."""
+"""Timing on a scripted device with a scripted clock."""
 
 import random
 import statistics
@@ -56,16 +56,16 @@ def test_faster_than_the_inputs_can_be_read_is_implausible() -> None:
     assert caught.value.outcome is Outcome.IMPLAUSIBLE
 
 
-def test_what_is_far_from_the_time_to_beat_stops_early() -> None:
+def test_a_kernel_far_above_the_time_to_beat_is_timed_less() -> None:
     assert timed(ScriptedDevice(lambda: 40.0), bar_us=20.0).samples == 9
 
 
-def test_what_comes_close_to_the_time_to_beat_is_timed_for_longer() -> None:
+def test_a_kernel_close_to_the_time_to_beat_is_timed_longer() -> None:
     device = ScriptedDevice(lambda: 20.0)
     assert timed(device, bar_us=20.0).samples > timed(device, bar_us=18.0).samples == timed(device).samples
 
 
-def test_every_timed_call_finds_inputs_of_its_own_and_empty_outputs() -> None:
+def test_every_timed_call_gets_new_inputs_and_poisoned_outputs() -> None:
     seen: list[float] = []
     poisons: set[int] = set()
 
@@ -80,22 +80,22 @@ def test_every_timed_call_finds_inputs_of_its_own_and_empty_outputs() -> None:
     assert poisons == set(POISONS)
 
 
-def test_the_baselines_follow_the_pace_of_a_gpu_that_has_become_faster() -> None:
+def test_baselines_follow_a_gpu_that_has_become_faster() -> None:
     faster = Baselines(20.0, 10.0, None).anchored(18.0)
     assert faster.compile_us == pytest.approx(9.0)
     assert (faster.eager_us, faster.autotune_us) == (18.0, None)
 
 
-def test_no_kernel_gains_by_baselines_that_have_become_slower() -> None:
+def test_baselines_do_not_follow_eager_pytorch_that_has_become_slower() -> None:
     assert Baselines(20.0, 10.0).anchored(25.0) == Baselines(20.0, 10.0)
 
 
-def test_the_noise_of_a_few_samples_does_not_move_the_baselines() -> None:
+def test_baselines_do_not_follow_noise() -> None:
     assert Baselines(20.0, 10.0).anchored(19.7) == Baselines(20.0, 10.0)
 
 
-def test_pytorch_never_computes_on_the_inputs_of_a_call_that_is_still_to_come() -> None:
-    """Or the expected result would be lying somewhere in memory when the kernel runs."""
+def test_pytorch_never_computes_on_the_inputs_of_a_later_call() -> None:
+    """Otherwise the expected result would be in memory when the kernel runs."""
     known: list[torch.Tensor] = []
     reference = OP.reference
 
@@ -115,7 +115,7 @@ def test_pytorch_never_computes_on_the_inputs_of_a_call_that_is_still_to_come() 
 
 
 class Memo:
-    """Computes at first, and from then on answers from memory when it believes to know the inputs."""
+    """Computes once, and then copies the stored result if the inputs seem to be the same."""
 
     def __init__(self, *, by_address: bool) -> None:
         self.by_address = by_address
@@ -129,13 +129,13 @@ class Memo:
 
 
 @pytest.mark.parametrize("by_address", [True, False], ids=["by address", "by size"])
-def test_a_kernel_that_remembers_its_answers_is_found_out(by_address: bool) -> None:
+def test_a_kernel_that_stores_its_results_fails(by_address: bool) -> None:
     with pytest.raises(RejectedError, match="right when checked, wrong when timed"):
         timed(ScriptedDevice(), Memo(by_address=by_address))
 
 
 @pytest.mark.parametrize("honest", [1, 5])
-def test_a_kernel_that_stops_working_once_it_is_warm_is_found_out(honest: int) -> None:
+def test_a_kernel_that_stops_working_after_some_calls_fails(honest: int) -> None:
     left = [honest]
 
     def work(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -147,8 +147,8 @@ def test_a_kernel_that_stops_working_once_it_is_warm_is_found_out(honest: int) -
         timed(ScriptedDevice(), work)
 
 
-class Sluggard:
-    """Leaves its work out in one of so many calls, which take half the time then."""
+class SkipsSometimes:
+    """Skips its work in one of `one_of` calls, which then takes half the time."""
 
     def __init__(self, one_of: int) -> None:
         self.one_of, self.calls, self.took_us = one_of, 0, 20.0
@@ -163,14 +163,14 @@ class Sluggard:
 
 @pytest.mark.parametrize("one_of", [2, 9])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_fastest_call_is_always_among_those_that_are_judged(one_of: int, seed: int) -> None:
-    work = Sluggard(one_of)
+def test_the_output_of_the_fastest_call_is_always_checked(one_of: int, seed: int) -> None:
+    work = SkipsSometimes(one_of)
     inspector = Inspector(ScriptedDevice(lambda: work.took_us), Arena("cpu"), random.Random(seed), [], lambda _: None)
     with pytest.raises(RejectedError, match="right when checked, wrong when timed"):
         measure(inspector, program(work), OP, SMALL, Baselines(20.0))
 
 
-def test_a_mark_left_between_buffers_while_it_is_timed_is_seen() -> None:
+def test_a_write_between_buffers_while_timed_is_found() -> None:
     calls = [0]
 
     def work(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -184,7 +184,7 @@ def test_a_mark_left_between_buffers_while_it_is_timed_is_seen() -> None:
     assert caught.value.outcome is Outcome.OUT_OF_BOUNDS
 
 
-def test_no_two_timed_calls_have_numbers_of_the_same_scale() -> None:
+def test_timed_calls_get_inputs_of_different_scales() -> None:
     spreads: list[float] = []
 
     def work(tensors: Mapping[str, torch.Tensor]) -> None:

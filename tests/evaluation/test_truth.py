@@ -1,4 +1,4 @@
-"""What is known of an output before it is judged: how far inexact arithmetic may carry each element."""
+"""Expected outputs, and how far rounding of the inputs moves each element."""
 
 from dataclasses import replace
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from evolve.evaluation.truth import Truth, defined, truth
+from reference_ops.inputs import inputs_at
 from reference_ops.op import Op, Tolerance, Workload, tensors
 
 UNIT = 2.0**-24
@@ -15,78 +16,78 @@ WORKLOAD = Workload("float32", (("rows", ROWS), ("cols", COLS)))
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """So that no test depends on what ran before."""
+    """Make each test independent of earlier ones."""
     torch.manual_seed(5)
 
 
 def summing(**inputs: torch.Tensor) -> Truth:
-    """Sums of rows: of the inputs that are given, or of normal ones."""
+    """Return the truth of row sums, of the given inputs or of normal ones."""
     x, out, places = tensors(x="rows cols"), tensors(out="rows"), (WORKLOAD,)
     op = Op("summing", lambda x: x.sum(-1), x, out, places, places, flops=lambda _: ROWS * COLS)
-    return truth(op, WORKLOAD, "normal", 3, inputs or op.inputs_at(WORKLOAD, 3, "cpu"))
+    return truth(op, WORKLOAD, "normal", 3, inputs or inputs_at(op, WORKLOAD, 3, "cpu"))
 
 
-def test_the_larger_the_terms_of_a_sum_the_farther_it_moves() -> None:
+def test_a_sum_of_larger_terms_moves_farther() -> None:
     x = torch.randn(ROWS, COLS)
     x[7] *= 1000
-    moved = summing(x=x).shaken[0]
+    moved = summing(x=x).perturbed[0]
     assert moved[7] == pytest.approx(1000 * UNIT * COLS**0.5, rel=0.8)
     assert moved[torch.arange(ROWS) != 7].median() == pytest.approx(UNIT * COLS**0.5, rel=0.3)
 
 
-def test_what_one_thread_may_sum_alone_moves_as_its_partial_sums_do() -> None:
+def test_a_sum_that_one_thread_may_add_up_moves_as_its_partial_sums_do() -> None:
     known = summing()
     in_turn = replace(known, op=replace(known.op, tolerance=Tolerance(in_turn="cols")))
-    assert float((in_turn.shaken[0] / known.shaken[0]).median()) == pytest.approx((COLS / 12) ** 0.5)
+    assert float((in_turn.perturbed[0] / known.perturbed[0]).median()) == pytest.approx((COLS / 12) ** 0.5)
 
 
-def test_an_input_that_follows_from_the_others_is_not_rounded_on_its_own() -> None:
-    """With the mean, all terms would be off the same way, and so their sum."""
+def test_an_input_that_follows_from_the_others_is_not_perturbed() -> None:
+    """An error of the mean would move all terms the same way, and so their sum."""
     x = torch.rand(ROWS, COLS)
     declared, out = tensors(x="rows cols", mean="rows"), tensors(out="rows")
     op = Op("centred", _centred, declared, out, (WORKLOAD,), (WORKLOAD,), flops=lambda _: ROWS * COLS)
     alone = truth(op, WORKLOAD, "normal", 3, {"x": x, "mean": x.mean(-1)})
     given = replace(alone, op=replace(op, tolerance=Tolerance(given=("mean",))))
-    assert alone.shaken[0].median() > 3 * given.shaken[0].median() > 0
+    assert alone.perturbed[0].median() > 3 * given.perturbed[0].median() > 0
 
 
 def _centred(x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
     return (x - mean[:, None]).sum(-1)
 
 
-def test_integers_stay_as_they_are() -> None:
-    assert summing(x=torch.ones(ROWS, COLS, dtype=torch.int32)).shaken[0].tolist() == [0.0] * ROWS
+def test_integers_are_not_perturbed() -> None:
+    assert summing(x=torch.ones(ROWS, COLS, dtype=torch.int32)).perturbed[0].tolist() == [0.0] * ROWS
 
 
-def test_what_is_infinite_does_not_move() -> None:
+def test_an_infinite_result_does_not_move() -> None:
     x = torch.randn(ROWS, COLS)
     x[5, 5] = -torch.inf
-    moved = summing(x=x).shaken[0]
+    moved = summing(x=x).perturbed[0]
     assert moved[5] == 0
     assert bool(moved.isfinite().all())
 
 
-def test_where_memory_is_short_nothing_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_no_error_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("the GPU's memory is full")
 
     known = summing()
-    assert not known.unexplained
+    assert not known.short_of_memory
     monkeypatch.setattr(Op, "call_in_float64", full)
-    assert known.shaken[0].tolist() == [0.0] * ROWS
-    assert known.unexplained
-    assert known.fault(0, known.theirs[0] + 1e-3) != ""
+    assert known.perturbed[0].tolist() == [0.0] * ROWS
+    assert known.short_of_memory
+    assert known.fault(0, known.pytorch[0] + 1e-3) != ""
 
 
-def test_the_inputs_are_left_alone() -> None:
+def test_the_inputs_are_not_modified() -> None:
     x = torch.randn(ROWS, COLS, dtype=torch.float64)
     known = summing(x=x.clone())
-    assert known.shaken
+    assert known.perturbed
     assert torch.equal(known.inputs["x"], x)
 
 
-def test_of_few_sums_one_that_cancels_may_be_off_by_what_its_terms_explain() -> None:
-    """PyTorch's happens to be exact."""
+def test_one_of_few_sums_may_be_off_where_its_terms_cancel() -> None:
+    """PyTorch's result is exact by chance."""
     x = torch.randn(ROWS, COLS)
     x[0] = torch.cat([torch.full((COLS // 2,), 1e4 / 3), torch.full((COLS // 2,), -1e4 / 3)])
     in_turn = x.flip(0).cumsum(-1)[:, -1].flip(0)
@@ -98,25 +99,25 @@ def test_of_few_sums_one_that_cancels_may_be_off_by_what_its_terms_explain() -> 
 
 
 def clipped(values: str, **inputs: torch.Tensor) -> Truth:
-    """What is above zero; of so few inputs, all may be below."""
+    """Return the truth of a clamp at zero; of so few inputs, all may be below."""
     place = Workload("float32", (("n", 2),))
     op = Op("clipped", lambda x: x.clamp(min=0), tensors(x="n"), tensors(out="n"), (place,), (place,), lambda _: 2)
-    return truth(op, place, values, 3, inputs or op.inputs_at(place, 3, "cpu", values))
+    return truth(op, place, values, 3, inputs or inputs_at(op, place, 3, "cpu", values))
 
 
-def test_few_results_that_are_zero_by_chance_are_measured_by_what_is_usual_there() -> None:
+def test_few_results_that_are_zero_by_chance_are_compared_by_their_usual_error() -> None:
     known = clipped("large", x=torch.tensor([-700.0, -1200.0]))
     assert known.fault(0, torch.tensor([-6e-9, 0.0])) == ""
     assert "[1]" in known.fault(0, torch.tensor([0.0, 2e-3]))
 
 
-def test_few_results_with_which_pytorch_is_lucky_are_measured_by_how_lucky_it_is_elsewhere() -> None:
-    """Differences of equal numbers here, and of others in other draws."""
+def test_few_results_that_pytorch_has_exact_by_chance_are_compared_by_its_usual_error() -> None:
+    """The numbers are equal here, and differ in other draws."""
     place = Workload("float32", (("n", 2),))
     known = clipped("normal", x=torch.tensor([1.0, 1.0]))
     op = replace(known.op, reference=lambda x: ((1000 + x) - 1000).sum())
     known = truth(replace(op, outputs=tensors(out="")), place, "normal", 3, known.inputs)
-    assert known.theirs[0] == 2
+    assert known.pytorch[0] == 2
     assert known.fault(0, torch.tensor(2.00003)) == ""
     assert known.fault(0, torch.tensor(2.003)) != ""
 
@@ -125,17 +126,17 @@ def test_few_results_with_which_pytorch_is_lucky_are_measured_by_how_lucky_it_is
 def test_few_results_of_any_dtype_have_usual_errors(dtype: torch.dtype) -> None:
     known = clipped("normal")
     known = replace(known, op=replace(known.op, reference=lambda x: x.clamp(min=0).to(dtype)))
-    assert list(known.usual_errors) == [(0, known.parts(0)[0])]
-    assert 0 < known.usual_errors[0, known.parts(0)[0]] < 1e-6
+    assert list(known.usual_errors) == [(0, known.groups(0)[0])]
+    assert 0 < known.usual_errors[0, known.groups(0)[0]] < 1e-6
 
 
-def test_few_results_that_are_small_by_nature_are_not() -> None:
+def test_few_results_that_are_always_small_are_compared_as_such() -> None:
     known = clipped("faint", x=torch.tensor([-1e-9, -2e-9]))
     assert "[0]" in known.fault(0, torch.tensor([-1e-14, 0.0]))
     assert known.fault(0, torch.tensor([-1e-17, 0.0])) == ""
 
 
-def test_a_reference_says_which_sizes_it_takes() -> None:
+def test_the_sizes_that_a_reference_accepts_are_found_by_calling_it() -> None:
     def in_pairs(x: torch.Tensor) -> torch.Tensor:
         assert len(x) % 2 == 0, "an odd number"
         return x.reshape(-1, 2).sum(1)

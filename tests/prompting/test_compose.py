@@ -14,9 +14,12 @@ from small_op import BROKEN_TEXT, COMPILE_ERROR, KERNEL, OP, failed
 
 from archive.kernel import parse
 from archive.records import DeviceInfo, Outcome
-from evolve.prompting.compose import (
+from evolve.prompting.compose import ask_again, compose
+from evolve.prompting.operators import (
+    ANSWERS,
     CROSSOVER,
     DRAFT,
+    EDITED,
     EDITS,
     EXPLORE,
     FENCED,
@@ -28,10 +31,7 @@ from evolve.prompting.compose import (
     REPAIR,
     SPECIALISE,
     WHOLE,
-    ask_again,
-    compose,
 )
-from evolve.prompting.operators import ANSWERS, EDITED
 from evolve.request import Candidate
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -6,17 +6,10 @@ from small_op import BROKEN_TEXT, OP, SLOW_TEXT, failed
 
 from archive.kernel import Kernel, parse
 from evolve.prompting import kernel_format
-from evolve.prompting.compose import (
-    CROSSOVER,
-    IMPROVE,
-    MAX_TOKENS,
-    OPERATORS,
-    PARENTS,
-    REPAIR,
-    compose,
-    estimated_tokens,
-)
-from evolve.prompting.text import times, tokens
+from evolve.prompting.compose import compose
+from evolve.prompting.limits import MAX_TOKENS
+from evolve.prompting.operators import CROSSOVER, IMPROVE, OPERATORS, PARENTS, REPAIR
+from evolve.prompting.text import estimated_tokens, times, tokens
 from evolve.request import Candidate, Request
 
 LONG = "x" * 150_000
@@ -34,7 +27,7 @@ def crowded() -> tuple[Request, Candidate]:
             resources=verdict.resources * 500,
         ),
     )  # fmt: skip
-    fault = failed(replace(kernel, source=f"{kernel.source}//\n"), log=LONG)
+    fault = failed(parse(f"{kernel.text}//\n"), log=LONG)
     op = replace(OP, gpu=OP.gpu * 500, awkward=OP.awkward * 500, note=LONG)
     request = replace(
         situation(IMPROVE)[0], op=op, population=(measured,) * 60, failures=(fault,) * 50, lessons=(LONG,) * 50

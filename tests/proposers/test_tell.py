@@ -129,7 +129,7 @@ def test_a_broken_line_is_told_for_one_op_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("a.txt", KERNEL_TEXT, "cannot tell what is in"),
+        ("a.txt", KERNEL_TEXT, "must be a .cu or a .jsonl file"),
         ("a.cu", "int main() {}", "names no op"),
         ("out.jsonl", "\n\n", "holds no replies"),
     ],
@@ -147,7 +147,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.cu"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="no UTF-8"):
+    with pytest.raises(UserError, match="not UTF-8"):
         told(path)
 
 

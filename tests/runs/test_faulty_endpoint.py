@@ -149,7 +149,7 @@ def test_the_failing_model_gets_few_of_the_questions_to_the_end(long_run: Finish
 
 def test_a_failing_model_leaves_a_note_and_does_not_end_the_run(long_run: Finished) -> None:
     notes = [proposal.failure for proposal in long_run.proposals if proposal.proposer == BROKEN]
-    assert any("knows no model `broken`" in note for note in notes)
+    assert any("has no model `broken`" in note for note in notes)
 
 
 def test_a_refused_temperature_is_sent_only_until_it_is_refused(long_run: Finished) -> None:

@@ -15,7 +15,7 @@ from archive.store import SqliteStore, open_archive
 from evolve import wiring
 from evolve.errors import UserError
 from evolve.loop import evolve
-from evolve.prompting.compose import EDITS
+from evolve.prompting.operators import EDITS
 from evolve.proposers.llm.endpoint import Endpoints
 from evolve.proposers.llm.models import Model
 from evolve.proposers.llm.proposer import LlmProposer

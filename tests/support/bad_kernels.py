@@ -1,4 +1,4 @@
-"""Kernels for the op in `samples/twice.py`: right ones, wrong ones, and some that harm."""
+"""Kernels for the op in `samples/twice.py`: correct, wrong, crashing and hanging ones."""
 
 from archive.kernel import Kernel, parse
 

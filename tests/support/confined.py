@@ -1,6 +1,6 @@
-"""Run as a process of its own: enters the sandbox and tells, as JSON, what it can still do.
+"""Script that enters the sandbox and prints, as JSON, what it can still do.
 
-The arguments are its own folder, and `gpu` for a worker that drives one.
+Its arguments are its own folder, and `gpu` for a worker that uses one.
 """
 
 import json

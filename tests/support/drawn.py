@@ -1,4 +1,4 @@
-"""What a terminal of some size would show."""
+"""Lines that a terminal of a given size shows."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Right kernels for the op in `samples/twice.py` that also try to do harm as the native code they are when emulated."""
+"""Correct kernels for the op in `samples/twice.py` that also try to do harm, as native code on the emulated device."""
 
 from bad_kernels import RIGHT, twice_kernel
 
@@ -6,7 +6,7 @@ from archive.kernel import Kernel, parse
 
 
 def twice_and(attempt: str, note: str) -> Kernel:
-    """Doubles what it is given; writes rubbish instead when the attempt, a C++ condition, comes true."""
+    """Return a kernel that doubles its input, or writes a wrong result if the attempt, a C++ condition, succeeds."""
     body = f"bool done = false;\n#ifdef EVOLVE_EMULATED\nif (i == 0) done = {attempt};\n#endif\n"
     body += f"if (done) {{ out[0] = x_t(12345.0f); return; }}\n{RIGHT}"
     declarations = (
@@ -26,12 +26,12 @@ def writing(path: str) -> Kernel:
     return twice_and(f'open("{path}", {WRITE_ONLY_CREATE}, 0600) >= 0', f"opens {path} for writing")
 
 
-DIALLING = twice_and("socket(2, 1, 0) >= 0 || socket(10, 1, 0) >= 0", "opens an internet socket")
+CONNECTING = twice_and("socket(2, 1, 0) >= 0 || socket(10, 1, 0) >= 0", "opens an internet socket")
 SIGNALLING = twice_and("kill(getppid(), 0) == 0", "signals the process that forked it")
-# Its child leaves the process group, and outlives the worker unless somebody looks after it.
-BREEDING = twice_and("fork() == 0 && (setsid(), pause(), true)", "leaves a process behind")
-CHATTING = twice_and(
-    '[] { static const char line[] = "so much to say\\n"; for (int k = 0; k < 20000; ++k) write(2, line, 15); '
+# The child leaves the process group, so that killing the group does not end it.
+FORKING = twice_and("fork() == 0 && (setsid(), pause(), true)", "leaves a process behind")
+PRINTING = twice_and(
+    '[] { static const char line[] = "a printed line\\n"; for (int k = 0; k < 20000; ++k) write(2, line, 15); '
     "return false; }()",
     "floods standard error",
 )

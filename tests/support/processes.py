@@ -1,4 +1,4 @@
-"""Which processes there are, through /proc."""
+"""Running processes, read from /proc."""
 
 import time
 from pathlib import Path
@@ -24,7 +24,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def all_gone(pids: set[int], seconds: float = 30.0) -> bool:
-    """The system needs a moment to end them, and more of it while it is busy."""
+    """Wait until none of them is alive; return whether that happened in time."""
     deadline = time.monotonic() + seconds
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -8,7 +8,7 @@ from small_op import GPU as BARE_GPU
 from archive.kernel import Kernel, parse
 from archive.records import DeviceInfo, Evaluation, Measurement, Outcome, Profile, Resources, Traits
 from evolve.devices import counters as c
-from evolve.prompting.compose import CROSSOVER, IMPROVE, PARENTS, PORT, REPAIR, SPECIALISE
+from evolve.prompting.operators import CROSSOVER, IMPROVE, PARENTS, PORT, REPAIR, SPECIALISE
 from evolve.request import Candidate, Request
 from reference_ops.op import Workload
 

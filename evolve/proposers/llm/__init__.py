@@ -1,1 +1,1 @@
-"""Kernels from language models."""
+"""LLM proposer: from a request to kernels that language models write."""

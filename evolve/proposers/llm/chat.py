@@ -1,36 +1,150 @@
-"""The contract of a chat: a question in, an answer out; and the limits on requests and tokens per minute."""
+"""Chat contract: a call goes to a model, an answer comes back, several at a time and within limits per minute."""
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, MutableSequence, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from queue import SimpleQueue
+from typing import Protocol, TypeVar
 
 from archive.exchange import BatchReply
 from archive.proposals import Cost
 from evolve.errors import UserError
-from evolve.prompting.compose import Message, estimated_tokens
-from evolve.prompting.text import tokens
+from evolve.prompting.text import Message, estimated_tokens, tokens
 from evolve.proposers.llm.models import Model, Prices
 
-SECONDS = 60.0
+UNUSABLE = "not asked any more for now: "  # begins the failure of a proposal whose model cannot be used; archived
+WINDOW_SECONDS = 60.0  # limits are given per minute
+
+P = TypeVar("P")
+A = TypeVar("A")
 Clock = Callable[[], float]
-Pause = Callable[[float], None]  # waits, or raises when nobody wants the answer any more
+Pause = Callable[[float], None]  # waits; raises once the answer is no longer needed
 
 
-class TimeUpError(Exception):
-    """The time of a run is over before what was waited for has come."""
+@dataclass(frozen=True)
+class Call:
+    """Messages for one model, with the operator they ask for."""
+
+    model: Model
+    operator: str
+    messages: tuple[Message, ...]
 
 
-def until(deadline: float, pause: Pause) -> Pause:
-    """The same pause, but no longer than to a moment of time.monotonic."""
+@dataclass(frozen=True)
+class Answer:
+    """The text that a model returned, or the reason why it is missing or incomplete."""
+
+    text: str = ""
+    failure: str = ""
+    cost: Cost = field(default=Cost())
+    parameters: str = "{}"  # as they were sent in the end, as JSON
+    unpriced: bool = False  # neither the server nor the model's settings tell what it cost
+    unusable: UserError | None = None  # why further calls to this model would fail too
+
+
+class Chat(Protocol):
+    def ask(self, call: Call, pause: Pause) -> Answer:
+        """Send a call and return the answer. A failure is an Answer too; only `pause` may raise."""
+
+
+class CancelledError(Exception):
+    """The caller no longer reads answers."""
+
+
+class DeadlinePassedError(Exception):
+    """The deadline of a run has passed before the answer came."""
+
+
+def ask_concurrently(
+    waiting: MutableSequence[P],
+    ask: Callable[[P, Pause], A],
+    may_start: Callable[[P, Sequence[P]], bool],
+) -> Generator[tuple[P, A], None, None]:
+    """Ask all waiting prompts, several at a time, and yield each answer as soon as it arrives.
+
+    `waiting` may grow meanwhile. `may_start` gets a prompt and those in flight; prompts that may not start stay in
+    `waiting`. Where `ask` raises, the prompts in flight are finished first. Closing the generator cancels them without
+    waiting: the threads are daemons, because a ThreadPoolExecutor would keep the interpreter alive with a stalled
+    server.
+    """
+    done: SimpleQueue[tuple[P, Future[A]]] = SimpleQueue()
+    cancelled = threading.Event()
+    running: list[P] = []
+    error: BaseException | None = None
+
+    def pause(seconds: float) -> None:
+        if cancelled.wait(seconds):
+            raise CancelledError
+
+    def settle(prompt: P) -> None:
+        done.put((prompt, _settled(prompt, lambda one: ask(one, pause))))
+
+    try:
+        while True:
+            for prompt in () if error else take_startable(waiting, running, may_start):
+                threading.Thread(target=settle, args=(prompt,), daemon=True, name="prompt").start()
+            if not running:
+                break
+            prompt, future = done.get()
+            running.remove(prompt)
+            if raised := future.exception():
+                error = error or raised
+            else:
+                yield prompt, future.result()
+    finally:
+        cancelled.set()
+    if error:
+        raise error
+
+
+def take_startable(
+    waiting: MutableSequence[P],
+    running: MutableSequence[P],
+    may_start: Callable[[P, Sequence[P]], bool],
+) -> list[P]:
+    """Move the prompts that may start now from `waiting` to `running`, and return them."""
+    found = []
+    for prompt in tuple(waiting):
+        if may_start(prompt, running):
+            waiting.remove(prompt)
+            running.append(prompt)
+            found.append(prompt)
+    return found
+
+
+def _settled(prompt: P, ask: Callable[[P], A]) -> Future[A]:
+    future: Future[A] = Future()
+    try:
+        future.set_result(ask(prompt))
+    except BaseException as error:  # noqa: BLE001 - it is raised again where the answers are read
+        future.set_exception(error)
+    return future
+
+
+def pause_until(deadline: float, pause: Pause) -> Pause:
+    """Return a pause that raises once the deadline, a value of time.monotonic, has passed."""
 
     def shortened(seconds: float) -> None:
         pause(max(0.0, min(seconds, deadline - time.monotonic())))
         if time.monotonic() >= deadline:
-            raise TimeUpError
+            raise DeadlinePassedError
 
     return shortened
+
+
+def cost_of(reply: BatchReply, messages: Sequence[Message], prices: Prices | None) -> Cost:
+    """Return the cost of a reply: as its server states it, else by the model's prices."""
+    # Without a count from the server, tokens are estimated: a budget must hold with such servers too.
+    cost = reply.cost or Cost(estimated_tokens(tuple(messages)), tokens(reply.text)) if _worked(reply) else Cost()
+    by_price = prices.usd(cost) if prices else 0.0
+    return replace(cost, usd=by_price if reply.usd is None else reply.usd)
+
+
+def _worked(reply: BatchReply) -> bool:
+    """Return whether a model produced anything: a text, or at least a count of tokens."""
+    return bool(reply.text or reply.cost)
 
 
 @dataclass
@@ -43,84 +157,42 @@ class SentRequest:
 
 @dataclass
 class RateLimit:
-    """The last minute at one address, shared by all threads that ask there."""
+    """The requests of the last minute at one address, shared by all threads that send to it."""
 
     clock: Clock = time.monotonic
-    _entries: list[SentRequest] = field(default_factory=list)
+    _sent: list[SentRequest] = field(default_factory=list)
     _held_until: float = float("-inf")
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def enter(self, model: Model, tokens: int, pause: Pause) -> SentRequest:
-        """Wait until a request of so many tokens is allowed, and count it."""
+    def acquire(self, model: Model, tokens: int, pause: Pause) -> SentRequest:
+        """Wait until a request of this many tokens is allowed, and count it."""
         pause(0.0)
         while isinstance(found := self._try(model, tokens), float):
             pause(found)
         return found
 
     def hold(self, seconds: float) -> None:
-        """The server wants to be left alone for a while, by everybody."""
+        """Allow no request for a while, because the server asked for that."""
         with self._lock:
             self._held_until = max(self._held_until, self.clock() + seconds)
 
     def _try(self, model: Model, tokens: int) -> SentRequest | float:
-        """A place in the window, or the seconds after which it is worth trying again."""
+        """Count the request, or return the seconds after which to try again."""
         with self._lock:
             now = self.clock()
             if now < self._held_until:
                 return self._held_until - now
-            self._entries = [entry for entry in self._entries if now - entry.moment < SECONDS]
+            self._sent = [sent for sent in self._sent if now - sent.moment < WINDOW_SECONDS]
             if self._full(model, tokens):
-                return max(self._entries[0].moment + SECONDS - now, 1e-3)
-            self._entries.append(SentRequest(now, tokens))
-            return self._entries[-1]
+                return max(self._sent[0].moment + WINDOW_SECONDS - now, 1e-3)
+            self._sent.append(SentRequest(now, tokens))
+            return self._sent[-1]
 
     def _full(self, model: Model, tokens: int) -> bool:
         requests, allowed = model.requests_per_minute, model.tokens_per_minute
-        # What alone is more than a whole minute allows is asked all the same, once nothing else is there.
-        if not self._entries:
+        # A request larger than the whole limit is sent once no other is left in the window.
+        if not self._sent:
             return False
-        if requests is not None and len(self._entries) >= max(requests, 1):
+        if requests is not None and len(self._sent) >= max(requests, 1):
             return True
-        return allowed is not None and sum(entry.tokens for entry in self._entries) + tokens > allowed
-
-
-UNUSABLE = "not asked any more for now: "  # begins the failure of a proposal whose model cannot be asked
-
-
-@dataclass(frozen=True)
-class Call:
-    """One question to one model."""
-
-    model: Model
-    operator: str
-    messages: tuple[Message, ...]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A model's words, or the reason why there are none or not all."""
-
-    text: str = ""
-    failure: str = ""
-    cost: Cost = field(default=Cost())
-    parameters: str = "{}"  # as they were sent in the end, as JSON
-    unpriced: bool = False  # nobody says what it cost
-    fault: UserError | None = None  # why asking this model anything more is pointless for now
-
-
-class Chat(Protocol):
-    def ask(self, call: Call, pause: Pause) -> Answer:
-        """Put a question. Whatever goes wrong is an Answer too; `pause` raises once nobody wants it any more."""
-
-
-def cost_of(reply: BatchReply, messages: Sequence[Message], prices: Prices | None) -> Cost:
-    """What a reply cost, by its server's own words where there are any."""
-    # Without a count from the server the texts are measured: a budget must hold with such servers too.
-    cost = reply.cost or Cost(estimated_tokens(tuple(messages)), tokens(reply.text)) if _said(reply) else Cost()
-    by_price = prices.usd(cost) if prices else 0.0
-    return replace(cost, usd=by_price if reply.usd is None else reply.usd)
-
-
-def _said(reply: BatchReply) -> bool:
-    """Whether a model was at work at all: there are words, or at least a count of them."""
-    return bool(reply.text or reply.cost)
+        return allowed is not None and sum(sent.tokens for sent in self._sent) + tokens > allowed

@@ -1,4 +1,4 @@
-"""Chat over HTTP with any endpoint that speaks OpenAI's chat completions, and what each of its errors means."""
+"""HTTP endpoints: chat with any server that speaks OpenAI's chat completions, and what each of its errors means."""
 
 import json
 import os
@@ -17,14 +17,21 @@ import openai
 
 from archive.exchange import completion, storable
 from evolve.errors import UserError
-from evolve.prompting.compose import estimated_tokens
+from evolve.prompting.text import estimated_tokens
 from evolve.proposers.llm.chat import Answer, Call, Pause, RateLimit, cost_of
 from evolve.proposers.llm.models import MAX_TOKENS_NAME, OPENAI_MAX_TOKENS_NAME, Model
 
-PASSING = frozenset({408, 409, 425, 429})  # and whatever is 500 or more
+CONNECT_SECONDS, MAX_RETRIES, MAX_CHANGES = 10.0, 4, 6
+PLACEHOLDER_KEY = "none"  # a local server needs no key, but the client requires one
+MAX_REASON, SHORTEST_SECRET = 600, 4  # characters
+SHORTEST_IN_REPLY = 8  # a local server's key is often a short word or letter that a kernel contains too
+RETRIES, RETRIES_AFTER_TIME_OUT = 99, 1  # the first is bounded by `max_retries`; time-outs cost too much to repeat
+# Names, because the causes of a failed connection are classes of httpx or of httpx2.
+UNREACHABLE = frozenset({"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "InvalidURL", "LocalProtocolError"})
+TEMPORARY = frozenset({408, 409, 425, 429})  # besides every status from 500
 SPENT_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
-FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0
-LONGEST_SECONDS = 900.0  # a server that wants to be left alone for longer is not waited for
+FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0  # between retries
+LONGEST_SECONDS = 900.0  # the longest Retry-After that is waited for
 REFUSES = re.compile(
     r"unsupported|not support|unknown|unrecogni[sz]ed|not permitted|not allowed|unexpected|extra inputs|deprecated"
 )
@@ -32,213 +39,49 @@ OTHER_NAME = {MAX_TOKENS_NAME: OPENAI_MAX_TOKENS_NAME, OPENAI_MAX_TOKENS_NAME: M
 
 
 @dataclass(frozen=True)
-class Fault:
-    """Why a request brought no reply, and what may be done about it."""
-
-    reason: str
-    tries: int = 0  # how often it may be asked again
-    wait_seconds: float | None = None  # as the server requested
-    stops: str = ""  # what is wrong with the model or its address, where asking on is pointless
-    hint: str = ""
-
-
-def passing(status: int) -> bool:
-    return status in PASSING or status >= 500
-
-
-def requested_wait(headers: Mapping[str, str], now: float) -> float | None:
-    """The seconds that a server asks for in Retry-After, as a number or as a date, or None."""
-    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        value = headers.get(name, "").strip()
-        try:
-            seconds = float(value) * unit
-        except ValueError:
-            seconds = _until(value, now) if value else -1.0
-        if 0 <= seconds < float("inf"):
-            return seconds
-    return None
-
-
-def back_off(attempt: int, rng: random.Random) -> float:
-    """Twice as long each time, and never the same for all who were refused together."""
-    return min(FIRST_SECONDS * 2.0**attempt, MOST_SECONDS) * rng.uniform(0.5, 1.0)
-
-
-def code_of(body: object, key: str) -> str:
-    """A field of the error that a server sent, wherever it put it."""
-    for place in (body, body.get("error") if isinstance(body, dict) else None):
-        if isinstance(place, dict) and isinstance(place.get(key), str):
-            return str(place[key])
-    return ""
-
-
-def refused_parameter(status: int, message: str, body: object, sent: Iterable[str]) -> str:
-    """The parameter that a server does not know or does not want, of those that were sent, or nothing."""
-    if status not in (400, 422):
-        return ""
-    said = message.lower()
-    if not (REFUSES.search(said) or code_of(body, "code").startswith("unsupported")):
-        return ""
-    blamed = code_of(body, "param")
-    # The longest first: one name is a part of another.
-    names = sorted(sent, key=len, reverse=True)
-    mentioned = sorted((name for name in names if re.search(rf"\b{name}\b", said)), key=said.index)
-    return blamed if blamed in names else next(iter(mentioned), "")
-
-
-def changed(parameters: Mapping[str, Any], learned: Mapping[str, str]) -> dict[str, Any]:
-    """The parameters as this server takes them; what was learned maps a name to another one, or to nothing."""
-    found = {}
-    for name, value in parameters.items():
-        kept = name
-        while kept in learned:
-            kept = learned[kept]
-        if kept:
-            found[kept] = value
-    return found
-
-
-def lesson(refused: str, learned: Mapping[str, str]) -> str:
-    """What to send instead of a refused parameter: the other name of the same thing, once, or nothing."""
-    other = OTHER_NAME.get(refused, "")
-    return "" if other in learned else other
-
-
-def _until(date: str, now: float) -> float:
-    try:
-        return max(0.0, parsedate_to_datetime(date).timestamp() - now)
-    except (ValueError, TypeError, OverflowError):
-        return -1.0
-
-
-MAX_REASON, SHORTEST_SECRET = 600, 4
-SHORTEST_IN_REPLY = 8  # a local server's key is often a mere word or letter, which a kernel may well hold
-TRIES, TRIES_AFTER_TIME_OUT = 99, 1  # as often as is allowed at all; waiting in vain is dear
-# The causes of a failed connection are the HTTP library's own, which is httpx or httpx2: known by their names.
-UNREACHABLE = frozenset({"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "InvalidURL", "LocalProtocolError"})
-
-
-def fault_of(error: Exception, model: Model, secret: str) -> Fault:
-    """What it means that a request raised this."""
-    reason = hidden(_reason(error), model, secret)
-    if isinstance(error, openai.APIStatusError):
-        return _of_status(error, reason, model)
-    if isinstance(error, openai.APIConnectionError) and type(error.__cause__).__name__ in UNREACHABLE:
-        hint = "Check the address (OPENAI_BASE_URL, or what follows the @ of --model), and that the server is up."
-        return Fault(reason, TRIES, stops=f"nobody answers at {model.endpoint}: {reason}", hint=hint)
-    if isinstance(error, openai.APITimeoutError):
-        return Fault(reason, TRIES_AFTER_TIME_OUT)
-    connection = isinstance(error, openai.APIConnectionError) or not isinstance(error, openai.OpenAIError | ValueError)
-    return Fault(reason, TRIES if connection else 0)
-
-
-def hidden(text: str, model: Model, secret: str) -> str:
-    """In one line and without secrets, which servers and libraries like to repeat."""
-    text = storable(" ".join(text.split()))
-    for one in _secrets(model, secret):
-        text = text.replace(one, "***")
-    text = re.sub(r"//[^/\s@]+@", "//", text)
-    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
-
-
-def scrubbed(said: Any, model: Model, secret: str) -> Any:
-    """What a server said, decoded from JSON, without secrets; before it is shortened, which could cut one in two."""
-    if isinstance(said, dict):
-        return {scrubbed(key, model, secret): scrubbed(value, model, secret) for key, value in said.items()}
-    if isinstance(said, list):
-        return [scrubbed(value, model, secret) for value in said]
-    if isinstance(said, str):
-        for one in _secrets(model, secret):
-            said = said.replace(one, "***") if len(one) >= SHORTEST_IN_REPLY else said
-    return said
-
-
-def _secrets(model: Model, key: str) -> list[str]:
-    """The key, and what the address holds of the kind, the longest first: one may be a part of another."""
-    parts = urlsplit(model.base_url)
-    name, _, password = parts.netloc.rpartition("@")[0].partition(":")
-    credential = password or name
-    queried = [value for _, value in parse_qsl(parts.query)]
-    found = {key, credential, unquote(credential), parts.query, *queried}
-    return sorted((one for one in found if len(one) >= SHORTEST_SECRET), key=len, reverse=True)
-
-
-def _of_status(error: openai.APIStatusError, reason: str, model: Model) -> Fault:
-    status, where = error.status_code, model.endpoint
-    variable = model.key_env or "a key (`key_env` in a .toml file names the variable that holds it)"
-    if status in (401, 403):
-        hint = f"Check {variable}, and that it may use this model."
-        return Fault(reason, stops=f"{where} refused the key: {reason}", hint=hint)
-    if status == 402 or code_of(error.body, "code") in SPENT_CODES:
-        return Fault(reason, stops=f"{where} wants to be paid: {reason}", hint="Top up the account, or take another.")
-    if status == 404:
-        hint = "Name another with --model; an address usually ends in /v1."
-        return Fault(reason, stops=f"{where} knows no model `{model.name}`: {reason}", hint=hint)
-    if not passing(status):
-        return Fault(reason)
-    return Fault(reason, TRIES, requested_wait(error.response.headers, time.time()))
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, openai.APITimeoutError):
-        return "the model did not answer in time"
-    if isinstance(error, openai.APIConnectionError):
-        cause = error.__cause__
-        return f"the connection failed: {type(cause).__name__}: {cause}" if cause else "the connection failed"
-    if isinstance(error, openai.APIStatusError):
-        return f"the request failed with status {error.status_code}: {error.message}"
-    if isinstance(error, ValueError | RecursionError):
-        return f"the response is no JSON: {error}"
-    return f"the request failed: {type(error).__name__}: {error}"
-
-
-CONNECT_SECONDS, MAX_RETRIES, MAX_CHANGES = 10.0, 4, 6
-PLACEHOLDER_KEY = "none"  # a local server wants no key, but the client insists on one
-
-
-@dataclass(frozen=True)
 class Endpoints:
-    """The servers behind all models of a run; it remembers what each of them refused."""
+    """Chat with the servers of all models of a run. It remembers which parameters each model refused."""
 
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     max_retries: int = MAX_RETRIES
-    window: Callable[[], RateLimit] = RateLimit
+    rate_limit: Callable[[], RateLimit] = RateLimit
     _clients: dict[str, openai.OpenAI] = field(default_factory=dict, repr=False, compare=False)
-    _windows: dict[str, RateLimit] = field(default_factory=dict, repr=False, compare=False)
-    _learned: dict[str, dict[str, str]] = field(default_factory=dict, repr=False, compare=False)
+    _rate_limits: dict[str, RateLimit] = field(default_factory=dict, repr=False, compare=False)
+    _replacements: dict[str, dict[str, str]] = field(default_factory=dict, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def ask(self, call: Call, pause: Pause) -> Answer:
-        window, started = self._window(call.model), time.monotonic()
+        """Send a call, again where its failure may be temporary, and without the parameters that the model refuses."""
+        rate_limit, started = self._rate_limit(call.model), time.monotonic()
         tokens = estimated_tokens(call.messages) + (call.model.max_tokens or 0)
-        key, asked, changes = secrets.token_hex(16), 0, 0
+        key, retries, changes = secrets.token_hex(16), 0, 0
         rng = random.Random(key)
         while True:
-            entry = window.enter(call.model, tokens, pause)
-            parameters = changed(call.model.parameters, self._lessons(call.model))
-            found = self._tried(call, parameters, f"{key}-{changes}")
+            sent = rate_limit.acquire(call.model, tokens, pause)
+            parameters = accepted(call.model.parameters, self._replacements_for(call.model))
+            found = self._send(call, parameters, f"{key}-{changes}")
             if isinstance(found, str):  # a parameter that this model refuses
                 changes += 1
                 continue
             if isinstance(found, Answer):
-                entry.tokens = max(found.cost.tokens, 1)
+                sent.tokens = max(found.cost.tokens, 1)
                 return replace(found, cost=replace(found.cost, seconds=time.monotonic() - started))
-            entry.tokens = 0
+            sent.tokens = 0
             wait = found.wait_seconds
-            if asked >= min(found.tries, self.max_retries) or (wait or 0.0) > LONGEST_SECONDS:
-                return _given_up(found, parameters)
+            if retries >= min(found.retries, self.max_retries) or (wait or 0.0) > LONGEST_SECONDS:
+                return _failed(found, parameters)
             if wait is not None:
-                window.hold(wait)
+                rate_limit.hold(wait)
             else:
-                pause(back_off(asked, rng))
-            asked += 1
+                pause(back_off(retries, rng))
+            retries += 1
 
-    def _tried(self, call: Call, parameters: dict[str, Any], key: str) -> Answer | Fault | str:
-        """An answer, why there is none, or the parameter without which it is to be asked again."""
+    def _send(self, call: Call, parameters: dict[str, Any], key: str) -> "Answer | Fault | str":
+        """Send one request: return its answer, its fault, or the name of a parameter to leave out next time."""
         model, secret = call.model, self._key(call.model)
         conversation: Any = [{"role": message.role, "content": message.content} for message in call.messages]
         try:
-            # The raw response, because the client's own reading of a malformed one differs between its versions.
+            # The raw response, because versions of the client differ in how they read a malformed one.
             raw = self._client(model).chat.completions.with_raw_response.create(
                 model=model.name,
                 messages=conversation,
@@ -246,9 +89,9 @@ class Endpoints:
                 extra_headers={"Idempotency-Key": key},
             )
             text = raw.http_response.text
-        except Exception as error:  # noqa: BLE001 - the HTTP library's own errors get through the client
+        except Exception as error:  # noqa: BLE001 - errors of the HTTP library pass through the client
             refused = _refused(error, parameters)
-            if refused and self._learn(model, refused):
+            if refused and self._replace(model, refused):
                 return refused
             return fault_of(error, model, secret)
         return _answer(text, call, parameters, secret)
@@ -267,35 +110,35 @@ class Endpoints:
     def _key(self, model: Model) -> str:
         return self.environment.get(model.key_env, "").strip() if model.key_env else ""
 
-    def _window(self, model: Model) -> RateLimit:
+    def _rate_limit(self, model: Model) -> RateLimit:
         with self._lock:
-            return self._windows.setdefault(model.base_url, self.window())
+            return self._rate_limits.setdefault(model.base_url, self.rate_limit())
 
-    def _lessons(self, model: Model) -> dict[str, str]:
+    def _replacements_for(self, model: Model) -> dict[str, str]:
         with self._lock:
-            return dict(self._learned.get(model.signature, {}))
+            return dict(self._replacements.get(model.signature, {}))
 
-    def _learn(self, model: Model, refused: str) -> bool:
-        """Remember a refused parameter; whether the model is worth asking again."""
+    def _replace(self, model: Model, refused: str) -> bool:
+        """Remember a refused parameter. Return whether to send the request again without it."""
         with self._lock:
-            learned = self._learned.setdefault(model.signature, {})
-            learned.setdefault(refused, lesson(refused, learned))
-            return len(learned) <= MAX_CHANGES
+            replacements = self._replacements.setdefault(model.signature, {})
+            replacements.setdefault(refused, replacement(refused, replacements))
+            return len(replacements) <= MAX_CHANGES
 
 
 def first_model(base_url: str, key: str, seconds: float) -> str:
-    """The first model that a server of one's own offers."""
+    """Return the name of the first model that a server lists."""
     model = Model("", base_url)
-    hint = "Name a model yourself with --model."
+    hint = "Name a model with --model."
     try:
         with openai.OpenAI(
             base_url=base_url, api_key=key or PLACEHOLDER_KEY, timeout=min(seconds, 60.0), max_retries=2
         ) as client:
             listed = json.loads(client.models.with_raw_response.list().http_response.text)
-    except Exception as error:  # noqa: BLE001 - the HTTP library's own errors get through the client
+    except Exception as error:  # noqa: BLE001 - errors of the HTTP library pass through the client
         fault = fault_of(error, model, key)
-        if fault.stops and getattr(error, "status_code", 0) != 404:
-            raise UserError(fault.stops, fault.hint) from None
+        if fault.unusable and getattr(error, "status_code", 0) != 404:
+            raise UserError(fault.unusable, fault.hint) from None
         raise UserError(f"{model.endpoint} does not list its models: {fault.reason}", hint) from None
     models = listed.get("data") if isinstance(listed, dict) else None
     first = models[0] if isinstance(models, list) and models else None
@@ -305,29 +148,185 @@ def first_model(base_url: str, key: str, seconds: float) -> str:
     return name
 
 
-def _refused(error: Exception, parameters: Mapping[str, Any]) -> str:
-    if not isinstance(error, openai.APIStatusError):
-        return ""
-    return refused_parameter(error.status_code, error.message, error.body, parameters)
-
-
 def _answer(text: str, call: Call, parameters: Mapping[str, Any], secret: str) -> Answer:
-    """What a response says. It is never asked for again, whatever it is: it may have been paid for."""
+    """Read a response. It is never requested again, even where it is unreadable: it may have been paid for."""
     sent = json.dumps(parameters, sort_keys=True)
     try:
-        reply = completion(scrubbed(json.loads(text), call.model, secret))
+        reply = completion(redacted(json.loads(text), call.model, secret))
     except (ValueError, RecursionError) as error:
-        return Answer(failure=hidden(f"the response is no JSON: {error}", call.model, secret), parameters=sent)
+        return Answer(failure=redacted_line(f"the response is not JSON: {error}", call.model, secret), parameters=sent)
     cost = cost_of(reply, call.messages, call.model.usd_per_million)
     return Answer(
-        text=scrubbed(reply.text, call.model, secret),  # again: it may have come in parts
-        failure=hidden(reply.failure, call.model, secret),
+        text=redacted(reply.text, call.model, secret),  # again: a secret may have come in two parts
+        failure=redacted_line(reply.failure, call.model, secret),
         cost=cost,
         parameters=sent,
         unpriced=bool(cost.tokens) and reply.usd is None and call.model.usd_per_million is None,
     )
 
 
-def _given_up(fault: Fault, parameters: Mapping[str, Any]) -> Answer:
-    stops = UserError(fault.stops, fault.hint) if fault.stops else None
-    return Answer(failure=fault.reason, parameters=json.dumps(parameters, sort_keys=True), fault=stops)
+def _failed(fault: "Fault", parameters: Mapping[str, Any]) -> Answer:
+    unusable = UserError(fault.unusable, fault.hint) if fault.unusable else None
+    return Answer(failure=fault.reason, parameters=json.dumps(parameters, sort_keys=True), unusable=unusable)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a request brought no reply, and whether to send it again."""
+
+    reason: str
+    retries: int = 0  # how often it may be sent again
+    wait_seconds: float | None = None  # as the server requested
+    unusable: str = ""  # what is wrong with the model or its address, where every request would fail
+    hint: str = ""
+
+
+def fault_of(error: Exception, model: Model, secret: str) -> Fault:
+    """Return what an error of the client means for the request and for the model."""
+    reason = redacted_line(_reason(error), model, secret)
+    if isinstance(error, openai.APIStatusError):
+        return _of_status(error, reason, model)
+    if isinstance(error, openai.APIConnectionError) and type(error.__cause__).__name__ in UNREACHABLE:
+        hint = "Check the address (OPENAI_BASE_URL, or what follows the @ of --model), and that the server is up."
+        return Fault(reason, RETRIES, unusable=f"no server answers at {model.endpoint}: {reason}", hint=hint)
+    if isinstance(error, openai.APITimeoutError):
+        return Fault(reason, RETRIES_AFTER_TIME_OUT)
+    connection = isinstance(error, openai.APIConnectionError) or not isinstance(error, openai.OpenAIError | ValueError)
+    return Fault(reason, RETRIES if connection else 0)
+
+
+def _of_status(error: openai.APIStatusError, reason: str, model: Model) -> Fault:
+    status, where = error.status_code, model.endpoint
+    variable = model.key_env or "a key (`key_env` in a .toml file names the variable that holds it)"
+    if status in (401, 403):
+        hint = f"Check {variable}, and that it may use this model."
+        return Fault(reason, unusable=f"{where} refused the key: {reason}", hint=hint)
+    if status == 402 or code_of(error.body, "code") in SPENT_CODES:
+        hint = "Top up the account, or use another one."
+        return Fault(reason, unusable=f"{where} requires payment: {reason}", hint=hint)
+    if status == 404:
+        hint = "Name another model with --model, or check the address, which usually ends in /v1."
+        return Fault(reason, unusable=f"{where} has no model `{model.name}`: {reason}", hint=hint)
+    if not temporary(status):
+        return Fault(reason)
+    return Fault(reason, RETRIES, requested_wait(error.response.headers, time.time()))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, openai.APITimeoutError):
+        return "the model did not answer in time"
+    if isinstance(error, openai.APIConnectionError):
+        cause = error.__cause__
+        return f"the connection failed: {type(cause).__name__}: {cause}" if cause else "the connection failed"
+    if isinstance(error, openai.APIStatusError):
+        return f"the request failed with status {error.status_code}: {error.message}"
+    if isinstance(error, ValueError | RecursionError):
+        return f"the response is not JSON: {error}"
+    return f"the request failed: {type(error).__name__}: {error}"
+
+
+def temporary(status: int) -> bool:
+    """Return whether a request that failed with this status may succeed later."""
+    return status in TEMPORARY or status >= 500
+
+
+def requested_wait(headers: Mapping[str, str], now: float) -> float | None:
+    """Return the seconds that a server gives in Retry-After, as a number or as a date, or None."""
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        value = headers.get(name, "").strip()
+        try:
+            seconds = float(value) * unit
+        except ValueError:
+            seconds = _until(value, now) if value else -1.0
+        if 0 <= seconds < float("inf"):
+            return seconds
+    return None
+
+
+def _until(date: str, now: float) -> float:
+    try:
+        return max(0.0, parsedate_to_datetime(date).timestamp() - now)
+    except (ValueError, TypeError, OverflowError):
+        return -1.0
+
+
+def back_off(attempt: int, rng: random.Random) -> float:
+    """Return the seconds before a retry: twice as long each time, with jitter that spreads simultaneous clients."""
+    return min(FIRST_SECONDS * 2.0**attempt, MOST_SECONDS) * rng.uniform(0.5, 1.0)
+
+
+def code_of(body: object, key: str) -> str:
+    """Return a field of the error that a server sent, at the top level or under `error`."""
+    for place in (body, body.get("error") if isinstance(body, dict) else None):
+        if isinstance(place, dict) and isinstance(place.get(key), str):
+            return str(place[key])
+    return ""
+
+
+def _refused(error: Exception, parameters: Mapping[str, Any]) -> str:
+    if not isinstance(error, openai.APIStatusError):
+        return ""
+    return refused_parameter(error.status_code, error.message, error.body, parameters)
+
+
+def refused_parameter(status: int, message: str, body: object, sent: Iterable[str]) -> str:
+    """Return which of the sent parameters the server rejects, or an empty string."""
+    if status not in (400, 422):
+        return ""
+    said = message.lower()
+    if not (REFUSES.search(said) or code_of(body, "code").startswith("unsupported")):
+        return ""
+    blamed = code_of(body, "param")
+    # The longest first: one name is a part of another.
+    names = sorted(sent, key=len, reverse=True)
+    mentioned = sorted((name for name in names if re.search(rf"\b{name}\b", said)), key=said.index)
+    return blamed if blamed in names else next(iter(mentioned), "")
+
+
+def accepted(parameters: Mapping[str, Any], replacements: Mapping[str, str]) -> dict[str, Any]:
+    """Return the parameters that the model accepts. A replacement is another name, or empty to drop the parameter."""
+    found = {}
+    for name, value in parameters.items():
+        kept = name
+        while kept in replacements:
+            kept = replacements[kept]
+        if kept:
+            found[kept] = value
+    return found
+
+
+def replacement(refused: str, replacements: Mapping[str, str]) -> str:
+    """Return the other name of a refused parameter unless it was refused too, else an empty string."""
+    other = OTHER_NAME.get(refused, "")
+    return "" if other in replacements else other
+
+
+def redacted_line(text: str, model: Model, key: str) -> str:
+    """Return the text in one line, without the secrets that servers and libraries tend to repeat."""
+    text = storable(" ".join(text.split()))
+    for secret in _secrets(model, key):
+        text = text.replace(secret, "***")
+    text = re.sub(r"//[^/\s@]+@", "//", text)
+    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
+
+
+def redacted(value: Any, model: Model, key: str) -> Any:
+    """Return a decoded JSON value without secrets. Redact before shortening, which could cut a secret in two."""
+    if isinstance(value, dict):
+        return {redacted(name, model, key): redacted(item, model, key) for name, item in value.items()}
+    if isinstance(value, list):
+        return [redacted(item, model, key) for item in value]
+    if isinstance(value, str):
+        for secret in _secrets(model, key):
+            value = value.replace(secret, "***") if len(secret) >= SHORTEST_IN_REPLY else value
+    return value
+
+
+def _secrets(model: Model, key: str) -> list[str]:
+    """Return the key and the credentials in the address, the longest first: one may be part of another."""
+    parts = urlsplit(model.base_url)
+    name, _, password = parts.netloc.rpartition("@")[0].partition(":")
+    credential = password or name
+    queried = [value for _, value in parse_qsl(parts.query)]
+    found = {key, credential, unquote(credential), parts.query, *queried}
+    return sorted((secret for secret in found if len(secret) >= SHORTEST_SECRET), key=len, reverse=True)

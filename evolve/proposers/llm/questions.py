@@ -1,4 +1,4 @@
-"""Questions to language models: which model, which operator, which parents, and the text that is sent."""
+"""Questions to language models: which model, which operator, which parents, and the messages to send."""
 
 import functools
 import hashlib
@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 
 from archive.exchange import encode_custom_id, request_line
 from archive.kernel import Kernel
-from evolve.prompting.compose import (
+from evolve.prompting.compose import ask_again, compose
+from evolve.prompting.kernel_sections import weakest_workload
+from evolve.prompting.operators import (
     CROSSOVER,
     DRAFT,
     EXPLORE,
@@ -21,12 +23,9 @@ from evolve.prompting.compose import (
     PORT,
     REPAIR,
     SPECIALISE,
-    Message,
     answer_form,
-    ask_again,
-    compose,
 )
-from evolve.prompting.kernel_sections import weakest_workload
+from evolve.prompting.text import Message
 from evolve.proposers.llm import bandit
 from evolve.proposers.llm.chat import Call
 from evolve.proposers.llm.models import Model
@@ -34,82 +33,73 @@ from evolve.proposers.llm.reply import without_thoughts
 from evolve.request import Candidate, Request
 from reference_ops.op import Op, ops_of
 
-NONCE_CHARACTERS = 7  # with two parents there is no room for more in the id of a batch request
+NONCE_CHARACTERS = 7  # with two parents the id of a batch request has no room for more
+MAX_FILE_CHARACTERS = 10_000  # of a file that is shown whole
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One question: to whom, the operator, what it is applied to, and the words."""
+class Prompt:
+    """Messages for one model, with the operator and the parents they are about."""
 
     model: Model
     operator: str
     parents: tuple[str, ...]
     messages: tuple[Message, ...]
-    nonce: str  # tells it from every other question of the run
-    kernels: tuple[Kernel, ...] = ()  # the parents, which edits in the reply are meant for
-    again: bool = False  # it follows a reply that could not be read
+    nonce: str  # differs between all prompts of a run
+    kernels: tuple[Kernel, ...] = ()  # the parents, which edits in the reply refer to
+    again: bool = False  # follows a reply that could not be read
 
     @property
     def call(self) -> Call:
         return Call(self.model, self.operator, self.messages)
 
-    def once_more(self, reply: str, failure: str) -> "Ask":
-        """The same conversation with a request for what the reply lacks."""
+    def once_more(self, reply: str, failure: str) -> "Prompt":
+        """Return the prompt that continues the conversation and asks for what the reply lacks."""
         form = answer_form(self.operator, self.model.form)
         messages = (*self.messages, *ask_again(without_thoughts(reply), failure, form))
         return replace(self, messages=messages, nonce=_nonce(self.nonce, "again"), again=True)
 
 
-def asks(request: Request, models: Sequence[Model], reference_source: str) -> tuple[Ask, ...]:
-    """Up to `request.wanted` questions, chosen as the request's seed and what became of earlier ones have it."""
+def prompts(request: Request, models: Sequence[Model], reference_source: str) -> tuple[Prompt, ...]:
+    """Return up to `request.wanted` prompts, chosen by the request's seed and the results of earlier ones."""
     rng = random.Random(request.seed)
     by_signature = {model.signature: model for model in models}
-    arms = [(signature, operator) for signature in by_signature for operator in operators(request)]
-    chosen = bandit.choose(arms, request.trials, max(request.wanted, 0), rng, most(request))
+    arms = [(signature, operator) for signature in by_signature for operator in applicable_operators(request)]
+    chosen = bandit.choose(arms, request.trials, max(request.wanted, 0), rng, most_per_operator(request))
     turns = Counter[str]()
     found = []
     for index, (signature, operator) in enumerate(chosen):
-        chosen_parents = parents(request, operator, turns[operator], rng)
+        parents = choose_parents(request, operator, turns[operator], rng)
         turns[operator] += 1
-        found.append(asked(request, by_signature[signature], operator, chosen_parents, reference_source, index))
+        found.append(prompt_for(request, by_signature[signature], operator, parents, reference_source, index))
     return tuple(found)
 
 
-def asked(
+def prompt_for(
     request: Request, model: Model, operator: str, parents: tuple[Candidate, ...], reference_source: str, index: int
-) -> Ask:
-    """One question; `index` tells it from the request's others."""
+) -> Prompt:
+    """Return one prompt; `index` tells it from the others of the request."""
     kernels = tuple(parent.kernel for parent in parents)
     messages = compose(request, operator, parents, reference_source, model.form, model.prompt_tokens)
     nonce = _nonce(request.run, request.seed, index)
-    return Ask(model, operator, tuple(kernel.id for kernel in kernels), messages, nonce, kernels)
+    return Prompt(model, operator, tuple(kernel.id for kernel in kernels), messages, nonce, kernels)
 
 
-def requests(request: Request, models: Sequence[Model], reference_source: str) -> Iterator[str]:
-    """The same questions as lines of a Batch API input file."""
-    return (line(request.op.name, ask) for ask in asks(request, models, reference_source))
+def batch_line(op: str, prompt: Prompt) -> str:
+    """Return the prompt as a line of a Batch API input file."""
+    custom_id = encode_custom_id(op, prompt.operator, prompt.parents, prompt.nonce)
+    messages = [(message.role, message.content) for message in prompt.messages]
+    return request_line(custom_id, prompt.model.name, messages, prompt.model.parameters)
 
 
-def line(op: str, ask: Ask) -> str:
-    """A question as a line of a Batch API input file."""
-    custom_id = encode_custom_id(op, ask.operator, ask.parents, ask.nonce)
-    messages = [(message.role, message.content) for message in ask.messages]
-    return request_line(custom_id, ask.model.name, messages, ask.model.parameters)
-
-
-def _nonce(*parts: object) -> str:
-    return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:NONCE_CHARACTERS]
-
-
-T = TypeVar("T")
-
-
-def operators(request: Request) -> tuple[str, ...]:
-    """All that apply. Where nothing is known yet, and nothing is shown, only a draft does."""
+def applicable_operators(request: Request) -> tuple[str, ...]:
+    """Return the operators that can be applied; with an empty population and no failure only a draft can."""
     alive = bool(request.population)
     applies = {
         DRAFT: True,
-        IMPROVE: bool(_parents(request)),
+        IMPROVE: bool(_improvable(request)),
         EXPLORE: alive,
         CROSSOVER: bool(_pairs(request)),
         REPAIR: bool(request.failures),
@@ -119,38 +109,38 @@ def operators(request: Request) -> tuple[str, ...]:
     return tuple(operator for operator, possible in applies.items() if possible)
 
 
-def most(request: Request) -> dict[str, int]:
-    """How many of a request's questions may use an operator, where that is bounded: repairs, each failure once."""
+def most_per_operator(request: Request) -> dict[str, int]:
+    """Return how many prompts of a request may use an operator: repairs are limited to one per failure and to half."""
     return {REPAIR: min(len(request.failures), max(request.wanted // 2, 1))}
 
 
-def parents(request: Request, operator: str, turn: int, rng: random.Random) -> tuple[Candidate, ...]:
-    """What an operator is applied to when it has its nth turn in a request."""
+def choose_parents(request: Request, operator: str, turn: int, rng: random.Random) -> tuple[Candidate, ...]:
+    """Return the parents of an operator that is used for the nth time in a request."""
     if operator == CROSSOVER:
         first, others = _nth(_pairs(request), turn)
         return first, rng.choice(others)
     if operator == SPECIALISE:
-        return (_leader(request),)
-    candidates = {IMPROVE: _parents(request), REPAIR: request.failures, PORT: request.donors}.get(operator, ())
+        return (_weakest_champion(request),)
+    candidates = {IMPROVE: _improvable(request), REPAIR: request.failures, PORT: request.donors}.get(operator, ())
     return (_nth(candidates, turn),) if candidates else ()
 
 
-def _parents(request: Request) -> Sequence[Candidate]:
+def _improvable(request: Request) -> Sequence[Candidate]:
     return request.parents or request.population
 
 
 def _pairs(request: Request) -> list[tuple[Candidate, list[Candidate]]]:
-    """Every parent with the kernels of other designs: two settings of one design have nothing to give each other."""
+    """Return each parent with the kernels of other families: settings of one family cannot complement each other."""
     found = []
-    for parent in _parents(request):
+    for parent in _improvable(request):
         others = [other for other in request.population if other.kernel.family != parent.kernel.family]
         if others:
             found.append((parent, others))
     return found
 
 
-def _leader(request: Request) -> Candidate:
-    """The champion of the workload where the population is weakest; where nobody runs that, the fittest."""
+def _weakest_champion(request: Request) -> Candidate:
+    """Return the champion of the workload where the population is weakest, or the fittest kernel if none runs it."""
     weak, _ = weakest_workload(request)
     times = [
         (measurement.median_us, place)
@@ -165,11 +155,12 @@ def _nth(found: Sequence[T], turn: int) -> T:
     return found[turn % len(found)]
 
 
-MAX_FILE_CHARACTERS = 10_000
+def _nonce(*parts: object) -> str:
+    return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:NONCE_CHARACTERS]
 
 
 def reference_source(op: Op) -> str:
-    """As much as Python can tell of it."""
+    """Return the Python source of the op's reference: its file, or the functions it uses, or an empty string."""
     reference: Any = inspect.unwrap(op.reference)
     while isinstance(reference, functools.partial):
         reference = reference.func
@@ -186,7 +177,7 @@ def reference_source(op: Op) -> str:
 
 
 def _used(function: FunctionType, seen: list[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """The function, and those of our own that it calls, in the order in which they are met."""
+    """Return the function and the functions of `reference_ops` that it calls, in the order of their first use."""
     if function in seen:
         return seen
     seen.append(function)
@@ -206,7 +197,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _source(function: Callable[..., Any]) -> str:
-    """Of a function within another, that one's: what it was made with stands there."""
+    """Return the source of a function. For a nested one that is the enclosing function, which defines its closure."""
     outer = function.__qualname__.partition(".<locals>")[0]
     home = inspect.getmodule(function)
     return inspect.getsource(getattr(home, outer, function) if outer != "<lambda>" else function).rstrip() + "\n"

@@ -1,4 +1,4 @@
-"""Answers from the archive: what models said in an earlier run, without a key and without a network."""
+"""Replay: the answers of an earlier run, read from the archive without a key and without a network."""
 
 import json
 from collections.abc import Callable, Generator, MutableSequence, Sequence
@@ -8,12 +8,10 @@ from archive.exchange import unfinished
 from archive.proposals import AskedQuestion, Proposal, Question
 from archive.store import Store
 from evolve.errors import UserError
-from evolve.prompting.compose import EDITS, FENCED, WHOLE
-from evolve.prompting.operators import ANSWERS
-from evolve.proposers.llm.chat import UNUSABLE, Answer, Call, Pause
+from evolve.prompting.operators import ANSWERS, EDITS, FENCED, WHOLE
+from evolve.proposers.llm.chat import UNUSABLE, Answer, Call, Pause, take_startable
 from evolve.proposers.llm.models import MAX_TOKENS_NAME, OPENAI_MAX_TOKENS_NAME, Model
-from evolve.proposers.llm.proposer import started
-from evolve.proposers.llm.questions import Ask
+from evolve.proposers.llm.questions import Prompt
 
 Conversation = tuple[tuple[str, str], ...]
 
@@ -28,47 +26,48 @@ class Exchange:
 
 @dataclass
 class Recorded:
-    """Gives each recorded answer once: to the very question it answered, or else to the next one of its kind."""
+    """Chat that gives each recorded answer once: to the same messages, or else to the next call of the same kind."""
 
     run: str
     unused: list[Exchange]
 
     def ask(self, call: Call, pause: Pause) -> Answer:
+        """Return a recorded answer of the same model to the same operator."""
         pause(0.0)
         found = self._next(call)
         if found is None:
-            who = f"{call.model.signature} ({call.operator})"
-            return Answer(failure=f"run {self.run} holds no further answer of {who}")
+            kind = f"{call.model.signature} ({call.operator})"
+            return Answer(failure=f"run {self.run} holds no further answer of {kind}")
         self.unused.remove(found)
         return _answer(found)
 
-    def in_order(
+    def in_recorded_order(
         self,
-        waiting: MutableSequence[Ask],
-        answer: Callable[[Ask, Pause], Answer],
-        may_start: Callable[[Ask, Sequence[Ask]], bool],
-    ) -> Generator[tuple[Ask, Answer], None, None]:
-        """As `in_flight.answers`, but of those in flight the one is next that was answered first then."""
-        running: list[Ask] = []
-        while started(waiting, running, may_start) or running:
-            ask = min(running, key=self._turn)
-            running.remove(ask)
-            yield ask, answer(ask, lambda _: None)
+        waiting: MutableSequence[Prompt],
+        ask: Callable[[Prompt, Pause], Answer],
+        may_start: Callable[[Prompt, Sequence[Prompt]], bool],
+    ) -> Generator[tuple[Prompt, Answer], None, None]:
+        """Yield the answers like `chat.ask_concurrently`, in the order in which they came in the recorded run."""
+        running: list[Prompt] = []
+        while take_startable(waiting, running, may_start) or running:
+            prompt = min(running, key=self._position)
+            running.remove(prompt)
+            yield prompt, ask(prompt, lambda _: None)
 
-    def _turn(self, ask: Ask) -> tuple[int, bool]:
-        """When it was answered; of equal questions the one that was, where this is the same run."""
-        found = self._next(ask.call)
-        return (self.unused.index(found), ask.nonce != found.proposal.call) if found else (len(self.unused), False)
+    def _position(self, prompt: Prompt) -> tuple[int, bool]:
+        """Return when the prompt was answered; between equal prompts the nonce decides."""
+        found = self._next(prompt.call)
+        return (self.unused.index(found), prompt.nonce != found.proposal.call) if found else (len(self.unused), False)
 
     def _next(self, call: Call) -> Exchange | None:
-        kin = [one for one in self.unused if _kind(one) == (call.model.signature, call.operator)]
-        words: Conversation = tuple((message.role, message.content) for message in call.messages)
-        exact = (one for one in kin if one.question.messages == words)
-        return next(exact, next(iter(kin), None))
+        alike = [one for one in self.unused if _kind(one) == (call.model.signature, call.operator)]
+        messages: Conversation = tuple((message.role, message.content) for message in call.messages)
+        exact = (one for one in alike if one.question.messages == messages)
+        return next(exact, next(iter(alike), None))
 
 
 def recorded(store: Store, run: str) -> list[Exchange]:
-    """Every exchange of a run with a model, in the order in which the answers came."""
+    """Return the exchanges of a run with its models, in the order in which the answers came."""
     asked = {one.proposal_id: one.question for one in store.find(AskedQuestion)}
     found = [
         Exchange(asked[proposal.id], proposal)
@@ -76,12 +75,12 @@ def recorded(store: Store, run: str) -> list[Exchange]:
         if proposal.run == run and proposal.id in asked
     ]
     if not found:
-        raise UserError(f"run {run} asked no model, so there is nothing to replay", "`evolve runs` lists the runs.")
+        raise UserError(f"run {run} asked no model, so it cannot be replayed", "`evolve runs` lists the runs.")
     return found
 
 
 def models(exchanges: Sequence[Exchange]) -> tuple[Model, ...]:
-    """The models that were asked, as far as what was said to them tells."""
+    """Return the models of the exchanges, with the settings that their requests show."""
     signatures = dict.fromkeys(exchange.proposal.proposer for exchange in exchanges)
     return tuple(_model([one for one in exchanges if one.proposal.proposer == signature]) for signature in signatures)
 
@@ -103,11 +102,12 @@ def _model(exchanges: Sequence[Exchange]) -> Model:
 
 
 def _answer(found: Exchange) -> Answer:
-    """What the server had answered. Whether a kernel can be read from it is found out again."""
-    said = found.proposal
-    fault = UserError(said.failure.removeprefix(UNUSABLE)) if said.failure.startswith(UNUSABLE) else None
-    silent = not said.kernel and (not said.reply or unfinished(said.failure))
-    return Answer(said.reply, said.failure if silent else "", said.cost, found.question.parameters, fault=fault)
+    """Return what the server had answered. Failures to read a kernel from it are left out: reading is repeated."""
+    proposal = found.proposal
+    unusable = UserError(proposal.failure.removeprefix(UNUSABLE)) if proposal.failure.startswith(UNUSABLE) else None
+    failed = not proposal.kernel and (not proposal.reply or unfinished(proposal.failure))
+    failure = proposal.failure if failed else ""
+    return Answer(proposal.reply, failure, proposal.cost, found.question.parameters, unusable=unusable)
 
 
 def _kind(exchange: Exchange) -> tuple[str, str]:

@@ -1,4 +1,7 @@
-"""From a model's reply to a kernel: fenced code, a whole file, or edits to a parent."""
+"""Replies: where the text of a model's reply becomes a kernel.
+
+A reply holds a kernel in a fenced block, a whole kernel without a fence, or edits to a parent.
+"""
 
 import re
 from collections.abc import Sequence
@@ -13,25 +16,133 @@ from reference_ops.op import Op
 
 MARKS = re.compile(r"^\s*(?:(<{5,9})\s*SEARCH\b.*|(={5,9})|(>{5,9})\s*REPLACE\b.*)\s*$", re.IGNORECASE)
 MAX_EXCERPT = 80
+THOUGHT_TAGS = "think|thinking|thought|reasoning|analysis"
+THOUGHT = re.compile(rf"<({THOUGHT_TAGS})>.*?</\1>", re.DOTALL | re.IGNORECASE)
+THOUGHT_END = re.compile(rf"</(?:{THOUGHT_TAGS})>", re.IGNORECASE)
+THOUGHT_START = re.compile(rf"^[ \t]*<(?:{THOUGHT_TAGS})>", re.IGNORECASE | re.MULTILINE)
+FENCE = re.compile(r"^[ \t]*(?:>[ \t]*)?(`{3,}|~{3,})(.*)$")
+COMMENT_LINES = re.compile(r"(?:\s*//[^\n]*\n)*\s*")
+
+
+def proposal_from(reply: str, op: Op, origin: Proposal, parents: Sequence[Kernel] = ()) -> Proposal:
+    """Return the proposal `origin` with the kernel that the reply holds, or with the reason why it holds none.
+
+    `parents` are the kernels that edits in the reply may apply to.
+    """
+    origin = replace(origin, kernel=None, reply=reply, failure="")
+    try:
+        text = _edited(reply, parents) or kernel_in(reply)
+        if not text:
+            return replace(origin, failure=_missing(reply))
+        return replace(origin, kernel=genome.parse_for(text, signature(op)))
+    except EditError as error:
+        return replace(origin, failure=f"the edits cannot be applied: {error}")
+    except PlanError as error:
+        return replace(origin, failure=f"the kernel in the reply is malformed: {error}")
+
+
+def kernel_in(reply: str) -> str:
+    """Return the text of the last complete kernel in a reply, else of an incomplete one, else an empty string."""
+    text = without_thoughts(reply).replace("\r\n", "\n")
+    closed, opened = _blocks(text)
+    candidates = [found for block in closed if (found := _from_plan(block))]
+    complete = [found for found in candidates if genome.CLOSE in found]
+    if complete:
+        return complete[-1]
+    bare = _from_plan(opened) or (_from_plan(_unfenced(text)) if not candidates else "")
+    return bare or (candidates[-1] if candidates else "")
+
+
+def without_thoughts(reply: str) -> str:
+    """Return the reply without the model's reasoning, also where a chat template dropped the opening tag."""
+    text = THOUGHT.sub("", reply)
+    text = THOUGHT_END.split(text)[-1]
+    # An opening tag without a closing one: the reply was cut off during the reasoning.
+    return THOUGHT_START.split(text)[0]
+
+
+def _missing(reply: str) -> str:
+    text = without_thoughts(reply)
+    if not text.strip():
+        return "the reply holds nothing but reasoning" if reply.strip() else "the reply is empty"
+    if "__global__" in text:
+        return f"the code in the reply has no plan: a kernel begins with its plan in a comment, {genome.OPEN}"
+    return f"the reply holds no kernel: no code that begins with {genome.OPEN}"
+
+
+def _blocks(text: str) -> tuple[list[str], str]:
+    """Return the fenced blocks of a Markdown text, and the block that is never closed."""
+    closed: list[str] = []
+    fence, lines = "", list[str]()
+    for line in text.split("\n"):
+        match = FENCE.match(line)
+        if not fence and match:
+            fence, lines = match.group(1), []
+        elif match and match.group(1).startswith(fence) and not match.group(2).strip():
+            closed.append("\n".join(lines))
+            fence = ""
+        elif fence:
+            lines.append(line)
+    return closed, "\n".join(lines) if fence else ""
+
+
+def _from_plan(block: str) -> str:
+    """Return the block if it is a kernel, without comment lines before the plan, such as a file's name."""
+    start = COMMENT_LINES.match(block)
+    begin = start.end() if start else 0
+    return block[begin:].rstrip() + "\n" if block.startswith(genome.OPEN, begin) else ""
+
+
+def _unfenced(text: str) -> str:
+    """Return the text from the last plan at the start of a line to the next fence or to the end."""
+    begin = max((match.start() for match in re.finditer(rf"^{re.escape(genome.OPEN)}", text, re.MULTILINE)), default=-1)
+    if begin < 0:
+        return ""
+    return re.split(r"^\s*```", text[begin:], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def _edited(reply: str, parents: Sequence[Kernel]) -> str:
+    """Return the parent with the reply's edits applied, or an empty string without edits.
+
+    Where the edits cannot be applied, a whole kernel beside them is taken instead.
+    """
+    try:
+        edits = edits_in(without_thoughts(reply))
+        return _applied(edits, parents) if edits else ""
+    except EditError:
+        whole = kernel_in(reply)
+        if genome.CLOSE in whole:
+            return whole
+        raise
+
+
+def _applied(edits: "Sequence[Edit]", parents: Sequence[Kernel]) -> str:
+    first_error = EditError("the prompt showed no kernel to edit; it asked for a whole one")
+    for number, kernel in enumerate(parents):
+        try:
+            return applied(edits, kernel.text)
+        except EditError as error:
+            first_error = first_error if number else error
+    raise first_error
 
 
 class EditError(Exception):
-    """Which block cannot be applied, and why."""
+    """The edit that cannot be read or applied, and why."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """Lines to be found, and the lines that take their place."""
+    """Lines to find, and the lines that replace them."""
 
     search: tuple[str, ...]
     replace: tuple[str, ...]
 
 
 def edits_in(text: str) -> tuple[Edit, ...]:
-    """The blocks of a text in order, also where nobody put a fence around them; an EditError where one is not whole."""
+    """Return the edit blocks of a text in order, with or without fences; an incomplete one is an EditError."""
     found: list[Edit] = []
     search: list[str] = []
-    lines: list[str] | None = None  # of the part that is open
+    lines: list[str] | None = None  # of the open part
     part = ""
     for line in text.replace("\r\n", "\n").split("\n"):
         match = MARKS.match(line)
@@ -55,21 +166,21 @@ def edits_in(text: str) -> tuple[Edit, ...]:
 
 
 def applied(edits: Sequence[Edit], text: str) -> str:
-    """The text with every block applied, one after the other; an EditError names the one that cannot be."""
+    """Return the text with all edits applied in order; an EditError names the first that cannot be applied."""
     lines = text.split("\n")
     for number, edit in enumerate(edits, start=1):
         search = _without_blank_ends(edit.search)
         if not search:
-            raise EditError(f"edit block {number} says nothing to search for")
+            raise EditError(f"edit block {number} has nothing to search for")
         at = _found(search, lines, number)
         lines[at : at + len(search)] = _without_blank_ends(edit.replace)
     return "\n".join(lines)
 
 
 def _found(search: Sequence[str], lines: Sequence[str], number: int) -> int:
-    """Where the only match begins: of the lines as they stand, or else of what they say but for blanks."""
-    for plain in (str.rstrip, _squeezed):
-        wanted, there = [plain(line) for line in search], [plain(line) for line in lines]
+    """Return the index of the only match: of the exact lines, or else of the lines without their whitespace."""
+    for normalise in (str.rstrip, _squeezed):
+        wanted, there = [normalise(line) for line in search], [normalise(line) for line in lines]
         places = [at for at in range(len(there) - len(wanted) + 1) if there[at : at + len(wanted)] == wanted]
         if len(places) == 1:
             return places[0]
@@ -97,110 +208,3 @@ def _without_blank_ends(lines: Sequence[str]) -> list[str]:
 def _excerpt(line: str) -> str:
     text = " ".join(line.split())
     return text if len(text) <= MAX_EXCERPT else f"{text[:MAX_EXCERPT]}..."
-
-
-THOUGHT_TAGS = "think|thinking|thought|reasoning|analysis"
-THOUGHT = re.compile(rf"<({THOUGHT_TAGS})>.*?</\1>", re.DOTALL | re.IGNORECASE)
-THOUGHT_END = re.compile(rf"</(?:{THOUGHT_TAGS})>", re.IGNORECASE)
-THOUGHT_START = re.compile(rf"^[ \t]*<(?:{THOUGHT_TAGS})>", re.IGNORECASE | re.MULTILINE)
-FENCE = re.compile(r"^[ \t]*(?:>[ \t]*)?(`{3,}|~{3,})(.*)$")
-COMMENT_LINES = re.compile(r"(?:\s*//[^\n]*\n)*\s*")
-
-
-def without_thoughts(reply: str) -> str:
-    """The reply without a model's reasoning, also where a chat template has eaten the opening tag."""
-    text = THOUGHT.sub("", reply)
-    text = THOUGHT_END.split(text)[-1]
-    # An opening tag that is never closed: the model was still thinking when it stopped.
-    return THOUGHT_START.split(text)[0]
-
-
-def kernel_in(reply: str) -> str:
-    """The text of the last complete kernel in a reply, else of an incomplete one, or nothing."""
-    text = without_thoughts(reply).replace("\r\n", "\n")
-    closed, opened = _blocks(text)
-    candidates = [found for block in closed if (found := _from_plan(block))]
-    complete = [found for found in candidates if genome.CLOSE in found]
-    if complete:
-        return complete[-1]
-    bare = _from_plan(opened) or (_from_plan(_unfenced(text)) if not candidates else "")
-    return bare or (candidates[-1] if candidates else "")
-
-
-def proposal_from(reply: str, op: Op, origin: Proposal, edited: Sequence[Kernel] = ()) -> Proposal:
-    """`origin`, which says who made it and how, with the kernel in the reply or the reason why there is none.
-
-    `edited` holds the kernels that edits may be meant for.
-    """
-    origin = replace(origin, kernel=None, reply=reply, failure="")
-    try:
-        text = _edited(reply, edited) or kernel_in(reply)
-        if not text:
-            return replace(origin, failure=_missing(reply))
-        return replace(origin, kernel=genome.parse_for(text, signature(op)))
-    except EditError as error:
-        return replace(origin, failure=f"the edits cannot be applied: {error}")
-    except PlanError as error:
-        return replace(origin, failure=f"the kernel in the reply is malformed: {error}")
-
-
-def _edited(reply: str, edited: Sequence[Kernel]) -> str:
-    """The text that the reply's edits lead to. Where they lead nowhere, a whole kernel beside them counts."""
-    try:
-        edits = edits_in(without_thoughts(reply))
-        return _applied(edits, edited) if edits else ""
-    except EditError:
-        whole = kernel_in(reply)
-        if genome.CLOSE in whole:
-            return whole
-        raise
-
-
-def _applied(edits: Sequence[Edit], edited: Sequence[Kernel]) -> str:
-    first_error = EditError("no kernel was shown that they could be meant for; a whole one was asked for")
-    for number, kernel in enumerate(edited):
-        try:
-            return applied(edits, kernel.text)
-        except EditError as error:
-            first_error = first_error if number else error
-    raise first_error
-
-
-def _missing(reply: str) -> str:
-    text = without_thoughts(reply)
-    if not text.strip():
-        return "the reply holds nothing but reasoning" if reply.strip() else "the reply is empty"
-    if "__global__" in text:
-        return f"the code in the reply has no plan: a kernel begins with its plan in a comment, {genome.OPEN}"
-    return f"the reply holds no kernel: no code that begins with {genome.OPEN}"
-
-
-def _blocks(text: str) -> tuple[list[str], str]:
-    """The fenced blocks of a Markdown text, and the one that is never closed."""
-    closed: list[str] = []
-    fence, lines = "", list[str]()
-    for line in text.split("\n"):
-        match = FENCE.match(line)
-        if not fence and match:
-            fence, lines = match.group(1), []
-        elif match and match.group(1).startswith(fence) and not match.group(2).strip():
-            closed.append("\n".join(lines))
-            fence = ""
-        elif fence:
-            lines.append(line)
-    return closed, "\n".join(lines) if fence else ""
-
-
-def _from_plan(block: str) -> str:
-    """The block if it is a kernel; a remark before the plan, such as a file's name, is left out."""
-    start = COMMENT_LINES.match(block)
-    begin = start.end() if start else 0
-    return block[begin:].rstrip() + "\n" if block.startswith(genome.OPEN, begin) else ""
-
-
-def _unfenced(text: str) -> str:
-    """From the last plan that begins a line to the end, or to a fence."""
-    begin = max((match.start() for match in re.finditer(rf"^{re.escape(genome.OPEN)}", text, re.MULTILINE)), default=-1)
-    if begin < 0:
-        return ""
-    return re.split(r"^\s*```", text[begin:], maxsplit=1, flags=re.MULTILINE)[0]

@@ -1,1 +1,1 @@
-"""Kernels from a tuner over the knobs of known kernels."""
+"""Knob tuner: Bayesian optimisation over the knobs of known kernels."""

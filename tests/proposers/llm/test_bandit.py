@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from archive.proposals import Cost
-from evolve.prompting.compose import OPERATORS
+from evolve.prompting.operators import OPERATORS
 from evolve.proposers.llm.bandit import Arm, choose
 from evolve.request import Trial
 

@@ -69,7 +69,7 @@ def test_lines_can_be_deleted() -> None:
         ),
         (fenced(block(f"{NOTE}\n[[launch]]\nblock = [64]", "")), "block 1 matches nothing: its lines do not follow"),
         (fenced(block("} else {", "")), "block 1 matches nothing: the kernel has no line `} else {`"),
-        (fenced(block("", "int x;")), "block 1 says nothing to search for"),
+        (fenced(block("", "int x;")), "block 1 has nothing to search for"),
         (f"<<<<<<< SEARCH\n{NOTE}\n=======\n{NEW_NOTE}\n", "block 1 is never closed"),
         (f"<<<<<<< SEARCH\n{NOTE}\n>>>>>>> REPLACE\n", "block 1 has no line ======="),
         (f"<<<<<<< SEARCH\n{NOTE}\n{RENAMED}", "block 1 is never closed"),
@@ -89,7 +89,7 @@ def test_an_exact_match_comes_before_one_with_other_blanks() -> None:
 
 
 def test_edits_of_nothing_are_a_failure() -> None:
-    assert "no kernel was shown" in proposal_from(fenced(RENAMED), OP, ORIGIN).failure
+    assert "showed no kernel to edit" in proposal_from(fenced(RENAMED), OP, ORIGIN).failure
 
 
 def test_of_two_parents_the_one_that_fits_is_edited() -> None:

@@ -19,10 +19,9 @@ from scripted_endpoint import (
 )
 
 from archive.proposals import Cost
-from evolve.prompting.compose import Message, estimated_tokens
-from evolve.prompting.text import tokens
+from evolve.prompting.text import Message, estimated_tokens, tokens
 from evolve.proposers.llm.chat import Answer, Call, RateLimit
-from evolve.proposers.llm.endpoint import LONGEST_SECONDS, Endpoints, scrubbed
+from evolve.proposers.llm.endpoint import LONGEST_SECONDS, Endpoints, redacted
 from evolve.proposers.llm.models import Model, Prices
 
 MESSAGES = (Message("system", "You write kernels."), Message("user", "Write one."))
@@ -76,7 +75,7 @@ def test_the_words_come_back_with_what_they_cost() -> None:
 
 
 @pytest.mark.parametrize("wait", [0.02, 61.0, LONGEST_SECONDS])
-def test_a_server_is_left_alone_as_long_as_it_run_options(wait: float) -> None:
+def test_a_server_is_left_alone_as_long_as_it_asks(wait: float) -> None:
     (found,), _, waiting = asked(status(429, retry_after=str(wait)), HELLO)
     assert (found.text, waiting.waits) == ("hello", [wait])
 
@@ -165,15 +164,15 @@ def test_a_server_that_refuses_whatever_is_sent_is_given_up() -> None:
     ("step", "reason"),
     [
         (status(401), "refused the key"),
-        (status(402), "wants to be paid"),
+        (status(402), "requires payment"),
         (status(403), "refused the key"),
-        (status(404), "knows no model"),
-        (status(429, "quota", code="insufficient_quota"), "wants to be paid"),
+        (status(404), "has no model"),
+        (status(429, "quota", code="insufficient_quota"), "requires payment"),
     ],
 )
 def test_a_fault_that_does_not_pass_stops_the_model(step: Step, reason: str) -> None:
     (found,), endpoint, _ = asked(step, HELLO)
-    assert (reason in str(found.fault), len(endpoint.requests)) == (True, 1)
+    assert (reason in str(found.unusable), len(endpoint.requests)) == (True, 1)
 
 
 def test_requests_per_minute_are_kept() -> None:
@@ -259,7 +258,7 @@ def test_what_an_address_holds_of_secrets_is_in_no_reply() -> None:
     with ScriptedEndpoint([answer("you are hidden-word")]) as endpoint:
         call = Call(Model("m", endpoint.base_url.replace("//", "//me:hidden-word@")), "draft", MESSAGES)
         assert Endpoints({}).ask(call, Waiting().pause).text == "you are ***"
-    assert scrubbed(["hidden-too"], Model("m", "http://h/v1?version=1&key=hidden-too"), "") == ["***"]
+    assert redacted(["hidden-too"], Model("m", "http://h/v1?version=1&key=hidden-too"), "") == ["***"]
 
 
 def test_the_key_is_in_no_question_and_no_name() -> None:
@@ -269,5 +268,5 @@ def test_the_key_is_in_no_question_and_no_name() -> None:
 def test_a_password_in_the_address_is_shown_nowhere() -> None:
     call = Call(Model("m", "http://me:hidden-word@127.0.0.1:9/v1?api-key=hidden-too"), "draft", MESSAGES)
     found = Endpoints({}, max_retries=0).ask(call, Waiting().pause)
-    assert found.fault
-    assert "hidden" not in f"{found!r} {call!r} {found.fault} {found.fault.hint}"
+    assert found.unusable
+    assert "hidden" not in f"{found!r} {call!r} {found.unusable} {found.unusable.hint}"

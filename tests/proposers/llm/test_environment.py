@@ -67,10 +67,10 @@ def test_a_server_of_ones_own_needs_no_key() -> None:
     ("environment", "reason"),
     [
         ({}, "no language model is configured"),
-        ({"OPENAI_BASE_URL": "localhost:8000"}, "is no address"),
+        ({"OPENAI_BASE_URL": "localhost:8000"}, "must be an address"),
         ({"OPENAI_API_KEY": "sk-one\nsk-two"}, "characters that no key has"),
-        ({"OPENAI_API_KEY": KEY, "EVOLVE_LLM_TIMEOUT": "soon"}, "no number of seconds"),
-        ({"OPENAI_API_KEY": KEY, "EVOLVE_LLM_TIMEOUT": "nan"}, "no number of seconds"),
+        ({"OPENAI_API_KEY": KEY, "EVOLVE_LLM_TIMEOUT": "soon"}, "must be a number of seconds"),
+        ({"OPENAI_API_KEY": KEY, "EVOLVE_LLM_TIMEOUT": "nan"}, "must be a number of seconds"),
     ],
     ids=["empty", "address", "key", "words", "nan"],
 )
@@ -80,5 +80,5 @@ def test_an_environment_that_cannot_be_meant_is_refused(environment: dict[str, s
 
 
 def test_a_server_that_is_down_is_the_users_to_put_right() -> None:
-    with pytest.raises(UserError, match="nobody answers at"):
+    with pytest.raises(UserError, match="no server answers at"):
         first_model(NOBODY, KEY, 10.0)

@@ -5,12 +5,12 @@ import pytest
 
 from evolve.proposers.llm.endpoint import (
     MOST_SECONDS,
+    accepted,
     back_off,
-    changed,
-    lesson,
-    passing,
     refused_parameter,
+    replacement,
     requested_wait,
+    temporary,
 )
 
 NOW = 1_700_000_000.0
@@ -47,12 +47,12 @@ def test_each_wait_is_longer_up_to_a_limit_and_never_the_same_for_all() -> None:
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 529])
 def test_some_refusals_pass(status: int) -> None:
-    assert passing(status)
+    assert temporary(status)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
 def test_others_do_not(status: int) -> None:
-    assert not passing(status)
+    assert not temporary(status)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_only_a_bad_request_refuses_a_parameter() -> None:
     ],
 )
 def test_refused_parameters_are_renamed_once_or_dropped(refusals: list[str], sent: dict[str, object]) -> None:
-    learned = dict[str, str]()
+    replacements = dict[str, str]()
     for refused in refusals:
-        learned[refused] = lesson(refused, learned)
-    assert changed({"temperature": 0.5, "max_tokens": 100}, learned) == sent
+        replacements[refused] = replacement(refused, replacements)
+    assert accepted({"temperature": 0.5, "max_tokens": 100}, replacements) == sent

@@ -82,9 +82,9 @@ def test_each_wanted_proposal_takes_one_request(wanted: int) -> None:
         (status(400, "the context is too long"), "the context is too long"),
         (truncated(in_fence(KERNEL_TEXT)), "the connection failed"),
         (hang_up(), "the connection failed"),
-        (raw("<html>bad gateway</html>"), "no JSON"),
-        (raw('{"choices": [{"mess'), "no JSON"),
-        (raw("[" * 100_000), "no JSON"),
+        (raw("<html>bad gateway</html>"), "not JSON"),
+        (raw('{"choices": [{"mess'), "not JSON"),
+        (raw("[" * 100_000), "not JSON"),
         (raw("null"), "no JSON object"),
         (raw('{"choices": []}'), "no choices"),
         (raw('{"choices": [{"message": {"content": null}}]}'), "empty"),
@@ -192,12 +192,12 @@ def test_a_refused_key_is_not_repeated() -> None:
 
 
 def test_an_unknown_model_is_the_users_to_put_right() -> None:
-    with pytest.raises(UserError, match=f"knows no model `{MODEL}`"):
+    with pytest.raises(UserError, match=f"has no model `{MODEL}`"):
         proposals(status(404, "model not found"))
 
 
 def test_nobody_at_the_address_is_the_users_to_put_right() -> None:
-    with pytest.raises(UserError, match=r"nobody answers at http://127\.0\.0\.1:9/v1"):
+    with pytest.raises(UserError, match=r"no server answers at http://127\.0\.0\.1:9/v1"):
         list(at(NOBODY).propose(request(2)))
 
 

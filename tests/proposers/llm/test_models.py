@@ -93,21 +93,25 @@ def test_a_file_says_all_that_is_to_be_known(tmp_path: Path) -> None:
         ('[[model]]\nname = "m"\ntemprature = 1', "model 1: unknown key `temprature`", "`temperature`"),
         ('[[model]]\nname = "m"\n[[model]]\nxyz = 1', "model 2: unknown key `xyz`", "The keys are"),
         ('[[models]]\nname = "m"', "unknown key `models`", "`model`"),
-        ('[model]\nname = "m"', "names no models", "[[model]]"),
-        ("", "names no models", "[[model]]"),
+        ('[model]\nname = "m"', "lists no models", "[[model]]"),
+        ("", "lists no models", "[[model]]"),
         ("[[model]]\nconcurrency = 1", "has no name", "name ="),
-        ("[[model]\n", "is no TOML", "quotes"),
-        ('[[model]]\nname = "m"\nform = "poem"', "`form` is one of fenced, whole, edits", ""),
-        ('[[model]]\nname = "m"\nconcurrency = 0', "`concurrency` is a whole number from 1", ""),
-        ('[[model]]\nname = "m"\nmax_tokens = true', "`max_tokens` is a whole number", ""),
-        ('[[model]]\nname = "m"\ntemperature = 3', "`temperature` is a number from 0 to 2", ""),
-        ('[[model]]\nname = "m"\ntimeout_seconds = "1"', "`timeout_seconds` is a number above 0", ""),
-        ('[[model]]\nname = "m"\nbase_url = "localhost:1"', "model 1 is no address", "http://"),
-        (f"a = {'[' * 5000}", "is no TOML", ""),
-        (f'[[model]]\nname = "m"\nmax_tokens = {"9" * 5000}', "is no TOML", ""),
-        ('[[model]]\nname = "m"\nusd_per_million = 3', "`usd_per_million` is a table", ""),
-        ('[[model]]\nname = "m"\nusd_per_million = { prompt = 1 }', "wants prompt and completion", ""),
-        ('[[model]]\nname = "m"\nusd_per_million = { prompt = 1, completion = -1 }', "`completion` is no number", ""),
+        ("[[model]\n", "is not TOML", "quotes"),
+        ('[[model]]\nname = "m"\nform = "poem"', "`form` must be one of fenced, whole, edits", ""),
+        ('[[model]]\nname = "m"\nconcurrency = 0', "`concurrency` must be a whole number from 1", ""),
+        ('[[model]]\nname = "m"\nmax_tokens = true', "`max_tokens` must be a whole number", ""),
+        ('[[model]]\nname = "m"\ntemperature = 3', "`temperature` must be a number from 0 to 2", ""),
+        ('[[model]]\nname = "m"\ntimeout_seconds = "1"', "`timeout_seconds` must be a number above 0", ""),
+        ('[[model]]\nname = "m"\nbase_url = "localhost:1"', "model 1: base_url must be an address", "http://"),
+        (f"a = {'[' * 5000}", "is not TOML", ""),
+        (f'[[model]]\nname = "m"\nmax_tokens = {"9" * 5000}', "is not TOML", ""),
+        ('[[model]]\nname = "m"\nusd_per_million = 3', "`usd_per_million` must be a table", ""),
+        ('[[model]]\nname = "m"\nusd_per_million = { prompt = 1 }', "must have prompt and completion, got prompt", ""),
+        (
+            '[[model]]\nname = "m"\nusd_per_million = { prompt = 1, completion = -1 }',
+            "`completion` must be in USD, got -1",
+            "",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused_with_a_hint(tmp_path: Path, text: str, reason: str, hint: str) -> None:
@@ -124,7 +128,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["http://", "http://:80/v1", "http://h:port/v1", "http://h:99999/v1", "http://[::1/v1"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(UserError, match="is no address"):
+    with pytest.raises(UserError, match="must be an address"):
         read_models(["m"], {"OPENAI_BASE_URL": url})
 
 
@@ -136,14 +140,14 @@ def test_a_refused_address_does_not_show_its_password() -> None:
 
 @pytest.mark.parametrize("word", ["m@ftp://me:hidden@h/v1", "m@HTTP://me:hidden@h/v1", "http://h/v1?key=hidden"])
 def test_an_address_of_another_kind_is_no_name_and_does_not_show_its_password(word: str) -> None:
-    with pytest.raises(UserError, match="names no model") as refused:
+    with pytest.raises(UserError, match="must name a model") as refused:
         read_models([word], {})
     assert "hidden" not in f"{refused.value} {refused.value.hint}"
     assert "hidden" not in without_secrets(word)
 
 
 def test_a_refused_address_does_not_show_what_it_asks() -> None:
-    with pytest.raises(UserError, match="is no address") as refused:
+    with pytest.raises(UserError, match="must be an address") as refused:
         read_models(["m"], {"OPENAI_BASE_URL": "htp://h/v1?key=hidden"})
     assert "hidden" not in str(refused.value)
 
@@ -182,17 +186,17 @@ def test_a_key_that_was_named_must_be_there(tmp_path: Path, environment: dict[st
 
 
 def test_a_limit_in_dollars_needs_prices_for_all(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nobody says what small costs"):
+    with pytest.raises(UserError, match="the price of small is not known"):
         check_priced([written(tmp_path, FULL)], "", {})
 
 
 def test_a_limit_in_dollars_speaks_of_the_model_that_would_be_asked() -> None:
-    with pytest.raises(UserError, match="nobody says what the first of mine costs"):
+    with pytest.raises(UserError, match="the price of the first of mine is not known"):
         check_priced([], "the first of mine", {"OPENAI_BASE_URL": HOST})
 
 
 def test_an_empty_name_is_no_model() -> None:
-    with pytest.raises(UserError, match="--model names no model"):
+    with pytest.raises(UserError, match="--model must name a model"):
         read_models([" "], {})
 
 

@@ -6,8 +6,8 @@ from small_op import BROKEN_TEXT, KERNEL, OP, SLOW_TEXT, failed, passed, request
 
 from archive.kernel import parse
 from archive.records import Measurement
-from evolve.prompting.compose import PARENTS
-from evolve.proposers.llm.questions import most, operators, parents
+from evolve.prompting.operators import PARENTS
+from evolve.proposers.llm.questions import applicable_operators, choose_parents, most_per_operator
 from evolve.request import Candidate, Request
 
 FAST, SLOW, BROKEN = passed(KERNEL), passed(parse(SLOW_TEXT)), failed(parse(BROKEN_TEXT))
@@ -25,11 +25,11 @@ def timed(candidate: Candidate, *shares: float) -> Candidate:
 
 
 def applied_to(situation: Request, operator: str, turn: int = 0, seed: int = 0) -> list[str]:
-    return [parent.kernel.id for parent in parents(situation, operator, turn, random.Random(seed))]
+    return [parent.kernel.id for parent in choose_parents(situation, operator, turn, random.Random(seed))]
 
 
 def test_where_nothing_is_known_only_a_draft_applies() -> None:
-    assert operators(replace(request(), donors=(DONOR,))) == ("draft",)
+    assert applicable_operators(replace(request(), donors=(DONOR,))) == ("draft",)
 
 
 @pytest.mark.parametrize(
@@ -44,18 +44,18 @@ def test_where_nothing_is_known_only_a_draft_applies() -> None:
     ids=["a failure", "one kernel", "two designs", "two workloads", "a donor"],
 )
 def test_what_is_known_opens_operators(situation: Request, found: set[str]) -> None:
-    assert set(operators(situation)) == found
+    assert set(applicable_operators(situation)) == found
 
 
 def test_two_settings_of_one_design_are_not_crossed() -> None:
     other = passed(KERNEL.with_knobs({"WARPS": 8}))
-    assert "crossover" not in operators(request(parents=(FAST, other)))
+    assert "crossover" not in applicable_operators(request(parents=(FAST, other)))
 
 
 def test_every_operator_gets_as_many_kernels_as_it_takes() -> None:
     alive = timed(FAST, 0.5, 0.2), timed(SLOW, 0.3, 0.4)
     situation = replace(request(parents=alive, failures=(BROKEN,)), donors=(DONOR,))
-    assert {name: len(applied_to(situation, name)) for name in operators(situation)} == PARENTS
+    assert {name: len(applied_to(situation, name)) for name in applicable_operators(situation)} == PARENTS
 
 
 def test_all_parents_have_their_turn() -> None:
@@ -80,5 +80,5 @@ def test_the_champion_of_the_weakest_workload_is_specialised(
 
 @pytest.mark.parametrize(("wanted", "failures", "repairs"), [(4, 5, 2), (5, 5, 2), (8, 1, 1), (2, 2, 1), (1, 3, 1)])
 def test_repairs_take_at_most_half_and_one_per_failure(wanted: int, failures: int, repairs: int) -> None:
-    broken = tuple(failed(replace(BROKEN.kernel, source=f"{BROKEN.kernel.source}//{i}\n")) for i in range(failures))
-    assert most(request(wanted, failures=broken)) == {"repair": repairs}
+    broken = tuple(failed(parse(f"{BROKEN_TEXT}//{i}\n")) for i in range(failures))
+    assert most_per_operator(request(wanted, failures=broken)) == {"repair": repairs}

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from evolve.proposers.llm.chat import Pause
-from evolve.proposers.llm.proposer import AbandonedError, answers
+from evolve.proposers.llm.chat import CancelledError, Pause, ask_concurrently
 
 
 def always(question: int, running: Sequence[int]) -> bool:
@@ -17,11 +16,11 @@ def doubled(question: int, pause: Pause) -> int:
 
 
 def test_every_question_is_answered_once() -> None:
-    assert sorted(answers(list(range(20)), doubled, always)) == [(n, 2 * n) for n in range(20)]
+    assert sorted(ask_concurrently(list(range(20)), doubled, always)) == [(n, 2 * n) for n in range(20)]
 
 
 def test_no_questions_have_no_answers() -> None:
-    assert list(answers([], doubled, always)) == []
+    assert list(ask_concurrently([], doubled, always)) == []
 
 
 def test_no_more_are_in_flight_than_may_start() -> None:
@@ -38,19 +37,19 @@ def test_no_more_are_in_flight_than_may_start() -> None:
             flying -= 1
         return question
 
-    found = list(answers(list(range(12)), slow, lambda _, running: len(running) < 3))
+    found = list(ask_concurrently(list(range(12)), slow, lambda _, running: len(running) < 3))
     assert (len(found), most) == (12, 3)
 
 
 def test_one_at_a_time_keeps_the_order() -> None:
-    found = answers(list(range(9)), doubled, lambda _, running: not running)
+    found = ask_concurrently(list(range(9)), doubled, lambda _, running: not running)
     assert [question for question, _ in found] == list(range(9))
 
 
 def test_a_question_that_an_answer_leads_to_is_asked_too() -> None:
     waiting = [1]
     found = []
-    for question, answer in answers(waiting, doubled, always):
+    for question, answer in ask_concurrently(waiting, doubled, always):
         found.append(answer)
         if question < 8:
             waiting.append(answer)
@@ -59,7 +58,7 @@ def test_a_question_that_an_answer_leads_to_is_asked_too() -> None:
 
 def test_what_may_never_start_is_left_unasked() -> None:
     waiting = [1, 2, 3]
-    assert [q for q, _ in answers(waiting, doubled, lambda question, _: question != 2)] in ([1, 3], [3, 1])
+    assert [q for q, _ in ask_concurrently(waiting, doubled, lambda question, _: question != 2)] in ([1, 3], [3, 1])
     assert waiting == [2]
 
 
@@ -77,7 +76,7 @@ def test_when_one_raises_the_others_in_flight_are_still_passed_on() -> None:
     found = list[tuple[int, int]]()
 
     def collect() -> None:
-        for pair in answers([0, 1, 2, 3, 4], answer, lambda _, running: len(running) < 3):
+        for pair in ask_concurrently([0, 1, 2, 3, 4], answer, lambda _, running: len(running) < 3):
             found.append(pair)
 
     with pytest.raises(ValueError, match="the first"):
@@ -93,13 +92,13 @@ def test_leaving_early_waits_for_nobody_and_asks_nothing_more() -> None:
         if question:
             try:
                 pause(60)
-            except AbandonedError:
+            except CancelledError:
                 gone.set()
                 raise
         return question
 
     started = time.monotonic()
-    found = answers(list(range(50)), answer, lambda _, running: len(running) < 3)
+    found = ask_concurrently(list(range(50)), answer, lambda _, running: len(running) < 3)
     assert next(found) == (0, 0)
     found.close()
     assert gone.wait(5)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from evolve.proposers.llm.chat import SECONDS, RateLimit
+from evolve.proposers.llm.chat import WINDOW_SECONDS, RateLimit
 from evolve.proposers.llm.models import Model
 
 
@@ -27,7 +27,7 @@ def moments(model: Model, tokens: list[int], between: float = 0.0) -> list[float
     window = RateLimit(clock)
     found = []
     for count in tokens:
-        window.enter(model, count, clock.pause)
+        window.acquire(model, count, clock.pause)
         found.append(clock.now)
         clock.now += between
     return found
@@ -40,14 +40,17 @@ def test_without_limits_nobody_waits() -> None:
 @pytest.mark.parametrize("between", [0.0, 1.7, 30.0])
 def test_no_minute_holds_more_requests_than_are_allowed(between: float) -> None:
     found = moments(Model("m", requests_per_minute=7), [1] * 60, between)
-    assert all(later - earlier >= SECONDS for earlier, later in zip(found, found[7:], strict=False))
+    assert all(later - earlier >= WINDOW_SECONDS for earlier, later in zip(found, found[7:], strict=False))
 
 
 def test_no_minute_holds_more_tokens_than_are_allowed() -> None:
     tokens = random.Random(3).choices(range(100, 3_000), k=60)
     found = moments(Model("m", tokens_per_minute=10_000), tokens)
     for start in found:
-        assert sum(t for moment, t in zip(found, tokens, strict=True) if start <= moment < start + SECONDS) <= 10_000
+        assert (
+            sum(t for moment, t in zip(found, tokens, strict=True) if start <= moment < start + WINDOW_SECONDS)
+            <= 10_000
+        )
 
 
 def test_as_much_as_is_allowed_passes_at_once() -> None:
@@ -55,14 +58,14 @@ def test_as_much_as_is_allowed_passes_at_once() -> None:
 
 
 def test_a_question_larger_than_a_whole_minute_is_asked_alone() -> None:
-    assert moments(Model("m", tokens_per_minute=100), [500, 500]) == [1000.0, 1000.0 + SECONDS]
+    assert moments(Model("m", tokens_per_minute=100), [500, 500]) == [1000.0, 1000.0 + WINDOW_SECONDS]
 
 
 def test_what_a_reply_cost_less_than_feared_is_free_again() -> None:
     clock = Clock()
     window, model = RateLimit(clock), Model("m", tokens_per_minute=1_000)
-    window.enter(model, 900, clock.pause).tokens = 100
-    window.enter(model, 900, clock.pause)
+    window.acquire(model, 900, clock.pause).tokens = 100
+    window.acquire(model, 900, clock.pause)
     assert clock.now == 1000.0
 
 
@@ -71,5 +74,5 @@ def test_a_server_that_wants_to_be_left_alone_is_left_alone_by_everybody() -> No
     window = RateLimit(clock)
     window.hold(90.0)
     window.hold(20.0)
-    window.enter(Model("m"), 1, clock.pause)
+    window.acquire(Model("m"), 1, clock.pause)
     assert clock.now == 1090.0

@@ -4,11 +4,11 @@ import pytest
 from small_op import KERNEL
 
 from archive.proposals import Cost, Proposal, Question
-from evolve.prompting.compose import EDITS, FENCED, WHOLE, Message
-from evolve.prompting.operators import ANSWERS
+from evolve.prompting.operators import ANSWERS, EDITS, FENCED, WHOLE
+from evolve.prompting.text import Message
 from evolve.proposers.llm.chat import UNUSABLE, Answer, Call
 from evolve.proposers.llm.models import Model
-from evolve.proposers.llm.questions import Ask
+from evolve.proposers.llm.questions import Prompt
 from evolve.proposers.llm.replay import Exchange, Recorded, models
 
 
@@ -44,8 +44,8 @@ def test_an_answer_is_given_only_to_its_own_model_and_operator() -> None:
 
 def test_of_several_questions_the_one_that_was_answered_first_is_again() -> None:
     chat = Recorded("r", [exchange("c", "3"), exchange("a", "1"), exchange("b", "2")])
-    waiting = [Ask(Model("m-1"), "draft", (), (Message("user", words),), words) for words in ("a", "b", "c")]
-    found = chat.in_order(waiting, lambda one, pause: chat.ask(one.call, pause), lambda *_: True)
+    waiting = [Prompt(Model("m-1"), "draft", (), (Message("user", words),), words) for words in ("a", "b", "c")]
+    found = chat.in_recorded_order(waiting, lambda one, pause: chat.ask(one.call, pause), lambda *_: True)
     assert [(one.nonce, answer.text) for one, answer in found] == [("c", "3"), ("a", "1"), ("b", "2")]
 
 
@@ -73,7 +73,7 @@ def test_what_is_wrong_with_the_words_is_found_out_again(reply: str, failure: st
 
 def test_a_model_that_could_not_be_asked_cannot_be_asked_again() -> None:
     found = ask(Recorded("r", [exchange("a", "", failure=f"{UNUSABLE}it refused the key")]), "a")
-    assert str(found.fault) == "it refused the key"
+    assert str(found.unusable) == "it refused the key"
 
 
 @pytest.mark.parametrize("form", [FENCED, WHOLE, EDITS])

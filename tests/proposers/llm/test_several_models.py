@@ -23,7 +23,7 @@ from archive.proposals import Proposal
 from evolve.errors import UserError
 from evolve.proposers.llm.endpoint import Endpoints
 from evolve.proposers.llm.models import Model
-from evolve.proposers.llm.proposer import SILENT, LlmProposer
+from evolve.proposers.llm.proposer import MOST_UNANSWERED, LlmProposer
 from evolve.request import Left
 
 GOOD = answer(in_fence(KERNEL_TEXT))
@@ -56,7 +56,7 @@ def test_a_model_that_cannot_be_asked_does_not_stop_the_others(fault: Step) -> N
 def test_nobody_at_one_of_two_addresses_is_a_note() -> None:
     with ScriptedEndpoint(otherwise=GOOD) as good:
         found = list(two(good.base_url, NOBODY).propose(request(16)))
-    assert ["nobody answers at" in p.failure for p in found if p.proposer == OTHER] == [True]
+    assert ["no server answers at" in p.failure for p in found if p.proposer == OTHER] == [True]
 
 
 def test_when_no_model_can_be_asked_it_is_the_users_to_put_right() -> None:
@@ -132,14 +132,14 @@ def test_a_server_that_wants_to_be_left_alone_is_not_waited_for_beyond_the_time(
 
 def test_a_model_that_never_answers_is_not_asked_for_ever() -> None:
     def ask_on(asked: LlmProposer) -> None:
-        for _ in range(SILENT):
+        for _ in range(MOST_UNANSWERED):
             list(asked.propose(replace(request(4), left=Left(tokens=10**6))))
 
     words = answer("Use warps.")
     with ScriptedEndpoint([*[status(400)] * 20, words], otherwise=status(400)) as endpoint:
         with pytest.raises(UserError, match="answered none of the last"):
             ask_on(proposer(endpoint))
-        assert 20 + SILENT < len(endpoint.requests) <= 20 + SILENT + 8
+        assert 20 + MOST_UNANSWERED < len(endpoint.requests) <= 20 + MOST_UNANSWERED + 8
 
 
 def test_a_limit_in_dollars_is_refused_once_it_shows_that_nobody_tells_the_price() -> None:
@@ -149,7 +149,7 @@ def test_a_limit_in_dollars_is_refused_once_it_shows_that_nobody_tells_the_price
         for proposal in proposer(endpoint).propose(replace(request(1), left=Left(usd=1.0))):
             found.append(proposal)  # noqa: PERF402 - what came before the error counts
 
-    with ScriptedEndpoint([GOOD]) as endpoint, pytest.raises(UserError, match="does not say what it costs"):
+    with ScriptedEndpoint([GOOD]) as endpoint, pytest.raises(UserError, match="does not report what it costs"):
         collect(endpoint)
     assert only(found).kernel == KERNEL
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from archive.proposals import Cost
-from evolve.prompting.compose import Message, estimated_tokens
+from evolve.prompting.text import Message, estimated_tokens
 from evolve.proposers.llm.chat import Call
 from evolve.proposers.llm.models import Model, Prices
 from evolve.proposers.llm.proposer import DEARER, LEAST_REPLY, MARGIN, SpendingLimit

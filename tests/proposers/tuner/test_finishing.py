@@ -103,7 +103,7 @@ def test_what_came_with_the_package_is_finished_already() -> None:
     workload = softmax.emulated[0].key
     verdict = Evaluation(kernel.id, "softmax", CPU, Outcome.PASSED, "", (measurement(workload, 50.0),))
     asked = Request(softmax, CPU, 8, 3, tried=(Candidate(kernel, verdict),))
-    changed = replace(kernel, source=kernel.source + "// a model's\n")
+    changed = parse(f"{kernel.text}// written by a model\n")
     other = Candidate(changed, replace(verdict, kernel_id=changed.id))
     assert unfinished(asked) == {}
     assert set(unfinished(replace(asked, tried=(other,)))) == {changed.family}

@@ -1,3 +1,5 @@
+"""Ctrl-C and SIGTERM become one exception."""
+
 import contextlib
 import os
 import signal
@@ -11,7 +13,7 @@ import pytest
 from evolve.cli.signals import Stopped, check, raising_stopped
 
 
-def test_the_first_signal_stops_and_says_which_it_was() -> None:
+def test_the_first_signal_raises_stopped_with_its_exit_code() -> None:
     with pytest.raises(Stopped) as caught, raising_stopped():
         os.kill(os.getpid(), signal.SIGTERM)
     assert caught.value.exit_code == 128 + signal.SIGTERM
@@ -24,17 +26,17 @@ def swallowed_then_checked() -> None:
         check()
 
 
-def test_a_stop_that_somebody_swallowed_is_raised_again_at_the_next_check() -> None:
+def test_a_swallowed_stop_is_raised_again_at_the_next_check() -> None:
     with pytest.raises(Stopped):
         swallowed_then_checked()
 
 
 class Referred:
-    """Something that a weak reference can watch."""
+    """An object that can have weak references."""
 
 
 def called_back(callback: Callable[[object], object]) -> None:
-    """From where Python lets no exception out."""
+    """Call back from a weak reference, where Python swallows exceptions."""
     referred = Referred()
     reference = weakref.ref(referred, callback)
     del referred
@@ -42,20 +44,20 @@ def called_back(callback: Callable[[object], object]) -> None:
 
 
 def test_a_stop_that_python_swallowed_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    printed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
     with contextlib.suppress(Stopped), raising_stopped():
         called_back(lambda _: signal.raise_signal(signal.SIGINT))
         check()
-    assert not told
+    assert not printed
 
 
-def test_whatever_else_python_swallows_is_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", told.append)
+def test_other_errors_that_python_swallows_are_printed_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
     with raising_stopped():
         called_back(lambda _: int("none"))
-    assert len(told) == 1
+    assert len(printed) == 1
 
 
 def stopped_while_a_module_loads() -> None:
@@ -66,23 +68,23 @@ def stopped_while_a_module_loads() -> None:
             raise ImportError("cannot load module more than once per process") from stopped
 
 
-def test_a_stop_that_became_another_error_is_a_stop_all_the_same() -> None:
+def test_a_stop_that_surfaces_as_another_error_is_raised_as_a_stop() -> None:
     with pytest.raises(Stopped) as caught:
         stopped_while_a_module_loads()
     assert caught.value.exit_code == 128 + signal.SIGINT
 
 
-def test_an_error_without_a_stop_stays_what_it_is() -> None:
+def test_an_error_without_a_signal_is_not_changed() -> None:
     with pytest.raises(ImportError), raising_stopped():
         raise ImportError("no module named so")
 
 
-def test_without_a_signal_there_is_nothing_to_raise() -> None:
+def test_check_raises_nothing_without_a_signal() -> None:
     with raising_stopped():
         check()
 
 
-def test_the_handlers_are_as_before_afterwards() -> None:
+def test_the_signal_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with raising_stopped():
         pass

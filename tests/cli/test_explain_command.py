@@ -1,4 +1,4 @@
-"""`evolve evaluate --explain ID` reads the archive and nothing else."""
+"""`evolve evaluate --explain ID` explains the verdicts in the archive."""
 
 import json
 from pathlib import Path
@@ -24,17 +24,17 @@ def explained(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
     return evolve(capsys, "evaluate", "--explain", *arguments)
 
 
-def test_the_verdict_of_each_device_is_explained_gpus_first(archive: Path, capsys: Capture) -> None:
+def test_the_verdict_on_each_device_is_explained_gpus_first(archive: Path, capsys: Capture) -> None:
     code, output, _ = explained(capsys, BEST.id[:6])
     assert code == 0
     assert output.index("on Some GPU") < output.index("on Some CPU")
 
 
-def test_one_kind_of_device_can_be_asked_for(archive: Path, capsys: Capture) -> None:
+def test_the_kind_of_device_can_be_chosen(archive: Path, capsys: Capture) -> None:
     assert "Some CPU" not in explained(capsys, BEST.id, "--device", "cuda")[1]
 
 
-def test_the_last_verdict_is_the_one_explained(archive: Path, capsys: Capture) -> None:
+def test_the_latest_verdict_is_explained(archive: Path, capsys: Capture) -> None:
     store = open_archive(archive)
     store.append(checked(confirmed(CHILD.id, GPU, 2.0, **{ROWS: 40.0})))
     assert "PASSED, and confirmed" in explained(capsys, CHILD.id)[1]
@@ -42,22 +42,24 @@ def test_the_last_verdict_is_the_one_explained(archive: Path, capsys: Capture) -
     assert "FAILED at step 6: unsafe" in explained(capsys, CHILD.id)[1]
 
 
-def test_a_failed_kernel_is_explained_and_that_is_no_error(archive: Path, capsys: Capture) -> None:
+def test_explaining_a_failed_kernel_is_exit_code_0(archive: Path, capsys: Capture) -> None:
     code, output, _ = explained(capsys, WRONG.id)
     assert code == 0
     assert "FAILED at step 3: wrong." in output
     assert "it is wrong" in output
 
 
-def test_a_kernel_without_a_verdict_says_so_and_gives_the_command(archive: Path, capsys: Capture) -> None:
+def test_a_kernel_without_a_verdict_is_exit_code_1_with_the_command_to_evaluate_it(
+    archive: Path, capsys: Capture
+) -> None:
     code, _, errors = explained(capsys, WAITING.id)
     assert code == 1
-    assert "was never evaluated" in errors
+    assert "has no evaluation" in errors
     assert f"evolve evaluate softmax --archive {archive}" in errors
     assert "--device emulated" in explained(capsys, CHILD.id, "--device", "emulated")[2]
 
 
-def test_the_same_as_json_holds_the_whole_record(archive: Path, capsys: Capture) -> None:
+def test_json_has_the_whole_record(archive: Path, capsys: Capture) -> None:
     open_archive(archive).append(checked(confirmed(CHILD.id, GPU, 2.0, **{ROWS: 40.0})))
     (verdict,) = json.loads(explained(capsys, CHILD.id, "--json")[1])
     assert verdict["checks"][0]["worst"] == pytest.approx(0.4)
@@ -66,7 +68,7 @@ def test_the_same_as_json_holds_the_whole_record(archive: Path, capsys: Capture)
     assert verdict["measurements"][0]["autotune_us"] == 75.0
 
 
-def test_nothing_is_evaluated_while_explaining(archive: Path, capsys: Capture) -> None:
+def test_an_op_beside_explain_is_rejected(archive: Path, capsys: Capture) -> None:
     code, _, errors = explained(capsys, BEST.id, "softmax")
     assert code == 2
-    assert "nothing is evaluated" in errors
+    assert "--explain evaluates nothing, got also softmax" in errors

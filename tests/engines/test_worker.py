@@ -1,0 +1,50 @@
+"""The verdict of a worker on a kernel over whose evaluation the GPU fails; the device is scripted."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from bad_kernels import twice_kernel
+from scripted_device import INFO, OP, ScriptedDevice
+
+from archive.records import Outcome
+from evolve import wiring
+from evolve.engines import sandbox, worker
+from evolve.engines.messages import Assignment, Done, Fork, Message, Role
+
+TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
+FAULT = "CUDA error: misaligned address"
+
+
+def sent(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Message]:
+    """Return what a worker sends when an evaluation raises a RuntimeError."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("some later call failed")
+
+    monkeypatch.setattr(wiring, "device", lambda *_: ScriptedDevice())
+    monkeypatch.setattr(sandbox, "enter", lambda *_: None)
+    monkeypatch.setattr(worker, "evaluate", fail)
+    job = Assignment(twice_kernel().text, TWICE, (), confirm=False, shapes_seed=0, device=INFO)
+    fork = Fork(1, Role.EVALUATOR, str(folder), str(folder), None, None)
+    messages: list[Message] = []
+    worker._evaluate("emulated", fork, iter([job]), folder, messages.append)
+    return messages
+
+
+def test_a_kernel_after_which_the_gpu_has_a_fault_has_crashed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise RuntimeError(FAULT)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    verdict = sent(monkeypatch, tmp_path)[-1]
+    assert isinstance(verdict, Done)
+    assert (verdict.evaluation.outcome, verdict.evaluation.log) == (Outcome.CRASHED, FAULT)
+    assert verdict.evaluation.op == OP.name
+    assert verdict.tainted
+
+
+def test_an_error_on_a_gpu_without_a_fault_is_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="some later call failed"):
+        sent(monkeypatch, tmp_path)
