@@ -112,8 +112,8 @@ def _place_of_file(locator: str) -> tuple[Path, str]:
 
 
 def _file_of(function: str) -> str:
-    from reference_ops.tasks.errors import TaskError
     from reference_ops.tasks.function import file_of
+    from reference_ops.tasks.source import TaskError
 
     try:
         return file_of(function)
@@ -123,8 +123,8 @@ def _file_of(function: str) -> str:
 
 def _task(path: Path, name: str) -> Op | None:
     """An op that somebody else's task defines, or a function; None where the file defines ops itself."""
-    from reference_ops.tasks.errors import TaskError
     from reference_ops.tasks.loading import load_task
+    from reference_ops.tasks.source import TaskError
 
     try:
         return load_task(path, name)

@@ -1,4 +1,4 @@
-"""An op put together from a task at several sizes."""
+"""Assembles an op from a traced task: tensors, workloads, how inputs are drawn, and which inputs do not matter."""
 
 import itertools
 import math
@@ -7,17 +7,190 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from reference_ops.inputs import inputs_at
-from reference_ops.op import COMMON, NORMAL, Number, Op, TensorSpec, Workload
+from reference_ops.op import COMMON, NORMAL, Number, Op, Tensors, TensorSpec, Workload
 from reference_ops.precision import TORCH_DTYPES
 from reference_ops.tasks.calling import reference_of
-from reference_ops.tasks.drawing import drawing
-from reference_ops.tasks.errors import TaskError
-from reference_ops.tasks.inert import without_inert
-from reference_ops.tasks.naming import identifier, named_dims
 from reference_ops.tasks.smaller import Smaller
+from reference_ops.tasks.source import TaskError, identifier, named_dims
 from reference_ops.tasks.tracing import Fact, Traced, shapes_of
+from reference_ops.tasks.watching import Placed, numbers, prepared, quiet_random
+
+NEAR = 0.2  # a weight that begins as a constant is drawn so near it, as it would be after some training
+NEAR_ZERO = 0.1
+
+
+@dataclass(frozen=True)
+class Law:
+    """How a weight is drawn: as it always is, between two numbers, or normally."""
+
+    always: torch.Tensor | None = None
+    least: float = 0.0
+    greatest: float = 0.0
+    mean: float = 0.0
+    std: float = 0.0
+
+    def fill(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
+        if self.always is not None:
+            tensor.copy_(self.always)
+        elif self.std:
+            tensor.normal_(self.mean, self.std, generator=generator)
+        else:
+            tensor.uniform_(self.least, self.greatest, generator=generator)
+
+
+def drawing(
+    tracings: Sequence[Traced], names: Mapping[str, str], own: frozenset[str]
+) -> Callable[[Tensors, torch.Generator], None]:
+    """Overwrites the weights, and the inputs in `own`, which only the task knows how to draw.
+
+    `names` are the op's names for the task's tensors.
+    """
+    by_shapes = {shapes_of(found): found for found in tracings}
+    laws: dict[tuple[int, str], dict[str, Law]] = {}
+
+    def draw(inputs: Tensors, generator: torch.Generator) -> None:
+        found = by_shapes[tuple(tuple(tensor.shape) for tensor in inputs.values())]
+        device = str(next(iter(inputs.values())).device)
+        if found.weights:
+            key = (id(found), device)
+            if key not in laws:
+                laws[key] = laws_of(found, device)
+            for name, law in laws[key].items():
+                law.fill(inputs[names[name]], generator)
+        if own:
+            with torch.no_grad(), Placed(device), quiet_random(device, generator.initial_seed()):
+                given = dict(zip((name for name, _ in found.arguments), found.case.inputs(), strict=False))
+            for name in own:
+                if name in given:
+                    inputs[names[name]].copy_(given[name])
+                else:
+                    _plainly(inputs[names[name]], found.inputs[name].drawn, generator)
+
+    return draw
+
+
+def _plainly(tensor: torch.Tensor, how: str, generator: torch.Generator) -> None:
+    tensor.uniform_(generator=generator) if how == "rand" else tensor.normal_(generator=generator)
+
+
+def laws_of(found: Traced, device: str) -> dict[str, Law]:
+    """From the module made twice: what differs is random, and what does not is drawn near where it begins."""
+    first, second = (_made(found, device, seed) for seed in (0, 1))
+    parameters = {name for name, _ in first.named_parameters()}
+    one, other = numbers(first), numbers(second)
+    return {name: _law(one[name], other[name], free=name in parameters) for name in found.weights}
+
+
+def _made(found: Traced, device: str, seed: int) -> nn.Module:
+    with torch.no_grad(), Placed(device), quiet_random(device, seed):
+        model = found.case.model()
+    prepared(model)
+    return model
+
+
+def _law(one: torch.Tensor, other: torch.Tensor, *, free: bool) -> Law:
+    if not one.is_floating_point() or not one.numel():
+        return Law(always=one)
+    least, greatest = (float(value) for value in one.aminmax())
+    if torch.equal(one, other):
+        if not free or least < greatest:
+            return Law(always=one)
+        if not least:
+            return Law(std=NEAR_ZERO)
+        near = sorted((least * (1 - NEAR), least * (1 + NEAR)))
+        return Law(least=near[0], greatest=near[1])
+    if least >= 0:
+        return Law(least=least, greatest=max(greatest, least + NEAR_ZERO * (least == greatest)))
+    values = one.float()
+    spread = float(values.std()) if one.numel() > 1 else abs(greatest)
+    return Law(mean=float(values.mean()) if one.numel() > 1 else 0.0, std=spread)
+
+
+MOST_OPERATIONS, MOST_ELEMENTS = 1_000_000_000, 30_000_000  # of a call on the CPU, forward and backward
+NOTHING = 1e-9  # of the influence that its layer has, in float64
+PROBES = 2
+
+
+def without_inert(tracings: Sequence[Traced]) -> tuple[list[Traced], tuple[str, ...]]:
+    """The same without them, and their names: those that make no difference at the two largest sizes at hand.
+
+    Sizes with all of the task's channels come first: a normalisation over one channel takes out what one over several
+    does not. Very small ones will not do either: of one pixel it takes out everything.
+    """
+    own = tracings[0].weights
+    if not any(map(_like_a_bias, own.values())):
+        return [*tracings], ()
+    cheap = sorted(
+        (found for found in tracings if _cheap(found)),
+        key=lambda found: (found.weights != own, -found.operations - found.elements),
+    )
+    judged = [frozenset(_inert(found)) for found in cheap[:PROBES]]
+    names = frozenset.intersection(*judged) if judged else frozenset()
+    return [_without(found, names) for found in tracings], tuple(name for name in tracings[0].weights if name in names)
+
+
+def _cheap(found: Traced) -> bool:
+    between = sum(elements for _, elements, _ in found.products)
+    return found.operations < MOST_OPERATIONS and found.elements + between < MOST_ELEMENTS
+
+
+def _without(found: Traced, names: frozenset[str]) -> Traced:
+    kept = {name: fact for name, fact in found.weights.items() if name not in names}
+    gone = {name: fact for name, fact in found.weights.items() if name in names}
+    return replace(found, weights=kept, idle={**found.idle, **gone})
+
+
+def _inert(found: Traced) -> list[str]:
+    """By how much outputs change with each, beside the others of the same layer: a gradient tells for all at once."""
+    try:
+        sizes = _influences(found)
+    except Exception:  # noqa: BLE001 - a task without gradients keeps all its weights
+        return []
+    inert = []
+    for name, size in sizes.items():
+        beside = [other for known, other in sizes.items() if _layer(known) == _layer(name) and known != name]
+        greatest = max(beside or sizes.values())
+        if _like_a_bias(found.weights[name]) and size <= NOTHING * greatest and greatest > 0:
+            inert.append(name)
+    return inert if len(inert) <= len(sizes) // 2 else []
+
+
+def _like_a_bias(weight: Fact) -> bool:
+    return weight.shape[1:] == ()
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _influences(found: Traced) -> dict[str, float]:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad(), Placed("cpu"), quiet_random("cpu"):
+        given = dict(zip((name for name, _ in found.arguments), found.case.inputs(), strict=False))
+        laws = laws_of(found, "cpu")
+        given |= {name: torch.randn(found.inputs[name].shape, dtype=found.inputs[name].dtype)
+                  for name in found.drawn_inside}  # fmt: skip
+        tensors = [given[name].detach() for name in found.inputs]
+        for name, fact in found.weights.items():
+            tensors.append(torch.empty(fact.shape, dtype=fact.dtype))
+            laws[name].fill(tensors[-1], generator)
+    doubled = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
+    weights = dict(zip(found.weights, doubled[len(found.inputs) :], strict=True))
+    wanted = {name: weight.requires_grad_() for name, weight in weights.items() if weight.is_floating_point()}
+    with torch.enable_grad():
+        outputs = reference_of([found])(*doubled, **found.constants)
+        ends = [output for output in outputs if output.requires_grad]
+        along = [torch.empty_like(output).normal_(generator=generator) for output in ends]
+        slopes = torch.autograd.grad(ends, list(wanted.values()), along, allow_unused=True)
+    return {
+        name: float(slope.norm() * weight.detach().norm())
+        for (name, weight), slope in zip(wanted.items(), slopes, strict=True)
+        if slope is not None
+    }
+
 
 INERT_SHOWN = 5
 MOST_TRIED = 1_000_000_000  # operations, of a call that finds out which inputs a task stands

@@ -8,7 +8,7 @@ import torch
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from reference_ops.tasks.errors import TaskError
+from reference_ops.tasks.source import TaskError
 from reference_ops.tasks.tracing import Traced, flat, shapes_of
 from reference_ops.tasks.watching import RANDOM
 

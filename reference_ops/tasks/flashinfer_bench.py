@@ -16,10 +16,8 @@ from reference_ops.op import COMMON, DTYPES, NORMAL, Number, Op, Tensors, Tensor
 from reference_ops.precision import TORCH_DTYPES
 from reference_ops.tasks.assembling import sound
 from reference_ops.tasks.calling import Doubled
-from reference_ops.tasks.errors import TaskError
-from reference_ops.tasks.naming import identifier
 from reference_ops.tasks.smaller import MOST_ELEMENTS, MOST_OUTPUTS
-from reference_ops.tasks.source import run_text
+from reference_ops.tasks.source import TaskError, identifier, run_text
 
 MOST, SMALL = 6, 4
 FP8_LIMIT = 2.0

@@ -13,10 +13,8 @@ from torch import nn
 
 from reference_ops.op import Op
 from reference_ops.tasks.assembling import Sizes, assembled
-from reference_ops.tasks.errors import TaskError
-from reference_ops.tasks.naming import identifier
 from reference_ops.tasks.smaller import fits
-from reference_ops.tasks.source import read
+from reference_ops.tasks.source import TaskError, identifier, read
 from reference_ops.tasks.tracing import Case, traced
 
 MARK = "evolve_op"  # what the decorator leaves on a function: its examples, and its name as an op

@@ -1,35 +1,33 @@
-"""Which format a file is in, and the op that it holds."""
+"""Loads tasks: finds out which format a file is in, and returns the op that it holds."""
 
 import ast
 import functools
 from pathlib import Path
 
 from reference_ops.op import Op
-from reference_ops.tasks.errors import TaskError
-
-FORWARD, BACKWARD = "func_forward.py", "func_backward.py"
+from reference_ops.tasks.source import ROBUST_KBENCH_FILES, TaskError, config_of
 
 
 def load_task(path: Path, name: str = "") -> Op | None:
-    """The op of a task in somebody else's format, or made of a function; None for a file that defines ops itself.
+    """Return the op of a foreign task or of a function, or None for a file that defines ops itself.
 
-    A task file is code: it runs here, with all that its user may do.
+    A task file is code. Loading it runs it with the rights of the user.
     """
     if path.is_dir():
-        path /= FORWARD
+        path /= ROBUST_KBENCH_FILES[0]
         if not path.is_file():
-            raise TaskError(f"the folder holds no {FORWARD}: it is no robust-kbench task")
+            raise TaskError(f"the folder holds no {path.name}: it is not a robust-kbench task")
     return _loaded(path, name, path.stat().st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=512)
 def _loaded(path: Path, name: str, _changed: int) -> Op | None:
-    """Once per process and text: workers ask anew for every kernel."""
+    """Load a file once per process and modification time: workers ask again for every kernel."""
     if path.suffix == ".json":
         from reference_ops.tasks import flashinfer_bench
 
         return flashinfer_bench.load(path)
-    if path.name in {FORWARD, BACKWARD} and config_of(path).is_file():
+    if path.name in ROBUST_KBENCH_FILES and config_of(path).is_file():
         from reference_ops.tasks import robust_kbench
 
         return robust_kbench.load(path)
@@ -46,16 +44,11 @@ def _loaded(path: Path, name: str, _changed: int) -> Op | None:
 
 
 def _tree(path: Path) -> ast.Module | None:
-    """None for what is no Python: whoever imports it will say so."""
+    """Return the syntax tree, or None if the file is not Python: importing it reports the error."""
     try:
         return ast.parse(path.read_text(encoding="utf-8"), str(path))
     except (SyntaxError, ValueError):
         return None
-
-
-def config_of(path: Path) -> Path:
-    """Where a robust-kbench task keeps its sizes."""
-    return path.with_name(path.name.replace("func", "config", 1)).with_suffix(".json")
 
 
 def _is_problem(tree: ast.Module) -> bool:
@@ -73,7 +66,7 @@ def _defines_ops(tree: ast.Module) -> bool:
 
 
 def _is_decorated(tree: ast.Module) -> bool:
-    """Whether a function bears `@evolve.op(...)`, or `@op(...)`."""
+    """Whether a function is decorated with `@evolve.op(...)` or `@op(...)`."""
     calls = [
         decorator.func
         for part in tree.body

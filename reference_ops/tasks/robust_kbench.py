@@ -15,10 +15,8 @@ from torch import nn
 
 from reference_ops.op import DTYPES, Op
 from reference_ops.tasks.assembling import assembled, sized
-from reference_ops.tasks.errors import TaskError
-from reference_ops.tasks.loading import BACKWARD, config_of
 from reference_ops.tasks.smaller import smaller
-from reference_ops.tasks.source import read
+from reference_ops.tasks.source import ROBUST_KBENCH_FILES, TaskError, config_of, read
 from reference_ops.tasks.tracing import Case, Traced, flat, traced
 
 MOST = 6  # of a task's settings
@@ -31,7 +29,7 @@ def load(path: Path) -> Op:
     source = read(path)
     module = source.run()
     settings = _settings(json.loads(config_of(path).read_text(encoding="utf-8")))
-    backward = path.name == BACKWARD
+    backward = path.name == ROBUST_KBENCH_FILES[1]
     own, *others = (traced(_case(module, one, backward=backward)) for one in settings)
     sizes = {name: value for name, value in {**settings[0][0], **settings[0][1]}.items() if _is_size(value)}
     small = smaller(lambda changed: _case(module, _changed(settings[0], changed), backward=backward), own, sizes)

@@ -1,14 +1,67 @@
-"""A task's file, run as a module, and run again with other numbers for the sizes at its top level."""
+"""Task files as text: reads and runs them, names what they define, and finds the sizes in them."""
 
 import ast
 import copy
+import re
 import sys
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+
+from reference_ops.op import RESERVED
+
+ROBUST_KBENCH_FILES = "func_forward.py", "func_backward.py"
+
+
+class TaskError(Exception):
+    """A task that cannot become an op, and why."""
+
+
+Shapes = Mapping[str, tuple[int, ...]]  # by tensor
+Sizes = Mapping[str, int]  # what the task's author calls a size
+
+
+def identifier(text: str, taken: set[str]) -> str:
+    """A valid, unreserved and new C identifier as close to the text as can be; it is taken from now on."""
+    name = re.sub(r"\W", "_", text, flags=re.ASCII) or "_"
+    name = f"_{name}" if name[0].isdigit() else name
+    while name in RESERVED or name in taken:
+        base, _, number = name.rpartition("_")
+        name = f"{base}_{int(number) + 1}" if number.isdigit() and base else f"{name}_2"
+    taken.add(name)
+    return name
+
+
+def named_dims(
+    examples: Sequence[Shapes], sizes: Sequence[Sizes], taken: set[str]
+) -> tuple[dict[str, tuple[str, ...]], list[dict[str, int]]]:
+    """The dims of every tensor, and the value of each symbolic dim in each example.
+
+    A dim that never varies is a literal. Dims that vary together share a name: the author's, where a size of that
+    name varies just so.
+    """
+    theirs: dict[tuple[int, ...], str] = {}
+    for name in sizes[0] if sizes else ():
+        theirs.setdefault(tuple(size[name] for size in sizes), name)
+    names: dict[tuple[int, ...], str] = {}
+    dims: dict[str, tuple[str, ...]] = {}
+    for tensor, shape in examples[0].items():
+        named = []
+        for axis in range(len(shape)):
+            seen = tuple(example[tensor][axis] for example in examples)
+            if len(set(seen)) == 1:
+                named.append(str(seen[0]))
+                continue
+            if seen not in names:
+                requested = theirs.get(seen, f"{tensor}_{axis}")
+                names[seen] = identifier(requested.lower(), taken)
+            named.append(names[seen])
+        dims[tensor] = tuple(named)
+    values = [{name: seen[index] for seen, name in names.items()} for index in range(len(examples))]
+    return dims, values
 
 
 @dataclass(frozen=True)
@@ -119,3 +172,8 @@ def _integer(node: ast.expr) -> int:
 def _value(node: ast.expr) -> object:
     code = compile(ast.fix_missing_locations(ast.Expression(copy.deepcopy(node))), "a size", "eval")
     return eval(code, {"__builtins__": {}})  # noqa: S307 - numbers and operators alone
+
+
+def config_of(path: Path) -> Path:
+    """The file with the sizes of a robust-kbench task."""
+    return path.with_name(path.name.replace("func", "config", 1)).with_suffix(".json")

@@ -15,9 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 from torch.utils._pytree import tree_iter
 
-from reference_ops.tasks.errors import TaskError
-from reference_ops.tasks.skeleton import numbers, skeleton
-from reference_ops.tasks.watching import Drawn, Recurrent, Watch
+from reference_ops.tasks.source import TaskError
+from reference_ops.tasks.watching import Drawn, Recurrent, Watch, numbers, skeleton
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from reference_ops.catalog import CatalogError
 from reference_ops.inputs import inputs_at
 from reference_ops.op import Op
 from reference_ops.tasks.flashinfer_bench import stored
-from reference_ops.tasks.naming import identifier, named_dims
+from reference_ops.tasks.source import identifier, named_dims
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 LEVEL1, LEVEL2 = (SAMPLES / "kernelbench" / "KernelBench" / f"level{level}" for level in (1, 2))
