@@ -6,10 +6,9 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
+from reference_ops.listing import PACKAGE, Listed, listed, op_files, read_listing, write_listing
 from reference_ops.op import Op, ops_of
 
-PACKAGE = Path(__file__).parent
-NO_FAMILY = ("tasks",)  # sub-packages that hold no ops
 ENDING = 'It must end with a module-level `op = Op(name=..., reference=..., inputs=tensors(x="n"), ...)`.'
 ANOTHER_NAME = "Give yours another one: `Op(name=...)`, `@evolve.op(..., name=...)`, or rename the task."
 
@@ -25,9 +24,31 @@ def is_path(locator: str) -> bool:
     return any(part in locator for part in (".py", ".json", "/", "\\", ":"))
 
 
+@functools.cache
+def listing() -> tuple[Listed, ...]:
+    """Every op of the catalog, by name. Imports them all only if no listing of them is cached."""
+    found = read_listing()
+    if found is None:
+        files = op_files().values()
+        every = [
+            listed(op, file.parent.name, str(file.relative_to(PACKAGE)))
+            for file in files
+            for op in ops_of(_imported(file))
+        ]
+        found = tuple(sorted(every, key=lambda op: op.name))
+        write_listing(found)
+    return found
+
+
+def use_cached_listing() -> None:
+    """Read the listing if it is cached, for processes that can no longer read it when they need it."""
+    if read_listing() is not None:
+        listing()
+
+
 def names() -> list[str]:
-    """Every op of the catalog. Imports them all."""
-    return sorted(_homes())
+    """The name of every op of the catalog."""
+    return [op.name for op in listing()]
 
 
 def load(locator: str) -> Op:
@@ -87,16 +108,16 @@ def _place(locator: str) -> tuple[Path, str]:
     """The file that defines an op, and the op's name there if it has to be told from others."""
     if is_path(locator):
         return _place_of_file(locator)
-    # A file is named after its op, and holds the op's backward too; only for the others must all be imported.
-    file = _files().get(locator.partition("_backward")[0])
+    # Most files are named after their op and hold its backward too: no listing is needed to find those.
+    file = op_files().get(locator.partition("_backward")[0])
     if file and locator in {op.name for op in ops_of(_imported(file))}:
         return file, locator
-    homes = _homes()
-    if locator not in homes:
-        close = difflib.get_close_matches(locator, homes, n=3)
-        meant = f"Did you mean {' or '.join(close)}?" if close else f"Give {_listed()}."
+    files = {op.name: PACKAGE / op.file for op in listing()}
+    if locator not in files:
+        close = difflib.get_close_matches(locator, files, n=3)
+        meant = f"Did you mean {' or '.join(close)}?" if close else f"Give {_any_name()}."
         raise CatalogError(f"There is no op `{locator}`. {meant} A path of a Python file works too.")
-    return homes[locator], locator
+    return files[locator], locator
 
 
 def _place_of_file(locator: str) -> tuple[Path, str]:
@@ -106,7 +127,7 @@ def _place_of_file(locator: str) -> tuple[Path, str]:
     text, _, name = locator.partition(".py:")
     path = Path(f"{text}.py" if name else locator).expanduser()
     if not path.exists():
-        raise CatalogError(f"There is no file {path}. Give the path of a Python file, or {_listed()}.")
+        raise CatalogError(f"There is no file {path}. Give the path of a Python file, or {_any_name()}.")
     function, _, example = name.partition("@")
     return path.resolve(), f"{function}@{Path(example).expanduser().resolve()}" if example else name
 
@@ -135,18 +156,7 @@ def _task(path: Path, name: str) -> Op | None:
         raise CatalogError(f"{path}{line} cannot be an op: {_raised(error)}") from error
 
 
-@functools.cache
-def _homes() -> dict[str, Path]:
-    """The file of every op by the op's name."""
-    return {op.name: file for file in _files().values() for op in ops_of(_imported(file))}
-
-
-def _files() -> dict[str, Path]:
-    found = sorted(path for path in PACKAGE.glob("*/*.py") if path.parent.name not in NO_FAMILY)
-    return {path.stem: path for path in found if not path.stem.startswith("_")}
-
-
-def _listed() -> str:
+def _any_name() -> str:
     return f"the name of an op ({len(names())} of them: `evolve ops`)"
 
 

@@ -1,7 +1,7 @@
 """`evolve ops`: lists the catalog, measures PyTorch's times, and checks that wrong results would be noticed."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,10 +26,12 @@ from evolve.report import ops as report
 from evolve.report.ops import Prospect, shares
 from evolve.report.progress import Phases
 from evolve.report.words import clock, complain, console, counted, one_line, percent, print_json
+from reference_ops import catalog
+from reference_ops.listing import Listed, listed
+from reference_ops.op import Op, Workload
 
 if TYPE_CHECKING:
     from evolve.evaluation.op_check import BlindSpot
-    from reference_ops.op import Op, Workload
 
 SPOTS_SHOWN = 12  # of one op; --json has them all
 NAME, HEADROOM = "name", "headroom"
@@ -56,7 +58,7 @@ OpsDeviceOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Listed:
+class Loaded:
     """An op with its family and the locator by which other processes find it."""
 
     family: str
@@ -78,61 +80,84 @@ def ops(  # noqa: PLR0913, PLR0917 - one per option
 ) -> None:
     """List the ops and where PyTorch stands against the speed of light; measure that; or check the ops."""
     _check_options(by, measure=measure, again=again, check=check)
+    names = wanted or []
+    if not (check or measure or any(map(catalog.is_path, names))):
+        _list(_chosen(names, family), names, by, device, archive, as_json=as_json)
+        return
     with console(stderr=True).status("loading the ops"):
-        loaded, missing = _loaded(wanted or [], family)
+        loaded, missing = _loaded(names, family)
     if check:
         blind = _check(loaded, choose.device_kind(device), seed, as_json=as_json)
         if blind or missing:
             raise typer.Exit(1)
         return
-    faults: dict[str, dict[str, str]] = {}
+    faults: dict[str, dict[str, str]] | None = None
     if measure:
         faults, device = _measure(loaded, choose.device_kind(device), archive, again=again)
-    named = [one.op.name for one in loaded] if wanted else []
-    standards, evaluations = _known(wiring.archive_path(archive), named)
+    ops = [listed(one.op, one.family) for one in loaded]
+    _list(ops, names, by, device, archive, faults, as_json=as_json)
+
+
+def _list(
+    ops: Sequence[Listed], names: Sequence[str], by: str, device: str, archive: Path | None,
+    faults: Mapping[str, Mapping[str, str]] | None = None, *, as_json: bool,
+) -> None:  # fmt: skip
+    """Print the ops with what the archive holds of them. `faults` says why workloads could not be measured just now."""
+    standards, evaluations = _known(wiring.archive_path(archive), [op.name for op in ops] if names else [])
     info = report.device_of(standards, evaluations, device)
-    if device and info is None and not measure:
+    if device and info is None and faults is None:
         raise _unknown(device, [*standards, *evaluations])
-    found = [
-        replace(one, faults=faults.get(one.op.name, {}))
-        for one in report.prospects([(one.family, one.op) for one in loaded], info, standards, evaluations)
-    ]
+    found = report.prospects(ops, info, standards, evaluations)
+    found = [replace(one, faults=(faults or {}).get(one.op.name, {})) for one in found]
     if as_json:
         print_json([report.facts(one, info) for one in (report.by_headroom(found) if by == HEADROOM else found)])
     else:
         _print_table(found, info, by)
 
 
+def _chosen(names: Sequence[str], family: str) -> list[Listed]:
+    """The named ops of the catalog, or all, of this family."""
+    every = {op.name: op for op in catalog.listing()}
+    for name in names:
+        if name not in every:
+            catalog.locate(name)  # raises an error with similar names
+    ops = [every[name] for name in dict.fromkeys(names)] or list(every.values())
+    _check_family(family, {op.family for op in ops})
+    return [op for op in ops if family in ("", op.family)]
+
+
+def _check_family(family: str, families: Iterable[str]) -> None:
+    if family and family not in families:
+        known = ", ".join(sorted(families))
+        raise UserError(f"none of these ops is of a family `{family}`", f"they are of: {known}")
+
+
 def _check_options(by: str, *, measure: bool, again: bool, check: bool) -> None:
     if by not in (NAME, HEADROOM):
         raise UserError(f"the ops cannot be sorted by `{by}`", f"choose {NAME} or {HEADROOM}")
     if measure and check:
-        raise UserError("--measure and --check are two errands", "run one after the other")
+        raise UserError("--measure and --check cannot be combined", "run one after the other")
     if again and not measure:
         raise UserError("--again is for --measure", "add --measure, or leave out --again")
 
 
-def _loaded(wanted: Sequence[str], family: str) -> tuple[list[Listed], bool]:
-    """The wanted ops, or all that can be loaded, of this family, and whether some cannot be."""
-    from reference_ops import catalog
-
+def _loaded(wanted: Sequence[str], family: str) -> tuple[list[Loaded], bool]:
+    """The requested ops, or all that can be loaded, of this family, and whether some cannot be."""
     loaded, missing = [], False
     for name in wanted or catalog.names():
         try:
-            loaded.append(Listed(catalog.family(name), catalog.load(name), catalog.lasting(name)))
+            loaded.append(Loaded(catalog.family(name), catalog.load(name), catalog.lasting(name)))
         except catalog.CatalogError as error:
             if wanted:
                 raise
             missing = True
             complain(str(error))
-    families = sorted({one.family for one in loaded})
-    if family and family not in families:
-        raise UserError(f"none of these ops is of a family `{family}`", f"they are of: {', '.join(families)}")
+    _check_family(family, {one.family for one in loaded})
     return [one for one in loaded if family in ("", one.family)], missing
 
 
 def _measure(
-    loaded: Sequence[Listed], kind: str, archive: Path | None, *, again: bool
+    loaded: Sequence[Loaded], kind: str, archive: Path | None, *, again: bool
 ) -> tuple[dict[str, dict[str, str]], str]:
     """What could not be measured, by op and workload, and the device's key."""
     check_device(kind)  # before there is an archive
@@ -169,7 +194,7 @@ def _print_table(found: Sequence[Prospect], info: DeviceInfo | None, by: str) ->
         shown.print(words, style=style)
 
 
-def _check(loaded: Sequence[Listed], kind: str, seed: int, *, as_json: bool) -> bool:
+def _check(loaded: Sequence[Loaded], kind: str, seed: int, *, as_json: bool) -> bool:
     """Check every op and say what was found, as it is found; whether any is blind."""
     from evolve.evaluation.op_check import distributions
 

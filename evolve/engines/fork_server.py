@@ -43,8 +43,10 @@ def main() -> None:
     for module in PRELOADED:
         import_module(module)
     from evolve.devices import choose
+    from reference_ops import catalog
 
     choose.preload(arguments.device)
+    catalog.use_cached_listing()  # workers are confined and may not be able to read it
     gc.freeze()  # or garbage collection in a worker would copy every page
     _prctl(PR_SET_PDEATHSIG, 0)
     _ForkServer(arguments.device, arguments.parent, arguments.project, control).serve()

@@ -31,8 +31,8 @@ from evolve.engines.messages import (
     encode,
 )
 from evolve.errors import UserError
-from evolve.evaluation.caches import evolve_cache_dir
 from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequest, TimingResult
+from reference_ops.listing import user_cache_dir
 
 START_SECONDS, EXIT_SECONDS = 300.0, 20.0
 STDERR_CHARACTERS = 1500
@@ -351,7 +351,7 @@ def _environment(folder: Path) -> dict[str, str]:
         if name in NAMES or (name.startswith(BEGINNINGS) and not any(word in name for word in SECRET))
     }
     root = str(Path(__file__).resolve().parents[2])
-    inductor = inherited.get("TORCHINDUCTOR_CACHE_DIR") or str(evolve_cache_dir() / "inductor")
+    inductor = inherited.get("TORCHINDUCTOR_CACHE_DIR") or str(user_cache_dir() / "inductor")
     return {
         **inherited,
         # Compiled baselines must outlive the worker's own folder.

@@ -38,7 +38,6 @@ from evolve.engines.messages import (
 )
 from evolve.engines.sandbox import Bounds
 from evolve.errors import UserError
-from evolve.evaluation.caches import evolve_cache_dir
 from evolve.evaluation.compiling import precompile
 from evolve.evaluation.evaluate import Evaluator, evaluate
 from evolve.evaluation.profile import profiled
@@ -46,6 +45,7 @@ from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequ
 from evolve.evaluation.time_pytorch import time_pytorch
 from reference_ops import catalog
 from reference_ops.catalog import CatalogError
+from reference_ops.listing import user_cache_dir
 from reference_ops.op import Op
 
 ERROR_CHARACTERS = 300
@@ -148,7 +148,7 @@ def _bounds(device_kind: str, fork: Fork, project: Path) -> Bounds:
     """Return what an evaluator may do. A kernel that is native code could do harm, so it gets least."""
     if policy_of(device_kind).kernels_are_native_code:
         return Bounds((Path(fork.folder),), (project,), fork.memory_bytes)
-    caches = (evolve_cache_dir(), Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    caches = (user_cache_dir(), Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
     for cache in caches:
         with contextlib.suppress(OSError):  # without the folder nothing is cached
             cache.mkdir(parents=True, exist_ok=True)

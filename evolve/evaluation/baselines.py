@@ -18,8 +18,8 @@ from archive.records import DeviceInfo
 from evolve.devices.choose import policy_of
 from evolve.devices.device import Device
 from evolve.devices.policy import AUTOTUNE, COMPILE, EAGER, EVERY_BASELINE
-from evolve.evaluation.caches import evolve_cache_dir
 from reference_ops.inputs import inputs_at
+from reference_ops.listing import user_cache_dir
 from reference_ops.op import Op, Tensors, Workload
 
 VERSION = 2  # of the way baselines are timed; cached times of another version are ignored
@@ -92,7 +92,7 @@ class BaselineCache:
 
 
 def cache() -> BaselineCache:
-    return BaselineCache(evolve_cache_dir() / "baselines")
+    return BaselineCache(user_cache_dir() / "baselines")
 
 
 def switched_off() -> bool:

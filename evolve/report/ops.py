@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -15,9 +15,7 @@ from evolve.report.tables import WIDE, fitted, plain_table
 from evolve.report.words import SHORT_DTYPES, counted, percent, times
 from evolve.selection import population
 from evolve.selection.population import Champion
-
-if TYPE_CHECKING:
-    from reference_ops.op import Op
+from reference_ops.listing import Listed
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,7 @@ class Shares:
 class Prospect:
     """One op of the catalog, with what is known of it on the device."""
 
-    family: str
-    op: "Op"
+    op: Listed
     kernels: int  # shipped
     marks: tuple[Mark, ...] = ()
     faults: Mapping[str, str] = field(default_factory=dict)  # why nothing could be measured, by workload
@@ -84,7 +81,7 @@ class Prospect:
 
 
 def prospects(
-    listed: Iterable[tuple[str, "Op"]],
+    ops: Iterable[Listed],
     device: DeviceInfo | None,
     standards: Iterable[Standard],
     evaluations: Iterable[Evaluation],
@@ -96,20 +93,20 @@ def prospects(
         if evaluation.device.key == key:
             of_op.setdefault(evaluation.op, []).append(evaluation)
     found = []
-    for family, op in listed:
+    for op in ops:
         made = of_op.get(op.name, [])
         beside = {one.workload: one for evaluation in made for one in _beside(evaluation)}
         leading = {one.workload: one for one in population.champions(population.latest(made, key).values())}
         marks = tuple(
             Mark(
-                workload.key,
-                alone.get((op.name, workload.key)) or beside.get(workload.key),
-                (op.name, workload.key) in alone,
-                leading.get(workload.key),
+                workload,
+                alone.get((op.name, workload)) or beside.get(workload),
+                (op.name, workload) in alone,
+                leading.get(workload),
             )
             for workload in (op.workloads(device.kind) if device else op.gpu)
         )
-        found.append(Prospect(family, op, len(library.shipped(op.name)), marks))
+        found.append(Prospect(op, len(library.shipped(op.name)), marks))
     return found
 
 
@@ -167,11 +164,11 @@ def facts(prospect: Prospect, device: DeviceInfo | None) -> dict[str, Any]:
     op, pytorch, champion = prospect.op, prospect.pytorch, prospect.champion
     return {
         "op": op.name,
-        "family": prospect.family,
+        "family": op.family,
         "backward": op.backward,
         "dtypes": op.dtypes,
-        "workloads": [workload.key for workload in op.gpu],
-        "emulated_workloads": [workload.key for workload in op.emulated],
+        "workloads": list(op.gpu),
+        "emulated_workloads": list(op.emulated),
         "kernels": [kernel.id for kernel in library.shipped(op.name)],
         "note": op.note,
         "device": device.key if device else None,
@@ -230,8 +227,8 @@ def family_table(found: Sequence[Prospect], width: int) -> Table:
     numbers = ["workloads", "kernels", *(FIGURES if figures else ())]
     noted = width >= (WITH_NOTES if figures else WIDE)
     table = _table(["op", "dtypes"], numbers, ["what it computes"] * noted, wide=wide or not figures)
-    for family in sorted({one.family for one in found}):
-        of_family = [one for one in found if one.family == family]
+    for family in sorted({one.op.family for one in found}):
+        of_family = [one for one in found if one.op.family == family]
         if table.row_count:
             table.add_row()
         table.add_row(fitted(f"{family}, {counted(len(of_family), 'op')}", "cyan"))
@@ -256,7 +253,7 @@ def headroom_table(found: Sequence[Prospect], width: int) -> Table:
     for one in by_headroom(found):
         table.add_row(
             fitted(one.op.name, "bold"),
-            *([fitted(one.family), fitted(_dtypes(one))] * wide),
+            *([fitted(one.op.family), fitted(_dtypes(one))] * wide),
             str(len(one.op.gpu)),
             *([str(one.kernels)] * roomy),
             *_figures(one),

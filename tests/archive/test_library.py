@@ -10,11 +10,12 @@ from archive.kernel import Kernel
 from archive.records import DeviceInfo
 from evolve.op_on_device import point, signature
 from reference_ops import catalog
+from reference_ops.listing import PACKAGE
 from reference_ops.op import Op
 
 OPS = {name: catalog.load(name) for name in catalog.names()}
 PLAIN = "simple.cu"  # a start for an op of which nobody has written more yet
-PLAIN_TEXTS = {path.read_text() for path in (catalog.PACKAGE.parent / "archive" / "kernels").glob(f"*/{PLAIN}")}
+PLAIN_TEXTS = {path.read_text() for path in (PACKAGE.parent / "archive" / "kernels").glob(f"*/{PLAIN}")}
 SHIPPED = {f"{name} {shipped.id}": (op, shipped) for name, op in OPS.items() for shipped in library.shipped(name)}
 DEVICES = [
     DeviceInfo("cuda", "NVIDIA H200", "sm_90a", 132, 232_448),
@@ -50,7 +51,7 @@ def test_a_shipped_kernel_survives_printing(op: Op, shipped: Kernel) -> None:
 
 @each(SHIPPED)
 def test_a_shipped_file_is_in_canonical_form(op: Op, shipped: Kernel) -> None:
-    folder = catalog.PACKAGE.parent / "archive" / "kernels" / op.name
+    folder = PACKAGE.parent / "archive" / "kernels" / op.name
     assert shipped.text in [path.read_text() for path in folder.glob("*.cu")]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from reference_ops import catalog
 from reference_ops.catalog import CatalogError
+from reference_ops.listing import PACKAGE, WITHOUT_OPS
 from reference_ops.op import ops_of
 
 USERS_OP = """
@@ -36,8 +37,8 @@ def written(folder: Path, text: str) -> str:
 
 
 def op_files() -> list[Path]:
-    found = [path for path in catalog.PACKAGE.glob("*/*.py") if not path.stem.startswith("_")]
-    return [path for path in found if path.parent.name not in catalog.NO_FAMILY]
+    found = [path for path in PACKAGE.glob("*/*.py") if not path.stem.startswith("_")]
+    return [path for path in found if path.parent.name not in WITHOUT_OPS]
 
 
 def test_every_op_is_loaded_by_the_name_that_it_is_listed_under() -> None:

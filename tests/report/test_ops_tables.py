@@ -7,6 +7,7 @@ from small_op import GPU, KERNEL, OP, passed
 
 from archive.records import DeviceInfo, Evaluation, Standard
 from evolve.report.ops import Prospect, by_headroom, device_of, nested, prospects, shares
+from reference_ops.listing import listed
 
 FLOAT, HALF = (workload.key for workload in OP.gpu)
 OTHER = replace(GPU, name="NVIDIA H100")
@@ -22,7 +23,7 @@ def standard(workload: str, share: float, device: DeviceInfo = GPU, created: flo
 def prospect(*records: Standard | Evaluation, device: DeviceInfo = GPU) -> Prospect:
     alone = [one for one in records if isinstance(one, Standard)]
     beside = [one for one in records if isinstance(one, Evaluation)]
-    (found,) = prospects([("family", OP)], device, alone, beside)
+    (found,) = prospects([listed(OP, "family")], device, alone, beside)
     return found
 
 
@@ -96,7 +97,7 @@ def test_an_emulated_device_is_held_to_its_own_workloads() -> None:
 
 def test_an_ops_backwards_are_below_it_where_they_are_its_own() -> None:
     def named(name: str, *backward: str) -> Prospect:
-        return Prospect("family", replace(OP, name=name, backward=backward), 1)
+        return Prospect(listed(replace(OP, name=name, backward=backward), "family"), 1)
 
     found = [
         named("conv_bias", "conv_backward_data", "conv_bias_backward_bias"), named("conv_bias_backward_bias"),

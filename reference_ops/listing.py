@@ -1,0 +1,84 @@
+"""Listing of the catalog: what each op declares, cached on disk so that a listing need not import PyTorch."""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from reference_ops.op import Op
+
+PACKAGE = Path(__file__).parent
+WITHOUT_OPS = ("tasks",)  # sub-packages
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An op as its file declares it, without its functions."""
+
+    name: str
+    family: str
+    file: str  # relative to this package; empty for an op from elsewhere
+    dtypes: tuple[str, ...]
+    gpu: tuple[str, ...]  # keys of its workloads
+    emulated: tuple[str, ...]
+    backward: tuple[str, ...]
+    note: str
+
+    def workloads(self, device_kind: str) -> tuple[str, ...]:
+        return self.emulated if device_kind == "emulated" else self.gpu
+
+
+def listed(op: Op, family: str, file: str = "") -> Listed:
+    gpu, emulated = (tuple(workload.key for workload in workloads) for workloads in (op.gpu, op.emulated))
+    return Listed(op.name, family, file, op.dtypes, gpu, emulated, op.backward, op.note)
+
+
+def user_cache_dir() -> Path:
+    """The user's cache folder for this project. It need not exist yet."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(given) if given.startswith("/") else Path.home() / ".cache"  # the specification ignores relative paths
+    return root / "evolve"
+
+
+def read_listing(package: Path = PACKAGE) -> tuple[Listed, ...] | None:
+    """Return the cached listing of the op files as they are now, or None if there is none."""
+    try:
+        rows = json.loads(_cache_file(package).read_text(encoding="utf-8"))
+        return tuple(
+            Listed(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
+            for row in rows
+        )
+    except (OSError, ValueError, TypeError, AttributeError):  # absent, or not written to the end
+        return None
+
+
+def write_listing(ops: Sequence[Listed], package: Path = PACKAGE) -> None:
+    """Cache a listing. Where the folder cannot be written, the next process imports the ops again."""
+    file = _cache_file(package)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps([asdict(op) for op in ops]), encoding="utf-8")
+        part.replace(file)
+
+
+def op_files(package: Path = PACKAGE) -> dict[str, Path]:
+    """The files that define ops, by name without suffix."""
+    found = sorted(path for path in package.glob("*/*.py") if path.parent.name not in WITHOUT_OPS)
+    return {path.stem: path for path in found if not path.stem.startswith("_")}
+
+
+def _cache_file(package: Path) -> Path:
+    """Its name follows from the contents of every file that an op may depend on."""
+    digest = hashlib.sha256()
+    for path in _sources(package):
+        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
+    return user_cache_dir() / "catalog" / f"{digest.hexdigest()[:24]}.json"
+
+
+def _sources(package: Path) -> Iterable[Path]:
+    found = (*package.glob("*.py"), *package.glob("*/*.py"))
+    return sorted(path for path in found if path.parent.name not in WITHOUT_OPS)

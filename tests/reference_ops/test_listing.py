@@ -1,0 +1,62 @@
+"""The listing of the catalog: equal to the ops it lists, made anew when a file changes, and read without PyTorch."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reference_ops import catalog
+from reference_ops.listing import PACKAGE, listed, read_listing, write_listing
+
+WITHOUT_TORCH = """
+import sys
+from evolve.cli.app import main
+code = main(["ops"])
+sys.exit(code or "torch" in sys.modules)
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_the_listing_equals_the_ops() -> None:
+    ops = [listed(catalog.load(op.name), op.family, op.file) for op in catalog.listing()]
+    assert list(catalog.listing()) == ops
+    assert all((PACKAGE / op.file).is_file() for op in ops)
+
+
+def test_what_is_written_is_read_again() -> None:
+    assert read_listing() is None
+    write_listing(catalog.listing())
+    assert read_listing() == catalog.listing()
+
+
+def test_a_changed_file_makes_the_listing_stale(tmp_path: Path) -> None:
+    package = tmp_path / "reference_ops"
+    shutil.copytree(PACKAGE, package)
+    write_listing(catalog.listing(), package)
+    assert read_listing(package) == catalog.listing()
+    with (package / "softmax" / "softmax.py").open("a") as file:
+        file.write("\n# changed\n")
+    assert read_listing(package) is None
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"name": "softmax"}]'])
+def test_a_broken_cache_is_no_listing(text: str, cache: Path) -> None:
+    write_listing(catalog.listing())
+    (file,) = (cache / "evolve" / "catalog").iterdir()
+    file.write_text(text)
+    assert not read_listing()
+
+
+def test_the_listing_of_ops_is_printed_without_importing_torch(tmp_path: Path) -> None:
+    write_listing(catalog.listing())
+    root = PACKAGE.parent
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "softmax" in done.stdout
