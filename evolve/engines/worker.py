@@ -146,12 +146,12 @@ def _memory_message(error: Exception) -> str:
 
 def _bounds(device_kind: str, fork: Fork, project: Path) -> Bounds:
     """Return what an evaluator may do. A kernel that is native code could do harm, so it gets least."""
-    if policy_of(device_kind).kernels_are_native_code:
-        return Bounds((Path(fork.folder),), (project,), fork.memory_bytes)
     caches = (user_cache_dir(), Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
-    for cache in caches:
+    for cache in caches:  # PyTorch creates its folder when torch._dynamo is imported, which a confined worker cannot do
         with contextlib.suppress(OSError):  # without the folder nothing is cached
             cache.mkdir(parents=True, exist_ok=True)
+    if policy_of(device_kind).kernels_are_native_code:
+        return Bounds((Path(fork.folder),), (project,), fork.memory_bytes)
     return Bounds((Path(fork.folder), Path(fork.cubins), *caches), (project,), fork.memory_bytes, gpu=True)
 
 
