@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from fake_engine import FakeEngine
 from records import CPU
-from scripted_runs import PRICE, TWICE, PricedModel, TimedEngine, op, outcome
+from scripted_runs import PRICE, TWICE, PricedModel, by_number, op, outcome
 
 from archive.proposals import Budget, Run
 from archive.records import Evaluation
@@ -36,8 +37,8 @@ def searches(store: SqliteStore, names: Mapping[str, object], limits: Budget) ->
 
 def run(
     store: SqliteStore, times: Mapping[str, tuple[float, ...]], limits: Budget, model: PricedModel | None = None
-) -> tuple[Ended, TimedEngine, list[Slice]]:
-    engine, seen = TimedEngine(times), list[object]()
+) -> tuple[Ended, FakeEngine, list[Slice]]:
+    engine, seen = FakeEngine(by_number(times)), list[object]()
     ended = outcome(campaign(searches(store, times, limits), [], model or PricedModel(), engine, store), seen)
     return ended, engine, [event for event in seen if isinstance(event, Slice)]
 

@@ -1,17 +1,18 @@
 """The loop over a real archive and the real offline proposer; the engine is scripted, so that it needs no device."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import bad_kernels
 import pytest
+from fake_engine import FakeEngine, verdict
 from records import CPU
 
 from archive.kernel import Kernel
 from archive.proposals import Budget, Leg, Proposal
-from archive.records import Confirmed, DeviceInfo, Evaluation, Measurement, Outcome, Profile
+from archive.records import Evaluation, Measurement, Outcome, Profile
 from archive.store import SqliteStore, open_archive
 from evolve.engines.engine import Job
 from evolve.loop import evolve
@@ -26,43 +27,24 @@ TIME = Measurement("n=4096 float32", 128.0, 128.0, 128.0, 9, 100.0)
 SEED = Proposal("twice", "seed", "shipped", bad_kernels.twice_kernel(), created=1.0)
 
 
-@dataclass
-class ScriptedEngine:
-    """Times follow from the knobs; kernels noted as bad fail. Can stop half-way, as a killed run does."""
+def by_threads(*failing: int) -> Callable[[Job], Evaluation]:
+    """Return a judge: a kernel takes as many us as it has threads, and fails its confirmation if they are `failing`."""
 
-    stop_after: int = 10**9
-    falling: tuple[int, ...] = ()  # threads of the kernels that fail when they are confirmed
-    evaluated: list[str] = field(default_factory=list)
-    confirmed: list[int] = field(default_factory=list)  # by their threads
-    bars: dict[int, dict[str, float]] = field(default_factory=dict)
-    info: DeviceInfo = CPU
-    unprofiled: str = ""
-    counts: bool = True  # whether it has a profiler
-    counted: list[tuple[str, str]] = field(default_factory=list)
+    def judge(job: Job) -> Evaluation:
+        threads = job.kernel.plan.settings["THREADS"]
+        if job.confirm and threads in failing:
+            return verdict(job, outcome=Outcome.UNSAFE)
+        return verdict(job, Measurement("n=4096 float32", threads, threads, threads, 9, 100.0))
 
-    def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
-        for job in jobs:
-            if len(self.evaluated) >= self.stop_after:
-                raise KeyboardInterrupt
-            threads = job.kernel.plan.settings["THREADS"]
-            if job.confirm:
-                self.confirmed.append(threads)
-            else:
-                self.evaluated.append(job.kernel.id)
-                self.bars[threads] = dict(job.bars)
-            passed = job.kernel.plan.note != "bad" and not (job.confirm and threads in self.falling)
-            times = (Measurement("n=4096 float32", threads, threads, threads, 9, 100.0),) if passed else ()
-            yield Evaluation(
-                job.kernel.id, "twice", CPU, Outcome.PASSED if passed else Outcome.UNSAFE, "", times,
-                created=time.time(), confirmed=Confirmed((), ()) if passed and job.confirm else None,
-            )  # fmt: skip
+    return judge
 
-    def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:  # noqa: ARG002
-        self.counted.append((kernel.id, workload))
-        return Profile(kernel.id, "twice", CPU.key, workload, (("registers", 32.0),), 1.0) if self.counts else None
 
-    def close(self) -> None:
-        pass
+def engine_by_threads(*failing: int, stop_after: int | None = None) -> FakeEngine:
+    return FakeEngine(by_threads(*failing), stop_after=stop_after, counters=(("registers", 32.0),))
+
+
+def threads(kernels: Sequence[Kernel]) -> list[int]:
+    return [kernel.plan.settings["THREADS"] for kernel in kernels]
 
 
 @dataclass(frozen=True)
@@ -95,12 +77,12 @@ def search(tries: int = 100, seconds: float = 60.0) -> Search:
     return Search("run", catalog.load(TWICE), TWICE, 7, Budget(evals=tries), time.monotonic() + seconds)
 
 
-def run(store: SqliteStore, engine: ScriptedEngine, tries: int = 100) -> list[Proposal | Evaluation]:
+def run(store: SqliteStore, engine: FakeEngine, tries: int = 100) -> list[Proposal | Evaluation]:
     return list(evolve(search(tries), [SEED], OfflineProposer(), engine, store))
 
 
 def test_the_fastest_setting_is_found_and_the_run_ends_when_nothing_is_left(store: SqliteStore) -> None:
-    engine = ScriptedEngine()
+    engine = engine_by_threads()
     run(store, engine)
     best = min(store.find(Evaluation), key=lambda evaluation: evaluation.measurements[0].median_us)
     assert best.measurements[0].median_us == 64.0
@@ -108,102 +90,104 @@ def test_the_fastest_setting_is_found_and_the_run_ends_when_nothing_is_left(stor
 
 
 def test_every_event_is_in_the_archive_before_it_is_told(store: SqliteStore) -> None:
-    for event in evolve(search(), [SEED], OfflineProposer(), ScriptedEngine(), store):
+    for event in evolve(search(), [SEED], OfflineProposer(), engine_by_threads(), store):
         found = store.find(Proposal) if isinstance(event, Proposal) else store.find(Evaluation)
         assert event in found
 
 
 def test_a_run_that_was_stopped_goes_on_without_losing_or_repeating_anything(store: SqliteStore) -> None:
-    first, second = ScriptedEngine(stop_after=2), ScriptedEngine()
+    first, second = engine_by_threads(stop_after=2), engine_by_threads()
     with pytest.raises(KeyboardInterrupt):
         run(store, first)
     run(store, second)
     assert len(first.evaluated) == 2
-    assert sorted(first.evaluated + second.evaluated) == sorted({kernel.id for kernel in store.find(Kernel)})
+    evaluated = sorted(kernel.id for kernel in first.evaluated + second.evaluated)
+    assert evaluated == sorted({kernel.id for kernel in store.find(Kernel)})
     assert len(store.find(Evaluation)) == 4  # one for each setting, and the champion confirmed
 
 
 def test_running_again_when_everything_is_known_evaluates_nothing(store: SqliteStore) -> None:
-    run(store, ScriptedEngine())
-    again = ScriptedEngine()
+    run(store, engine_by_threads())
+    again = engine_by_threads()
     run(store, again)
     assert (again.evaluated, again.confirmed) == ([], [])
 
 
 def test_the_number_of_tries_is_kept(store: SqliteStore) -> None:
-    engine = ScriptedEngine()
+    engine = engine_by_threads()
     run(store, engine, tries=2)
     assert len(engine.evaluated) == 2
 
 
 def test_failed_replies_count_as_tries_so_a_mute_model_ends_the_run(store: SqliteStore) -> None:
-    events = list(evolve(search(tries=20), [], OnlyFailures(), ScriptedEngine(), store))
+    events = list(evolve(search(tries=20), [], OnlyFailures(), engine_by_threads(), store))
     assert len(events) == 20
     assert all(proposal.failure for proposal in store.find(Proposal))
 
 
 def test_a_model_that_repeats_itself_ends_the_run_too(store: SqliteStore) -> None:
-    engine = ScriptedEngine()
+    engine = engine_by_threads()
     list(evolve(search(tries=5), [], Parrot(), engine, store))
     assert len(engine.evaluated) == 1
 
 
 def test_no_evaluation_begins_after_the_deadline(store: SqliteStore) -> None:
-    engine = ScriptedEngine()
+    engine = engine_by_threads()
     list(evolve(search(seconds=-1), [SEED], OfflineProposer(), engine, store))
     assert engine.evaluated == []
     assert [kernel.id for kernel in selection.pending(store, "twice", CPU)] == [bad_kernels.twice_kernel().id]
 
 
 def test_in_the_end_the_champion_alone_is_confirmed(store: SqliteStore) -> None:
-    engine = ScriptedEngine()
+    engine = engine_by_threads()
     run(store, engine)
-    assert engine.confirmed == [64]
+    assert threads(engine.confirmed) == [64]
     assert {kernel.plan.settings["THREADS"] for kernel in store.find(Kernel)} == {128, 64, 256}
     assert selection.unconfirmed(store, "twice", CPU) == []
 
 
 def test_where_a_champion_falls_the_next_one_is_confirmed(store: SqliteStore) -> None:
-    engine = ScriptedEngine(falling=(64, 128))
+    engine = engine_by_threads(64, 128)
     run(store, engine)
-    assert engine.confirmed == [64, 128, 256]
+    assert threads(engine.confirmed) == [64, 128, 256]
     verdicts = population.latest(store.find(Evaluation), CPU.key)
     assert sorted(str(verdict.outcome) for verdict in verdicts.values()) == ["passed", "unsafe", "unsafe"]
 
 
 def test_when_every_champion_falls_nobody_is_left_and_the_run_ends(store: SqliteStore) -> None:
-    run(store, ScriptedEngine(falling=(64, 128, 256)))
+    run(store, engine_by_threads(64, 128, 256))
     assert population.champions(population.latest(store.find(Evaluation), CPU.key).values()) == ()
 
 
 def test_champions_are_confirmed_when_the_time_is_over(store: SqliteStore) -> None:
     store.append(SEED, Evaluation(SEED.kernel_id, "twice", CPU, Outcome.PASSED, "", (TIME,)))
-    engine = ScriptedEngine()
+    engine = engine_by_threads()
     list(evolve(search(seconds=-1), [], OfflineProposer(), engine, store))
-    assert (engine.evaluated, engine.confirmed) == ([], [128])
+    assert (engine.evaluated, threads(engine.confirmed)) == ([], [128])
 
 
 def test_a_run_that_was_stopped_confirms_nothing(store: SqliteStore) -> None:
-    engine = ScriptedEngine(stop_after=2)
+    engine = engine_by_threads(stop_after=2)
     with pytest.raises(KeyboardInterrupt):
         run(store, engine)
     assert engine.confirmed == []
 
 
 def test_every_kernel_is_told_the_time_to_beat(store: SqliteStore) -> None:
-    engine = ScriptedEngine()
+    engine = engine_by_threads()
     run(store, engine)
-    assert engine.bars[128] == {}
-    assert engine.bars[256] == {"n=4096 float32": 128.0}
+    bars = {job.kernel.plan.settings["THREADS"]: dict(job.bars) for job in engine.jobs if not job.confirm}
+    assert bars[128] == {}
+    assert bars[256] == {"n=4096 float32": 128.0}
 
 
 def test_a_kernel_that_says_the_same_in_other_words_is_not_evaluated_again(store: SqliteStore) -> None:
-    engine = ScriptedEngine()
+    engine = engine_by_threads()
     again = bad_kernels.twice_kernel(note="in other words")
     run(store, engine, tries=1)
     store.append(replace(SEED, kernel=again))
     list(evolve(search(tries=1), [], Parrot(), engine, store))
-    assert engine.evaluated == [SEED.kernel_id]
+    assert [kernel.id for kernel in engine.evaluated] == [SEED.kernel_id]
     verdict = population.latest(store.find(Evaluation), CPU.key)[again.id]
     assert verdict.outcome is Outcome.DUPLICATE
     assert SEED.kernel_id in verdict.log
@@ -221,40 +205,40 @@ class Reader:
         return iter(())
 
 
-def profiled(store: SqliteStore, engine: ScriptedEngine) -> list[tuple[Profile, ...]]:
+def profiled(store: SqliteStore, engine: FakeEngine) -> list[tuple[Profile, ...]]:
     reader = Reader()
     list(evolve(replace(search(), profiled=True), [SEED], reader, engine, store))
     return reader.read
 
 
 def test_what_a_parent_does_is_counted_before_a_model_is_asked(store: SqliteStore) -> None:
-    shown = profiled(store, ScriptedEngine())
+    shown = profiled(store, engine_by_threads())
     assert shown
     assert all([profile.kernel_id for profile in profiles] == [SEED.kernel_id] for profiles in shown)
 
 
 def test_what_was_counted_once_is_not_counted_again(store: SqliteStore) -> None:
-    engine = ScriptedEngine()
+    engine = engine_by_threads()
     profiled(store, engine)
     profiled(store, engine)
-    assert engine.counted == [(SEED.kernel_id, "n=4096 float32")]
+    assert engine.profiled == [(SEED.kernel_id, TWICE, "n=4096 float32")]
 
 
 def test_without_a_profiler_the_model_is_asked_all_the_same(store: SqliteStore) -> None:
-    shown = profiled(store, ScriptedEngine(counts=False))
+    shown = profiled(store, FakeEngine(by_threads()))
     assert shown
     assert not any(shown)
 
 
 def test_nothing_is_counted_for_a_proposer_that_would_not_read_it(store: SqliteStore) -> None:
-    engine = ScriptedEngine()
+    engine = engine_by_threads()
     run(store, engine)
-    assert engine.counted == []
+    assert engine.profiled == []
 
 
 def test_the_archive_tells_when_a_run_ended_also_one_that_was_stopped(store: SqliteStore) -> None:
-    run(store, ScriptedEngine(), tries=1)
+    run(store, engine_by_threads(), tries=1)
     with pytest.raises(KeyboardInterrupt):
-        run(store, ScriptedEngine(stop_after=0), tries=2)
+        run(store, engine_by_threads(stop_after=0), tries=2)
     assert all(leg.ended >= leg.started > 0 for leg in store.find(Leg))
     assert len(store.find(Leg)) == 2

@@ -4,8 +4,9 @@ import time
 from pathlib import Path
 
 import pytest
+from fake_engine import FakeEngine
 from records import CPU
-from scripted_runs import PRICE, TWICE, PricedModel, TimedEngine, op, outcome
+from scripted_runs import PRICE, TWICE, PricedModel, by_number, number_of, op, outcome, timed_engine
 
 from archive.proposals import Budget, Proposal, Run
 from archive.records import Evaluation
@@ -27,7 +28,7 @@ def store(tmp_path: Path) -> SqliteStore:
 SCOPE = Scope("run")
 
 
-def run(store: SqliteStore, limits: Budget, model: PricedModel, engine: TimedEngine, scope: Scope = SCOPE) -> Ended:
+def run(store: SqliteStore, limits: Budget, model: PricedModel, engine: FakeEngine, scope: Scope = SCOPE) -> Ended:
     """One leg of the run; why it ended."""
     store.append(Run(scope.run, "twice", CPU.key, model.name, 7, time.time(), budget=limits))
     deadline = time.monotonic() + (limits.seconds or 60.0)
@@ -40,17 +41,17 @@ def spent(store: SqliteStore, run: str = "run") -> Spent:
 
 
 def test_tokens_are_held(store: SqliteStore) -> None:
-    assert run(store, Budget(tokens=20 * PRICE.tokens), PricedModel(), TimedEngine()) is Ended.TOKENS
+    assert run(store, Budget(tokens=20 * PRICE.tokens), PricedModel(), timed_engine()) is Ended.TOKENS
     assert spent(store).tokens == 20 * PRICE.tokens
 
 
 def test_dollars_are_held_within_one_reply(store: SqliteStore) -> None:
-    assert run(store, Budget(usd=0.105), PricedModel(), TimedEngine()) is Ended.USD
+    assert run(store, Budget(usd=0.105), PricedModel(), timed_engine()) is Ended.USD
     assert spent(store).usd == pytest.approx(0.11)
 
 
 def test_replies_without_a_kernel_are_paid_for_too(store: SqliteStore) -> None:
-    assert run(store, Budget(tokens=20 * PRICE.tokens), PricedModel(prose=True), TimedEngine()) is Ended.TOKENS
+    assert run(store, Budget(tokens=20 * PRICE.tokens), PricedModel(prose=True), timed_engine()) is Ended.TOKENS
     assert len(store.find(Proposal)) == 20
 
 
@@ -60,30 +61,30 @@ def test_a_proposer_is_told_all_that_is_left(store: SqliteStore) -> None:
 
 
 def test_what_was_paid_for_is_evaluated_before_the_run_ends(store: SqliteStore) -> None:
-    run(store, Budget(tokens=20 * PRICE.tokens), PricedModel(), TimedEngine())
+    run(store, Budget(tokens=20 * PRICE.tokens), PricedModel(), timed_engine())
     assert len({evaluation.kernel_id for evaluation in store.find(Evaluation)}) == 20
 
 
 def test_evaluations_are_held(store: SqliteStore) -> None:
-    engine = TimedEngine()
+    engine = timed_engine()
     assert run(store, Budget(evals=11), PricedModel(), engine) is Ended.EVALS
     assert len(engine.evaluated) == 11
 
 
 def test_a_model_without_ideas_ends_the_run(store: SqliteStore) -> None:
-    assert run(store, Budget(evals=100), PricedModel(most=5), TimedEngine()) is Ended.NOTHING
+    assert run(store, Budget(evals=100), PricedModel(most=5), timed_engine()) is Ended.NOTHING
 
 
 def test_the_run_ends_when_the_champion_is_near_enough_to_the_speed_of_light(store: SqliteStore) -> None:
-    engine = TimedEngine({"twice": (50.0,) * 10 + (10.4,)})  # light needs 10
+    engine = timed_engine(*(50.0,) * 10, 10.4)  # light needs 10
     assert run(store, Budget(evals=1000, until_light=0.95), PricedModel(), engine) is Ended.LIGHT
     assert len(engine.evaluated) == 2 * GENERATION
 
 
 def test_where_the_champion_at_light_falls_the_search_goes_on(store: SqliteStore) -> None:
-    engine = TimedEngine({"twice": (10.2, *((50.0,) * 19), 10.3)}, falling=(1,))
+    engine = FakeEngine(by_number({"twice": (10.2, *((50.0,) * 19), 10.3)}, 1))
     assert run(store, Budget(evals=1000, until_light=0.95), PricedModel(), engine) is Ended.LIGHT
-    assert engine.confirmed[0] == 1
+    assert number_of(engine.confirmed[0]) == 1
     assert len(engine.evaluated) == 3 * GENERATION
     (champion,) = population.champions(population.latest(store.find(Evaluation), CPU.key).values())
     assert champion.measurement.median_us == 10.3
@@ -93,10 +94,10 @@ def test_where_the_champion_at_light_falls_the_search_goes_on(store: SqliteStore
 def test_a_killed_run_spends_exactly_the_rest_when_it_goes_on(store: SqliteStore, killed_after: int) -> None:
     limits, model = Budget(evals=20, tokens=10**6), PricedModel()
     with pytest.raises(KeyboardInterrupt):
-        run(store, limits, model, TimedEngine(stop_after=killed_after))
+        run(store, limits, model, timed_engine(stop_after=killed_after))
     rest = budget.left(limits, spent(store))
     assert rest.evals == 20 - killed_after
-    again = TimedEngine()
+    again = timed_engine()
     assert run(store, rest, model, again) is Ended.EVALS
     assert len(again.evaluated) == 20 - killed_after
     assert spent(store).evals == 20
@@ -104,22 +105,22 @@ def test_a_killed_run_spends_exactly_the_rest_when_it_goes_on(store: SqliteStore
 
 
 def test_what_a_run_counted_is_what_the_archive_tells(store: SqliteStore) -> None:
-    run(store, Budget(evals=12), PricedModel(prose=True), TimedEngine())
+    run(store, Budget(evals=12), PricedModel(prose=True), timed_engine())
     assert spent(store).evals == 12
 
 
 def test_a_run_that_has_spent_everything_only_confirms_when_it_goes_on(store: SqliteStore) -> None:
     model = PricedModel()
-    run(store, Budget(evals=8), model, TimedEngine())
-    again = TimedEngine()
+    run(store, Budget(evals=8), model, timed_engine())
+    again = timed_engine()
     assert run(store, Budget(evals=0), model, again) is Ended.EVALS
     assert (again.evaluated, model.written["twice"]) == ([], 8)
 
 
 def test_a_fresh_run_leaves_what_others_left_over(store: SqliteStore) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run(store, Budget(evals=8), PricedModel(), TimedEngine(stop_after=3))
-    engine, model = TimedEngine(), PricedModel(written={"twice": 100})
+        run(store, Budget(evals=8), PricedModel(), timed_engine(stop_after=3))
+    engine, model = timed_engine(), PricedModel(written={"twice": 100})
     run(store, Budget(evals=8), model, engine, Scope("second", fresh=True))
     assert len(engine.evaluated) == 8
     assert model.written["twice"] == 108

@@ -1,46 +1,34 @@
-"""`evolve confirm` with a scripted engine instead of a device."""
+"""`evolve confirm` with a fake engine."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from commandline import BEST, CHILD, COLS, ROWS, evolve, filled
+from fake_engine import FakeEngine, use_as_gpu
 from records import GPU, confirmed, failed
 
-from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.store import open_archive
-from evolve import wiring
-from evolve.devices import choose
 from evolve.engines.engine import Job
 
 Capture = pytest.CaptureFixture[str]
 OTHER_GPU = replace(GPU, name="Another GPU")
 
 
-@dataclass(frozen=True)
-class ScriptedEngine:
-    """Confirms every kernel except those in `failing`."""
+def confirming(*failing: str, info: DeviceInfo = GPU) -> FakeEngine:
+    """Return an engine that confirms every kernel but those with the ids in `failing`."""
 
-    failing: tuple[str, ...] = ()
-    info: DeviceInfo = GPU
-    unprofiled: str = ""
+    def judge(job: Job) -> Evaluation:
+        assert job.confirm
+        if job.kernel.id in failing:
+            return failed(job.kernel.id, Outcome.UNSAFE, created=9.0)
+        return confirmed(job.kernel.id, info, 9.0, **{ROWS: 20.0, COLS: 30.0})
 
-    def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
-        for job in jobs:
-            assert job.confirm
-            if job.kernel.id in self.failing:
-                yield failed(job.kernel.id, Outcome.UNSAFE, created=9.0)
-            else:
-                yield confirmed(job.kernel.id, self.info, 9.0, **{ROWS: 20.0, COLS: 30.0})
-
-    def profile(self, kernel: Kernel, op: str, workload: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    return FakeEngine(judge, info)
 
 
 @pytest.fixture
@@ -51,20 +39,16 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+Use = Callable[[FakeEngine], FakeEngine]
+
+
 @pytest.fixture
-def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[ScriptedEngine], None]:
-    def use(engine: ScriptedEngine) -> None:
-        monkeypatch.setattr(choose, "device_kind", lambda _requested="": "cuda")
-        monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None: engine)
-
-    return use
-
-
-Use = Callable[[ScriptedEngine], None]
+def on(monkeypatch: pytest.MonkeyPatch) -> Use:
+    return partial(use_as_gpu, monkeypatch=monkeypatch)
 
 
 def test_each_champion_is_confirmed_and_its_duels_are_printed(archive: Path, on: Use, capsys: Capture) -> None:
-    on(ScriptedEngine())
+    on(confirming())
     code, output, _ = evolve(capsys, "confirm", "softmax")
     assert code == 0
     assert f"softmax: {BEST.id[:8]} confirmed: won 2 of 2 duels with PyTorch, at best 5.00x" in output
@@ -76,7 +60,7 @@ def test_each_champion_is_confirmed_and_its_duels_are_printed(archive: Path, on:
 def test_a_failed_confirmation_is_exit_code_1_and_the_next_champion_is_confirmed(
     archive: Path, on: Use, capsys: Capture
 ) -> None:
-    on(ScriptedEngine(failing=(BEST.id,)))
+    on(confirming(BEST.id))
     code, output, _ = evolve(capsys, "confirm", "softmax")
     assert code == 1
     assert f"{BEST.id[:8]} failed its confirmation: unsafe" in output
@@ -87,7 +71,7 @@ def test_a_failed_confirmation_is_exit_code_1_and_the_next_champion_is_confirmed
 
 
 def test_confirming_again_succeeds_and_prints_the_duels(archive: Path, on: Use, capsys: Capture) -> None:
-    on(ScriptedEngine())
+    on(confirming())
     assert evolve(capsys, "confirm", "softmax")[0] == 0
     code, output, errors = evolve(capsys, "confirm", "softmax")
     assert (code, errors) == (0, "")
@@ -96,14 +80,14 @@ def test_confirming_again_succeeds_and_prints_the_duels(archive: Path, on: Use, 
 
 
 def test_champions_of_another_device_are_not_confirmed(archive: Path, on: Use, capsys: Capture) -> None:
-    on(ScriptedEngine(info=OTHER_GPU))
+    on(confirming(info=OTHER_GPU))
     code, _, errors = evolve(capsys, "confirm", "softmax")
     assert code == 1
     assert "nothing to confirm" in errors
 
 
 def test_without_a_name_every_op_of_the_catalog_is_confirmed(archive: Path, on: Use, capsys: Capture) -> None:
-    on(ScriptedEngine())
+    on(confirming())
     code, output, errors = evolve(capsys, "confirm")
     assert code == 0
     assert f"softmax: {BEST.id[:8]} confirmed" in output
@@ -111,6 +95,6 @@ def test_without_a_name_every_op_of_the_catalog_is_confirmed(archive: Path, on: 
 
 
 def test_standard_output_is_json_alone(archive: Path, on: Use, capsys: Capture) -> None:
-    on(ScriptedEngine())
+    on(confirming())
     _, output, _ = evolve(capsys, "confirm", "softmax", "--json")
     assert all(duel["won"] for verdict in json.loads(output) for duel in verdict["confirmed"]["duels"])

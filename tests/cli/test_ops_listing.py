@@ -1,9 +1,11 @@
-"""`evolve ops` says where PyTorch stands, and `--measure` finds out; the engine is scripted, so it needs no GPU."""
+"""`evolve ops` says where PyTorch stands, and `--measure` finds out; with a fake engine."""
 
 import json
 import signal
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,11 @@ import bad_kernels
 import pytest
 from command import TWICE
 from commandline import evolve
+from fake_engine import FakeEngine, use_as_gpu
 from records import GPU, measurement
 
-from archive.kernel import Kernel
-from archive.records import DeviceInfo, Evaluation, Outcome, Profile, Standard
+from archive.records import DeviceInfo, Evaluation, Outcome, Standard
 from archive.store import open_archive
-from evolve import wiring
-from evolve.devices import choose
-from evolve.engines.engine import Job
 from evolve.evaluation.requests import TimingRequest, TimingResult
 from reference_ops import catalog
 
@@ -28,31 +27,16 @@ H200 = replace(GPU, name="NVIDIA H200", torch="2.11", driver="580")
 Answer = Callable[[TimingRequest], TimingResult | None]
 
 
-@dataclass
-class ScriptedEngine:
-    """PyTorch reaches half the speed of light everywhere, unless `answer` says otherwise."""
+def timing(answer: Answer = lambda _request: None) -> FakeEngine:
+    """Return an engine on which PyTorch reaches half the speed of light, unless `answer` gives another result."""
 
-    answer: Answer = lambda _wanted: None
-    info: DeviceInfo = H200
-    unprofiled: str = ""
-    asked: list[TimingRequest] = field(default_factory=list)
-    closed: bool = False
+    def times(request: TimingRequest) -> TimingResult:
+        compile_us = None if request.eager_alone else 20.0
+        name = Path(request.op).stem
+        standard = Standard(name, request.workload, H200, 40.0, compile_us, None, 10.0, time.time())
+        return answer(request) or TimingResult(standard)
 
-    def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
-        raise AssertionError(f"nothing is evaluated: {jobs}")
-
-    def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:
-        raise AssertionError(f"nothing is profiled: {kernel.id}, {op}, {workload}")
-
-    def time_pytorch(self, wanted: TimingRequest) -> TimingResult:
-        self.asked.append(wanted)
-        name = Path(wanted.op).stem
-        compiled = None if wanted.eager_alone else 20.0
-        times = Standard(name, wanted.workload, self.info, 40.0, compiled, None, 10.0, float(len(self.asked)))
-        return self.answer(wanted) or TimingResult(times)
-
-    def close(self) -> None:
-        self.closed = True
+    return FakeEngine(info=H200, times=times)
 
 
 @pytest.fixture
@@ -63,17 +47,12 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-Use = Callable[[ScriptedEngine], ScriptedEngine]
+Use = Callable[[FakeEngine], FakeEngine]
 
 
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Use:
-    def use(engine: ScriptedEngine) -> ScriptedEngine:
-        monkeypatch.setattr(choose, "device_kind", lambda _requested="": "cuda")
-        monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None: engine)
-        return engine
-
-    return use
+    return partial(use_as_gpu, monkeypatch=monkeypatch)
 
 
 def standards(archive: Path) -> list[Standard]:
@@ -184,13 +163,13 @@ def test_every_workload_is_timed_and_archived_at_once_and_the_table_follows(
 ) -> None:
     kept: list[int] = []
 
-    def look(_wanted: TimingRequest) -> None:
+    def look(_request: TimingRequest) -> None:
         kept.append(len(standards(archive)))
 
-    engine = on(ScriptedEngine(look))
+    engine = on(timing(look))
     code, output, errors = evolve(capsys, "ops", "--measure", TWICE)
     assert code == 0
-    assert engine.asked == [TimingRequest(TWICE, FLOAT), TimingRequest(TWICE, HALF)]
+    assert engine.timed == [TimingRequest(TWICE, FLOAT), TimingRequest(TWICE, HALF)]
     assert kept == [0, 1]
     assert [one.workload for one in standards(archive)] == [FLOAT, HALF]
     assert "twice: PyTorch at 50% of light, worst 50% (2 workloads" in errors
@@ -205,19 +184,19 @@ def test_only_what_is_missing_is_timed_unless_all_of_it_is_wanted(archive: Path,
         Standard("twice", HALF, replace(H200, torch="2.10"), 20.0, created=0.5),
     )
     store.close()
-    engine = on(ScriptedEngine())
+    engine = on(timing())
     listed(capsys, "--measure", TWICE)
-    assert engine.asked == [TimingRequest(TWICE, HALF)]
+    assert engine.timed == [TimingRequest(TWICE, HALF)]
     _, _, errors = evolve(capsys, "ops", "--measure", TWICE)
-    assert engine.asked == [TimingRequest(TWICE, HALF)]
+    assert engine.timed == [TimingRequest(TWICE, HALF)]
     assert "1 op known from earlier" in errors
     listed(capsys, "--measure", "--again", TWICE)
-    assert engine.asked[1:] == [TimingRequest(TWICE, FLOAT, again=True), TimingRequest(TWICE, HALF, again=True)]
+    assert engine.timed[1:] == [TimingRequest(TWICE, FLOAT, again=True), TimingRequest(TWICE, HALF, again=True)]
 
 
 def test_what_does_not_fit_is_said_and_the_rest_is_measured(archive: Path, capsys: Capture, on: Use) -> None:
     too_large = TimingResult(None, "does not fit into the memory there is")
-    on(ScriptedEngine(lambda wanted: too_large if wanted.workload == FLOAT else None))
+    on(timing(lambda request: too_large if request.workload == FLOAT else None))
     code, output, errors = evolve(capsys, "ops", "--measure", TWICE, "--json")
     assert code == 0
     assert f"    {FLOAT}: does not fit" in errors
@@ -228,31 +207,31 @@ def test_what_does_not_fit_is_said_and_the_rest_is_measured(archive: Path, capsy
 
 def test_where_torch_compile_costs_a_worker_eager_is_timed_alone(archive: Path, capsys: Capture, on: Use) -> None:
     hung = TimingResult(None, "baseline took more than 300 s", tainted=True)
-    engine = on(ScriptedEngine(lambda wanted: None if wanted.eager_alone else hung))
+    engine = on(timing(lambda request: None if request.eager_alone else hung))
     code, _, errors = evolve(capsys, "ops", "--measure", TWICE)
     assert code == 0
     assert [(one.eager_us, one.compile_us) for one in standards(archive)] == [(40.0, None)] * 2
     assert f"{FLOAT}: eager alone; torch.compile: baseline took more than 300 s" in errors
-    assert [wanted.eager_alone for wanted in engine.asked] == [False, True, False, True]
+    assert [request.eager_alone for request in engine.timed] == [False, True, False, True]
 
 
 def test_an_op_over_which_one_worker_after_the_other_was_lost_has_eager_alone_at_once(
     archive: Path, capsys: Capture, on: Use
 ) -> None:
     hung = TimingResult(None, "baseline took more than 300 s", tainted=True)
-    engine = on(ScriptedEngine(lambda wanted: None if wanted.eager_alone else hung))
+    engine = on(timing(lambda request: None if request.eager_alone else hung))
     _, _, errors = evolve(capsys, "ops", "--measure", "softmax", "gelu")
-    tried = [wanted.workload for wanted in engine.asked if not wanted.eager_alone and wanted.op == "softmax"]
+    tried = [request.workload for request in engine.timed if not request.eager_alone and request.op == "softmax"]
     assert len(tried) == 2
-    assert errors.count("eager alone") == len({(wanted.op, wanted.workload) for wanted in engine.asked})
+    assert errors.count("eager alone") == len({(request.op, request.workload) for request in engine.timed})
 
 
 def test_nothing_is_lost_when_it_is_stopped(archive: Path, capsys: Capture, on: Use) -> None:
-    def stop(wanted: TimingRequest) -> None:
-        if wanted.workload == HALF:
+    def stop(request: TimingRequest) -> None:
+        if request.workload == HALF:
             signal.raise_signal(signal.SIGINT)
 
-    engine = on(ScriptedEngine(stop))
+    engine = on(timing(stop))
     code, _, _ = evolve(capsys, "ops", "--measure", TWICE)
     assert code == 130
     assert [one.workload for one in standards(archive)] == [FLOAT]

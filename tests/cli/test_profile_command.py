@@ -1,49 +1,28 @@
-"""`evolve profile` with a scripted engine instead of a device."""
+"""`evolve profile` with a fake engine."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import bad_kernels
 import pytest
 from command import TWICE
 from commandline import evolve
+from fake_engine import FakeEngine, use_as_gpu
 from records import GPU, failed_reply, measurement
 
-from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile, Traits
 from archive.store import open_archive
-from evolve import wiring
 from evolve.devices import choose
 from evolve.devices import counters as c
-from evolve.engines.engine import Job
 
 Capture = pytest.CaptureFixture[str]
 KERNEL = bad_kernels.twice_kernel()
 FLOAT, HALF = "n=1048576 float32", "n=1048576 bfloat16"
 COUNTED = ((c.DURATION.name, 31_400.0), (c.DRAM.name, 91.25), (c.DRAM_READ.name, 67_108_864.0), (c.MEMORY.name, 92.0))
 STORES = ((c.STORE_SECTORS.name, 800.0), (c.STORE_REQUESTS.name, 100.0))
-
-
-@dataclass
-class ScriptedEngine:
-    """Returns the same counters for every kernel, or a reason for none."""
-
-    counted: tuple[tuple[str, float], ...] = COUNTED
-    unprofiled: str = ""
-    info: DeviceInfo = GPU
-    asked: list[tuple[str, str, str]] = field(default_factory=list)
-
-    def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
-        raise AssertionError(f"nothing is evaluated: {jobs}")
-
-    def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:
-        self.asked.append((kernel.id, op, workload))
-        return None if self.unprofiled else Profile(kernel.id, "twice", self.info.key, workload, self.counted, 5.0)
-
-    def close(self) -> None:
-        pass
 
 
 def verdict(device: DeviceInfo = GPU, **times: float) -> Evaluation:
@@ -62,17 +41,16 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-Use = Callable[[ScriptedEngine], ScriptedEngine]
+Use = Callable[[FakeEngine], FakeEngine]
 
 
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Use:
-    def use(engine: ScriptedEngine) -> ScriptedEngine:
-        monkeypatch.setattr(choose, "device_kind", lambda _requested="": "cuda")
-        monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None: engine)
-        return engine
+    return partial(use_as_gpu, monkeypatch=monkeypatch)
 
-    return use
+
+def counting(counters: tuple[tuple[str, float], ...] | None = COUNTED, info: DeviceInfo = GPU) -> FakeEngine:
+    return FakeEngine(info=info, counters=counters)
 
 
 def profiles(archive: Path) -> list[Profile]:
@@ -80,7 +58,7 @@ def profiles(archive: Path) -> list[Profile]:
 
 
 def test_the_counters_are_archived_and_printed_with_the_bottleneck(archive: Path, on: Use, capsys: Capture) -> None:
-    on(ScriptedEngine())
+    on(counting())
     code, output, _ = evolve(capsys, "profile", KERNEL.id[:6], TWICE)
     assert code == 0
     lines = [" ".join(line.split()) for line in output.splitlines()]
@@ -88,37 +66,37 @@ def test_the_counters_are_archived_and_printed_with_the_bottleneck(archive: Path
     assert f"{c.DRAM_READ.words} 67.1 MB" in lines
     assert f"{c.DRAM.words} 91.2 %" in lines
     assert any(line.startswith("bottleneck: memory bandwidth: DRAM is at 91 %") for line in lines)
-    assert profiles(archive) == [Profile(KERNEL.id, "twice", GPU.key, HALF, COUNTED, 5.0)]
+    assert profiles(archive) == [Profile(KERNEL.id, "twice", GPU.key, HALF, COUNTED, 1.0)]
 
 
 def test_the_default_workload_is_the_farthest_from_the_speed_of_light(archive: Path, on: Use, capsys: Capture) -> None:
-    engine = on(ScriptedEngine())
+    engine = on(counting())
     evolve(capsys, "profile", KERNEL.id, TWICE)
     with_later = open_archive(archive)
     with_later.append(verdict(float32=40.0, bfloat16=30.0, at=2.0))
     with_later.append(verdict(replace(GPU, name="Another GPU"), float32=20.0, bfloat16=30.0, at=3.0))
     evolve(capsys, "profile", KERNEL.id, TWICE)
-    assert engine.asked == [(KERNEL.id, TWICE, HALF), (KERNEL.id, TWICE, FLOAT)]
+    assert engine.profiled == [(KERNEL.id, TWICE, HALF), (KERNEL.id, TWICE, FLOAT)]
 
 
 def test_a_kernel_without_times_on_this_device_is_profiled_at_the_first_workload(
     archive: Path, on: Use, capsys: Capture
 ) -> None:
-    engine = on(ScriptedEngine(info=replace(GPU, name="Another GPU")))
+    engine = on(counting(info=replace(GPU, name="Another GPU")))
     assert evolve(capsys, "profile", KERNEL.id, TWICE)[0] == 0
-    assert engine.asked == [(KERNEL.id, TWICE, FLOAT)]
+    assert engine.profiled == [(KERNEL.id, TWICE, FLOAT)]
 
 
 def test_the_workload_can_be_given(archive: Path, on: Use, capsys: Capture) -> None:
-    engine = on(ScriptedEngine())
+    engine = on(counting())
     assert evolve(capsys, "profile", KERNEL.id, TWICE, "--workload", FLOAT)[0] == 0
-    assert engine.asked == [(KERNEL.id, TWICE, FLOAT)]
+    assert engine.profiled == [(KERNEL.id, TWICE, FLOAT)]
 
 
 def test_the_width_of_the_kernels_accesses_decides_what_counts_as_uncoalesced(
     archive: Path, on: Use, capsys: Capture
 ) -> None:
-    on(ScriptedEngine(counted=STORES))
+    on(counting(STORES))
     assert "uncoalesced" not in evolve(capsys, "profile", KERNEL.id, TWICE)[1]
     traits = Traits("hash", 4, 4, 0, 20, 128, 1, tensor_cores=False, atomics=False, occupancy=1.0)
     open_archive(archive).append(replace(verdict(float32=20.0, bfloat16=30.0, at=2.0), traits=traits))
@@ -126,14 +104,14 @@ def test_the_width_of_the_kernels_accesses_decides_what_counts_as_uncoalesced(
 
 
 def test_standard_output_is_json_alone(archive: Path, on: Use, capsys: Capture) -> None:
-    on(ScriptedEngine())
+    on(counting())
     found = json.loads(evolve(capsys, "profile", KERNEL.id, TWICE, "--json")[1])
     assert found["counters"] == dict(COUNTED)
     assert (found["kernel"], found["workload"], found["bottleneck"]["kind"]) == (KERNEL.id, HALF, "memory bandwidth")
 
 
 def test_without_counters_the_reason_is_printed(archive: Path, on: Use, capsys: Capture) -> None:
-    on(ScriptedEngine(unprofiled="this user may not read the GPU's counters"))
+    on(FakeEngine(info=GPU, unprofiled="this user may not read the GPU's counters"))
     code, _, errors = evolve(capsys, "profile", KERNEL.id, TWICE)
     assert code == 1
     assert "no counters were read: this user may not read the GPU's counters" in errors
@@ -156,12 +134,12 @@ def test_without_counters_the_reason_is_printed(archive: Path, on: Use, capsys: 
 def test_wrong_use_of_profile_is_explained(
     arguments: tuple[str, ...], message: str, archive: Path, on: Use, capsys: Capture
 ) -> None:
-    engine = on(ScriptedEngine())
+    engine = on(counting())
     code, _, errors = evolve(capsys, "profile", *arguments)
     assert code == 2
     assert message in errors
     assert "Traceback" not in errors
-    assert engine.asked == []
+    assert engine.profiled == []
 
 
 def test_profiling_without_a_gpu_is_explained(archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

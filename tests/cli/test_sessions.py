@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from fake_engine import FakeEngine
 from records import CPU
-from scripted_runs import PricedModel, TimedEngine, kernel, op
+from scripted_runs import PricedModel, kernel, op
 
 from archive.proposals import Budget, Proposal, Run
 from archive.records import Evaluation, Measurement, Outcome
@@ -39,7 +40,7 @@ def campaign(store: SqliteStore, defined: Sequence[str], proposer: Proposer | No
     runs = tuple(Run(f"run of {name}", name, CPU.key, "offline", 0, 1.0, campaign="both") for name in ("one", "two"))
     setup = Setup(FILES, RunOptions(), LIMITS, runs)
     loaded = [(op(name), file) for name, file in dict(zip(defined, FILES, strict=True)).items()]
-    return opened(setup, loaded, Backends(proposer or OfflineProposer(), TimedEngine(), store, Phases()), [])
+    return opened(setup, loaded, Backends(proposer or OfflineProposer(), FakeEngine(), store, Phases()), [])
 
 
 def ending(session: Session) -> str:

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 from command import TWICE
+from fake_engine import FakeEngine
 from faulty_script import FAULTS, Locked, Script, always_failing
 from scripted_endpoint import KEY, ScriptedEndpoint
-from scripted_engine import NumberedEngine
+from scripted_runs import faster_and_faster
 
 from archive.proposals import AskedQuestion, Budget, Proposal
 from archive.store import SqliteStore, open_archive
@@ -71,7 +72,7 @@ def finished(folder: Path, budget: Budget, *, stalls: bool = True, seed: int = 5
         endpoints = [stack.enter_context(ScriptedEndpoint(reacts=reacts)) for reacts in reacting]
         proposer = LlmProposer(models([endpoint.base_url for endpoint in endpoints]), Endpoints({"THE_KEY": KEY}, 2))
         search = Search("run", catalog.load(TWICE), TWICE, seed, budget, scope=Scope("run"))
-        for _ in evolve(search, (), proposer, NumberedEngine(), store):
+        for _ in evolve(search, (), proposer, FakeEngine(faster_and_faster), store):
             pass
     return Finished(store, scripts, tuple(endpoints))
 

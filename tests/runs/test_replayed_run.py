@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from command import TWICE
+from fake_engine import FakeEngine
 from scripted_endpoint import KEY, ScriptedEndpoint, Step, answer, in_fence, status
-from scripted_engine import NumberedEngine, numbered
+from scripted_runs import faster_and_faster, kernel
 
 from archive.proposals import AskedQuestion, Budget, Proposal
 from archive.records import Evaluation
@@ -30,7 +31,7 @@ EVALS, SEED = 60, 11
 
 def steps(of: int) -> list[Step]:
     """Good answers, prose that leads to a second chance, and faults; what two models say differs."""
-    good = [answer(in_fence(numbered(2 * number + of).text)) for number in range(1, 100)]
+    good = [answer(in_fence(kernel(2 * number + of).text)) for number in range(1, 100)]
     return [
         step
         for number, one in enumerate(good)
@@ -41,7 +42,7 @@ def steps(of: int) -> list[Step]:
 
 def run(store: SqliteStore, proposer: Proposer) -> None:
     search = Search("run", catalog.load(TWICE), TWICE, SEED, Budget(evals=EVALS), scope=Scope("run"))
-    for _ in evolve(search, (), proposer, NumberedEngine(), store):
+    for _ in evolve(search, (), proposer, FakeEngine(faster_and_faster), store):
         pass
 
 
@@ -132,7 +133,7 @@ def test_the_tuner_does_the_same_again(tmp_path: Path) -> None:
 def test_when_the_answers_are_used_up_the_failure_says_so(original: SqliteStore, tmp_path: Path) -> None:
     store = open_archive(tmp_path / "long.db")
     search = Search("run", catalog.load(TWICE), TWICE, SEED, Budget(evals=EVALS + 20), scope=Scope("run"))
-    for _ in evolve(search, (), wiring.replaying(original, "run", tune=False), NumberedEngine(), store):
+    for _ in evolve(search, (), wiring.replaying(original, "run", tune=False), FakeEngine(faster_and_faster), store):
         pass
     failures = [proposal.failure for proposal in store.find(Proposal)]
     assert any("run run holds no further answer of m-" in failure for failure in failures)

@@ -22,7 +22,7 @@ from scripted_endpoint import (
     status,
     truncated,
 )
-from scripted_engine import numbered
+from scripted_runs import kernel
 
 TASK = re.compile(r"# Your task\n(.{24})|(No kernel could be read)")
 FAULTS = {
@@ -64,18 +64,18 @@ class Script:
             "prose": lambda: self._said("I would rather talk about kernels than write one"),
             "503": lambda: status(503),
             "hang up": hang_up,
-            "truncated": lambda: truncated(in_fence(numbered(0).text)),
+            "truncated": lambda: truncated(in_fence(kernel(0).text)),
             "empty": lambda: self._said(""),
             "cut off": lambda: self._said("/*--- half a kernel", finish="length"),
             "malformed": lambda: raw('{"choices": [{"mess'),
             "no usage": self._uncounted,
-            "wrong kind": lambda: self._said(in_fence(numbered(next(self.numbers)).text), kind="text/html"),
+            "wrong kind": lambda: self._said(in_fence(kernel(next(self.numbers)).text), kind="text/html"),
         }
         rest = [one for fault in named.items() for one in (fault, good)]
         return [good, ("stall", stall), good] if self.stalls else [], rest
 
     def _good(self) -> Step:
-        return self._said(in_fence(numbered(next(self.numbers)).text))
+        return self._said(in_fence(kernel(next(self.numbers)).text))
 
     def _said(self, text: str, finish: str = "stop", kind: str = "application/json") -> Step:
         number = next(self.numbers)
@@ -93,7 +93,7 @@ class Script:
         return raw(json.dumps(completion_body(text and f"{text}\n{number}", finish, usage=usage)), kind=kind)
 
     def _uncounted(self) -> Step:
-        text = in_fence(numbered(next(self.numbers)).text)
+        text = in_fence(kernel(next(self.numbers)).text)
         self.uncounted.append(text)
         return answer(text, usage=None)
 

@@ -1,16 +1,17 @@
-"""A model and an engine that do as they are told, for tests of how runs spend what they have."""
+"""A scripted model, and verdicts that follow from a kernel's number, for tests of runs."""
 
+import random
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import bad_kernels
-from records import CPU
+from fake_engine import FakeEngine, verdict
 
 from archive.kernel import Kernel, parse
 from archive.proposals import Cost, Proposal
-from archive.records import Confirmed, DeviceInfo, Evaluation, Measurement, Outcome
+from archive.records import Evaluation, Measurement, Outcome
 from evolve.budget import Ended
 from evolve.engines.engine import Job
 from evolve.request import Request
@@ -19,6 +20,7 @@ from reference_ops.op import Op
 
 TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
 FLOOR_US, EAGER_US = 10.0, 100.0
+WORKLOADS = ("n=4096 float32", "n=4096 bfloat16")
 PRICE = Cost(prompt_tokens=100, completion_tokens=50, usd=0.01)
 
 
@@ -28,7 +30,7 @@ def op(name: str = "twice") -> Op:
 
 
 def kernel(number: int, name: str = "twice") -> Kernel:
-    """One of as many as there are numbers, and none says the same as another."""
+    """Return the kernel with this number; no two are duplicates."""
     body = f"{bad_kernels.RIGHT} if (n == -{number}) out[0] = x[0];"
     return parse(bad_kernels.twice_kernel(body, f"number {number}").text.replace('op = "twice"', f'op = "{name}"'))
 
@@ -73,38 +75,36 @@ class PricedModel:
             )  # fmt: skip
 
 
-@dataclass
-class TimedEngine:
-    """The nth kernel of an op takes the nth of its times, and the last of them from then on."""
+def by_number(times_us: Mapping[str, tuple[float, ...]], *failing: int) -> Callable[[Job], Evaluation]:
+    """Return a judge: the nth kernel of an op takes the nth of its times, or the last one if there are fewer.
 
-    times_us: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: {"twice": (50.0,)})
-    stop_after: int = 10**9  # evaluations, as a run that is killed
-    falling: tuple[int, ...] = ()  # numbers of the kernels that fall when they are confirmed
-    evaluated: list[str] = field(default_factory=list)  # the op of each
-    confirmed: list[int] = field(default_factory=list)
-    info: DeviceInfo = CPU
-    unprofiled: str = "there is no profiler here"
+    Kernels whose numbers are `failing` fail their confirmation.
+    """
 
-    def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
-        for job in jobs:
-            if len(self.evaluated) >= self.stop_after:
-                raise KeyboardInterrupt
-            name, number = job.kernel.op, number_of(job.kernel)
-            if job.confirm:
-                self.confirmed.append(number)
-            else:
-                self.evaluated.append(name)
-            fell = job.confirm and number in self.falling
-            times = self.times_us[name]
-            us = times[min(number, len(times)) - 1]
-            measured = Measurement("n=4096 float32", us, us, us, 9, EAGER_US, floor_us=FLOOR_US)
-            yield Evaluation(
-                job.kernel.id, name, CPU, Outcome.UNSAFE if fell else Outcome.PASSED, "", () if fell else (measured,),
-                created=time.time(), confirmed=Confirmed((), ()) if job.confirm and not fell else None,
-            )  # fmt: skip
+    def judge(job: Job) -> Evaluation:
+        number, times = number_of(job.kernel), times_us[job.kernel.op]
+        if job.confirm and number in failing:
+            return verdict(job, outcome=Outcome.UNSAFE)
+        us = times[min(number, len(times)) - 1]
+        return verdict(job, Measurement("n=4096 float32", us, us, us, 9, EAGER_US, floor_us=FLOOR_US))
 
-    def profile(self, kernel: Kernel, op: str, workload: str) -> None:
-        pass
+    return judge
 
-    def close(self) -> None:
-        pass
+
+def timed_engine(*times_us: float, stop_after: int | None = None) -> FakeEngine:
+    """Return an engine on which kernels of `twice` take these times, by default 50 us."""
+    return FakeEngine(by_number({"twice": times_us or (50.0,)}), stop_after=stop_after)
+
+
+def faster_and_faster(job: Job) -> Evaluation:
+    """Judge a kernel by its number alone: larger numbers are faster on average, and every seventh does not compile."""
+    number = number_of(job.kernel)
+    if number % 7 == 3:
+        return verdict(job, outcome=Outcome.COMPILE_ERROR, log="error: expected a ;")
+    drawn = random.Random(number)
+    times = [EAGER_US * drawn.uniform(0.5, 1.5) / (1 + 0.02 * number) for _ in WORKLOADS]
+    measured = (
+        Measurement(workload, us, us * 0.99, us * 1.01, 9, EAGER_US, floor_us=FLOOR_US / 2)
+        for workload, us in zip(WORKLOADS, times, strict=True)
+    )
+    return verdict(job, *measured)
