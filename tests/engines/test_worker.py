@@ -8,7 +8,7 @@ from bad_kernels import twice_kernel
 from scripted_device import INFO, OP, ScriptedDevice
 
 from archive.records import Outcome
-from evolve import wiring
+from evolve.devices import choose
 from evolve.engines import sandbox, worker
 from evolve.engines.messages import Assignment, Done, Fork, Message, Role
 
@@ -22,7 +22,7 @@ def sent(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Message]:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("some later call failed")
 
-    monkeypatch.setattr(wiring, "device", lambda *_: ScriptedDevice())
+    monkeypatch.setattr(choose, "make", lambda *_: ScriptedDevice())
     monkeypatch.setattr(sandbox, "enter", lambda *_: None)
     monkeypatch.setattr(worker, "evaluate", fail)
     job = Assignment(twice_kernel().text, TWICE, (), confirm=False, shapes_seed=0, device=INFO)

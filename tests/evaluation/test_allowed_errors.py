@@ -80,7 +80,7 @@ def test_half_precision_is_found_although_all_elements_move_and_terms_are_alike(
 
 
 def cancelled(off_by: float, rows: int) -> str:
-    """Return the fault of differences of large numbers, exact in PyTorch by chance, with some rows off by `off_by` moves."""
+    """Return the fault of differences of large numbers, exact in PyTorch, with some rows off by `off_by` moves."""
     wanted, moves = torch.randn(256, 64, dtype=torch.float64), torch.full((256, 64), 1e-4)
     kernel = wanted + moves * torch.randn(256, 1).clamp(-1.5, 1.5)
     kernel[:rows] = wanted[:rows] + off_by * moves[:rows]

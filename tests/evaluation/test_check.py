@@ -50,7 +50,7 @@ def test_the_log_says_when_memory_did_not_suffice_to_explain_an_error(monkeypatc
 
     with pytest.raises(RejectedError, match=r"off by more than rounding explains; [^(]*$"):
         checked(nearly)
-    monkeypatch.setattr(Truth, "_shaken", full)
+    monkeypatch.setattr(Truth, "_perturbed", full)
     with pytest.raises(RejectedError, match="the device has too little memory to compute"):
         checked(nearly)
 

@@ -91,7 +91,7 @@ def trying_one(tensors: Tensors) -> None:
 
 
 def passes_at_three(kernel: Program, seed: int, *, closely: bool = False) -> bool:
-    """Return whether it passes three checks; the element it compares is one of those changed only once in sixty times."""
+    """Return whether it passes three checks. The element it compares is redrawn once in sixty times."""
     inspector = Inspector(ScriptedDevice(), Arena("cpu"), random.Random(seed), [], lambda _phase: None)
     try:
         for _ in range(3):

@@ -138,7 +138,7 @@ def test_malformed_answers_are_failures_that_say_so(long_run: Finished) -> None:
         count for script in long_run.scripts for (_, name), count in script.faults.items() if name == "malformed"
     )
     assert sent
-    assert sum("no JSON" in proposal.failure for proposal in long_run.proposals) == sent
+    assert sum("not JSON" in proposal.failure for proposal in long_run.proposals) == sent
 
 
 def test_the_failing_model_gets_few_of_the_questions_to_the_end(long_run: Finished) -> None:

@@ -1,0 +1,80 @@
+"""Fake engine: gives verdicts without a device and records what it was asked, for tests of all that uses an engine."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from records import CPU
+
+from archive.kernel import Kernel
+from archive.records import Confirmed, DeviceInfo, Evaluation, Measurement, Outcome, Profile
+from evolve import wiring
+from evolve.devices import choose
+from evolve.engines.engine import Job
+from evolve.evaluation.requests import TimingRequest, TimingResult
+
+
+def verdict(
+    job: Job, *measurements: Measurement, outcome: Outcome = Outcome.PASSED, log: str = "", device: DeviceInfo = CPU
+) -> Evaluation:
+    """Return an evaluation of a job, with a confirmation if it asks for one and passes."""
+    confirmed = Confirmed((), ()) if job.confirm and outcome is Outcome.PASSED else None
+    return Evaluation(
+        job.kernel.id, job.kernel.op, device, outcome, log, measurements, created=time.time(), confirmed=confirmed
+    )
+
+
+def refuse(request: object) -> TimingResult:
+    raise AssertionError(f"not expected by this test: {request}")
+
+
+@dataclass
+class FakeEngine:
+    """Yields `judge(job)` for each job, profiles with fixed counters, and answers `times(request)` for PyTorch."""
+
+    judge: Callable[[Job], Evaluation] = verdict
+    info: DeviceInfo = CPU
+    counters: tuple[tuple[str, float], ...] | None = None  # None: no profile
+    unprofiled: str = ""
+    times: Callable[[TimingRequest], TimingResult] = refuse
+    stop_after: int | None = None  # evaluations, after which it raises KeyboardInterrupt, as in a run that is killed
+    jobs: list[Job] = field(default_factory=list)
+    profiled: list[tuple[str, str, str]] = field(default_factory=list)  # kernel's id, op, workload
+    timed: list[TimingRequest] = field(default_factory=list)
+    closed: bool = False
+
+    @property
+    def evaluated(self) -> list[Kernel]:
+        return [job.kernel for job in self.jobs if not job.confirm]
+
+    @property
+    def confirmed(self) -> list[Kernel]:
+        return [job.kernel for job in self.jobs if job.confirm]
+
+    def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
+        for job in jobs:
+            if self.stop_after is not None and len(self.evaluated) >= self.stop_after:
+                raise KeyboardInterrupt
+            self.jobs.append(job)
+            yield self.judge(job)
+
+    def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:
+        self.profiled.append((kernel.id, op, workload))
+        if self.counters is None:
+            return None
+        return Profile(kernel.id, kernel.op, self.info.key, workload, self.counters, created=1.0)
+
+    def time_pytorch(self, request: TimingRequest) -> TimingResult:
+        self.timed.append(request)
+        return self.times(request)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def use_as_gpu(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """Make every command find a GPU and evaluate on this engine."""
+    monkeypatch.setattr(choose, "device_kind", lambda _requested="": "cuda")
+    monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None: engine)
+    return engine
