@@ -60,8 +60,8 @@ def fast(tasks: Sequence[TaskResult], over: str, p: float) -> float:
 
 def tasks_table(tasks: Sequence[TaskResult], published: Published) -> Table:
     """A row per task: the times here, the speedups, and the published times if there are any."""
-    numbers = ["kernel us", "eager us", "compile us", "× eager", "× compile"]
-    theirs = ["published eager us", "published compile us"] if published.hardware else []
+    numbers = ["kernel\nµs", "eager\nµs", "compile\nµs", "over\neager", "over\ncompile"]
+    theirs = ["published\neager µs", "published\ncompile µs"] if published.hardware else []
     table = plain_table("task", *numbers, *theirs, "", numbers=[*numbers, *theirs])
     for task in tasks:
         row = [_us(task, name) for name in ("median_us", "eager_us", "compile_us")]

@@ -1,10 +1,9 @@
-"""A level of KernelBench, from a checkout to fast_p."""
+"""`evolve kernelbench` on a small checkout, from loading the problems to fast_p."""
 
 import json
 from pathlib import Path
 
 import pytest
-from command import run
 from commandline import evolve
 
 from evolve.report.kernelbench import TaskResult, fast, published
@@ -30,22 +29,26 @@ extern "C" __global__ void scaled(const x_t* x, out_t* out, int n, float scale) 
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("kernelbench")
-    (folder / "scaled.cu").write_text(KERNEL)
+Capture = pytest.CaptureFixture[str]
+OFFLINE = ("--device", "emulated", "--proposer", "offline")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder", "shared_engine")
+def test_a_level_runs_under_one_budget_and_ends_with_fast_p(capsys: Capture) -> None:
+    Path("scaled.cu").write_text(KERNEL)
     problem = CHECKOUT / "KernelBench" / "level1" / "1_ScaledTanh.py"
-    code, output = run(folder, "tell", "scaled.cu", str(problem))
-    assert code == 0, output
-    return folder
-
-
-def test_a_level_runs_under_one_budget_and_ends_with_its_figure_of_merit(folder: Path) -> None:
-    words = ("--level", "1", "--evals", "4", "--device", "emulated", "--proposer", "offline", "--json")
-    code, output = run(folder, "kernelbench", str(CHECKOUT), *words)
-    assert code == 0, output
-    assert "no statement about a GPU" in output
-    result = json.loads(output[output.index("\n{\n") :])
+    assert evolve(capsys, "tell", "scaled.cu", problem)[0] == 0
+    words = ("--level", "1", "--evals", "2", "--json", *OFFLINE)
+    code, output, errors = evolve(capsys, "kernelbench", CHECKOUT, *words)
+    assert code == 0, errors
+    assert "no statement about a GPU" in errors
+    result = json.loads(output)
     tasks = {task["task"]: task for task in result["tasks"]}
     assert tasks["1_ScaledTanh"]["correct"]
     assert tasks["1_ScaledTanh"]["published_eager_us"] == 250
@@ -55,8 +58,8 @@ def test_a_level_runs_under_one_budget_and_ends_with_its_figure_of_merit(folder:
     assert result["fast_0"] == {"eager": 0.25, "compile": 0.25}
 
 
-def test_a_list_says_what_loads_and_why_others_do_not(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_list_shows_which_problems_load_and_why_others_do_not(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     code, output, _ = evolve(capsys, "kernelbench", CHECKOUT, "--list", "--device", "emulated")
@@ -65,17 +68,17 @@ def test_a_list_says_what_loads_and_why_others_do_not(
     assert "its forward draws random numbers" in output
     assert "1.07" in output  # GB
     assert "rows=8192 columns=16384 scale=1.5 float32" in output
-    assert "sizes as on a GPU" in output
+    assert "sizes are those for a GPU" in output
 
 
-def test_a_level_without_a_correct_kernel_is_exit_code_1(tmp_path: Path) -> None:
-    words = ("--only", "1", "--evals", "1", "--device", "emulated", "--proposer", "offline")
-    code, output = run(tmp_path, "kernelbench", str(CHECKOUT), *words)
-    assert code == 1, output
+@pytest.mark.usefixtures("folder", "shared_engine")
+def test_a_level_without_a_correct_kernel_is_exit_code_1(capsys: Capture) -> None:
+    code, output, _ = evolve(capsys, "kernelbench", CHECKOUT, "--only", "1", "--evals", "1", *OFFLINE)
+    assert code == 1
     assert "no correct kernel" in output
 
 
-def test_only_some_problems_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_problems_can_be_chosen_by_number(capsys: Capture) -> None:
     words = ("--list", "--device", "emulated", "--json", "--only")
     code, output, _ = evolve(capsys, "kernelbench", CHECKOUT, *words, "2")
     assert code == 0
@@ -85,14 +88,15 @@ def test_only_some_problems_are_taken(capsys: pytest.CaptureFixture[str]) -> Non
     assert "level 1 has no problem 77" in errors
 
 
-def test_a_folder_without_problems_is_wrong_use(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_folder_without_problems_is_wrong_use(capsys: Capture, tmp_path: Path) -> None:
     code, _, errors = evolve(capsys, "kernelbench", tmp_path)
     assert code == 2
     assert "no problems of level 1" in errors
 
 
-def test_a_problem_that_is_too_large_to_emulate_needs_a_gpu(tmp_path: Path) -> None:
-    (tmp_path / "large.py").write_text("""
+@pytest.mark.usefixtures("folder", "shared_engine")
+def test_a_problem_that_is_too_large_to_emulate_needs_a_gpu(capsys: Capture) -> None:
+    Path("large.py").write_text("""
 import torch
 from torch import nn
 
@@ -106,19 +110,18 @@ def get_inputs():
 def get_init_inputs():
     return []
 """)
-    code, output = run(tmp_path, "run", "large.py", "--device", "emulated", "--proposer", "offline")
-    assert code != 0
-    assert "nothing of kb_large is small enough to emulate" in output
-    assert "Traceback" not in output
+    code, _, errors = evolve(capsys, "run", "large.py", *OFFLINE)
+    assert code == 2
+    assert "no workload of kb_large is small enough for the emulated device" in errors
 
 
-def test_a_function_of_the_users_runs_with_example_inputs(tmp_path: Path) -> None:
-    words = ("--evals", "1", "--device", "emulated", "--proposer", "offline")
+@pytest.mark.usefixtures("folder", "shared_engine")
+def test_a_function_runs_with_example_inputs_from_a_file(capsys: Capture) -> None:
     function, inputs = SAMPLES / "marked.py", SAMPLES / "product_inputs.py"
-    (tmp_path / "product.cu").write_text(PRODUCT)
-    assert run(tmp_path, "tell", "product.cu", str(function))[0] != 0  # which function, is the question
-    code, output = run(tmp_path, "run", f"{function}:product", "--example", str(inputs), *words)
-    assert code == 1, output
+    Path("product.cu").write_text(PRODUCT)
+    assert evolve(capsys, "tell", "product.cu", function)[0] != 0  # the file has two functions
+    code, output, _ = evolve(capsys, "run", f"{function}:product", "--example", inputs, "--evals", "1", *OFFLINE)
+    assert code == 1
     assert "no kernels for product" in output
 
 
@@ -129,7 +132,7 @@ def measured(ours: float, eager: float, compiled: float | None) -> dict[str, flo
     return {"median_us": ours, "eager_us": eager, "compile_us": compiled}
 
 
-def test_fast_p_counts_tasks_that_are_right_and_more_than_p_times_as_fast() -> None:
+def test_fast_p_counts_tasks_that_are_correct_and_more_than_p_times_as_fast() -> None:
     tasks = [
         TaskResult("fast", "a", measured=(measured(10, 25, 15),)),
         TaskResult("even", "b", measured=(measured(10, 10, None),)),
@@ -140,7 +143,7 @@ def test_fast_p_counts_tasks_that_are_right_and_more_than_p_times_as_fast() -> N
     assert [fast(tasks, "compile_us", p) for p in (0, 1, 2)] == [0.5, 0.25, 0.0]
 
 
-def test_published_times_are_those_of_a_gpu_like_this_one() -> None:
+def test_published_times_are_those_of_the_same_gpu_model() -> None:
     theirs = published(CHECKOUT, 1, "cuda NVIDIA H200", lambda path: json.loads(path.read_text()))
     assert theirs.hardware == "H100_somewhere"
     assert theirs.eager_us == {"1_ScaledTanh.py": 250.0}
