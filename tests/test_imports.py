@@ -72,6 +72,12 @@ def test_proposers_never_see_a_device() -> None:
             assert not any(name.startswith(unseen) for name in imported(path))
 
 
+def test_evaluation_does_not_import_engines() -> None:
+    for path in MODULES:
+        if path.parts[:2] == ("evolve", "evaluation"):
+            assert not any(name.startswith("evolve.engines") for name in imported(path)), path
+
+
 def test_concrete_classes_are_chosen_in_one_place() -> None:
     concrete = {"LocalEngine", "OfflineProposer", "LlmProposer"}
     for path in MODULES:
