@@ -44,8 +44,6 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _explanation(error: Exception) -> tuple[str, str] | None:
     """The message and the hint for an error that the user can correct; None for any other."""
-    import sqlite3
-
     from archive.plan import PlanError
     from archive.store import ArchiveError
     from evolve.errors import UserError
@@ -61,8 +59,8 @@ def _explanation(error: Exception) -> tuple[str, str] | None:
         case CatalogError():
             message, _, hint = str(error).partition(". ")
             return message, hint or "`evolve ops` lists the catalog"
-        case sqlite3.Error():
-            return f"the archive cannot be used: {error}", "stop other evolve processes, and check the free disk space"
+    if type(error).__module__ == "sqlite3":  # by name, because only the archive imports its database
+        return f"the archive cannot be used: {error}", "stop other evolve processes, and check the free disk space"
     return None
 
 

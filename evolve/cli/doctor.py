@@ -23,7 +23,10 @@ from evolve import wiring
 from evolve.cli.options import ArchiveOption, JsonOption, op_names
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
-from evolve.devices.cuda import torch_sees_gpu
+from evolve.devices.cuda import profiler, sanitizer, torch_sees_gpu
+from evolve.devices.cuda.compiler import nvrtc_version
+from evolve.devices.emulated.compiler import find_compiler
+from evolve.devices.prelude import cuda_include_dirs
 from evolve.engines.sandbox import gaps
 from evolve.errors import UserError
 from evolve.report.tables import fitted, plain_table
@@ -171,8 +174,6 @@ def _cupy() -> Finding:
 
 def _nvrtc() -> Finding:
     try:
-        from evolve.devices.cuda.compiler import nvrtc_version
-
         return Finding("NVRTC", OK, compared_with_tested("cuda-toolkit", nvrtc_version(), _tested_versions()))
     except Exception as error:  # noqa: BLE001 - CuPy raises different errors for a missing library
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -180,8 +181,6 @@ def _nvrtc() -> Finding:
 
 
 def _headers() -> Finding:
-    from evolve.devices.prelude import cuda_include_dirs
-
     if folders := cuda_include_dirs():
         return Finding("CUDA headers", OK, str(folders[0]))
     remedy = "pip install 'cuda-toolkit[cudart,crt,cccl]==13.*', or set CUDA_HOME to an installed toolkit"
@@ -189,8 +188,6 @@ def _headers() -> Finding:
 
 
 def _compiler() -> Finding:
-    from evolve.devices.emulated.compiler import find_compiler
-
     if command := find_compiler():
         return Finding("C++ compiler", OK, "ziglang" if "ziglang" in command else command[0])
     remedy = "apt install g++, or pip install ziglang"
@@ -198,21 +195,14 @@ def _compiler() -> Finding:
 
 
 def _sanitizer() -> Finding:
-    try:
-        from evolve.devices.cuda.sanitizer import NAME, command
-
-        if found := command():
-            return Finding(NAME, OK, str(found))
-    except ImportError:  # CuPy is not installed
-        pass
+    if find_spec("cupy") and (found := sanitizer.command()):
+        return Finding(sanitizer.NAME, OK, str(found))
     remedy = "pip install 'cuda-toolkit[sanitizer]==13.*'"
-    return Finding("compute-sanitizer", OPTIONAL, "not found: champions are confirmed without it", remedy)
+    return Finding(sanitizer.NAME, OPTIONAL, "not found: champions are confirmed without it", remedy)
 
 
 def _profiler() -> Finding:
-    try:
-        from evolve.devices.cuda import profiler
-    except ImportError:  # CuPy is not installed
+    if not find_spec("cupy"):
         return Finding("ncu", OPTIONAL, "needs CuPy: prompts will have no counters", CUDA_WHEELS)
     tool = profiler.command()
     if tool is None:

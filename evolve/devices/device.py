@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from archive.binding import Bound
 from archive.records import Conditions, DeviceInfo, Outcome, Resources, Sanitized, Traits
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Device(Protocol):
@@ -27,7 +28,7 @@ class Device(Protocol):
     def compile(self, bound: Bound) -> "Program":
         """Raises RejectedError when the kernel does not compile, or its entries do not fit the plan."""
 
-    def run(self, program: "Program", tensors: Mapping[str, torch.Tensor]) -> None:
+    def run(self, program: "Program", tensors: "Mapping[str, torch.Tensor]") -> None:
         """Launch and wait; the kernel finds nothing that earlier runs left behind.
 
         Raises RejectedError when a launch fails or faults, or when the kernel left something for its next call.
@@ -61,7 +62,7 @@ class Program(CompileResult, Protocol):
     resources: tuple[Resources, ...]
     log: str  # the compiler's warnings
 
-    def launch(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def launch(self, tensors: "Mapping[str, torch.Tensor]") -> None:
         """Enqueue every launch of the plan; `tensors` holds the inputs, outputs and workspace by name."""
 
 
@@ -71,7 +72,7 @@ GraphTime = Callable[[Sequence[Callable[[], object]]], float | None]
 
 class Sanitizer(Protocol):
     def __call__(
-        self, bound: Bound, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, int], seconds: float
+        self, bound: Bound, inputs: "Mapping[str, torch.Tensor]", outputs: Mapping[str, int], seconds: float
     ) -> tuple[Sanitized, ...]:
         """Run the kernel once under each tool, in separate processes; `outputs` are sizes in bytes."""
 
@@ -87,7 +88,7 @@ class Counted:
 
 class Profiler(Protocol):
     def __call__(
-        self, bound: Bound, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, int], seconds: float
+        self, bound: Bound, inputs: "Mapping[str, torch.Tensor]", outputs: Mapping[str, int], seconds: float
     ) -> Counted:
         """Run the kernel once under a profiler, in a separate process; `outputs` are sizes in bytes."""
 

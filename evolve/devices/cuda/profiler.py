@@ -10,14 +10,16 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from archive.binding import Bound
 from evolve.devices.counters import COUNTERS
 from evolve.devices.cuda import replay
 from evolve.devices.cuda.compiler import Cubin
 from evolve.devices.device import Counted
+
+if TYPE_CHECKING:
+    import torch
 
 NAME = "ncu"
 WHEELS = ("cu13", "nsight_compute")
@@ -87,7 +89,12 @@ class Ncu:
         self._names = [counter[0] for counter in COUNTERS]
 
     def count(
-        self, bound: Bound, cubin: Cubin, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, int], seconds: float
+        self,
+        bound: Bound,
+        cubin: Cubin,
+        inputs: "Mapping[str, torch.Tensor]",
+        outputs: Mapping[str, int],
+        seconds: float,
     ) -> Counted:
         """Of one run of the kernel; `outputs` are sizes in bytes. A counter nobody knows does not cost the others."""
         if not bound.launches:

@@ -14,16 +14,16 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from math import ceil
 from pathlib import Path
-from typing import Any
-
-import torch
-from cupy.cuda import runtime
+from typing import TYPE_CHECKING, Any
 
 from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
 from evolve.devices.cuda.compiler import Cubin
-from evolve.devices.cuda.program import loaded, prepared
+
+if TYPE_CHECKING:
+    import torch
 
 CUBIN, PLAN, DONE = "kernel.cubin", "plan.json", "done"
 
@@ -135,8 +135,10 @@ def tool(name: str, wheels: Sequence[str], elsewhere: Iterable[Path] = ()) -> Pa
     return next((path for path in candidates if path.is_file() and os.access(path, os.X_OK)), None)
 
 
-def packed(bound: Bound, cubin: Cubin, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, int]) -> Parcel:
+def packed(bound: Bound, cubin: Cubin, inputs: "Mapping[str, torch.Tensor]", outputs: Mapping[str, int]) -> Parcel:
     """Inputs hold their values and zeroed workspaces zeros; nothing else holds anything. `outputs` are bytes."""
+    import torch
+
     buffers = [Buffer(name, tensor.nbytes, contents=_bytes(tensor)) for name, tensor in inputs.items()]
     buffers += [Buffer(name, nbytes) for name, nbytes in outputs.items()]
     buffers += [Buffer(workspace.name, workspace.nbytes, workspace.zero) for workspace in bound.workspace]
@@ -187,7 +189,9 @@ def _descendants(pid: int) -> list[int]:
     return [*children, *(below for child in children for below in _descendants(child))]
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
+def _bytes(tensor: "torch.Tensor") -> bytes:
+    import torch
+
     return bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
@@ -206,6 +210,10 @@ def _candidates(name: str, wheels: Sequence[str]) -> Iterator[Path]:
 
 def run(packed: Parcel) -> None:
     """Every buffer is an allocation of its own, so that the first byte outside one is known to be outside."""
+    from cupy.cuda import runtime
+
+    from evolve.devices.cuda.program import loaded, prepared
+
     runtime.setDevice(packed.device)
     addresses = {buffer.name: _placed(buffer) for buffer in packed.buffers}
     module = loaded(packed.image)
@@ -217,12 +225,15 @@ def run(packed: Parcel) -> None:
 
 def main() -> None:
     folder, mark, seconds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    signal.alarm(seconds)  # the end of us, should the tool be killed without us
+    import_module("evolve.devices.cuda.program")  # before the alarm: its imports take seconds
+    signal.alarm(seconds)  # ends this process even if the tool was killed
     run(read(folder))
     (folder / mark).touch()
 
 
 def _placed(buffer: Buffer) -> int:
+    from cupy.cuda import runtime
+
     address: int = runtime.malloc(max(1, buffer.nbytes))
     if buffer.contents:
         runtime.memcpy(address, _address(buffer.contents), buffer.nbytes, runtime.memcpyHostToDevice)

@@ -7,13 +7,15 @@ import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from archive.binding import Bound
 from archive.records import Sanitized
 from evolve.devices.cuda import replay
 from evolve.devices.cuda.compiler import Cubin
+
+if TYPE_CHECKING:
+    import torch
 
 NAME = "compute-sanitizer"
 WHEELS = ("cu13", "cuda_sanitizer_api")
@@ -37,7 +39,7 @@ def command() -> Path | None:
 
 
 def sanitize(
-    bound: Bound, cubin: Cubin, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, int], seconds: float
+    bound: Bound, cubin: Cubin, inputs: "Mapping[str, torch.Tensor]", outputs: Mapping[str, int], seconds: float
 ) -> tuple[Sanitized, ...]:
     """One entry per tool, or none where compute-sanitizer is not installed; `outputs` are sizes in bytes."""
     tool = command()
