@@ -119,12 +119,12 @@ class Inspector:
         program: Program,
         draw: Draw,
         buffers: dict[str, Buffer],
-        spoilt: list[torch.Tensor],
+        overwritten: list[torch.Tensor],
         poison: int,
         found: list[tuple[Outputs, int]],
     ) -> None:
         """Run once more on the same inputs; keep the outputs if they differ from the first."""
-        for raw in spoilt:
+        for raw in overwritten:
             raw.fill_(poison)
         outputs = self._run(program, draw, buffers, as_timed=True)
         if not _same(outputs, found[0][0]):

@@ -31,7 +31,7 @@ def confirmation(
     baseline_times: Sequence[Baselines],
     measurements: Sequence[Measurement],
 ) -> Confirmed:
-    """Fight the duels, then check everything again: a kernel may be correct in a young process only."""
+    """Run the duels, then check everything again: a kernel may be correct only while its process is new."""
     duels = []
     for (workload, program), times, measurement in zip(programs.declared, baseline_times, measurements, strict=True):
         if can_win(measurement):

@@ -73,8 +73,8 @@ def _spots(op: Op, workload: Workload, seed: int, torch_device: str, *, quick: b
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a user's reference may raise
-            said = f"PyTorch cannot compute it: {type(error).__name__}: {error}"
-            spots.append(BlindSpot(workload.key, values, "", "", said))
+            words = f"PyTorch cannot compute it: {type(error).__name__}: {error}"
+            spots.append(BlindSpot(workload.key, values, "", "", words))
             continue
         spots += _false_alarms(known)
         if declared:
@@ -119,7 +119,7 @@ def _unnoticed(known: Truth, index: int) -> Iterator[BlindSpot]:
             spoiled = output.bfloat16().float()  # float16 has all the bits that TF32 has
         if known.fault(index, spoiled):
             continue
-        # A single number is its own mean, and by luck has no bits to lose.
+        # A single number is its own mean, and by chance may have no bits to lose.
         if (known.values == NORMAL and output.numel() > 1) or any(
             _material(known, index, group, spoiled) for group in known.groups(index)
         ):

@@ -169,10 +169,10 @@ def check_memory(inspector: Inspector, slots: Sequence[CallSlot], workload: Work
     """Raise RejectedError if timed calls wrote outside their buffers."""
     buffers = [buffer for slot in slots for buffer in slot.buffers]
     if damaged(buffers) or inspector.arena.strayed():
-        said = next(
-            (said for buffer in buffers if (said := buffer.damage())), "memory far from its buffers was written"
+        damage = next(
+            (damage for buffer in buffers if (damage := buffer.damage())), "memory far from its buffers was written"
         )
-        raise RejectedError(Outcome.OUT_OF_BOUNDS, f"{workload.key}: {said} (while it was timed)")
+        raise RejectedError(Outcome.OUT_OF_BOUNDS, f"{workload.key}: {damage} (while it was timed)")
 
 
 def floor_us(device: Device, op: Op, workload: Workload) -> float | None:

@@ -29,7 +29,7 @@ from evolve.devices import choose
 def profiler(bound, inputs, outputs, seconds):
     from evolve.devices.device import Counted
     note = bound.kernel.plan.note
-    if note == "dies":
+    if note == "exits":
         os.kill(os.getpid(), signal.SIGKILL)
     if note == "hangs":
         subprocess.Popen(["sleep", "600"])
@@ -90,7 +90,7 @@ def test_evaluations_and_profiles_take_turns_in_one_worker(engine: LocalEngine) 
 
 def test_a_worker_that_ends_while_profiling_is_replaced_and_there_is_no_profile(engine: LocalEngine) -> None:
     before = engine._pool.workers[0].number
-    assert engine.profile(noted("dies"), TWICE, HERE) is None
+    assert engine.profile(noted("exits"), TWICE, HERE) is None
     assert "ended by SIGKILL in profile" in engine.unprofiled
     assert engine._pool.workers[0].number != before
     assert engine.profile(noted("counts"), TWICE, HERE)
@@ -154,10 +154,10 @@ def test_a_profiler_that_refuses_for_good_is_asked_once(tmp_path: Path, monkeypa
     made = LocalEngine("emulated", 1, lambda _kernel, phase: asked.append(phase))
     try:
         assert made.profile(noted("is refused"), TWICE, HERE) is None
-        told = len(asked)
+        asked_before = len(asked)
         assert made.profile(noted("counts"), TWICE, HERE) is None
         assert made.unprofiled == "is refused"
-        assert len(asked) == told
+        assert len(asked) == asked_before
     finally:
         made.close()
 
@@ -177,10 +177,10 @@ def test_a_failed_profile_is_not_tried_again(asked: tuple[LocalEngine, list[str]
     engine, kernels = asked
     assert engine.profile(noted("fails"), TWICE, HERE) is None
     assert engine.profile(noted("counts"), TWICE, HERE)
-    told = len(kernels)
+    asked_before = len(kernels)
     assert engine.profile(noted("fails"), TWICE, HERE) is None
     assert engine.unprofiled == "fails"
-    assert len(kernels) == told
+    assert len(kernels) == asked_before
     assert engine.profile(noted("counts"), TWICE, HERE)
     assert engine.unprofiled == ""
 
@@ -189,10 +189,10 @@ def test_a_profiler_that_fails_for_several_kernels_in_a_row_is_given_up(asked: t
     engine, kernels = asked
     for threads in (64, 128, 256):
         assert engine.profile(noted("fails").with_knobs({"THREADS": threads}), TWICE, HERE) is None
-    told = len(kernels)
+    asked_before = len(kernels)
     assert engine.profile(noted("counts"), TWICE, HERE) is None
     assert engine.unprofiled == "fails"
-    assert len(kernels) == told
+    assert len(kernels) == asked_before
 
 
 def test_the_emulated_device_has_no_profiler_and_compilers_are_not_asked() -> None:

@@ -80,7 +80,7 @@ def test_evaluations_profiles_and_times_take_turns_in_one_worker(engine: LocalEn
 
 
 @pytest.mark.parametrize(
-    ("fault", "said", "tainted"),
+    ("fault", "reason", "tainted"),
     [
         ("raise NotImplementedError('not for this dtype')", "PyTorch fails: NotImplementedError", True),
         ("raise torch.OutOfMemoryError('too large')", "does not fit into the memory", False),
@@ -91,12 +91,12 @@ def test_evaluations_profiles_and_times_take_turns_in_one_worker(engine: LocalEn
     ids=["it raises", "memory", "it exits", "it crashes", "it hangs"],
 )
 def test_a_baseline_that_fails_has_a_reason_and_the_next_workload_is_timed(
-    engine: LocalEngine, tmp_path: Path, fault: str, said: str, *, tainted: bool
+    engine: LocalEngine, tmp_path: Path, fault: str, reason: str, *, tainted: bool
 ) -> None:
     op = failing(tmp_path, fault)
     answer = engine.time_pytorch(TimingRequest(op, HERE))
     assert answer.standard is None
-    assert said in answer.fault
+    assert reason in answer.fault
     assert answer.tainted is tainted
     assert engine.time_pytorch(TimingRequest(op, THERE)).standard
 

@@ -2,8 +2,8 @@ import itertools
 import math
 import random
 
-import pytest
 import torch
+from each import each
 
 from evolve.evaluation.buffers import GAP_BYTES, POISONS, SPARE_BYTES, Arena, damaged, still_poisoned
 
@@ -27,7 +27,7 @@ def test_buffers_are_aligned_to_16_bytes_and_not_always_to_more() -> None:
     assert any(start % 32 for start in starts)
 
 
-@pytest.mark.parametrize("poison", POISONS)
+@each({f"poison {poison:#x}": poison for poison in POISONS})
 def test_every_byte_is_poison_at_first(poison: int) -> None:
     buffers = Arena("cpu").poisoned(LAYOUT, poison, random.Random(1))
     assert not bool(damaged(buffers.values()))
@@ -39,7 +39,7 @@ def read_as_numbers(poison: int) -> list[float]:
     return [float(raw.view(dtype)[0]) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
 
 
-@pytest.mark.parametrize("poison", POISONS[:2])
+@each({f"poison {poison:#x}": poison for poison in POISONS[:2]})
 def test_two_kinds_of_poison_read_as_nan_or_huge_numbers(poison: int) -> None:
     assert all(math.isnan(value) or value > 1e4 for value in read_as_numbers(poison))
 
@@ -48,8 +48,10 @@ def test_one_kind_of_poison_looks_like_a_result() -> None:
     assert all(0.5 < value < 2 for value in read_as_numbers(POISONS[2]))
 
 
-@pytest.mark.parametrize(("offset", "side"), [(-1, "before"), (-GAP_BYTES, "before"), (0, "behind"), (900, "behind")])
-@pytest.mark.parametrize("name", LAYOUT)
+WRITES = ((-1, "before"), (-GAP_BYTES, "before"), (0, "behind"), (900, "behind"))
+
+
+@each({f"{name} at {offset}": (name, offset, side) for name in LAYOUT for offset, side in WRITES})
 def test_a_write_outside_a_buffer_is_found_and_located(name: str, offset: int, side: str) -> None:
     buffer = Arena("cpu").poisoned(LAYOUT, POISONS[0], random.Random(4))[name]
     zone = buffer.before if side == "before" else buffer.behind
@@ -68,7 +70,7 @@ def test_a_new_layout_holds_nothing_of_an_earlier_one() -> None:
     assert all(still_poisoned(b.tensor, POISONS[1]) == b.tensor.numel() for b in again.values())
 
 
-@pytest.mark.parametrize("poison", POISONS)
+@each({f"poison {poison:#x}": poison for poison in POISONS})
 def test_a_write_behind_all_buffers_or_to_an_unused_one_is_found(poison: int) -> None:
     arena = Arena("cpu")
     *buffers, unused = arena.poisoned(LAYOUT, poison, random.Random(4)).values()

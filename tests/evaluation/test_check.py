@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from each import each
 from scripted_device import OP, ScriptedDevice, program, twice
 
 from archive.records import Check, Outcome
@@ -82,7 +83,7 @@ def test_the_second_run_finds_one_poison_or_another() -> None:
     assert seen == set(POISONS)
 
 
-@pytest.mark.parametrize("poison", POISONS)
+@each({f"poison {poison:#x}": poison for poison in POISONS})
 def test_a_timed_workload_is_checked_with_every_poison_on_the_same_inputs(poison: int) -> None:
     def work(tensors: Tensors) -> None:
         if not still_poisoned(tensors["out"], poison):
@@ -180,7 +181,7 @@ def test_the_log_names_the_workload_the_output_and_the_unwritten_elements() -> N
         checked(half)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each({f"seed {seed}": seed for seed in range(5)})
 def test_every_dtype_gets_large_weights_among_timed_workloads_and_among_others(seed: int) -> None:
     timed, other = (workloads("float32 bfloat16", {"rows": rows, "cols": 64}) for rows in (16, 5))
     op = Op(
@@ -206,7 +207,7 @@ def test_every_dtype_gets_large_weights_among_timed_workloads_and_among_others(s
         assert large == [*[False] * (len(large) - 1), True], workload.key
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each({f"seed {seed}": seed for seed in range(5)})
 def test_without_independent_rows_each_distribution_is_used_at_one_workload(seed: int) -> None:
     values = ("uniform", "constant", "ties", "large")
     places = workloads("float32 bfloat16", *({"rows": rows, "cols": 64} for rows in (4, 7, 16)))[: 1 + len(values)]
@@ -246,7 +247,7 @@ ROOTED = Op(
 LISTED, UNLISTED = ROOTED.emulated[0], workloads("float32", ONE_ROW, eps=3e-7)[0]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@each({f"seed {seed}": seed for seed in range(12)})
 def test_a_kernel_that_ignores_an_unlisted_number_fails_even_with_one_row(seed: int) -> None:
     def work(tensors: Tensors) -> None:
         tensors["out"].copy_(rooted(tensors["x"].double(), 1e-6))

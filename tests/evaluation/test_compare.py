@@ -1,10 +1,13 @@
+"""Comparison of outputs: errors that rounding explains, and errors that it does not."""
+
 import functools
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 
-from evolve.evaluation.compare import NO_SUMS, Sums, compared, summed
+from evolve.evaluation.compare import FLOAT32_UNIT, NO_SUMS, Sums, compared, summed
 from reference_ops.op import Tolerance
 
 torch.manual_seed(5)
@@ -81,21 +84,21 @@ def test_noise_below_the_limit_of_one_element_fails_in_the_mean() -> None:
 
 
 def test_integers_must_be_exact_whatever_the_tolerance() -> None:
-    wanted = torch.arange(12).reshape(3, 4)
-    assert fault(wanted, wanted, wanted, Tolerance(100)) == ""
-    assert "the first at [0, 0]: 1, expected 0" in fault(wanted + 1, wanted, wanted, Tolerance(100))
+    expected = torch.arange(12).reshape(3, 4)
+    assert fault(expected, expected, expected, Tolerance(100)) == ""
+    assert "the first at [0, 0]: 1, expected 0" in fault(expected + 1, expected, expected, Tolerance(100))
 
 
 def test_infinities_must_be_where_they_are_expected() -> None:
-    wanted = torch.tensor([0.0, float("-inf"), 2.0], dtype=torch.float64)
-    assert fault(wanted.float(), wanted.float(), wanted, Tolerance()) == ""
-    assert "not finite" in fault(torch.tensor([0.0, -1e30, 2.0]), wanted.float(), wanted, Tolerance())
+    expected = torch.tensor([0.0, float("-inf"), 2.0], dtype=torch.float64)
+    assert fault(expected.float(), expected.float(), expected, Tolerance()) == ""
+    assert "not finite" in fault(torch.tensor([0.0, -1e30, 2.0]), expected.float(), expected, Tolerance())
 
 
 def test_a_rounding_is_allowed_although_pytorch_is_exact_by_chance() -> None:
-    wanted = torch.full((1000,), 1.0, dtype=torch.float64) + 2.0**-26
-    kernel = wanted.float()
-    assert fault(kernel, kernel.clone(), wanted, Tolerance()) == ""
+    expected = torch.full((1000,), 1.0, dtype=torch.float64) + 2.0**-26
+    kernel = expected.float()
+    assert fault(kernel, kernel.clone(), expected, Tolerance()) == ""
 
 
 def cancelling_sums() -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,30 +108,30 @@ def cancelling_sums() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_a_heavy_tail_of_errors_passes_where_pytorch_has_one_too() -> None:
-    terms, wanted = cancelling_sums()
+    terms, expected = cancelling_sums()
     other_order = ((terms[:, 3] + terms[:, 2]) + terms[:, 1]) + terms[:, 0]
-    assert fault(other_order, terms.sum(-1), wanted, Tolerance(2.0)) == ""
+    assert fault(other_order, terms.sum(-1), expected, Tolerance(2.0)) == ""
 
 
 def test_a_large_element_does_not_excuse_small_ones() -> None:
-    wanted = torch.full((1000,), 1e-4, dtype=torch.float64)
-    wanted[0] = 0.9
-    spoiled = wanted.to(torch.bfloat16)
+    expected = torch.full((1000,), 1e-4, dtype=torch.float64)
+    expected[0] = 0.9
+    spoiled = expected.to(torch.bfloat16)
     spoiled[5] = 0.0
-    assert "[5]" in fault(spoiled, wanted.to(torch.bfloat16), wanted, Tolerance(2.0))
+    assert "[5]" in fault(spoiled, expected.to(torch.bfloat16), expected, Tolerance(2.0))
 
 
 def test_few_rows_may_share_a_rounding() -> None:
     rows = torch.randn(2, 4096, dtype=torch.float64)
-    wanted = rows / rows.square().mean(-1, keepdim=True).sqrt()
-    kernel = (wanted * (1 + 1.2 * 2.0**-24)).float()
-    assert fault(kernel, wanted.float(), wanted, Tolerance(2.0)) == ""
+    expected = rows / rows.square().mean(-1, keepdim=True).sqrt()
+    kernel = (expected * (1 + 1.2 * 2.0**-24)).float()
+    assert fault(kernel, expected.float(), expected, Tolerance(2.0)) == ""
 
 
 def shared_error(rows: int) -> str:
     """Return the fault of an error that each row shares, as of a rounded sum: twice that of float32."""
-    wanted = torch.rand(rows, 512, dtype=torch.float64) + 0.5
-    return fault((wanted * (1 + 2.6 * 2.0**-24)).float(), wanted.float(), wanted, Tolerance(2.0))
+    expected = torch.rand(rows, 512, dtype=torch.float64) + 0.5
+    return fault((expected * (1 + 2.6 * 2.0**-24)).float(), expected.float(), expected, Tolerance(2.0))
 
 
 def test_the_error_that_one_row_may_share_is_too_large_for_many() -> None:
@@ -167,24 +170,24 @@ def test_near_the_largest_number_other_results_are_wrong(found: float) -> None:
 
 
 def test_a_result_too_large_for_the_dtype_must_be_infinite() -> None:
-    wanted = torch.tensor([1.0, 1e6], dtype=torch.float64)
-    assert fault(wanted.half(), wanted.half(), wanted, Tolerance()) == ""
-    assert "not finite" in fault(torch.tensor([1.0, 65504.0]).half(), wanted.half(), wanted, Tolerance())
+    expected = torch.tensor([1.0, 1e6], dtype=torch.float64)
+    assert fault(expected.half(), expected.half(), expected, Tolerance()) == ""
+    assert "not finite" in fault(torch.tensor([1.0, 65504.0]).half(), expected.half(), expected, Tolerance())
 
 
 @pytest.mark.parametrize(("others", "right"), [(1e-6, True), (1.0, False)], ids=["one", "all alike"])
 def test_a_mean_error_may_be_larger_with_fewer_elements(others: float, right: bool) -> None:
     """Three roundings, where PyTorch has none by chance."""
-    wanted = torch.full((4096,), others, dtype=torch.float64)
-    wanted[7] = 1.0
-    kernel = wanted * (1 + 3 * 2.0**-24)
-    assert (fault(kernel.float(), wanted.float(), wanted, Tolerance()) == "") is right
+    expected = torch.full((4096,), others, dtype=torch.float64)
+    expected[7] = 1.0
+    kernel = expected * (1 + 3 * 2.0**-24)
+    assert (fault(kernel.float(), expected.float(), expected, Tolerance()) == "") is right
 
 
 def test_a_truncated_result_fails() -> None:
-    wanted = torch.randn(300, 512, dtype=torch.float64)
-    cut = (wanted.float().view(torch.int32) & -65536).view(torch.float32).bfloat16()
-    assert "root mean square" in fault(cut, wanted.bfloat16(), wanted, Tolerance(2.0))
+    expected = torch.randn(300, 512, dtype=torch.float64)
+    cut = (expected.float().view(torch.int32) & -65536).view(torch.float32).bfloat16()
+    assert "root mean square" in fault(cut, expected.bfloat16(), expected, Tolerance(2.0))
 
 
 def summed_in_chains(terms: torch.Tensor, chains: int) -> torch.Tensor:
@@ -200,8 +203,8 @@ def summed_in_chains(terms: torch.Tensor, chains: int) -> torch.Tensor:
 )
 def test_a_sum_may_be_added_in_any_order_but_not_in_half_precision(terms: int, chains: int) -> None:
     numbers = torch.rand(8, terms) + 1e-3
-    wanted, pytorch = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
-    judged = functools.partial(fault, pytorch=pytorch, expected=wanted, tolerance=Tolerance())
+    expected, pytorch = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
+    judged = functools.partial(fault, pytorch=pytorch, expected=expected, tolerance=Tolerance())
     assert judged(summed_in_chains(numbers, chains), sums=summed(terms, alike=False)) == ""
     assert judged(pytorch.half().float(), sums=summed(terms, alike=False)) != ""
 
@@ -211,14 +214,151 @@ def test_one_thread_may_lose_few_small_terms_beside_a_large_one(terms: int, righ
     """As in the sum of a softmax whose logits differ much."""
     numbers = torch.exp(torch.randn(16, terms) * 4)
     numbers[:, 0] = numbers.amax(-1) * 4
-    wanted, pytorch = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
-    found = fault(summed_in_chains(numbers, 1), pytorch, wanted, Tolerance(), summed(terms, alike=False))
+    expected, pytorch = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
+    found = fault(summed_in_chains(numbers, 1), pytorch, expected, Tolerance(), summed(terms, alike=False))
     assert (found == "") is right
 
 
 def test_equal_terms_may_all_be_rounded_the_same_way() -> None:
     terms = torch.full((4, 4096), 1.001)
-    wanted, pytorch = terms.double().sum(-1, keepdim=True), terms.sum(-1, keepdim=True)
+    expected, pytorch = terms.double().sum(-1, keepdim=True), terms.sum(-1, keepdim=True)
     in_turn = summed_in_chains(terms, 1)
-    assert fault(in_turn, pytorch, wanted, Tolerance(), summed(4096, alike=True)) == ""
-    assert fault(in_turn, pytorch, wanted, Tolerance()) != ""
+    assert fault(in_turn, pytorch, expected, Tolerance(), summed(4096, alike=True)) == ""
+    assert fault(in_turn, pytorch, expected, Tolerance()) != ""
+
+
+@pytest.mark.parametrize(("moves", "right"), [(1e-8, True), (1e-12, False), (0.0, False)])
+def test_few_zero_results_are_compared_by_the_error_of_float32(moves: float, right: bool) -> None:
+    expected = torch.zeros(2, dtype=torch.float64)
+    nearly = torch.tensor([-6e-9, 0.0])
+    found = compared(nearly, expected.float(), expected, Tolerance(), perturbed=lambda: torch.full((2,), moves))
+    assert (found.fault == "") is right
+
+
+def ill_conditioned(off_by: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return sums of which one has terms a hundred times as large.
+
+    PyTorch's result of that one is exact by chance, the kernel's is off by `off_by` usual errors.
+    """
+    expected, moves = torch.randn(4096, dtype=torch.float64), torch.full((4096,), 1e-6)
+    moves[7] = 1e-4
+    pytorch = expected + moves * torch.randn(4096)
+    pytorch[7] = expected[7]
+    kernel = expected + moves * torch.randn(4096)
+    kernel[7] = expected[7] + off_by * moves[7]
+    return kernel.float(), pytorch.float(), expected, moves
+
+
+def test_an_element_with_large_terms_may_be_off_by_chance() -> None:
+    kernel, pytorch, expected, moves = ill_conditioned(0.25)
+    assert "[7]" in compared(kernel, pytorch, expected, Tolerance()).fault
+    assert compared(kernel, pytorch, expected, Tolerance(), perturbed=lambda: moves).fault == ""
+
+
+@pytest.mark.parametrize(
+    ("off_at", "times", "right"),
+    [((7,), 4, True), (range(64), 1, True), (range(64), 4, False)],
+    ids=["one row", "everywhere as inputs are rounded", "everywhere"],
+)
+def test_all_elements_of_a_row_may_share_one_error(off_at: Sequence[int], times: int, right: bool) -> None:
+    """As in an outer product, where a row shares one factor."""
+    columns = torch.rand(128, dtype=torch.float64) + 0.5
+    factor, luck = torch.randn(2, 64, 1, dtype=torch.float64)
+    moves = torch.full((64, 1), 1e-7)
+    moves[list(off_at)] = 1.6e-6 / times
+    expected = factor * columns
+    pytorch = expected + 1e-7 * columns * luck
+    kernel = pytorch.clone()
+    kernel[list(off_at)] = expected[list(off_at)] + 1.6e-6 * columns
+    found = compared(kernel.float(), pytorch.float(), expected, Tolerance(), perturbed=lambda: moves * columns.float())
+    assert (found.fault == "") is right
+
+
+def test_half_precision_is_found_although_all_elements_move_and_terms_are_alike() -> None:
+    """As in the gradient of a norm's weight, where no single element is off by much."""
+    expected = torch.randn(256, dtype=torch.float64)
+    judged = functools.partial(
+        compared,
+        pytorch=expected.float(),
+        expected=expected,
+        tolerance=Tolerance(),
+        sums=summed(2**16, alike=True),
+        perturbed=lambda: torch.full((256,), 1e-5),
+    )
+    moved = expected + 1e-5 * torch.randn(256)
+    assert judged(moved.float()).fault == ""
+    assert judged(expected.half().float()).fault
+
+
+def cancelled(off_by: float, rows: int) -> str:
+    """Return the fault of differences of large numbers, exact in PyTorch, with some rows off by `off_by` moves."""
+    expected, moves = torch.randn(256, 64, dtype=torch.float64), torch.full((256, 64), 1e-4)
+    kernel = expected + moves * torch.randn(256, 1).clamp(-1.5, 1.5)
+    kernel[:rows] = expected[:rows] + off_by * moves[:rows]
+    return compared(kernel.float(), expected.float(), expected, Tolerance(), perturbed=lambda: moves).fault
+
+
+def test_rounding_may_explain_a_hundred_times_the_usual_error() -> None:
+    assert cancelled(1.0, rows=0) == ""
+
+
+@pytest.mark.parametrize(("off_by", "rows", "right"), [(5.0, 4, True), (5.0, 9, False), (9.0, 1, False)])
+def test_few_rows_may_be_farther_off_than_rounding_explains(off_by: float, rows: int, right: bool) -> None:
+    assert (cancelled(off_by, rows) == "") is right
+
+
+def test_an_element_with_ordinary_terms_may_not_be_off_by_chance() -> None:
+    kernel, pytorch, expected, _ = ill_conditioned(0.25)
+    assert "[7]" in compared(kernel, pytorch, expected, Tolerance(), perturbed=lambda: torch.full((4096,), 1e-6)).fault
+
+
+def test_a_large_error_is_not_explained_by_large_terms() -> None:
+    kernel, pytorch, expected, moves = ill_conditioned(20.0)
+    assert "[7]" in compared(kernel, pytorch, expected, Tolerance(), perturbed=lambda: moves).fault
+
+
+def test_pytorchs_error_near_zero_explains_no_error_elsewhere() -> None:
+    """PyTorch's error there is no rounding, and is large compared with how far float32 moves the result."""
+    expected = 100 * torch.randn(4096, dtype=torch.float64)
+    expected[7], expected[9] = 1e-4, 1.0
+    pytorch = expected + 0.1 * torch.randn(4096)
+    pytorch[7] = expected[7] + 0.3
+    kernel = pytorch.clone()
+    kernel[9] = expected[9] + 1.2
+    judged = functools.partial(compared, kernel.bfloat16(), pytorch.bfloat16(), expected, Tolerance())
+    assert "[9]" in judged().fault
+    assert "[9]" in judged(perturbed=lambda: torch.full((4096,), 1e-5)).fault
+
+
+@pytest.mark.parametrize(("moves_by", "right"), [(1e-5, True), (1e-6, False)], ids=["ill conditioned", "ordinary"])
+def test_a_mean_error_may_come_from_few_rows_with_large_terms(moves_by: float, right: bool) -> None:
+    """As in heads of attention whose two largest scores are nearly equal; no single element is off by much."""
+    expected = torch.randn(8, 72, dtype=torch.float64)
+    pytorch = expected + 1e-6 * torch.randn(8, 72)
+    kernel = expected + 1e-6 * torch.randn(8, 72)
+    kernel[:3] = expected[:3] + 7.5e-6
+    moves = torch.full((8, 72), 1e-6)
+    moves[:3] = moves_by
+    judged = functools.partial(compared, kernel.float(), pytorch.float(), expected, Tolerance())
+    assert "root mean square" in judged().fault
+    assert (judged(perturbed=lambda: moves).fault == "") is right
+
+
+def summed_in_turn(terms: torch.Tensor) -> torch.Tensor:
+    """Return the sum of each row, added in turn; `cumsum` keeps more digits on the way."""
+    total = torch.zeros(len(terms))
+    for column in terms.T:
+        total += column
+    return total
+
+
+@pytest.mark.parametrize(("times", "bits", "right"), [(2.45, 32, True), (1.0, 32, False), (2.45, 16, False)])
+def test_a_sum_by_one_thread_passes_and_half_precision_does_not(times: float, bits: int, right: bool) -> None:
+    """One result each, which PyTorch's matches exactly by chance."""
+    terms = torch.randn(300, 72)
+    found = []
+    for row, kernel in zip(terms, summed_in_turn(terms if bits == 32 else terms.half().float()), strict=True):
+        expected, moves = row.double().sum()[None], row.norm()[None] * FLOAT32_UNIT * times
+        judged = functools.partial(compared, kernel[None], expected.float(), expected, Tolerance())
+        found.append(judged(perturbed=functools.partial(torch.clone, moves)))
+    assert (not any(comparison.fault for comparison in found)) is right

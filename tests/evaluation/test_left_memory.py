@@ -7,6 +7,7 @@ from dataclasses import replace
 import bad_kernels
 import pytest
 import torch
+from each import each
 from scripted_device import INFO, OP, ScriptedDevice, ScriptedProgram, Work, program, twice
 
 from archive.binding import bind
@@ -42,7 +43,7 @@ def left_for_last_runs(op: Op, seed: int, count: int) -> list[str]:
     return kinds
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each({f"seed {seed}": seed for seed in SEEDS})
 def test_of_three_last_runs_one_finds_old_results_one_zeros_and_one_random_bytes(seed: int) -> None:
     first, second = left_for_last_runs(OP, seed, 6)[:3], left_for_last_runs(OP, seed, 6)[3:]
     assert sorted(first) == sorted(second) == ["anything", "left", "zeros"]

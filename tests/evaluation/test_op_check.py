@@ -84,10 +84,10 @@ def test_every_corruption_of_every_output_is_called_wrong(op: Op, corruption: st
     for workload in (w for w in op.emulated if w.dtype == dtype):
         inputs = inputs_at(op, workload, SEED, "cpu")
         expected = op.call({name: tensor.double() for name, tensor in inputs.items()}, workload)
-        for pytorch, wanted in zip(op.call(inputs, workload), expected, strict=True):
+        for pytorch, float64_result in zip(op.call(inputs, workload), expected, strict=True):
             if pytorch.is_floating_point() or corruption not in {"one NaN", "fewer bits"}:
                 spoiled = CORRUPTIONS[corruption](pytorch, random.Random(SEED))
-                assert compared(spoiled, pytorch, wanted, op.tolerance).fault, workload.key
+                assert compared(spoiled, pytorch, float64_result, op.tolerance).fault, workload.key
 
 
 def test_the_check_covers_normal_inputs_those_of_the_op_and_their_mixture() -> None:
@@ -112,7 +112,7 @@ def test_a_corruption_that_passes_with_one_seed_only_is_no_blind_spot() -> None:
     assert found(rows_op(doubled, draw=zeros_once)) == ()
 
 
-@pytest.mark.parametrize("seed", range(24, 30))
+@each({f"seed {seed}": seed for seed in range(24, 30)})
 def test_a_change_within_the_tolerance_of_few_rows_is_no_blind_spot(seed: int) -> None:
     """With tiny keys all queries have nearly the same sum of exponentials, so their order makes no difference."""
     op = catalog.load("attention")
@@ -233,7 +233,7 @@ def test_shuffling_one_row_moves_its_elements() -> None:
     assert torch.equal(spoiled.sort().values, row)
 
 
-@pytest.mark.parametrize("corruption", CORRUPTIONS)
+@each({name: name for name in CORRUPTIONS})
 def test_a_corruption_does_not_modify_the_output(corruption: str) -> None:
     output = torch.randn(8, 16)
     before = output.clone()

@@ -53,10 +53,10 @@ def test_a_profile_runs_at_the_workloads_sizes_on_random_inputs() -> None:
 
 
 def test_the_phase_is_reported_before_the_profiler_runs() -> None:
-    told: list[str] = []
-    device = profiling(lambda *_: Counted((("phases", len(told)),)))
-    found = profiled(KERNEL, OP, WORKLOAD.key, device, told.append).profile
-    assert told == ["profile"]
+    phases: list[str] = []
+    device = profiling(lambda *_: Counted((("phases", len(phases)),)))
+    found = profiled(KERNEL, OP, WORKLOAD.key, device, phases.append).profile
+    assert phases == ["profile"]
     assert found
     assert found.counters == (("phases", 1),)
 

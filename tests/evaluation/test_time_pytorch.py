@@ -113,7 +113,7 @@ def test_eager_alone_is_no_baseline_for_evaluations(timed: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said", "tainted"),
+    ("error", "reason", "tainted"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 90 GiB"), "does not fit into the memory", False),
         (MemoryError(), "does not fit into the memory", False),
@@ -123,12 +123,12 @@ def test_eager_alone_is_no_baseline_for_evaluations(timed: Make) -> None:
     ids=["GPU memory", "memory", "PyTorch", "a long error"],
 )
 def test_a_failure_of_pytorch_has_a_reason_and_is_not_cached(
-    timed: Make, error: Exception, said: str, *, tainted: bool
+    timed: Make, error: Exception, reason: str, *, tainted: bool
 ) -> None:
     made = timed(error)
     answer = made.time_pytorch()
     assert answer.standard is None
-    assert said in answer.fault
+    assert reason in answer.fault
     assert len(answer.fault) < 300
     assert answer.tainted is tainted
     assert made.evaluator.cache.find(OP, WORKLOAD, INFO) is None

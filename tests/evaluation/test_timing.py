@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from each import each
 from scripted_device import INFO, OP, WORKLOAD, ScriptedDevice, program, twice
 
 from archive.records import DeviceInfo, Measurement, Outcome
@@ -161,8 +162,7 @@ class SkipsSometimes:
             twice(tensors)
 
 
-@pytest.mark.parametrize("one_of", [2, 9])
-@pytest.mark.parametrize("seed", range(5))
+@each({f"one of {one_of}, seed {seed}": (one_of, seed) for one_of in (2, 9) for seed in range(5)})
 def test_the_output_of_the_fastest_call_is_always_checked(one_of: int, seed: int) -> None:
     work = SkipsSometimes(one_of)
     inspector = Inspector(ScriptedDevice(lambda: work.took_us), Arena("cpu"), random.Random(seed), [], lambda _: None)
@@ -195,7 +195,7 @@ def test_timed_calls_get_inputs_of_different_scales() -> None:
     assert max(spreads) / min(spreads) > 3
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 60])
+@each({f"{count} samples": count for count in (1, 2, 7, 60)})
 def test_the_interval_of_a_median_encloses_it(count: int) -> None:
     samples = sorted(random.Random(count).random() for _ in range(count))
     low, high = median_interval(samples)

@@ -1,4 +1,4 @@
-"""A device that computes with PyTorch: what a program does is a function of the test's, and so is the clock."""
+"""A scripted device: its programs are PyTorch functions, and a function of the test is its clock."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ def twice(tensors: Mapping[str, torch.Tensor]) -> None:
 
 @dataclass
 class ScriptedProgram:
-    """Does `work` at every launch."""
+    """A program that calls `work` at every launch."""
 
     bound: Bound
     work: Work = twice

@@ -40,7 +40,7 @@ def number_of(kernel: Kernel) -> int:
 
 
 def outcome(events: Generator[object, None, Ended], seen: list[object] | None = None) -> Ended:
-    """What a run gives back when it is over; what it told goes to `seen`."""
+    """Return why a run ended; its events are added to `seen`."""
     while True:
         try:
             event = next(events)
@@ -52,7 +52,7 @@ def outcome(events: Generator[object, None, Ended], seen: list[object] | None = 
 
 @dataclass
 class PricedModel:
-    """Writes kernels 1, 2, 3 and so on for each op, or prose; each reply costs the same."""
+    """Writes kernels 1, 2, 3 and so on for each op, or prose. Each reply costs the same."""
 
     prose: bool = False
     most: int = 10**9  # kernels in all, after which it is out of ideas
