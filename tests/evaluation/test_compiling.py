@@ -15,7 +15,6 @@ from archive.records import Evaluation, Outcome, Traits
 from evolve.devices.device import Program, RejectedError
 from evolve.evaluation.compiling import compiled, precompile
 from evolve.evaluation.evaluate import Evaluator, evaluate
-from evolve.selection.duplicates import judged as judged_codes
 
 NARROW = Traits("aa", 4, 16, 100, 32, 128, 1, tensor_cores=False, atomics=True, occupancy=1.0)
 WIDE = Traits("bb", 16, 4, 50, 64, 64, 3, tensor_cores=True, atomics=False, occupancy=0.5)
@@ -98,7 +97,7 @@ def test_only_a_fault_at_a_listed_shape_condemns_kernels_with_the_same_code(list
 
     verdict = evaluate(KERNEL, OP, Evaluator(Device(), lambda _phase: None), shapes_seed=1, bars={})
     assert verdict.outcome is Outcome.CRASHED
-    assert bool(judged_codes([verdict])) is listed
+    assert bool(verdict.traits) is listed
 
 
 def test_a_champion_is_tested_at_a_large_shape_that_is_not_listed() -> None:
