@@ -1,4 +1,4 @@
-"""Kernels for device tests: the device code and its launch, without an op, and every device to run them on."""
+"""Kernels for device tests, without an op: device code with its launch, and every device to run them on."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -8,27 +8,26 @@ import torch
 
 from archive.binding import Bound, Point, bind
 from archive.kernel import Kernel, parse
+from evolve.devices.choose import kinds, make, policy_of
 from evolve.devices.device import Device, RejectedError
 from evolve.devices.emulated.device import EmulatedDevice
 
 Tensors = Mapping[str, torch.Tensor]
-EVERY_DEVICE = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
+EVERY_DEVICE = [
+    pytest.param(kind, marks=[pytest.mark.gpu] if policy_of(kind).times_are_gpu_times else []) for kind in kinds()
+]
 
 
 @cache
 def made(kind: str) -> Device:
-    """The device of this kind, one for all tests."""
-    if kind == "emulated":
-        return EmulatedDevice()
-    from evolve.devices.cuda.device import CudaDevice
-
-    return CudaDevice()
+    """Return the device of this kind, one for all tests. The emulated one does without NVRTC, which others test."""
+    return EmulatedDevice() if kind == "emulated" else make(kind)
 
 
 def bound(
     kernel: Kernel | str, tensors: Tensors, dims: Mapping[str, int | float] | None = None, dtype: str = "float32"
 ) -> Bound:
-    """A kernel bound at a point made of these tensors; floats among the dims are the op's parameters."""
+    """Return a kernel bound at a point made of these tensors; floats among the dims are the op's parameters."""
     kernel = parse(kernel) if isinstance(kernel, str) else kernel
     sizes = dims or {}
     return bind(
@@ -65,7 +64,7 @@ def rejected(device: Device, kernel: str, tensors: Tensors, **dims: float) -> Re
 
 
 def out_of(device: Device, kernel: str, size: int, dtype: torch.dtype = torch.int32, **dims: float) -> list[float]:
-    """The values that a kernel with the one tensor `y` writes."""
+    """Return what a kernel whose only tensor is `y` writes to it."""
     y = torch.zeros(size, dtype=dtype)
     run(device, kernel, {"y": y}, dims)
     values: list[float] = y.tolist()
@@ -73,7 +72,7 @@ def out_of(device: Device, kernel: str, size: int, dtype: torch.dtype = torch.in
 
 
 def single(body: str, args: str, block: str = "[32]", grid: str = "[1]", more: str = "", top: str = "") -> str:
-    """A kernel with one launch: `args` are C parameters as in `const float* x, int n`; the plan names them likewise."""
+    """Return a kernel with one launch. `args` are its C parameters, such as `const float* x, int n`."""
     names = ", ".join(f'"{parameter.split()[-1].lstrip("*&")}"' for parameter in args.split(",") if parameter.strip())
     return (
         f'/*---\nop = "test"\n{top}\n[[launch]]\nentry = "test_entry"\ngrid = {grid}\nblock = {block}\n'
@@ -82,7 +81,7 @@ def single(body: str, args: str, block: str = "[32]", grid: str = "[1]", more: s
     )
 
 
-# Three launches of two entries; the middle one happens only where n is above 1.
+# Three launches of two entries; the second is skipped unless n is greater than 1.
 PAIR = """/*---
 op = "test"
 [[launch]]

@@ -1,0 +1,209 @@
+"""CONTRIBUTING's recipe for a device, followed with a toy: a folder of two files, and no edit anywhere else.
+
+Worker processes find the folder through a `sitecustomize.py`, which Python imports at every start.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import bad_kernels
+import pytest
+from commandline import evolve
+
+from archive.kernel import Kernel
+from archive.records import Outcome
+from evolve import devices
+from evolve.devices import choose
+from evolve.devices.choose import policy_of
+from evolve.engines.engine import Job
+from evolve.engines.local import LocalEngine
+from evolve.errors import UserError
+from evolve.evaluation.compiling import compiled
+from evolve.evaluation.evaluate import Evaluator, evaluate
+from reference_ops import catalog
+
+SUPPLIED = '''
+"""The toy device: computes a multiple of `x` with PyTorch; the factor is in the kernel's note."""
+
+from archive.records import Outcome
+from evolve.devices.policy import PHASE_SECONDS, Policy
+
+POLICY = Policy(
+    needs=("PyTorch",),
+    times="times of a toy",
+    phase_seconds={**PHASE_SECONDS, "run": 1.0},
+    held_out_bytes=2**13,
+    replaced_after=(Outcome.WRONG,),
+    no_profiler="a toy counts nothing",
+)
+
+
+def missing():
+    return ""
+
+
+def make(known, cubins):
+    from evolve.devices.toy.device import ToyDevice
+
+    return ToyDevice()
+
+
+def compiler_for(info, cubins):
+    raise NotImplementedError("the policy asks for no compilers")
+
+
+def supports(kernel):
+    return "wmma" not in kernel.source
+
+
+def preload():
+    import evolve.devices.toy.device
+'''
+DEVICE = """
+import time
+
+from archive.records import DeviceInfo, Outcome
+from evolve.devices.device import RejectedError, Tools
+
+
+class ToyProgram:
+    resources, log, traits = (), "", None
+
+    def __init__(self, bound):
+        self.bound = bound
+        self.note = bound.kernel.plan.note
+
+    def launch(self, tensors):
+        if self.note == "hangs":
+            time.sleep(600)
+        tensors["out"].copy_(float(self.note) * tensors["x"])
+
+
+class ToyDevice:
+    info = DeviceInfo("toy", "Toy", "toy_1", sms=1, shared_bytes=1024)
+    torch_device = "cpu"
+    tools = Tools()
+
+    def compile(self, bound):
+        if self.info.arch not in bound.kernel.source:
+            raise RejectedError(Outcome.UNSUPPORTED, "the source does not name toy_1")
+        return ToyProgram(bound)
+
+    def run(self, program, tensors):
+        program.launch(tensors)
+
+    def time(self, call):
+        start = time.perf_counter_ns()
+        call()
+        return (time.perf_counter_ns() - start) / 1000
+"""
+FOUND_BY_WORKERS = """
+import evolve.devices
+
+evolve.devices.__path__.append({folder!r})
+"""
+TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
+
+
+@pytest.fixture(autouse=True)
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Add the folder of the toy to those that are searched, here and in every process started from here."""
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(SUPPLIED)
+    (folder / "device.py").write_text(DEVICE)
+    (tmp_path / "sitecustomize.py").write_text(FOUND_BY_WORKERS.format(folder=str(tmp_path)))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    monkeypatch.setattr(devices, "__path__", [*devices.__path__, str(tmp_path)])
+    yield
+    for name in [name for name in sys.modules if name.startswith("evolve.devices.toy")]:
+        del sys.modules[name]
+
+
+def toy_kernel(factor: str) -> Kernel:
+    return bad_kernels.twice_kernel("// for toy_1", note=factor)
+
+
+def test_a_folder_is_a_device_that_can_be_listed_and_chosen_by_name() -> None:
+    assert choose.kinds() == ("cuda", "emulated", "toy")
+    assert choose.device_kind("toy") == "toy"
+    assert choose.make("toy").info.name == "Toy"
+    with pytest.raises(UserError, match="there is no device `to`") as caught:
+        choose.device_kind("to")
+    assert "cuda, emulated, toy" in caught.value.hint
+
+
+def test_a_device_without_gpu_times_is_never_the_default() -> None:
+    assert choose.device_kind() in {"cuda", "emulated"}
+
+
+def test_doctor_says_whether_it_can_run(capsys: pytest.CaptureFixture[str]) -> None:
+    _, output, _ = evolve(capsys, "doctor", "--json")
+    assert "toy" in json.loads(output)["usable"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "outcome"),
+    [
+        (toy_kernel("2"), Outcome.PASSED),
+        (toy_kernel("3"), Outcome.WRONG),
+        (bad_kernels.twice_kernel(), Outcome.UNSUPPORTED),
+    ],
+    ids=["right", "wrong", "unsupported"],
+)
+def test_it_evaluates_kernels(kernel: Kernel, outcome: Outcome) -> None:
+    evaluator = Evaluator(choose.make("toy"), lambda _phase: None)
+    verdict = evaluate(kernel, catalog.load(TWICE), evaluator, shapes_seed=0, bars={})
+    assert verdict.outcome is outcome, verdict.log
+    assert verdict.device.kind == "toy"
+
+
+def test_its_held_out_shapes_are_as_large_as_its_policy_says() -> None:
+    op, device = catalog.load(TWICE), choose.make("toy")
+    drawn = [
+        workload
+        for seed in range(10)
+        for workload, _ in compiled(toy_kernel("2"), op, device.info, device.compile, seed, confirm=False).held_out
+    ]
+    assert len(drawn) == 20
+    assert max(op.nbytes(workload) for workload in drawn) <= policy_of("toy").held_out_bytes
+
+
+def test_its_workers_evaluate_and_obey_its_policy() -> None:
+    engine = LocalEngine("toy", 1)
+    try:
+        right, wrong, hanging = toy_kernel("2"), toy_kernel("3"), toy_kernel("hangs")
+        (passed,) = engine.evaluate([Job(right, TWICE)])
+        assert (passed.outcome, len(passed.measurements)) == (Outcome.PASSED, 2), passed.log
+        assert passed.device == engine.info
+        first = engine._pool.workers[0].number
+        assert [verdict.outcome for verdict in engine.evaluate([Job(wrong, TWICE)])] == [Outcome.WRONG]
+        assert engine._pool.workers[0].number != first  # a wrong result costs this device its worker
+        (late,) = engine.evaluate([Job(hanging, TWICE)])
+        assert late.outcome is Outcome.TIMED_OUT
+        assert "took more than 1 s" in late.log
+        assert engine.profile(right, TWICE, "n=1048576 float32") is None
+        assert engine.unprofiled == "a toy counts nothing"
+    finally:
+        engine.close()
+
+
+def test_reports_name_its_times(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "right.cu").write_text(toy_kernel("2").text)
+    archive = tmp_path / "archive.db"
+    code, output, errors = evolve(
+        capsys, "evaluate", TWICE, tmp_path / "right.cu", "--device", "toy", "--archive", archive
+    )
+    assert code == 0, errors
+    assert "times of a toy" in output + errors
+    _, output, _ = evolve(capsys, "top", "--archive", archive)
+    assert "Toy (times of a toy)" in output
+
+
+def test_an_archive_from_a_machine_with_another_device_claims_no_gpu_times() -> None:
+    policy = policy_of("abacus")
+    assert not policy.times_are_gpu_times
+    assert policy.times == "times of an unknown device"
