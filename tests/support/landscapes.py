@@ -1,12 +1,12 @@
-"""Landscapes: the times of every legal setting of one kernel's knobs, and a request that sees some of them.
+"""Landscapes: the times of all legal settings of a kernel's knobs, and requests that show some of them.
 
 A file has JSON lines. The first says what was measured:
     {"op": "softmax", "device": {...}, "workloads": ["rows=8192 cols=4096 bfloat16", ...], "kernel": "/*---..."}
-Each further line is one setting, its knobs in the order of the plan, with the times on those workloads in us (null
-where it is not legal or not accepted), or what became of it instead:
+Each further line is one setting, its knobs in the order of the plan, with its times in us on those workloads (null
+where it is illegal or not accepted), or its outcome if it failed:
     {"setting": [4, 128], "us": [37.1, null]}
     {"setting": [8, 1024], "failed": "launch error"}
-Lines may be appended at any time; a line that was cut off by a kill is passed over.
+Lines may be appended at any time; a truncated line is skipped.
 """
 
 import itertools
@@ -32,7 +32,7 @@ BASELINE, WIDTH = 2.0, 0.01  # PyTorch's time over the optimum; half the interva
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one setting: a time for each workload (None: not accepted), or how it failed."""
+    """The result of one setting: a time for each workload (None: not accepted), or its outcome if it failed."""
 
     times_us: tuple[float | None, ...] = ()
     failed: str = ""
@@ -40,7 +40,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Landscape:
-    """One kernel's space of settings, measured all over."""
+    """The whole space of one kernel's settings with their times."""
 
     name: str
     op: Op = field(repr=False)
@@ -51,18 +51,18 @@ class Landscape:
 
     @cached_property
     def optimum_us(self) -> tuple[float, ...]:
-        """The best time on each workload; infinite where nothing passed."""
+        """The best time on each workload; infinite where no setting passed."""
         passed = [result.times_us for result in self.results.values() if result.times_us]
         found = tuple(min((us for us in of_one if us), default=math.inf) for of_one in zip(*passed, strict=True))
         return found or tuple(math.inf for _ in self.workloads)
 
     @property
     def singles(self) -> "tuple[Landscape, ...]":
-        """One for each workload that some setting serves."""
+        """One landscape for each workload that some setting accepts."""
         return tuple(self.alone(index) for index, least in enumerate(self.optimum_us) if math.isfinite(least))
 
     def needed(self, order: Iterable[Setting], near: float) -> int | None:
-        """How many settings of this order it takes to come near the optimum; None where it never does."""
+        """Return how many settings, in this order, it takes to come near the optimum, or None."""
         best = [math.inf] * len(self.workloads)
         for number, setting in enumerate(order, 1):
             times = self.result(setting).times_us
@@ -75,7 +75,7 @@ class Landscape:
         return self.results.get(setting, Result(failed=str(Outcome.ILLEGAL)))
 
     def alone(self, index: int) -> "Landscape":
-        """The same space with one workload in it."""
+        """Return the landscape of one workload."""
         results = {
             setting: Result((result.times_us[index],) if result.times_us else (), result.failed)
             for setting, result in self.results.items()
@@ -87,7 +87,7 @@ class Landscape:
         return Landscape(f"{self.name} | {wanted}", op, self.kernel, self.device, (wanted,), results)
 
     def candidate(self, kernel: Kernel, number: int = 0) -> Candidate:
-        """The kernel with the verdict that this setting would get."""
+        """Return the kernel with the evaluation of its setting."""
         result = self.result(setting_of(kernel))
         measurements = tuple(
             Measurement(workload, us, us * (1 - WIDTH), us * (1 + WIDTH), 30, BASELINE * self.optimum_us[index])
@@ -105,13 +105,13 @@ def _narrowed(op: Op, kind: str, kept: tuple[Workload, ...]) -> Op:
 
 
 def _mean_ratio(best: Sequence[float], optimum: Sequence[float]) -> float:
-    """The geometric mean over the workloads that some setting serves."""
+    """Return the geometric mean ratio over the workloads that some setting accepts."""
     logs = [math.log(found / least) for found, least in zip(best, optimum, strict=True) if math.isfinite(least)]
     return math.exp(sum(logs) / len(logs))
 
 
 def searched(landscape: Landscape, seed: int, wanted: int) -> Iterator[Setting]:
-    """Settings in the order in which the offline proposer would have them evaluated, the written one first."""
+    """Yield the kernel's own setting, then those that the offline proposer proposes, in order."""
     tried = [landscape.candidate(landscape.kernel)]
     rng = random.Random(seed)
     yield setting_of(landscape.kernel)
@@ -126,7 +126,7 @@ def searched(landscape: Landscape, seed: int, wanted: int) -> Iterator[Setting]:
 
 
 def shuffled(landscape: Landscape, seed: int) -> Iterator[Setting]:
-    """Random search, which begins with the written setting too."""
+    """Yield the kernel's own setting, then all others at random."""
     others = [setting for setting in landscape.results if setting != setting_of(landscape.kernel)]
     random.Random(seed).shuffle(others)
     return itertools.chain([setting_of(landscape.kernel)], others)
@@ -137,7 +137,7 @@ def setting_of(kernel: Kernel) -> Setting:
 
 
 def request(landscape: Landscape, tried: Sequence[Candidate], wanted: int, seed: int) -> Request:
-    """What a proposer would be asked once these were evaluated."""
+    """Return the request that follows the evaluation of these candidates."""
     by_id = {candidate.kernel.id: candidate for candidate in tried}
     alive = survivors([candidate.evaluation for candidate in tried])
     population = tuple(by_id[evaluation.kernel_id] for evaluation in alive)
@@ -155,12 +155,12 @@ def request(landscape: Landscape, tried: Sequence[Candidate], wanted: int, seed:
 
 
 def header(op: str, kernel: Kernel, device: DeviceInfo, workloads: Sequence[str]) -> str:
-    """The first line of a file."""
+    """Return the first line of a file."""
     return json.dumps({"op": op, "device": asdict(device), "workloads": list(workloads), "kernel": kernel.text}) + "\n"
 
 
 def line(setting: Setting, evaluation: Evaluation, workloads: Sequence[str]) -> str:
-    """One setting's line."""
+    """Return the line of one setting."""
     if not evaluation.passed:
         return json.dumps({"setting": setting, "failed": str(evaluation.outcome)}) + "\n"
     times = {m.workload: round(m.median_us, 3) for m in evaluation.measurements}
@@ -168,24 +168,24 @@ def line(setting: Setting, evaluation: Evaluation, workloads: Sequence[str]) -> 
 
 
 def read(path: Path) -> Landscape:
-    """A landscape from its file."""
+    """Read a landscape from its file."""
     first, *rest = path.read_text(encoding="utf-8").splitlines()
-    told = json.loads(first)
-    device = told["device"]
+    first_line = json.loads(first)
+    device = first_line["device"]
     device["tflops"] = tuple((dtype, rate) for dtype, rate in device["tflops"])
     return Landscape(
         name=path.stem,
-        op=catalog.load(told["op"]),
-        kernel=parse(told["kernel"]),
+        op=catalog.load(first_line["op"]),
+        kernel=parse(first_line["kernel"]),
         device=DeviceInfo(**device),
-        workloads=tuple(told["workloads"]),
+        workloads=tuple(first_line["workloads"]),
         results=dict(filter(None, map(_result, rest))),
     )
 
 
 def _result(text: str) -> tuple[Setting, Result] | None:
     try:
-        told = json.loads(text)
+        entry = json.loads(text)
     except ValueError:
         return None
-    return tuple(told["setting"]), Result(tuple(told.get("us", ())), told.get("failed", ""))
+    return tuple(entry["setting"]), Result(tuple(entry.get("us", ())), entry.get("failed", ""))

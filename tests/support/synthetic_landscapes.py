@@ -1,7 +1,7 @@
-"""SYNTHETIC landscapes: no GPU ever ran these kernels, the model in made_up_gpu.py made up their times.
+"""SYNTHETIC landscapes: their times come from the model in made_up_gpu.py, no GPU ran these kernels.
 
-They stand in for recorded ones where many shapes are wanted: tiles with illegal corners, unrolling that spills,
-settings that fail, knobs that hardly matter or are no sizes, workloads that want opposite things.
+They cover many shapes of landscapes: tiles with illegal corners, unrolling that spills, settings that fail, knobs
+that hardly matter or are categories, workloads with opposite optima.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Which settings to try next, and of which families: a few that differ, each worth trying beside the others."""
+"""Choosing settings: which settings of which families to evaluate next, a few different ones at a time."""
 
 import math
 import random
@@ -9,81 +9,90 @@ from dataclasses import dataclass
 import torch
 
 from archive.kernel import Kernel
-from evolve.proposers.tuner.outlook import Family, Outlook, bars, everyone, families, outlook, points, space_for
+from evolve.proposers.tuner.acquisition import (
+    Family,
+    FamilyModel,
+    all_candidates,
+    best_measurements,
+    families,
+    fit_family,
+    points,
+    space_for,
+)
 from evolve.proposers.tuner.space import Space, setting_of
-from evolve.request import Candidate, Request
+from evolve.request import Attempt, Request
 
-SPREAD_FIRST = 4  # settings of a family that are far apart, before anything is concluded from them
-AT_ONCE = 4  # settings of one family before their times are looked at: more of them are worth less
-MOST_FAMILIES = 4
-FAR_BEHIND = math.log(4)  # of the champion, on every workload: nothing is tried only to get to know the family
+SPREAD_FIRST = 4  # settings of a family that are spread over its space before its model is used
+AT_ONCE = 4  # settings of one family per request: without their times, further ones are chosen less well
+MAX_FAMILIES = 4
+FAR_BEHIND = math.log(4)  # of the champion on every workload: such a family is not explored
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting to try, how it was found, and the kernels that it comes from."""
+    """A kernel to try, the operator that chose its setting, and its parents."""
 
     kernel: Kernel
     operator: str
-    parents: tuple[Candidate, ...]
+    parents: tuple[Attempt, ...]
 
 
 @dataclass
 class FamilySearch:
-    """One family during one request."""
+    """The search in one family during one request."""
 
-    outlook: Outlook
-    most: int
-    behind: float
+    model: FamilyModel
+    most: int  # settings still to choose
+    gap: float
 
     @property
     def open(self) -> bool:
-        return self.most > 0 and not self.outlook.exhausted
+        return self.most > 0 and not self.model.exhausted
 
     @property
-    def close(self) -> bool:
-        return self.behind < FAR_BEHIND
+    def competitive(self) -> bool:
+        return self.gap < FAR_BEHIND
 
     @property
-    def fresh(self) -> bool:
-        """Whether too little is known of the family to conclude anything."""
-        return len(self.outlook.taken) < SPREAD_FIRST and self.close
+    def unexplored(self) -> bool:
+        """Whether too few settings were tried to use the model."""
+        return len(self.model.tried) < SPREAD_FIRST and self.competitive
 
     @property
     def family(self) -> Family:
-        return self.outlook.family
+        return self.model.family
 
 
 @dataclass(frozen=True)
-class Pick:
-    """A choice before anybody looked whether the archive holds it already."""
+class Suggestion:
+    """A setting suggested in one family. The archive may hold its kernel already."""
 
-    bench: FamilySearch
+    search: FamilySearch
     setting: int
     operator: str
-    parents: tuple[Candidate, ...]
+    parents: tuple[Attempt, ...]
 
 
 def choices(request: Request, most: Mapping[str, int] | None = None) -> list[Choice]:
-    """At most as many as are wanted; `most` limits them to some families, and to so many of each."""
+    """Return up to `request.wanted` choices; `most` limits them to these families, and to so many of each."""
     with _one_thread():
         rng = random.Random(request.seed)
-        benches = _benches(request, most)
+        searches = _searches(request, most)
         chosen: list[Choice] = []
-        while len(chosen) < request.wanted and (pick := _pick(benches, len(chosen), rng)):
-            bench, kernel = pick.bench, pick.bench.outlook.space.at(pick.setting)
+        while len(chosen) < request.wanted and (suggestion := _suggest(searches, len(chosen), rng)):
+            search, kernel = suggestion.search, suggestion.search.model.space.kernel_at(suggestion.setting)
             if kernel.id in request.known:
-                bench.outlook = bench.outlook.without(pick.setting)  # it waits for its verdict
+                search.model = search.model.without(suggestion.setting)  # it waits for its evaluation
                 continue
-            bench.outlook = bench.outlook.believing(pick.setting)
-            bench.most -= 1
-            chosen.append(Choice(kernel, pick.operator, pick.parents))
+            search.model = search.model.assuming_mean(suggestion.setting)
+            search.most -= 1
+            chosen.append(Choice(kernel, suggestion.operator, suggestion.parents))
         return chosen
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Matrices so small gain nothing from several threads, and lose much to them where the cores are busy."""
+    """Run torch in one thread: matrices this small gain nothing from more, and lose much on busy cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -92,82 +101,84 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _benches(request: Request, most: Mapping[str, int] | None) -> list[FamilySearch]:
-    """The most promising families of which something is left to try."""
-    places = points(request)
-    times = bars(everyone(request))
-    wanted = [family for family in families(request) if most is None or most.get(family.id, 0) > 0]
-    benches: list[FamilySearch] = []
-    for family in sorted(wanted, key=lambda family: (-family.promise(times), family.id)):
-        if len(benches) == MOST_FAMILIES:
+def _searches(request: Request, most: Mapping[str, int] | None) -> list[FamilySearch]:
+    """Return a search for each of the most promising families that have untried settings."""
+    at = points(request)
+    best = best_measurements(all_candidates(request))
+    allowed = [family for family in families(request) if most is None or most.get(family.id, 0) > 0]
+    searches: list[FamilySearch] = []
+    for family in sorted(allowed, key=lambda family: (-family.upper_confidence_bound(best), family.id)):
+        if len(searches) == MAX_FAMILIES:
             break
-        space = space_for(family, places)
+        space = space_for(family, at)
         if set(space.settings) > set(family.settings):
             limit = AT_ONCE if most is None else min(AT_ONCE, most[family.id])
-            found = outlook(family, space, [times.get(workload) for workload in places])
-            benches.append(FamilySearch(found, limit, family.behind(times)))
-    return benches
+            model = fit_family(family, space, [best.get(workload) for workload in at])
+            searches.append(FamilySearch(model, limit, family.gap(best)))
+    return searches
 
 
-def _pick(benches: Sequence[FamilySearch], offered: int, rng: random.Random) -> Pick | None:
-    """In turn: what is worth most, and whatever lets a new family show what it can do."""
-    ready = [bench for bench in benches if bench.open]
-    fresh = [bench for bench in ready if bench.fresh]
-    if fresh and (offered % 2 == 0 or len(fresh) == len(ready)):
-        bench = min(fresh, key=lambda bench: len(bench.outlook.taken))
-        return _crossed(bench, benches) or _apart(bench, rng)
+def _suggest(searches: Sequence[FamilySearch], offered: int, rng: random.Random) -> Suggestion | None:
+    """Suggest in turn what explores a new family, what crosses two families, and what promises the most improvement."""
+    ready = [search for search in searches if search.open]
+    unexplored = [search for search in ready if search.unexplored]
+    if unexplored and (offered % 2 == 0 or len(unexplored) == len(ready)):
+        search = min(unexplored, key=lambda search: len(search.model.tried))
+        return _crossover(search, searches) or _most_novel(search, rng)
     if offered % AT_ONCE == AT_ONCE - 1:
-        for bench in (bench for bench in ready if bench.close):
-            if crossed := _crossed(bench, benches):
+        for search in (search for search in ready if search.competitive):
+            if crossed := _crossover(search, searches):
                 return crossed
-    return _worthiest([bench for bench in ready if not bench.fresh], rng) if ready else None
+    return _most_improvement([search for search in ready if not search.unexplored], rng) if ready else None
 
 
-def _worthiest(benches: Sequence[FamilySearch], rng: random.Random) -> Pick:
-    """Expected gains are in log time against the champions, so those of several families compare."""
-    worths = [bench.outlook.worth() for bench in benches]
-    best = max(range(len(benches)), key=lambda number: float(worths[number].max()))
-    bench = benches[best]
-    # What many settings come to counts for as many: chance would meet it as often, and mostly it is
-    # where the workload has all that the knobs could give it.
-    setting = _one_of_the_best(worths[best] * bench.outlook.space.names, bench.outlook.space, rng)
-    return Pick(bench, setting, "tune", (_nearest(bench.outlook, setting),))
+def _most_improvement(searches: Sequence[FamilySearch], rng: random.Random) -> Suggestion:
+    """Suggest the setting of the highest expected improvement; log times of several families are comparable."""
+    improvements = [search.model.expected_improvement() for search in searches]
+    best = max(range(len(searches)), key=lambda number: float(improvements[number].max()))
+    search = searches[best]
+    # Settings that compile to the same program count together, as in random sampling. Such a program is mostly one
+    # in which the workload already has all that the knobs could give it.
+    weighted = improvements[best] * search.model.space.multiplicity
+    setting = _one_of_the_best(weighted, search.model.space, rng)
+    return Suggestion(search, setting, "tune", (_nearest(search.model, setting),))
 
 
-def _apart(bench: FamilySearch, rng: random.Random) -> Pick:
-    setting = _one_of_the_best(bench.outlook.apartness(), bench.outlook.space, rng)
-    return Pick(bench, setting, "knobs", (_nearest(bench.outlook, setting),))
+def _most_novel(search: FamilySearch, rng: random.Random) -> Suggestion:
+    setting = _one_of_the_best(search.model.novelty(), search.model.space, rng)
+    return Suggestion(search, setting, "knobs", (_nearest(search.model, setting),))
 
 
-def _crossed(bench: FamilySearch, benches: Sequence[FamilySearch]) -> Pick | None:
-    """The fastest setting of another family, for the knobs that both have."""
-    space = bench.outlook.space
-    for donor in (donor for other in benches if other is not bench for donor in other.family.leaders()):
-        given = donor.kernel.plan.settings
-        for own in bench.family.leaders():
-            kept = own.kernel.plan.settings
+def _crossover(search: FamilySearch, searches: Sequence[FamilySearch]) -> Suggestion | None:
+    """Suggest the fastest setting of another family, for the knobs that both families have."""
+    space = search.model.space
+    for donor in (donor for other in searches if other is not search for donor in other.family.leaders()):
+        given = donor.kernel.settings
+        for own in search.family.leaders():
+            kept = own.kernel.settings
             if given.keys() & kept.keys():
                 carried = own.kernel.with_knobs(
                     {name: given[name] for name, values in own.kernel.plan.knobs if given.get(name) in values}
                 )
-                setting = space.numbers.get(setting_of(carried))
-                if setting is not None and setting not in bench.outlook.taken:
-                    return Pick(bench, setting, "crossover", (own, donor))
+                setting = space.index_of.get(setting_of(carried))
+                if setting is not None and setting not in search.model.tried:
+                    return Suggestion(search, setting, "crossover", (own, donor))
     return None
 
 
-def _nearest(held: Outlook, setting: int) -> Candidate:
-    """Of the family's fastest the one that a setting is most like."""
-    place = held.space.places[setting]
+def _nearest(model: FamilyModel, setting: int) -> Attempt:
+    """Return the leader of the family whose setting is nearest."""
+    space = model.space
+    target = space.coordinates[setting]
 
-    def far(candidate: Candidate) -> float:
-        other = held.space.places[held.space.numbers[setting_of(candidate.kernel)]]
-        return float((place - other).abs().sum())
+    def distance(candidate: Attempt) -> float:
+        other = space.coordinates[space.index_of[setting_of(candidate.kernel)]]
+        return float((target - other).abs().sum())
 
-    return min(held.family.leaders(), key=far)
+    return min(model.family.leaders(), key=distance)
 
 
 def _one_of_the_best(scores: torch.Tensor, space: Space, rng: random.Random) -> int:
-    """Where several are equal, chance decides, as if it drew from all settings by their names."""
+    """Return a setting of the highest score; among equals, chance decides in proportion to their multiplicity."""
     best = torch.nonzero(scores == scores.max())[:, 0]
-    return int(rng.choices(best.tolist(), space.names[best].tolist())[0])
+    return int(rng.choices(best.tolist(), space.multiplicity[best].tolist())[0])

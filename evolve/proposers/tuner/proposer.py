@@ -1,4 +1,4 @@
-"""The knob tuner as a proposer, alone or for kernels that a language model wrote."""
+"""Offline proposer: the knob tuner, alone or for kernels that a language model wrote."""
 
 import math
 import time
@@ -9,27 +9,27 @@ from typing import Protocol
 
 from archive.library import shipped
 from archive.proposals import Proposal
+from evolve.proposers.tuner.acquisition import all_candidates, best_measurements, families, points, space_for
 from evolve.proposers.tuner.choose import choices
-from evolve.proposers.tuner.outlook import bars, everyone, families, points, space_for
 from evolve.request import Proposer, Request
 
 
 @dataclass(frozen=True)
 class OfflineProposer:
-    """Tries the settings from which most is expected, on all workloads together; everything follows from the request.
+    """Proposes the settings of the highest expected improvement over all workloads, by the request alone.
 
-    The operators: `knobs` spreads out over a family of which little is known, `tune` follows what was learned of it,
-    `crossover` carries over the fastest setting of another family.
+    Its operators: `knobs` spreads settings over an unexplored family, `tune` follows the model of a family, and
+    `crossover` transfers the fastest setting of another family.
     """
 
     name: str = "offline"
 
     def propose(self, request: Request) -> Iterator[Proposal]:
-        """Of every family; none when nothing is left to try."""
+        """Yield settings of all families; none when every setting was tried."""
         yield from self.tune(request, None)
 
     def tune(self, request: Request, most: Mapping[str, int] | None) -> Iterator[Proposal]:
-        """At most so many settings of each of these families, and nothing else."""
+        """Yield at most `most[family]` settings of each of these families; without `most`, of every family."""
         for choice in choices(request, most):
             yield Proposal(
                 op=request.op.name,
@@ -42,19 +42,19 @@ class OfflineProposer:
             )
 
 
-CLOSE = math.log(1.5)  # to the champion's time on some workload: worth finishing
-LEAST_TUNED, MOST_TUNED = 4, 24  # settings of one family
-SHARE_TUNED = 10  # one setting in so many of its space
+CLOSE = math.log(1.5)  # families this close to a champion on some workload are tuned
+MIN_TUNED, MAX_TUNED = 4, 24  # settings of one family
+SHARE_TUNED = 10  # one setting in this many of the space
 
 
 class Tuner(Protocol):
     def tune(self, request: Request, most: Mapping[str, int] | None) -> Iterator[Proposal]:
-        """At most so many settings of each of these families, and nothing else."""
+        """Yield at most `most[family]` settings of each of these families; without `most`, of every family."""
 
 
 @dataclass(frozen=True)
 class FinishingProposer:
-    """Asks the models only when none of their kernels waits to be tuned."""
+    """Tunes the kernels of the models first, and asks the models when none is left to tune."""
 
     models: Proposer
     tuner: Tuner
@@ -70,22 +70,22 @@ class FinishingProposer:
 
 
 def unfinished(request: Request) -> dict[str, int]:
-    """The families close to a champion that did not come with the package, and how many settings each may still try."""
-    ours = _shipped(request.op.name)
-    times = bars(everyone(request))
-    places = points(request)
+    """Return how many settings to try of each family that is close to a champion and was not shipped tuned."""
+    tuned_before = _shipped(request.op.name)
+    best = best_measurements(all_candidates(request))
+    at = points(request)
     waiting = {}
     for family in families(request):
         tuned = len(set(family.settings)) - 1
-        if family.id in ours or tuned >= MOST_TUNED or family.behind(times) > CLOSE:
+        if family.id in tuned_before or tuned >= MAX_TUNED or family.gap(best) > CLOSE:
             continue
-        others = len(space_for(family, places).settings) - 1
-        if (left := min(MOST_TUNED, max(LEAST_TUNED, others // SHARE_TUNED), others) - tuned) > 0:
+        others = len(space_for(family, at).settings) - 1
+        if (left := min(MAX_TUNED, max(MIN_TUNED, others // SHARE_TUNED), others) - tuned) > 0:
             waiting[family.id] = left
     return waiting
 
 
 @lru_cache(maxsize=64)
 def _shipped(op: str) -> frozenset[str]:
-    """The families whose written settings were found by measuring."""
+    """Return the shipped families, whose settings were found by measuring."""
     return frozenset(kernel.family for kernel in shipped(op))

@@ -1,6 +1,6 @@
-"""A Gaussian process over settings: what the log of the time will be, and how unsure that is.
+"""Surrogate model: a Gaussian process that predicts the log time of a setting, with its standard deviation.
 
-Two settings are as alike as their knobs: in part each knob counts by itself, in part only all of them together.
+The covariance of two settings is a mixture: in part a sum over the knobs, in part their product.
 """
 
 import itertools
@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
-LENGTHS = (0.25, 0.5, 1.0, 2.0, 8.0)  # of a knob's whole range; the last: the knob hardly matters
-ADDITIVE = (0.0, 0.5, 0.85)  # how much of the variance is due to single knobs
+LENGTH_SCALES = (0.25, 0.5, 1.0, 2.0, 8.0)  # in ranges of the knob; with the last one it hardly matters
+ADDITIVE = (0.0, 0.5, 0.85)  # the share of the variance due to single knobs
 NOISE = (1e-3, 2e-2)  # as a share of the variance
-SWEEPS = 2
-PRIOR = 0.02  # against lengths far from the whole range
-USUAL_SPREAD, BELIEF = 0.35, 4.0  # of log times before any was seen, and how many observations that is worth
-LEAST_FITTED = 5  # fewer observations say nothing about lengths
-MOST_FITTED = 64
+SWEEPS = 2  # over the knobs
+LENGTH_PENALTY = 0.02  # on length scales far from the range of the knob
+PRIOR_DEVIATION, PRIOR_OBSERVATIONS = 0.35, 4.0  # prior deviation of log times, and its weight in observations
+MIN_FITTED = 5  # with fewer observations the default covariance is used
+MAX_FITTED = 64
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How quickly likeness fades with each knob, and the rest of it."""
+class Covariance:
+    """Hyperparameters of the covariance: length scales by knob, additive share and noise."""
 
     lengths: tuple[float, ...]
     additive: float = 0.5
@@ -30,8 +30,8 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class _Choice:
-    """A shape on the grid: its lengths are indices."""
+class _GridPoint:
+    """Hyperparameters on the grid; the lengths are indices into LENGTH_SCALES."""
 
     lengths: tuple[int, ...]
     additive: float
@@ -39,107 +39,111 @@ class _Choice:
 
 
 @dataclass(frozen=True)
-class Beliefs:
-    """By place."""
+class Posterior:
+    """Posterior of the Gaussian process at each point."""
 
     mean: torch.Tensor
-    spread: torch.Tensor
+    deviation: torch.Tensor
 
 
-def distances(left: torch.Tensor, right: torch.Tensor, choices: Sequence[bool]) -> torch.Tensor:
-    """By knob, then left and right; two choices are apart however near they stand in their list."""
-    apart = (left.T[:, :, None] - right.T[:, None, :]).abs()
-    for knob in (knob for knob, choice in enumerate(choices) if choice):
-        apart[knob] = (apart[knob] + (apart[knob] > 0)) / 2
-    return apart
+def distances(left: torch.Tensor, right: torch.Tensor, categorical: Sequence[bool]) -> torch.Tensor:
+    """Return the distances by knob, left and right point. Categories differ by more than 0.5."""
+    distance = (left.T[:, :, None] - right.T[:, None, :]).abs()
+    for knob in (knob for knob, unordered in enumerate(categorical) if unordered):
+        distance[knob] = (distance[knob] + (distance[knob] > 0)) / 2
+    return distance
 
 
-def likeness(apart: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """1 for the same."""
-    return _mixed([_matern(one, length) for one, length in zip(apart, shape.lengths, strict=True)], shape.additive)
+def correlation(distance: torch.Tensor, covariance: Covariance) -> torch.Tensor:
+    """Return the correlation of points at these distances by knob; 1 at distance 0."""
+    each = [_matern(one, length) for one, length in zip(distance, covariance.lengths, strict=True)]
+    return _combined(each, covariance.additive)
 
 
-def fitted(apart: torch.Tensor, values: torch.Tensor) -> Shape:
-    """The most likely shape on a small grid, one knob's length at a time; the fastest and a few others speak."""
-    knobs = len(apart)
-    if len(values) < LEAST_FITTED:
-        return Shape((1.0,) * knobs)
-    if len(values) > MOST_FITTED:
-        chosen = _spokesmen(values)
-        apart, values = apart[:, chosen][:, :, chosen], values[chosen]
-    table = [[_matern(one, length) for length in LENGTHS] for one in apart]
+def fit_covariance(distance: torch.Tensor, values: torch.Tensor) -> Covariance:
+    """Return the most likely hyperparameters on a small grid, by coordinate ascent over the knobs."""
+    knobs = len(distance)
+    if len(values) < MIN_FITTED:
+        return Covariance((1.0,) * knobs)
+    if len(values) > MAX_FITTED:
+        chosen = _subset(values)
+        distance, values = distance[:, chosen][:, :, chosen], values[chosen]
+    table = [[_matern(one, length) for length in LENGTH_SCALES] for one in distance]
     rest = list(itertools.product(ADDITIVE, NOISE))
-    best = _likeliest(
-        [_Choice((length,) * knobs, *more) for length in range(len(LENGTHS) - 1) for more in rest], table, values
-    )
+    isotropic = [_GridPoint((length,) * knobs, *more) for length in range(len(LENGTH_SCALES) - 1) for more in rest]
+    best = _most_likely(isotropic, table, values)
     for sweep in range(SWEEPS):
         for knob in range(knobs):
             before, after = best.lengths[:knob], best.lengths[knob + 1 :]
-            grid = [replace(best, lengths=(*before, length, *after)) for length in range(len(LENGTHS))]
-            best = _likeliest(grid, table, values)
+            grid = [replace(best, lengths=(*before, length, *after)) for length in range(len(LENGTH_SCALES))]
+            best = _most_likely(grid, table, values)
         if sweep < SWEEPS - 1:
-            best = _likeliest([_Choice(best.lengths, *more) for more in rest], table, values)
-    return Shape(tuple(LENGTHS[length] for length in best.lengths), best.additive, best.noise)
+            best = _most_likely([_GridPoint(best.lengths, *more) for more in rest], table, values)
+    return Covariance(tuple(LENGTH_SCALES[length] for length in best.lengths), best.additive, best.noise)
 
 
-def beliefs(cross: torch.Tensor, seen: torch.Tensor, values: torch.Tensor, noise: float) -> Beliefs:
-    """About all places, from the values at those that were seen; `cross` is how like each is to those."""
+def posterior(cross: torch.Tensor, seen: torch.Tensor, values: torch.Tensor, noise: float) -> Posterior:
+    """Return the posterior at all points. `cross` is their correlation with the points `seen`, which have `values`."""
     matrix = cross[seen] + noise * torch.eye(len(seen), dtype=torch.float64)
     factor = torch.linalg.cholesky(matrix)
-    level = _level(factor, values)
+    level = _mean_level(factor, values)
     variance = _variance(factor, values - level)
     weights = torch.cholesky_solve((values - level)[:, None], factor)[:, 0]
     explained = torch.linalg.solve_triangular(factor, cross.T, upper=False).square().sum(0)
-    spread = (variance * (1 - explained).clamp_min(1e-6)).sqrt()
-    return Beliefs(level + cross @ weights, spread)
+    deviation = (variance * (1 - explained).clamp_min(1e-6)).sqrt()
+    return Posterior(level + cross @ weights, deviation)
 
 
-def expected_gain(held: Beliefs, bar: float) -> torch.Tensor:
-    """How far a setting is expected to get below the bar, on average over all that it may turn out to be."""
-    ahead = bar - held.mean
-    z = ahead / held.spread
+def expected_improvement(posterior: Posterior, best: float) -> torch.Tensor:
+    """Return the expected improvement of each point below the best log time."""
+    ahead = best - posterior.mean
+    z = ahead / posterior.deviation
     density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
-    gain: torch.Tensor = ahead * torch.special.ndtr(z) + held.spread * density
+    gain: torch.Tensor = ahead * torch.special.ndtr(z) + posterior.deviation * density
     return gain.clamp_min(0.0)
 
 
-def _spokesmen(values: torch.Tensor) -> torch.Tensor:
+def _subset(values: torch.Tensor) -> torch.Tensor:
+    """Return the indices of at most MAX_FITTED values: the lowest ones, and a sample of the others."""
     order = values.argsort()
-    others = order[MOST_FITTED // 2 :]
-    return torch.cat([order[: MOST_FITTED // 2], others[:: math.ceil(2 * len(others) / MOST_FITTED)]])
+    others = order[MAX_FITTED // 2 :]
+    return torch.cat([order[: MAX_FITTED // 2], others[:: math.ceil(2 * len(others) / MAX_FITTED)]])
 
 
-def _matern(apart: torch.Tensor, length: float) -> torch.Tensor:
-    """Matern 5/2 of one knob by itself."""
-    scaled = apart * (math.sqrt(5) / length)
+def _matern(distance: torch.Tensor, length: float) -> torch.Tensor:
+    """Return the Matern 5/2 correlation of one knob."""
+    scaled = distance * (math.sqrt(5) / length)
     return (1 + scaled + scaled.square() / 3) * torch.exp(-scaled)
 
 
-def _mixed(each: Sequence[torch.Tensor], additive: float) -> torch.Tensor:
+def _combined(each: Sequence[torch.Tensor], additive: float) -> torch.Tensor:
     product = total = each[0]
     for one in each[1:]:
         product, total = product * one, total + one
     return product + additive * (total / len(each) - product)
 
 
-def _likeliest(grid: Sequence[_Choice], table: Sequence[Sequence[torch.Tensor]], values: torch.Tensor) -> _Choice:
+def _most_likely(
+    grid: Sequence[_GridPoint], table: Sequence[Sequence[torch.Tensor]], values: torch.Tensor
+) -> _GridPoint:
+    """Return the hyperparameters of the highest penalised marginal likelihood."""
     eye = torch.eye(len(values), dtype=torch.float64)
     matrices = [
-        _mixed([of_one[length] for of_one, length in zip(table, choice.lengths, strict=True)], choice.additive)
-        + choice.noise * eye
-        for choice in grid
+        _combined([of_one[length] for of_one, length in zip(table, point.lengths, strict=True)], point.additive)
+        + point.noise * eye
+        for point in grid
     ]
     factor = torch.linalg.cholesky(torch.stack(matrices))
-    variance = _variance(factor, values - _level(factor, values)[:, None])
-    size = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    lengths = torch.tensor([[LENGTHS[length] for length in choice.lengths] for choice in grid], dtype=torch.float64)
-    unusual = PRIOR * lengths.log().square().sum(-1)
-    score = -0.5 * (len(values) + BELIEF) * variance.log() - size - unusual
+    variance = _variance(factor, values - _mean_level(factor, values)[:, None])
+    log_determinant = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    lengths = torch.tensor([[LENGTH_SCALES[length] for length in point.lengths] for point in grid], dtype=torch.float64)
+    penalty = LENGTH_PENALTY * lengths.log().square().sum(-1)
+    score = -0.5 * (len(values) + PRIOR_OBSERVATIONS) * variance.log() - log_determinant - penalty
     return grid[int(score.argmax())]
 
 
-def _level(factor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """What the values vary about; of those that are alike each counts for less."""
+def _mean_level(factor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return the generalised least squares mean, in which correlated values count for less."""
     ones = torch.ones((*factor.shape[:-1], 1), dtype=torch.float64)
     solved = torch.cholesky_solve(ones, factor)[..., 0]
     return (solved * values).sum(-1) / solved.sum(-1)
@@ -147,4 +151,4 @@ def _level(factor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 def _variance(factor: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
     solved = torch.cholesky_solve(rest[..., None], factor)[..., 0]
-    return ((solved * rest).sum(-1) + BELIEF * USUAL_SPREAD**2) / (rest.shape[-1] + BELIEF)
+    return ((solved * rest).sum(-1) + PRIOR_OBSERVATIONS * PRIOR_DEVIATION**2) / (rest.shape[-1] + PRIOR_OBSERVATIONS)

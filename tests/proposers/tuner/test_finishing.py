@@ -1,3 +1,5 @@
+"""Finishing: the kernels that models write are tuned before the models are asked again."""
+
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +21,7 @@ OP = catalog.load(str(Path(__file__).parents[2] / "samples" / "twice.py"))
 
 @dataclass(frozen=True)
 class Model:
-    """Counts how often it is asked."""
+    """A proposer that records how many kernels each request wanted."""
 
     name: str = "some-model"
     asked: list[int] = field(default_factory=list)
@@ -43,7 +45,7 @@ def request(*tried: Candidate, wanted: int = 8) -> Request:
     return Request(OP, CPU, wanted, 3, "run", tried[:1], tried[:1], known=known, tried=tried)
 
 
-def test_it_signs_with_the_models_name() -> None:
+def test_it_has_the_name_of_the_models() -> None:
     assert FinishingProposer(Model(), OfflineProposer()).name == "some-model"
 
 
@@ -55,7 +57,7 @@ def test_a_new_kernel_is_tuned_before_the_model_is_asked_again() -> None:
     assert {p.kernel.family for p in proposals if p.kernel} == {written("new").family}
 
 
-def test_no_more_settings_are_tried_than_a_family_is_allowed() -> None:
+def test_a_family_gets_at_most_its_share_of_settings() -> None:
     model, kernel = Model(), written("new")
     finishing, tried = FinishingProposer(model, OfflineProposer()), [timed(kernel, 50.0)]
     while not model.asked:
@@ -64,12 +66,12 @@ def test_no_more_settings_are_tried_than_a_family_is_allowed() -> None:
     assert len(tried) == 1 + 4
 
 
-def test_a_kernel_far_behind_the_champion_is_not_worth_finishing() -> None:
+def test_a_kernel_far_behind_the_champion_is_not_tuned() -> None:
     fast, slow = timed(written("fast", "[32]"), 50.0), timed(written("slow"), 80.0)
     assert unfinished(request(fast, slow)) == {}
 
 
-def test_of_several_only_those_that_come_close_are_finished() -> None:
+def test_all_families_close_to_the_champion_are_tuned() -> None:
     fast, close, slow = written("fast"), written("close"), written("slow")
     assert unfinished(request(timed(fast, 50.0), timed(close, 70.0), timed(slow, 80.0))) == {
         fast.family: 4,
@@ -77,7 +79,7 @@ def test_of_several_only_those_that_come_close_are_finished() -> None:
     }
 
 
-def test_a_larger_space_is_allowed_more() -> None:
+def test_a_larger_space_gets_more_settings() -> None:
     large = written("large", str(list(range(32, 544, 8))))
     assert unfinished(request(timed(large, 50.0))) == {large.family: 6}
 
@@ -90,14 +92,14 @@ def test_a_kernel_that_failed_is_not_tuned() -> None:
     assert model.asked == [8]
 
 
-def test_the_model_is_asked_where_nothing_is_left_to_tune() -> None:
+def test_the_model_is_asked_when_nothing_is_left_to_tune() -> None:
     kernel, model = written("small", "[32, 64]"), Model()
     tried = timed(kernel, 50.0), timed(kernel.with_knobs({"THREADS": 64}), 60.0)
     list(FinishingProposer(model, OfflineProposer()).propose(request(*tried)))
     assert model.asked == [8]
 
 
-def test_what_came_with_the_package_is_finished_already() -> None:
+def test_a_shipped_kernel_is_not_tuned_but_a_changed_copy_is() -> None:
     softmax = catalog.load("softmax")
     kernel = next(kernel for kernel in shipped("softmax") if kernel.plan.knobs and supports(CPU.kind, kernel))
     workload = softmax.emulated[0].key

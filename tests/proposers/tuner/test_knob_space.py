@@ -1,3 +1,5 @@
+"""Space of settings: what is legal, and which settings compile to the same program."""
+
 from records import CPU
 
 from archive.kernel import Kernel, parse
@@ -38,46 +40,46 @@ def test_a_setting_that_is_legal_on_one_workload_is_part_of_the_space() -> None:
     assert [programs.of.tolist() for programs in found.programs] == [[0, 1, -1], [0, 1, 2]]
 
 
-def test_a_setting_that_is_legal_nowhere_is_not() -> None:
+def test_a_setting_that_is_legal_on_no_workload_is_left_out() -> None:
     assert space(kernel("A = [1, 64, 5000]", "ceil_div(n, A)", '"A <= n"')).settings == ((1,), (64,))
 
 
-def test_settings_that_differ_in_nothing_that_counts_are_one() -> None:
+def test_of_settings_that_compile_to_the_same_program_one_is_kept() -> None:
     assert space(kernel("A = [1, 2, 3, 4]", "ceil_div(A, 2)")).settings == ((1,), (3,))
 
 
-def test_equal_settings_are_counted_and_stand_in_their_middle_though_only_one_is_kept() -> None:
+def test_the_setting_that_is_kept_has_the_count_and_the_centroid_of_its_equivalents() -> None:
     found = space(kernel("A = [1, 2, 8]\nB = [1, 4, 16]", "A", '"A < 8 or B < 16"', code="int a = A;"))
     assert found.settings == ((1, 1), (2, 1), (8, 1))
-    assert found.names.tolist() == [3, 3, 2]
-    assert found.middles[:, 1].tolist() == [0.5, 0.5, 0.25]
-    assert found.programs[0].places.tolist() == found.middles.tolist()
+    assert found.multiplicity.tolist() == [3, 3, 2]
+    assert found.centroids[:, 1].tolist() == [0.5, 0.5, 0.25]
+    assert found.programs[0].coordinates.tolist() == found.centroids.tolist()
 
 
-def test_what_the_code_names_counts() -> None:
+def test_a_knob_that_the_code_names_distinguishes_programs() -> None:
     assert len(space(kernel("A = [1, 2, 3, 4]", "ceil_div(A, 2)", code="int a = A;")).settings) == 4
 
 
-def test_where_words_are_pasted_together_everything_counts() -> None:
+def test_every_knob_distinguishes_programs_of_code_that_pastes_tokens() -> None:
     pasted = "#define JOIN(a, b) a##b\nint a = JOIN(THR, EADS);"
     assert len(space(kernel("THREADS = [1, 2]", "1", code=pasted)).settings) == 2
 
 
-def test_equal_programs_stand_in_the_middle_of_their_settings() -> None:
+def test_a_program_has_the_centroid_of_its_settings() -> None:
     found = space_of(one := kernel("A = [1, 4, 16]", "min(A, 4)"), POINTS, [(1,), (4,), (16,)])
     assert found.settings == ((1,), (4,), (16,)), one.plan.knobs
     assert found.programs[0].of.tolist() == [0, 1, 1]
-    assert found.programs[0].places.tolist() == [[0.0], [0.75]]
+    assert found.programs[0].coordinates.tolist() == [[0.0], [0.75]]
 
 
-def test_sizes_are_placed_by_their_logarithm_and_choices_by_their_order() -> None:
+def test_sizes_are_scaled_by_their_logarithm_and_categories_by_their_order() -> None:
     found = space(kernel("A = [1, 4, 16]\nB = [0, 5, 6]", "A", code="int b = B;"))
-    places = dict(zip(found.settings, found.places.tolist(), strict=True))
-    assert places[(4, 5)] == [0.5, 0.5]
-    assert found.choices == (False, True)
+    coordinates = dict(zip(found.settings, found.coordinates.tolist(), strict=True))
+    assert coordinates[(4, 5)] == [0.5, 0.5]
+    assert found.categorical == (False, True)
 
 
-def test_of_a_huge_space_there_are_a_sample_and_all_neighbours_of_the_fastest() -> None:
+def test_a_huge_space_holds_a_sample_and_all_neighbours_of_the_fastest_setting() -> None:
     knobs = "\n".join(f"K{number} = [1, 2, 4, 8, 16, 32, 64, 128]" for number in range(30))  # 2 to the 90th
     code = " ".join(f"K{number}" for number in range(30))
     huge, near = kernel(knobs, code=f"// {code}"), (2,) * 30

@@ -1,8 +1,9 @@
+"""Offline proposer: which settings it proposes, given kernels with their times."""
+
 from dataclasses import replace
 from pathlib import Path
 
 import bad_kernels
-import pytest
 from records import CPU, measurement
 
 from archive.kernel import Kernel, parse
@@ -35,7 +36,7 @@ def offered(asked: Request) -> list[dict[str, int]]:
 
 
 def measured(of: Kernel, **times: float) -> Candidate:
-    """Times by dtype, on the one size that there is."""
+    """Return a candidate with times by dtype, on the only size of the op."""
     measurements = tuple(measurement(f"n=4096 {dtype}", us) for dtype, us in times.items())
     return Candidate(of, Evaluation(of.id, "twice", CPU, Outcome.PASSED, "", measurements))
 
@@ -45,7 +46,7 @@ def failed(of: Kernel) -> Candidate:
 
 
 def after(*tried: Candidate, wanted: int = 8, seed: int = 3) -> Request:
-    """What is asked once all these have a verdict."""
+    """Return the request once all these have an evaluation."""
     return replace(request(*tried, wanted=wanted, seed=seed), tried=tried)
 
 
@@ -57,10 +58,10 @@ def test_children_differ_from_everything_known_and_from_each_other() -> None:
     assert parent.kernel.id not in ids
 
 
-@pytest.mark.parametrize("wanted", [0, 1, 2, 3])
-def test_no_more_are_offered_than_are_wanted(wanted: int) -> None:
+def test_as_many_settings_are_proposed_as_are_wanted() -> None:
     parent = candidate(kernel("THREADS = [32, 64, 128, 256]\nUNROLL = [1, 2, 4]"))
-    assert len(offered(request(parent, wanted=wanted))) == wanted
+    for wanted in range(4):
+        assert len(offered(request(parent, wanted=wanted))) == wanted
 
 
 def test_children_differ_from_their_parent_in_knobs_alone() -> None:
@@ -72,44 +73,44 @@ def test_children_differ_from_their_parent_in_knobs_alone() -> None:
         assert child.parents == (parent.kernel.id,)
 
 
-def test_a_setting_is_not_offered_again_in_another_order_of_its_values() -> None:
+def test_a_kernel_with_its_values_in_another_order_counts_as_tried() -> None:
     written = candidate(kernel("THREADS = [128, 64, 32]"))
     other = candidate(kernel("THREADS = [64, 32, 128]"))
     assert offered(after(written, other)) == [{"THREADS": 32}]
 
 
-def test_a_setting_that_waits_for_its_verdict_is_not_offered_again() -> None:
+def test_a_setting_that_waits_for_its_evaluation_is_not_proposed_again() -> None:
     parent = candidate(kernel("THREADS = [32, 64, 128]"))
     waiting = parent.kernel.with_knobs({"THREADS": 64})
     asked = replace(after(parent), known=frozenset({parent.kernel.id, waiting.id}))
     assert offered(asked) == [{"THREADS": 128}]
 
 
-def test_settings_that_make_the_same_program_are_offered_once() -> None:
+def test_of_settings_that_compile_to_the_same_program_one_is_proposed() -> None:
     text = bad_kernels.twice_kernel().text.replace("THREADS = [128, 64, 256]", "THREADS = [128]\nLEAST = [1, 2, 900]")
     same = parse(text.replace('"ceil_div(n, THREADS)"', '"ceil_div(n, THREADS) + LEAST // 500"'))
     assert offered(after(candidate(same))) == [{"THREADS": 128, "LEAST": 900}]
 
 
-def test_settings_that_a_requirement_or_the_hardware_forbids_are_not_offered() -> None:
+def test_illegal_settings_are_not_proposed() -> None:
     parent = candidate(kernel("THREADS = [32, 64, 1024, 2048]", require='"THREADS != 64"'))
     assert offered(request(parent)) == [{"THREADS": 1024}]
 
 
-def test_it_falls_silent_when_every_setting_was_tried() -> None:
+def test_it_proposes_nothing_once_every_setting_was_tried() -> None:
     parent = kernel("THREADS = [32, 64]")
     everything = [candidate(parent), candidate(parent.with_knobs({"THREADS": 64}))]
     assert list(OfflineProposer().propose(request(*everything))) == []
 
 
-def test_a_kernel_without_knobs_leaves_nothing_to_vary() -> None:
+def test_a_kernel_without_knobs_is_not_varied() -> None:
     plain = parse(
         bad_kernels.twice_kernel().text.replace("[knobs]\nTHREADS = [128, 64, 256]\n", "").replace("THREADS", "128")
     )
     assert list(OfflineProposer().propose(request(candidate(plain)))) == []
 
 
-def test_settings_are_carried_between_kernels_that_share_knobs() -> None:
+def test_a_crossover_transfers_settings_between_families_that_share_knobs() -> None:
     ours = candidate(kernel("THREADS = [32, 64, 128, 256, 512]\nUNROLL = [1, 2, 4, 8]", note="ours"))
     theirs = candidate(kernel("UNROLL = [8, 1]\nTHREADS = [512, 32]\nMORE = [1, 2]", note="theirs"), 4.0)
     crossed = [c for c in OfflineProposer().propose(after(ours, theirs)) if c.operator == "crossover" and c.kernel]
@@ -117,7 +118,7 @@ def test_settings_are_carried_between_kernels_that_share_knobs() -> None:
     assert all(set(child.parents) == {ours.kernel.id, theirs.kernel.id} for child in crossed)
 
 
-def test_a_new_family_is_spread_over_before_anything_is_concluded() -> None:
+def test_the_first_settings_of_a_new_family_are_spread_over_its_space() -> None:
     parent = candidate(kernel("THREADS = [32, 64, 128, 256]\nUNROLL = [1, 2, 4, 8]"))
     first = [child for child in OfflineProposer().propose(after(parent)) if child.kernel][:3]
     assert {child.operator for child in first} == {"knobs"}
@@ -132,7 +133,7 @@ def at(threads: int, unroll: int) -> Kernel:
     return WIDE.with_knobs({"THREADS": threads, "UNROLL": unroll})
 
 
-def test_tuning_follows_what_made_kernels_faster() -> None:
+def test_tuning_moves_towards_faster_settings() -> None:
     tried = [at(1024, 32), at(32, 1), at(64, 16), at(256, 4), at(512, 2), at(128, 8)]
     times = [measured(k, float32=1e5 / k.plan.settings["THREADS"] * k.plan.settings["UNROLL"]) for k in tried]
     children = list(OfflineProposer().propose(after(*times)))
@@ -141,7 +142,7 @@ def test_tuning_follows_what_made_kernels_faster() -> None:
     assert min(own["THREADS"] / own["UNROLL"] for own in settings) >= 128  # the best seen has 256
 
 
-def test_every_workload_is_served_where_they_want_different_things() -> None:
+def test_settings_are_proposed_for_each_of_two_workloads_with_opposite_optima() -> None:
     tried = [at(1024, 32), at(32, 1), at(64, 16), at(256, 4), at(512, 2), at(128, 8)]
     times = [
         measured(k, float32=9e4 / k.plan.settings["THREADS"], bfloat16=9.0 * k.plan.settings["THREADS"]) for k in tried
@@ -150,7 +151,7 @@ def test_every_workload_is_served_where_they_want_different_things() -> None:
     assert threads >= {32, 1024}
 
 
-def test_a_value_for_which_kernels_fail_is_avoided_though_it_promised_most() -> None:
+def test_a_knob_value_that_failed_is_avoided_even_where_it_promises_most() -> None:
     passing = [at(128, 1), at(512, 4), at(128, 16), at(256, 8)]
     broken = [failed(at(1024, 1)), failed(at(1024, 4)), failed(at(1024, 32))]
     times = [measured(k, float32=900 - k.plan.settings["THREADS"] / 4) for k in passing]
@@ -158,27 +159,27 @@ def test_a_value_for_which_kernels_fail_is_avoided_though_it_promised_most() -> 
     assert 1024 not in [settings["THREADS"] for settings in offered(after(*times, *broken, wanted=2))]
 
 
-def test_a_family_that_only_failed_is_left_to_those_who_can_repair_it() -> None:
+def test_a_family_that_never_passed_is_not_tuned() -> None:
     assert offered(after(failed(at(128, 1)))) == []
 
 
-def test_a_family_far_behind_the_champion_gets_little() -> None:
+def test_a_family_far_behind_the_champion_is_not_explored() -> None:
     slow = [candidate(kernel("THREADS = [32, 64, 128, 256]", note="slow"), 9000.0)]
     fast = [measured(k, float32=90.0 + i) for i, k in enumerate((at(32, 1), at(64, 16), at(256, 4), at(512, 2)))]
     children = [child.kernel for child in OfflineProposer().propose(after(*slow, *fast, wanted=4)) if child.kernel]
     assert {child.family for child in children} == {WIDE.family}
 
 
-def test_a_new_family_that_comes_close_is_looked_at_beside_an_old_one() -> None:
+def test_a_new_family_close_to_the_champion_is_explored_beside_an_old_one() -> None:
     new = candidate(kernel("THREADS = [32, 64, 128, 256]", note="new"), 100.0)
     old = [measured(k, float32=90.0 + i) for i, k in enumerate((at(32, 1), at(64, 16), at(256, 4), at(512, 2)))]
     children = [child.kernel for child in OfflineProposer().propose(after(*old, new)) if child.kernel]
     assert {child.family for child in children} == {WIDE.family, new.kernel.family}
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_same_seed_offers_the_same(seed: int) -> None:
+def test_the_same_seed_gives_the_same_proposals() -> None:
     parent = candidate(kernel("THREADS = [32, 64, 128, 256]\nUNROLL = [1, 2, 4]"))
-    first, second = (list(OfflineProposer().propose(request(parent, seed=seed))) for _ in range(2))
-    assert [child.kernel_id for child in first] == [child.kernel_id for child in second]
-    assert replace(first[0], created=0) == replace(second[0], created=0)
+    for seed in (1, 2):
+        first, second = (list(OfflineProposer().propose(request(parent, seed=seed))) for _ in range(2))
+        assert [child.kernel_id for child in first] == [child.kernel_id for child in second]
+        assert replace(first[0], created=0) == replace(second[0], created=0)

@@ -1,4 +1,4 @@
-"""The tuner against synthetic landscapes: made up, but with the cliffs that real ones have."""
+"""The tuner on synthetic landscapes, which have the cliffs of real ones."""
 
 import itertools
 import statistics
@@ -12,7 +12,7 @@ from made_up_gpu import landscape
 from synthetic_landscapes import SKETCHES
 
 from evolve.proposers.tuner.proposer import OfflineProposer
-from evolve.proposers.tuner.space import set_to
+from evolve.proposers.tuner.space import with_setting
 
 BY_NAME = {sketch.name: sketch for sketch in SKETCHES}
 SEEDS, NEAR = 9, 1.05
@@ -23,7 +23,7 @@ def whole(name: str) -> Landscape:
 
 
 def tuned(one: Landscape) -> float:
-    """Evaluations until the best found are near the optimum: the median over seeds."""
+    """Return the evaluations until the best times are near the optimum: the median over seeds."""
     most = len(one.results) // 3
     return statistics.median(
         one.needed(itertools.islice(searched(one, seed, 8), most), NEAR) or most for seed in range(SEEDS)
@@ -37,24 +37,24 @@ def by_chance(one: Landscape) -> float:
 @pytest.mark.parametrize(
     "name", sampled(["made_up_tiles", "made_up_split", "made_up_turn", "made_up_attend"], quick=["made_up_tiles"])
 )
-def test_a_tenth_of_the_space_is_enough_and_chance_needs_far_more(name: str) -> None:
+def test_the_tuner_needs_a_tenth_of_the_space_and_random_search_far_more(name: str) -> None:
     one = whole(name)
     needed = tuned(one)
     assert needed <= len(one.results) / 10
     assert needed <= by_chance(one) / 1.5
 
 
-@pytest.mark.parametrize("index", [0, 2, 4])
-def test_a_single_workload_needs_no_more_than_a_tenth(index: int) -> None:
-    one = whole("made_up_split").alone(index)
-    assert tuned(one) <= len(one.results) / 10
+def test_a_single_workload_needs_at_most_a_tenth_of_the_space() -> None:
+    for index in (0, 2, 4):
+        one = whole("made_up_split").alone(index)
+        assert tuned(one) <= len(one.results) / 10, index
 
 
-def test_no_setting_is_tried_twice_and_the_search_ends() -> None:
+def test_a_search_tries_no_setting_twice_and_ends() -> None:
     one = whole("made_up_rows")
     order = list(searched(one, 1, 8))
     assert len(order) == len(set(order))
-    assert one.needed(order, 1.02)  # of settings that make the same program only one is tried
+    assert one.needed(order, 1.02)  # only one of the settings of a program is tried
 
 
 def test_the_same_seed_searches_in_the_same_order() -> None:
@@ -63,29 +63,31 @@ def test_the_same_seed_searches_in_the_same_order() -> None:
     assert first == second
 
 
-def test_settings_asked_for_at_once_differ_in_more_than_one_knob() -> None:
+def test_settings_of_one_request_differ_in_more_than_one_knob() -> None:
     one = whole("made_up_wide")
     order = list(itertools.islice(searched(one, 2, 8), 13))[9:]
     apart = [sum(a != b for a, b in zip(left, right, strict=True)) for left, right in itertools.combinations(order, 2)]
     assert statistics.mean(apart) >= 2
 
 
-def test_five_hundred_observations_are_weighed_in_a_moment() -> None:
+def test_a_request_with_five_hundred_observations_takes_less_than_a_second() -> None:
     one = whole("made_up_wide").alone(0)
     settings = itertools.islice(shuffled(one, 1), 500)
-    tried = [one.candidate(set_to(one.kernel, setting), number) for number, setting in enumerate(settings)]
+    tried = [one.candidate(with_setting(one.kernel, setting), number) for number, setting in enumerate(settings)]
     asked = request(one, tried, 8, 1)
-    list(OfflineProposer().propose(asked))  # looks at the space for the first time
+    list(OfflineProposer().propose(asked))  # fills the cache of bindings
     started = time.process_time()
     list(OfflineProposer().propose(asked))
     assert time.process_time() - started < 1.0  # 0.1 where nothing else runs
 
 
-def test_a_landscape_is_read_back_as_it_was_written_also_where_a_line_was_cut_off(tmp_path: Path) -> None:
+def test_a_landscape_is_read_back_from_its_file_without_a_truncated_last_line(tmp_path: Path) -> None:
     one = whole("made_up_count")
     path = tmp_path / "count.jsonl"
     some = list(one.results)[::7]
-    lines = [line(setting, one.candidate(set_to(one.kernel, setting)).evaluation, one.workloads) for setting in some]
+    lines = [
+        line(setting, one.candidate(with_setting(one.kernel, setting)).evaluation, one.workloads) for setting in some
+    ]
     op = Path(__file__).parents[2] / "samples" / "twice.py"
     path.write_text(header(str(op), one.kernel, one.device, one.workloads) + "".join(lines) + '{"setting": [1')
     found = read(path)
@@ -98,6 +100,6 @@ def test_a_landscape_is_read_back_as_it_was_written_also_where_a_line_was_cut_of
     )
 
 
-def test_the_written_setting_is_where_a_search_begins() -> None:
+def test_a_search_begins_with_the_setting_of_the_kernel() -> None:
     one = whole("made_up_stream")
     assert next(searched(one, 1, 8)) == next(shuffled(one, 1)) == setting_of(one.kernel)

@@ -1,4 +1,4 @@
-"""The tuner against landscapes that were measured on a GPU, setting by setting."""
+"""The tuner on landscapes that were measured on a GPU, setting by setting."""
 
 import itertools
 import random
@@ -12,12 +12,12 @@ from landscapes import Landscape, read, searched, shuffled
 FILES = sorted((Path(__file__).parents[2] / "data" / "landscapes").glob("*.jsonl"))
 SEEDS, NEAR = 50, 1.05
 FEWER_SEEDS = 10
-SOON = 4  # evaluations: before that, luck decides
+SOON = 4  # evaluations; a search this short is decided by luck
 each = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 
 def from_anywhere(one: Landscape, seed: int) -> Landscape:
-    """As if somebody had written the kernel with other settings first: the shipped ones are good already."""
+    """Return the landscape with a random start, because the shipped settings are good already."""
     served = [setting for setting, result in one.results.items() if result.times_us]
     names = [name for name, _ in one.kernel.plan.knobs]
     written = random.Random(seed).choice(served)
@@ -25,7 +25,7 @@ def from_anywhere(one: Landscape, seed: int) -> Landscape:
 
 
 def tuned(one: Landscape, seed: int) -> int:
-    """Evaluations until the best found are near the optimum."""
+    """Return the evaluations until the best times are near the optimum."""
     most = len(one.results) // 3
     return one.needed(itertools.islice(searched(one, seed, 8), most), NEAR) or len(one.results)
 
@@ -35,21 +35,21 @@ def by_chance(one: Landscape, seed: int) -> int:
 
 
 @each
-def test_a_landscape_has_hundreds_of_points_on_a_gpu(file: Path) -> None:
+def test_a_landscape_has_hundreds_of_settings_measured_on_a_gpu(file: Path) -> None:
     one = read(file)
     assert one.device.kind == "cuda"
     assert len(one.results) >= 150
 
 
 @each
-def test_a_tenth_of_the_evaluations_is_enough_from_anywhere(file: Path) -> None:
+def test_the_tuner_needs_a_tenth_of_the_space_from_a_random_start(file: Path) -> None:
     start = from_anywhere(read(file), 1)
     assert statistics.median(tuned(start, seed) for seed in range(SEEDS)) <= len(start.results) / 10
 
 
 @pytest.mark.exhaustive
 @each
-def test_a_tenth_is_enough_and_chance_is_nowhere_faster_also_on_one_workload_alone(file: Path) -> None:
+def test_the_tuner_needs_a_tenth_of_the_space_and_beats_random_search_on_every_workload(file: Path) -> None:
     whole = read(file)
     for one in (whole, *whole.singles):
         ours = statistics.median(tuned(one, seed) for seed in range(SEEDS))
@@ -59,7 +59,7 @@ def test_a_tenth_is_enough_and_chance_is_nowhere_faster_also_on_one_workload_alo
 
 
 @pytest.mark.exhaustive
-def test_from_anywhere_the_tuner_needs_fewer_than_chance_does() -> None:
+def test_from_random_starts_the_tuner_needs_fewer_evaluations_than_random_search() -> None:
     ours, chances = 0.0, 0.0
     for whole in map(read, FILES):
         for one in (whole, *whole.singles):
