@@ -1,4 +1,4 @@
-"""`evolve ops`: lists the catalog, measures PyTorch's times, and checks that wrong results would be noticed."""
+"""`evolve ops`: list the catalog, measure PyTorch's times, or check that wrong results would be detected."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from evolve.engines.engine import TimesPyTorch
 from evolve.errors import UserError
 from evolve.evaluation.requests import TimingRequest, TimingResult
 from evolve.report import ops as report
-from evolve.report.ops import Prospect, shares
+from evolve.report.ops import OpSummary, mean_share
 from evolve.report.progress import Phases
 from evolve.report.words import clock, complain, console, counted, one_line, percent, print_json
 from reference_ops import catalog
@@ -33,33 +33,37 @@ from reference_ops.op import Op, Workload
 if TYPE_CHECKING:
     from evolve.evaluation.op_check import BlindSpot
 
-SPOTS_SHOWN = 12  # of one op; --json has them all
+SPOTS_SHOWN = 12  # per op; --json has all of them
 NAME, HEADROOM = "name", "headroom"
 OpsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="OP", help="Only these ops: names, or paths of Python files.",
+    typer.Argument(metavar="OP", help="Names of ops, or paths of Python files [default: the whole catalog].",
                    autocompletion=op_names, show_default=False),
 ]  # fmt: skip
-CheckOption = Annotated[bool, typer.Option("--check", help="Would wrong results be noticed? Spoils PyTorch's own.")]
-MeasureOption = Annotated[
-    bool, typer.Option("--measure", help="Time PyTorch on this GPU, where that is not known yet.")
+CheckOption = Annotated[
+    bool, typer.Option("--check", help="Check that wrong results would be detected, with altered results of PyTorch.")
 ]
-AgainOption = Annotated[bool, typer.Option("--again", help="With --measure: also what is known.")]
-FamilyOption = Annotated[str, typer.Option("--family", metavar="NAME", help="Only the ops of this family.")]
+MeasureOption = Annotated[
+    bool, typer.Option("--measure", help="Time PyTorch on this GPU at workloads that have no times yet.")
+]
+AgainOption = Annotated[bool, typer.Option("--again", help="With --measure: also time workloads that have times.")]
+FamilyOption = Annotated[str, typer.Option("--family", metavar="NAME", help="Show only ops of this family.")]
 ByOption = Annotated[
-    str, typer.Option("--by", metavar=f"{NAME}|{HEADROOM}", help="Sort by name in families, or most to gain first.")
+    str,
+    typer.Option("--by", metavar=f"{NAME}|{HEADROOM}", help="Sort by family and name, or by the speedup left to gain."),
 ]
 DEVICE_HELP = (
-    "Where to check or measure: cuda|emulated. For the list: the device of the figures, by a part of its name."
+    f"With --check or --measure, the device to use: {'|'.join(choose.kinds())}. Otherwise, a part of the name of the "
+    "device to show figures of."
 )
 OpsDeviceOption = Annotated[
-    str, typer.Option("--device", metavar="TEXT", help=DEVICE_HELP, show_default="a GPU if one is found, or known")
+    str, typer.Option("--device", metavar="TEXT", help=DEVICE_HELP, show_default="a GPU if there is one")
 ]
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """An op with its family and the locator by which other processes find it."""
+    """A loaded op with its family and the locator by which worker processes find it."""
 
     family: str
     op: "Op"
@@ -67,7 +71,7 @@ class Loaded:
 
 
 def ops(  # noqa: PLR0913, PLR0917 - one per option
-    wanted: OpsArgument = None,
+    requested: OpsArgument = None,
     family: FamilyOption = "",
     by: ByOption = NAME,
     measure: MeasureOption = False,
@@ -78,9 +82,9 @@ def ops(  # noqa: PLR0913, PLR0917 - one per option
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """List the ops and where PyTorch stands against the speed of light; measure that; or check the ops."""
+    """List the ops with PyTorch's share of the speed of light, measure it, or check the ops themselves."""
     _check_options(by, measure=measure, again=again, check=check)
-    names = wanted or []
+    names = requested or []
     if not (check or measure or any(map(catalog.is_path, names))):
         _list(_chosen(names, family), names, by, device, archive, as_json=as_json)
         return
@@ -102,12 +106,12 @@ def _list(
     ops: Sequence[Listed], names: Sequence[str], by: str, device: str, archive: Path | None,
     faults: Mapping[str, Mapping[str, str]] | None = None, *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the ops with what the archive holds of them. `faults` says why workloads could not be measured just now."""
+    """Print the ops with the times in the archive; `faults` says why workloads could not be measured just now."""
     standards, evaluations = _known(wiring.archive_path(archive), [op.name for op in ops] if names else [])
     info = report.device_of(standards, evaluations, device)
     if device and info is None and faults is None:
         raise _unknown(device, [*standards, *evaluations])
-    found = report.prospects(ops, info, standards, evaluations)
+    found = report.summaries(ops, info, standards, evaluations)
     found = [replace(one, faults=(faults or {}).get(one.op.name, {})) for one in found]
     if as_json:
         print_json([report.facts(one, info) for one in (report.by_headroom(found) if by == HEADROOM else found)])
@@ -129,26 +133,26 @@ def _chosen(names: Sequence[str], family: str) -> list[Listed]:
 def _check_family(family: str, families: Iterable[str]) -> None:
     if family and family not in families:
         known = ", ".join(sorted(families))
-        raise UserError(f"none of these ops is of a family `{family}`", f"they are of: {known}")
+        raise UserError(f"none of these ops is in a family `{family}`", f"choose one of: {known}")
 
 
 def _check_options(by: str, *, measure: bool, again: bool, check: bool) -> None:
     if by not in (NAME, HEADROOM):
-        raise UserError(f"the ops cannot be sorted by `{by}`", f"choose {NAME} or {HEADROOM}")
+        raise UserError(f"--by must be {NAME} or {HEADROOM}, got {by}", f"choose {NAME} or {HEADROOM}")
     if measure and check:
         raise UserError("--measure and --check cannot be combined", "run one after the other")
     if again and not measure:
-        raise UserError("--again is for --measure", "add --measure, or leave out --again")
+        raise UserError("--again needs --measure", "add --measure, or leave out --again")
 
 
-def _loaded(wanted: Sequence[str], family: str) -> tuple[list[Loaded], bool]:
-    """The requested ops, or all that can be loaded, of this family, and whether some cannot be."""
+def _loaded(requested: Sequence[str], family: str) -> tuple[list[Loaded], bool]:
+    """Load the requested ops of a family, or all of the catalog; True if some cannot be loaded."""
     loaded, missing = [], False
-    for name in wanted or catalog.names():
+    for name in requested or catalog.names():
         try:
             loaded.append(Loaded(catalog.family(name), catalog.load(name), catalog.lasting(name)))
         except catalog.CatalogError as error:
-            if wanted:
+            if requested:
                 raise
             missing = True
             complain(str(error))
@@ -159,14 +163,14 @@ def _loaded(wanted: Sequence[str], family: str) -> tuple[list[Loaded], bool]:
 def _measure(
     loaded: Sequence[Loaded], kind: str, archive: Path | None, *, again: bool
 ) -> tuple[dict[str, dict[str, str]], str]:
-    """What could not be measured, by op and workload, and the device's key."""
-    check_device(kind)  # before there is an archive
+    """Measure the ops; return why workloads could not be measured, by op, and the key of the device."""
+    check_device(kind)  # before an archive is created
     with closing(wiring.archive(archive)) as store:
         return measure([(one.locator, one.op) for one in loaded], kind, store, console(stderr=True), again=again)
 
 
 def _known(archive: Path, names: Sequence[str]) -> tuple[list[Standard], list[Evaluation]]:
-    """Of these ops, or of all; nothing where there is no archive yet."""
+    """The archived times of these ops, or of all ops; empty without an archive."""
     if not archive.exists():
         return [], []
     with closing(wiring.archive(archive, read_only=True)) as store:
@@ -177,25 +181,25 @@ def _known(archive: Path, names: Sequence[str]) -> tuple[list[Standard], list[Ev
 
 def _unknown(device: str, records: Sequence[Standard | Evaluation]) -> UserError:
     names = sorted({record.device.name for record in records})
-    hint = f"it knows {', '.join(names)}" if names else "`evolve ops --measure`, or `evolve evaluate`, makes some"
-    return UserError(f"the archive knows nothing that was measured on a device named like `{device}`", hint)
+    hint = (
+        f"choose one of: {', '.join(names)}" if names else "`evolve ops --measure` and `evolve evaluate` measure times"
+    )
+    return UserError(f"the archive has no times of a device with `{device}` in its name", hint)
 
 
-def _print_table(found: Sequence[Prospect], info: DeviceInfo | None, by: str) -> None:
-    shown = console()
+def _print_table(found: Sequence[OpSummary], info: DeviceInfo | None, by: str) -> None:
+    output = console()
     table = report.headroom_table if by == HEADROOM and report.known(found) else report.family_table
-    shown.print(table(found, shown.width))
+    output.print(table(found, output.width))
     if by == HEADROOM and not report.known(found):
-        shown.print(
-            "\nnothing is measured yet, so nobody knows where most is to gain: sorted by family", style="yellow"
-        )
-    shown.print()
+        output.print("\nnothing is measured yet, so the ops are sorted by family", style="yellow")
+    output.print()
     for words, style in report.footnotes(found, info):
-        shown.print(words, style=style)
+        output.print(words, style=style)
 
 
 def _check(loaded: Sequence[Loaded], kind: str, seed: int, *, as_json: bool) -> bool:
-    """Check every op and say what was found, as it is found; whether any is blind."""
+    """Check the ops, print each result as it arrives, and return whether any op has a blind spot."""
     from evolve.evaluation.op_check import distributions
 
     width = max((len(one.op.name) for one in loaded), default=0)
@@ -229,29 +233,28 @@ def _spots(op: "Op", workload: "Workload", seed: int, kind: str) -> Iterator["Bl
     try:
         yield from blind_spots(op, workload, seed, policy_of(kind).torch_device)
     except torch.OutOfMemoryError:
-        yield BlindSpot(workload.key, "all", "", "", "not checked: it does not fit into the GPU's memory")
+        yield BlindSpot(workload.key, "all", "", "", "not checked: it does not fit in the GPU's memory")
 
 
 def _print_verdict(name: str, checked: str, spots: Sequence["BlindSpot"]) -> None:
-    shown = console()
+    output = console()
     if not spots:
-        shown.print(f"{name}  {checked}: all that was spoiled was found out", soft_wrap=True)
+        output.print(f"{name}  {checked}: every altered result was detected", soft_wrap=True)
         return
-    shown.print(f"{name}  {checked}: {counted(len(spots), 'blind spot')}", style="red", soft_wrap=True)
+    output.print(f"{name}  {checked}: {counted(len(spots), 'blind spot')}", style="red", soft_wrap=True)
     for spot in spots[:SPOTS_SHOWN]:
-        shown.print(f"    {spot.workload}, {spot.values} values: {spot.words}", soft_wrap=True)
+        output.print(f"    {spot.workload}, {spot.values} values: {spot.words}", soft_wrap=True)
     if len(spots) > SPOTS_SHOWN:
-        shown.print(f"    and {len(spots) - SPOTS_SHOWN} more; --json lists them all", style="dim")
+        output.print(f"    and {len(spots) - SPOTS_SHOWN} more; --json lists them all", style="dim")
 
 
-IN_VAIN = 2  # workloads in a row at which torch.compile cost a worker: it would at the op's others
-NO_LIGHT = "the {kind} device has no speed of light that PyTorch could be held against"
-ELSEWHERE = "on a machine with a GPU: `evolve ops --measure --archive FILE`; then here: `evolve merge FILE`"
+MOST_LOST_WORKERS = 2  # in a row to torch.compile, after which an op's other workloads are timed with eager alone
+ON_A_GPU = "run `evolve ops --measure --archive FILE` on a machine with a GPU, then `evolve merge FILE` here"
 
 
 @dataclass
 class OpToMeasure:
-    """An op, what is to be measured of it, and what came of that."""
+    """An op, its workloads to time, and the results."""
 
     locator: str
     op: "Op"
@@ -263,22 +266,22 @@ class OpToMeasure:
 
 def check_device(kind: str) -> None:
     if not policy_of(kind).times_are_gpu_times:
-        raise UserError(NO_LIGHT.format(kind=kind), ELSEWHERE)
+        raise UserError(f"the {kind} device has no speed of light to compare PyTorch with", ON_A_GPU)
 
 
 def measure(
-    listed: Sequence[tuple[str, "Op"]], kind: str, store: Store, shown: Console, *, again: bool
+    listed: Sequence[tuple[str, "Op"]], kind: str, store: Store, output: Console, *, again: bool
 ) -> tuple[dict[str, dict[str, str]], str]:
-    """Every op, given with its locator. Why some workloads could not be measured, by both; and the device's key."""
-    with engine_on(kind, Phases(), shown) as engine:
+    """Time PyTorch for ops given with their locators; return failures by op and workload, and the device's key."""
+    with engine_on(kind, Phases(), output) as engine:
         if not isinstance(engine, TimesPyTorch):
-            raise UserError("this engine times kernels alone", "measure on the machine that has the GPU")
+            raise UserError("this engine cannot time PyTorch", "measure on the machine that has the GPU")
         key = engine.info.key
         works = [OpToMeasure(locator, op, _missing(op, store, engine.info, again=again)) for locator, op in listed]
         todo = [work for work in works if work.missing]
-        _say_what_is_to_do(works, todo, shown)
+        _print_work(works, todo, output)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as progress:
+        with Progress(*columns, console=output, transient=True, disable=not output.is_terminal) as progress:
             bar = progress.add_task("", total=sum(len(work.missing) for work in todo))
             for work in todo:
                 began = time.monotonic()
@@ -286,12 +289,12 @@ def measure(
                 for _ in _measured(work, engine, store, again=again):
                     progress.update(bar, advance=1)
                     signals.check()
-                _say(work, time.monotonic() - began, shown)
+                _print_times(work, time.monotonic() - began, output)
     return {work.op.name: work.faults for work in todo}, key
 
 
 def _missing(op: "Op", store: Store, info: DeviceInfo, *, again: bool) -> tuple[str, ...]:
-    """Times by another PyTorch or another driver are missing too."""
+    """The workloads without times by this version of PyTorch and of the driver."""
     known = {
         one.workload
         for one in store.find(Standard, op.name)
@@ -301,15 +304,15 @@ def _missing(op: "Op", store: Store, info: DeviceInfo, *, again: bool) -> tuple[
 
 
 def _measured(work: OpToMeasure, engine: TimesPyTorch, store: Store, *, again: bool) -> Iterator[str]:
-    """Each workload, once it is done with."""
-    lost = 0  # workers, one after the other
+    """Time an op's missing workloads, record the results in `work`, and yield each workload when it is finished."""
+    lost = 0  # workers in a row
     for workload in work.missing:
-        wanted = TimingRequest(work.locator, workload, again, eager_alone=lost >= IN_VAIN)
-        answer = engine.time_pytorch(wanted)
-        if answer.standard is None and answer.tainted and not wanted.eager_alone:
+        request = TimingRequest(work.locator, workload, again, eager_alone=lost >= MOST_LOST_WORKERS)
+        answer = engine.time_pytorch(request)
+        if answer.standard is None and answer.tainted and not request.eager_alone:
             lost += 1
-            answer = _eager_alone(work, wanted, answer, engine)
-        elif wanted.eager_alone:
+            answer = _eager_alone(work, request, answer, engine)
+        elif request.eager_alone:
             work.without_compile[workload] = "not tried again"
         else:
             lost = 0
@@ -321,32 +324,33 @@ def _measured(work: OpToMeasure, engine: TimesPyTorch, store: Store, *, again: b
         yield workload
 
 
-def _eager_alone(work: OpToMeasure, wanted: TimingRequest, failed: TimingResult, engine: TimesPyTorch) -> TimingResult:
-    answer = engine.time_pytorch(TimingRequest(wanted.op, wanted.workload, wanted.again, eager_alone=True))
+def _eager_alone(work: OpToMeasure, request: TimingRequest, failed: TimingResult, engine: TimesPyTorch) -> TimingResult:
+    """Time eager PyTorch after torch.compile has cost a worker."""
+    answer = engine.time_pytorch(replace(request, eager_alone=True))
     if answer.standard:
-        work.without_compile[wanted.workload] = failed.fault
+        work.without_compile[request.workload] = failed.fault
     return answer
 
 
-def _say_what_is_to_do(works: Sequence[OpToMeasure], todo: Sequence[OpToMeasure], shown: Console) -> None:
+def _print_work(works: Sequence[OpToMeasure], todo: Sequence[OpToMeasure], output: Console) -> None:
     number = sum(len(work.missing) for work in todo)
     known = len(works) - len(todo)
     if known:
-        shown.print(f"{counted(known, 'op')} known from earlier; --again measures everything anew", style="dim")
+        output.print(f"{counted(known, 'op')} measured earlier; --again measures all of them again", style="dim")
     if number:
-        shown.print(
-            f"timing PyTorch at {counted(number, 'workload')} of {counted(len(todo), 'op')}; Ctrl-C loses nothing"
-        )
+        workloads = f"{counted(number, 'workload')} of {counted(len(todo), 'op')}"
+        output.print(f"timing PyTorch at {workloads}; each result is archived at once")
 
 
-def _say(work: OpToMeasure, seconds: float, shown: Console) -> None:
-    found = shares([one.floor_us / one.best_us if one.floor_us else None for one in work.found])
-    light = f"PyTorch at {percent(found.mean)} of light, worst {percent(found.worst)}" if found else "light unknown"
-    figures = light if work.found else "nothing measured"
-    shown.print(
+def _print_times(work: OpToMeasure, seconds: float, output: Console) -> None:
+    found = mean_share([one.floor_us / one.best_us if one.floor_us else None for one in work.found])
+    figures = "speed of light unknown" if work.found else "nothing measured"
+    if found:
+        figures = f"PyTorch at {percent(found.mean)} of the speed of light, worst {percent(found.worst)}"
+    output.print(
         f"{work.op.name}: {figures} ({counted(len(work.missing), 'workload')}, {clock(seconds)})", soft_wrap=True
     )
     for workload, why in work.without_compile.items():
-        shown.print(f"    {workload}: eager alone; torch.compile: {one_line(why)}", style="yellow", soft_wrap=True)
+        output.print(f"    {workload}: eager alone; torch.compile: {one_line(why)}", style="yellow", soft_wrap=True)
     for workload, why in work.faults.items():
-        shown.print(f"    {workload}: {one_line(why)}", style="red", soft_wrap=True)
+        output.print(f"    {workload}: {one_line(why)}", style="red", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The catalog as tables: where PyTorch and the champions stand against the speed of light."""
+"""Tables of the catalog: the share of the speed of light that PyTorch and the champions reach."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +19,12 @@ from reference_ops.listing import Listed
 
 
 @dataclass(frozen=True)
-class Mark:
-    """What is known of one workload on the device."""
+class WorkloadTimes:
+    """The best known times at one workload on the device."""
 
     workload: str
     standard: Standard | None = None
-    alone: bool = False  # PyTorch was timed for its own sake, not beside a kernel
+    alone: bool = False  # PyTorch was timed by `evolve ops --measure`, not beside a kernel
     champion: Champion | None = None
 
     @property
@@ -39,7 +39,7 @@ class Mark:
 
     @property
     def reached(self) -> float | None:
-        """The champion's share."""
+        """The share of the speed of light that the champion reaches."""
         return self.champion.measurement.share_of_light if self.champion else None
 
     @property
@@ -48,44 +48,45 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Shares:
-    """Of the speed of light, over an op's workloads."""
+class ShareOfLight:
+    """The share of the speed of light over an op's workloads."""
 
     mean: float  # geometric
     worst: float
-    partial: bool  # some workloads are not among them
+    partial: bool  # some workloads have no times
 
 
 @dataclass(frozen=True)
-class Prospect:
-    """One op of the catalog, with what is known of it on the device."""
+class OpSummary:
+    """One op of the catalog, with the best known times on the device."""
 
     op: Listed
     kernels: int  # shipped
-    marks: tuple[Mark, ...] = ()
-    faults: Mapping[str, str] = field(default_factory=dict)  # why nothing could be measured, by workload
+    workloads: tuple[WorkloadTimes, ...] = ()
+    faults: Mapping[str, str] = field(default_factory=dict)  # why a workload could not be measured
 
     @property
-    def pytorch(self) -> Shares | None:
-        return shares([mark.pytorch for mark in self.marks])
+    def pytorch(self) -> ShareOfLight | None:
+        return mean_share([timed.pytorch for timed in self.workloads])
 
     @property
-    def champion(self) -> Shares | None:
-        return shares([mark.reached for mark in self.marks])
+    def champion(self) -> ShareOfLight | None:
+        return mean_share([timed.reached for timed in self.workloads])
 
     @property
     def to_gain(self) -> float | None:
-        """How many times faster than the best of PyTorch and the champions light is."""
-        best = shares([mark.best for mark in self.marks])
+        """The speedup that the speed of light would be over the best of PyTorch and the champions."""
+        best = mean_share([timed.best for timed in self.workloads])
         return 1 / best.mean if best else None
 
 
-def prospects(
+def summaries(
     ops: Iterable[Listed],
     device: DeviceInfo | None,
     standards: Iterable[Standard],
     evaluations: Iterable[Evaluation],
-) -> list[Prospect]:
+) -> list[OpSummary]:
+    """Summarise the ops from PyTorch's times and the evaluations on one device."""
     key = device.key if device else ""
     alone = {(one.op, one.workload): one for one in standards if one.device.key == key}
     of_op: dict[str, list[Evaluation]] = {}
@@ -97,8 +98,8 @@ def prospects(
         made = of_op.get(op.name, [])
         beside = {one.workload: one for evaluation in made for one in _beside(evaluation)}
         leading = {one.workload: one for one in population.champions(population.latest(made, key).values())}
-        marks = tuple(
-            Mark(
+        workloads = tuple(
+            WorkloadTimes(
                 workload,
                 alone.get((op.name, workload)) or beside.get(workload),
                 (op.name, workload) in alone,
@@ -106,12 +107,12 @@ def prospects(
             )
             for workload in (op.workloads(device.kind) if device else op.gpu)
         )
-        found.append(Prospect(op, len(library.shipped(op.name)), marks))
+        found.append(OpSummary(op, len(library.shipped(op.name)), workloads))
     return found
 
 
 def device_of(standards: Sequence[Standard], evaluations: Sequence[Evaluation], part: str = "") -> DeviceInfo | None:
-    """The most recent GPU; where `part` is given, of the devices whose key it is or is in, GPUs before others."""
+    """The latest GPU with records; with `part`, the latest device with it in its key, exact keys and GPUs first."""
     latest: dict[str, tuple[float, DeviceInfo]] = {}
     records: list[Standard | Evaluation] = [*standards, *evaluations]
     for record in records:
@@ -119,29 +120,30 @@ def device_of(standards: Sequence[Standard], evaluations: Sequence[Evaluation], 
         if record.created >= moment:
             latest[record.device.key] = (record.created, record.device)
     on_gpu = {key: policy_of(info.kind).times_are_gpu_times for key, (_, info) in latest.items()}
-    wanted = [
+    matching = [
         (key == part, on_gpu[key], moment, info)
         for key, (moment, info) in latest.items()
         if (part.lower() in key.lower() if part else on_gpu[key])
     ]
-    return max(wanted, key=lambda one: one[:3])[3] if wanted else None
+    return max(matching, key=lambda one: one[:3])[3] if matching else None
 
 
-def shares(values: Sequence[float | None]) -> Shares | None:
+def mean_share(values: Sequence[float | None]) -> ShareOfLight | None:
+    """The geometric mean and the lowest of the shares that are known; None if none is."""
     known = [value for value in values if value]
     if not known:
         return None
     mean = math.exp(sum(map(math.log, known)) / len(known))
-    return Shares(mean, min(known), partial=len(known) < len(values))
+    return ShareOfLight(mean, min(known), partial=len(known) < len(values))
 
 
-def by_headroom(found: Iterable[Prospect]) -> list[Prospect]:
-    """Most to gain first; last those of which nothing is known."""
+def by_headroom(found: Iterable[OpSummary]) -> list[OpSummary]:
+    """Sort by the speedup that is left to gain, largest first; ops without times come last."""
     return sorted(found, key=lambda one: (-(one.to_gain or 0.0), one.op.name))
 
 
-def nested(found: Sequence[Prospect]) -> list[tuple[Prospect, str]]:
-    """By name, and the ops that compute an op's gradients right below it, each with the forward that it belongs to."""
+def nested(found: Sequence[OpSummary]) -> list[tuple[OpSummary, str]]:
+    """Sort by name, with backward ops right below their forward op; each row has the name of that op."""
     by_name = {one.op.name: one for one in found}
     forward_of = {
         name: one.op.name for one in found for name in one.op.backward if name.startswith(f"{one.op.name}_backward")
@@ -159,9 +161,9 @@ def nested(found: Sequence[Prospect]) -> list[tuple[Prospect, str]]:
     return rows
 
 
-def facts(prospect: Prospect, device: DeviceInfo | None) -> dict[str, Any]:
-    """Everything, for programs."""
-    op, pytorch, champion = prospect.op, prospect.pytorch, prospect.champion
+def facts(summary: OpSummary, device: DeviceInfo | None) -> dict[str, Any]:
+    """The summary as plain values for --json."""
+    op, pytorch, champion = summary.op, summary.pytorch, summary.champion
     return {
         "op": op.name,
         "family": op.family,
@@ -175,31 +177,31 @@ def facts(prospect: Prospect, device: DeviceInfo | None) -> dict[str, Any]:
         "pytorch_share_of_light": pytorch.mean if pytorch else None,
         "pytorch_worst_share": pytorch.worst if pytorch else None,
         "champion_share_of_light": champion.mean if champion else None,
-        "to_gain": prospect.to_gain,
-        "standing": [_facts_of(mark, prospect.faults.get(mark.workload, "")) for mark in prospect.marks],
+        "to_gain": summary.to_gain,
+        "standing": [_facts_of(timed, summary.faults.get(timed.workload, "")) for timed in summary.workloads],
     }
 
 
-def _facts_of(mark: Mark, fault: str) -> dict[str, Any]:
-    standard, champion = mark.standard, mark.champion
+def _facts_of(timed: WorkloadTimes, fault: str) -> dict[str, Any]:
+    standard, champion = timed.standard, timed.champion
     return {
-        "workload": mark.workload,
+        "workload": timed.workload,
         "eager_us": standard.eager_us if standard else None,
         "compile_us": standard.compile_us if standard else None,
         "autotune_us": standard.autotune_us if standard else None,
-        "floor_us": mark.floor_us,
-        "pytorch_share_of_light": mark.pytorch,
+        "floor_us": timed.floor_us,
+        "pytorch_share_of_light": timed.pytorch,
         "torch": standard.device.torch if standard else None,
-        "measured": ("alone" if mark.alone else "beside a kernel") if standard else None,
+        "measured": ("alone" if timed.alone else "beside a kernel") if standard else None,
         "champion": champion.kernel_id if champion else None,
         "champion_us": champion.measurement.median_us if champion else None,
-        "champion_share_of_light": mark.reached,
+        "champion_share_of_light": timed.reached,
         "fault": fault or None,
     }
 
 
 def _beside(evaluation: Evaluation) -> Iterable[Standard]:
-    """What an evaluation says of PyTorch, which was timed in turns with the kernel."""
+    """PyTorch's times from an evaluation, which interleaves them with the kernel's."""
     for m in evaluation.measurements:
         yield Standard(
             evaluation.op, m.workload, evaluation.device, m.eager_us, m.compile_us, m.autotune_us, m.floor_us,
@@ -207,10 +209,10 @@ def _beside(evaluation: Evaluation) -> Iterable[Standard]:
         )  # fmt: skip
 
 
-WITH_NOTES, WITH_KERNELS = 150, 130  # columns from which there is room for them beside the figures
+WITH_NOTES, WITH_KERNELS = 150, 130  # columns from which they are printed beside figures
 MUCH, LITTLE = 1.5, 1.05  # to gain
-SOME = "~"  # before a figure that not all workloads are in
-# By the heading in a narrow terminal, where each has two lines.
+PARTIAL = "~"  # precedes a figure that some workloads are missing from
+# Headings in two lines for a narrow terminal.
 NARROW = {
     "workloads": "work-\nloads",
     "kernels": "ker-\nnels",
@@ -221,8 +223,8 @@ NARROW = {
 FIGURES = ("PyTorch", "worst", "champion", "to gain")
 
 
-def family_table(found: Sequence[Prospect], width: int) -> Table:
-    """A heading per family, and below each op those that compute its gradients."""
+def family_table(found: Sequence[OpSummary], width: int) -> Table:
+    """A heading per family, and a row per op; backward ops are below their forward op."""
     figures, wide = known(found), width >= WIDE
     numbers = ["workloads", "kernels", *(FIGURES if figures else ())]
     noted = width >= (WITH_NOTES if figures else WIDE)
@@ -245,8 +247,8 @@ def family_table(found: Sequence[Prospect], width: int) -> Table:
     return table
 
 
-def headroom_table(found: Sequence[Prospect], width: int) -> Table:
-    """Most to gain first."""
+def headroom_table(found: Sequence[OpSummary], width: int) -> Table:
+    """A row per op, those with most to gain first."""
     wide, roomy = width >= WIDE, width >= WITH_KERNELS
     numbers = ["workloads", *(["kernels"] * roomy), *FIGURES]
     table = _table(["op", *(["family", "dtypes"] * wide)], numbers, [], wide=wide)
@@ -261,54 +263,54 @@ def headroom_table(found: Sequence[Prospect], width: int) -> Table:
     return table
 
 
-def footnotes(found: Sequence[Prospect], device: DeviceInfo | None) -> list[tuple[str, str]]:
-    """What the columns mean, with their styles, and what is typed for figures where there are none."""
-    said = [("kernels: shipped with evolve. A path of a Python file works wherever an op is asked for.", "dim")]
+def footnotes(found: Sequence[OpSummary], device: DeviceInfo | None) -> list[tuple[str, str]]:
+    """Lines on what the columns mean and how to measure what is missing, with their styles."""
+    lines = [("kernels: number shipped with evolve. A path of a Python file can be given wherever OP is.", "dim")]
     if device is None:
-        hint = "`evolve ops --measure` on a machine with a GPU says where PyTorch stands against the speed of light."
-        return [*said, (hint, "dim")]
+        hint = "`evolve ops --measure` on a machine with a GPU measures PyTorch's share of the speed of light."
+        return [*lines, (hint, "dim")]
     if not known(found):
         if not policy_of(device.kind).times_are_gpu_times:
-            return [*said, (f"{device.name} ({device.kind}) has no speed of light.", "yellow")]
-        return [*said, (f"`evolve ops --measure` says where PyTorch stands on {device.name}.", "dim")]
-    means = f"PyTorch, champion: share of the speed of light on {device.name}, the geometric mean over all workloads"
-    if any(shares and shares.partial for one in found for shares in (one.pytorch, one.champion)):
-        means += f" ({SOME}: over those that are known)"
-    said.append((f"{means}; worst: PyTorch's lowest. PyTorch is the best of eager and torch.compile.", "dim"))
-    said.append(("to gain: how many times faster than the best of both light would be.", "dim"))
+            return [*lines, (f"{device.name} ({device.kind}) has no speed of light.", "yellow")]
+        return [*lines, (f"`evolve ops --measure` measures PyTorch's share on {device.name}.", "dim")]
+    means = f"PyTorch, champion: share of the speed of light on {device.name}, as a geometric mean over the workloads"
+    if any(share and share.partial for one in found for share in (one.pytorch, one.champion)):
+        means += f" ({PARTIAL}: some workloads have no times)"
+    lines.append((f"{means}; worst: PyTorch's lowest share. PyTorch: the best of eager and torch.compile.", "dim"))
+    lines.append(("to gain: speedup of the speed of light over the best of PyTorch and the champion.", "dim"))
     if unknown := sum(one.pytorch is None for one in found):
-        said.append((f"`evolve ops --measure` finds out about the other {unknown}.", "dim"))
-    return said
+        lines.append((f"`evolve ops --measure` measures the other {counted(unknown, 'op')}.", "dim"))
+    return lines
 
 
-def shown_share(shares: Shares | None) -> str:
-    return f"{SOME if shares.partial else ''}{percent(shares.mean)}" if shares else "-"
+def share_words(share: ShareOfLight | None) -> str:
+    return f"{PARTIAL if share.partial else ''}{percent(share.mean)}" if share else "-"
 
 
 def _table(texts: Sequence[str], numbers: Sequence[str], notes: Sequence[str], *, wide: bool) -> Table:
-    shown = [name if wide else NARROW.get(name, name) for name in numbers]
-    table = plain_table(*texts, *shown, *notes, numbers=shown)
+    headings = [name if wide else NARROW.get(name, name) for name in numbers]
+    table = plain_table(*texts, *headings, *notes, numbers=headings)
     if not wide:
         table.padding = (0, 1, 0, 0)
     return table
 
 
-def _figures(one: Prospect) -> list[Text]:
+def _figures(one: OpSummary) -> list[Text]:
     pytorch, champion, to_gain = one.pytorch, one.champion, one.to_gain
     ahead = champion and pytorch and champion.mean > pytorch.mean
     style = "" if to_gain is None else "green" if to_gain >= MUCH else "dim" if to_gain < LITTLE else ""
     return [
-        Text(shown_share(pytorch)),
+        Text(share_words(pytorch)),
         Text(percent(pytorch.worst) if pytorch else "-"),
-        Text(shown_share(champion), "green" if ahead else ""),
+        Text(share_words(champion), "green" if ahead else ""),
         Text(times(to_gain), style),
     ]
 
 
-def _dtypes(one: Prospect) -> str:
+def _dtypes(one: OpSummary) -> str:
     return " ".join(SHORT_DTYPES.get(dtype, dtype) for dtype in one.op.dtypes)
 
 
-def known(found: Sequence[Prospect]) -> bool:
+def known(found: Sequence[OpSummary]) -> bool:
     """Whether there are figures to show."""
     return any(one.pytorch or one.champion for one in found)

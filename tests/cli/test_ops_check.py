@@ -1,4 +1,4 @@
-"""`evolve ops --check` says in words what would go unnoticed, and fails when anything would."""
+"""`evolve ops --check` names wrong results that would not be detected, and fails if there are any."""
 
 import json
 from pathlib import Path
@@ -38,26 +38,26 @@ def check(capsys: Capture, *arguments: object) -> tuple[int, str, str]:
     return evolve(capsys, "ops", "--check", "--device", "emulated", *arguments)
 
 
-def test_a_sound_op_has_a_line_with_what_was_checked(capsys: Capture) -> None:
+def test_an_op_without_blind_spots_has_one_line(capsys: Capture) -> None:
     code, output, _ = check(capsys, "gelu")
     assert code == 0
-    assert output == "gelu  12 workloads × 8 distributions: all that was spoiled was found out\n"
+    assert output == "gelu  12 workloads × 8 distributions: every altered result was detected\n"
 
 
-def test_a_blind_op_is_told_why_and_fails(blind: Path, capsys: Capture) -> None:
+def test_an_op_with_a_blind_spot_fails_with_the_reason(blind: Path, capsys: Capture) -> None:
     code, output, _ = check(capsys, blind)
     assert code == 1
     assert "forgetful  1 workload × 8 distributions: 1 blind spot" in output
     assert "rows=8 cols=64 float32, normal values: a kernel that ignored `weight` would pass" in output
 
 
-def test_several_ops_have_a_line_each_by_name_and_by_file(blind: Path, capsys: Capture) -> None:
+def test_ops_can_be_given_by_name_and_by_file(blind: Path, capsys: Capture) -> None:
     code, output, _ = check(capsys, "softmax", TWICE, blind)
     assert code == 1
     assert [line.split()[0] for line in output.splitlines() if line[0] != " "] == ["softmax", "twice", "forgetful"]
 
 
-def test_as_json_every_blind_spot_is_listed_with_what_was_done(blind: Path, capsys: Capture) -> None:
+def test_json_has_every_blind_spot_and_its_corruption(blind: Path, capsys: Capture) -> None:
     code, output, _ = check(capsys, blind, "--json")
     (facts,) = json.loads(output)
     assert code == 1
@@ -67,13 +67,13 @@ def test_as_json_every_blind_spot_is_listed_with_what_was_done(blind: Path, caps
     ]
 
 
-def test_an_unknown_op_is_an_error_with_those_meant(capsys: Capture) -> None:
+def test_an_unknown_op_is_an_error_with_a_similar_name(capsys: Capture) -> None:
     code, _, errors = check(capsys, "sofmax")
     assert code == 2
     assert "Did you mean softmax" in errors
 
 
-def test_without_a_check_the_named_ops_are_listed(capsys: Capture) -> None:
+def test_without_check_the_named_ops_are_listed(capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "ops", "gelu", "topk", "--json")
     assert code == 0
     assert [facts["op"] for facts in json.loads(output)] == ["gelu", "topk"]

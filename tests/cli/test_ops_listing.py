@@ -1,4 +1,4 @@
-"""`evolve ops` says where PyTorch stands, and `--measure` finds out; with a fake engine."""
+"""`evolve ops` lists PyTorch's share of the speed of light, and `--measure` measures it, with a fake engine."""
 
 import json
 import signal
@@ -101,7 +101,9 @@ def test_every_line_fits_and_no_figure_is_cut(
         assert not [line for line in lines if "…" in line.replace("  …_backward", "")]
 
 
-def test_pytorchs_share_of_light_is_shown_with_the_worst_and_what_is_to_gain(archive: Path, capsys: Capture) -> None:
+def test_the_list_shows_pytorchs_share_of_light_and_the_speedup_to_gain(
+    archive: Path, capsys: Capture
+) -> None:
     store = open_archive(archive)
     store.append(
         Standard("twice", FLOAT, H200, 40.0, 20.0, None, 10.0), Standard("twice", HALF, H200, 80.0, None, None, 10.0)
@@ -113,7 +115,7 @@ def test_pytorchs_share_of_light_is_shown_with_the_worst_and_what_is_to_gain(arc
     assert row.split() == ["twice", "fp32", "bf16", "2", "0", "25%", "12%", "-", "4.00x"]
 
 
-def test_what_kernels_were_timed_beside_and_champions_count_too(archive: Path, capsys: Capture) -> None:
+def test_times_from_evaluations_and_champions_count_too(archive: Path, capsys: Capture) -> None:
     kernel = bad_kernels.twice_kernel()
     store = open_archive(archive)
     timed = (measurement(FLOAT, 12.5, eager_us=50.0),)
@@ -126,7 +128,7 @@ def test_what_kernels_were_timed_beside_and_champions_count_too(archive: Path, c
     assert (second["workload"], second["eager_us"], second["champion"]) == (HALF, None, None)
 
 
-def test_most_to_gain_first_if_requested(archive: Path, capsys: Capture) -> None:
+def test_ops_can_be_sorted_by_the_speedup_to_gain(archive: Path, capsys: Capture) -> None:
     for op, best_us in (("gelu", 20.0), ("softmax", 80.0)):
         known(archive, op=op, best_us=best_us)
     names = [line.split()[0] for line in listed(capsys, "--by", "headroom").splitlines()[1:] if line]
@@ -135,12 +137,12 @@ def test_most_to_gain_first_if_requested(archive: Path, capsys: Capture) -> None
     assert (code, "choose name or headroom" in errors) == (2, True)
 
 
-def test_without_measurements_nothing_is_sorted_by_what_is_to_gain(archive: Path, capsys: Capture) -> None:
+def test_without_times_the_ops_are_sorted_by_family(archive: Path, capsys: Capture) -> None:
     assert "nothing is measured yet" in listed(capsys, "--by", "headroom")
     assert "nothing is measured yet" not in listed(capsys)
 
 
-def test_a_family_alone(archive: Path, capsys: Capture) -> None:
+def test_the_list_can_be_limited_to_a_family(archive: Path, capsys: Capture) -> None:
     found = json.loads(listed(capsys, "--family", "softmax", "--json"))
     assert {one["family"] for one in found} == {"softmax"}
     code, _, errors = evolve(capsys, "ops", "--family", "softmaxes")
@@ -148,19 +150,17 @@ def test_a_family_alone(archive: Path, capsys: Capture) -> None:
     assert "normalization" in errors
 
 
-def test_figures_are_of_the_device_that_is_named_or_of_the_latest(archive: Path, capsys: Capture) -> None:
+def test_figures_are_of_the_named_device_or_of_the_latest_gpu(archive: Path, capsys: Capture) -> None:
     known(archive, best_us=20.0)
     known(archive, best_us=100.0, device=replace(H200, name="Old GPU"))
     assert facts(capsys, TWICE, "--device", "old")["pytorch_share_of_light"] == pytest.approx(0.1)
     assert facts(capsys, TWICE, "--device", "H200")["pytorch_share_of_light"] == pytest.approx(0.5)
     code, _, errors = evolve(capsys, "ops", TWICE, "--device", "B200")
     assert code == 2
-    assert "it knows NVIDIA H200, Old GPU" in errors
+    assert "choose one of: NVIDIA H200, Old GPU" in errors
 
 
-def test_every_workload_is_timed_and_archived_at_once_and_the_table_follows(
-    archive: Path, capsys: Capture, on: Use
-) -> None:
+def test_measured_workloads_are_archived_one_by_one_and_then_listed(archive: Path, capsys: Capture, on: Use) -> None:
     kept: list[int] = []
 
     def look(_request: TimingRequest) -> None:
@@ -172,12 +172,12 @@ def test_every_workload_is_timed_and_archived_at_once_and_the_table_follows(
     assert engine.timed == [TimingRequest(TWICE, FLOAT), TimingRequest(TWICE, HALF)]
     assert kept == [0, 1]
     assert [one.workload for one in standards(archive)] == [FLOAT, HALF]
-    assert "twice: PyTorch at 50% of light, worst 50% (2 workloads" in errors
+    assert "twice: PyTorch at 50% of the speed of light, worst 50% (2 workloads" in errors
     assert any(line.startswith("twice ") and "50%" in line for line in output.splitlines())
     assert engine.closed
 
 
-def test_only_what_is_missing_is_timed_unless_all_of_it_is_wanted(archive: Path, capsys: Capture, on: Use) -> None:
+def test_only_missing_times_are_measured_unless_again_is_given(archive: Path, capsys: Capture, on: Use) -> None:
     store = open_archive(archive)
     store.append(
         Standard("twice", FLOAT, H200, 20.0, created=0.5),
@@ -189,12 +189,14 @@ def test_only_what_is_missing_is_timed_unless_all_of_it_is_wanted(archive: Path,
     assert engine.timed == [TimingRequest(TWICE, HALF)]
     _, _, errors = evolve(capsys, "ops", "--measure", TWICE)
     assert engine.timed == [TimingRequest(TWICE, HALF)]
-    assert "1 op known from earlier" in errors
+    assert "1 op measured earlier" in errors
     listed(capsys, "--measure", "--again", TWICE)
     assert engine.timed[1:] == [TimingRequest(TWICE, FLOAT, again=True), TimingRequest(TWICE, HALF, again=True)]
 
 
-def test_what_does_not_fit_is_said_and_the_rest_is_measured(archive: Path, capsys: Capture, on: Use) -> None:
+def test_a_workload_that_does_not_fit_is_named_and_others_are_measured(
+    archive: Path, capsys: Capture, on: Use
+) -> None:
     too_large = TimingResult(None, "does not fit into the memory there is")
     on(timing(lambda request: too_large if request.workload == FLOAT else None))
     code, output, errors = evolve(capsys, "ops", "--measure", TWICE, "--json")
@@ -205,7 +207,7 @@ def test_what_does_not_fit_is_said_and_the_rest_is_measured(archive: Path, capsy
     assert (second["fault"], second["pytorch_share_of_light"]) == (None, 0.5)
 
 
-def test_where_torch_compile_costs_a_worker_eager_is_timed_alone(archive: Path, capsys: Capture, on: Use) -> None:
+def test_eager_is_timed_alone_after_torch_compile_cost_a_worker(archive: Path, capsys: Capture, on: Use) -> None:
     hung = TimingResult(None, "baseline took more than 300 s", tainted=True)
     engine = on(timing(lambda request: None if request.eager_alone else hung))
     code, _, errors = evolve(capsys, "ops", "--measure", TWICE)
@@ -215,7 +217,7 @@ def test_where_torch_compile_costs_a_worker_eager_is_timed_alone(archive: Path, 
     assert [request.eager_alone for request in engine.timed] == [False, True, False, True]
 
 
-def test_an_op_over_which_one_worker_after_the_other_was_lost_has_eager_alone_at_once(
+def test_after_two_lost_workers_the_other_workloads_are_timed_with_eager_alone(
     archive: Path, capsys: Capture, on: Use
 ) -> None:
     hung = TimingResult(None, "baseline took more than 300 s", tainted=True)
@@ -226,7 +228,7 @@ def test_an_op_over_which_one_worker_after_the_other_was_lost_has_eager_alone_at
     assert errors.count("eager alone") == len({(request.op, request.workload) for request in engine.timed})
 
 
-def test_nothing_is_lost_when_it_is_stopped(archive: Path, capsys: Capture, on: Use) -> None:
+def test_a_stopped_measurement_keeps_its_results(archive: Path, capsys: Capture, on: Use) -> None:
     def stop(request: TimingRequest) -> None:
         if request.workload == HALF:
             signal.raise_signal(signal.SIGINT)
@@ -238,7 +240,7 @@ def test_nothing_is_lost_when_it_is_stopped(archive: Path, capsys: Capture, on: 
     assert engine.closed
 
 
-def test_without_a_gpu_measuring_is_refused_with_a_way_out(archive: Path, capsys: Capture) -> None:
+def test_measuring_needs_a_gpu(archive: Path, capsys: Capture) -> None:
     code, _, errors = evolve(capsys, "ops", "--measure", TWICE, "--device", "emulated")
     assert code == 2
     assert "no speed of light" in errors
@@ -247,15 +249,15 @@ def test_without_a_gpu_measuring_is_refused_with_a_way_out(archive: Path, capsys
 
 
 @pytest.mark.parametrize("typed", [["--measure", "--check"], ["--again"]])
-def test_options_that_do_not_go_together_are_refused(archive: Path, capsys: Capture, typed: list[str]) -> None:
+def test_options_that_cannot_be_combined_are_rejected(archive: Path, capsys: Capture, typed: list[str]) -> None:
     code, _, _ = evolve(capsys, "ops", TWICE, *typed)
     assert code == 2
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_measured_and_remembered(archive: Path, capsys: Capture) -> None:
+def test_measuring_a_gpu_twice_times_it_once(archive: Path, capsys: Capture) -> None:
     evolve(capsys, "ops", "--measure", TWICE)
     found = facts(capsys, TWICE)
     assert 0.1 < found["pytorch_share_of_light"] < 1.2
     _, _, errors = evolve(capsys, "ops", "--measure", TWICE)
-    assert "1 op known from earlier" in errors
+    assert "1 op measured earlier" in errors

@@ -1,4 +1,4 @@
-"""What follows from an archive for the list of ops. All pure."""
+"""Summaries of ops from the times in an archive."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 from small_op import GPU, KERNEL, OP, passed
 
 from archive.records import DeviceInfo, Evaluation, Standard
-from evolve.report.ops import Prospect, by_headroom, device_of, nested, prospects, shares
+from evolve.report.ops import OpSummary, by_headroom, device_of, mean_share, nested, summaries
 from reference_ops.listing import listed
 
 FLOAT, HALF = (workload.key for workload in OP.gpu)
@@ -20,66 +20,66 @@ def standard(workload: str, share: float, device: DeviceInfo = GPU, created: flo
     return Standard(OP.name, workload, device, 300.0 / share, 100.0 / share, None, 100.0, created)
 
 
-def prospect(*records: Standard | Evaluation, device: DeviceInfo = GPU) -> Prospect:
+def summary(*records: Standard | Evaluation, device: DeviceInfo = GPU) -> OpSummary:
     alone = [one for one in records if isinstance(one, Standard)]
     beside = [one for one in records if isinstance(one, Evaluation)]
-    (found,) = prospects([listed(OP, "family")], device, alone, beside)
+    (found,) = summaries([listed(OP, "family")], device, alone, beside)
     return found
 
 
-def test_nothing_follows_from_nothing() -> None:
-    found = prospect()
-    assert [mark.workload for mark in found.marks] == [FLOAT, HALF]
+def test_without_records_there_are_no_shares() -> None:
+    found = summary()
+    assert [timed.workload for timed in found.workloads] == [FLOAT, HALF]
     assert (found.pytorch, found.champion, found.to_gain) == (None, None, None)
-    assert shares([]) is None
+    assert mean_share([]) is None
 
 
-def test_shares_are_geometric_means_and_the_worst_workload() -> None:
-    found = prospect(standard(FLOAT, 0.25), standard(HALF, 1.0)).pytorch
+def test_a_share_is_a_geometric_mean_with_the_lowest_workload() -> None:
+    found = summary(standard(FLOAT, 0.25), standard(HALF, 1.0)).pytorch
     assert found
     assert found.mean == pytest.approx(0.5)
     assert found.worst == pytest.approx(0.25)
     assert not found.partial
 
 
-def test_a_share_of_only_some_workloads_says_so() -> None:
-    found = prospect(standard(FLOAT, 0.25))
+def test_a_share_of_some_workloads_is_partial() -> None:
+    found = summary(standard(FLOAT, 0.25))
     assert found.pytorch
     assert found.pytorch.partial
     assert found.to_gain == pytest.approx(4)
 
 
-def test_the_last_times_hold_and_those_of_other_devices_do_not() -> None:
-    found = prospect(standard(FLOAT, 0.9, OTHER), standard(FLOAT, 0.2), standard(FLOAT, 0.5)).pytorch
+def test_the_latest_times_of_the_device_count() -> None:
+    found = summary(standard(FLOAT, 0.9, OTHER), standard(FLOAT, 0.2), standard(FLOAT, 0.5)).pytorch
     assert found
     assert found.mean == pytest.approx(0.5)
 
 
-def test_where_pytorch_was_not_timed_alone_it_was_beside_a_kernel() -> None:
-    mark, other = prospect(BESIDE).marks
-    assert mark.standard
-    assert (mark.standard.best_us, mark.alone, other.standard) == (40.25, False, None)
-    assert mark.pytorch == pytest.approx(15.75 / 40.25)
-    both = prospect(BESIDE, standard(FLOAT, 0.5)).marks[0]
+def test_times_of_pytorch_alone_take_precedence_over_times_beside_a_kernel() -> None:
+    timed, other = summary(BESIDE).workloads
+    assert timed.standard
+    assert (timed.standard.best_us, timed.alone, other.standard) == (40.25, False, None)
+    assert timed.pytorch == pytest.approx(15.75 / 40.25)
+    both = summary(BESIDE, standard(FLOAT, 0.5)).workloads[0]
     assert both.alone
     assert both.pytorch == pytest.approx(0.5)
 
 
-def test_what_is_left_to_gain_is_from_the_best_of_pytorch_and_the_champion() -> None:
-    found = prospect(BESIDE, standard(HALF, 0.5))
+def test_the_speedup_to_gain_is_over_the_best_of_pytorch_and_the_champion() -> None:
+    found = summary(BESIDE, standard(HALF, 0.5))
     assert found.champion
     assert found.champion.partial
     assert found.champion.mean == pytest.approx(15.75 / 21.5)
     assert found.to_gain == pytest.approx((21.5 / 15.75 * 2) ** 0.5)
 
 
-def test_most_to_gain_comes_first_and_what_nobody_knows_last() -> None:
-    unknown, little = prospect(), prospect(standard(FLOAT, 0.9))
-    much = prospect(standard(FLOAT, 0.1))
+def test_most_to_gain_comes_first_and_ops_without_times_last() -> None:
+    unknown, little = summary(), summary(standard(FLOAT, 0.9))
+    much = summary(standard(FLOAT, 0.1))
     assert by_headroom([unknown, little, much]) == [much, little, unknown]
 
 
-def test_the_device_is_the_most_recent_gpu_or_the_one_that_is_named() -> None:
+def test_the_device_is_the_latest_gpu_or_the_named_one() -> None:
     records = [standard(FLOAT, 1, GPU, 1.0), standard(FLOAT, 1, OTHER, 2.0), standard(FLOAT, 1, CPU, 3.0)]
     assert device_of(records, []) == OTHER
     assert device_of(records, [], "h200") == GPU
@@ -91,13 +91,13 @@ def test_the_device_is_the_most_recent_gpu_or_the_one_that_is_named() -> None:
     assert device_of([*records, standard(FLOAT, 1, longer, 9.0)], [], GPU.key) == GPU
 
 
-def test_an_emulated_device_is_held_to_its_own_workloads() -> None:
-    assert [mark.workload for mark in prospect(device=CPU).marks] == [one.key for one in OP.emulated]
+def test_an_emulated_device_has_its_own_workloads() -> None:
+    assert [timed.workload for timed in summary(device=CPU).workloads] == [one.key for one in OP.emulated]
 
 
-def test_an_ops_backwards_are_below_it_where_they_are_its_own() -> None:
-    def named(name: str, *backward: str) -> Prospect:
-        return Prospect(listed(replace(OP, name=name, backward=backward), "family"), 1)
+def test_backward_ops_are_below_their_forward_op() -> None:
+    def named(name: str, *backward: str) -> OpSummary:
+        return OpSummary(listed(replace(OP, name=name, backward=backward), "family"), 1)
 
     found = [
         named("conv_bias", "conv_backward_data", "conv_bias_backward_bias"), named("conv_bias_backward_bias"),
