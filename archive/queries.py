@@ -29,8 +29,10 @@ class Filters(TypedDict, total=False):
     outcome: str
     in_force: bool  # whether no later evaluation of the kernel on the device has taken its place
     confirmed: bool
+    measured: bool  # whether it has times
     code: str
     outline: str
+    unjudged_on: str  # kernels without an evaluation on the device with this key
     fastest: int  # only so many, those with the largest speedup first
     after: int  # only what the archive took in later than the summary with this number
 
@@ -130,6 +132,8 @@ def _by(*names: str, **columns: str) -> dict[str, str]:
 
 COUNTED_BY = ("op", "device", "outcome")
 ID_IN, ID_PREFIX = "id IN (?)", "id BETWEEN ? AND ?"
+UNJUDGED = """NOT EXISTS (SELECT 1 FROM evaluation_summaries e
+    WHERE e.kernel_id = kernel_summaries.id AND e.device = ?)"""
 OF_PARENTS = "p.id IN (SELECT proposal_id FROM children WHERE parent IN (?))"
 
 SOURCES: dict[type, Source] = {
@@ -142,7 +146,7 @@ SOURCES: dict[type, Source] = {
     KernelSummary: Source(
         "SELECT number, id, op, family, outline FROM kernel_summaries",
         "ORDER BY number",
-        _by("op", "outline", ids=ID_IN, prefix=ID_PREFIX, after="number > ?"),
+        _by("op", "outline", ids=ID_IN, prefix=ID_PREFIX, after="number > ?", unjudged_on=UNJUDGED),
         _each(KernelSummary._make),
     ),
     Proposal: Source(
@@ -181,7 +185,8 @@ SOURCES: dict[type, Source] = {
                   workloads, times
            FROM evaluation_summaries""",
         "ORDER BY created, number",
-        _by("op", "device", "outcome", "in_force", "confirmed", "code", fastest="", ids=ID_IN, kernels="kernel_id IN (?)",
+        _by("op", "device", "outcome", "in_force", "confirmed", "code", fastest="",
+            measured="(speedup > 0) = ?", ids=ID_IN, kernels="kernel_id IN (?)",
             after="number > ?"),
         _each(rows.evaluation_summary),
     ),
@@ -200,7 +205,8 @@ SOURCES: dict[type, Source] = {
         _each(lambda row: rows.checked("legs", row[0], Leg(*row[1:]))),
     ),
     Profile: Source(
-        "SELECT id, profile FROM profiles", "ORDER BY created, rowid", _by("op"), _whole(Profile, "profiles"),
+        "SELECT id, profile FROM profiles", "ORDER BY created, rowid",
+        _by("op", kernels="json_extract(profile, '$.kernel_id') IN (?)"), _whole(Profile, "profiles"),
     ),
     Standard: Source(
         "SELECT id, standard FROM standards", "ORDER BY created, rowid", _by("op"), _whole(Standard, "standards"),

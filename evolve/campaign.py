@@ -1,4 +1,4 @@
-"""Campaign: several ops under one budget. Each turn goes to the op that is furthest behind its share of it."""
+"""Campaign: several ops under one budget. Each slice goes to the op that is furthest behind its share of it."""
 
 import math
 import time
@@ -6,60 +6,60 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from archive.proposals import Budget, Proposal
-from archive.records import DeviceInfo, Evaluation
+from archive.records import Measurement
 from archive.store import Store
+from archive.summaries import Timing
 from evolve import budget, loop
 from evolve.budget import Ended, Spent
 from evolve.engines.engine import Engine
 from evolve.loop import Event
 from evolve.request import Proposer
 from evolve.search import Search
-from evolve.selection import selection
-from evolve.selection.population import Champion
+from evolve.selection.view import OpView
 
 GENEROUS = 4.0  # times the speed of light, or PyTorch's share of it, where nothing has been measured
-AT_LIGHT = math.log(1 / 0.97)  # nobody measures the speed of light to better than a few percent
+AT_LIGHT = math.log(1 / 0.97)  # the speed of light is measured to within a few percent
 LEAST = 0.1  # headroom of an op whose speed of light is unknown, however fast its kernels are
-PATIENCE = 3  # slices without improvement, after which each further one halves an op's share,
-LEAST_SHARE = 1 / 8  # down to this
+PATIENCE = 3  # slices without improvement, after which each further one halves an op's share
+LEAST_SHARE = 1 / 8  # of its share that an op keeps
 IMPROVED = 0.01
 
 
 @dataclass(frozen=True)
 class Account:
-    """What one op had of the shared budget, and what it still promises."""
+    """The part of the shared budget that an op has spent, and its headroom."""
 
     run: str
     headroom: float
-    spent: float = 0.0  # in whatever `cost` measures the budget in
+    spent: float = 0.0  # in the unit of `cost`
     idle: int = 0  # slices since the last that brought an improvement
 
     def after(self, cost: float, headroom: float) -> "Account":
-        """The same account after one more slice."""
+        """Return the account after one more slice."""
         better = self.headroom - headroom > IMPROVED
         return replace(self, headroom=headroom, spent=self.spent + cost, idle=0 if better else self.idle + 1)
 
     @property
     def weight(self) -> float:
-        """The share it deserves, beside those of the others."""
-        tired = max(LEAST_SHARE, 0.5 ** max(0, self.idle - PATIENCE + 1))
-        return self.headroom * tired if self.headroom > AT_LIGHT else 0.0
+        """The share of the budget that the op is due, relative to the other ops."""
+        kept = max(LEAST_SHARE, 0.5 ** max(0, self.idle - PATIENCE + 1))
+        return self.headroom * kept if self.headroom > AT_LIGHT else 0.0
 
 
 def next_run(accounts: Iterable[Account]) -> str | None:
-    """Who is furthest behind its share; nobody where all are at the speed of light."""
-    worthy = [account for account in accounts if account.weight > 0]
-    first = min(worthy, key=lambda account: (account.spent / account.weight, -account.headroom), default=None)
+    """Return the run that is furthest behind its share, or None if every op is at the speed of light."""
+    due = [account for account in accounts if account.weight > 0]
+    first = min(due, key=lambda account: (account.spent / account.weight, -account.headroom), default=None)
     return first.run if first else None
 
 
-def mean_headroom(workloads: Sequence[str], champions: Iterable[Champion], evaluations: Sequence[Evaluation]) -> float:
-    """The mean over the workloads of log(best time / speed of light), where PyTorch's time counts if there is no other.
+def mean_headroom(
+    workloads: Sequence[str], leading: Mapping[str, Timing | Measurement], seen: Mapping[str, Timing | Measurement]
+) -> float:
+    """Return the mean over the workloads of log(best time / speed of light).
 
-    `evaluations` are all that were ever made of the op on the device: also one that no longer holds knows PyTorch.
+    `leading` holds the champions' times. Where there is none, PyTorch's time counts, from any measurement `seen`.
     """
-    leading = {champion.workload: champion.measurement for champion in champions}
-    seen = {m.workload: m for evaluation in evaluations for m in evaluation.measurements}
     rooms = []
     for workload in workloads:
         known = leading.get(workload) or seen.get(workload)
@@ -75,7 +75,7 @@ def mean_headroom(workloads: Sequence[str], champions: Iterable[Champion], evalu
 
 
 def cost(budget: Budget, spent: Spent) -> float:
-    """What is shared out: the dearest thing that the budget limits."""
+    """Return what was spent of the dearest thing that the budget limits: dollars, tokens, evaluations or seconds."""
     limits: Mapping[str, float | None] = {
         "usd": budget.usd, "tokens": budget.tokens, "evals": budget.evals, "seconds": budget.seconds
     }  # fmt: skip
@@ -85,7 +85,7 @@ def cost(budget: Budget, spent: Spent) -> float:
 
 @dataclass(frozen=True)
 class Slice:
-    """One round of one op is about to begin, or its champions are about to be confirmed."""
+    """The event that one round of an op, or the confirmation of its champions, begins."""
 
     search: Search
     confirming: bool = False
@@ -94,31 +94,32 @@ class Slice:
 def campaign(
     searches: Sequence[Search], seeds: Sequence[Proposal], proposer: Proposer, engine: Engine, store: Store
 ) -> Generator[Event | Slice, None, Ended]:
-    """Yield each slice before it begins, and what happens in it; in the end, why it is the end."""
+    """Yield each slice before it begins and the events in it, and return the reason why the campaign ended."""
+    views = {search.run: OpView(store, search.op.name, engine.info, search.scope) for search in searches}
     yield from loop.keep(seeds, store)
-    ended = yield from share_out(searches, proposer, engine, store)
+    ended = yield from share_out(searches, proposer, engine, views)
     for search in searches:
         with search.leg(store):
             yield Slice(search, confirming=True)
-            yield from loop.confirm(search.op.name, search.locator, engine, store, search.scope)
+            yield from loop.confirm(search.locator, engine, views[search.run])
     return ended
 
 
 def share_out(
-    searches: Sequence[Search], proposer: Proposer, engine: Engine, store: Store
+    searches: Sequence[Search], proposer: Proposer, engine: Engine, views: Mapping[str, OpView]
 ) -> Generator[Event | Slice, None, Ended]:
-    """Until the budget that all share is spent, or no op is worth more of it."""
+    """Run slices until the shared budget is spent or every op is at the speed of light."""
     running = {search.run: search for search in searches}
-    accounts = {search.run: _account(search, engine.info, store) for search in searches}
+    accounts = {search.run: _account(search, views[search.run]) for search in searches}
     spent, reason = Spent(), Ended.LIGHT
     while chosen := next_run(accounts[run] for run in running):
-        search, before, began = running[chosen], spent, time.monotonic()
-        with search.leg(store):  # one of its own, so that the archive tells which op the time went to
+        search, view, before, began = running[chosen], views[chosen], spent, time.monotonic()
+        with search.leg(view.store):  # a leg for each slice, so that the archive tells which op the time went to
             yield Slice(search)
-            spent, ended = yield from loop.one_round(search, spent, proposer, engine, store)
+            spent, ended = yield from loop.one_round(search, spent, proposer, engine, view)
         spent += Spent(seconds=time.monotonic() - began)
         paid = cost(search.budget, spent) - cost(search.budget, before)
-        accounts[chosen] = accounts[chosen].after(paid, headroom(search, engine.info, store))
+        accounts[chosen] = accounts[chosen].after(paid, headroom(search, view))
         if ended not in (None, Ended.LIGHT, Ended.NOTHING):
             return ended
         if ended:
@@ -127,26 +128,20 @@ def share_out(
     return reason
 
 
-def headroom(search: Search, device: DeviceInfo, store: Store) -> float:
-    """How far the op is from the speed of light, as a logarithm."""
-    leading = selection.champions(store, search.op.name, device, search.scope)
-    return mean_headroom(_workloads(search, device), leading, _made(search, device, store))
+def headroom(search: Search, view: OpView) -> float:
+    """Return how far the op is from the speed of light, as a logarithm."""
+    return mean_headroom(_workloads(search, view), view.leading_times(), view.latest_times())
 
 
-def is_measured(search: Search, device: DeviceInfo, store: Store) -> bool:
-    """Whether the headroom is more than a guess."""
-    workloads = _workloads(search, device)
-    return any(m.workload in workloads for verdict in _made(search, device, store) for m in verdict.measurements)
+def is_measured(search: Search, view: OpView) -> bool:
+    """Return whether any workload was measured, so that the headroom is more than a guess."""
+    return any(workload in view.latest_times() for workload in _workloads(search, view))
 
 
-def _made(search: Search, device: DeviceInfo, store: Store) -> list[Evaluation]:
-    return [evaluation for evaluation in store.find(Evaluation, search.op.name) if evaluation.device.key == device.key]
+def _workloads(search: Search, view: OpView) -> list[str]:
+    return [workload.key for workload in search.op.workloads(view.device.kind)]
 
 
-def _workloads(search: Search, device: DeviceInfo) -> list[str]:
-    return [workload.key for workload in search.op.workloads(device.kind)]
-
-
-def _account(search: Search, device: DeviceInfo, store: Store) -> Account:
-    gone = budget.spent(search.run, budget.history(store, search.op.name, device.key))
-    return Account(search.run, headroom(search, device, store), cost(search.budget, gone))
+def _account(search: Search, view: OpView) -> Account:
+    spent = budget.spent(search.run, budget.history(view.store, view.op, view.device.key))
+    return Account(search.run, headroom(search, view), cost(search.budget, spent))

@@ -1,13 +1,16 @@
 """The contract of a proposer: it sees ops, kernels and their evaluations, and never a device."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar, overload
 
 from archive.kernel import Kernel
 from archive.proposals import Cost, Proposal
 from archive.records import DeviceInfo, Evaluation, Profile
+from archive.summaries import EvaluationSummary
 from reference_ops.op import Op
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,19 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """A kernel and the outcome and times of the verdict on it."""
+
+    kernel: Kernel
+    evaluation: EvaluationSummary
+
+
+Attempt = Candidate | Tried  # what the tuner learns from
+
+
+@dataclass(frozen=True)
 class Trial:
-    """What became of an earlier proposal: for whoever decides which model and which operator to try next."""
+    """The outcome of an earlier proposal. It tells which models and operators are worth asking again."""
 
     operator: str
     proposer: str
@@ -32,17 +46,17 @@ class Trial:
 
 @dataclass(frozen=True)
 class Left:
-    """What a run may still spend on models; None where there is no limit."""
+    """What a run may still spend on models. None stands for no limit."""
 
     tokens: int | None = None
     usd: float | None = None
     evals: int | None = None  # proposals that hold no kernel count as well
-    deadline: float = float("inf")  # by time.monotonic: nobody is asked after it
+    deadline: float = float("inf")  # by time.monotonic: no model is asked after it
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a proposer may know when it is asked for kernels."""
+    """What a proposer is told when it is asked for kernels."""
 
     op: Op
     device: DeviceInfo
@@ -53,17 +67,50 @@ class Request:
     parents: tuple[Candidate, ...] = ()  # drawn from the population for this request
     failures: tuple[Candidate, ...] = ()  # kernels that failed and were not yet repaired, newest first
     known: frozenset[str] = frozenset()  # ids of every kernel the archive holds for this op
-    tried: tuple[Candidate, ...] = ()  # every kernel of this op with a verdict on this device, oldest first
+    tried: Sequence[Attempt] = ()  # every kernel of this op with a verdict on this device, oldest first
     donors: tuple[Candidate, ...] = ()  # champions of other ops on this device
     lessons: tuple[str, ...] = ()  # what earlier attempts have taught, a sentence each
     trials: tuple[Trial, ...] = ()  # earlier proposals of this op, oldest first
     left: Left = field(default=Left())
 
 
+class ReadWhenAsked(Sequence[T]):
+    """A sequence that is made when it is first looked at: few proposers look at every kernel tried."""
+
+    def __init__(self, read: Callable[[], Sequence[T]]) -> None:
+        self._read = read
+        self._found: Sequence[T] | None = None
+
+    def __len__(self) -> int:
+        return len(self._items())
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        return self._items()[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def _items(self) -> Sequence[T]:
+        if self._found is None:
+            self._found = self._read()
+        return self._found
+
+
 class Proposer(Protocol):
+    """A source of kernels."""
+
     @property
     def name(self) -> str:
-        """Who signs the proposals: `offline`, `tell`, or a model's name."""
+        """The name that the proposals carry: `offline`, `tell`, or a model's name."""
 
     def propose(self, request: Request) -> Iterator[Proposal]:
-        """Proposals as they come, none when there is nothing left to try."""
+        """Yield proposals as they come, none when nothing is left to try."""

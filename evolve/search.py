@@ -1,4 +1,4 @@
-"""What a run is after: the op, what it makes use of, what it may spend, and when it is over."""
+"""Search: the op that a run evolves, what it may use and spend, and when it is over."""
 
 import time
 from collections.abc import Iterator
@@ -6,13 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from archive.proposals import Budget, Leg
-from archive.records import DeviceInfo
 from archive.store import Store
 from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.request import Left, Request
 from evolve.selection import selection
-from evolve.selection.selection import EVERYTHING, Scope
+from evolve.selection.view import EVERYTHING, OpView, Scope
 from reference_ops.op import Op
 
 GENERATION = 8  # proposals asked for at once
@@ -20,7 +19,7 @@ GENERATION = 8  # proposals asked for at once
 
 @dataclass(frozen=True)
 class Search:
-    """One op's part in a run."""
+    """The search for kernels of one op in a run."""
 
     run: str
     op: Op
@@ -33,7 +32,7 @@ class Search:
 
     @contextmanager
     def leg(self, store: Store) -> Iterator[None]:
-        """A stretch of the run; the archive tells when it ended, unless it is killed."""
+        """Record the beginning and the end of a stretch of the run. The end is missing if the process is killed."""
         started = time.time()
         store.append(Leg(self.run, started))
         try:
@@ -41,19 +40,18 @@ class Search:
         finally:
             store.append(Leg(self.run, started, time.time()))
 
-    def over(self, store: Store, device: DeviceInfo, spent: Spent) -> Ended | None:
-        """Why nothing more is asked for, if so; `spent` is counted from when this budget was given."""
+    def over(self, view: OpView, spent: Spent) -> Ended | None:
+        """Return the reason to ask for nothing more, if there is one. `spent` is what was spent of this budget."""
         if reached := budget.ended(self.budget, spent):
             return reached
         if time.monotonic() >= self.deadline:
             return Ended.SECONDS
-        share, workloads = self.budget.until_light, [workload.key for workload in self.op.workloads(device.kind)]
-        leading = selection.champions(store, self.op.name, device, self.scope) if share else ()
-        return Ended.LIGHT if share and budget.at_light(leading, workloads, share) else None
+        share, workloads = self.budget.until_light, [workload.key for workload in self.op.workloads(view.device.kind)]
+        return Ended.LIGHT if share and budget.at_light(view.champions(), workloads, share) else None
 
-    def request(self, spent: Spent, device: DeviceInfo, store: Store) -> Request:
-        """All that a proposer may know of where things stand, and what it may still spend."""
+    def request(self, view: OpView, spent: Spent) -> Request:
+        """Return what a proposer may know, and what it may still spend."""
         left = budget.left(self.budget, spent)
         wanted = GENERATION if left.evals is None else min(GENERATION, left.evals)
-        still = Left(left.tokens, left.usd, left.evals, self.deadline)
-        return selection.request(self.op, device, store, wanted, seed=self.seed, scope=self.scope, left=still)
+        limits = Left(left.tokens, left.usd, left.evals, self.deadline)
+        return selection.request(view, self.op, wanted, seed=self.seed, left=limits)

@@ -1,14 +1,19 @@
 import math
+from collections.abc import Iterable
 
 import pytest
 from records import GPU, failed, kernel, passed
 
 from archive.proposals import Budget
+from archive.records import Evaluation, Measurement
 from evolve.budget import Spent
 from evolve.campaign import AT_LIGHT, GENEROUS, PATIENCE, Account, cost, mean_headroom, next_run
-from evolve.selection.population import champions
 
 W, V = "rows=8 cols=16 float32", "rows=2 cols=512 float32"
+
+
+def times(evaluations: Iterable[Evaluation]) -> dict[str, Measurement]:
+    return {m.workload: m for evaluation in evaluations for m in evaluation.measurements}
 
 
 def shares(accounts: list[Account], slices: int) -> dict[str, int]:
@@ -56,13 +61,13 @@ def test_an_account_forgets_its_idle_slices_when_something_improves() -> None:
 
 def test_headroom_is_the_mean_logarithm_of_time_over_light() -> None:
     made = [passed(kernel(1).id, GPU, **{W: 20.0, V: 80.0})]  # light needs 10
-    assert mean_headroom([W, V], champions(made), made) == pytest.approx((math.log(2) + math.log(8)) / 2)
+    assert mean_headroom([W, V], times(made), {}) == pytest.approx((math.log(2) + math.log(8)) / 2)
 
 
 def test_without_a_champion_pytorch_s_time_counts_and_without_that_a_guess() -> None:
     fell = [passed(kernel(1).id, GPU, **{W: 20.0}), failed(kernel(1).id, created=2.0)]
-    assert mean_headroom([W], [], fell) == pytest.approx(math.log(100 / 10))  # PyTorch needs 100
-    assert mean_headroom([W], [], []) == pytest.approx(math.log(GENEROUS))
+    assert mean_headroom([W], {}, times(fell)) == pytest.approx(math.log(100 / 10))  # PyTorch needs 100
+    assert mean_headroom([W], {}, {}) == pytest.approx(math.log(GENEROUS))
 
 
 def test_what_is_shared_out_is_the_dearest_thing_that_is_limited() -> None:

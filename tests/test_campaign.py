@@ -16,7 +16,7 @@ from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.campaign import Slice, campaign, headroom, is_measured
 from evolve.search import GENERATION, Search
-from evolve.selection.selection import Scope
+from evolve.selection.view import OpView, Scope
 
 FAST, SLOW, LIGHT = (15.0,), (80.0,), (10.1,)  # light needs 10
 
@@ -45,6 +45,10 @@ def run(
 
 def spent(store: SqliteStore, name: str) -> Spent:
     return budget.spent(f"run of {name}", budget.history(store, name, CPU.key))
+
+
+def view(search: Search, store: SqliteStore) -> OpView:
+    return OpView(store, search.op.name, CPU, search.scope)
 
 
 def test_one_budget_holds_for_all(store: SqliteStore) -> None:
@@ -107,13 +111,13 @@ def test_a_campaign_that_goes_on_knows_what_each_op_had(store: SqliteStore) -> N
 
 def test_headroom_shrinks_as_times_do(store: SqliteStore) -> None:
     (search,) = searches(store, {"twice": ()}, Budget(evals=40))
-    before = headroom(search, CPU, store)
+    before = headroom(search, view(search, store))
     run(store, {"twice": (15.0,)}, Budget(evals=40))
-    assert headroom(search, CPU, store) < before
+    assert headroom(search, view(search, store)) < before
 
 
 def test_headroom_is_a_guess_until_something_was_measured(store: SqliteStore) -> None:
     (search,) = searches(store, {"twice": ()}, Budget(evals=8))
-    assert not is_measured(search, CPU, store)
+    assert not is_measured(search, view(search, store))
     run(store, {"twice": (15.0,)}, Budget(evals=8))
-    assert is_measured(search, CPU, store)
+    assert is_measured(search, view(search, store))

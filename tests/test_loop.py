@@ -19,7 +19,8 @@ from evolve.loop import evolve
 from evolve.proposers.tuner.proposer import OfflineProposer
 from evolve.request import Request
 from evolve.search import Search
-from evolve.selection import population, selection
+from evolve.selection import population
+from evolve.selection.view import OpView
 from reference_ops import catalog
 
 TWICE = str(Path(__file__).parent / "samples" / "twice.py")
@@ -135,7 +136,7 @@ def test_no_evaluation_begins_after_the_deadline(store: SqliteStore) -> None:
     engine = engine_by_threads()
     list(evolve(search(seconds=-1), [SEED], OfflineProposer(), engine, store))
     assert engine.evaluated == []
-    assert [kernel.id for kernel in selection.pending(store, "twice", CPU)] == [bad_kernels.twice_kernel().id]
+    assert OpView(store, "twice", CPU).pending() == [bad_kernels.twice_kernel().id]
 
 
 def test_in_the_end_the_champion_alone_is_confirmed(store: SqliteStore) -> None:
@@ -143,7 +144,7 @@ def test_in_the_end_the_champion_alone_is_confirmed(store: SqliteStore) -> None:
     run(store, engine)
     assert threads(engine.confirmed) == [64]
     assert {kernel.plan.settings["THREADS"] for kernel in store.find(Kernel)} == {128, 64, 256}
-    assert selection.unconfirmed(store, "twice", CPU) == []
+    assert OpView(store, "twice", CPU).unconfirmed() == []
 
 
 def test_where_a_champion_falls_the_next_one_is_confirmed(store: SqliteStore) -> None:

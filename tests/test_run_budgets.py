@@ -17,7 +17,7 @@ from evolve.loop import evolve
 from evolve.request import Left
 from evolve.search import GENERATION, Search
 from evolve.selection import population
-from evolve.selection.selection import Scope
+from evolve.selection.view import OpView, Scope
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_replies_without_a_kernel_are_paid_for_too(store: SqliteStore) -> None:
 
 def test_a_proposer_is_told_all_that_is_left(store: SqliteStore) -> None:
     search = Search("run", op(), TWICE, 7, Budget(evals=9, tokens=100, usd=1.0), 123.0)
-    assert search.request(Spent(2, 30, 0.25), CPU, store).left == Left(70, 0.75, 7, 123.0)
+    assert search.request(OpView(store, "twice", CPU), Spent(2, 30, 0.25)).left == Left(70, 0.75, 7, 123.0)
 
 
 def test_what_was_paid_for_is_evaluated_before_the_run_ends(store: SqliteStore) -> None:

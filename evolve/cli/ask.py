@@ -25,7 +25,8 @@ from evolve.proposers.llm.questions import Prompt, batch_line, prompt_for, refer
 from evolve.report.standing import devices
 from evolve.report.words import console, counted, listed, print_text, short
 from evolve.request import Candidate, Request
-from evolve.selection import population, selection
+from evolve.selection import selection
+from evolve.selection.view import OpView
 from reference_ops import catalog
 from reference_ops.catalog import is_path
 
@@ -76,7 +77,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
     with closing(wiring.archive(archive)) as store:
         info = _device_to_write_for(store, device)
         count = number or (1 if readable or operator else PROMPTS)
-        request = selection.request(loaded, info, store, count, seed=seed)
+        request = selection.request(OpView(store, loaded.name, info), loaded, count, seed=seed)
         if operator:
             prompts = prompts_for_operator(request, models, operator, parent or (), store)
         else:
@@ -127,11 +128,10 @@ def _write(text: str, out: Path | None) -> None:
 
 def _device_to_write_for(store: Store, part: str) -> DeviceInfo:
     """A device of the archive with `part` in its key, GPUs and the latest first; the default if there is none."""
-    oldest_first = sorted(store.find(Evaluation), key=lambda evaluation: evaluation.created)
-    if found := devices(oldest_first, part):
+    if found := devices(store, part=part):
         return found[0]
     if part and part not in DEFAULT_DEVICE.key:
-        known = ", ".join(info.key for info in devices(oldest_first)) or "none"
+        known = ", ".join(info.key for info in devices(store)) or "none"
         raise UserError(
             f"no device in the archive has `{part}` in its name",
             f"choose one of these devices: {known}; or leave out --device",
@@ -215,16 +215,14 @@ def _named_parents(request: Request, operator: str, prefixes: Sequence[str], sto
 def _candidate(kernel: Kernel, request: Request, store: Store) -> Candidate:
     """The kernel with its evaluation and its profiles on the request's device."""
     device = request.device
-    verdict = population.latest(store.find(Evaluation, kernel.op), device.key).get(kernel.id)
-    if verdict is None:
+    verdicts = [one for one in store.find(Evaluation, kernels=[kernel.id]) if one.device.key == device.key]
+    if not verdicts:
         raise UserError(
             f"{short(kernel.id)} was never evaluated on {device.name}",
             f"run `evolve evaluate {kernel.op}` there, or choose another device with --device",
         )
-    profiles = {
-        p.workload: p for p in store.find(Profile, kernel.op) if (p.kernel_id, p.device) == (kernel.id, device.key)
-    }
-    return Candidate(kernel, verdict, tuple(profiles.values()))
+    profiles = {p.workload: p for p in store.find(Profile, kernels=[kernel.id]) if p.device == device.key}
+    return Candidate(kernel, verdicts[-1], tuple(profiles.values()))
 
 
 def _check_outcome(candidate: Candidate, operator: str) -> None:

@@ -1,4 +1,4 @@
-"""Commands that look something up in the archive. None of them needs torch."""
+"""`evolve top`, `show`, `diff` and `tree`: what the archive holds. None of them imports torch."""
 
 from typing import Annotated
 
@@ -7,15 +7,25 @@ import typer
 from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import Evaluation
+from archive.summaries import ProposalSummary
 from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, DevicePart, JsonOption, KernelArgument, OpFilter, op_names
 from evolve.errors import UserError
 from evolve.report import facts
-from evolve.report.kernel import MOST_SHOWN, difference, kernel_details, lineage, lineage_tree, reply_details
-from evolve.report.standing import Standing, standings
+from evolve.report.kernel import (
+    MOST_SHOWN,
+    difference,
+    kernel_details,
+    lineage,
+    lineage_tree,
+    reply_details,
+    roots_shown,
+)
+from evolve.report.standing import devices, standings
 from evolve.report.tables import WON_MEANS, print_standing, standings_table
 from evolve.report.words import console, print_json
+from evolve.selection.view import OpView
 from reference_ops.catalog import is_path
 
 
@@ -26,34 +36,33 @@ def top(op: OpFilter = "", device: DevicePart = "", archive: ArchiveOption = Non
     if as_json:
         print_json([facts.of_standing(standing) for standing in found])
     if not found:
-        lookup.absent(*_nothing(op, device, bool(store.find(Kernel, op))))
+        lookup.absent(*_nothing(op, device, proposed=bool(store.count(Kernel, "op", lookup.op_name(op)))))
     if as_json:
         return
-    shown = console()
+    output = console()
     if op or len(found) == 1:
         for standing in found:
-            print_standing(shown, standing)
-            shown.print()
+            print_standing(output, standing)
+            output.print()
     else:
-        shown.print(standings_table(found))
-        shown.print(f"\n{WON_MEANS}\nevolve top OP shows the champions and the population of an op", style="dim")
+        output.print(standings_table(found))
+        output.print(f"\n{WON_MEANS}\nevolve top OP shows the champions and the population of an op", style="dim")
 
 
 def show(kernel: KernelArgument, archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
     """Show everything about a kernel, or about a reply that held none."""
     store = wiring.archive(archive, read_only=True)
     found = lookup.kernel_or_reply(store, kernel)
-    shown = console()
+    output = console()
     if isinstance(found, Proposal):
         if as_json:
             print_json({**facts.of_proposal(found), "reply": found.reply})
         else:
-            shown.print(*reply_details(found), sep="\n", soft_wrap=True)
+            output.print(*reply_details(found), sep="\n", soft_wrap=True)
         return
-    every = store.find(Proposal, found.op)
-    proposals = [proposal for proposal in every if proposal.kernel_id == found.id]
-    children = [proposal for proposal in every if found.id in proposal.parents]
-    evaluations = [e for e in store.find(Evaluation, found.op) if e.kernel_id == found.id]
+    proposals = store.find(Proposal, found.op, kernels=[found.id])
+    children = store.find(Proposal, found.op, parents=[found.id])
+    evaluations = store.find(Evaluation, found.op, kernels=[found.id])
     if as_json:
         print_json({
             **facts.of_kernel(found),
@@ -63,8 +72,8 @@ def show(kernel: KernelArgument, archive: ArchiveOption = None, as_json: JsonOpt
             "evaluations": [facts.of_evaluation(evaluation) for evaluation in evaluations],
         })  # fmt: skip
         return
-    for part in kernel_details(found, proposals, evaluations, children, shown.width):
-        shown.print(part, soft_wrap=not hasattr(part, "columns"))
+    for part in kernel_details(found, proposals, evaluations, children, output.width):
+        output.print(part, soft_wrap=not hasattr(part, "columns"))
 
 
 def diff(a: KernelArgument, b: KernelArgument, archive: ArchiveOption = None) -> None:
@@ -79,9 +88,9 @@ def diff(a: KernelArgument, b: KernelArgument, archive: ArchiveOption = None) ->
 
 def tree(
     op: Annotated[str, typer.Argument(metavar="OP", help="An op's name.", autocompletion=op_names)],
-    kernel: Annotated[str, typer.Argument(metavar="[ID]", help="Only what descends from it.")] = "",
+    kernel: Annotated[str, typer.Argument(metavar="[ID]", help="Only the descendants of this kernel.")] = "",
     device: DevicePart = "",
-    everything: Annotated[bool, typer.Option("--all", help="Also those that left no survivors.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also kernels without descendants that are alive.")] = False,
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -89,35 +98,34 @@ def tree(
     store = wiring.archive(archive, read_only=True)
     name = lookup.op_name(op)
     if as_json:
-        print_json([facts.of_proposal(proposal) for proposal in store.find(Proposal, name)])
+        print_json([facts.of_proposal(proposal) for proposal in store.find(ProposalSummary, name)])
         return
-    found = standings(store, name, device)
+    found = devices(store, name, device)
     if not found:
-        lookup.absent(*_nothing(op, device, bool(store.find(Kernel, name))))
-    root = lookup.kernel(store, kernel).id if kernel else ""
-    if root and root not in found[0].kernels:
-        raise UserError(f"{kernel} is no kernel of {name}", f"`evolve show {kernel}` says what it is")
-    failed = tuple(proposal for proposal in store.find(Proposal, name) if proposal.kernel is None)
-    for standing in found:
-        _print_tree(standing, failed, root, everything=everything)
+        lookup.absent(*_nothing(op, device, proposed=bool(store.count(Kernel, "op", name))))
+    root = lookup.kernel(store, kernel) if kernel else None
+    if root and root.op != name:
+        raise UserError(f"{kernel} is a kernel of {root.op}, not of {name}", f"try `evolve tree {root.op} {kernel}`")
+    for info in found:
+        _print_tree(OpView(store, name, info), root.id if root else "", everything=everything)
 
 
-def _print_tree(standing: Standing, failed: tuple[Proposal, ...], root: str, *, everything: bool) -> None:
-    shown, lines = console(), lineage(standing, failed)
-    everything = everything or len(standing.kernels) <= MOST_SHOWN
-    shown.print(f"{standing.op} on {standing.device.name}", style="bold")
-    for kernel_id in [root] if root else lines.roots:
-        shown.print(lineage_tree(lines, kernel_id, shown.width, everything=everything))
+def _print_tree(view: OpView, root: str, *, everything: bool) -> None:
+    output, lines = console(), lineage(view)
+    everything = everything or len(view.families()) <= MOST_SHOWN
+    output.print(f"{view.op} on {view.device.name}", style="bold")
+    for kernel_id in [root] if root else roots_shown(lines, everything=everything):
+        output.print(lineage_tree(lines, kernel_id, output.width, everything=everything))
     if not everything:
-        shown.print("only the lines of kernels that are alive; --all shows every one", style="dim")
-    shown.print()
+        output.print("only ancestors of the kernels that are alive; --all shows every kernel", style="dim")
+    output.print()
 
 
-def _nothing(op: str, device: str, proposed: bool) -> tuple[str, str]:
+def _nothing(op: str, device: str, *, proposed: bool) -> tuple[str, str]:
     where = f" on a device named like `{device}`" if device else ""
     if op and proposed:
-        return f"no kernel of {op} was evaluated{where} yet", f"`evolve evaluate {op}` evaluates what is pending"
+        return f"no kernel of {op} was evaluated{where} yet", f"`evolve evaluate {op}` evaluates the pending kernels"
     if op and op not in op_names() and not is_path(op):
-        return f"neither the archive nor the catalog knows an op `{op}`", "`evolve ops` lists the catalog"
+        return f"there is no op `{op}` in the archive or the catalog", "`evolve ops` lists the catalog"
     what = f"of {op} " if op else ""
     return f"the archive holds no evaluations {what}yet{where}", f"`evolve run {op or 'softmax'}` makes some"

@@ -19,8 +19,8 @@ from evolve.report.kernel import duels_table, sanitizer_words
 from evolve.report.live import confirmation_line
 from evolve.report.progress import Phases
 from evolve.report.words import complain, console, listed, print_json, short
-from evolve.selection import population
 from evolve.selection.population import Champion
+from evolve.selection.view import OpView
 
 if TYPE_CHECKING:
     from evolve.engines.engine import Engine
@@ -72,7 +72,7 @@ def _named(ops: list[str]) -> Iterator[tuple[str, str]]:
 
 def _archived(store: SqliteStore) -> Iterator[tuple[str, str]]:
     """The name and the locator of each op with evaluations; a message names those outside the catalog."""
-    for op in sorted({evaluation.op for evaluation in store.find(Evaluation)}):
+    for op in sorted(store.count(Evaluation, "op")):
         if op in op_names():
             yield op, op
         else:
@@ -80,7 +80,7 @@ def _archived(store: SqliteStore) -> Iterator[tuple[str, str]]:
 
 
 def _champions(op: str, engine: "Engine", store: SqliteStore) -> tuple[Champion, ...]:
-    return population.champions(population.latest(store.find(Evaluation, op), engine.info.key).values())
+    return OpView(store, op, engine.info).champions()
 
 
 def _confirmed(op: str, locator: str, engine: "Engine", store: SqliteStore, output: Console) -> list[Evaluation]:
@@ -88,13 +88,17 @@ def _confirmed(op: str, locator: str, engine: "Engine", store: SqliteStore, outp
     from evolve import loop
 
     verdicts = []
-    for verdict in loop.confirm(op, locator, engine, store):
+    for verdict in loop.confirm(locator, engine, OpView(store, op, engine.info)):
         signals.check()
         style = "" if verdict.confirmed else "red"
         output.print(f"{op}: {confirmation_line(verdict)}", style=style, soft_wrap=True)
         verdicts.append(verdict)
-    in_force = population.latest(store.find(Evaluation, op), engine.info.key)
     champions = [champion for champion in _champions(op, engine, store) if champion.duel]
+    in_force = {
+        evaluation.kernel_id: evaluation
+        for evaluation in store.find(Evaluation, op, kernels=[champion.kernel_id for champion in champions])
+        if evaluation.device.key == engine.info.key
+    }
     if champions:
         output.print(f"\n{op} on {engine.info.name}", style="bold")
         duels = tuple(champion.duel for champion in champions if champion.duel)

@@ -9,9 +9,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.live import Live
 
-from archive.kernel import Kernel
 from archive.proposals import Proposal, Run
-from archive.records import Evaluation
 from evolve import campaign
 from evolve.budget import Ended, Spent
 from evolve.campaign import GENEROUS, Slice
@@ -29,7 +27,7 @@ from evolve.report.standing import Standing, standing
 from evolve.report.tables import print_next_steps, print_standing
 from evolve.report.words import clock, counted, listed, times, times_note
 from evolve.search import Search
-from evolve.selection import selection
+from evolve.selection.view import OpView
 from reference_ops.catalog import is_path
 
 OPS_NAMED = 4  # in one sentence
@@ -71,7 +69,7 @@ def run_campaign(session: Session, output: Console) -> RunResult:
     output.print(f"archive   {backends.store.path}", soft_wrap=not output.is_terminal)
     spent = f", {amounts(session.before)} spent so far" if session.before.evals else ""
     output.print(f"campaign  {session.id} over {counted(len(session.searches), 'op')}{spent}", soft_wrap=True)
-    before = {search.op.name: _headroom(search, backends) for search in session.searches}
+    before = {search.op.name: _headroom(search, _view(search, backends)) for search in session.searches}
     events = RunEvents(
         campaign.campaign(session.searches, session.seeds(), backends.proposer, backends.engine, backends.store)
     )
@@ -96,10 +94,7 @@ def run_campaign(session: Session, output: Console) -> RunResult:
 
 
 def standing_of(search: Search, backends: Backends) -> Standing:
-    op, store = search.op.name, backends.store
-    return standing(
-        op, backends.engine.info, store.find(Kernel, op), store.find(Proposal, op), store.find(Evaluation, op)
-    )
+    return standing(backends.store, search.op.name, backends.engine.info)
 
 
 def workloads_of(search: Search, backends: Backends) -> list[str]:
@@ -108,14 +103,14 @@ def workloads_of(search: Search, backends: Backends) -> list[str]:
 
 def _print_archive(before: Standing, session: Session, output: Console) -> None:
     """Print what the archive holds for the op, and what the run has spent in earlier legs."""
-    if not before.kernels:
+    if not before.held:
         held = f"no kernels for {before.op} yet"
     else:
         best = max((champion.measurement.speedup for champion in before.champions), default=None)
         found = f", best {times(best)}" if best else ""
         held = (
-            f"{counted(len(before.kernels), 'kernel')} for {before.op}, "
-            f"{len(before.verdicts)} evaluated on this device{found}; the run continues from them"
+            f"{counted(before.held, 'kernel')} for {before.op}, "
+            f"{before.judged} evaluated on this device{found}; the run continues from them"
         )
     output.print(f"archive   {session.backends.store.path}: {held}", soft_wrap=not output.is_terminal)
     spent = f", {amounts(session.before)} spent so far" if session.before.seconds or session.before.evals else ""
@@ -220,21 +215,23 @@ def _without_kernels(standings: Sequence[Standing]) -> str:
     """Which ops have no passing kernel, and whether they have any kernel at all."""
     names = [one.op for one in standings]
     ops = listed(names if len(names) <= OPS_NAMED else [*names[: OPS_NAMED - 1], f"{len(names) - OPS_NAMED + 1} more"])
-    failed = any(one.kernels for one in standings)
+    failed = any(one.held for one in standings)
     return f"no kernel for {ops} has passed" if failed else f"no kernels for {ops} are shipped or archived"
 
 
 def _row(search: Search, before: dict[str, float | None], backends: Backends) -> CampaignRow:
-    info, store, op = backends.engine.info, backends.store, search.op.name
-    leading = selection.champions(store, op, info, search.scope)
-    best = max((champion.measurement.speedup for champion in leading), default=None)
-    return CampaignRow(op, spent_by(search, backends), before[op], _headroom(search, backends), best)
+    view, op = _view(search, backends), search.op.name
+    best = max((timing.speedup for timing in view.leading_times().values()), default=None)
+    return CampaignRow(op, spent_by(search, backends), before[op], _headroom(search, view), best)
 
 
-def _headroom(search: Search, backends: Backends) -> float | None:
+def _view(search: Search, backends: Backends) -> OpView:
+    return OpView(backends.store, search.op.name, backends.engine.info, search.scope)
+
+
+def _headroom(search: Search, view: OpView) -> float | None:
     """The op's headroom, or None before the first measurement: until then the campaign only assumes one."""
-    info, store = backends.engine.info, backends.store
-    return campaign.headroom(search, info, store) if campaign.is_measured(search, info, store) else None
+    return campaign.headroom(search, view) if campaign.is_measured(search, view) else None
 
 
 def _print_campaign_spent(session: Session, rows: list[CampaignRow], started: float, output: Console) -> None:

@@ -11,14 +11,13 @@ import typer
 from rich.console import Console
 
 from archive.kernel import Kernel
-from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation
 from archive.store import Store
 from evolve import wiring
 from evolve.cli import lookup, signals
 from evolve.cli.exchange import take_files
 from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, archive_option, kernel_ids, op_names
-from evolve.cli.session import engine_on
+from evolve.cli.session import starting_engine, wait_for_device
 from evolve.cli.signals import Stopped
 from evolve.devices import choose
 from evolve.engines.engine import Engine, Job
@@ -31,6 +30,7 @@ from evolve.report.standing import Standing, devices, standing
 from evolve.report.tables import origin, print_next_steps, print_standing
 from evolve.report.words import best_speedup, complain, console, counted, one_line, print_json, short, times
 from evolve.selection import selection
+from evolve.selection.view import OpView
 from reference_ops import catalog
 from reference_ops.catalog import is_path
 
@@ -58,8 +58,10 @@ def evaluate(
     output = console(stderr=as_json)
     try:
         with closing(wiring.archive(archive)) as store:
-            chosen = parse_targets(targets or [], store)
-            with engine_on(device, Phases(), output) as engine:
+            check_targets(targets or [])
+            with starting_engine(device, Phases(), output) as engine:
+                chosen = parse_targets(targets or [], store)
+                wait_for_device(engine, device, output)
                 pending = list(pending_ops(chosen, engine.info, store))
                 results = [evaluate_op(work, engine, store, output) for work in pending]
             given = archive_option(store.path)
@@ -100,7 +102,15 @@ class PendingOp:
 
     op: str
     locator: str
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[str, ...]  # ids of the pending ones
+    named: frozenset[str] = frozenset()  # ids of the kernels whose verdicts are printed in the end
+
+
+def check_targets(targets: Sequence[str]) -> None:
+    """Raise for ops that do not exist, before anything is loaded or started."""
+    for target in targets:
+        if not target.endswith(".cu"):
+            catalog.locate(target)
 
 
 def parse_targets(targets: Sequence[str], store: Store) -> Targets:
@@ -109,8 +119,6 @@ def parse_targets(targets: Sequence[str], store: Store) -> Targets:
     defined = [target for target in targets if is_path(target) and target not in kernels]
     files = {catalog.load(target).name: catalog.lasting(target) for target in defined}
     named = [target for target in targets if target not in (*kernels, *defined)]
-    for name in named:
-        catalog.locate(name)
     ops = {**files, **{name: name for name in named}}
     if not kernels:
         return Targets(ops, frozenset(), frozenset())
@@ -129,12 +137,12 @@ def parse_targets(targets: Sequence[str], store: Store) -> Targets:
 
 def pending_ops(targets: Targets, info: DeviceInfo, store: Store) -> Iterator[PendingOp]:
     """Yield the ops to evaluate with their pending kernels; a message names pending ops outside the catalog."""
-    for op in targets.ops or sorted({kernel.op for kernel in store.find(Kernel)}):
-        pending = selection.pending(store, op, info)
+    for op in targets.ops or sorted(store.count(Kernel, "op")):
+        pending = OpView(store, op, info).pending()
         if op in targets.restricted:
-            pending = [kernel for kernel in pending if kernel.id in targets.kernels]
+            pending = [kernel_id for kernel_id in pending if kernel_id in targets.kernels]
         if not targets.everything:
-            yield PendingOp(op, targets.ops[op], tuple(pending))
+            yield PendingOp(op, targets.ops[op], tuple(pending), targets.kernels)
         elif pending and op in catalog.names():
             yield PendingOp(op, op, tuple(pending))
         elif pending:
@@ -148,10 +156,9 @@ def evaluate_op(work: PendingOp, engine: Engine, store: Store, output: Console) 
     """Evaluate an op's kernels, archive and print each verdict, and return the op's standing afterwards."""
     if work.kernels:
         output.print(f"{work.op}: {counted(len(work.kernels), 'kernel')} to evaluate", style="bold")
-    proposals, kernels = store.find(Proposal, work.op), store.find(Kernel, work.op)
-    before = standing(work.op, engine.info, kernels, proposals, [])
-    agenda = selection.agenda(work.kernels, store, work.op, engine.info)
-    jobs = (Job(kernel, work.locator, agenda.bars, known=agenda.known) for kernel in agenda.new)
+    before = standing(store, work.op, engine.info, named=work.kernels)
+    agenda = selection.agenda(OpView(store, work.op, engine.info), work.kernels)
+    jobs = (Job(kernel, work.locator, agenda.bars, duplicates=agenda.duplicates) for kernel in agenda.new)
     for number, evaluation in enumerate(chain(agenda.repeated, engine.evaluate(jobs)), start=1):
         store.append(evaluation)
         signals.check()
@@ -161,7 +168,7 @@ def evaluate_op(work: PendingOp, engine: Engine, store: Store, output: Console) 
             style="" if evaluation.passed else "red",
             soft_wrap=True,
         )
-    return standing(work.op, engine.info, kernels, proposals, store.find(Evaluation, work.op))
+    return standing(store, work.op, engine.info, named=work.named)
 
 
 def _verdict(evaluation: Evaluation) -> str:
@@ -188,10 +195,9 @@ def print_explanation(prefix: str, targets: Sequence[str], kind: str, archive: P
         choose.check_kind(kind)
     store = wiring.archive(archive, read_only=True)
     kernel = lookup.kernel(store, prefix)
-    verdicts = [
-        e for e in store.find(Evaluation, kernel.op) if e.kernel_id == kernel.id and kind in ("", e.device.kind)
-    ]
-    by_device = [[e for e in verdicts if e.device.key == info.key] for info in devices(verdicts)]
+    verdicts = [e for e in store.find(Evaluation, kernels=[kernel.id]) if kind in ("", e.device.kind)]
+    infos = [info for info in devices(store, kernel.op) if any(e.device.key == info.key for e in verdicts)]
+    by_device = [[e for e in verdicts if e.device.key == info.key] for info in infos]
     if as_json:
         print_json([facts.of_evaluation(of_one[-1]) for of_one in by_device])
     if not by_device:

@@ -41,7 +41,7 @@ def export(
     with closing(wiring.archive(archive, read_only=True)) as store:
         chosen, unknown = ops or [], []
         if not ops:
-            evaluated = sorted({evaluation.op for evaluation in store.find(Evaluation)})
+            evaluated = sorted(store.count(Evaluation, "op"))
             chosen = [op for op in evaluated if op in catalog.names()]
             unknown = [op for op in evaluated if op not in chosen]
         loaded = [(catalog.load(op), catalog.locate(op)) for op in chosen]

@@ -153,7 +153,7 @@ def _gets_kernels(run_options: RunOptions, archive: Path | None) -> "Callable[[O
     if not wiring.archive_path(archive).exists():
         return lambda _: False
     with closing(wiring.archive(archive, read_only=True)) as store:
-        known = {kernel.op for kernel in store.find(Kernel)}
+        known = set(store.count(Kernel, "op"))
     return lambda op: op.name in known
 
 

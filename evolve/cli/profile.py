@@ -40,7 +40,7 @@ def profile(
         loaded = _loaded(op, found, workload)
         if not policy_of(kind := choose.device_kind()).times_are_gpu_times:
             raise UserError("profiling needs an NVIDIA GPU, and none was found", "`evolve doctor` says what is missing")
-        evaluations = [e for e in store.find(Evaluation, found.op) if e.kernel_id == found.id]
+        evaluations = store.find(Evaluation, kernels=[found.id])
         with engine_on(kind, Phases(), output) as engine:
             latest = next((e for e in reversed(evaluations) if e.device.key == engine.info.key), None)
             where = workload or _farthest_from_light(latest, loaded)

@@ -28,7 +28,7 @@ from evolve.report.progress import Phases
 from evolve.report.words import listed, times_label
 from evolve.request import Proposer
 from evolve.search import Search
-from evolve.selection.selection import EVOLVE, STRATEGIES, Scope
+from evolve.selection.view import EVOLVE, STRATEGIES, Scope
 from reference_ops.op import Op
 
 SEED_PROPOSER = "shipped"
@@ -241,23 +241,35 @@ def _started(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends,
 @contextlib.contextmanager
 def engine_on(requested: str, phases: Phases, output: Console) -> Iterator["Engine"]:
     """An engine whose device is ready; it is closed on exit, also after an error."""
+    with starting_engine(requested, phases, output) as engine:
+        wait_for_device(engine, requested, output)
+        yield engine
+
+
+@contextlib.contextmanager
+def starting_engine(requested: str, phases: Phases, output: Console) -> Iterator["Engine"]:
+    """An engine whose processes are starting, so that the caller can load ops meanwhile; it is closed on exit."""
     with output.status("looking for a GPU"):
         kind = choose.device_kind(requested)
-    if label := times_label(kind):
-        running = f"running on the {kind} device"
-        running = f"{running}, as requested" if requested else f"no GPU found: {running}"
-        output.print(f"device    {running}. Its times are {label}.", style="yellow")
     engine = wiring.engine(kind, phases.watch)
     try:
-        with output.status("starting the workers"):
-            signals.check()
-            info = engine.info
-            signals.check()
-        if not label:
-            output.print(f"device    {info.name} ({info.arch}, {info.sms} multiprocessors)")
         yield engine
     finally:
         engine.close()
+
+
+def wait_for_device(engine: "Engine", requested: str, output: Console) -> None:
+    """Wait until the engine's device is ready, and print which one it is."""
+    with output.status("starting the workers"):
+        signals.check()
+        info = engine.info
+        signals.check()
+    if label := times_label(info.kind):
+        running = f"running on the {info.kind} device"
+        running = f"{running}, as requested" if requested else f"no GPU found: {running}"
+        output.print(f"device    {running}. Its times are {label}.", style="yellow")
+    else:
+        output.print(f"device    {info.name} ({info.arch}, {info.sms} multiprocessors)")
 
 
 def print_proposer(name: str, budget: Budget, output: Console) -> None:

@@ -1,6 +1,6 @@
 """The contract of an engine: it evaluates jobs on one device and yields evaluations in the order they finish."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -17,10 +17,16 @@ class Job:
     op: str
     bars: tuple[tuple[str, float], ...] = ()  # time to beat on each workload, in us: timing stops early far above it
     confirm: bool = False  # in a fresh process, on held-out shapes, in duels with the baselines, under the sanitizer
-    # Earlier verdicts by the code of their traits; None to accept duplicates. Where kernels are compiled ahead, one with
-    # the same compiled code as one of these, or as an earlier job that has `known`, is not run. The emulated device runs
-    # it all the same: that costs no more than compiling it ahead would.
-    known: Mapping[str, Evaluation] | None = field(default=None, compare=False, repr=False)
+    # None to accept duplicates. Where kernels are compiled ahead, a kernel that repeats another's machine code is not
+    # run. The emulated device runs it all the same: that costs no more than compiling it ahead would.
+    duplicates: "FindsDuplicates | None" = field(default=None, compare=False, repr=False)
+
+
+class FindsDuplicates(Protocol):
+    """What an engine asks about a kernel it has compiled."""
+
+    def by_code(self, kernel_id: str, code: str) -> str:
+        """Return a log that names another kernel with this machine code, or an empty string."""
 
 
 class Engine(Protocol):

@@ -52,7 +52,6 @@ class LocalEngine:
         self._incoming: Iterator[Job] = iter(())
         self._new: deque[JobState] = deque()
         self._compiled: deque[JobState] = deque()
-        self._codes: dict[str, str] = {}  # code -> id of the first kernel that compiled to it during this `evaluate`
         memory = {Role.EVALUATOR: policy.worker_bytes, Role.COMPILER: compiler_bytes}
         self._pool = WorkerPool(device_kind, [Role.EVALUATOR] * workers + [Role.COMPILER] * compilers, memory)
 
@@ -123,7 +122,6 @@ class LocalEngine:
         """Drop the jobs of an `evaluate` that its caller abandoned."""
         self._new.clear()
         self._compiled.clear()
-        self._codes.clear()
         for worker in list(self._pool.workers):
             if worker.current:
                 self._replace(worker)
@@ -194,22 +192,13 @@ class LocalEngine:
                 yield from self._handle_exit(worker, status)
 
     def _handle_compiled(self, state: JobState) -> Iterator[Evaluation]:
-        if other := self._duplicated_by(state):
-            yield self._verdict(state, Outcome.DUPLICATE, f"compiles to the same machine code as kernel {other}")
-            return
+        job, traits = state.job, state.traits
+        if job.duplicates and traits and not job.confirm:
+            if log := job.duplicates.by_code(job.kernel.id, traits.code):
+                yield self._verdict(state, Outcome.DUPLICATE, log)
+                return
         self._watch(state.job.kernel.id, "waiting")
         self._compiled.append(state)
-
-    def _duplicated_by(self, state: JobState) -> str:
-        """Return a kernel with the same compiled code and what is known of it, or an empty string."""
-        kernel_id, job, traits = state.job.kernel.id, state.job, state.traits
-        if job.known is None or job.confirm or traits is None:
-            return ""
-        judged = job.known.get(traits.code)
-        if judged and judged.kernel_id != kernel_id:
-            return f"{judged.kernel_id}, whose verdict is: {judged.outcome}"
-        first = self._codes.setdefault(traits.code, kernel_id)
-        return "" if first == kernel_id else f"{first}, which was proposed beside it"
 
     def _release(self, worker: Worker, *, tainted: bool = False) -> None:
         worker.current = None

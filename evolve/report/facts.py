@@ -1,4 +1,4 @@
-"""The same that the tables show, as plain values for --json."""
+"""Facts: what the tables show, as plain values for --json."""
 
 from dataclasses import asdict
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import Duel, Evaluation, Measurement
+from archive.summaries import ProposalSummary
 from evolve.devices.choose import policy_of
 from evolve.report.standing import Standing
 from evolve.report.words import mean_speedup
@@ -52,7 +53,7 @@ def of_kernel(kernel: Kernel) -> Facts:
     return {"kernel": kernel.id, "op": kernel.op, "note": kernel.plan.note, "knobs": kernel.plan.settings}
 
 
-def of_proposal(proposal: Proposal) -> Facts:
+def of_proposal(proposal: Proposal | ProposalSummary) -> Facts:
     return {
         "proposal": proposal.id,
         "op": proposal.op,
@@ -70,7 +71,7 @@ def of_proposal(proposal: Proposal) -> Facts:
 
 
 def of_evaluation(evaluation: Evaluation) -> Facts:
-    """The whole record; only the device is named by its key."""
+    """Return the whole record, with the key in place of the device."""
     confirmed = evaluation.confirmed
     duels = [of_duel(duel) for duel in confirmed.duels] if confirmed else []
     return {

@@ -15,8 +15,8 @@ from rich.tree import Tree
 from archive.kernel import OPEN, Kernel
 from archive.proposals import Proposal
 from archive.records import Confirmed, Duel, Evaluation
+from archive.summaries import EvaluationSummary, ProposalSummary
 from evolve.devices.choose import policy_of
-from evolve.report.standing import Standing
 from evolve.report.tables import fitted, measurements_table, plain_table
 from evolve.report.words import (
     best_speedup,
@@ -33,6 +33,7 @@ from evolve.report.words import (
     times_note,
     workload_labels,
 )
+from evolve.selection.view import OpView
 
 NO_DUEL = "no duel: on no workload is it close to the best of PyTorch"
 AUDIT_SPEEDUP = 10.0  # a larger speedup is more likely a measurement error
@@ -238,49 +239,67 @@ COLUMNS_PER_LEVEL, COLUMNS_FOR_TEXT = 4, 44
 class Lineage:
     """The kernels of one op on one device as trees; a kernel is a child of its first parent."""
 
-    standing: Standing
+    view: OpView
+    parents: Mapping[str, str]  # the first parent of each kernel that is below one
     children: Mapping[str, tuple[str, ...]]
     roots: tuple[str, ...]
-    failures: Mapping[str, tuple[Proposal, ...]]  # by parent; replies without a kernel
+    proposals: Mapping[str, ProposalSummary]  # the first of each kernel
+    failures: Mapping[str, tuple[ProposalSummary, ...]]  # by parent; replies without a kernel
 
 
-def lineage(standing: Standing, failed: tuple[Proposal, ...] = ()) -> Lineage:
-    """Arrange the kernels by their first parents; `failed` are replies without a kernel."""
+def lineage(view: OpView) -> Lineage:
+    """Arrange the kernels of an op by their first parents."""
+    first: dict[str, ProposalSummary] = {}
+    failures: dict[str, list[ProposalSummary]] = defaultdict(list)
+    for proposal in view.proposals():
+        if proposal.kernel_id:
+            first.setdefault(proposal.kernel_id, proposal)
+        else:
+            failures[proposal.parents[0] if proposal.parents else ""].append(proposal)
+    places = {kernel_id: place for place, kernel_id in enumerate(view.families())}
+    above = {
+        kernel_id: parent
+        for kernel_id, proposal in first.items()
+        if (parent := next((p for p in proposal.parents if p in places), ""))
+    }
+    parents: dict[str, str] = {}
     children: dict[str, list[str]] = defaultdict(list)
-    roots, seen = [], set[str]()
-    for kernel_id in standing.kernels:
-        proposal = standing.proposals.get(kernel_id)
-        parent = next((p for p in proposal.parents if p in standing.kernels), "") if proposal else ""
-        if parent and not _descends(parent, kernel_id, standing):
+    for kernel_id, place in places.items():
+        parent = above.get(kernel_id, "")
+        # Merged archives may contain cycles. Every cycle has a parent that is younger than its child.
+        if parent and not (places[parent] >= place and _descends(parent, kernel_id, above)):
+            parents[kernel_id] = parent
             children[parent].append(kernel_id)
-        elif kernel_id not in seen:
-            roots.append(kernel_id)
-        seen.add(kernel_id)
-    lost: dict[str, list[Proposal]] = defaultdict(list)
-    for proposal in failed:
-        lost[proposal.parents[0] if proposal.parents else ""].append(proposal)
     return Lineage(
-        standing,
+        view,
+        parents,
         {parent: tuple(ids) for parent, ids in children.items()},
-        tuple(roots),
-        {parent: tuple(proposals) for parent, proposals in lost.items()},
+        tuple(kernel_id for kernel_id in places if kernel_id not in parents),
+        first,
+        {parent: tuple(proposals) for parent, proposals in failures.items()},
     )
+
+
+def roots_shown(lines: Lineage, *, everything: bool) -> list[str]:
+    """Return the roots of all trees, or of those that the population descends from."""
+    visible = None if everything else _ancestors_of_population(lines)
+    return [root for root in lines.roots if visible is None or root in visible]
 
 
 def lineage_tree(lines: Lineage, root: str, width: int, *, everything: bool) -> Tree:
     """The whole tree below `root`, or the ancestors of the population; cut off at the depth that fits the width."""
     visible = None if everything else _ancestors_of_population(lines)
-    top = Tree(_label(lines.standing, root), guide_style="dim")
+    top = Tree(_label(lines, root), guide_style="dim")
     waiting = [(root, top, 1)]
     while waiting:
         kernel_id, branch, depth = waiting.pop()
         children = lines.children.get(kernel_id, ())
         kept = [child for child in children if visible is None or child in visible]
         if kept and depth * COLUMNS_PER_LEVEL + COLUMNS_FOR_TEXT > width:
-            below = f"… {len(kept)} below: evolve tree {lines.standing.op} {short(kernel_id)}"
+            below = f"… {len(kept)} below: evolve tree {lines.view.op} {short(kernel_id)}"
             branch.add(Text(below, "dim", no_wrap=True))
             continue
-        waiting += [(child, branch.add(_label(lines.standing, child)), depth + 1) for child in kept]
+        waiting += [(child, branch.add(_label(lines, child)), depth + 1) for child in kept]
         _add_rest(lines, kernel_id, branch, left_out=len(children) - len(kept), everything=everything)
     return top
 
@@ -301,20 +320,20 @@ def _add_rest(lines: Lineage, kernel_id: str, branch: Tree, *, left_out: int, ev
 def _ancestors_of_population(lines: Lineage) -> set[str]:
     """The ids of the population's kernels and of all their first parents."""
     kept: set[str] = set()
-    for evaluation in lines.standing.population:
-        kernel_id = evaluation.kernel_id
+    for verdict in lines.view.alive():
+        kernel_id = verdict.kernel_id
         while kernel_id and kernel_id not in kept:
             kept.add(kernel_id)
-            proposal = lines.standing.proposals.get(kernel_id)
-            kernel_id = next((p for p in proposal.parents if p in lines.standing.kernels), "") if proposal else ""
+            kernel_id = lines.parents.get(kernel_id, "")
     return kept
 
 
-def _label(standing: Standing, kernel_id: str) -> Text:
-    kernel, proposal = standing.kernels[kernel_id], standing.proposals.get(kernel_id)
-    parent = standing.kernels.get(proposal.parents[0]) if proposal and proposal.parents else None
-    verdict = standing.verdicts.get(kernel_id)
-    alive = any(evaluation.kernel_id == kernel_id for evaluation in standing.population)
+def _label(lines: Lineage, kernel_id: str) -> Text:
+    proposal, verdict = lines.proposals.get(kernel_id), lines.view.verdicts().get(kernel_id)
+    first_parent = proposal.parents[0] if proposal and proposal.parents else ""
+    kernels = lines.view.kernels([kernel_id, first_parent])
+    kernel, parent = kernels[kernel_id], kernels.get(first_parent)
+    alive = any(one.kernel_id == kernel_id for one in lines.view.alive())
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(short(kernel_id), "bold" if alive else "")
     text.append("  ").append_text(_verdict(verdict))
@@ -327,21 +346,20 @@ def _label(standing: Standing, kernel_id: str) -> Text:
     return text
 
 
-def _verdict(verdict: Evaluation | None) -> Text:
+def _verdict(verdict: EvaluationSummary | None) -> Text:
     if verdict is None:
         return Text("pending", "cyan")
     if not verdict.passed:
         return Text(str(verdict.outcome), "red")
-    return Text(times(best_speedup(verdict)), "green")
+    return Text(times(verdict.speedup or None), "green")
 
 
-def _descends(kernel_id: str, ancestor: str, standing: Standing) -> bool:
-    """Whether `ancestor` is among the first parents of the kernel. Merged archives may contain cycles."""
+def _descends(kernel_id: str, ancestor: str, parents: Mapping[str, str]) -> bool:
+    """Whether `ancestor` is among the first parents of the kernel."""
     seen: set[str] = set()
     while kernel_id and kernel_id not in seen:
         if kernel_id == ancestor:
             return True
         seen.add(kernel_id)
-        proposal = standing.proposals.get(kernel_id)
-        kernel_id = next((p for p in proposal.parents if p in standing.kernels), "") if proposal else ""
+        kernel_id = parents.get(kernel_id, "")
     return False

@@ -83,14 +83,14 @@ def device_note(kind: str) -> str:
 
 def active_lines(progress: Progress, proposer: str) -> list[Text]:
     """A line per kernel that a worker is evaluating or confirming."""
-    if not progress.trying:
+    if not progress.active:
         return [one_line_text(("trying  ", "cyan"), f"waiting for {proposer}")]
     return [
         one_line_text(
             ("confirm ", "green") if active.confirming else ("trying  ", "cyan"),
             f"{short(active.kernel_id)} {active.phase:<8} {origin(progress.standing, active.kernel_id)}",
         )
-        for active in progress.trying[:MOST_WORKERS]
+        for active in progress.active[:MOST_WORKERS]
     ]
 
 

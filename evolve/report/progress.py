@@ -4,26 +4,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 
 from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from archive.kernel import Kernel
 from archive.proposals import Budget, Proposal
 from archive.records import DeviceInfo, Evaluation
-from archive.store import Store
+from archive.store import SqliteStore, open_archive
+from archive.summaries import EvaluationSummary, KernelSummary
 from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.report.standing import Standing, standing
 from evolve.report.tables import WIDE, fitted
 from evolve.report.words import clock, counted, one_line, short
-from evolve.selection import population
-from evolve.selection.population import Champion
+from evolve.selection.population import Champion, champions
 
 FAILURES_KEPT = 6
-PATIENCE = 10  # times what it costs to see where things stand, before that is looked at anew
+PATIENCE = 10  # times as long as it took to read the standing, before it is read again
 RATE_SECONDS = 30.0  # the window that evaluations per second are counted over
 
 
@@ -31,7 +31,9 @@ SAME_PHASE = {"run": "check"}  # these two alternate with every shape, too fast 
 
 
 @dataclass(frozen=True)
-class Trying:
+class Active:
+    """A kernel at work."""
+
     kernel_id: str
     phase: str
     confirming: bool = False  # it has passed before
@@ -42,15 +44,15 @@ class Progress:
     """A run at one moment."""
 
     standing: Standing
-    trying: tuple[Trying, ...]
+    active: tuple[Active, ...]
     failures: tuple[str, ...]  # newest first, one line each
     evaluated: int  # in this run, confirmations aside
     per_second: float
-    spent: Spent = field(default=Spent())  # but for the time
+    spent: Spent = field(default=Spent())  # without the time
 
 
 class Phases:
-    """Which phase each kernel at work is in; an engine may tell from any thread."""
+    """The phase of each kernel at work. An engine may report from any thread."""
 
     def __init__(self) -> None:
         self._now: dict[str, str] = {}
@@ -61,54 +63,49 @@ class Phases:
     def done(self, kernel_id: str) -> None:
         self._now.pop(kernel_id, None)
 
-    def now(self) -> tuple[Trying, ...]:
-        return tuple(Trying(kernel_id, phase) for kernel_id, phase in list(self._now.items()))
+    def now(self) -> tuple[Active, ...]:
+        return tuple(Active(kernel_id, phase) for kernel_id, phase in list(self._now.items()))
 
 
 class Watcher:
-    """Collects what the loop yields, on top of what the archive held before."""
+    """Follows a run: notes each event, and reads from the archive what the display shows. Any thread may ask it."""
 
-    def __init__(self, op: str, device: DeviceInfo, store: Store, phases: Phases) -> None:
-        self._op, self._device, self._phases = op, device, phases
+    def __init__(self, op: str, device: DeviceInfo, store: SqliteStore, phases: Phases) -> None:
+        self._op, self._device, self._path, self._phases = op, device, store.path, phases
         self._lock = threading.Lock()
-        self._kernels = {kernel.id: kernel for kernel in store.find(Kernel, op)}
-        self._proposals = store.find(Proposal, op)
-        self._evaluations = store.find(Evaluation, op)
-        self._known = {proposal.id for proposal in self._proposals}
-        self._judged = {e.kernel_id for e in self._evaluations if e.device.key == device.key}
+        self._known = {kernel.id for kernel in store.find(KernelSummary, op)}
+        judged = store.find(EvaluationSummary, op, device=device.key, in_force=True)
+        self._judged = {verdict.kernel_id for verdict in judged}
+        self._proposed: dict[str, Proposal] = {}  # in this run, by kernel
         self._failures: deque[str] = deque(maxlen=FAILURES_KEPT)
         self._finished: list[float] = []
         self._spent = Spent()
-        self._standing: Standing | None = None
-        self._held = self._champions()
+        self._standing = self._read()
+        self._changed = False
 
     def standing(self) -> Standing:
-        """Where things stand right now."""
+        """Return the standing right now."""
         with self._lock:
             return self._now()
 
     def has_judged(self, kernel_id: str) -> bool:
-        """Whether there is a verdict on this device already: then the next one is a confirmation."""
-        with self._lock:
-            return kernel_id in self._judged
+        """Return whether there is a verdict on this device already: then the next one is a confirmation."""
+        return kernel_id in self._judged
 
     def take(self, event: Proposal | Evaluation) -> tuple[Champion, ...]:
-        """Note what happened; the champions that it brought."""
+        """Note an event that is in the archive, and return the champions that it brought."""
         with self._lock:
-            self._standing = None
-            if isinstance(event, Evaluation):
-                return self._evaluated(event)
-            self._proposed(event)
-            return ()
+            self._changed = True
+            return self._evaluated(event) if isinstance(event, Evaluation) else self._note_proposal(event)
 
     def progress(self) -> Progress:
-        """The moment as the display shows it: of a long run, up to a few seconds old."""
+        """Return what the display shows. In a long run its standing may be some seconds old."""
         with self._lock:
             patient = time.monotonic() < self._seen + PATIENCE * self._cost
             return Progress(
-                standing=self._last if patient else self._now(),
-                trying=tuple(
-                    replace(trying, confirming=trying.kernel_id in self._judged) for trying in self._phases.now()
+                standing=self._standing if patient else self._now(),
+                active=tuple(
+                    replace(active, confirming=active.kernel_id in self._judged) for active in self._phases.now()
                 ),
                 failures=tuple(reversed(self._failures)),
                 evaluated=len(self._finished),
@@ -117,50 +114,49 @@ class Watcher:
             )
 
     def _now(self) -> Standing:
-        if self._standing is None:
-            began = time.monotonic()
-            self._standing = self._last = standing(
-                self._op, self._device, list(self._kernels.values()), list(self._proposals), list(self._evaluations)
-            )
-            self._seen = time.monotonic()
-            self._cost = self._seen - began
+        if self._changed:
+            self._standing, self._changed = self._read(), False
         return self._standing
 
-    def _proposed(self, proposal: Proposal) -> None:
-        idle = proposal.kernel_id in self._kernels or not proposal.kernel
-        if proposal.run:  # the shipped kernels belong to no run, and nobody paid for them
-            self._spent += budget.paid(proposal.cost) + Spent(evals=int(idle))
-        if proposal.id not in self._known:
-            self._known.add(proposal.id)
-            self._proposals.append(proposal)
+    def _read(self) -> Standing:
+        """Read the standing over a connection of its own, because displays draw in another thread."""
+        began = time.monotonic()
+        at_work = [active.kernel_id for active in self._phases.now()]
+        with closing(open_archive(self._path, read_only=True)) as store:
+            found = standing(store, self._op, self._device, named=[*self._proposed, *at_work])
+        self._champions = found.champions
+        self._seen = time.monotonic()
+        self._cost = self._seen - began
+        return found
+
+    def _note_proposal(self, proposal: Proposal) -> tuple[Champion, ...]:
+        repeated = proposal.kernel_id in self._known or not proposal.kernel
+        if proposal.run:  # the shipped kernels belong to no run and cost nothing
+            self._spent += budget.paid(proposal.cost) + Spent(evals=int(repeated))
         if proposal.kernel:
-            self._kernels.setdefault(proposal.kernel.id, proposal.kernel)
+            self._known.add(proposal.kernel_id)
+            self._proposed[proposal.kernel_id] = proposal
         else:
             self._failures.append(f"{proposal.operator}: no kernel: {one_line(proposal.failure)}")
+        return ()
 
     def _evaluated(self, evaluation: Evaluation) -> tuple[Champion, ...]:
         again = evaluation.kernel_id in self._judged
         self._judged.add(evaluation.kernel_id)
-        self._evaluations.append(evaluation)
+        self._proposed.pop(evaluation.kernel_id, None)
         self._phases.done(evaluation.kernel_id)
         if not evaluation.passed:
             what = f"{evaluation.outcome} when confirmed" if again else str(evaluation.outcome)
             self._failures.append(f"{short(evaluation.kernel_id)} {what}: {one_line(evaluation.log)}")
-        if again:  # a champion was confirmed, or fell: then somebody else leads, who did not come just now
-            self._held = self._champions()
+        if again:  # the champions may have changed, but none of them is new
+            self._now()
             return ()
         self._finished.append(time.monotonic())
         self._spent += Spent(evals=1)
-        won = tuple(rival for rival in population.champions([evaluation]) if self._leads(rival))
-        self._held.update({champion.workload: champion for champion in won})
+        held = {champion.workload: champion for champion in self._champions}
+        won = tuple(one for one in champions([evaluation]) if one.replaces(held.get(one.workload)))
+        self._champions = tuple({**held, **{champion.workload: champion for champion in won}}.values())
         return won
-
-    def _leads(self, rival: Champion) -> bool:
-        held = self._held.get(rival.workload)
-        return held is None or population.winner([held, rival]) is rival
-
-    def _champions(self) -> dict[str, Champion]:
-        return {champion.workload: champion for champion in self._now().champions}
 
     def _rate(self) -> float:
         recent = [moment for moment in self._finished if moment > time.monotonic() - RATE_SECONDS]
@@ -175,7 +171,7 @@ def dollars(usd: float) -> str:
 
 
 def amounts(spent: Spent) -> str:
-    """`0:42, 30 evaluations, 1,234 tokens, $0.0123`, as far as there is anything of it."""
+    """Return `0:42, 30 evaluations, 1,234 tokens, $0.0123`, without what is zero."""
     parts = [clock(spent.seconds), counted(spent.evals, "evaluation")]
     parts += [f"{spent.tokens:,} tokens"] if spent.tokens else []
     parts += [dollars(spent.usd)] if spent.usd else []
@@ -183,7 +179,7 @@ def amounts(spent: Spent) -> str:
 
 
 def nearest(limits: Budget, spent: Spent) -> tuple[str, float | None]:
-    """How far the limit is that is nearest to its end, and the share of it that is gone."""
+    """Return what was spent of the limit that is nearest to its end, in words and as a share."""
     found = budget.nearest(limits, spent)
     if found is None:
         return clock(spent.seconds), None
@@ -199,7 +195,7 @@ def nearest(limits: Budget, spent: Spent) -> tuple[str, float | None]:
 
 @dataclass(frozen=True)
 class Meter:
-    """Shows how much of a budget is gone."""
+    """A meter of how much of a budget is spent."""
 
     started: float  # by time.monotonic, like the deadline
     deadline: float = float("inf")
@@ -207,16 +203,16 @@ class Meter:
     before: Spent = field(default=Spent())  # of it, in earlier legs
 
     def line(self, progress: Sequence[Progress], width: int) -> RenderableType:
-        """A bar for the limit that is nearest to its end, and what everything has cost; of one op or of several."""
+        """Return a bar for the limit that is nearest to its end, beside what all ops have cost."""
         now = time.monotonic()
         gone = sum((part.spent for part in progress), self.before + Spent(seconds=now - self.started))
         said, share = nearest(self.budget, gone)
-        if any(trying.confirming for part in progress for trying in part.trying):
+        if any(active.confirming for part in progress for active in part.active):
             said = "confirming the champions"
         elif now >= self.deadline:
-            said = "time is up: finishing what is in hand"
+            said = "time is up: finishing the evaluations under way"
         elif share is not None and share >= 1:
-            said = f"{said}: finishing what is in hand"
+            said = f"{said}: finishing the evaluations under way"
         timed = said.startswith(clock(gone.seconds))
         evaluated, rate = sum(part.evaluated for part in progress), sum(part.per_second for part in progress)
         beside = [] if timed else [clock(gone.seconds)]
@@ -240,7 +236,7 @@ def _bar(share: float | None, said: str, beside: str, width: int) -> RenderableT
 
 
 def ending(reason: Ended, limits: Budget, gone: Spent) -> tuple[str, Budget | None]:
-    """Why a run is over, and a budget that would give it more, where more would help."""
+    """Return why a run is over, and a larger budget where more would help."""
     light, evals = limits.until_light, limits.evals or 0
     judged = "The one evaluation is used." if evals == 1 else f"All {evals} evaluations are used."
     known: dict[Ended, tuple[str, Budget | None]] = {
@@ -259,7 +255,7 @@ def ending(reason: Ended, limits: Budget, gone: Spent) -> tuple[str, Budget | No
 
 
 def twice(limits: Budget, gone: Spent) -> Budget:
-    """Or more: confirming champions may have taken longer than all before it, and something must be left in the end."""
+    """Double the limits until some of each is left: confirming champions may have taken longer than the search."""
     more = {}
     for name, limit in asdict(limits).items():
         if limit:
@@ -271,7 +267,7 @@ def twice(limits: Budget, gone: Spent) -> Budget:
 
 
 def without_answer(limits: Budget, gone: Spent) -> tuple[str, Budget | None]:
-    """Why a run with a model is over though no limit is reached: nothing came when it was asked."""
+    """Return why a run with a model is over before any limit is reached: the model proposed nothing."""
     if limits.tokens is None and limits.usd is None:
         return "The proposer has nothing more to offer.", None
     more = twice(Budget(tokens=limits.tokens, usd=limits.usd), gone)

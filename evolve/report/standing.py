@@ -1,19 +1,16 @@
-"""Where things stand for one op on one device: what every screen shows a part of."""
+"""Standing of one op on one device: champions, population and counts, of which every screen shows a part."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from archive.kernel import Kernel
-from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.store import Store
+from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary
 from evolve.devices.choose import policy_of
 from evolve.selection import population
 from evolve.selection.population import Champion
-
-R = TypeVar("R", Kernel, Proposal, Evaluation)
+from evolve.selection.view import evaluations_of
 
 
 @dataclass(frozen=True)
@@ -22,72 +19,72 @@ class Standing:
 
     op: str
     device: DeviceInfo
-    champions: tuple[Champion, ...]
-    population: tuple[Evaluation, ...]  # fittest first
-    verdicts: Mapping[str, Evaluation]  # by kernel
-    kernels: Mapping[str, Kernel]
-    proposals: Mapping[str, Proposal]  # the first of each kernel
-    unread: int  # replies that held no kernel
-    children: Mapping[str, int]
+    champions: tuple[Champion, ...] = ()
+    population: tuple[Evaluation, ...] = ()  # fittest first
+    outcomes: Mapping[str, int] = field(default_factory=dict)  # kernels by outcome, in the order of Outcome
+    pending: int = 0  # kernels without a verdict on the device
+    held: int = 0  # kernels of the op in the archive
+    unread: int = 0  # replies without a kernel
+    verdicts: Mapping[str, Evaluation] = field(default_factory=dict)  # in force on the kernels asked for by id
+    # Of champions, population and the kernels asked for by id:
+    kernels: Mapping[str, Kernel] = field(default_factory=dict)  # with their first parents
+    proposals: Mapping[str, ProposalSummary] = field(default_factory=dict)  # the first of each kernel
+    children: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def outcomes(self) -> dict[str, int]:
-        """How many kernels met with each outcome, in the order of Outcome."""
-        counts = Counter(evaluation.outcome for evaluation in self.verdicts.values())
-        return {str(outcome): counts[outcome] for outcome in Outcome if counts[outcome]}
-
-    @property
-    def pending(self) -> int:
-        """Kernels without a verdict on this device."""
-        return sum(kernel_id not in self.verdicts for kernel_id in self.kernels)
+    def judged(self) -> int:
+        """Kernels with a verdict on the device."""
+        return sum(self.outcomes.values())
 
 
-def standing(
-    op: str,
-    device: DeviceInfo,
-    kernels: Iterable[Kernel],
-    proposals: Sequence[Proposal],
-    evaluations: Iterable[Evaluation],
-) -> Standing:
-    """What follows from an op's records for one device; records of other devices are passed over."""
-    verdicts = population.latest(evaluations, device.key)
-    first: dict[str, Proposal] = {}
-    for proposal in proposals:
-        if proposal.kernel:
-            first.setdefault(proposal.kernel.id, proposal)
+def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] = ()) -> Standing:
+    """Read the standing of an op on a device, and more of the kernels with the ids `named`."""
+    passed = store.find(EvaluationSummary, op, device=device.key, in_force=True, outcome=str(Outcome.PASSED))
+    passed.sort(key=lambda verdict: verdict.kernel_id)
+    leaders = population.leaders(passed)
+    alive = population.survivors(passed, leading=leaders)
+    in_force = store.find(EvaluationSummary, op, device=device.key, in_force=True, kernels=named) if named else []
+    evaluations = evaluations_of(store, {*alive, *leaders.values(), *in_force})
+    ids = {*named, *(verdict.kernel_id for verdict in (*alive, *leaders.values()))}
+    proposals = first_proposals(store, ids)
+    parents = (proposal.parents[0] for proposal in proposals.values() if proposal.parents)
+    counts = store.count(EvaluationSummary, "outcome", op, device=device.key, in_force=True)
     return Standing(
         op=op,
         device=device,
-        champions=population.champions(verdicts.values()),
-        population=population.survivors(list(verdicts.values())),
-        verdicts=verdicts,
-        kernels={kernel.id: kernel for kernel in kernels},
-        proposals=first,
-        unread=sum(proposal.kernel is None for proposal in proposals),
-        children=Counter(parent for proposal in first.values() for parent in proposal.parents),
+        champions=tuple(population.champion(w, evaluations[leader.id]) for w, leader in leaders.items()),
+        population=tuple(evaluations[verdict.id] for verdict in alive),
+        outcomes={str(outcome): counts[str(outcome)] for outcome in Outcome if str(outcome) in counts},
+        pending=store.count(KernelSummary, "op", op, unjudged_on=device.key).get(op, 0),
+        held=store.count(KernelSummary, "op", op).get(op, 0),
+        verdicts={verdict.kernel_id: evaluations[verdict.id] for verdict in in_force},
+        unread=store.count(ProposalSummary, "op", op, kernels=[""]).get(op, 0),
+        kernels={kernel.id: kernel for kernel in store.find(Kernel, ids={*ids, *parents})},
+        proposals=proposals,
+        children={verdict.kernel_id: _children(store, verdict.kernel_id) for verdict in alive},
     )
 
 
 def standings(store: Store, op: str = "", device: str = "") -> list[Standing]:
-    """One per op and device that the archive holds evaluations for, GPUs first; `device` is a part of its key."""
-    evaluations = by_op(store.find(Evaluation, op))
-    kernels, proposals = by_op(store.find(Kernel, op)), by_op(store.find(Proposal, op))
-    return [
-        standing(name, info, kernels.get(name, []), proposals.get(name, []), evaluations[name])
-        for name in sorted(evaluations)
-        for info in devices(evaluations[name], device)
-    ]
+    """Read the standing of each op on each device that it was evaluated on; `device` is a part of the key."""
+    ops = [op] if op else sorted(store.count(Evaluation, "op"))
+    return [standing(store, name, info) for name in ops for info in devices(store, name, device)]
 
 
-def devices(evaluations: Iterable[Evaluation], part: str = "") -> list[DeviceInfo]:
-    """The devices that evaluations were made on, GPUs first; of equal keys the last one's facts."""
-    infos = {evaluation.device.key: evaluation.device for evaluation in evaluations}
-    wanted = [info for key, info in infos.items() if part.lower() in key.lower()]
-    return sorted(wanted, key=lambda info: (not policy_of(info.kind).times_are_gpu_times, info.key))
+def devices(store: Store, op: str = "", part: str = "") -> list[DeviceInfo]:
+    """Return the devices with evaluations, GPUs first; of equal keys the one evaluated on last."""
+    infos = {info.key: info for info in store.find(DeviceInfo, op)}
+    found = [info for key, info in infos.items() if part.lower() in key.lower()]
+    return sorted(found, key=lambda info: (not policy_of(info.kind).times_are_gpu_times, info.key))
 
 
-def by_op(records: Iterable[R]) -> dict[str, list[R]]:
-    parted: dict[str, list[R]] = {}
-    for record in records:
-        parted.setdefault(record.op, []).append(record)
-    return parted
+def first_proposals(store: Store, kernels: Collection[str]) -> dict[str, ProposalSummary]:
+    """Return the first proposal of each kernel."""
+    found: dict[str, ProposalSummary] = {}
+    for proposal in store.find(ProposalSummary, kernels=kernels):
+        found.setdefault(proposal.kernel_id, proposal)
+    return found
+
+
+def _children(store: Store, kernel_id: str) -> int:
+    return len({child.kernel_id for child in store.find(ProposalSummary, parents=[kernel_id]) if child.kernel_id})

@@ -60,7 +60,7 @@ def print_next_steps(output: Console, standing: Standing, locator: str, given: s
     """Print commands to continue with. `locator` finds the op; the words in `given` find the archive."""
     op, on_gpu = shlex.quote(locator), policy_of(standing.device.kind).times_are_gpu_times
     steps = []
-    if standing.verdicts:
+    if standing.judged:
         purpose = "all kernels that are alive" if standing.population else "the outcome of every kernel"
         steps.append((f"evolve top {standing.op}{given}", purpose))
     if standing.population:
@@ -101,7 +101,7 @@ def standings_table(found: Sequence[Standing]) -> Table:
             times(max(speedups, default=None)),
             times(min(speedups, default=None)),
             str(len(standing.population)),
-            str(len(standing.verdicts)),
+            str(standing.judged),
             str(standing.pending),
             short(standing.population[0].kernel_id) if standing.population else "-",
         )

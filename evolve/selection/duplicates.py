@@ -1,16 +1,18 @@
-"""Kernels that are twins: told by their text before anything is compiled, by their code once it is."""
+"""Duplicates: finds the kernel that another one repeats, by its text before it is compiled and by its code after."""
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Protocol
 
 from archive.kernel import Kernel
 from archive.plan import Expression, Launch, Plan
 from archive.records import Evaluation, Outcome, content_id
+from archive.summaries import EvaluationSummary
 from evolve.devices.source_text import HASHES, PASTES, SPLICE, TOKEN
 
-# Signs that are one sign only where nothing stands between them.
+# Two signs that are one sign when no blank separates them.
 PAIR = re.compile(r"([-+&|<>:#])\1|[-+*/%&|^<>=!]=|->")
 TYPE = re.compile(
     r"void|bool|unsigned|signed|auto|half2?|__half2?|__nv_bfloat16|__nv_bfloat162"
@@ -18,29 +20,69 @@ TYPE = re.compile(
 )
 AFTER_TYPES = frozenset({"*", "&", "const", "volatile", "__restrict__"})
 NAME = re.compile(r"[A-Za-z_]\w*")
-GAP, EDGE = " ", "\n"  # told apart from other tokens, which are never blank
+GAP, EDGE = " ", "\n"  # other tokens are never blank
+
+Judged = Evaluation | EvaluationSummary
+
+
+class JudgedKernels(Protocol):
+    """The kernels of an op that have a verdict on the device; duplicates are left out."""
+
+    def with_outline(self, outline: str) -> Sequence[tuple[Kernel, Judged]]:
+        """Return the kernels whose source has this outline, in the order in which they were proposed."""
+
+    def with_code(self, code: str) -> Judged | None:
+        """Return the oldest verdict on a kernel that compiles to this machine code."""
+
+
+class Duplicates:
+    """Finds duplicates of the kernels judged before, and among the kernels that are compiled beside each other."""
+
+    def __init__(self, judged: JudgedKernels) -> None:
+        self._judged = judged
+        self._compiled: dict[str, str] = {}  # machine code -> id of the first kernel that compiled to it
+
+    def by_text(self, kernel: Kernel) -> str:
+        """Return a log that names the kernel this one repeats in other words, or an empty string."""
+        own = None
+        for other, verdict in reversed(self._judged.with_outline(kernel.outline)):
+            own = own or likeness(kernel)
+            if likeness(other) == own and other.id != kernel.id:
+                return f"says what kernel {other.id} says in other words; the outcome of that kernel: {verdict.outcome}"
+        return ""
+
+    def by_code(self, kernel_id: str, code: str) -> str:
+        """Return a log that names another kernel with this machine code, or an empty string."""
+        same = "compiles to the same machine code as kernel"
+        judged = self._judged.with_code(code)
+        if judged and judged.kernel_id != kernel_id:
+            return f"{same} {judged.kernel_id}, whose verdict is: {judged.outcome}"
+        first = self._compiled.setdefault(code, kernel_id)
+        return "" if first == kernel_id else f"{same} {first}, which was proposed beside it"
+
+
+def oldest_by_code(verdicts: Iterable[EvaluationSummary]) -> dict[str, EvaluationSummary]:
+    """Return the oldest verdict on each machine code. The verdict on a duplicate is left out, it says nothing new."""
+    found: dict[str, EvaluationSummary] = {}
+    for verdict in verdicts:
+        if verdict.code and verdict.outcome is not Outcome.DUPLICATE:
+            held = found.get(verdict.code)
+            if held is None or verdict.created < held.created:
+                found[verdict.code] = verdict
+    return found
 
 
 @lru_cache(maxsize=20_000)
 def likeness(kernel: Kernel) -> str:
-    """Equal where kernels differ only in the note, comments, blanks, names of variables and entries, unused knobs."""
+    """Return a hash that kernels share if they differ only in note, comments, blanks, names and unused knobs."""
     plan, tokens = kernel.plan, _tokens(kernel.source)
     entries = {name: f"entry {n}" for n, name in enumerate(dict.fromkeys(launch.entry for launch in plan.launches))}
     renamed = {**_renamed(tokens, plan), **entries}
     return content_id([_plan(plan, set(tokens), entries), [renamed.get(token, token) for token in tokens]])
 
 
-def judged(verdicts: Iterable[Evaluation]) -> dict[str, Evaluation]:
-    """Verdicts by the code they were given on, the oldest of each; a duplicate's own says nothing new."""
-    found: dict[str, Evaluation] = {}
-    for verdict in sorted(verdicts, key=lambda verdict: verdict.created):
-        if verdict.traits and verdict.outcome is not Outcome.DUPLICATE:
-            found.setdefault(verdict.traits.code, verdict)
-    return found
-
-
 def _plan(plan: Plan, words: set[str], entries: Mapping[str, str]) -> list[object]:
-    """All that a plan means, however it is written."""
+    """Return what a plan means, however it is written."""
     meant: list[object] = [
         plan.op,
         _plain(plan.when),
@@ -65,15 +107,16 @@ def _launch(launch: Launch, entries: Mapping[str, str]) -> list[object]:
 
 
 def _plain(expression: Expression) -> str:
-    """Without superfluous blanks and brackets; as it stands where it cannot be read."""
+    """Return an expression without superfluous blanks and brackets, or unchanged where it cannot be parsed."""
     try:
         return ast.unparse(ast.parse(str(expression).strip(), mode="eval"))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return str(expression)
 
 
-def _tokens(source: str) -> list[str]:
-    """The source without comments and blanks, but where a blank parts two signs, or a directive begins or ends."""
+@lru_cache(maxsize=1_000)  # the settings of one design share their source
+def _tokens(source: str) -> Sequence[str]:
+    """Return the tokens of the source. A blank stays where it separates two signs, an edge around each directive."""
     kept: list[str] = []
     blank = directive = False
     line_begins = True
@@ -95,10 +138,10 @@ def _tokens(source: str) -> list[str]:
     return kept
 
 
-def _renamed(tokens: list[str], plan: Plan) -> dict[str, str]:
-    """New names for the variables that are declared here, numbered as they first appear.
+def _renamed(tokens: Sequence[str], plan: Plan) -> dict[str, str]:
+    """Return new names for the variables that the source declares, numbered as they first appear.
 
-    Only those that can mean nothing else: never called, no member of anything, and unknown to the plan.
+    Only names without another meaning are replaced: never called, not a member, and not in the plan.
     """
     ours = _types(plan)
     declared: dict[str, str] = {}
@@ -106,7 +149,7 @@ def _renamed(tokens: list[str], plan: Plan) -> dict[str, str]:
     after_type = False
     for earlier, before, token, after in zip(["", "", *tokens], ["", *tokens], tokens, [*tokens[1:], ""], strict=False):
         if token in PASTES or (after_type and token in ours):
-            return {}  # names are put together, or a type's name is a variable's too
+            return {}  # the preprocessor pastes names together, or a type and a variable share a name
         if token not in AFTER_TYPES:
             is_type = token in ours or TYPE.fullmatch(token) is not None
             if after_type and not is_type and NAME.fullmatch(token):
@@ -114,10 +157,10 @@ def _renamed(tokens: list[str], plan: Plan) -> dict[str, str]:
             after_type = is_type
         if after == "(" or before in (".", "#") or earlier + before in ("->", "::") or after == ":":
             foreign.add(token)
-    return {name: said for name, said in declared.items() if name not in foreign}
+    return {name: number for name, number in declared.items() if name not in foreign}
 
 
 def _types(plan: Plan) -> frozenset[str]:
-    """The names that a kernel's prelude gives to the types of its tensors."""
+    """Return the names that the kernel's prelude gives to the types of its tensors."""
     args = [name for step in plan.launches for arg in step.args for name in (arg if isinstance(arg, tuple) else (arg,))]
     return frozenset(f"{name}_t" for name in (*args, *(each.name for each in plan.workspace)))

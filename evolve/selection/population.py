@@ -5,9 +5,135 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from archive.records import Confirmed, Duel, Evaluation, Measurement, Traits
+from archive.summaries import EvaluationSummary
+
+E = TypeVar("E", Evaluation, EvaluationSummary)
+
+KEEP = 8
+OF_A_KIND = 3
+HOPELESS = 4.0  # times slower than the fittest: then a niche of its own is no merit
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The fastest correct kernel for one workload on one device."""
+
+    workload: str
+    kernel_id: str
+    measurement: Measurement
+    confirmed: Confirmed | None = None
+
+    @property
+    def duel(self) -> Duel | None:
+        """With PyTorch on this workload, where it was confirmed."""
+        return self.confirmed.duel(self.workload) if self.confirmed else None
+
+    @property
+    def won(self) -> bool:
+        return self.duel is not None and self.duel.won
+
+    def replaces(self, held: "Champion | None") -> bool:
+        """Whether this kernel, which is not confirmed yet, takes the place of the champion so far."""
+        if held is None:
+            return True
+        bar_us = held.measurement.low_us if held.confirmed else held.measurement.median_us
+        return (self.measurement.high_us if held.confirmed else self.measurement.median_us) < bar_us
+
+
+def latest(evaluations: Iterable[Evaluation], device_key: str) -> dict[str, Evaluation]:
+    """Return the verdict in force on each kernel, in the order of the kernels' ids: the last one on this device."""
+    verdicts = {e.kernel_id: e for e in evaluations if e.device.key == device_key}
+    return dict(sorted(verdicts.items()))
+
+
+def champions(evaluations: Iterable[Evaluation]) -> tuple[Champion, ...]:
+    """Return the winner on every workload that some kernel passed, in the workloads' own order."""
+    return tuple(champion(workload, evaluation) for workload, evaluation in leaders(evaluations).items())
+
+
+def champion(workload: str, evaluation: Evaluation) -> Champion:
+    """Return what a champion's evaluation says of the workload that it wins on."""
+    measurement = next(m for m in evaluation.measurements if m.workload == workload)
+    return Champion(workload, evaluation.kernel_id, measurement, evaluation.confirmed)
+
+
+def leaders(evaluations: Iterable[E]) -> dict[str, E]:
+    """Return the evaluation that wins on each workload, in the order in which the workloads come up.
+
+    The fastest kernel wins. A confirmed one is replaced only by a kernel that is faster by more than both intervals:
+    the least of many times was lucky, and near-equal kernels would be confirmed one after the other without end.
+    """
+    passed = [evaluation for evaluation in evaluations if evaluation.passed]
+    fastest: dict[str, tuple[float, E]] = {}
+    held: dict[str, tuple[float, float, E]] = {}  # the fastest confirmed kernel, with the lower end of its interval
+    for evaluation in passed:
+        for m in evaluation.measurements:
+            if m.workload not in fastest or m.median_us < fastest[m.workload][0]:
+                fastest[m.workload] = m.median_us, evaluation
+            if evaluation.confirmed and (m.workload not in held or m.median_us < held[m.workload][0]):
+                held[m.workload] = m.median_us, m.low_us, evaluation
+    clearly: dict[str, tuple[float, E]] = {}
+    contested = {workload for workload in held if fastest[workload][1] is not held[workload][2]}
+    for evaluation in passed if contested else ():
+        for m in evaluation.measurements:
+            faster = m.workload in contested and m.high_us < held[m.workload][1]
+            if faster and (m.workload not in clearly or m.median_us < clearly[m.workload][0]):
+                clearly[m.workload] = m.median_us, evaluation
+    return {
+        workload: clearly[workload][1] if workload in clearly else held[workload][2] if workload in held else first
+        for workload, (_, first) in fastest.items()
+    }
+
+
+def survivors(evaluations: Sequence[E], keep: int = KEEP, leading: Mapping[str, E] | None = None) -> tuple[E, ...]:
+    """Return the kernels alive, fittest first: the champions, and the best `keep` by geometric mean over the workloads.
+
+    At most `OF_A_KIND` kernels of one niche are among the best, as long as there are others that are not hopeless.
+    `leading` spares finding the champions again.
+    """
+    passed = [evaluation for evaluation in evaluations if evaluation.passed and evaluation.measurements]
+    ranked, workloads = _ranked(passed)
+    niches = Counter[Niche]()
+    novel: list[str] = []
+    others: list[str] = []
+    for slowness, _, evaluation in ranked:
+        hopeless = slowness - ranked[0][0] > math.log(HOPELESS) * workloads
+        if len(novel) == keep or (hopeless and len(novel) + len(others) >= keep):
+            break
+        kind = niche(evaluation.traits) if evaluation.traits else None
+        if kind:
+            niches[kind] += 1
+        (others if hopeless or (kind and niches[kind] > OF_A_KIND) else novel).append(evaluation.kernel_id)
+    winners = leaders(passed) if leading is None else leading
+    chosen = {*[*novel, *others][:keep], *(evaluation.kernel_id for evaluation in winners.values())}
+    return tuple(evaluation for _, _, evaluation in ranked if evaluation.kernel_id in chosen)
+
+
+def _ranked(passed: Sequence[E]) -> tuple[list[tuple[float, str, E]], int]:
+    """Return the evaluations by the sum of their log times, least first, and the number of workloads.
+
+    A workload without a time of the kernel's own counts as the slowest time there, so refusing work never pays.
+    """
+    worst: dict[str, float] = {}
+    for evaluation in passed:
+        for m in evaluation.measurements:
+            if m.median_us > worst.get(m.workload, 0.0):
+                worst[m.workload] = m.median_us
+    log_worst = {workload: math.log(us) for workload, us in worst.items()}
+    found = []
+    for evaluation in passed:
+        measured = evaluation.measurements
+        slowness = sum([math.log(m.median_us) for m in measured])
+        if len(measured) < len(worst):
+            own = {m.workload for m in measured}
+            slowness += sum(log for workload, log in log_worst.items() if workload not in own)
+        found.append((round(slowness, 12), evaluation.kernel_id, evaluation))
+    found.sort(key=lambda one: one[:2])
+    return found, len(worst)
+
 
 REGISTER_CLASSES = (32, 64, 128)  # the upper ends; above the last, two blocks of 256 threads no longer fit
 SHARED_CLASSES = (0, 16 * 1024, 64 * 1024)
@@ -15,7 +141,7 @@ MANY_LAUNCHES = 3
 
 
 class Niche(NamedTuple):
-    """Two kernels with equal niches work in much the same way."""
+    """How a kernel works, coarsely. Two kernels with equal niches work in much the same way."""
 
     load_bytes: int
     registers: int  # a class, not a number: the index into the upper ends
@@ -55,113 +181,20 @@ def _class(index: int, ends: tuple[int, ...]) -> str:
     return f"up to {ends[index]}" if index < len(ends) else f"over {ends[-1]}"
 
 
-KEEP = 8
-OF_A_KIND = 3
-HOPELESS = 4.0  # times slower than the fittest: being different is no merit then
-
-
-@dataclass(frozen=True)
-class Champion:
-    """The fastest correct kernel for one workload on one device."""
-
-    workload: str
-    kernel_id: str
-    measurement: Measurement
-    confirmed: Confirmed | None = None
-
-    @property
-    def duel(self) -> Duel | None:
-        """With PyTorch on this workload, where it was confirmed."""
-        return self.confirmed.duel(self.workload) if self.confirmed else None
-
-    @property
-    def won(self) -> bool:
-        return self.duel is not None and self.duel.won
-
-
-def latest(evaluations: Iterable[Evaluation], device_key: str) -> dict[str, Evaluation]:
-    """The verdict in force on each kernel: the last one made on this device."""
-    verdicts = {e.kernel_id: e for e in evaluations if e.device.key == device_key}
-    return dict(sorted(verdicts.items()))
-
-
-def champions(evaluations: Iterable[Evaluation]) -> tuple[Champion, ...]:
-    """The winner on every workload that some kernel passed, in the workloads' own order."""
-    rivals: dict[str, list[Champion]] = {}
-    for evaluation in evaluations:
-        for measurement in evaluation.measurements if evaluation.passed else ():
-            rival = Champion(measurement.workload, evaluation.kernel_id, measurement, evaluation.confirmed)
-            rivals.setdefault(measurement.workload, []).append(rival)
-    return tuple(winner(of_one) for of_one in rivals.values())
-
-
-def winner(rivals: Sequence[Champion]) -> Champion:
-    """The fastest; but who was confirmed gives way only to who is faster by more than both intervals.
-
-    Of many times the least was lucky: without this, one near-equal kernel after the other would be confirmed.
-    """
-    held = min((rival for rival in rivals if rival.confirmed), key=_median_us, default=None)
-    if held is None:
-        return min(rivals, key=_median_us)
-    clearly_faster = [rival for rival in rivals if rival.measurement.high_us < held.measurement.low_us]
-    return min(clearly_faster, key=_median_us, default=held)
-
-
-def survivors(evaluations: Sequence[Evaluation], keep: int = KEEP) -> tuple[Evaluation, ...]:
-    """Those alive, fittest first: the fastest on some workload, or among the best `keep` by geometric mean.
-
-    Of one kind no more than a few are among the best while there are others that are not hopeless.
-    """
-    passed = [evaluation for evaluation in evaluations if evaluation.passed and evaluation.measurements]
-    fitness = _fitness(passed)
-    ranked = sorted(passed, key=lambda evaluation: (-fitness[evaluation.kernel_id], evaluation.kernel_id))
-    crowd = Counter[Niche]()
-    novel, others = list[str](), list[str]()
-    for evaluation in ranked:
-        kind = niche(evaluation.traits) if evaluation.traits else None
-        hopeless = fitness[evaluation.kernel_id] * HOPELESS < fitness[ranked[0].kernel_id]
-        if kind:
-            crowd[kind] += 1
-        (others if hopeless or (kind and crowd[kind] > OF_A_KIND) else novel).append(evaluation.kernel_id)
-    chosen = {*[*novel, *others][:keep], *(champion.kernel_id for champion in champions(passed))}
-    return tuple(evaluation for evaluation in ranked if evaluation.kernel_id in chosen)
-
-
 def weakest(evaluation: Evaluation) -> Measurement | None:
-    """The workload with most to gain."""
+    """Return the time on the workload with most to gain."""
     return min(evaluation.measurements, key=standing, default=None)
 
 
 def standing(measurement: Measurement) -> float:
-    """How good a time is: its share of the speed of light, or where nobody knows that, the speedup."""
+    """Return how good a time is: its share of the speed of light, or the speedup where that is unknown."""
     share = measurement.share_of_light
     return measurement.speedup if share is None else share
 
 
-def parents(
-    population: Sequence[Evaluation], used: Mapping[str, int], wanted: int, rng: random.Random
-) -> tuple[Evaluation, ...]:
-    """Draw parents, with replacement: the fitter the likelier, the more often used before the less so."""
+def parents(population: Sequence[E], used: Mapping[str, int], wanted: int, rng: random.Random) -> tuple[E, ...]:
+    """Draw parents with replacement: fitter kernels more often, kernels used as parents before less often."""
     if not population:
         return ()
     weights = [1 / ((rank + 1) * (1 + used.get(e.kernel_id, 0))) for rank, e in enumerate(population)]
     return tuple(rng.choices(population, weights, k=wanted))
-
-
-def _median_us(champion: Champion) -> float:
-    return champion.measurement.median_us
-
-
-def _fitness(passed: Sequence[Evaluation]) -> dict[str, float]:
-    """The geometric mean over all workloads of best time / own time.
-
-    Where a kernel has no time of its own it counts as the slowest there, so refusing work never pays.
-    """
-    times = {e.kernel_id: {m.workload: m.median_us for m in e.measurements} for e in passed}
-    workloads = sorted({workload for own in times.values() for workload in own})
-    best = {w: min(own[w] for own in times.values() if w in own) for w in workloads}
-    worst = {w: max(own[w] for own in times.values() if w in own) for w in workloads}
-    return {
-        kernel_id: math.exp(sum(math.log(best[w] / own.get(w, worst[w])) for w in workloads) / len(workloads))
-        for kernel_id, own in times.items()
-    }

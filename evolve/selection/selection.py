@@ -1,228 +1,125 @@
-"""What the archive says to the next step: which kernels wait for a verdict, and what a proposer gets to see."""
+"""Selection: which kernels to evaluate next, and what a proposer is told."""
 
 import random
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from archive.kernel import Kernel
-from archive.proposals import Proposal
-from archive.records import DeviceInfo, Evaluation, Merged, Outcome, Profile
-from archive.store import Store
-from evolve.request import Candidate, Left, Request
-from evolve.selection import history, population
-from evolve.selection import islands as islands_of
-from evolve.selection.duplicates import judged, likeness
-from evolve.selection.history import lessons
+from archive.records import Evaluation, Outcome
+from archive.summaries import EvaluationSummary
+from evolve.request import Candidate, Left, ReadWhenAsked, Request
+from evolve.selection import population
+from evolve.selection.duplicates import Duplicates
+from evolve.selection.view import BEST_OF_N, OpView
 from reference_ops.op import Op
 
 FAILURES_SHOWN, DONORS = 6, 3
 PROFILES = 2  # in one round: each takes some seconds
 REPAIRS = 3  # one on top of the other, before a kernel is given up
 BEYOND_REPAIR = (Outcome.PASSED, Outcome.DUPLICATE)
-EVOLVE, BEST_OF_N = "evolve", "best-of-n"
-STRATEGIES = (EVOLVE, BEST_OF_N)
-
-
-@dataclass(frozen=True)
-class Scope:
-    """How much of the archive a run makes use of."""
-
-    run: str = ""
-    strategy: str = EVOLVE  # best-of-n, the control arm, asks each time as if it were the first
-    fresh: bool = False  # only what this very run has proposed
-
-
-EVERYTHING, UNLIMITED = Scope(), Left()
-
-
-def pending(store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> list[Kernel]:
-    """Every kernel that was proposed and never evaluated on this device, oldest first."""
-    verdicts = population.latest(store.find(Evaluation, op), device.key)
-    waiting = [kernel for kernel in store.find(Kernel, op) if kernel.id not in verdicts]
-    own = _own(store, op, scope) if waiting else None
-    return [kernel for kernel in waiting if own is None or kernel.id in own]
-
-
-def twins(waiting: Iterable[Kernel], store: Store, op: str, device: DeviceInfo) -> Iterator[Evaluation]:
-    """Verdicts on those that say nothing new: their text differs from that of a kernel judged before in words alone."""
-    verdicts = population.latest(store.find(Evaluation, op), device.key)
-    alike = {
-        likeness(kernel): kernel.id
-        for kernel in store.find(Kernel, op)
-        if kernel.id in verdicts and verdicts[kernel.id].outcome is not Outcome.DUPLICATE
-    }
-    for kernel in waiting:
-        if twin := alike.get(likeness(kernel)):
-            log = f"says what kernel {twin} says in other words; that one's verdict: {verdicts[twin].outcome}"
-            yield Evaluation(kernel.id, op, device, Outcome.DUPLICATE, log, created=time.time())
+UNLIMITED = Left()
 
 
 @dataclass(frozen=True)
 class Agenda:
-    """What waits for a verdict: that of a twin will do for some, the others are to be evaluated."""
+    """The kernels that wait for a verdict: duplicates of kernels judged before, and the ones to evaluate."""
 
     repeated: tuple[Evaluation, ...]
     new: tuple[Kernel, ...]
-    bars: tuple[tuple[str, float], ...]
-    known: Mapping[str, Evaluation]  # by the machine code it was given on: what compiles to the same needs no GPU
+    bars: tuple[tuple[str, float], ...]  # the time to beat on each workload, in us
+    duplicates: Duplicates
 
 
-def agenda(waiting: Sequence[Kernel], store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> Agenda:
-    repeated = tuple(twins(waiting, store, op, device))
-    told = {verdict.kernel_id for verdict in repeated}
-    known = judged(population.latest(store.find(Evaluation, op), device.key).values())
-    new = tuple(kernel for kernel in waiting if kernel.id not in told)
-    return Agenda(repeated, new, bars(store, op, device, scope), known)
+def agenda(view: OpView, waiting: Iterable[str]) -> Agenda:
+    """Sort out, of the kernels with these ids, those whose text says the same as that of a kernel judged before."""
+    duplicates, kernels = Duplicates(view), view.kernels(waiting).values()
+    logs = {kernel.id: duplicates.by_text(kernel) for kernel in kernels}
+    repeated = tuple(
+        Evaluation(kernel_id, view.op, view.device, Outcome.DUPLICATE, log, created=time.time())
+        for kernel_id, log in logs.items()
+        if log
+    )
+    return Agenda(repeated, tuple(kernel for kernel in kernels if not logs[kernel.id]), view.bars(), duplicates)
 
 
-def champions(store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> tuple[population.Champion, ...]:
-    own = _own(store, op, scope)
-    verdicts = population.latest(store.find(Evaluation, op), device.key).values()
-    return population.champions(verdict for verdict in verdicts if own is None or verdict.kernel_id in own)
-
-
-def unconfirmed(store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> list[Kernel]:
-    """The champions that no fresh process of ours has tested again yet, in the order of the workloads they lead on."""
-    kernels = {kernel.id: kernel for kernel in store.find(Kernel, op)}
-    leading = champions(store, op, device, scope)
-    merged = {one.evaluation_id for one in store.find(Merged, op)}
-    ours = [e for e in store.find(Evaluation, op) if e.device.key == device.key and e.id not in merged]
-    tested = {evaluation.kernel_id for evaluation in ours if evaluation.confirmed}
-    waiting = dict.fromkeys(c.kernel_id for c in leading if c.confirmed is None or c.kernel_id not in tested)
-    return [kernels[kernel_id] for kernel_id in waiting if kernel_id in kernels]
-
-
-def bars(store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> tuple[tuple[str, float], ...]:
-    """The time to beat on each workload, in us."""
-    return tuple((c.workload, c.measurement.median_us) for c in champions(store, op, device, scope))
-
-
-def request(
-    op: Op, device: DeviceInfo, store: Store, wanted: int, *, seed: int, scope: Scope = EVERYTHING,
-    left: Left = UNLIMITED,
-) -> Request:  # fmt: skip
-    """Parents drawn, failures that nobody repaired yet, what was learned, and all that is known already."""
-    known = _known(op.name, device, store, scope)
-    rng = random.Random(f"{seed} {len(known.proposals)}")
+def request(view: OpView, op: Op, wanted: int, *, seed: int, left: Left = UNLIMITED) -> Request:
+    """Draw parents, and gather failures to repair, what was learned, and all that is known already."""
+    history, lessons = view.history()
+    rng = random.Random(f"{seed} {len(view.proposals())}")
     plain = Request(
         op=op,
-        device=device,
+        device=view.device,
         wanted=wanted,
         seed=rng.randrange(2**31),
-        run=scope.run,
-        known=frozenset(kernel.id for kernel in store.find(Kernel, op.name)),
-        trials=history.trials(known.proposals, known.kernels, known.verdicts),
+        run=view.scope.run,
+        known=view.known(),
+        trials=history.trials(),
         left=left,
     )
-    if scope.strategy == BEST_OF_N:
+    if view.scope.strategy == BEST_OF_N:
         return plain
-    islands = islands_of.number(len({known.kernels[e.kernel_id].family for e in known.passed}))
-    lives = islands_of.homes(known.proposals)
-    alive = islands_of.inhabitants(known.passed, lives, rng.randrange(islands), islands)
-    used = Counter(parent for proposal in known.proposals for parent in proposal.parents)
+    alive = view.alive()
     return replace(
         plain,
-        population=known.candidates(alive),
-        parents=known.candidates(population.parents(alive, used, wanted, rng)),
-        failures=known.candidates(_unrepaired(known)),
-        tried=known.candidates(sorted(_as_their_twins(known.verdicts.values()), key=lambda verdict: verdict.created)),
-        donors=_donors(op.name, device, store, rng),
-        lessons=lessons(known.kernels, known.proposals, known.verdicts),
+        population=view.candidates(alive),
+        parents=view.candidates(population.parents(alive, view.used(), wanted, rng)),
+        failures=view.candidates(_unrepaired(view)),
+        tried=ReadWhenAsked(view.tried),
+        donors=_donors(view, rng),
+        lessons=lessons.sentences(),
     )
-
-
-def _as_their_twins(verdicts: Iterable[Evaluation]) -> Iterator[Evaluation]:
-    """With what is known of the kernels that duplicates are duplicates of; where that is lost, they tell nothing."""
-    verdicts = tuple(verdicts)
-    by_code = judged(verdicts)
-    for verdict in verdicts:
-        if verdict.outcome is not Outcome.DUPLICATE:
-            yield verdict
-        elif twin := by_code.get(verdict.traits.code if verdict.traits else ""):
-            yield replace(verdict, outcome=twin.outcome, measurements=twin.measurements)
 
 
 def unprofiled(request: Request) -> list[tuple[Kernel, str]]:
-    """Parents of which nobody knows what a profiler would count where they are weakest, and that workload."""
-    wanted: dict[str, tuple[Kernel, str]] = {}
+    """Return parents that were not profiled on the workload where they have most to gain, and that workload."""
+    found: dict[str, tuple[Kernel, str]] = {}
     for parent in request.parents:
         weak = population.weakest(parent.evaluation)
         if weak and all(profile.workload != weak.workload for profile in parent.profiles):
-            wanted[parent.kernel.id] = (parent.kernel, weak.workload)
-    return list(wanted.values())[:PROFILES]
+            found[parent.kernel.id] = (parent.kernel, weak.workload)
+    return list(found.values())[:PROFILES]
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What the archive holds of an op on a device, as far as a run makes use of it."""
-
-    kernels: Mapping[str, Kernel]
-    proposals: Sequence[Proposal]
-    verdicts: Mapping[str, Evaluation]
-    profiles: Mapping[str, tuple[Profile, ...]]
-
-    @property
-    def passed(self) -> list[Evaluation]:
-        return [verdict for verdict in self.verdicts.values() if verdict.passed]
-
-    def candidates(self, verdicts: Iterable[Evaluation]) -> tuple[Candidate, ...]:
-        return tuple(Candidate(self.kernels[e.kernel_id], e, self.profiles.get(e.kernel_id, ())) for e in verdicts)
-
-
-def _known(op: str, device: DeviceInfo, store: Store, scope: Scope) -> _Known:
-    proposals = [p for p in store.find(Proposal, op) if not scope.fresh or p.run == scope.run]
-    proposed = {proposal.kernel_id for proposal in proposals}
-    kernels = {k.id: k for k in store.find(Kernel, op) if not scope.fresh or k.id in proposed}
-    verdicts = population.latest(store.find(Evaluation, op), device.key)
-    profiles = defaultdict[str, dict[str, Profile]](dict)
-    for profile in store.find(Profile, op):
-        if profile.device == device.key:
-            profiles[profile.kernel_id][profile.workload] = profile
-    return _Known(
-        kernels,
-        proposals,
-        {kernel_id: verdict for kernel_id, verdict in verdicts.items() if kernel_id in kernels},
-        {kernel_id: tuple(of_one.values()) for kernel_id, of_one in profiles.items()},
+def _donors(view: OpView, rng: random.Random) -> tuple[Candidate, ...]:
+    """Return from some other ops the kernel with the largest speedup over PyTorch: its idea may carry over."""
+    found = view.store.count(
+        EvaluationSummary, "op", device=view.device.key, outcome=str(Outcome.PASSED), in_force=True, measured=True
+    )
+    others = sorted(set(found) - {view.op})
+    best = [
+        verdict
+        for other in rng.sample(others, min(DONORS, len(others)))
+        for verdict in view.store.find(
+            EvaluationSummary, other, device=view.device.key, outcome=str(Outcome.PASSED), in_force=True, fastest=1
+        )
+    ]
+    kernels, evaluations = view.kernels(verdict.kernel_id for verdict in best), view.evaluations(best)
+    return tuple(
+        Candidate(kernels[verdict.kernel_id], evaluations[verdict.id])
+        for verdict in best
+        if verdict.kernel_id in kernels
     )
 
 
-def _donors(op: str, device: DeviceInfo, store: Store, rng: random.Random) -> tuple[Candidate, ...]:
-    """Of some other ops the kernel that beats PyTorch by most: ideas that may carry over."""
-    of_op = defaultdict[str, list[Evaluation]](list)
-    for verdict in population.latest(store.find(Evaluation), device.key).values():
-        if verdict.op != op and verdict.passed and verdict.measurements:
-            of_op[verdict.op].append(verdict)
-    chosen = rng.sample(sorted(of_op), min(DONORS, len(of_op)))
-    best = [max(of_op[other], key=lambda verdict: max(m.speedup for m in verdict.measurements)) for other in chosen]
-    kernels = {kernel.id: kernel for other in chosen for kernel in store.find(Kernel, other)}
-    return tuple(Candidate(kernels[e.kernel_id], e) for e in best if e.kernel_id in kernels)
-
-
-def _own(store: Store, op: str, scope: Scope) -> set[str] | None:
-    """The only kernels that a fresh run makes use of; None where it uses all."""
-    if not scope.fresh:
-        return None
-    return {proposal.kernel_id for proposal in store.find(Proposal, op) if proposal.run == scope.run}
-
-
-def _unrepaired(known: _Known) -> list[Evaluation]:
-    """The latest designs that failed, newest first; what was repaired in vain often enough is given up."""
+def _unrepaired(view: OpView) -> list[EvaluationSummary]:
+    """Return the latest designs that failed, newest first, without those that some repairs could not mend."""
     tries: dict[str, int] = {}  # repairs that led to a kernel, one on top of the other
     repaired = set[str]()
-    for proposal in known.proposals:
+    for proposal in view.proposals():
         if proposal.operator == "repair":
             repaired.update(proposal.parents)
             tries.setdefault(proposal.kernel_id, 1 + max((tries.get(p, 0) for p in proposal.parents), default=0))
-    # Where another setting of the same design passed, nothing but the setting is wrong.
-    sound = {known.kernels[verdict.kernel_id].family for verdict in known.passed}
+    families, verdicts = view.families(), view.verdicts()
+    counted = [verdict for kernel_id, verdict in verdicts.items() if kernel_id in families]
+    # Where another setting of the same design passed, only the setting is wrong.
+    sound = {families[verdict.kernel_id] for verdict in counted if verdict.passed}
     failed = [
         verdict
-        for verdict in known.verdicts.values()
+        for verdict in counted
         if verdict.outcome not in BEYOND_REPAIR
         and verdict.kernel_id not in repaired
         and tries.get(verdict.kernel_id, 0) < REPAIRS
-        and known.kernels[verdict.kernel_id].family not in sound
+        and families[verdict.kernel_id] not in sound
     ]
     return sorted(failed, key=lambda verdict: (-verdict.created, verdict.kernel_id))[:FAILURES_SHOWN]

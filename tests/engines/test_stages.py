@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from evolve.engines import local
 from evolve.engines.engine import Job
 from evolve.engines.local import LocalEngine
 from evolve.engines.messages import Role
-from evolve.selection.duplicates import judged
+from evolve.selection.duplicates import Duplicates
 
 TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
 pytestmark = pytest.mark.skipif(find_spec("cupy") is None, reason="compilers need NVRTC")
@@ -67,9 +68,23 @@ def job(kernel: Kernel, *, confirm: bool = False) -> Job:
     return Job(kernel, TWICE, confirm=confirm)
 
 
-def unless(kernel: Kernel, *known: Evaluation, confirm: bool = False) -> Job:
-    """Return a job that is not run if its kernel duplicates one of these verdicts' kernels."""
-    return Job(kernel, TWICE, confirm=confirm, known=judged(known))
+@dataclass(frozen=True)
+class Verdicts:
+    """Kernels that have a verdict, for a search of duplicates among them."""
+
+    known: tuple[Evaluation, ...] = ()
+
+    def with_outline(self, _outline: str) -> tuple[()]:
+        return ()
+
+    def with_code(self, code: str) -> Evaluation | None:
+        return next((verdict for verdict in self.known if verdict.traits and verdict.traits.code == code), None)
+
+
+def unless(*kernels: Kernel, known: tuple[Evaluation, ...] = (), confirm: bool = False) -> list[Job]:
+    """Return jobs whose kernels are not run if they duplicate each other or one of these verdicts' kernels."""
+    duplicates = Duplicates(Verdicts(known))
+    return [Job(kernel, TWICE, confirm=confirm, duplicates=duplicates) for kernel in kernels]
 
 
 def test_a_kernel_is_compiled_before_an_evaluator_gets_it(watched: Watched) -> None:
@@ -160,7 +175,7 @@ def test_a_champion_is_confirmed_in_a_fresh_process(compilers: int) -> None:
 def test_a_kernel_that_compiles_to_known_code_never_reaches_an_evaluator(watched: Watched) -> None:
     kernel, duplicate = bad_kernels.twice_kernel(), bad_kernels.twice_kernel(note="the same in other words")
     (first,) = watched.verdicts(job(kernel))
-    (second,) = watched.verdicts(unless(duplicate, first))
+    (second,) = watched.verdicts(*unless(duplicate, known=(first,)))
     assert second.outcome is Outcome.DUPLICATE
     assert second.log == f"compiles to the same machine code as kernel {kernel.id}, whose verdict is: passed"
     assert second.traits == first.traits
@@ -171,7 +186,7 @@ def test_a_kernel_that_compiles_to_known_code_never_reaches_an_evaluator(watched
 
 def test_a_duplicate_of_a_failed_kernel_is_not_run_either(watched: Watched) -> None:
     (first,) = watched.verdicts(job(bad_kernels.WRONG))
-    (second,) = watched.verdicts(unless(parse(bad_kernels.WRONG.text + "// unlike\n"), first))
+    (second,) = watched.verdicts(*unless(parse(bad_kernels.WRONG.text + "// unlike\n"), known=(first,)))
     assert first.outcome is Outcome.WRONG
     assert second.outcome is Outcome.DUPLICATE
     assert second.log.endswith("whose verdict is: wrong")
@@ -179,34 +194,34 @@ def test_a_duplicate_of_a_failed_kernel_is_not_run_either(watched: Watched) -> N
 
 def test_one_of_two_equal_kernels_at_once_is_evaluated(watched: Watched) -> None:
     kernels = [bad_kernels.twice_kernel(note=f"number {n}") for n in range(2)]
-    found = {evaluation.outcome: evaluation for evaluation in watched.verdicts(*map(unless, kernels))}
+    found = {evaluation.outcome: evaluation for evaluation in watched.verdicts(*unless(*kernels))}
     assert set(found) == {Outcome.PASSED, Outcome.DUPLICATE}
     assert f"{found[Outcome.PASSED].kernel_id}, which was proposed beside it" in found[Outcome.DUPLICATE].log
 
 
 def test_without_known_verdicts_duplicates_are_evaluated(watched: Watched) -> None:
     kernels = [bad_kernels.twice_kernel(note=f"number {n}") for n in range(2)]
-    assert all(e.passed for e in watched.verdicts(*map(job, kernels), unless(kernels[0])))
+    assert all(e.passed for e in watched.verdicts(*map(job, kernels), *unless(kernels[0])))
 
 
 def test_a_kernel_is_no_duplicate_of_itself(watched: Watched) -> None:
     kernel = bad_kernels.twice_kernel()
     (first,) = watched.verdicts(job(kernel))
-    assert watched.verdicts(unless(kernel, first))[0].passed
-    assert [e.passed for e in watched.verdicts(unless(kernel), unless(kernel))] == [True, True]
+    assert watched.verdicts(*unless(kernel, known=(first,)))[0].passed
+    assert [e.passed for e in watched.verdicts(*unless(kernel, kernel))] == [True, True]
 
 
 def test_a_confirmation_is_never_a_duplicate(watched: Watched) -> None:
     kernel, duplicate = bad_kernels.twice_kernel(), bad_kernels.twice_kernel(note="the same in other words")
     (first,) = watched.verdicts(job(kernel))
-    (second,) = watched.verdicts(unless(duplicate, first, confirm=True))
+    (second,) = watched.verdicts(*unless(duplicate, known=(first,), confirm=True))
     assert second.confirmed
 
 
 def test_another_setting_of_the_knobs_is_no_duplicate(watched: Watched) -> None:
     kernel = bad_kernels.twice_kernel()
     (first,) = watched.verdicts(job(kernel))
-    (second,) = watched.verdicts(unless(kernel.with_knobs({"THREADS": 64}), first))
+    (second,) = watched.verdicts(*unless(kernel.with_knobs({"THREADS": 64}), known=(first,)))
     assert second.passed
     assert first.traits
     assert second.traits
@@ -233,7 +248,7 @@ def test_a_kernel_whose_worker_was_killed_from_outside_condemns_no_duplicate() -
     finally:
         made.close()
     assert "ended by SIGKILL in run" in evaluation.log
-    assert not judged([evaluation])
+    assert evaluation.traits is None
 
 
 def test_without_compilers_a_duplicate_is_evaluated() -> None:
@@ -241,7 +256,7 @@ def test_without_compilers_a_duplicate_is_evaluated() -> None:
     kernel, duplicate = bad_kernels.twice_kernel(), bad_kernels.twice_kernel(note="the same in other words")
     try:
         (first,) = made.verdicts(job(kernel))
-        (second,) = made.verdicts(unless(duplicate, first))
+        (second,) = made.verdicts(*unless(duplicate, known=(first,)))
     finally:
         made.engine.close()
     assert second.passed

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 from drawn import drawn
 from records import GPU, failed, failed_reply, kernel, passed, proposal
+from standings import view
 
 from archive.proposals import Proposal
 from archive.records import Evaluation
 from evolve.report.kernel import lineage, lineage_tree
-from evolve.report.standing import Standing, standing
+from evolve.selection.view import OpView
 
 ROWS = "rows=8 cols=16 float32"
 
 
-def of(proposals: Sequence[Proposal], evaluations: Sequence[Evaluation] = ()) -> Standing:
-    kernels = [proposal.kernel for proposal in proposals if proposal.kernel]
-    return standing("softmax", GPU, kernels, proposals, evaluations)
+def of(proposals: Sequence[Proposal], evaluations: Sequence[Evaluation] = ()) -> OpView:
+    return view("softmax", GPU, *proposals, *evaluations)
 
 
 def test_a_child_stands_under_its_parent_with_what_it_changed() -> None:
@@ -63,5 +63,5 @@ def test_a_tree_too_deep_for_the_width_ends_with_the_command_for_the_rest() -> N
 def test_a_reply_without_a_kernel_is_below_its_parent() -> None:
     parent = kernel(1)
     reply = Proposal("softmax", "improve", "model", None, (parent.id,), reply="no", failure="no kernel in the reply")
-    lines = lineage(of([proposal(parent)]), (reply, failed_reply()))
+    lines = lineage(of([proposal(parent), reply, failed_reply()]))
     assert "no kernel in the reply" in "\n".join(drawn(lineage_tree(lines, parent.id, 80, everything=True)))

@@ -8,12 +8,24 @@ from drawn import drawn
 from records import CPU, GPU, confirmed, failed, failed_reply, kernel, passed, proposal
 
 from archive.proposals import Budget, Proposal
-from archive.records import DeviceInfo, Outcome
+from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.store import open_archive
 from evolve.report.live import EventLog, RunDisplay
 from evolve.report.progress import Meter, Phases, Watcher
+from evolve.selection.population import Champion
 
 WORKLOADS = [f"rows={rows} cols=256 float32" for rows in (1, 2, 4, 8, 16, 32, 64, 128)]
+
+
+def take(watching: Watcher, event: Proposal | Evaluation) -> tuple[Champion, ...]:
+    """Archive an event as the loop does before it tells it, and show it to the watcher."""
+    open_archive(watching._path).append(event)
+    return watching.take(event)
+
+
+def lines(log: EventLog, watching: Watcher, event: Proposal | Evaluation) -> list[str]:
+    open_archive(watching._path).append(event)
+    return list(log.lines(event))
 
 
 def watcher(folder: Path, device: DeviceInfo = GPU) -> tuple[Watcher, Phases]:
@@ -22,14 +34,14 @@ def watcher(folder: Path, device: DeviceInfo = GPU) -> tuple[Watcher, Phases]:
     watching = Watcher("softmax", device, open_archive(folder / "a.db"), phases)
     for number in range(20):
         made = kernel(number)
-        watching.take(Proposal("softmax", "improve", "a model", made, (kernel(number - 1).id,) if number else ()))
+        take(watching, Proposal("softmax", "improve", "a model", made, (kernel(number - 1).id,) if number else ()))
         phases.watch(made.id, "compile")
         if number % 3 == 2:
-            watching.take(failed(made.id))
+            take(watching, failed(made.id))
         else:
-            watching.take(passed(made.id, device, **dict.fromkeys(WORKLOADS, 30.0 - number)))
-    watching.take(failed_reply())
-    watching.take(proposal(kernel(77), kernel(1).id))
+            take(watching, passed(made.id, device, **dict.fromkeys(WORKLOADS, 30.0 - number)))
+    take(watching, failed_reply())
+    take(watching, proposal(kernel(77), kernel(1).id))
     phases.watch(kernel(77).id, "check")
     return watching, phases
 
@@ -85,24 +97,24 @@ def test_the_display_says_when_the_time_is_up(tmp_path: Path) -> None:
 def test_a_log_has_a_line_per_improvement_and_none_for_the_rest(tmp_path: Path) -> None:
     watching = Watcher("softmax", GPU, open_archive(tmp_path / "a.db"), Phases())
     log = EventLog(watching, WORKLOADS, time.monotonic())
-    assert list(log.lines(proposal(kernel(1), operator="seed"))) == []
-    (line,) = log.lines(passed(kernel(1).id, GPU, **{WORKLOADS[0]: 25.0}))
+    assert lines(log, watching, proposal(kernel(1), operator="seed")) == []
+    (line,) = lines(log, watching, passed(kernel(1).id, GPU, **{WORKLOADS[0]: 25.0}))
     assert "seed: number 1" in line
     assert "25.0 µs (4.00x)" in line
-    assert list(log.lines(passed(kernel(2).id, GPU, **{WORKLOADS[0]: 26.0}))) == []
+    assert lines(log, watching, passed(kernel(2).id, GPU, **{WORKLOADS[0]: 26.0})) == []
 
 
 def test_a_kernel_slower_than_an_archived_one_is_no_improvement(tmp_path: Path) -> None:
     store = open_archive(tmp_path / "a.db")
     store.append(kernel(1), passed(kernel(1).id, GPU, **{WORKLOADS[0]: 20.0}))
     watching = Watcher("softmax", GPU, store, Phases())
-    assert watching.take(passed(kernel(2).id, GPU, **{WORKLOADS[0]: 21.0})) == ()
+    assert take(watching, passed(kernel(2).id, GPU, **{WORKLOADS[0]: 21.0})) == ()
 
 
 def test_running_and_checking_are_one_phase_on_the_display() -> None:
     phases = Phases()
     phases.watch("k", "run")
-    assert [trying.phase for trying in phases.now()] == ["check"]
+    assert [active.phase for active in phases.now()] == ["check"]
 
 
 def test_the_display_says_when_champions_are_confirmed(tmp_path: Path) -> None:
@@ -116,13 +128,13 @@ def test_the_display_says_when_champions_are_confirmed(tmp_path: Path) -> None:
 
 def test_confirmations_do_not_count_as_kernels_evaluated(tmp_path: Path) -> None:
     watching, _ = watcher(tmp_path)
-    watching.take(confirmed(kernel(19).id, GPU, **dict.fromkeys(WORKLOADS, 11.0)))
+    take(watching, confirmed(kernel(19).id, GPU, **dict.fromkeys(WORKLOADS, 11.0)))
     assert watching.progress().evaluated == 20
 
 
 def test_a_champion_that_fails_its_confirmation_is_a_failure_and_the_next_one_leads(tmp_path: Path) -> None:
     watching, _ = watcher(tmp_path)
-    watching.take(failed(kernel(19).id, Outcome.UNSAFE, created=2.0))
+    take(watching, failed(kernel(19).id, Outcome.UNSAFE, created=2.0))
     progress = watching.progress()
     assert progress.failures[0].startswith(f"{kernel(19).id[:8]} unsafe when confirmed")
     assert {champion.kernel_id for champion in progress.standing.champions} == {kernel(18).id}
@@ -130,15 +142,15 @@ def test_a_champion_that_fails_its_confirmation_is_a_failure_and_the_next_one_le
 
 def test_after_a_failed_confirmation_a_kernel_that_beats_the_next_champion_is_an_improvement(tmp_path: Path) -> None:
     watching, _ = watcher(tmp_path)
-    watching.take(failed(kernel(19).id, Outcome.UNSAFE, created=2.0))
-    assert watching.take(passed(kernel(30).id, GPU, **{WORKLOADS[0]: 11.5}))
-    assert not watching.take(passed(kernel(31).id, GPU, **{WORKLOADS[0]: 11.7}))
+    take(watching, failed(kernel(19).id, Outcome.UNSAFE, created=2.0))
+    assert take(watching, passed(kernel(30).id, GPU, **{WORKLOADS[0]: 11.5}))
+    assert not take(watching, passed(kernel(31).id, GPU, **{WORKLOADS[0]: 11.7}))
 
 
 def test_a_log_has_a_line_per_confirmation(tmp_path: Path) -> None:
     watching, _ = watcher(tmp_path)
     log = EventLog(watching, WORKLOADS, time.monotonic())
-    (success,) = log.lines(confirmed(kernel(19).id, GPU, 2.0, **{WORKLOADS[0]: 50.0, WORKLOADS[1]: 99.0}))
+    (success,) = lines(log, watching, confirmed(kernel(19).id, GPU, 2.0, **{WORKLOADS[0]: 50.0, WORKLOADS[1]: 99.0}))
     assert "confirmed: won 1 of 2 duels with PyTorch, at best 2.00x; memcheck" in success
-    (failure,) = log.lines(failed(kernel(18).id, Outcome.UNSAFE, created=2.0))
+    (failure,) = lines(log, watching, failed(kernel(18).id, Outcome.UNSAFE, created=2.0))
     assert "failed its confirmation: unsafe: it is wrong" in failure

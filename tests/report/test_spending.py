@@ -19,7 +19,7 @@ def progress(spent: Spent, standing: Standing) -> Progress:
 
 @pytest.fixture
 def standing() -> Standing:
-    return Standing("softmax", GPU, (), (), {}, {}, {}, 0, {})
+    return Standing("softmax", GPU)
 
 
 def metered(budget: Budget, spent: Spent, standing: Standing, seconds: float = 30.0, width: int = 120) -> str:
@@ -46,7 +46,7 @@ def test_a_run_without_a_model_shows_no_tokens(standing: Standing) -> None:
 
 
 def test_a_reached_limit_is_marked(standing: Standing) -> None:
-    assert "60 of 60 evaluations: finishing what is in hand" in metered(Budget(evals=60), Spent(60), standing)
+    assert "60 of 60 evaluations: finishing the evaluations under way" in metered(Budget(evals=60), Spent(60), standing)
 
 
 def test_the_spending_of_several_ops_is_summed(standing: Standing) -> None:

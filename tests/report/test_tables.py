@@ -3,9 +3,10 @@
 import pytest
 from drawn import drawn
 from records import CPU, GPU, checked, confirmed, failed, failed_reply, kernel, passed, proposal
+from standings import standing
 
 from archive.records import Outcome
-from evolve.report.standing import Standing, standing
+from evolve.report.standing import Standing
 from evolve.report.tables import (
     champions_table,
     counts_line,

@@ -27,7 +27,7 @@ from evolve.proposers.llm.endpoint import Endpoints
 from evolve.proposers.llm.models import Model, Prices
 from evolve.proposers.llm.proposer import LlmProposer
 from evolve.search import Search
-from evolve.selection.selection import Scope
+from evolve.selection.view import Scope
 from reference_ops import catalog
 
 EVALS, TIMEOUT_SECONDS = 240, 1.5

@@ -23,7 +23,7 @@ from evolve.proposers.llm.proposer import LlmProposer
 from evolve.proposers.tuner.proposer import FinishingProposer, OfflineProposer
 from evolve.request import Proposer
 from evolve.search import Search
-from evolve.selection.selection import Scope
+from evolve.selection.view import Scope
 from reference_ops import catalog
 
 EVALS, SEED = 60, 11

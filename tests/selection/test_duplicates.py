@@ -1,7 +1,7 @@
 """Kernels that say the same in other words have the same likeness; kernels that do something else never do."""
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from records import failed, passed
@@ -9,7 +9,8 @@ from records import failed, passed
 from archive.kernel import Kernel, parse
 from archive.library import shipped
 from archive.records import Evaluation, Outcome, Traits
-from evolve.selection.duplicates import judged, likeness
+from archive.summaries import EvaluationSummary, summary
+from evolve.selection.duplicates import Duplicates, likeness, oldest_by_code
 from reference_ops import catalog
 
 TEXT = """/*---
@@ -57,23 +58,26 @@ def altered(*changes: tuple[str, str]) -> Kernel:
     return parse(text)
 
 
+ALIKE = [
+    [("one warp per row", "a warp takes a whole row")],
+    [("    // Each lane holds per_lane values.\n", "")],
+    [("float most = -INFINITY;", "float   most=-INFINITY /* the least */ ;\n\n")],
+    [("int i = 0", "int\\\n i = 0")],
+    [("most", "largest")],
+    [("i = 0", "step = 0"), ("i < per", "step < per"), ("i++", "step++"), ("i * 32", "step * 32")],
+    [("rows_kernel", "softmax_rows")],
+    [("int rows)", "int number_of_rows)")],
+    [("SPARE = [1, 2]", "SPARE = [2, 1, 3]")],
+    [("SPARE = [1, 2]\n", "")],
+    [('"32 * WARPS"', '"(32*WARPS)", 1')],
+    [("cols <= 4096 and", "(cols<=4096)  and")],
+    [('["cols", "per_lane"]', '["per_lane", "cols"]')],
+]
+
+
 @pytest.mark.parametrize(
     "changes",
-    [
-        [("one warp per row", "a warp takes a whole row")],
-        [("    // Each lane holds per_lane values.\n", "")],
-        [("float most = -INFINITY;", "float   most=-INFINITY /* the least */ ;\n\n")],
-        [("int i = 0", "int\\\n i = 0")],
-        [("most", "largest")],
-        [("i = 0", "step = 0"), ("i < per", "step < per"), ("i++", "step++"), ("i * 32", "step * 32")],
-        [("rows_kernel", "softmax_rows")],
-        [("int rows)", "int number_of_rows)")],
-        [("SPARE = [1, 2]", "SPARE = [2, 1, 3]")],
-        [("SPARE = [1, 2]\n", "")],
-        [('"32 * WARPS"', '"(32*WARPS)", 1')],
-        [("cols <= 4096 and", "(cols<=4096)  and")],
-        [('["cols", "per_lane"]', '["per_lane", "cols"]')],
-    ],
+    ALIKE,
     ids=lambda changes: changes[0][1][:24],
 )
 def test_other_words_for_the_same_are_alike(changes: list[tuple[str, str]]) -> None:
@@ -165,13 +169,49 @@ def test_an_archive_of_thousands_is_told_apart_in_seconds() -> None:
     assert time.process_time() - started < 0.5
 
 
-def with_code(verdict: Evaluation, code: str) -> Evaluation:
-    return replace(verdict, traits=Traits(code, 16, 16, 0, 32, 128, 1, False, False, 1.0))
+def test_kernels_that_are_alike_share_their_outline() -> None:
+    for changes in ALIKE:
+        assert altered(*changes).outline == KERNEL.outline, changes
 
 
-def test_verdicts_are_known_by_the_code_they_were_given_on() -> None:
+def with_code(verdict: Evaluation, code: str) -> EvaluationSummary:
+    return summary(replace(verdict, traits=Traits(code, 16, 16, 0, 32, 128, 1, False, False, 1.0)))
+
+
+def test_the_oldest_verdict_on_a_code_counts_and_duplicates_do_not() -> None:
     first = with_code(passed("first"), "aa")
     again = with_code(failed("again", created=9.0), "aa")
     wrong = with_code(failed("wrong"), "bb")
-    twin = with_code(failed("twin", Outcome.DUPLICATE, created=0.5), "aa")
-    assert judged([again, twin, wrong, first, passed("never compiled")]) == {"aa": first, "bb": wrong}
+    duplicate = with_code(failed("duplicate", Outcome.DUPLICATE, created=0.5), "aa")
+    verdicts = [again, duplicate, wrong, first, summary(passed("never compiled"))]
+    assert oldest_by_code(verdicts) == {"aa": first, "bb": wrong}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Kernels with their verdicts."""
+
+    kernels: tuple[tuple[Kernel, Evaluation], ...] = ()
+
+    def with_outline(self, outline: str) -> list[tuple[Kernel, Evaluation]]:
+        return [(kernel, verdict) for kernel, verdict in self.kernels if kernel.outline == outline]
+
+    def with_code(self, code: str) -> EvaluationSummary | None:
+        return oldest_by_code(summary(verdict) for _, verdict in self.kernels).get(code)
+
+
+def test_a_duplicate_by_text_is_named_with_the_outcome_of_the_kernel_that_it_repeats() -> None:
+    duplicates = Duplicates(Judged(((KERNEL, failed(KERNEL.id)),)))
+    log = duplicates.by_text(altered(("most", "largest")))
+    assert KERNEL.id in log
+    assert "wrong" in log
+    assert duplicates.by_text(altered(("fmaxf", "fminf"))) == duplicates.by_text(KERNEL) == ""
+
+
+def test_a_duplicate_by_code_is_named_whether_the_other_was_judged_or_proposed_beside_it() -> None:
+    judged = replace(failed(KERNEL.id), traits=Traits("aa", 16, 16, 0, 32, 128, 1, False, False, 1.0))
+    duplicates = Duplicates(Judged(((KERNEL, judged),)))
+    assert duplicates.by_code("new", "aa").endswith(f"kernel {KERNEL.id}, whose verdict is: wrong")
+    assert duplicates.by_code(KERNEL.id, "aa") == duplicates.by_code("first", "bb") == ""
+    assert duplicates.by_code("second", "bb").endswith("kernel first, which was proposed beside it")
+    assert duplicates.by_code("first", "bb") == ""

@@ -1,4 +1,5 @@
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,9 @@ from records import failed, failed_reply, kernel, passed, proposal
 from archive.kernel import Kernel
 from archive.proposals import Cost, Proposal
 from archive.records import Evaluation
+from archive.summaries import proposal_summary, summary
 from evolve.request import Trial
-from evolve.selection.history import trials
+from evolve.selection.history import History
 
 FIRST, SECOND = kernel(1), kernel(2)
 TUNED = SECOND.with_knobs({"N": 3})
@@ -18,12 +20,21 @@ def drafted(of: Kernel, name: str = "model", call: str = "") -> Proposal:
     return replace(proposal(of, operator="draft"), proposer=name, call=call, cost=Cost(100, 10))
 
 
-def judged(*pairs: tuple[Proposal, Evaluation | None]) -> tuple[Trial, ...]:
-    verdicts = {
-        verdict.kernel_id: replace(verdict, created=float(n)) for n, (_, verdict) in enumerate(pairs) if verdict
-    }
-    kernels = {p.kernel_id: p.kernel for p, _ in pairs if p.kernel}
-    return trials([p for p, _ in pairs], kernels, verdicts)
+def judged(*pairs: tuple[Proposal, Evaluation | None], backwards: bool = False) -> tuple[Trial, ...]:
+    history = History({p.kernel_id: p.kernel.family for p, _ in pairs if p.kernel})
+    verdicts = {e.kernel_id: replace(e, created=float(n)) for n, (_, e) in enumerate(pairs) if e}
+    for one, _ in pairs:
+        history.propose(proposal_summary(one))
+    for verdict in reversed(verdicts.values()) if backwards else verdicts.values():
+        history.judge(summary(verdict))
+    return history.trials()
+
+
+TUNED_DESIGN = (
+    (drafted(FIRST), passed(FIRST.id, w=50.0)),
+    (drafted(SECOND), passed(SECOND.id, w=60.0)),
+    (proposal(TUNED, SECOND.id), passed(TUNED.id, w=25.0)),
+)
 
 
 def test_the_first_kernel_gains_what_it_is_faster_than_pytorch() -> None:
@@ -52,12 +63,9 @@ def test_what_is_within_the_intervals_is_no_gain() -> None:
 
 
 def test_a_design_is_credited_with_what_the_tuner_made_of_it() -> None:
-    _, model, tuner = judged(
-        (drafted(FIRST), passed(FIRST.id, w=50.0)),
-        (drafted(SECOND), passed(SECOND.id, w=60.0)),
-        (proposal(TUNED, SECOND.id), passed(TUNED.id, w=25.0)),
-    )
-    assert model.gain == tuner.gain == pytest.approx(math.log(2))
+    for backwards in (False, True):
+        _, model, tuner = judged(*TUNED_DESIGN, backwards=backwards)
+        assert model.gain == tuner.gain == pytest.approx(math.log(2))
 
 
 def test_failures_and_replies_without_a_kernel_gain_nothing() -> None:
@@ -69,7 +77,14 @@ def test_what_is_not_judged_yet_is_no_trial() -> None:
     assert judged((drafted(FIRST), None)) == ()
 
 
-def test_whoever_repeats_a_kernel_gains_nothing() -> None:
+def test_a_proposal_that_repeats_a_kernel_gains_nothing() -> None:
     verdict = passed(FIRST.id, w=50.0)
     first, again = judged((drafted(FIRST, call="1"), verdict), (drafted(FIRST, "parrot", call="2"), verdict))
     assert (first.passed, again.passed, again.gain) == (True, False, 0)
+
+
+def test_verdicts_that_come_in_another_order_than_their_evaluations_began_make_no_difference() -> None:
+    rng = random.Random(3)
+    kernels = [kernel(n).with_knobs({"N": setting}) for n in range(6) for setting in (1, 2, 3)]
+    pairs = [(drafted(k), passed(k.id, w=rng.uniform(1, 9), v=rng.uniform(1, 9))) for k in kernels]
+    assert judged(*pairs) == judged(*pairs, backwards=True)

@@ -1,6 +1,6 @@
 """What an archive teaches. Kernels and times are made up."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -9,7 +9,8 @@ from records import GPU, measurement
 from archive.kernel import Kernel, parse
 from archive.proposals import Proposal
 from archive.records import Evaluation, Outcome
-from evolve.selection.history import lessons
+from archive.summaries import proposal_summary, summary
+from evolve.selection.lessons import Lessons
 
 ROWS, COLS = "rows=8192 cols=1024 float32", "rows=4 cols=65536 float32"
 
@@ -32,6 +33,21 @@ args = ["x", "out"]
 extern "C" __global__ void f() {{}}
 """
     return parse(text).with_knobs(knobs)
+
+
+def lessons(
+    kernels: Mapping[str, Kernel], proposals: Iterable[Proposal], verdicts: Mapping[str, Evaluation]
+) -> tuple[str, ...]:
+    """What these records teach, taken in this order."""
+    found = Lessons(
+        {kernel_id: kernel.family for kernel_id, kernel in kernels.items()},
+        lambda ids: {kernel_id: kernels[kernel_id] for kernel_id in ids},
+    )
+    for proposal in proposals:
+        found.propose(proposal_summary(proposal))
+    for verdict in verdicts.values():
+        found.judge(summary(verdict))
+    return found.sentences()
 
 
 @dataclass

@@ -1,3 +1,4 @@
+import random
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -8,10 +9,12 @@ from records import CPU, confirmed, failed, kernel, passed
 from records import proposal as record_of
 
 from archive.proposals import Proposal
-from archive.records import Evaluation, Outcome, Profile, Traits
+from archive.records import DeviceInfo, Evaluation, Outcome, Profile, Traits
 from archive.store import SqliteStore, merge, open_archive
-from evolve.request import Left
-from evolve.selection.selection import BEST_OF_N, REPAIRS, Scope, bars, pending, request, twins, unconfirmed
+from evolve.request import Left, Request
+from evolve.selection import selection
+from evolve.selection.selection import REPAIRS
+from evolve.selection.view import BEST_OF_N, EVERYTHING, OpView, Scope
 from reference_ops import catalog
 
 OP = catalog.load(str(Path(__file__).parents[1] / "samples" / "twice.py"))
@@ -26,6 +29,16 @@ def of_twice(evaluation: Evaluation) -> Evaluation:
     return replace(evaluation, op="twice", device=CPU)
 
 
+def view(store: SqliteStore, scope: Scope = EVERYTHING, device: DeviceInfo = CPU) -> OpView:
+    return OpView(store, "twice", device, scope)
+
+
+def request(
+    store: SqliteStore, wanted: int, seed: int = 1, scope: Scope = EVERYTHING, left: Left | None = None
+) -> Request:
+    return selection.request(view(store, scope), OP, wanted, seed=seed, left=left or Left())
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> SqliteStore:
     return open_archive(tmp_path / "a.db")
@@ -33,71 +46,71 @@ def store(tmp_path: Path) -> SqliteStore:
 
 def test_what_was_never_evaluated_here_is_pending(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_twice(passed(FIRST.id, w=1.0)))
-    assert [kernel.id for kernel in pending(store, "twice", CPU)] == [SECOND.id]
+    assert view(store).pending() == [SECOND.id]
 
 
 def test_a_verdict_of_another_device_leaves_a_kernel_pending_here(store: SqliteStore) -> None:
     store.append(proposal(), of_twice(passed(FIRST.id, w=1.0)))
-    assert [kernel.id for kernel in pending(store, "twice", replace(CPU, name="another"))] == [FIRST.id]
+    assert view(store, device=replace(CPU, name="another")).pending() == [FIRST.id]
 
 
 def test_champions_wait_for_their_confirmation(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_twice(passed(FIRST.id, w=1.0, v=9.0)))
     store.append(of_twice(passed(SECOND.id, w=1.5, v=2.0)))
-    assert {kernel.id for kernel in unconfirmed(store, "twice", CPU)} == {FIRST.id, SECOND.id}
+    assert {kernel.id for kernel in view(store).unconfirmed()} == {FIRST.id, SECOND.id}
     store.append(of_twice(confirmed(FIRST.id, created=2.0, w=1.0, v=9.0)))
-    assert [kernel.id for kernel in unconfirmed(store, "twice", CPU)] == [SECOND.id]
+    assert [kernel.id for kernel in view(store).unconfirmed()] == [SECOND.id]
 
 
 def test_a_champion_that_another_archive_confirmed_is_tested_here_once(store: SqliteStore, tmp_path: Path) -> None:
     other = open_archive(tmp_path / "other.db")
     other.append(proposal(), of_twice(confirmed(FIRST.id, created=2.0, w=1.0)))
     merge(store, other)
-    assert [kernel.id for kernel in unconfirmed(store, "twice", CPU)] == [FIRST.id]
+    assert [kernel.id for kernel in view(store).unconfirmed()] == [FIRST.id]
     store.append(of_twice(confirmed(FIRST.id, created=1.0, w=1.0)))  # by a clock that is behind theirs
-    assert unconfirmed(store, "twice", CPU) == []
+    assert view(store).unconfirmed() == []
 
 
 def test_a_kernel_that_leads_nowhere_is_not_confirmed(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_twice(passed(FIRST.id, w=1.0)), of_twice(passed(SECOND.id, w=2.0)))
-    assert [kernel.id for kernel in unconfirmed(store, "twice", CPU)] == [FIRST.id]
+    assert [kernel.id for kernel in view(store).unconfirmed()] == [FIRST.id]
 
 
 def test_a_near_equal_of_a_confirmed_champion_is_not_confirmed_after_it(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND))
     store.append(of_twice(confirmed(FIRST.id, w=1.0)), of_twice(passed(SECOND.id, w=0.95)))
-    assert unconfirmed(store, "twice", CPU) == []
+    assert view(store).unconfirmed() == []
 
 
 def test_a_champion_that_failed_its_confirmation_makes_way_for_the_next(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_twice(passed(FIRST.id, w=1.0)), of_twice(passed(SECOND.id, w=2.0)))
     store.append(of_twice(failed(FIRST.id, created=2.0)))
-    assert [kernel.id for kernel in unconfirmed(store, "twice", CPU)] == [SECOND.id]
+    assert [kernel.id for kernel in view(store).unconfirmed()] == [SECOND.id]
 
 
 def test_the_time_to_beat_is_the_champion_s(store: SqliteStore) -> None:
     store.append(of_twice(passed(FIRST.id, w=1.0, v=9.0)), of_twice(passed(SECOND.id, w=1.5, v=2.0)))
-    assert dict(bars(store, "twice", CPU)) == {"w": 1.0, "v": 2.0}
+    assert dict(view(store).bars()) == {"w": 1.0, "v": 2.0}
 
 
 def test_a_request_carries_failures_until_they_were_repaired(store: SqliteStore) -> None:
     store.append(proposal(), of_twice(failed(FIRST.id)))
-    assert [failure.kernel.id for failure in request(OP, CPU, store, 4, seed=1).failures] == [FIRST.id]
+    assert [failure.kernel.id for failure in request(store, 4, seed=1).failures] == [FIRST.id]
     store.append(proposal(SECOND, "repair", (FIRST.id,)))
-    assert request(OP, CPU, store, 4, seed=1).failures == ()
+    assert request(store, 4, seed=1).failures == ()
 
 
 def test_a_request_knows_every_kernel_and_draws_parents_from_those_alive(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_twice(passed(FIRST.id, w=1.0)), of_twice(failed(SECOND.id)))
-    asked = request(OP, CPU, store, 3, seed=1)
+    asked = request(store, 3, seed=1)
     assert asked.known == {FIRST.id, SECOND.id}
     assert [parent.kernel.id for parent in asked.parents] == [FIRST.id] * 3
 
 
 def test_the_same_archive_and_seed_ask_the_same(store: SqliteStore) -> None:
     store.append(proposal(), of_twice(passed(FIRST.id, w=1.0)))
-    assert request(OP, CPU, store, 4, seed=1) == request(OP, CPU, store, 4, seed=1)
-    assert request(OP, CPU, store, 4, seed=1).seed != request(OP, CPU, store, 4, seed=2).seed
+    assert request(store, 4, seed=1) == request(store, 4, seed=1)
+    assert request(store, 4, seed=1).seed != request(store, 4, seed=2).seed
 
 
 def chain_of_repairs(store: SqliteStore, length: int) -> str:
@@ -111,19 +124,19 @@ def chain_of_repairs(store: SqliteStore, length: int) -> str:
 
 def test_a_repair_that_failed_is_repaired_in_its_turn(store: SqliteStore) -> None:
     last = chain_of_repairs(store, REPAIRS - 1)
-    assert [failure.kernel.id for failure in request(OP, CPU, store, 4, seed=1).failures] == [last]
+    assert [failure.kernel.id for failure in request(store, 4, seed=1).failures] == [last]
 
 
 def test_after_some_repairs_in_vain_a_kernel_is_given_up(store: SqliteStore) -> None:
     chain_of_repairs(store, REPAIRS)
-    assert request(OP, CPU, store, 4, seed=1).failures == ()
+    assert request(store, 4, seed=1).failures == ()
 
 
 def test_a_setting_that_failed_where_another_passed_needs_no_repair(store: SqliteStore) -> None:
     other = FIRST.with_knobs({"THREADS": 64})
     store.append(proposal(), proposal(other, "knobs", (FIRST.id,)))
     store.append(of_twice(passed(FIRST.id, w=1.0)), of_twice(failed(other.id)))
-    assert request(OP, CPU, store, 4, seed=1).failures == ()
+    assert request(store, 4, seed=1).failures == ()
 
 
 def two_runs(store: SqliteStore) -> None:
@@ -133,21 +146,21 @@ def two_runs(store: SqliteStore) -> None:
 
 def test_a_fresh_run_sees_only_what_it_proposed_itself(store: SqliteStore) -> None:
     two_runs(store)
-    asked = request(OP, CPU, store, 4, seed=1, scope=Scope("two", fresh=True))
+    asked = request(store, 4, seed=1, scope=Scope("two", fresh=True))
     assert {candidate.kernel.id for candidate in (*asked.population, *asked.parents, *asked.tried)} == {SECOND.id}
 
 
 def test_the_control_arm_is_shown_nothing_but_what_it_may_spend(store: SqliteStore) -> None:
     two_runs(store)
-    asked = request(OP, CPU, store, 4, seed=1, scope=Scope("two", BEST_OF_N), left=Left(tokens=7))
+    asked = request(store, 4, seed=1, scope=Scope("two", BEST_OF_N), left=Left(tokens=7))
     assert (asked.population, asked.parents, asked.failures, asked.tried, asked.lessons) == ((), (), (), (), ())
     assert asked.left == Left(tokens=7)
 
 
-def test_everything_with_a_verdict_is_told_oldest_first(store: SqliteStore) -> None:
+def test_every_kernel_with_a_verdict_is_tried_oldest_first(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_twice(failed(SECOND.id, created=1.0)))
     store.append(of_twice(passed(FIRST.id, created=2.0, w=1.0)))
-    assert [candidate.kernel.id for candidate in request(OP, CPU, store, 4, seed=1).tried] == [SECOND.id, FIRST.id]
+    assert [candidate.kernel.id for candidate in request(store, 4, seed=1).tried] == [SECOND.id, FIRST.id]
 
 
 def test_a_candidate_carries_the_latest_profile_of_each_workload_on_its_device(store: SqliteStore) -> None:
@@ -156,7 +169,7 @@ def test_a_candidate_carries_the_latest_profile_of_each_workload_on_its_device(s
 
     store.append(proposal(), of_twice(passed(FIRST.id, w=1.0)))
     store.append(profile("w", 1.0), profile("w", 2.0), profile("v", 3.0), profile("w", 9.0, "another device"))
-    (candidate,) = request(OP, CPU, store, 4, seed=1).population
+    (candidate,) = request(store, 4, seed=1).population
     assert candidate.profiles == (profile("w", 2.0), profile("v", 3.0))
 
 
@@ -164,40 +177,68 @@ def test_other_ops_lend_the_kernel_that_beats_pytorch_by_most(store: SqliteStore
     slow, fast = kernel(1), kernel(2)
     for donor, median_us in ((slow, 50.0), (fast, 10.0)):
         store.append(record_of(donor), replace(passed(donor.id, w=median_us), device=CPU))
-    assert [candidate.kernel.id for candidate in request(OP, CPU, store, 4, seed=1).donors] == [fast.id]
+    assert [candidate.kernel.id for candidate in request(store, 4, seed=1).donors] == [fast.id]
 
 
-def test_twins_of_judged_kernels_get_their_verdict_without_an_evaluation(store: SqliteStore) -> None:
+def test_a_kernel_that_repeats_a_judged_one_in_other_words_is_not_evaluated(store: SqliteStore) -> None:
     reworded = bad_kernels.twice_kernel(note="in other words")
     new = bad_kernels.twice_kernel("if (i < n) out[i] = x[i] + x[i];")
-    store.append(proposal(), of_twice(failed(FIRST.id)))
-    (verdict,) = twins([reworded, new], store, "twice", CPU)
+    store.append(proposal(), of_twice(failed(FIRST.id)), proposal(reworded), proposal(new))
+    agenda = selection.agenda(view(store), [reworded.id, new.id])
+    (verdict,) = agenda.repeated
+    assert [kernel.id for kernel in agenda.new] == [new.id]
     assert (verdict.kernel_id, verdict.outcome) == (reworded.id, Outcome.DUPLICATE)
     assert FIRST.id in verdict.log
     assert "wrong" in verdict.log
 
 
-def test_a_duplicate_is_nobody_s_twin(store: SqliteStore) -> None:
-    store.append(proposal(), of_twice(replace(failed(FIRST.id), outcome=Outcome.DUPLICATE)))
-    assert list(twins([SECOND], store, "twice", CPU)) == []
+def test_a_kernel_that_repeats_a_duplicate_alone_is_evaluated(store: SqliteStore) -> None:
+    store.append(proposal(), proposal(SECOND), of_twice(replace(failed(FIRST.id), outcome=Outcome.DUPLICATE)))
+    assert selection.agenda(view(store), [SECOND.id]).repeated == ()
 
 
 def test_a_fresh_run_has_champions_and_times_to_beat_of_its_own(store: SqliteStore) -> None:
     two_runs(store)
     own = Scope("two", fresh=True)
-    assert dict(bars(store, "twice", CPU, own)) == {"w": 2.0}
-    assert [kernel.id for kernel in unconfirmed(store, "twice", CPU, own)] == [SECOND.id]
+    assert dict(view(store, own).bars()) == {"w": 2.0}
+    assert [kernel.id for kernel in view(store, own).unconfirmed()] == [SECOND.id]
 
 
-def test_a_duplicate_is_told_with_its_twin_s_times_or_not_at_all(store: SqliteStore) -> None:
+def test_a_duplicate_has_the_times_of_the_kernel_that_it_repeats_or_is_left_out(store: SqliteStore) -> None:
     traits = Traits("code", 16, 4, 0, 32, 256, 1, tensor_cores=False, atomics=False, occupancy=1.0)
-    twin = replace(of_twice(passed(FIRST.id, w=3.0)), traits=traits)
+    original = replace(of_twice(passed(FIRST.id, w=3.0)), traits=traits)
     same = replace(of_twice(failed(SECOND.id)), outcome=Outcome.DUPLICATE, traits=traits)
     third = bad_kernels.twice_kernel(note="third")
     lost = replace(of_twice(failed(third.id)), outcome=Outcome.DUPLICATE)
-    store.append(proposal(), proposal(SECOND), proposal(third), twin, same, lost)
-    told = request(OP, CPU, store, 4, seed=1).tried
+    store.append(proposal(), proposal(SECOND), proposal(third), original, same, lost)
+    told = request(store, 4, seed=1).tried
     assert {(one.kernel.id, one.evaluation.measurements[0].median_us) for one in told} == {
         (FIRST.id, 3.0),
         (SECOND.id, 3.0),
     }
+
+
+def test_a_view_that_was_read_before_sees_what_any_process_adds(store: SqliteStore) -> None:
+    seen = view(store)
+    assert (seen.pending(), seen.champions()) == ([], ())
+    open_archive(store.path).append(proposal(), proposal(SECOND), of_twice(passed(FIRST.id, w=2.0)))
+    assert seen.pending() == [SECOND.id]
+    open_archive(store.path).append(of_twice(passed(SECOND.id, created=2.0, w=1.0)))
+    assert dict(seen.bars()) == {"w": 1.0}
+    open_archive(store.path).append(of_twice(failed(SECOND.id, created=3.0)))
+    assert dict(seen.bars()) == {"w": 2.0}
+
+
+def test_a_view_that_reads_step_by_step_knows_what_a_new_one_knows(store: SqliteStore) -> None:
+    rng, seen = random.Random(5), view(store)
+    kernels = [FIRST.with_knobs({"THREADS": 32 * n}) for n in range(1, 9)]
+    kernels += [bad_kernels.twice_kernel(note=f"{n}") for n in range(20)]
+    for moment, one in enumerate(rng.sample(kernels, len(kernels)) * 2):
+        parents = tuple(rng.sample([k.id for k in kernels], 1)) if rng.random() < 0.7 else ()
+        store.append(replace(proposal(one, rng.choice(["improve", "repair"]), parents), created=float(moment)))
+        created, times = moment + rng.choice([0.5, -1.5]), {"w": rng.uniform(1, 9), "v": rng.uniform(1, 9)}
+        made = confirmed if rng.random() < 0.3 else passed
+        verdict = failed(one.id, created=created) if rng.random() < 0.3 else made(one.id, CPU, created, **times)
+        store.append(of_twice(verdict))
+        assert dict(seen.bars()) == dict(view(store).bars())
+        assert selection.request(seen, OP, 4, seed=1) == selection.request(view(store), OP, 4, seed=1)

@@ -1,0 +1,265 @@
+"""Lessons: what earlier attempts at an op teach, in sentences for the next prompt."""
+
+import heapq
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from archive.kernel import Kernel
+from archive.records import Outcome
+from archive.summaries import EvaluationSummary, ProposalSummary
+from evolve.prompting.text import one_line
+
+MOST = 10  # sentences
+MOST_GAINS, MOST_LOSSES, MOST_KNOBS, MOST_REASONS, MOST_HOPELESS = 3, 2, 2, 2, 1
+GAINED, LOST = 1.1, 0.9  # times as fast as the parent
+TELLING = 1.1  # times as fast by another value of a knob
+LEAST_SETTINGS = 4  # of a design, before its knobs say anything
+AGAIN = 2  # times, before a failure is more than an accident
+MAX_NOTE, MAX_REASON, MAX_WORKLOAD = 140, 160, 120
+PLACE = re.compile(r"^(?:\S*kernel\.cu\S*:|[\w.]+=\S+(?: [\w.]+=\S+)* \w+:|line \d+:|(?:fatal )?error:|launch \d+:)\s*")
+NO_KERNEL = "no kernel in the answer"
+Times = Mapping[str, float]  # us by workload
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a design that was made from others compares with them, at its best setting."""
+
+    kernel_id: str
+    workload: str
+    ratio: float  # times as fast there as the best of its parents
+    created: float
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a knob does on average over the settings of the others."""
+
+    name: str
+    best: int
+    worst: int
+    ratio: float  # times as fast with the best value as with the worst
+
+
+class Lessons:
+    """Collects what proposals and verdicts teach. Both are taken in the order of time.
+
+    `families` names the family of every kernel that counts; `kernels` reads the kernels with some ids.
+    """
+
+    def __init__(self, families: Mapping[str, str], kernels: Callable[[Sequence[str]], Mapping[str, Kernel]]) -> None:
+        self._families, self._kernels = families, kernels
+        self._verdicts: dict[str, EvaluationSummary] = {}
+        self._best: dict[str, dict[str, float]] = {}  # family -> the least time on each workload
+        self._passed = defaultdict[str, list[str]](list)  # family -> its kernels with times
+        self._births = defaultdict[str, list[ProposalSummary]](list)  # family -> the proposals of its kernels
+        self._offspring = defaultdict[str, set[str]](set)  # kernel -> the families that were made from it
+        self._changed: set[str] = set()  # families whose change and effects must be found again
+        self._changes: dict[str, Change] = {}
+        self._effects: dict[str, list[Effect]] = {}
+        self._reasons: dict[tuple[str, str], tuple[int, tuple[float, str, str, str]]] = {}  # their number, the first
+        self._roots: dict[str, str] = {}  # kernel -> the kernel whose repair, or repair of a repair, it is
+        self._tries = defaultdict[str, list[EvaluationSummary]](list)  # by root
+        self._without_effect: tuple[float, str, str] | None = None  # minus the time, the proposal, its kernel
+
+    def propose(self, proposal: ProposalSummary) -> None:
+        """Take the next proposal."""
+        kernel_id = proposal.kernel_id
+        if not kernel_id:
+            if proposal.failure:
+                self._fail(proposal.created, proposal.id, NO_KERNEL, proposal.failure)
+            return
+        if kernel_id not in self._roots:
+            repair = proposal.operator == "repair" and proposal.parents
+            root = proposal.parents[0] if repair else kernel_id
+            self._roots[kernel_id] = self._roots.get(root, root)
+        family = self._families[kernel_id]
+        self._births[family].append(proposal)
+        self._changed.add(family)
+        for parent in proposal.parents:
+            self._offspring[parent].add(family)
+        verdict = self._verdicts.get(kernel_id)
+        if verdict and verdict.outcome is Outcome.DUPLICATE:
+            self._note_without_effect([proposal])
+
+    def judge(self, verdict: EvaluationSummary) -> None:
+        """Take the first verdict on a kernel."""
+        kernel_id = verdict.kernel_id
+        family = self._families.get(kernel_id)
+        if family is None:
+            return
+        self._verdicts[kernel_id] = verdict
+        self._changed |= {family, *self._offspring[kernel_id]}
+        if verdict.outcome is Outcome.DUPLICATE:
+            self._note_without_effect([born for born in self._births[family] if born.kernel_id == kernel_id])
+            return
+        self._tries[self._roots.get(kernel_id, kernel_id)].append(verdict)
+        if not verdict.passed:
+            self._fail(verdict.created, kernel_id, str(verdict.outcome), verdict.log)
+        elif verdict.measurements:
+            self._passed[family].append(kernel_id)
+            _lower(self._best.setdefault(family, {}), _times(verdict))
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return the most telling first: what helped, the best knobs, what harmed, why kernels fail, and so on."""
+        for family in self._changed:
+            self._effects.pop(family, None)
+            self._changes.pop(family, None)
+            if change := self._change(family):
+                self._changes[family] = change
+        self._changed.clear()
+        found = (
+            *self._gains(), *self._knobs(), *self._losses(), *self._failures(), *self._hopeless(), *self._no_effect(),
+        )  # fmt: skip
+        return found[:MOST]
+
+    def _change(self, family: str) -> Change | None:
+        """The change that the first proposal of the design made, if its parents passed and share a workload with it."""
+        for born in sorted(self._births[family], key=lambda p: (p.created, p.id)):
+            parents = [parent for parent in born.parents if parent in self._verdicts]
+            if not parents or any(self._families[parent] == family for parent in parents):
+                continue
+            before: dict[str, float] = {}
+            for parent in parents:
+                _lower(before, _times(self._verdicts[parent]))
+            ratios = {w: before[w] / us for w, us in self._best.get(family, {}).items() if w in before}
+            if ratios:
+                workload = max(sorted(ratios), key=lambda w: ratios[w])
+                return Change(born.kernel_id, workload, ratios[workload], born.created)
+        return None
+
+    def _gains(self) -> Iterator[str]:
+        gains = (change for change in self._changes.values() if change.ratio >= GAINED)
+        first = heapq.nsmallest(MOST_GAINS, gains, key=lambda c: (-round(c.ratio, 1), c.created, c.kernel_id))
+        for change in first:
+            idea = self._idea(change.kernel_id)
+            yield f"This helped: {idea}: {change.ratio:.1f} times as fast as its parent at {_at(change)}."
+
+    def _losses(self) -> Iterator[str]:
+        """Designs that are slower than their parents on every workload that both have."""
+        losses = (change for change in self._changes.values() if change.ratio <= LOST)
+        first = heapq.nsmallest(MOST_LOSSES, losses, key=lambda c: (round(c.ratio, 1), c.created, c.kernel_id))
+        for change in first:
+            share, idea = max(change.ratio, 0.01), self._idea(change.kernel_id)
+            yield f"This did harm: {idea}: {share:.1g} of its parent's speed, at best, at {_at(change)}."
+
+    def _knobs(self) -> Iterator[str]:
+        """For the designs that were tuned, fastest first: the knobs that matter most, and their best values."""
+        overall: dict[str, float] = {}
+        for best in self._best.values():
+            _lower(overall, best)
+        tuned = [family for family, settings in self._passed.items() if len(settings) >= LEAST_SETTINGS]
+        told = 0
+        order = sorted(tuned, key=lambda f: (-len(self._best[f]), round(_slowness(self._best[f], overall), 2), f))
+        for family in order:
+            if family not in self._effects:
+                self._effects[family] = self._effects_of(family)
+            for effect in self._effects[family]:
+                yield (
+                    f"In {self._idea(min(self._passed[family]))}, {effect.name} = {effect.best} is about "
+                    f"{effect.ratio:.1f} times as fast as {effect.name} = {effect.worst}, whatever the other knobs."
+                )
+                told += 1
+                if told == MOST_KNOBS:
+                    return
+
+    def _effects_of(self, family: str) -> list[Effect]:
+        members = sorted(self._passed[family])
+        settings = {kernel_id: kernel.settings for kernel_id, kernel in self._kernels(members).items()}
+        scores = {one: _slowness(_times(self._verdicts[one]), self._best[family]) for one in members}
+        effects = (_effect(name, settings, scores) for name in settings[members[0]])
+        return sorted((e for e in effects if e and e.ratio >= TELLING), key=lambda e: (-e.ratio, e.name))
+
+    def _failures(self) -> Iterator[str]:
+        """What kernels and replies failed of again and again, most frequent first."""
+        often = [(kind, number, first) for kind, (number, first) in self._reasons.items() if number >= AGAIN]
+        for (outcome, _), number, first in heapq.nsmallest(MOST_REASONS, often, key=lambda one: (-one[1], one[0])):
+            reason = _reason(first[3])
+            yield f"Failed {number} times in the same way: {outcome}{f': {reason}' if reason else ''}."
+
+    def _hopeless(self) -> Iterator[str]:
+        """Designs that were tried more than once, repairs included, and never passed."""
+        never = (
+            (root, tries)
+            for root, tries in self._tries.items()
+            if len(tries) >= AGAIN and root in self._families and not any(verdict.passed for verdict in tries)
+        )
+        for root, tries in heapq.nsmallest(MOST_HOPELESS, never, key=lambda one: (-len(one[1]), one[0])):
+            in_order = sorted(tries, key=lambda verdict: (verdict.created, verdict.kernel_id))
+            ends = ", ".join(dict.fromkeys(str(verdict.outcome) for verdict in in_order))
+            yield f"Never passed, in {len(tries)} attempts: {self._idea(root)} ({ends})."
+
+    def _no_effect(self) -> Iterator[str]:
+        if self._without_effect:
+            yield f"The compiler makes no difference of this: {self._idea(self._without_effect[2])}."
+
+    def _note_without_effect(self, proposals: Iterable[ProposalSummary]) -> None:
+        """Remember the newest change of more than knobs that compiled to the code of another kernel."""
+        for proposal in proposals:
+            family = self._families[proposal.kernel_id]
+            if all(self._families.get(parent) != family for parent in proposal.parents):
+                found = -proposal.created, proposal.id, proposal.kernel_id
+                self._without_effect = min(self._without_effect or found, found)
+
+    def _fail(self, created: float, subject: str, outcome: str, log: str) -> None:
+        kind = outcome, _normalised(_reason(log))
+        found = created, subject, outcome, log
+        number, first = self._reasons.get(kind, (0, found))
+        self._reasons[kind] = number + 1, min(first, found)
+
+    def _idea(self, kernel_id: str) -> str:
+        plan = self._kernels([kernel_id])[kernel_id].plan
+        return f'"{one_line(plan.note or plan.launches[0].entry, MAX_NOTE)}"'
+
+
+def _effect(name: str, settings: Mapping[str, Mapping[str, int]], scores: Mapping[str, float]) -> Effect | None:
+    by_value = defaultdict[int, list[float]](list)
+    for kernel_id, values in settings.items():
+        by_value[values[name]].append(scores[kernel_id])
+    means = {value: sum(own) / len(own) for value, own in by_value.items() if len(own) >= AGAIN}
+    if len(means) < 2:
+        return None
+    best, worst = (choose(sorted(means), key=lambda value: means[value]) for choose in (min, max))
+    return Effect(name, best, worst, round(math.exp(means[worst] - means[best]), 1))
+
+
+def _times(verdict: EvaluationSummary) -> dict[str, float]:
+    return {m.workload: m.median_us for m in verdict.measurements} if verdict.passed else {}
+
+
+def _lower(least: dict[str, float], times: Times) -> None:
+    """Keep the lesser of the times on each workload."""
+    for workload, us in times.items():
+        least[workload] = min(us, least.get(workload, us))
+
+
+def _slowness(times: Times, best: Times) -> float:
+    """Return the mean over the workloads of log(own time / best time)."""
+    return sum(math.log(us / best[workload]) for workload, us in times.items()) / max(len(times), 1)
+
+
+def _at(change: Change) -> str:
+    return one_line(change.workload, MAX_WORKLOAD)
+
+
+@lru_cache(maxsize=10_000)
+def _reason(log: str) -> str:
+    """Return the first line of a log that is not empty without the place that it names."""
+    for line in log.splitlines():
+        text, found = line.strip(), PLACE.match(line.strip())
+        while found:
+            text = text[found.end() :]
+            found = PLACE.match(text)
+        if text:
+            return one_line(text, MAX_REASON).rstrip(".")
+    return ""
+
+
+@lru_cache(maxsize=10_000)
+def _normalised(reason: str) -> str:
+    """Return a reason without its names and numbers."""
+    return re.sub(r"[-+]?\d[\d.e+-]*", "N", re.sub(r"`[^`]*`|\"[^\"]*\"|'[^']*'", "NAME", reason))

@@ -1,0 +1,314 @@
+"""View of one op on one device: what the archive holds of it, read once and then kept up to date."""
+
+from bisect import insort
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from archive.kernel import Kernel
+from archive.records import DeviceInfo, Evaluation, Merged, Outcome, Profile
+from archive.store import Store
+from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, Timing
+from evolve.request import Candidate, Tried
+from evolve.selection import population
+from evolve.selection.duplicates import oldest_by_code
+from evolve.selection.history import History
+from evolve.selection.lessons import Lessons
+from evolve.selection.population import Champion
+
+EVOLVE, BEST_OF_N = "evolve", "best-of-n"
+STRATEGIES = (EVOLVE, BEST_OF_N)
+READ_AT_ONCE = 500  # kernels; more than that are read with all kernels of the op
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How much of the archive a run makes use of."""
+
+    run: str = ""
+    strategy: str = EVOLVE  # best-of-n, the control arm, asks each time as if it were the first
+    fresh: bool = False  # only what this very run has proposed
+
+
+EVERYTHING = Scope()
+
+
+def evaluations_of(store: Store, verdicts: Iterable[EvaluationSummary]) -> dict[str, Evaluation]:
+    """Return the evaluations that these verdicts sum up, by their ids in the archive."""
+    ids = {(verdict.kernel_id, verdict.created, verdict.device): verdict.id for verdict in verdicts}
+    found = store.find(Evaluation, ids=list(ids.values()))
+    return {ids[one.kernel_id, one.created, one.device.key]: one for one in found}
+
+
+class OpView:
+    """An op on a device as the archive holds it. Every method sees what any process has appended by then.
+
+    A kernel counts if the scope includes it; verdicts on other kernels serve to find duplicates alone.
+    """
+
+    def __init__(self, store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> None:
+        self.store, self.op, self.device, self.scope = store, op, device, scope
+        self._all: dict[str, KernelSummary] = {}  # every kernel of the op, oldest first
+        self._by_outline = defaultdict[str, list[str]](list)
+        self._judged: dict[str, EvaluationSummary] = {}  # every verdict in force on the device, by kernel
+        self._by_code: dict[str, EvaluationSummary] = {}
+        self._proposals: list[ProposalSummary] = []  # in the scope, oldest first
+        self._proposed: set[str] = set()  # their kernels
+        self._used = Counter[str]()  # how often each kernel was a parent
+        self._families: dict[str, str] = {}  # of the kernels that count
+        self._read = [0, 0, 0]  # numbers of the last kernel, proposal and evaluation read
+        self._kernels: dict[str, Kernel] = {}
+        self._evaluations: dict[str, Evaluation] = {}
+        self._contenders: dict[str, EvaluationSummary] | None = None  # the champions' verdicts, and their rivals'
+        self._latest: dict[str, Timing] = {}  # by workload, from every evaluation on the device
+        self._alive: tuple[EvaluationSummary, ...] | None = None
+        self._tried: list[Tried] | None = None
+        self._past: tuple[History, Lessons] | None = None
+        self._unheard: list[ProposalSummary | EvaluationSummary] = []  # read, and not taken into the history yet
+
+    # What is known.
+
+    def known(self) -> frozenset[str]:
+        """Return the ids of every kernel of the op."""
+        self._refresh()
+        return frozenset(self._all)
+
+    def proposals(self) -> Sequence[ProposalSummary]:
+        """Return the proposals in the scope, oldest first."""
+        self._refresh()
+        return self._proposals
+
+    def verdicts(self) -> Mapping[str, EvaluationSummary]:
+        """Return the verdicts in force on the device by kernel, also on kernels that do not count."""
+        self._refresh()
+        return self._judged
+
+    def families(self) -> Mapping[str, str]:
+        """Return the family of each kernel that counts."""
+        self._refresh()
+        return self._families
+
+    def used(self) -> Counter[str]:
+        """Return how often each kernel was a parent."""
+        self._refresh()
+        return self._used
+
+    def history(self) -> tuple[History, Lessons]:
+        """Return the trials so far, and what they teach."""
+        self._refresh()
+        if self._past is None:
+            self._past = History(self._families), Lessons(self._families, self.kernels)
+            verdicts = (verdict for kernel_id, verdict in self._judged.items() if kernel_id in self._families)
+            self._unheard = [*self._proposals, *sorted(verdicts, key=lambda one: (one.created, one.number))]
+        for record in self._unheard:
+            for part in self._past:
+                if isinstance(record, ProposalSummary):
+                    part.propose(record)
+                else:
+                    part.judge(record)
+        self._unheard = []
+        return self._past
+
+    # What is to be done.
+
+    def pending(self) -> list[str]:
+        """Return the kernels that count and have no verdict on the device, oldest first."""
+        self._refresh()
+        return [kernel_id for kernel_id in self._families if kernel_id not in self._judged]
+
+    def unconfirmed(self) -> list[Kernel]:
+        """Return the champions that no fresh process of this archive's own has tested again yet."""
+        leading = dict.fromkeys(leader.kernel_id for leader in self.leaders().values())
+        confirmed = self.store.find(EvaluationSummary, self.op, device=self.device.key, confirmed=True, kernels=leading)
+        merged = {one.evaluation_id for one in self.store.find(Merged, ids=[verdict.id for verdict in confirmed])}
+        tested = {verdict.kernel_id for verdict in confirmed if verdict.id not in merged}
+        in_force = {leader.kernel_id: leader.confirmed for leader in self.leaders().values()}
+        waiting = [one for one in leading if one in self._all and not (in_force[one] and one in tested)]
+        return list(self.kernels(waiting).values())
+
+    # The fittest.
+
+    def leaders(self) -> dict[str, EvaluationSummary]:
+        """Return the champion's verdict on each workload."""
+        self._refresh()
+        if self._contenders is None:
+            every = [self._judged[one] for one in sorted(self._judged) if self._counts(one)]
+        else:
+            every = list(self._contenders.values())
+        leaders = population.leaders(every)
+        confirmed = population.leaders(verdict for verdict in every if verdict.confirmed)
+        self._contenders = {verdict.kernel_id: verdict for verdict in (*leaders.values(), *confirmed.values())}
+        return leaders
+
+    def champions(self) -> tuple[Champion, ...]:
+        """Return the champion on each workload with its measurement and its duel."""
+        leaders = self.leaders()
+        evaluations = self.evaluations(leaders.values())
+        return tuple(population.champion(w, evaluations[leader.id]) for w, leader in leaders.items())
+
+    def leading_times(self) -> dict[str, Timing]:
+        """Return the champion's times on each workload."""
+        return {
+            workload: timing
+            for workload, leader in self.leaders().items()
+            for timing in leader.measurements
+            if timing.workload == workload
+        }
+
+    def bars(self) -> tuple[tuple[str, float], ...]:
+        """Return the time to beat on each workload, in us."""
+        return tuple((workload, timing.median_us) for workload, timing in self.leading_times().items())
+
+    def latest_times(self) -> Mapping[str, Timing]:
+        """Return the latest times on each workload that any evaluation brought, PyTorch's among them."""
+        self._refresh()
+        return self._latest
+
+    def alive(self) -> tuple[EvaluationSummary, ...]:
+        """Return the verdicts on the kernels alive, fittest first."""
+        leaders = self.leaders()
+        if self._alive is None:
+            counted = [verdict for kernel_id, verdict in self._judged.items() if kernel_id in self._families]
+            leading = {workload: one for workload, one in leaders.items() if one.kernel_id in self._families}
+            self._alive = population.survivors(counted, leading=leading)
+        return self._alive
+
+    # The whole records of a few kernels.
+
+    def kernels(self, ids: Iterable[str]) -> dict[str, Kernel]:
+        """Return these kernels by their ids; an id that the archive does not hold is left out."""
+        wanted = list(dict.fromkeys(ids))
+        if missing := [kernel_id for kernel_id in wanted if kernel_id not in self._kernels]:
+            self._kernels |= {kernel.id: kernel for kernel in self.store.find(Kernel, ids=missing)}
+        return {kernel_id: self._kernels[kernel_id] for kernel_id in wanted if kernel_id in self._kernels}
+
+    def evaluations(self, verdicts: Iterable[EvaluationSummary]) -> dict[str, Evaluation]:
+        """Return the evaluations that these verdicts sum up, by their ids."""
+        wanted = list(verdicts)
+        if missing := [verdict for verdict in wanted if verdict.id not in self._evaluations]:
+            self._evaluations |= evaluations_of(self.store, missing)
+        return {verdict.id: self._evaluations[verdict.id] for verdict in wanted}
+
+    def candidates(self, verdicts: Sequence[EvaluationSummary]) -> tuple[Candidate, ...]:
+        """Return the kernels with their evaluations, and the latest profile of each on every workload."""
+        ids = [verdict.kernel_id for verdict in verdicts]
+        kernels, evaluations = self.kernels(ids), self.evaluations(verdicts)
+        profiles = defaultdict[str, dict[str, Profile]](dict)
+        for profile in self.store.find(Profile, self.op, kernels=ids) if ids else ():
+            if profile.device == self.device.key:
+                profiles[profile.kernel_id][profile.workload] = profile
+        return tuple(
+            Candidate(kernels[one.kernel_id], evaluations[one.id], tuple(profiles[one.kernel_id].values()))
+            for one in verdicts
+        )
+
+    def tried(self) -> Sequence[Tried]:
+        """Return every kernel that has a verdict, oldest first.
+
+        A duplicate has the outcome and the times of the kernel that it repeats, and is left out if that one is unknown.
+        """
+        self._refresh()
+        if self._tried is None:
+            told = [found for kernel_id in self._families if (found := self._told_of(kernel_id))]
+            told.sort(key=lambda verdict: (verdict.created, verdict.number))
+            if len(told) - len(self._kernels) > READ_AT_ONCE:
+                self._kernels |= {kernel.id: kernel for kernel in self.store.find(Kernel, self.op)}
+            kernels = self.kernels(verdict.kernel_id for verdict in told)
+            self._tried = [Tried(kernels[verdict.kernel_id], verdict) for verdict in told]
+        return tuple(self._tried)
+
+    # The kernels that a duplicate may repeat.
+
+    def with_outline(self, outline: str) -> list[tuple[Kernel, EvaluationSummary]]:
+        self._refresh()
+        judged = [
+            kernel_id
+            for kernel_id in self._by_outline.get(outline, ())
+            if kernel_id in self._judged and self._judged[kernel_id].outcome is not Outcome.DUPLICATE
+        ]
+        return [(kernel, self._judged[kernel.id]) for kernel in self.kernels(judged).values()]
+
+    def with_code(self, code: str) -> EvaluationSummary | None:
+        self._refresh()
+        return self._by_code.get(code)
+
+    # Reading what is new.
+
+    def _refresh(self) -> None:
+        """Read what any process has appended since the last time; kernels last, so that each verdict has its kernel."""
+        device = self.device.key
+        verdicts = self.store.find(EvaluationSummary, self.op, device=device, after=self._read[2])
+        proposals = self.store.find(ProposalSummary, self.op, after=self._read[1])
+        kernels = self.store.find(KernelSummary, self.op, after=self._read[0])
+        numbers = ([one.number for one in records] for records in (kernels, proposals, verdicts))
+        self._read = [max(new, default=last) for new, last in zip(numbers, self._read, strict=True)]
+        for kernel in kernels:
+            self._all[kernel.id] = kernel
+            self._by_outline[kernel.outline].append(kernel.id)
+            if not self.scope.fresh:
+                self._families[kernel.id] = kernel.family
+        for proposal in proposals:
+            self._take_proposal(proposal)
+        for verdict in verdicts:
+            self._latest |= {timing.workload: timing for timing in verdict.measurements}
+            self._take_verdict(verdict)
+
+    def _take_proposal(self, proposal: ProposalSummary) -> None:
+        if self.scope.fresh and proposal.run != self.scope.run:
+            return
+        kernel_id, late = proposal.kernel_id, False
+        if self._proposals and proposal.created < self._proposals[-1].created:
+            insort(self._proposals, proposal, key=lambda one: (one.created, one.number))
+            late = True
+        else:
+            self._proposals.append(proposal)
+        self._used.update(proposal.parents)
+        if kernel_id and kernel_id not in self._proposed:
+            self._proposed.add(kernel_id)
+            self._families.setdefault(kernel_id, self._all[kernel_id].family)
+            if kernel_id in self._judged:
+                late, self._contenders, self._alive = True, None, None
+        if late:
+            self._past = self._tried = None
+        else:
+            self._unheard.append(proposal)
+
+    def _take_verdict(self, verdict: EvaluationSummary) -> None:
+        held = self._judged.get(verdict.kernel_id)
+        if held and verdict.created < held.created:
+            return
+        self._judged[verdict.kernel_id] = verdict
+        self._alive = None
+        original = self._by_code.get(verdict.code)
+        if held or (original and verdict.created < original.created):
+            self._past = self._tried = None
+            self._by_code = oldest_by_code(self._judged.values())
+        elif original is None:
+            self._by_code |= oldest_by_code([verdict])
+        if held or verdict.confirmed:
+            self._contenders = None
+        elif self._contenders is not None and self._counts(verdict.kernel_id):
+            self._contenders[verdict.kernel_id] = verdict
+        if verdict.kernel_id in self._families:
+            self._unheard.append(verdict)
+            self._tell(verdict)
+
+    def _tell(self, verdict: EvaluationSummary) -> None:
+        """Add a verdict to the kernels tried, if they have been asked for."""
+        if self._tried is not None and (told := self._told(verdict)):
+            if self._tried and self._tried[-1].evaluation.created > verdict.created:
+                self._tried = None
+            else:
+                (kernel,) = self.kernels([verdict.kernel_id]).values()
+                self._tried.append(Tried(kernel, told))
+
+    def _told(self, verdict: EvaluationSummary) -> EvaluationSummary | None:
+        """A duplicate with the outcome and the times of the kernel that it repeats; None where that one is unknown."""
+        original = self._by_code.get(verdict.code) if verdict.outcome is Outcome.DUPLICATE else verdict
+        return original and verdict._replace(outcome=original.outcome, measurements=original.measurements)
+
+    def _told_of(self, kernel_id: str) -> EvaluationSummary | None:
+        return self._told(self._judged[kernel_id]) if kernel_id in self._judged else None
+
+    def _counts(self, kernel_id: str) -> bool:
+        return not self.scope.fresh or kernel_id in self._families
