@@ -1,0 +1,49 @@
+"""CONTRIBUTING's recipe for a proposer, followed with `RandomKnobs`.
+
+The conformance suite runs on it too: `tests/conformance/test_proposers.py` lists it among PROPOSERS.
+"""
+
+import time
+from pathlib import Path
+
+import bad_kernels
+import pytest
+from fake_engine import FakeEngine
+from random_knobs import RandomKnobs
+
+from archive.proposals import Budget, Proposal
+from archive.records import Evaluation
+from archive.store import SqliteStore, open_archive
+from evolve.budget import Ended
+from evolve.loop import evolve
+from evolve.search import Search
+from reference_ops import catalog
+
+TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
+SEED = Proposal("twice", "seed", "shipped", bad_kernels.twice_kernel(), created=1.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SqliteStore:
+    return open_archive(tmp_path / "archive.db")
+
+
+def run(store: SqliteStore, engine: FakeEngine) -> Ended:
+    """Run the loop until the proposer has nothing left, and return why it ended."""
+    search = Search("run", catalog.load(TWICE), TWICE, 7, Budget(evals=100), time.monotonic() + 120)
+    events = evolve(search, [SEED], RandomKnobs(), engine, store)
+    while True:
+        try:
+            next(events)
+        except StopIteration as stopped:
+            return Ended(stopped.value)
+
+
+def test_the_loop_evaluates_what_the_proposer_proposes_and_ends_when_nothing_is_left(store: SqliteStore) -> None:
+    engine = FakeEngine()
+    assert run(store, engine) is Ended.NOTHING
+    proposed = [proposal for proposal in store.find(Proposal) if proposal.proposer == "random"]
+    assert len(proposed) == 2  # the knob has three values, one of them in the seed
+    assert {parent for proposal in proposed for parent in proposal.parents} == {SEED.kernel_id}
+    assert [kernel.id for kernel in engine.evaluated] == [SEED.kernel_id, *(one.kernel_id for one in proposed)]
+    assert {evaluation.kernel_id for evaluation in store.find(Evaluation)} == {kernel.id for kernel in engine.evaluated}
