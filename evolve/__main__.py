@@ -1,4 +1,4 @@
-"""`python -m evolve`."""
+"""Entry point of `python -m evolve`."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""Errors that are ours or the user's. A bad kernel is never an exception: it is an Evaluation."""
+"""UserError, the exception for what a user can correct. A bad kernel is no exception: it is an Evaluation."""
 
 
 class UserError(Exception):
-    """Something the user can put right: what happened, and what to do next."""
+    """An error that the user can correct: the message says what is wrong, the hint what to do."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Marks a function of the user's program as an op. Imports nothing, so that the program pays nothing for it."""
+"""The decorator `@evolve.op`, which marks a function of a user's program as an op. It imports nothing heavy."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -7,26 +7,27 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def op(*examples: Callable[[], Any], name: str = "") -> Callable[[F], F]:
-    """`@evolve.op(lambda: (torch.randn(8, 4096),), ...)`: example inputs, each a function that makes them anew.
+    """Mark a function as an op, with example inputs: `@evolve.op(lambda: (torch.randn(8, 4096),), ...)`.
 
-    The function stays what it is. `evolve run file.py:function` evolves kernels for it: dims that differ between the
-    examples are symbolic, and the examples are the workloads. One of them should be small enough for a CPU.
+    Each example is a function that creates new inputs. The marked function itself does not change.
+    `evolve run file.py:function` evolves kernels for it. The examples are the workloads, and dims that differ between
+    them are symbolic. One example should be small enough for a CPU.
     """
 
-    for one in examples:
-        if _wants_arguments(one):  # `@evolve.op` without parentheses would put `marked` in place of the function
+    for example in examples:
+        if _needs_arguments(example):  # as the function itself does, under `@evolve.op` without parentheses
             raise TypeError(
-                f"`{getattr(one, '__name__', one)}` is no example, because it wants arguments; write "
-                "`@evolve.op(lambda: (torch.randn(8, 4096),))` over a function, with what it is called with"
+                f"an example is a function without arguments, got `{getattr(example, '__name__', example)}`; write "
+                "`@evolve.op(lambda: (torch.randn(8, 4096),))` above the function, with its inputs in the tuple"
             )
 
-    def marked(function: F) -> F:
+    def mark(function: F) -> F:
         function.evolve_op = {"examples": examples, "name": name}  # type: ignore[attr-defined]
         return function
 
-    return marked
+    return mark
 
 
-def _wants_arguments(example: object) -> bool:
+def _needs_arguments(example: object) -> bool:
     code = getattr(example, "__code__", None)
     return code is not None and code.co_argcount > len(getattr(example, "__defaults__", None) or ())

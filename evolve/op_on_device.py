@@ -1,4 +1,4 @@
-"""An op on a device: what a kernel plan may name, the values it is evaluated at, and the speed of light."""
+"""An op on a device: the names a kernel's plan can use, the values it is bound to, and the speed of light."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from reference_ops.op import Op, Workload
 
 
 def signature(op: Op) -> Signature:
-    """What the op offers to a kernel's plan."""
+    """The names that a kernel's plan can use for this op."""
     return Signature(
         op=op.name,
         tensors=tuple(tensor.name for tensor in (*op.inputs, *op.outputs)),
@@ -22,6 +22,7 @@ def signature(op: Op) -> Signature:
 
 
 def point(op: Op, workload: Workload, info: DeviceInfo) -> Point:
+    """The values that a kernel's plan is bound to at this workload."""
     return Point(
         dtype=workload.dtype,
         dims=op.sizes(workload),
@@ -33,39 +34,41 @@ def point(op: Op, workload: Workload, info: DeviceInfo) -> Point:
 
 
 @dataclass(frozen=True)
-class Light:
-    """The least bytes at the copy rate, and the arithmetic at the peaks of the units that can do it; 0 if unknown."""
+class SpeedOfLight:
+    """Lower bounds of a kernel's time; 0 if the device's rates are unknown."""
 
-    bytes_us: float
-    arithmetic_us: float
+    bytes_us: float  # the least bytes at the copy rate
+    arithmetic_us: float  # the arithmetic at the peak rates of the fastest units that can do it
 
     @property
     def us(self) -> float:
         return max(self.bytes_us, self.arithmetic_us)
 
 
-def light(op: Op, workload: Workload, device: DeviceInfo) -> Light:
+def speed_of_light(op: Op, workload: Workload, device: DeviceInfo) -> SpeedOfLight:
+    """The lower bounds for an op at a workload on a device."""
     bytes_us = op.least_bytes(workload) / (device.copy_gb_s * 1e3) if device.copy_gb_s else 0.0
     rates, sizes = dict(device.tflops), op.sizes(workload)
     ordinary_us = op.flops(sizes) / (rates.get("float32", math.inf) * 1e6)
     matrix_us = (
         op.matrix_flops(sizes) / (rates.get(matrix_unit(op, workload), math.inf) * 1e6) if op.matrix_flops else 0
     )
-    # Tensor cores work beside the others, but without TF32 products of float32 are ordinary arithmetic.
+    # Tensor cores run in parallel with the other units. Without TF32, float32 products run on the other units.
     both_us = ordinary_us + matrix_us if matrix_unit(op, workload) == "float32" else max(ordinary_us, matrix_us)
-    return Light(bytes_us, both_us)
+    return SpeedOfLight(bytes_us, both_us)
 
 
 def matrix_unit(op: Op, workload: Workload) -> str:
-    """The rate, by its name in DeviceInfo, at which matrix products of this workload go."""
+    """The name in DeviceInfo of the rate of this workload's matrix products."""
     return "tf32" if op.tf32 and workload.dtype == "float32" else workload.dtype
 
 
 def all_flops(op: Op, workload: Workload) -> int:
+    """Ordinary arithmetic and matrix products together."""
     sizes = op.sizes(workload)
     return op.flops(sizes) + (op.matrix_flops(sizes) if op.matrix_flops else 0)
 
 
 def without_tensor_cores_us(op: Op, workload: Workload, device: DeviceInfo) -> float:
-    """What all of the arithmetic takes on the ordinary units."""
+    """The time of all arithmetic if tensor cores are not used."""
     return all_flops(op, workload) / (dict(device.tflops).get("float32", math.inf) * 1e6)

@@ -7,7 +7,7 @@ import pytest
 from records import GPU
 from small_op import OP
 
-from evolve.op_on_device import light, without_tensor_cores_us
+from evolve.op_on_device import speed_of_light, without_tensor_cores_us
 from reference_ops.op import Op, Workload
 
 RATES = (("float32", 50.0), ("tf32", 400.0), ("bfloat16", 800.0))
@@ -29,9 +29,9 @@ def at(op: Op, dtype: str) -> Workload:
     return replace(op.gpu[0], dtype=dtype)
 
 
-def test_bytes_go_at_the_copy_rate() -> None:
+def test_bytes_move_at_the_copy_rate() -> None:
     workload = OP.gpu[0]
-    assert light(OP, workload, DEVICE).bytes_us == pytest.approx(OP.least_bytes(workload) / 4000e3)
+    assert speed_of_light(OP, workload, DEVICE).bytes_us == pytest.approx(OP.least_bytes(workload) / 4000e3)
 
 
 @pytest.mark.parametrize(
@@ -46,19 +46,19 @@ def test_bytes_go_at_the_copy_rate() -> None:
     ],
     ids=["ordinary", "tensor cores", "without TF32", "TF32", "both at once", "both on the same units"],
 )
-def test_arithmetic_goes_at_the_rate_of_the_units_that_can_do_it(op: Op, dtype: str, expected_us: float) -> None:
-    assert light(op, at(op, dtype), DEVICE).arithmetic_us == pytest.approx(expected_us)
+def test_arithmetic_runs_at_the_rate_of_the_fastest_units(op: Op, dtype: str, expected_us: float) -> None:
+    assert speed_of_light(op, at(op, dtype), DEVICE).arithmetic_us == pytest.approx(expected_us)
 
 
-def test_what_tensor_cores_save_is_told() -> None:
+def test_the_time_without_tensor_cores_is_at_the_ordinary_rate() -> None:
     assert without_tensor_cores_us(PRODUCT, at(PRODUCT, "bfloat16"), DEVICE) == pytest.approx(160.0)
 
 
-def test_an_unknown_rate_asks_for_nothing() -> None:
-    assert light(PRODUCT, at(PRODUCT, "float16"), replace(DEVICE, copy_gb_s=0.0)).us == 0
+def test_without_known_rates_the_bound_is_zero() -> None:
+    assert speed_of_light(PRODUCT, at(PRODUCT, "float16"), replace(DEVICE, copy_gb_s=0.0)).us == 0
 
 
-def test_what_need_not_be_read_does_not_count() -> None:
+def test_bytes_that_need_not_be_read_do_not_count() -> None:
     halved = replace(OP, touched={OP.inputs[0].name: lambda _: 10})
     workload = halved.gpu[0]
     whole = OP.bytes_of(OP.inputs[:1], workload)

@@ -15,7 +15,7 @@ from evolve.devices.device import Device, Program, RejectedError
 from evolve.evaluation.baselines import Baselines
 from evolve.evaluation.buffers import POISONS, USUAL_ALIGNMENT, Buffer, damaged
 from evolve.evaluation.check import Draw, Inspector, layout
-from evolve.op_on_device import all_flops, light
+from evolve.op_on_device import all_flops, speed_of_light
 from reference_ops.op import MOVED, NORMAL, SHIFTED, Op, Tensors, Workload
 
 LEAST_SAMPLES, USUAL_SAMPLES, MOST_SAMPLES = 9, 30, 120
@@ -177,7 +177,7 @@ def check_memory(inspector: Inspector, slots: Sequence[CallSlot], workload: Work
 
 def floor_us(device: Device, op: Op, workload: Workload) -> float | None:
     """Return the speed-of-light time, or None if the device's rates are not known."""
-    return light(op, workload, device.info).us if device.info.copy_gb_s else None
+    return speed_of_light(op, workload, device.info).us if device.info.copy_gb_s else None
 
 
 def physical_us(device: Device, op: Op, workload: Workload) -> float:

@@ -8,7 +8,7 @@ from archive.kernel import Kernel
 from archive.plan import PlanError
 from archive.records import DeviceInfo, Evaluation, Outcome, Resources, Traits
 from evolve.devices.choose import policy_of
-from evolve.op_on_device import light, point, without_tensor_cores_us
+from evolve.op_on_device import point, speed_of_light, without_tensor_cores_us
 from evolve.prompting.limits import BLOCKS, MAX_WORKLOAD, REGISTERS, THREADS
 from evolve.prompting.text import nbytes, one_line
 from reference_ops.op import Op
@@ -96,7 +96,7 @@ def _without_tensor_cores(evaluation: Evaluation, op: Op) -> Iterator[str]:
     device, traits = evaluation.device, evaluation.traits
     timed = {measurement.workload for measurement in evaluation.measurements}
     for workload in () if traits is None or traits.tensor_cores else op.workloads(device.kind):
-        slow_us, bytes_us = without_tensor_cores_us(op, workload, device), light(op, workload, device).bytes_us
+        slow_us, bytes_us = without_tensor_cores_us(op, workload, device), speed_of_light(op, workload, device).bytes_us
         if op.matrix_flops and workload.key in timed and workload.dtype in HALVES and slow_us > bytes_us > 0:
             at = one_line(workload.key, MAX_WORKLOAD)
             yield (

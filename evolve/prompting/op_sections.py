@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from archive.records import DeviceInfo
 from evolve.devices.choose import policy_of
-from evolve.op_on_device import all_flops, light, matrix_unit
+from evolve.op_on_device import all_flops, matrix_unit, speed_of_light
 from evolve.prompting.limits import BLOCKS, MAX_NOTE, MAX_WORKLOAD, REGISTERS, SMALL_ARCHS, THREADS
 from evolve.prompting.text import clipped, fenced, flops, listed, nbytes, one_line, us
 from reference_ops.op import Op, TensorSpec, Tolerance, Workload
@@ -94,7 +94,7 @@ def _workload_line(op: Op, workload: Workload, device: DeviceInfo) -> str:
 
 def _floor(op: Op, workload: Workload, device: DeviceInfo) -> Iterator[str]:
     """Yield the speed-of-light times and the side of the roofline, where the device's rates are known."""
-    least, rates = light(op, workload, device), dict(device.tflops)
+    least, rates = speed_of_light(op, workload, device), dict(device.tflops)
     if not least.bytes_us:
         return
     yield f"; {us(least.bytes_us)} for the bytes"

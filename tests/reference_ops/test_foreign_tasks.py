@@ -236,7 +236,7 @@ def test_a_module_that_is_not_there_is_named() -> None:
 
 def test_a_decorator_without_examples_says_how_it_is_written(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import evolve\n\n@evolve.op\ndef f(x):\n    return x\n")
-    with pytest.raises(CatalogError, match=r"program\.py, line 3, .*`f` is no example.*@evolve\.op\(lambda"):
+    with pytest.raises(CatalogError, match=r"program\.py, line 3, .*without arguments, got `f`.*@evolve\.op\(lambda"):
         op(tmp_path / "program.py")
 
 
