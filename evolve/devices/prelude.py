@@ -13,6 +13,7 @@ C_TYPES = {
     "int64": "long long", "int32": "int", "int16": "short", "int8": "signed char", "uint8": "unsigned char",
     "bool": "bool", "float8_e4m3fn": "__nv_fp8_e4m3", "float8_e5m2": "__nv_fp8_e5m2",
 }  # fmt: skip
+RUNTIME, LIBRARY = "cuda_fp16.h", "cuda/std/type_traits"
 
 
 def specialisation(bound: Bound) -> str:
@@ -32,9 +33,6 @@ def numbered_source(bound: Bound) -> str:
 
 def _integer_type(value: int) -> str:
     return "int" if -(2**31) < value < 2**31 else "long long"
-
-
-RUNTIME, LIBRARY = "cuda_fp16.h", "cuda/std/type_traits"
 
 
 def cuda_include_dirs() -> tuple[Path, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from chosen_ops import EXACT
+from device_kernels import EVERY_DEVICE
 
 from archive.library import op_names, shipped
 from archive.records import Evaluation
@@ -11,15 +12,13 @@ from evolve import wiring
 from evolve.devices import choose
 from evolve.engines.engine import Engine, Job
 
-DEVICES = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
-
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "op" in metafunc.fixturenames:
         metafunc.parametrize("op", op_names() if metafunc.config.getoption("--every-kernel") else EXACT)
 
 
-@pytest.fixture(scope="module", params=DEVICES)
+@pytest.fixture(scope="module", params=EVERY_DEVICE)
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     made = wiring.engine(request.param)
     yield made

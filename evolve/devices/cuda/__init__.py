@@ -1,6 +1,8 @@
 """The cuda device: NVIDIA GPUs through CuPy, from NVRTC to launches and timing."""
 
 import contextlib
+import ctypes
+import re
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -30,7 +32,30 @@ POLICY = Policy(
 
 
 def missing() -> str:
-    return "" if find_spec("cupy") and torch_sees_gpu() else "no usable NVIDIA GPU was found"
+    return "" if find_spec("cupy") and gpu_found() else "no usable NVIDIA GPU was found"
+
+
+def gpu_found() -> bool:
+    """Whether the driver has a GPU that the installed PyTorch is built for, without importing PyTorch."""
+    built_for = _cuda_of_torch()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count, version = ctypes.c_int(), ctypes.c_int()
+    found = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    # A driver runs programs of its own and of older major versions of CUDA.
+    return found and 0 < built_for <= version.value // 1000
+
+
+def _cuda_of_torch() -> int:
+    """The major version of CUDA that PyTorch is built for; 0 for a build without CUDA."""
+    spec = find_spec("torch")
+    version = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    text = version.read_text(encoding="utf-8") if version and version.is_file() else ""
+    built = re.search(r"^cuda\b[^=\n]*= *'(\d+)", text, re.MULTILINE)
+    return int(built.group(1)) if built else 0
 
 
 def torch_sees_gpu() -> bool:
@@ -57,6 +82,7 @@ def supports(_kernel: "Kernel") -> bool:
 
 def preload() -> None:
     import_module("evolve.devices.cuda.device")
+    import_module("torch._dynamo")  # torch.compile and the loading of tasks need it, and it takes seconds
     preload_nvrtc()
 
 

@@ -18,15 +18,6 @@ from evolve.devices.object_file import Symbol
 from evolve.devices.prelude import cuda_include_dirs, numbered_source, specialisation
 from evolve.devices.source_text import includes, of_known_files, spliced_directive
 
-
-def nvrtc_version() -> str:
-    """Such as 13.0; an ImportError or a RuntimeError says why there is none."""
-    from cupy.cuda import nvrtc
-
-    major, minor = nvrtc.getVersion()
-    return f"{major}.{minor}"
-
-
 ANCHOR = "evolve_anchor"
 PRELUDE = r"""
 #include <cuda_fp16.h>
@@ -97,25 +88,22 @@ struct alignas(64) CUtensorMap_st {
 };
 typedef struct CUtensorMap_st CUtensorMap;
 """
-
 # Kernels include these out of habit; what they would bring is above or built in.
 EMPTY_HEADERS = (
     "math.h", "cmath", "stdint.h", "cstdint", "float.h", "cfloat", "limits.h", "climits", "limits", "stddef.h",
     "cstddef", "stdio.h", "cstdio", "assert.h", "cassert", "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h",
     "device_launch_parameters.h", "vector_types.h", "vector_functions.h", "type_traits", "algorithm", "utility",
 )  # fmt: skip
-
-
-LOG_CHARACTERS = 4000
+SLOW_HEADERS = ("cooperative_groups", "cuda/std", "cub/", "thrust/", "cuda/atomic", "cuda/barrier", "cuda/pipeline")
 HEADER_NAME = re.compile(r"\w[\w./+-]*")
 POINTER_BYTES = 8
-SLOW_HEADERS = ("cooperative_groups", "cuda/std", "cub/", "thrust/", "cuda/atomic", "cuda/barrier", "cuda/pipeline")
+CACHES_SINCE = (12, 9)  # beside a GPU NVRTC then remembers what it compiled, without what the compiler said of it
+LOG_CHARACTERS = 4000
 ENTRY_IN_LOG = re.compile(r"Compiling entry function '(\w+)'")
 LOCAL_IN_LOG = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
 REGISTERS_IN_LOG = re.compile(r"Used (\d+) registers")
-CLOCK = re.compile(rb"%(?:clock|globaltimer|gridid|pm\d)\w*")  # of a kernel's launches, too
-CACHES_SINCE = (12, 9)  # beside a GPU NVRTC then remembers what it compiled, without what the compiler said of it
 SHARED_IN_LOG = re.compile(r"(\d+) bytes smem")
+CLOCK = re.compile(rb"%(?:clock|globaltimer|gridid|pm\d)\w*")  # of a kernel's launches, too
 
 
 @dataclass(frozen=True)
@@ -163,6 +151,14 @@ def compile_ahead(bound: Bound, arch: str, cubins: Path) -> Cubin:
         half.write_bytes(json.dumps(log).encode() + b"\n" + image)
         half.replace(file)
     return compiled
+
+
+def nvrtc_version() -> str:
+    """Such as 13.0; an ImportError or a RuntimeError says why there is none."""
+    from cupy.cuda import nvrtc
+
+    major, minor = nvrtc.getVersion()
+    return f"{major}.{minor}"
 
 
 @lru_cache(maxsize=256)
@@ -267,15 +263,6 @@ def _check_launch(launch: BoundLaunch, entries: dict[str, cubin.EntryPoint], sou
         )
 
 
-def _variables(image: bytes, *sources: str) -> tuple[Symbol, ...]:
-    """The variables to watch; raises for those that make no sense but to keep something."""
-    symbols = object_file.symbols(image)
-    variables = cubin.variables(symbols)
-    to_keep = [variable.name for variable in variables if cubin.begins_empty(variable) or cubin.of_inline_ptx(variable)]
-    state.check_compiled(to_keep, [symbol.name for symbol in symbols if symbol.section is None], *sources)
-    return variables if {variable.name for variable in variables} > {ANCHOR} else ()
-
-
 @lru_cache(maxsize=16)
 def _unsigned(entry: str, source: str) -> bool:
     """Whether the entry takes any integer without a sign: the cubin tells sizes alone."""
@@ -296,6 +283,15 @@ def _misfit(value: Value, size: int, unsigned: bool) -> str:
         case int() if size == 4 and not -(2**31) <= value < 2 ** (32 if unsigned else 31):
             return f"{value} does not fit in 4 bytes: take a long long"
     return ""
+
+
+def _variables(image: bytes, *sources: str) -> tuple[Symbol, ...]:
+    """The variables to watch; raises for those that make no sense but to keep something."""
+    symbols = object_file.symbols(image)
+    variables = cubin.variables(symbols)
+    to_keep = [variable.name for variable in variables if cubin.begins_empty(variable) or cubin.of_inline_ptx(variable)]
+    state.check_compiled(to_keep, [symbol.name for symbol in symbols if symbol.section is None], *sources)
+    return variables if {variable.name for variable in variables} > {ANCHOR} else ()
 
 
 def _resources(log: str, entries: dict[str, cubin.EntryPoint]) -> list[Resources]:

@@ -16,13 +16,27 @@ from evolve.devices.object_file import Section, Symbol
 PARAMETER = 0x17
 MAX_THREADS = 0x05
 OF_SYMBOLS = (0x0A, 0x0F)  # attributes that number symbols: other functions beside this one change them
+INLINE_FORMATS = (1, 2, 3)  # the two bytes after the attribute are its value; otherwise they are its length
 INFO, TEXT = ".nv.info.", ".text."
 CONSTANTS = re.compile(r"\.nv\.constant(\d+)\.(.+)")  # of one entry
 COMMON = re.compile(r"\.nv\.(constant\d+|global\.init)")  # the variables that begin with a value, and addresses
 RELOCATIONS = {".rel": "<QQ", ".rela": "<QQq"}  # what the loader fills in: the place, the symbol, what to add
 ZEROED = ".nv.global"
 LASTING = (ZEROED, ".nv.global.init", ".nv.constant3")
-INLINE_FORMATS = (1, 2, 3)  # the two bytes after the attribute are its value; otherwise they are its length
+WORDS = struct.Struct("<H7xH5x")  # bits 0 to 15 with the operation, bits 72 to 87 with the width
+OPERATION, FORM = 0x1FF, 0xFFF
+LD, LDG, ST, STG, LDGSTS = 0x180, 0x181, 0x185, 0x186, 0x1AE
+LDG_256, STG_256 = 0x17E, 0x17F
+ATOM, ATOMG, RED = {0x18A, 0x18B, 0x1A2}, {0x1A3, 0x1A8, 0x1A9}, {0x18E, 0x1A6}
+MMA = {0x236, 0x23C, 0x237, 0x23D, 0x23F, 0x27A, 0x47F}  # HMMA on Volta and since, IMMA, BMMA, DMMA, QMMA, OMMA
+GROUP_MMA = {0x1F0, 0x1F1, 0x1F2, 0x1F3}  # HGMMA, IGMMA, BGMMA, QGMMA
+TENSOR_MEMORY_MMA = {0x1EA}  # UTCHMMA, UTCQMMA, UTCOMMA
+ATOMICS = ATOM | ATOMG | RED
+ACCESS_BYTES = (1, 1, 2, 2, 4, 8, 16, 16)
+BLACKWELL = 100
+WARP = 32
+REGISTERS, REGISTERS_AT_ONCE = 65536, 256  # of a multiprocessor; a warp is given them by so many
+PARTITIONS = 4  # of a multiprocessor, each with its share of the registers
 
 
 @dataclass(frozen=True)
@@ -34,25 +48,10 @@ class EntryPoint:
     max_threads: int  # from __launch_bounds__, 0 when there are none
 
 
-@dataclass(frozen=True)
-class Code:
-    """The instructions that an entry may come to, and a hash of them with all that they refer to, names apart."""
-
-    instructions: bytes
-    digest: str
-
-
 def entries(cubin: bytes) -> dict[str, EntryPoint]:
     """Every entry of the cubin by its symbol, mangled unless it was declared extern "C"."""
     infos = {s.name.removeprefix(INFO): s.data for s in object_file.sections(cubin) if s.name.startswith(INFO)}
     return {name: _entry(name, info) for name, info in infos.items()}
-
-
-def codes(cubin: bytes, names: Sequence[str]) -> dict[str, Code]:
-    """What these entries run; the other functions of the cubin do not count, nor does what debuggers read."""
-    sections = {section.name: section for section in object_file.sections(cubin)}
-    symbols = object_file.symbols(cubin)
-    return {name: _code(name, sections, symbols) for name in names}
 
 
 def variables(symbols: list[Symbol]) -> tuple[Symbol, ...]:
@@ -80,6 +79,123 @@ def _entry(name: str, info: bytes) -> EntryPoint:
             x, y, z = struct.unpack_from("<III", value)
             max_threads = x * y * z
     return EntryPoint(name, tuple(parameters[ordinal] for ordinal in sorted(parameters)), max_threads)
+
+
+def of(bound: Bound, image: bytes, resources: Sequence[Resources], arch: str) -> Traits:
+    """Of one workload; `resources` are the compiler's figures by entry."""
+    used = {resource.entry: resource for resource in resources}
+    names = tuple(dict.fromkeys(launch.entry for launch in bound.launches))
+    codes = _codes(image, names, arch)
+    uses = [codes[name][1] for name in names]
+    shared = [launch.shared + used[launch.entry].shared_bytes for launch in bound.launches]
+    return Traits(
+        code=content_id(_described(bound, {name: codes[name][0] for name in names}, used)),
+        load_bytes=max((each.load_bytes for each in uses), default=0),
+        store_bytes=max((each.store_bytes for each in uses), default=0),
+        shared_bytes=max(shared, default=0),
+        registers=max((used[name].registers for name in names), default=0),
+        threads=max((prod(launch.block) for launch in bound.launches), default=0),
+        launches=len(bound.launches),
+        tensor_cores=any(each.tensor_cores for each in uses),
+        atomics=any(each.atomics for each in uses),
+        occupancy=min(
+            (
+                occupancy(arch, used[launch.entry].registers, prod(launch.block), size)
+                for launch, size in zip(bound.launches, shared, strict=True)
+            ),
+            default=0.0,
+        ),
+    )
+
+
+def _described(bound: Bound, digests: Mapping[str, str], used: Mapping[str, Resources]) -> list[object]:
+    """All that decides what runs, without the names that a kernel gives to its own things."""
+    scratch = {workspace.name: index for index, workspace in enumerate(bound.workspace)}
+    return [
+        [[workspace.nbytes, workspace.zero] for workspace in bound.workspace],
+        [_launch(launch, digests, used, scratch) for launch in bound.launches],
+    ]
+
+
+def _launch(
+    launch: BoundLaunch, digests: Mapping[str, str], used: Mapping[str, Resources], scratch: Mapping[str, int]
+) -> list[object]:
+    taken = used[launch.entry]
+    return [
+        digests[launch.entry], taken.registers, taken.shared_bytes, taken.local_bytes,
+        launch.grid, launch.block, launch.shared, launch.cooperative,
+        [_argument(value, scratch) for value in launch.args],
+    ]  # fmt: skip
+
+
+def _argument(value: Value, scratch: Mapping[str, int]) -> object:
+    match value:
+        case Pointer(name=name):
+            return ["tensor", scratch.get(name, name)]
+        case Pointers(names=names):
+            return ["tensors", *(scratch.get(name, name) for name in names)]
+    return value
+
+
+@dataclass(frozen=True)
+class Use:
+    """What some code makes use of; widths are those of one thread's widest access."""
+
+    load_bytes: int
+    store_bytes: int
+    tensor_cores: bool
+    atomics: bool
+
+
+def use(code: bytes, arch: str) -> Use:
+    """Of whole instructions, as a cubin's .text section holds them."""
+    blackwell = compute_capability(arch) >= BLACKWELL
+    loads, stores = {0}, {0}
+    tensor_cores = atomics = False
+    for word, width in set(WORDS.iter_unpack(code)):
+        operation = word & OPERATION
+        if operation in (LD, LDG):
+            loads.add(_bytes(width))
+        elif operation in (ST, STG):
+            stores.add(_bytes(width))
+        elif operation == LDGSTS:
+            loads.add(4 << (width >> 2 & 3) if blackwell else _bytes(width))
+        elif operation == LDG_256:
+            loads.add(32)
+        elif operation == STG_256:
+            stores.add(32)
+        atomics |= operation in ATOMICS
+        tensor_cores |= word & FORM in MMA or operation in GROUP_MMA or operation in TENSOR_MEMORY_MMA
+    return Use(max(loads), max(stores), tensor_cores, atomics)
+
+
+def compute_capability(arch: str) -> int:
+    """90 for sm_90a."""
+    return int(re.sub(r"\D", "", arch))
+
+
+def _bytes(width: int) -> int:
+    return ACCESS_BYTES[width >> 1 & 7]
+
+
+@lru_cache(maxsize=256)  # workloads that share their cubin
+def _codes(image: bytes, names: tuple[str, ...], arch: str) -> dict[str, tuple[str, Use]]:
+    return {name: (code.digest, use(code.instructions, arch)) for name, code in codes(image, names).items()}
+
+
+@dataclass(frozen=True)
+class Code:
+    """The instructions that an entry may come to, and a hash of them with all that they refer to, names apart."""
+
+    instructions: bytes
+    digest: str
+
+
+def codes(cubin: bytes, names: Sequence[str]) -> dict[str, Code]:
+    """What these entries run; the other functions of the cubin do not count, nor does what debuggers read."""
+    sections = {section.name: section for section in object_file.sections(cubin)}
+    symbols = object_file.symbols(cubin)
+    return {name: _code(name, sections, symbols) for name in names}
 
 
 def _code(entry: str, sections: Mapping[str, Section], symbols: Sequence[Symbol]) -> Code:
@@ -126,65 +242,6 @@ def _attributes(info: bytes) -> Iterator[tuple[int, bytes]]:
             at += length
 
 
-WORDS = struct.Struct("<H7xH5x")  # bits 0 to 15 with the operation, bits 72 to 87 with the width
-OPERATION, FORM = 0x1FF, 0xFFF
-LD, LDG, ST, STG, LDGSTS = 0x180, 0x181, 0x185, 0x186, 0x1AE
-LDG_256, STG_256 = 0x17E, 0x17F
-ATOM, ATOMG, RED = {0x18A, 0x18B, 0x1A2}, {0x1A3, 0x1A8, 0x1A9}, {0x18E, 0x1A6}
-MMA = {0x236, 0x23C, 0x237, 0x23D, 0x23F, 0x27A, 0x47F}  # HMMA on Volta and since, IMMA, BMMA, DMMA, QMMA, OMMA
-GROUP_MMA = {0x1F0, 0x1F1, 0x1F2, 0x1F3}  # HGMMA, IGMMA, BGMMA, QGMMA
-TENSOR_MEMORY_MMA = {0x1EA}  # UTCHMMA, UTCQMMA, UTCOMMA
-ATOMICS = ATOM | ATOMG | RED
-ACCESS_BYTES = (1, 1, 2, 2, 4, 8, 16, 16)
-BLACKWELL = 100
-
-
-@dataclass(frozen=True)
-class Use:
-    """What some code makes use of; widths are those of one thread's widest access."""
-
-    load_bytes: int
-    store_bytes: int
-    tensor_cores: bool
-    atomics: bool
-
-
-def use(code: bytes, arch: str) -> Use:
-    """Of whole instructions, as a cubin's .text section holds them."""
-    blackwell = compute_capability(arch) >= BLACKWELL
-    loads, stores = {0}, {0}
-    tensor_cores = atomics = False
-    for word, width in set(WORDS.iter_unpack(code)):
-        operation = word & OPERATION
-        if operation in (LD, LDG):
-            loads.add(_bytes(width))
-        elif operation in (ST, STG):
-            stores.add(_bytes(width))
-        elif operation == LDGSTS:
-            loads.add(4 << (width >> 2 & 3) if blackwell else _bytes(width))
-        elif operation == LDG_256:
-            loads.add(32)
-        elif operation == STG_256:
-            stores.add(32)
-        atomics |= operation in ATOMICS
-        tensor_cores |= word & FORM in MMA or operation in GROUP_MMA or operation in TENSOR_MEMORY_MMA
-    return Use(max(loads), max(stores), tensor_cores, atomics)
-
-
-def compute_capability(arch: str) -> int:
-    """90 for sm_90a."""
-    return int(re.sub(r"\D", "", arch))
-
-
-def _bytes(width: int) -> int:
-    return ACCESS_BYTES[width >> 1 & 7]
-
-
-WARP = 32
-REGISTERS, REGISTERS_AT_ONCE = 65536, 256  # of a multiprocessor; a warp is given them by so many
-PARTITIONS = 4  # of a multiprocessor, each with its share of the registers
-
-
 @dataclass(frozen=True)
 class Limits:
     """What a multiprocessor holds at once."""
@@ -221,67 +278,6 @@ def occupancy(arch: str, registers: int, threads: int, shared_bytes: int) -> flo
     if shared := _up(shared_bytes + limits.reserved, limits.shared_at_once):
         blocks.append(limits.shared_kb * 1024 // shared)
     return min(blocks) * warps / limits.warps
-
-
-def of(bound: Bound, image: bytes, resources: Sequence[Resources], arch: str) -> Traits:
-    """Of one workload; `resources` are the compiler's figures by entry."""
-    used = {resource.entry: resource for resource in resources}
-    names = tuple(dict.fromkeys(launch.entry for launch in bound.launches))
-    codes = _codes(image, names, arch)
-    uses = [codes[name][1] for name in names]
-    shared = [launch.shared + used[launch.entry].shared_bytes for launch in bound.launches]
-    return Traits(
-        code=content_id(_described(bound, {name: codes[name][0] for name in names}, used)),
-        load_bytes=max((each.load_bytes for each in uses), default=0),
-        store_bytes=max((each.store_bytes for each in uses), default=0),
-        shared_bytes=max(shared, default=0),
-        registers=max((used[name].registers for name in names), default=0),
-        threads=max((prod(launch.block) for launch in bound.launches), default=0),
-        launches=len(bound.launches),
-        tensor_cores=any(each.tensor_cores for each in uses),
-        atomics=any(each.atomics for each in uses),
-        occupancy=min(
-            (
-                occupancy(arch, used[launch.entry].registers, prod(launch.block), size)
-                for launch, size in zip(bound.launches, shared, strict=True)
-            ),
-            default=0.0,
-        ),
-    )
-
-
-@lru_cache(maxsize=256)  # workloads that share their cubin
-def _codes(image: bytes, names: tuple[str, ...], arch: str) -> dict[str, tuple[str, Use]]:
-    return {name: (code.digest, use(code.instructions, arch)) for name, code in codes(image, names).items()}
-
-
-def _described(bound: Bound, digests: Mapping[str, str], used: Mapping[str, Resources]) -> list[object]:
-    """All that decides what runs, without the names that a kernel gives to its own things."""
-    scratch = {workspace.name: index for index, workspace in enumerate(bound.workspace)}
-    return [
-        [[workspace.nbytes, workspace.zero] for workspace in bound.workspace],
-        [_launch(launch, digests, used, scratch) for launch in bound.launches],
-    ]
-
-
-def _launch(
-    launch: BoundLaunch, digests: Mapping[str, str], used: Mapping[str, Resources], scratch: Mapping[str, int]
-) -> list[object]:
-    taken = used[launch.entry]
-    return [
-        digests[launch.entry], taken.registers, taken.shared_bytes, taken.local_bytes,
-        launch.grid, launch.block, launch.shared, launch.cooperative,
-        [_argument(value, scratch) for value in launch.args],
-    ]  # fmt: skip
-
-
-def _argument(value: Value, scratch: Mapping[str, int]) -> object:
-    match value:
-        case Pointer(name=name):
-            return ["tensor", scratch.get(name, name)]
-        case Pointers(names=names):
-            return ["tensors", *(scratch.get(name, name) for name in names)]
-    return value
 
 
 def _up(value: int, step: int) -> int:

@@ -23,6 +23,14 @@ from evolve.devices.cuda.profiler import Ncu
 from evolve.devices.cuda.program import CudaProgram
 from evolve.devices.device import Counted, Program, RejectedError, Tools
 
+LEAST_HEAD_START_CYCLES = 100_000  # with the flush some 0.11 ms in which the host enqueues the call
+MOST_CYCLES = 40_000_000  # 20 ms
+LONGER, SHORTER = 2, 0.98
+GRAPH_REPLAYS = 7
+RESOURCE_ERRORS = ("OUT_OF_RESOURCES", "COOPERATIVE_LAUNCH_TOO_LARGE")
+COPY_BYTES = 2**31
+MATRIX = 8192
+REPEATS = 5
 SUCCESS = 0
 SM_CLOCK, MEMORY_CLOCK, GPU_TEMPERATURE = 1, 2, 0
 # What holds the clocks down; that the GPU is idle, or that a user has set its clocks, is no reason to worry.
@@ -34,116 +42,6 @@ THROTTLES = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-
-
-class _RefusedError(Exception):
-    """The library has no such function, or no answer."""
-
-
-def conditions(pci_bus_id: str) -> Conditions | None:
-    """None where the library is missing, or tells less than all of it."""
-    library = _library()
-    if library is None:
-        return None
-    try:
-        device = ctypes.c_void_p()
-        _ask(library, "nvmlDeviceGetHandleByPciBusId_v2", pci_bus_id.encode(), ctypes.byref(device))
-        ask = partial(_number, library, device)
-        return Conditions(
-            sm_mhz=ask("nvmlDeviceGetClockInfo", SM_CLOCK),
-            memory_mhz=ask("nvmlDeviceGetClockInfo", MEMORY_CLOCK),
-            temperature_c=ask("nvmlDeviceGetTemperature", GPU_TEMPERATURE),
-            power_w=round(ask("nvmlDeviceGetPowerUsage") / 1000),
-            throttled=throttled(ask("nvmlDeviceGetCurrentClocksThrottleReasons", kind=ctypes.c_ulonglong)),
-        )
-    except _RefusedError:
-        return None
-
-
-def throttled(reasons: int) -> str:
-    """The driver's bits as words."""
-    return ", ".join(word for bit, word in THROTTLES.items() if reasons & bit)
-
-
-def _number(
-    library: ctypes.CDLL, device: ctypes.c_void_p, name: str, *choice: int, kind: Callable[[], Any] = ctypes.c_uint
-) -> int:
-    value = kind()
-    _ask(library, name, device, *map(ctypes.c_int, choice), ctypes.byref(value))
-    return int(value.value)
-
-
-def _ask(library: ctypes.CDLL, name: str, *arguments: object) -> None:
-    try:
-        status = getattr(library, name)(*arguments)
-    except AttributeError as error:
-        raise _RefusedError from error
-    if status != SUCCESS:
-        raise _RefusedError
-
-
-@cache
-def _library() -> ctypes.CDLL | None:
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-        _ask(library, "nvmlInit_v2")
-    except (OSError, _RefusedError):
-        return None
-    return library
-
-
-COPY_BYTES = 2**31
-MATRIX = 8192
-REPEATS = 5
-
-
-def copy_gb_s() -> float:
-    """Device-to-device copy, bytes read plus bytes written."""
-    free, _ = torch.cuda.mem_get_info()
-    nbytes = min(COPY_BYTES, free // 4)
-    source = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return round(2 * nbytes / _best_seconds(lambda: target.copy_(source)) / 1e9, 1)
-
-
-def matrix_tflops() -> tuple[tuple[str, float], ...]:
-    """Matrix product rates on random data; `float32` without TF32, as PyTorch's default is, and `tf32` with it."""
-    rates = [("tf32", _tf32_tflops())]
-    for dtype, size in ((torch.bfloat16, MATRIX), (torch.float16, MATRIX), (torch.float32, MATRIX // 4)):
-        a = torch.randn(size, size, device="cuda").to(dtype)
-        seconds = _best_seconds(lambda a=a: a @ a)  # type: ignore[misc]
-        rates.append((str(dtype).removeprefix("torch."), round(2 * size**3 / seconds / 1e12, 1)))
-    return tuple(rates)
-
-
-def _tf32_tflops() -> float:
-    a = torch.randn(MATRIX, MATRIX, device="cuda")
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        return round(2 * MATRIX**3 / _best_seconds(lambda: a @ a) / 1e12, 1)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
-
-
-def _best_seconds(call: Callable[[], object]) -> float:
-    call()
-    times: list[float] = []
-    for _ in range(REPEATS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1000)
-    return min(times)
-
-
-LEAST_HEAD_START_CYCLES = 100_000  # with the flush some 0.11 ms in which the host enqueues the call
-MOST_CYCLES = 40_000_000  # 20 ms
-LONGER, SHORTER = 2, 0.98
-GRAPH_REPLAYS = 7
-RESOURCE_ERRORS = ("OUT_OF_RESOURCES", "COOPERATIVE_LAUNCH_TOO_LARGE")
 
 
 class CudaDevice:
@@ -322,3 +220,101 @@ def _wait(synchronize: Callable[[], object]) -> object:
         return synchronize()
     except RuntimeError as error:
         raise RejectedError(Outcome.CRASHED, str(error).splitlines()[0]) from error
+
+
+def copy_gb_s() -> float:
+    """Device-to-device copy, bytes read plus bytes written."""
+    free, _ = torch.cuda.mem_get_info()
+    nbytes = min(COPY_BYTES, free // 4)
+    source = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return round(2 * nbytes / _best_seconds(lambda: target.copy_(source)) / 1e9, 1)
+
+
+def matrix_tflops() -> tuple[tuple[str, float], ...]:
+    """Matrix product rates on random data; `float32` without TF32, as PyTorch's default is, and `tf32` with it."""
+    rates = [("tf32", _tf32_tflops())]
+    for dtype, size in ((torch.bfloat16, MATRIX), (torch.float16, MATRIX), (torch.float32, MATRIX // 4)):
+        a = torch.randn(size, size, device="cuda").to(dtype)
+        seconds = _best_seconds(lambda a=a: a @ a)  # type: ignore[misc]
+        rates.append((str(dtype).removeprefix("torch."), round(2 * size**3 / seconds / 1e12, 1)))
+    return tuple(rates)
+
+
+def _tf32_tflops() -> float:
+    a = torch.randn(MATRIX, MATRIX, device="cuda")
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        return round(2 * MATRIX**3 / _best_seconds(lambda: a @ a) / 1e12, 1)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def _best_seconds(call: Callable[[], object]) -> float:
+    call()
+    times: list[float] = []
+    for _ in range(REPEATS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1000)
+    return min(times)
+
+
+def conditions(pci_bus_id: str) -> Conditions | None:
+    """None where the library is missing, or tells less than all of it."""
+    library = _library()
+    if library is None:
+        return None
+    try:
+        device = ctypes.c_void_p()
+        _ask(library, "nvmlDeviceGetHandleByPciBusId_v2", pci_bus_id.encode(), ctypes.byref(device))
+        ask = partial(_number, library, device)
+        return Conditions(
+            sm_mhz=ask("nvmlDeviceGetClockInfo", SM_CLOCK),
+            memory_mhz=ask("nvmlDeviceGetClockInfo", MEMORY_CLOCK),
+            temperature_c=ask("nvmlDeviceGetTemperature", GPU_TEMPERATURE),
+            power_w=round(ask("nvmlDeviceGetPowerUsage") / 1000),
+            throttled=throttled(ask("nvmlDeviceGetCurrentClocksThrottleReasons", kind=ctypes.c_ulonglong)),
+        )
+    except _RefusedError:
+        return None
+
+
+def throttled(reasons: int) -> str:
+    """The driver's bits as words."""
+    return ", ".join(word for bit, word in THROTTLES.items() if reasons & bit)
+
+
+class _RefusedError(Exception):
+    """The library has no such function, or no answer."""
+
+
+def _number(
+    library: ctypes.CDLL, device: ctypes.c_void_p, name: str, *choice: int, kind: Callable[[], Any] = ctypes.c_uint
+) -> int:
+    value = kind()
+    _ask(library, name, device, *map(ctypes.c_int, choice), ctypes.byref(value))
+    return int(value.value)
+
+
+def _ask(library: ctypes.CDLL, name: str, *arguments: object) -> None:
+    try:
+        status = getattr(library, name)(*arguments)
+    except AttributeError as error:
+        raise _RefusedError from error
+    if status != SUCCESS:
+        raise _RefusedError
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        _ask(library, "nvmlInit_v2")
+    except (OSError, _RefusedError):
+        return None
+    return library

@@ -15,38 +15,11 @@ from cupy_backends.cuda.api.driver import CUDADriverError
 from evolve.devices.cuda.program import loaded
 from evolve.devices.object_file import Symbol
 
-
-@cache
-def function(source: str, name: str, arch: str) -> Any:
-    """Compiled and loaded once per process."""
-    return loaded(compiled(source, arch)).get_function(name)
-
-
-def compiled(source: str, arch: str) -> bytes:
-    program = nvrtc.createProgram(source, "own.cu", (), ())
-    try:
-        nvrtc.compileProgram(program, [f"-arch={arch}", "-std=c++17"])
-        image: bytes = nvrtc.getCUBIN(program)
-        return image + b"\0"  # CuPy drops the last byte
-    finally:
-        nvrtc.destroyProgram(program)
-
-
-def launch(function: Any, blocks: int, threads: int, values: tuple[Any, ...], shared: int = 0) -> None:
-    """Enqueue on PyTorch's current stream; `values` are ctypes values."""
-    addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-    stream = torch.cuda.current_stream().cuda_stream
-    driver.launchKernel(
-        function.ptr, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(addresses), 0
-    )  # fmt: skip
-
-
 FLUSH_BYTES = 2**28  # several times the L2 of any GPU so far
 THREADS, VECTOR_BYTES = 1024, 16
 BLOCKS_PER_SM = 2  # one fills an SM; the second wave is for an SM that the first one missed
 LIMIT_BYTES = 2**16  # for what kernels print, and for a heap that none of them may have
 NOT_SUPPORTED = 801  # cuCtxResetPersistingL2Cache on GPUs before compute capability 8.0
-
 SOURCE = r"""
 #if __CUDA_ARCH__ >= 800
 #define POLICY(name) \
@@ -93,6 +66,19 @@ extern "C" __global__ void __launch_bounds__(1024) clean(
     if (found) buffer->x = found;
 }
 """
+# Headers bring hundreds of them, so the GPU itself looks at all of them at once; a block each.
+COMPARE_SOURCE = r"""
+struct Variable { unsigned char* now; unsigned char* loaded; unsigned long long bytes; };
+extern "C" __global__ void compare(const Variable* variables, unsigned char* changed, int first)
+{
+    Variable variable = variables[blockIdx.x];
+    for (unsigned long long i = threadIdx.x; i < variable.bytes; i += blockDim.x) {
+        if (first) variable.loaded[i] = variable.now[i];
+        else if (variable.loaded[i] != variable.now[i]) changed[blockIdx.x] = 1;
+    }
+}
+"""
+COMPARE_THREADS = 64
 
 
 class Eviction(IntEnum):
@@ -164,40 +150,6 @@ class FreeMemory:
         self._erased = now
 
 
-def reset_persisting_lines() -> None:
-    """Lines of the L2 that a kernel asked to keep lose that privilege. Takes effect at once, not in stream order."""
-    status = _driver().cuCtxResetPersistingL2Cache()
-    if status != NOT_SUPPORTED:
-        driver.check_status(status)
-
-
-@cache
-def bound_limits() -> None:
-    """Once per process, before any kernel that prints: the driver refuses later."""
-    runtime.deviceSetLimit(runtime.cudaLimitPrintfFifoSize, LIMIT_BYTES)
-    runtime.deviceSetLimit(runtime.cudaLimitMallocHeapSize, LIMIT_BYTES)
-
-
-@cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-# Headers bring hundreds of them, so the GPU itself looks at all of them at once; a block each.
-COMPARE_SOURCE = r"""
-struct Variable { unsigned char* now; unsigned char* loaded; unsigned long long bytes; };
-extern "C" __global__ void compare(const Variable* variables, unsigned char* changed, int first)
-{
-    Variable variable = variables[blockIdx.x];
-    for (unsigned long long i = threadIdx.x; i < variable.bytes; i += blockDim.x) {
-        if (first) variable.loaded[i] = variable.now[i];
-        else if (variable.loaded[i] != variable.now[i]) changed[blockIdx.x] = 1;
-    }
-}
-"""
-COMPARE_THREADS = 64
-
-
 class VariableWatch:
     """Where the driver has put each variable, and a copy of what was in it; to be made before the first launch."""
 
@@ -245,3 +197,47 @@ def _address(module: Module, variable: Symbol) -> int:
     except CUDADriverError:
         return 0
     return address
+
+
+def reset_persisting_lines() -> None:
+    """Lines of the L2 that a kernel asked to keep lose that privilege. Takes effect at once, not in stream order."""
+    status = _driver().cuCtxResetPersistingL2Cache()
+    if status != NOT_SUPPORTED:
+        driver.check_status(status)
+
+
+@cache
+def bound_limits() -> None:
+    """Once per process, before any kernel that prints: the driver refuses later."""
+    runtime.deviceSetLimit(runtime.cudaLimitPrintfFifoSize, LIMIT_BYTES)
+    runtime.deviceSetLimit(runtime.cudaLimitMallocHeapSize, LIMIT_BYTES)
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@cache
+def function(source: str, name: str, arch: str) -> Any:
+    """Compiled and loaded once per process."""
+    return loaded(compiled(source, arch)).get_function(name)
+
+
+def compiled(source: str, arch: str) -> bytes:
+    program = nvrtc.createProgram(source, "own.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, [f"-arch={arch}", "-std=c++17"])
+        image: bytes = nvrtc.getCUBIN(program)
+        return image + b"\0"  # CuPy drops the last byte
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def launch(function: Any, blocks: int, threads: int, values: tuple[Any, ...], shared: int = 0) -> None:
+    """Enqueue on PyTorch's current stream; `values` are ctypes values."""
+    addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+    stream = torch.cuda.current_stream().cuda_stream
+    driver.launchKernel(
+        function.ptr, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(addresses), 0
+    )  # fmt: skip

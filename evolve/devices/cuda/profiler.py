@@ -61,6 +61,10 @@ def command() -> Path | None:
     return replay.tool(NAME, WHEELS, (folder / NAME for folder in sorted(folders, key=_newest, reverse=True)))
 
 
+def _newest(folder: Path) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", str(folder))]
+
+
 def version(tool: Path) -> str:
     """As the tool tells it, or nothing."""
     try:
@@ -146,6 +150,12 @@ class Ncu:
         return log.read_text(errors="replace") if log.exists() else "", said, done.exists()
 
 
+def _unknown(name: str, log: str) -> bool:
+    """Whether the log names it; a name without a suffix is told as the pattern of all names that it might stand for."""
+    told = (text.removeprefix("regex:^").replace("\\", "").rstrip(",.;$") for text in UNKNOWN.findall(log))
+    return any(text == name or text.startswith(f"{name}.(") for text in told)
+
+
 def command_line(tool: Path, names: Sequence[str], bound: Bound, log: Path) -> list[str]:
     """Only the plan's own launches are profiled, each once."""
     entries = "|".join(dict.fromkeys(launch.entry for launch in bound.launches))
@@ -188,6 +198,14 @@ def rows(log: str) -> list[Launch]:
     return found
 
 
+def _number(text: str) -> float | None:
+    try:
+        number = float(text.replace(",", ""))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def combined(launches: Sequence[Launch]) -> tuple[tuple[str, float], ...]:
     """One set for all launches: counts add up, ratios are weighted by time, a launch's own facts are the longest's."""
     times = [launch.get(DURATION, 0.0) for launch in launches]
@@ -204,21 +222,3 @@ def combined(launches: Sequence[Launch]) -> tuple[tuple[str, float], ...]:
         if value is not None:
             found.append((name, value))
     return tuple(found)
-
-
-def _unknown(name: str, log: str) -> bool:
-    """Whether the log names it; a name without a suffix is told as the pattern of all names that it might stand for."""
-    told = (text.removeprefix("regex:^").replace("\\", "").rstrip(",.;$") for text in UNKNOWN.findall(log))
-    return any(text == name or text.startswith(f"{name}.(") for text in told)
-
-
-def _number(text: str) -> float | None:
-    try:
-        number = float(text.replace(",", ""))
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _newest(folder: Path) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", str(folder))]

@@ -24,67 +24,20 @@ from evolve.devices.prelude import cuda_include_dirs, specialisation
 from evolve.devices.source_text import of_known_files
 from evolve.errors import UserError
 
-ZEROED, INITIALISED, FOR_THE_LINKER_ALONE = ".bss", ".data", ".data.rel.ro"
-ANCHOR = "evolve_launch"
-
-
-def lasting_variables(own: bytes, source: str) -> tuple[str, ...]:
-    """Those to be compared after every call; raises for those that begin as zero and are not declared constant.
-
-    What the host keeps among constants is not among them, nor is shared memory: it is declared to be each thread's own.
-    """
-    symbols = object_file.symbols(own)
-    zeroed = [symbol.name for symbol in symbols if _in(symbol, ZEROED)]
-    state.check_compiled(zeroed, [symbol.name for symbol in symbols if symbol.section is None], source)
-    kept = [symbol.name for symbol in symbols if _in(symbol, INITIALISED) and not _in(symbol, FOR_THE_LINKER_ALONE)]
-    return (*zeroed, *kept)
-
-
-def _in(symbol: Symbol, section: str) -> bool:
-    """Compilers split sections by what they hold: `.data.rel.local`, `.bss.name`."""
-    held = symbol.section.name if symbol.kind == object_file.VARIABLE and symbol.section else ""
-    return held == section or held.startswith(f"{section}.")
-
-
-@dataclass(frozen=True)
-class WatchedVariable:
-    """One variable of a loaded library, and what it held before any launch."""
-
-    name: str
-    address: int
-    loaded: bytes
-
-    def changed(self) -> bool:
-        """Whether a launch changed it; then it is put back, since other programs may share the library."""
-        if ctypes.string_at(self.address, len(self.loaded)) == self.loaded:
-            return False
-        ctypes.memmove(self.address, self.loaded, len(self.loaded))
-        return True
-
-
-def watched_variables(library: ctypes.CDLL, file: Path, names: tuple[str, ...]) -> tuple[WatchedVariable, ...]:
-    """To be called before the first launch."""
-    if not names:
-        return ()
-    symbols = object_file.symbols(file.read_bytes())
-    anchor = next(symbol.at for symbol in symbols if symbol.name == ANCHOR)
-    start = (ctypes.cast(library[ANCHOR], ctypes.c_void_p).value or 0) - anchor
-    found = (symbol for symbol in symbols if symbol.name in names and symbol.kind == object_file.VARIABLE)
-    return tuple(WatchedVariable(s.name, start + s.at, ctypes.string_at(start + s.at, s.size)) for s in found)
-
-
 HERE = Path(__file__).parent
 HEADER = "emulated.h"
+ANCHOR = "evolve_launch"
 GCC_MARK = b"gpch"  # how g++'s own precompiled headers begin; it takes no others, and others take none so named
 MAX_LOG_CHARACTERS, COMPILE_SECONDS, RUNTIME_SECONDS = 4000, 20, 180
 FLAGS = (
     "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=fast",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-w",
 )  # fmt: skip
-# What a compiler says of a part of it that ended so.
-KILLED = re.compile(r"(?:Killed|Terminated) signal terminated program|(?:ld|as) terminated with signal (?:9|15)\b")
 # Clang deletes code that must reach a conversion out of range; on a GPU that is well defined.
 CLANG_FLAGS = ("-fno-strict-float-cast-overflow",)
+# What a compiler says of a part of it that ended so.
+KILLED = re.compile(r"(?:Killed|Terminated) signal terminated program|(?:ld|as) terminated with signal (?:9|15)\b")
+ZEROED, INITIALISED, FOR_THE_LINKER_ALONE = ".bss", ".data", ".data.rel.ro"
 
 
 @dataclass(frozen=True)
@@ -111,13 +64,6 @@ def find_toolchain() -> Toolchain:
     return Toolchain(command, FLAGS + (CLANG_FLAGS if "clang" in version else ()), headers)
 
 
-def prepare() -> None:
-    """Compile what nearly all kernels need: processes that are forked afterwards have it."""
-    toolchain = find_toolchain()
-    runtime_object(toolchain, cooperative=False)
-    precompiled_header(_how(toolchain, cooperative=False, fp8=False))
-
-
 def find_compiler() -> tuple[str, ...] | None:
     """The command of the host compiler, or None where there is none."""
     for name in ("g++", "clang++"):
@@ -127,6 +73,13 @@ def find_compiler() -> tuple[str, ...] | None:
         # As `cc -x c++`: `c++` would first build a C++ library, which nothing here uses.
         return (sys.executable, "-m", "ziglang", "cc", "-x", "c++")
     return None
+
+
+def prepare() -> None:
+    """Compile what nearly all kernels need: processes that are forked afterwards have it."""
+    toolchain = find_toolchain()
+    runtime_object(toolchain, cooperative=False)
+    precompiled_header(_how(toolchain, cooperative=False, fp8=False))
 
 
 @dataclass(frozen=True)
@@ -232,6 +185,16 @@ def _how(toolchain: Toolchain, *, cooperative: bool, fp8: bool) -> tuple[str, ..
     return (*toolchain.command, *toolchain.flags, *_native(), *_mode(cooperative), *asked, "-nostdinc", *includes)
 
 
+def _native() -> tuple[str, ...]:
+    """For fused multiply-add, as on a GPU."""
+    machine = platform.machine().lower()
+    return ("-mcpu=native",) if machine in {"aarch64", "arm64"} else ("-march=native",) if machine == "x86_64" else ()
+
+
+def _mode(cooperative: bool) -> tuple[str, ...]:
+    return ("-DEVOLVE_COOPERATIVE",) if cooperative else ()
+
+
 @lru_cache(maxsize=4)
 def precompiled_header(how: tuple[str, ...]) -> bytes:
     """What g++ makes of the headers, which takes it longer than most kernels do; nothing of other compilers.
@@ -247,16 +210,6 @@ def precompiled_header(how: tuple[str, ...]) -> bytes:
             return b""
         made = target.read_bytes() if done.returncode == 0 and target.is_file() else b""
         return made if made.startswith(GCC_MARK) else b""
-
-
-def _native() -> tuple[str, ...]:
-    """For fused multiply-add, as on a GPU."""
-    machine = platform.machine().lower()
-    return ("-mcpu=native",) if machine in {"aarch64", "arm64"} else ("-march=native",) if machine == "x86_64" else ()
-
-
-def _mode(cooperative: bool) -> tuple[str, ...]:
-    return ("-DEVOLVE_COOPERATIVE",) if cooperative else ()
 
 
 @lru_cache(maxsize=4)
@@ -279,3 +232,48 @@ def runtime_object(toolchain: Toolchain, *, cooperative: bool) -> bytes:
                 "put a working g++ or clang++ on PATH",
             )
         return target.read_bytes()
+
+
+def lasting_variables(own: bytes, source: str) -> tuple[str, ...]:
+    """Those to be compared after every call; raises for those that begin as zero and are not declared constant.
+
+    What the host keeps among constants is not among them, nor is shared memory: it is declared to be each thread's own.
+    """
+    symbols = object_file.symbols(own)
+    zeroed = [symbol.name for symbol in symbols if _in(symbol, ZEROED)]
+    state.check_compiled(zeroed, [symbol.name for symbol in symbols if symbol.section is None], source)
+    kept = [symbol.name for symbol in symbols if _in(symbol, INITIALISED) and not _in(symbol, FOR_THE_LINKER_ALONE)]
+    return (*zeroed, *kept)
+
+
+def _in(symbol: Symbol, section: str) -> bool:
+    """Compilers split sections by what they hold: `.data.rel.local`, `.bss.name`."""
+    held = symbol.section.name if symbol.kind == object_file.VARIABLE and symbol.section else ""
+    return held == section or held.startswith(f"{section}.")
+
+
+@dataclass(frozen=True)
+class WatchedVariable:
+    """One variable of a loaded library, and what it held before any launch."""
+
+    name: str
+    address: int
+    loaded: bytes
+
+    def changed(self) -> bool:
+        """Whether a launch changed it; then it is put back, since other programs may share the library."""
+        if ctypes.string_at(self.address, len(self.loaded)) == self.loaded:
+            return False
+        ctypes.memmove(self.address, self.loaded, len(self.loaded))
+        return True
+
+
+def watched_variables(library: ctypes.CDLL, file: Path, names: tuple[str, ...]) -> tuple[WatchedVariable, ...]:
+    """To be called before the first launch."""
+    if not names:
+        return ()
+    symbols = object_file.symbols(file.read_bytes())
+    anchor = next(symbol.at for symbol in symbols if symbol.name == ANCHOR)
+    start = (ctypes.cast(library[ANCHOR], ctypes.c_void_p).value or 0) - anchor
+    found = (symbol for symbol in symbols if symbol.name in names and symbol.kind == object_file.VARIABLE)
+    return tuple(WatchedVariable(s.name, start + s.at, ctypes.string_at(start + s.at, s.size)) for s in found)

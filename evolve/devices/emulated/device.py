@@ -21,7 +21,136 @@ from evolve.devices.device import CompileResult, Program, RejectedError, Tools
 from evolve.devices.emulated import ARCH, POLICY, compiler
 from evolve.devices.emulated.compiler import WatchedVariable, watched_variables
 
+SMS, SHARED_BYTES = 4, 232448
+MAX_RESIDENT_BLOCKS, THREADS_PER_SM = 128, 2048
+MESSAGE_BYTES = 1024
+FAILURES = {1: Outcome.LAUNCH_ERROR, 2: Outcome.CRASHED, 3: Outcome.ILLEGAL, 4: Outcome.COMPILE_ERROR}
 CValue = ctypes.Array[ctypes.c_char]
+
+
+class EmulatedDevice:
+    """Proves a kernel's results without a GPU. Its times are CPU times."""
+
+    torch_device = POLICY.torch_device
+    tools = Tools()
+
+    def __init__(self, also_compile: Callable[[Bound], CompileResult] | None = None) -> None:
+        self._also_compile = also_compile
+        # Workloads that share all specialised values share their library, for as long as a program holds it.
+        self._libraries: weakref.WeakValueDictionary[Hashable, _Loaded] = weakref.WeakValueDictionary()
+
+    @cached_property
+    def info(self) -> DeviceInfo:
+        return DeviceInfo(
+            kind="emulated", name=_cpu_name(), arch=ARCH, sms=SMS, shared_bytes=SHARED_BYTES, torch=torch.__version__
+        )
+
+    @cached_property
+    def _toolchain(self) -> compiler.Toolchain:
+        return compiler.find_toolchain()
+
+    def compile(self, bound: Bound) -> "EmulatedProgram":
+        if reserved := bound.kernel.plan.reserved:
+            raise RejectedError(Outcome.UNSUPPORTED, f"{reserved} are not supported yet")
+        for launch in bound.launches:
+            _check_resident(launch)
+        for_gpu = self._also_compile(bound) if self._also_compile else None
+        return EmulatedProgram(bound, self._loaded(bound), for_gpu)
+
+    def _loaded(self, bound: Bound) -> "_Loaded":
+        entries = tuple((launch.entry, launch.cooperative) for launch in bound.launches)
+        key = (bound.kernel.id, bound.constants, bound.types, entries)
+        loaded = self._libraries.get(key)
+        if loaded is None:
+            with tempfile.TemporaryDirectory(prefix="evolve-kernel-") as folder:
+                built = compiler.build(bound, self._toolchain, Path(folder))
+                library = ctypes.CDLL(str(built.library))
+                loaded = _Loaded(library, watched_variables(library, built.library, built.variables))
+            # Programs hold what is loaded, which ctypes itself would never unload.
+            weakref.finalize(loaded, _ctypes.dlclose, library._handle)  # noqa: SLF001
+            self._libraries[key] = loaded
+        return loaded
+
+    def run(self, program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
+        program.launch(tensors)
+
+    def time(self, call: Callable[[], object]) -> float:
+        start = time.process_time_ns()
+        call()
+        return (time.process_time_ns() - start) / 1000
+
+
+def _check_resident(launch: BoundLaunch) -> None:
+    """A cooperative grid must be on the device all at once."""
+    most = min(SMS * (THREADS_PER_SM // math.prod(launch.block)), MAX_RESIDENT_BLOCKS)
+    if launch.cooperative and math.prod(launch.grid) > most:
+        raise RejectedError(
+            Outcome.ILLEGAL,
+            f"launch {launch.index}: a cooperative grid of {math.prod(launch.grid)} blocks of "
+            f"{math.prod(launch.block)} threads; {most} fit on the device at once",
+        )
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+class EmulatedProgram:
+    """A kernel as a shared library, unloaded when nobody holds the program any more."""
+
+    def __init__(self, bound: Bound, loaded: "_Loaded", compiled: CompileResult | None) -> None:
+        self.bound = bound
+        self._compiled = compiled
+        self.resources: tuple[Resources, ...] = ()
+        self.log = ""
+        self._loaded = loaded
+        library = loaded.library
+        names = tuple(dict.fromkeys(launch.entry for launch in bound.launches))
+        rows = (CEntry * len(names)).in_dll(library, "evolve_entries") if names else ()
+        self._entries = dict(zip(names, rows, strict=True))
+        for launch in bound.launches:
+            check(launch, self._entries[launch.entry])
+
+    @property
+    def traits(self) -> Traits | None:
+        """Of the GPU for which the kernel was compiled besides."""
+        return self._compiled.traits if self._compiled else None
+
+    def launch(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for workspace in self.bound.workspace:
+            if workspace.zero:
+                tensors[workspace.name].zero_()
+        for launch in self.bound.launches:
+            self._launch(launch, tensors)
+        if changed := [variable.name for variable in self._loaded.watched if variable.changed()]:
+            raise state.changed(changed)
+
+    def _launch(self, launch: BoundLaunch, tensors: Mapping[str, torch.Tensor]) -> None:
+        entry = self._entries[launch.entry]
+        values = [as_c(value, entry.parameters[i], tensors) for i, value in enumerate(launch.args)]
+        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        sizes = (ctypes.c_uint * 6)(*launch.grid, *launch.block)
+        message = ctypes.create_string_buffer(MESSAGE_BYTES)
+        call = ctypes.c_void_p(entry.call)
+        failure = self._loaded.library.evolve_launch(
+            call, sizes, ctypes.c_uint(launch.shared), int(launch.cooperative), pointers, message, MESSAGE_BYTES
+        )
+        if failure:
+            text = message.value.decode(errors="replace")
+            raise RejectedError(FAILURES[failure], f"launch {launch.index} (`{launch.entry}`): {text}")
+
+
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    """A shared library and its variables, in memory for as long as a program holds this."""
+
+    library: ctypes.CDLL
+    watched: tuple[WatchedVariable, ...]
 
 
 class Parameter(ctypes.Structure):
@@ -104,134 +233,3 @@ def as_c(value: Value, parameter: Parameter, tensors: Mapping[str, torch.Tensor]
         case _:
             data = (value % (1 << 8 * parameter.bytes)).to_bytes(parameter.bytes, "little")
     return ctypes.create_string_buffer(data, len(data))
-
-
-SMS, SHARED_BYTES = 4, 232448
-MAX_RESIDENT_BLOCKS, THREADS_PER_SM = 128, 2048
-MESSAGE_BYTES = 1024
-FAILURES = {1: Outcome.LAUNCH_ERROR, 2: Outcome.CRASHED, 3: Outcome.ILLEGAL, 4: Outcome.COMPILE_ERROR}
-
-
-class EmulatedProgram:
-    """A kernel as a shared library, unloaded when nobody holds the program any more."""
-
-    def __init__(self, bound: Bound, loaded: "_Loaded", compiled: CompileResult | None) -> None:
-        self.bound = bound
-        self._compiled = compiled
-        self.resources: tuple[Resources, ...] = ()
-        self.log = ""
-        self._loaded = loaded
-        library = loaded.library
-        names = tuple(dict.fromkeys(launch.entry for launch in bound.launches))
-        rows = (CEntry * len(names)).in_dll(library, "evolve_entries") if names else ()
-        self._entries = dict(zip(names, rows, strict=True))
-        for launch in bound.launches:
-            check(launch, self._entries[launch.entry])
-
-    @property
-    def traits(self) -> Traits | None:
-        """Of the GPU for which the kernel was compiled besides."""
-        return self._compiled.traits if self._compiled else None
-
-    def launch(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        for workspace in self.bound.workspace:
-            if workspace.zero:
-                tensors[workspace.name].zero_()
-        for launch in self.bound.launches:
-            self._launch(launch, tensors)
-        if changed := [variable.name for variable in self._loaded.watched if variable.changed()]:
-            raise state.changed(changed)
-
-    def _launch(self, launch: BoundLaunch, tensors: Mapping[str, torch.Tensor]) -> None:
-        entry = self._entries[launch.entry]
-        values = [as_c(value, entry.parameters[i], tensors) for i, value in enumerate(launch.args)]
-        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        sizes = (ctypes.c_uint * 6)(*launch.grid, *launch.block)
-        message = ctypes.create_string_buffer(MESSAGE_BYTES)
-        call = ctypes.c_void_p(entry.call)
-        failure = self._loaded.library.evolve_launch(
-            call, sizes, ctypes.c_uint(launch.shared), int(launch.cooperative), pointers, message, MESSAGE_BYTES
-        )
-        if failure:
-            text = message.value.decode(errors="replace")
-            raise RejectedError(FAILURES[failure], f"launch {launch.index} (`{launch.entry}`): {text}")
-
-
-@dataclass(frozen=True, eq=False)
-class _Loaded:
-    """A shared library and its variables, in memory for as long as a program holds this."""
-
-    library: ctypes.CDLL
-    watched: tuple[WatchedVariable, ...]
-
-
-class EmulatedDevice:
-    """Proves a kernel's results without a GPU. Its times are CPU times."""
-
-    torch_device = POLICY.torch_device
-    tools = Tools()
-
-    def __init__(self, also_compile: Callable[[Bound], CompileResult] | None = None) -> None:
-        self._also_compile = also_compile
-        # Workloads that share all specialised values share their library, for as long as a program holds it.
-        self._libraries: weakref.WeakValueDictionary[Hashable, _Loaded] = weakref.WeakValueDictionary()
-
-    @cached_property
-    def info(self) -> DeviceInfo:
-        return DeviceInfo(
-            kind="emulated", name=_cpu_name(), arch=ARCH, sms=SMS, shared_bytes=SHARED_BYTES, torch=torch.__version__
-        )
-
-    @cached_property
-    def _toolchain(self) -> compiler.Toolchain:
-        return compiler.find_toolchain()
-
-    def compile(self, bound: Bound) -> EmulatedProgram:
-        if reserved := bound.kernel.plan.reserved:
-            raise RejectedError(Outcome.UNSUPPORTED, f"{reserved} are not supported yet")
-        for launch in bound.launches:
-            _check_resident(launch)
-        for_gpu = self._also_compile(bound) if self._also_compile else None
-        return EmulatedProgram(bound, self._loaded(bound), for_gpu)
-
-    def _loaded(self, bound: Bound) -> _Loaded:
-        entries = tuple((launch.entry, launch.cooperative) for launch in bound.launches)
-        key = (bound.kernel.id, bound.constants, bound.types, entries)
-        loaded = self._libraries.get(key)
-        if loaded is None:
-            with tempfile.TemporaryDirectory(prefix="evolve-kernel-") as folder:
-                built = compiler.build(bound, self._toolchain, Path(folder))
-                library = ctypes.CDLL(str(built.library))
-                loaded = _Loaded(library, watched_variables(library, built.library, built.variables))
-            # Programs hold what is loaded, which ctypes itself would never unload.
-            weakref.finalize(loaded, _ctypes.dlclose, library._handle)  # noqa: SLF001
-            self._libraries[key] = loaded
-        return loaded
-
-    def run(self, program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
-        program.launch(tensors)
-
-    def time(self, call: Callable[[], object]) -> float:
-        start = time.process_time_ns()
-        call()
-        return (time.process_time_ns() - start) / 1000
-
-
-def _check_resident(launch: BoundLaunch) -> None:
-    """A cooperative grid must be on the device all at once."""
-    most = min(SMS * (THREADS_PER_SM // math.prod(launch.block)), MAX_RESIDENT_BLOCKS)
-    if launch.cooperative and math.prod(launch.grid) > most:
-        raise RejectedError(
-            Outcome.ILLEGAL,
-            f"launch {launch.index}: a cooperative grid of {math.prod(launch.grid)} blocks of "
-            f"{math.prod(launch.block)} threads; {most} fit on the device at once",
-        )
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
