@@ -1,4 +1,4 @@
-"""Runs the command line as a user does: in a process of its own, in an empty folder."""
+"""Commands in a process of their own, as a user starts them."""
 
 import os
 import signal
@@ -11,6 +11,7 @@ TWICE = str(ROOT / "tests" / "samples" / "twice.py")
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without settings of evolve and of models, and with `extra`."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI", "EVOLVE"))}
     return {**own, "PYTHONPATH": f"{ROOT}:{own.get('PYTHONPATH', '')}", "COLUMNS": "120", **(extra or {})}
 
@@ -23,17 +24,17 @@ def start(folder: Path, *arguments: str, extra: dict[str, str] | None = None) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=_hearing,  # noqa: PLW1509 - no thread of ours holds a lock that this could wait for
+        preexec_fn=_restore_interrupts,  # noqa: PLW1509 - no thread of the tests holds a lock that this could wait for
     )
 
 
-def _hearing() -> None:
-    """What a shell starts in the background is deaf to Ctrl-C, tests and what they start included."""
+def _restore_interrupts() -> None:
+    """Processes that a shell starts in the background ignore SIGINT, and so would the commands that tests start."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run(folder: Path, *arguments: str, extra: dict[str, str] | None = None) -> tuple[int, str]:
-    """The exit status, and everything that was printed."""
+    """Run a command; return its exit code and everything that it printed."""
     process = start(folder, *arguments, extra=extra)
     try:
         output, _ = process.communicate(timeout=300)

@@ -1,4 +1,4 @@
-"""Runs commands in this process, through the same entry point as the installed script."""
+"""Commands in this process, through the entry point of the installed script, and an archive to read."""
 
 from pathlib import Path
 
@@ -17,14 +17,14 @@ REPLY = failed_reply()
 
 
 def evolve(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """The exit code, and what was printed on standard output and on standard error."""
+    """Run a command; return its exit code, its standard output and its standard error."""
     code = main([str(argument) for argument in arguments])
     output, errors = capsys.readouterr()
     return code, output, errors
 
 
 def filled(path: Path) -> Path:
-    """An archive with a family of kernels of softmax on two devices, and one of an op that no catalog knows."""
+    """Write an archive with kernels of softmax on two devices, and a kernel of an op outside the catalog."""
     store = open_archive(path)
     other = kernel(9, op="unheard_of")
     store.append(

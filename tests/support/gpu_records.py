@@ -1,4 +1,4 @@
-"""Archives as they would come from a GPU, for tests of what is exported from them. The times are made up."""
+"""Archives with made-up evaluations on GPUs, for tests of the export."""
 
 import importlib
 import sys
@@ -22,13 +22,13 @@ PYTORCH_US = 100.0
 
 
 def times(workload: str, median_us: float, width: float = 0.02) -> Measurement:
-    """A time beside PyTorch's 100 us, with an interval of +- 2 %."""
+    """A time with an interval of +- 2 %, where PyTorch takes 100 us."""
     low, high = median_us * (1 - width), median_us * (1 + width)
     return Measurement(workload, median_us, low, high, 50, PYTORCH_US, PYTORCH_US + 1, 10.0)
 
 
 def duel(measured: Measurement) -> Duel:
-    """The speedup, with the interval of the kernel's time and a noise of 1 %."""
+    """A duel with the measured speedup and interval, and a noise of 1 %."""
     low, high = (measured.baseline_us / time for time in (measured.high_us, measured.low_us))
     return Duel(measured.workload, "eager", measured.speedup, low, high, noise=0.01)
 
@@ -62,7 +62,7 @@ def archive_of(folder: Path, *records: Kernel | Evaluation) -> SqliteStore:
 
 
 def simple(op: str) -> Kernel:
-    """The shipped kernel of the op that accepts whatever sizes there are."""
+    """The shipped kernel of the op that accepts all sizes."""
     return next(kernel for kernel in library.shipped(op) if not kernel.plan.when)
 
 
@@ -71,7 +71,7 @@ def ops(*names: str) -> list[tuple[Op, Path]]:
 
 
 def exported(folder: Path, *names: str, package: str = "primitives", device: DeviceInfo = H200) -> ExportReport:
-    """A package in which the simple kernel of each op wins everywhere."""
+    """Export a package in which the simple kernel of each op wins at every workload."""
     records: list[Kernel | Evaluation] = []
     for name in names:
         kernel = simple(name)
@@ -80,7 +80,7 @@ def exported(folder: Path, *names: str, package: str = "primitives", device: Dev
 
 
 def imported(folder: Path, package: str) -> ModuleType:
-    """An exported package, imported under a name that no other test uses."""
+    """Import an exported package; its name must differ between tests."""
     sys.path.insert(0, str(folder))
     try:
         importlib.invalidate_caches()

@@ -1,7 +1,7 @@
-"""A rough model of a GPU that makes up times: NOTHING here was ever measured.
+"""A rough model of a GPU that computes made-up times: nothing here was ever measured.
 
-It knows occupancy cliffs, waves of blocks, bytes in flight, registers that spill, luck of the compiler and noise of
-the clock.
+It models occupancy cliffs, waves of blocks, bytes in flight, register spills, variation between compilations and noise
+of the clock.
 """
 
 import itertools
@@ -28,7 +28,7 @@ Knobs = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Cost:
-    """What a setting does on one workload, in the terms that its time follows from."""
+    """What a setting of the knobs does at one workload, in the terms that determine its time."""
 
     blocks: int
     threads: int
@@ -42,7 +42,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Sketch:
-    """A made-up kernel: its plan, and what a setting of it costs."""
+    """A made-up kernel: its plan, and the cost of a setting of its knobs."""
 
     name: str
     knobs: str
@@ -60,7 +60,7 @@ class Sketch:
 
 
 def time_us(cost: Cost) -> float | None:
-    """Of one launch; None where not one block fits."""
+    """The time of one launch; None if no block fits on an SM."""
     spilled = max(0.0, cost.registers - 255) + (max(0.0, cost.registers - 65536 / cost.threads))
     registers = min(255.0, cost.registers, 65536 / cost.threads)
     fit = min(
@@ -73,7 +73,7 @@ def time_us(cost: Cost) -> float | None:
         return None
     resident = fit * GPU.sms
     waves = math.ceil(cost.blocks / resident)
-    filled = cost.blocks / (waves * resident)  # the last wave is seldom full
+    filled = cost.blocks / (waves * resident)  # the last wave is rarely full
     flight = fit * cost.threads * cost.flight * min(1.0, cost.blocks / resident)
     rate = flight / (flight + NEED_BYTES) * 1.05
     moved = cost.moved + spilled * 8 * cost.threads * cost.blocks
@@ -86,7 +86,7 @@ def time_us(cost: Cost) -> float | None:
 
 
 def landscape(sketch: Sketch, seed: int = 0) -> Landscape:
-    """The whole space of a made-up kernel."""
+    """The results of all settings of a made-up kernel."""
     op = _op(sketch)
     kernel = _kernel(sketch)
     names = [name for name, _ in kernel.plan.knobs]
@@ -102,12 +102,12 @@ def landscape(sketch: Sketch, seed: int = 0) -> Landscape:
 
 
 def _timed(sketch: Sketch, kernel: Kernel, op: Op, workload: Workload, seed: int) -> float | None:
-    """None where it is not legal, 0 where it fails. Equal programs share their luck, but not the clock's noise."""
-    place = point(op, workload, GPU)
+    """The time; None for an illegal setting, 0 if the launch fails. Equal programs share `luck`, not noise."""
+    values = point(op, workload, GPU)
     try:
-        if not accepts(kernel, place):
+        if not accepts(kernel, values):
             return None
-        bound = bind(kernel, place)
+        bound = bind(kernel, values)
     except IllegalError:
         return None
     lets = dict(bound.constants)
@@ -117,7 +117,7 @@ def _timed(sketch: Sketch, kernel: Kernel, op: Op, workload: Workload, seed: int
     named = [kernel.plan.settings[name] for name in sketch.mentions.split()]
     luck = random.Random(f"{sketch.name} {seed} {bound.constants} {bound.launches} {named}")
     clock = random.Random(f"{sketch.name} {seed} {kernel.plan.settings} {workload.key}")
-    shared = math.exp(luck.gauss(0, sketch.luck))  # what the compiler made of it, on all workloads alike
+    shared = math.exp(luck.gauss(0, sketch.luck))  # variation between compilations, the same on all workloads
     return us * shared * math.exp(clock.gauss(0, 0.008))
 
 
