@@ -11,7 +11,7 @@ from archive.kernel import Kernel
 from archive.proposals import AskedQuestion, Leg, Proposal, Run
 from archive.records import DeviceInfo, Evaluation, Measurement, Merged, Profile, Standard
 from archive.rows import Row
-from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary
+from archive.summaries import BriefEvaluation, BriefProposal, EvaluationSummary, KernelSummary, ProposalSummary
 
 READ_AT_ONCE = 500  # some builds of SQLite take no more than 999 values in one statement
 LAST_CHARACTER = chr(0x10FFFF)
@@ -33,7 +33,8 @@ class Filters(TypedDict, total=False):
     code: str
     outline: str
     unjudged_on: str  # kernels without an evaluation on the device with this key
-    fastest: int  # only so many, those with the largest speedup first
+    fastest: int  # only so many, the largest speedup first
+    newest: int  # only so many, the last that the archive took in first
     after: int  # only what the archive took in later than the summary with this number
 
 
@@ -57,8 +58,8 @@ def find(connection: sqlite3.Connection, kind: type, op: str, filters: Filters) 
             parts = [values[start : start + READ_AT_ONCE] for start in range(0, len(values), READ_AT_ONCE)]
             return [one for part in parts for one in find(connection, kind, op, {**filters, name: part})]  # type: ignore[misc]
     where, values = _where(source, kind, op, filters)
-    most = filters.get("fastest")
-    order = source.order if most is None else f"ORDER BY speedup DESC, kernel_id LIMIT {most:d}"
+    orders = {"fastest": "ORDER BY speedup DESC, kernel_id LIMIT", "newest": "ORDER BY number DESC LIMIT"}
+    order = next((f"{order} {filters[name]:d}" for name, order in orders.items() if name in filters), source.order)  # type: ignore[literal-required]
     found = connection.execute(f"{source.select} {where} {order}", values)
     return list(source.read(connection, found))
 
@@ -167,6 +168,18 @@ SOURCES: dict[type, Source] = {
             after="p.rowid > ?"),
         _each(rows.proposal_summary),
     ),
+    BriefProposal: Source(
+        "SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds FROM proposals p",
+        "ORDER BY created, p.rowid",
+        _by("op", "run"),
+        _each(BriefProposal._make),
+    ),
+    BriefEvaluation: Source(
+        "SELECT kernel_id, created, seconds, outcome = 'passed', speedup FROM evaluation_summaries",
+        "ORDER BY created, number",
+        _by("op", "device"),
+        _each(BriefEvaluation._make),
+    ),
     AskedQuestion: Source(
         """SELECT q.proposal_id, q.op, q.model, q.endpoint, q.parameters, q.messages
            FROM questions q LEFT JOIN proposals p ON p.id = q.proposal_id""",
@@ -185,7 +198,7 @@ SOURCES: dict[type, Source] = {
                   workloads, times
            FROM evaluation_summaries""",
         "ORDER BY created, number",
-        _by("op", "device", "outcome", "in_force", "confirmed", "code", fastest="",
+        _by("op", "device", "outcome", "in_force", "confirmed", "code", fastest="", newest="",
             measured="(speedup > 0) = ?", ids=ID_IN, kernels="kernel_id IN (?)",
             after="number > ?"),
         _each(rows.evaluation_summary),

@@ -78,6 +78,27 @@ class ProposalSummary(NamedTuple):
         )  # fmt: skip
 
 
+class BriefProposal(NamedTuple):
+    """What a proposal cost, when it came, and in which run: all that a budget is about."""
+
+    kernel_id: str  # empty where the reply held no kernel
+    run: str
+    created: float
+    tokens: int
+    usd: float
+    seconds: float  # how long the model took
+
+
+class BriefEvaluation(NamedTuple):
+    """When an evaluation was made, and how fast the kernel is at best."""
+
+    kernel_id: str
+    created: float
+    seconds: float
+    passed: bool
+    speedup: float  # as in EvaluationSummary
+
+
 class EvaluationSummary(NamedTuple):
     """An evaluation without its checks, resources and duels."""
 

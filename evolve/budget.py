@@ -1,26 +1,29 @@
-"""What a run has spent, what is left of its budget, and which limit ends it: all told from the archive's records."""
+"""Budget: what a run has spent, what is left, and which limit ends it, computed from the records in the archive."""
 
 import math
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from functools import cached_property
 
-from archive.proposals import Budget, Cost, Leg, Proposal, Run
-from archive.records import Evaluation
+from archive.proposals import Budget, Cost, Leg, Run
 from archive.store import Store
+from archive.summaries import BriefEvaluation, BriefProposal
 from evolve.selection.population import Champion
 
-IDLE_SECONDS = 900.0  # a leg in which nothing happened for longer than this was over by then
+IDLE_SECONDS = 900.0  # a leg without any record for longer than this had ended
 
 
 class Ended(StrEnum):
-    """Why a run does not go on."""
+    """The reason why a run ends."""
 
     EVALS = "evals"
     TOKENS = "tokens"
     USD = "usd"
     SECONDS = "seconds"
-    LIGHT = "light"  # every champion is as near to the speed of light as was asked for
+    LIGHT = "light"  # every champion is as near to the speed of light as requested
     NOTHING = "nothing"  # nothing is left to try
 
 
@@ -35,7 +38,7 @@ class Spent:
 
     @property
     def something(self) -> bool:
-        """Not so where a run was begun and the budget went elsewhere: that takes less than a second."""
+        """Whether anything was spent. A run of a campaign whose budget went to other ops takes less than a second."""
         return bool(self.evals or self.tokens) or self.seconds >= 1
 
     def __add__(self, other: "Spent") -> "Spent":
@@ -44,11 +47,11 @@ class Spent:
 
 @dataclass(frozen=True)
 class Spending:
-    """A moment at which a run spent something, and the kernel whose verdict it has known since."""
+    """A moment at which a run spent something, and the kernel whose verdict the run has since then."""
 
     moment: float
     spent: Spent
-    kernel_id: str = ""  # only one that this run proposed
+    kernel_id: str = ""  # only a kernel that this run proposed
 
 
 @dataclass(frozen=True)
@@ -56,20 +59,53 @@ class History:
     """All that the archive holds of one op's runs on one device, each part oldest first."""
 
     legs: Sequence[Leg]
-    proposals: Sequence[Proposal]
-    evaluations: Sequence[Evaluation]
+    proposals: Sequence[BriefProposal]
+    evaluations: Sequence[BriefEvaluation]
 
-    def judged(self) -> dict[str, Evaluation]:
+    @cached_property
+    def judged(self) -> dict[str, BriefEvaluation]:
         """The first verdict on each kernel: the later ones are confirmations."""
         return {evaluation.kernel_id: evaluation for evaluation in reversed(self.evaluations)}
+
+    @cached_property
+    def of_run(self) -> Mapping[str, Sequence[BriefProposal]]:
+        """The proposals of each run."""
+        found = defaultdict[str, list[BriefProposal]](list)
+        for proposal in self.proposals:
+            found[proposal.run].append(proposal)
+        return found
+
+    @cached_property
+    def in_force(self) -> dict[str, BriefEvaluation]:
+        """The last verdict on each kernel."""
+        return {evaluation.kernel_id: evaluation for evaluation in self.evaluations}
+
+    def began_between(self, start: float, end: float) -> Sequence[BriefEvaluation]:
+        """Return the evaluations that began then, both moments included."""
+        first = bisect_left(self.evaluations, start, key=_created)
+        return self.evaluations[first : bisect_right(self.evaluations, end, key=_created)]
+
+    def is_of_another(self, kernel_id: str, run: str, leg: Leg) -> bool:
+        """Return whether a kernel came up after this leg had begun, in another run beside it."""
+        proposals = self._of_kernel.get(kernel_id, ())
+        if any(not proposal.run or proposal.created < leg.started for proposal in proposals):
+            return False
+        return any(proposal.run != run for proposal in proposals)
+
+    @cached_property
+    def _of_kernel(self) -> Mapping[str, Sequence[BriefProposal]]:
+        found = defaultdict[str, list[BriefProposal]](list)
+        for proposal in self.proposals:
+            found[proposal.kernel_id].append(proposal)
+        return found
 
 
 def history(store: Store, op: str, device_key: str) -> History:
     runs = {run.id for run in store.find(Run, op) if run.device == device_key}
     return History(
         [leg for leg in store.find(Leg, op) if leg.run in runs],
-        store.find(Proposal, op),
-        [evaluation for evaluation in store.find(Evaluation, op) if evaluation.device.key == device_key],
+        store.find(BriefProposal, op),
+        store.find(BriefEvaluation, op, device=device_key),
     )
 
 
@@ -77,31 +113,33 @@ def paid(cost: Cost) -> Spent:
     return Spent(tokens=cost.tokens, usd=cost.usd)
 
 
-def given(verdict: Evaluation) -> float:
-    """The moment; `created` is when the evaluation began."""
+def given(verdict: BriefEvaluation) -> float:
+    """The moment at which an evaluation ended; `created` is when it began."""
     return verdict.created + verdict.seconds
 
 
 def steps(run: str, past: History) -> list[Spending]:
     """Every proposal when it came, and every verdict when it was given, in the order of these moments."""
-    judged, known = past.judged(), set[str]()
+    known = set[str]()
     found = []
-    for proposal in (proposal for proposal in past.proposals if proposal.run == run):
-        first, cost = judged.get(proposal.kernel_id), paid(proposal.cost)
-        if proposal.kernel and proposal.kernel_id not in known and not _before(first, proposal):
-            found.append(Spending(proposal.created, cost))  # and a try, once it is evaluated
+    for proposal in past.of_run.get(run, ()):
+        first, cost = past.judged.get(proposal.kernel_id), Spent(tokens=proposal.tokens, usd=proposal.usd)
+        if proposal.kernel_id and proposal.kernel_id not in known and not _before(first, proposal):
+            found.append(Spending(proposal.created, cost))  # and an evaluation, once it is made
             found += [Spending(given(first), Spent(evals=1), proposal.kernel_id)] if first else []
         else:
-            found.append(Spending(proposal.created, cost + Spent(evals=1), proposal.kernel_id if first else ""))
+            repeated = Spent(1, cost.tokens, cost.usd)
+            found.append(Spending(proposal.created, repeated, proposal.kernel_id if first else ""))
         known.add(proposal.kernel_id)
-    found += [Spending(given(verdict), Spent(evals=1)) for verdict in _strangers(run, past, judged, known)]
+    found += [Spending(given(verdict), Spent(evals=1)) for verdict in _not_proposed(run, past, known)]
     return sorted(found, key=lambda step: step.moment)
 
 
 def spent(run: str, past: History) -> Spent:
-    """Also of a run that was killed: its time ends with the last thing that happened in each leg."""
+    """What a run has spent. The time of a run that was killed ends with the last record in each leg."""
+    made = [step.spent for step in steps(run, past)]
     seconds = sum(end - leg.started for leg, end in _stretches(run, past))
-    return sum((step.spent for step in steps(run, past)), Spent(seconds=seconds))
+    return Spent(sum(s.evals for s in made), sum(s.tokens for s in made), sum(s.usd for s in made), seconds)
 
 
 def left(budget: Budget, gone: Spent) -> Budget:
@@ -110,7 +148,7 @@ def left(budget: Budget, gone: Spent) -> Budget:
 
 
 def ended(budget: Budget, gone: Spent) -> Ended | None:
-    """The limit that is reached, if any."""
+    """Return the limit that is reached, or None."""
     return next((Ended(name) for name, limit in _limits(budget).items() if getattr(gone, name) >= limit), None)
 
 
@@ -131,21 +169,25 @@ def _limits(budget: Budget) -> dict[str, float]:
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def _before(verdict: Evaluation | None, proposal: Proposal) -> bool:
+def _created(record: BriefEvaluation) -> float:
+    return record.created
+
+
+def _before(verdict: BriefEvaluation | None, proposal: BriefProposal) -> bool:
     return verdict is not None and given(verdict) < proposal.created
 
 
-def _strangers(run: str, past: History, judged: Mapping[str, Evaluation], own: set[str]) -> Iterator[Evaluation]:
-    """Verdicts that this run gave on kernels it did not propose: the shipped ones, and what others had left over."""
+def _not_proposed(run: str, past: History, own: set[str]) -> Iterator[BriefEvaluation]:
+    """Yield verdicts that this run gave on kernels it did not propose: shipped ones, and those left by other runs."""
     for leg, end in _stretches(run, past):
-        theirs = _since(run, leg, past)
-        for kernel_id, verdict in judged.items():
-            if kernel_id not in own | theirs and leg.started <= verdict.created <= min(end, _next(leg, past.legs)):
+        for verdict in past.began_between(leg.started, min(end, _next(leg, past.legs))):
+            first = past.judged[verdict.kernel_id] is verdict
+            if first and verdict.kernel_id not in own and not past.is_of_another(verdict.kernel_id, run, leg):
                 yield verdict
 
 
 def _stretches(run: str, past: History) -> list[tuple[Leg, float]]:
-    """From when to when a run was alive: each leg, and where nobody says when it ended, the last thing in it."""
+    """Return each leg of a run with its end. Where that was not recorded, it is the last activity of the leg."""
     own = [leg for leg in past.legs if leg.run == run]
     found = []
     for leg in own:
@@ -161,22 +203,16 @@ def _stretches(run: str, past: History) -> list[tuple[Leg, float]]:
 
 
 def _activity(run: str, leg: Leg, past: History) -> Iterator[tuple[float, float]]:
-    """From when to when a reply or a verdict was waited for, since this leg began."""
-    mine = [proposal for proposal in past.proposals if proposal.run == run]
-    own, theirs, over = {proposal.kernel_id for proposal in mine}, _since(run, leg, past), _next(leg, past.legs)
+    """Yield the beginning and the end of each wait for a reply or a verdict since this leg began."""
+    mine = past.of_run.get(run, ())
+    own, over = {proposal.kernel_id for proposal in mine}, _next(leg, past.legs)
     for proposal in mine:
         if proposal.created >= leg.started:
-            yield proposal.created - proposal.cost.seconds, proposal.created
-    for verdict in past.evaluations:
-        stranger = verdict.kernel_id not in theirs and verdict.created < over
-        if verdict.created >= leg.started and (verdict.kernel_id in own or stranger):
+            yield proposal.created - proposal.seconds, proposal.created
+    for verdict in past.began_between(leg.started, math.inf):
+        kernel_id = verdict.kernel_id
+        if kernel_id in own or (verdict.created < over and not past.is_of_another(kernel_id, run, leg)):
             yield verdict.created, given(verdict)
-
-
-def _since(run: str, leg: Leg, past: History) -> set[str]:
-    """Kernels that came up after this leg had begun, in other runs beside it: their verdicts are none of ours."""
-    before = {p.kernel_id for p in past.proposals if not p.run or p.created < leg.started}
-    return {p.kernel_id for p in past.proposals if p.run not in ("", run)} - before
 
 
 def _next(leg: Leg, legs: Iterable[Leg]) -> float:

@@ -1,9 +1,9 @@
-"""What a run has spent is told by the records alone, whatever became of the run."""
+"""Tests of budgets: what a run has spent follows from the records alone, however the run ended."""
 
 from dataclasses import replace
 
 import pytest
-from records import GPU, confirmed, failed_reply, kernel, passed, proposal
+from records import GPU, brief_evaluation, brief_proposal, confirmed, failed_reply, kernel, passed, proposal
 
 from archive.kernel import Kernel
 from archive.proposals import Budget, Cost, Leg, Proposal
@@ -26,16 +26,15 @@ def judged(number: int, at: float, seconds: float = 0.5) -> Evaluation:
 def history(*records: Leg | Proposal | Evaluation) -> History:
     return History(
         [record for record in records if isinstance(record, Leg)],
-        [record for record in records if isinstance(record, Proposal)],
-        [record for record in records if isinstance(record, Evaluation)],
+        [brief_proposal(record) for record in records if isinstance(record, Proposal)],
+        [brief_evaluation(record) for record in records if isinstance(record, Evaluation)],
     )
 
 
 def test_a_kernel_counts_once_it_is_evaluated() -> None:
-    waiting = history(Leg("run", 0.0), proposed(1, 1.0, tokens=150, usd=0.5))
-    assert spent("run", waiting) == Spent(evals=0, tokens=150, usd=0.5, seconds=1.0)
-    done = history(*waiting.legs, *waiting.proposals, judged(1, 2.0))
-    assert spent("run", done) == Spent(evals=1, tokens=150, usd=0.5, seconds=2.5)
+    waiting: list[Leg | Proposal] = [Leg("run", 0.0), proposed(1, 1.0, tokens=150, usd=0.5)]
+    assert spent("run", history(*waiting)) == Spent(evals=0, tokens=150, usd=0.5, seconds=1.0)
+    assert spent("run", history(*waiting, judged(1, 2.0))) == Spent(evals=1, tokens=150, usd=0.5, seconds=2.5)
 
 
 def test_a_reply_without_a_kernel_costs_its_tokens_and_a_try() -> None:

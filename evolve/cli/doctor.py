@@ -17,7 +17,7 @@ import typer
 
 from archive.kernel import Kernel
 from archive.library import shipped
-from archive.records import Evaluation
+from archive.records import DeviceInfo, Evaluation
 from archive.store import ArchiveError
 from evolve import wiring
 from evolve.cli.options import ArchiveOption, JsonOption, op_names
@@ -228,9 +228,9 @@ def _archive(requested: Path | None) -> Finding:
         return Finding("archive", OPTIONAL, f"{path} does not exist yet", "`evolve run softmax` creates it")
     try:
         with closing(wiring.archive(requested, read_only=True)) as store:
-            kernels, evaluations = store.find(Kernel), store.find(Evaluation)
+            kernels, evaluations = sum(store.count(Kernel, "op").values()), sum(store.count(Evaluation, "op").values())
+            devices = ", ".join(sorted({info.name for info in store.find(DeviceInfo)}))
     except (UserError, ArchiveError) as error:
         return Finding("archive", MISSING, str(error), "name another archive with --archive or EVOLVE_ARCHIVE")
-    held = f"{counted(len(kernels), 'kernel')}, {counted(len(evaluations), 'evaluation')}"
-    devices = ", ".join(sorted({evaluation.device.name for evaluation in evaluations}))
+    held = f"{counted(kernels, 'kernel')}, {counted(evaluations, 'evaluation')}"
     return Finding("archive", OK, f"{path}: {held}{f' on {devices}' if devices else ''}")

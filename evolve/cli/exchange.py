@@ -134,11 +134,11 @@ def _gathered(source: Path) -> list[Record]:
 
 def _counts(store: Store) -> dict[str, int]:
     return {
-        "kernels": len(store.find(Kernel)),
-        "proposals": len(store.find(Proposal)),
-        "evaluations": len(store.find(Evaluation)),
-        "runs": len(store.find(Run)),
-        "standards": len(store.find(Standard)),
+        "kernels": sum(store.count(Kernel, "op").values()),
+        "proposals": sum(store.count(Proposal, "op").values()),
+        "evaluations": sum(store.count(Evaluation, "op").values()),
+        "runs": sum(store.count(Run, "op").values()),
+        "standards": sum(store.count(Standard, "op").values()),
     }
 
 

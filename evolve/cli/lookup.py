@@ -1,4 +1,4 @@
-"""Finds kernels, runs and ops by what is typed on the command line."""
+"""Lookup of kernels, runs and ops by what is typed on the command line."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -8,6 +8,7 @@ import typer
 from archive.kernel import Kernel
 from archive.proposals import Proposal, Run
 from archive.store import Store
+from archive.summaries import KernelSummary, ProposalSummary
 from evolve.errors import UserError
 from evolve.report.words import complain, idea, listed, one_line, short
 from reference_ops.catalog import is_path
@@ -16,28 +17,29 @@ CANDIDATES_SHOWN = 8
 
 
 def kernel(store: Store, prefix: str) -> Kernel:
+    """Return the kernel whose id begins with `prefix`."""
     found = _matching(store, prefix)
     if isinstance(found, Proposal):
         raise UserError(
             f"{prefix} is a reply without a kernel",
-            f"`evolve show {prefix}` says why; mend it and `evolve tell` it again",
+            f"`evolve show {prefix}` prints the reason; correct the reply and give it to `evolve tell`",
         )
     return found
 
 
 def kernel_or_reply(store: Store, prefix: str) -> Kernel | Proposal:
-    """A kernel, or the proposal of a reply that holds none."""
+    """Return the kernel whose id begins with `prefix`, or the proposal of a reply without a kernel."""
     return _matching(store, prefix)
 
 
 def absent(message: str, hint: str) -> NoReturn:
-    """What was asked for does not exist: exit code 1."""
+    """Print that something does not exist, and end with exit code 1."""
     complain(message, hint)
     raise typer.Exit(1)
 
 
 def locator(op: str) -> str:
-    """How other processes find an op: its name, or where its file lies."""
+    """Return what other processes find an op by: its name, or the path of its file."""
     from reference_ops import catalog
 
     catalog.locate(op)
@@ -45,7 +47,7 @@ def locator(op: str) -> str:
 
 
 def op_name(op: str) -> str:
-    """The name under which the archive knows an op; only a file has to be loaded for it."""
+    """Return the name of an op in the archive. Only an op in a file is loaded for that."""
     if not is_path(op):
         return op
     from reference_ops import catalog
@@ -55,18 +57,19 @@ def op_name(op: str) -> str:
 
 def _matching(store: Store, prefix: str) -> Kernel | Proposal:
     prefix = prefix.strip().lower()
-    found: dict[str, Kernel | Proposal] = {k.id: k for k in store.find(Kernel) if k.id.startswith(prefix)}
-    found |= {p.id: p for p in store.find(Proposal) if p.kernel is None and p.id.startswith(prefix)}
-    if not found:
+    kernels = [kernel.id for kernel in store.find(KernelSummary, prefix=prefix)]
+    replies = [reply.id for reply in store.find(ProposalSummary, prefix=prefix, kernels=[""])]
+    number = len(kernels) + len(replies)
+    if not number:
         absent(f"nothing in the archive begins with `{prefix}`", "`evolve top` lists the kernels that are alive")
-    if len(found) > 1:
-        candidates = [f"{short(content_id)} ({_described(record)})" for content_id, record in found.items()]
-        more = f" and {len(found) - CANDIDATES_SHOWN} more" if len(found) > CANDIDATES_SHOWN else ""
-        raise UserError(
-            f"`{prefix}` is the beginning of {len(found)} ids",
-            f"give more of it: {', '.join(candidates[:CANDIDATES_SHOWN])}{more}",
-        )
-    return next(iter(found.values()))
+    kernels = kernels[:CANDIDATES_SHOWN]
+    replies = replies[: CANDIDATES_SHOWN - len(kernels)]
+    found: list[Kernel | Proposal] = [*store.find(Kernel, ids=kernels), *store.find(Proposal, ids=replies)]
+    if number > 1:
+        candidates = ", ".join(f"{short(record.id)} ({_described(record)})" for record in found)
+        more = f" and {number - CANDIDATES_SHOWN} more" if number > CANDIDATES_SHOWN else ""
+        raise UserError(f"`{prefix}` is the beginning of {number} ids", f"give more of it: {candidates}{more}")
+    return found[0]
 
 
 def _described(record: Kernel | Proposal) -> str:
@@ -80,7 +83,10 @@ SHOWN = 6
 
 
 def runs(store: Store, requested: str, ops: Sequence[str] = ()) -> list[Run]:
-    """The run whose id begins so, or all of a campaign; `last` is the newest, of these ops if any are named."""
+    """Return the run whose id begins with `requested`, or all runs of a campaign.
+
+    `last` is the newest run, of these ops if any are named.
+    """
     names = [op_name(op) for op in ops]
     every = store.find(Run)
     if requested == LAST:
@@ -97,17 +103,15 @@ def runs(store: Store, requested: str, ops: Sequence[str] = ()) -> list[Run]:
     if len(groups) > 1:
         raise UserError(f"`{requested}` is the beginning of {len(groups)} ids", f"give more of it: {_some(groups)}")
     chosen = [run for run in every if groups[0] in (run.campaign, run.id)]
-    if strangers := [name for name in names if name not in {run.op for run in chosen}]:
+    if others := [name for name in names if name not in {run.op for run in chosen}]:
         theirs = listed([run.op for run in chosen])
-        raise UserError(
-            f"run {groups[0]} is of {theirs}, not of {listed(strangers)}", "leave the op out, or correct it"
-        )
+        raise UserError(f"run {groups[0]} is of {theirs}, not of {listed(others)}", "leave the op out, or correct it")
     return chosen
 
 
 def one(store: Store, requested: str) -> Run:
-    """A single run, where a campaign would not do."""
-    prefixed = [run for run in store.find(Run) if requested and run.id.startswith(requested)]
+    """Return the one run that is requested. A campaign over several ops is an error."""
+    prefixed = store.find(Run, prefix=requested) if requested else []
     if len(prefixed) == 1:
         return prefixed[0]
     found = runs(store, requested)

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from archive import library
-from archive.kernel import Kernel
 from archive.proposals import Budget, Run
 from archive.store import ArchiveError
+from archive.summaries import KernelSummary
 from evolve import wiring
 from evolve.devices import choose
 from evolve.errors import UserError
@@ -29,7 +29,7 @@ def kernel_ids(context: typer.Context, incomplete: str = "") -> list[str]:
     """The archived kernel ids that begin with `incomplete`."""
     try:
         store = wiring.archive(context.params.get("archive"), read_only=True)
-        return [kernel.id for kernel in store.find(Kernel) if kernel.id.startswith(incomplete)]
+        return [kernel.id for kernel in store.find(KernelSummary, prefix=incomplete)]
     except (UserError, ArchiveError, OSError):
         return []
 

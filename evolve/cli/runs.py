@@ -1,4 +1,4 @@
-"""`evolve runs` and `evolve compare`: what runs cost, and how good they were for that."""
+"""`evolve runs` and `evolve compare`: what runs cost, and how good their kernels are."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from archive.proposals import Run
+from archive.records import Evaluation
 from archive.store import Store
 from evolve import budget, wiring
 from evolve.budget import History, Spent
@@ -35,7 +36,7 @@ class RunSummary:
 
     @property
     def idle(self) -> bool:
-        """The budget of its campaign went elsewhere."""
+        """Whether its campaign spent the budget on other ops."""
         return bool(self.run.campaign) and not self.spent.something
 
 
@@ -61,7 +62,7 @@ def runs(op: OpFilter = "", archive: ArchiveOption = None, as_json: JsonOption =
 
 
 def _remarks(listed: Sequence[RunSummary], elsewhere: Sequence[str]) -> Iterator[str]:
-    """What the table does not say of itself, and of how many runs, by their campaigns, it says nothing."""
+    """Yield notes on the table, and for each campaign in `elsewhere` the number of runs that are not listed."""
     if any(options.recorded(line.run).replay for line in listed):
         yield REPLAYED
     if any(line.spent.evals and line.best is None for line in listed):
@@ -71,7 +72,7 @@ def _remarks(listed: Sequence[RunSummary], elsewhere: Sequence[str]) -> Iterator
 
 
 def _table(lines: Sequence[RunSummary], *, wide: bool) -> Table:
-    """Columns that would say nothing are left out, and where there is little room those that say least."""
+    """A row per run. Columns without content are left out, and in a narrow terminal also the least important ones."""
     tokens = ["tokens"] if any(line.spent.tokens for line in lines) else []
     usd = ["usd"] if any(line.spent.usd for line in lines) else []
     device = ["device"] if wide else []
@@ -106,10 +107,10 @@ def _lines(store: Store, op: str) -> list[RunSummary]:
     for run in store.find(Run, op):
         key = run.op, run.device
         pasts[key] = past = pasts.get(key) or budget.history(store, *key)
-        own = {proposal.kernel_id for proposal in past.proposals if proposal.run == run.id}
-        in_force = {evaluation.kernel_id: evaluation for evaluation in past.evaluations if evaluation.kernel_id in own}
-        speedups = [m.speedup for verdict in in_force.values() if verdict.passed for m in verdict.measurements]
-        lines.append(RunSummary(run, budget.spent(run.id, past), max(speedups, default=None)))
+        own = {proposal.kernel_id for proposal in past.of_run.get(run.id, ())}
+        verdicts = [past.in_force[kernel_id] for kernel_id in own if kernel_id in past.in_force]
+        best = max((verdict.speedup for verdict in verdicts if verdict.passed), default=0.0)
+        lines.append(RunSummary(run, budget.spent(run.id, past), best or None))
     return lines
 
 
@@ -149,7 +150,7 @@ def compare(
 
 def _check(found: Sequence[Run]) -> None:
     if len(found) < 2:
-        raise UserError("one run alone cannot be compared", "name two or more; `evolve runs` lists them")
+        raise UserError("a single run cannot be compared", "name two or more; `evolve runs` lists them")
     for what, values in (("ops", [run.op for run in found]), ("devices", [run.device for run in found])):
         if len(set(values)) > 1:
             named = ", ".join(f"{run.id}: {value}" for run, value in zip(found, values, strict=True))
@@ -161,12 +162,13 @@ def _check(found: Sequence[Run]) -> None:
 
 def _trajectories(found: Sequence[Run], store: Store) -> list[Trajectory]:
     past = budget.history(store, found[0].op, found[0].device)
-    goals = report.slowest(past, [run.id for run in found]) if times_note(_kind(found[0])) else None
-    return [report.trajectory(run, past, goals) for run in found]
+    verdicts = [one for one in store.find(Evaluation, found[0].op) if one.device.key == found[0].device]
+    goals = report.slowest(past, verdicts, [run.id for run in found]) if times_note(_kind(found[0])) else None
+    return [report.trajectory(run, past, verdicts, goals) for run in found]
 
 
 def _kind(run: Run) -> str:
-    """The kind of its device, with which the device's key begins."""
+    """The kind of the run's device, with which the device's key begins."""
     return run.device.partition(" ")[0]
 
 

@@ -46,13 +46,16 @@ class Trajectory:
         return reached[-1] if reached else None
 
 
-def trajectory(run: Run, past: History, goals: Mapping[str, float] | None = None) -> Trajectory:
+def trajectory(
+    run: Run, past: History, evaluations: Sequence[Evaluation], goals: Mapping[str, float] | None = None
+) -> Trajectory:
     """The trajectory of a run, counting only its own proposals whose latest verdict is a pass.
 
+    `evaluations` are those of `past`, oldest first.
     `goals` replace PyTorch's times on a device whose times cannot be compared with PyTorch's.
     """
-    in_force = {evaluation.kernel_id: evaluation for evaluation in past.evaluations}
-    keys, best = workloads(past.evaluations), dict[str, float]()
+    in_force = {evaluation.kernel_id: evaluation for evaluation in evaluations}
+    keys, best = workloads(evaluations), dict[str, float]()
     spent, points = Spent(), []
     for step in budget.steps(run.id, past):
         spent += step.spent
@@ -73,12 +76,11 @@ def workloads(evaluations: Iterable[Evaluation]) -> list[str]:
     return list(dict.fromkeys(key for keys in named for key in keys))
 
 
-def slowest(past: History, runs: Iterable[str]) -> dict[str, float]:
+def slowest(past: History, evaluations: Sequence[Evaluation], runs: Iterable[str]) -> dict[str, float]:
     """The longest time of a kernel of these runs on each workload."""
-    ids = set(runs)
-    made = {proposal.kernel_id for proposal in past.proposals if proposal.run in ids}
+    made = {proposal.kernel_id for run in runs for proposal in past.of_run.get(run, ())}
     found: dict[str, float] = {}
-    for evaluation in past.evaluations:
+    for evaluation in evaluations:
         for m in evaluation.measurements if evaluation.kernel_id in made else ():
             found[m.workload] = max(found.get(m.workload, 0.0), m.median_us)
     return found

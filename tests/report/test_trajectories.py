@@ -1,12 +1,14 @@
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from records import GPU, failed, kernel, passed, proposal
+from records import GPU, brief_evaluation, brief_proposal, failed, kernel, passed, proposal
 
 from archive.proposals import Cost, Leg, Proposal, Run
 from archive.records import Evaluation
 from evolve.budget import History, Spent
-from evolve.report.runs import common, compared, slowest, thinned, trajectory
+from evolve.report import runs
+from evolve.report.runs import Trajectory, common, compared, slowest, thinned
 
 W, V = "rows=8 cols=16 float32", "rows=2 cols=512 float32"
 RUN, OTHER = Run("run", "softmax", GPU.key, "a model", 0, 0.0), Run("other", "softmax", GPU.key, "offline", 0, 0.0)
@@ -20,15 +22,23 @@ def judged(number: int, at: float, **times: float) -> Evaluation:
     return passed(kernel(number).id, GPU, at, **times)  # PyTorch needs 100
 
 
-def past(*records: Proposal | Evaluation) -> History:
-    return History(
-        [Leg("run", 0.0), Leg("other", 0.0)],
-        [record for record in records if isinstance(record, Proposal)],
-        [record for record in records if isinstance(record, Evaluation)],
-    )
+Records = Sequence[Proposal | Evaluation]
 
 
-TWO_KERNELS = past(
+def evaluations(records: Records) -> list[Evaluation]:
+    return [record for record in records if isinstance(record, Evaluation)]
+
+
+def past(records: Records) -> History:
+    proposals = [brief_proposal(record) for record in records if isinstance(record, Proposal)]
+    return History([Leg("run", 0.0), Leg("other", 0.0)], proposals, [*map(brief_evaluation, evaluations(records))])
+
+
+def trajectory(run: Run, records: Records, goals: Mapping[str, float] | None = None) -> Trajectory:
+    return runs.trajectory(run, past(records), evaluations(records), goals)
+
+
+TWO_KERNELS: Records = (
     proposed(1, 1.0), judged(1, 2.0, **{W: 50.0, V: 200.0}), proposed(2, 3.0), judged(2, 4.0, **{W: 80.0, V: 12.5})
 )  # fmt: skip
 
@@ -50,29 +60,29 @@ def test_the_best_so_far_is_asked_by_what_was_spent() -> None:
 
 def test_a_workload_that_is_refused_counts_once_and_as_pytorch_s() -> None:
     picky = replace(judged(1, 2.0, **{W: 25.0}), skipped=(f"{V}: not accepted by the kernel's `when` or `dtypes`",))
-    both = past(proposed(1, 1.0), picky, proposed(2, 3.0), judged(2, 4.0, **{W: 100.0, V: 100.0}))
+    both = (proposed(1, 1.0), picky, proposed(2, 3.0), judged(2, 4.0, **{W: 100.0, V: 100.0}))
     assert trajectory(RUN, both).points[-1].quality == pytest.approx(2.0)
 
 
 def test_kernels_of_other_runs_do_not_count() -> None:
-    both = past(*TWO_KERNELS.proposals, *TWO_KERNELS.evaluations, proposed(3, 5.0, "other"), judged(3, 6.0, **{W: 1.0}))
+    both = (*TWO_KERNELS, proposed(3, 5.0, "other"), judged(3, 6.0, **{W: 1.0}))
     assert trajectory(RUN, both).points[-1].quality == pytest.approx(4.0)
     assert trajectory(OTHER, both).points[-1].quality == pytest.approx(10.0)
 
 
 def test_a_kernel_that_another_run_had_found_before_counts_when_it_is_proposed_again() -> None:
-    known = past(proposed(1, 1.0, "other"), judged(1, 2.0, **{W: 25.0}), proposed(1, 9.0))
+    known = (proposed(1, 1.0, "other"), judged(1, 2.0, **{W: 25.0}), proposed(1, 9.0))
     (point,) = trajectory(RUN, known).points
     assert (point.quality, point.spent.evals) == (4.0, 1)
 
 
 def test_a_champion_that_fell_never_counted() -> None:
-    fell = past(proposed(1, 1.0), judged(1, 2.0, **{W: 50.0}), failed(kernel(1).id, created=3.0))
+    fell = (proposed(1, 1.0), judged(1, 2.0, **{W: 50.0}), failed(kernel(1).id, created=3.0))
     assert {point.quality for point in trajectory(RUN, fell).points} == {None}
 
 
 def test_a_kernel_that_passed_and_is_slower_than_pytorch_counts_as_pytorch() -> None:
-    slow = past(proposed(1, 1.0), judged(1, 2.0, **{W: 200.0}))
+    slow = (proposed(1, 1.0), judged(1, 2.0, **{W: 200.0}))
     assert trajectory(RUN, slow).points[-1].quality == 1.0
 
 
@@ -80,7 +90,7 @@ def test_runs_are_compared_at_shares_of_what_both_have_spent() -> None:
     ten = [record for n in range(10) for record in (proposed(n, n + 1.0), judged(n, n + 1.5, **{W: 100 / (n + 1)}))]
     four = [proposed(n, n + 20.0, "other") for n in range(10, 14)]
     verdicts = [judged(n, n + 20.5, **{W: 50.0}) for n in range(10, 14)]
-    trajectories = [trajectory(run, past(*ten, *four, *verdicts)) for run in (RUN, OTHER)]
+    trajectories = [trajectory(run, (*ten, *four, *verdicts)) for run in (RUN, OTHER)]
     assert common(trajectories, "evals") == 4
     rows = compared(trajectories, "evals")
     assert [amount for amount, _ in rows] == [1, 1, 2, 4]
@@ -89,14 +99,12 @@ def test_runs_are_compared_at_shares_of_what_both_have_spent() -> None:
 
 def test_an_axis_on_which_somebody_spent_nothing_has_no_rows() -> None:
     free = replace(proposed(5, 9.0, "other"), cost=Cost())
-    trajectories = [
-        trajectory(run, past(*TWO_KERNELS.proposals, *TWO_KERNELS.evaluations, free)) for run in (RUN, OTHER)
-    ]
+    trajectories = [trajectory(run, (*TWO_KERNELS, free)) for run in (RUN, OTHER)]
     assert compared(trajectories, "usd") == []
 
 
 def test_goals_stand_for_pytorch_where_its_times_are_no_measure() -> None:
-    goals = slowest(TWO_KERNELS, ["run"])
+    goals = slowest(past(TWO_KERNELS), evaluations(TWO_KERNELS), ["run"])
     assert goals == {W: 80.0, V: 200.0}
     assert trajectory(RUN, TWO_KERNELS, goals).points[-1].quality == pytest.approx((80 / 50 * 200 / 12.5) ** 0.5)
 

@@ -1,4 +1,4 @@
-"""Records that tests fill archives with."""
+"""Records for archives of tests: kernels, proposals and evaluations on made-up devices."""
 
 from dataclasses import replace
 
@@ -16,12 +16,14 @@ from archive.records import (
     Resources,
     Sanitized,
 )
+from archive.summaries import BriefEvaluation, BriefProposal
 
 GPU = DeviceInfo("cuda", "Some GPU", "sm_90a", 132, 232448, copy_gb_s=4000.0, tflops=(("float32", 50.0),))
 CPU = DeviceInfo("emulated", "Some CPU", "sm_90a", 4, 232448)
 
 
 def kernel(number: int = 0, op: str = "softmax") -> Kernel:
+    """The kernel with this number; no two have the same id."""
     return parse(
         f'/*---\nop = "{op}"\nnote = "number {number}"\n[knobs]\nN = [1, 2, 3]\n[[launch]]\nentry = "f"\n'
         f'grid = [1]\nblock = [32]\nargs = ["x", "out"]\n---*/\nextern "C" __global__ void f() {{}}\n'
@@ -30,6 +32,17 @@ def kernel(number: int = 0, op: str = "softmax") -> Kernel:
 
 def proposal(of: Kernel, *parents: str, operator: str = "knobs", run: str = "run") -> Proposal:
     return Proposal(of.op, operator, "offline", of, parents=parents, run=run, created=1.5)
+
+
+def brief_proposal(of: Proposal) -> BriefProposal:
+    """Return what the archive finds of a proposal when it is asked for its cost alone."""
+    return BriefProposal(of.kernel_id, of.run, of.created, of.cost.tokens, of.cost.usd, of.cost.seconds)
+
+
+def brief_evaluation(of: Evaluation) -> BriefEvaluation:
+    """Return what the archive finds of an evaluation when it is asked for its moment and its best speedup alone."""
+    best = max((measurement.speedup for measurement in of.measurements), default=0.0)
+    return BriefEvaluation(of.kernel_id, of.created, of.seconds, of.passed, best)
 
 
 def failed_reply(text: str = "I cannot.") -> Proposal:
@@ -54,15 +67,15 @@ def duel(workload: str, speedup: float, width: float = 0.02) -> Duel:
 
 
 def confirmed(kernel_id: str, device: DeviceInfo = GPU, created: float = 1.0, **times: float) -> Evaluation:
-    """As `passed`, by a fresh process that timed duels with PyTorch and asked the sanitizer."""
+    """A passing evaluation that is confirmed, with duels and a clean sanitizer."""
     evaluation = passed(kernel_id, device, created, **times)
     duels = tuple(duel(measurement.workload, measurement.speedup) for measurement in evaluation.measurements)
-    said = tuple(Sanitized(tool, 0) for tool in ("memcheck", "racecheck", "initcheck", "synccheck"))
-    return replace(evaluation, confirmed=Confirmed(("rows=7 cols=1023 float32",), duels, said))
+    clean = tuple(Sanitized(tool, 0) for tool in ("memcheck", "racecheck", "initcheck", "synccheck"))
+    return replace(evaluation, confirmed=Confirmed(("rows=7 cols=1023 float32",), duels, clean))
 
 
 def checked(evaluation: Evaluation) -> Evaluation:
-    """With two outputs judged per workload, and all that is recorded beside them."""
+    """The evaluation with two checks per workload, and with conditions and resources."""
     checks = [
         Check(measurement.workload, values, "out", error, 1e-3, 4 * error / 1e-2)
         for measurement in evaluation.measurements

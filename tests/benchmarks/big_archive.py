@@ -1,0 +1,289 @@
+"""Benchmark of a large archive: how long commands and a round of a run take, and how much memory. Run it with Python.
+
+It fills an archive through the store, unless the file is there already, and runs each command in a process of its own.
+"""
+
+import argparse
+import itertools
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+
+from fake_engine import FakeEngine  # noqa: E402
+
+from archive import library  # noqa: E402
+from archive.kernel import Kernel  # noqa: E402
+from archive.proposals import Budget, Cost, Leg, Proposal, Run  # noqa: E402
+from archive.records import Check, DeviceInfo, Evaluation, Measurement, Outcome, Resources, Traits  # noqa: E402
+from archive.rows import Record  # noqa: E402
+from archive.store import SqliteStore, open_archive  # noqa: E402
+from evolve.engines.engine import Job  # noqa: E402
+from evolve.loop import evolve  # noqa: E402
+from evolve.request import Request  # noqa: E402
+from evolve.search import Search  # noqa: E402
+from reference_ops import catalog  # noqa: E402
+
+GPU = DeviceInfo("cuda", "NVIDIA H200", "sm_90a", 132, 232_448, copy_gb_s=4270.0)
+CPU = DeviceInfo("emulated", "emulated", "sm_90a", 8, 232_448)
+SHARES = {"softmax": 0.4, "layer_norm": 0.2, "cross_entropy": 0.15, "gelu": 0.15, "cumsum": 0.1}
+DEVICES = ((GPU, 0.8), (CPU, 0.2))
+FAILURES = (Outcome.WRONG, Outcome.COMPILE_ERROR, Outcome.DUPLICATE, Outcome.TIMED_OUT, Outcome.ILLEGAL)
+SETTINGS = 6  # kernels of one design
+KERNELS_OF_A_RUN = 2_000
+RECORDS_AT_ONCE = 1_000
+CHECKS = 24  # of one evaluation
+ROUNDS = 12
+DAY = 86_400.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one command cost."""
+
+    what: str
+    seconds: float
+    megabytes: float
+    exit_code: int = 0
+
+    def __str__(self) -> str:
+        failed = f"  EXIT CODE {self.exit_code}" if self.exit_code else ""
+        return f"{self.what:40} {self.seconds:8.2f} s {self.megabytes:8.0f} MB{failed}"
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--kernels", type=int, default=100_000)
+    options.add_argument("--archive", type=Path, default=Path(".evolve/big.db"), help="made if it is not there")
+    options.add_argument("--rounds", type=int, default=ROUNDS)
+    options.add_argument("--only", choices=("make", "commands", "rounds"), help="only this part")
+    given = options.parse_args()
+    if not given.archive.exists():
+        began = time.monotonic()
+        fill(given.archive, given.kernels)
+        print(f"made in {time.monotonic() - began:.0f} s")
+    print(f"{given.archive}: {given.archive.stat().st_size / 1e6:.0f} MB", flush=True)
+    if given.only in (None, "commands"):
+        for row in commands(given.archive):
+            print(row, flush=True)
+    if given.only in (None, "rounds"):
+        rounds(given.archive, given.rounds)
+
+
+def fill(path: Path, kernels: int) -> None:
+    """Make an archive. It gets its name when it is complete."""
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.unlink(missing_ok=True)
+    store = open_archive(unfinished)
+    waiting: list[Record] = []
+    for record in records(kernels):
+        waiting.append(record)
+        if len(waiting) >= RECORDS_AT_ONCE:
+            store.append(*waiting)
+            waiting.clear()
+    store.append(*waiting)
+    store.close()
+    unfinished.rename(path)
+
+
+def records(kernels: int) -> Iterator[Record]:
+    """Yield the runs, proposals and evaluations of every op and device."""
+    for op, share in SHARES.items():
+        for device, part in DEVICES:
+            yield from _records_of(op, device, round(kernels * share * part), random.Random(f"{op} {device.key}"))
+
+
+def _records_of(op: str, device: DeviceInfo, kernels: int, rng: random.Random) -> Iterator[Record]:
+    """Yield designs in the settings of their knobs, each made from an earlier kernel, and a verdict on each."""
+    made: list[str] = []
+    now = time.time() - 30 * DAY
+    for start in range(0, kernels, KERNELS_OF_A_RUN):
+        run = Run(f"{rng.getrandbits(48):012x}", op, device.key, "made up", 0, now, budget=Budget(evals=kernels))
+        started = now
+        yield run
+        yield Leg(run.id, started)
+        for index in range(start, min(start + KERNELS_OF_A_RUN, kernels)):
+            now += rng.uniform(0.5, 3.0)
+            if index % SETTINGS == 0:
+                design = _design(op, rng)
+            kernel = design if index % SETTINGS == 0 else _retuned(design, rng, made)
+            parents = (rng.choice(made[-50:]),) if made else ()
+            made.append(kernel.id)
+            operator = rng.choice(("improve", "draft", "crossover", "repair")) if index % SETTINGS == 0 else "knobs"
+            cost = Cost(4_000, 2_000, 12.0, usd=0.01) if operator != "knobs" else Cost()
+            reply = kernel.text if operator != "knobs" else ""
+            yield Proposal(op, operator, "made up", kernel, parents, run.id, reply, cost=cost, created=now)
+            yield _evaluation(kernel, device, now + 1, rng)
+        yield Leg(run.id, started, now + 2)
+
+
+@cache
+def _shipped(op: str) -> Kernel:
+    """Return the shipped kernel of the op with the most settings, or one of softmax's under the name of the op."""
+    own = [kernel for kernel in library.shipped(op) if kernel.plan.knobs]
+    if not own:
+        return Kernel(_shipped("softmax").text.replace('op = "softmax"', f'op = "{op}"', 1))
+    return max(own, key=lambda kernel: sum(len(values) for _, values in kernel.plan.knobs))
+
+
+def _design(op: str, rng: random.Random) -> Kernel:
+    """Return a shipped kernel with some statements more, so that it has a text and an outline of its own."""
+    signs = (" + ", " - ", " * ", " / ", " & ", " ^ ", " << ", " % ")
+    lines = [
+        f"// step {n}: {rng.getrandbits(64):x}\n__device__ int extra_{n}(int a, int b) {{ return {_sum(signs, rng)}; }}"
+        for n in range(rng.randrange(4, 14))
+    ]
+    return Kernel(_shipped(op).text + "\n".join(lines) + "\n")
+
+
+def _sum(signs: tuple[str, ...], rng: random.Random) -> str:
+    return "a" + "".join(
+        f"{rng.choice(signs)}({rng.choice('ab')}{rng.choice(signs)}{rng.randrange(9)})" for _ in "12345"
+    )
+
+
+def _retuned(design: Kernel, rng: random.Random, made: list[str]) -> Kernel:
+    """Return the design in another setting of its knobs, one that was not made before if there is any."""
+    lines = {name: list(values) for name, values in _knobs(design)}
+    settings = list(itertools.product(*lines.values()))
+    rng.shuffle(settings)
+    recent = set(made[-SETTINGS:])
+    for setting in settings:
+        text = design.text
+        for (name, values), value in zip(lines.items(), setting, strict=True):
+            others = [value, *sorted(set(values) - {value})]
+            text = text.replace(f"\n{name} = {values}\n", f"\n{name} = {others}\n", 1)
+        if (kernel := Kernel(text)).id not in recent:
+            return kernel
+    return _design(design.op, rng)
+
+
+@cache
+def _knobs_of(op: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return _shipped(op).plan.knobs
+
+
+def _knobs(design: Kernel) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return _knobs_of(design.op)
+
+
+@cache
+def _workloads(op: str, kind: str) -> tuple[str, ...]:
+    return tuple(workload.key for workload in catalog.load(op).workloads(kind))
+
+
+def _evaluation(kernel: Kernel, device: DeviceInfo, created: float, rng: random.Random) -> Evaluation:
+    passed = rng.random() < 0.6
+    outcome = Outcome.PASSED if passed else rng.choice(FAILURES)
+    log = "" if passed else f"error at element {rng.randrange(10**6)}: " + "expected 1.0, got 2.0; " * 20
+    code = f"{rng.getrandbits(64):016x}"
+    traits = Traits(code, rng.choice((4, 8, 16)), 16, rng.choice((0, 8_192, 49_152)), rng.choice((32, 64, 128)), 256,
+                    rng.choice((1, 1, 2)), tensor_cores=False, atomics=False, occupancy=0.5)  # fmt: skip
+    workloads = _workloads(kernel.op, device.kind)
+    slow = rng.lognormvariate(0.5, 0.4)
+    return Evaluation(
+        kernel.id, kernel.op, device, outcome, log,
+        tuple(_measurement(workload, slow * rng.uniform(0.9, 1.1)) for workload in workloads) if passed else (),
+        deterministic=True if passed else None,
+        resources=(Resources("entry", 32, 0, 0),),
+        seed=rng.getrandbits(31),
+        seconds=0.5,
+        created=created,
+        checks=tuple(
+            Check(workloads[n % len(workloads)], ("normal", "zeros", "ones")[n % 3], "out", rng.random() * 1e-7, 1e-7,
+                  rng.random())
+            for n in range(CHECKS)
+        ) if passed else (),
+        traits=None if outcome is Outcome.COMPILE_ERROR else traits,
+    )  # fmt: skip
+
+
+def _measurement(workload: str, slowness: float) -> Measurement:
+    us = 40.0 * slowness
+    return Measurement(workload, us, us * 0.99, us * 1.01, 100, 110.0, 80.0, floor_us=30.0)
+
+
+def commands(archive: Path) -> Iterator[Row]:
+    """Run the commands that look something up."""
+    store = open_archive(archive, read_only=True)
+    first, second = _two_kernels(store)
+    store.close()
+    op = next(iter(SHARES))
+    for words in (
+        ["top"], ["top", op], ["tree", op], ["runs"], ["show", first], ["diff", first, second], ["ops"], ["ask", op],
+        ["doctor"],
+    ):  # fmt: skip
+        yield _command(words, archive)
+
+
+def _two_kernels(store: SqliteStore) -> tuple[str, str]:
+    (run, *_) = store.find(Run, next(iter(SHARES)))
+    ids = [proposal.kernel_id for proposal in store.find(Proposal, run=run.id)]
+    return ids[100 % len(ids)], ids[50 % len(ids)]
+
+
+def _command(words: list[str], archive: Path) -> Row:
+    environment = {**os.environ, "EVOLVE_ARCHIVE": str(archive), "PYTHONPATH": str(ROOT)}
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "evolve", *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    return Row(f"evolve {' '.join(words)}", time.monotonic() - began, usage.ru_maxrss / 1024,
+               os.waitstatus_to_exitcode(status))  # fmt: skip
+
+
+@dataclass
+class MadeUp:
+    """Proposes kernels that are new, and keeps the moments at which it was asked and at which it had made them."""
+
+    rng: random.Random
+    spans: list[tuple[float, float]]
+    name: str = "made up"
+
+    def propose(self, request: Request) -> Iterator[Proposal]:
+        asked = time.monotonic()
+        kernels = [_design(request.op.name, self.rng) for _ in range(request.wanted)]
+        parents = [parent.kernel.id for parent in request.parents[:1]]
+        self.spans.append((asked, time.monotonic()))
+        for kernel in kernels:
+            yield Proposal(request.op.name, "improve", self.name, kernel, tuple(parents), request.run,
+                           created=time.time())  # fmt: skip
+
+
+def rounds(archive: Path, number: int) -> None:
+    """Run some rounds with an engine and a proposer that take no time, and print what a round costs by itself."""
+    store, rng = open_archive(archive), random.Random(time.time())
+    engine = FakeEngine(lambda job: _verdict(job, rng), info=GPU)
+    op, proposer = catalog.load(next(iter(SHARES))), MadeUp(rng, [])
+    search = Search(f"{rng.getrandbits(48):012x}", op, op.name, 0, Budget(evals=8 * number))
+    store.append(Run(search.run, op.name, GPU.key, proposer.name, 0, time.time(), budget=search.budget))
+    began = time.monotonic()
+    for _ in evolve(search, [], proposer, engine, store):
+        pass
+    ended = time.monotonic()
+    spans = proposer.spans
+    own = sorted(asked - made for (_, made), (asked, _) in itertools.pairwise(spans))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(Row("until the first request", spans[0][0] - began, peak))
+    print(Row(f"one round, median of {len(own)}", own[len(own) // 2], peak))
+    print(Row("one round, longest", own[-1], peak))
+    print(Row("from the last request to the end", ended - spans[-1][1], peak))
+    store.close()
+
+
+def _verdict(job: Job, rng: random.Random) -> Evaluation:
+    return _evaluation(job.kernel, GPU, time.time(), rng)
+
+
+if __name__ == "__main__":
+    main()
