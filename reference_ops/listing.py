@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from reference_ops.op import Op
 
@@ -46,13 +47,14 @@ def user_cache_dir() -> Path:
 def read_listing(package: Path = PACKAGE) -> tuple[Listed, ...] | None:
     """Return the cached listing of the op files as they are now, or None if there is none."""
     try:
-        rows = json.loads(_cache_file(package).read_text(encoding="utf-8"))
-        return tuple(
-            Listed(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
-            for row in rows
-        )
+        rows: list[dict[str, Any]] = json.loads(_cache_file(package).read_text(encoding="utf-8"))
+        return tuple(Listed(**{name: _tuple_of(value) for name, value in row.items()}) for row in rows)
     except (OSError, ValueError, TypeError, AttributeError):  # absent, or not written to the end
         return None
+
+
+def _tuple_of(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def write_listing(ops: Sequence[Listed], package: Path = PACKAGE) -> None:

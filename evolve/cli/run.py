@@ -26,11 +26,12 @@ from evolve.cli.options import (
     UsdOption,
     op_names,
 )
-from evolve.cli.session import RunResult, Setup, engine_on, print_proposer
+from evolve.cli.session import RunResult, Setup, print_proposer
 from evolve.cli.signals import Stopped
 from evolve.errors import UserError
 from evolve.report.progress import Phases
 from evolve.report.words import console, listed, print_json
+from reference_ops import catalog
 
 if TYPE_CHECKING:
     from reference_ops.op import Op
@@ -122,20 +123,25 @@ def run_setup(
     command = [*command] or ["evolve", "run", *setup.locators, *_location(setup.run_options.device, archive)]
     again, phases = shlex.join([*command, *_repeated(setup, limits)]), Phases()
     try:
-        what = setup.locators[0] if len(setup.locators) == 1 else f"{len(setup.locators)} ops"
-        with output.status(f"loading {what}"):
-            from evolve.cli import display
-
-            loaded = _loaded(setup.locators)
         run_options, proposer = setup.run_options, None
         session.check_strategy(run_options.strategy)
+        for locator in setup.locators:
+            catalog.locate(locator)
         if not run_options.replay:
             proposer = wiring.proposer(run_options.proposer, run_options.models, tune=not run_options.no_tune)
-        with ExitStack() as stack:
-            store = stack.enter_context(closing(wiring.archive(archive)))
-            proposer = proposer or wiring.replaying(store, run_options.replay, tune=not run_options.no_tune)
             _check_proposer(proposer.name, setup)
-            engine = stack.enter_context(engine_on(run_options.device, phases, output))
+        with ExitStack() as stack:
+            engine = stack.enter_context(session.starting_engine(run_options.device, phases, output))
+            what = setup.locators[0] if len(setup.locators) == 1 else f"{len(setup.locators)} ops"
+            with output.status(f"loading {what}"):
+                from evolve.cli import display
+
+                loaded = _loaded(setup.locators)
+            store = stack.enter_context(closing(wiring.archive(archive)))
+            if proposer is None:
+                proposer = wiring.replaying(store, run_options.replay, tune=not run_options.no_tune)
+                _check_proposer(proposer.name, setup)
+            session.wait_for_device(engine, run_options.device, output)
             _check_workloads([op for op, _ in loaded], engine.info.kind)
             print_proposer(proposer.name, setup.budget, output)
             resuming = [word for word in command if word != "--all"]
@@ -162,8 +168,6 @@ def with_example(ops: tuple[str, ...], example: Path | None) -> tuple[str, ...]:
 
 def _loaded(locators: Sequence[str]) -> "list[tuple[Op, str]]":
     """The ops with the locators by which worker processes find them, each op once."""
-    from reference_ops import catalog
-
     found = [(catalog.load(op), lookup.locator(op)) for op in locators]
     return list({op.name: (op, locator) for op, locator in found}.values())
 

@@ -308,10 +308,11 @@ class ForkServer:
         return tail_of(self._stderr)
 
     def close(self) -> int:
-        """Wait until it has ended its workers and itself, and return its exit status."""
+        """Wait until it has ended its workers and itself, and return its exit status. Do not wait for its imports."""
+        starting = not self.has_replied and self.channel.closed_at is None
         self.channel.end.close()
         try:
-            return self._process.wait(EXIT_SECONDS)
+            return self._process.wait(0.0 if starting else EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
