@@ -151,16 +151,16 @@ OUTCOMES = {str(outcome): outcome for outcome in Outcome}
 
 
 def evaluation_summary(row: Row) -> EvaluationSummary:
-    with _row("evaluation_summaries", row[1]):
-        outcome, times = row[5], row[14]
+    try:
         if not (type(row[6]) is float and 0 <= row[6] < LAST_MOMENT and type(row[7]) is float):
             raise UnsoundError(f"created must be a moment, not {row[6]!r}")
-        if outcome not in OUTCOMES:
-            raise UnsoundError(f"{outcome!r} is not a valid Outcome")
-        measurements = tuple(unpacked(row[13], times)) if times else ()
-        return EvaluationSummary._make((
-            *row[:5], OUTCOMES[outcome], row[6], row[7], row[8] == 1, *row[9:13], measurements,
-        ))  # fmt: skip
+        if row[5] not in OUTCOMES:
+            raise UnsoundError(f"{row[5]!r} is not a valid Outcome")
+        return EvaluationSummary._make(
+            (*row[:5], OUTCOMES[row[5]], row[6], row[7], row[8] == 1, *row[9:13], unpacked(row[13], row[14]))
+        )
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _damage("evaluation_summaries", row[1], error) from error
 
 
 def checked(table: str, row_id: object, record: T) -> T:
@@ -246,7 +246,11 @@ def _row(table: str, row_id: object) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, RecursionError) as error:
-        raise DamagedError(f"row {str(row_id)[:40]} of its table `{table}`: {error}") from error
+        raise _damage(table, row_id, error) from error
+
+
+def _damage(table: str, row_id: object, error: Exception) -> DamagedError:
+    return DamagedError(f"row {str(row_id)[:40]} of its table `{table}`: {error}")
 
 
 def _check_of(values: Any) -> Check:

@@ -7,8 +7,9 @@ The archive keeps them in columns of their own, so texts, replies, logs and chec
 import json
 import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
+from functools import lru_cache
 from typing import NamedTuple
 
 from archive import plain
@@ -156,20 +157,27 @@ def kernel_summary(kernel: Kernel, number: int = 0) -> KernelSummary:
 
 
 def packed(timings: Iterable[Timing]) -> tuple[str, bytes]:
-    """The workloads, a line each, and their times."""
+    """Return the workloads, a line each, and their times."""
     kept = list(timings)
     times = (TIMES.pack(t.median_us, t.low_us, t.high_us, t.baseline_us, t.floor_us or math.nan) for t in kept)
     return "\n".join(t.workload for t in kept), b"".join(times)
 
 
-def unpacked(workloads: str, times: bytes) -> Iterator[Timing]:
-    """What `packed` packed; a ValueError where it cannot be that."""
+def unpacked(workloads: str, times: bytes) -> tuple[Timing, ...]:
+    """Return what `packed` packed, or raise a ValueError if these cannot be times."""
     if not times:
-        return
-    names = workloads.split("\n")
+        return ()
+    names = _lines(workloads)
     if len(times) != TIMES.size * len(names):
         raise ValueError("its times do not fit its workloads")
+    found = []
     for name, (median, low, high, baseline, floor) in zip(names, TIMES.iter_unpack(times), strict=True):
-        if not 0 < median < math.inf or not 0 < baseline < math.inf:
+        if not (0 < median < math.inf and 0 < baseline < math.inf):
             raise ValueError(f"its time at {name} must be above 0, got {median!r} against {baseline!r}")
-        yield Timing(name, median, low, high, baseline, floor if floor > 0 else None)
+        found.append(Timing(name, median, low, high, baseline, floor if floor > 0 else None))
+    return tuple(found)
+
+
+@lru_cache(maxsize=10_000)  # most kernels of an op have the same workloads
+def _lines(text: str) -> list[str]:
+    return text.split("\n")
