@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,10 +18,6 @@ from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, ModelOption, OpArgument, SeedOption, archive_option
 from evolve.errors import UserError
 from evolve.prompting.operators import CROSSOVER, EXPLORE, IMPROVE, OPERATORS, PARENTS, PORT, REPAIR, SPECIALISE
-from evolve.prompting.text import estimated_tokens
-from evolve.proposers.llm import questions
-from evolve.proposers.llm.models import Model, read_models
-from evolve.proposers.llm.questions import Prompt, batch_line, prompt_for, reference_source
 from evolve.report.standing import devices
 from evolve.report.words import console, counted, listed, print_text, short
 from evolve.request import Candidate, Request
@@ -29,6 +25,10 @@ from evolve.selection import selection
 from evolve.selection.view import OpView
 from reference_ops import catalog
 from reference_ops.catalog import is_path
+
+if TYPE_CHECKING:
+    from evolve.proposers.llm.models import Model
+    from evolve.proposers.llm.questions import Prompt
 
 PROMPTS = 8  # in a batch; as text the default is one
 # The device to write for if the archive has none: a GPU of the Hopper generation.
@@ -71,6 +71,9 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
     archive: ArchiveOption = None,
 ) -> None:
     """Print the prompts for a language model, or write them as JSONL for OpenAI's Batch API."""
+    from evolve.proposers.llm import questions
+    from evolve.proposers.llm.models import read_models
+
     check_operator(operator, parent or ())
     readable = (out is None and sys.stdout.isatty()) if text is None else text
     models, loaded = read_models(model or ()), catalog.load(op)
@@ -81,9 +84,9 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
         if operator:
             prompts = prompts_for_operator(request, models, operator, parent or (), store)
         else:
-            prompts = questions.prompts(request, models, reference_source(loaded))
+            prompts = questions.prompts(request, models, questions.reference_source(loaded))
         path = store.path
-    lines = _readable(prompts) if readable else (f"{batch_line(loaded.name, prompt)}\n" for prompt in prompts)
+    lines = _readable(prompts) if readable else (f"{questions.batch_line(loaded.name, prompt)}\n" for prompt in prompts)
     _write("".join(lines), out)
     output = console(stderr=True)
     recipients = "" if readable else f" for {listed([one.signature for one in models])}"
@@ -93,7 +96,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
     output.print(f"next: {next_step}", style="dim", soft_wrap=True)
 
 
-def _next_step(prompts: tuple[Prompt, ...], given: str, *, readable: bool) -> str:
+def _next_step(prompts: "tuple[Prompt, ...]", given: str, *, readable: bool) -> str:
     """What to do with the prompts; `given` are the words by which a command finds the op and the archive."""
     if not readable:
         return f"send the batch, then `evolve tell OUTPUT.jsonl{given}`"
@@ -104,8 +107,10 @@ def _next_step(prompts: tuple[Prompt, ...], given: str, *, readable: bool) -> st
     return f"write a kernel to a file, then `evolve tell FILE.cu{origin}{given}`"
 
 
-def _readable(prompts: tuple[Prompt, ...]) -> Iterator[str]:
+def _readable(prompts: "tuple[Prompt, ...]") -> Iterator[str]:
     """Each prompt as it would be sent, with every message under a heading."""
+    from evolve.prompting.text import estimated_tokens
+
     for number, prompt in enumerate(prompts, start=1):
         what = " ".join([prompt.operator, *map(short, prompt.parents)])
         size = f"about {estimated_tokens(prompt.messages)} tokens"
@@ -177,19 +182,21 @@ def check_operator(operator: str, prefixes: Sequence[str]) -> None:
 
 
 def prompts_for_operator(
-    request: Request, models: Sequence[Model], operator: str, prefixes: Sequence[str], store: Store
-) -> tuple[Prompt, ...]:
+    request: Request, models: "Sequence[Model]", operator: str, prefixes: Sequence[str], store: Store
+) -> "tuple[Prompt, ...]":
     """As many prompts as requested, about the kernels with these ids, or about suitable ones in turn."""
+    from evolve.proposers.llm import questions
+
     named = _named_parents(request, operator, prefixes, store)
     if not named and operator not in questions.applicable_operators(request):
         message, hint = NOT_APPLICABLE[operator]
         words = {"op": request.op.name, "device": request.device.name}
         raise UserError(message.format(**words), hint.format(**words))
-    rng, source = random.Random(request.seed), reference_source(request.op)
+    rng, source = random.Random(request.seed), questions.reference_source(request.op)
     prompts = []
     for turn in range(request.wanted):
         parents = named or questions.choose_parents(request, operator, turn, rng)
-        prompts.append(prompt_for(request, models[turn % len(models)], operator, parents, source, turn))
+        prompts.append(questions.prompt_for(request, models[turn % len(models)], operator, parents, source, turn))
     return tuple(prompts)
 
 

@@ -22,7 +22,7 @@ from evolve.errors import UserError
 from evolve.loop import Event, evolve
 from evolve.report import facts
 from evolve.report.live import REFRESHES_PER_SECOND, CampaignDisplay, CampaignRow, EventLog, RunDisplay, campaign_table
-from evolve.report.progress import Meter, Watcher, amounts, dollars, ending, without_answer
+from evolve.report.progress import BudgetMeter, Watcher, amounts, dollars, ending, without_answer
 from evolve.report.standing import Standing, standing
 from evolve.report.tables import print_next_steps, print_standing
 from evolve.report.words import clock, counted, listed, times, times_note
@@ -122,7 +122,7 @@ def _show_events(session: Session, events: RunEvents[Event], output: Console) ->
     (search,), backends = session.searches, session.backends
     watcher = Watcher(search.op.name, backends.engine.info, backends.store, backends.phases)
     workloads = workloads_of(search, backends)
-    meter = Meter(time.monotonic(), search.deadline, session.budget, session.before)
+    meter = BudgetMeter(time.monotonic(), search.deadline, session.budget, session.before)
     if output.is_terminal and not output.is_dumb_terminal:
         display = RunDisplay(watcher, workloads, backends.proposer.name, meter)
         with Live(display, console=output, refresh_per_second=REFRESHES_PER_SECOND, transient=True):
@@ -144,7 +144,7 @@ def _show_campaign_events(
     backends, info = session.backends, session.backends.engine.info
     searches = {search.op.name: search for search in session.searches}
     watchers = {op: Watcher(op, info, backends.store, backends.phases) for op in searches}
-    meter = Meter(time.monotonic(), session.searches[0].deadline, session.budget, session.before)
+    meter = BudgetMeter(time.monotonic(), session.searches[0].deadline, session.budget, session.before)
     if output.is_terminal and not output.is_dumb_terminal:
         rows = {op: _row(search, before, backends) for op, search in searches.items()}
         display = CampaignDisplay(info, backends.proposer.name, meter, rows, watchers)

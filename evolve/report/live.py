@@ -13,7 +13,7 @@ from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation
 from evolve.budget import Spent
 from evolve.report.kernel import NO_DUEL, sanitizer_words
-from evolve.report.progress import Meter, Progress, Watcher, dollars
+from evolve.report.progress import BudgetMeter, Progress, Watcher, dollars
 from evolve.report.tables import (
     champions_table,
     counts_line,
@@ -36,7 +36,7 @@ class RunDisplay:
     watcher: Watcher
     workloads: Sequence[str]
     proposer: str
-    meter: Meter
+    meter: BudgetMeter
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         progress = self.watcher.progress()
@@ -132,7 +132,7 @@ class CampaignDisplay:
 
     device: DeviceInfo
     proposer: str
-    meter: Meter
+    meter: BudgetMeter
     rows: dict[str, CampaignRow]
     watchers: dict[str, Watcher]
     current: str = ""

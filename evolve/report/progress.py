@@ -184,59 +184,59 @@ def nearest(limits: Budget, spent: Spent) -> tuple[str, float | None]:
     if found is None:
         return clock(spent.seconds), None
     name, share = found
-    said = {
+    words = {
         Ended.SECONDS: f"{clock(spent.seconds)} of {clock(limits.seconds or 0)}",
         Ended.EVALS: f"{spent.evals} of {counted(limits.evals or 0, 'evaluation')}",
         Ended.TOKENS: f"{spent.tokens:,} of {limits.tokens or 0:,} tokens",
         Ended.USD: f"{dollars(spent.usd)} of {dollars(limits.usd or 0)}",
     }
-    return said[name], share
+    return words[name], share
 
 
 @dataclass(frozen=True)
-class Meter:
-    """A meter of how much of a budget is spent."""
+class BudgetMeter:
+    """Shows how much of a budget is spent."""
 
     started: float  # by time.monotonic, like the deadline
     deadline: float = float("inf")
-    budget: Budget = field(default=Budget())  # in all
-    before: Spent = field(default=Spent())  # of it, in earlier legs
+    budget: Budget = field(default=Budget())  # total
+    before: Spent = field(default=Spent())  # the part of it that earlier legs spent
 
     def line(self, progress: Sequence[Progress], width: int) -> RenderableType:
         """Return a bar for the limit that is nearest to its end, beside what all ops have cost."""
         now = time.monotonic()
-        gone = sum((part.spent for part in progress), self.before + Spent(seconds=now - self.started))
-        said, share = nearest(self.budget, gone)
+        spent = sum((part.spent for part in progress), self.before + Spent(seconds=now - self.started))
+        words, share = nearest(self.budget, spent)
         if any(active.confirming for part in progress for active in part.active):
-            said = "confirming the champions"
+            words = "confirming the champions"
         elif now >= self.deadline:
-            said = "time is up: finishing the evaluations under way"
+            words = "time is up: finishing the evaluations under way"
         elif share is not None and share >= 1:
-            said = f"{said}: finishing the evaluations under way"
-        timed = said.startswith(clock(gone.seconds))
+            words = f"{words}: finishing the evaluations under way"
+        timed = words.startswith(clock(spent.seconds))
         evaluated, rate = sum(part.evaluated for part in progress), sum(part.per_second for part in progress)
-        beside = [] if timed else [clock(gone.seconds)]
+        beside = [] if timed else [clock(spent.seconds)]
         beside += [f"{evaluated} evaluated"] + ([f"{rate:.1f}/s"] if width >= WIDE else [])
-        beside += [f"{gone.tokens:,} tokens"] if gone.tokens and "tokens" not in said else []
-        beside += [dollars(gone.usd)] if gone.usd and "$" not in said else []
-        return _bar(share, said, ", ".join(beside), width)
+        beside += [f"{spent.tokens:,} tokens"] if spent.tokens and "tokens" not in words else []
+        beside += [dollars(spent.usd)] if spent.usd and "$" not in words else []
+        return _bar(share, words, ", ".join(beside), width)
 
 
-def _bar(share: float | None, said: str, beside: str, width: int) -> RenderableType:
+def _bar(share: float | None, words: str, beside: str, width: int) -> RenderableType:
     row = Table.grid(padding=(0, 2, 0, 0), expand=False)
     drawn = ProgressBar(
         total=1.0,
         completed=min(share or 0.0, 1.0),
-        width=max(LEAST_BAR, width - len(said) - len(beside) - 4),
+        width=max(LEAST_BAR, width - len(words) - len(beside) - 4),
         complete_style="cyan",
         finished_style="green",
     )
-    row.add_row(drawn, fitted(said), fitted(beside))
+    row.add_row(drawn, fitted(words), fitted(beside))
     return row
 
 
-def ending(reason: Ended, limits: Budget, gone: Spent) -> tuple[str, Budget | None]:
-    """Return why a run is over, and a larger budget where more would help."""
+def ending(reason: Ended, limits: Budget, spent: Spent) -> tuple[str, Budget | None]:
+    """Return why a run ended, and a larger budget if one would let it continue."""
     light, evals = limits.until_light, limits.evals or 0
     judged = "The one evaluation is used." if evals == 1 else f"All {evals} evaluations are used."
     known: dict[Ended, tuple[str, Budget | None]] = {
@@ -244,31 +244,31 @@ def ending(reason: Ended, limits: Budget, gone: Spent) -> tuple[str, Budget | No
         Ended.TOKENS: (f"All {limits.tokens or 0:,} tokens are spent.", Budget(tokens=limits.tokens)),
         Ended.USD: (f"All of {dollars(limits.usd or 0)} is spent.", Budget(usd=limits.usd)),
         Ended.SECONDS: ("The time is up.", Budget(seconds=limits.seconds)),
-        Ended.NOTHING: ("Nothing is left to try: every setting of the kernels alive has been evaluated.", None),
-        Ended.LIGHT: ("Every op is at the speed of light, as near as it can be measured.", None),
+        Ended.NOTHING: ("Nothing is left to try: every setting of the population's knobs has been evaluated.", None),
+        Ended.LIGHT: ("Every op has reached the speed of light, within the accuracy of the measurement.", None),
     }
     if reason is Ended.LIGHT and light:
-        said = f"Every workload has a champion at {light:.3g} of the speed of light or nearer, as asked."
-        return said, Budget(until_light=round((1 + light) / 2, 3))
-    said, used = known[reason]
-    return said, twice(used, gone) if used else None
+        words = f"Every workload has a champion at {light:.3g} of the speed of light or more, as requested."
+        return words, Budget(until_light=round((1 + light) / 2, 3))
+    words, used = known[reason]
+    return words, doubled(used, spent) if used else None
 
 
-def twice(limits: Budget, gone: Spent) -> Budget:
-    """Double the limits until some of each is left: confirming champions may have taken longer than the search."""
+def doubled(limits: Budget, spent: Spent) -> Budget:
+    """Double the limits until half of each is left: confirming champions may have taken longer than the search."""
     more = {}
     for name, limit in asdict(limits).items():
         if limit:
             times = 2
-            while times * limit < getattr(gone, name) + limit / 2:
+            while times * limit < getattr(spent, name) + limit / 2:
                 times *= 2
             more[name] = times * limit
     return replace(limits, **more)
 
 
-def without_answer(limits: Budget, gone: Spent) -> tuple[str, Budget | None]:
-    """Return why a run with a model is over before any limit is reached: the model proposed nothing."""
+def without_answer(limits: Budget, spent: Spent) -> tuple[str, Budget | None]:
+    """Return why a run with a model ended before any limit was reached, and a larger budget if one would help."""
     if limits.tokens is None and limits.usd is None:
-        return "The proposer has nothing more to offer.", None
-    more = twice(Budget(tokens=limits.tokens, usd=limits.usd), gone)
-    return "What is left of the budget does not pay for another question.", more
+        return "The proposer has no further proposals.", None
+    more = doubled(Budget(tokens=limits.tokens, usd=limits.usd), spent)
+    return "The rest of the budget is too small for another question to the model.", more

@@ -85,4 +85,4 @@ def test_the_end_of_a_campaign_names_the_op_without_a_kernel(store: SqliteStore)
 
 
 def test_a_campaign_ends_when_its_model_has_no_more_to_offer(store: SqliteStore) -> None:
-    assert ending(campaign(store, ["one", "two"], PricedModel())) == "The proposer has nothing more to offer."
+    assert ending(campaign(store, ["one", "two"], PricedModel())) == "The proposer has no further proposals."

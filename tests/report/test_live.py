@@ -11,7 +11,7 @@ from archive.proposals import Budget, Proposal
 from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.store import open_archive
 from evolve.report.live import EventLog, RunDisplay
-from evolve.report.progress import Meter, Phases, Watcher
+from evolve.report.progress import BudgetMeter, Phases, Watcher
 from evolve.selection.population import Champion
 
 WORKLOADS = [f"rows={rows} cols=256 float32" for rows in (1, 2, 4, 8, 16, 32, 64, 128)]
@@ -48,7 +48,7 @@ def watcher(folder: Path, device: DeviceInfo = GPU) -> tuple[Watcher, Phases]:
 
 def display(watching: Watcher) -> RunDisplay:
     now = time.monotonic()
-    return RunDisplay(watching, WORKLOADS, "a model", Meter(now - 30, now + 90, Budget(seconds=120.0)))
+    return RunDisplay(watching, WORKLOADS, "a model", BudgetMeter(now - 30, now + 90, Budget(seconds=120.0)))
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (80, 16), (50, 30)])
@@ -89,7 +89,7 @@ def test_an_empty_display_waits_for_the_proposer(tmp_path: Path) -> None:
 
 
 def test_the_display_says_when_the_time_is_up(tmp_path: Path) -> None:
-    meter = Meter(time.monotonic() - 60, time.monotonic() - 1, Budget(seconds=59.0))
+    meter = BudgetMeter(time.monotonic() - 60, time.monotonic() - 1, Budget(seconds=59.0))
     late = RunDisplay(watcher(tmp_path)[0], WORKLOADS, "a model", meter)
     assert any("time is up" in line for line in drawn(late))
 

@@ -9,7 +9,7 @@ from records import GPU
 from archive.proposals import Budget
 from evolve.budget import Ended, Spent
 from evolve.report.live import CampaignDisplay, CampaignRow, campaign_table
-from evolve.report.progress import Meter, Progress, amounts, ending, without_answer
+from evolve.report.progress import BudgetMeter, Progress, amounts, ending, without_answer
 from evolve.report.standing import Standing
 
 
@@ -23,7 +23,7 @@ def standing() -> Standing:
 
 
 def metered(budget: Budget, spent: Spent, standing: Standing, seconds: float = 30.0, width: int = 120) -> str:
-    meter = Meter(time.monotonic() - seconds, budget=budget)
+    meter = BudgetMeter(time.monotonic() - seconds, budget=budget)
     (line,) = drawn(meter.line([progress(spent, standing)], width), width)
     return line
 
@@ -50,7 +50,7 @@ def test_a_reached_limit_is_marked(standing: Standing) -> None:
 
 
 def test_the_spending_of_several_ops_is_summed(standing: Standing) -> None:
-    meter = Meter(time.monotonic(), budget=Budget(evals=100), before=Spent(evals=5))
+    meter = BudgetMeter(time.monotonic(), budget=Budget(evals=100), before=Spent(evals=5))
     (line,) = drawn(meter.line([progress(Spent(10), standing), progress(Spent(20), standing)], 100), 100)
     assert "35 of 100 evaluations" in line
 
@@ -67,7 +67,7 @@ def test_amounts_leave_out_zero_tokens_and_dollars() -> None:
         (Ended.TOKENS, "All 1,000 tokens are spent.", Budget(tokens=2000)),
         (Ended.USD, "All of $1.50 is spent.", Budget(usd=3.0)),
         (Ended.SECONDS, "The time is up.", Budget(seconds=120.0)),
-        (Ended.NOTHING, "Nothing is left to try: every setting of the kernels alive has been evaluated.", None),
+        (Ended.NOTHING, "Nothing is left to try: every setting of the population's knobs has been evaluated.", None),
     ],
 )
 def test_the_end_of_a_run_has_a_reason_and_a_larger_budget(reason: Ended, said: str, more: Budget | None) -> None:
@@ -113,7 +113,7 @@ def test_the_table_of_a_campaign_has_no_figure_for_an_op_without_measurements() 
 @pytest.mark.parametrize("height", [12, 16, 24])
 def test_the_display_of_a_campaign_fits_the_terminal_and_shows_the_running_op(height: int) -> None:
     rows = {f"op{n}": CampaignRow(f"op{n}", Spent(n), 2.0, 1.0, None) for n in range(40)}
-    display = CampaignDisplay(GPU, "a model", Meter(time.monotonic()), rows, {}, current="op33")
+    display = CampaignDisplay(GPU, "a model", BudgetMeter(time.monotonic()), rows, {}, current="op33")
     lines = drawn(display, 80, height)
     assert len(lines) < height
     assert any("op33" in line and "running" in line for line in lines)
