@@ -120,26 +120,33 @@ def given(verdict: BriefEvaluation) -> float:
 
 def steps(run: str, past: History) -> list[Spending]:
     """Every proposal when it came, and every verdict when it was given, in the order of these moments."""
-    known = set[str]()
-    found = []
-    for proposal in past.of_run.get(run, ()):
-        first, cost = past.judged.get(proposal.kernel_id), Spent(tokens=proposal.tokens, usd=proposal.usd)
-        if proposal.kernel_id and proposal.kernel_id not in known and not _before(first, proposal):
-            found.append(Spending(proposal.created, cost))  # and an evaluation, once it is made
-            found += [Spending(given(first), Spent(evals=1), proposal.kernel_id)] if first else []
-        else:
-            repeated = Spent(1, cost.tokens, cost.usd)
-            found.append(Spending(proposal.created, repeated, proposal.kernel_id if first else ""))
-        known.add(proposal.kernel_id)
-    found += [Spending(given(verdict), Spent(evals=1)) for verdict in _not_proposed(run, past, known)]
+    found = [Spending(moment, Spent(*amounts), kernel_id) for moment, kernel_id, *amounts in _steps(run, past)]
     return sorted(found, key=lambda step: step.moment)
 
 
 def spent(run: str, past: History) -> Spent:
     """What a run has spent. The time of a run that was killed ends with the last record in each leg."""
-    made = [step.spent for step in steps(run, past)]
-    seconds = sum(end - leg.started for leg, end in _stretches(run, past))
-    return Spent(sum(s.evals for s in made), sum(s.tokens for s in made), sum(s.usd for s in made), seconds)
+    evals, tokens, usd = 0, 0, 0.0
+    for _, _, more_evals, more_tokens, more_usd in _steps(run, past):
+        evals, tokens, usd = evals + more_evals, tokens + more_tokens, usd + more_usd
+    return Spent(evals, tokens, usd, sum(end - leg.started for leg, end in _stretches(run, past)))
+
+
+def _steps(run: str, past: History) -> Iterator[tuple[float, str, int, int, float]]:
+    """Yield the moment, the kernel whose verdict is there, and the evaluations, tokens and dollars of each step."""
+    known = set[str]()
+    for proposal in past.of_run.get(run, ()):
+        kernel_id = proposal.kernel_id
+        first = past.judged.get(kernel_id)
+        if kernel_id and kernel_id not in known and not _before(first, proposal):
+            yield proposal.created, "", 0, proposal.tokens, proposal.usd  # and an evaluation, once it is made
+            if first:
+                yield given(first), kernel_id, 1, 0, 0.0
+        else:
+            yield proposal.created, kernel_id if first else "", 1, proposal.tokens, proposal.usd
+        known.add(kernel_id)
+    for verdict in _not_proposed(run, past, known):
+        yield given(verdict), "", 1, 0, 0.0
 
 
 def left(budget: Budget, gone: Spent) -> Budget:

@@ -27,7 +27,6 @@ from archive.proposals import Budget, Cost, Leg, Proposal, Run  # noqa: E402
 from archive.records import Check, DeviceInfo, Evaluation, Measurement, Outcome, Resources, Traits  # noqa: E402
 from archive.rows import Record  # noqa: E402
 from archive.store import SqliteStore, open_archive  # noqa: E402
-from evolve.engines.engine import Job  # noqa: E402
 from evolve.loop import evolve  # noqa: E402
 from evolve.request import Request  # noqa: E402
 from evolve.search import Search  # noqa: E402
@@ -52,12 +51,13 @@ class Row:
 
     what: str
     seconds: float
+    cpu_seconds: float  # the better figure on a machine with other work
     megabytes: float
     exit_code: int = 0
 
     def __str__(self) -> str:
         failed = f"  EXIT CODE {self.exit_code}" if self.exit_code else ""
-        return f"{self.what:40} {self.seconds:8.2f} s {self.megabytes:8.0f} MB{failed}"
+        return f"{self.what:40} {self.seconds:8.2f} s {self.cpu_seconds:8.2f} s of CPU {self.megabytes:8.0f} MB{failed}"
 
 
 def main() -> None:
@@ -76,7 +76,8 @@ def main() -> None:
         for row in commands(given.archive):
             print(row, flush=True)
     if given.only in (None, "rounds"):
-        rounds(given.archive, given.rounds)
+        for row in rounds(given.archive, given.rounds):
+            print(row, flush=True)
 
 
 def fill(path: Path, kernels: int) -> None:
@@ -123,6 +124,8 @@ def _records_of(op: str, device: DeviceInfo, kernels: int, rng: random.Random) -
             reply = kernel.text if operator != "knobs" else ""
             yield Proposal(op, operator, "made up", kernel, parents, run.id, reply, cost=cost, created=now)
             yield _evaluation(kernel, device, now + 1, rng)
+            if device is not GPU:  # or a run on the GPU would begin with these kernels
+                yield _evaluation(kernel, GPU, now + 2, rng)
         yield Leg(run.id, started, now + 2)
 
 
@@ -233,13 +236,21 @@ def _two_kernels(store: SqliteStore) -> tuple[str, str]:
 
 def _command(words: list[str], archive: Path) -> Row:
     environment = {**os.environ, "EVOLVE_ARCHIVE": str(archive), "PYTHONPATH": str(ROOT)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or every command would compile every module
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "evolve", *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     _, status, usage = os.wait4(process.pid, 0)
-    return Row(f"evolve {' '.join(words)}", time.monotonic() - began, usage.ru_maxrss / 1024,
-               os.waitstatus_to_exitcode(status))  # fmt: skip
+    return Row(f"evolve {' '.join(words)}", time.monotonic() - began, usage.ru_utime + usage.ru_stime,
+               usage.ru_maxrss / 1024, os.waitstatus_to_exitcode(status))  # fmt: skip
+
+
+Moment = tuple[float, float]  # by the clock, and of this process's CPU
+
+
+def _moment() -> Moment:
+    return time.monotonic(), time.process_time()
 
 
 @dataclass
@@ -247,42 +258,42 @@ class MadeUp:
     """Proposes kernels that are new, and keeps the moments at which it was asked and at which it had made them."""
 
     rng: random.Random
-    spans: list[tuple[float, float]]
+    asked: list[Moment]
+    answered: list[Moment]
     name: str = "made up"
 
     def propose(self, request: Request) -> Iterator[Proposal]:
-        asked = time.monotonic()
+        self.asked.append(_moment())
         kernels = [_design(request.op.name, self.rng) for _ in range(request.wanted)]
         parents = [parent.kernel.id for parent in request.parents[:1]]
-        self.spans.append((asked, time.monotonic()))
+        self.answered.append(_moment())
         for kernel in kernels:
             yield Proposal(request.op.name, "improve", self.name, kernel, tuple(parents), request.run,
                            created=time.time())  # fmt: skip
 
 
-def rounds(archive: Path, number: int) -> None:
-    """Run some rounds with an engine and a proposer that take no time, and print what a round costs by itself."""
+def rounds(archive: Path, number: int) -> Iterator[Row]:
+    """Run some rounds with an engine and a proposer that take no time, to find what a round costs by itself."""
     store, rng = open_archive(archive), random.Random(time.time())
-    engine = FakeEngine(lambda job: _verdict(job, rng), info=GPU)
-    op, proposer = catalog.load(next(iter(SHARES))), MadeUp(rng, [])
+    engine = FakeEngine(lambda job: _evaluation(job.kernel, GPU, time.time(), rng), info=GPU)
+    op, proposer = catalog.load(next(iter(SHARES))), MadeUp(rng, [], [])
     search = Search(f"{rng.getrandbits(48):012x}", op, op.name, 0, Budget(evals=8 * number))
     store.append(Run(search.run, op.name, GPU.key, proposer.name, 0, time.time(), budget=search.budget))
-    began = time.monotonic()
+    began = _moment()
     for _ in evolve(search, [], proposer, engine, store):
         pass
-    ended = time.monotonic()
-    spans = proposer.spans
-    own = sorted(asked - made for (_, made), (asked, _) in itertools.pairwise(spans))
+    ended = _moment()
+    own = sorted(_between(made, asked) for made, asked in zip(proposer.answered, proposer.asked[1:], strict=False))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(Row("until the first request", spans[0][0] - began, peak))
-    print(Row(f"one round, median of {len(own)}", own[len(own) // 2], peak))
-    print(Row("one round, longest", own[-1], peak))
-    print(Row("from the last request to the end", ended - spans[-1][1], peak))
+    yield Row("until the first request", *_between(began, proposer.asked[0]), peak)
+    yield Row(f"one round, median of {len(own)}", *own[len(own) // 2], peak)
+    yield Row("one round, longest", *own[-1], peak)
+    yield Row("from the last request to the end", *_between(proposer.answered[-1], ended), peak)
     store.close()
 
 
-def _verdict(job: Job, rng: random.Random) -> Evaluation:
-    return _evaluation(job.kernel, GPU, time.time(), rng)
+def _between(begin: Moment, end: Moment) -> tuple[float, float]:
+    return end[0] - begin[0], end[1] - begin[1]
 
 
 if __name__ == "__main__":
