@@ -44,7 +44,7 @@ class ScriptedDevice:
     info: DeviceInfo = INFO
     work: Work = twice
     torch_device: str = "cpu"
-    tools: Tools = Tools()
+    tools: Tools = field(default_factory=Tools)
     runs: deque[Mapping[str, torch.Tensor]] = field(default_factory=deque)
 
     def compile(self, bound: Bound) -> Program:
