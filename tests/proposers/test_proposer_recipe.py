@@ -8,13 +8,15 @@ from pathlib import Path
 
 import bad_kernels
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, verdict
 from random_knobs import RandomKnobs
+from records import measurement
 
 from archive.proposals import Budget, Proposal
 from archive.records import Evaluation
 from archive.store import SqliteStore, open_archive
 from evolve.budget import Ended
+from evolve.engines.engine import Job
 from evolve.loop import evolve
 from evolve.search import Search
 from reference_ops import catalog
@@ -26,6 +28,11 @@ SEED = Proposal("twice", "seed", "shipped", bad_kernels.twice_kernel(), created=
 @pytest.fixture
 def store(tmp_path: Path) -> SqliteStore:
     return open_archive(tmp_path / "archive.db")
+
+
+def by_threads(job: Job) -> Evaluation:
+    """Judge that a kernel takes as many us as it has threads."""
+    return verdict(job, measurement("n=4096 float32", job.kernel.plan.settings["THREADS"]))
 
 
 def run(store: SqliteStore, engine: FakeEngine) -> Ended:
@@ -40,7 +47,7 @@ def run(store: SqliteStore, engine: FakeEngine) -> Ended:
 
 
 def test_the_loop_evaluates_what_the_proposer_proposes_and_ends_when_nothing_is_left(store: SqliteStore) -> None:
-    engine = FakeEngine()
+    engine = FakeEngine(by_threads)
     assert run(store, engine) is Ended.NOTHING
     proposed = [proposal for proposal in store.find(Proposal) if proposal.proposer == "random"]
     assert len(proposed) == 2  # the knob has three values, one of them in the seed
