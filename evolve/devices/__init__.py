@@ -1,1 +1,1 @@
-"""What compiles and runs kernels: `cuda` and `emulated`, behind one contract."""
+"""Devices: one folder per kind, each with what compiles, runs and times kernels there."""

@@ -1,7 +1,6 @@
-"""The hardware counters worth collecting, by the names that NVIDIA's profiler `ncu` gives them.
+"""Hardware counters that the profiler collects and prompts explain, by the names that NVIDIA's `ncu` gives them.
 
-A profiler collects these and a prompt explains them, so both know them from here. Values are in base units
-(`ncu --print-units base`): nanoseconds, bytes, per cent from 0 to 100.
+Values are in base units (`ncu --print-units base`): nanoseconds, bytes, per cent from 0 to 100.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Reads the sections and symbols of a cubin or of a host's object file: both are ELF, for 64 bits, little-endian."""
+"""Sections and symbols of a cubin or of a host's object file. Both are ELF, 64 bits, little-endian."""
 
 import struct
 from collections.abc import Iterator
@@ -14,23 +14,23 @@ VARIABLE, FUNCTION, OF_A_THREAD = 1, 2, 6  # kinds of symbols
 @dataclass(frozen=True)
 class Section:
     name: str
-    data: bytes  # empty for a section that the file only announces, such as .bss
+    data: bytes  # empty for a section without contents in the file, such as .bss
     writable: bool
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """Something with a name in a section; in no section where it is taken from elsewhere."""
+    """A named variable or function; its section is None if it is defined in another file."""
 
     name: str
     kind: int
     section: Section | None
-    at: int  # within the section in a file that is still to be linked, else an address
+    at: int  # an offset in the section before linking, an address afterwards
     size: int
 
 
 def sections(image: bytes) -> list[Section]:
-    """Empty for a file that is no ELF file at all."""
+    """Return the sections; none for a file that is not ELF."""
     if not image.startswith(MAGIC):
         return []
     headers, names = _headers(image)
@@ -38,6 +38,7 @@ def sections(image: bytes) -> list[Section]:
 
 
 def symbols(image: bytes) -> list[Symbol]:
+    """Return the symbols of all tables; none for a file that is not ELF."""
     if not image.startswith(MAGIC):
         return []
     headers, names = _headers(image)
@@ -48,7 +49,7 @@ def symbols(image: bytes) -> list[Symbol]:
 
 
 def _headers(image: bytes) -> tuple[list[tuple[int, ...]], int]:
-    """The section headers, and where their names begin."""
+    """Return the section headers, and the offset of their names."""
     table = struct.unpack_from("<Q", image, 0x28)[0]
     size, count, names = struct.unpack_from("<HHH", image, 0x3A)
     headers = [struct.unpack_from(SECTION_HEADER, image, table + index * size) for index in range(count)]

@@ -28,7 +28,7 @@ class Policy:
 
     # Only GPU times are held against the speed of light, and exported.
     times_are_gpu_times: bool = False
-    times: str = "times of an unknown device"  # in reports
+    times: str = "non-GPU times"  # their name in reports
     baselines: tuple[str, ...] = (EAGER,)  # of PyTorch, in the order in which they are tried
 
     phase_seconds: Mapping[str, float] = field(default_factory=lambda: PHASE_SECONDS)  # deadlines

@@ -1,4 +1,4 @@
-"""What precedes a kernel's source on every device: types, specialised values, knobs; and where CUDA's headers are."""
+"""Prelude of a kernel's source on every device: types, specialised values and knobs. Also finds CUDA's headers."""
 
 import os
 import sysconfig
@@ -17,7 +17,7 @@ RUNTIME, LIBRARY = "cuda_fp16.h", "cuda/std/type_traits"
 
 
 def specialisation(bound: Bound) -> str:
-    """Types and specialised values as C++ (so that no header can trip over them); only knobs are macros."""
+    """Return types and specialised values as C++ declarations, which cannot break a header; only knobs are macros."""
     lines = ["#include <cuda_fp8.h>"] if any(dtype.startswith("float8") for _, dtype in bound.types) else []
     lines += [f"using {name}_t = {C_TYPES[dtype]};" for name, dtype in bound.types]
     lines += [f"constexpr {_integer_type(value)} {name} = {value};" for name, value in bound.constants]
@@ -26,7 +26,7 @@ def specialisation(bound: Bound) -> str:
 
 
 def numbered_source(bound: Bound) -> str:
-    """The kernel's source, its line numbers those of the kernel's canonical text."""
+    """Return the kernel's source with the line numbers of the kernel's canonical text."""
     first_line = print_plan(bound.kernel.plan).count("\n") + 3
     return f'#line {first_line} "kernel.cu"\n{bound.kernel.source}'
 
@@ -36,9 +36,9 @@ def _integer_type(value: int) -> str:
 
 
 def cuda_include_dirs() -> tuple[Path, ...]:
-    """The folders with CUDA's headers; empty where there are none. The wheels come first.
+    """Return the folders with CUDA's headers, or none. Wheels are searched first.
 
-    One installation may be spread over several folders: CUDA 12's wheels, or PyTorch's, which lack CCCL.
+    One installation may be spread over several folders, as CUDA 12's wheels are; PyTorch's wheels lack CCCL.
     """
     runtime = next((folder for folder in _candidates() if (folder / RUNTIME).is_file()), None)
     if runtime is None:

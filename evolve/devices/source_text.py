@@ -1,4 +1,4 @@
-"""Text of CUDA sources and of compiler messages: tokens, and messages without lines about foreign files."""
+"""Text of CUDA sources, read as tokens, and of compiler messages, cleared of lines about foreign files."""
 
 import os.path
 import re
@@ -21,60 +21,60 @@ TOKEN = re.compile(
     re.DOTALL | re.VERBOSE | re.ASCII,
 )
 FILE_DIRECTIVES = frozenset({"include", "include_next", "import", "embed"})
-# What answers questions about the disk, wherever it stands.
+# These ask about files on the disk, anywhere in the source.
 QUESTIONS = frozenset({"__has_include", "__has_include_next", "__has_embed"})
 HASHES, PASTES = ("#", "%:"), ("##", "%:%:")
-TRIGRAPH = re.compile(r"\?\?[=/']")  # those that stand for a sign which begins or continues something
+TRIGRAPH = re.compile(r"\?\?[=/']")  # stand for signs that begin or continue a token
 RAW_PREFIXES = frozenset({"R", "LR", "uR", "UR", "u8R"})
 BEFORE_RAW = frozenset(" \t\n(,=;{[+?:&|<>!")
-LATER_LINES = re.compile(r'/\*|R"')  # what would reach beyond the line, were it no part of a literal
-LEFT_OUT = "error: the compiler read a file that is not the kernel's; what it says of that file is left out"
+LATER_LINES = re.compile(r'/\*|R"')  # would reach beyond the line outside a literal
+LEFT_OUT = "error: the compiler read a file that is not the kernel's; its messages about that file are left out"
 # `file:12:5: error`, `file:12: note`, `file: In function`, `file(12): error`, `ptxas file, line 12; error`
 PLACE = re.compile(
     r"(?P<gnu>[^\s:][^:\n]*):(?:\d+:|[ ](?:In |At |Assembler messages))"
     r"|(?P<nvrtc>\S[^\n]*?)\(\d+\): \w"
     r"|ptxas (?P<ptxas>[^\n]*?), line \d+;"
 )
-# Where something begins that is about no file.
+# The beginning of a message that is about no file.
 GENERAL = re.compile(
     r"\d+ \w+ detected|At end of source|Remark:|ptxas |nvrtc|cc1plus:|collect2:|compilation terminated|\S*ld"
 )
-# Where a compiler says which file led to which; what it quotes from them comes later.
+# The route by which one file included another; excerpts of these files come later.
 ROUTE = re.compile(r"In file included from |\s+from ")
 
 
 @dataclass(frozen=True)
 class Include:
-    """What brings in another file, or asks for one; `plain` unless it is an oddity such as #embed or #include_next."""
+    """A place where the source reads or asks about another file; `plain` if it is an ordinary #include."""
 
     start: int
     end: int
-    header: str  # the name between the brackets or quotes; empty where a macro stands instead
+    header: str  # the name between brackets or quotes; empty if a macro stands there
     written: str
     plain: bool
 
 
 @dataclass(frozen=True)
 class Token:
-    """A piece of the joined text, with its place in the source, where it may be longer."""
+    """A token of the joined text. In the source it may be longer, as it may be broken over two lines."""
 
     kind: str
     text: str
     start: int
     end: int
-    joined: int  # its place in the joined text
+    joined: int  # offset in the joined text
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A source with its lines joined, and the tokens that it consists of, blanks and newlines included."""
+    """A source with its continued lines joined, and all of its tokens, blanks and newlines included."""
 
     joined: str
     tokens: tuple[Token, ...]
 
 
 def includes(source: str) -> Iterator[Include]:
-    """Everything that brings in a file or asks for one, and everything that makes it doubtful whether that is all."""
+    """Yield every place that reads or asks about a file, or that compilers may read differently from this module."""
     reading = _read(source)
     line_begins = True
     for index, token in enumerate(reading.tokens):
@@ -91,7 +91,7 @@ def includes(source: str) -> Iterator[Include]:
 
 
 def spliced_directive(source: str) -> int | None:
-    """Where a directive's own word is broken over two lines, which no honest kernel needs."""
+    """Return where the name of a directive is broken over two lines, or None. No honest kernel needs that."""
     tokens = _read(source).tokens
     for index, token in enumerate(tokens):
         if token.kind == "sign" and token.text in HASHES:
@@ -101,11 +101,11 @@ def spliced_directive(source: str) -> int | None:
     return None
 
 
-@lru_cache(maxsize=16)  # the same for all workloads
+@lru_cache(maxsize=16)  # all workloads have the same source
 def masked(source: str) -> str:
-    """The source with comments and literals blanked and every other token in its place.
+    """Return the source with comments and literals blanked and every other token in its place.
 
-    A token that is broken over two lines is put together, the break behind it: no word can hide in that way.
+    A token that is broken over two lines is joined, with the break behind it, so that no word can hide in that way.
     """
     pieces, end = [], 0
     for token in _read(source).tokens:
@@ -119,8 +119,8 @@ def masked(source: str) -> str:
     return "".join([*pieces, _breaks(source[end:])])
 
 
-def of_known_files(log: str, names: Iterable[str], folders: Iterable[Path]) -> str:
-    """The log without the diagnostics, source excerpts and all, of files with other names in other folders."""
+def without_foreign_files(log: str, names: Iterable[str], folders: Iterable[Path]) -> str:
+    """Return the log without diagnostics and source excerpts of any file that has no such name or folder."""
     known, roots = set(names), [os.path.normpath(folder) + os.sep for folder in folders]
 
     def is_known(file: str) -> bool:
@@ -140,7 +140,7 @@ def of_known_files(log: str, names: Iterable[str], folders: Iterable[Path]) -> s
 
 
 def _directive(reading: Reading, index: int, line_begins: bool) -> Iterator[Include]:
-    """The include that a `#` begins; also #line, by which a compiler takes what it quotes from another file."""
+    """Yield the include that a `#` begins. A #line counts too: compilers quote the lines of the file that it names."""
     sign, word = reading.tokens[index], _next(reading.tokens, index)
     if word is None:
         return
@@ -157,7 +157,7 @@ def _directive(reading: Reading, index: int, line_begins: bool) -> Iterator[Incl
 
 
 def _pasted_questions(tokens: tuple[Token, ...]) -> list[str]:
-    """The questions that ## could put together from the source's words."""
+    """Return the questions about files that ## could join from the source's words."""
     if not any(token.kind == "sign" and token.text in PASTES for token in tokens):
         return []
     pieces = tuple({token.text for token in tokens if token.kind == "word" and token.text not in QUESTIONS})
@@ -191,7 +191,7 @@ def _doubtful(reading: Reading, token: Token) -> bool:
 
 
 def _next(tokens: tuple[Token, ...], index: int) -> Token | None:
-    """What follows a token on its line, blanks and comments apart."""
+    """Return the next token on the line that is neither blank nor a comment."""
     found = next((token for token in tokens[index + 1 :] if token.kind not in ("space", "comment")), None)
     return found if found and found.text != "\n" else None
 
@@ -199,7 +199,7 @@ def _next(tokens: tuple[Token, ...], index: int) -> Token | None:
 @lru_cache(maxsize=16)
 def _read(source: str) -> Reading:
     kept: list[str] = []
-    places: list[int] = []  # of every joined character in the source
+    places: list[int] = []  # source offset of every joined character
     end = 0
     for splice in SPLICE.finditer(source):
         kept.append(source[end : splice.start()])
@@ -216,7 +216,7 @@ def _read(source: str) -> Reading:
 
 
 def _tight(splice: re.Match[str]) -> str:
-    """A splice with its blanks in front, so that a backslash and a newline are all that there is to look for."""
+    """Return a splice with its blanks in front of the backslash."""
     return f"{splice.group(1)}\\\n"
 
 

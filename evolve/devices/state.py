@@ -1,6 +1,6 @@
-"""What a kernel could remember from one call to the next: variables that outlive it, and memory of its own.
+"""State that a kernel could keep from one call to the next: variables that outlive the call, and a heap.
 
-Read off the symbols of what it was compiled to, so the same rules hold on every device.
+It is found among the symbols of the compiled kernel, so the same rules hold on every device.
 """
 
 import re
@@ -12,16 +12,16 @@ from evolve.devices.source_text import masked
 
 ALLOCATES = re.compile(r"malloc|calloc|realloc|free|_Z(?:nw|na|dl|da)\w+")  # also the operators new and delete
 OPERATORS = {"_Znw": "new", "_Zna": "new[]", "_Zdl": "delete", "_Zda": "delete[]"}
-# Headers bring constants of their own; they are zero to begin with, and watched like everything else.
+# Namespaces of headers, whose variables may begin as zero. They are compared after every call like all others.
 LIBRARIES = ("cuda", "cub", "thrust", "cooperative_groups", "nvcuda")
-COMPILER = "__nv_"  # and so does NVRTC itself, of some versions, for atomics
+COMPILER = "__nv_"  # variables that some versions of NVRTC add for atomics
 INSTEAD = "declare a [workspace] with zero = true, or make it const / __constant__"
 
 
 def check_compiled(to_keep: Iterable[str], undefined: Iterable[str], *sources: str) -> None:
-    """Raise for a heap, and for a variable that begins as zero and was not declared constant in any of the sources.
+    """Raise for a heap, and for a variable that begins as zero and is not declared constant in any of the sources.
 
-    Of all others it cannot be told whether the kernel writes to them; those are compared after every call.
+    Whether the kernel writes to other variables cannot be seen here. The device compares those after every call.
     """
     for name in undefined:
         if ALLOCATES.fullmatch(name):
@@ -36,13 +36,13 @@ def check_compiled(to_keep: Iterable[str], undefined: Iterable[str], *sources: s
 
 
 def changed(names: Iterable[str]) -> RejectedError:
-    """The verdict on a kernel that left variables behind that are not as they were loaded."""
+    """Return the verdict on a kernel after whose call these variables differ from when they were loaded."""
     named = ", ".join(f"`{readable(name)}`" for name in names)
     return RejectedError(Outcome.KEEPS_STATE, f"the kernel changed {named}, to be found by the next call: {INSTEAD}")
 
 
 def readable(symbol: str) -> str:
-    """`calls` for `_ZZ10test_entryE5calls`, `a::other` for `_ZN1a5otherE`; anything stranger stays as it is."""
+    """Return `calls` for `_ZZ10test_entryE5calls`, `a::other` for `_ZN1a5otherE`; leave other symbols as they are."""
     return "::".join(_parts(symbol)[-1 if symbol.startswith("_ZZ") else 0 :])
 
 
@@ -53,15 +53,15 @@ def _of_a_library(symbol: str) -> bool:
 
 def _declared_constant(symbol: str, text: str) -> bool:
     name = re.escape(_parts(symbol)[-1])
-    declarators = r"[^;{}()=*]*(?:=[^;{}()=*]*,[^;{}()=*]*)*"  # those before it in the same declaration
+    declarators = r"[^;{}()=*]*(?:=[^;{}()=*]*,[^;{}()=*]*)*"  # earlier variables of the same declaration
     return re.search(rf"\b(?:const|constexpr|__constant__)\b{declarators}\b{name}\b", text) is not None
 
 
 def _parts(symbol: str) -> list[str]:
-    """The names within a mangled one, as far as they are plain; those that the compiler made up are left out."""
+    """Return the plain names within a mangled one, without those that the compiler made up."""
     for local in re.finditer(r"E(\d+)", symbol) if symbol.startswith("_ZZ") else ():
         end = local.end() + int(local.group(1))
-        if end <= len(symbol) and re.fullmatch(r"(?:_\d+|__\d+_)?", symbol[end:]):  # a number tells equal names apart
+        if end <= len(symbol) and re.fullmatch(r"(?:_\d+|__\d+_)?", symbol[end:]):  # equal names are numbered
             return [*_parts(f"_Z{symbol[3 : local.start()]}"), symbol[local.end() : end]]
     match = re.match(r"_ZN?K?L?(?=\d)", symbol)
     if match is None:

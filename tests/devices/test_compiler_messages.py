@@ -6,7 +6,7 @@ import pytest
 
 from evolve.devices.cuda.compiler import _nvrtc
 from evolve.devices.device import RejectedError
-from evolve.devices.source_text import LEFT_OUT, of_known_files
+from evolve.devices.source_text import LEFT_OUT, without_foreign_files
 
 SECRET = "hunter2"
 
@@ -43,7 +43,7 @@ def test_a_host_compiler_does_not_quote_foreign_files(secret: Path, tmp_path: Pa
         ["g++", "-c", str(unit), "-o", "/dev/null"], capture_output=True, text=True, check=False
     ).stderr
     assert SECRET in told
-    log = of_known_files(told, ("kernel.cu",), ())
+    log = without_foreign_files(told, ("kernel.cu",), ())
     assert SECRET not in log
     assert "wrong" in log
     assert LEFT_OUT in log
@@ -51,20 +51,20 @@ def test_a_host_compiler_does_not_quote_foreign_files(secret: Path, tmp_path: Pa
 
 def test_headers_of_known_folders_are_quoted(tmp_path: Path) -> None:
     log = f"{tmp_path}/a.h:3:1: error: here\n    3 | quoted"
-    assert of_known_files(log, (), (tmp_path,)) == log
+    assert without_foreign_files(log, (), (tmp_path,)) == log
 
 
 @pytest.mark.parametrize("path", ["../b.h", "{folder}/../b.h", "{folder}x/b.h", "b.h"])
 def test_a_path_out_of_a_known_folder_is_not_known(tmp_path: Path, path: str) -> None:
     log = f"{path.format(folder=tmp_path)}:3:1: error: here\n    3 | quoted"
-    assert of_known_files(log, ("kernel.cu",), (tmp_path,)) == LEFT_OUT
+    assert without_foreign_files(log, ("kernel.cu",), (tmp_path,)) == LEFT_OUT
 
 
 def test_what_is_said_of_the_linker_and_the_assembler_of_ptx_stays() -> None:
     log = "/usr/bin/ld: kernel.o: undefined reference to `f'\nptxas info    : Used 4 registers\n"
     log += "ptxas application ptx input, line 3; error"
-    assert of_known_files(log, ("application ptx input",), ()) == log
+    assert without_foreign_files(log, ("application ptx input",), ()) == log
 
 
 def test_what_ptx_includes_is_left_out() -> None:
-    assert SECRET not in of_known_files(f"ptxas /etc/secret, line 1; fatal: near '{SECRET}'", (), ())
+    assert SECRET not in without_foreign_files(f"ptxas /etc/secret, line 1; fatal: near '{SECRET}'", (), ())

@@ -40,7 +40,7 @@ def test_counters_are_for_administrators_where_the_driver_says_so(
     (tmp_path / "params").write_text(f"ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: {restricted}\n")
     (tmp_path / "status").write_text(f"CapPrm:\t000001ffffffffff\nCapEff:\t{capabilities}\n")
     monkeypatch.setattr(profiler, "RESTRICTION", tmp_path / "params")
-    monkeypatch.setattr(profiler, "OURSELVES", tmp_path / "status")
+    monkeypatch.setattr(profiler, "OWN_STATUS", tmp_path / "status")
     assert profiler.permitted() is may
 
 

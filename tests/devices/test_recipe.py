@@ -33,7 +33,7 @@ from evolve.devices.policy import PHASE_SECONDS, Policy
 
 POLICY = Policy(
     needs=("PyTorch",),
-    times="times of a toy",
+    times="toy times",
     phase_seconds={**PHASE_SECONDS, "run": 1.0},
     held_out_bytes=2**13,
     replaced_after=(Outcome.WRONG,),
@@ -198,12 +198,12 @@ def test_reports_name_its_times(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         capsys, "evaluate", TWICE, tmp_path / "right.cu", "--device", "toy", "--archive", archive
     )
     assert code == 0, errors
-    assert "times of a toy" in output + errors
+    assert "running on the toy device, as requested. Its times are toy times." in output + errors
     _, output, _ = evolve(capsys, "top", "--archive", archive)
-    assert "Toy (times of a toy)" in output
+    assert "Toy  (toy times of the toy device: no statement about a GPU)" in output
 
 
 def test_an_archive_from_a_machine_with_another_device_claims_no_gpu_times() -> None:
     policy = policy_of("abacus")
     assert not policy.times_are_gpu_times
-    assert policy.times == "times of an unknown device"
+    assert policy.times == "non-GPU times"

@@ -16,7 +16,7 @@ pytest.importorskip("cupy")
 
 from evolve.devices.cuda import replay
 from evolve.devices.cuda.compiler import compile_cubin
-from evolve.devices.cuda.replay import Buffer, Parcel, ReplayLaunch
+from evolve.devices.cuda.replay import Buffer, PackedRun, ReplayLaunch
 from evolve.devices.cuda.sanitizer import judged
 
 CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
@@ -95,7 +95,7 @@ def test_a_parcel_is_read_as_it_was_written(tmp_path: Path) -> None:
     args = (Pointer("x"), Pointers(("x", "y")), 3, -(2**40), 1.0, math.inf)
     launch = BoundLaunch(1, "entry", (2, 3, 1), (32, 1, 1), 70000, args, cooperative=True)
     buffers = (Buffer("x", 4, contents=b"abcd"), Buffer("y", 0), Buffer("scratch", 12, zero=True))
-    written = Parcel(b"\x7fELF...", (ReplayLaunch(launch, (8, 16, 4, 8, 4, 8), 100),), buffers, device=2)
+    written = PackedRun(b"\x7fELF...", (ReplayLaunch(launch, (8, 16, 4, 8, 4, 8), 100),), buffers, device=2)
     replay.write(written, tmp_path)
     found = replay.read(tmp_path)
     assert found == written

@@ -1,4 +1,4 @@
-"""NVRTC: from a kernel bound to a workload to a cubin. Needs no GPU."""
+"""NVRTC compiler: compiles a kernel bound to a workload to a cubin, and checks the plan against it. Needs no GPU."""
 
 import contextlib
 import hashlib
@@ -16,7 +16,7 @@ from evolve.devices.cuda import cubin
 from evolve.devices.device import RejectedError
 from evolve.devices.object_file import Symbol
 from evolve.devices.prelude import cuda_include_dirs, numbered_source, specialisation
-from evolve.devices.source_text import includes, of_known_files, spliced_directive
+from evolve.devices.source_text import includes, spliced_directive, without_foreign_files
 
 ANCHOR = "evolve_anchor"
 PRELUDE = r"""
@@ -76,7 +76,7 @@ typedef unsigned int uint;
 #define M_LOG2E 1.44269504088896340736
 #define M_LN2 0.69314718055994530942
 #endif
-// The driver finds it by its name, and so everything that lies beside it: the compiler's own variables have none.
+// The driver finds this variable by name. The compiler's own variables have no name and lie beside it.
 extern "C" __device__ unsigned int evolve_anchor = 0x65766f6c;
 template <class T, int N>
 struct List {
@@ -88,7 +88,7 @@ struct alignas(64) CUtensorMap_st {
 };
 typedef struct CUtensorMap_st CUtensorMap;
 """
-# Kernels include these out of habit; what they would bring is above or built in.
+# Kernels include these out of habit; the prelude or NVRTC itself has what they would declare.
 EMPTY_HEADERS = (
     "math.h", "cmath", "stdint.h", "cstdint", "float.h", "cfloat", "limits.h", "climits", "limits", "stddef.h",
     "cstddef", "stdio.h", "cstdio", "assert.h", "cassert", "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h",
@@ -97,18 +97,18 @@ EMPTY_HEADERS = (
 SLOW_HEADERS = ("cooperative_groups", "cuda/std", "cub/", "thrust/", "cuda/atomic", "cuda/barrier", "cuda/pipeline")
 HEADER_NAME = re.compile(r"\w[\w./+-]*")
 POINTER_BYTES = 8
-CACHES_SINCE = (12, 9)  # beside a GPU NVRTC then remembers what it compiled, without what the compiler said of it
+CACHES_SINCE = (12, 9)  # with a GPU, NVRTC has had a cache since then, which does not hold the log
 LOG_CHARACTERS = 4000
 ENTRY_IN_LOG = re.compile(r"Compiling entry function '(\w+)'")
 LOCAL_IN_LOG = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
 REGISTERS_IN_LOG = re.compile(r"Used (\d+) registers")
 SHARED_IN_LOG = re.compile(r"(\d+) bytes smem")
-CLOCK = re.compile(rb"%(?:clock|globaltimer|gridid|pm\d)\w*")  # of a kernel's launches, too
+CLOCK = re.compile(rb"%(?:clock|globaltimer|gridid|pm\d)\w*")  # %gridid counts launches
 
 
 @dataclass(frozen=True)
 class Cubin:
-    """A compiled kernel: the image to load, what its entries take, and what the compiler had to say."""
+    """A compiled kernel: the image to load, its entries, their resources, and the compiler's warnings."""
 
     bound: Bound
     arch: str
@@ -116,17 +116,17 @@ class Cubin:
     entries: dict[str, cubin.EntryPoint]
     resources: tuple[Resources, ...]
     log: str
-    variables: tuple[Symbol, ...] = ()  # must be found as they were after every call
+    variables: tuple[Symbol, ...] = ()  # a call must leave them unchanged
 
     @cached_property
     def traits(self) -> Traits:
-        return cubin.of(self.bound, self.image, self.resources, self.arch)
+        return cubin.traits_of(self.bound, self.image, self.resources, self.arch)
 
 
 def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
-    """Compile for an architecture such as sm_90a, and check the plan against what came out.
+    """Compile for an architecture such as sm_90a, and check the plan against the cubin.
 
-    `cache` is where another process may have left the result by `compile_ahead`; what is taken is gone from there.
+    `cache` is the folder in which `compile_ahead` of another process may have left the result, which is removed.
     """
     if reserved := bound.kernel.plan.reserved:
         raise RejectedError(Outcome.UNSUPPORTED, f"the plan asks for {reserved}, which is not supported yet")
@@ -142,19 +142,19 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
 
 
 def compile_ahead(bound: Bound, arch: str, cubins: Path) -> Cubin:
-    """Compile and check, also for a process that will call `compile_cubin`."""
+    """Compile and check, and leave the result for a process that will call `compile_cubin`."""
     compiled = compile_cubin(bound, arch)
     image, log = _nvrtc(_source(bound), arch)
     file = _cubin_file(cubins, _source(bound), arch)
-    half = file.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # then it is compiled once more
-        half.write_bytes(json.dumps(log).encode() + b"\n" + image)
-        half.replace(file)
+    partial_file = file.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):  # without the file, the other process compiles
+        partial_file.write_bytes(json.dumps(log).encode() + b"\n" + image)
+        partial_file.replace(file)
     return compiled
 
 
 def nvrtc_version() -> str:
-    """Such as 13.0; an ImportError or a RuntimeError says why there is none."""
+    """Return NVRTC's version, such as 13.0. Raises ImportError or RuntimeError if it cannot be loaded."""
     from cupy.cuda import nvrtc
 
     major, minor = nvrtc.getVersion()
@@ -182,19 +182,19 @@ def _source(bound: Bound) -> str:
     return PRELUDE + specialisation(bound) + numbered_source(bound)
 
 
-@lru_cache(maxsize=16)  # the same for all workloads
+@lru_cache(maxsize=16)  # all workloads have the same source
 def _check_includes(source: str) -> None:
-    """Only headers of the toolkit: a path elsewhere would put the user's files into the compiler's messages."""
+    """Allow headers of the toolkit only. Another path would put the user's files into the compiler's messages."""
     if spliced_directive(source) is not None:
         raise RejectedError(Outcome.COMPILE_ERROR, "a preprocessor directive broken over two lines")
     for include in includes(source):
         if not include.plain:
-            message = f"`{include.written[:80]}`: a kernel may not ask about files, or hide where a literal ends"
+            message = f"`{include.written[:80]}`: a kernel may not ask about files, or leave open where a literal ends"
             raise RejectedError(Outcome.COMPILE_ERROR, message)
         known = HEADER_NAME.fullmatch(include.header) and ".." not in include.header
         if not known or not _in_toolkit(include.header):
             message = (
-                f"#include {include.written[:80]}: the CUDA toolkit has no header of this name, and no other can be"
+                f"#include {include.written[:80]}: the CUDA toolkit has no such header, and no others can be included"
             )
             raise RejectedError(Outcome.COMPILE_ERROR, message)
 
@@ -208,7 +208,7 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
     from cupy.cuda import nvrtc
 
     options = [f"-arch={arch}", "-std=c++17", "-default-device", "-lineinfo", "--ptxas-options=-v"]
-    options += ["-diag-suppress=47,177"]  # headers that define a limit again, a specialised value that is not used
+    options += ["-diag-suppress=47,177"]  # a limit that headers redefine, an unused specialised value
     options += [f"-I{folder}" for folder in cuda_include_dirs()]
     if nvrtc.getVersion() >= CACHES_SINCE:
         options.append("--no-cache")
@@ -218,27 +218,27 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
     try:
         nvrtc.compileProgram(program, options)
         _check_reads_no_clock(nvrtc.getPTX(program))
-        # CuPy takes the image for a C string and drops its last byte, a zero that nvdisasm and readelf miss.
-        return nvrtc.getCUBIN(program) + b"\0", _told(nvrtc.getProgramLog(program))
+        # CuPy treats the image as a C string and drops its last byte, a zero that nvdisasm and readelf need.
+        return nvrtc.getCUBIN(program) + b"\0", _own_messages(nvrtc.getProgramLog(program))
     except nvrtc.NVRTCError as error:
-        log = re.sub(r"(?m)^/\S*/include/", "", _told(nvrtc.getProgramLog(program)).strip()) or str(error)
+        log = re.sub(r"(?m)^/\S*/include/", "", _own_messages(nvrtc.getProgramLog(program)).strip()) or str(error)
         raise RejectedError(Outcome.COMPILE_ERROR, log[:LOG_CHARACTERS]) from error
     finally:
         nvrtc.destroyProgram(program)
 
 
 def _check_reads_no_clock(ptx: bytes) -> None:
-    """Whatever the source calls it, and wherever it came from: in the compiler's own words it has one name."""
+    """Raise for a kernel that reads a clock. In PTX it has one name, whatever the source calls it."""
     if found := CLOCK.search(ptx):
         message = (
-            f"the kernel reads `{found[0].decode()}`, which is another at every call: what it puts out may depend on "
-            "its inputs alone (`cuda::atomic::wait` and semaphores read a timer too; poll with `load` instead)"
+            f"the kernel reads `{found[0].decode()}`, which differs from call to call: outputs may depend on the "
+            "inputs only (`cuda::atomic::wait` and semaphores read a timer too; poll with `load` instead)"
         )
         raise RejectedError(Outcome.KEEPS_STATE, message)
 
 
-def _told(log: str) -> str:
-    return of_known_files(log, ("kernel.cu", "application ptx input", *EMPTY_HEADERS), cuda_include_dirs())
+def _own_messages(log: str) -> str:
+    return without_foreign_files(log, ("kernel.cu", "application ptx input", *EMPTY_HEADERS), cuda_include_dirs())
 
 
 def _check_launch(launch: BoundLaunch, entries: dict[str, cubin.EntryPoint], source: str) -> None:
@@ -265,7 +265,7 @@ def _check_launch(launch: BoundLaunch, entries: dict[str, cubin.EntryPoint], sou
 
 @lru_cache(maxsize=16)
 def _unsigned(entry: str, source: str) -> bool:
-    """Whether the entry takes any integer without a sign: the cubin tells sizes alone."""
+    """Return whether the entry has an unsigned parameter. The cubin gives sizes only, so the source is searched."""
     signature = re.search(rf"\b{entry}\s*\(([^)]*)", source)
     return signature is None or re.search(r"\b(?:unsigned|uint32_t|uint)\b", signature[1]) is not None
 
@@ -286,10 +286,14 @@ def _misfit(value: Value, size: int, unsigned: bool) -> str:
 
 
 def _variables(image: bytes, *sources: str) -> tuple[Symbol, ...]:
-    """The variables to watch; raises for those that make no sense but to keep something."""
+    """Return the variables to compare after calls; raise for those that can only serve to keep state."""
     symbols = object_file.symbols(image)
     variables = cubin.variables(symbols)
-    to_keep = [variable.name for variable in variables if cubin.begins_empty(variable) or cubin.of_inline_ptx(variable)]
+    to_keep = [
+        variable.name
+        for variable in variables
+        if cubin.begins_empty(variable) or cubin.declared_in_inline_ptx(variable)
+    ]
     state.check_compiled(to_keep, [symbol.name for symbol in symbols if symbol.section is None], *sources)
     return variables if {variable.name for variable in variables} > {ANCHOR} else ()
 

@@ -1,4 +1,4 @@
-"""What a cubin says of a kernel: parameters, resources, and the traits of its machine code."""
+"""Contents of a cubin: entries and their parameters, variables, and the traits of the machine code."""
 
 import hashlib
 import re
@@ -15,12 +15,12 @@ from evolve.devices.object_file import Section, Symbol
 
 PARAMETER = 0x17
 MAX_THREADS = 0x05
-OF_SYMBOLS = (0x0A, 0x0F)  # attributes that number symbols: other functions beside this one change them
+OF_SYMBOLS = (0x0A, 0x0F)  # attributes that number symbols, and so depend on other functions in the cubin
 INLINE_FORMATS = (1, 2, 3)  # the two bytes after the attribute are its value; otherwise they are its length
 INFO, TEXT = ".nv.info.", ".text."
-CONSTANTS = re.compile(r"\.nv\.constant(\d+)\.(.+)")  # of one entry
-COMMON = re.compile(r"\.nv\.(constant\d+|global\.init)")  # the variables that begin with a value, and addresses
-RELOCATIONS = {".rel": "<QQ", ".rela": "<QQq"}  # what the loader fills in: the place, the symbol, what to add
+CONSTANTS = re.compile(r"\.nv\.constant(\d+)\.(.+)")  # a constant bank of one entry
+COMMON = re.compile(r"\.nv\.(constant\d+|global\.init)")  # initialised variables, and addresses
+RELOCATIONS = {".rel": "<QQ", ".rela": "<QQq"}  # place, symbol and addend
 ZEROED = ".nv.global"
 LASTING = (ZEROED, ".nv.global.init", ".nv.constant3")
 WORDS = struct.Struct("<H7xH5x")  # bits 0 to 15 with the operation, bits 72 to 87 with the width
@@ -35,8 +35,8 @@ ATOMICS = ATOM | ATOMG | RED
 ACCESS_BYTES = (1, 1, 2, 2, 4, 8, 16, 16)
 BLACKWELL = 100
 WARP = 32
-REGISTERS, REGISTERS_AT_ONCE = 65536, 256  # of a multiprocessor; a warp is given them by so many
-PARTITIONS = 4  # of a multiprocessor, each with its share of the registers
+REGISTERS, REGISTERS_AT_ONCE = 65536, 256  # of a multiprocessor, and the unit in which a warp gets them
+PARTITIONS = 4  # of a multiprocessor, which share its registers equally
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class EntryPoint:
 
 
 def entries(cubin: bytes) -> dict[str, EntryPoint]:
-    """Every entry of the cubin by its symbol, mangled unless it was declared extern "C"."""
+    """Return every entry of the cubin by its symbol, which is mangled unless it was declared extern "C"."""
     infos = {s.name.removeprefix(INFO): s.data for s in object_file.sections(cubin) if s.name.startswith(INFO)}
     return {name: _entry(name, info) for name, info in infos.items()}
 
 
 def variables(symbols: list[Symbol]) -> tuple[Symbol, ...]:
-    """What lies in global or constant memory for as long as the cubin is loaded, the kernel's own and headers'."""
+    """Return the variables in global and constant memory, those of headers included; they last while it is loaded."""
     return tuple(s for s in symbols if s.kind == object_file.VARIABLE and s.section and s.section.name in LASTING)
 
 
@@ -63,8 +63,8 @@ def begins_empty(variable: Symbol) -> bool:
     return variable.section is not None and variable.section.name == ZEROED
 
 
-def of_inline_ptx(variable: Symbol) -> bool:
-    """Whether a kernel declared it where no constant needs to be declared; the driver does not find it by name."""
+def declared_in_inline_ptx(variable: Symbol) -> bool:
+    """Return whether inline PTX declared it, where no honest kernel declares a variable."""
     return variable.name.startswith("$__")
 
 
@@ -81,8 +81,8 @@ def _entry(name: str, info: bytes) -> EntryPoint:
     return EntryPoint(name, tuple(parameters[ordinal] for ordinal in sorted(parameters)), max_threads)
 
 
-def of(bound: Bound, image: bytes, resources: Sequence[Resources], arch: str) -> Traits:
-    """Of one workload; `resources` are the compiler's figures by entry."""
+def traits_of(bound: Bound, image: bytes, resources: Sequence[Resources], arch: str) -> Traits:
+    """Return the traits for one workload; `resources` are the compiler's figures by entry."""
     used = {resource.entry: resource for resource in resources}
     names = tuple(dict.fromkeys(launch.entry for launch in bound.launches))
     codes = _codes(image, names, arch)
@@ -109,7 +109,7 @@ def of(bound: Bound, image: bytes, resources: Sequence[Resources], arch: str) ->
 
 
 def _described(bound: Bound, digests: Mapping[str, str], used: Mapping[str, Resources]) -> list[object]:
-    """All that decides what runs, without the names that a kernel gives to its own things."""
+    """Return all that decides what runs, without the names that the kernel chose."""
     scratch = {workspace.name: index for index, workspace in enumerate(bound.workspace)}
     return [
         [[workspace.nbytes, workspace.zero] for workspace in bound.workspace],
@@ -139,7 +139,7 @@ def _argument(value: Value, scratch: Mapping[str, int]) -> object:
 
 @dataclass(frozen=True)
 class Use:
-    """What some code makes use of; widths are those of one thread's widest access."""
+    """Features that some code uses; widths are those of one thread's widest access."""
 
     load_bytes: int
     store_bytes: int
@@ -148,7 +148,7 @@ class Use:
 
 
 def use(code: bytes, arch: str) -> Use:
-    """Of whole instructions, as a cubin's .text section holds them."""
+    """Return what these instructions use, given as they stand in a cubin's .text section."""
     blackwell = compute_capability(arch) >= BLACKWELL
     loads, stores = {0}, {0}
     tensor_cores = atomics = False
@@ -170,7 +170,7 @@ def use(code: bytes, arch: str) -> Use:
 
 
 def compute_capability(arch: str) -> int:
-    """90 for sm_90a."""
+    """Return 90 for sm_90a."""
     return int(re.sub(r"\D", "", arch))
 
 
@@ -178,21 +178,21 @@ def _bytes(width: int) -> int:
     return ACCESS_BYTES[width >> 1 & 7]
 
 
-@lru_cache(maxsize=256)  # workloads that share their cubin
+@lru_cache(maxsize=256)  # several workloads may share a cubin
 def _codes(image: bytes, names: tuple[str, ...], arch: str) -> dict[str, tuple[str, Use]]:
     return {name: (code.digest, use(code.instructions, arch)) for name, code in codes(image, names).items()}
 
 
 @dataclass(frozen=True)
 class Code:
-    """The instructions that an entry may come to, and a hash of them with all that they refer to, names apart."""
+    """The instructions that an entry can reach, and a hash of them and of everything they refer to, without names."""
 
     instructions: bytes
     digest: str
 
 
 def codes(cubin: bytes, names: Sequence[str]) -> dict[str, Code]:
-    """What these entries run; the other functions of the cubin do not count, nor does what debuggers read."""
+    """Return the code of these entries, without functions that they do not call and without debug information."""
     sections = {section.name: section for section in object_file.sections(cubin)}
     symbols = object_file.symbols(cubin)
     return {name: _code(name, sections, symbols) for name in names}
@@ -203,7 +203,7 @@ def _code(entry: str, sections: Mapping[str, Section], symbols: Sequence[Symbol]
     common = sorted(name for name in sections if COMMON.fullmatch(name))
     waiting = [f"{TEXT}{entry}", *sorted(own, key=lambda name: own[name]), *common]
     described: list[object] = [v for a, v in _attributes(sections[f"{INFO}{entry}"].data) if a not in OF_SYMBOLS]
-    for name in waiting:  # grows by whatever else is called or pointed to
+    for name in waiting:  # grows by sections that are called or pointed to
         contents = hashlib.sha256(sections[name].data).hexdigest()
         described += [own.get(name), name if name in common else "", contents]
         for place, target, addend in _relocations(name, sections, symbols):
@@ -216,7 +216,7 @@ def _code(entry: str, sections: Mapping[str, Section], symbols: Sequence[Symbol]
 
 
 def _bank(name: str, entry: str) -> int | None:
-    """The number of the constant bank, if it is this entry's own."""
+    """Return the number of the constant bank, if it belongs to this entry."""
     match = CONSTANTS.fullmatch(name)
     return int(match.group(1)) if match and match.group(2) == entry else None
 
@@ -244,13 +244,13 @@ def _attributes(info: bytes) -> Iterator[tuple[int, bytes]]:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a multiprocessor holds at once."""
+    """Upper limits of a multiprocessor."""
 
     warps: int
     blocks: int
     shared_kb: int
     shared_at_once: int = 128
-    reserved: int = 1024  # bytes of shared memory that the system takes of every block
+    reserved: int = 1024  # bytes of shared memory per block for the system
 
 
 LIMITS = {
@@ -269,7 +269,7 @@ LIMITS = {
 
 
 def occupancy(arch: str, registers: int, threads: int, shared_bytes: int) -> float:
-    """The share of a multiprocessor's warps that can be resident when blocks of one kind fill it."""
+    """Return the share of a multiprocessor's warps that are resident when blocks of one kind fill it."""
     capability = compute_capability(arch)
     limits = LIMITS[max((known for known in LIMITS if known <= capability), default=min(LIMITS))]
     warps = _up(threads, WARP) // WARP

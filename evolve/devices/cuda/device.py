@@ -23,7 +23,7 @@ from evolve.devices.cuda.profiler import Ncu
 from evolve.devices.cuda.program import CudaProgram
 from evolve.devices.device import Counted, Program, RejectedError, Tools
 
-LEAST_HEAD_START_CYCLES = 100_000  # with the flush some 0.11 ms in which the host enqueues the call
+LEAST_HEAD_START_CYCLES = 100_000  # with the flush about 0.11 ms in which the host enqueues the call
 MOST_CYCLES = 40_000_000  # 20 ms
 LONGER, SHORTER = 2, 0.98
 GRAPH_REPLAYS = 7
@@ -33,7 +33,7 @@ MATRIX = 8192
 REPEATS = 5
 SUCCESS = 0
 SM_CLOCK, MEMORY_CLOCK, GPU_TEMPERATURE = 1, 2, 0
-# What holds the clocks down; that the GPU is idle, or that a user has set its clocks, is no reason to worry.
+# Reasons for low clocks. An idle GPU and clocks set by a user are left out: they are no fault.
 THROTTLES = {
     0x04: "power cap",
     0x08: "hardware slowdown",
@@ -45,10 +45,10 @@ THROTTLES = {
 
 
 class CudaDevice:
-    """One NVIDIA GPU. Launches go to PyTorch's current stream, tensors are PyTorch's.
+    """One NVIDIA GPU, with PyTorch's tensors and current stream.
 
-    `known` is what another process has found out about this GPU, so that its rates need not be measured again;
-    `cubins` a folder in which other processes leave what they have compiled.
+    `known` is the info of this GPU from another process, so that rates are not measured again. `cubins` is the folder
+    in which other processes leave compiled kernels.
     """
 
     torch_device = POLICY.torch_device
@@ -59,7 +59,7 @@ class CudaDevice:
         self._known, self._cubins = known, cubins
         self._head_start = _HeadStart()
         self._free_memory = memory.FreeMemory()
-        self._watched: WeakKeyDictionary[CudaProgram, _Watched] = WeakKeyDictionary()
+        self._variables: WeakKeyDictionary[CudaProgram, _ProgramVariables] = WeakKeyDictionary()
 
     @cached_property
     def info(self) -> DeviceInfo:
@@ -80,7 +80,7 @@ class CudaDevice:
         if known and known.key == facts.key:
             return replace(facts, copy_gb_s=known.copy_gb_s, tflops=known.tflops)
         measured = replace(facts, copy_gb_s=copy_gb_s(), tflops=matrix_tflops())
-        torch.cuda.empty_cache()  # gigabytes that would have to be overwritten before every run
+        torch.cuda.empty_cache()  # or gigabytes would be overwritten before every run
         return measured
 
     @cached_property
@@ -106,7 +106,9 @@ class CudaDevice:
         try:
             program = CudaProgram(bound, cubin, self.info.sms)
             if cubin.variables:
-                self._watched[program] = _Watched(VariableWatch(program.module, cubin.variables, self.info.arch))
+                self._variables[program] = _ProgramVariables(
+                    VariableWatch(program.module, cubin.variables, self.info.arch)
+                )
         except CUDADriverError as error:
             raise RejectedError(Outcome.LAUNCH_ERROR, f"the GPU refused the compiled kernel: {error}") from error
         return program
@@ -117,14 +119,14 @@ class CudaDevice:
         try:
             program.launch(tensors)
         except CUDADriverError as error:
-            _wait(torch.cuda.synchronize)  # it may be the fault of an earlier launch, told late
+            _wait(torch.cuda.synchronize)  # an earlier launch may be at fault, and is reported late
             outcome = Outcome.ILLEGAL if any(name in str(error) for name in RESOURCE_ERRORS) else Outcome.LAUNCH_ERROR
             raise RejectedError(outcome, f"a launch failed: {error}") from error
         _wait(torch.cuda.synchronize)
         self._check_unchanged()
 
     def time(self, call: Callable[[], object]) -> float:
-        """GPU time of one call. The L2 is filled with clean lines, and the host gets ahead of the GPU."""
+        """Return the GPU time of one call. The L2 is filled with clean lines, and the host enqueues ahead."""
         memory.reset_persisting_lines()
         self._cleaner.poison_shared_and_flush()
         elapsed_us = self._head_start.timed(call)
@@ -132,19 +134,19 @@ class CudaDevice:
         return elapsed_us
 
     def _graph_time(self, calls: Sequence[Callable[[], object]]) -> float | None:
-        """The median of several replays of one graph."""
+        """Return the median of several replays of one graph, per call."""
         graph = _captured(calls)
         if graph is None:
             return None
         replays = [
             self._head_start.timed(graph.replay) for _ in range(1 + GRAPH_REPLAYS)
-        ]  # the first one also loads the graph
+        ]  # the first replay also loads the graph
         self._check_unchanged()
         return statistics.median(replays[1:]) / len(calls)
 
     def _check_unchanged(self) -> None:
-        for program, watched in self._watched.items():
-            if names := watched.changed_by(program):
+        for program, variables in self._variables.items():
+            if names := variables.changed_by(program):
                 raise state.changed(names)
 
     def _sanitize(
@@ -156,7 +158,7 @@ class CudaDevice:
     def _profile(
         self, bound: Bound, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, int], seconds: float
     ) -> Counted:
-        assert self._ncu  # noqa: S101 - or nobody was given this method
+        assert self._ncu  # noqa: S101 - `tools` offers this method only with ncu
         cubin = compile_cubin(bound, self.info.arch, self._cubins)
         return self._ncu.count(bound, cubin, inputs, outputs, seconds)
 
@@ -165,8 +167,8 @@ def _conditions_here() -> Conditions | None:
     return conditions(runtime.deviceGetPCIBusId(torch.cuda.current_device()))
 
 
-class _Watched:
-    """The variables of one program, and up to which of its calls they were looked at."""
+class _ProgramVariables:
+    """The variables of one program, and the number of its calls after which they were last compared."""
 
     def __init__(self, watch: VariableWatch) -> None:
         self._watch, self._calls = watch, 0
@@ -179,18 +181,18 @@ class _Watched:
 
 
 class _HeadStart:
-    """Keeps the GPU busy while the host enqueues what is timed; for as long as the host was seen to need."""
+    """Keeps the GPU busy while the host enqueues what is timed. The time adapts to what the host needs."""
 
     def __init__(self) -> None:
         self._cycles = float(LEAST_HEAD_START_CYCLES)
 
     def timed(self, call: Callable[[], object]) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(int(self._cycles))  # noqa: SLF001 - public in all but name; PyTorch's own tests time with it
+        torch.cuda._sleep(int(self._cycles))  # noqa: SLF001 - PyTorch's own tests time with it
         start.record()
         call()
         end.record()
-        # If the GPU is at it already, it may have waited for the host: a busy machine, or a call of many launches.
+        # If the GPU has started already, it may have waited for the host: a busy machine, or a call of many launches.
         late = _wait(start.query)
         self._cycles = min(max(self._cycles * (LONGER if late else SHORTER), LEAST_HEAD_START_CYCLES), MOST_CYCLES)
         _wait(end.synchronize)
@@ -199,7 +201,7 @@ class _HeadStart:
 
 
 def _captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph | None:
-    """The calls as one graph, or None where one of them does what a graph cannot hold."""
+    """Return the calls as one graph, or None if a graph cannot hold one of them."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     torch.cuda.synchronize()
     try:
@@ -223,7 +225,7 @@ def _wait(synchronize: Callable[[], object]) -> object:
 
 
 def copy_gb_s() -> float:
-    """Device-to-device copy, bytes read plus bytes written."""
+    """Measure the rate of a device-to-device copy, in bytes read plus bytes written."""
     free, _ = torch.cuda.mem_get_info()
     nbytes = min(COPY_BYTES, free // 4)
     source = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
@@ -232,7 +234,7 @@ def copy_gb_s() -> float:
 
 
 def matrix_tflops() -> tuple[tuple[str, float], ...]:
-    """Matrix product rates on random data; `float32` without TF32, as PyTorch's default is, and `tf32` with it."""
+    """Measure matrix products on random data; `float32` without TF32, which is PyTorch's default, `tf32` with it."""
     rates = [("tf32", _tf32_tflops())]
     for dtype, size in ((torch.bfloat16, MATRIX), (torch.float16, MATRIX), (torch.float32, MATRIX // 4)):
         a = torch.randn(size, size, device="cuda").to(dtype)
@@ -265,7 +267,7 @@ def _best_seconds(call: Callable[[], object]) -> float:
 
 
 def conditions(pci_bus_id: str) -> Conditions | None:
-    """None where the library is missing, or tells less than all of it."""
+    """Return clocks, temperature, power and throttling, or None unless NVML reports all of them."""
     library = _library()
     if library is None:
         return None
@@ -280,17 +282,17 @@ def conditions(pci_bus_id: str) -> Conditions | None:
             power_w=round(ask("nvmlDeviceGetPowerUsage") / 1000),
             throttled=throttled(ask("nvmlDeviceGetCurrentClocksThrottleReasons", kind=ctypes.c_ulonglong)),
         )
-    except _RefusedError:
+    except _NvmlError:
         return None
 
 
 def throttled(reasons: int) -> str:
-    """The driver's bits as words."""
+    """Return the driver's bits as words."""
     return ", ".join(word for bit, word in THROTTLES.items() if reasons & bit)
 
 
-class _RefusedError(Exception):
-    """The library has no such function, or no answer."""
+class _NvmlError(Exception):
+    """NVML has no such function, or returned an error."""
 
 
 def _number(
@@ -305,9 +307,9 @@ def _ask(library: ctypes.CDLL, name: str, *arguments: object) -> None:
     try:
         status = getattr(library, name)(*arguments)
     except AttributeError as error:
-        raise _RefusedError from error
+        raise _NvmlError from error
     if status != SUCCESS:
-        raise _RefusedError
+        raise _NvmlError
 
 
 @cache
@@ -315,6 +317,6 @@ def _library() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
         _ask(library, "nvmlInit_v2")
-    except (OSError, _RefusedError):
+    except (OSError, _NvmlError):
         return None
     return library

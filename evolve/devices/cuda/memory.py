@@ -1,4 +1,4 @@
-"""GPU memory between runs: free and shared memory are overwritten, device variables are compared."""
+"""GPU memory between runs: overwrites free and shared memory, flushes the L2, compares device variables."""
 
 import ctypes
 import secrets
@@ -17,8 +17,8 @@ from evolve.devices.object_file import Symbol
 
 FLUSH_BYTES = 2**28  # several times the L2 of any GPU so far
 THREADS, VECTOR_BYTES = 1024, 16
-BLOCKS_PER_SM = 2  # one fills an SM; the second wave is for an SM that the first one missed
-LIMIT_BYTES = 2**16  # for what kernels print, and for a heap that none of them may have
+BLOCKS_PER_SM = 2  # one block fills an SM; the second reaches an SM that the first wave missed
+LIMIT_BYTES = 2**16  # of printed text, and of the heap, which no kernel may use
 NOT_SUPPORTED = 801  # cuCtxResetPersistingL2Cache on GPUs before compute capability 8.0
 SOURCE = r"""
 #if __CUDA_ARCH__ >= 800
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(1024) clean(
     if (found) buffer->x = found;
 }
 """
-# Headers bring hundreds of them, so the GPU itself looks at all of them at once; a block each.
+# Headers bring hundreds of variables, so the GPU compares all of them at once, one block each.
 COMPARE_SOURCE = r"""
 struct Variable { unsigned char* now; unsigned char* loaded; unsigned long long bytes; };
 extern "C" __global__ void compare(const Variable* variables, unsigned char* changed, int first)
@@ -82,7 +82,7 @@ COMPARE_THREADS = 64
 
 
 class Eviction(IntEnum):
-    """How the lines that the flush brings into the L2 are to be kept there."""
+    """Eviction priority of the lines that the flush brings into the L2."""
 
     NORMAL = 0
     LAST = 1
@@ -90,7 +90,7 @@ class Eviction(IntEnum):
 
 
 class Cleaner:
-    """Overwrites shared memory and the L2, by a kernel of our own."""
+    """Overwrites shared memory and flushes the L2 with a kernel of our own."""
 
     def __init__(self, arch: str, sms: int, shared_bytes: int) -> None:
         self._function = function(SOURCE, "clean", arch)
@@ -101,11 +101,11 @@ class Cleaner:
         self._buffer = torch.zeros(0, dtype=torch.uint8, device="cuda")
 
     def poison_shared(self) -> None:
-        """Fill the shared memory of every SM with garbage, another at every call."""
+        """Fill the shared memory of every SM with garbage, which differs from call to call."""
         self._launch(0, Eviction.NORMAL)
 
     def poison_shared_and_flush(self, eviction: Eviction = Eviction.NORMAL) -> None:
-        """The same, and fill the L2 with clean lines that nobody wants."""
+        """Do the same, and fill the L2 with clean lines of an unused buffer."""
         if not len(self._buffer):
             self._buffer = torch.zeros(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
         self._launch(FLUSH_BYTES // VECTOR_BYTES, eviction)
@@ -122,21 +122,21 @@ class Cleaner:
 
 
 def pattern() -> int:
-    """Four bytes that are NaN in every float type, whichever of its parts they fill, and never twice the same."""
+    """Return four random bytes that read as NaN in every float type, whichever part of it they fill."""
     return 0x7FF07FF0 | secrets.randbits(32) & 0x800F800F or pattern()
 
 
 class FreeMemory:
-    """What PyTorch's allocator holds ready to be given out again: results of the reference lie there.
+    """Free memory that PyTorch's allocator caches. It may hold results of the reference.
 
-    Of large blocks that is gigabytes, overwritten again only once any has been handed out or has come back.
+    Large blocks are gigabytes, so they are overwritten again only after one was allocated or freed.
     """
 
     def __init__(self) -> None:
         self._erased: object = None
 
     def erase(self) -> None:
-        torch.cuda.synchronize()  # some of it was freed with work still under way, perhaps on another stream
+        torch.cuda.synchronize()  # work that used freed memory may still run, also on another stream
         stream = torch.cuda.current_stream().cuda_stream
         device = torch.cuda.current_device()
         pool = torch.cuda.memory_stats_as_nested_dict()["allocation"]["large_pool"]
@@ -151,7 +151,7 @@ class FreeMemory:
 
 
 class VariableWatch:
-    """Where the driver has put each variable, and a copy of what was in it; to be made before the first launch."""
+    """The address of each variable and a copy of its value; create it before the first launch."""
 
     def __init__(self, module: Module, variables: tuple[Symbol, ...], arch: str) -> None:
         found = _placed(module, variables)
@@ -167,7 +167,7 @@ class VariableWatch:
         self._launch(first=True)
 
     def changed(self) -> list[str]:
-        """The names of those that are not as they were."""
+        """Return the names of the variables that have changed."""
         self._launch(first=False)
         return [name for name, changed in zip(self._names, self._changed.tolist(), strict=True) if changed]
 
@@ -180,7 +180,11 @@ class VariableWatch:
 
 
 def _placed(module: Module, variables: tuple[Symbol, ...]) -> list[tuple[Symbol, int]]:
-    """Each variable and its address. Those that the compiler named, as the text of a printf, lie beside others."""
+    """Return each variable and its address.
+
+    The driver does not find variables that the compiler named, such as the text of a printf. Their addresses follow
+    from those of other variables in the section.
+    """
     addresses = {variable: _address(module, variable) for variable in variables}
     begins = {_section(variable): address - variable.at for variable, address in addresses.items() if address}
     placed = ((v, address or v.at + begins.get(_section(v), -v.at)) for v, address in addresses.items())
@@ -200,7 +204,7 @@ def _address(module: Module, variable: Symbol) -> int:
 
 
 def reset_persisting_lines() -> None:
-    """Lines of the L2 that a kernel asked to keep lose that privilege. Takes effect at once, not in stream order."""
+    """Make L2 lines that a kernel marked as persisting normal again, at once and not in stream order."""
     status = _driver().cuCtxResetPersistingL2Cache()
     if status != NOT_SUPPORTED:
         driver.check_status(status)
@@ -208,7 +212,7 @@ def reset_persisting_lines() -> None:
 
 @cache
 def bound_limits() -> None:
-    """Once per process, before any kernel that prints: the driver refuses later."""
+    """Limit printed text and the heap, once per process. The driver refuses that after a kernel that prints."""
     runtime.deviceSetLimit(runtime.cudaLimitPrintfFifoSize, LIMIT_BYTES)
     runtime.deviceSetLimit(runtime.cudaLimitMallocHeapSize, LIMIT_BYTES)
 
@@ -220,7 +224,7 @@ def _driver() -> ctypes.CDLL:
 
 @cache
 def function(source: str, name: str, arch: str) -> Any:
-    """Compiled and loaded once per process."""
+    """Return a function of our own, compiled and loaded once per process."""
     return loaded(compiled(source, arch)).get_function(name)
 
 

@@ -1,4 +1,4 @@
-"""A loaded cubin and its launches."""
+"""Program of the cuda device: a loaded cubin and the launches of its plan."""
 
 import ctypes
 import math
@@ -20,7 +20,7 @@ DEFAULT_SHARED_BYTES = 48 * 1024
 
 
 class CudaProgram:
-    """Every launch of a plan, ready to be enqueued."""
+    """All launches of a plan, ready to be enqueued."""
 
     def __init__(self, bound: Bound, cubin: Cubin, sms: int) -> None:
         self.bound = bound
@@ -54,7 +54,7 @@ class CudaProgram:
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameter block of one launch: an array of addresses of values, refilled with each call's pointers."""
+    """The parameter block of one launch: an array of addresses of values, and the pointers to fill in at each call."""
 
     addresses: Any
     pointers: tuple[tuple[Any, int, str], ...]  # (slot, index within a list or 0, tensor)
@@ -84,14 +84,14 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a plan, ready to be enqueued any number of times."""
+    """One launch of a plan, which can be enqueued any number of times."""
 
     bound: BoundLaunch
     function: Any
     parameters: Parameters
 
     def enqueue(self, address: Callable[[str], int], stream: int) -> None:
-        """`address` says where the tensor or workspace of a name lies this time."""
+        """Enqueue; `address` returns the address of a tensor or workspace by name."""
         for slot, index, name in self.parameters.pointers:
             slot[index] = address(name)
         launch, addresses = self.bound, ctypes.addressof(self.parameters.addresses)
@@ -103,14 +103,14 @@ class Launch:
 
 
 def loaded(image: bytes) -> Module:
-    """The cubin on the current GPU, for as long as the module or a function of it is held."""
+    """Return the cubin loaded on the current GPU. It stays loaded while the module or one of its functions is held."""
     module = Module()
     module.load(image)
     return module
 
 
 def prepared(module: Module, launch: BoundLaunch, parameter_bytes: tuple[int, ...], static_shared: int) -> Launch:
-    """`static_shared` is what the entry takes of shared memory before the plan asks for any."""
+    """Return a launch that can be enqueued; `static_shared` are bytes of shared memory that the entry declares."""
     function = module.get_function(launch.entry)
     if launch.shared + static_shared > DEFAULT_SHARED_BYTES:
         driver.funcSetAttribute(function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared)
@@ -128,5 +128,5 @@ def _check_residency(launch: Launch, sms: int) -> None:
 
 
 def bind_context(index: int) -> None:
-    """CuPy launches through the driver, which knows no context in a thread that never called CUDA's runtime."""
+    """Bind the GPU's context to this thread. CuPy launches through the driver, which needs one."""
     runtime.setDevice(index)

@@ -1,6 +1,6 @@
-"""One run of a kernel in a process of its own, without PyTorch, under one of NVIDIA's command line tools.
+"""Replay of one run of a kernel in a separate process, without PyTorch, under one of NVIDIA's command line tools.
 
-Run as a program, this module is that process.
+This module is also the program of that process.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor or workspace: its contents, or that it is zeroed; a kernel's output begins as nothing at all."""
+    """A tensor or workspace: its contents, or whether it is zeroed. Outputs are not initialised."""
 
     name: str
     nbytes: int
@@ -41,7 +41,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class ReplayLaunch:
-    """A launch, and what its entry takes as compiled."""
+    """A launch, and the sizes that its compiled entry takes."""
 
     launch: BoundLaunch
     parameter_bytes: tuple[int, ...]
@@ -49,7 +49,9 @@ class ReplayLaunch:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class PackedRun:
+    """All that one run needs; `write` and `read` move it through a folder."""
+
     image: bytes
     steps: tuple[ReplayLaunch, ...]
     buffers: tuple[Buffer, ...]
@@ -57,7 +59,7 @@ class Parcel:
 
 
 def tool(name: str, wheels: Sequence[str], elsewhere: Iterable[Path] = ()) -> Path | None:
-    """Where a tool is: on the PATH, in an installed toolkit, in NVIDIA's wheels (by their folders), or elsewhere."""
+    """Find a tool on the PATH, in an installed toolkit, in these folders of NVIDIA's wheels, or elsewhere."""
     candidates = (*_candidates(name, wheels), *elsewhere)
     return next((path for path in candidates if path.is_file() and os.access(path, os.X_OK)), None)
 
@@ -75,8 +77,8 @@ def _candidates(name: str, wheels: Sequence[str]) -> Iterator[Path]:
             yield Path(sysconfig.get_path(key)) / "nvidia" / wheel / name / name
 
 
-def packed(bound: Bound, cubin: Cubin, inputs: "Mapping[str, torch.Tensor]", outputs: Mapping[str, int]) -> Parcel:
-    """Inputs hold their values and zeroed workspaces zeros; nothing else holds anything. `outputs` are bytes."""
+def packed(bound: Bound, cubin: Cubin, inputs: "Mapping[str, torch.Tensor]", outputs: Mapping[str, int]) -> PackedRun:
+    """Pack a run with the values of its inputs; `outputs` are sizes in bytes."""
     import torch
 
     buffers = [Buffer(name, tensor.nbytes, contents=_bytes(tensor)) for name, tensor in inputs.items()]
@@ -88,7 +90,7 @@ def packed(bound: Bound, cubin: Cubin, inputs: "Mapping[str, torch.Tensor]", out
         for launch in bound.launches
     ]
     device = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    return Parcel(cubin.image, tuple(steps), tuple(buffers), device)
+    return PackedRun(cubin.image, tuple(steps), tuple(buffers), device)
 
 
 def _bytes(tensor: "torch.Tensor") -> bytes:
@@ -98,19 +100,20 @@ def _bytes(tensor: "torch.Tensor") -> bytes:
 
 
 def started(
-    command: Sequence[str], folder: Path, mark: str, seconds: float, own: Mapping[str, str] | None = None
+    command: Sequence[str], folder: Path, mark: str, seconds: float, variables: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """The tool over a process that runs the folder's parcel, touches `mark` in the end and lives no longer than this.
+    """Start the tool over a process that replays the folder's run and then creates the file `mark`.
 
-    What either prints is in `mark`.out. They stay in our process group: whoever ends that ends them.
+    The process ends after `seconds`. The output of both goes to `mark`.out. They stay in our process group, so they
+    end with it.
     """
     process = [sys.executable, "-m", "evolve.devices.cuda.replay", str(folder), mark, str(ceil(seconds))]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    with printed(folder, mark).open("wb") as said:
+    with printed(folder, mark).open("wb") as output:
         return subprocess.Popen(
             [*command, *process],
-            stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, cwd=folder,
-            env={**os.environ, "PYTHONPATH": path, **(own or {})},
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=folder,
+            env={**os.environ, "PYTHONPATH": path, **(variables or {})},
         )  # fmt: skip
 
 
@@ -119,7 +122,7 @@ def printed(folder: Path, mark: str) -> Path:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """With all that it started: what is on the PATH is often a script round the tool."""
+    """Kill it and all that it started. A tool on the PATH is often a script that starts the real one."""
     if process.poll() is None:
         for pid in (process.pid, *_descendants(process.pid)):
             with contextlib.suppress(OSError):
@@ -135,22 +138,22 @@ def _descendants(pid: int) -> list[int]:
     return [*children, *(below for child in children for below in _descendants(child))]
 
 
-def write(parcel: Parcel, folder: Path) -> None:
-    (folder / CUBIN).write_bytes(parcel.image)
-    for index, buffer in enumerate(parcel.buffers):
+def write(packed_run: PackedRun, folder: Path) -> None:
+    (folder / CUBIN).write_bytes(packed_run.image)
+    for index, buffer in enumerate(packed_run.buffers):
         if buffer.contents is not None:
             _contents(folder, index).write_bytes(buffer.contents)
     plan = {
-        "steps": [_plain(step) for step in parcel.steps],
-        "buffers": [asdict(replace(buffer, contents=None)) for buffer in parcel.buffers],
-        "device": parcel.device,
+        "steps": [_plain(step) for step in packed_run.steps],
+        "buffers": [asdict(replace(buffer, contents=None)) for buffer in packed_run.buffers],
+        "device": packed_run.device,
     }
     (folder / PLAN).write_text(json.dumps(plan))
 
 
-def read(folder: Path) -> Parcel:
+def read(folder: Path) -> PackedRun:
     plan = json.loads((folder / PLAN).read_text())
-    return Parcel(
+    return PackedRun(
         image=(folder / CUBIN).read_bytes(),
         steps=tuple(_step(step) for step in plan["steps"]),
         buffers=tuple(_buffers(plan["buffers"], folder)),
@@ -208,22 +211,22 @@ def _value(plain: Any) -> Value:
 
 def main() -> None:
     folder, mark, seconds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    import_module("evolve.devices.cuda.program")  # before the alarm: its imports take seconds
-    signal.alarm(seconds)  # ends this process even if the tool was killed
+    import_module("evolve.devices.cuda.program")  # takes seconds, which must not count
+    signal.alarm(seconds)  # ends this process even if the tool is killed
     run(read(folder))
     (folder / mark).touch()
 
 
-def run(packed: Parcel) -> None:
-    """Every buffer is an allocation of its own, so that the first byte outside one is known to be outside."""
+def run(packed_run: PackedRun) -> None:
+    """Run the launches. Every buffer is a separate allocation, so that the tool sees the first byte outside it."""
     from cupy.cuda import runtime
 
     from evolve.devices.cuda.program import loaded, prepared
 
-    runtime.setDevice(packed.device)
-    addresses = {buffer.name: _placed(buffer) for buffer in packed.buffers}
-    module = loaded(packed.image)
-    launches = [prepared(module, step.launch, step.parameter_bytes, step.static_shared) for step in packed.steps]
+    runtime.setDevice(packed_run.device)
+    addresses = {buffer.name: _placed(buffer) for buffer in packed_run.buffers}
+    module = loaded(packed_run.image)
+    launches = [prepared(module, step.launch, step.parameter_bytes, step.static_shared) for step in packed_run.steps]
     for launch in launches:
         launch.enqueue(addresses.__getitem__, 0)
     runtime.deviceSynchronize()

@@ -1,4 +1,4 @@
-"""NVIDIA's compute-sanitizer over one run of a kernel: out of bounds, races, uninitialised reads, wrong barriers."""
+"""NVIDIA's compute-sanitizer over one run of a kernel: finds accesses out of bounds, races and wrong barriers."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NAME = "compute-sanitizer"
 WHEELS = ("cu13", "cuda_sanitizer_api")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-# Calls of the CUDA API fail for reasons that have nothing to do with the kernel; only its own errors count.
+# Errors of CUDA API calls are left out: they have nothing to do with the kernel.
 OPTIONS = (
     "--target-processes", "application-only", "--launch-timeout", "30", "--check-exit-code", "no",
     "--show-backtrace", "device", "--print-limit", "10",
@@ -41,7 +41,7 @@ def command() -> Path | None:
 def sanitize(
     bound: Bound, cubin: Cubin, inputs: "Mapping[str, torch.Tensor]", outputs: Mapping[str, int], seconds: float
 ) -> tuple[Sanitized, ...]:
-    """One entry per tool, or none where compute-sanitizer is not installed; `outputs` are sizes in bytes."""
+    """Return one report per tool, or none if compute-sanitizer is not installed; `outputs` are sizes in bytes."""
     tool = command()
     if tool is None:
         return ()
@@ -57,16 +57,16 @@ def sanitize(
                 replay.end(process)
 
 
-def judged(tool: str, log: str, said: str, *, finished: bool) -> Sanitized:
-    """What the tool's log amounts to; `said` is what the kernel's process wrote, `finished` that it came to its end."""
+def judged(tool: str, log: str, output: str, *, finished: bool) -> Sanitized:
+    """Return the report for a tool's log; `output` is that of the kernel's process."""
     counts = [int(hazards or errors) for hazards, errors in SUMMARY.findall(log)]
     if any(counts):
         return Sanitized(tool, max(counts), _report(log))
     if finished and counts:
         return Sanitized(tool, 0)
-    last = said.strip().splitlines()[-1:]  # of a traceback, the error itself
+    last = output.strip().splitlines()[-1:]  # of a traceback, the error itself
     words = _without_paths("\n".join([*last, _report(log)]).strip())
-    return Sanitized(tool, None, f"could not be run to its end: {words or 'no word of why'}"[:REPORT_CHARACTERS])
+    return Sanitized(tool, None, f"could not be run to its end: {words or 'no reason given'}"[:REPORT_CHARACTERS])
 
 
 def _started(tool: Path, check: str, folder: Path, seconds: float) -> "subprocess.Popen[bytes]":
@@ -99,7 +99,7 @@ def _mark(check: str) -> str:
 
 
 def _report(log: str) -> str:
-    """The tool's words about the first few errors."""
+    """Return the tool's text about the first few errors."""
     lines = (line.removeprefix("=========").rstrip() for line in log.splitlines() if line.startswith("========="))
     kept = (line[1:] if line.startswith(" ") else line for line in lines)
     return _without_paths("\n".join(line for line in kept if line and not NOISE.match(line)))[:REPORT_CHARACTERS]

@@ -34,7 +34,7 @@ POLICY = Policy(
     kernels_are_native_code=True,
     replaced_after=(Outcome.CRASHED, Outcome.LAUNCH_ERROR, Outcome.OUT_OF_BOUNDS),
     no_profiler="the emulated device has no profiler: it counts nothing that a GPU would",
-    no_sanitizer="compute-sanitizer is for GPUs alone",
+    no_sanitizer="compute-sanitizer runs on GPUs only",
 )
 
 

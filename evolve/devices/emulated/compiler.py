@@ -1,4 +1,4 @@
-"""The host's C++ compiler: from a kernel to a shared library whose variables are watched."""
+"""The host's C++ compiler: compiles a kernel to a shared library, and finds the variables to compare after calls."""
 
 import ctypes
 import importlib.util
@@ -21,21 +21,21 @@ from evolve.devices.device import RejectedError
 from evolve.devices.emulated.source import entries, translate
 from evolve.devices.object_file import Symbol
 from evolve.devices.prelude import cuda_include_dirs, specialisation
-from evolve.devices.source_text import of_known_files
+from evolve.devices.source_text import without_foreign_files
 from evolve.errors import UserError
 
 HERE = Path(__file__).parent
 HEADER = "emulated.h"
 ANCHOR = "evolve_launch"
-GCC_MARK = b"gpch"  # how g++'s own precompiled headers begin; it takes no others, and others take none so named
+GCC_MARK = b"gpch"  # precompiled headers of g++ begin so; other compilers do not use files of this name
 MAX_LOG_CHARACTERS, COMPILE_SECONDS, RUNTIME_SECONDS = 4000, 20, 180
 FLAGS = (
     "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=fast",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-w",
 )  # fmt: skip
-# Clang deletes code that must reach a conversion out of range; on a GPU that is well defined.
+# Clang deletes code in front of a conversion out of range, which is well defined on a GPU.
 CLANG_FLAGS = ("-fno-strict-float-cast-overflow",)
-# What a compiler says of a part of it that ended so.
+# Messages of a compiler about a part of it that was killed.
 KILLED = re.compile(r"(?:Killed|Terminated) signal terminated program|(?:ld|as) terminated with signal (?:9|15)\b")
 ZEROED, INITIALISED, FOR_THE_LINKER_ALONE = ".bss", ".data", ".data.rel.ro"
 
@@ -50,7 +50,7 @@ class Toolchain:
 
 
 def find_toolchain() -> Toolchain:
-    """What the emulated device compiles with; a UserError says what to install where something is missing."""
+    """Return the toolchain. A UserError says what to install if a part is missing."""
     command = find_compiler()
     if command is None:
         raise UserError("the emulated device needs a C++ compiler", "install g++ or clang++, or `pip install ziglang`")
@@ -65,33 +65,33 @@ def find_toolchain() -> Toolchain:
 
 
 def find_compiler() -> tuple[str, ...] | None:
-    """The command of the host compiler, or None where there is none."""
+    """Return the command of the host's compiler, or None."""
     for name in ("g++", "clang++"):
         if path := shutil.which(name):
             return (path,)
     if importlib.util.find_spec("ziglang"):
-        # As `cc -x c++`: `c++` would first build a C++ library, which nothing here uses.
+        # `c++` instead of `cc -x c++` would first build a C++ library, which nothing here uses.
         return (sys.executable, "-m", "ziglang", "cc", "-x", "c++")
     return None
 
 
 def prepare() -> None:
-    """Compile what nearly all kernels need: processes that are forked afterwards have it."""
+    """Compile the runtime and the headers that nearly all kernels need, for processes that are forked afterwards."""
     toolchain = find_toolchain()
     runtime_object(toolchain, cooperative=False)
-    precompiled_header(_how(toolchain, cooperative=False, fp8=False))
+    precompiled_header(_command(toolchain, cooperative=False, fp8=False))
 
 
 @dataclass(frozen=True)
 class Built:
-    """The shared library, and the names of its variables that the kernel could leave changed."""
+    """The shared library, and the names of the variables that a call must leave unchanged."""
 
     library: Path
     variables: tuple[str, ...]
 
 
 def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Built:
-    """Compile into `folder`, or raise a RejectedError with the compiler's words."""
+    """Compile into `folder`, or raise a RejectedError with the compiler's messages."""
     kernel = bound.kernel
     first_line = print_plan(kernel.plan).count("\n") + 3
     source = translate(kernel.source, first_line)
@@ -107,21 +107,21 @@ def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Built:
     library = folder / "kernel.so"
     runtime = folder / "runtime.o"
     runtime.write_bytes(runtime_object(toolchain, cooperative=cooperative))
-    how = _how(toolchain, cooperative=cooperative, fp8=fp8)
-    if read_ahead := precompiled_header(how):
-        (folder / f"{HEADER}.gch").write_bytes(read_ahead)
-    own = folder / "kernel.o"
-    _compile([*how, "-c", str(unit), "-o", str(own)], folder, kernel)
-    variables = lasting_variables(own.read_bytes(), bound.kernel.source)
-    # Objects after `-x none`, so that a compiler told to read C++ does not read them as such.
-    linked = ["-x", "none", str(own), str(runtime), "-shared", "-o", str(library), "-lm", "-lpthread"]
+    command = _command(toolchain, cooperative=cooperative, fp8=fp8)
+    if precompiled := precompiled_header(command):
+        (folder / f"{HEADER}.gch").write_bytes(precompiled)
+    kernel_object = folder / "kernel.o"
+    _compile([*command, "-c", str(unit), "-o", str(kernel_object)], folder, kernel)
+    variables = lasting_variables(kernel_object.read_bytes(), bound.kernel.source)
+    # `-x none` because the compiler was told to read every file as C++.
+    linked = ["-x", "none", str(kernel_object), str(runtime), "-shared", "-o", str(library), "-lm", "-lpthread"]
     _compile([*toolchain.command, *toolchain.flags, *linked], folder, kernel)
     return Built(library, variables)
 
 
 def _compile(command: list[str], folder: Path, kernel: Kernel) -> None:
     done = _finished(command, folder)
-    if done.returncode < 0 or KILLED.search(done.stderr):  # by somebody, or a system short of memory: once more
+    if done.returncode < 0 or KILLED.search(done.stderr):  # by a user or a system short of memory: try once more
         done = _finished(command, folder)
     if done.returncode != 0:
         raise _failure(done.stderr, folder, kernel)
@@ -138,7 +138,7 @@ def _finished(command: list[str], folder: Path) -> "subprocess.CompletedProcess[
 
 def _check_entries(bound: Bound, found: tuple[str, ...]) -> None:
     if re.search(r"#[ \t]*define\b[^\n]*__global__", bound.kernel.source):
-        return  # entries made by a macro cannot be read off the text
+        return  # the text does not show entries that a macro makes
     for launch in bound.launches:
         if launch.entry not in found:
             raise RejectedError(Outcome.MALFORMED, _no_entry(launch.index, launch.entry, found))
@@ -152,7 +152,10 @@ def _no_entry(index: int, entry: str, found: tuple[str, ...]) -> str:
 
 
 def _table(names: tuple[str, ...]) -> str:
-    """The entries as data. Redeclared with C linkage, one that lacks it is an error on the line of its name."""
+    """Return C++ for the table of entries.
+
+    Each is redeclared with C linkage under a `#line` of its name, so that the error of one without names it.
+    """
     checks = "\n".join(f'#line 1 "entry {name}"\nextern "C" decltype({name}) {name};' for name in names)
     rows = ", ".join(f"EVOLVE_ENTRY({name})" for name in names)
     table = f'extern "C" EVOLVE_EXPORT const evolve::Entry evolve_entries[] = {{ {rows} }};' if names else ""
@@ -161,7 +164,7 @@ def _table(names: tuple[str, ...]) -> str:
 
 def _failure(stderr: str, folder: Path, kernel: Kernel) -> RejectedError:
     ours = ("kernel.cu", "prelude", "entries", *(f"entry {launch.entry}" for launch in kernel.plan.launches))
-    log = of_known_files(stderr, ours, (folder, HERE / "include", HERE / "runtime", *cuda_include_dirs()))
+    log = without_foreign_files(stderr, ours, (folder, HERE / "include", HERE / "runtime", *cuda_include_dirs()))
     log = log.replace(f"{folder}/", "").replace(f"{HERE / 'include'}/", "")
     log = re.sub(r"/\S*/(?=[\w.]+\.h)", "", log)
     errors = re.findall(r"^(kernel\.cu|prelude|entry (\w+)|[\w.]+):.*error: ", log, flags=re.MULTILINE)
@@ -178,15 +181,15 @@ def _failure(stderr: str, folder: Path, kernel: Kernel) -> RejectedError:
     return RejectedError(Outcome.COMPILE_ERROR, log)
 
 
-def _how(toolchain: Toolchain, *, cooperative: bool, fp8: bool) -> tuple[str, ...]:
-    """The command that compiles device code, but for the file."""
+def _command(toolchain: Toolchain, *, cooperative: bool, fp8: bool) -> tuple[str, ...]:
+    """Return the command that compiles device code, without the file."""
     includes = [argument for path in (HERE / "include", *toolchain.headers) for argument in ("-I", str(path))]
-    asked = ("-DEVOLVE_FP8",) if fp8 else ()
-    return (*toolchain.command, *toolchain.flags, *_native(), *_mode(cooperative), *asked, "-nostdinc", *includes)
+    types = ("-DEVOLVE_FP8",) if fp8 else ()
+    return (*toolchain.command, *toolchain.flags, *_native(), *_mode(cooperative), *types, "-nostdinc", *includes)
 
 
 def _native() -> tuple[str, ...]:
-    """For fused multiply-add, as on a GPU."""
+    """Return the option for fused multiply-add, which a GPU has."""
     machine = platform.machine().lower()
     return ("-mcpu=native",) if machine in {"aarch64", "arm64"} else ("-march=native",) if machine == "x86_64" else ()
 
@@ -196,25 +199,25 @@ def _mode(cooperative: bool) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4)
-def precompiled_header(how: tuple[str, ...]) -> bytes:
-    """What g++ makes of the headers, which takes it longer than most kernels do; nothing of other compilers.
+def precompiled_header(compile_command: tuple[str, ...]) -> bytes:
+    """Return the headers precompiled by g++, or nothing with another compiler, which only takes longer.
 
-    Made once per process and kept in memory, as the runtime is; without it everything works, only slower.
+    It is made once per process and kept in memory, like the runtime. g++ needs longer for it than for most kernels.
     """
     with tempfile.TemporaryDirectory(prefix="evolve-header-") as folder:
         target = Path(folder) / f"{HEADER}.gch"
-        command = [*how, "-x", "c++-header", str(HERE / "include" / HEADER), "-o", str(target)]
+        command = [*compile_command, "-x", "c++-header", str(HERE / "include" / HEADER), "-o", str(target)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=RUNTIME_SECONDS, check=False)
         except subprocess.TimeoutExpired:
             return b""
-        made = target.read_bytes() if done.returncode == 0 and target.is_file() else b""
-        return made if made.startswith(GCC_MARK) else b""
+        header = target.read_bytes() if done.returncode == 0 and target.is_file() else b""
+        return header if header.startswith(GCC_MARK) else b""
 
 
 @lru_cache(maxsize=4)
 def runtime_object(toolchain: Toolchain, *, cooperative: bool) -> bytes:
-    """The compiled runtime, made once per process and kept in memory: a killed worker leaves no file behind."""
+    """Return the compiled runtime, made once per process. Kept in memory, it leaves no file if a worker is killed."""
     with tempfile.TemporaryDirectory(prefix="evolve-runtime-") as folder:
         target = Path(folder) / "runtime.o"
         command = [
@@ -234,12 +237,12 @@ def runtime_object(toolchain: Toolchain, *, cooperative: bool) -> bytes:
         return target.read_bytes()
 
 
-def lasting_variables(own: bytes, source: str) -> tuple[str, ...]:
-    """Those to be compared after every call; raises for those that begin as zero and are not declared constant.
+def lasting_variables(kernel_object: bytes, source: str) -> tuple[str, ...]:
+    """Return the variables to compare after every call; raise if one begins as zero and is not declared constant.
 
-    What the host keeps among constants is not among them, nor is shared memory: it is declared to be each thread's own.
+    Constants of the host are left out, and so is shared memory, which is declared thread-local.
     """
-    symbols = object_file.symbols(own)
+    symbols = object_file.symbols(kernel_object)
     zeroed = [symbol.name for symbol in symbols if _in(symbol, ZEROED)]
     state.check_compiled(zeroed, [symbol.name for symbol in symbols if symbol.section is None], source)
     kept = [symbol.name for symbol in symbols if _in(symbol, INITIALISED) and not _in(symbol, FOR_THE_LINKER_ALONE)]
@@ -247,21 +250,21 @@ def lasting_variables(own: bytes, source: str) -> tuple[str, ...]:
 
 
 def _in(symbol: Symbol, section: str) -> bool:
-    """Compilers split sections by what they hold: `.data.rel.local`, `.bss.name`."""
+    """Return whether it is in the section or a part of it, such as `.data.rel.local` or `.bss.name`."""
     held = symbol.section.name if symbol.kind == object_file.VARIABLE and symbol.section else ""
     return held == section or held.startswith(f"{section}.")
 
 
 @dataclass(frozen=True)
 class WatchedVariable:
-    """One variable of a loaded library, and what it held before any launch."""
+    """A variable of a loaded library, and its value before any launch."""
 
     name: str
     address: int
     loaded: bytes
 
     def changed(self) -> bool:
-        """Whether a launch changed it; then it is put back, since other programs may share the library."""
+        """Return whether a launch changed it, and restore it: other programs may share the library."""
         if ctypes.string_at(self.address, len(self.loaded)) == self.loaded:
             return False
         ctypes.memmove(self.address, self.loaded, len(self.loaded))
@@ -269,7 +272,7 @@ class WatchedVariable:
 
 
 def watched_variables(library: ctypes.CDLL, file: Path, names: tuple[str, ...]) -> tuple[WatchedVariable, ...]:
-    """To be called before the first launch."""
+    """Return the variables of these names with their values. Call it before the first launch."""
     if not names:
         return ()
     symbols = object_file.symbols(file.read_bytes())

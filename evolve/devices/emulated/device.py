@@ -1,4 +1,4 @@
-"""The emulated device: kernels compiled by the host's C++ compiler and run on the CPU."""
+"""The emulated device: runs kernels on the CPU, as shared libraries made by the host's C++ compiler."""
 
 import _ctypes
 import ctypes
@@ -29,14 +29,14 @@ CValue = ctypes.Array[ctypes.c_char]
 
 
 class EmulatedDevice:
-    """Proves a kernel's results without a GPU. Its times are CPU times."""
+    """Checks kernels without a GPU. Its times are CPU times."""
 
     torch_device = POLICY.torch_device
     tools = Tools()
 
     def __init__(self, also_compile: Callable[[Bound], CompileResult] | None = None) -> None:
         self._also_compile = also_compile
-        # Workloads that share all specialised values share their library, for as long as a program holds it.
+        # Workloads with equal specialised values share a library, which is unloaded with its last program.
         self._libraries: weakref.WeakValueDictionary[Hashable, _Loaded] = weakref.WeakValueDictionary()
 
     @cached_property
@@ -66,7 +66,7 @@ class EmulatedDevice:
                 built = compiler.build(bound, self._toolchain, Path(folder))
                 library = ctypes.CDLL(str(built.library))
                 loaded = _Loaded(library, watched_variables(library, built.library, built.variables))
-            # Programs hold what is loaded, which ctypes itself would never unload.
+            # ctypes itself never unloads a library.
             weakref.finalize(loaded, _ctypes.dlclose, library._handle)  # noqa: SLF001
             self._libraries[key] = loaded
         return loaded
@@ -81,7 +81,7 @@ class EmulatedDevice:
 
 
 def _check_resident(launch: BoundLaunch) -> None:
-    """A cooperative grid must be on the device all at once."""
+    """Raise unless all blocks of a cooperative grid fit on the device at once."""
     most = min(SMS * (THREADS_PER_SM // math.prod(launch.block)), MAX_RESIDENT_BLOCKS)
     if launch.cooperative and math.prod(launch.grid) > most:
         raise RejectedError(
@@ -101,7 +101,7 @@ def _cpu_name() -> str:
 
 
 class EmulatedProgram:
-    """A kernel as a shared library, unloaded when nobody holds the program any more."""
+    """A kernel as a shared library, which is unloaded with the last program that holds it."""
 
     def __init__(self, bound: Bound, loaded: "_Loaded", compiled: CompileResult | None) -> None:
         self.bound = bound
@@ -118,7 +118,7 @@ class EmulatedProgram:
 
     @property
     def traits(self) -> Traits | None:
-        """Of the GPU for which the kernel was compiled besides."""
+        """Traits for the GPU that the kernel was compiled for as well."""
         return self._compiled.traits if self._compiled else None
 
     def launch(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -147,19 +147,19 @@ class EmulatedProgram:
 
 @dataclass(frozen=True, eq=False)
 class _Loaded:
-    """A shared library and its variables, in memory for as long as a program holds this."""
+    """A shared library and its variables; it stays loaded while a program holds this object."""
 
     library: ctypes.CDLL
     watched: tuple[WatchedVariable, ...]
 
 
 class Parameter(ctypes.Structure):
-    """One parameter of an entry: its kind as a character, and its bytes."""
+    """One parameter of an entry: its kind as a character, and its size in bytes."""
 
     _fields_ = (("kind", ctypes.c_int), ("bytes", ctypes.c_int))
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         kinds = {"p": "a pointer", "i": "an integer", "u": "an unsigned integer", "f": "a floating point number"}
         kinds["l"] = f"a List of {self.bytes // 8} pointers"
         kind = chr(self.kind)
@@ -169,7 +169,7 @@ class Parameter(ctypes.Structure):
 
 
 class CEntry(ctypes.Structure):
-    """One row of the table that the compiled kernel exports."""
+    """One row of the table of entries that a compiled kernel exports."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
@@ -199,14 +199,14 @@ def _misfit(value: Value, parameter: Parameter) -> str:
     given = _described(value)
     fits = {Pointer: kind == "p", Pointers: kind == "l", float: kind == "f", int: kind in "iu" and size in {4, 8}}
     if not fits[type(value)]:
-        return f"the plan passes {given}, the entry takes {parameter.described}"
+        return f"the plan passes {given}, the entry takes {parameter.description}"
     if isinstance(value, Pointers) and size != 8 * len(value.names):
-        return f"the plan passes {given}, the entry takes {parameter.described}"
+        return f"the plan passes {given}, the entry takes {parameter.description}"
     if isinstance(value, int):
         bits = 8 * size
         low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if kind == "i" else (0, (1 << bits) - 1)
         if not low <= value <= high:
-            return f"{value} does not fit {parameter.described}"
+            return f"{value} does not fit {parameter.description}"
     return ""
 
 
@@ -222,7 +222,7 @@ def _described(value: Value) -> str:
 
 
 def as_c(value: Value, parameter: Parameter, tensors: Mapping[str, torch.Tensor]) -> ctypes.Array[ctypes.c_char]:
-    """The bytes of one argument."""
+    """Return the bytes of one argument."""
     match value:
         case Pointer(name):
             data: bytes = bytes(ctypes.c_void_p(tensors[name].data_ptr()))

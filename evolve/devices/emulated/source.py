@@ -1,4 +1,4 @@
-"""From a kernel's CUDA C++ to what a host compiler takes: checked, and rewritten without moving a line."""
+"""Translation of a kernel's CUDA C++ for the host's compiler: checks it, and rewrites it without moving a line."""
 
 import re
 
@@ -6,7 +6,7 @@ from archive.records import Outcome
 from evolve.devices.device import RejectedError
 from evolve.devices.source_text import Include, includes, masked, spliced_directive
 
-# Whatever these declare is always there, so the lines that include them go.
+# Their declarations are always present, so the lines that include them are removed.
 HEADERS = frozenset({
     "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h",
     "vector_types.h", "vector_functions.h", "device_launch_parameters.h", "device_functions.h", "math_functions.h",
@@ -14,8 +14,8 @@ HEADERS = frozenset({
     "cmath", "stdint.h", "cstdint", "stddef.h", "cstddef", "float.h", "cfloat", "limits.h", "climits", "limits",
     "assert.h", "cassert", "stdio.h", "cstdio", "type_traits", "algorithm", "utility",
 })  # fmt: skip
-OURS = "cooperative_groups.h"  # but for this one, which the emulator has its own version of
-# What only the device has: a header or a word, and what it stands for.
+KEPT_HEADER = "cooperative_groups.h"  # the emulator has its own version of it
+# Headers and words that need a GPU, and what they stand for.
 DEVICE_HEADERS = re.compile(
     r"mma\.h|cuda/.*|cub/.*|thrust/.*|cute/.*|cutlass/.*|cuda_pipeline.*|cuda_fp[46]\.h|cuda_awbarrier.*"
 )
@@ -30,8 +30,8 @@ DEVICE_WORDS = (
     (r"\b(?:tex[123]D\w*|surf[123]D\w*|cudaTextureObject_t|cudaSurfaceObject_t)\b", "textures and surfaces"),
     (r"\b__pipeline_\w+|\bmemcpy_async\b", "asynchronous copies"),
 )
-NO_WORD_OF_CUDA = re.compile(r"\b(?:thread_local|_Thread_local|__thread)\b")
-# The same words put together by ##, which only the compiler sees: to it, they are then an error.
+NOT_IN_CUDA = re.compile(r"\b(?:thread_local|_Thread_local|__thread)\b")
+# The compiler rejects these words too, since `##` may join them.
 POISON = (
     "#pragma GCC poison asm __asm __asm__ thread_local _Thread_local __thread "
     "__has_include __has_include_next __has_embed"
@@ -46,16 +46,16 @@ ATTRIBUTE_NAMES = ("__launch_bounds__", "__attribute__", "alignas", "__align__",
 
 
 def translate(source: str, first_line: int) -> str:
-    """The source for the host's compiler; raises RejectedError for what the emulator does not offer."""
+    """Return the source for the host's compiler; raise RejectedError for what the emulator does not offer."""
     text = masked(source)
     _check_includes(source, first_line)
-    if match := NO_WORD_OF_CUDA.search(text):
+    if match := NOT_IN_CUDA.search(text):
         message = f"error: `{match.group()}` is not supported in device code"
         raise RejectedError(Outcome.COMPILE_ERROR, _at(source, match.start(), first_line, message))
     for pattern, meaning in DEVICE_WORDS:
         if match := re.search(pattern, text):
             raise RejectedError(Outcome.UNSUPPORTED, _at(source, match.start(), first_line, _unsupported(meaning)))
-    edits = [_without(source, include) for include in includes(source) if include.header != OURS]
+    edits = [_without(source, include) for include in includes(source) if include.header != KEPT_HEADER]
     dynamic = [match for match in DYNAMIC.finditer(text) if "[" in match.group(2)]
     edits += [(*match.span(), _dynamic_shared(source, text, match)) for match in dynamic]
     taken = [match.span() for match in dynamic]
@@ -68,7 +68,7 @@ def translate(source: str, first_line: int) -> str:
 
 
 def entries(source: str) -> tuple[str, ...]:
-    """The names of the `__global__` functions in a source."""
+    """Return the names of the `__global__` functions in a source."""
     text = re.sub(r"\b(?:" + "|".join(ATTRIBUTE_NAMES) + r")\s*\((?:[^()]|\([^()]*\))*\)", " ", masked(source))
     return tuple(dict.fromkeys(re.findall(r"\b__global__\b[^(){};]*?\b(\w+)\s*\(", text)))
 
@@ -105,7 +105,7 @@ def _at(source: str, position: int, first_line: int, message: str) -> str:
 
 
 def _dynamic_shared(source: str, text: str, match: re.Match[str]) -> str:
-    """`extern __shared__ T name[];` as a pointer to the block's dynamic shared memory."""
+    """Return `extern __shared__ T name[];` as a pointer to the block's dynamic shared memory."""
     declared = QUALIFIERS.sub(" ", f"{match.group(1)} {match.group(2)}")
     parts = re.fullmatch(r"(.*?)(\w+)\s*\[\s*\]\s*(.*)", " ".join(declared.split()))
     if parts is None:
@@ -117,9 +117,9 @@ def _dynamic_shared(source: str, text: str, match: re.Match[str]) -> str:
 
 
 def _static_shared(text: str, match: re.Match[str]) -> list[tuple[int, int, str]]:
-    """`__shared__` is already `static` here; after the declaration comes what fills it with garbage."""
+    """Return the edits that drop a second `static` and fill the variable with garbage after its declaration."""
     edits = [(*match.span(1), "")] if match.group(1) else []
-    for alignment in ALIGNAS.finditer(text, *match.span()):  # must stand first, which only NVRTC does not mind
+    for alignment in ALIGNAS.finditer(text, *match.span()):  # must stand first, which NVRTC does not require
         qualifiers = re.search(r"(?:\b(?:volatile|const)\s+)*$", text[: match.start()])
         first = qualifiers.start() if qualifiers else match.start()
         edits += [(*alignment.span(), " " * len(alignment.group())), (first, first, f"{alignment.group()} ")]
@@ -134,7 +134,7 @@ def _in_macro(before: str) -> bool:
 
 
 def _in_function(before: str) -> bool:
-    """Whether a place is inside a function, by the braces before it that are still open."""
+    """Return whether a place is inside a function, given the text before it, by the braces that are still open."""
     opened: list[int] = []
     for match in re.finditer(r"[{}]", before):
         if match.group() == "{":
@@ -145,7 +145,7 @@ def _in_function(before: str) -> bool:
 
 
 def _names(declaration: str) -> list[str]:
-    """The variables that a declaration without initialisers declares."""
+    """Return the variables that a declaration without initialisers declares."""
     plain = QUALIFIERS.sub(" ", declaration)
     while (shorter := re.sub(r"<[^<>]*>|\[[^\[\]]*\]|\([^()]*\)", "", plain)) != plain:
         plain = shorter
