@@ -29,10 +29,9 @@ from archive.soundness import LAST_MOMENT, UnsoundError, check
 from archive.summaries import (
     EvaluationSummary,
     ProposalSummary,
+    is_sound,
     kernel_summary,
-    packed,
     summary,
-    unpacked,
 )
 
 Row = tuple[Any, ...]
@@ -122,10 +121,9 @@ def _evaluation_rows(evaluation: Evaluation) -> Iterator[tuple[str, Row]]:
 
 
 def _summary_row(found: EvaluationSummary) -> Row:
-    workloads, times = packed(found.measurements)
     return (
         None, found.id, found.kernel_id, found.op, found.device, str(found.outcome), found.created, found.seconds,
-        int(found.confirmed), 0, found.code, found.traits_json, found.log, found.speedup, workloads, times,
+        int(found.confirmed), 0, found.code, found.traits_json, found.log, found.speedup, found.workloads, found.times,
     )  # fmt: skip
 
 
@@ -139,12 +137,12 @@ def kernel(row: Row) -> Kernel:
 
 
 def proposal_summary(row: Row) -> ProposalSummary:
-    if row[6] != "[]":
-        with _row("proposals", row[1]):
-            row = (*row[:6], tuple(_list("parents", row[6])), *row[7:])
-    else:
-        row = (*row[:6], (), *row[7:])
-    return ProposalSummary._make(row)
+    return ProposalSummary._make((*row[:6], () if row[6] == "[]" else _parents(row), *row[7:]))
+
+
+def _parents(row: Row) -> Row:
+    with _row("proposals", row[1]):
+        return tuple(_list("parents", row[6]))
 
 
 OUTCOMES = {str(outcome): outcome for outcome in Outcome}
@@ -156,9 +154,9 @@ def evaluation_summary(row: Row) -> EvaluationSummary:
             raise UnsoundError(f"created must be a moment, not {row[6]!r}")
         if row[5] not in OUTCOMES:
             raise UnsoundError(f"{row[5]!r} is not a valid Outcome")
-        return EvaluationSummary._make(
-            (*row[:5], OUTCOMES[row[5]], row[6], row[7], row[8] == 1, *row[9:13], unpacked(row[13], row[14]))
-        )
+        if not is_sound(row[13], row[14]):
+            raise UnsoundError("its times are not a time above 0 for each workload")
+        return EvaluationSummary._make((*row[:5], OUTCOMES[row[5]], row[6], row[7], row[8] == 1, *row[9:]))
     except (ValueError, TypeError, RecursionError) as error:
         raise _damage("evaluation_summaries", row[1], error) from error
 

@@ -22,6 +22,7 @@ class History:
         self._of_kernel = defaultdict[str, list[ProposalSummary]](list)
         self._verdicts: dict[str, EvaluationSummary] = {}
         self._trials: dict[str, Trial] = {}  # by proposal
+        self._changed: dict[str, ProposalSummary] = {}  # proposals whose trial must be found again
         self._best: dict[str, Timing] = {}  # by workload
         self._gained: dict[str, dict[str, float]] = {}  # kernel -> the log of its gain, by workload
         self._founders: dict[str, tuple[str, Mapping[str, Timing]]] = {}  # family -> its first kernel, the best before
@@ -29,6 +30,9 @@ class History:
 
     def trials(self) -> tuple[Trial, ...]:
         """Return the trials, oldest first."""
+        for proposal in self._changed.values():
+            self._note(proposal)
+        self._changed.clear()
         found = (self._trials.get(proposal.id) for proposal in self._proposals)
         return tuple(trial for trial in found if trial)
 
@@ -38,7 +42,7 @@ class History:
         if proposal.kernel_id:
             self._first.setdefault(proposal.kernel_id, proposal.id)
             self._of_kernel[proposal.kernel_id].append(proposal)
-        self._note(proposal)
+        self._changed[proposal.id] = proposal
 
     def judge(self, verdict: EvaluationSummary) -> None:
         """Take the first verdict on a kernel. Verdicts given since one that began later are weighed again after it."""
@@ -60,8 +64,7 @@ class History:
         else:
             ids = dict.fromkeys([*(one.kernel_id for one in again), *founders])
             changed = [proposal for kernel_id in ids for proposal in self._of_kernel[kernel_id]]
-        for proposal in changed:
-            self._note(proposal)
+        self._changed.update((proposal.id, proposal) for proposal in changed)
 
     def _credit(self, verdict: EvaluationSummary) -> None:
         """Credit the kernel with what it gained, and the first kernel of its design with what the design gained."""

@@ -1,19 +1,22 @@
 """Population of one op on one device: which kernels survive, which win where, which become parents. Pure functions."""
 
+import heapq
 import math
 import random
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from archive.records import Confirmed, Duel, Evaluation, Measurement, Traits
-from archive.summaries import EvaluationSummary
+from archive.summaries import EvaluationSummary, packed, timing
 
 E = TypeVar("E", Evaluation, EvaluationSummary)
 
 KEEP = 8
 OF_A_KIND = 3
+MEDIAN, LOW, HIGH, FIGURES = 0, 1, 2, 5  # places in the times of a workload, and their number
 HOPELESS = 4.0  # times slower than the fittest: then a niche of its own is no merit
 
 
@@ -66,26 +69,17 @@ def leaders(evaluations: Iterable[E]) -> dict[str, E]:
     The fastest kernel wins. A confirmed one is replaced only by a kernel that is faster by more than both intervals:
     the least of many times was lucky, and near-equal kernels would be confirmed one after the other without end.
     """
-    passed = [evaluation for evaluation in evaluations if evaluation.passed]
-    fastest: dict[str, tuple[float, E]] = {}
-    held: dict[str, tuple[float, float, E]] = {}  # the fastest confirmed kernel, with the lower end of its interval
-    for evaluation in passed:
-        for m in evaluation.measurements:
-            if m.workload not in fastest or m.median_us < fastest[m.workload][0]:
-                fastest[m.workload] = m.median_us, evaluation
-            if evaluation.confirmed and (m.workload not in held or m.median_us < held[m.workload][0]):
-                held[m.workload] = m.median_us, m.low_us, evaluation
-    clearly: dict[str, tuple[float, E]] = {}
-    contested = {workload for workload in held if fastest[workload][1] is not held[workload][2]}
-    for evaluation in passed if contested else ():
-        for m in evaluation.measurements:
-            faster = m.workload in contested and m.high_us < held[m.workload][1]
-            if faster and (m.workload not in clearly or m.median_us < clearly[m.workload][0]):
-                clearly[m.workload] = m.median_us, evaluation
-    return {
-        workload: clearly[workload][1] if workload in clearly else held[workload][2] if workload in held else first
-        for workload, (_, first) in fastest.items()
-    }
+    tables = _tables(evaluation for evaluation in evaluations if evaluation.passed)
+    found = {}
+    for workload in dict.fromkeys(workload for table in tables for workload in table.workloads):
+        own = [table for table in tables if workload in table.workloads]
+        fastest = min(table.fastest(workload) for table in own)
+        held = min((rival for table in own for rival in table.confirmed(workload)), default=None)
+        if held and held != fastest:
+            clearly = [rival for table in own for rival in table.faster_than(workload, held)]
+            fastest = min(clearly, default=held)
+        found[workload] = fastest.table.evaluations[fastest.row]
+    return found
 
 
 def survivors(evaluations: Sequence[E], keep: int = KEEP, leading: Mapping[str, E] | None = None) -> tuple[E, ...]:
@@ -94,45 +88,111 @@ def survivors(evaluations: Sequence[E], keep: int = KEEP, leading: Mapping[str, 
     At most `OF_A_KIND` kernels of one niche are among the best, as long as there are others that are not hopeless.
     `leading` spares finding the champions again.
     """
-    passed = [evaluation for evaluation in evaluations if evaluation.passed and evaluation.measurements]
-    ranked, workloads = _ranked(passed)
+    tables = _tables(evaluation for evaluation in evaluations if evaluation.passed)
+    slowness = _slowness(tables)
+    ranked = [(slow, evaluation.kernel_id, evaluation) for slow, evaluation in slowness]
+    heapq.heapify(ranked)
+    fittest = ranked[0][0] if ranked else 0.0
+    workloads = len({workload for table in tables for workload in table.workloads})
     niches = Counter[Niche]()
     novel: list[str] = []
     others: list[str] = []
-    for slowness, _, evaluation in ranked:
-        hopeless = slowness - ranked[0][0] > math.log(HOPELESS) * workloads
-        if len(novel) == keep or (hopeless and len(novel) + len(others) >= keep):
+    while ranked and len(novel) < keep:
+        slow, kernel_id, evaluation = heapq.heappop(ranked)
+        hopeless = slow - fittest > math.log(HOPELESS) * workloads
+        if hopeless and len(novel) + len(others) >= keep:
             break
         kind = niche(evaluation.traits) if evaluation.traits else None
         if kind:
             niches[kind] += 1
-        (others if hopeless or (kind and niches[kind] > OF_A_KIND) else novel).append(evaluation.kernel_id)
-    winners = leaders(passed) if leading is None else leading
+        (others if hopeless or (kind and niches[kind] > OF_A_KIND) else novel).append(kernel_id)
+    winners = leaders(evaluations) if leading is None else leading
     chosen = {*[*novel, *others][:keep], *(evaluation.kernel_id for evaluation in winners.values())}
-    return tuple(evaluation for _, _, evaluation in ranked if evaluation.kernel_id in chosen)
+    alive = [
+        (slow, evaluation.kernel_id, evaluation) for slow, evaluation in slowness if evaluation.kernel_id in chosen
+    ]
+    return tuple(evaluation for _, _, evaluation in sorted(alive, key=lambda one: one[:2]))
 
 
-def _ranked(passed: Sequence[E]) -> tuple[list[tuple[float, str, E]], int]:
-    """Return the evaluations by the sum of their log times, least first, and the number of workloads.
+class Rival(NamedTuple):
+    """A time in a table. Rivals compare by their times, and then by their places."""
+
+    median_us: float
+    place: int
+    low_us: float
+    row: int
+    table: "_Table[Any]"
+
+
+@dataclass(frozen=True, eq=False)
+class _Table(Generic[E]):
+    """The times of evaluations on the same workloads, in columns: an op may have ten thousands of kernels."""
+
+    workloads: tuple[str, ...]
+    evaluations: list[E]
+    places: list[int]  # in the order in which the evaluations were given
+    times: "array[float]"  # of each evaluation, on each workload: median, low, high, baseline, floor
+
+    def column(self, workload: str, part: int = MEDIAN) -> "array[float]":
+        return self.times[FIGURES * self.workloads.index(workload) + part :: FIGURES * len(self.workloads)]
+
+    def rival(self, workload: str, row: int) -> Rival:
+        median, low = (self.column(workload, part)[row] for part in (MEDIAN, LOW))
+        return Rival(median, self.places[row], low, row, self)
+
+    def fastest(self, workload: str) -> Rival:
+        medians = self.column(workload)
+        return self.rival(workload, medians.index(min(medians)))
+
+    def confirmed(self, workload: str) -> Iterator[Rival]:
+        rows = (row for row, evaluation in enumerate(self.evaluations) if evaluation.confirmed)
+        return (self.rival(workload, row) for row in rows)
+
+    def faster_than(self, workload: str, held: Rival) -> Iterator[Rival]:
+        """The fastest evaluation whose interval lies below that of `held`, if there is any."""
+        clearly = (
+            (median, row)
+            for row, (median, high) in enumerate(zip(self.column(workload), self.column(workload, HIGH), strict=True))
+            if high < held.low_us
+        )
+        found = min(clearly, default=None)
+        return iter([self.rival(workload, found[1])] if found else [])
+
+
+def _tables(evaluations: Iterable[E]) -> list[_Table[E]]:
+    """Return a table for each set of workloads. Evaluations without times are left out."""
+    tables: dict[str, _Table[E]] = {}
+    for place, evaluation in enumerate(evaluations):
+        if isinstance(evaluation, EvaluationSummary):
+            workloads, times = evaluation.workloads, evaluation.times
+        else:
+            workloads, times = packed(map(timing, evaluation.measurements))
+        if times:
+            table = tables.get(workloads)
+            if table is None:
+                table = tables[workloads] = _Table(tuple(workloads.split("\n")), [], [], array("d"))
+            table.evaluations.append(evaluation)
+            table.places.append(place)
+            table.times.frombytes(times)
+    return list(tables.values())
+
+
+def _slowness(tables: Sequence[_Table[E]]) -> list[tuple[float, E]]:
+    """Return each evaluation with the sum of the logarithms of its times.
 
     A workload without a time of the kernel's own counts as the slowest time there, so refusing work never pays.
     """
     worst: dict[str, float] = {}
-    for evaluation in passed:
-        for m in evaluation.measurements:
-            if m.median_us > worst.get(m.workload, 0.0):
-                worst[m.workload] = m.median_us
-    log_worst = {workload: math.log(us) for workload, us in worst.items()}
-    found = []
-    for evaluation in passed:
-        measured = evaluation.measurements
-        slowness = sum([math.log(m.median_us) for m in measured])
-        if len(measured) < len(worst):
-            own = {m.workload for m in measured}
-            slowness += sum(log for workload, log in log_worst.items() if workload not in own)
-        found.append((round(slowness, 12), evaluation.kernel_id, evaluation))
-    found.sort(key=lambda one: one[:2])
-    return found, len(worst)
+    for table in tables:
+        for workload in table.workloads:
+            worst[workload] = max(worst.get(workload, 0.0), *table.column(workload))
+    found: list[tuple[float, E]] = []
+    for table in tables:
+        refused = sum(math.log(us) for workload, us in worst.items() if workload not in table.workloads)
+        columns = [map(math.log, table.column(workload)) for workload in table.workloads]
+        slowness = map(sum, zip(*columns, strict=True))
+        found += [(round(slow + refused, 12), one) for slow, one in zip(slowness, table.evaluations, strict=True)]
+    return found
 
 
 REGISTER_CLASSES = (32, 64, 128)  # the upper ends; above the last, two blocks of 256 threads no longer fit

@@ -305,7 +305,9 @@ class OpView:
     def _told(self, verdict: EvaluationSummary) -> EvaluationSummary | None:
         """A duplicate with the outcome and the times of the kernel that it repeats; None where that one is unknown."""
         original = self._by_code.get(verdict.code) if verdict.outcome is Outcome.DUPLICATE else verdict
-        return original and verdict._replace(outcome=original.outcome, measurements=original.measurements)
+        return original and verdict._replace(
+            outcome=original.outcome, workloads=original.workloads, times=original.times
+        )
 
     def _told_of(self, kernel_id: str) -> EvaluationSummary | None:
         return self._told(self._judged[kernel_id]) if kernel_id in self._judged else None
