@@ -120,7 +120,10 @@ def given(verdict: BriefEvaluation) -> float:
 
 def steps(run: str, past: History) -> list[Spending]:
     """Every proposal when it came, and every verdict when it was given, in the order of these moments."""
-    found = [Spending(moment, Spent(*amounts), kernel_id) for moment, kernel_id, *amounts in _steps(run, past)]
+    found = [
+        Spending(moment, Spent(evals, tokens, usd), kernel_id)
+        for moment, kernel_id, evals, tokens, usd in _steps(run, past)
+    ]
     return sorted(found, key=lambda step: step.moment)
 
 
