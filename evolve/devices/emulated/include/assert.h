@@ -1,3 +1,3 @@
-// CUDA's own headers ask for it before barriers.h defines it; what they do with it is for debugging.
+// An empty assert for CUDA's own headers, which use it before barriers.h defines it.
 #pragma once
 #define assert(condition) ((void)0)

@@ -1,4 +1,4 @@
-// Atomics. In a cooperative launch the blocks really run at once, so these are the host's atomics.
+// Atomics, as the host's: in a cooperative launch the blocks really run at once.
 #pragma once
 
 namespace evolve {
@@ -8,7 +8,7 @@ template <> struct BitsOf<2> { using type = unsigned short; };
 template <> struct BitsOf<4> { using type = unsigned; };
 template <> struct BitsOf<8> { using type = unsigned long long; };
 
-// Replaces the value by `change(value)` and returns what it was.
+// Replaces the value by `change(value)` and returns the old one.
 template <class T, class F> inline T atomic_change(T* address, F change) {
     using B = typename BitsOf<sizeof(T)>::type;
     yield();

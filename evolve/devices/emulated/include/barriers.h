@@ -1,4 +1,4 @@
-// Barriers of a block, fences, traps and what else a thread may ask of the device.
+// Barriers of a block, fences, traps, clocks and printf.
 #pragma once
 
 inline void __syncthreads() { evolve::sync_block(); }

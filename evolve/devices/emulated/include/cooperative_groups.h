@@ -1,4 +1,4 @@
-// The part of cooperative groups that needs no hardware of its own.
+// Cooperative groups, as far as they need no special hardware.
 #pragma once
 
 namespace cooperative_groups {
@@ -36,7 +36,7 @@ class thread_block {
     dim3 dim_threads() const { return blockDim; }
 };
 
-// The collectives of a group of lanes; their ranks are the positions of their bits in the mask.
+// Collectives of a group of lanes, whose ranks are the positions of their bits in the mask.
 class lanes {
   public:
     explicit lanes(unsigned mask) : mask_(mask) {}

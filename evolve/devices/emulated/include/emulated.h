@@ -1,12 +1,12 @@
-// What a CUDA kernel may take for granted, for a C++ compiler of the host.
+// Everything that CUDA declares for kernels without an include, for the host's C++ compiler.
 #pragma once
 #include "../runtime/runtime.h"
 
-// CUDA's own headers, taken the way a host compiler takes them; the runtime's API is not for kernels.
+// CUDA's own headers, as a host compiler includes them. The runtime's API is left out: kernels cannot use it.
 #define __CUDA_RUNTIME_API_H__
 #include "cuda_fp16.h"
 #include "cuda_bf16.h"
-#ifdef EVOLVE_FP8  // seldom needed, and a fifth of the time that all of this takes to compile
+#ifdef EVOLVE_FP8  // seldom needed, and a fifth of the compile time
 #include "cuda_fp8.h"
 #endif
 #include "math_constants.h"
@@ -37,7 +37,7 @@
 #define __maxnreg__(...)
 #define __grid_constant__
 #define __inline_hint__ inline
-// Even where one OS thread runs all blocks in turn: this tells it from variables that keep something.
+// Thread-local even if one OS thread runs all blocks: this tells shared memory from variables that keep state.
 #define __shared__ static __thread
 #ifndef __restrict__
 #define __restrict__ __restrict

@@ -1,4 +1,4 @@
-// The functions of half and bfloat16 that CUDA's own headers define for device compilation alone.
+// Functions of half and bfloat16 that CUDA's own headers define for device compilation only.
 #pragma once
 
 namespace evolve {
@@ -8,7 +8,7 @@ template <> inline __nv_bfloat16 narrowed<__nv_bfloat16>(float x) { return __flo
 inline float widened(__half x) { return __half2float(x); }
 inline float widened(__nv_bfloat16 x) { return __bfloat162float(x); }
 inline float reciprocal(float x) { return 1.f / x; }
-// One rounding to 16 bits: the product of two 16-bit numbers is exact in double, and so, nearly always, is the sum.
+// Rounds once to 16 bits: in double the product of two 16-bit numbers is exact, and the sum nearly always.
 inline float to_odd(double x) {
     float nearest = float(x);
     double error = x - double(nearest);

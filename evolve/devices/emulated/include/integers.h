@@ -1,4 +1,4 @@
-// Integer and bit intrinsics, casts between bits, and conversions with a rounding mode.
+// Integer and bit intrinsics, bit casts, and conversions with a rounding mode.
 #pragma once
 
 inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
@@ -67,7 +67,7 @@ inline int __dp2a_hi(int a, int b, int c) {
     return c + short(a) * (signed char)(b >> 16) + short(a >> 16) * (signed char)(b >> 24);
 }
 
-// The four bytes or two halves of a word at once.
+// Operations on the four bytes or two halves of a word.
 #define EVOLVE_BYTES(name, T, bits, expression) \
     inline unsigned name(unsigned x, unsigned y) { \
         unsigned result = 0; \
@@ -99,7 +99,7 @@ template <class To, class From> inline To same_bits(From from) {
     return to;
 }
 
-// A GPU's conversion to an integer: out of range gives the nearest end, NaN gives zero (or the low end in 64 bits).
+// Converts to an integer as a GPU does: saturates, and turns NaN into zero (in 64 bits into the lowest number).
 template <class I, class F> inline I saturated(F x) {
     constexpr bool is_signed = I(-1) < I(0);
     constexpr int bits = int(sizeof(I)) * 8 - is_signed;
@@ -145,7 +145,7 @@ inline float beside(float x, int steps) {  // the float `steps` above (below, if
     return same_bits<float>(same_bits<int>(x) + (x > 0 ? steps : -steps));
 }
 enum Rounding { NEAREST, TO_ZERO, UP, DOWN };
-// The float that stands for `nearest` once rounded the other way; `error` is the exact value minus `nearest`.
+// Rounds `nearest` in the given direction; `error` is the exact value minus `nearest`.
 inline float rounded(float nearest, double error, Rounding rounding) {
     if (error == 0 || rounding == NEAREST || nearest - nearest != 0) return nearest;
     if (rounding == UP || (rounding == TO_ZERO && nearest < 0)) return error > 0 ? beside(nearest, 1) : nearest;

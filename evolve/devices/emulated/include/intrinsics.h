@@ -1,4 +1,4 @@
-// What CUDA has beyond libm: fast forms (here exact), rounding modes, and functions of its own.
+// Functions of CUDA beyond libm: fast forms (exact here), rounding modes, and special functions.
 #pragma once
 
 inline float rsqrtf(float x) { return float(1.0 / sqrt(double(x))); }
@@ -10,7 +10,7 @@ inline float exp10f(float x) { return float(pow(10.0, double(x))); }
 inline float exp10(float x) { return exp10f(x); }
 inline double exp10(double x) { return pow(10.0, x); }
 
-// sin(pi x) and cos(pi x): reduced before pi comes in, so that whole numbers are exact.
+// sin(pi x) and cos(pi x), with x reduced before it is multiplied by pi, so that whole numbers are exact.
 inline double sinpi(double x) {
     double rest = fmod(fabs(x), 2.0), sign = x < 0 ? -1.0 : 1.0;
     if (rest >= 1.0) rest -= 1.0, sign = -sign;
@@ -38,7 +38,7 @@ inline float normcdff(float x) { return float(normcdf(double(x))); }
 inline double erfcx(double x) { return x < 25 ? exp(x * x) * erfc(x) : (1 - 1 / (2 * x * x)) / (x * 1.7724538509055160273); }
 inline float erfcxf(float x) { return float(erfcx(double(x))); }
 
-// The inverse of erf: Newton's method from a rational guess, on erfc where erf is near one.
+// Inverse of erf, by Newton's method from a rational guess, on erfc if erf is near one.
 inline double erfinv(double y) {
     if (!(fabs(y) < 1.0)) return fabs(y) == 1.0 ? copysign(HUGE_VAL, y) : NAN;
     double tail = log1p(-y * y), a = 2 / (CUDART_PI * 0.147) + tail / 2;
@@ -76,7 +76,7 @@ inline float __tanhf(float x) { return tanhf(x); }
 inline float __frsqrt_rn(float x) { return rsqrtf(x); }
 
 namespace evolve {
-// What is rounded by name is never fused with what comes before or after it; the compiler fuses all else, as NVRTC does.
+// Intrinsics with a rounding mode are never fused with other operations. The compiler fuses all else, as NVRTC does.
 template <typename T>
 inline T apart(T x) {
     volatile T kept = x;
@@ -84,7 +84,7 @@ inline T apart(T x) {
 }
 }  // namespace evolve
 
-// Through double, these are exact before the last rounding but for division and root, whose error is made up.
+// In double these are exact before the last rounding, except for division and root, whose error is corrected.
 #define EVOLVE_ROUNDED(suffix, rounding) \
     inline float __fadd_##suffix(float x, float y) { \
         x = evolve::apart(x), y = evolve::apart(y); \

@@ -1,4 +1,4 @@
-// The mathematical functions of CUDA: the host's libm under CUDA's names and overloads, and what libm lacks.
+// Mathematical functions of CUDA: the host's libm under CUDA's names and overloads, and functions that libm lacks.
 #pragma once
 
 #define EVOLVE_UNARY(name) \
@@ -31,7 +31,7 @@ template <> inline constexpr int rank<double> = 3;
 template <bool condition> struct If {};
 template <> struct If<true> { using type = int; };
 template <class I> using integer = typename If<rank<I> == 1>::type;
-// Numbers of two types, of which at least one is no float: the computation is in double.
+// Two types of numbers, at least one of which is not float: computes in double.
 template <class A, class B> using mixed =
     typename If<rank<A> != 0 && rank<B> != 0 && !(rank<A> == 2 && rank<B> == 2) && !(rank<A> == 3 && rank<B> == 3)>::type;
 }  // namespace evolve

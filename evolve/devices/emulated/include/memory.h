@@ -1,4 +1,4 @@
-// Loads and stores with cache hints, which mean nothing here, and address spaces, of which there is one.
+// Loads and stores with cache hints, which have no effect here, and address spaces, all of which are one.
 #pragma once
 
 #define EVOLVE_LOAD(name) template <class T> inline T name(const T* address) { return *address; }
@@ -7,7 +7,7 @@ EVOLVE_LOAD(__ldca)
 EVOLVE_LOAD(__ldcs)
 EVOLVE_LOAD(__ldlu)
 #undef EVOLVE_LOAD
-// These read what other threads may just have written.
+// Loads of values that other threads may just have written.
 #define EVOLVE_LOAD(name) \
     template <class T> inline T name(const T* address) { \
         evolve::yield(); \
@@ -41,11 +41,11 @@ inline unsigned __isGlobal(const void*) { return 1; }
 #define EVOLVE_DYNAMIC static
 #endif
 
-// A heap would outlive the call. Declared so that a kernel that wants one is told so.
+// A heap would outlive the call. It is declared so that the error for a kernel with a heap says so.
 extern "C" void* malloc(size_t) noexcept(true);
 extern "C" void free(void*) noexcept(true);
 
-// Inserted after each declaration of static shared memory: once per block, it is counted and filled with garbage.
+// Inserted after each declaration of static shared memory: counts it and fills it with garbage, once per block.
 #define EVOLVE_POISON(variable) \
     { \
         static __thread evolve::Word evolve_seen = 0; \

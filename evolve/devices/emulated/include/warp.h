@@ -16,7 +16,7 @@ template <class T> T from_word(Word word) {
     return value;
 }
 
-// A lane that reads from one that is not there gets all ones, which is NaN or -1.
+// A lane that reads from a lane that does not take part gets all ones, which is NaN or -1.
 template <class T> T pick(const Exchange& exchange, int source) {
     bool present = exchange.present >> source & 1;
     return from_word<T>(present ? exchange.words[source] : ~Word(0));
@@ -36,7 +36,7 @@ template <> inline constexpr bool can_shuffle<__half2> = true;
 template <> inline constexpr bool can_shuffle<__nv_bfloat16> = true;
 template <> inline constexpr bool can_shuffle<__nv_bfloat162> = true;
 
-// Small integers are promoted, as they are where the functions are overloaded and not templates.
+// Promotes small integers, as CUDA's overloads do.
 template <class T> struct Promoted { using type = T; };
 template <> struct Promoted<bool> { using type = int; };
 template <> struct Promoted<char> { using type = int; };
@@ -96,7 +96,7 @@ inline int __uni_sync(unsigned mask, int predicate) {
     return ballot == 0 || __ballot_sync(mask, !predicate) == 0;
 }
 
-// The lanes that are together here; noinline, so that each place in a kernel is told from another.
+// Returns the lanes that are converged here; noinline, so that each call in a kernel has its own address.
 __attribute__((noinline)) inline unsigned __activemask() { return evolve::converged_lanes(__builtin_return_address(0)); }
 
 template <class T> unsigned __match_any_sync(unsigned mask, T value) {

@@ -1,4 +1,4 @@
-// The threads of one block as fibres: who runs, who waits for what, and who is next.
+// Scheduler of one block, whose threads are fibres: which one runs, what the others wait for, and which runs next.
 #pragma once
 #include <pthread.h>
 #include <stdarg.h>
@@ -22,11 +22,11 @@ struct Thread {
     Wait wait;
     Fibre* fibre;
     Thread* next;
-    const void* place;  // of a convergence
+    const void* place;  // in the kernel, of a convergence
 };
 
-// One warp operation in flight. Two rounds of slots: a lane may bring the word of the next round while
-// slower lanes still read this one, and no round can complete before all its lanes have arrived.
+// One warp operation in flight. It has slots for two rounds: a lane may write the word of the next round while
+// slower lanes still read this one, and no round completes before all its lanes have arrived.
 struct Group {
     unsigned mask;
     Collective collective;
@@ -66,7 +66,7 @@ struct Job {
     void** arguments;
     Index grid, block;
     unsigned shared;
-    unsigned turn;  // 0 or 1, for garbage that is not the same at every launch
+    unsigned turn;  // 0 or 1, so that garbage differs between launches
 };
 
 // A grid whose blocks are all resident; the barrier counts blocks.
@@ -79,7 +79,7 @@ struct Grid {
 
 }  // namespace evolve
 
-// The names that kernels read; in their translation units these are CUDA's own types.
+// The built-in variables of kernels, whose translation units declare them with CUDA's own types.
 EVOLVE_LOCAL evolve::Index threadIdx, blockIdx, blockDim, gridDim;
 
 namespace evolve {
@@ -90,7 +90,7 @@ static EVOLVE_LOCAL Block* block;
 static EVOLVE_LOCAL const Job* job;
 static EVOLVE_LOCAL Grid* grid;
 
-static Block* kept_block;  // of the launches whose blocks run in turn
+static Block* kept_block;  // for launches whose blocks run one after the other
 
 static void run_threads();
 
@@ -166,7 +166,7 @@ static void exit_thread(Thread* thread) {
 [[noreturn]] static void report_deadlock();
 static void pass_grid_barrier();
 
-// Lanes that asked which of them are converged get their answer once no thread can run.
+// Answers lanes that asked which of them are converged. Called once no thread can run.
 static bool release_converged() {
     const void* place = nullptr;
     Thread* first = nullptr;
@@ -200,7 +200,7 @@ static Thread* await_ready() {
     return next_ready();
 }
 
-// The current thread waits: run another until this one is ready again.
+// Makes the current thread wait, and runs others until it is ready again.
 static void suspend(Wait wait) {
     Thread* thread = block->current;
     thread->wait = wait;
@@ -226,7 +226,7 @@ static Thread* start_thread() {
     }
 }
 
-// What every fibre runs: threads from start to end, one after the other, as long as some are not started.
+// Entry of every fibre: runs threads from start to end, one after the other, until all have been started.
 static void run_threads() {
     Fibre* fibre = block->starting;
     while (Thread* thread = start_thread()) {

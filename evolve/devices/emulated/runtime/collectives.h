@@ -1,4 +1,4 @@
-// Barriers and warp operations, and the words for a block in which nobody can go on.
+// Barriers and warp operations, and the report of a block in which no thread can go on.
 #pragma once
 #include <sched.h>
 #include <time.h>
@@ -24,7 +24,7 @@ static unsigned count_waiting(Wait wait) {
     return count;
 }
 
-// The lanes that the first unfinished warp operation of the block waits for, as in "4,5 of warp 2".
+// Writes the lanes that the first unfinished warp operation waits for, such as "4,5 of warp 2".
 static void describe_missing(char* text, size_t bytes) {
     for (unsigned number = 0; number < block->threads; number += LANES) {
         const Warp& warp = block->warps[number / LANES];
@@ -62,7 +62,7 @@ static void check_abandoned() {
     if (grid && __atomic_load_n(&grid->failed, __ATOMIC_RELAXED)) fail(LAUNCH_ERROR, "another block failed");
 }
 
-// The last thread of a block waits for the other blocks on behalf of all.
+// Waits for the other blocks. The last thread of a block to arrive calls this for all of them.
 static void pass_grid_barrier() {
     pthread_mutex_lock(&grid->mutex);
     unsigned round = grid->round;
@@ -130,7 +130,7 @@ Exchange exchange(unsigned mask, Collective collective, Word word) {
     if (is_complete(warp, group)) {
         complete_group(warp, group);
     } else {
-        // `suspend` uses the thread's link for the ready queue only after the group has let go of it.
+        // The thread's link serves the ready queue only after it has left the group's list.
         thread->next = group.waiting;
         group.waiting = thread;
         suspend(AT_WARP);
@@ -146,7 +146,7 @@ unsigned converged_lanes(const void* place) {
     return block->warps[thread->number / LANES].converged;
 }
 
-// A thread that may be spinning lets the others go on, now and then.
+// Lets the other threads run now and then, as this one may be spinning.
 void yield() {
     static EVOLVE_LOCAL unsigned calls;
     unsigned call = ++calls;
@@ -167,7 +167,7 @@ void yield() {
     resume(thread);
 }
 
-// Garbage reads as NaN or as a huge number in any type, and differs from one block and from one launch to another.
+// Fills memory with garbage, which reads as NaN or a huge number in any type and differs between blocks and launches.
 static void fill(void* memory, Size bytes) { memset(memory, (block_serial & 1 ? 0xfe : 0x7e) | job->turn, bytes); }
 
 void poison(void* variable, Size bytes) {

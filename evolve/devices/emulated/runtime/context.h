@@ -1,4 +1,4 @@
-// Switching between stacks: by hand on x86-64 and aarch64, by ucontext elsewhere.
+// Switches between stacks: in assembly on x86-64 and aarch64, with ucontext elsewhere.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

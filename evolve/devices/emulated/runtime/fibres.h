@@ -1,4 +1,4 @@
-// The stacks that the threads of a block run on, and what becomes of them between launches.
+// Fibres: the stacks that the threads of a block run on, kept between launches.
 #pragma once
 #include <pthread.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ struct Fibre {
     Fibre* next;
 };
 
-static EVOLVE_LOCAL Fibre* idle_fibres;  // this OS thread's own: one that ends stands on its stack until it has switched
+static EVOLVE_LOCAL Fibre* idle_fibres;  // of this OS thread only: a fibre that ends still uses its stack until it switches
 static Fibre* spare_fibres;              // of OS threads that have ended
 static pthread_mutex_t spare_mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -54,7 +54,7 @@ static Fibre* spare_fibre() {
     return fibre;
 }
 
-// One that is prepared for nothing yet.
+// Returns a fibre without a context to run.
 static Fibre* any_fibre() {
     Fibre* fibre = pop(idle_fibres);
     if (!fibre) fibre = spare_fibre();
@@ -63,14 +63,14 @@ static Fibre* any_fibre() {
 
 static void give_back(Fibre* fibre) { push(idle_fibres, fibre); }
 
-// Before an OS thread ends, which would forget its own.
+// Keeps the fibres of an OS thread that is about to end.
 static void spare_idle_fibres() {
     pthread_mutex_lock(&spare_mutex);
     while (Fibre* fibre = pop(idle_fibres)) push(spare_fibres, fibre);
     pthread_mutex_unlock(&spare_mutex);
 }
 
-// All but some: a process has many libraries like this one, whose stacks would fill its memory.
+// Frees all but `kept` of them: a process loads many libraries like this one, whose stacks would fill its memory.
 static void free_spare_fibres(unsigned kept) {
     Fibre** rest = &spare_fibres;
     while (*rest && kept--) rest = &(*rest)->next;

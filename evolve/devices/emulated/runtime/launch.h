@@ -1,4 +1,4 @@
-// One launch: every block of the grid, one after the other, or all at once when it is cooperative.
+// One launch: runs the blocks of the grid one after the other, or all at once if it is cooperative.
 #pragma once
 #ifdef __linux__
 #include <link.h>
@@ -10,7 +10,7 @@ namespace evolve {
 
 static Word serials;
 
-// Where all static shared memory lies, also what no marker follows, for the OS thread that last asked.
+// All static shared memory, also variables that no poison() follows, of the OS thread that located it last.
 static char* static_shared;
 static size_t static_shared_bytes;
 
@@ -32,14 +32,14 @@ static int find_static_shared(dl_phdr_info* module, size_t, void*) {
 }
 
 static void locate_static_shared() {
-    static pthread_t asked;
-    if (static_shared && pthread_equal(asked, pthread_self())) return;
-    asked = pthread_self();
-    in_this_thread = 1;  // brings the memory into being
+    static pthread_t located_by;
+    if (static_shared && pthread_equal(located_by, pthread_self())) return;
+    located_by = pthread_self();
+    in_this_thread = 1;  // makes the system allocate the memory
     dl_iterate_phdr(find_static_shared, nullptr);
 }
 
-#else  // blocks on OS threads of their own begin with fresh memory
+#else  // each block has its own OS thread, which begins with fresh memory
 
 static void locate_static_shared() {}
 
@@ -62,7 +62,7 @@ static void set_up(const Job& launched, Grid* shared_grid) {
 static void run_block(Word index) {
     blockIdx = {unsigned(index % gridDim.x), unsigned(index / gridDim.x % gridDim.y),
                 unsigned(index / gridDim.x / gridDim.y)};
-    // Its low bit picks the poison, and differs between neighbouring blocks.
+    // Its low bit selects the garbage, and differs between neighbouring blocks.
     block_serial = (__atomic_add_fetch(&serials, 1, __ATOMIC_RELAXED) << 1) | (~index & 1);
     block->live = block->unstarted = block->threads;
     block->reached = 0;
@@ -84,7 +84,7 @@ static void run_block(Word index) {
     switch_to(block->home, take_fibre()->context);
 }
 
-// After a failure the waiting threads are never resumed; their stacks serve again.
+// After a failure the waiting threads are never resumed, and their stacks are reused.
 static void take_back_fibres() {
     if (block->current->wait == EXITED) give_back(block->current->fibre);
     for (unsigned number = 0; number < block->threads; ++number) {
@@ -95,7 +95,7 @@ static void take_back_fibres() {
 
 static Block* new_block() { return static_cast<Block*>(calloc(1, sizeof(Block))); }
 
-// Blocks run in an order that is not ascending, so that no kernel can rely on one.
+// Blocks do not run in ascending order, so that no kernel can rely on it.
 static Word stride_of(Word blocks) {
     auto divisor = [](Word a, Word b) {
         while (b) {
@@ -168,15 +168,15 @@ static Failure run_together(const Job& launched, char* message, int size) {
         residents[index].grid = &shared_grid;
         residents[index].index = index;
         if (pthread_create(&residents[index].thread, nullptr, run_resident, &residents[index])) {
-            fputs("the emulator has no memory for another block that is resident\n", stderr);
+            fputs("the emulator has no memory for another resident block\n", stderr);
             abort();
         }
     }
     Failure failure = NONE;
     for (unsigned index = 0; index < blocks; ++index) {
         pthread_join(residents[index].thread, nullptr);
-        bool first_hand = residents[index].failure && strcmp(residents[index].message, "another block failed") != 0;
-        if (!first_hand || failure) continue;
+        bool own_failure = residents[index].failure && strcmp(residents[index].message, "another block failed") != 0;
+        if (!own_failure || failure) continue;
         failure = residents[index].failure;
         snprintf(message, size_t(size), "%s", residents[index].message);
     }
@@ -189,12 +189,12 @@ static Failure run_together(const Job& launched, char* message, int size) {
 
 }  // namespace evolve
 
-// Runs one launch to its end; returns a Failure and says why in `message`.
+// Runs one launch; returns a Failure and writes its reason to `message`.
 extern "C" EVOLVE_EXPORT int evolve_launch(void (*entry)(void**), const unsigned* sizes, unsigned shared, int cooperative,
                                            void** arguments, char* message, int size) {
     using namespace evolve;
     static Word launches;
-    unsigned turn = unsigned(++launches * 0x9e3779b97f4a7c15ull >> 63);  // 1 0 1 0 0 1 0 1 1 0: no period
+    unsigned turn = unsigned(++launches * 0x9e3779b97f4a7c15ull >> 63);  // 1 0 1 0 0 1 0 1 1 0, without a period
     Job launched = {entry, arguments, {sizes[0], sizes[1], sizes[2]}, {sizes[3], sizes[4], sizes[5]}, shared, turn};
 #ifdef EVOLVE_COOPERATIVE
     if (cooperative) return run_together(launched, message, size);

@@ -1,5 +1,5 @@
-// What kernels and the runtime know of each other. Launches without grid barriers run on one OS thread,
-// so their state is plain; cooperative ones run each block on an OS thread of its own.
+// Interface between kernels and the runtime. Ordinary launches run on one OS thread with plain state.
+// Cooperative launches run each block on an OS thread of its own.
 #pragma once
 
 #ifdef EVOLVE_COOPERATIVE
@@ -22,7 +22,7 @@ enum Failure { NONE, LAUNCH_ERROR, CRASHED, ILLEGAL, COMPILE_ERROR };
 enum Collective { SYNC, SHUFFLE, VOTE, MATCH, REDUCE };
 enum Count { SUM, ALL, ANY };
 
-// The words that the lanes of one warp operation brought, and which lanes took part.
+// The words of the lanes of one warp operation, and which lanes took part.
 struct Exchange {
     const Word* words;
     unsigned present;
@@ -46,7 +46,7 @@ Word clock_ticks();
 Word global_nanoseconds();
 int print(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-extern EVOLVE_LOCAL Word block_serial;  // another one for every block that runs, never 0
+extern EVOLVE_LOCAL Word block_serial;  // differs for every block that runs, and is never 0
 extern EVOLVE_LOCAL unsigned dynamic_bytes;
 
 }  // namespace evolve
