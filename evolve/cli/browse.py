@@ -50,7 +50,7 @@ def top(op: OpFilter = "", device: DevicePart = "", archive: ArchiveOption = Non
 
 
 def show(kernel: KernelArgument, archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
-    """Show everything about a kernel, or about a reply that held none."""
+    """Show a kernel with its origin and its evaluations, or a reply without a kernel."""
     store = wiring.archive(archive, read_only=True)
     found = lookup.kernel_or_reply(store, kernel)
     output = console()
@@ -87,14 +87,16 @@ def diff(a: KernelArgument, b: KernelArgument, archive: ArchiveOption = None) ->
 
 
 def tree(
-    op: Annotated[str, typer.Argument(metavar="OP", help="An op's name.", autocompletion=op_names)],
-    kernel: Annotated[str, typer.Argument(metavar="[ID]", help="Only the descendants of this kernel.")] = "",
+    op: Annotated[str, typer.Argument(metavar="OP", help="Name of an op.", autocompletion=op_names)],
+    kernel: Annotated[str, typer.Argument(metavar="[ID]", help="Show only this kernel and its descendants.")] = "",
     device: DevicePart = "",
-    everything: Annotated[bool, typer.Option("--all", help="Also kernels without descendants that are alive.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show also kernels without descendants that are alive.")
+    ] = False,
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which kernel descends from which."""
+    """Show the kernels of an op as trees of parents and children."""
     store = wiring.archive(archive, read_only=True)
     name = lookup.op_name(op)
     if as_json:
@@ -122,7 +124,7 @@ def _print_tree(view: OpView, root: str, *, everything: bool) -> None:
 
 
 def _nothing(op: str, device: str, *, proposed: bool) -> tuple[str, str]:
-    where = f" on a device named like `{device}`" if device else ""
+    where = f" on a device with `{device}` in its name" if device else ""
     if op and proposed:
         return f"no kernel of {op} was evaluated{where} yet", f"`evolve evaluate {op}` evaluates the pending kernels"
     if op and op not in op_names() and not is_path(op):

@@ -98,7 +98,7 @@ def _findings(archive: Path | None) -> Iterator[Finding]:
     kernels = {name: len(shipped(name)) for name in op_names()}
     yield Finding(
         "shipped kernels", OK,
-        f"{sum(kernels.values())} for {sum(map(bool, kernels.values()))} of {counted(len(kernels), 'op')}",
+        f"{sum(kernels.values())} kernels for {sum(map(bool, kernels.values()))} of {counted(len(kernels), 'op')}",
     )  # fmt: skip
 
 

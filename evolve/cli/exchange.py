@@ -1,4 +1,4 @@
-"""`evolve tell` and `evolve merge`: kernels, replies and other archives go into the archive."""
+"""`evolve tell` and `evolve merge`: add kernels and replies from files, or other archives, to the archive."""
 
 import shlex
 import time
@@ -30,15 +30,19 @@ from reference_ops.catalog import is_path
 from reference_ops.op import Op
 
 FILES_HELP = (
-    "Kernels (.cu), a batch's output (.jsonl), and the op they are for if it is none of the catalog's: "
-    "a Python file, a task, module:function."
+    "Kernels (.cu) or the output of a batch (.jsonl). For an op outside the catalog also its Python file, task file or "
+    "module:function."
 )
 
 OperatorOption = Annotated[
-    str, typer.Option("--operator", metavar="NAME", help="How the .cu files were made, such as improve or crossover.")
+    str,
+    typer.Option(
+        "--operator", metavar="NAME", help="Operator that the .cu files were made by, such as improve or crossover."
+    ),
 ]
 ParentOption = Annotated[
-    list[str] | None, typer.Option("--parent", metavar="ID", help="The kernel they were made from; repeatable.")
+    list[str] | None,
+    typer.Option("--parent", metavar="ID", help="Kernel that the .cu files were made from; repeatable."),
 ]
 
 
@@ -50,7 +54,7 @@ def tell(
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take kernels from files into the archive. Telling the same twice changes nothing."""
+    """Add kernels from files to the archive. Adding the same file again changes nothing."""
     from evolve.cli.ask import check_operator
     from evolve.proposers.tell import TELL, unassigned
 
@@ -69,36 +73,34 @@ def tell(
             for t in taken
         ])  # fmt: skip
     else:
-        shown = console()
+        output = console()
         for one in taken:
-            _say(one, shown)
+            _print_taken(one, output)
         locators = {lookup.op_name(locator): shlex.quote(locator) for locator in own}
         for name in dict.fromkeys(one.proposal.op for one in taken if one.proposal.kernel):
-            shown.print(f"next: evolve evaluate {locators.get(name, name)}{archive_option(path)}", soft_wrap=True)
+            output.print(f"next: evolve evaluate {locators.get(name, name)}{archive_option(path)}", soft_wrap=True)
     for complaint in complaints:
         console(stderr=True).print(complaint, style="red", soft_wrap=True)
     if not any(one.proposal.kernel for one in taken):
-        lookup.absent("no kernel was found in these files", "the reasons are above; `evolve show ID` shows a reply")
+        lookup.absent("no kernel was found in these files", "correct the errors above; `evolve show ID` prints a reply")
 
 
-def _say(one: "Taken", shown: Console) -> None:
-    take_files = one.proposal
-    if take_files.kernel:
-        state = "taken  " if one.new else "known  "
-        shown.print(
-            f"{state}  {short(take_files.kernel_id)}  {take_files.op}: {idea(take_files.kernel)}", soft_wrap=True
-        )
+def _print_taken(taken: "Taken", output: Console) -> None:
+    proposal = taken.proposal
+    if proposal.kernel:
+        state = "added   " if taken.new else "known   "
+        output.print(f"{state}  {short(proposal.kernel_id)}  {proposal.op}: {idea(proposal.kernel)}", soft_wrap=True)
     else:
-        why = one_line(take_files.failure, 300)
-        shown.print(f"refused  {short(take_files.id)}  {take_files.op}: {why}", style="red", soft_wrap=True)
+        why = one_line(proposal.failure, 300)
+        output.print(f"rejected  {short(proposal.id)}  {proposal.op}: {why}", style="red", soft_wrap=True)
 
 
 def merge(
-    sources: Annotated[list[Path], typer.Argument(metavar="SOURCE...", help="Archives to take everything from.")],
+    sources: Annotated[list[Path], typer.Argument(metavar="SOURCE...", help="Archives to add.")],
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add what other archives know to this one: all of it, or nothing where something in them is wrong."""
+    """Add the records of other archives to this one; nothing is added if one of them is damaged."""
     results = []
     with closing(wiring.archive(archive)) as store:
         for source, records in [(source, _gathered(source)) for source in sources]:
@@ -109,14 +111,14 @@ def merge(
     if as_json:
         print_json([{"source": str(source), "new": new} for source, new in results])
         return
-    shown = console()
+    output = console()
     for source, new in results:
         added = ", ".join(f"{count} {kind}" for kind, count in new.items() if count) or "nothing"
-        shown.print(f"{source}: {added} new to {store.path}", soft_wrap=True)
+        output.print(f"{source}: added {added} to {store.path}", soft_wrap=True)
     if verdicts := sum(new["evaluations"] for _, new in results):
-        shown.print(
-            f"{counted(verdicts, 'verdict was', 'verdicts were')} made elsewhere: here they rank on trust, and "
-            "`evolve export` leaves them out. `evolve confirm OP` tests their champions again on the device at hand",
+        output.print(
+            f"{counted(verdicts, 'evaluation was', 'evaluations were')} made elsewhere. They rank kernels here, but "
+            "`evolve export` leaves them out until `evolve confirm OP` has tested the champions on this machine",
             style="yellow",
             soft_wrap=True,
         )
@@ -124,12 +126,12 @@ def merge(
 
 def _gathered(source: Path) -> list[Record]:
     if not source.is_file():
-        raise UserError(f"there is no archive at {source}", "check the path; nothing was merged")
+        raise UserError(f"there is no archive at {source}", "correct the path; nothing was merged")
     try:
         with closing(open_archive(source, read_only=True)) as other:
             return gathered(other)
     except ArchiveError as error:
-        raise UserError(str(error), "nothing was merged; ask whoever made it for another copy") from error
+        raise UserError(str(error), "get another copy of the archive; nothing was merged") from error
 
 
 def _counts(store: Store) -> dict[str, int]:
@@ -144,12 +146,12 @@ def _counts(store: Store) -> dict[str, int]:
 
 DEFINING = (".py", ".json")
 EVERYTHING = 10**9
-NOWHERE = DeviceInfo(kind="", name="", arch="", sms=0, shared_bytes=0)  # what stands in files is for any device
+NO_DEVICE = DeviceInfo(kind="", name="", arch="", sms=0, shared_bytes=0)  # kernels in files are for any device
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A proposal that a file holds, and whether the archive had not heard of it."""
+    """A proposal from a file, and whether it was new to the archive."""
 
     proposal: Proposal
     new: bool
@@ -161,14 +163,14 @@ def parted(words: Sequence[str]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     holding = tuple(Path(word) for word in words if word not in own)
     if not holding:
         raise UserError(
-            f"{listed(own)}: an op alone, and nothing to tell of it",
-            "give kernels as .cu files, or a batch's output as a .jsonl file, along with it",
+            f"{listed(own)} is an op, and no file with kernels was given",
+            "add kernels as .cu files, or the output of a batch as a .jsonl file",
         )
     return holding, own
 
 
 def _is_locator(word: str) -> bool:
-    """Whatever `catalog.load` may know; a file of another kind is left to be complained about."""
+    """Whether the word can name an op; other files that hold no kernels are reported later."""
     file = Path(word)
     return file.suffix not in SUFFIXES and (file.suffix in DEFINING or not file.is_file()) and is_path(word)
 
@@ -180,15 +182,15 @@ def take_files(
     operator: str = TELL,
     parents: tuple[str, ...] = (),
 ) -> list[Taken]:
-    """Archive what the files hold; locators name ops that are no catalog's. Nothing is, before every op was found.
+    """Archive the kernels and replies in the files once all their ops are found.
 
-    `operator` and `parents` say how the kernels in `.cu` files were made.
+    `locators` name ops outside the catalog. `operator` and `parents` are those of the kernels in `.cu` files.
     """
     own = [catalog.load(locator) for locator in locators]
     known = {kernel.id: kernel for kernel in store.find(Kernel)}
     result = []
     for op in [_op(label, own) for label in ops_in(holding)]:
-        request = Request(op=op, device=NOWHERE, wanted=EVERYTHING, seed=0)
+        request = Request(op=op, device=NO_DEVICE, wanted=EVERYTHING, seed=0)
         for proposal in TellProposer(holding, TELL, known, operator, parents).propose(request):
             dated = replace(proposal, created=proposal.created or time.time())
             result.append(Taken(dated, new=store.append(dated) > 0))
@@ -196,6 +198,7 @@ def take_files(
 
 
 def _op(label: str, own: list[Op]) -> Op:
+    """The op that a file names, from the ops given on the command line or from the catalog."""
     for op in own:
         if exchange.labels(label, op.name):
             return op
@@ -203,6 +206,6 @@ def _op(label: str, own: list[Op]) -> Op:
         if exchange.labels(label, name):
             return catalog.load(name)
     raise UserError(
-        f"the files hold something for the op `{label}`, which is not in the catalog",
-        "give the file that defines it along with them",
+        f"the files contain kernels or replies for the op `{label}`, which is not in the catalog",
+        "add the file that defines the op to the command",
     )

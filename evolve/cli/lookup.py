@@ -61,14 +61,14 @@ def _matching(store: Store, prefix: str) -> Kernel | Proposal:
     replies = [reply.id for reply in store.find(ProposalSummary, prefix=prefix, kernels=[""])]
     number = len(kernels) + len(replies)
     if not number:
-        absent(f"nothing in the archive begins with `{prefix}`", "`evolve top` lists the kernels that are alive")
+        absent(f"no id in the archive begins with `{prefix}`", "`evolve top OP` lists the kernels that are alive")
     kernels = kernels[:CANDIDATES_SHOWN]
     replies = replies[: CANDIDATES_SHOWN - len(kernels)]
     found: list[Kernel | Proposal] = [*store.find(Kernel, ids=kernels), *store.find(Proposal, ids=replies)]
     if number > 1:
         candidates = ", ".join(f"{short(record.id)} ({_described(record)})" for record in found)
         more = f" and {number - CANDIDATES_SHOWN} more" if number > CANDIDATES_SHOWN else ""
-        raise UserError(f"`{prefix}` is the beginning of {number} ids", f"give more of it: {candidates}{more}")
+        raise UserError(f"`{prefix}` is the beginning of {number} ids", f"give more characters: {candidates}{more}")
     return found[0]
 
 
@@ -101,7 +101,9 @@ def runs(store: Store, requested: str, ops: Sequence[str] = ()) -> list[Run]:
         what = f"there is no run{of} yet" if requested == LAST else f"no run's id begins with `{requested}`"
         raise UserError(what, "`evolve runs` lists the runs of the archive")
     if len(groups) > 1:
-        raise UserError(f"`{requested}` is the beginning of {len(groups)} ids", f"give more of it: {_some(groups)}")
+        raise UserError(
+            f"`{requested}` is the beginning of {len(groups)} ids", f"give more characters: {_some(groups)}"
+        )
     chosen = [run for run in every if groups[0] in (run.campaign, run.id)]
     if others := [name for name in names if name not in {run.op for run in chosen}]:
         theirs = listed([run.op for run in chosen])

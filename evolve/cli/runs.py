@@ -22,8 +22,8 @@ from evolve.report.runs import PER, Trajectory, comparison
 from evolve.report.tables import WIDE, fitted, plain_table
 from evolve.report.words import clock, console, counted, moment, print_json, times, times_label, times_note
 
-NOTHING_OWN = "best: - where a run proposed nothing itself that passed; kernels that come along do not count"
-REPLAYED = "replay: its answers come from the archive; tokens and dollars are what they had cost then"
+NOTHING_OWN = "best: `-` if no kernel that the run itself proposed has passed; shipped kernels do not count"
+REPLAYED = "replay: the answers come from the archive; tokens and dollars are those of the recorded run"
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ def runs(op: OpFilter = "", archive: ArchiveOption = None, as_json: JsonOption =
         lookup.absent(f"the archive holds no runs{of} yet", f"`evolve run {op or 'softmax'}` makes one")
     if as_json:
         return
-    shown = console()
+    output = console()
     whole = op or all(line.idle for line in lines)
     listed = [line for line in lines if whole or not line.idle]
-    shown.print(_table(listed, wide=shown.width >= WIDE))
-    for said in _remarks(listed, [] if whole else [line.run.campaign for line in lines if line.idle]):
-        shown.print(said, style="dim")
-    shown.print("\nevolve run --resume RUN goes on with one", style="dim")
-    shown.print("evolve compare RUN RUN shows two beside each other", style="dim")
+    output.print(_table(listed, wide=output.width >= WIDE))
+    for remark in _remarks(listed, [] if whole else [line.run.campaign for line in lines if line.idle]):
+        output.print(remark, style="dim")
+    output.print("\nevolve run --resume RUN continues a run", style="dim")
+    output.print("evolve compare RUN RUN compares two runs", style="dim")
 
 
 def _remarks(listed: Sequence[RunSummary], elsewhere: Sequence[str]) -> Iterator[str]:
@@ -129,12 +129,13 @@ def _facts(line: RunSummary) -> dict[str, object]:
 
 def compare(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN RUN...", help="Runs of one op: their ids, how they begin, or `last`.")
+        list[str],
+        typer.Argument(metavar="RUN RUN...", help="Ids of runs of one op, their first characters, or `last`."),
     ],
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how good runs were for what they had spent: per evaluation, per token and per dollar."""
+    """Compare the best kernels of runs per evaluation, per token and per dollar spent."""
     store = wiring.archive(archive, read_only=True)
     found = list({run.id: run for run in (lookup.one(store, requested) for requested in runs)}.values())
     _check(found)
@@ -142,10 +143,10 @@ def compare(
     if as_json:
         print_json(_comparison_facts(trajectories))
         return
-    shown = console()
-    shown.print(f"{found[0].op} on {found[0].device.partition(' ')[2]}", style="bold")
-    for part in comparison(trajectories, shown, times_note(_kind(found[0]))):
-        shown.print(part)
+    output = console()
+    output.print(f"{found[0].op} on {found[0].device.partition(' ')[2]}", style="bold")
+    for part in comparison(trajectories, output, times_note(_kind(found[0]))):
+        output.print(part)
 
 
 def _check(found: Sequence[Run]) -> None:

@@ -200,7 +200,7 @@ def _headline(kernel: Kernel, verdict: Evaluation) -> Text:
 def _because(verdict: Evaluation, earlier: Sequence[Evaluation]) -> Text:
     """The verdict and its reason, in a sentence or two."""
     if verdict.passed and verdict.confirmed:
-        return Text("PASSED, and confirmed: a fresh process repeated all tests with more of them.", "green")
+        return Text("PASSED, and confirmed: it passed again, with more tests, in a fresh process.", "green")
     if verdict.passed:
         return Text("PASSED: every step up to the timing. It is not confirmed yet.", "green")
     last_pass = next((e for e in reversed(earlier) if e.passed), None)

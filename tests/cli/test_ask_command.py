@@ -165,7 +165,7 @@ def test_an_impossible_request_is_explained(words: tuple[str, ...], message: str
 def test_an_unknown_parent_is_exit_code_1(capsys: Capture) -> None:
     code, output, errors = evolve(capsys, "ask", "softmax", "--operator", "improve", "--parent", "ffff")
     assert (code, output) == (1, "")
-    assert "nothing in the archive begins with `ffff`" in errors
+    assert "no id in the archive begins with `ffff`" in errors
 
 
 @pytest.mark.parametrize("operator", ["improve", "explore", "crossover", "repair", "specialise", "port"])

@@ -1,3 +1,5 @@
+"""`evolve tell` and `evolve merge`: what they add to the archive, and what they reject."""
+
 import json
 import sqlite3
 from contextlib import closing
@@ -29,15 +31,15 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "archive.db"
 
 
-def test_telling_archives_kernels_and_says_what_to_type_next(archive: Path, capsys: Capture) -> None:
+def test_tell_archives_kernels_and_prints_the_next_command(archive: Path, capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "tell", written(Path("good.cu"), GOOD), TWICE)
     assert code == 0
-    assert f"taken    {GOOD.id[:8]}  twice: one element a thread" in output
+    assert f"added     {GOOD.id[:8]}  twice: one element a thread" in output
     assert f"evolve evaluate {TWICE}" in output
     assert [k.id for k in open_archive(archive).find(Kernel)] == [GOOD.id]
 
 
-def test_telling_the_same_twice_changes_nothing(archive: Path, capsys: Capture) -> None:
+def test_telling_a_file_twice_changes_nothing(archive: Path, capsys: Capture) -> None:
     for _ in range(2):
         code, output, _ = evolve(capsys, "tell", written(Path("good.cu"), GOOD), TWICE)
     assert code == 0
@@ -45,11 +47,11 @@ def test_telling_the_same_twice_changes_nothing(archive: Path, capsys: Capture) 
     assert len(open_archive(archive).find(Proposal)) == 1
 
 
-def test_telling_refuses_a_malformed_kernel_with_its_line(archive: Path, capsys: Capture) -> None:
+def test_a_malformed_kernel_is_rejected_with_its_line(archive: Path, capsys: Capture) -> None:
     Path("bad.cu").write_text(GOOD.text.replace("[knobs]", "[nobs]"))
     code, output, _ = evolve(capsys, "tell", "bad.cu", TWICE)
     assert code == 1
-    assert "refused" in output
+    assert "rejected" in output
     assert "bad.cu, line" in output
 
 
@@ -59,7 +61,7 @@ def for_op(name: str, dim: str = "n") -> Path:
     return Path("a.cu")
 
 
-def test_a_kernel_is_told_for_a_function_with_examples(capsys: Capture) -> None:
+def test_a_kernel_can_be_told_for_a_function_with_examples(capsys: Capture) -> None:
     program, examples = (Path(TWICE).parent / name for name in ("marked.py", "product_inputs.py"))
     code, output, _ = evolve(capsys, "tell", for_op("product", "a_0"), f"{program}:product", "--example", examples)
     assert code == 0
@@ -68,17 +70,17 @@ def test_a_kernel_is_told_for_a_function_with_examples(capsys: Capture) -> None:
 
 @pytest.mark.parametrize("task", ["kernelbench/KernelBench/level1/1_ScaledTanh.py", "robust_kbench/rms",
                                   "flashinfer_bench/definitions/rms/scaled_h64.json"])  # fmt: skip
-def test_a_kernel_is_told_for_a_task_in_any_format(task: str, capsys: Capture) -> None:
+def test_a_kernel_can_be_told_for_a_task_in_any_format(task: str, capsys: Capture) -> None:
     locator = Path(TWICE).parent / task
     op = catalog.load(str(locator))
     output = evolve(capsys, "tell", for_op(op.name), locator)[1]
     assert f"  {op.name}: " in output
 
 
-def test_an_op_alone_is_nothing_to_tell(archive: Path, capsys: Capture) -> None:
+def test_an_op_without_a_file_of_kernels_is_an_error(archive: Path, capsys: Capture) -> None:
     code, _, errors = evolve(capsys, "tell", TWICE)
     assert code == 2
-    assert "an op alone" in errors
+    assert "no file with kernels was given" in errors
     assert not archive.exists()
 
 
@@ -93,22 +95,20 @@ def test_an_op_alone_is_nothing_to_tell(archive: Path, capsys: Capture) -> None:
         ),
     ],
 )
-def test_a_line_that_is_for_no_op_is_refused_with_its_place_and_the_reason(
-    line: str, why: str, capsys: Capture
-) -> None:
+def test_a_line_without_an_op_is_rejected_with_its_number_and_the_reason(line: str, why: str, capsys: Capture) -> None:
     Path("junk.jsonl").write_text(f"\n{line}\n")
     code, _, errors = evolve(capsys, "tell", "junk.jsonl")
     assert code == 1
     assert f"junk.jsonl, {why}" in errors
 
 
-def test_telling_as_json_lists_proposals(capsys: Capture) -> None:
+def test_tell_prints_proposals_as_json(capsys: Capture) -> None:
     _, output, _ = evolve(capsys, "tell", written(Path("good.cu"), GOOD), TWICE, "--json")
     (told,) = json.loads(output)
     assert (told["kernel"], told["op"], told["new"]) == (GOOD.id, "twice", True)
 
 
-def test_questions_go_out_as_a_batch_and_answers_come_back(archive: Path, capsys: Capture) -> None:
+def test_prompts_go_out_as_a_batch_and_answers_come_back(archive: Path, capsys: Capture) -> None:
     code, output, errors = evolve(capsys, "ask", TWICE, "-n", "3", "--model", "some-model")
     requests = [json.loads(line) for line in output.splitlines()]
     assert code == 0
@@ -122,21 +122,21 @@ def test_questions_go_out_as_a_batch_and_answers_come_back(archive: Path, capsys
     assert (told.kernel_id, told.proposer, told.operator) == (GOOD.id, "some-model", "draft")
 
 
-def test_merging_counts_what_is_new_and_nothing_the_second_time(archive: Path, capsys: Capture, tmp_path: Path) -> None:
+def test_merging_twice_adds_records_once(archive: Path, capsys: Capture, tmp_path: Path) -> None:
     source = filled(tmp_path / "source.db")
     _, output, _ = evolve(capsys, "merge", source, "--json")
     assert json.loads(output)[0]["new"] == {"kernels": 5, "proposals": 6, "evaluations": 5, "runs": 2, "standards": 0}
-    assert "nothing new" in evolve(capsys, "merge", source)[1]
+    assert "added nothing to" in evolve(capsys, "merge", source)[1]
     assert len(open_archive(archive).find(Evaluation)) == 5
 
 
-def test_merging_nothing_that_exists_leaves_the_archive_alone(archive: Path, capsys: Capture, tmp_path: Path) -> None:
+def test_merging_a_missing_file_adds_nothing(archive: Path, capsys: Capture, tmp_path: Path) -> None:
     source = filled(tmp_path / "source.db")
     assert evolve(capsys, "merge", source, "nowhere.db")[0] == 2
     assert open_archive(archive).find(Kernel) == []
 
 
-def test_one_spoilt_archive_among_several_is_named_and_nothing_is_merged(
+def test_a_damaged_archive_among_several_is_named_and_nothing_is_merged(
     archive: Path, capsys: Capture, tmp_path: Path
 ) -> None:
     good, bad = filled(tmp_path / "good.db"), filled(tmp_path / "bad.db")
@@ -149,14 +149,14 @@ def test_one_spoilt_archive_among_several_is_named_and_nothing_is_merged(
     assert open_archive(archive).find(Kernel) == []
 
 
-def test_a_merge_says_what_it_takes_on_trust(archive: Path, capsys: Capture, tmp_path: Path) -> None:
+def test_a_merge_counts_evaluations_made_elsewhere(archive: Path, capsys: Capture, tmp_path: Path) -> None:
     _, output, _ = evolve(capsys, "merge", filled(tmp_path / "source.db"))
-    assert "5 verdicts were made elsewhere" in output
+    assert "5 evaluations were made elsewhere" in output
     assert "evolve confirm OP" in output
     assert "elsewhere" not in evolve(capsys, "merge", tmp_path / "source.db")[1]
 
 
-def test_what_was_merged_is_exported_only_where_it_is_trusted(archive: Path, capsys: Capture, tmp_path: Path) -> None:
+def test_merged_results_are_exported_only_with_trust_merged(archive: Path, capsys: Capture, tmp_path: Path) -> None:
     softmax = simple("softmax")
     theirs = archive_of(tmp_path, softmax, confirmed(softmax, everywhere(catalog.load("softmax"), 50.0)))
     theirs.connection.execute("VACUUM INTO 'theirs.db'")
@@ -168,7 +168,7 @@ def test_what_was_merged_is_exported_only_where_it_is_trusted(archive: Path, cap
     assert Path("package/primitives/__init__.py").is_file()
 
 
-def test_a_spoilt_archive_of_ones_own_is_an_error_and_no_traceback(archive: Path, capsys: Capture) -> None:
+def test_a_damaged_archive_is_an_error_without_traceback(archive: Path, capsys: Capture) -> None:
     filled(archive)
     with closing(sqlite3.connect(archive)) as connection, connection:
         connection.execute("UPDATE evaluations SET outcome = 'splendid'")
@@ -177,7 +177,7 @@ def test_a_spoilt_archive_of_ones_own_is_an_error_and_no_traceback(archive: Path
     assert "is damaged: row" in errors
 
 
-def test_a_kernel_that_would_steer_the_terminal_is_refused(capsys: Capture) -> None:
+def test_a_kernel_with_control_characters_is_rejected(capsys: Capture) -> None:
     Path("bad.cu").write_text(GOOD.text.replace("one element", "\\u001b[2J one element"))
     code, output, _ = evolve(capsys, "tell", "bad.cu", TWICE)
     assert code == 1
@@ -194,14 +194,14 @@ def test_the_catalog_is_listed_with_its_shipped_kernels(capsys: Capture) -> None
     assert "softmax" in evolve(capsys, "ops")[1]
 
 
-def test_kernels_of_other_ops_are_told_in_one_go(archive: Path, capsys: Capture) -> None:
+def test_kernels_of_several_ops_can_be_told_at_once(archive: Path, capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "tell", written(Path("a.cu"), kernel(1)), written(Path("b.cu"), GOOD), TWICE)
     assert code == 0
     assert "evolve evaluate softmax" in output
     assert len(open_archive(archive).find(Kernel)) == 2
 
 
-def test_a_kernel_can_be_told_with_what_it_was_made_from(archive: Path, capsys: Capture, tmp_path: Path) -> None:
+def test_a_kernel_can_be_told_with_its_operator_and_parent(archive: Path, capsys: Capture, tmp_path: Path) -> None:
     first, second = written(tmp_path / "first.cu", GOOD), written(tmp_path / "second.cu", TUNED)
     assert evolve(capsys, "tell", str(first), TWICE)[0] == 0
     code, _, _ = evolve(capsys, "tell", str(second), TWICE, "--operator", "improve", "--parent", GOOD.id[:8])
@@ -211,18 +211,18 @@ def test_a_kernel_can_be_told_with_what_it_was_made_from(archive: Path, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--parent", GOOD.id), "--operator improve"),
-        (("--operator", "guess"), "no operator `guess`"),
+        (("--operator", "guess"), "unknown operator `guess`"),
         (("--operator", "improve", "--parent", "ffff"), "ffff"),
     ],
 )
-def test_what_a_kernel_cannot_be_made_from_is_refused(
-    archive: Path, capsys: Capture, tmp_path: Path, words: tuple[str, ...], said: str
+def test_a_wrong_operator_or_parent_is_explained(
+    archive: Path, capsys: Capture, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     told = written(tmp_path / "first.cu", GOOD)
     code, _, errors = evolve(capsys, "tell", str(told), TWICE, *words)
     assert code != 0
-    assert said in errors
+    assert message in errors
     assert not archive.exists() or open_archive(archive).find(Proposal) == []

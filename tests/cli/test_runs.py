@@ -64,7 +64,7 @@ def test_runs_of_a_campaign_that_the_budget_did_not_reach_are_counted(
     assert "cccc3333" in evolve(capsys, "runs", "gelu", "--archive", archive)[1]
 
 
-def test_a_campaign_that_reached_nothing_is_listed(tmp_path: Path, capsys: Capture) -> None:
+def test_a_campaign_that_spent_nothing_is_listed(tmp_path: Path, capsys: Capture) -> None:
     store = open_archive(tmp_path / "a.db")
     store.append(Run("cccc3333", "gelu", GPU.key, "offline", 7, 2000.0, campaign="dddd4444"))
     store.close()
@@ -73,11 +73,11 @@ def test_a_campaign_that_reached_nothing_is_listed(tmp_path: Path, capsys: Captu
     assert "has spent nothing" not in output
 
 
-def test_a_run_that_proposed_nothing_good_says_why_it_has_no_best(
+def test_a_run_without_a_passing_kernel_of_its_own_has_a_note(
     archive: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    made, why = kernel(77), "kernels that come along do not count"
+    made, why = kernel(77), "shipped kernels do not count"
     assert why not in evolve(capsys, "runs", "--archive", archive)[1]
     store = open_archive(archive)
     store.append(Run("ffff6666", "softmax", GPU.key, "offline", 7, 4e3), Leg("ffff6666", 4e3))
@@ -87,27 +87,25 @@ def test_a_run_that_proposed_nothing_good_says_why_it_has_no_best(
     assert why in evolve(capsys, "runs", "--archive", archive)[1]
 
 
-def test_a_replay_is_told_from_a_run_that_was_paid_for(
-    archive: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_is_marked(archive: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     store = open_archive(archive)
     store.append(Run("ffff6666", "topk", GPU.key, "a model", 7, 4e3, words=("topk", "--replay", "aaaa1111")))
     store.close()
     output = evolve(capsys, "runs", "--archive", archive)[1]
     assert [line.split()[0] for line in output.splitlines() if " replay," in line] == ["ffff6666"]
-    assert "replay: its answers come from the archive" in output
+    assert "replay: the answers come from the archive" in output
     (run,) = json.loads(evolve(capsys, "runs", "topk", "--json", "--archive", archive)[1])
     assert run["replay_of"] == "aaaa1111"
 
 
-def test_an_archive_without_runs_of_an_op_says_so(archive: Path, capsys: Capture) -> None:
+def test_an_op_without_runs_is_exit_code_1(archive: Path, capsys: Capture) -> None:
     code, _, errors = evolve(capsys, "runs", "topk", "--archive", archive)
     assert code == 1
     assert "evolve run topk" in errors
 
 
-def test_runs_in_which_nothing_passed_have_no_plot(archive: Path, capsys: Capture) -> None:
+def test_runs_without_a_passing_kernel_have_no_plot(archive: Path, capsys: Capture) -> None:
     store = open_archive(archive)
     for run in ("ffff6666", "ffff7777"):
         store.append(Run(run, "softmax", GPU.key, "a model", 7, 4000.0), Leg(run, 4000.0))
@@ -139,14 +137,19 @@ def test_a_comparison_fits_the_terminal(
 
 def test_a_comparison_as_json_has_the_points_and_the_rows(archive: Path, capsys: Capture) -> None:
     _, output, _ = evolve(capsys, "compare", "aaaa", "bbbb", "--json", "--archive", archive)
-    told = json.loads(output)
-    assert [row["evals"] for row in told["per_evaluation"]] == [1, 1, 2, 4]
-    assert told["per_token"][-1]["quality"]["aaaa1111"] == pytest.approx(100 / 70)
-    assert told["runs"][0]["points"][-1] == {"evals": 4, "tokens": 600, "usd": 0.04, "quality": pytest.approx(100 / 70)}
+    facts = json.loads(output)
+    assert [row["evals"] for row in facts["per_evaluation"]] == [1, 1, 2, 4]
+    assert facts["per_token"][-1]["quality"]["aaaa1111"] == pytest.approx(100 / 70)
+    assert facts["runs"][0]["points"][-1] == {
+        "evals": 4,
+        "tokens": 600,
+        "usd": 0.04,
+        "quality": pytest.approx(100 / 70),
+    }
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("compare aaaa", "two or more"),
         ("compare aaaa aaaa1111", "two or more"),
@@ -158,22 +161,22 @@ def test_a_comparison_as_json_has_the_points_and_the_rows(archive: Path, capsys:
         ("run softmax --resume e9", "no run's id begins with"),
         ("run softmax --resume zzzz", "`evolve runs` lists"),
         ("run gelu --resume aaaa", "run aaaa1111 is of softmax, not of gelu"),
-        ("run softmax --resume aaaa --seed 8", "leave --seed out"),
-        ("run softmax --resume aaaa --strategy best-of-n", "leave --strategy out"),
-        ("run softmax --resume aaaa --proposer llm", "leave --proposer out"),
-        ("run softmax --resume aaaa --device emulated", "leave --device out"),
+        ("run softmax --resume aaaa --seed 8", "started with --seed 7, got 8"),
+        ("run softmax --resume aaaa --strategy best-of-n", "leave out --strategy"),
+        ("run softmax --resume aaaa --proposer llm", "leave out --proposer"),
+        ("run softmax --resume aaaa --device emulated", "leave out --device"),
         ("run topk --resume last", "no run of topk yet"),
-        ("run gelu --resume last", "`last` is of campaign dddd4444 over 2 ops"),
-        ("run gelu --resume dddd", "leave the op out to go on with all: --resume dddd4444"),
+        ("run gelu --resume last", "campaign dddd4444 shares one budget among 2 ops"),
+        ("run gelu --resume dddd", "leave out the ops to resume all of it: --resume dddd4444"),
         ("run --all --resume last", "leave out --all"),
-        ("run softmax --replay eeee", "nothing to replay"),
+        ("run softmax --replay eeee", "has no answers of a model to replay"),
         ("run gelu --replay aaaa", "run aaaa1111 is of softmax, not of gelu"),
     ],
 )
-def test_runs_that_do_not_fit_are_refused_with_a_hint(
-    archive: Path, capsys: Capture, arguments: str, said: str
+def test_runs_that_cannot_be_compared_or_resumed_are_explained(
+    archive: Path, capsys: Capture, arguments: str, message: str
 ) -> None:
     code, _, errors = evolve(capsys, *arguments.split(), "--archive", archive)
     assert code == 2
-    assert said in errors
+    assert message in errors
     assert "Traceback" not in errors

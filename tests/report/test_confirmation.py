@@ -36,7 +36,7 @@ def test_held_out_shapes_and_a_missing_sanitizer_are_named() -> None:
 
 
 def test_a_missing_sanitizer_is_normal_on_the_emulated_device() -> None:
-    assert sanitizer_words(sanitized_evaluation(device=CPU))[0] == "compute-sanitizer is for GPUs alone"
+    assert sanitizer_words(sanitized_evaluation(device=CPU))[0] == "compute-sanitizer runs on GPUs only"
 
 
 def test_a_tool_that_could_not_finish_is_not_counted_as_clean() -> None:
