@@ -116,7 +116,7 @@ def _place(locator: str) -> tuple[Path, str]:
     if locator not in files:
         close = difflib.get_close_matches(locator, files, n=3)
         meant = f"Did you mean {' or '.join(close)}?" if close else f"Give {_any_name()}."
-        raise CatalogError(f"There is no op `{locator}`. {meant} A path of a Python file works too.")
+        raise CatalogError(f"there is no op `{locator}`. {meant} A path of a Python file works too.")
     return files[locator], locator
 
 
@@ -127,7 +127,7 @@ def _place_of_file(locator: str) -> tuple[Path, str]:
     text, _, name = locator.partition(".py:")
     path = Path(f"{text}.py" if name else locator).expanduser()
     if not path.exists():
-        raise CatalogError(f"There is no file {path}. Give the path of a Python file, or {_any_name()}.")
+        raise CatalogError(f"there is no file {path}. Give the path of a Python file, or {_any_name()}.")
     function, _, example = name.partition("@")
     return path.resolve(), f"{function}@{Path(example).expanduser().resolve()}" if example else name
 
