@@ -33,8 +33,8 @@ class Filters(TypedDict, total=False):
     code: str
     outline: str
     unjudged_on: str  # kernels without an evaluation on the device with this key
-    fastest: int  # only so many, the largest speedup first
-    newest: int  # only so many, the last that the archive took in first
+    fastest: int  # only so many, those with the largest speedup
+    newest: int  # only so many, those that the archive took in last
     after: int  # only what the archive took in later than the summary with this number
 
 
@@ -117,6 +117,11 @@ def _questions(connection: sqlite3.Connection, found: Iterable[Row]) -> Iterator
     return (rows.asked_question(row, texts) for row in every)
 
 
+def _oldest_first(_connection: sqlite3.Connection, found: Iterable[Row]) -> list[EvaluationSummary]:
+    """Summaries sorted here: SQLite sorts rows with large columns slowly."""
+    return sorted(map(rows.evaluation_summary, found), key=lambda one: (one.created, one.number))
+
+
 def _each(read: Callable[[Row], Any]) -> Callable[[sqlite3.Connection, Iterable[Row]], Iterator[Any]]:
     return lambda _, found: map(read, found)
 
@@ -197,11 +202,11 @@ SOURCES: dict[type, Source] = {
         """SELECT number, id, kernel_id, op, device, outcome, created, seconds, confirmed, code, traits, log, speedup,
                   workloads, times
            FROM evaluation_summaries""",
-        "ORDER BY created, number",
+        "",
         _by("op", "device", "outcome", "in_force", "confirmed", "code", fastest="", newest="",
             measured="(speedup > 0) = ?", ids=ID_IN, kernels="kernel_id IN (?)",
             after="number > ?"),
-        _each(rows.evaluation_summary),
+        _oldest_first,
     ),
     DeviceInfo: Source(
         """SELECT d.* FROM devices d JOIN (SELECT device_id, max(created) AS last FROM evaluations""",

@@ -155,7 +155,7 @@ def evaluation_summary(row: Row) -> EvaluationSummary:
         if row[5] not in OUTCOMES:
             raise UnsoundError(f"{row[5]!r} is not a valid Outcome")
         if not is_sound(row[13], row[14]):
-            raise UnsoundError("its times are not a time above 0 for each workload")
+            raise UnsoundError("its times are not those of its workloads")
         return EvaluationSummary._make((*row[:5], OUTCOMES[row[5]], row[6], row[7], row[8] == 1, *row[9:]))
     except (ValueError, TypeError, RecursionError) as error:
         raise _damage("evaluation_summaries", row[1], error) from error

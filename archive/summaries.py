@@ -7,7 +7,6 @@ The archive keeps them in columns of their own, so texts, replies, logs and chec
 import json
 import math
 import struct
-from array import array
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import lru_cache
@@ -171,7 +170,7 @@ def packed(timings: Iterable[Timing]) -> tuple[str, bytes]:
 
 @lru_cache(maxsize=50_000)  # of all kernels of an op
 def _unpacked(workloads: str, times: bytes) -> tuple[Timing, ...]:
-    found = zip(workloads.split("\n"), TIMES.iter_unpack(times), strict=False)
+    found = zip(workloads.split("\n"), TIMES.iter_unpack(times), strict=bool(times))
     return tuple(
         Timing(workload, median, low, high, baseline, floor if floor > 0 else None)
         for workload, (median, low, high, baseline, floor) in found
@@ -179,8 +178,5 @@ def _unpacked(workloads: str, times: bytes) -> tuple[Timing, ...]:
 
 
 def is_sound(workloads: str, times: bytes) -> bool:
-    """Return whether there are times for each workload, and the medians are above 0 and finite."""
-    if not times:
-        return not workloads
-    medians = array("d", times)[:: TIMES.size // 8] if len(times) % TIMES.size == 0 else []
-    return len(medians) == workloads.count("\n") + 1 and 0 < min(medians) <= max(medians) < math.inf
+    """Return whether there are times for each workload."""
+    return len(times) == TIMES.size * (workloads.count("\n") + 1) if times else not workloads

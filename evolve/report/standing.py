@@ -41,8 +41,7 @@ def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] =
     """Read the standing of an op on a device, and more of the kernels with the ids `named`."""
     passed = store.find(EvaluationSummary, op, device=device.key, in_force=True, outcome=str(Outcome.PASSED))
     passed.sort(key=lambda verdict: verdict.kernel_id)
-    leaders = population.leaders(passed)
-    alive = population.survivors(passed, leading=leaders)
+    leaders, alive = population.fittest(passed)
     in_force = store.find(EvaluationSummary, op, device=device.key, in_force=True, kernels=named) if named else []
     evaluations = evaluations_of(store, {*alive, *leaders.values(), *in_force})
     ids = {*named, *(verdict.kernel_id for verdict in (*alive, *leaders.values()))}
@@ -76,6 +75,22 @@ def devices(store: Store, op: str = "", part: str = "") -> list[DeviceInfo]:
     infos = {info.key: info for info in store.find(DeviceInfo, op)}
     found = [info for key, info in infos.items() if part.lower() in key.lower()]
     return sorted(found, key=lambda info: (not policy_of(info.kind).times_are_gpu_times, info.key))
+
+
+def decisive_evaluations(store: Store, op: str, device: DeviceInfo) -> list[Evaluation]:
+    """Return the evaluations that the champions and PyTorch's latest times on the device follow from, oldest first."""
+    in_force = store.find(EvaluationSummary, op, device=device.key, in_force=True, measured=True)
+    replaced = store.find(EvaluationSummary, op, device=device.key, in_force=False, measured=True)
+    leaders = [*population.leaders(in_force).values()]
+    leaders += population.leaders(verdict for verdict in in_force if verdict.confirmed).values()
+    latest: dict[str, EvaluationSummary] = {}
+    for verdict in sorted([*in_force, *replaced], key=lambda verdict: (verdict.created, verdict.number)):
+        latest |= {timing.workload: verdict for timing in verdict.measurements}
+    again = store.find(
+        EvaluationSummary, op, device=device.key, in_force=True, kernels={v.kernel_id for v in latest.values()}
+    )
+    found = evaluations_of(store, {*leaders, *latest.values(), *again})
+    return sorted(found.values(), key=lambda evaluation: evaluation.created)
 
 
 def first_proposals(store: Store, kernels: Collection[str]) -> dict[str, ProposalSummary]:

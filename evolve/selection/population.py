@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from archive.records import Confirmed, Duel, Evaluation, Measurement, Traits
+from archive.store import ArchiveError
 from archive.summaries import EvaluationSummary, packed, timing
 
 E = TypeVar("E", Evaluation, EvaluationSummary)
@@ -69,7 +70,29 @@ def leaders(evaluations: Iterable[E]) -> dict[str, E]:
     The fastest kernel wins. A confirmed one is replaced only by a kernel that is faster by more than both intervals:
     the least of many times was lucky, and near-equal kernels would be confirmed one after the other without end.
     """
-    tables = _tables(evaluation for evaluation in evaluations if evaluation.passed)
+    return _leaders(_tables(evaluations))
+
+
+def fittest(evaluations: Sequence[E], keep: int = KEEP) -> tuple[dict[str, E], tuple[E, ...]]:
+    """Return the champions' evaluations by workload, and those of the kernels alive, fittest first.
+
+    Alive are the champions, and the best `keep` by geometric mean over the workloads. At most `OF_A_KIND` kernels of
+    one niche are among the best, as long as there are others that are not hopeless.
+    """
+    tables = _tables(evaluations)
+    winners = _leaders(tables)
+    slowness = _slowness(tables)
+    chosen = {*_best(slowness, keep), *(evaluation.kernel_id for evaluation in winners.values())}
+    alive = [(slow, one.kernel_id, one) for slow, one in slowness if one.kernel_id in chosen]
+    return winners, tuple(one for _, _, one in sorted(alive, key=lambda found: found[:2]))
+
+
+def survivors(evaluations: Sequence[E], keep: int = KEEP) -> tuple[E, ...]:
+    """Return the evaluations of the kernels alive, fittest first."""
+    return fittest(evaluations, keep)[1]
+
+
+def _leaders(tables: Sequence["_Table[E]"]) -> dict[str, E]:
     found = {}
     for workload in dict.fromkeys(workload for table in tables for workload in table.workloads):
         own = [table for table in tables if workload in table.workloads]
@@ -82,36 +105,24 @@ def leaders(evaluations: Iterable[E]) -> dict[str, E]:
     return found
 
 
-def survivors(evaluations: Sequence[E], keep: int = KEEP, leading: Mapping[str, E] | None = None) -> tuple[E, ...]:
-    """Return the kernels alive, fittest first: the champions, and the best `keep` by geometric mean over the workloads.
-
-    At most `OF_A_KIND` kernels of one niche are among the best, as long as there are others that are not hopeless.
-    `leading` spares finding the champions again.
-    """
-    tables = _tables(evaluation for evaluation in evaluations if evaluation.passed)
-    slowness = _slowness(tables)
+def _best(slowness: Sequence[tuple[float, E]], keep: int) -> list[str]:
+    """Return the kernels that are among the best, of which no niche has more than its share."""
     ranked = [(slow, evaluation.kernel_id, evaluation) for slow, evaluation in slowness]
     heapq.heapify(ranked)
-    fittest = ranked[0][0] if ranked else 0.0
-    workloads = len({workload for table in tables for workload in table.workloads})
+    least = ranked[0][0] if ranked else 0.0
     niches = Counter[Niche]()
     novel: list[str] = []
     others: list[str] = []
     while ranked and len(novel) < keep:
         slow, kernel_id, evaluation = heapq.heappop(ranked)
-        hopeless = slow - fittest > math.log(HOPELESS) * workloads
+        hopeless = slow - least > math.log(HOPELESS)
         if hopeless and len(novel) + len(others) >= keep:
             break
         kind = niche(evaluation.traits) if evaluation.traits else None
         if kind:
             niches[kind] += 1
         (others if hopeless or (kind and niches[kind] > OF_A_KIND) else novel).append(kernel_id)
-    winners = leaders(evaluations) if leading is None else leading
-    chosen = {*[*novel, *others][:keep], *(evaluation.kernel_id for evaluation in winners.values())}
-    alive = [
-        (slow, evaluation.kernel_id, evaluation) for slow, evaluation in slowness if evaluation.kernel_id in chosen
-    ]
-    return tuple(evaluation for _, _, evaluation in sorted(alive, key=lambda one: one[:2]))
+    return [*novel, *others][:keep]
 
 
 class Rival(NamedTuple):
@@ -129,8 +140,8 @@ class _Table(Generic[E]):
     """The times of evaluations on the same workloads, in columns: an op may have ten thousands of kernels."""
 
     workloads: tuple[str, ...]
-    evaluations: list[E]
-    places: list[int]  # in the order in which the evaluations were given
+    evaluations: Sequence[E]
+    places: Sequence[int]  # in the order in which the evaluations were given
     times: "array[float]"  # of each evaluation, on each workload: median, low, high, baseline, floor
 
     def column(self, workload: str, part: int = MEDIAN) -> "array[float]":
@@ -160,25 +171,34 @@ class _Table(Generic[E]):
 
 
 def _tables(evaluations: Iterable[E]) -> list[_Table[E]]:
-    """Return a table for each set of workloads. Evaluations without times are left out."""
-    tables: dict[str, _Table[E]] = {}
+    """Return a table for each set of workloads. Evaluations without times are left out, and those that failed."""
+    groups: dict[str, list[tuple[int, E, bytes]]] = {}
     for place, evaluation in enumerate(evaluations):
-        if isinstance(evaluation, EvaluationSummary):
-            workloads, times = evaluation.workloads, evaluation.times
-        else:
-            workloads, times = packed(map(timing, evaluation.measurements))
-        if times:
-            table = tables.get(workloads)
-            if table is None:
-                table = tables[workloads] = _Table(tuple(workloads.split("\n")), [], [], array("d"))
-            table.evaluations.append(evaluation)
-            table.places.append(place)
-            table.times.frombytes(times)
-    return list(tables.values())
+        if evaluation.passed:
+            workloads, times = _times(evaluation)
+            if times:
+                groups.setdefault(workloads, []).append((place, evaluation, times))
+    return [_table(workloads, members) for workloads, members in groups.items()]
+
+
+def _table(workloads: str, members: Sequence[tuple[int, E, bytes]]) -> _Table[E]:
+    places, evaluations, times = zip(*members, strict=True)
+    table = _Table(tuple(workloads.split("\n")), evaluations, places, array("d", b"".join(times)))
+    for workload in table.workloads:
+        medians = table.column(workload)
+        if not 0 < min(medians) <= max(medians) < math.inf:
+            raise ArchiveError(f"a summary of the archive has a time at {workload} that is not above 0 and finite")
+    return table
+
+
+def _times(evaluation: Evaluation | EvaluationSummary) -> tuple[str, bytes]:
+    if isinstance(evaluation, EvaluationSummary):
+        return evaluation.workloads, evaluation.times
+    return packed(map(timing, evaluation.measurements))
 
 
 def _slowness(tables: Sequence[_Table[E]]) -> list[tuple[float, E]]:
-    """Return each evaluation with the sum of the logarithms of its times.
+    """Return each evaluation with the mean of the logarithms of its times.
 
     A workload without a time of the kernel's own counts as the slowest time there, so refusing work never pays.
     """
@@ -191,7 +211,10 @@ def _slowness(tables: Sequence[_Table[E]]) -> list[tuple[float, E]]:
         refused = sum(math.log(us) for workload, us in worst.items() if workload not in table.workloads)
         columns = [map(math.log, table.column(workload)) for workload in table.workloads]
         slowness = map(sum, zip(*columns, strict=True))
-        found += [(round(slow + refused, 12), one) for slow, one in zip(slowness, table.evaluations, strict=True)]
+        found += [
+            (round((slow + refused) / len(worst), 12), one)
+            for slow, one in zip(slowness, table.evaluations, strict=True)
+        ]
     return found
 
 

@@ -166,11 +166,10 @@ class OpView:
 
     def alive(self) -> tuple[EvaluationSummary, ...]:
         """Return the verdicts on the kernels alive, fittest first."""
-        leaders = self.leaders()
+        self._refresh()
         if self._alive is None:
             counted = [verdict for kernel_id, verdict in self._judged.items() if kernel_id in self._families]
-            leading = {workload: one for workload, one in leaders.items() if one.kernel_id in self._families}
-            self._alive = population.survivors(counted, leading=leading)
+            self._alive = population.survivors(counted)
         return self._alive
 
     # The whole records of a few kernels.
