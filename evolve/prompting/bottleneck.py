@@ -55,7 +55,7 @@ def bottleneck(counted: Counted, access_bytes: int = WIDEST) -> Bottleneck | Non
     """
     uncoalesced = partial(_uncoalesced, access_bytes=access_bytes)
     rules = (_spills, uncoalesced, _conflicts, _bandwidth, _cache, _arithmetic, _small_grid, _stalls, _tail)
-    return next((said for rule in rules if (said := rule(counted))), None)
+    return next((found for rule in rules if (found := rule(counted))), None)
 
 
 def side(counted: Counted) -> str:

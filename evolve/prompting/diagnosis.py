@@ -23,13 +23,13 @@ RESERVED_BYTES = 1024  # of shared memory that the system reserves for each bloc
 def form(traits: Traits) -> str:
     """Describe the compiled kernel in a few words: access widths, launches, shared memory, registers."""
     shared = f"{nbytes(traits.shared_bytes)} of shared memory a block" if traits.shared_bytes else "no shared memory"
-    said = [
+    words = [
         f"{traits.load_bytes}-byte loads",
         "one launch" if traits.launches == 1 else f"{traits.launches} launches",
         shared,
         f"{traits.registers} registers a thread",
     ]
-    return ", ".join(said + ["tensor cores"] * traits.tensor_cores + ["atomics"] * traits.atomics)
+    return ", ".join(words + ["tensor cores"] * traits.tensor_cores + ["atomics"] * traits.atomics)
 
 
 def diagnosis(kernel: Kernel, evaluation: Evaluation, op: Op) -> tuple[str, ...]:
@@ -222,15 +222,15 @@ AT = {
 
 def hint(evaluation: Evaluation) -> str:
     """Return what the outcome means, and what the check inputs tell on which it occurred."""
-    said = [HINTS.get(evaluation.outcome, "")]
+    hints = [HINTS.get(evaluation.outcome, "")]
     if evaluation.outcome is Outcome.WRONG:
         if (match := AT_VALUES.search(evaluation.log)) and match.group(1) in AT:
-            said.append(f"It was wrong on {match.group(1)} values: {AT[match.group(1)]}.")
+            hints.append(f"It was wrong on {match.group(1)} values: {AT[match.group(1)]}.")
         if "never written" in evaluation.log:
-            said.append("Some elements were never written: look at the tails of the grid and of the loops.")
+            hints.append("Some elements were never written: look at the tails of the grid and of the loops.")
         if "when timed" in evaluation.log:
-            said.append("It was right when checked: it depends on what earlier calls left in memory, or on timing.")
-    return " ".join(filter(None, said))
+            hints.append("It was right when checked: it depends on what earlier calls left in memory, or on timing.")
+    return " ".join(filter(None, hints))
 
 
 def complaints(kernel: Kernel, log: str) -> tuple[str, ...]:

@@ -126,8 +126,8 @@ def _resources(spent: Resources) -> str:
 def _not_run(skipped: tuple[str, ...]) -> list[str]:
     """Return one line for each reason, with the workloads it applies to."""
     reasons: dict[str, list[str]] = {}
-    for said in skipped:
-        workload, _, reason = said.partition(": ")
+    for line in skipped:
+        workload, _, reason = line.partition(": ")
         reasons.setdefault(reason, []).append(one_line(workload, MAX_WORKLOAD))
     return [
         f"- not run ({one_line(reason, MAX_REASON) or 'no reason given'}): "
@@ -139,9 +139,9 @@ def _not_run(skipped: tuple[str, ...]) -> list[str]:
 def _alive(fittest: Candidate, *others: Candidate) -> str:
     evaluation = fittest.evaluation
     compiled = f"; {form(evaluation.traits)}" if evaluation.traits else ""
-    said = f"- {fittest.kernel.id[:SHORT_ID]}: {idea(fittest.kernel)}: {_summary(evaluation)}{compiled}"
+    line = f"- {fittest.kernel.id[:SHORT_ID]}: {idea(fittest.kernel)}: {_summary(evaluation)}{compiled}"
     ids = [other.kernel.id[:SHORT_ID] for other in others]
-    return f"{said}; the same with other knobs: {', '.join([*ids[:MAX_SETTINGS], *_more(ids)])}" if ids else said
+    return f"{line}; the same with other knobs: {', '.join([*ids[:MAX_SETTINGS], *_more(ids)])}" if ids else line
 
 
 def _more(of: list[str]) -> list[str]:

@@ -1,6 +1,6 @@
-"""Which bottleneck counters point to. All counters here are made up, each set to speak for one rule."""
+"""Bottlenecks found from counters. All counters here are made up, each set for one rule."""
 
-import pytest
+from each import each
 
 from evolve.devices import counters as c
 from evolve.devices.counters import COUNTERS, Counter
@@ -41,12 +41,12 @@ def found(changed: dict[Counter, float], access_bytes: int = 16) -> Bottleneck:
     return said
 
 
-@pytest.mark.parametrize(("kind", "changed"), SYNTHETIC)
-def test_one_thing_that_stands_out_is_the_bottleneck(kind: Kind, changed: dict[Counter, float]) -> None:
+@each({str(case): case for case in SYNTHETIC})
+def test_each_kind_of_bottleneck_is_found_from_its_counters(kind: Kind, changed: dict[Counter, float]) -> None:
     assert found(changed).kind is kind
 
 
-def test_where_nothing_stands_out_no_bottleneck_is_made_up() -> None:
+def test_unremarkable_counters_have_no_bottleneck() -> None:
     assert bottleneck(synthetic({})) is None
 
 
@@ -58,7 +58,7 @@ def test_every_kind_has_a_rule() -> None:
     assert {kind for kind, _ in SYNTHETIC} == set(Kind)
 
 
-def test_a_cause_comes_before_the_bandwidth_that_it_wastes() -> None:
+def test_uncoalesced_access_takes_precedence_over_the_bandwidth_it_wastes() -> None:
     assert found({c.LOAD_SECTORS: 3200.0, c.DRAM: 90.0}).kind is Kind.UNCOALESCED
 
 
@@ -71,29 +71,31 @@ def test_sixteen_sectors_are_too_many_for_narrow_loads() -> None:
     assert found({}, 4).kind is Kind.UNCOALESCED
 
 
-def test_a_multiprocessor_that_issues_all_the_time_waits_for_nothing() -> None:
+def test_stalls_are_no_bottleneck_where_instructions_are_always_issued() -> None:
     assert bottleneck(synthetic({c.BARRIER: 5.0, c.ISSUE: 90.0})) is None
 
 
-@pytest.mark.parametrize(("registers", "shared", "scarce"), [(2, 8, "registers"), (8, 2, "shared memory")])
-def test_low_occupancy_is_told_with_what_limits_it(registers: int, shared: int, scarce: str) -> None:
+@each({str(case): case for case in [(2, 8, "registers"), (8, 2, "shared memory")]})
+def test_low_occupancy_names_its_limit(registers: int, shared: int, scarce: str) -> None:
     few = {c.LONG_SCOREBOARD: 9.0, c.OCCUPANCY: 20.0, c.BLOCKS_BY_REGISTERS: registers, c.BLOCKS_BY_SHARED: shared}
     assert f"there are {scarce} for 2 blocks a multiprocessor" in found(few).words
 
 
-@pytest.mark.parametrize(
-    ("memory", "compute", "place"),
-    [(80.0, 20.0, "memory side"), (20.0, 80.0, "compute side"), (30.0, 20.0, "bound by latency")],
+@each(
+    {
+        str(case): case
+        for case in [(80.0, 20.0, "memory side"), (20.0, 80.0, "compute side"), (30.0, 20.0, "bound by latency")]
+    }
 )
 def test_the_side_of_the_roofline_is_that_of_the_busier_units(memory: float, compute: float, place: str) -> None:
     assert place in side(synthetic({c.MEMORY: memory, c.COMPUTE: compute}))
 
 
-def test_without_throughputs_nothing_is_said_of_the_roofline() -> None:
+def test_without_throughputs_there_is_no_side_of_the_roofline() -> None:
     assert side({c.DURATION.name: 1000.0}) == ""
 
 
-def test_every_counter_has_a_name_of_its_own_and_words() -> None:
+def test_every_counter_has_a_unique_name_and_a_description() -> None:
     assert len({counter.name for counter in COUNTERS}) == len(COUNTERS)
     assert all(counter.words for counter in COUNTERS)
 

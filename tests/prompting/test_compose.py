@@ -1,4 +1,4 @@
-"""What a model is told.
+"""Composed prompts, compared with golden files and section by section.
 
 Rewrite the golden files with `EVOLVE_UPDATE_GOLDEN=1 pytest tests/prompting`, then read the diff.
 """
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from each import each
 from prompted import DONOR_TEXT, EMULATOR, GPU, LESSONS, REFERENCE, SLOW, alive, situation
 from small_op import BROKEN_TEXT, COMPILE_ERROR, KERNEL, OP, failed
 
@@ -44,13 +45,13 @@ CASES = [
 
 
 def prompt(operator: str, device: DeviceInfo = GPU, form: str = FENCED) -> str:
-    """What the user's message says; the system's is the same for all."""
+    """Return the user's message; the system's message is the same for all."""
     request, parents = situation(operator, device)
     return compose(request, operator, parents, REFERENCE, form)[1].content
 
 
 def common(first: str, second: str) -> str:
-    """How both begin."""
+    """Return the common beginning of both texts."""
     return first[: next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first))]
 
 
@@ -61,7 +62,7 @@ def matches_golden(name: str, text: str) -> bool:
     return path.read_text() == f"{text}\n"
 
 
-@pytest.mark.parametrize(("operator", "device", "form"), CASES, ids="-".join)
+@each({"-".join(case): case for case in CASES})
 def test_the_prompt_is_the_golden_one(operator: str, device: str, form: str) -> None:
     assert matches_golden(f"{operator}-{device}-{form}", prompt(operator, DEVICES[device], form))
 
@@ -71,24 +72,23 @@ def test_the_rules_are_the_golden_ones() -> None:
     assert matches_golden("rules", compose(request, DRAFT, parents, REFERENCE)[0].content)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_forms_differ_only_in_how_the_answer_is_to_come(operator: str, device: str) -> None:
-    untold = set()
+@each({f"{operator} {device}": (operator, device) for operator in OPERATORS for device in DEVICES})
+def test_prompts_of_all_forms_differ_only_in_the_form_of_the_answer(operator: str, device: str) -> None:
+    without_answer = set()
     for form in FORMS:
         told = prompt(operator, DEVICES[device], form)
         answer = next(text for text in ANSWERS.values() if told.endswith(text))
-        untold.add(told.removesuffix(answer))
-    assert len(untold) == 1
+        without_answer.add(told.removesuffix(answer))
+    assert len(without_answer) == 1
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_edits_are_asked_for_only_where_one_parent_is_to_be_edited(operator: str) -> None:
+@each({operator: operator for operator in OPERATORS})
+def test_edits_are_requested_only_by_operators_that_edit_a_parent(operator: str) -> None:
     wanted = ANSWERS[EDITS if operator in (IMPROVE, REPAIR, SPECIALISE) else FENCED]
     assert prompt(operator, form=EDITS).endswith(wanted)
 
 
-def test_every_operator_has_a_task_of_its_own() -> None:
+def test_every_operator_has_its_own_task() -> None:
     tasks = {prompt(operator).partition("# Your task\n")[2] for operator in OPERATORS}
     assert len(tasks) == len(OPERATORS)
 
@@ -103,8 +103,8 @@ def test_all_prompts_have_the_same_system_message() -> None:
     assert len(systems) == 1
 
 
-@pytest.mark.parametrize("operator", [operator for operator in OPERATORS if operator != REPAIR])
-def test_questions_of_one_step_share_everything_up_to_the_kernel_at_hand(operator: str) -> None:
+@each({operator: operator for operator in OPERATORS if operator != REPAIR})
+def test_prompts_of_one_round_share_everything_before_the_parent(operator: str) -> None:
     shared, _, _ = prompt(IMPROVE).partition("# The parent")
     assert prompt(operator).startswith(shared)
 
@@ -113,54 +113,54 @@ def test_a_repair_shares_everything_up_to_the_failures() -> None:
     assert "# The kernels that are alive" in common(prompt(REPAIR), prompt(IMPROVE))
 
 
-def test_a_new_kernel_leaves_the_beginning_of_a_prompt_as_it_was() -> None:
+def test_a_new_kernel_leaves_the_beginning_of_a_prompt_unchanged() -> None:
     request, parents = situation(IMPROVE)
     newer = replace(request, population=(alive(SLOW, GPU, 12.0, 15.0), *request.population))
     before, after = (compose(r, IMPROVE, parents, REFERENCE)[1].content for r in (request, newer))
     assert LESSONS[-1] in common(before, after)
 
 
-def test_a_new_lesson_leaves_op_and_device_as_they_were() -> None:
+def test_a_new_lesson_leaves_op_and_device_unchanged() -> None:
     request, parents = situation(IMPROVE)
     newer = replace(request, lessons=("Something else.",))
     before, after = (compose(r, IMPROVE, parents, REFERENCE)[1].content for r in (request, newer))
     assert "# The device" in common(before, after)
 
 
-def test_the_parent_stands_in_the_prompt_whole() -> None:
+def test_the_prompt_holds_the_whole_parent() -> None:
     assert KERNEL.text in prompt(IMPROVE)
 
 
-def test_both_parents_of_a_crossover_stand_in_the_prompt_whole() -> None:
+def test_the_prompt_for_a_crossover_holds_both_parents() -> None:
     assert KERNEL.text in prompt(CROSSOVER)
     assert SLOW.text in prompt(CROSSOVER)
 
 
-def test_a_crossover_is_told_which_parent_is_better_where() -> None:
+def test_the_prompt_for_a_crossover_compares_the_parents_by_workload() -> None:
     told = prompt(CROSSOVER).partition("# Which parent is better where\n")[2]
     first, second = told.splitlines()[:2]
     assert first.endswith("parent 1 is 1.58 times as fast")
     assert second.endswith("only parent 2 runs it")
 
 
-@pytest.mark.parametrize("better", [1, 2])
-def test_a_crossover_with_a_parent_that_is_nowhere_better_asks_only_what_it_can_give(better: int) -> None:
+@each({str(better): better for better in [1, 2]})
+def test_a_crossover_with_a_parent_that_is_nowhere_faster_grafts_from_it(better: int) -> None:
     parents = (alive(KERNEL, GPU, 30.0, 80.0), alive(SLOW, GPU, 34.0))[:: 3 - 2 * better]
     told = compose(situation(CROSSOVER)[0], CROSSOVER, parents, REFERENCE)[1].content.partition("# Your task\n")[2]
     assert told.startswith(f"Parent {better} is the faster one wherever parent {3 - better} runs. ")
 
 
-def test_a_crossover_of_parents_that_each_run_something_of_their_own_unites_them() -> None:
+def test_a_crossover_of_parents_with_workloads_of_their_own_unites_them() -> None:
     assert "# Your task\nWrite one kernel that unites what each parent does better." in prompt(CROSSOVER)
 
 
-def test_an_exploration_is_shown_what_each_kernel_is_after_compilation() -> None:
+def test_the_prompt_for_an_exploration_describes_the_compiled_kernels() -> None:
     told = prompt(EXPLORE)
     assert "one thread per row: 0.73x the best of PyTorch" in told
     assert "4-byte loads, one launch, no shared memory, 40 registers a thread" in told
 
 
-def test_an_improvement_is_told_where_most_is_to_be_gained() -> None:
+def test_the_prompt_for_an_improvement_names_the_weakest_workload() -> None:
     assert "Most is to be gained at rows=8192 cols=1024 shift=0.5 float32." in prompt(IMPROVE)
 
 
@@ -175,7 +175,7 @@ def test_a_workload_that_no_kernel_runs_is_the_weakest() -> None:
     assert "bfloat16 (none of them runs it)" in told
 
 
-def test_a_port_names_the_op_that_the_idea_comes_from() -> None:
+def test_the_prompt_for_a_port_names_the_op_of_the_donor() -> None:
     assert "The donor above computes another op, `row_sum`" in prompt(PORT)
 
 
@@ -186,38 +186,38 @@ def test_a_port_within_an_op_asks_for_the_other_dtypes() -> None:
     assert "The donor above does well at the workloads it runs (float32)." in told
 
 
-def test_the_compile_error_stands_in_the_prompt_for_a_repair() -> None:
+def test_the_prompt_for_a_repair_holds_the_compile_error() -> None:
     assert COMPILE_ERROR in prompt(REPAIR)
 
 
-def test_a_repair_quotes_the_line_that_the_compiler_complained_about() -> None:
+def test_the_prompt_for_a_repair_quotes_the_line_of_the_error() -> None:
     assert "\nline 15: for (int i = 0; i < cols; ++i) sum += float(x[row * cols + i]);" in prompt(REPAIR)
 
 
-def test_a_repair_is_not_listed_among_its_siblings() -> None:
+def test_the_kernel_to_repair_is_not_listed_among_the_other_failures() -> None:
     assert "one thread per row, hastily: compile error" not in prompt(REPAIR)
 
 
-def test_lessons_stand_in_the_prompt() -> None:
+def test_the_prompt_holds_the_lessons() -> None:
     assert all(f"\n- {lesson}\n" in prompt(DRAFT) for lesson in LESSONS)
 
 
-def test_the_figures_of_a_parent_are_told_against_eager_torch_compile_and_the_speed_of_light() -> None:
+def test_the_times_of_a_parent_are_compared_with_eager_torch_compile_and_the_speed_of_light() -> None:
     assert "21.5 us (95 %: 21.07 to 21.93); 2.98x eager (64 us), 1.87x torch.compile (40.25 us); 73% of" in prompt(
         IMPROVE
     )
 
 
-def test_a_workload_is_told_with_its_floor_and_its_side_of_the_roofline() -> None:
+def test_a_workload_has_its_least_times_and_its_side_of_the_roofline() -> None:
     told = "15.72 us for the bytes, 0.5033 us for the arithmetic in float32: bound by memory"
     assert told in prompt(DRAFT)
 
 
-def test_what_the_profiler_saw_ends_in_one_bottleneck() -> None:
+def test_a_profile_names_one_bottleneck() -> None:
     assert prompt(IMPROVE).count("The bottleneck: ") == 1
 
 
-def test_on_the_emulator_times_are_said_to_be_cpu_times() -> None:
+def test_on_the_emulator_the_prompt_says_that_times_are_cpu_times() -> None:
     assert "CPU time of the emulator" in prompt(IMPROVE, EMULATOR)
 
 
@@ -225,12 +225,12 @@ def test_on_the_emulator_the_goal_is_still_a_gpu() -> None:
     assert "sm_90a" in prompt(DRAFT, EMULATOR)
 
 
-def test_on_the_emulator_no_bottleneck_is_to_be_read_from_its_times() -> None:
+def test_on_the_emulator_the_bottleneck_is_that_of_a_gpu() -> None:
     assert "the one main bottleneck that it would have on a GPU" in prompt(IMPROVE, EMULATOR)
     assert "by the figures above" in prompt(IMPROVE)
 
 
-def test_on_a_gpu_nothing_is_said_of_an_emulator() -> None:
+def test_on_a_gpu_the_prompt_does_not_mention_an_emulator() -> None:
     assert "emulator" not in prompt(IMPROVE)
 
 
@@ -238,12 +238,12 @@ def test_each_device_has_its_own_workloads() -> None:
     assert "rows=4 cols=64" in prompt(DRAFT, EMULATOR)
 
 
-def test_a_prompt_without_reference_source_says_nothing_of_one() -> None:
+def test_without_reference_source_the_prompt_has_no_section_for_it() -> None:
     request, _ = situation(DRAFT)
     assert "reference:" not in compose(request, DRAFT, (), "")[1].content
 
 
-def test_a_failed_parent_is_shown_with_its_outcome() -> None:
+def test_the_kernel_to_repair_is_shown_with_its_outcome() -> None:
     fault = failed(parse(BROKEN_TEXT))
     wrong = replace(fault, evaluation=replace(fault.evaluation, outcome=Outcome.WRONG, log="off by 3"))
     told = compose(situation(REPAIR)[0], REPAIR, (wrong,), REFERENCE)[1].content
@@ -251,8 +251,7 @@ def test_a_failed_parent_is_shown_with_its_outcome() -> None:
     assert "```text\noff by 3\n```" in told
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("number", [0, 1, 2, 3])
+@each({f"{operator} {number}": (operator, number) for operator in OPERATORS for number in range(4)})
 def test_an_operator_takes_its_own_number_of_kernels(operator: str, number: int) -> None:
     request, _ = situation(IMPROVE)
     kernels: tuple[Candidate, ...] = (alive(SLOW, GPU, 34.0),) * number
@@ -263,23 +262,23 @@ def test_an_operator_takes_its_own_number_of_kernels(operator: str, number: int)
             compose(request, operator, kernels, REFERENCE)
 
 
-def test_an_operator_nobody_knows_is_refused() -> None:
+def test_an_unknown_operator_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be applied"):
         compose(situation(DRAFT)[0], "merge", (), REFERENCE)
 
 
-def test_a_form_nobody_knows_is_refused() -> None:
+def test_an_unknown_form_is_refused() -> None:
     with pytest.raises(ValueError, match="in the form poem"):
         compose(situation(DRAFT)[0], DRAFT, (), REFERENCE, "poem")
 
 
-def test_asking_again_gives_the_reason() -> None:
+def test_a_second_prompt_gives_the_reason() -> None:
     assert "line 3: unknown key" in ask_again("half a kernel", "line 3: unknown key")[1].content
 
 
-def test_asking_again_never_sends_an_empty_message() -> None:
+def test_a_second_prompt_has_no_empty_message() -> None:
     assert all(message.content for message in ask_again("", "the reply is empty"))
 
 
-def test_asking_again_keeps_the_form() -> None:
+def test_a_second_prompt_keeps_the_form() -> None:
     assert ask_again("half an edit", "nothing matches", EDITS)[1].content.endswith(ANSWERS[EDITS])

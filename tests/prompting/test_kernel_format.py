@@ -1,8 +1,9 @@
-"""The rules that every prompt begins with, against what the grammar and the compiler really accept."""
+"""The rules that open every prompt, compared with what the grammar and the compiler accept."""
 
 import re
 
 import pytest
+from each import each
 from small_op import GPU, KERNEL, KERNEL_TEXT, OP
 
 from archive import binding, plan_reader
@@ -28,7 +29,7 @@ def test_the_example_is_a_kernel() -> None:
     assert parse_for(KERNEL_TEXT, signature(OP)).text == KERNEL_TEXT
 
 
-@pytest.mark.parametrize("workload", OP.gpu, ids=lambda workload: workload.dtype)
+@each({workload.dtype: workload for workload in OP.gpu})
 def test_the_example_compiles(workload: Workload) -> None:
     pytest.importorskip("cupy")
     from evolve.devices.cuda.compiler import compile_cubin
@@ -50,24 +51,24 @@ def test_every_key_of_a_plan_is_explained() -> None:
     assert [key for key in [*keys.split(), "cooperative"] if f"\n{key}" not in rules()] == []
 
 
-@pytest.mark.parametrize("dtype", C_TYPES)
-def test_every_dtype_is_told_with_its_type_in_c(dtype: str) -> None:
+@each({dtype: dtype for dtype in C_TYPES})
+def test_the_rules_give_the_c_type_of_every_dtype(dtype: str) -> None:
     assert re.search(rf"\b{dtype} (is )?{C_TYPES[dtype]}\b", rules())
 
 
-def test_limits_are_those_that_are_kept() -> None:
+def test_the_limits_in_the_rules_are_those_of_the_code() -> None:
     threads, (_, _, deep), (_, most, _) = binding.MAX_THREADS, binding.MAX_BLOCK, binding.MAX_GRID
     assert f"{threads} threads a block, z of it {deep}; y and z of a grid {most}" in rules()
     assert f"at most {plan_reader.MAX_KNOB_VALUES} values a knob" in rules()
 
 
-@pytest.mark.parametrize("header", ["math.h", "stdint.h", "float.h"])
-def test_headers_of_the_host_that_may_be_included_are_there(header: str) -> None:
+@each({header: header for header in ["math.h", "stdint.h", "float.h"]})
+def test_the_host_headers_in_the_rules_can_be_included(header: str) -> None:
     assert f"<{header}>" in rules()
     assert header in EMPTY_HEADERS
 
 
-@pytest.mark.parametrize("name", ["INFINITY", "NAN", "FLT_MAX", "INT_MAX", "M_PI", "int8_t", "uint64_t", "List"])
-def test_names_that_are_said_to_be_there_are(name: str) -> None:
+@each({name: name for name in ["INFINITY", "NAN", "FLT_MAX", "INT_MAX", "M_PI", "int8_t", "uint64_t", "List"]})
+def test_the_names_in_the_rules_are_defined_by_the_prelude(name: str) -> None:
     assert name in rules()
     assert re.search(rf"\b{name}\b", PRELUDE)

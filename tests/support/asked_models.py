@@ -1,4 +1,4 @@
-"""A language model's proposer in front of a scripted endpoint, over real HTTP."""
+"""LLM proposer with a scripted endpoint, over real HTTP."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a server says in a long run: every fault in turn at each kind of question, and what was handed out."""
+"""Faulty script: a server that gives every fault in turn at each kind of question, and records what it sent."""
 
 import itertools
 import json
@@ -39,8 +39,8 @@ class Script:
     numbers: Iterator[int]
     tells_cost: bool = False
     stalls: bool = True
-    usages: dict[int, Usage] = field(default_factory=dict)  # what was handed out, by the number of prompt tokens
-    uncounted: list[str] = field(default_factory=list)  # the words of answers without a count
+    usages: dict[int, Usage] = field(default_factory=dict)  # as sent, by the number of prompt tokens
+    uncounted: list[str] = field(default_factory=list)  # the texts of answers without a count of tokens
     faults: Counter[tuple[str, str]] = field(default_factory=Counter)  # by the kind of question
     _turns: dict[str, Iterator[tuple[str, Callable[[], Step]]]] = field(default_factory=dict)
 
@@ -99,13 +99,13 @@ class Script:
 
 
 def always_failing(numbers: Iterator[int]) -> Callable[[Recorded], Step]:
-    """A server that never brings a word."""
+    """Return the reaction of a server that never answers."""
     turns = itertools.cycle([status(500), status(503), hang_up(), status(404)])
     return lambda _: next(turns)
 
 
 class Locked:
-    """Numbers for several servers' threads."""
+    """Numbers shared by the threads of several servers."""
 
     def __init__(self, numbers: Iterator[int]) -> None:
         self._numbers, self._lock = numbers, threading.Lock()

@@ -1,4 +1,4 @@
-"""A real HTTP server that speaks OpenAI's chat completions as a script tells it to, faults included.
+"""Scripted endpoint: a real HTTP server for OpenAI's chat completions that answers and fails as a script says.
 
 with ScriptedEndpoint([status(429), answer(KERNEL)], otherwise=answer("no more")) as endpoint:
     subprocess.run(["evolve", "run", ...], env={**os.environ, **endpoint.environment})
@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
     def send_text(
         self, status: int, text: str, missing_bytes: int = 0, retry_after: str = "", kind: str = "application/json"
     ) -> None:
-        """Send a response; with `missing_bytes` it promises more than it sends, and hangs up."""
+        """Send a response; with `missing_bytes` it announces more than it sends, and closes the connection."""
         data = text.encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
@@ -60,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = self.close_connection or missing_bytes > 0
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name it overrides
-        """Silence: the requests are recorded instead."""
+        """Print nothing: the requests are recorded instead."""
 
 
 Step = Callable[[Handler], None]
@@ -85,7 +85,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Rule:
-    """A step for every request whose prompt holds all these words, whatever the script says."""
+    """A step for every request whose prompt contains all these words; it comes before the script."""
 
     words: tuple[str, ...]
     step: Step
@@ -100,17 +100,17 @@ def status(code: int, /, message: str = "scripted fault", retry_after: str = RET
 
 
 def raw(text: str, code: int = 200, kind: str = "application/json") -> Step:
-    """A body as it stands, JSON or not."""
+    """Send this body, JSON or not."""
     return lambda handler: handler.send_text(code, text, kind=kind)
 
 
 def truncated(text: str) -> Step:
-    """A completion whose body ends before the length it promised."""
+    """Send a completion whose body ends before its announced length."""
     return lambda handler: handler.send_text(200, json.dumps(completion_body(text)), missing_bytes=1000)
 
 
 def hang_up() -> Step:
-    """Close the connection without a word."""
+    """Close the connection without a response."""
 
     def step(handler: Handler) -> None:
         handler.close_connection = True
@@ -119,7 +119,7 @@ def hang_up() -> Step:
 
 
 def stall() -> Step:
-    """Say nothing until the endpoint closes, or for a minute."""
+    """Send nothing until the endpoint closes, or for a minute."""
 
     def step(handler: Handler) -> None:
         handler.server.endpoint.closing.wait(MAX_STALL_SECONDS)
@@ -145,13 +145,13 @@ def completion_body(text: str, finish_reason: str = "stop", model: str = MODEL, 
 
 
 def in_fence(kernel: str) -> str:
-    """A kernel the way a model answers with it."""
+    """Return a kernel in the form of a model's reply."""
     return f"The row fits into registers.\n\n```cuda\n{kernel}```\n"
 
 
 @dataclass
 class ScriptedEndpoint:
-    """Takes one step of the script for each request, then `otherwise`; rules come first, and `reacts` before all."""
+    """Takes a step for each request: of `reacts`, else of a rule, else the next of the script, else `otherwise`."""
 
     steps: Sequence[Step] = ()
     otherwise: Step = field(default_factory=lambda: status(500, "the script is over"))
@@ -182,11 +182,11 @@ class ScriptedEndpoint:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to be talked to by this model and no other, past any proxy."""
+        """The environment in which a process uses this endpoint alone, without a proxy."""
         return {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": KEY, "NO_PROXY": "127.0.0.1"}
 
     def take(self, recorded: Recorded) -> Step:
-        """The step for a request, which is remembered."""
+        """Record a request and return its step."""
         with self._lock:
             self.requests.append(recorded)
             if step := self.reacts(recorded):
@@ -206,4 +206,4 @@ class _Server(ThreadingHTTPServer):
         self.endpoint = endpoint
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Silence: a client that gave up is part of the script."""
+        """Print nothing: a client that closes the connection is part of the script."""

@@ -273,13 +273,13 @@ def refused_parameter(status: int, message: str, body: object, sent: Iterable[st
     """Return which of the sent parameters the server rejects, or an empty string."""
     if status not in (400, 422):
         return ""
-    said = message.lower()
-    if not (REFUSES.search(said) or code_of(body, "code").startswith("unsupported")):
+    text = message.lower()
+    if not (REFUSES.search(text) or code_of(body, "code").startswith("unsupported")):
         return ""
     blamed = code_of(body, "param")
     # The longest first: one name is a part of another.
     names = sorted(sent, key=len, reverse=True)
-    mentioned = sorted((name for name in names if re.search(rf"\b{name}\b", said)), key=said.index)
+    mentioned = sorted((name for name in names if re.search(rf"\b{name}\b", text)), key=text.index)
     return blamed if blamed in names else next(iter(mentioned), "")
 
 

@@ -180,8 +180,8 @@ def applied(edits: Sequence[Edit], text: str) -> str:
 def _found(search: Sequence[str], lines: Sequence[str], number: int) -> int:
     """Return the index of the only match: of the exact lines, or else of the lines without their whitespace."""
     for normalise in (str.rstrip, _squeezed):
-        wanted, there = [normalise(line) for line in search], [normalise(line) for line in lines]
-        places = [at for at in range(len(there) - len(wanted) + 1) if there[at : at + len(wanted)] == wanted]
+        wanted, present = [normalise(line) for line in search], [normalise(line) for line in lines]
+        places = [at for at in range(len(present) - len(wanted) + 1) if present[at : at + len(wanted)] == wanted]
         if len(places) == 1:
             return places[0]
         if places:

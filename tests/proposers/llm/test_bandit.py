@@ -1,7 +1,9 @@
+"""Bandit: which arms it chooses after which results."""
+
 import random
 from collections.abc import Callable, Iterable
 
-import pytest
+from each import each
 
 from archive.proposals import Cost
 from evolve.prompting.operators import OPERATORS
@@ -19,7 +21,7 @@ def trial(arm: Arm, gain: float, *, passed: bool = True, tokens: int = 2_000, us
 
 
 def played(judge: Judge, seed: int, arms: tuple[Arm, ...] = ARMS) -> list[Arm]:
-    """What is chosen in a run whose trials turn out like this."""
+    """Return the arms chosen in a run whose trials have these results."""
     rng, trials, chosen = random.Random(seed), list[Trial](), list[Arm]()
     for _ in range(GENERATIONS):
         found = choose(arms, trials, WANTED, random.Random(rng.random()))
@@ -34,7 +36,7 @@ def share(chosen: Iterable[Arm], is_meant: Callable[[Arm], bool]) -> float:
 
 
 def shares(judge: Judge, is_meant: Callable[[Arm], bool], arms: tuple[Arm, ...] = ARMS) -> tuple[float, float]:
-    """The mean share over many runs, in the first and in the second half of a run."""
+    """Return the mean share over many runs, in the first and in the second half of a run."""
     half = GENERATIONS * WANTED // 2
     runs = [played(judge, seed, arms) for seed in range(SEEDS)]
     return (
@@ -52,19 +54,19 @@ def of_other(arm: Arm) -> bool:
     return arm[0] == OTHER
 
 
-def test_the_same_seed_chooses_the_same() -> None:
+def test_the_same_seed_chooses_the_same_arms() -> None:
     assert played(usual, 5) == played(usual, 5)
 
 
-def test_another_seed_chooses_something_else() -> None:
+def test_another_seed_chooses_other_arms() -> None:
     assert choose(ARMS, (), 20, random.Random(1)) != choose(ARMS, (), 20, random.Random(2))
 
 
-def test_without_trials_every_arm_has_its_chance() -> None:
+def test_without_trials_every_arm_is_chosen_sometimes() -> None:
     assert set(choose(ARMS, (), 400, random.Random(0))) == set(ARMS)
 
 
-def test_a_model_that_answers_nothing_is_asked_less_and_less() -> None:
+def test_a_model_that_never_answers_is_chosen_less_and_less() -> None:
     def judge(arm: Arm, rng: random.Random) -> Trial:
         return Trial(arm[1], arm[0], Cost(), passed=False, gain=0.0) if of_other(arm) else usual(arm, rng)
 
@@ -73,7 +75,7 @@ def test_a_model_that_answers_nothing_is_asked_less_and_less() -> None:
     assert late < 0.1
 
 
-def test_a_model_whose_replies_are_paid_for_and_useless_is_asked_less_and_less() -> None:
+def test_a_model_whose_paid_replies_never_pass_is_chosen_less_and_less() -> None:
     def judge(arm: Arm, rng: random.Random) -> Trial:
         return trial(arm, 0.0, passed=False) if of_other(arm) else usual(arm, rng)
 
@@ -82,7 +84,7 @@ def test_a_model_whose_replies_are_paid_for_and_useless_is_asked_less_and_less()
     assert late < 0.1
 
 
-def test_an_operator_that_gains_more_is_used_more() -> None:
+def test_an_operator_that_gains_more_often_is_chosen_more() -> None:
     def judge(arm: Arm, rng: random.Random) -> Trial:
         return trial(arm, 0.1 if rng.random() < (0.2 if arm[1] == "improve" else 0.03) else 0.0)
 
@@ -90,15 +92,20 @@ def test_an_operator_that_gains_more_is_used_more() -> None:
     assert late > 2 / len(OPERATORS)
 
 
-def test_a_larger_gain_counts_for_more() -> None:
+def test_an_operator_with_larger_gains_is_chosen_more() -> None:
     def judge(arm: Arm, rng: random.Random) -> Trial:
         return trial(arm, (0.5 if of_other(arm) else 0.02) if rng.random() < 0.15 else 0.0)
 
     assert shares(judge, of_other)[1] > 0.7
 
 
-@pytest.mark.parametrize("usd", [0.0, 0.001], ids=["in tokens", "in dollars"])
-def test_of_equals_the_cheaper_one_is_asked(usd: float) -> None:
+@each(
+    {
+        "in tokens": 0.0,
+        "in dollars": 0.001,
+    }
+)
+def test_of_equal_models_the_cheaper_one_is_chosen_more(usd: float) -> None:
     def judge(arm: Arm, rng: random.Random) -> Trial:
         dear = of_other(arm)
         found = usual(arm, rng)
@@ -109,14 +116,14 @@ def test_of_equals_the_cheaper_one_is_asked(usd: float) -> None:
     assert shares(judge, of_other)[1] < 0.2
 
 
-def test_passing_is_worth_something() -> None:
+def test_a_kernel_that_passes_without_a_gain_counts() -> None:
     def judge(arm: Arm, rng: random.Random) -> Trial:
         return trial(arm, 0.0, passed=not of_other(arm))
 
     assert shares(judge, of_other)[1] < 0.2
 
 
-def test_requests_that_brought_nothing_do_not_make_a_model_look_cheap() -> None:
+def test_requests_without_a_reply_do_not_lower_the_cost_of_a_model() -> None:
     def judge(arm: Arm, rng: random.Random) -> Trial:
         silent = of_other(arm) and rng.random() < 0.8
         return Trial(arm[1], arm[0], Cost(), False, 0.0) if silent else usual(arm, rng)
@@ -124,32 +131,32 @@ def test_requests_that_brought_nothing_do_not_make_a_model_look_cheap() -> None:
     assert shares(judge, of_other)[1] < 0.3
 
 
-def test_a_model_that_comes_new_gets_a_chance() -> None:
+def test_a_new_model_is_chosen_too() -> None:
     trials = [trial((ONE, "improve"), 0.05 * (index % 5 == 0)) for index in range(100)]
     assert share(choose(ARMS, trials, 200, random.Random(3)), of_other) > 0.1
 
 
-def test_the_order_of_the_arms_changes_nothing() -> None:
+def test_the_order_of_the_arms_does_not_matter() -> None:
     trials = [trial(arm, 0.1) for arm in ARMS[:3]] * 5
     assert choose(ARMS, trials, 30, random.Random(7)) == choose(ARMS[::-1], trials, 30, random.Random(7))
 
 
-def test_an_arm_that_is_never_chosen_changes_nothing_for_the_others() -> None:
+def test_an_arm_that_is_never_chosen_does_not_affect_the_others() -> None:
     trials = [trial(arm, 0.1) for arm in ARMS[:3]] * 5
     chosen = choose(ARMS, trials, 6, random.Random(7))
     assert choose([arm for arm in ARMS if arm in chosen], trials, 6, random.Random(7)) == chosen
 
 
-def test_trials_of_others_are_none_of_its_business() -> None:
+def test_trials_of_other_proposers_are_ignored() -> None:
     tuned = [Trial("knobs", "offline", Cost(), passed=True, gain=1.0)] * 50
     assert choose(ARMS, tuned, 20, random.Random(4)) == choose(ARMS, (), 20, random.Random(4))
 
 
-def test_an_operator_is_used_no_more_often_than_it_may() -> None:
+def test_an_operator_is_chosen_at_most_as_often_as_allowed() -> None:
     chosen = choose(ARMS, (), 100, random.Random(6), {"repair": 2, "draft": 0})
     assert sum(operator == "repair" for _, operator in chosen) == 2
     assert not any(operator == "draft" for _, operator in chosen)
 
 
-def test_where_nothing_may_be_asked_nothing_is() -> None:
+def test_no_arm_is_chosen_where_none_is_allowed() -> None:
     assert choose((), (), 5, random.Random(0)) == ()

@@ -1,4 +1,4 @@
-"""One question over real HTTP: what is sent, what is asked again, and what it cost."""
+"""Calls over real HTTP: what is sent, what is repeated, and what it costs."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Waiting:
-    """A clock that only waiting moves, so that nobody really waits."""
+    """A clock that only waiting moves, so that tests do not wait."""
 
     waits: list[float] = field(default_factory=list)
 
@@ -52,7 +52,7 @@ class Waiting:
 def asked(
     *steps: Step, model: Model = PLAIN, times: int = 1, retries: int = 4
 ) -> tuple[list[Answer], ScriptedEndpoint, Waiting]:
-    """The answers, what the server saw, and what was waited for."""
+    """Return the answers, the server with its requests, and the waits."""
     waiting = Waiting()
     with ScriptedEndpoint(steps) as endpoint:
         chat = Endpoints({"THE_KEY": KEY}, retries, lambda: RateLimit(waiting.clock))
@@ -61,7 +61,7 @@ def asked(
 
 
 def sent(endpoint: ScriptedEndpoint) -> list[dict[str, object]]:
-    """What each request said beside the model and the messages."""
+    """Return the parameters of each request besides model and messages."""
     return [{k: v for k, v in one.body.items() if k not in ("model", "messages")} for one in endpoint.requests]
 
 
@@ -69,18 +69,18 @@ def refused(parameter: str) -> Step:
     return status(400, f"Unsupported parameter: '{parameter}' is not supported with this model.", param=parameter)
 
 
-def test_the_words_come_back_with_what_they_cost() -> None:
+def test_an_answer_has_its_text_and_its_cost() -> None:
     (found,), _, _ = asked(HELLO)
     assert (found.text, found.failure, found.cost.prompt_tokens, found.cost.completion_tokens) == ("hello", "", 100, 10)
 
 
 @pytest.mark.parametrize("wait", [0.02, 61.0, LONGEST_SECONDS])
-def test_a_server_is_left_alone_as_long_as_it_asks(wait: float) -> None:
+def test_no_request_is_sent_before_retry_after_has_passed(wait: float) -> None:
     (found,), _, waiting = asked(status(429, retry_after=str(wait)), HELLO)
     assert (found.text, waiting.waits) == ("hello", [wait])
 
 
-def test_a_server_that_wants_to_be_left_alone_for_too_long_is_not_waited_for() -> None:
+def test_a_retry_after_beyond_the_longest_wait_is_a_failure() -> None:
     (found,), endpoint, waiting = asked(status(429, retry_after=str(LONGEST_SECONDS + 1)), HELLO)
     assert ("status 429" in found.failure, len(endpoint.requests), waiting.waits) == (True, 1, [])
 
@@ -88,18 +88,18 @@ def test_a_server_that_wants_to_be_left_alone_for_too_long_is_not_waited_for() -
 @pytest.mark.parametrize(
     "fault", [status(408), status(409), status(429), status(500), status(503), hang_up(), truncated("x")]
 )
-def test_what_brought_no_reply_is_asked_again_with_the_same_key(fault: Step) -> None:
+def test_a_request_without_a_reply_is_repeated_with_the_same_idempotency_key(fault: Step) -> None:
     (found,), endpoint, _ = asked(fault, fault, HELLO)
     keys = {request.headers["idempotency-key"] for request in endpoint.requests}
     assert (found.text, len(endpoint.requests), len(keys)) == ("hello", 3, 1)
 
 
-def test_each_call_has_a_key_of_its_own() -> None:
+def test_each_call_has_its_own_idempotency_key() -> None:
     _, endpoint, _ = asked(HELLO, HELLO, times=2)
     assert len({request.headers["idempotency-key"] for request in endpoint.requests}) == 2
 
 
-def test_a_server_is_asked_only_so_often() -> None:
+def test_a_request_is_repeated_at_most_max_retries_times() -> None:
     (found,), endpoint, _ = asked(*[status(503)] * 9, retries=2)
     assert ("status 503" in found.failure, len(endpoint.requests)) == (True, 3)
 
@@ -117,12 +117,12 @@ def test_a_server_is_asked_only_so_often() -> None:
     ],
     ids=["html", "half JSON", "no choices", "empty", "cut off", "400", "413"],
 )
-def test_what_may_have_been_paid_for_or_cannot_pass_is_not_asked_again(step: Step) -> None:
+def test_a_reply_that_may_be_paid_for_and_a_lasting_fault_are_not_requested_again(step: Step) -> None:
     (found,), endpoint, _ = asked(step, HELLO)
     assert (bool(found.failure), len(endpoint.requests)) == (True, 1)
 
 
-def test_a_good_answer_of_the_wrong_kind_is_read() -> None:
+def test_an_answer_with_the_wrong_content_type_is_read() -> None:
     (found,), _, _ = asked(raw(json.dumps(completion_body("hello")), kind="text/html"))
     assert found.text == "hello"
 
@@ -142,20 +142,20 @@ def test_a_good_answer_of_the_wrong_kind_is_read() -> None:
     ],
     ids=["nothing", "temperature", "effort and limit", "refused temperature", "refused limits"],
 )
-def test_parameters_are_sent_as_configured_until_they_are_refused(
+def test_parameters_are_sent_until_the_server_refuses_them(
     model: Model, steps: list[Step], bodies: list[dict[str, object]]
 ) -> None:
     (found,), endpoint, _ = asked(*steps, HELLO, model=model)
     assert (sent(endpoint), json.loads(found.parameters), found.text) == (bodies, bodies[-1], "hello")
 
 
-def test_a_refusal_is_remembered() -> None:
+def test_a_refused_parameter_is_not_sent_again() -> None:
     model = replace(PLAIN, temperature=0.5)
     _, endpoint, _ = asked(refused("temperature"), HELLO, HELLO, model=model, times=2)
     assert sent(endpoint) == [{"temperature": 0.5}, {}, {}]
 
 
-def test_a_server_that_refuses_whatever_is_sent_is_given_up() -> None:
+def test_a_server_that_refuses_every_request_is_a_failure() -> None:
     (found,), endpoint, _ = asked(*[refused("temperature")] * 9, model=replace(PLAIN, temperature=0.5))
     assert ("Unsupported" in found.failure, len(endpoint.requests)) == (True, 2)
 
@@ -170,17 +170,17 @@ def test_a_server_that_refuses_whatever_is_sent_is_given_up() -> None:
         (status(429, "quota", code="insufficient_quota"), "requires payment"),
     ],
 )
-def test_a_fault_that_does_not_pass_stops_the_model(step: Step, reason: str) -> None:
+def test_a_lasting_fault_makes_the_model_unusable(step: Step, reason: str) -> None:
     (found,), endpoint, _ = asked(step, HELLO)
     assert (reason in str(found.unusable), len(endpoint.requests)) == (True, 1)
 
 
-def test_requests_per_minute_are_kept() -> None:
+def test_the_limit_of_requests_per_minute_is_kept() -> None:
     _, _, waiting = asked(*[HELLO] * 3, model=replace(PLAIN, requests_per_minute=2), times=3)
     assert waiting.waits == [60.0]
 
 
-def test_asking_again_counts_too() -> None:
+def test_a_repeated_request_counts_for_the_limit() -> None:
     _, _, waiting = asked(status(429), HELLO, model=replace(PLAIN, requests_per_minute=1))
     assert sum(waiting.waits) == 60.0
 
@@ -200,7 +200,7 @@ CACHED = {"prompt_tokens": 1000, "completion_tokens": 100, "prompt_tokens_detail
     ],
     ids=["cached", "no price for cached", "told", "told without prices", "unknown"],
 )
-def test_the_dollars_are_what_the_server_says_or_else_follow_from_the_prices(
+def test_the_cost_in_usd_is_the_servers_or_follows_from_the_prices(
     model: Model, usage: dict[str, object], usd: float
 ) -> None:
     (found,), _, _ = asked(answer("hello", usage=usage), model=model)
@@ -211,12 +211,14 @@ def test_the_dollars_are_what_the_server_says_or_else_follow_from_the_prices(
     ("model", "usage", "unpriced"),
     [(PLAIN, CACHED, True), (PLAIN, {**CACHED, "cost": 0}, False), (PRICED, CACHED, False)],
 )
-def test_it_is_said_where_nobody_knows_the_price(model: Model, usage: dict[str, object], unpriced: bool) -> None:
+def test_an_answer_without_a_known_price_is_marked_unpriced(
+    model: Model, usage: dict[str, object], unpriced: bool
+) -> None:
     (found,), _, _ = asked(answer("hello", usage=usage), model=model)
     assert found.unpriced == unpriced
 
 
-def test_where_nobody_counts_the_tokens_they_are_estimated() -> None:
+def test_tokens_are_estimated_where_the_server_does_not_count_them() -> None:
     (found,), _, _ = asked(answer("hello, world", usage=None), model=PRICED)
     prompt, completion = estimated_tokens(MESSAGES), tokens("hello, world")
     assert (found.cost.prompt_tokens, found.cost.completion_tokens) == (prompt, completion)
@@ -233,13 +235,13 @@ def test_where_nobody_counts_the_tokens_they_are_estimated() -> None:
         raw(json.dumps({"choices": [{"message": {"content": [{"text": KEY[:9]}, {"text": KEY[9:]}]}}]})),
     ],
 )
-def test_the_key_is_in_no_answer(step: Step) -> None:
+def test_no_answer_contains_the_key(step: Step) -> None:
     (found,), _, _ = asked(step)
     assert KEY not in repr(found)
 
 
 @pytest.mark.parametrize("before", range(280, 300, 3))
-def test_a_key_is_not_cut_in_two_before_it_is_looked_for(before: int) -> None:
+def test_a_key_is_redacted_before_its_text_is_shortened(before: int) -> None:
     long = f"{'z' * before}{KEY}"
     refusal = {"choices": [{"message": {"content": "", "refusal": long}}]}
     (found,), _, _ = asked(raw(json.dumps({"error": {"message": long}})))
@@ -248,24 +250,24 @@ def test_a_key_is_not_cut_in_two_before_it_is_looked_for(before: int) -> None:
 
 
 @pytest.mark.parametrize("key", ["x", "0", "local"])
-def test_a_key_that_is_a_mere_word_is_left_in_a_kernel(key: str) -> None:
+def test_a_short_key_is_not_redacted_in_a_kernel(key: str) -> None:
     with ScriptedEndpoint([answer("x0 is local")]) as endpoint:
         call = Call(replace(PLAIN, base_url=endpoint.base_url), "draft", MESSAGES)
         assert Endpoints({"THE_KEY": key}).ask(call, Waiting().pause).text == "x0 is local"
 
 
-def test_what_an_address_holds_of_secrets_is_in_no_reply() -> None:
+def test_no_reply_contains_the_credentials_of_the_address() -> None:
     with ScriptedEndpoint([answer("you are hidden-word")]) as endpoint:
         call = Call(Model("m", endpoint.base_url.replace("//", "//me:hidden-word@")), "draft", MESSAGES)
         assert Endpoints({}).ask(call, Waiting().pause).text == "you are ***"
     assert redacted(["hidden-too"], Model("m", "http://h/v1?version=1&key=hidden-too"), "") == ["***"]
 
 
-def test_the_key_is_in_no_question_and_no_name() -> None:
+def test_the_printed_endpoints_do_not_contain_the_key() -> None:
     assert KEY not in repr(Endpoints({"THE_KEY": KEY}))
 
 
-def test_a_password_in_the_address_is_shown_nowhere() -> None:
+def test_a_password_in_the_address_is_never_shown() -> None:
     call = Call(Model("m", "http://me:hidden-word@127.0.0.1:9/v1?api-key=hidden-too"), "draft", MESSAGES)
     found = Endpoints({}, max_retries=0).ask(call, Waiting().pause)
     assert found.unusable

@@ -1,4 +1,4 @@
-"""The language model's proposer against a real HTTP server that misbehaves on purpose."""
+"""LLM proposer with a real HTTP server that fails as its script says."""
 
 import os
 import subprocess
@@ -36,12 +36,12 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
-def test_a_reply_becomes_a_proposal_signed_by_the_model() -> None:
+def test_a_reply_becomes_a_proposal_of_its_model() -> None:
     proposal = only(proposals(GOOD))
     assert (proposal.kernel, proposal.proposer, proposal.operator, proposal.run) == (KERNEL, MODEL, "draft", "run-1")
 
 
-def test_a_proposal_knows_its_tokens() -> None:
+def test_a_proposal_has_the_tokens_of_its_reply() -> None:
     cost = only(proposals(GOOD)).cost
     assert (cost.prompt_tokens, cost.completion_tokens) == (100, 10)
 
@@ -55,13 +55,13 @@ def test_the_model_gets_the_key_and_the_messages() -> None:
     assert "# The op: center_rows" in recorded.prompt
 
 
-def test_nothing_but_the_model_and_the_messages_is_sent() -> None:
+def test_a_request_holds_only_the_model_and_the_messages() -> None:
     with ScriptedEndpoint([GOOD]) as endpoint:
         list(proposer(endpoint).propose(request(1)))
     assert set(endpoint.requests[0].body) == {"model", "messages"}
 
 
-def test_the_reference_is_shown_as_it_stands_in_its_file() -> None:
+def test_the_prompt_shows_the_file_of_the_reference() -> None:
     with ScriptedEndpoint([GOOD]) as endpoint:
         list(proposer(endpoint).propose(request(1)))
     assert "return x - x.mean(-1, keepdim=True) + shift" in endpoint.requests[0].prompt
@@ -96,7 +96,7 @@ def test_each_wanted_proposal_takes_one_request(wanted: int) -> None:
         "filtered", "length",
     ],
 )  # fmt: skip
-def test_a_fault_becomes_a_failed_proposal_that_says_why(fault: Step, reason: str) -> None:
+def test_a_fault_becomes_a_proposal_with_its_reason(fault: Step, reason: str) -> None:
     proposal = only(proposals(fault))
     assert proposal.kernel is None
     assert reason in proposal.failure
@@ -109,7 +109,7 @@ def test_a_stall_becomes_a_failed_proposal() -> None:
 @pytest.mark.parametrize(
     "fault", [status(429), status(500), hang_up(), truncated(KERNEL_TEXT)], ids=["429", "500", "hang up", "truncated"]
 )
-def test_a_passing_fault_is_retried(fault: Step) -> None:
+def test_a_temporary_fault_is_retried(fault: Step) -> None:
     assert only(proposals(fault, GOOD, retries=1)).kernel == KERNEL
 
 
@@ -122,50 +122,50 @@ def test_one_fault_among_many_requests_costs_one_proposal() -> None:
     assert sorted(kernel is None for kernel in kernels) == [False, False, False, True]
 
 
-def test_a_cut_reply_keeps_what_was_said() -> None:
+def test_a_truncated_reply_keeps_its_text() -> None:
     assert only(proposals(answer("/*--- half", finish_reason="length"))).reply == "/*--- half"
 
 
-def test_a_failure_never_repeats_the_key() -> None:
+def test_a_failure_does_not_contain_the_key() -> None:
     proposal = only(proposals(status(400, f"the key {KEY} has no quota")))
     assert "the key *** has no quota" in proposal.failure
 
 
-def test_the_key_is_not_in_the_printed_proposer() -> None:
+def test_the_printed_proposer_does_not_contain_the_key() -> None:
     assert KEY not in repr(at(NOBODY))
 
 
-def test_prose_is_asked_for_its_kernel_once_more_and_kept_as_a_failure() -> None:
+def test_a_reply_without_a_kernel_is_a_failure_and_gets_a_second_prompt() -> None:
     prose, kernel = proposals(answer("Use warps."), GOOD)
     assert (prose.kernel, prose.reply) == (None, "Use warps.")
     assert prose.failure
     assert kernel.kernel == KERNEL
 
 
-def test_a_malformed_kernel_is_asked_for_again_with_the_reason() -> None:
+def test_the_second_prompt_for_a_malformed_kernel_gives_the_reason() -> None:
     malformed = in_fence(KERNEL_TEXT.replace("specialize", "specialise"))
     with ScriptedEndpoint([answer(malformed), GOOD]) as endpoint:
         list(proposer(endpoint).propose(request(1)))
     assert "line 5: unknown key `specialise`" in endpoint.requests[1].body["messages"][-1]["content"]
 
 
-def test_asking_again_goes_on_with_the_conversation() -> None:
+def test_the_second_prompt_continues_the_conversation() -> None:
     with ScriptedEndpoint([answer("Use warps."), GOOD]) as endpoint:
         list(proposer(endpoint).propose(request(1)))
     first, second = (recorded.body["messages"] for recorded in endpoint.requests)
     assert second[:-1] == [*first, {"role": "assistant", "content": "Use warps."}]
 
 
-def test_a_reply_is_asked_for_again_only_once() -> None:
+def test_there_is_no_third_prompt() -> None:
     replies = [proposal.reply for proposal in proposals(answer("Use warps."), answer("Use blocks."), GOOD)]
     assert replies == ["Use warps.", "Use blocks."]
 
 
-def test_each_reply_has_its_own_tokens() -> None:
+def test_each_reply_has_its_own_cost() -> None:
     assert [proposal.cost.prompt_tokens for proposal in proposals(answer("Use warps."), GOOD)] == [100, 100]
 
 
-def test_a_fault_while_asking_again_keeps_the_first_words() -> None:
+def test_a_fault_at_the_second_prompt_keeps_the_first_reply() -> None:
     words, fault = proposals(answer("Use warps."), status(500, "out of order"))
     assert words.reply == "Use warps."
     assert "out of order" in fault.failure
@@ -180,34 +180,34 @@ def test_a_failed_kernel_is_repaired_with_its_compile_error_in_the_prompt() -> N
 
 
 @pytest.mark.parametrize("code", [401, 403])
-def test_a_refused_key_is_the_users_to_put_right(code: int) -> None:
+def test_a_refused_key_is_a_user_error(code: int) -> None:
     with pytest.raises(UserError, match="refused the key"):
         proposals(status(code, f"incorrect key {KEY}"), wanted=3)
 
 
-def test_a_refused_key_is_not_repeated() -> None:
+def test_the_error_for_a_refused_key_does_not_contain_it() -> None:
     with pytest.raises(UserError) as refused:
         proposals(status(401, f"incorrect key {KEY}"))
     assert KEY not in str(refused.value)
 
 
-def test_an_unknown_model_is_the_users_to_put_right() -> None:
+def test_an_unknown_model_is_a_user_error() -> None:
     with pytest.raises(UserError, match=f"has no model `{MODEL}`"):
         proposals(status(404, "model not found"))
 
 
-def test_nobody_at_the_address_is_the_users_to_put_right() -> None:
+def test_an_address_without_a_server_is_a_user_error() -> None:
     with pytest.raises(UserError, match=r"no server answers at http://127\.0\.0\.1:9/v1"):
         list(at(NOBODY).propose(request(2)))
 
 
-def test_a_name_and_password_in_the_address_are_not_repeated() -> None:
+def test_errors_do_not_contain_the_credentials_of_the_address() -> None:
     with pytest.raises(UserError) as unreachable:
         list(at("http://me:hidden@127.0.0.1:9/v1").propose(request(1)))
     assert "hidden" not in f"{unreachable.value} {unreachable.value.hint}"
 
 
-def test_leaving_early_asks_nothing_more() -> None:
+def test_no_request_is_sent_after_the_caller_stops() -> None:
     with ScriptedEndpoint([GOOD], otherwise=stall()) as endpoint:
         found = proposer(endpoint).propose(request(40))
         next(found)

@@ -1,8 +1,9 @@
-"""What may follow `--model`, and what it means."""
+"""Models read from arguments of `--model`, from files and from the environment."""
 
 from pathlib import Path
 
 import pytest
+from each import each
 
 from evolve.errors import UserError
 from evolve.proposers.llm.models import (
@@ -43,24 +44,26 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_without_words_there_is_a_default() -> None:
+def test_without_arguments_there_is_a_default_model() -> None:
     assert read_models((), {}) == (Model("gpt-5", key_env="OPENAI_API_KEY"),)
 
 
-def test_a_name_is_asked_where_the_environment_says() -> None:
+def test_a_name_alone_is_at_the_address_of_the_environment() -> None:
     (found,) = read_models(["qwen"], {"OPENAI_BASE_URL": HOST, "EVOLVE_LLM_TIMEOUT": "7"})
     assert (found.name, found.base_url, found.key_env, found.timeout_seconds) == ("qwen", HOST, "OPENAI_API_KEY", 7.0)
 
 
-@pytest.mark.parametrize(
-    ("word", "name", "base_url"),
-    [
-        (f"qwen@{HOST}", "qwen", HOST),
-        ("acc/m@2025-01@https://h/v1", "acc/m@2025-01", "https://h/v1"),
-        ("m@http://[::1]:8080/v1", "m", "http://[::1]:8080/v1"),
-    ],
+@each(
+    {
+        str(case): case
+        for case in [
+            (f"qwen@{HOST}", "qwen", HOST),
+            ("acc/m@2025-01@https://h/v1", "acc/m@2025-01", "https://h/v1"),
+            ("m@http://[::1]:8080/v1", "m", "http://[::1]:8080/v1"),
+        ]
+    }
 )
-def test_a_name_may_bring_its_address(word: str, name: str, base_url: str) -> None:
+def test_a_name_may_include_its_address(word: str, name: str, base_url: str) -> None:
     (found,) = read_models([word], {})
     assert (found.name, found.base_url) == (name, base_url)
 
@@ -69,7 +72,7 @@ def test_the_key_of_one_address_is_never_sent_to_another() -> None:
     assert [model.key_env for model in read_models(["gpt-5", f"qwen@{HOST}"], {})] == ["OPENAI_API_KEY", ""]
 
 
-def test_a_file_says_all_that_is_to_be_known(tmp_path: Path) -> None:
+def test_a_file_sets_every_field_of_a_model(tmp_path: Path) -> None:
     big, small = read_models([written(tmp_path, FULL)], {})
     assert big == Model(
         "big",
@@ -114,7 +117,7 @@ def test_a_file_says_all_that_is_to_be_known(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_cannot_be_meant_is_refused_with_a_hint(tmp_path: Path, text: str, reason: str, hint: str) -> None:
+def test_a_malformed_file_is_refused_with_a_hint(tmp_path: Path, text: str, reason: str, hint: str) -> None:
     with pytest.raises(UserError) as refused:
         read_models([written(tmp_path, text)], {})
     assert reason in str(refused.value)
@@ -126,45 +129,45 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         read_models([str(tmp_path / "none.toml")], {})
 
 
-@pytest.mark.parametrize("url", ["http://", "http://:80/v1", "http://h:port/v1", "http://h:99999/v1", "http://[::1/v1"])
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+@each({url: url for url in ["http://", "http://:80/v1", "http://h:port/v1", "http://h:99999/v1", "http://[::1/v1"]})
+def test_a_malformed_address_is_refused(url: str) -> None:
     with pytest.raises(UserError, match="must be an address"):
         read_models(["m"], {"OPENAI_BASE_URL": url})
 
 
-def test_a_refused_address_does_not_show_its_password() -> None:
+def test_the_error_for_an_address_does_not_show_its_password() -> None:
     with pytest.raises(UserError) as refused:
         read_models(["m@http://me:hidden@h:port/v1"], {})
     assert "hidden" not in f"{refused.value} {refused.value.hint}"
 
 
-@pytest.mark.parametrize("word", ["m@ftp://me:hidden@h/v1", "m@HTTP://me:hidden@h/v1", "http://h/v1?key=hidden"])
-def test_an_address_of_another_kind_is_no_name_and_does_not_show_its_password(word: str) -> None:
+@each({word: word for word in ["m@ftp://me:hidden@h/v1", "m@HTTP://me:hidden@h/v1", "http://h/v1?key=hidden"]})
+def test_an_address_without_a_model_is_refused_and_its_password_hidden(word: str) -> None:
     with pytest.raises(UserError, match="must name a model") as refused:
         read_models([word], {})
     assert "hidden" not in f"{refused.value} {refused.value.hint}"
     assert "hidden" not in without_secrets(word)
 
 
-def test_a_refused_address_does_not_show_what_it_asks() -> None:
+def test_the_error_for_an_address_does_not_show_its_query() -> None:
     with pytest.raises(UserError, match="must be an address") as refused:
         read_models(["m"], {"OPENAI_BASE_URL": "htp://h/v1?key=hidden"})
     assert "hidden" not in str(refused.value)
 
 
-def test_a_name_that_nobody_could_keep_is_refused() -> None:
+def test_a_name_with_unprintable_characters_is_refused() -> None:
     with pytest.raises(UserError, match="characters that no name has"):
         read_models(["m\udcff"], {})
 
 
-def test_a_key_in_place_of_its_variable_is_not_repeated(tmp_path: Path) -> None:
+def test_a_key_given_as_key_env_is_refused_and_not_shown(tmp_path: Path) -> None:
     models = read_models([written(tmp_path, '[[model]]\nname = "m"\nkey_env = "gsk_hidden"')], {})
     with pytest.raises(UserError, match="m needs a key") as refused:
         check_keys(models, {})
     assert "hidden" not in f"{refused.value} {refused.value.hint}"
 
 
-def test_models_of_one_name_sign_with_their_addresses() -> None:
+def test_models_of_one_name_are_labelled_by_their_addresses() -> None:
     signatures = [model.signature for model in read_models([f"m@{HOST}", "m@http://me:pw@other/v1", "n"], {})]
     assert signatures == ["m@localhost:8000", "m@other", "n"]
 
@@ -180,22 +183,22 @@ def test_the_same_model_twice_needs_labels(tmp_path: Path) -> None:
     ("environment", "reason"),
     [({}, "GATEWAY_KEY is not set"), ({"GATEWAY_KEY": "one\ntwo"}, "characters that no key has")],
 )
-def test_a_key_that_was_named_must_be_there(tmp_path: Path, environment: dict[str, str], reason: str) -> None:
+def test_the_variable_of_a_key_must_be_set(tmp_path: Path, environment: dict[str, str], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         check_keys(read_models([written(tmp_path, FULL)], {}), environment)
 
 
-def test_a_limit_in_dollars_needs_prices_for_all(tmp_path: Path) -> None:
+def test_a_limit_in_usd_needs_the_prices_of_all_models(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the price of small is not known"):
         check_priced([written(tmp_path, FULL)], "", {})
 
 
-def test_a_limit_in_dollars_speaks_of_the_model_that_would_be_asked() -> None:
+def test_the_error_for_a_missing_price_names_the_default_model() -> None:
     with pytest.raises(UserError, match="the price of the first of mine is not known"):
         check_priced([], "the first of mine", {"OPENAI_BASE_URL": HOST})
 
 
-def test_an_empty_name_is_no_model() -> None:
+def test_an_empty_name_is_refused() -> None:
     with pytest.raises(UserError, match="--model must name a model"):
         read_models([" "], {})
 
@@ -208,25 +211,27 @@ def test_an_empty_name_is_no_model() -> None:
         'name = "m"\nbase_url = "https://openrouter.ai/api/v1"',
     ],
 )
-def test_prices_may_be_the_server_s_to_tell(tmp_path: Path, text: str) -> None:
+def test_a_model_whose_server_reports_costs_needs_no_prices(tmp_path: Path, text: str) -> None:
     check_priced([written(tmp_path, f"[[model]]\n{text}")], "", {})
 
 
-def test_a_limit_in_dollars_alone_needs_a_model_that_costs_something(tmp_path: Path) -> None:
+def test_a_limit_in_usd_alone_is_refused_for_free_models(tmp_path: Path) -> None:
     nothing = '[[model]]\nname = "m"\nusd_per_million = { prompt = 0, completion = 0 }\n'
     with pytest.raises(UserError, match="would never end"):
         check_spends([written(tmp_path, nothing)], {})
     check_spends([written(tmp_path, f'{nothing}[[model]]\nname = "n"\ntells_cost = true')], {})
 
 
-@pytest.mark.parametrize(
-    ("word", "shown"),
-    [
-        ("m@http://me:pw@h:1/v1?key=k", "m@http://h:1/v1"),
-        (f"m@{HOST}", f"m@{HOST}"),
-        ("models.toml", "models.toml"),
-        ("m", "m"),
-    ],
+@each(
+    {
+        str(case): case
+        for case in [
+            ("m@http://me:pw@h:1/v1?key=k", "m@http://h:1/v1"),
+            (f"m@{HOST}", f"m@{HOST}"),
+            ("models.toml", "models.toml"),
+            ("m", "m"),
+        ]
+    }
 )
-def test_a_word_can_be_shown_without_its_password(word: str, shown: str) -> None:
+def test_an_argument_is_shown_without_its_password(word: str, shown: str) -> None:
     assert without_secrets(word) == shown

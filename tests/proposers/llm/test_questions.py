@@ -1,8 +1,10 @@
+"""Questions: the prompts chosen for a request, live and as a batch."""
+
 import json
 from dataclasses import replace
 
-import pytest
 import torch
+from each import each
 from small_op import BROKEN_TEXT, KERNEL, OP, SLOW_TEXT, failed, passed, request
 
 from archive.exchange import decode_custom_id
@@ -21,16 +23,16 @@ def batch_lines(found: tuple[Prompt, ...]) -> list[str]:
     return [batch_line(OP.name, prompt) for prompt in found]
 
 
-def test_the_same_seed_asks_the_same() -> None:
+def test_the_same_seed_gives_the_same_prompts() -> None:
     assert prompts(SITUATION, (ONE, OTHER), "") == prompts(SITUATION, (ONE, OTHER), "")
 
 
-def test_another_seed_asks_something_else() -> None:
+def test_another_seed_gives_other_prompts() -> None:
     first, second = (prompts(replace(SITUATION, seed=seed), (ONE,), "") for seed in (1, 2))
     assert [prompt.operator for prompt in first] != [prompt.operator for prompt in second]
 
 
-def test_several_models_have_their_turns() -> None:
+def test_all_models_are_used() -> None:
     assert {prompt.model.name for prompt in prompts(replace(SITUATION, wanted=40), (ONE, OTHER), "")} == {"m-1", "m-2"}
 
 
@@ -47,13 +49,13 @@ def test_a_batch_holds_the_messages_and_parameters_that_a_live_model_gets() -> N
     ]
 
 
-def test_the_id_of_a_batch_request_says_what_a_live_proposal_would() -> None:
+def test_the_custom_id_of_a_batch_request_holds_operator_parents_and_nonce() -> None:
     ids = [decode_custom_id(json.loads(line)["custom_id"]) for line in batch_lines(prompts(SITUATION, (ONE,), ""))]
     live = [(prompt.operator, prompt.parents, prompt.nonce) for prompt in prompts(SITUATION, (ONE,), "")]
     assert [(one.operator, one.parents, one.nonce) for one in ids if one] == live
 
 
-def test_the_ids_of_a_batch_are_different() -> None:
+def test_the_custom_ids_of_a_batch_are_different() -> None:
     lines = batch_lines(prompts(request(50, parents=(passed(KERNEL),)), (ONE,), ""))
     assert len({json.loads(line)["custom_id"] for line in lines}) == 50
 
@@ -63,21 +65,21 @@ def test_other_runs_have_other_nonces() -> None:
     assert first != second
 
 
-@pytest.mark.parametrize("form", [FENCED, WHOLE, EDITS])
+@each({form: form for form in [FENCED, WHOLE, EDITS]})
 def test_a_model_is_asked_for_its_own_form(form: str) -> None:
     prompt = prompt_for(SITUATION, replace(ONE, form=form), IMPROVE, (passed(KERNEL),), "", 0)
     assert prompt.messages[-1].content.endswith(ANSWERS[form])
 
 
-@pytest.mark.parametrize("form", [FENCED, WHOLE, EDITS])
-def test_asking_again_asks_for_the_same_form(form: str) -> None:
+@each({form: form for form in [FENCED, WHOLE, EDITS]})
+def test_a_second_prompt_asks_for_the_same_form(form: str) -> None:
     prompt = prompt_for(SITUATION, replace(ONE, form=form), IMPROVE, (passed(KERNEL),), "", 0).once_more(
         "Warps.", "no kernel"
     )
     assert prompt.messages[-1].content.endswith(ANSWERS[form])
 
 
-def test_asking_again_is_another_call() -> None:
+def test_a_second_prompt_has_another_nonce() -> None:
     prompt = prompts(SITUATION, (ONE,), "")[0]
     assert prompt.once_more("Warps.", "no kernel").nonce not in {one.nonce for one in prompts(SITUATION, (ONE,), "")}
 
@@ -86,21 +88,21 @@ def test_the_reference_source_is_its_whole_file() -> None:
     assert reference_source(OP).startswith('"""A small op with kernels')
 
 
-def test_a_reference_without_python_source_has_none() -> None:
+def test_a_reference_without_python_source_has_an_empty_source() -> None:
     assert reference_source(replace(OP, reference=torch.softmax)) == ""
 
 
-def test_of_a_file_of_many_ops_only_what_one_needs_is_shown() -> None:
+def test_of_a_file_with_many_ops_only_the_functions_of_one_are_shown() -> None:
     shown = reference_source(catalog.load("silu_backward"))
     assert "silu_backward" in shown
     assert "mish" not in shown
     assert len(shown) < 1000
 
 
-@pytest.mark.parametrize(
-    "name", ["swiglu_backward", "max_pool2d", "avg_pool3d_backward", "mse", "causal_attention", "lstm"]
+@each(
+    {name: name for name in ["swiglu_backward", "max_pool2d", "avg_pool3d_backward", "mse", "causal_attention", "lstm"]}
 )
-def test_functions_that_a_reference_calls_are_shown_with_it(name: str) -> None:
+def test_the_functions_that_a_reference_calls_are_shown(name: str) -> None:
     shown = reference_source(catalog.load(name))
     assert "def " in shown
     assert "torch." in shown or "functional." in shown

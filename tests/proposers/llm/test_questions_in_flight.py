@@ -1,3 +1,5 @@
+"""Prompts in flight: several at a time, each answer as it comes."""
+
 import threading
 import time
 from collections.abc import Sequence
@@ -15,15 +17,15 @@ def doubled(question: int, pause: Pause) -> int:
     return 2 * question
 
 
-def test_every_question_is_answered_once() -> None:
+def test_every_prompt_is_answered_once() -> None:
     assert sorted(ask_concurrently(list(range(20)), doubled, always)) == [(n, 2 * n) for n in range(20)]
 
 
-def test_no_questions_have_no_answers() -> None:
+def test_no_prompts_give_no_answers() -> None:
     assert list(ask_concurrently([], doubled, always)) == []
 
 
-def test_no_more_are_in_flight_than_may_start() -> None:
+def test_only_prompts_that_may_start_are_in_flight() -> None:
     flying, most = 0, 0
     lock = threading.Lock()
 
@@ -41,12 +43,12 @@ def test_no_more_are_in_flight_than_may_start() -> None:
     assert (len(found), most) == (12, 3)
 
 
-def test_one_at_a_time_keeps_the_order() -> None:
+def test_prompts_one_at_a_time_are_answered_in_order() -> None:
     found = ask_concurrently(list(range(9)), doubled, lambda _, running: not running)
     assert [question for question, _ in found] == list(range(9))
 
 
-def test_a_question_that_an_answer_leads_to_is_asked_too() -> None:
+def test_a_prompt_added_after_an_answer_is_asked_too() -> None:
     waiting = [1]
     found = []
     for question, answer in ask_concurrently(waiting, doubled, always):
@@ -56,13 +58,13 @@ def test_a_question_that_an_answer_leads_to_is_asked_too() -> None:
     assert found == [2, 4, 8, 16]
 
 
-def test_what_may_never_start_is_left_unasked() -> None:
+def test_prompts_that_may_never_start_stay_in_waiting() -> None:
     waiting = [1, 2, 3]
     assert [q for q, _ in ask_concurrently(waiting, doubled, lambda question, _: question != 2)] in ([1, 3], [3, 1])
     assert waiting == [2]
 
 
-def test_when_one_raises_the_others_in_flight_are_still_passed_on() -> None:
+def test_when_one_raises_the_answers_of_the_others_in_flight_are_still_yielded() -> None:
     gate = threading.Event()
 
     def answer(question: int, pause: Pause) -> int:
@@ -84,7 +86,7 @@ def test_when_one_raises_the_others_in_flight_are_still_passed_on() -> None:
     assert sorted(found) == [(1, 1), (2, 2)]
 
 
-def test_leaving_early_waits_for_nobody_and_asks_nothing_more() -> None:
+def test_closing_early_waits_for_no_answer_and_asks_no_more() -> None:
     asked, gone = [], threading.Event()
 
     def answer(question: int, pause: Pause) -> int:

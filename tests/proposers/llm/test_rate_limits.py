@@ -1,9 +1,9 @@
-"""Limits per minute, by a clock that only waiting moves."""
+"""Limits per minute, with a clock that only waiting moves."""
 
 import random
 from dataclasses import dataclass, field
 
-import pytest
+from each import each
 
 from evolve.proposers.llm.chat import WINDOW_SECONDS, RateLimit
 from evolve.proposers.llm.models import Model
@@ -22,7 +22,7 @@ class Clock:
 
 
 def moments(model: Model, tokens: list[int], between: float = 0.0) -> list[float]:
-    """When each of the requests is let through."""
+    """Return the moments at which the requests are allowed."""
     clock = Clock()
     window = RateLimit(clock)
     found = []
@@ -33,11 +33,11 @@ def moments(model: Model, tokens: list[int], between: float = 0.0) -> list[float
     return found
 
 
-def test_without_limits_nobody_waits() -> None:
+def test_without_limits_no_request_waits() -> None:
     assert set(moments(Model("m"), [10**6] * 50)) == {1000.0}
 
 
-@pytest.mark.parametrize("between", [0.0, 1.7, 30.0])
+@each({str(between): between for between in [0.0, 1.7, 30.0]})
 def test_no_minute_holds_more_requests_than_are_allowed(between: float) -> None:
     found = moments(Model("m", requests_per_minute=7), [1] * 60, between)
     assert all(later - earlier >= WINDOW_SECONDS for earlier, later in zip(found, found[7:], strict=False))
@@ -53,15 +53,15 @@ def test_no_minute_holds_more_tokens_than_are_allowed() -> None:
         )
 
 
-def test_as_much_as_is_allowed_passes_at_once() -> None:
+def test_requests_within_the_limit_are_sent_at_once() -> None:
     assert set(moments(Model("m", requests_per_minute=7), [1] * 7)) == {1000.0}
 
 
-def test_a_question_larger_than_a_whole_minute_is_asked_alone() -> None:
+def test_a_request_larger_than_the_limit_is_sent_alone() -> None:
     assert moments(Model("m", tokens_per_minute=100), [500, 500]) == [1000.0, 1000.0 + WINDOW_SECONDS]
 
 
-def test_what_a_reply_cost_less_than_feared_is_free_again() -> None:
+def test_tokens_that_a_reply_did_not_use_are_free_again() -> None:
     clock = Clock()
     window, model = RateLimit(clock), Model("m", tokens_per_minute=1_000)
     window.acquire(model, 900, clock.pause).tokens = 100
@@ -69,7 +69,7 @@ def test_what_a_reply_cost_less_than_feared_is_free_again() -> None:
     assert clock.now == 1000.0
 
 
-def test_a_server_that_wants_to_be_left_alone_is_left_alone_by_everybody() -> None:
+def test_after_hold_no_request_is_sent_until_the_longest_hold_has_passed() -> None:
     clock = Clock()
     window = RateLimit(clock)
     window.hold(90.0)

@@ -1,6 +1,6 @@
-"""Which recorded answer a question gets."""
+"""Replay: which recorded answer a call gets."""
 
-import pytest
+from each import each
 from small_op import KERNEL
 
 from archive.proposals import Cost, Proposal, Question
@@ -26,12 +26,12 @@ def ask(chat: Recorded, words: str, operator: str = "draft", model: str = "m-1")
     return chat.ask(Call(Model(model), operator, (Message("user", words),)), no_pause)
 
 
-def test_the_very_question_comes_first_and_then_the_next_of_its_kind() -> None:
+def test_a_call_gets_the_answer_to_the_same_messages_or_the_next_of_its_kind() -> None:
     chat = Recorded("r", [exchange("a", "1"), exchange("b", "2"), exchange("c", "3")])
     assert [ask(chat, words).text for words in ("b", "x", "y")] == ["2", "1", "3"]
 
 
-def test_equal_questions_get_their_answers_in_order() -> None:
+def test_equal_calls_get_their_answers_in_order() -> None:
     chat = Recorded("r", [exchange("a", "1"), exchange("b", "2"), exchange("a", "3")])
     assert [ask(chat, words).text for words in ("a", "a", "b")] == ["1", "3", "2"]
 
@@ -42,7 +42,7 @@ def test_an_answer_is_given_only_to_its_own_model_and_operator() -> None:
     assert (ask(chat, "a", "improve").text, ask(chat, "a", model="m-2").text) == ("1", "2")
 
 
-def test_of_several_questions_the_one_that_was_answered_first_is_again() -> None:
+def test_answers_come_in_the_recorded_order() -> None:
     chat = Recorded("r", [exchange("c", "3"), exchange("a", "1"), exchange("b", "2")])
     waiting = [Prompt(Model("m-1"), "draft", (), (Message("user", words),), words) for words in ("a", "b", "c")]
     found = chat.in_recorded_order(waiting, lambda one, pause: chat.ask(one.call, pause), lambda *_: True)
@@ -54,30 +54,28 @@ def test_no_answer_is_given_twice() -> None:
     assert [bool(ask(chat, "a").failure) for _ in range(2)] == [False, True]
 
 
-def test_an_answer_costs_what_it_cost() -> None:
+def test_an_answer_has_its_recorded_cost() -> None:
     assert ask(Recorded("r", [exchange("a", "1")]), "a").cost == Cost(3, 4, usd=0.5)
 
 
-@pytest.mark.parametrize(
-    ("reply", "failure", "repeated"),
-    [
-        ("Use warps.", "the reply holds no kernel: no code that begins with /*---", ""),
-        ("", "the request failed with status 500: no", "the request failed with status 500: no"),
-        ("/*--- half", "the reply was cut off at the limit", "the reply was cut off at the limit"),
-    ],
-    ids=["prose", "no reply", "cut off"],
+@each(
+    {
+        "prose": ("Use warps.", "the reply holds no kernel: no code that begins with /*---", ""),
+        "no reply": ("", "the request failed with status 500: no", "the request failed with status 500: no"),
+        "cut off": ("/*--- half", "the reply was cut off at the limit", "the reply was cut off at the limit"),
+    }
 )
-def test_what_is_wrong_with_the_words_is_found_out_again(reply: str, failure: str, repeated: str) -> None:
+def test_failures_of_reading_are_dropped_and_failures_of_requests_kept(reply: str, failure: str, repeated: str) -> None:
     assert ask(Recorded("r", [exchange("a", reply, failure=failure)]), "a").failure == repeated
 
 
-def test_a_model_that_could_not_be_asked_cannot_be_asked_again() -> None:
+def test_a_model_that_was_unusable_is_unusable_again() -> None:
     found = ask(Recorded("r", [exchange("a", "", failure=f"{UNUSABLE}it refused the key")]), "a")
     assert str(found.unusable) == "it refused the key"
 
 
-@pytest.mark.parametrize("form", [FENCED, WHOLE, EDITS])
-def test_the_models_are_told_from_what_was_said_to_them(form: str) -> None:
+@each({form: form for form in [FENCED, WHOLE, EDITS]})
+def test_the_settings_of_the_models_follow_from_their_requests(form: str) -> None:
     found = models([exchange(f"Write.\n{ANSWERS[form]}", "1"), exchange("again", "2"), exchange("a", "3", model="m-2")])
     assert found == (
         Model("m-1", "http://h/v1", form=form, temperature=0.5, max_tokens=9),
@@ -85,6 +83,6 @@ def test_the_models_are_told_from_what_was_said_to_them(form: str) -> None:
     )
 
 
-def test_a_kernel_is_never_a_failure() -> None:
+def test_a_recorded_kernel_is_never_a_failure() -> None:
     good = Exchange(exchange("a", "").question, Proposal("center_rows", "draft", "m-1", KERNEL, reply="words"))
     assert ask(Recorded("r", [good]), "a") == Answer("words", "", Cost(), '{"temperature": 0.5, "max_tokens": 9}')

@@ -1,4 +1,4 @@
-"""Several models at once, and what they may spend: over real HTTP, with servers that misbehave on purpose."""
+"""Several models at once, and what they may spend, over real HTTP with servers that fail as scripted."""
 
 import time
 from dataclasses import replace
@@ -38,13 +38,13 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def two(first: str, second: str, **of_second: Any) -> LlmProposer:
-    """A model at each of these addresses."""
+    """Return a proposer with a model at each of these addresses."""
     models = Model(MODEL, first, "THE_KEY"), Model(OTHER, second, "THE_KEY", **of_second)
     return LlmProposer(models, Endpoints({"THE_KEY": KEY}, 0))
 
 
 @pytest.mark.parametrize("fault", [status(401), status(403), status(404)], ids=["401", "403", "404"])
-def test_a_model_that_cannot_be_asked_does_not_stop_the_others(fault: Step) -> None:
+def test_an_unusable_model_does_not_stop_the_others(fault: Step) -> None:
     with ScriptedEndpoint(otherwise=GOOD) as good, ScriptedEndpoint(otherwise=fault) as bad:
         found = list(two(good.base_url, bad.base_url).propose(request(16)))
     notes = [proposal.failure for proposal in found if proposal.proposer == OTHER]
@@ -53,18 +53,18 @@ def test_a_model_that_cannot_be_asked_does_not_stop_the_others(fault: Step) -> N
     assert {proposal.kernel for proposal in found if proposal.proposer == MODEL} == {KERNEL}
 
 
-def test_nobody_at_one_of_two_addresses_is_a_note() -> None:
+def test_an_address_without_a_server_is_one_failed_proposal_beside_another_model() -> None:
     with ScriptedEndpoint(otherwise=GOOD) as good:
         found = list(two(good.base_url, NOBODY).propose(request(16)))
     assert ["no server answers at" in p.failure for p in found if p.proposer == OTHER] == [True]
 
 
-def test_when_no_model_can_be_asked_it_is_the_users_to_put_right() -> None:
+def test_when_every_model_is_unusable_it_is_a_user_error() -> None:
     with ScriptedEndpoint(otherwise=status(401)) as bad, pytest.raises(UserError):
         list(two(bad.base_url, NOBODY).propose(request(16)))
 
 
-def test_replies_that_arrived_are_passed_on_before_it_is_said_that_no_model_can_be_asked() -> None:
+def test_replies_are_yielded_before_the_error_that_every_model_is_unusable() -> None:
     found: list[Proposal] = []
 
     def collect(proposer: LlmProposer) -> None:
@@ -79,7 +79,7 @@ def test_replies_that_arrived_are_passed_on_before_it_is_said_that_no_model_can_
     assert [proposal.kernel for proposal in found] == [KERNEL, KERNEL]
 
 
-def test_a_model_that_came_back_is_asked_again() -> None:
+def test_a_model_that_answers_again_is_usable_again() -> None:
     with ScriptedEndpoint([status(401)], otherwise=GOOD) as endpoint:
         asked = proposer(endpoint)
         with pytest.raises(UserError):
@@ -87,7 +87,7 @@ def test_a_model_that_came_back_is_asked_again() -> None:
         assert only(list(asked.propose(request(1)))).kernel == KERNEL
 
 
-def test_no_more_questions_are_in_flight_at_an_address_than_it_bears() -> None:
+def test_the_concurrency_of_an_address_is_kept() -> None:
     with ScriptedEndpoint(otherwise=stall()) as endpoint:
         model = Model(MODEL, endpoint.base_url, "THE_KEY", concurrency=2, timeout_seconds=0.3)
         found = LlmProposer((model,), Endpoints({"THE_KEY": KEY}, 0)).propose(request(8))
@@ -97,31 +97,31 @@ def test_no_more_questions_are_in_flight_at_an_address_than_it_bears() -> None:
 
 
 @pytest.mark.parametrize("left", [Left(tokens=0), Left(usd=0.0)])
-def test_where_nothing_is_left_nothing_is_asked(left: Left) -> None:
+def test_without_budget_no_request_is_sent(left: Left) -> None:
     with ScriptedEndpoint(otherwise=GOOD) as endpoint:
         assert list(proposer(endpoint).propose(replace(request(4), left=left))) == []
     assert endpoint.requests == []
 
 
-def test_a_second_chance_is_not_given_for_what_cannot_be_paid() -> None:
+def test_there_is_no_second_prompt_beyond_the_budget() -> None:
     with ScriptedEndpoint([answer("Use warps.")], otherwise=GOOD) as endpoint:
         found = list(proposer(endpoint).propose(replace(request(4), left=Left(tokens=110))))
     assert [proposal.reply for proposal in found] == ["Use warps."]
 
 
-def test_second_chances_do_not_overrun_the_number_of_proposals() -> None:
+def test_second_prompts_count_for_the_number_of_proposals() -> None:
     with ScriptedEndpoint(otherwise=answer("Use warps.")) as endpoint:
         found = list(proposer(endpoint).propose(replace(request(6), left=Left(evals=7))))
     assert (len(found), len(endpoint.requests)) == (7, 7)
 
 
-def test_nobody_is_asked_once_the_time_is_up() -> None:
+def test_no_request_is_sent_after_the_deadline() -> None:
     with ScriptedEndpoint(otherwise=GOOD) as endpoint:
         assert list(proposer(endpoint).propose(replace(request(2), left=Left(deadline=time.monotonic())))) == []
     assert endpoint.requests == []
 
 
-def test_a_server_that_wants_to_be_left_alone_is_not_waited_for_beyond_the_time() -> None:
+def test_a_retry_after_is_not_waited_for_beyond_the_deadline() -> None:
     with ScriptedEndpoint(otherwise=status(429, retry_after="300")) as endpoint:
         began = time.monotonic()
         found = list(proposer(endpoint, 4).propose(replace(request(6), left=Left(deadline=began + 0.5))))
@@ -130,7 +130,7 @@ def test_a_server_that_wants_to_be_left_alone_is_not_waited_for_beyond_the_time(
     assert len(endpoint.requests) <= 4
 
 
-def test_a_model_that_never_answers_is_not_asked_for_ever() -> None:
+def test_a_model_that_never_answers_ends_the_run() -> None:
     def ask_on(asked: LlmProposer) -> None:
         for _ in range(MOST_UNANSWERED):
             list(asked.propose(replace(request(4), left=Left(tokens=10**6))))
@@ -142,7 +142,7 @@ def test_a_model_that_never_answers_is_not_asked_for_ever() -> None:
         assert 20 + MOST_UNANSWERED < len(endpoint.requests) <= 20 + MOST_UNANSWERED + 8
 
 
-def test_a_limit_in_dollars_is_refused_once_it_shows_that_nobody_tells_the_price() -> None:
+def test_a_limit_in_usd_is_refused_after_a_reply_without_a_price() -> None:
     found: list[Proposal] = []
 
     def collect(endpoint: ScriptedEndpoint) -> None:
@@ -154,7 +154,7 @@ def test_a_limit_in_dollars_is_refused_once_it_shows_that_nobody_tells_the_price
     assert only(found).kernel == KERNEL
 
 
-def test_the_question_is_kept_with_the_proposal_without_the_key() -> None:
+def test_a_proposal_keeps_its_question_without_the_key() -> None:
     with ScriptedEndpoint([GOOD]) as endpoint:
         question = only(list(proposer(endpoint).propose(request(1)))).question
     assert question

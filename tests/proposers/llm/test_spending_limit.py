@@ -1,6 +1,8 @@
+"""Spending limit: which calls it admits beside those in flight."""
+
 from dataclasses import replace
 
-import pytest
+from each import each
 
 from archive.proposals import Cost
 from evolve.prompting.text import Message, estimated_tokens
@@ -18,60 +20,60 @@ OPEN = Call(Model("m"), "draft", MESSAGES)
 
 
 def admitted(spending: SpendingLimit, call: Call) -> int:
-    """How many of the same question may be in flight at once."""
+    """Return how many of the same call may be in flight at once."""
     flying = list[Call]()
     while len(flying) < 100 and spending.admits(call, flying):
         flying.append(call)
     return len(flying)
 
 
-def test_without_a_limit_everything_is_admitted() -> None:
+def test_without_a_limit_every_call_is_admitted() -> None:
     assert admitted(SpendingLimit(Left()), OPEN) == 100
 
 
-@pytest.mark.parametrize(("tokens", "count"), [(10 * ONE, 10), (10 * ONE - 1, 9), (ONE, 1), (1, 1), (0, 0)])
-def test_no_more_are_in_flight_than_the_tokens_allow(tokens: int, count: int) -> None:
+@each({str(case): case for case in [(10 * ONE, 10), (10 * ONE - 1, 9), (ONE, 1), (1, 1), (0, 0)]})
+def test_calls_in_flight_stay_within_the_limit_of_tokens(tokens: int, count: int) -> None:
     assert admitted(SpendingLimit(Left(tokens=tokens)), BOUNDED) == count
 
 
-@pytest.mark.parametrize(("usd", "count"), [(10.01 * ONE_USD, 10), (9.99 * ONE_USD, 9), (1e-9, 1), (0.0, 0)])
-def test_no_more_are_in_flight_than_the_dollars_allow(usd: float, count: int) -> None:
+@each({str(case): case for case in [(10.01 * ONE_USD, 10), (9.99 * ONE_USD, 9), (1e-9, 1), (0.0, 0)]})
+def test_calls_in_flight_stay_within_the_limit_of_usd(usd: float, count: int) -> None:
     assert admitted(SpendingLimit(Left(usd=usd)), BOUNDED) == count
 
 
-def test_the_tighter_limit_counts() -> None:
+def test_the_tighter_limit_applies() -> None:
     assert admitted(SpendingLimit(Left(tokens=100 * ONE, usd=2.5 * ONE_USD)), BOUNDED) == 2
 
 
-def test_what_is_paid_is_gone() -> None:
+def test_paid_replies_reduce_what_is_left() -> None:
     spending = SpendingLimit(Left(tokens=4 * ONE))
     spending.pay("m", Cost(PROMPT, 1_000))
     assert admitted(spending, BOUNDED) == 3
 
 
-def test_a_model_whose_replies_nobody_knows_is_asked_alone() -> None:
+def test_a_model_without_earlier_replies_is_asked_alone() -> None:
     assert admitted(SpendingLimit(Left(tokens=10**9)), OPEN) == 1
 
 
-def test_replies_seen_before_tell_how_long_the_next_may_be() -> None:
+def test_earlier_replies_bound_the_expected_length_of_the_next() -> None:
     spending = SpendingLimit(Left(tokens=int(3.5 * (PROMPT + MARGIN * 20_000))))
     spending.learn([Trial("draft", "m", Cost(500, 20_000), passed=True, gain=0.0)])
     assert admitted(spending, OPEN) == 3
 
 
-def test_brief_replies_are_no_promise() -> None:
+def test_after_short_replies_a_long_one_is_still_expected() -> None:
     spending = SpendingLimit(Left(tokens=int(3.5 * (PROMPT + LEAST_REPLY))))
     spending.pay("m", Cost(0, 1))
     assert admitted(spending, OPEN) == 3
 
 
-def test_a_model_that_overruns_its_own_limit_is_not_believed() -> None:
+def test_a_max_tokens_that_a_model_exceeds_is_ignored() -> None:
     spending = SpendingLimit(Left(tokens=10 * ONE))
     spending.learn([Trial("draft", "m", Cost(500, 5_000), passed=True, gain=0.0)])
     assert admitted(spending, BOUNDED) == 1
 
 
-def test_dollars_that_only_the_server_tells_are_learned() -> None:
+def test_the_price_is_learned_where_only_the_server_reports_it() -> None:
     spending = SpendingLimit(Left(usd=0.1))
     told = replace(BOUNDED, model=replace(BOUNDED.model, usd_per_million=None))
     assert admitted(spending, told) == 1
