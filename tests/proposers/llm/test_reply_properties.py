@@ -23,7 +23,7 @@ PIECES = (
 # Texts whose lines are marks, fences and tags as well as anything else.
 REPLIES = st.lists(st.sampled_from(PIECES) | st.text(max_size=20)).map("\n".join)
 # Lines without the marks and fences that have a meaning in a reply.
-PROSE_LINES = st.text(st.characters(exclude_characters="`~</*>=\r\n", exclude_categories=("Cs",)), max_size=40)
+PROSE_LINES = st.text(st.characters(exclude_characters="`~</*>=\r\n", exclude_categories=["Cs"]), max_size=40)
 PROSE = st.lists(PROSE_LINES, max_size=4).map("\n".join)
 FIRST, LAST = "// the first line", "// the last line"
 FENCES = ("```", "````", "~~~", "  ```")
