@@ -70,7 +70,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
     seed: SeedOption = 0,
     archive: ArchiveOption = None,
 ) -> None:
-    """Print the prompts for a language model, or write them as JSONL for OpenAI's Batch API."""
+    """Print prompts for a language model, or write a batch. A batch is JSONL for OpenAI's Batch API."""
     from evolve.proposers.llm import questions
     from evolve.proposers.llm.models import read_models
 

@@ -30,7 +30,7 @@ from reference_ops.catalog import is_path
 
 
 def top(op: OpFilter = "", device: DevicePart = "", archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
-    """Show the champions and the population of each op on each device."""
+    """Show the champions and the population of each op."""
     store = wiring.archive(archive, read_only=True)
     found = standings(store, lookup.op_name(op), device)
     if as_json:
@@ -50,7 +50,7 @@ def top(op: OpFilter = "", device: DevicePart = "", archive: ArchiveOption = Non
 
 
 def show(kernel: KernelArgument, archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
-    """Show a kernel with its origin and its evaluations, or a reply without a kernel."""
+    """Show a kernel with its evaluations, or a reply without one."""
     store = wiring.archive(archive, read_only=True)
     found = lookup.kernel_or_reply(store, kernel)
     output = console()

@@ -36,7 +36,7 @@ def confirm(
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Test champions again in a fresh process: held-out shapes, duels with PyTorch, compute-sanitizer."""
+    """Test champions again in a fresh process. It adds held-out shapes, duels with PyTorch and compute-sanitizer."""
     output = console(stderr=as_json)
     try:
         with closing(wiring.archive(archive)) as store:

@@ -50,7 +50,7 @@ class Finding:
 
 
 def doctor(archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
-    """Show what this machine has for running kernels, and how to install what is missing."""
+    """Show what this machine has, and how to install the rest."""
     with console(stderr=True).status("checking this machine"):
         findings = list(_findings(archive))
     states = {finding.name: finding.state for finding in findings}

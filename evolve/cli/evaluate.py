@@ -51,7 +51,7 @@ def evaluate(
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Evaluate kernels that have no verdict on this device yet, or explain a verdict."""
+    """Evaluate pending kernels, or explain a verdict. Pending kernels have no verdict on this device yet."""
     if explain:
         print_explanation(explain, targets or [], device, archive, as_json=as_json)
         return

@@ -100,7 +100,7 @@ def merge(
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add the records of other archives to this one; nothing is added if one of them is damaged."""
+    """Add the records of other archives to this one. Nothing is added if one of them is damaged."""
     results = []
     with closing(wiring.archive(archive)) as store:
         for source, records in [(source, _gathered(source)) for source in sources]:

@@ -34,7 +34,7 @@ def export(
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Write the kernels that beat PyTorch on a GPU as a Python package."""
+    """Write the kernels that beat PyTorch as a Python package. Only times on GPUs count."""
     from evolve.export.package import export as write_package
     from reference_ops import catalog
 

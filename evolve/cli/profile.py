@@ -33,7 +33,7 @@ def profile(
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Profile a kernel on this GPU with NVIDIA's ncu, and name its bottleneck."""
+    """Profile a kernel on this GPU with NVIDIA's ncu. Print its counters and its bottleneck."""
     output = console(stderr=as_json)
     with closing(wiring.archive(archive)) as store:
         found = lookup.kernel(store, kernel)

@@ -41,7 +41,7 @@ class RunSummary:
 
 
 def runs(op: OpFilter = "", archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
-    """List the runs, newest last, with what they spent and the best speedup of a kernel they proposed."""
+    """List the runs with what they spent and their best speedup. Only kernels that a run itself proposed count."""
     store = wiring.archive(archive, read_only=True)
     lines = _lines(store, lookup.op_name(op))
     if as_json:
@@ -135,7 +135,7 @@ def compare(
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare the best kernels of runs per evaluation, per token and per dollar spent."""
+    """Compare runs per evaluation, per token and per dollar."""
     store = wiring.archive(archive, read_only=True)
     found = list({run.id: run for run in (lookup.one(store, requested) for requested in runs)}.values())
     _check(found)
