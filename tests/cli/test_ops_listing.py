@@ -101,9 +101,7 @@ def test_every_line_fits_and_no_figure_is_cut(
         assert not [line for line in lines if "…" in line.replace("  …_backward", "")]
 
 
-def test_the_list_shows_pytorchs_share_of_light_and_the_speedup_to_gain(
-    archive: Path, capsys: Capture
-) -> None:
+def test_the_list_shows_pytorchs_share_of_light_and_the_speedup_to_gain(archive: Path, capsys: Capture) -> None:
     store = open_archive(archive)
     store.append(
         Standard("twice", FLOAT, H200, 40.0, 20.0, None, 10.0), Standard("twice", HALF, H200, 80.0, None, None, 10.0)
@@ -194,9 +192,7 @@ def test_only_missing_times_are_measured_unless_again_is_given(archive: Path, ca
     assert engine.timed[1:] == [TimingRequest(TWICE, FLOAT, again=True), TimingRequest(TWICE, HALF, again=True)]
 
 
-def test_a_workload_that_does_not_fit_is_named_and_others_are_measured(
-    archive: Path, capsys: Capture, on: Use
-) -> None:
+def test_a_workload_that_does_not_fit_is_named_and_others_are_measured(archive: Path, capsys: Capture, on: Use) -> None:
     too_large = TimingResult(None, "does not fit into the memory there is")
     on(timing(lambda request: too_large if request.workload == FLOAT else None))
     code, output, errors = evolve(capsys, "ops", "--measure", TWICE, "--json")
