@@ -11,7 +11,14 @@ from archive.kernel import Kernel
 from archive.proposals import AskedQuestion, Leg, Proposal, Run
 from archive.records import DeviceInfo, Evaluation, Measurement, Merged, Profile, Standard
 from archive.rows import Row
-from archive.summaries import BriefEvaluation, BriefProposal, EvaluationSummary, KernelSummary, ProposalSummary
+from archive.summaries import (
+    BriefEvaluation,
+    BriefProposal,
+    EvaluationSummary,
+    KernelSummary,
+    ProposalSummary,
+    RankedTimes,
+)
 
 READ_AT_ONCE = 500  # some builds of SQLite take no more than 999 values in one statement
 LAST_CHARACTER = chr(0x10FFFF)
@@ -32,7 +39,6 @@ class Filters(TypedDict, total=False):
     measured: bool  # whether it has times
     code: str
     outline: str
-    unjudged_on: str  # kernels without an evaluation on the device with this key
     fastest: int  # only so many, those with the largest speedup
     newest: int  # only so many, those that the archive took in last
     after: int  # only what the archive took in later than the summary with this number
@@ -138,8 +144,6 @@ def _by(*names: str, **columns: str) -> dict[str, str]:
 
 COUNTED_BY = ("op", "device", "outcome")
 ID_IN, ID_PREFIX = "id IN (?)", "id BETWEEN ? AND ?"
-UNJUDGED = """NOT EXISTS (SELECT 1 FROM evaluation_summaries e
-    WHERE e.kernel_id = kernel_summaries.id AND e.device = ?)"""
 OF_PARENTS = "p.id IN (SELECT proposal_id FROM children WHERE parent IN (?))"
 
 SOURCES: dict[type, Source] = {
@@ -152,7 +156,7 @@ SOURCES: dict[type, Source] = {
     KernelSummary: Source(
         "SELECT number, id, op, family, outline FROM kernel_summaries",
         "ORDER BY number",
-        _by("op", "outline", ids=ID_IN, prefix=ID_PREFIX, after="number > ?", unjudged_on=UNJUDGED),
+        _by("op", "outline", ids=ID_IN, prefix=ID_PREFIX, after="number > ?"),
         _each(KernelSummary._make),
     ),
     Proposal: Source(
@@ -207,6 +211,13 @@ SOURCES: dict[type, Source] = {
             measured="(speedup > 0) = ?", ids=ID_IN, kernels="kernel_id IN (?)",
             after="number > ?"),
         _oldest_first,
+    ),
+    RankedTimes: Source(
+        "SELECT id, kernel_id, device, created, confirmed, traits, workloads, times FROM evaluation_summaries",
+        "",
+        # Rows are read in the order in which they were appended: that is faster than in the order of outcomes.
+        _by("device", op="op = ? AND +in_force = 1 AND +outcome = 'passed'"),
+        _each(rows.ranked_times),
     ),
     DeviceInfo: Source(
         """SELECT d.* FROM devices d JOIN (SELECT device_id, max(created) AS last FROM evaluations""",

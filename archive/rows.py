@@ -29,6 +29,7 @@ from archive.soundness import LAST_MOMENT, UnsoundError, check
 from archive.summaries import (
     EvaluationSummary,
     ProposalSummary,
+    RankedTimes,
     is_sound,
     kernel_summary,
     summary,
@@ -159,6 +160,12 @@ def evaluation_summary(row: Row) -> EvaluationSummary:
         return EvaluationSummary._make((*row[:5], OUTCOMES[row[5]], row[6], row[7], row[8] == 1, *row[9:]))
     except (ValueError, TypeError, RecursionError) as error:
         raise _damage("evaluation_summaries", row[1], error) from error
+
+
+def ranked_times(row: Row) -> RankedTimes:
+    if not is_sound(row[6], row[7]):
+        raise _damage("evaluation_summaries", row[0], UnsoundError("its times are not those of its workloads"))
+    return RankedTimes._make(row)
 
 
 def checked(table: str, row_id: object, record: T) -> T:

@@ -19,13 +19,20 @@ from archive.records import DeviceInfo, Evaluation, Merged, Profile, Standard
 from archive.rows import DamagedError, Record
 from archive.schema import SchemaError
 from archive.soundness import UnsoundError, check_foreign
-from archive.summaries import BriefEvaluation, BriefProposal, EvaluationSummary, KernelSummary, ProposalSummary
+from archive.summaries import (
+    BriefEvaluation,
+    BriefProposal,
+    EvaluationSummary,
+    KernelSummary,
+    ProposalSummary,
+    RankedTimes,
+)
 
 BUSY_SECONDS = 30
 DAMAGE = ("no such table", "no such column", "could not decode", "malformed", "not a database")  # in SQLite's words
 R = TypeVar(
     "R", Kernel, KernelSummary, Proposal, ProposalSummary, BriefProposal, AskedQuestion, Evaluation, EvaluationSummary,
-    BriefEvaluation, DeviceInfo, Merged, Profile, Standard, Run, Leg,
+    BriefEvaluation, RankedTimes, DeviceInfo, Merged, Profile, Standard, Run, Leg,
 )  # fmt: skip
 # Of a kernel's evaluations on a device, the last one made there counts.
 IN_FORCE = """UPDATE evaluation_summaries SET in_force = (number = (

@@ -129,7 +129,28 @@ class EvaluationSummary(NamedTuple):
 
     @property
     def traits(self) -> Traits | None:
-        return plain.record(Traits, json.loads(self.traits_json)) if self.traits_json else None
+        return _traits(self.traits_json)
+
+
+class RankedTimes(NamedTuple):
+    """What ranks a kernel among others: the times of its verdict in force, which it passed."""
+
+    id: str  # of the evaluation
+    kernel_id: str
+    device: str  # a DeviceInfo's key
+    created: float
+    confirmed: int
+    traits_json: str
+    workloads: str  # a line each
+    times: bytes  # of each workload, as TIMES packs them
+
+    @property
+    def passed(self) -> bool:
+        return True
+
+    @property
+    def traits(self) -> Traits | None:
+        return _traits(self.traits_json)
 
 
 def timing(measurement: Measurement) -> Timing:
@@ -146,6 +167,10 @@ def summary(evaluation: Evaluation, number: int = 0) -> EvaluationSummary:
         "" if evaluation.passed else evaluation.log[:LOG_CHARACTERS],
         max((m.speedup for m in evaluation.measurements), default=0.0), *packed(map(timing, evaluation.measurements)),
     )  # fmt: skip
+
+
+def _traits(text: str) -> Traits | None:
+    return plain.record(Traits, json.loads(text)) if text else None
 
 
 def proposal_summary(proposal: Proposal, number: int = 0) -> ProposalSummary:

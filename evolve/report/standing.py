@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.store import Store
-from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary
+from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, RankedTimes
 from evolve.devices.choose import policy_of
 from evolve.selection import population
 from evolve.selection.population import Champion
@@ -39,14 +39,13 @@ class Standing:
 
 def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] = ()) -> Standing:
     """Read the standing of an op on a device, and more of the kernels with the ids `named`."""
-    passed = store.find(EvaluationSummary, op, device=device.key, in_force=True, outcome=str(Outcome.PASSED))
-    passed.sort(key=lambda verdict: verdict.kernel_id)
-    leaders, alive = population.fittest(passed)
+    leaders, alive = population.fittest(store.find(RankedTimes, op, device=device.key))
     in_force = store.find(EvaluationSummary, op, device=device.key, in_force=True, kernels=named) if named else []
     evaluations = evaluations_of(store, {*alive, *leaders.values(), *in_force})
     ids = {*named, *(verdict.kernel_id for verdict in (*alive, *leaders.values()))}
     proposals = first_proposals(store, ids)
     parents = (proposal.parents[0] for proposal in proposals.values() if proposal.parents)
+    held = store.count(KernelSummary, "op", op).get(op, 0)
     counts = store.count(EvaluationSummary, "outcome", op, device=device.key, in_force=True)
     return Standing(
         op=op,
@@ -54,8 +53,8 @@ def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] =
         champions=tuple(population.champion(w, evaluations[leader.id]) for w, leader in leaders.items()),
         population=tuple(evaluations[verdict.id] for verdict in alive),
         outcomes={str(outcome): counts[str(outcome)] for outcome in Outcome if str(outcome) in counts},
-        pending=store.count(KernelSummary, "op", op, unjudged_on=device.key).get(op, 0),
-        held=store.count(KernelSummary, "op", op).get(op, 0),
+        pending=max(0, held - sum(counts.values())),
+        held=held,
         verdicts={verdict.kernel_id: evaluations[verdict.id] for verdict in in_force},
         unread=store.count(ProposalSummary, "op", op, kernels=[""]).get(op, 0),
         kernels={kernel.id: kernel for kernel in store.find(Kernel, ids={*ids, *parents})},

@@ -7,13 +7,14 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from archive.records import Confirmed, Duel, Evaluation, Measurement, Traits
 from archive.store import ArchiveError
-from archive.summaries import EvaluationSummary, packed, timing
+from archive.summaries import EvaluationSummary, RankedTimes, packed, timing
 
-E = TypeVar("E", Evaluation, EvaluationSummary)
+E = TypeVar("E", Evaluation, EvaluationSummary, RankedTimes)
 
 KEEP = 8
 OF_A_KIND = 3
@@ -147,6 +148,10 @@ class _Table(Generic[E]):
     def column(self, workload: str, part: int = MEDIAN) -> "array[float]":
         return self.times[FIGURES * self.workloads.index(workload) + part :: FIGURES * len(self.workloads)]
 
+    @cached_property
+    def confirmed_rows(self) -> Sequence[int]:
+        return [row for row, evaluation in enumerate(self.evaluations) if evaluation.confirmed]
+
     def rival(self, workload: str, row: int) -> Rival:
         median, low = (self.column(workload, part)[row] for part in (MEDIAN, LOW))
         return Rival(median, self.places[row], low, row, self)
@@ -156,8 +161,7 @@ class _Table(Generic[E]):
         return self.rival(workload, medians.index(min(medians)))
 
     def confirmed(self, workload: str) -> Iterator[Rival]:
-        rows = (row for row, evaluation in enumerate(self.evaluations) if evaluation.confirmed)
-        return (self.rival(workload, row) for row in rows)
+        return (self.rival(workload, row) for row in self.confirmed_rows)
 
     def faster_than(self, workload: str, held: Rival) -> Iterator[Rival]:
         """The fastest evaluation whose interval lies below that of `held`, if there is any."""
@@ -191,10 +195,10 @@ def _table(workloads: str, members: Sequence[tuple[int, E, bytes]]) -> _Table[E]
     return table
 
 
-def _times(evaluation: Evaluation | EvaluationSummary) -> tuple[str, bytes]:
-    if isinstance(evaluation, EvaluationSummary):
-        return evaluation.workloads, evaluation.times
-    return packed(map(timing, evaluation.measurements))
+def _times(evaluation: Evaluation | EvaluationSummary | RankedTimes) -> tuple[str, bytes]:
+    if isinstance(evaluation, Evaluation):
+        return packed(map(timing, evaluation.measurements))
+    return evaluation.workloads, evaluation.times
 
 
 def _slowness(tables: Sequence[_Table[E]]) -> list[tuple[float, E]]:

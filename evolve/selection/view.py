@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Merged, Outcome, Profile
 from archive.store import Store
-from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, Timing
+from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, RankedTimes, Timing
 from evolve.request import Candidate, Tried
 from evolve.selection import population
 from evolve.selection.duplicates import oldest_by_code
@@ -33,7 +33,7 @@ class Scope:
 EVERYTHING = Scope()
 
 
-def evaluations_of(store: Store, verdicts: Iterable[EvaluationSummary]) -> dict[str, Evaluation]:
+def evaluations_of(store: Store, verdicts: Iterable[EvaluationSummary | RankedTimes]) -> dict[str, Evaluation]:
     """Return the evaluations that these verdicts sum up, by their ids in the archive."""
     ids = {(verdict.kernel_id, verdict.created, verdict.device): verdict.id for verdict in verdicts}
     found = store.find(Evaluation, ids=list(ids.values()))
