@@ -1,4 +1,4 @@
-"""Finds ops: a file in a family's sub-package is an op by being there, and a user's file by its path."""
+"""Catalog of ops: finds the ops in the files of the family sub-packages, and loads those in a user's files."""
 
 import difflib
 import functools
@@ -12,11 +12,11 @@ from reference_ops.op import Op, ops_of
 ENDING = 'It must end with a module-level `op = Op(name=..., reference=..., inputs=tensors(x="n"), ...)`.'
 ANOTHER_NAME = "Give yours another one: `Op(name=...)`, `@evolve.op(..., name=...)`, or rename the task."
 
-_own: dict[str, str] = {}  # the locator by which this process loaded an op of the user's last, by the op's name
+_own: dict[str, str] = {}  # locators of the user's ops that this process has loaded, by the op's name
 
 
 class CatalogError(Exception):
-    """An op that cannot be found or loaded: what happened, and what to do next."""
+    """An op cannot be found or loaded: says why, and what to do."""
 
 
 def is_path(locator: str) -> bool:
@@ -26,7 +26,7 @@ def is_path(locator: str) -> bool:
 
 @functools.cache
 def listing() -> tuple[Listed, ...]:
-    """Every op of the catalog, by name. Imports them all only if no listing of them is cached."""
+    """Return every op of the catalog, sorted by name. Imports all op files only if no listing of them is cached."""
     found = read_listing()
     if found is None:
         files = op_files().values()
@@ -47,37 +47,37 @@ def use_cached_listing() -> None:
 
 
 def names() -> list[str]:
-    """The name of every op of the catalog."""
+    """Return the names of all ops of the catalog."""
     return [op.name for op in listing()]
 
 
 def load(locator: str) -> Op:
-    """An op by its name in the catalog, or from a file of the user's: `file.py`, or `file.py:name`.
+    """Load an op by its name in the catalog, or from a user's file: `file.py` or `file.py:name`.
 
-    A file may also be a task in somebody else's format, or hold a plain function. Loading it runs its code.
+    A file may also be a task in a foreign format or hold a plain function. Loading a file runs its code.
     """
     path, name = _place(locator)
     if path.is_relative_to(PACKAGE):
         return _defined(path, name)
     op = _task(path, name) or _defined(path, name)
-    if op.name in names():  # the archive would take the kernels of one for those of the other
+    if op.name in names():  # the archive tells kernels of ops apart by the op's name
         raise CatalogError(f"{path} defines an op `{op.name}`, and so does the catalog. {ANOTHER_NAME}")
     _own[op.name] = locator
     return op
 
 
 def loaded_as(op: Op) -> str:
-    """What a command that finds this op is given."""
+    """Return the locator that loads this op on a command line."""
     return _own.get(op.name, op.name)
 
 
 def locate(locator: str) -> Path:
-    """The file that defines an op."""
+    """Return the file that defines an op."""
     return _place(locator)[0]
 
 
 def lasting(locator: str) -> str:
-    """The locator by which another process, in another folder, finds the same op."""
+    """Return a locator by which a process in another folder finds the same op."""
     if not is_path(locator):
         return locator
     path, name = _place(locator)
@@ -85,12 +85,12 @@ def lasting(locator: str) -> str:
 
 
 def family(locator: str) -> str:
-    """The sub-package, or the folder, that an op's file lies in."""
+    """Return the name of the sub-package or folder that contains an op's file."""
     return locate(locator).parent.name
 
 
 def _defined(path: Path, name: str) -> Op:
-    """The op that a file defines itself; `name` chooses one of several."""
+    """Return the op that a file defines itself; `name` selects one of several."""
     module = _imported(path)
     found = ops_of(module)
     if not found:
@@ -105,7 +105,7 @@ def _defined(path: Path, name: str) -> Op:
 
 
 def _place(locator: str) -> tuple[Path, str]:
-    """The file that defines an op, and the op's name there if it has to be told from others."""
+    """Return the file that defines an op, and the op's name if the file may define several."""
     if is_path(locator):
         return _place_of_file(locator)
     # Most files are named after their op and hold its backward too: no listing is needed to find those.
@@ -122,7 +122,7 @@ def _place(locator: str) -> tuple[Path, str]:
 
 def _place_of_file(locator: str) -> tuple[Path, str]:
     where, at, example = locator.partition("@")
-    if ":" in where and ".py" not in where:  # module:function, maybe with the file of its examples
+    if ":" in where and ".py" not in where:  # module:function, perhaps with a file of examples
         locator = f"{_file_of(where)}{at}{example}"
     text, _, name = locator.partition(".py:")
     path = Path(f"{text}.py" if name else locator).expanduser()
@@ -143,7 +143,7 @@ def _file_of(function: str) -> str:
 
 
 def _task(path: Path, name: str) -> Op | None:
-    """An op that somebody else's task defines, or a function; None where the file defines ops itself."""
+    """Return the op of a foreign task or a function; None if the file defines ops itself."""
     from reference_ops.tasks.loading import load_task
     from reference_ops.tasks.source import TaskError
 
@@ -172,7 +172,7 @@ def _imported(path: Path) -> ModuleType:
 
 
 def _imported_file(path: Path) -> ModuleType:
-    """From its text: the bytecode that Python keeps of a file is stale where it changed within a second."""
+    """Run a file from its text, because cached bytecode is stale if the file changed within a second."""
     from reference_ops.tasks.source import run_text
 
     if path.suffix != ".py":
@@ -187,7 +187,7 @@ def _raised(error: BaseException) -> str:
 
 
 def _line_in(path: Path, error: BaseException) -> str:
-    """Where in the user's file it went wrong, if there at all."""
+    """Return the line of the user's file at which the error occurred, if it did there."""
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}," if error.lineno else ""
     lines, traceback = [], error.__traceback__

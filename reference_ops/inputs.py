@@ -1,7 +1,7 @@
-"""Inputs for judging a kernel: the distributions they are drawn from, and which rows come from which of them.
+"""Inputs for judging kernels: the distributions they are drawn from, and which rows come from which distribution.
 
-Normal numbers alone would pass code that is right for nothing else. Numbers are drawn in place, in the tensor's own
-dtype and without waiting for the GPU, because inputs are drawn for each timed call.
+Checks with normal numbers alone would pass kernels that are wrong for other inputs. Numbers are drawn in place, in the
+tensor's own dtype and without waiting for the GPU, because inputs are drawn anew for each timed call.
 """
 
 import inspect
@@ -20,17 +20,17 @@ SEEDS = 2**31
 LARGE_WEIGHTS = 3  # one seed in this many draws weights from large numbers
 LARGEST_INTEGER = 4  # sums of a few products stay below 256, up to which bfloat16 has every integer
 FARTHEST = 256.0  # the usual distance of a row's centre from zero; an exponential of the lowest underflows
-WIDEST_BITS, FARTHEST_SPREADS = 2.0, 2.0  # moved numbers: spread from 1/4 to 4, centre up to so many spreads from zero
+WIDEST_BITS, FARTHEST_SPREADS = 2.0, 2.0  # "moved": spread from 1/4 to 4, centre at most two spreads from zero
 NEAR_ZERO_BITS = 8  # "tiny" begins where squares are about as large as the usual eps, 1e-5 and 1e-6
 PADDING = 0.25  # share of constant rows that are zero
-CONSTANT_BITS = 6  # squares have twice as many; a sum of 4096 squares as many as float32
+CONSTANT_BITS = 6  # squares have twice as many bits, and a sum of 4096 squares as many as float32
 FAINT, VAST = 2.0**-30, 2.0**20  # products of two such numbers are still far from float32's limits
 Draw = Callable[[torch.Tensor, torch.Generator], object]
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """The rows of an output that come from one distribution, and so are judged together."""
+    """The rows of an output whose inputs come from one distribution; they are judged together."""
 
     values: str
     start: int = 0
@@ -38,17 +38,17 @@ class RowGroup:
 
     @property
     def exact(self) -> bool:
-        """Whether not even a rounding is allowed: nothing is rounded in sums and products of small integers."""
+        """Whether no rounding is allowed, because sums and products of small integers are exact."""
         return self.values == EXACT
 
     @property
     def alike(self) -> bool:
-        """Whether the terms of a sum may be all but equal: then each is rounded the same way."""
+        """Whether the terms of a sum may be almost equal and so be rounded in the same direction."""
         return self.values == "tiny"
 
     @property
     def rows(self) -> slice | EllipsisType:
-        """Indexes an output, one without dims too."""
+        """Index of these rows in an output, which may have no dims."""
         return ... if self.step == 1 else slice(self.start, None, self.step)
 
 
@@ -83,7 +83,7 @@ def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = 
 
 
 def row_groups(op: Op, spec: TensorSpec, workload: Workload, values: str, seed: int) -> tuple[RowGroup, ...]:
-    """The rows of an output by the distribution of their inputs; each group is judged on its own."""
+    """Group the rows of an output by the distribution of their inputs; each group is judged separately."""
     names = _distributions(op, values, seed)
     if len(names) == 1:
         return (RowGroup(names[0]),)
@@ -104,24 +104,24 @@ def mixed_seed(op: Op, first: int, weights: int, rng: random.Random) -> int:
 
 
 def mixtures_needed(op: Op, workload: Workload) -> int:
-    """How many mixed seeds, each beginning one distribution later, it takes to draw rows from every distribution."""
+    """Return how many mixed seeds, each starting one distribution later, draw rows from every distribution."""
     sharing = _sharing_rows(op) if op.by_rows else ()
     rows = op.shape(sharing[0], workload)[0] if sharing else 1
     return max(1, 2 + len(op.values) - rows)
 
 
 def similar_seeds(op: Op, seed: int, count: int) -> range:
-    """Seeds of other numbers, with every row from the same distribution as with this seed."""
+    """Return seeds that give other numbers, with every row from the same distribution as with this seed."""
     return range(seed + _mixtures(op), seed + (count + 1) * _mixtures(op), _mixtures(op))
 
 
 def _mixtures(op: Op) -> int:
-    """How many different mixtures there are; consecutive seeds go through them in turn."""
+    """Return the number of different mixtures; consecutive seeds go through them in turn."""
     return 2 * LARGE_WEIGHTS * (1 + len(op.values))
 
 
 def _distributions(op: Op, values: str, seed: int) -> tuple[str, ...]:
-    """The distributions that rows are drawn from in turn. The seed decides which is first, as rows may be few."""
+    """Return the distributions that rows are drawn from in turn; the seed selects the first, as rows may be few."""
     if values != MIXED:
         return (values,)
     names = (NORMAL, *op.values)
@@ -134,12 +134,12 @@ def _distributions(op: Op, values: str, seed: int) -> tuple[str, ...]:
 
 
 def _varied(op: Op) -> tuple[TensorSpec, ...]:
-    """The inputs drawn from the requested distributions; the others are weights and the like."""
+    """Return the inputs that are drawn from the requested distributions; the others are weights and the like."""
     return _sharing_rows(op) or _floating(op)
 
 
 def _sharing_rows(op: Op) -> tuple[TensorSpec, ...]:
-    """The inputs that share their first dim with an output: with the first output for which there are any."""
+    """Return the inputs that share their first dim with the first output for which there are such inputs."""
     for output in op.outputs:
         if found := tuple(spec for spec in _floating(op) if spec.dims and spec.dims[:1] == output.dims[:1]):
             return found
@@ -166,27 +166,27 @@ def _normal(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _uniform(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Between 0 and 1: a mean that is not zero, so that sums grow instead of cancelling."""
+    """Draw between 0 and 1. The mean is not zero, so that sums grow instead of cancelling."""
     tensor.uniform_(generator=generator)
 
 
 def _large(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """An exponential of them overflows, in float16 their squares do; products and short sums of them do not."""
+    """Draw numbers whose exponentials, and in float16 squares, overflow, but not products or short sums."""
     tensor.normal_(std=128 if tensor.dtype == torch.float16 else 1024, generator=generator)
 
 
 def _heavy_tail(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """A few elements make up most of a sum, so that none may be left out; at most about 12,000."""
+    """Draw numbers of which a few make up most of a sum, so that none may be left out; at most about 12,000."""
     _normal(tensor, generator).pow_(5)
 
 
 def _shifted(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Normal numbers round another centre in each row, some far below zero: a maximum may not begin at zero."""
+    """Draw normal numbers with a different centre in each row, some far below zero: no maximum may start at zero."""
     _round_centres(tensor, (len(tensor), *[1] * (tensor.ndim - 1)), generator)
 
 
 def _shifted_columns(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Round another centre in each column or channel, as statistics over a batch find them."""
+    """Draw normal numbers with a different centre in each column or channel, for statistics over a batch."""
     _round_centres(tensor, (1, *tensor.shape[1:2], *[1] * (tensor.ndim - 2)), generator)
 
 
@@ -196,8 +196,8 @@ def _round_centres(tensor: torch.Tensor, shape: tuple[int, ...], generator: torc
 
 
 def _moved(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Normal numbers whose spread and centre are another each time: nobody gains by knowing where they lie."""
-    chance = random.Random(generator.initial_seed())  # on the host: each operation on a GPU takes a timed call longer
+    """Draw normal numbers whose spread and centre follow from the seed, so that a kernel cannot assume them."""
+    chance = random.Random(generator.initial_seed())  # on the host: operations on the GPU would prolong timed calls
     spread = 2 ** chance.uniform(-WIDEST_BITS, WIDEST_BITS)
     tensor.normal_(spread * chance.uniform(-FARTHEST_SPREADS, FARTHEST_SPREADS), spread, generator=generator)
 
@@ -207,10 +207,10 @@ def _integers(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _constant(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """The same number throughout a row, in some rows zero, as padding is: no variance, nothing but ties.
+    """Draw one number per row, in some rows zero as in padding: such rows have no variance and only ties.
 
-    Of so few bits that sums of them and of their squares are exact in any order: else a last bit would decide whether
-    a row has a variance.
+    The numbers have so few bits that sums of them and of their squares are exact in any order. Otherwise a last bit
+    would decide whether a row has a variance.
     """
     per_row = torch.empty((len(tensor), *[1] * (tensor.ndim - 1)), dtype=tensor.dtype, device=tensor.device)
     padding = torch.empty_like(per_row, dtype=torch.bool).bernoulli_(PADDING, generator=generator)
@@ -218,13 +218,13 @@ def _constant(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def few_bits(values: torch.Tensor) -> torch.Tensor:
-    """The nearest numbers whose products, in sums of thousands, float32 has room for."""
+    """Round to numbers with so few bits that sums of thousands of their products are exact in float32."""
     mantissa, exponent = torch.frexp(values)
     return torch.ldexp(mantissa.mul_(2**CONSTANT_BITS).round_().div_(2**CONSTANT_BITS), exponent).to(values.dtype)
 
 
 def _masked(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Half of the entries are -inf, but one of each row, along the last dim, is finite for certain."""
+    """Draw normal numbers and make half of them -inf, but at least one of each row along the last dim is finite."""
     device, rows = tensor.device, tensor.shape[:-1]
     masked = torch.empty(tensor.shape, dtype=torch.bool, device=device).bernoulli_(0.5, generator=generator)
     kept = torch.randint(tensor.shape[-1], (*rows, 1), generator=generator, device=device)
@@ -233,13 +233,15 @@ def _masked(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _ties(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """A few distinct values, the greatest of which are zeros of both signs."""
+    """Draw a few distinct values, the greatest of which are zeros of both signs."""
     tensor.normal_(std=0.5, generator=generator).round_().clamp_(max=0)
 
 
 def _tiny(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """From about 2**-8 down to the smallest subnormal, the very small ones few: an eps matters, a division by a
-    sum may become one by zero."""
+    """Draw from about 2**-8 down to the smallest subnormal, with few very small numbers.
+
+    An eps makes a difference to them, and a sum of them may become zero.
+    """
     limits = torch.finfo(tensor.dtype)
     lowest = math.log2(limits.smallest_normal * limits.eps)
     exponents = torch.empty_like(tensor).uniform_(generator=generator).pow_(4)
@@ -248,13 +250,12 @@ def _tiny(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _faint(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """As gradients deep inside a network, which nobody has scaled up: with all their digits far below float16's range,
-    and in float16, which has none such, normal numbers."""
+    """Draw numbers far below float16's range, like unscaled gradients deep in a network; in float16 normal numbers."""
     _normal(tensor, generator).mul_(1.0 if tensor.dtype == torch.float16 else FAINT)
 
 
 def _vast(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """As activations that have outgrown float16, where faint ones would vanish beside a bias; in float16 normal."""
+    """Draw numbers far above float16's range, for ops whose bias would hide faint ones; in float16 normal numbers."""
     _normal(tensor, generator).mul_(1.0 if tensor.dtype == torch.float16 else VAST)
 
 

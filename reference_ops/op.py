@@ -19,7 +19,7 @@ Tensors = dict[str, "torch.Tensor"]
 
 @dataclass(frozen=True)
 class DType:
-    """What sizes and costs need of a dtype; `reference_ops.precision.TORCH_DTYPES` has torch's own."""
+    """The properties of a dtype that sizes and costs need; `precision.TORCH_DTYPES` has torch's own dtypes."""
 
     itemsize: int
     is_floating_point: bool
@@ -42,7 +42,7 @@ DTYPES = {
 
 # Distributions of inputs by name; `reference_ops.inputs` defines them.
 NORMAL, LARGE, SHIFTED, MOVED, EXACT = "normal", "large", "shifted", "moved", "integers"
-MIXED = "mixed"  # not a distribution: each row is drawn from another one
+MIXED = "mixed"  # not a distribution: rows are drawn from all distributions in turn
 COMMON = ("uniform", LARGE, "heavy_tail", SHIFTED, "constant", "tiny")  # for any op on real numbers
 OF_PRODUCTS = (*COMMON, "faint")  # for sums of products
 OF_BATCHES = (*COMMON, "shifted_columns")  # for statistics over the first dim
@@ -56,7 +56,7 @@ RESERVED = frozenset(
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A named tensor with symbolic dims; without a dtype of its own it has the workload's."""
+    """A named tensor with symbolic dims. An empty dtype means the workload's."""
 
     name: str
     dims: tuple[str, ...]
@@ -93,12 +93,12 @@ def tensors(**declared: str) -> tuple[TensorSpec, ...]:
 
 
 def workloads(dtypes: str, *points: Mapping[str, int], **parameters: Number) -> tuple[Workload, ...]:
-    """Every point at every dtype, as in `workloads("float32 bfloat16", dict(rows=8, cols=32), eps=1e-6)`."""
+    """Return every point at every dtype, as in `workloads("float32 bfloat16", dict(rows=8, cols=32), eps=1e-6)`."""
     return tuple(_workload(dtype, point, parameters) for point, dtype in itertools.product(points, dtypes.split()))
 
 
 def rotated(dtypes: str, *points: Mapping[str, int], **parameters: Number) -> tuple[Workload, ...]:
-    """Each point at one dtype, the dtypes in turn: as many shapes for a third of the compilations."""
+    """Return each point at one dtype, with dtypes in turn: all shapes for a third of the compilations."""
     names = itertools.cycle(dtypes.split())
     return tuple(_workload(dtype, point, parameters) for point, dtype in zip(points, names, strict=False))
 
@@ -109,13 +109,14 @@ def _workload(dtype: str, point: Mapping[str, int], parameters: Mapping[str, Num
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How much worse than PyTorch's own a kernel's error may be, both measured against float64.
+    """How much larger than PyTorch's a kernel's error may be, both measured against float64.
 
-    The root mean square error may be `factor` times PyTorch's, and no element may be off by more than
-    `4 * factor` times its own rounding and what of PyTorch's error goes beyond that. `exact` allows no difference.
-    `sums` is the dim over which each result sums: the longer a sum in float32, the more its order decides. `in_turn` is
-    one that a single thread may sum over, with results that may all depend on that one sum. `given` are inputs that
-    follow from the others, as their mean: no arithmetic is as inexact as if such a one alone were rounded once more.
+    The root mean square error may be `factor` times PyTorch's. The error of an element may be `4 * factor` times the
+    sum of its own rounding and of PyTorch's error beyond that rounding. `exact` allows no difference.
+    `sums` is the dim over which each result sums: the order of a longer sum in float32 makes more difference.
+    `in_turn` is a dim that a single thread may sum over, when all results may depend on that one sum.
+    `given` names inputs that follow from other inputs, such as their mean. They count as exact when rounding errors of
+    inputs are estimated.
     """
 
     factor: float = 2.0
@@ -127,7 +128,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Op:
-    """What must be computed. See CONTRIBUTING.md for how to write one."""
+    """What must be computed. CONTRIBUTING.md explains how to write an op."""
 
     name: str
     reference: Callable[..., "torch.Tensor | tuple[torch.Tensor, ...]"]
@@ -136,17 +137,17 @@ class Op:
     gpu: tuple[Workload, ...]
     emulated: tuple[Workload, ...]
     flops: Callable[[Mapping[str, int]], int]  # ordinary arithmetic
-    matrix_flops: Callable[[Mapping[str, int]], int] | None = None  # and what tensor cores can do: multiply and add
-    tf32: bool = False  # PyTorch multiplies float32 matrices in TF32 here, by its default
+    matrix_flops: Callable[[Mapping[str, int]], int] | None = None  # and what tensor cores can do
+    tf32: bool = False  # PyTorch's default for this op is TF32 for float32 matrices
     touched: Mapping[str, Callable[[Mapping[str, Any]], int]] = field(default_factory=dict)  # elements of an input
     awkward: tuple[Workload, ...] = ()  # checked, never timed
     derived: Mapping[str, Callable[[Mapping[str, int]], int]] = field(default_factory=dict)
-    baseline: Callable[..., Any] | None = None  # what a user would call, where that is not the reference
-    baseline_free: tuple[str, ...] = ()  # outputs that the baseline leaves partly open
+    baseline: Callable[..., Any] | None = None  # what a user would call, if not the reference
+    baseline_free: tuple[str, ...] = ()  # outputs in which the baseline may differ from the reference
     values: tuple[str, ...] = COMMON  # distributions of the inputs besides the normal one, see inputs.py
     by_rows: bool = True  # each index of the first dim is computed on its own
-    draw: Callable[..., None] | None = None  # overwrites the drawn inputs in place; may ask for sizes and parameters
-    valid: Callable[[Mapping[str, Any]], bool] | None = None  # of dims and parameters, where not all go together
+    draw: Callable[..., None] | None = None  # overwrites the drawn inputs in place; may take sizes and parameters
+    valid: Callable[[Mapping[str, Any]], bool] | None = None  # of dims and parameters, if some are invalid
     tolerance: Tolerance = Tolerance()
     backward: tuple[str, ...] = ()  # the ops that compute its gradients
     note: str = ""
@@ -184,7 +185,7 @@ class Op:
 
     @property
     def listed(self) -> tuple[Workload, ...]:
-        """Every workload that its file names."""
+        """All workloads that the op's file lists."""
         return (*self.gpu, *self.emulated, *self.awkward)
 
     @property
@@ -205,7 +206,7 @@ class Op:
         return self.emulated if device_kind == "emulated" else self.gpu
 
     def sizes(self, workload: Workload) -> dict[str, int]:
-        """Every dim at this workload, the derived ones included."""
+        """Return the size of every dim at this workload, including derived dims."""
         sizes: dict[str, int] = dict(workload.dims)
         known: dict[str, Any] = {**sizes, **dict(workload.parameters)}
         for name, rule in self.derived.items():
@@ -216,11 +217,11 @@ class Op:
         return tensor.shape(self.sizes(workload))
 
     def least_bytes(self, workload: Workload) -> int:
-        """Each input read once, as far as it must be read at all, and each output written once."""
+        """Return the bytes of reading the necessary part of each input once and writing each output once."""
         return self.least_read(workload) + self.bytes_of(self.outputs, workload)
 
     def least_read(self, workload: Workload) -> int:
-        """Of the inputs."""
+        """Return the bytes of the inputs that must be read."""
         sizes: dict[str, Any] = {**self.sizes(workload), **dict(workload.parameters)}
         whole = tuple(tensor for tensor in self.inputs if tensor.name not in self.touched)
         partly = (tensor for tensor in self.inputs if tensor.name in self.touched)
@@ -228,7 +229,7 @@ class Op:
         return self.bytes_of(whole, workload) + int(sum(parts))
 
     def nbytes(self, workload: Workload) -> int:
-        """What all of its tensors take."""
+        """Return the bytes of all tensors of the op."""
         return self.bytes_of((*self.inputs, *self.outputs), workload)
 
     def bytes_of(self, tensors: tuple[TensorSpec, ...], workload: Workload) -> int:
@@ -236,31 +237,31 @@ class Op:
         return sum(math.prod(one.shape(sizes)) * DTYPES[one.dtype or workload.dtype].itemsize for one in tensors)
 
     def terms(self, workload: Workload, dim: str) -> int:
-        """How many terms a sum over this dim has; over none, one."""
+        """Return the number of terms of a sum over this dim; 1 without a dim."""
         return self.sizes(workload).get(dim, 1)
 
     def is_valid(self, workload: Workload) -> bool:
-        """Whether the op is defined there."""
+        """Whether the op is defined at this workload."""
         sizes = self.sizes(workload)
         positive = all(size > 0 for tensor in (*self.inputs, *self.outputs) for size in tensor.shape(sizes))
         return positive and (self.valid is None or bool(self.valid({**sizes, **dict(workload.parameters)})))
 
     def call(self, inputs: Tensors, workload: Workload) -> "tuple[torch.Tensor, ...]":
-        """The reference's outputs, in order."""
+        """Return the reference's outputs, in order."""
         return _as_tuple(self.reference(*inputs.values(), **dict(workload.parameters)))
 
     def call_in_float64(self, inputs: Tensors, workload: Workload) -> "tuple[torch.Tensor, ...]":
-        """The reference's outputs at double the digits: what everybody's are judged against."""
+        """Return the reference's outputs in float64, which all outputs are judged against."""
         doubled = {name: values.double() if values.is_floating_point() else values for name, values in inputs.items()}
         return self.call(doubled, workload)
 
     def call_baseline(self, inputs: Tensors, workload: Workload) -> "tuple[torch.Tensor, ...]":
-        """What a user would run instead of a kernel."""
+        """Return the outputs of what a user would call instead of a kernel."""
         return _as_tuple((self.baseline or self.reference)(*inputs.values(), **dict(workload.parameters)))
 
 
 def ops_of(module: object) -> tuple[Op, ...]:
-    """The ops that a file defines: its `op`, or its `ops`."""
+    """Return the ops that a module defines as `op` or `ops`."""
     found: Any = getattr(module, "ops", None) or (getattr(module, "op", None),)
     if not isinstance(found, tuple | list) or not all(isinstance(op, Op) for op in found):
         return ()

@@ -1,4 +1,4 @@
-"""Precision: torch's dtypes by name, and float32 for references whose 16-bit steps PyTorch would round one by one."""
+"""Precision: torch's dtypes by name, and references that compute in float32 where PyTorch rounds every 16-bit step."""
 
 import functools
 from collections.abc import Callable

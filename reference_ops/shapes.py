@@ -1,4 +1,4 @@
-"""Held-out shapes: workloads between the declared ones, that nobody could tune or special-case a kernel for."""
+"""Held-out shapes: random workloads between the declared ones, for which no kernel can be tuned or special-cased."""
 
 import itertools
 import math
@@ -9,20 +9,20 @@ from dataclasses import replace
 from reference_ops.op import DTYPES, Number, Op, Workload
 
 TRIES_EACH = 120
-BEST_OF = 24  # that the kernel accepts: the strangest
+BEST_OF = 24  # candidates that the kernel accepts; the least familiar one is taken
 TILE = 32
-MULTIPLES = (8, 32, 128)  # what kernels with wide loads, warps and tiles ask for in their `when`
-KEPT = 0.4  # how often a dim stays as declared, for kernels that are made for one size of it
-NEARBY = 2  # times smaller or larger
-SPREAD = 30.0  # floating-point parameters are multiplied or divided by as much as this
+MULTIPLES = (8, 32, 128)  # multiples that the `when` of kernels with wide loads, warps and tiles requires
+KEPT = 0.4  # probability that a dim stays as declared, for kernels made for one size of it
+NEARBY = 2  # large shapes are up to this many times smaller or larger than a declared one
+SPREAD = 30.0  # most that a floating-point parameter is multiplied or divided by
 
 
 def held_out(
     op: Op, accepts: Callable[[Workload], bool], rng: random.Random, count: int, most_bytes: int, least_bytes: int = 0
 ) -> tuple[Workload, ...]:
-    """Up to `count` different workloads that the op's file does not list and `accepts` likes; maybe fewer.
+    """Return up to `count` different workloads that `accepts` takes and the op's file does not list.
 
-    Large ones, of `least_bytes`, have odd sizes where that is possible: in small ones loops and tails are seen anyway.
+    Large ones, of `least_bytes` or more, have odd sizes where possible. Small ones show errors in loops and tails.
     """
     taken = {(workload.dims, workload.parameters) for workload in op.listed}
     ranges = _ranges(op.listed)
@@ -32,7 +32,7 @@ def held_out(
 
     def tries(dtype: str, kept: float) -> Iterator[Workload]:
         for attempt in range(TRIES_EACH):
-            early = attempt < TRIES_EACH // 2  # later anything will do: a kernel may be made for a few shapes alone
+            early = attempt < TRIES_EACH // 2  # later tries are less strict, for kernels that accept few shapes
             near = rng.choice(models)
             within, kinds = (_nearby(near, ranges), ODD if early else ALL) if least_bytes else (ranges, ALL)
             near = replace(near, dtype=dtype if early else rng.choice(op.dtypes))
@@ -42,16 +42,16 @@ def held_out(
                 yield tried
 
     found: list[Workload] = []
-    for dtype, anew in _dealt(op, rng, count, first=not least_bytes):
-        few = itertools.islice(tries(dtype, 0 if anew else KEPT), BEST_OF)
-        if chosen := _strangest(few, usual if anew else set(), numbers):
+    for dtype, new_sizes in _dtypes_in_turn(op, rng, count, first=not least_bytes):
+        few = itertools.islice(tries(dtype, 0 if new_sizes else KEPT), BEST_OF)
+        if chosen := _strangest(few, usual if new_sizes else set(), numbers):
             found.append(chosen)
             taken.add((chosen.dims, chosen.parameters))
     return tuple(found)
 
 
 def _strangest(few: Iterable[Workload], usual: set[tuple[str, int]], numbers: set[tuple[str, int]]) -> Workload | None:
-    """With the fewest known numbers, and, where sizes are to be anew, the fewest that leave no tail."""
+    """Return the workload with the fewest listed numbers, and then, for new sizes, the fewest multiples of a tile."""
     best: tuple[tuple[int, int], Workload] | None = None
     for tried in few:
         known = len(usual.intersection(tried.dims)) + len(numbers.intersection(_integers(tried)))
@@ -63,12 +63,12 @@ def _strangest(few: Iterable[Workload], usual: set[tuple[str, int]], numbers: se
     return best[1] if best else None
 
 
-def _dealt(op: Op, rng: random.Random, count: int, *, first: bool) -> Iterator[tuple[str, bool]]:
-    """Each dtype once with sizes that are all anew, as far as that goes, and once with any: luck has no say in it.
+def _dtypes_in_turn(op: Op, rng: random.Random, count: int, *, first: bool) -> Iterator[tuple[str, bool]]:
+    """Yield each dtype once with all sizes new, as far as possible, and once with any sizes, so that none is missed.
 
-    The `first` is the most exact one, with such sizes: what a kernel does at those alone shows best there.
+    With `first`, the most exact dtype with new sizes comes first, because it shows errors at such sizes best.
     """
-    every = [(dtype, anew) for dtype in op.dtypes for anew in (True, False)]
+    every = [(dtype, new_sizes) for dtype in op.dtypes for new_sizes in (True, False)]
     rng.shuffle(every)
     if first:
         widest = max(DTYPES[dtype].itemsize for dtype in op.dtypes)
@@ -77,7 +77,7 @@ def _dealt(op: Op, rng: random.Random, count: int, *, first: bool) -> Iterator[t
 
 
 def _ranges(listed: tuple[Workload, ...]) -> dict[str, tuple[int, int]]:
-    """Least and greatest size of every dim that is not the same throughout."""
+    """Return the least and greatest size of every dim that varies."""
     sizes: dict[str, set[int]] = {}
     for workload in listed:
         for name, size in (*workload.dims, *_integers(workload)):
@@ -86,7 +86,7 @@ def _ranges(listed: tuple[Workload, ...]) -> dict[str, tuple[int, int]]:
 
 
 def _nearby(near: Workload, ranges: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """Sizes like this one's: of any magnitude alike, hardly any workload would be large."""
+    """Return ranges near the sizes of this workload: from the full ranges, hardly any workload would be large."""
     own = dict(near.dims)
     return {
         name: (max(least, own[name] // NEARBY), min(greatest, own[name] * NEARBY)) if name in own else (least, greatest)
@@ -103,7 +103,7 @@ def _drawn(
     kinds: tuple["Kind", ...],
     kept: float,
 ) -> Workload:
-    """A workload like a declared one, with some of its dims drawn anew, and small enough."""
+    """Return a workload like a declared one with some dims drawn anew, made small enough."""
     dims, parameters = dict(near.dims), _parameters(near, ranges, rng)
     for name, (least, greatest) in ranges.items():
         if name in dims and rng.random() >= kept:
@@ -114,7 +114,7 @@ def _drawn(
             continue
         if not op.is_valid(tried) or (excess := op.nbytes(tried) / most_bytes) <= 1:
             break
-        fitting = max(1, int(dims[name] / excess))  # the largest that fits would be no secret
+        fitting = max(1, int(dims[name] / excess))  # the largest that fits would be predictable
         dims[name] = max(ranges[name][0], _size(max(1, fitting // NEARBY), fitting, rng, kinds))
         tried = Workload(tried.dtype, tuple(dims.items()), parameters)
     return tried
@@ -127,7 +127,7 @@ def _integers(workload: Workload) -> list[tuple[str, int]]:
 def _parameters(
     near: Workload, ranges: Mapping[str, tuple[int, int]], rng: random.Random
 ) -> tuple[tuple[str, Number], ...]:
-    """Numbers a few times larger or smaller than the listed one; integers as listed, or between those."""
+    """Draw floats up to `SPREAD` times larger or smaller than listed, and integers as listed or between those."""
     drawn: list[tuple[str, Number]] = []
     for name, value in near.parameters:
         if isinstance(value, float):
@@ -140,14 +140,14 @@ def _parameters(
 
 
 def _size(least: int, greatest: int, rng: random.Random, kinds: tuple["Kind", ...]) -> int:
-    """Of any magnitude alike."""
+    """Draw a size whose logarithm is uniform."""
     size = round(math.exp(rng.uniform(math.log(least), math.log(greatest))))
     drawn = rng.choice(kinds)(size, rng)
     return min(max(drawn, least), greatest)
 
 
 def _rounded(size: int, rng: random.Random) -> int:
-    """Down to a multiple that a kernel may ask for, where there is one."""
+    """Round down to a multiple that a kernel may require, unless that is 0."""
     multiple = rng.choice((1, *MULTIPLES))
     return size // multiple * multiple or size
 
@@ -157,7 +157,7 @@ def _beside_a_tile(size: int, rng: random.Random) -> int:
 
 
 def _prime(size: int, _: random.Random) -> int:
-    """The next prime at or below it."""
+    """Return the largest prime up to this size."""
     while size > 2 and not all(size % divisor for divisor in range(2, math.isqrt(size) + 1)):
         size -= 1
     return size

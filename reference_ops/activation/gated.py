@@ -1,4 +1,4 @@
-"""Gated linear units, as in the MLP of a transformer: one projection, through an activation, times another."""
+"""Gated linear units, as in the MLP of a transformer: the activation of one projection times another."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 from reference_ops.op import Op, Tensors, rotated, tensors, workloads
 
 aten = torch.ops.aten
-LARGEST = 240.0  # of float16: the product of two, times a slope of at most 1.13, does not overflow
+LARGEST = 240.0  # float16 input: the product of two, times a slope of at most 1.13, does not overflow
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -28,7 +28,7 @@ def geglu_backward(grad_out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor)
 
 
 def limited(inputs: Tensors, _: torch.Generator) -> None:
-    """PyTorch rounds in between: in float16 it overflows where the result does not, and infinity times 0 is NaN."""
+    """Limit float16 inputs: PyTorch rounds intermediate results, which overflow although the final result does not."""
     for values in inputs.values():
         if values.dtype == torch.float16:
             values.clamp_(-LARGEST, LARGEST)
@@ -48,7 +48,7 @@ def gated(
             *workloads("bfloat16 float32 float16", {"n": 4096 * 11008}),  # tokens times hidden size: Llama 2 7B
             *workloads("bfloat16", {"n": 4096 * 14336}),  # Llama 3 8B
             *workloads("float32", {"n": 8 * 4096 * 1280}),  # a transformer block in the U-Net of Stable Diffusion
-            *workloads("bfloat16", {"n": 16 * 14336}, {"n": 9_999_991}),  # a step of decoding; and an awkward one
+            *workloads("bfloat16", {"n": 16 * 14336}, {"n": 9_999_991}),  # a decoding step, and an awkward size
         ),
         emulated=workloads("float32 bfloat16 float16", {"n": 8 * 1024}, {"n": 3 * 4096 + 32}),
         awkward=rotated(
@@ -56,13 +56,13 @@ def gated(
         ),
         draw=limited,
         flops=lambda dims: flops * dims["n"],
-        # The default factor: a kernel that rounds once is better than PyTorch, which rounds in between.
+        # The default factor: a kernel that rounds once is more exact than PyTorch, which rounds intermediate results.
         backward=() if backward else (f"{name}_backward",),
         note=f"{note} Elementwise over n contiguous values.",
     )
 
 
-# Of the flops, an exponential and a division count four each, an erf ten.
+# In `flops`, an exponential and a division count as four operations each, an erf as ten.
 ops = (
     gated(swiglu, "gate up", "out", 11, "out = silu(gate) * up, silu(g) = g * s with s = 1 / (1 + exp(-g))."),
     gated(

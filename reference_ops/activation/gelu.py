@@ -1,4 +1,4 @@
-"""GELU, the exact one: x times the normal distribution function of x."""
+"""Exact GELU: x times the normal distribution function of x."""
 
 import torch
 from torch.nn import functional
@@ -23,7 +23,7 @@ op = Op(
     ),
     emulated=workloads("float32 bfloat16 float16", {"n": 8 * 1024}, {"n": 3 * 4096 + 32}),
     awkward=rotated("float32 bfloat16 float16", {"n": 1}, {"n": 31}, {"n": 33}, {"n": 1009}, {"n": 4095}, {"n": 4097}),
-    # An erf is a polynomial of degree six or more, a multiplication and an addition around it.
+    # An erf is a polynomial of degree six or more, with a multiplication and an addition per degree.
     flops=lambda dims: 16 * dims["n"],
     backward=("gelu_backward",),
     # The default factor: PyTorch evaluates in float32 and rounds once, and so can a kernel.

@@ -1,5 +1,5 @@
-"""Elementwise activations and their gradients, each a few lines: the `note` of an op is its formula."""
-# ruff: noqa: PLW0108 - a reference is a function of this file, not of torch's: so it has a source that can be shown
+"""Elementwise activations and their gradients. The `note` of each op is its formula."""
+# ruff: noqa: PLW0108 - a lambda of this file has a source that can be shown, a builtin of torch has none
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 def activation(
     name: str, reference: Reference, note: str, flops: int, values: tuple[str, ...] = (), **parameters: Number
 ) -> Op:
-    """`out = reference(x)`; its gradient is an op of its own."""
+    """The op `out = reference(x)`; its gradient is a separate op."""
     return Op(
         name=name,
         reference=reference,
@@ -25,7 +25,7 @@ def activation(
         gpu=(
             *workloads("bfloat16 float32 float16", {"n": 2**26}, **parameters),
             *workloads("bfloat16", {"n": 16384 * 3072}, **parameters),  # a transformer's hidden layer, 16384 tokens
-            *workloads("float32", {"n": 64 * 64 * 112 * 112}, **parameters),  # behind a ResNet's first convolution
+            *workloads("float32", {"n": 64 * 64 * 112 * 112}, **parameters),  # after the first convolution of a ResNet
             *workloads("bfloat16", {"n": 2**22}, {"n": 9_999_991}, **parameters),
         ),
         emulated=workloads("float32 bfloat16 float16", {"n": 8 * 1024}, {"n": 3 * 4096 + 32}, **parameters),
@@ -50,7 +50,7 @@ def gradient(
     values: tuple[str, ...] = (),
     **parameters: Number,
 ) -> Op:
-    """`grad_x = reference(grad_out, x)`."""
+    """The op `grad_x = reference(grad_out, x)`."""
     forward = activation(of, reference, note, flops, values, **parameters)
     inputs, outputs = tensors(grad_out="n", x="n"), tensors(grad_x="n")
     return replace(forward, name=f"{of}_backward", inputs=inputs, outputs=outputs, backward=())
@@ -59,9 +59,9 @@ def gradient(
 def gradient_from_output(
     of: str, native: Reference, note: str, flops: int, draw: Callable[[Tensors, torch.Generator], None]
 ) -> Op:
-    """`grad_x = native(grad_out, out)`, in float32 and rounded once.
+    """The op `grad_x = native(grad_out, out)`, in float32 and rounded once.
 
-    PyTorch's own, the baseline, rounds at every step on a GPU: near 1, 16 bits leave little of 1 - out.
+    The baseline, PyTorch's own, rounds at every step on a GPU: near 1, little of 1 - out is left in 16 bits.
     """
 
     def reference(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -85,8 +85,8 @@ def through_tanh(inputs: Tensors, _: torch.Generator) -> None:
     inputs["out"].tanh_()
 
 
-# Of the flops, an exponential, a logarithm and a division count four each. "integers" where nothing is rounded, and
-# "ties" where something is, have many zeros: there the slope changes.
+# In `flops`, an exponential, a logarithm and a division count as four operations each. "integers", if nothing is
+# rounded, and otherwise "ties" have many zeros, where the slope changes.
 ops = (
     activation("relu", lambda x: functional.relu(x), "out = max(x, 0).", 1, ("integers",)),
     gradient(
@@ -126,7 +126,7 @@ ops = (
         ("ties",),
         alpha=1.0,
     ),
-    # gelu itself has a file of its own.
+    # The forward of gelu has its own file.
     gradient(
         "gelu",
         lambda grad_out, x: aten.gelu_backward(grad_out, x, approximate="none"),

@@ -1,1 +1,1 @@
-"""Attention over all keys, over those of the past, over a window of them, and over a cache."""
+"""Attention over all keys, past keys, a window of keys, or a cache."""

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention over all keys, or causally over those of the past, and the gradients of both."""
+"""Scaled dot-product attention over all keys, or over past keys only, and the gradients of both."""
 
 from collections.abc import Mapping
 
@@ -71,12 +71,12 @@ def fits(known: Mapping[str, int]) -> bool:
 
 
 def has_gradients(known: Mapping[str, int]) -> bool:
-    """With a single key there is nothing to choose."""
+    """Whether there is more than one key, so that the weights have gradients."""
     return fits(known) and known.get("keys", known.get("length", 0)) > 1
 
 
 def declared(queries: str, keys: str) -> dict[str, str]:
-    """The forward's tensors."""
+    """The tensors of the forward."""
     q, kv = f"batch heads {queries} dim", f"batch heads {keys} dim"
     return {"q": q, "k": kv, "v": kv, "out": q, "lse": f"float32[batch heads {queries}]"}
 
@@ -89,7 +89,7 @@ ops = (
         note=FULL,
         reference=attention,
         baseline=lambda q, k, v: of_torch(q, k, v, causal=False),
-        baseline_free=("lse",),  # the fused kernels have exponentials and logarithms of their own
+        baseline_free=("lse",),  # the fused kernels approximate exponentials and logarithms
         inputs=tensors(**{name: FULL_TENSORS[name] for name in GRADIENTS}),
         outputs=tensors(**{name: FULL_TENSORS[name] for name in ("out", "lse")}),
         gpu=(
@@ -138,7 +138,7 @@ ops = (
         values=VARIED,
         flops=lambda dims: 4 * full_pairs(dims),
         matrix_flops=lambda dims: 10 * full_pairs(dims) * dims["dim"],
-        # The default factor: the weights and their gradients of the dtype, sums in float32 by everybody.
+        # The default factor: PyTorch too keeps weights and their gradients in the dtype and sums in float32.
     ),
     Op(
         name="causal_attention",
@@ -192,6 +192,6 @@ ops = (
         values=VARIED,
         flops=lambda dims: 4 * causal_pairs(dims),
         matrix_flops=lambda dims: 10 * causal_pairs(dims) * dims["dim"],
-        # The default factor: the weights and their gradients of the dtype, sums in float32 by everybody.
+        # The default factor: PyTorch too keeps weights and their gradients in the dtype and sums in float32.
     ),
 )  # fmt: skip

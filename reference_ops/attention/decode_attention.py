@@ -1,4 +1,4 @@
-"""One query per sequence attends to a long cache of keys and values: the step of a model that generates."""
+"""Decode attention: one query per sequence attends to a long cache of keys and values."""
 
 from collections.abc import Mapping
 
@@ -28,7 +28,7 @@ def of_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.T
 
 
 def draw(inputs: Tensors, generator: torch.Generator) -> None:
-    """Pairs of lengths add up to one more than all keys: how many there are to read is no matter of luck."""
+    """Draw lengths in pairs whose sum is one more than the number of keys, so that the bytes to read are fixed."""
     lengths, keys = inputs["lengths"], inputs["k"].shape[2]
     half = len(lengths) // 2
     lengths.random_(1, keys + 1, generator=generator)
@@ -40,7 +40,7 @@ def draw(inputs: Tensors, generator: torch.Generator) -> None:
 
 
 def cached_keys(dims: Mapping[str, int]) -> int:
-    """Of all sequences, see `draw`."""
+    """Count the cached keys of all sequences, which `draw` keeps fixed."""
     batch, keys = dims["batch"], dims["keys"]
     return batch // 2 * (keys + 1) + batch % 2 * keys
 

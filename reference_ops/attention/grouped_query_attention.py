@@ -1,4 +1,4 @@
-"""Causal attention whose queries' heads share fewer heads of keys and values, and its gradients."""
+"""Causal grouped-query attention: several query heads share a head of keys and values. And its gradients."""
 
 from collections.abc import Mapping
 
@@ -55,7 +55,7 @@ ops = (
         note=NOTE,
         reference=grouped_query_attention,
         baseline=lambda q, k, v: of_torch(q, k, v, causal=True),
-        baseline_free=("lse",),  # the fused kernels have exponentials and logarithms of their own
+        baseline_free=("lse",),  # the fused kernels approximate exponentials and logarithms
         inputs=tensors(q=Q, k=KV, v=KV),
         outputs=tensors(out=Q, lse=LSE),
         gpu=(
@@ -92,6 +92,6 @@ ops = (
         values=VARIED,
         flops=lambda dims: 4 * pairs(dims),
         matrix_flops=lambda dims: 10 * pairs(dims) * dims["dim"],
-        # The default factor: the weights and their gradients of the dtype, sums in float32 by everybody.
+        # The default factor: PyTorch too keeps weights and their gradients in the dtype and sums in float32.
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Causal attention to no more than the last `window` keys, heads of keys and values shared by those of the queries."""
+"""Causal attention to the last `window` keys, with key and value heads shared among query heads."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ def sliding_window_attention(
 
 
 def of_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The flash kernels know windows; for float32, and on the CPU, there is a mask alone."""
+    """PyTorch's flash kernels support windows; for float32 and on the CPU a mask is needed."""
     if not q.is_cuda:
         return attended(q, k, v, causal=True, window=window)
     if q.dtype == torch.float32:
@@ -25,7 +25,7 @@ def of_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> 
         return out, q.new_empty(q.shape[:3])
     heads_last = (tensor.transpose(1, 2) for tensor in (q, k, v))
     sizes = (None, None, q.shape[2], k.shape[2])
-    out, lse, *_ = torch.ops.aten._flash_attention_forward(  # noqa: SLF001 - nothing public takes a window
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(  # noqa: SLF001 - no public function takes a window
         *heads_last, *sizes, 0.0, True, False, window_size_left=window - 1, window_size_right=0
     )
     return out.transpose(1, 2).contiguous(), lse
@@ -55,7 +55,7 @@ op = Op(
     baseline_free=("lse",),  # with a mask, PyTorch does not return it
     inputs=tensors(q="batch heads length dim", k="batch kv_heads length dim", v="batch kv_heads length dim"),
     outputs=tensors(out="batch heads length dim", lse="float32[batch heads length]"),
-    derived={"window": lambda known: known["window"]},  # for the count of pairs
+    derived={"window": lambda known: known["window"]},  # for counting pairs
     gpu=(
         *workloads("bfloat16 float32 float16", at(1, 32, 8, 2048, 128), window=1024),
         *workloads("bfloat16", at(1, 16, 8, 4096, 128), window=1024),

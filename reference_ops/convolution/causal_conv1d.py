@@ -1,4 +1,4 @@
-"""The causal depthwise convolution of Mamba and its kin, where each channel sees its own past, and its gradients."""
+"""The causal depthwise convolution of Mamba, in which each channel sees its own past, and its gradients."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ def causal_conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dil
 
 
 def padded_and_cut(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dilation: int) -> torch.Tensor:
-    """How model code calls it: padded at both ends, the surplus cut off."""
+    """The convolution as model code calls it: padded at both ends, with the excess cut off."""
     channels, width = weight.shape
     padding = (width - 1) * dilation
     out = functional.conv1d(x, weight.unsqueeze(1), bias, padding=padding, groups=channels, dilation=dilation)

@@ -90,7 +90,7 @@ ops = (
         baseline_free=("grad_x",),  # in 16 bits it may round at every step
         inputs=tensors(grad_out="batch filters oh ow", weight="filters channels r s"),
         outputs=tensors(grad_x="batch channels height width"),
-        # The size of x does not follow from that of grad_out: a stride may leave out its last row and column.
+        # The size of x does not follow from that of grad_out: a stride may skip its last row and column.
         derived={**same("height width"), **OUTPUT, "terms": product("filters", "r", "s")},
         gpu=as_parameters("height width", GPU),
         emulated=as_parameters("height width", EMULATED),

@@ -1,4 +1,4 @@
-"""A 2d convolution with its bias and the activation that follows, in one pass instead of three."""
+"""A 2d convolution with bias and activation, in one pass instead of three."""
 
 from collections.abc import Callable, Mapping
 
@@ -41,7 +41,7 @@ def conv2d_bias_silu(
 
 
 def in_float32(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
-    """At least. Products of 16-bit numbers are exact in TF32 too."""
+    """Compute in float32 at least. TF32 is exact for products of 16-bit numbers."""
     return functional.conv2d(wide(x), wide(weight), wide(bias), stride=stride, padding=padding)
 
 
@@ -50,7 +50,7 @@ def as_it_is(x: torch.Tensor) -> torch.Tensor:
 
 
 def as_called(activation: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """What a user calls: in 16 bits PyTorch rounds the sums, the sums with the bias, and what the activation makes."""
+    """What a user calls: in 16 bits PyTorch rounds the sums, the sums with bias, and the activation's results."""
 
     def called(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
         return activation(functional.conv2d(x, weight, bias, stride=stride, padding=padding))
@@ -62,9 +62,9 @@ def conv2d_bias_backward_bias(grad_out: torch.Tensor) -> torch.Tensor:
     return grad_out.sum((0, 2, 3))
 
 
-# Beside a bias faint sums are nothing.
+# A bias would hide faint sums.
 BIASED = (*(name for name in LONG_SUMS if name != "faint"), "vast")
-# Such an activation makes no integers of integers.
+# These activations do not map integers to integers.
 BEFORE_SMOOTH = tuple(name for name in BIASED if name != "integers")
 
 
@@ -112,9 +112,9 @@ def fused(
 
 
 def in_two_steps(known: Mapping[str, int]) -> int:
-    """Terms of a plain sum by 256 threads that adds as often in a row as one of each image and then of the images.
+    """Return the terms of a plain sum by 256 threads with as many additions in a row as sums per image and over images.
 
-    With all of them in one go, so much would be forgiven where values are alike that half the digits would do.
+    With the terms of a sum over everything, the tolerance for equal values would accept half of the digits.
     """
     image = known["oh"] * known["ow"]
     return min(known["batch"] * image, image + 256 * known["batch"])

@@ -1,4 +1,4 @@
-"""The 2d convolution with the channels innermost, the layout that tensor cores like best, and its gradients."""
+"""The 2d convolution with channels innermost, the layout that suits tensor cores best, and its gradients."""
 
 import torch
 from torch.nn import functional
@@ -18,7 +18,7 @@ from reference_ops.precision import rounded_once
 
 
 def as_torch(tensor: torch.Tensor) -> torch.Tensor:
-    """What PyTorch calls channels_last: of the shape [batch, channels, height, width], but not of its strides."""
+    """View as PyTorch's channels_last: of shape [batch, channels, height, width], with channels innermost in memory."""
     return tensor.permute(0, 3, 1, 2)
 
 
@@ -98,7 +98,7 @@ ops = (
         baseline_free=("grad_x",),  # in 16 bits it may round at every step
         inputs=tensors(grad_out="batch oh ow filters", weight="filters r s channels"),
         outputs=tensors(grad_x="batch height width channels"),
-        # The size of x does not follow from that of grad_out: a stride may leave out its last row and column.
+        # The size of x does not follow from that of grad_out: a stride may skip its last row and column.
         derived={**same("height width"), **OUTPUT, "terms": product("r", "s", "filters")},
         gpu=as_parameters("height width", GPU),
         emulated=as_parameters("height width", EMULATED),

@@ -1,4 +1,4 @@
-"""The 1 x 1 convolution: a matrix product at every pixel, most of what a ResNet's bottlenecks compute."""
+"""The 1 x 1 convolution: a matrix product at every pixel, and most of the work in a ResNet's bottlenecks."""
 
 import torch
 from torch.nn import functional
@@ -23,7 +23,7 @@ op = Op(
     inputs=tensors(x="batch channels height width", weight="filters channels 1 1"),
     outputs=tensors(out="batch filters height width"),
     gpu=(
-        *workloads("bfloat16 float32 float16", at(64, 64, 56, 56, 256)),  # ResNet-50, out of a bottleneck and into one
+        *workloads("bfloat16 float32 float16", at(64, 64, 56, 56, 256)),  # ResNet-50, after and before a bottleneck
         *workloads("bfloat16", at(64, 1024, 14, 14, 256), at(128, 512, 7, 7, 2048)),
         *workloads("float32", at(64, 96, 56, 56, 24)),  # MobileNet
         *workloads("bfloat16", at(13, 67, 45, 67, 101)),

@@ -1,4 +1,4 @@
-"""Transposed convolutions, as generators, decoders and U-Nets grow images with: the gradient of one is the other."""
+"""Transposed convolutions of generators, decoders and U-Nets: the gradient of a convolution, and enlarging images."""
 
 from collections.abc import Callable, Mapping
 
@@ -56,7 +56,7 @@ def transposed(
     emulated: tuple[Workload, ...],
     awkward: tuple[Workload, ...],
 ) -> Op:
-    """`axes` says of each axis what its size in the output and its size in the window are called."""
+    """A transposed convolution; `axes` gives the names of an axis's sizes in the output and in the window."""
     taps = [tap for _, tap in axes.values()]
     return Op(
         name=called.__name__,

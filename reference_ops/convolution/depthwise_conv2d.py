@@ -1,4 +1,4 @@
-"""The depthwise 2d convolution of MobileNet and ConvNeXt, each channel with a filter of its own, and its gradients."""
+"""The depthwise 2d convolution of MobileNet and ConvNeXt, with one filter per channel, and its gradients."""
 
 import torch
 from torch.nn import functional
@@ -97,7 +97,7 @@ ops = (
         baseline_free=("grad_x",),  # in 16 bits it may round at every step
         inputs=tensors(grad_out="batch channels oh ow", weight="channels 1 r s"),
         outputs=tensors(grad_x="batch channels height width"),
-        # The size of x does not follow from that of grad_out: a stride may leave out its last row and column.
+        # The size of x does not follow from that of grad_out: a stride may skip its last row and column.
         derived={**same("height width"), **OUTPUT, "taps": product("r", "s")},
         gpu=as_parameters("height width", GPU),
         emulated=as_parameters("height width", EMULATED),

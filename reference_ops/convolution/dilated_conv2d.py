@@ -1,4 +1,4 @@
-"""The dilated 2d convolution of networks for segmentation: a wide view from few taps."""
+"""The dilated 2d convolution of segmentation networks: a wide window with few taps."""
 
 import torch
 from torch.nn import functional

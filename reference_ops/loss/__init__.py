@@ -1,1 +1,1 @@
-"""Losses: what training makes small."""
+"""Losses."""

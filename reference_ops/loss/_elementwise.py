@@ -1,4 +1,4 @@
-"""Losses that are a mean over elements, and their backwards, made from what differs."""
+"""Losses that are a mean over elements, and their backwards, built from their formulas."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,8 +7,8 @@ import torch
 from reference_ops.op import Number, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
-ONE_BLOCK = 2**20  # elements, up to which a block of threads may do
-MANY_BLOCKS = 128  # terms, as far as inexactness goes
+ONE_BLOCK = 2**20  # elements up to which one block of threads may be enough
+MANY_BLOCKS = 128  # terms that many blocks count as, for the tolerance
 
 
 def elementwise(
@@ -19,10 +19,10 @@ def elementwise(
     flops: int,
     **parameters: Number,
 ) -> tuple[Op, Op]:
-    """A mean loss of `x` and `target` and the op of its gradient to x, with their formulas at an element.
+    """Return a mean loss of `x` and `target`, and the op of its gradient to x, from their formulas for an element.
 
-    Computed in float32, and the loss left so, as under autocast: of a mean that is rounded to bfloat16 nobody could
-    say whether it is right. What PyTorch does in bfloat16 alone is the baseline, for it costs a user the least.
+    The reference computes in float32 and keeps the loss in float32, as under autocast, because a mean rounded to
+    bfloat16 is too inexact to judge. The baseline is PyTorch in bfloat16, the fastest that a user can call.
     """
 
     def loss(x: torch.Tensor, target: torch.Tensor, **given: Number) -> torch.Tensor:
@@ -52,14 +52,14 @@ def elementwise(
             note=f"loss is the mean of {formulas[0]}, in float32 whatever the inputs are.",
             reference=loss,
             baseline=loss_in_own_dtype,
-            baseline_free=("loss",),  # it has fewer digits
+            baseline_free=("loss",),  # the baseline's has fewer digits
             inputs=tensors(x="n", target="n"),
             outputs=tensors(loss="float32[]"),
             gpu=gpu,
             emulated=emulated,
             awkward=awkward,
             flops=lambda dims: flops * dims["n"],
-            # The default factor: partial sums in float32, as PyTorch has them, and these added up as blocks finish.
+            # The default factor: partial sums in float32, as in PyTorch, added as blocks finish.
             tolerance=Tolerance(sums="added_up"),
             derived={"added_up": added_up},
             backward=(f"{name}_backward",),
@@ -69,7 +69,7 @@ def elementwise(
             note=f"grad_x = grad_loss / n * {formulas[1]}. The gradient to the target is its opposite.",
             reference=gradient,
             baseline=gradient_in_own_dtype,
-            baseline_free=("grad_x",),  # rounded thrice
+            baseline_free=("grad_x",),  # it rounds three times
             inputs=tensors(grad_loss="float32[]", x="n", target="n"),
             outputs=tensors(grad_x="n"),
             gpu=gpu,
@@ -83,10 +83,10 @@ def elementwise(
 
 
 def added_up(dims: Mapping[str, int]) -> int:
-    """How many terms a thread may be forgiven for adding up.
+    """Return the number of terms in a thread's sum, for the tolerance.
 
-    Over 2^26 elements, losses of other numbers drawn alike are but 2e-4 apart: more than a fortieth of that, and half
-    of the elements could be left out. It is twice what is lost where 4096 blocks add up their parts as they finish.
+    Losses of 2^26 elements differ by only 2e-4 between seeds. With a tolerance above a fortieth of that, half of the
+    elements could be left out. The value is twice the error of 4096 blocks that add their parts as they finish.
     """
     return dims["n"] if dims["n"] <= ONE_BLOCK else MANY_BLOCKS
 

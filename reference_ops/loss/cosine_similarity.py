@@ -1,4 +1,4 @@
-"""The cosine of the angle between the rows of two matrices."""
+"""Cosine similarity of the rows of two matrices."""
 
 import torch
 from torch.nn import functional
@@ -6,7 +6,7 @@ from torch.nn import functional
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
-SHORT = 8  # every so manieth row has next to no length
+SHORT = 8  # one row in this many has a length near zero
 
 
 def cosine_similarity(x: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Tensor:
@@ -14,12 +14,12 @@ def cosine_similarity(x: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Ten
 
 
 def as_called(x: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Tensor:
-    """What PyTorch does with its own dtype: in 16 bits it rounds lengths and quotients before it adds up."""
+    """PyTorch's own: in 16 bits it rounds lengths and quotients before it adds."""
     return functional.cosine_similarity(x, y, dim=-1, eps=eps)
 
 
 def some_short(inputs: Tensors, _: torch.Generator) -> None:
-    """So short that eps decides."""
+    """Make some rows so short that eps decides their result."""
     inputs["x"][SHORT - 1 :: SHORT].mul_(1e-10)
 
 

@@ -1,4 +1,4 @@
-"""The cross-entropy of logits and target classes, its backward, and the logarithms that the backward needs."""
+"""Cross entropy of logits and target classes, with the log-sum-exp that its backward needs, and the backward."""
 
 import torch
 from torch.nn import functional
@@ -20,7 +20,7 @@ def cross_entropy(
         even = (log_probs.mean(-1) * kept).sum() / kept.sum()
         loss = (1 - label_smoothing) * loss - label_smoothing * even
     at = targets.where(kept, 0).unsqueeze(1)
-    lse = logits.gather(1, at) - log_probs.gather(1, at)  # costs nothing, where logsumexp would read everything again
+    lse = logits.gather(1, at) - log_probs.gather(1, at)  # costs nothing; logsumexp would read all logits again
     return loss, lse.squeeze(1)
 
 
@@ -35,13 +35,13 @@ def cross_entropy_backward(
     kept = targets != ignore_index
     even = label_smoothing / logits.shape[1]
     hit = targets.unsqueeze(1) == torch.arange(logits.shape[1], device=logits.device)
-    at_target = lse.new_full((), 1 - label_smoothing + even)  # of two numbers PyTorch would make float32, come what may
+    at_target = lse.new_full((), 1 - label_smoothing + even)  # PyTorch would make float32 of two numbers
     probs = (logits - lse.unsqueeze(1)).exp_().sub_(torch.where(hit, at_target, even))
     return probs.mul_((kept * grad_loss / kept.sum()).unsqueeze(1)).to(logits.dtype)
 
 
 def draw_targets(inputs: Tensors, generator: torch.Generator) -> None:
-    """Any class, every tenth row ignored, though not the first; half of the others are more or less foretold."""
+    """Draw any class, ignore every tenth row but the first, and raise the target's logit in half of the others."""
     logits, targets = inputs["logits"], inputs["targets"]
     targets.random_(0, logits.shape[1], generator=generator)
     foretold = torch.empty_like(logits[:, :1]).uniform_(-12, 12, generator=generator).clamp_(min=0)
@@ -58,8 +58,8 @@ def draw_backward(inputs: Tensors, generator: torch.Generator) -> None:
         lse.copy_(logits.float().logsumexp(-1))
 
 
-# Of logits that are all alike a long sum rounds every term the same way, and a mean of few digits would be blind to
-# more. -inf is left out too: smoothed, the loss of a row with one is infinite.
+# With equal logits a long sum rounds every term the same way, and a mean of few digits would hide other errors. -inf is
+# left out too: with label smoothing, the loss of a row with one is infinite.
 VARIED = tuple(name for name in COMMON if name not in ("constant", "tiny"))
 
 forward = Op(
@@ -96,7 +96,7 @@ forward = Op(
     valid=lambda known: known["label_smoothing"] <= 1,
     flops=lambda dims: 5 * dims["rows"] * dims["vocab"],  # compare, subtract, exponential, and two additions
     derived={"longest_sum": lambda dims: max(dims["rows"], dims["vocab"])},
-    # The default factor: sums in float32 by everybody, those of the rows as they are finished.
+    # The default factor: PyTorch too sums in float32. Rows are added as they finish.
     tolerance=Tolerance(sums="longest_sum"),
     backward=("cross_entropy_backward",),
 )  # fmt: skip
@@ -118,7 +118,7 @@ backward = Op(
     draw=draw_backward,
     valid=forward.valid,
     flops=lambda dims: 4 * dims["rows"] * dims["vocab"],
-    # The default factor: everything in float32 and rounded once. Not in float16: divided by so many rows, most of a
-    # gradient would be less than its least number.
+    # The default factor: everything in float32 and rounded once. No float16: divided by so many rows, most gradients
+    # would be below its least number.
 )
 ops = (forward, backward)

@@ -1,4 +1,4 @@
-"""Connectionist temporal classification, for speech and text in images: the loss of each sample, and its backward."""
+"""CTC loss (connectionist temporal classification) of each sample, for speech and text in images, and its backward."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ aten = torch.ops.aten
 Two = tuple[torch.Tensor, torch.Tensor]
 BLANK = 0
 BREATHS = 4
-OF_BREATHS = 0.1  # the share of the spare time that labels of one breath take; the rest are pauses
+OF_BREATHS = 0.1  # share of the spare frames between labels of one phrase; the rest are pauses
 
 
 def ctc_loss(
@@ -20,7 +20,7 @@ def ctc_loss(
 ) -> Two:
     lengths = (input_lengths, target_lengths)
     loss, log_alpha = aten._ctc_loss(log_probs, targets, *lengths, BLANK, False)  # noqa: SLF001 - keeps log_alpha
-    # Beyond a sample's lengths PyTorch leaves what happened to be in memory.
+    # Beyond a sample's lengths PyTorch leaves memory uninitialised.
     frames = torch.arange(log_alpha.shape[1], device=log_probs.device) >= input_lengths.unsqueeze(1)
     states = torch.arange(log_alpha.shape[2], device=log_probs.device) > 2 * target_lengths.unsqueeze(1)
     return loss, log_alpha.masked_fill(frames.unsqueeze(2) | states.unsqueeze(1), -torch.inf)
@@ -43,10 +43,10 @@ def ctc_loss_backward(
 
 
 def draw_samples(inputs: Tensors, generator: torch.Generator) -> None:
-    """Logits of a network that is more or less sure, as logarithms of probabilities; the first sample fills the batch.
+    """Draw log-probabilities of a fairly confident network. The first sample has the full lengths.
 
-    Less sure, the loss of a long sample would be in the thousands, and the gradients, exponentials of differences of
-    such numbers, lose the digits that a check needs. There are two frames to a label, so that no target is impossible.
+    With less confidence the loss of a long sample would be in the thousands, and its gradients, exponentials of
+    differences of such numbers, would have too few digits to check. Each label has two frames, so targets are possible.
     """
     log_probs, targets = inputs["log_probs"], inputs["targets"]
     (time, batch, classes), length = log_probs.shape, targets.shape[1]
@@ -67,7 +67,7 @@ def draw_samples(inputs: Tensors, generator: torch.Generator) -> None:
 def spoken(
     targets: torch.Tensor, labels: torch.Tensor, frames: torch.Tensor, time: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """A class for each frame: half of the labels go on until the next, the others are short and followed by blanks."""
+    """Return a class per frame: half of the labels last until the next, the others are short and followed by blanks."""
     starts = beginnings(targets, labels, frames, generator)
     moments = torch.arange(time, device=targets.device).expand(len(targets), time).contiguous()
     label = torch.searchsorted(starts, moments, right=True) - 1
@@ -82,11 +82,11 @@ def spoken(
 def beginnings(
     targets: torch.Tensor, labels: torch.Tensor, frames: torch.Tensor, generator: torch.Generator
 ) -> torch.Tensor:
-    """The first frame of each label: people speak in a few breaths, with pauses before, between and after them."""
+    """Return the first frame of each label: labels come in a few phrases with pauses before, between and after them."""
     batch, length = targets.shape
     device = targets.device
     number = torch.arange(length, device=device)
-    # The earliest that is possible: a label takes a frame, and a blank more if it is the same as the one before.
+    # The earliest possible frames: a label takes a frame, and a blank before it if it repeats the one before.
     repeats = functional.pad(targets[:, 1:] == targets[:, :-1], (1, 0))
     earliest = number + repeats.cumsum(1)
     spare = frames.unsqueeze(1) - 1 - earliest.gather(1, labels.unsqueeze(1) - 1)
@@ -117,19 +117,19 @@ def is_possible(known: Mapping[str, int]) -> bool:
 
 
 def read_in_forward(dims: Mapping[str, int]) -> int:
-    """In half of the frames or more, blank and half of so many different labels or more."""
+    """Count elements that must be read: of at least half of the frames, the blank and half of the different labels."""
     labels = dims["classes"] - 1
     different = labels * (1 - (1 - 1 / labels) ** dims["length"])
     return dims["time"] * dims["batch"] * max(2, int(1 + different / 2)) // 2
 
 
 def steps(dims: Mapping[str, int]) -> int:
-    """Of the recursion; on the average a sample has more than half of the frames, and of the states."""
+    """Count steps of the recursion: an average sample has more than half of the frames and of the states."""
     return max(1, dims["time"] * dims["batch"] * dims["states"] // 4)
 
 
 STATES = {"states": lambda known: 2 * known["length"] + 1}
-# PyTorch has no CTC in 16 bits: the logarithms of a whole sentence's probabilities would keep no digit.
+# PyTorch has no 16-bit CTC: log-probabilities of a whole sentence would have no digits left.
 GPU = workloads(
     "float32",
     at(800, 32, 32, 200),  # speech, in characters
@@ -142,7 +142,7 @@ EMULATED = workloads("float32", at(24, 6, 11, 8), at(40, 5, 33, 17))
 AWKWARD = rotated(
     "float32", at(2, 1, 2, 1), at(3, 33, 2, 1), at(31, 7, 5, 15), at(9, 3, 257, 2), at(65, 2, 3, 32), at(17, 1, 31, 5)
 )
-# A few logarithms in the thousands leave a sample's sum no digits to take an exponential of.
+# With a few logarithms in the thousands, the sum of a sample has too few digits for its exponential.
 MODERATE = tuple(name for name in COMMON if name not in ("large", "heavy_tail"))
 LENGTHS = {"targets": "int64[batch length]", "input_lengths": "int64[batch]", "target_lengths": "int64[batch]"}
 ops = (
@@ -167,7 +167,7 @@ ops = (
         valid=is_possible,
         touched={"log_probs": read_in_forward},
         flops=lambda dims: 8 * steps(dims),
-        # The default factor: the same logarithms one after another in float32 by everybody.
+        # The default factor: PyTorch too adds the same logarithms one after another in float32.
         backward=("ctc_loss_backward",),
     ),
     Op(

@@ -13,7 +13,7 @@ def kl_div(log_probs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def in_own_dtype(log_probs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """What costs a user of bfloat16 the least."""
+    """The fastest that a user of bfloat16 can call."""
     return wide(functional.kl_div(log_probs, target, reduction="batchmean"))
 
 
@@ -22,7 +22,7 @@ def kl_div_backward(grad_loss: torch.Tensor, target: torch.Tensor) -> torch.Tens
 
 
 def draw_distributions(inputs: Tensors, _: torch.Generator) -> None:
-    """Makes distributions of the numbers; there are zeros among the probabilities of large ones."""
+    """Turn the numbers into distributions; probabilities of large numbers include zeros."""
     inputs["target"].copy_(torch.softmax(inputs["target"], dim=-1))
     inputs["log_probs"].copy_(torch.log_softmax(inputs["log_probs"], dim=-1))
 
@@ -32,7 +32,7 @@ def draw_backward(inputs: Tensors, generator: torch.Generator) -> None:
     inputs["target"].copy_(torch.softmax(inputs["target"], dim=-1))
 
 
-# Softmaxes of constants and of tiny numbers are all the same: from each other they diverge by nothing but rounding.
+# Softmaxes of constants and of tiny numbers are all equal: their divergence is only rounding.
 VALUES = ("uniform", "large", "heavy_tail", "shifted")
 EMULATED = workloads("float32 bfloat16", {"rows": 32, "cols": 256}, {"rows": 8, "cols": 1000})
 AWKWARD = rotated(
@@ -47,11 +47,11 @@ ops = (
         "target is 0. It is float32 whatever the inputs are, as under autocast.",
         reference=kl_div,
         baseline=in_own_dtype,
-        baseline_free=("loss",),  # it has fewer digits
+        baseline_free=("loss",),  # the baseline's has fewer digits
         inputs=tensors(log_probs="rows cols", target="rows cols"),
         outputs=tensors(loss="float32[]"),
         gpu=(
-            *workloads("bfloat16 float32", {"rows": 4096, "cols": 32000}),  # a small model taught by a large one
+            *workloads("bfloat16 float32", {"rows": 4096, "cols": 32000}),  # distillation of a large model
             *workloads("bfloat16", {"rows": 8192, "cols": 16384}, {"rows": 2048, "cols": 50257}),
             *workloads("float32", {"rows": 16384, "cols": 1000}),  # classes of images
         ),
@@ -60,10 +60,10 @@ ops = (
         values=VALUES,
         draw=draw_distributions,
         flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # a logarithm, subtract, multiply and add
-        # Logarithms are a hundred times what is left of them in all, and of bfloat16 numbers there are a few hundred
-        # different ones: roundings repeat instead of averaging out. In PyTorch's order they come to nothing or to six
-        # roundings of the loss, in another to eleven, and rows are added up as blocks finish them: of 16384 as many as
-        # 104 are lost, where 128 are allowed. Losses of other numbers drawn alike are 2500 apart.
+        # The logarithms are a hundred times larger than their sum, and bfloat16 has only a few hundred different ones:
+        # roundings repeat instead of averaging out. The error is up to six roundings of the loss in PyTorch's order, 11
+        # in others, and 104 where blocks add 16384 rows as they finish; 128 are allowed. Losses of other seeds differ
+        # by 2500.
         tolerance=Tolerance(factor=4, sums="added_up"),
         derived={"added_up": lambda dims: min(dims["rows"], 64)},
         backward=("kl_div_backward",),

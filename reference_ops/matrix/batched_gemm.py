@@ -1,4 +1,4 @@
-"""Many small products at once."""
+"""Batched product: many small matrix products at once."""
 
 import torch
 
@@ -35,8 +35,8 @@ op = Op(
         "float32 bfloat16 float16",
         at(1, 1, 1, 1), at(5, 31, 33, 17), at(3, 33, 31, 65), at(7, 65, 1, 31), at(2, 1, 65, 33), at(2, 17, 16, 127),
     ),
-    # Products of two tiny numbers are lost to float16. Of two constant matrices all results are one number, and the
-    # luck of one rounding, PyTorch's or a kernel's, would decide about them all.
+    # Products of two tiny numbers underflow float16. With constant matrices all results are one number, and a single
+    # rounding would decide them all.
     values=(*(name for name in OF_PRODUCTS if name not in ("tiny", "constant")), "integers"),
     draw=draw,
     flops=lambda dims: dims["batch"] * dims["m"] * dims["n"],

@@ -1,4 +1,4 @@
-"""The plain product of two matrices, and its backward."""
+"""The product of two matrices, and its backward."""
 
 import torch
 
@@ -29,7 +29,7 @@ AWKWARD = rotated(
     "float32 bfloat16 float16",
     at(1, 1, 1), at(31, 33, 17), at(33, 31, 65), at(65, 129, 7), at(129, 65, 31), at(7, 257, 33), at(127, 5, 101),
 )  # fmt: skip
-# "integers" are left out: PyTorch lets cuBLAS add partial sums in 16 bits, where those are not exact any more.
+# "integers" are left out: PyTorch lets cuBLAS add partial sums in 16 bits, which are not exact.
 
 ops = (
     Op(
@@ -41,7 +41,7 @@ ops = (
         gpu=(
             *workloads("bfloat16 float32 float16", at(4096, 4096, 4096)),
             *workloads("bfloat16", at(4096, 8192, 2048)),  # a projection of a small language model
-            *workloads("bfloat16", at(16384, 64, 4096)),  # the narrow half of a LoRA
+            *workloads("bfloat16", at(16384, 64, 4096)),  # the narrow projection of a LoRA
             *workloads("float32", at(4099, 1009, 1281)),
         ),
         emulated=EMULATED,
@@ -50,7 +50,7 @@ ops = (
         draw=draw,
         flops=lambda dims: dims["m"] * dims["n"],
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],
-        # The default factor: float32 sums, rounded once, in whichever order.
+        # The default factor: float32 sums in any order, rounded once.
         tolerance=Tolerance(sums="k"),
         backward=("gemm_backward",),
     ),
@@ -67,11 +67,11 @@ ops = (
         ),
         emulated=EMULATED,
         awkward=AWKWARD,
-        values=tuple(name for name in OF_PRODUCTS if name != "tiny"),  # products of two tiny rows are lost to float16
+        values=tuple(name for name in OF_PRODUCTS if name != "tiny"),  # products of two tiny rows underflow float16
         draw=draw,
         flops=lambda dims: dims["k"] * (dims["m"] + dims["n"]),
         matrix_flops=lambda dims: 4 * dims["m"] * dims["n"] * dims["k"],
-        # The default factor, as forward. grad_b has the longer sums: over the rows, which are a batch's tokens.
+        # The default factor, as in the forward. grad_b has the longer sums, over the rows: the tokens of a batch.
         tolerance=Tolerance(sums="m"),
     ),
 )

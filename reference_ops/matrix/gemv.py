@@ -1,4 +1,4 @@
-"""Products with a vector, or with the few rows of a decoding step: reading the weights once takes the time."""
+"""Products with a vector, or with the few rows of a decoding step, whose time is that of reading the weights once."""
 
 import torch
 from torch.nn import functional
@@ -31,7 +31,7 @@ def at(m: int, n: int, k: int) -> dict[str, int]:
     return {"m": m, "n": n, "k": k}
 
 
-# "integers" are left out: PyTorch lets cuBLAS add partial sums in 16 bits, where those are not exact any more.
+# "integers" are left out: PyTorch lets cuBLAS add partial sums in 16 bits, which are not exact.
 
 ops = (
     Op(

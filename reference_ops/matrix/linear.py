@@ -1,4 +1,4 @@
-"""Linear layers with an activation: what a fused epilogue spares is a pass over the output."""
+"""Linear layers with an activation: a fused epilogue saves a pass over the output."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def at(m: int, n: int, k: int) -> dict[str, int]:
 
 
 def activated(name: str, reference: Callable[..., torch.Tensor], formula: str, each: int) -> Op:
-    """`each` is what the epilogue computes for an element of the output."""
+    """A linear layer whose epilogue costs `each` operations per element of the output."""
     return Op(
         name=name,
         note=f"A linear layer: out = {formula} of x @ weight.T + bias; weight is [n, k], row-major. No TF32. PyTorch "
@@ -46,8 +46,8 @@ def activated(name: str, reference: Callable[..., torch.Tensor], formula: str, e
             at(1, 1, 1), at(31, 33, 17), at(33, 31, 65), at(65, 129, 7), at(129, 65, 31), at(7, 257, 33),
             at(127, 5, 101),
         ),
-        values=(*COMMON, "vast"),  # faint sums are nothing beside a bias
-        # No "integers": PyTorch lets cuBLAS add partial sums in 16 bits, where those are not exact any more.
+        values=(*COMMON, "vast"),  # a bias would hide faint sums
+        # No "integers": PyTorch lets cuBLAS add partial sums in 16 bits, which are not exact.
         draw=draw,
         flops=lambda dims: (1 + each) * dims["m"] * dims["n"],
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],

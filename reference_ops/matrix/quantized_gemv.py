@@ -17,7 +17,7 @@ def dequantized_linear(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tens
 
 
 def scaled_linear(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """What model code does: the weights fit in any dtype, and the product is scaled, after a rounding of its own."""
+    """The product as model code computes it: with weights converted to the dtype, rounded, and then scaled."""
     return (functional.linear(x, weight.to(x.dtype)) * scales).to(x.dtype)
 
 
@@ -42,7 +42,7 @@ def draw_fp8(inputs: Tensors, generator: torch.Generator) -> None:
 
 
 def _draw_others(inputs: Tensors, largest: float, generator: torch.Generator) -> None:
-    """Scales that bring a row's largest weight to about 1; an input that does not overflow."""
+    """Draw scales that bring a row's largest weight to about 1, and an input that does not overflow."""
     inputs["scales"].uniform_(0.5 / largest, 1.5 / largest, generator=generator)
     far_below_one(inputs["x"])
 
@@ -78,7 +78,7 @@ def quantized(
             "float32 bfloat16 float16",
             at(1, 1, 1), at(2, 31, 33), at(1, 33, 31), at(5, 7, 257), at(1, 129, 1009), at(9, 3, 4097),
         ),
-        # No "tiny", lost to float16 when the weights are large, and no "integers": the scales are none.
+        # No "tiny", which underflow float16 when the weights are large, and no "integers", because scales are not.
         values=tuple(name for name in OF_PRODUCTS if name != "tiny"),
         draw=draw,
         flops=lambda dims: dims["m"] * dims["n"],

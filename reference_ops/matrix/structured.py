@@ -1,4 +1,4 @@
-"""Products with a matrix of which much is zero: what PyTorch's dense product spends on the zeros can be spared."""
+"""Products with triangular and diagonal matrices, where the work of PyTorch's dense product on zeros can be saved."""
 
 import torch
 
@@ -41,7 +41,7 @@ ops = (
             "float32 bfloat16 float16",
             at(1, 1), at(31, 33), at(33, 31), at(65, 7), at(127, 65), at(129, 17),
         ),
-        # No "integers": PyTorch lets cuBLAS add partial sums in 16 bits, where those are not exact any more.
+        # No "integers": PyTorch lets cuBLAS add partial sums in 16 bits, which are not exact.
         values=OF_PRODUCTS,
         draw=draw,
         touched={"a": lambda dims: dims["rows"] * (dims["rows"] + 1) // 2},

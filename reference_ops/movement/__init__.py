@@ -1,1 +1,1 @@
-"""What moves, selects or rounds numbers and hardly computes."""
+"""Ops that move, select or round numbers and hardly compute."""

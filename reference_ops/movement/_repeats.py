@@ -1,4 +1,4 @@
-"""Indices as they come up in texts and graphs: with repeats, some of them many."""
+"""Indices as in texts and graphs, with repeats."""
 
 import math
 
@@ -8,18 +8,18 @@ STEPS = 64
 
 
 def draw_repeats(indices: torch.Tensor, count: int, generator: torch.Generator) -> None:
-    """Below `count`; the lower, the more often: the lowest about sqrt(count) / 2 times as often as the middle ones."""
+    """Draw indices below `count`: the lowest comes about sqrt(count) / 2 times as often as the middle ones."""
     chance = torch.empty(indices.shape, device=indices.device).uniform_(generator=generator)
     indices.copy_(chance.square_().mul_(count)).clamp_(max=count - 1)
 
 
 def most_repeats(drawn: int, count: int) -> int:
-    """How often the lowest index comes up, or so."""
+    """Estimate how often the lowest index occurs."""
     return math.ceil(drawn / math.sqrt(count))
 
 
 def different(drawn: int, count: int) -> int:
-    """How many different indices come up: the sum of each one's chance to, as an integral."""
+    """Estimate how many different indices occur: the sum of their probabilities to occur, as an integral."""
     roots = [(step + 0.5) / STEPS for step in range(STEPS)]
     share = sum(2 * root * (1 - math.exp(-drawn / (2 * count * root))) for root in roots) / STEPS
     return max(1, int(count * share))

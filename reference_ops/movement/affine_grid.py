@@ -1,4 +1,4 @@
-"""The sampling positions of an affine transformation, a spatial transformer's first half, and its backward."""
+"""The sampling positions of an affine transformation, the first half of a spatial transformer, and its backward."""
 
 import torch
 from torch.nn import functional
@@ -21,11 +21,11 @@ def at(batch: int, h: int, w: int) -> dict[str, int]:
 
 
 def of_forward(points: tuple[Workload, ...]) -> tuple[Workload, ...]:
-    """What is transformed is no input of the forward, so its size comes as parameters."""
+    """Return workloads with the image's size as parameters, because no input of the forward has it."""
     return tuple(Workload(point.dtype, point.dims[:1], point.dims[1:]) for point in points)
 
 
-# Positions are in float32 also where images are in 16 bits: those would place a pixel within half of one at best.
+# Positions are in float32 also for 16-bit images: in 16 bits they would be off by up to half a pixel.
 GPU = workloads(
     "float32",
     at(256, 224, 224),

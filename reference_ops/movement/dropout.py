@@ -1,4 +1,4 @@
-"""Dropout with a mask that is given, so that it can be checked, and its backward."""
+"""Dropout with a given mask, so that it can be checked, and its backward."""
 
 from collections.abc import Mapping
 

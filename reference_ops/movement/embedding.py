@@ -1,4 +1,4 @@
-"""The rows of a table that indices name, and the gradient of the table."""
+"""Embedding: rows of a table selected by indices, and the gradient of the table."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,7 +36,7 @@ def at(tokens: int, vocab: int, dim: int) -> dict[str, int]:
 
 
 def of_backward(points: tuple[Workload, ...]) -> tuple[Workload, ...]:
-    """The table is no input of the backward, so its size comes as a parameter."""
+    """Return workloads with the table's size as a parameter, because no input of the backward has it."""
     return tuple(replace(point, dims=point.dims[1:], parameters=point.dims[:1]) for point in points)
 
 
@@ -70,7 +70,7 @@ ops = (
         draw=draw,
         touched={"weight": lambda known: different(known["tokens"], known["vocab"]) * known["dim"]},
         flops=lambda dims: dims["tokens"] * dims["dim"],
-        tolerance=Tolerance(exact=True),  # it computes nothing
+        tolerance=Tolerance(exact=True),  # it only moves numbers
         backward=("embedding_backward",),
     ),
     Op(
@@ -89,7 +89,7 @@ ops = (
         gpu=of_backward(GPU),
         emulated=of_backward(EMULATED),
         awkward=of_backward(AWKWARD),
-        values=(*(name for name in COMMON if name != "heavy_tail"), "integers"),  # its sums overflow float16
+        values=(*(name for name in COMMON if name != "heavy_tail"), "integers"),  # its sums would overflow float16
         draw=draw_of_backward,
         flops=lambda dims: dims["tokens"] * dims["dim"],
         tolerance=Tolerance(sums="repeats"),  # the default factor: sums in float32, rounded once

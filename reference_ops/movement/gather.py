@@ -1,4 +1,4 @@
-"""Elements of each row that indices name, and the gradient of the rows."""
+"""Gather: elements of each row selected by indices, and the gradient of the rows."""
 
 from collections.abc import Mapping
 
@@ -29,7 +29,7 @@ def draw_of_backward(inputs: Tensors, generator: torch.Generator, known: Mapping
 
 
 def different(known: Mapping[str, int]) -> int:
-    """How many elements of x come up, where indices are independent of each other."""
+    """Estimate how many elements of x are selected by independent indices."""
     cols = known["cols"]
     return known["rows"] * max(1, int(cols * (1 - (1 - 1 / cols) ** known["k"])))
 
@@ -39,7 +39,7 @@ def at(rows: int, cols: int, k: int) -> dict[str, int]:
 
 
 def of_backward(points: tuple[Workload, ...]) -> tuple[Workload, ...]:
-    """What was gathered from is no input of the backward, so its width comes as a parameter."""
+    """Return workloads with the width of x as a parameter, because no input of the backward has it."""
     return tuple(
         Workload(point.dtype, (point.dims[0], point.dims[2]), (point.dims[1],))  # rows and k, and cols
         for point in points
@@ -49,7 +49,7 @@ def of_backward(points: tuple[Workload, ...]) -> tuple[Workload, ...]:
 GPU = (
     *workloads("bfloat16 float32 float16", at(65536, 1024, 64)),
     *workloads("bfloat16", at(65536, 256, 8)),  # the chosen experts' weights
-    *workloads("float32", at(4096, 32000, 1)),  # the logits of the tokens that followed
+    *workloads("float32", at(4096, 32000, 1)),  # the logits of the next tokens
     *workloads("bfloat16", at(4096, 4096, 1024)),  # patches that a masked autoencoder keeps
     *workloads("float32", at(10007, 1009, 77)),
 )
@@ -70,7 +70,7 @@ ops = (
         draw=draw,
         touched={"x": different},
         flops=lambda dims: dims["rows"] * dims["k"],
-        tolerance=Tolerance(exact=True),  # it computes nothing
+        tolerance=Tolerance(exact=True),  # it only moves numbers
         backward=("gather_backward",),
     ),
     Op(

@@ -1,4 +1,4 @@
-"""Images sampled between their pixels, a spatial transformer's second half or a flow's warp, and the gradients."""
+"""Images sampled between their pixels, as in a spatial transformer or a warp by optical flow, and the gradients."""
 
 from collections.abc import Mapping
 
@@ -7,11 +7,11 @@ from torch.nn import functional
 
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
-MARGIN = 1 / 64  # of a pixel
+MARGIN = 1 / 64  # least distance of a position from a pixel's centre, in pixels
 
 
 def grid_sample(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
-    # As under autocast: PyTorch wants image and grid of the same dtype, and positions need float32.
+    # As under autocast: PyTorch requires image and grid of one dtype, and positions need float32.
     return functional.grid_sample(x.to(grid.dtype), grid, "bilinear", "zeros", align_corners=False).to(x.dtype)
 
 
@@ -25,10 +25,10 @@ def grid_sample_backward(
 
 
 def draw_grid(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
-    """Images turned, zoomed in or out, and shifted, partly out of sight.
+    """Draw positions of images that are turned, scaled and shifted partly out of view.
 
-    The gradient of the grid jumps where a position passes a pixel's centre, so none comes as near to one, neither
-    here nor in the forward, that a rounding in float32 could take it to the other side.
+    The gradient of the grid jumps where a position passes a pixel's centre. So no position is so near to one that a
+    rounding in float32 could move it to the other side.
     """
     grid = inputs["grid"]
     batch = len(grid)
@@ -69,9 +69,9 @@ AWKWARD = rotated(
     at(3, 1, 31, 33, 5, 5),
     at(2, 257, 2, 3, 3, 2),
 )
-# Where all pixels are alike, what is left of the grid's gradient is rounding.
+# With equal pixels the gradient of the grid is only rounding.
 VARIED = tuple(name for name in COMMON if name != "constant")
-# Not all of an image need be in sight, so that of x no element must be read for certain.
+# Parts of an image may be out of view, so there is no element of x that must be read.
 TOUCHED = {"x": lambda dims: dims["batch"] * dims["channels"]}
 ops = (
     Op(

@@ -1,4 +1,4 @@
-"""The heads of attention brought together: from [batch, seq, heads, dim] to [batch, heads, seq, dim], or back."""
+"""Permutation of attention heads: from [batch, seq, heads, dim] to [batch, heads, seq, dim], or back."""
 
 import torch
 
@@ -32,5 +32,5 @@ op = Op(
         at(1, 1, 1, 1), at(1, 31, 33, 1), at(2, 3, 1, 31), at(3, 1, 5, 7), at(1, 33, 31, 3), at(2, 7, 11, 65),
     ),
     flops=lambda dims: dims["batch"] * dims["seq"] * dims["heads"] * dims["dim"],
-    tolerance=Tolerance(exact=True),  # it computes nothing
+    tolerance=Tolerance(exact=True),  # it only moves numbers
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rows in 8 bits with a scale each, as activations are quantised before a product, and back."""
+"""Quantisation of rows to 8 bits with one scale each, as for activations before a product, and dequantisation."""
 
 import torch
 
@@ -7,7 +7,7 @@ from reference_ops.precision import TORCH_DTYPES
 
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 SHORT = {"int8": "int8", "float8_e4m3fn": "fp8"}
-LEAST = 1e-10  # of a row's largest magnitude, so that rows of zeros have a scale too
+LEAST = 1e-10  # least magnitude that a row's scale is based on, so that rows of zeros have a scale too
 
 
 def at(rows: int, cols: int) -> dict[str, int]:
@@ -53,7 +53,7 @@ def quantise(dtype: str) -> Op:
         emulated=EMULATED,
         awkward=AWKWARD,
         flops=lambda dims: 3 * dims["rows"] * dims["cols"],  # a maximum, a product and a rounding
-        tolerance=Tolerance(exact=True),  # every rounding is laid down
+        tolerance=Tolerance(exact=True),  # every rounding is specified
     )
 
 
@@ -64,7 +64,7 @@ def dequantise(dtype: str) -> Op:
         return quantised.to(scales.dtype) * scales.unsqueeze(-1)
 
     def draw(inputs: Tensors, generator: torch.Generator) -> None:
-        """Every value that there is; scales as of rows whose largest magnitude is between 1/2 and 4."""
+        """Draw every 8-bit value, and scales of rows whose largest magnitude is between 1/2 and 4."""
         shape, device = inputs["quantised"].shape, inputs["quantised"].device
         values = torch.empty(shape, device=device).uniform_(-largest, largest, generator=generator)
         inputs["quantised"].copy_(values.round_() if dtype == "int8" else values)
@@ -80,7 +80,7 @@ def dequantise(dtype: str) -> Op:
         gpu=GPU,
         emulated=EMULATED,
         awkward=AWKWARD,
-        values=(),  # `draw` sees to all inputs
+        values=(),  # `draw` draws all inputs
         draw=draw,
         flops=lambda dims: dims["rows"] * dims["cols"],
         # The default factor: a product, rounded once.

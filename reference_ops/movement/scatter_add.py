@@ -1,4 +1,4 @@
-"""Rows added to those that indices name, as messages in a graph or what experts return, and its backward."""
+"""Scatter-add: rows added to rows that indices select, as in graphs and mixtures of experts, and its backward."""
 
 import torch
 
@@ -19,7 +19,7 @@ def scatter_add_backward(grad_out: torch.Tensor, indices: torch.Tensor) -> torch
 
 
 def draw(inputs: Tensors, generator: torch.Generator) -> None:
-    """Any row as likely as another: so many experts, or neighbours, have their say."""
+    """Draw indices uniformly: each row has a number of experts or neighbours."""
     table = inputs["x"] if "x" in inputs else inputs["grad_out"]
     inputs["indices"].random_(0, len(table), generator=generator)
 
@@ -59,7 +59,7 @@ ops = (
         gpu=GPU,
         emulated=EMULATED,
         awkward=AWKWARD,
-        values=(*(name for name in COMMON if name != "heavy_tail"), "integers"),  # its sums overflow float16
+        values=(*(name for name in COMMON if name != "heavy_tail"), "integers"),  # its sums would overflow float16
         by_rows=False,
         draw=draw,
         flops=lambda dims: dims["count"] * dims["dim"],
@@ -77,6 +77,6 @@ ops = (
         awkward=AWKWARD,
         draw=draw,
         flops=lambda dims: dims["count"] * dims["dim"],
-        tolerance=Tolerance(exact=True),  # it computes nothing
+        tolerance=Tolerance(exact=True),  # it only moves numbers
     ),
 )

@@ -1,4 +1,4 @@
-"""The transpose of a matrix, and of every image: channels last instead of first."""
+"""The transpose of a matrix, and of images from channels first to channels last."""
 
 import torch
 
@@ -41,7 +41,7 @@ ops = (
             matrix(1, 1), matrix(1, 1009), matrix(1009, 1), matrix(31, 33), matrix(33, 31), matrix(65, 127),
         ),
         flops=lambda dims: dims["rows"] * dims["cols"],
-        tolerance=Tolerance(exact=True),  # it computes nothing
+        tolerance=Tolerance(exact=True),  # it only moves numbers
     ),
     Op(
         name="to_channels_last",
@@ -62,6 +62,6 @@ ops = (
             images(1, 1, 1, 1), images(2, 33, 31, 1), images(3, 31, 3, 11), images(1, 1, 5, 7), images(5, 65, 1, 1),
         ),
         flops=lambda dims: dims["n"] * dims["c"] * dims["h"] * dims["w"],
-        tolerance=Tolerance(exact=True),  # it computes nothing
+        tolerance=Tolerance(exact=True),  # it only moves numbers
     ),
 )  # fmt: skip

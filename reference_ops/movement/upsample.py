@@ -1,4 +1,4 @@
-"""Images and feature maps resized: bilinear to any size, nearest by whole factors, and their backward."""
+"""Upsampling and downsampling of images: bilinear to any size, nearest by whole factors, and their backward."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ LARGEST_FACTOR = 5
 
 
 def upsample_bilinear(x: torch.Tensor, oh: int, ow: int) -> torch.Tensor:
-    given = wide(x) if x.is_cpu else x  # on a GPU it computes in float32 anyway
+    given = wide(x) if x.is_cpu else x  # on a GPU PyTorch computes in float32 anyway
     return functional.interpolate(given, (oh, ow), mode="bilinear", align_corners=False).to(x.dtype)
 
 
@@ -32,7 +32,7 @@ def upsample_nearest(x: torch.Tensor, factor: int) -> torch.Tensor:
 
 
 def upsample_nearest_backward(grad_out: torch.Tensor, factor: int) -> torch.Tensor:
-    given = wide(grad_out) if grad_out.is_cpu else grad_out  # on a GPU it adds up in float32 anyway
+    given = wide(grad_out) if grad_out.is_cpu else grad_out  # on a GPU PyTorch sums in float32 anyway
     batch, channels, oh, ow = grad_out.shape
     sizes = [oh, ow], [batch, channels, oh // factor, ow // factor]
     found: torch.Tensor = aten.upsample_nearest2d_backward(given, *sizes)
@@ -44,7 +44,7 @@ def at(batch: int, channels: int, h: int, w: int, *resized: int) -> dict[str, in
 
 
 def resized_as_parameters(points: tuple[Workload, ...], *, backward: bool) -> tuple[Workload, ...]:
-    """What is resized is no input of the backward, nor the result of the forward, so that its size is a parameter."""
+    """Return workloads with a size as a parameter: of the result for the forward, of the image for the backward."""
     parts = [(point.dtype, point.dims[:2], point.dims[2:4], point.dims[4:]) for point in points]
     return tuple(Workload(kind, (*maps, *(big if backward else small)), small if backward else big)
                  for kind, maps, small, big in parts)  # fmt: skip
@@ -55,7 +55,7 @@ def elements(dims: Mapping[str, int], height: str, width: str) -> int:
 
 
 def lines(size: int, resized: int) -> int:
-    """Of so many rows or columns, those that a bilinear result depends on: not all, where it is much smaller."""
+    """Count the rows or columns that a bilinear result depends on: not all, if it is much smaller than the image."""
     # Twice `resized` times the position of each result's centre.
     centres = (max(0, (2 * i + 1) * size - resized) for i in range(resized))
     taken = {at for c in centres for at in (c // (2 * resized), -(-c // (2 * resized)))}
@@ -93,7 +93,7 @@ NEAREST_AWKWARD = (
 RESIZED = {"oh": lambda known: known["oh"], "ow": lambda known: known["ow"]}
 ORIGINAL = {"h": lambda known: known["h"], "w": lambda known: known["w"]}
 TIMES_FACTOR = {"oh": lambda known: known["h"] * known["factor"], "ow": lambda known: known["w"] * known["factor"]}
-# A sum over many results of numbers that are large overflows float16.
+# Sums of many large numbers overflow float16.
 MODERATE = tuple(name for name in COMMON if name not in ("heavy_tail", "shifted"))
 
 bilinear = (
@@ -143,9 +143,9 @@ nearest = (
         gpu=NEAREST_GPU,
         emulated=NEAREST_EMULATED,
         awkward=NEAREST_AWKWARD,
-        valid=lambda known: known["factor"] <= LARGEST_FACTOR,  # further up PyTorch's own quotients are inexact
+        valid=lambda known: known["factor"] <= LARGEST_FACTOR,  # above it PyTorch's own quotients are inexact
         flops=lambda dims: elements(dims, "oh", "ow"),
-        tolerance=Tolerance(exact=True),  # it computes nothing
+        tolerance=Tolerance(exact=True),  # it only moves numbers
         backward=("upsample_nearest_backward",),
     ),
     Op(

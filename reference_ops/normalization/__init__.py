@@ -1,1 +1,1 @@
-"""Normalisations of rows and of images."""
+"""Normalisation of rows and of images."""

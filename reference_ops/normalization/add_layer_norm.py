@@ -1,4 +1,4 @@
-"""A residual addition and the layer normalisation of its sum, as in BERT and GPT-2; and its backward."""
+"""A residual addition followed by layer normalisation, as in BERT and GPT-2, and its backward."""
 
 import torch
 
@@ -19,7 +19,7 @@ def add_layer_norm(
 def rounded_before(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """How model code calls it: the sum has lost digits when it is normalised."""
+    """The op as model code calls it: the sum is rounded before it is normalised."""
     summed = x + residual
     out, mean, rstd = layer_norm(summed, weight, bias, eps)
     return out, summed, mean, rstd
@@ -33,7 +33,7 @@ def add_layer_norm_backward(
     rstd: torch.Tensor,
     weight: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """In float32 where the dtype is shorter: the gradient through the norm is not rounded before it is added."""
+    """Compute in float32 at least, so that the gradient through the norm is not rounded before it is added."""
     exact = torch.promote_types(summed.dtype, torch.float32)
     grad, value, gain = (tensor.to(exact) for tensor in (grad_out, summed, weight))
     through_norm, grad_weight, grad_bias = layer_norm_backward(grad, value, mean, rstd, gain)

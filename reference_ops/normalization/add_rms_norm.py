@@ -1,4 +1,4 @@
-"""A residual addition and the RMS normalisation of its sum, as every transformer layer begins; and its backward."""
+"""A residual addition followed by RMS normalisation, as at the start of a transformer layer, and its backward."""
 
 import torch
 from torch.nn import functional
@@ -41,7 +41,7 @@ ops = (
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=1e-6),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=1e-6),
         flops=lambda dims: 5 * dims["rows"] * dims["cols"],  # two additions, a square and two multiplications
-        # The default factor: the sum is rounded once by everyone, and the norm of it as in rms_norm.
+        # The default factor: PyTorch too rounds the sum once, and the norm as in rms_norm.
         tolerance=Tolerance(sums="cols"),
         backward=("add_rms_norm_backward",),
     ),

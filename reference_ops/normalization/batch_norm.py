@@ -23,9 +23,9 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> Five:
-    """What `torch.nn.BatchNorm2d` calls, cuDNN included, on copies of the running statistics."""
+    """The function behind `torch.nn.BatchNorm2d`, cuDNN included, on copies of the running statistics."""
     kept = (running_mean.detach().clone(), running_var.detach().clone())
-    called = torch._batch_norm_impl_index  # noqa: SLF001 - nothing public gives the statistics away
+    called = torch._batch_norm_impl_index  # noqa: SLF001 - no public function returns the statistics
     out, mean, rstd, *_ = called(x, weight, bias, *kept, True, momentum, eps, True)
     return out, *kept, mean, rstd
 
@@ -41,9 +41,9 @@ def batch_norm_backward(
 def backward_as_called(
     grad_out: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor
 ) -> Three:
-    """What PyTorch does with its own dtype.
+    """PyTorch's own backward.
 
-    In 16 bits a GPU rounds every grad_out * (x - mean) before it is added, and the sums that threads hand on.
+    In 16 bits a GPU rounds every grad_out * (x - mean) before adding it, and the partial sums between threads.
     """
     grad_x, grad_weight, grad_bias = aten.native_batch_norm_backward(
         grad_out, x, weight, None, None, mean, rstd, True, EPS, [True, True, True]
@@ -52,7 +52,7 @@ def backward_as_called(
 
 
 def draw_variance(inputs: Tensors, generator: torch.Generator) -> None:
-    """Positive, and next to none in dead channels: there eps counts."""
+    """Draw positive variances, near zero in dead channels, where eps matters."""
     inputs["running_var"].uniform_(-12, 1, generator=generator).exp_()
 
 
@@ -71,25 +71,25 @@ def per_channel(known: Mapping[str, Any]) -> int:
 
 
 def in_two_steps(known: Mapping[str, Any]) -> int:
-    """Terms of a plain sum by 256 threads that adds as often in a row as one of each image and then of the images.
+    """Return the terms of a plain sum by 256 threads with as many additions in a row as sums per image and over images.
 
-    With all of per_channel in one go, more would be forgiven where terms cancel than such a kernel is off.
+    With the terms of a sum over everything, the tolerance would exceed the error of such a kernel where terms cancel.
     """
     return min(per_channel(known), int(known["height"] * known["width"] + 256 * known["batch"]))
 
 
 def has_variance(known: Mapping[str, Any]) -> bool:
-    """PyTorch refuses a single value per channel; a momentum is a share."""
+    """Whether there are several values per channel, as PyTorch requires, and the momentum is between 0 and 1."""
     return bool(known["per_channel"] > 1 and known["momentum"] <= 1)
 
 
 def is_many(known: Mapping[str, Any]) -> bool:
-    """Of a few values, the norm takes away all of the gradient but its rounding."""
+    """Whether there are many values: with few, the norm removes all of the gradient but its rounding."""
     return bool(known["per_channel"] >= 16)
 
 
 def gpu(**parameters: float) -> tuple[Workload, ...]:
-    """Stages of a ResNet-50, and one of odd sizes."""
+    """Workloads of the stages of a ResNet-50, and one with odd sizes."""
     return (
         *workloads("bfloat16 float32 float16", at(64, 256, 56, 56), **parameters),
         *workloads("bfloat16", at(128, 64, 112, 112), **parameters),
@@ -106,7 +106,7 @@ AWKWARD = (at(31, 3, 1, 1), at(1, 33, 1, 31), at(7, 5, 3, 11), at(2, 2, 1, 257),
 CHANNELS = "float32[channels]"  # as mixed-precision training keeps weights and statistics
 IMAGES = "batch channels height width"
 DERIVED = {"per_channel": per_channel, "in_two_steps": in_two_steps}
-ROUNDED = ("grad_x", "grad_weight", "grad_bias")  # in float16 large products and sums even overflow
+ROUNDED = ("grad_x", "grad_weight", "grad_bias")  # in float16 large products and sums overflow
 
 ops = (
     Op(
@@ -150,10 +150,10 @@ ops = (
         valid=is_many,
         by_rows=False,
         draw=draw_statistics,
-        values=VARIED,  # nor "shifted_columns": of gradients far from zero the norm leaves nothing but their rounding
+        values=VARIED,  # no "shifted_columns": of gradients far from zero the norm leaves only rounding
         flops=lambda dims: 14 * dims["channels"] * per_channel(dims),
-        # The default factor: the reference sums in float32 and rounds once. The mean is subtracted exactly: if it were
-        # off, all terms of grad_weight would be, the same way, and half of its bits could hide in that.
+        # The default factor: the reference sums in float32 and rounds once. The mean counts as exact: its error would
+        # be in all terms of grad_weight, and half of the bits could hide behind that.
         tolerance=Tolerance(sums="in_two_steps", given=("mean", "rstd")),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Batch normalisation followed by ReLU, as behind most convolutions of a ResNet, in training; and its backward."""
+"""Batch normalisation in training followed by ReLU, as after most convolutions of a ResNet, and its backward."""
 
 import torch
 
@@ -43,13 +43,13 @@ def backward_as_called(
     rstd: torch.Tensor,
     weight: torch.Tensor,
 ) -> plain.Three:
-    """What PyTorch does with its own dtype, see batch_norm."""
+    """PyTorch's own backward, see batch_norm."""
     grad = aten.threshold_backward(grad_out, out, 0)
     return plain.backward_as_called(grad, x, mean, rstd, weight)
 
 
 def draw_outcome(inputs: Tensors, generator: torch.Generator) -> None:
-    """Statistics of x, and an `out` that goes with them, as if there were no bias."""
+    """Draw statistics of x, and the `out` that matches them without a bias."""
     plain.draw_statistics(inputs, generator)
     shift, scale, weight = (inputs[name].view(-1, 1, 1) for name in ("mean", "rstd", "weight"))
     inputs["out"].copy_(((inputs["x"] - shift) * scale * weight).relu_())

@@ -1,4 +1,4 @@
-"""Group normalisation of images with weight and bias, its statistics kept for the backward, and that."""
+"""Group normalisation of images with weight and bias, with its statistics as outputs, and its backward."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ def group_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, groups
 
 
 def as_called(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, groups: int, eps: float) -> Three:
-    """What PyTorch does with its own dtype; it may round the mean before it subtracts it."""
+    """PyTorch's own backward; it may round the mean before it subtracts it."""
     batch, channels, height, width = x.shape
     out, mean, rstd = aten.native_group_norm(x, weight, bias, batch, channels, height * width, groups, eps)
     return out, mean, rstd
@@ -44,9 +44,9 @@ def group_norm_backward(
 
 
 def draw_apart(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
-    """Groups of a scale each: were they drawn alike, large ones would all have the same rstd in 16 bits.
+    """Give each group its own scale: otherwise large groups would all have the same rstd in 16 bits.
 
-    Where all of a group is one number it stays one of few bits, or the last of them would look like a variance.
+    A group that is one number keeps a number of few bits, so that its last bits do not look like a variance.
     """
     x, each = inputs["x"], (known["batch"], known["groups"])
     scales = torch.empty((*each, 1), dtype=x.dtype, device=x.device).uniform_(-3, 1, generator=generator).exp2_()
@@ -70,7 +70,7 @@ def divides(known: Mapping[str, Any]) -> bool:
 
 
 def divides_and_is_many(known: Mapping[str, Any]) -> bool:
-    """Of a few values, the norm takes away all of the gradient but its rounding."""
+    """Whether there are many values: with few, the norm removes all of the gradient but its rounding."""
     return divides(known) and bool(known["per_group"] >= 16)
 
 
@@ -82,7 +82,7 @@ PER_CHANNEL = {"per_channel": lambda known: known["batch"] * known["height"] * k
 
 
 def gpu(dtypes: str, **parameters: float) -> tuple[Workload, ...]:
-    """From the denoiser and the decoder of diffusion models; the first in every dtype."""
+    """Workloads of the denoiser and the decoder of diffusion models; the first in every dtype."""
     return (
         *workloads(dtypes, at(16, 320, 64, 64), groups=32, **parameters),
         *workloads("bfloat16 float32", at(32, 512, 64, 64), groups=32, **parameters),

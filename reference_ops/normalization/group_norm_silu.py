@@ -1,4 +1,4 @@
-"""Group normalisation followed by SiLU, as before every convolution of a diffusion model; and its backward."""
+"""Group normalisation followed by SiLU, as before every convolution of a diffusion model, and its backward."""
 
 import torch
 from torch.nn import functional
@@ -18,7 +18,7 @@ def group_norm_silu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, g
 
 
 def as_called(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, groups: int, eps: float) -> Three:
-    """How model code calls it: the norm is rounded before its SiLU is taken."""
+    """The op as model code calls it: the norm is rounded before its SiLU is taken."""
     out, mean, rstd = plain.as_called(x, weight, bias, groups, eps)
     return functional.silu(out), mean, rstd
 

@@ -1,4 +1,4 @@
-"""Instance normalisation of images with weight and bias, its statistics kept for the backward, and that."""
+"""Instance normalisation of images with weight and bias, with its statistics as outputs, and its backward."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,16 +11,16 @@ from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 
 EPS = 1e-5
-# A gradient far from zero, times values that add up to 0, all but cancels: in float32 few digits of the sum are left.
+# A gradient far from zero times values that sum to 0 almost cancels: few digits of the sum are left in float32.
 CENTRED = tuple(name for name in VARIED if name != "shifted")
 
 
 def instance_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Three:
-    """What `torch.nn.InstanceNorm2d` comes to: a batch normalisation of one image with all the channels."""
+    """The function behind `torch.nn.InstanceNorm2d`: batch normalisation of one image with all channels."""
     batch, channels, height, width = x.shape
     one = x.reshape(1, batch * channels, height, width)
     affine = (weight.repeat(batch), bias.repeat(batch))
-    called = torch._batch_norm_impl_index  # noqa: SLF001 - nothing public gives the statistics away
+    called = torch._batch_norm_impl_index  # noqa: SLF001 - no public function returns the statistics
     out, mean, rstd, *_ = called(one, *affine, None, None, True, 0.0, eps, True)
     return out.view_as(x), mean.view(batch, channels), rstd.view(batch, channels)
 
@@ -36,7 +36,7 @@ def instance_norm_backward(
 def backward_as_called(
     grad_out: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor
 ) -> Three:
-    """What PyTorch does with its own dtype, see batch_norm."""
+    """PyTorch's own backward, see batch_norm."""
     batch, channels, height, width = x.shape
     one = (1, batch * channels, height, width)
     of_each = (mean.reshape(-1), rstd.reshape(-1), weight.repeat(batch))
@@ -51,17 +51,17 @@ def draw_statistics(inputs: Tensors, _: torch.Generator) -> None:
 
 
 def has_variance(known: Mapping[str, Any]) -> bool:
-    """PyTorch refuses a single value per channel."""
+    """Whether there are several values per channel, as PyTorch requires."""
     return bool(known["height"] * known["width"] > 1)
 
 
 def is_many(known: Mapping[str, Any]) -> bool:
-    """Of a few values, the norm takes away all of the gradient but its rounding."""
+    """Whether there are many values: with few, the norm removes all of the gradient but its rounding."""
     return bool(known["height"] * known["width"] >= 16)
 
 
 def gpu(**parameters: float) -> tuple[Workload, ...]:
-    """From style transfer, image translation and segmentation, and one of odd sizes."""
+    """Workloads of style transfer, image translation and segmentation, and one with odd sizes."""
     return (
         *workloads("bfloat16 float32 float16", at(32, 64, 128, 128), **parameters),
         *workloads("bfloat16", at(32, 64, 256, 256), **parameters),
@@ -118,8 +118,8 @@ ops = (
         draw=draw_statistics,
         values=CENTRED,
         flops=lambda dims: 14 * dims["channels"] * dims["per_channel"],
-        # The default factor: the reference sums in float32 and rounds once; images on their own, and then those. With a
-        # mean that is off, all terms of grad_weight would be, see batch_norm.
+        # The default factor: the reference sums in float32, each image and then all images, and rounds once. An error
+        # of the mean would be in all terms of grad_weight, see batch_norm.
         tolerance=Tolerance(sums="area", given=("mean", "rstd")),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Layer normalisation over the last dim with weight and bias, its statistics kept for the backward, and that."""
+"""Layer normalisation over the last dim with weight and bias, with its statistics as outputs, and its backward."""
 
 import torch
 
@@ -7,7 +7,7 @@ from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, w
 
 aten = torch.ops.aten
 EPS = 1e-5
-# What a weight gradient is where a row's numbers are all equal, is a matter of rounding: x less its mean is 0.
+# For a row of equal numbers the weight's gradient is only rounding, because x minus its mean is 0.
 VARIED = tuple(name for name in COMMON if name != "constant")
 
 
@@ -29,14 +29,14 @@ def layer_norm_backward(
         given = (grad_out.float(), x.float(), weight.float())
     grad, value, gain = given
     statistics = (mean.unsqueeze(-1), rstd.unsqueeze(-1))
-    # PyTorch looks at no more than whether there is a bias: the weight stands for it.
+    # PyTorch only looks whether there is a bias, so the weight is passed in its place.
     found = aten.native_layer_norm_backward(grad, value, gain.shape, *statistics, gain, gain, [True, True, True])
     grad_x, grad_weight, grad_bias = (gradient.to(x.dtype) for gradient in found)
     return grad_x, grad_weight, grad_bias
 
 
 def rounds_statistics(x: torch.Tensor) -> bool:
-    """Whether PyTorch would round the statistics to x's dtype; on a GPU it keeps them in float32."""
+    """Whether PyTorch rounds the statistics to the dtype of x, as on a CPU; on a GPU it keeps them in float32."""
     return x.device.type == "cpu" and x.element_size() == 2
 
 

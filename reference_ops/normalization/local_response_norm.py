@@ -19,7 +19,7 @@ def local_response_norm(x: torch.Tensor, size: int, alpha: float, beta: float, k
 
 
 def as_called(x: torch.Tensor, size: int, alpha: float, beta: float, k: float) -> torch.Tensor:
-    """PyTorch's CPU code has no average pools of 16-bit numbers."""
+    """PyTorch's own, in float32 on a CPU, where it has no average pools of 16-bit numbers."""
     given = wide(x) if x.is_cpu else x
     return functional.local_response_norm(given, size, alpha, beta, k).to(x.dtype)
 
@@ -31,12 +31,12 @@ def local_response_norm_backward(
     before, after = size // 2, (size - 1) // 2
     scale = windows(value.square(), size, before, after).mul_(alpha).add_(k)
     power = scale.pow(-beta)
-    others = windows(grad * value * power / scale, size, after, before)  # the windows that hold a channel, not its own
+    others = windows(grad * value * power / scale, size, after, before)  # windows that contain a channel
     return (grad * power - 2 * alpha * beta * value * others).to(x.dtype)
 
 
 def windows(x: torch.Tensor, size: int, before: int, after: int) -> torch.Tensor:
-    """The mean over so many channels before and after each, zeros where there are none."""
+    """Return the mean over some channels before and after each channel, with zeros beyond the ends."""
     padded = functional.pad(x.unsqueeze(1), (0, 0, 0, 0, before, after))
     return functional.avg_pool3d(padded, (size, 1, 1), stride=1).squeeze(1)
 
@@ -50,7 +50,7 @@ def elements(dims: Mapping[str, int]) -> int:
 
 
 def is_tame(known: Mapping[str, Any]) -> bool:
-    """A higher power of what may be 1e5 leaves nothing of a result in float16."""
+    """Whether results stay representable: with larger beta, powers of 1e5 would make them vanish in float16."""
     return known["beta"] <= 1 and known["k"] >= 0.5  # type: ignore[no-any-return]
 
 
@@ -84,7 +84,7 @@ ops = (
         awkward=AWKWARD,
         valid=is_tame,
         flops=lambda dims: 8 * elements(dims),  # a sliding sum of squares, a power and a product
-        tolerance=Tolerance(),  # the default factor: in float32 by everybody, rounded once
+        tolerance=Tolerance(),  # the default factor: PyTorch too computes in float32 and rounds once
         backward=("local_response_norm_backward",),
     ),
     Op(
@@ -100,6 +100,6 @@ ops = (
         awkward=AWKWARD,
         valid=is_tame,
         flops=lambda dims: 18 * elements(dims),
-        tolerance=Tolerance(),  # the default factor: in float32 by everybody, rounded once
+        tolerance=Tolerance(),  # the default factor: PyTorch too computes in float32 and rounds once
     ),
 )

@@ -16,7 +16,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def rms_norm_backward(
     grad_out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """In float32 throughout, as PyTorch's own, which wants a `rstd` that its forward does not give away."""
+    """Compute in float32, as PyTorch's own, which needs a `rstd` that its forward does not return."""
     exact = torch.promote_types(x.dtype, torch.float32)
     grad, value = grad_out.to(exact), x.to(exact)
     rstd = torch.rsqrt(value.square().mean(-1, keepdim=True) + eps)
@@ -26,7 +26,7 @@ def rms_norm_backward(
 
 
 def is_many(known: Mapping[str, Any]) -> bool:
-    """Of a few values, the norm takes away all of the gradient but its rounding."""
+    """Whether there are many values: with few, the norm removes all of the gradient but its rounding."""
     return bool(known["cols"] >= 16)
 
 
@@ -56,7 +56,7 @@ ops = (
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=1e-6),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=1e-6),
         flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # square, add, and two multiplications
-        # The default factor: sums in float32 and one rounding at the end are what PyTorch does at best.
+        # The default factor: at best PyTorch sums in float32 and rounds once.
         tolerance=Tolerance(sums="cols"),
         backward=("rms_norm_backward",),
     ),

@@ -1,4 +1,4 @@
-"""The gated RMS normalisation of Mamba-2 and its kin, and its backward."""
+"""The gated RMS normalisation of Mamba-2, and its backward."""
 
 import torch
 from torch.nn import functional
@@ -28,7 +28,7 @@ def rms_norm_silu_backward(
     return grad_x.to(x.dtype), grad_z.to(x.dtype), (grad * normed).sum(0).to(x.dtype)
 
 
-# The product of two heavy tails is one element to a row, whose gradient is a difference of equals.
+# The product of two heavy tails makes one element dominate a row, and its gradient a difference of equals.
 LIGHT = tuple(name for name in COMMON if name != "heavy_tail")
 EMULATED = ({"rows": 32, "cols": 256}, {"rows": 12, "cols": 1024}, {"rows": 3, "cols": 2080})
 GPU = (

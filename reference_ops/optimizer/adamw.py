@@ -7,7 +7,7 @@ import torch
 from reference_ops.op import Number, Op, Tensors, rotated, tensors, workloads
 
 
-def adamw(  # noqa: PLR0913, PLR0917 - as many as AdamW has
+def adamw(  # noqa: PLR0913, PLR0917 - AdamW has as many
     param: torch.Tensor,
     grad: torch.Tensor,
     exp_avg: torch.Tensor,
@@ -31,7 +31,7 @@ def no_negative_square(inputs: Tensors, _: torch.Generator) -> None:
     inputs["exp_avg_sq"].abs_()
 
 
-# Rounded to bfloat16, a parameter hardly shows the usual decay, of 1e-4 and less.
+# Rounded to bfloat16, a parameter hardly shows the usual decay of 1e-4 and less.
 COARSE: dict[str, Number] = {"lr": 0.02, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.25}
 FINE: dict[str, Number] = {"lr": 3e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
 SMALL = ({"n": 8 * 1024}, {"n": 3 * 4096 + 32})
@@ -61,5 +61,5 @@ op = Op(
     valid=lambda known: known["beta1"] < 1 and known["beta2"] < 1 and known["step"] > 0,
     # Two moments of three operations, a root, two divisions of four each, two products and a difference.
     flops=lambda dims: 22 * dims["n"],
-    # The default factor: PyTorch rounds every intermediate to float32, a kernel has no reason to do worse.
+    # The default factor: PyTorch rounds every intermediate result to float32, and a kernel need not do worse.
 )

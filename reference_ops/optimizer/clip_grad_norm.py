@@ -1,4 +1,4 @@
-"""Clipping of a gradient to a greatest norm, as between the backward pass and the optimizer's step."""
+"""Clipping of a gradient to a maximum norm, as between the backward pass and the optimizer's step."""
 
 import torch
 
@@ -22,7 +22,7 @@ op = Op(
         *workloads("bfloat16 float32 float16", {"n": 2**26}, max_norm=1.0),  # a bucket of a large model
         *workloads("float32", {"n": 25_557_032}, max_norm=1.0),  # all of ResNet-50
         *workloads("bfloat16", {"n": 50257 * 768}, {"n": 768 * 768}, {"n": 9_999_991}, max_norm=1.0),  # GPT-2; awkward
-        *workloads("float32", {"n": 9_999_991}, max_norm=1e4),  # the usual norm is a third of that: nothing to clip
+        *workloads("float32", {"n": 9_999_991}, max_norm=1e4),  # the usual norm is a third of that: no clipping
     ),
     emulated=(
         *workloads("float32 bfloat16 float16", {"n": 8 * 1024}, {"n": 3 * 4096 + 32}, max_norm=1.0),
@@ -36,12 +36,12 @@ op = Op(
         ),
         *rotated("bfloat16 float16", {"n": 40_009}, {"n": 90_001}, max_norm=600.0),
     ),
-    # "tiny" ones have squares that underflow, but of a single element PyTorch takes neither the square nor the root.
-    # Here each row is one element: "constant" ones are normal numbers.
+    # No "tiny": their squares underflow, but of a single element PyTorch takes neither square nor root. Each row is one
+    # element here, so "constant" gives normal numbers.
     values=tuple(name for name in OF_PRODUCTS if name not in ("tiny", "constant")),
     by_rows=False,  # every value is scaled by the norm of all
     flops=lambda dims: 3 * dims["n"],
-    # All elements share the error of one norm, three or four roundings in a row, and PyTorch may be lucky with each. No
-    # `sums`: thousands of threads sum, so that none sums many.
+    # All elements share the error of one norm: three or four roundings, each of which may be exact in PyTorch. No
+    # `sums`: thousands of threads sum, so that no thread sums many terms.
     tolerance=Tolerance(factor=3.0),
 )  # fmt: skip

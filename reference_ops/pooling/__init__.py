@@ -1,1 +1,1 @@
-"""Pooling: what stands for a window of a signal, an image or a video."""
+"""Pooling over windows of signals, images and videos."""

@@ -1,4 +1,4 @@
-"""Windows over one, two or three dims: what the pooling ops have in common."""
+"""Shared code of the pooling ops: windows over one, two or three dims."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,12 +19,12 @@ def at(n: int, c: int, *sizes: int) -> dict[str, int]:
 
 
 def inner(rank: int) -> str:
-    """The dims of what is pooled."""
+    """Names of the input's dims."""
     return " ".join(("n", "c", *AXES[rank]))
 
 
 def outer(rank: int) -> str:
-    """The dims of what comes out."""
+    """Names of the output's dims."""
     return " ".join(("n", "c", *(f"o{axis}" for axis in AXES[rank])))
 
 
@@ -44,28 +44,28 @@ def outer_sizes(rank: int) -> dict[str, Rule]:
 
 
 def inner_sizes(rank: int) -> dict[str, Rule]:
-    """For a backward: what was pooled is no input of it, so its size comes as parameters."""
+    """Return the sizes of the forward's input, which a backward takes as parameters because it has no such input."""
     return {axis: as_given(axis) for axis in AXES[rank]}
 
 
 def of_backward(points: tuple[Workload, ...]) -> tuple[Workload, ...]:
-    """The forward's workloads with the sizes of what was pooled as parameters."""
+    """Return the forward's workloads with the sizes of its input as parameters."""
     moved = [replace(point, dims=point.dims[:2], parameters=(*point.parameters, *point.dims[2:])) for point in points]
     return tuple(moved)
 
 
 def fits(known: Mapping[str, Any]) -> bool:
-    """PyTorch's own condition: no window lies in the padding alone."""
+    """PyTorch's condition: no window lies entirely in the padding."""
     return bool(2 * known["padding"] <= known["kernel"])
 
 
 def fits_inside(known: Mapping[str, Any]) -> bool:
-    """PyTorch's condition for averages in 3d: a window is no larger than what is pooled, without the padding."""
+    """PyTorch's condition for averages in 3d: no window is larger than the input without padding."""
     return fits(known) and all(known[axis] >= known["kernel"] for axis in AXES[3])
 
 
 def in_float32_on_cpu(pool: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """PyTorch's CPU code lacks some pools of 16-bit numbers, and adds others up in 16 bits, unlike its GPU code."""
+    """Compute in float32 on the CPU, where PyTorch lacks some 16-bit pools and sums in 16 bits, unlike on a GPU."""
 
     def pooled(x: torch.Tensor, *others: Any) -> torch.Tensor:
         if x.is_cpu and x.dtype in HALVES:

@@ -60,7 +60,7 @@ AWKWARD = {
     1: (
         *rotated("float32", at(1, 1, 1), ol=1),
         *rotated("bfloat16 float16", at(31, 1, 33), at(2, 3, 257), ol=5),
-        *rotated("float32", at(2, 3, 3), ol=7),  # more than there were
+        *rotated("float32", at(2, 3, 3), ol=7),  # larger than the input
     ),
     2: (
         *rotated("float32", at(1, 1, 1, 1), oh=1, ow=1),
@@ -72,7 +72,7 @@ AWKWARD = {
         *rotated("bfloat16 float16", at(1, 2, 3, 5, 31), at(2, 1, 5, 7, 11), od=2, oh=3, ow=5),
     ),
 }
-# Divided by the size of a window, tiny numbers are so near to the least of float16 that it has no digits for them.
+# Divided by the size of a window, tiny numbers are so near float16's least number that few digits are left.
 DIVISIBLE = tuple(name for name in COMMON if name != "tiny")
 NOTE = (
     "Along an axis of `size` the window of output o of `count` is floor(o * size / count) up to, not including, "
@@ -81,7 +81,7 @@ NOTE = (
 
 
 def swapped(points: tuple[Workload, ...]) -> tuple[Workload, ...]:
-    """For the backward: what the forward is told it sees, and the other way round."""
+    """Swap dims and parameters for the backward: sizes that the forward takes as parameters are dims of its inputs."""
     return tuple(
         replace(point, dims=(*point.dims[:2], *point.parameters), parameters=point.dims[2:])  # type: ignore[arg-type]
         for point in points
@@ -89,7 +89,7 @@ def swapped(points: tuple[Workload, ...]) -> tuple[Workload, ...]:
 
 
 def taps(rank: int, known: Mapping[str, int]) -> int:
-    """Of the largest windows, or nearly."""
+    """Return the number of elements in about the largest window."""
     return math.prod(-(-known[axis] // known[f"o{axis}"]) for axis in AXES[rank])
 
 
@@ -116,14 +116,14 @@ def adaptive_avg_pool(rank: int) -> Op:
 
 
 def adaptive_avg_pool_backward(rank: int) -> Op:
-    planes = max(rank, 2)  # in PyTorch a row is a plane of one
+    planes = max(rank, 2)  # PyTorch treats a row as a plane of one row
     backward = in_float32_on_cpu(getattr(torch.ops.aten, f"_adaptive_avg_pool{planes}d_backward"))
 
     def reference(grad_out: torch.Tensor, **sizes: int) -> torch.Tensor:
         return as_called(wide(grad_out), **sizes).to(grad_out.dtype)
 
     def as_called(grad_out: torch.Tensor, **sizes: int) -> torch.Tensor:
-        # Of what was pooled PyTorch looks at the shape alone.
+        # PyTorch reads only the shape of the forward's input.
         x = grad_out.new_empty((*grad_out.shape[:2], *(sizes[axis] for axis in AXES[rank])))
         if rank == 1:
             return backward(grad_out.unsqueeze(2), x.unsqueeze(2)).squeeze(2)

@@ -96,14 +96,14 @@ def avg_pool(rank: int) -> Op:
 
 
 def avg_pool_backward(rank: int) -> Op:
-    planes = max(rank, 2)  # in PyTorch a row is a plane of one
+    planes = max(rank, 2)  # PyTorch treats a row as a plane of one row
     backward = in_float32_on_cpu(getattr(torch.ops.aten, f"avg_pool{planes}d_backward"))
 
     def reference(grad_out: torch.Tensor, **known: int) -> torch.Tensor:
         return as_called(wide(grad_out), **known).to(grad_out.dtype)
 
     def as_called(grad_out: torch.Tensor, kernel: int, stride: int, padding: int, **sizes: int) -> torch.Tensor:
-        # Of what was pooled PyTorch looks at the shape alone.
+        # PyTorch reads only the shape of the forward's input.
         x = grad_out.new_empty((*grad_out.shape[:2], *(sizes[axis] for axis in AXES[rank])))
         if rank == 1:
             window = [1, kernel], [1, stride], [0, padding]

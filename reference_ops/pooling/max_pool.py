@@ -1,4 +1,4 @@
-"""Maximum pooling over one, two or three dims, with the places of the maxima, and its backward."""
+"""Maximum pooling over one, two or three dims, with the positions of the maxima, and its backward."""
 
 from collections.abc import Mapping
 
@@ -90,7 +90,7 @@ def max_pool(rank: int) -> Op:
         gpu=GPU[rank],
         emulated=EMULATED[rank],
         awkward=AWKWARD[rank],
-        values=(*COMMON, "ties", "masked"),  # the rule for ties is half of the contract
+        values=(*COMMON, "ties", "masked"),  # the rule for ties is part of the contract
         valid=fits,
         flops=lambda dims: volume(dims, f"{outer(rank)} taps"),
         tolerance=Tolerance(exact=True),  # a selection computes nothing, so nothing is rounded
@@ -105,9 +105,9 @@ def max_pool_backward(rank: int) -> Op:
     def as_called(
         grad_out: torch.Tensor, indices: torch.Tensor, kernel: int, stride: int, padding: int, **sizes: int
     ) -> torch.Tensor:
-        # Of what was pooled PyTorch looks at the shape alone.
+        # PyTorch reads only the shape of the forward's input.
         x = grad_out.new_empty((*grad_out.shape[:2], *(sizes[axis] for axis in AXES[rank])))
-        if rank == 1:  # in PyTorch a plane of one row
+        if rank == 1:  # PyTorch treats it as a plane of one row
             window = [1, kernel], [1, stride], [0, padding], [1, 1], False, indices.unsqueeze(2)
             lifted = (tensor.unsqueeze(2) for tensor in (grad_out, x))
             row: torch.Tensor = torch.ops.aten.max_pool2d_with_indices_backward(*lifted, *window)
@@ -118,7 +118,7 @@ def max_pool_backward(rank: int) -> Op:
         return grad_x
 
     def draw(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
-        """Any place inside its window may be the maximum's."""
+        """Draw the position of each maximum anywhere inside its window."""
         indices = inputs["indices"].zero_()
         for dim, axis in enumerate(AXES[rank], start=2):
             shape = [-1 if other == dim else 1 for other in range(indices.ndim)]

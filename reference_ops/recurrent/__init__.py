@@ -1,1 +1,1 @@
-"""Networks that walk through time: one step, and whole sequences."""
+"""Recurrent networks: single steps and whole sequences."""

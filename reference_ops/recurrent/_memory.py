@@ -1,4 +1,4 @@
-"""Units that remember for longer than others: what cuts a sequence into pieces is right for all that soon forget."""
+"""Units with long memory, whose results betray a kernel that cuts sequences into pieces; other units soon forget."""
 
 import math
 import random
@@ -7,20 +7,20 @@ import torch
 
 from reference_ops.op import Tensors
 
-SHARE = 1 / 8  # of the units: what they put up with must not excuse the others
+SHARE = 1 / 8  # share of such units: their tolerance must not excuse errors of the others
 LONGEST = 128  # steps
 PULSE_CHANCE = 1 / 64
-PULSE, HOLD = 6.0, 3.0  # a pulse outdoes what a unit holds itself by
-OPEN = 3.0  # of a gate; its opposite shuts it
+PULSE, HOLD = 6.0, 3.0  # a pulse exceeds the weight by which a unit holds its state
+OPEN = 3.0  # input that opens a gate; its negative closes the gate
 QUIET = 1 / 16
-GATES_OF_HOLDING = {1: (0.0,), 3: (OPEN, -OPEN, 0.0), 4: (OPEN, -OPEN, 0.0, OPEN)}  # of a plain network, a GRU, an LSTM
-KEEPING = 1  # which gate of a GRU or an LSTM decides how much of the past stays
+GATES_OF_HOLDING = {1: (0.0,), 3: (OPEN, -OPEN, 0.0), 4: (OPEN, -OPEN, 0.0, OPEN)}  # plain network, GRU, LSTM
+KEEPING = 1  # index of the gate that decides how much of the past stays, in a GRU and an LSTM
 
 
 def hold_pulses(inputs: Tensors, generator: torch.Generator) -> None:
-    """Let some units hold the sign of the last pulse, and one of the inputs be rare pulses.
+    """Make one input a series of rare pulses, and let some units hold the sign of the last pulse.
 
-    Such a unit is driven back to where it was: no rounding adds up, however long it holds, and no rounding decides.
+    Such a unit returns to the same value at each step, so that roundings neither accumulate nor change the result.
     """
     x, w_ih, w_hh = inputs["x"], inputs["w_ih"], inputs["w_hh"]
     width, hidden, device = x.shape[-1], w_hh.shape[1], x.device
@@ -43,27 +43,27 @@ def hold_pulses(inputs: Tensors, generator: torch.Generator) -> None:
 
 
 def keep_for_long(inputs: Tensors, generator: torch.Generator) -> None:
-    """Let the gates of some units keep what is there for tens of steps, so that gradients reach back as far."""
+    """Let the gates of some units keep their state for tens of steps, so that gradients reach back as far."""
     hidden, device = inputs["w_hh"].shape[1], inputs["w_hh"].device
     steps = torch.empty(hidden, device=device).uniform_(1, LONGEST, generator=generator)
     bias, kept = inputs["b_ih"].view(-1, hidden), steps.log_() * _some(hidden, generator, device)
     bias[KEEPING] += kept
-    if "c0" in inputs:  # the gate before lets news in
+    if "c0" in inputs:  # the gate before it admits new input
         bias[KEEPING - 1] -= kept
 
 
 def hand_back(inputs: Tensors, generator: torch.Generator) -> None:
-    """Let some units without gates hand the gradients that reach them back to the first step as they are.
+    """Let some units without gates pass gradients back to the first step unchanged.
 
-    Only a weight of one does, where all that arrives are rare pulses of one size, a power of two: their sums are exact
-    in 16 bits, too. With any other weight a rounding at each step adds up to more than what it should show.
+    Their weight is one, and the gradients that arrive are rare pulses of one size, a power of two, whose sums are exact
+    in 16 bits too. With any other weight the roundings of all steps would exceed the effect to be tested.
     """
     w_hh, out = inputs["w_hh"], inputs["out"]
     hidden = w_hh.shape[1]
     if hidden * SHARE < 1:
         return
     handing = _some(hidden, generator, w_hh.device)
-    w_hh.copy_(torch.where(handing[:, None], w_hh * QUIET, w_hh))  # what they hand to others, who fade
+    w_hh.copy_(torch.where(handing[:, None], w_hh * QUIET, w_hh))  # the weights to other units, which forget
     w_hh.copy_(torch.where(handing, torch.eye(hidden, device=w_hh.device), w_hh))
     out.masked_fill_(handing, 0.0)  # where tanh is steepest, and its slope is one
     for name, chance in (("grad_out", PULSE_CHANCE), ("grad_h_n", 1.0)):
@@ -74,7 +74,7 @@ def hand_back(inputs: Tensors, generator: torch.Generator) -> None:
 
 
 def _power_of_two(like: torch.Tensor) -> torch.Tensor:
-    """About as large as these numbers."""
+    """Return a power of two about as large as these numbers."""
     size = like.float().square().mean().sqrt()
     mantissa, _ = torch.frexp(size)
     return torch.where(size > 0, size / mantissa, 0.0)

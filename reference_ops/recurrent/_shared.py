@@ -1,4 +1,4 @@
-"""What the recurrent ops share: how weights are drawn, and float32 products as precise as cuDNN's."""
+"""Shared code of the recurrent ops: how weights are drawn, and float32 products as precise as cuDNN's."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -11,20 +11,20 @@ from reference_ops.op import Tensors, rotated, workloads
 from reference_ops.precision import wide
 from reference_ops.recurrent._memory import hold_pulses, keep_for_long
 
-# Weights are separate inputs, so that cuDNN copies them into one piece: microseconds of a sequence's milliseconds.
+# Weights are separate inputs, which cuDNN copies into one buffer: microseconds beside the milliseconds of a sequence.
 warnings.filterwarnings("ignore", message="RNN module weights are not part")
 WEIGHTS = ("w_ih", "w_hh", "b_ih", "b_hh")
-# Numbers hundreds of times those of a model drive every gate to its end, and all gradients to nothing.
+# Numbers hundreds of times larger than a model's saturate every gate, and all gradients vanish.
 VALUES = ("uniform", "tiny")
-# Of tiny numbers a few make up a weight's gradient, and what rounds theirs to the dtype is as much as the others.
+# With "tiny", a few numbers make up a weight's gradient, and their rounding to the dtype is as large as the others.
 OF_GRADIENTS = ("uniform",)
 
 
 def draw(inputs: Tensors, generator: torch.Generator) -> None:
-    """Weights as PyTorch initialises them and states as networks have them, whatever x is drawn from.
+    """Draw weights as PyTorch initialises them and states as in networks, whatever distribution x is drawn from.
 
-    With larger weights sequences are chaotic. The gradients of the last states are as large as those of a step: of
-    larger ones, which fade step by step, what is left of the first would tell nothing of the others.
+    With larger weights sequences are chaotic. The gradients of the last states are as large as those of a step: larger
+    ones fade step by step and would hide the gradients of other steps.
     """
     hidden = inputs["w_hh"].shape[1]
     for name in WEIGHTS:
@@ -45,7 +45,7 @@ def draw(inputs: Tensors, generator: torch.Generator) -> None:
 
 @contextmanager
 def precision_of_cudnn(tensor: torch.Tensor) -> Iterator[None]:
-    """Products in TF32 where PyTorch's own recurrent networks take it, which they do by default."""
+    """Compute products in TF32 where PyTorch's own recurrent networks do, which is the default."""
     before = torch.get_float32_matmul_precision()
     if tensor.is_cuda:
         torch.set_float32_matmul_precision("high" if torch.backends.cudnn.allow_tf32 else "highest")
@@ -56,12 +56,12 @@ def precision_of_cudnn(tensor: torch.Tensor) -> Iterator[None]:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Not rounded to the dtype."""
+    """A linear layer without rounding to the dtype."""
     return functional.linear(wide(x), wide(weight), wide(bias))
 
 
 def rounded(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """To the dtype of `like`, as tensor cores take it, but in float32 for the product's sake."""
+    """Round to the dtype of `like`, as for tensor cores, but return float32 for the product."""
     return wide(tensor.to(like.dtype))
 
 
@@ -70,7 +70,7 @@ def leaves(inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
 
 
 def as_on_a_gpu(network: Callable[..., tuple[torch.Tensor, ...]], *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """On a CPU PyTorch rounds to 16 bits after every operation, cuDNN does not: there in float32, rounded once."""
+    """Compute in float32 and round once on a CPU, where PyTorch rounds to 16 bits at each operation, unlike cuDNN."""
     if given[0].is_cuda or given[0].element_size() > 2:
         return network(*given)
     return tuple(found.to(given[0].dtype) for found in network(*(tensor.float() for tensor in given)))
@@ -89,7 +89,7 @@ def gates(count: int) -> dict[str, Callable[[Mapping[str, int]], int]]:
 
 
 def products(dims: Mapping[str, int]) -> int:
-    """Multiply-adds with the weights, each of which is two operations, over all steps."""
+    """Return the operations of products with the weights over all steps, two for each multiply-add."""
     return dims.get("time", 1) * dims["batch"] * dims["gates"] * (dims["input"] + dims["hidden"])
 
 
@@ -97,7 +97,7 @@ def units(dims: Mapping[str, int]) -> int:
     return dims.get("time", 1) * dims["batch"] * dims["hidden"]
 
 
-# Over so many rows the gradients of weights are summed.
+# Number of rows over which the gradients of weights are summed.
 ROWS: dict[str, Callable[[Mapping[str, int]], int]] = {"rows": lambda known: known["time"] * known["batch"]}
 DTYPES = "float32 bfloat16 float16"
 SEQUENCES_GPU = (

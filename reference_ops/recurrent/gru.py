@@ -1,4 +1,4 @@
-"""A layer of a GRU over whole sequences, and its gradients. Several layers are several calls."""
+"""A layer of a GRU over whole sequences, and its gradients. A call computes one layer."""
 
 import torch
 from torch.nn import functional
@@ -59,7 +59,7 @@ def gru_backward(
 
 
 def in_float32(*given: torch.Tensor) -> Many:
-    """At least; only the gradients of the gates are rounded on the way."""
+    """Compute in float32 at least; only the gradients of the gates are rounded in between."""
     x, before, w_ih, w_hh, b_ih, b_hh, grad_h, grad_out = given
     of_x, of_h = functional.linear(x, w_ih, b_ih).chunk(3, -1), functional.linear(before, w_hh, b_hh).chunk(3, -1)
     r, z = (of_x[0] + of_h[0]).sigmoid(), (of_x[1] + of_h[1]).sigmoid()
@@ -80,7 +80,7 @@ def in_float32(*given: torch.Tensor) -> Many:
 
 
 def by_autograd(*given: torch.Tensor) -> Many:
-    """What training runs, its forward included: cuDNN's backward is not to be had without what that leaves behind."""
+    """Forward and backward as in training: cuDNN's backward needs buffers of the forward."""
     inputs, grads = leaves(given[:6]), given[7:]
     with torch.enable_grad():
         return torch.autograd.grad(of_torch(*inputs), inputs, grads)

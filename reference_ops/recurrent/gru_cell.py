@@ -57,7 +57,7 @@ def gru_cell_backward(
 
 
 def backward_as_called(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """With products of the dtype."""
+    """PyTorch's own backward, with products of the dtype."""
     x, h, w_ih, w_hh, b_ih, b_hh, grad_h_next = given
     of_x, of_h = wide(functional.linear(x, w_ih, b_ih)), wide(functional.linear(h, w_hh, b_hh))
     to_x, to_h, kept = to_gates(of_x, of_h, h, grad_h_next)
@@ -69,7 +69,7 @@ def backward_as_called(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def to_gates(
     of_x: torch.Tensor, of_h: torch.Tensor, h: torch.Tensor, grad_h_next: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of what x and what h add to the gates, and the one that h gets directly."""
+    """Return the gradients of x's and h's contributions to the gates, and the direct gradient of h."""
     (x_r, x_z, x_n), (h_r, h_z, h_n) = of_x.chunk(3, -1), of_h.chunk(3, -1)
     r, z = (x_r + h_r).sigmoid(), (x_z + h_z).sigmoid()
     n = (x_n + r * h_n).tanh()

@@ -1,4 +1,4 @@
-"""A layer of an LSTM over whole sequences, and its gradients. Several layers are several calls."""
+"""A layer of an LSTM over whole sequences, and its gradients. A call computes one layer."""
 
 import torch
 from torch.nn import functional
@@ -75,7 +75,7 @@ def lstm_backward(
 
 
 def in_float32(*given: torch.Tensor) -> Many:
-    """At least; only the gradients of the gates are rounded on the way."""
+    """Compute in float32 at least; only the gradients of the gates are rounded in between."""
     x, before, w_ih, w_hh, bias, c, grad_out, grad_h, grad_c = given
     i, f, g, o = (functional.linear(x, w_ih, bias) + functional.linear(before, w_hh)).chunk(4, -1)
     i, f, g, o, cells, steps = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid(), [c], []
@@ -95,7 +95,7 @@ def in_float32(*given: torch.Tensor) -> Many:
 
 
 def by_autograd(*given: torch.Tensor) -> Many:
-    """What training runs, its forward included: cuDNN's backward is not to be had without what that leaves behind."""
+    """Forward and backward as in training: cuDNN's backward needs buffers of the forward."""
     inputs, grads = leaves(given[:7]), given[8:]
     with torch.enable_grad():
         return torch.autograd.grad(of_torch(*inputs), inputs, grads)

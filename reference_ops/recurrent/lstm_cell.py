@@ -71,7 +71,7 @@ def lstm_cell_backward(
 
 
 def backward_as_called(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """With products of the dtype."""
+    """PyTorch's own backward, with products of the dtype."""
     x, h, c, w_ih, w_hh, b_ih, b_hh, *saved = given
     sums = functional.linear(x, w_ih, b_ih) + functional.linear(h, w_hh, b_hh)
     of_gates, grad_c = to_gates(wide(sums), c, *saved)
@@ -83,7 +83,7 @@ def backward_as_called(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def to_gates(
     sums: torch.Tensor, c: torch.Tensor, c_next: torch.Tensor, grad_h_next: torch.Tensor, grad_c_next: torch.Tensor
 ) -> Pair:
-    """The gradients of the four sums, and of c."""
+    """Return the gradients of the four gate sums and of c."""
     i, f, g, o = sums.chunk(4, -1)
     i, f, g, o, tanh_c = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid(), wide(c_next).tanh()
     grad_c = grad_c_next + grad_h_next * o * (1 - tanh_c * tanh_c)

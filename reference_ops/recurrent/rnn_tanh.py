@@ -1,4 +1,4 @@
-"""A layer of a plain recurrent network over whole sequences, and its gradients. Several layers are several calls."""
+"""A layer of a plain recurrent network over whole sequences, and its gradients. A call computes one layer."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The largest of each row. Their backward is no op here: it puts a gradient per row into zeros."""
+"""The largest element of each row. There is no op for the backward, which puts one gradient per row into zeros."""
 
 import torch
 
@@ -29,7 +29,7 @@ AWKWARD = rotated(
     "float32 bfloat16 float16",
     at(1, 1), at(31, 33), at(33, 31), at(7, 257), at(5, 1000), at(3, 1023), at(2, 4104),
 )  # fmt: skip
-VALUES = (*COMMON, "ties", "masked")  # the rule for ties is half of the contract; sampling masks with -inf
+VALUES = (*COMMON, "ties", "masked")  # the rule for ties is part of the contract; sampling masks with -inf
 FIRST = "Of equal values (-0.0 equals 0.0) the first one counts. Rows with NaN are outside the contract."
 
 ops = (

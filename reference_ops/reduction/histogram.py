@@ -1,4 +1,4 @@
-"""How many values fall into each of many bins of equal width."""
+"""Histogram: the number of values in each of many bins of equal width."""
 
 import torch
 
@@ -17,7 +17,7 @@ def of_torch(x: torch.Tensor, bins: int) -> torch.Tensor:
 
 
 def draw(inputs: Tensors, _: torch.Generator) -> None:
-    """No ones: PyTorch alone counts those, in the last bin."""
+    """Draw no ones: PyTorch counts those in the last bin, unlike the definition."""
     inputs["x"].masked_fill_(inputs["x"] == 1, 0.5)
 
 
@@ -33,7 +33,7 @@ op = Op(
     baseline=of_torch,
     inputs=tensors(x="n"),
     outputs=tensors(out="int64[bins]"),
-    derived={"bins": lambda known: known["bins"]},  # a dim of the output that no input has
+    derived={"bins": lambda known: known["bins"]},  # an output's dim that no input has
     gpu=(
         *workloads("float32 bfloat16", at(2**26), bins=256),  # the brightness of images
         *workloads("float32", at(2**26), bins=2048),  # a calibration of quantisation
@@ -50,7 +50,7 @@ op = Op(
         *rotated("bfloat16 float32", at(33), at(4097), bins=257),
         *rotated("float32", at(4095), bins=4096),
     ),
-    # Of tiny and of constant values so many are in the first bin that the float32 counts of `torch.histc` cannot tell.
+    # So many tiny and constant values fall into the first bin that the float32 counts of `torch.histc` are inexact.
     values=tuple(name for name in COMMON if name not in {"tiny", "constant"}),
     by_rows=False,
     draw=draw,

@@ -1,4 +1,4 @@
-"""The Euclidean norm of rows, and rows divided by theirs."""
+"""The Euclidean norm of rows, and rows divided by their norm."""
 
 import torch
 from torch.nn import functional
@@ -7,7 +7,7 @@ from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, w
 from reference_ops.precision import wide
 
 DOWN = 2.0**-6
-EPS = 1e-12  # PyTorch's, below which a row counts as zero
+EPS = 1e-12  # PyTorch's: rows with a smaller norm count as zero
 
 
 def l2_norm(x: torch.Tensor) -> torch.Tensor:
@@ -24,7 +24,7 @@ def l2_normalize(x: torch.Tensor) -> torch.Tensor:
 
 
 def normalize_as_called(x: torch.Tensor) -> torch.Tensor:
-    """What PyTorch does with its own dtype: it rounds the norm to it, which of long rows overflows in float16."""
+    """PyTorch's own: it rounds the norm to the dtype, and the norm of long rows overflows float16."""
     return functional.normalize(x, dim=-1, eps=EPS)
 
 
@@ -41,7 +41,7 @@ def draw_norm(inputs: Tensors, _: torch.Generator) -> None:
 
 
 def draw_short(inputs: Tensors, _: torch.Generator) -> None:
-    """Short rows in float16: the gradients of long ones are so small that it has no digits for them."""
+    """Scale rows down in float16: the gradients of long rows are too small for its digits."""
     if inputs["x"].dtype == torch.float16:
         inputs["x"].mul_(DOWN)
 
@@ -61,7 +61,7 @@ AWKWARD = rotated(
     "float32 bfloat16 float16",
     at(1, 17), at(31, 33), at(33, 31), at(7, 257), at(5, 1000), at(3, 1023), at(2, 4104),
 )  # fmt: skip
-VALUES = tuple(name for name in COMMON if name != "tiny")  # whose squares are lost to float32, PyTorch's as well
+VALUES = tuple(name for name in COMMON if name != "tiny")  # their squares underflow float32, in PyTorch too
 
 ops = (
     Op(
@@ -88,7 +88,7 @@ ops = (
         gpu=GPU,
         emulated=EMULATED,
         awkward=AWKWARD,
-        values=tuple(name for name in VALUES if name != "constant"),  # of which some rows are zero
+        values=tuple(name for name in VALUES if name != "constant"),  # some of its rows are zero
         draw=draw_norm,
         flops=lambda dims: dims["rows"] * dims["cols"],
         # The default factor: PyTorch rounds the quotient too.
@@ -98,7 +98,7 @@ ops = (
         note=f"Each row divided by its Euclidean norm, or by {EPS} where that is larger, in float32 inside.",
         reference=l2_normalize,
         baseline=normalize_as_called,
-        baseline_free=("out",),  # in 16 bits it rounds the norm, or loses it
+        baseline_free=("out",),  # in 16 bits it rounds the norm, which may overflow
         inputs=tensors(x="rows cols"),
         outputs=tensors(out="rows cols"),
         gpu=GPU,
@@ -120,7 +120,7 @@ ops = (
         gpu=GPU,
         emulated=EMULATED,
         awkward=AWKWARD,
-        # Where gradient and row are all but parallel, as constant ones are, nothing is left but roundings.
+        # Where gradient and row are almost parallel, as constant ones are, only rounding is left.
         values=("uniform", "large", "heavy_tail"),
         draw=draw_short,
         flops=lambda dims: 8 * dims["rows"] * dims["cols"],

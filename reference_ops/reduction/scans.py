@@ -7,8 +7,8 @@ import torch
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
-DOWN = 2.0**-9  # a power of two, so that integers stay exact
-SPREAD = 1.0  # of a product over a whole row, as the standard deviation of its logarithm
+DOWN = 2.0**-9  # a power of two keeps integers exact
+SPREAD = 1.0  # standard deviation of the logarithm of a product over a whole row
 
 
 def cumsum(x: torch.Tensor) -> torch.Tensor:
@@ -48,14 +48,14 @@ def _from_the_end(values: torch.Tensor) -> torch.Tensor:
 
 
 def draw_terms(inputs: Tensors, _: torch.Generator) -> None:
-    """In float16, sums of thousands of large numbers would overflow here and there."""
+    """Scale terms down in float16, where sums of thousands of large numbers may overflow."""
     for values in inputs.values():
         if values.dtype == torch.float16:
             values.mul_(DOWN)
 
 
 def draw_factors(inputs: Tensors, generator: torch.Generator) -> None:
-    """Of both signs and near 1, or a long product would leave every range."""
+    """Draw factors of both signs and near 1, so that long products stay in range."""
     x = inputs["x"]
     signs = torch.empty_like(x).bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
     x.normal_(std=SPREAD / x.shape[-1] ** 0.5, generator=generator).exp_().mul_(signs)
@@ -74,7 +74,7 @@ def scan(
     arrays: tuple[str, str],
     factors: bool,
 ) -> Op:
-    """`references` are the exact one and what a user calls; `arrays` the names of inputs and of the output."""
+    """A scan; `references` are the exact function and what a user calls, `arrays` the names of inputs and output."""
     inputs, output = arrays
     backward = name.endswith("_backward")
     return Op(
@@ -95,10 +95,10 @@ def scan(
             "float32 bfloat16 float16",
             at(1, 1), at(31, 33), at(33, 31), at(7, 257), at(5, 1000), at(3, 2047), at(2, 4104),
         ),
-        values=() if factors else (*COMMON, "integers"),  # factors are drawn in one way only
+        values=() if factors else (*COMMON, "integers"),  # factors have one distribution only
         draw=draw_factors if factors else draw_terms,
         flops=lambda dims: (3 if factors and backward else 1) * dims["rows"] * dims["cols"],
-        # The default factor: sums in float32 in whichever order; products see the note.
+        # The default factor: sums in float32 in any order; for products see the note.
         tolerance=Tolerance(sums="cols"),
         backward=() if backward else (f"{name}_backward",),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rows in ascending order, and where each value stood; backward, the gradients go back there."""
+"""Rows sorted in ascending order, with the original position of each value, and the backward."""
 
 import torch
 
@@ -20,7 +20,7 @@ def sort_backward(grad_values: torch.Tensor, indices: torch.Tensor) -> torch.Ten
 
 
 def draw_order(inputs: Tensors, generator: torch.Generator) -> None:
-    """A permutation of each row."""
+    """Draw a permutation for each row."""
     indices = inputs["indices"]
     keys = torch.empty(indices.shape, device=indices.device).uniform_(generator=generator)
     indices.copy_(keys.argsort(-1))
@@ -54,7 +54,7 @@ ops = (
         ),
         emulated=EMULATED,
         awkward=AWKWARD,
-        values=(*COMMON, "ties", "masked"),  # the rule for ties is half of the contract; sampling masks with -inf
+        values=(*COMMON, "ties", "masked"),  # the rule for ties is part of the contract; sampling masks with -inf
         flops=lambda dims: dims["rows"] * dims["cols"] * (dims["cols"] - 1).bit_length() + 1,  # comparisons
         tolerance=Tolerance(exact=True),  # a selection computes nothing, so nothing is rounded
         backward=("sort_backward",),
@@ -74,6 +74,6 @@ ops = (
         awkward=AWKWARD,
         draw=draw_order,
         flops=lambda dims: dims["rows"] * dims["cols"],
-        tolerance=Tolerance(exact=True),  # everything is only moved
+        tolerance=Tolerance(exact=True),  # it only moves numbers
     ),
 )

@@ -1,4 +1,4 @@
-"""Sums and means. Their backward is no op here: it only repeats the gradient, and autograd does that without a copy."""
+"""Sums and means. There is no op for the backward, which repeats the gradient: autograd does that without a copy."""
 
 from collections.abc import Callable
 
@@ -38,7 +38,7 @@ def over_rows(name: str, reference: Callable[[torch.Tensor], torch.Tensor], valu
         outputs=tensors(out="rows"),
         gpu=(
             *workloads("bfloat16 float32 float16", at(8192, 8192)),
-            *workloads("bfloat16", at(131072, 512)),  # an image's positions, over its channels
+            *workloads("bfloat16", at(131072, 512)),  # positions of an image, over its channels
             *workloads("bfloat16", at(1024, 131072)),  # a vocabulary
             *workloads("float32", at(4099, 5003)),
         ),
@@ -53,7 +53,7 @@ def over_rows(name: str, reference: Callable[[torch.Tensor], torch.Tensor], valu
 
 ops = (
     over_rows("sum", sum_of_rows, (*COMMON, "integers")),
-    over_rows("mean", mean_of_rows, COMMON),  # a division of integers is rounded
+    over_rows("mean", mean_of_rows, COMMON),  # dividing integers rounds
     Op(
         name="sum_columns",
         note="The sum over the first dim, as a gradient of a bias.",
@@ -71,7 +71,7 @@ ops = (
             "float32 bfloat16 float16",
             at(1, 1), at(31, 33), at(33, 31), at(257, 7), at(1000, 5), at(65, 127), at(4104, 2),
         ),
-        # Of constant rows all sums are one number, and the luck of one rounding would decide about them all.
+        # With constant rows all sums are one number, and a single rounding would decide them all.
         values=(*(name for name in COMMON if name != "constant"), "integers"),
         by_rows=False,
         flops=lambda dims: dims["rows"] * dims["cols"],

@@ -1,4 +1,4 @@
-"""The k largest of each row, and where they stand."""
+"""The k largest elements of each row, and their positions."""
 
 import torch
 
@@ -24,7 +24,7 @@ op = Op(
     baseline_free=("indices",),  # of equal values it may take any
     inputs=tensors(x="rows cols"),
     outputs=tensors(values="rows k", indices="int64[rows k]"),
-    derived={"k": lambda known: known["k"]},  # a dim of the outputs that no input has
+    derived={"k": lambda known: known["k"]},  # an output's dim that no input has
     gpu=(
         *workloads("bfloat16 float32", {"rows": 8192, "cols": 32768}, k=8),
         *workloads("bfloat16 float32 float16", {"rows": 32768, "cols": 1024}, k=8),
@@ -40,7 +40,7 @@ op = Op(
         *rotated("float16 float32", {"rows": 7, "cols": 31}, {"rows": 5, "cols": 1000}, k=31),
         *rotated("bfloat16 float16", {"rows": 3, "cols": 257}, {"rows": 2, "cols": 8200}, k=33),
     ),
-    values=(*COMMON, "ties", "masked"),  # the rule for ties is half of the contract; sampling masks with -inf
+    values=(*COMMON, "ties", "masked"),  # the rule for ties is part of the contract; sampling masks with -inf
     valid=lambda known: known["k"] <= known["cols"],
     flops=lambda dims: dims["rows"] * dims["cols"],
     tolerance=Tolerance(exact=True),  # a selection computes nothing, so nothing is rounded

@@ -1,1 +1,1 @@
-"""Softmax and what follows from it."""
+"""Softmax: plain, masked, causal and logarithmic."""

@@ -18,18 +18,18 @@ def causal_softmax_backward(grad_out: torch.Tensor, out: torch.Tensor, scale: fl
 
 
 def later(x: torch.Tensor) -> torch.Tensor:
-    """The keys that a query may not see; the last query sees all."""
+    """Mask of the keys that are later than a query; the last query sees all keys."""
     queries, keys = x.shape[-2:]
     return torch.ones(queries, keys, dtype=torch.bool, device=x.device).triu_(1 + keys - queries)
 
 
 def as_forward_left(inputs: Tensors, _: torch.Generator) -> None:
-    """Makes `out` a causal softmax, no row all but certain: there the gradient is a difference of equals."""
+    """Make `out` a causal softmax. No probability is near 1, where the gradient is a difference of equal numbers."""
     inputs["out"].copy_(causal_softmax(inputs["out"].clamp(max=4), 1.0))
 
 
 def seen(dims: Mapping[str, int]) -> int:
-    """Pairs of a query and a key that count: what lies above the diagonal need not be read."""
+    """Count the pairs of a query and a visible key; the others need not be read."""
     queries, keys = dims["queries"], dims["keys"]
     return dims["batch"] * dims["heads"] * (queries * (keys - queries) + queries * (queries + 1) // 2)
 
@@ -40,11 +40,11 @@ forward = Op(
     reference=causal_softmax,
     inputs=tensors(x="batch heads queries keys"),
     outputs=tensors(out="batch heads queries keys"),
-    # 1 / 8 is the scale of heads of 64, and multiplying by a power of two rounds nothing: PyTorch rounds only once.
+    # 1 / 8 is the scale of heads of 64. Multiplying by a power of two is exact, so PyTorch rounds only once.
     gpu=(
         *workloads("bfloat16 float32 float16", at(8, 12, 1024, 1024), scale=0.125),  # GPT-2
         *workloads("bfloat16 float32", at(1, 32, 2048, 2048), scale=0.125),
-        *workloads("bfloat16", at(1, 32, 512, 8192), scale=0.125),  # a long prompt, a chunk at a time
+        *workloads("bfloat16", at(1, 32, 512, 8192), scale=0.125),  # a long prompt in chunks
         *workloads("bfloat16", at(4, 25, 1023, 1023), scale=0.125),
     ),
     emulated=workloads("float32 bfloat16 float16", at(2, 2, 48, 48), at(1, 3, 5, 1024), scale=0.125),
@@ -53,7 +53,7 @@ forward = Op(
         at(1, 1, 1, 1), at(2, 3, 7, 33), at(3, 2, 31, 31), at(1, 2, 33, 257), at(2, 1, 1, 1023), at(1, 1, 3, 4104),
         scale=0.125,
     ),
-    values=COMMON,  # "masked" would leave the first query nothing to see
+    values=COMMON,  # "masked" would leave the first query no key
     valid=lambda known: known["queries"] <= known["keys"],
     touched={"x": seen},
     flops=lambda dims: 5 * seen(dims),
@@ -67,7 +67,7 @@ backward = Op(
     "returned: 0 for the keys after i + keys - queries, where grad_out counts for nothing and grad_x is 0.",
     reference=causal_softmax_backward,
     baseline=scaled_as_called,
-    baseline_free=("grad_x",),  # of the first few keys, the rounding of a product is more than a small difference
+    baseline_free=("grad_x",),  # with few keys, the rounding of a product exceeds a small difference
     inputs=tensors(grad_out="batch heads queries keys", out="batch heads queries keys"),
     outputs=tensors(grad_x="batch heads queries keys"),
     gpu=(

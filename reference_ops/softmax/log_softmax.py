@@ -15,7 +15,7 @@ def log_softmax_backward(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Ten
 
 
 def as_forward_left(inputs: Tensors, _: torch.Generator) -> None:
-    """Makes `out` the logarithm of a softmax; a gradient, unlike it, is finite."""
+    """Make `out` the logarithm of a softmax, and the gradient finite where `out` is not."""
     inputs["out"].copy_(torch.log_softmax(inputs["out"], dim=-1))
     inputs["grad_out"].masked_fill_(inputs["grad_out"].isinf(), 0.0)
 
@@ -41,7 +41,7 @@ forward = Op(
         {"rows": 1, "cols": 1}, {"rows": 31, "cols": 33}, {"rows": 33, "cols": 31}, {"rows": 7, "cols": 257},
         {"rows": 5, "cols": 1000}, {"rows": 3, "cols": 1023}, {"rows": 2, "cols": 4104},
     ),
-    values=(*COMMON, "masked"),  # tokens that may not come next are -inf
+    values=(*COMMON, "masked"),  # logits of excluded tokens are -inf
     flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # compare, subtract, exponential, add
     # The default factor: PyTorch too accumulates in float32 and rounds once.
     tolerance=Tolerance(sums="cols"),
@@ -61,11 +61,11 @@ backward = Op(
     ),
     emulated=forward.emulated,
     awkward=forward.awkward,
-    # A constant gradient leaves nothing but the rounding of its sum: the true result is zero.
+    # With a constant gradient the true result is zero, and only the rounding of a sum is left.
     values=tuple(name for name in forward.values if name != "constant"),
     draw=as_forward_left,
     flops=lambda dims: 4 * dims["rows"] * dims["cols"],
-    # The default factor, as before.
+    # The default factor, as in the forward.
     tolerance=Tolerance(sums="cols"),
 )
 ops = (forward, backward)

@@ -20,7 +20,7 @@ def scaled_as_called(grad_out: torch.Tensor, out: torch.Tensor, scale: float) ->
 
 
 def some_masked(inputs: Tensors, generator: torch.Generator) -> None:
-    """Hides about a third of the keys, but one of each row stays for certain."""
+    """Mask about a third of the keys, but at least one key of each row stays."""
     mask = inputs["mask"].bernoulli_(0.3, generator=generator)
     kept = torch.randint(mask.shape[-1], (*mask.shape[:-1], 1), generator=generator, device=mask.device)
     mask.scatter_(-1, kept, value=False)
@@ -37,11 +37,11 @@ forward = Op(
     reference=masked_softmax,
     inputs=tensors(x="batch heads queries keys", mask="bool[batch queries keys]"),
     outputs=tensors(out="batch heads queries keys"),
-    # 1 / 8 is the scale of heads of 64, and multiplying by a power of two rounds nothing: PyTorch rounds only once.
+    # 1 / 8 is the scale of heads of 64. Multiplying by a power of two is exact, so PyTorch rounds only once.
     gpu=(
         *workloads("bfloat16 float32 float16", at(32, 12, 512, 512), scale=0.125),  # BERT
         *workloads("bfloat16", at(64, 12, 197, 197), at(1, 32, 2048, 2048), scale=0.125),
-        *workloads("bfloat16 float32", at(16, 16, 64, 1500), scale=0.125),  # tokens looking at a recording
+        *workloads("bfloat16 float32", at(16, 16, 64, 1500), scale=0.125),  # text tokens that attend to audio frames
     ),
     emulated=workloads("float32 bfloat16 float16", at(2, 2, 16, 128), at(1, 3, 5, 1024), scale=0.125),
     awkward=rotated(
@@ -49,7 +49,7 @@ forward = Op(
         at(1, 1, 1, 1), at(2, 3, 7, 33), at(3, 2, 5, 31), at(1, 2, 33, 257), at(2, 1, 1, 1023), at(1, 1, 3, 4104),
         scale=0.125,
     ),
-    values=COMMON,  # "masked" would hide whole rows together with the mask
+    values=COMMON,  # together with the mask, "masked" would hide whole rows
     draw=some_masked,
     flops=lambda dims: 5 * dims["batch"] * dims["heads"] * dims["queries"] * dims["keys"],
     # The default factor: PyTorch too accumulates in float32 and rounds once.
@@ -62,7 +62,7 @@ backward = Op(
     "returned, 0 where it was masked, and so is grad_x.",
     reference=masked_softmax_backward,
     baseline=scaled_as_called,
-    baseline_free=("grad_x",),  # of few keys, the rounding of a product is more than a small difference
+    baseline_free=("grad_x",),  # with few keys, the rounding of a product exceeds a small difference
     inputs=tensors(grad_out="batch heads queries keys", out="batch heads queries keys"),
     outputs=tensors(grad_x="batch heads queries keys"),
     gpu=(

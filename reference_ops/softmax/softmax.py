@@ -5,8 +5,8 @@ import torch
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
-# What is common to the gradients of a row cancels, as all of a constant one does, and leaves the rounding of a sum.
-# Tiny ones, multiplied by a probability, are less than the least number of float16.
+# A common part of a row's gradients cancels and leaves the rounding of a sum: constant gradients leave nothing else.
+# Tiny gradients times a probability are below float16's least number.
 OF_GRADIENTS = (*(name for name in COMMON if name not in ("shifted", "constant", "tiny")), "masked")
 
 
@@ -19,15 +19,15 @@ def softmax_backward(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 def backward_as_called(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """What PyTorch does with its own dtype: in 16 bits a GPU rounds every grad_out * out before it subtracts."""
+    """PyTorch's own backward: in 16 bits a GPU rounds every grad_out * out before it subtracts."""
     grad_x: torch.Tensor = torch.ops.aten._softmax_backward_data(grad_out, out, -1, out.dtype)  # noqa: SLF001 - its name
     return grad_x
 
 
 def as_forward_left(inputs: Tensors, _: torch.Generator) -> None:
-    """Makes `out` a softmax, no row all but certain: there the gradient is a difference of equals, and only rounding.
+    """Make `out` a softmax. No probability is near 1, where the gradient is a difference of equals, and only rounding.
 
-    Where logits were -inf it is 0, and the gradient beside it is still a number.
+    Where logits were -inf, `out` is 0, and the gradient stays finite.
     """
     inputs["out"].copy_(torch.softmax(inputs["out"].clamp(max=4), dim=-1))
     inputs["grad_out"].masked_fill_(inputs["grad_out"].isinf(), 0.0)
@@ -65,7 +65,7 @@ backward = Op(
     note="grad_x = out * (grad_out - sum of grad_out * out over the row), where out is what softmax returned.",
     reference=softmax_backward,
     baseline=backward_as_called,
-    baseline_free=("grad_x",),  # in short rows, the rounding of a product is more than a small difference
+    baseline_free=("grad_x",),  # in short rows, the rounding of a product exceeds a small difference
     inputs=tensors(grad_out="rows cols", out="rows cols"),
     outputs=tensors(grad_x="rows cols"),
     gpu=(
