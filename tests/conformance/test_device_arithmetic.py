@@ -1,4 +1,4 @@
-"""What a single thread computes, the same on every device: atomics, 16-bit types, mathematical functions."""
+"""Every device computes the same in a single thread: atomics, 16-bit types, mathematical functions."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def device(request: pytest.FixtureRequest) -> Device:
     return made(request.param)
 
 
-def test_integer_atomics_lose_nothing(device: Device) -> None:
+def test_integer_atomics_lose_no_update(device: Device) -> None:
     body = """
     int t = blockIdx.x * blockDim.x + threadIdx.x;
     atomicAdd(&y[0], 1);
@@ -126,7 +126,7 @@ def test_mathematical_functions_agree_with_torch(device: Device) -> None:
     assert worst == {}
 
 
-def test_what_is_rounded_by_name_is_not_fused_with_its_neighbours(device: Device) -> None:
+def test_intrinsics_with_a_rounding_mode_are_not_fused_with_other_operations(device: Device) -> None:
     body = """
     int i = threadIdx.x;
     y[i] = __fmul_rn(x[i], x[i + 32]) - products[i];

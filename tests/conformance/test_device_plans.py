@@ -1,4 +1,4 @@
-"""What a plan asks for reaches the kernel, the same on every device: constants, arguments, launches, grids."""
+"""Every device gives a kernel what its plan declares: constants, arguments, launches, grids."""
 
 import pytest
 import torch

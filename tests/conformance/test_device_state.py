@@ -1,4 +1,4 @@
-"""No kernel remembers anything from one call to the next, on any device: not in variables, not in shared memory."""
+"""On every device a kernel keeps no state from one call to the next, in variables or in shared memory."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_a_variable_that_outlives_the_call_is_refused_by_name(
     ],
     ids=["malloc", "new"],
 )
-def test_memory_of_its_own_is_refused(device: Device, body: str) -> None:
+def test_allocating_memory_is_refused(device: Device, body: str) -> None:
     error = rejected(device, single(body, "int* y, int n"), {"y": torch.zeros(32, dtype=I32)}, n=3)
     assert error.outcome is Outcome.KEEPS_STATE
     assert "allocates memory" in error.log
@@ -94,7 +94,7 @@ def test_a_table_that_the_kernel_changes_is_state(device: Device) -> None:
     assert "`table`" in error.log
 
 
-def test_a_table_that_a_later_call_changes_is_state_then(device: Device) -> None:
+def test_a_table_that_a_later_call_changes_is_found_at_that_call(device: Device) -> None:
     y = torch.zeros(32, device=device.torch_device)
     program = device.compile(bound(CHANGED_TABLE, {"y": y}))
     for _ in range(2):
@@ -113,7 +113,7 @@ def test_a_table_that_only_a_timed_call_changes_is_state_too(device: Device) -> 
         device.time(lambda: program.launch({"y": y}))
 
 
-def test_a_changed_table_is_as_declared_for_whoever_compiles_it_next(device: Device) -> None:
+def test_a_changed_table_is_as_declared_in_the_next_program_of_the_kernel(device: Device) -> None:
     rejected(device, CHANGED_TABLE, {"y": torch.full((32,), 5.0)})
     y = torch.zeros(32)
     run(device, CHANGED_TABLE, {"y": y})
@@ -141,10 +141,10 @@ def test_shared_memory_holds_nothing_of_the_last_call(device: Device, where: str
     program = device.compile(bound(kernel, {"y": y}))
     for _ in range(3):
         device.run(program, {"y": y})
-        assert int((y.view(300, 1024)[:4] == MAGIC).sum()) == 0  # those that certainly come first on their SM
+        assert int((y.view(300, 1024)[:4] == MAGIC).sum()) == 0  # of blocks that are certainly the first on their SM
 
 
-def test_shared_memory_is_not_the_same_at_every_call(device: Device) -> None:
+def test_shared_memory_differs_from_call_to_call(device: Device) -> None:
     body = "extern __shared__ int s[];\ny[threadIdx.x] = ((volatile int*)s)[threadIdx.x];"
     kernel = single(body, "int* y", more="shared = 128")
     y = torch.zeros(32, dtype=I32, device=device.torch_device)

@@ -1,4 +1,4 @@
-"""How the threads of a kernel run together, the same on every device: blocks, shared memory, warps."""
+"""Every device runs the threads of a kernel together in the same way: blocks, shared memory, warps."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_a_barrier_does_not_wait_for_threads_that_returned(device: Device) -> No
     assert out_of(device, single(body, "int* y", block="[128]"), 64) == list(range(63, -1, -1))
 
 
-def test_counting_barriers_tell_every_thread(device: Device) -> None:
+def test_counting_barriers_give_every_thread_the_count(device: Device) -> None:
     body = """
     int count = __syncthreads_count(threadIdx.x % 3 == 0);
     int all = __syncthreads_and(threadIdx.x < 96);
@@ -142,7 +142,7 @@ def test_halves_of_a_warp_may_shuffle_on_their_own_at_the_same_time(device: Devi
     assert out_of(device, single(body, "int* y"), 32) == [120] * 16 + [31] * 16
 
 
-def test_lanes_left_out_of_a_mask_do_something_else(device: Device) -> None:
+def test_lanes_outside_a_mask_can_do_something_else(device: Device) -> None:
     body = """
     int lane = threadIdx.x, value = 1;
     if (lane % 2) value = __reduce_add_sync(0xaaaaaaaa, lane);

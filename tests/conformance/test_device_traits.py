@@ -1,4 +1,4 @@
-"""Every device says what a kernel is once compiled for a GPU, wherever there is a compiler for one."""
+"""Every device reports the traits of a kernel's GPU code if a compiler for GPUs is installed."""
 
 from importlib.util import find_spec
 
@@ -37,16 +37,16 @@ def test_a_program_has_the_traits_of_its_machine_code(device: Device) -> None:
 
 
 @WITH_CUBIN
-def test_the_code_is_that_of_what_runs(device: Device) -> None:
+def test_the_code_depends_only_on_what_runs(device: Device) -> None:
     assert traits(device, COPY).code == traits(device, f"// as before\n{COPY}").code
     assert traits(device, COPY).code != traits(device, COPY, block="[32]").code
     assert traits(device, COPY).code != traits(device, COPY.replace("4*", "2*")).code
 
 
 @WITH_CUBIN
-def test_atomics_are_seen(device: Device) -> None:
+def test_traits_say_whether_there_are_atomics(device: Device) -> None:
     assert traits(device, "atomicAdd(y, x[threadIdx.x]);").atomics
 
 
-def test_where_there_is_no_compiler_for_a_gpu_there_are_no_traits() -> None:
+def test_without_a_gpu_compiler_there_are_no_traits() -> None:
     assert EmulatedDevice().compile(bound(single("y[0] = x[0];", "const float* x, float* y"), X)).traits is None

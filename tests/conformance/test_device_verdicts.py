@@ -1,4 +1,4 @@
-"""What every device refuses, and in which words."""
+"""Kernels that every device refuses, with outcome and log."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_a_missing_extern_c_is_malformed(device: Device) -> None:
     assert "test_entry" in error.log
 
 
-def test_a_misspelled_entry_is_malformed_and_says_what_there_is(device: Device) -> None:
+def test_a_misspelled_entry_is_malformed_and_the_log_lists_the_entries(device: Device) -> None:
     kernel = single("y[0] = 1;", "int* y").replace("void test_entry", "void tset_entry")
     error = rejected(device, kernel, {"y": torch.zeros(1, dtype=I32)})
     assert error.outcome == Outcome.MALFORMED

@@ -1,3 +1,5 @@
+"""Compiler messages: those about foreign files are left out, all others are kept."""
+
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,7 +20,7 @@ def secret(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_compiler_for_gpus_does_not_quote_foreign_files(secret: Path) -> None:
+def test_a_gpu_compiler_does_not_quote_foreign_files(secret: Path) -> None:
     with pytest.raises(RejectedError) as caught:
         _nvrtc(f'#include "{secret}"\nint mine\n__device__ int next;', "sm_90a")
     assert SECRET not in caught.value.log
@@ -26,7 +28,7 @@ def test_a_compiler_for_gpus_does_not_quote_foreign_files(secret: Path) -> None:
     assert "kernel.cu" in caught.value.log
 
 
-def test_a_compiler_for_gpus_is_heard_on_the_kernel_itself() -> None:
+def test_a_gpu_compilers_messages_about_the_kernel_itself_are_kept() -> None:
     with pytest.raises(RejectedError) as caught:
         _nvrtc("__device__ int f() { return wrong; }", "sm_90a")
     assert 'identifier "wrong" is undefined' in caught.value.log
@@ -55,16 +57,16 @@ def test_headers_of_known_folders_are_quoted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["../b.h", "{folder}/../b.h", "{folder}x/b.h", "b.h"])
-def test_a_path_out_of_a_known_folder_is_not_known(tmp_path: Path, path: str) -> None:
+def test_a_path_that_leads_out_of_a_known_folder_is_foreign(tmp_path: Path, path: str) -> None:
     log = f"{path.format(folder=tmp_path)}:3:1: error: here\n    3 | quoted"
     assert without_foreign_files(log, ("kernel.cu",), (tmp_path,)) == LEFT_OUT
 
 
-def test_what_is_said_of_the_linker_and_the_assembler_of_ptx_stays() -> None:
+def test_messages_of_the_linker_and_of_ptxas_are_kept() -> None:
     log = "/usr/bin/ld: kernel.o: undefined reference to `f'\nptxas info    : Used 4 registers\n"
     log += "ptxas application ptx input, line 3; error"
     assert without_foreign_files(log, ("application ptx input",), ()) == log
 
 
-def test_what_ptx_includes_is_left_out() -> None:
+def test_messages_about_files_that_ptx_includes_are_left_out() -> None:
     assert SECRET not in without_foreign_files(f"ptxas /etc/secret, line 1; fatal: near '{SECRET}'", (), ())

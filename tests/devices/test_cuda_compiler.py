@@ -1,4 +1,4 @@
-"""The cuda device's compiler needs no GPU: NVRTC compiles to a cubin anywhere."""
+"""The cuda device's compiler, which needs no GPU."""
 
 import re
 from dataclasses import replace
@@ -51,13 +51,13 @@ def test_the_sizes_of_the_parameters_are_read_from_the_cubin() -> None:
     assert compiled(bound()).entries["scaled"].parameter_bytes == (8, 8, 8, 4, 16)
 
 
-def test_resources_are_what_the_compiler_says() -> None:
+def test_resources_are_those_that_the_compiler_reports() -> None:
     (resources,) = compiled(bound()).resources
     assert (resources.entry, resources.shared_bytes, resources.local_bytes) == ("scaled", 512, 0)
     assert 0 < resources.registers < 64
 
 
-def test_spills_are_warned_of() -> None:
+def test_spills_cause_a_warning() -> None:
     fill = "for (int i = 0; i < n; i++) many[(i * count) & 63] += float(x[i]);"
     body = f"float many[64]; {fill} y[0] = y_t(many[count & 63]);"
     assert "spills" in compiled(bound(body)).log
@@ -80,7 +80,9 @@ def test_the_image_is_a_whole_elf_file() -> None:
         (bound(plan=PLAN.replace('"scaled"', '"other"')), Outcome.MALFORMED, "no extern .*`other`.*scaled"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named(kernel: Bound, outcome: Outcome, reason: str) -> None:
+def test_a_plan_that_does_not_fit_the_cubin_is_rejected_with_the_reason(
+    kernel: Bound, outcome: Outcome, reason: str
+) -> None:
     error = rejected(kernel)
     assert error.outcome is outcome
     assert re.search(reason, error.log, flags=re.DOTALL), error.log
@@ -152,7 +154,7 @@ def test_a_variable_in_inline_ptx_is_refused(declared: str) -> None:
         ("namespace cuda { __device__ float table[4]; } using cuda::table;", {"_ZN4cuda5tableE"}),
     ],
 )
-def test_what_may_be_constant_is_watched(before: str, names: set[str]) -> None:
+def test_variables_that_may_be_constant_are_compared_after_calls(before: str, names: set[str]) -> None:
     cubin = compiled(bound("y[0] = y_t(table[count & 3]);", before))
     assert {variable.name for variable in cubin.variables} == {*names, "n", ANCHOR}
 
@@ -175,23 +177,23 @@ def test_what_may_be_constant_is_watched(before: str, names: set[str]) -> None:
         ('__device__ int pm() { int n; asm("mov.u32 %0, %%pm" "3;" : "=r"(n)); return n; }', "pm()", "%pm3"),
     ],
 )
-def test_a_clock_is_refused_whatever_it_is_called(before: str, read: str, name: str) -> None:
+def test_reading_a_clock_is_refused_under_any_name(before: str, read: str, name: str) -> None:
     error = rejected(bound(f"y[0] = y_t({read});", before))
     assert error.outcome is Outcome.KEEPS_STATE
     assert name in error.log
 
 
-def test_waiting_without_a_clock_is_not() -> None:
+def test_waiting_without_a_clock_is_accepted() -> None:
     compiled(bound("__nanosleep(100); y[0] = y_t(0);"))
 
 
-def test_constants_that_headers_bring_are_watched_and_not_refused() -> None:
+def test_constants_of_headers_are_compared_after_calls_and_not_refused() -> None:
     cubin = compiled(bound("cooperative_groups::this_grid().sync();", "#include <cooperative_groups.h>"))
     assert any("cuda3std" in variable.name for variable in cubin.variables)
 
 
-def test_what_the_compiler_named_lies_beside_what_the_driver_finds() -> None:
-    """It finds neither the name of a function nor the text of a printf."""
+def test_variables_that_the_compiler_named_are_in_the_section_of_one_that_the_driver_finds() -> None:
+    """The driver finds neither the name of a function nor the text of a printf."""
     body = 'char* name = (char*)__func__; asm volatile("" : "+l"(name)); name[0] += 1; y[0] = y_t(name[0]);'
     found = {variable.name: variable.section for variable in compiled(bound(body)).variables}
     (unnamed,) = found.keys() - {"n", ANCHOR}
@@ -210,7 +212,7 @@ def test_an_integer_beyond_two_billion_does_not_turn_negative(integer: str, fits
         assert "3000000000 does not fit in 4 bytes" in rejected(large).log
 
 
-def test_specialised_values_are_variables_to_the_compiler_and_watched_too() -> None:
+def test_specialised_values_are_compared_after_calls_too() -> None:
     assert {variable.name for variable in compiled(bound()).variables} == {"n", ANCHOR}
 
 

@@ -1,4 +1,4 @@
-"""What only the GPU has: memory that others have used, caches, clocks, graphs."""
+"""The cuda device on a GPU: left-over memory, caches, clocks and graphs."""
 
 import statistics
 import time
@@ -57,7 +57,7 @@ def test_no_earlier_tensor_is_left_in_free_memory(device: CudaDevice, earlier_ru
 
 
 def filled_everywhere(device: CudaDevice, y: torch.Tensor) -> Program:
-    """A program that has left its number in all shared memory, and one that counts how often it finds it."""
+    """Fill all shared memory with a number; return a program that counts how often it finds that number."""
     body = "extern __shared__ int s[]; volatile int* held = s; for (int i = threadIdx.x; i < {n}; i += 1024) {do}"
     how = {"block": "[1024]", "more": f"shared = {ALL_SHARED}"}
     sms = device.info.sms
@@ -69,7 +69,7 @@ def filled_everywhere(device: CudaDevice, y: torch.Tensor) -> Program:
 
 
 def left_behind(device: CudaDevice, y: torch.Tensor) -> int:
-    """How much of shared memory is still there for the next kernel, if no other process has come in between."""
+    """Return how much of shared memory the next kernel still finds, if no other process has run in between."""
     filled_everywhere(device, y).launch({"y": y})
     return int(y.sum())
 
@@ -90,7 +90,7 @@ def test_shared_memory_is_overwritten_before_a_timed_call_too(device: CudaDevice
 
 
 def test_a_timed_call_finds_none_of_its_input_in_the_cache(device: CudaDevice) -> None:
-    """A copy reads 16 MB; from the cache that takes less than half the time."""
+    """A copy of 16 MB would take less than half the time from the cache."""
     x = torch.ones(1 << 22, dtype=I32, device="cuda")
     y = torch.empty_like(x)
 
@@ -104,7 +104,7 @@ def test_a_timed_call_finds_none_of_its_input_in_the_cache(device: CudaDevice) -
 
 
 def test_a_slow_host_does_not_count_as_time_of_the_gpu(device: CudaDevice) -> None:
-    """As when other processes keep its cores busy, or where a call launches much."""
+    """The host is slow if other processes keep its cores busy, or if a call launches much."""
     x = torch.ones(1 << 10, device="cuda")
 
     def hesitant() -> None:
@@ -116,32 +116,32 @@ def test_a_slow_host_does_not_count_as_time_of_the_gpu(device: CudaDevice) -> No
     assert statistics.median(later) < 200
 
 
-def test_what_was_compiled_before_is_described_again(device: CudaDevice) -> None:
-    """Beside a driver NVRTC keeps what it compiled on disk, but not what the compiler said of its registers."""
+def test_registers_are_reported_again_for_a_kernel_that_was_compiled_before(device: CudaDevice) -> None:
+    """With a driver, NVRTC caches cubins on disk, but not the compiler's report of registers."""
     y = torch.zeros(32, dtype=I32, device="cuda")
-    number = randbits(30)  # nobody has compiled this one
+    number = randbits(30)  # never compiled before
     programs = [compiled(device, f"y[threadIdx.x] = {number}; // {said}", {"y": y}) for said in ("once", "again")]
     assert [program.resources for program in programs] == [programs[0].resources] * 2
     assert len(programs[0].resources) == 1
 
 
-def test_what_is_known_is_not_measured_again(device: CudaDevice) -> None:
+def test_known_rates_are_not_measured_again(device: CudaDevice) -> None:
     known = replace(device.info, copy_gb_s=1.0, tflops=(("float32", 2.0),))
     assert CudaDevice(known).info == known
 
 
-def test_what_is_known_of_another_gpu_does_not_count(device: CudaDevice) -> None:
+def test_known_rates_of_another_gpu_are_not_used(device: CudaDevice) -> None:
     assert CudaDevice(replace(device.info, name="another", copy_gb_s=1.0)).info.copy_gb_s > 10.0
 
 
-def test_what_kernels_print_is_bounded(device: CudaDevice) -> None:
+def test_the_output_of_kernels_is_bounded(device: CudaDevice) -> None:
     from cupy.cuda import runtime
 
     assert device.info.sms
     assert runtime.deviceGetLimit(runtime.cudaLimitPrintfFifoSize) <= 8 * LIMIT_BYTES  # drivers round up
 
 
-def test_a_kernel_that_prints_without_end_ends(device: CudaDevice, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_kernel_that_prints_without_end_finishes(device: CudaDevice, capfd: pytest.CaptureFixture[str]) -> None:
     y = torch.zeros(32, dtype=I32, device="cuda")
     body = 'for (int i = 0; i < 1000; ++i) printf("%d of many words\\n", i);\ny[threadIdx.x] = 1;'
     device.run(compiled(device, body, {"y": y}, grid="[4]"), {"y": y})
@@ -149,7 +149,7 @@ def test_a_kernel_that_prints_without_end_ends(device: CudaDevice, capfd: pytest
     assert len(capfd.readouterr().out) < 2**20
 
 
-def test_clocks_and_heat_are_told(device: CudaDevice) -> None:
+def test_conditions_hold_clocks_temperature_and_power(device: CudaDevice) -> None:
     assert device.tools.conditions
     now = device.tools.conditions()
     assert now is not None
@@ -184,7 +184,7 @@ def test_a_graph_runs_every_call_in_order(device: CudaDevice) -> None:
     assert 0 < replays < 64
 
 
-def test_what_cannot_be_captured_has_no_graph_time_and_does_no_harm(device: CudaDevice) -> None:
+def test_a_call_that_cannot_be_captured_has_no_graph_time_and_the_next_one_has(device: CudaDevice) -> None:
     y = torch.ones(32, dtype=I32, device="cuda")
     assert graph_time(device, [lambda: y.sum().item()]) is None
     program = doubling(device, y)

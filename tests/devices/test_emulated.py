@@ -1,4 +1,4 @@
-"""What only the emulated device does: it finds what a GPU would let pass, or hang on."""
+"""The emulated device: it finds faults that a GPU would not report or would hang on."""
 
 import importlib.util
 from itertools import pairwise
@@ -33,7 +33,7 @@ def test_it_has_no_clocks_no_graphs_and_no_sanitizer(device: EmulatedDevice) -> 
 
 
 @pytest.mark.parametrize("word", ["thread_local", "__thread"])
-def test_a_variable_of_a_thread_is_no_cuda(device: EmulatedDevice, word: str) -> None:
+def test_a_thread_local_variable_does_not_compile(device: EmulatedDevice, word: str) -> None:
     error = rejected(
         device, single("y[0] = kept++;", "int* y").replace('extern "C"', f'{word} int kept;\nextern "C"'), Y
     )
@@ -89,7 +89,7 @@ def test_a_lane_outside_its_own_mask_is_refused(device: EmulatedDevice) -> None:
     assert "mask 0x00000001 leaves it out" in error.log
 
 
-def test_a_trap_is_a_crash_of_the_kernel_alone(device: EmulatedDevice) -> None:
+def test_a_trap_crashes_the_kernel_and_not_the_process(device: EmulatedDevice) -> None:
     error = rejected(device, single("if (threadIdx.x == 3) __trap();\n__syncthreads();", "int* y"), Y)
     assert error.outcome == Outcome.CRASHED
     assert "thread (3,0,0): __trap()" in error.log
@@ -112,7 +112,7 @@ def test_blocks_do_not_run_in_ascending_order(device: EmulatedDevice) -> None:
     assert sum(a < b for a, b in pairwise(order)) < 15
 
 
-def test_a_missing_barrier_shows(device: EmulatedDevice) -> None:
+def test_a_missing_barrier_gives_wrong_results(device: EmulatedDevice) -> None:
     body = """
     __shared__ int s[128];
     s[threadIdx.x] = threadIdx.x;
@@ -145,7 +145,7 @@ def test_threads_of_a_block_may_wait_for_each_other_by_atomics(device: EmulatedD
         ("tex2D<float>(0, 1, 2);", "textures"),
     ],
 )
-def test_what_needs_a_gpu_is_unsupported_and_not_wrong(device: EmulatedDevice, code: str, what: str) -> None:
+def test_code_that_needs_a_gpu_is_unsupported_and_not_an_error(device: EmulatedDevice, code: str, what: str) -> None:
     error = rejected(device, single(code, "int* y"), Y)
     assert error.outcome == Outcome.UNSUPPORTED
     assert what in error.log
@@ -201,7 +201,7 @@ def test_an_entry_made_by_a_macro_is_found(device: EmulatedDevice) -> None:
     assert out_of(device, kernel, 1) == [1]
 
 
-def test_what_else_compiles_the_kernel_can_refuse_it() -> None:
+def test_a_second_compiler_can_refuse_the_kernel() -> None:
     def refuse(_: object) -> NoReturn:
         raise RejectedError(Outcome.COMPILE_ERROR, "not for a GPU")
 
@@ -231,7 +231,7 @@ def test_ziglang_stands_in_for_a_missing_compiler(monkeypatch: pytest.MonkeyPatc
     assert out_of(EmulatedDevice(), single(body, "int* y"), 32) == [(t ^ 1) + 1 for t in range(32)]
 
 
-def test_no_compiler_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError) as caught:
@@ -239,12 +239,12 @@ def test_no_compiler_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     assert "ziglang" in caught.value.hint
 
 
-def test_no_cuda_headers_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cuda_headers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "cuda_include_dirs", lambda: ())
     with pytest.raises(UserError) as caught:
         EmulatedDevice().compile(bound(single("", "int* y"), {"y": torch.zeros(1, dtype=I32)}))
     assert "CUDA_HOME" in caught.value.hint
 
 
-def test_it_takes_the_headers_that_the_cuda_device_takes() -> None:
+def test_it_accepts_the_headers_that_the_cuda_device_accepts() -> None:
     assert set(EMPTY_HEADERS) <= source.HEADERS

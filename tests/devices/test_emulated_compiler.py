@@ -1,4 +1,4 @@
-"""The host's compiler: what it makes of headers beforehand, and that one which somebody kills says nothing."""
+"""The host's compiler: precompiled headers, and compilers that are killed."""
 
 import shlex
 import subprocess
@@ -17,7 +17,7 @@ GOOD = single("y[threadIdx.x] = 1;", "int* y")
 
 
 def built(folder: Path, kills: int, way: str = "kill -9 $$") -> compiler.Built:
-    """Compile with a compiler that is killed so many times before it takes the kernel."""
+    """Compile with a compiler that is killed so many times before it works."""
     real = compiler.find_toolchain()
     script = folder / "compiler"
     script.write_text(
@@ -35,18 +35,18 @@ def built(folder: Path, kills: int, way: str = "kill -9 $$") -> compiler.Built:
 @pytest.mark.parametrize(
     "way", ["kill -9 $$", "echo 'g++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1"]
 )
-def test_a_compiler_that_was_killed_gets_another_try(tmp_path: Path, way: str) -> None:
+def test_a_compiler_that_was_killed_is_started_again(tmp_path: Path, way: str) -> None:
     assert built(tmp_path, 1, way).library.is_file()
 
 
-def test_a_compiler_that_is_killed_again_and_again_is_an_error_of_compilation(tmp_path: Path) -> None:
+def test_a_compiler_that_is_killed_every_time_is_a_compile_error(tmp_path: Path) -> None:
     with pytest.raises(RejectedError) as caught:
         built(tmp_path, 100)
     assert caught.value.outcome is Outcome.COMPILE_ERROR
 
 
 @pytest.mark.parametrize("read_ahead", [b"", b"gpch, or what was left of it"])
-def test_without_precompiled_headers_kernels_compile_all_the_same(
+def test_kernels_compile_without_precompiled_headers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_ahead: bytes
 ) -> None:
     monkeypatch.setattr(compiler, "precompiled_header", lambda _: read_ahead)
@@ -65,7 +65,7 @@ def test_gcc_compiles_the_headers_once_for_all_kernels(tmp_path: Path) -> None:
     assert compiler.precompiled_header.cache_info().misses == 1
 
 
-def test_what_was_prepared_is_not_compiled_again(tmp_path: Path) -> None:
+def test_prepared_parts_are_not_compiled_again(tmp_path: Path) -> None:
     prepared = (compiler.runtime_object, compiler.precompiled_header)
     for made in prepared:
         made.cache_clear()

@@ -1,4 +1,4 @@
-"""What the emulated device does with grids whose blocks are all there at once."""
+"""Cooperative grids on the emulated device, whose blocks are all resident at once."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def test_blocks_of_a_cooperative_grid_start_threads_while_those_of_others_end(de
 
 
 @pytest.mark.skipif(not MAPPINGS.exists(), reason="only Linux lists a process's mappings")
-def test_a_cooperative_grid_leaves_the_stacks_of_one_block_at_most(device: EmulatedDevice) -> None:
+def test_a_cooperative_grid_keeps_the_stacks_of_at_most_one_block(device: EmulatedDevice) -> None:
     kernel = single("__syncthreads();", "int* y", block="[1024]", grid="[8]", more="cooperative = true")
     y = torch.zeros(1, dtype=torch.int32)
     program = device.compile(bound(kernel, {"y": y}))

@@ -1,4 +1,4 @@
-"""Shared memory on the emulated device: where it lies, what is in it to begin with, and how much there may be."""
+"""Shared memory on the emulated device: its scope, its initial contents and its limits."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def device() -> EmulatedDevice:
 
 
 @pytest.mark.parametrize("declared", ["__shared__ float s[64];", "extern __shared__ float s[];"])
-def test_shared_memory_begins_as_garbage_that_shows(device: EmulatedDevice, declared: str) -> None:
+def test_shared_memory_begins_as_garbage(device: EmulatedDevice, declared: str) -> None:
     body = f"{declared}\ny[blockIdx.x * 64 + threadIdx.x] = s[threadIdx.x];\n__syncthreads();\ns[threadIdx.x] = 0.f;"
     kernel = single(body, "float* y", block="[64]", grid="[4]", more="shared = 256")
     values = torch.tensor(out_of(device, kernel, 256, torch.float32)).view(4, 64)

@@ -1,3 +1,5 @@
+"""Sections and symbols of an object file."""
+
 import subprocess
 from pathlib import Path
 
@@ -48,11 +50,11 @@ def test_a_variable_is_found_in_its_section(
     assert (found.kind, found.section.name, found.size) == (kind, section, size)
 
 
-def test_what_comes_from_elsewhere_is_in_no_section(symbols: dict[str, Symbol]) -> None:
+def test_a_symbol_of_another_file_has_no_section(symbols: dict[str, Symbol]) -> None:
     assert symbols["elsewhere"].section is None
 
 
-def test_a_section_has_its_bytes_and_says_whether_it_can_be_written(symbols: dict[str, Symbol]) -> None:
+def test_a_section_has_its_bytes_and_whether_it_is_writable(symbols: dict[str, Symbol]) -> None:
     begins, constant, zeroed = (symbols[name] for name in ("begins", "constant", "zeroed"))
     assert begins.section
     assert constant.section
@@ -62,6 +64,6 @@ def test_a_section_has_its_bytes_and_says_whether_it_can_be_written(symbols: dic
     assert zeroed.section.data == b""
 
 
-def test_a_file_of_another_format_has_nothing() -> None:
+def test_a_file_of_another_format_has_no_sections_and_no_symbols() -> None:
     image = Path(__file__).read_bytes()
     assert (object_file.sections(image), object_file.symbols(image)) == ([], [])

@@ -1,4 +1,4 @@
-"""Reading what NVIDIA's profiler says, running it over a kernel, and on a GPU whether its figures make sense.
+"""NVIDIA's profiler: reading its log, and running it over a kernel.
 
 The outputs are samples, written after its manual and its messages; the stand-in plays the program itself.
 """
@@ -58,7 +58,7 @@ NO_DRIVER = "==ERROR== The application returned an error code (1).\n==WARNING== 
 SAID_OF_DRIVER = "==ERROR== Nsight Compute failed to connect to the CUDA driver (stub libcuda.so[.1] on path?).\n"
 
 
-def test_a_launch_is_read_in_base_units_without_what_was_not_available() -> None:
+def test_a_launch_is_read_in_base_units_without_unavailable_counters() -> None:
     first, second = rows(TWO_LAUNCHES)
     assert first == {READ: 1048576.0, DRAM: 80.5, TIME: 3000.0, WAVES: 32.0}
     assert second == {READ: 1024.0, DRAM: 20.5, TIME: 1000.0, HITS: 50.0, WAVES: 64.0}
@@ -71,7 +71,7 @@ def test_a_time_in_another_unit_is_still_nanoseconds(unit: str, text: str, ns: f
 
 
 @pytest.mark.parametrize("value", ["n/a", "", "nan", "inf", "1; 2; 3", "(!) n/a"])
-def test_what_is_no_number_is_left_out(value: str) -> None:
+def test_a_value_that_is_not_a_number_is_left_out(value: str) -> None:
     assert READ not in rows(HEADER + UNITS + row(0, value, "1", "1", "1", "1"))[0]
 
 
@@ -79,7 +79,7 @@ def test_a_table_without_units_is_read_too() -> None:
     assert rows(HEADER + row(0, "5", "1", "1", "1", "1"))[0][READ] == 5.0
 
 
-def test_counts_add_up_ratios_are_weighted_by_time_and_a_launchs_own_facts_are_the_longests() -> None:
+def test_counts_are_added_ratios_weighted_by_time_and_facts_of_a_launch_taken_from_the_longest() -> None:
     found = dict(combined(rows(TWO_LAUNCHES)))
     assert found[TIME] == 4000.0
     assert found[READ] == 1049600.0
@@ -88,7 +88,7 @@ def test_counts_add_up_ratios_are_weighted_by_time_and_a_launchs_own_facts_are_t
     assert found[WAVES] == 32.0
 
 
-def test_a_count_that_one_launch_lacks_is_no_count_of_all() -> None:
+def test_a_count_that_one_launch_lacks_is_left_out() -> None:
     found = dict(combined([{READ: 10.0, TIME: 1.0}, {TIME: 1.0}]))
     assert READ not in found
     assert found[TIME] == 2.0
@@ -107,25 +107,25 @@ def test_a_whole_run_is_counted() -> None:
 
 
 @pytest.mark.parametrize(("launches", "finished"), [(3, True), (2, False)])
-def test_part_of_a_run_counts_as_nothing(launches: int, finished: bool) -> None:
+def test_an_incomplete_run_has_no_counters(launches: int, finished: bool) -> None:
     counted = judged(TWO_LAUNCHES, "", launches, finished=finished)
     assert not counted.counters
     assert f"2 of {launches} launches" in counted.fault
 
 
-def test_a_user_who_may_not_read_counters_is_told_what_to_do_and_asked_no_more() -> None:
+def test_a_missing_permission_is_lasting_and_comes_with_a_remedy() -> None:
     counted = judged(REFUSED, "", 1, finished=True)
     assert counted.fault.startswith("this user may not read the GPU's counters: run as root")
     assert counted.lasting
 
 
-def test_counters_that_another_tool_holds_may_be_free_the_next_time() -> None:
+def test_counters_that_another_tool_holds_are_not_a_lasting_fault() -> None:
     counted = judged(HELD, "", 1, finished=True)
     assert counted.fault.startswith("another tool holds the GPU's counters")
     assert not counted.lasting
 
 
-def test_a_driver_that_is_not_to_be_reached_will_not_be_for_the_next_kernel_either() -> None:
+def test_a_driver_that_cannot_be_reached_is_a_lasting_fault() -> None:
     counted = judged(NO_DRIVER, SAID_OF_DRIVER, 1, finished=False)
     assert "failed to connect to the CUDA driver" in counted.fault
     assert counted.lasting
@@ -147,7 +147,7 @@ def pair(n: int) -> Bound:
     return bound(PAIR, {"x": X, "y": X}, {"n": n})
 
 
-def test_only_launches_that_happen_are_asked_for() -> None:
+def test_skipped_launches_are_not_profiled() -> None:
     command = command_line(Path("/opt/ncu"), ["a.sum", "b.ratio"], pair(1), Path("/tmp/log"))
     assert command[0] == "/opt/ncu"
     assert command[command.index("--launch-count") + 1] == "2"
@@ -167,7 +167,7 @@ Stand = Callable[[str], Ncu]
 
 @pytest.fixture
 def standing_in(tmp_path: Path) -> Stand:
-    """A program in the place of ncu, whose Python code has the options in `given` and the kernel's process in `run`."""
+    """Return a program that replaces ncu; its code has the options in `given`, the kernel's process in `run`."""
 
     def made(code: str) -> Ncu:
         script = tmp_path / "ncu"
@@ -192,12 +192,12 @@ def count(ncu: Ncu, seconds: float = 30.0) -> Counted:
     return ncu.count(whole, compile_cubin(whole, "sm_90a"), {"x": X}, {"y": 128}, seconds)
 
 
-def test_what_the_profiler_logs_is_counted(standing_in: Stand) -> None:
+def test_counters_are_read_from_the_profilers_log(standing_in: Stand) -> None:
     ncu = standing_in(f"log.write_text({ONE_LAUNCH!r}); done.touch()")
     assert dict(count(ncu).counters) == {READ: 4096.0, DRAM: 12.5, TIME: 2048.0, WAVES: 16.0}
 
 
-def test_the_kernels_process_finds_the_parcel_and_the_profiler_keeps_its_files_there(standing_in: Stand) -> None:
+def test_the_kernels_process_finds_the_packed_run_and_the_profiler_keeps_its_files_there(standing_in: Stand) -> None:
     checks = (
         "assert run[1:3] == ['-m', 'evolve.devices.cuda.replay']\n"
         "assert sorted(file.name for file in done.parent.glob('*.*')) == [\n"
@@ -226,12 +226,12 @@ def test_a_counter_that_the_profiler_does_not_know_is_left_out_from_then_on(stan
     assert (ncu._tool.parent / "calls").read_text() == "..."
 
 
-def test_a_profiler_that_knows_no_counter_at_all_is_given_up(standing_in: Stand) -> None:
+def test_a_profiler_without_any_of_the_counters_is_a_fault(standing_in: Stand) -> None:
     ncu = standing_in("log.write_text(''.join(f'==ERROR== Failed to find metric {name}\\n' for name in names))")
     assert "Failed to find metric gpu__time_duration.sum" in count(ncu).fault
 
 
-def test_one_that_hangs_is_ended_with_all_that_it_started(
+def test_a_profiler_that_hangs_is_killed_with_all_that_it_started(
     standing_in: Stand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(profiler, "GRACE_SECONDS", 0.2)
@@ -245,17 +245,17 @@ def test_one_that_hangs_is_ended_with_all_that_it_started(
     assert all_gone(set(map(int, (tmp_path / "pids").read_text().split())))
 
 
-def test_a_run_whose_counters_are_all_unavailable_counts_as_nothing() -> None:
+def test_a_run_without_available_counters_is_a_fault() -> None:
     counted = judged(HEADER + UNITS + row(0, *["n/a"] * 5), "", 1, finished=True)
     assert counted.fault
     assert not counted.lasting
 
 
-def test_a_tool_that_cannot_be_started_is_a_reason(tmp_path: Path) -> None:
+def test_a_tool_that_cannot_be_started_is_a_fault(tmp_path: Path) -> None:
     assert "No such file" in count(Ncu(tmp_path / "nowhere")).fault
 
 
-def test_inputs_that_cannot_be_written_are_a_reason(standing_in: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_that_cannot_be_written_are_a_fault(standing_in: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

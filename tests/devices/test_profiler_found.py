@@ -1,4 +1,4 @@
-"""Whether there is a profiler on this machine, which version it is, and whether this user may use it."""
+"""Finding the profiler on this machine, its version, and the permission to use it."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ pytest.importorskip("cupy")
 from evolve.devices.cuda import profiler, replay
 
 
-def test_a_tool_is_found_on_the_path_and_else_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_is_found_on_the_path_first_and_then_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("path", "home/bin", "else"):
         (tmp_path / folder).mkdir(parents=True)
         tool = tmp_path / folder / "no-such-tool"
@@ -34,7 +34,7 @@ def test_the_newest_of_several_versions_is_taken() -> None:
     ("restricted", "capabilities", "may"),
     [("1", "0000000000000000", False), ("1", "000001ffffffffff", True), ("0", "0000000000000000", True)],
 )
-def test_counters_are_for_administrators_where_the_driver_says_so(
+def test_counters_need_an_administrator_if_the_driver_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restricted: str, capabilities: str, may: bool
 ) -> None:
     (tmp_path / "params").write_text(f"ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: {restricted}\n")
@@ -44,12 +44,12 @@ def test_counters_are_for_administrators_where_the_driver_says_so(
     assert profiler.permitted() is may
 
 
-def test_nobody_knows_who_may_read_counters_without_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_the_permission_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiler, "RESTRICTION", tmp_path / "params")
     assert profiler.permitted() is None
 
 
-def test_the_version_is_the_tools_own_word(tmp_path: Path) -> None:
+def test_the_version_is_the_one_that_the_tool_prints(tmp_path: Path) -> None:
     tool = tmp_path / "ncu"
     tool.write_text("#!/bin/sh\necho 'NVIDIA (R) Nsight Compute'; echo 'Version 2024.1.1.0 (build 33998838)'\n")
     tool.chmod(0o755)

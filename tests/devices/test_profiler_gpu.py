@@ -1,4 +1,4 @@
-"""What ncu counts while real kernels run; everything else about it is tested without a GPU."""
+"""Counters of ncu for real kernels on a GPU. `test_profiler.py` tests the rest without one."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ N = 1 << 25
 
 
 def profiled(device: Device, body: str) -> dict[str, float]:
-    """The counters of a kernel with one thread per element of `x` and `y`, of 128 MiB each."""
+    """Return the counters of a kernel with one thread per element of `x` and `y`, of 128 MiB each."""
     assert device.tools.profiler
     x = torch.rand(N, device="cuda")
     kernel = single(body, "const float* x, float* y", block="[256]", grid=f"[{N // 256}]")

@@ -1,4 +1,4 @@
-"""Reading what compute-sanitizer says, the folder through which a kernel reaches it, and on a GPU the tool itself."""
+"""compute-sanitizer: reading its log, the packed run that it gets, and on a GPU the tool itself."""
 
 import math
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ def test_a_summary_without_errors_is_clean(tool: str, log: str) -> None:
     assert judged(tool, log, "", finished=True) == Sanitized(tool, 0)
 
 
-def test_errors_are_counted_once_and_their_words_kept() -> None:
+def test_errors_are_counted_once_and_their_text_is_kept() -> None:
     found = judged("memcheck", BEYOND, "", finished=False)
     assert found.errors == 12
     assert found.report.splitlines() == [
@@ -75,7 +75,7 @@ def test_a_race_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("log", [NOT_RUN, "", CLEAN])
-def test_a_process_that_did_not_come_to_its_end_proves_nothing(log: str) -> None:
+def test_a_process_that_did_not_finish_proves_nothing(log: str) -> None:
     found = judged(
         "initcheck", log, "Traceback\n  File x\ncudaErrorNoDevice: no device in /a/b/libcuda.so", finished=False
     )
@@ -91,7 +91,7 @@ def test_a_report_is_bounded() -> None:
     assert len(judged("memcheck", BEYOND * 100, "", finished=True).report) <= 2000
 
 
-def test_a_parcel_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_packed_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     args = (Pointer("x"), Pointers(("x", "y")), 3, -(2**40), 1.0, math.inf)
     launch = BoundLaunch(1, "entry", (2, 3, 1), (32, 1, 1), 70000, args, cooperative=True)
     buffers = (Buffer("x", 4, contents=b"abcd"), Buffer("y", 0), Buffer("scratch", 12, zero=True))
@@ -138,7 +138,7 @@ def device() -> Device:
 
 
 def sanitized(device: Device, kernel: str) -> Mapping[str, int | None]:
-    """The errors that each tool finds on 32 floats `x` and `y`."""
+    """Return the errors that each tool finds on 32 floats `x` and `y`."""
     assert device.tools.sanitizer
     x = torch.rand(32, device="cuda")
     said = device.tools.sanitizer(bound(kernel, {"x": x, "y": x}), {"x": x}, {"y": 128}, 120.0)
@@ -179,7 +179,7 @@ def test_a_race_in_shared_memory_is_found(device: Device) -> None:
 
 
 @pytest.mark.gpu
-def test_a_read_of_an_output_that_nobody_wrote_is_found(device: Device) -> None:
+def test_a_read_of_an_unwritten_output_is_found(device: Device) -> None:
     assert set(sanitized(device, single("y[threadIdx.x] += x[threadIdx.x];", ARGUMENTS))) == {"initcheck"}
 
 

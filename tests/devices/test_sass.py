@@ -1,4 +1,4 @@
-"""What is read from the bits of machine code is what NVIDIA's disassembler reads there."""
+"""Traits read from the bits of machine code, compared with NVIDIA's disassembler."""
 
 import os
 import re
@@ -59,7 +59,7 @@ COPY = (
     'asm volatile("cp.async.ca.shared.global [%0], [%1], {n}; cp.async.wait_all;" :: "r"(to), "l"(x + 4 * i)); '
     "__syncthreads(); y[i] = kept[i ^ 1].x;"
 )
-# By name: the code, what it makes use of, and where.
+# By name: the code, the features that it uses, and the architectures.
 CASES = {
     "nothing": ("if (n > 1 << 30) __trap();", NO_USE, EVERYWHERE),
     "byte": ("((char*)y)[i] = ((const char*)x)[i + n];", Use(1, 1, False, False), EVERYWHERE),
@@ -147,7 +147,7 @@ def found(image: bytes, arch: str) -> dict[str, Use]:
 
 
 @pytest.mark.parametrize("arch", EVERYWHERE)
-def test_what_code_makes_use_of_is_read_from_its_bits(arch: str) -> None:
+def test_the_features_that_code_uses_are_read_from_its_bits(arch: str) -> None:
     assert found(machine_code(arch), arch) == {name: uses for name, (_, uses, archs) in CASES.items() if arch in archs}
 
 

@@ -1,3 +1,5 @@
+"""Sources read as tokens: includes, broken directives and masking."""
+
 import time
 
 import pytest
@@ -17,7 +19,7 @@ from evolve.devices.source_text import includes, masked, spliced_directive
         ("#include MACRO", "", True),
     ],
 )
-def test_what_a_line_includes_is_read(line: str, header: str, plain: bool) -> None:
+def test_the_header_of_an_include_is_read(line: str, header: str, plain: bool) -> None:
     (found,) = includes(f"int before;\n{line}\nint after;\n")
     assert (found.header, found.plain) == (header, plain)
 
@@ -38,18 +40,18 @@ def test_masking_keeps_every_character_in_its_place() -> None:
 
 
 @pytest.mark.parametrize("text", ['#\\\ninclude "a.h"', '#inc\\\nlude "a.h"', '  # \\\n include "a.h"'])
-def test_a_directive_whose_word_is_broken_over_two_lines_is_found(text: str) -> None:
+def test_a_directive_whose_name_is_broken_over_two_lines_is_found(text: str) -> None:
     position = spliced_directive(f"int before;\n{text}")
     assert position is not None
     assert f"int before;\n{text}"[position] == "#"
 
 
 @pytest.mark.parametrize("text", ["#define X \\\n    1\n", "#define F(a) \\\n    (a)\n"])
-def test_a_macro_over_two_lines_is_no_fault(text: str) -> None:
+def test_a_macro_over_two_lines_is_accepted(text: str) -> None:
     assert spliced_directive(text) is None
 
 
-def test_a_header_on_the_next_line_is_still_seen() -> None:
+def test_a_header_on_the_next_line_is_found() -> None:
     (found,) = includes('#include \\\n"/etc/passwd"')
     assert "/etc/passwd" in found.written
 
@@ -84,7 +86,7 @@ def test_nothing_hides_an_include(before: str) -> None:
         '#include </etc//passwd>', '#include <../*/passwd>',
     ],
 )  # fmt: skip
-def test_an_include_is_seen_however_it_is_written(line: str) -> None:
+def test_an_include_is_found_in_every_spelling(line: str) -> None:
     (found,) = includes(f"int before;\n{line}\nint after;\n")
     assert found.header.endswith("passwd")
 
@@ -99,7 +101,7 @@ def test_an_include_is_seen_however_it_is_written(line: str) -> None:
         'auto s = R"(broken \\\n over lines)";', "#if 0\n'/*\n#endif", 'auto s = \u00e9R"(";', '#import "a.h"',
     ],
 )  # fmt: skip
-def test_what_is_doubtful_or_asks_about_the_disk_is_no_plain_include(text: str) -> None:
+def test_text_that_is_doubtful_or_asks_about_the_disk_is_not_a_plain_include(text: str) -> None:
     assert [include for include in includes(text) if not include.plain]
 
 
@@ -111,11 +113,11 @@ def test_what_is_doubtful_or_asks_about_the_disk_is_no_plain_include(text: str) 
         'printf("%d" "\\n", x ? 1:\'a\');', "#define F(a) \\\n  do { a; } \\\n  while (0)", "int include = 3;",
     ],
 )  # fmt: skip
-def test_honest_code_is_not_doubted(text: str) -> None:
+def test_ordinary_code_has_no_doubtful_places(text: str) -> None:
     assert list(includes(text)) == []
 
 
-def test_a_word_broken_over_two_lines_is_whole_when_masked() -> None:
+def test_masking_joins_a_word_that_is_broken_over_two_lines() -> None:
     source = 'int a; // b\nas\\ \nm volatile("nop");\nint c;\n'
     text = masked(source)
     assert "asm" in text

@@ -1,3 +1,5 @@
+"""State of a kernel, found among the symbols of its object file."""
+
 import pytest
 
 from archive.records import Outcome
@@ -24,7 +26,7 @@ def test_variables_are_named_as_in_the_source(symbol: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("symbol", ["malloc", "free", "_Znwm", "_ZnamSt11align_val_t", "_ZdaPv"])
-def test_every_way_to_a_heap_is_known(symbol: str) -> None:
+def test_every_allocation_function_is_refused(symbol: str) -> None:
     with pytest.raises(RejectedError, match="allocates memory") as caught:
         state.check_compiled([], ["vprintf", symbol])
     assert caught.value.outcome is Outcome.KEEPS_STATE
@@ -41,7 +43,7 @@ def test_every_way_to_a_heap_is_known(symbol: str) -> None:
         "const float a = 1, b = -2.5f, zeros[2] = {};",
     ],
 )
-def test_zeros_declared_constant_are_let_through(source: str) -> None:
+def test_zeros_declared_constant_are_accepted(source: str) -> None:
     state.check_compiled(["zeros"], [], source)
 
 
@@ -57,6 +59,6 @@ def test_zeros_declared_constant_are_let_through(source: str) -> None:
         "__device__ const float zeros_too[4] = {}; __device__ float zeros[4];",
     ],
 )
-def test_zeros_that_only_look_constant_are_not(source: str) -> None:
+def test_zeros_that_only_look_constant_are_refused(source: str) -> None:
     with pytest.raises(RejectedError, match="`zeros` keeps its value"):
         state.check_compiled(["zeros"], [], source)

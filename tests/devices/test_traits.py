@@ -1,4 +1,4 @@
-"""What a kernel is once compiled: the same for other words, another for other code, and how it fills the GPU."""
+"""Traits of compiled kernels: equal code for renamed kernels, different code for changed ones, and occupancy."""
 
 import re
 
@@ -33,7 +33,7 @@ GPU = DeviceInfo("cuda", "Some GPU", "sm_90a", 132, 232448)
         ("sm_90a", 16, 32, 0, 0.5),  # 32 blocks at most
         ("sm_90a", 16, 33, 0, 1.0),  # a block of two warps, one nearly empty
         ("sm_90a", 32, 128, 100 * 1024, 8 / 64),
-        ("sm_90a", 32, 128, 113 * 1024, 8 / 64),  # two of these and the system's 2 KB are all there is
+        ("sm_90a", 32, 128, 113 * 1024, 8 / 64),  # two of these and the system's 2 KB fill it
         ("sm_90a", 32, 128, 113 * 1024 + 1, 4 / 64),
         ("sm_90a", 32, 1024, 227 * 1024, 0.5),
         ("sm_75", 32, 1024, 0, 1.0),  # Turing holds 1024 threads
@@ -131,7 +131,7 @@ def test_static_and_dynamic_shared_memory_count_together() -> None:
     ],
     ids=["note", "comment", "variables", "functions", "workspace", "knob", "function", "entry", "template"],
 )
-def test_other_words_compile_to_the_same(arch: str, changes: list[tuple[str, str]]) -> None:
+def test_renamed_kernels_compile_to_the_same_code(arch: str, changes: list[tuple[str, str]]) -> None:
     other = altered(*changes)
     assert other.id != altered().id
     assert traits(other, arch) == traits(altered(), arch)
@@ -156,12 +156,12 @@ def test_other_words_compile_to_the_same(arch: str, changes: list[tuple[str, str
     ],
     ids=lambda changes: changes[0][1][:24],
 )
-def test_whatever_decides_what_runs_is_told_apart(changes: list[tuple[str, str]]) -> None:
+def test_every_change_to_what_runs_changes_the_code(changes: list[tuple[str, str]]) -> None:
     assert traits(altered(*changes)).code != traits(altered()).code
 
 
 @each({name: name for name in some()}, quick=THOROUGH)
-def test_a_shipped_kernel_and_its_copy_in_other_words_compile_to_the_same(name: str) -> None:
+def test_a_shipped_kernel_and_a_renamed_copy_compile_to_the_same_code(name: str) -> None:
     kernel = shipped(name)[-1]
     entry = kernel.plan.launches[0].entry
     text = re.sub(rf"\b{entry}\(", "aa_renamed(", kernel.text.replace(f'entry = "{entry}"', 'entry = "aa_renamed"'))
