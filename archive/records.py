@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 class DeviceInfo:
     """What a kernel was evaluated on, with the limits a plan must keep and the rates measured there."""
 
-    kind: str  # "cuda" or "emulated"
+    kind: str  # the name of a device, such as "cuda"
     name: str
     arch: str  # what kernels are compiled for, such as sm_90a
     sms: int

@@ -1,7 +1,7 @@
-"""The one place where an engine, a proposer and an archive file are chosen; `devices/choose.py` does it for devices.
+"""Choice of the engine, the proposer and the archive file. `devices/choose.py` chooses devices.
 
-Their modules are imported where they are needed: most of them take seconds, for torch, and looking something up
-in the archive needs none of them.
+Modules are imported inside the functions: most of them import torch, which takes seconds, and commands that only read
+the archive need none of them.
 """
 
 import os
@@ -21,7 +21,7 @@ DEFAULT_ARCHIVE = Path(".evolve/archive.db")
 
 
 def engine(kind: str, watch: Callable[[str, str], None] | None = None) -> "LocalEngine":
-    """Worker processes on this machine: as many as the device's policy allows and there are cores for."""
+    """Return an engine of worker processes on this machine, as many as the device's policy and the cores allow."""
     from evolve.engines.local import LocalEngine
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -32,9 +32,9 @@ def engine(kind: str, watch: Callable[[str, str], None] | None = None) -> "Local
 
 
 def proposer(requested: str = "", models: tuple[str, ...] = (), *, tune: bool = True) -> "Proposer":
-    """`offline` or `llm`; by default models where some are named, or a key or a base URL is set.
+    """Return the requested proposer; by default `llm` if a model is named or a key or base URL is set, else `offline`.
 
-    Without `tune` nobody finishes what the models write by setting its knobs.
+    Without `tune` the knobs of the models' kernels are not tuned.
     """
     if requested not in ("", "offline", "llm"):
         raise UserError(f"there is no proposer `{requested}`", "choose offline or llm")
@@ -45,20 +45,20 @@ def proposer(requested: str = "", models: tuple[str, ...] = (), *, tune: bool = 
         return OfflineProposer()
     from evolve.proposers.llm.proposer import from_environment
 
-    return _finished(from_environment(models), tune=tune)
+    return _with_tuner(from_environment(models), tune=tune)
 
 
 def replaying(store: Store, run: str, *, tune: bool = True) -> "Proposer":
-    """The models of a recorded run, answering from the archive as they did then: no key, no network."""
+    """Return the models of a recorded run with its answers from the archive: no key, no network."""
     from evolve.proposers.llm import replay
     from evolve.proposers.llm.proposer import LlmProposer
 
     exchanges = replay.recorded(store, run)
     answering = replay.Recorded(run, exchanges)
-    return _finished(LlmProposer(replay.models(exchanges), answering, answering.in_recorded_order), tune=tune)
+    return _with_tuner(LlmProposer(replay.models(exchanges), answering, answering.in_recorded_order), tune=tune)
 
 
-def _finished(models: "Proposer", *, tune: bool) -> "Proposer":
+def _with_tuner(models: "Proposer", *, tune: bool) -> "Proposer":
     from evolve.proposers.tuner.proposer import FinishingProposer, OfflineProposer
 
     return FinishingProposer(models, OfflineProposer()) if tune else models
@@ -72,5 +72,5 @@ def archive(requested: Path | None, *, read_only: bool = False) -> SqliteStore:
     try:
         return open_archive(archive_path(requested), read_only=read_only)
     except ArchiveError as error:
-        hint = "`evolve run softmax` makes one; --archive or EVOLVE_ARCHIVE names another" if read_only else ""
+        hint = "`evolve run softmax` creates one; --archive or EVOLVE_ARCHIVE names another" if read_only else ""
         raise UserError(str(error), hint) from error
