@@ -34,6 +34,7 @@ class Filters(TypedDict, total=False):
     run: str
     device: str  # a DeviceInfo's key
     outcome: str
+    passed: bool
     in_force: bool  # whether no later evaluation of the kernel on the device has taken its place
     confirmed: bool
     measured: bool  # whether it has times
@@ -208,7 +209,8 @@ SOURCES: dict[type, Source] = {
            FROM evaluation_summaries""",
         "",
         _by("op", "device", "outcome", "in_force", "confirmed", "code", fastest="", newest="",
-            measured="(speedup > 0) = ?", ids=ID_IN, kernels="kernel_id IN (?)",
+            measured="(speedup > 0) = ?",
+            passed="(outcome = 'passed') = ?", ids=ID_IN, kernels="kernel_id IN (?)",
             after="number > ?"),
         _oldest_first,
     ),

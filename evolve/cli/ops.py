@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from archive.records import DeviceInfo, Evaluation, Standard
 from archive.store import Store
+from archive.summaries import EvaluationSummary
 from evolve import wiring
 from evolve.cli import signals
 from evolve.cli.options import ArchiveOption, JsonOption, SeedOption, op_names
@@ -25,7 +26,9 @@ from evolve.evaluation.requests import TimingRequest, TimingResult
 from evolve.report import ops as report
 from evolve.report.ops import OpSummary, mean_share
 from evolve.report.progress import Phases
+from evolve.report.standing import decisive_evaluations, devices
 from evolve.report.words import clock, complain, console, counted, one_line, percent, print_json
+from evolve.selection.view import evaluations_of
 from reference_ops import catalog
 from reference_ops.listing import Listed, listed
 from reference_ops.op import Op, Workload
@@ -82,7 +85,7 @@ def ops(  # noqa: PLR0913, PLR0917 - one per option
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """List the ops with PyTorch's share of the speed of light, measure it, or check the ops themselves."""
+    """List the ops, time PyTorch on them, or check them. The list shows shares of the speed of light."""
     _check_options(by, measure=measure, again=again, check=check)
     names = requested or []
     if not (check or measure or any(map(catalog.is_path, names))):
@@ -107,11 +110,11 @@ def _list(
     faults: Mapping[str, Mapping[str, str]] | None = None, *, as_json: bool,
 ) -> None:  # fmt: skip
     """Print the ops with the times in the archive; `faults` says why workloads could not be measured just now."""
-    standards, evaluations = _known(wiring.archive_path(archive), [op.name for op in ops] if names else [])
-    info = report.device_of(standards, evaluations, device)
+    known = _known(wiring.archive_path(archive), [op.name for op in ops] if names else [], device)
+    info = known.device
     if device and info is None and faults is None:
-        raise _unknown(device, [*standards, *evaluations])
-    found = report.summaries(ops, info, standards, evaluations)
+        raise _unknown(device, known.devices)
+    found = report.summaries(ops, info, known.standards, known.evaluations)
     found = [replace(one, faults=(faults or {}).get(one.op.name, {})) for one in found]
     if as_json:
         print_json([report.facts(one, info) for one in (report.by_headroom(found) if by == HEADROOM else found)])
@@ -169,18 +172,39 @@ def _measure(
         return measure([(one.locator, one.op) for one in loaded], kind, store, console(stderr=True), again=again)
 
 
-def _known(archive: Path, names: Sequence[str]) -> tuple[list[Standard], list[Evaluation]]:
-    """The archived times of these ops, or of all ops; empty without an archive."""
+@dataclass(frozen=True)
+class KnownTimes:
+    """Times in the archive: PyTorch's and those of evaluations on one device, and all devices with times."""
+
+    device: DeviceInfo | None = None
+    standards: Sequence[Standard] = ()
+    evaluations: Sequence[Evaluation] = ()
+    devices: Sequence[DeviceInfo] = ()
+
+
+def _known(archive: Path, names: Sequence[str], part: str) -> KnownTimes:
+    """The archived times of these ops, or of all, on the device with `part` in its key; empty without an archive."""
     if not archive.exists():
-        return [], []
+        return KnownTimes()
     with closing(wiring.archive(archive, read_only=True)) as store:
-        every = names or [""]
-        standards = [one for name in every for one in store.find(Standard, name)]
-        return standards, [one for name in every for one in store.find(Evaluation, name)]
+        standards = [one for name in names or [""] for one in store.find(Standard, name)]
+        ops = names or sorted(store.count(Evaluation, "op"))
+        newest = [one for op in ops for one in _newest(store, op)]
+        device = report.device_of(standards, newest, part)
+        evaluations = [one for op in ops if device for one in decisive_evaluations(store, op, device)]
+        return KnownTimes(
+            device, standards, evaluations, [*(one.device for one in standards), *(one.device for one in newest)]
+        )
 
 
-def _unknown(device: str, records: Sequence[Standard | Evaluation]) -> UserError:
-    names = sorted({record.device.name for record in records})
+def _newest(store: Store, op: str) -> list[Evaluation]:
+    """The newest evaluation of an op on each device."""
+    found = [one for info in devices(store, op) for one in store.find(EvaluationSummary, op, device=info.key, newest=1)]
+    return list(evaluations_of(store, found).values())
+
+
+def _unknown(device: str, devices: Sequence[DeviceInfo]) -> UserError:
+    names = sorted({info.name for info in devices})
     hint = (
         f"choose one of: {', '.join(names)}" if names else "`evolve ops --measure` and `evolve evaluate` measure times"
     )

@@ -78,17 +78,19 @@ def devices(store: Store, op: str = "", part: str = "") -> list[DeviceInfo]:
 
 def decisive_evaluations(store: Store, op: str, device: DeviceInfo) -> list[Evaluation]:
     """Return the evaluations that the champions and PyTorch's latest times on the device follow from, oldest first."""
-    in_force = store.find(EvaluationSummary, op, device=device.key, in_force=True, measured=True)
+    passed = store.find(RankedTimes, op, device=device.key)
     replaced = store.find(EvaluationSummary, op, device=device.key, in_force=False, measured=True)
-    leaders = [*population.leaders(in_force).values()]
-    leaders += population.leaders(verdict for verdict in in_force if verdict.confirmed).values()
-    latest: dict[str, EvaluationSummary] = {}
-    for verdict in sorted([*in_force, *replaced], key=lambda verdict: (verdict.created, verdict.number)):
-        latest |= {timing.workload: verdict for timing in verdict.measurements}
-    again = store.find(
-        EvaluationSummary, op, device=device.key, in_force=True, kernels={v.kernel_id for v in latest.values()}
-    )
-    found = evaluations_of(store, {*leaders, *latest.values(), *again})
+    failed = store.find(EvaluationSummary, op, device=device.key, in_force=True, measured=True, passed=False)
+    leaders = [
+        *population.leaders(passed).values(),
+        *population.leaders(verdict for verdict in passed if verdict.confirmed).values(),
+    ]
+    newest: dict[str, RankedTimes | EvaluationSummary] = {}  # by the workloads that were timed
+    for verdict in sorted([*passed, *replaced, *failed], key=lambda verdict: verdict.created):
+        newest[verdict.workloads] = verdict
+    kernels = {verdict.kernel_id for verdict in newest.values()}
+    in_force = store.find(EvaluationSummary, op, device=device.key, in_force=True, kernels=kernels)
+    found = evaluations_of(store, {*leaders, *newest.values(), *in_force})
     return sorted(found.values(), key=lambda evaluation: evaluation.created)
 
 

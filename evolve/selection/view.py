@@ -51,7 +51,7 @@ class OpView:
         self._all: dict[str, KernelSummary] = {}  # every kernel of the op, oldest first
         self._by_outline = defaultdict[str, list[str]](list)
         self._judged: dict[str, EvaluationSummary] = {}  # every verdict in force on the device, by kernel
-        self._by_code: dict[str, EvaluationSummary] = {}
+        self._by_code: dict[str, EvaluationSummary] | None = None  # the oldest verdict on each machine code
         self._proposals: list[ProposalSummary] = []  # in the scope, oldest first
         self._proposed: set[str] = set()  # their kernels
         self._used = Counter[str]()  # how often each kernel was a parent
@@ -229,7 +229,7 @@ class OpView:
 
     def with_code(self, code: str) -> EvaluationSummary | None:
         self._refresh()
-        return self._by_code.get(code)
+        return self._codes().get(code)
 
     # Reading what is new.
 
@@ -278,12 +278,8 @@ class OpView:
             return
         self._judged[verdict.kernel_id] = verdict
         self._alive = None
-        original = self._by_code.get(verdict.code)
-        if held or (original and verdict.created < original.created):
-            self._past = self._tried = None
-            self._by_code = oldest_by_code(self._judged.values())
-        elif original is None:
-            self._by_code |= oldest_by_code([verdict])
+        if held or not self._note_code(verdict):
+            self._past = self._tried = self._by_code = None
         if held or verdict.confirmed:
             self._contenders = None
         elif self._contenders is not None and self._counts(verdict.kernel_id):
@@ -291,6 +287,17 @@ class OpView:
         if verdict.kernel_id in self._families:
             self._unheard.append(verdict)
             self._tell(verdict)
+
+    def _codes(self) -> dict[str, EvaluationSummary]:
+        if self._by_code is None:
+            self._by_code = oldest_by_code(self._judged.values())
+        return self._by_code
+
+    def _note_code(self, verdict: EvaluationSummary) -> bool:
+        """Note the machine code of a new verdict. Return whether no earlier verdict has to make way for it."""
+        if self._by_code is None or not verdict.code or verdict.outcome is Outcome.DUPLICATE:
+            return True
+        return self._by_code.setdefault(verdict.code, verdict).created <= verdict.created
 
     def _tell(self, verdict: EvaluationSummary) -> None:
         """Add a verdict to the kernels tried, if they have been asked for."""
@@ -303,7 +310,7 @@ class OpView:
 
     def _told(self, verdict: EvaluationSummary) -> EvaluationSummary | None:
         """A duplicate with the outcome and the times of the kernel that it repeats; None where that one is unknown."""
-        original = self._by_code.get(verdict.code) if verdict.outcome is Outcome.DUPLICATE else verdict
+        original = self._codes().get(verdict.code) if verdict.outcome is Outcome.DUPLICATE else verdict
         return original and verdict._replace(
             outcome=original.outcome, workloads=original.workloads, times=original.times
         )
