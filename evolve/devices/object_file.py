@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 MAGIC = b"\x7fELF"
@@ -9,6 +10,10 @@ SECTION_HEADER, SYMBOL = "<IIQQQQIIQQ", "<IBBHQQ"
 SYMBOL_TABLE, WITHOUT_DATA = 2, 8  # types of sections
 WRITABLE = 1
 VARIABLE, FUNCTION, OF_A_THREAD = 1, 2, 6  # kinds of symbols
+
+
+class ObjectFileError(ValueError):
+    """An ELF file that is cut short or damaged."""
 
 
 @dataclass(frozen=True)
@@ -33,31 +38,44 @@ def sections(image: bytes) -> list[Section]:
     """Return the sections; none for a file that is not ELF."""
     if not image.startswith(MAGIC):
         return []
-    headers, names = _headers(image)
-    return [_section(image, header, names) for header in headers]
+    with _checked():
+        headers, names = _headers(image)
+        return [_section(image, header, names) for header in headers]
 
 
 def symbols(image: bytes) -> list[Symbol]:
     """Return the symbols of all tables; none for a file that is not ELF."""
     if not image.startswith(MAGIC):
         return []
-    headers, names = _headers(image)
-    held = [_section(image, header, names) for header in headers]
-    return [
-        symbol for header in headers if header[1] == SYMBOL_TABLE for symbol in _table(image, header, headers, held)
-    ]
+    with _checked():
+        headers, names = _headers(image)
+        held = [_section(image, header, names) for header in headers]
+        tables = [header for header in headers if header[1] == SYMBOL_TABLE]
+        return [symbol for header in tables for symbol in _table(image, header, headers, held)]
+
+
+@contextmanager
+def _checked() -> Iterator[None]:
+    try:
+        yield
+    except (struct.error, IndexError, ValueError) as error:
+        raise ObjectFileError(f"the object file is cut short or damaged: {error}") from error
 
 
 def _headers(image: bytes) -> tuple[list[tuple[int, ...]], int]:
     """Return the section headers, and the offset of their names."""
     table = struct.unpack_from("<Q", image, 0x28)[0]
     size, count, names = struct.unpack_from("<HHH", image, 0x3A)
+    if size != struct.calcsize(SECTION_HEADER) or table + count * size > len(image):
+        raise ObjectFileError(f"{count} section headers of {size} bytes at {table} in {len(image)} bytes")
     headers = [struct.unpack_from(SECTION_HEADER, image, table + index * size) for index in range(count)]
     return headers, headers[names][4]
 
 
 def _section(image: bytes, header: tuple[int, ...], names: int) -> Section:
     name_at, kind, flags, _, offset, length, *_ = header
+    if kind != WITHOUT_DATA and offset + length > len(image):
+        raise ObjectFileError(f"a section ends at {offset + length} in {len(image)} bytes")
     data = b"" if kind == WITHOUT_DATA else image[offset : offset + length]
     return Section(_text(image, names + name_at), data, bool(flags & WRITABLE))
 

@@ -8,7 +8,6 @@ from archive.characters import hidden
 from archive.expressions import INT64_MAX, INT64_MIN, RESERVED
 from archive.kernel import CLOSE, OPEN, parse
 from archive.plan import Launch, Plan, PlanError, TensorMap, Workspace, print_plan
-from archive.plan_reader import MAX_HEADER, read
 
 KERNEL = """\
 /*---
@@ -94,15 +93,8 @@ def damaged_kernels(draw: st.DrawFn) -> str:
     return text
 
 
-@given(plans())
+@given(plans().filter(lambda plan: "*/" not in print_plan(plan)))
 def test_a_printed_plan_reads_back_as_the_same_plan(plan: Plan) -> None:
-    header = print_plan(plan)
-    if len(header) <= MAX_HEADER:
-        assert read(header, 1) == plan
-
-
-@given(plans())
-def test_the_text_of_a_kernel_is_the_same_after_another_reading(plan: Plan) -> None:
     kernel = parse(f"{OPEN}\n{print_plan(plan)}{CLOSE}\nvoid f() {{}}\n")
     assert kernel.plan == plan
     assert parse(kernel.text).text == kernel.text
