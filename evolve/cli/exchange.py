@@ -19,8 +19,7 @@ from archive.rows import Record
 from archive.store import ArchiveError, Store, gathered, open_archive, take
 from evolve import wiring
 from evolve.cli import lookup
-from evolve.cli.options import ArchiveOption, JsonOption, archive_option
-from evolve.cli.run import ExampleOption, with_example
+from evolve.cli.options import ArchiveOption, ExampleOption, JsonOption, archive_option, with_example
 from evolve.errors import UserError
 from evolve.proposers.tell import SUFFIXES, TELL, TellProposer, ops_in
 from evolve.report.words import console, counted, idea, listed, one_line, print_json, short

@@ -15,6 +15,7 @@ from archive.summaries import KernelSummary
 from evolve import wiring
 from evolve.devices import choose
 from evolve.errors import UserError
+from evolve.report.words import listed
 
 
 def op_names(incomplete: str = "") -> list[str]:
@@ -68,12 +69,29 @@ ModelOption = Annotated[
                  help="Language model: NAME, NAME@http://host:8000/v1, or a .toml file of models; repeatable."),
 ]  # fmt: skip
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of all random choices.")]
+ExampleOption = Annotated[
+    Path | None,
+    typer.Option("--example", exists=True, dir_okay=False, show_default=False,
+                 help="For OP module:function or file.py:function: a Python file with `examples`, a list of inputs."),
+]  # fmt: skip
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def archive_option(path: Path) -> str:
     """The words to add to a command so that it uses this archive; empty for the default archive."""
     return "" if path == wiring.DEFAULT_ARCHIVE else f" --archive {shlex.quote(str(path))}"
+
+
+def with_example(ops: tuple[str, ...], example: Path | None) -> tuple[str, ...]:
+    """Add the file of example inputs to the locator of a function, so that worker processes find both."""
+    if example is None:
+        return ops
+    if len(ops) != 1 or ":" not in ops[0]:
+        raise UserError(
+            f"--example needs exactly one function as OP, got {listed(ops) or 'none'}",
+            "give the function as module:function or file.py:function",
+        )
+    return (f"{ops[0]}@{example.resolve()}",)
 
 
 OFFLINE_MINUTES, MODEL_MINUTES, MOST_MINUTES = 2.0, 10.0, 100_000.0

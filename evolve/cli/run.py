@@ -17,6 +17,7 @@ from evolve.cli.options import (
     ArchiveOption,
     DeviceOption,
     EvalsOption,
+    ExampleOption,
     JsonOption,
     MinutesOption,
     ModelOption,
@@ -25,6 +26,7 @@ from evolve.cli.options import (
     TokensOption,
     UsdOption,
     op_names,
+    with_example,
 )
 from evolve.cli.session import RunResult, Setup, print_proposer
 from evolve.cli.signals import Stopped
@@ -67,11 +69,6 @@ ResumeOption = Annotated[
     str,
     typer.Option("--resume", metavar="RUN", help="Continue a run with the rest of its budget; `last` is the newest."),
 ]
-ExampleOption = Annotated[
-    Path | None,
-    typer.Option("--example", exists=True, dir_okay=False, show_default=False,
-                 help="For OP module:function or file.py:function: a Python file with `examples`, a list of inputs."),
-]  # fmt: skip
 
 
 def run(  # noqa: PLR0913, PLR0917 - one per option
@@ -152,18 +149,6 @@ def run_setup(
     except Stopped:
         output.print(f"stopped. To continue: {again}", soft_wrap=True)
         raise
-
-
-def with_example(ops: tuple[str, ...], example: Path | None) -> tuple[str, ...]:
-    """Add the file of example inputs to the locator of a function, so that worker processes find both."""
-    if example is None:
-        return ops
-    if len(ops) != 1 or ":" not in ops[0]:
-        raise UserError(
-            f"--example needs exactly one function as OP, got {listed(ops) or 'none'}",
-            "give the function as module:function or file.py:function",
-        )
-    return (f"{ops[0]}@{example.resolve()}",)
 
 
 def _loaded(locators: Sequence[str]) -> "list[tuple[Op, str]]":

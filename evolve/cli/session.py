@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rich.console import Console
 
@@ -24,12 +24,14 @@ from evolve.devices import choose
 from evolve.devices.choose import policy_of
 from evolve.engines.engine import Engine
 from evolve.errors import UserError
-from evolve.report.progress import Phases
 from evolve.report.words import listed, times_label
 from evolve.request import Proposer
 from evolve.search import Search
 from evolve.selection.view import EVOLVE, STRATEGIES, Scope
 from reference_ops.op import Op
+
+if TYPE_CHECKING:
+    from evolve.report.progress import Phases
 
 SEED_PROPOSER = "shipped"
 E = TypeVar("E")
@@ -53,7 +55,7 @@ class Backends:
     proposer: Proposer
     engine: Engine
     store: SqliteStore
-    phases: Phases
+    phases: "Phases"
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ def _started(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends,
 
 
 @contextlib.contextmanager
-def engine_on(requested: str, phases: Phases, output: Console) -> Iterator["Engine"]:
+def engine_on(requested: str, phases: "Phases", output: Console) -> Iterator[Engine]:
     """An engine whose device is ready; it is closed on exit, also after an error."""
     with starting_engine(requested, phases, output) as engine:
         wait_for_device(engine, requested, output)
@@ -247,7 +249,7 @@ def engine_on(requested: str, phases: Phases, output: Console) -> Iterator["Engi
 
 
 @contextlib.contextmanager
-def starting_engine(requested: str, phases: Phases, output: Console) -> Iterator["Engine"]:
+def starting_engine(requested: str, phases: "Phases", output: Console) -> Iterator[Engine]:
     """An engine whose processes are starting, so that the caller can load ops meanwhile; it is closed on exit."""
     with output.status("looking for a GPU"):
         kind = choose.device_kind(requested)
