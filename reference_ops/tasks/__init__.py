@@ -1,1 +1,1 @@
-"""Other people's tasks, and functions of the user's own, as ops. A task is code: loading it runs it."""
+"""Tasks in foreign formats, and plain functions, as ops. A task is code: loading it runs it."""

@@ -1,4 +1,4 @@
-"""FlashInfer-Bench's definitions: a JSON file with axes, tensors and a reference in Python, and workloads as JSONL."""
+"""FlashInfer-Bench tasks: a JSON file with axes, tensors and a reference in Python, and workloads as JSONL."""
 
 import ast
 import json
@@ -15,11 +15,11 @@ import torch
 from reference_ops.op import COMMON, DTYPES, NORMAL, Number, Op, Tensors, TensorSpec, Workload
 from reference_ops.precision import TORCH_DTYPES
 from reference_ops.tasks.assembling import sound
-from reference_ops.tasks.calling import Doubled
 from reference_ops.tasks.smaller import MOST_ELEMENTS, MOST_OUTPUTS
 from reference_ops.tasks.source import TaskError, identifier, run_text
+from reference_ops.tasks.tracing import InFloat64
 
-MOST, SMALL = 6, 4
+MOST_WORKLOADS, SMALL = 6, 4
 FP8_LIMIT = 2.0
 INTEGERS = {"int8": (-128, 128), "uint8": (0, 256)}
 OTHER_INTEGERS = (-1024, 1024)
@@ -31,12 +31,12 @@ Json = Mapping[str, Any]
 
 
 def load(path: Path) -> Op:
-    """The definition, at up to six of its workloads, as different as they come."""
+    """Return a definition as an op, at up to six of its workloads, from the largest to the smallest."""
     definition = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(definition, dict) or not {"axes", "inputs", "outputs", "reference"} <= definition.keys():
-        raise TaskError("it is no FlashInfer-Bench definition: axes, inputs, outputs and reference are missing")
+        raise TaskError("it is no FlashInfer-Bench definition: it lacks axes, inputs, outputs or reference")
     if definition.get("op_type") == "sampling":
-        raise TaskError("it draws random numbers, so no output is the right one")
+        raise TaskError("it draws random numbers, so there is no right output")
     run = run_text(definition["reference"], f"user_task_{identifier(path.stem, set())}", path).run
     listed = _spread(_workloads(path, definition))
     names = _names(definition)
@@ -65,7 +65,7 @@ def load(path: Path) -> Op:
 
 
 def _workloads(path: Path, definition: Json) -> list[Json]:
-    """Of all files that could hold them, the first; a definition without variable axes needs none."""
+    """Read the workloads from the first file that holds them; a definition without variable axes needs none."""
     root = _root(path)
     places = [path.with_suffix(".jsonl"), *sorted((root / "workloads").rglob(f"{definition['name']}.jsonl"))]
     for place in places:
@@ -78,22 +78,22 @@ def _workloads(path: Path, definition: Json) -> list[Json]:
 
 
 def _root(path: Path) -> Path:
-    """The data set's folder, which paths of tensors are relative to."""
+    """Return the folder of the data set, to which paths of tensors are relative."""
     above = next((parent for parent in path.parents if parent.name == "definitions"), None)
     return above.parent if above else path.parent
 
 
 def _spread(workloads: Sequence[Json]) -> list[Json]:
-    """Different axes only; the largest first, and then evenly down to the smallest."""
+    """Choose workloads with different axes: the largest first, then evenly spaced down to the smallest."""
     distinct = list({json.dumps(one["axes"], sort_keys=True): one for one in workloads}.values())
     distinct.sort(key=lambda one: -math.prod(one["axes"].values()))
-    if len(distinct) <= MOST:
+    if len(distinct) <= MOST_WORKLOADS:
         return distinct
-    return [distinct[round(index * (len(distinct) - 1) / (MOST - 1))] for index in range(MOST)]
+    return [distinct[round(index * (len(distinct) - 1) / (MOST_WORKLOADS - 1))] for index in range(MOST_WORKLOADS)]
 
 
 def _small(definition: Json, listed: Sequence[Json]) -> list[Json]:
-    """What a CPU can emulate: workloads as listed, or with smaller axes where all inputs are drawn."""
+    """Return workloads that a CPU can emulate: as listed, or with smaller axes if all inputs are random."""
     found = [one for one in listed if _fits(definition, one)]
     drawn = [one for one in listed if all(spec["type"] != "safetensors" for spec in one["inputs"].values())]
     for one in drawn[:1] if not found else []:
@@ -110,7 +110,7 @@ def _holds(definition: Json, axes: Mapping[str, int]) -> bool:
             eval(compile(ast.parse(rule, mode="eval"), "a constraint", "eval"), {}, dict(sizes))  # noqa: S307
             for rule in definition.get("constraints") or ()
         )
-    except Exception:  # noqa: BLE001 - one that speaks of more than axes
+    except Exception:  # noqa: BLE001 - a constraint that uses more than axes
         return False
 
 
@@ -130,7 +130,7 @@ def _sizes(definition: Json, axes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _names(definition: Json) -> dict[str, str]:
-    """What the op calls tensors, scalars and axes."""
+    """Return the op's names for tensors, scalars and axes."""
     taken: set[str] = set()
     return {name: identifier(name, taken) for name in (*definition["inputs"], *definition["outputs"])} | {
         f"axis {name}": identifier(name, taken) for name in definition["axes"]
@@ -148,7 +148,7 @@ def _specs(tensors: Json, names: Mapping[str, str], dtype: str) -> tuple[TensorS
         if spec["shape"] is None:
             continue
         if spec["dtype"] not in DTYPES:
-            raise TaskError(f"`{name}` is of dtype {spec['dtype']}, which kernels do not know")
+            raise TaskError(f"`{name}` is of dtype {spec['dtype']}, which kernels do not support")
         dims = tuple(names[f"axis {axis}"] for axis in spec["shape"])
         specs.append(TensorSpec(names[name], dims, "" if spec["dtype"] == dtype else spec["dtype"]))
     return tuple(specs)
@@ -178,7 +178,7 @@ def _reference(run: Callable[..., Any], definition: Json, names: Mapping[str, st
 
     def reference(*tensors: torch.Tensor, **scalars: Number) -> tuple[torch.Tensor, ...]:
         if any(tensor.dtype == torch.float64 for tensor in tensors):
-            with Doubled():
+            with InFloat64():
                 return called(tensors, scalars)
         return called(tensors, scalars)
 
@@ -190,7 +190,7 @@ def _reference(run: Callable[..., Any], definition: Json, names: Mapping[str, st
 def _drawing(
     definition: Json, every: Mapping[tuple[tuple[str, int], ...], Json], names: Mapping[str, str], root: Path
 ) -> Callable[[Tensors, torch.Generator], None]:
-    """Integers and 8-bit numbers as FlashInfer-Bench draws them, and what its files hold."""
+    """Return a function that draws integers and 8-bit numbers as FlashInfer-Bench does, and reads stored tensors."""
     tensors = {name: spec for name, spec in definition["inputs"].items() if spec["shape"] is not None}
     axes = {name: names[f"axis {name}"] for name in definition["axes"]}
 
@@ -215,7 +215,7 @@ def _drawing(
 
 
 def stored(path: Path, key: str) -> torch.Tensor:
-    """One tensor of a safetensors file: eight bytes of length, a header in JSON, and the numbers."""
+    """Read one tensor of a safetensors file: eight bytes of length, a header in JSON, and the numbers."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))

@@ -1,4 +1,4 @@
-"""A function of the user's own program as an op: its dims are inferred from example inputs."""
+"""Functions of a user's program as ops, with dims inferred from example inputs."""
 
 import importlib
 import importlib.util
@@ -17,12 +17,15 @@ from reference_ops.tasks.smaller import fits
 from reference_ops.tasks.source import TaskError, identifier, read
 from reference_ops.tasks.tracing import Case, traced
 
-MARK = "evolve_op"  # what the decorator leaves on a function: its examples, and its name as an op
+MARK = "evolve_op"  # attribute set by the decorator: the function's examples, and its name as an op
 Example = Callable[[], Any]
 
 
 def load(path: Path, name: str, example: str) -> Op:
-    """With two examples or more, dims that vary are symbolic, and share a name if they vary together."""
+    """Return a function as an op.
+
+    Dims that vary among the examples are symbolic, and dims that vary together share a name.
+    """
     module = imported(path)
     function = _function(module, name, path)
     marked = getattr(function, MARK, {})
@@ -41,7 +44,7 @@ def load(path: Path, name: str, example: str) -> Op:
 
 
 def file_of(locator: str) -> str:
-    """`package.module:function` by its file, without running any of it; as it stands where it is no such thing."""
+    """Replace the module in `package.module:function` by its file, without running it. Other locators stay."""
     module, _, function = locator.partition(":")
     if not function or not all(part.isidentifier() for part in module.split(".")):
         return locator
@@ -62,7 +65,7 @@ def file_of(locator: str) -> str:
 
 
 def imported(path: Path) -> ModuleType:
-    """As part of its package, so that its own imports work; each process imports it once."""
+    """Import a file as part of its package, so that its own imports work; each process imports it once."""
     root, names = path.parent, [path.stem]
     while (root / "__init__.py").is_file():
         names.insert(0, root.name)
@@ -109,7 +112,7 @@ def _case(function: Callable[..., Any], example: Example) -> Case:
 
 
 def _examples(path: Path) -> list[Example]:
-    """A file's `examples`, each a function or the inputs themselves, or its `get_inputs`."""
+    """Return a file's `examples`, each of which is a function or the inputs themselves, or its `get_inputs`."""
     module = read(path).run()
     listed = getattr(module, "examples", None)
     if listed is None and hasattr(module, "get_inputs"):

@@ -1,4 +1,4 @@
-"""KernelBench's problem files: `Model`, `get_inputs` and `get_init_inputs`, read as they are."""
+"""KernelBench problems: files with `Model`, `get_inputs` and `get_init_inputs`."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from reference_ops.tasks.tracing import Case, traced
 
 
 def load(path: Path) -> Op:
-    """The problem at its own size for a GPU, and, as far as its sizes can be changed, at smaller ones to check."""
+    """Return a problem as an op: its own size for a GPU, and smaller ones as far as its sizes can change."""
     source = read(path)
     module, sizes = source.run(), source.sizes()
     own = traced(case_of(module, sizes))
@@ -33,15 +33,15 @@ def load(path: Path) -> Op:
 
 def case_of(module: ModuleType, sizes: Mapping[str, int]) -> Case:
     def model() -> nn.Module:
-        wanted = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
-        made: nn.Module = module.Model(**wanted) if isinstance(wanted, dict) else module.Model(*wanted)
+        given = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
+        made: nn.Module = module.Model(**given) if isinstance(given, dict) else module.Model(*given)
         return made
 
     return Case(model, module.get_inputs, tuple(sizes.items()))
 
 
 def name_of(path: Path) -> str:
-    """As in `kb1_23_softmax`: no two problems of a level share a number."""
+    """Return a name such as `kb1_23_softmax`, which is unique because a level numbers its problems."""
     level = level_of(path)
     stem = re.sub(r"\W+|__+", "_", path.stem).strip("_").lower()
     return f"kb{level}_{stem}"

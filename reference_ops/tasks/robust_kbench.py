@@ -1,4 +1,4 @@
-"""robust-kbench's task folders: `func_forward.py` or `func_backward.py` with the sizes in a JSON file beside it."""
+"""robust-kbench tasks: folders with `func_forward.py` or `func_backward.py`, and the sizes in JSON files."""
 
 import inspect
 import itertools
@@ -19,13 +19,13 @@ from reference_ops.tasks.smaller import smaller
 from reference_ops.tasks.source import ROBUST_KBENCH_FILES, TaskError, config_of, read
 from reference_ops.tasks.tracing import Case, Traced, flat, traced
 
-MOST = 6  # of a task's settings
-AHEAD = "grad_out"
+MOST_SETTINGS = 6
+GRADIENT = "grad_out"  # name of an output's gradient
 Settings = tuple[dict[str, Any], dict[str, Any]]  # of the module, and of its inputs
 
 
 def load(path: Path) -> Op:
-    """The forward, or all gradients at once; that baseline computes the forward again, as autograd has to."""
+    """Return a forward, or all its gradients as one op whose baseline computes the forward again, as autograd does."""
     source = read(path)
     module = source.run()
     settings = _settings(json.loads(config_of(path).read_text(encoding="utf-8")))
@@ -45,16 +45,16 @@ def load(path: Path) -> Op:
 
 
 def _renamed(op: Op, own: Traced) -> Op:
-    """With the gradients named after what they are gradients of."""
-    ahead = len([name for name in own.inputs if name.startswith(AHEAD)])
-    inputs = (*op.inputs[: len(own.inputs) - ahead], *op.inputs[len(own.inputs) :])
+    """Name each output after the tensor whose gradient it is."""
+    gradients = len([name for name in own.inputs if name.startswith(GRADIENT)])
+    inputs = (*op.inputs[: len(own.inputs) - gradients], *op.inputs[len(own.inputs) :])
     reals = [spec.name for spec in inputs if not spec.dtype or DTYPES[spec.dtype].is_floating_point]
     outputs = tuple(replace(spec, name=f"grad_{name}") for spec, name in zip(op.outputs, reals, strict=True))
     return replace(op, outputs=outputs)
 
 
 def _settings(config: Mapping[str, Any]) -> list[Settings]:
-    """First the one that the task is timed with, then the others; what is shared overrides the rest."""
+    """Return the settings that the task is timed with, then the others. Shared settings override the rest."""
     found: list[Settings] = []
     for kind in ("single", "multi"):
         each = [config.get(f"{kind}_{part}_configs") or [{}] for part in ("init", "input", "shared")]
@@ -64,7 +64,7 @@ def _settings(config: Mapping[str, Any]) -> list[Settings]:
                 found.append(settings)
     if not found:
         raise TaskError("its configuration names no sizes")
-    return found[:MOST]
+    return found[:MOST_SETTINGS]
 
 
 def _changed(settings: Settings, sizes: Mapping[str, int]) -> Settings:
@@ -88,25 +88,25 @@ def _case(module: ModuleType, settings: Settings, *, backward: bool) -> Case:
 
 
 def _gradients(forward: Case, names: list[str]) -> Case:
-    """Inputs of the forward and a gradient of each output, to gradients of all that holds real numbers."""
+    """Return the backward: from the inputs and the outputs' gradients to gradients of all floating-point tensors."""
     found = traced(forward)
     names = names or list(found.inputs)
-    ends = [AHEAD] if len(found.outputs) == 1 else [f"{AHEAD}{index}" for index in range(len(found.outputs))]
+    ends = [GRADIENT] if len(found.outputs) == 1 else [f"{GRADIENT}{index}" for index in range(len(found.outputs))]
 
     def model() -> nn.Module:
         made = forward.model()
         inner = made.forward
 
         def backward(*given: Any) -> tuple[torch.Tensor, ...]:
-            tensors, ahead = given[: -len(ends)], given[-len(ends) :]
+            tensors, gradients = given[: -len(ends)], given[-len(ends) :]
             weights = {name: weight.detach().requires_grad_() for name, weight in made.named_parameters()}
             inputs = [value.detach().requires_grad_(value.is_floating_point()) for value in tensors]
-            wanted = [value for value in (*inputs, *weights.values()) if value.requires_grad]
+            variables = [value for value in (*inputs, *weights.values()) if value.requires_grad]
             made.forward = inner
             try:
                 with torch.enable_grad():
                     outputs = flat(torch.func.functional_call(made, weights, tuple(inputs)))
-                    return torch.autograd.grad(outputs, wanted, ahead)
+                    return torch.autograd.grad(outputs, variables, gradients)
             finally:
                 made.forward = backward
 
@@ -116,14 +116,14 @@ def _gradients(forward: Case, names: list[str]) -> Case:
         return made
 
     def inputs() -> list[Any]:
-        ahead = [torch.randn(fact.shape, dtype=fact.dtype) for fact in found.outputs]
-        return [*forward.inputs(), *ahead]
+        gradients = [torch.randn(fact.shape, dtype=fact.dtype) for fact in found.outputs]
+        return [*forward.inputs(), *gradients]
 
     return Case(model, inputs, forward.sizes)
 
 
 def _accepted(function: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What is shared concerns not everybody."""
+    """The settings that a function takes; shared ones may be meant for another function."""
     known = inspect.signature(function).parameters
     if any(one.kind is one.VAR_KEYWORD for one in known.values()):
         return dict(settings)

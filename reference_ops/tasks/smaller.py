@@ -1,4 +1,4 @@
-"""A task at other sizes than its own: found by trying, since only the task knows which sizes go together."""
+"""Smaller and awkward sizes of a task, found by trying: the task alone decides which sizes are valid together."""
 
 import contextlib
 import math
@@ -9,8 +9,8 @@ from reference_ops.tasks.tracing import Case, Traced, shapes_of, traced
 
 CAPS, FINER, HALVED = (128, 64, 32, 16, 8, 4), (32, 16, 8, 4, 2, 1), 12
 PROBED = (32, 16, 8)
-MOST_OUTPUTS, MOST_ELEMENTS, MOST_OPERATIONS = 20_000, 300_000, 4_000_000  # that a CPU can emulate
-# Counted, not timed: every process must find the same.
+MOST_OUTPUTS, MOST_ELEMENTS, MOST_OPERATIONS = 20_000, 300_000, 4_000_000  # limits for emulating on a CPU
+# Counts, not times: every process must find the same sizes.
 MOST_TRIES, STEPS_TO_VARY, STEPS_TO_SHRINK = 200, 20_000, 10_000
 ODD = (31, 33, 7, 1)
 AWKWARD = 6
@@ -20,13 +20,13 @@ Sizes = dict[str, int]
 
 @dataclass
 class Tries:
-    """What a task is like at the sizes tried so far, as long as it has the structure that it has at its own."""
+    """A task traced at the sizes tried so far. Sizes at which its structure differs from its own are rejected."""
 
     case_at: Callable[[Mapping[str, int]], Case]
     own: Traced
     known: dict[tuple[tuple[str, int], ...], Traced | None] = field(default_factory=dict)
-    refused: set[tuple[str, int]] = field(default_factory=set)  # sizes that did not go with the others once
-    left: int = STEPS_TO_VARY
+    refused: set[tuple[str, int]] = field(default_factory=set)  # sizes that were rejected once
+    left: int = STEPS_TO_VARY  # operations that may still be traced
 
     @property
     def found(self) -> list[Traced]:
@@ -38,7 +38,7 @@ class Tries:
             if len(self.known) >= MOST_TRIES or self.left <= 0:
                 return None
             self.known[key] = None
-            with contextlib.suppress(Exception):  # sizes that do not go together fail in ways of the task's own
+            with contextlib.suppress(Exception):  # at invalid sizes a task may raise anything
                 found = traced(self.case_at(sizes))
                 self.left -= found.steps
                 self.known[key] = found if _alike(found, self.own) else None
@@ -47,7 +47,7 @@ class Tries:
 
 @dataclass(frozen=True)
 class Smaller:
-    """What was found: `varied` is the task at its own size but for one, or for all that its weights do not show."""
+    """The sizes found. `varied` has one size changed, or all that the weights do not depend on."""
 
     emulated: tuple[Traced, ...]
     awkward: tuple[Traced, ...]
@@ -55,7 +55,7 @@ class Smaller:
 
 
 def smaller(case_at: Callable[[Mapping[str, int]], Case], own: Traced, sizes: Mapping[str, int]) -> Smaller:
-    """The task small enough to be emulated, if it can be, at awkward sizes near that, and with one size changed."""
+    """Find sizes small enough to emulate, awkward sizes near them, and sizes that differ from the task's own in one."""
     tries = Tries(case_at, own)
     free = {name: size for name, size in sizes.items() if _shown(tries, dict(sizes), name)}
     own_sizes = dict(sizes)
@@ -66,9 +66,9 @@ def smaller(case_at: Callable[[Mapping[str, int]], Case], own: Traced, sizes: Ma
     if fitting is None:
         return Smaller((), _others(tries, dict(sizes), free), tuple(varied))
     start = _grown(tries, fitting, dict(sizes), free)
-    kept = _kept(start, free)
+    fixed = _fixed(start, free)
     by_size = sorted(
-        (name for name in free if start[name] > 2), key=lambda name: (start[name] // 2 in kept, -start[name])
+        (name for name in free if start[name] > 2), key=lambda name: (start[name] // 2 in fixed, -start[name])
     )
     halves = (tries.at({**start, name: start[name] // 2}) for name in by_size)
     half = next((found for found in halves if found and fits(found)), None)
@@ -80,7 +80,7 @@ def smaller(case_at: Callable[[Mapping[str, int]], Case], own: Traced, sizes: Ma
 
 
 def _with_own_weights(tries: Tries, varied: Collection[Traced], own: Sizes) -> list[Traced]:
-    """As small as it gets with all the channels that it has, of fewer and smaller images."""
+    """Small sizes that keep all weights as they are, such as fewer and smaller images with all channels."""
     same = [_changed(found, own) for found in varied if found.weights == tries.own.weights]
     shown = {name for changed in same for name in changed}
     capped = ({name: min(size, cap) if name in shown else size for name, size in own.items()} for cap in PROBED)
@@ -88,15 +88,15 @@ def _with_own_weights(tries: Tries, varied: Collection[Traced], own: Sizes) -> l
 
 
 def fits(found: Traced) -> bool:
-    """Whether a CPU can emulate it in bearable time."""
+    """Whether a CPU can emulate this size in acceptable time."""
     outputs = sum(math.prod(fact.shape) for fact in found.outputs)
     return 0 < outputs <= MOST_OUTPUTS and found.elements <= MOST_ELEMENTS and found.operations <= MOST_OPERATIONS
 
 
 def _shown(tries: Tries, sizes: Sizes, name: str) -> bool:
-    """Whether a kernel sees the size, in the shape of an input. One that it does not see must stay what it is.
+    """Whether an input's shape shows the size, so that a kernel can read it. Other sizes must not change.
 
-    Where it cannot change alone, it may with those that are equal to it. What is one is there to be broadcast.
+    If a size cannot change alone, those equal to it change with it. Sizes of 1 are broadcast and never change.
     """
     own = sizes[name]
     if own == 1:
@@ -118,15 +118,15 @@ def _fitting(tries: Tries, sizes: Sizes, free: Collection[str]) -> Sizes | None:
             best = capped
             if fits(found):
                 return capped
-    while step := _a_step_down(tries, best, sizes, free):
+    while step := _step_down(tries, best, sizes, free):
         best = step
         if (found := tries.at(best)) and fits(found):
             return best
     return None
 
 
-def _a_step_down(tries: Tries, best: Sizes, own: Sizes, free: Collection[str]) -> Sizes | None:
-    """With the largest size that can be made smaller one step smaller."""
+def _step_down(tries: Tries, best: Sizes, own: Sizes, free: Collection[str]) -> Sizes | None:
+    """Make the largest size that can shrink one step smaller."""
     current = tries.own if best == own else tries.at(best)
     for name in sorted(free, key=lambda name: -best[name]):
         halves = (own[name] >> times for times in range(1, HALVED) if own[name] >> times > FINER[0])
@@ -141,30 +141,30 @@ def _a_step_down(tries: Tries, best: Sizes, own: Sizes, free: Collection[str]) -
 
 
 def _grown(tries: Tries, start: Sizes, own: Sizes, free: Collection[str]) -> Sizes:
-    """Larger again where there is room: sizes that differ tell dims apart, and channels should outnumber groups.
+    """Make sizes larger again within the limits, so that dims differ in size and channels outnumber groups.
 
-    First those that have shrunk to a size that must stay, as channels may to the number of groups, the smallest first;
-    then the innermost.
+    Sizes that now equal a fixed one come first, such as channels that shrank to the number of groups, then the
+    innermost.
     """
-    kept = _kept(start, free)
+    fixed = _fixed(start, free)
     innermost_first = [*free][::-1]
-    for name in sorted(innermost_first, key=lambda name: own[name] if start[name] in kept else math.inf):
+    for name in sorted(innermost_first, key=lambda name: own[name] if start[name] in fixed else math.inf):
         larger = {**start, name: min(own[name], 2 * start[name])}
-        wanted = [larger]
-        if start[name] in kept:  # if need be at the cost of another
-            wanted += [{**larger, other: start[other] // 2} for other in free if other != name and start[other] > 2]
-        start = next((sizes for sizes in wanted if (found := tries.at(sizes)) and fits(found)), start)
+        candidates = [larger]
+        if start[name] in fixed:  # if necessary, another size shrinks instead
+            candidates += [{**larger, other: start[other] // 2} for other in free if other != name and start[other] > 2]
+        start = next((sizes for sizes in candidates if (found := tries.at(sizes)) and fits(found)), start)
     return start
 
 
-def _kept(sizes: Sizes, free: Collection[str]) -> set[int]:
+def _fixed(sizes: Sizes, free: Collection[str]) -> set[int]:
     return {size for name, size in sizes.items() if name not in free}
 
 
 def _others(tries: Tries, own: Sizes, free: Collection[str]) -> tuple[Traced, ...]:
-    """What a GPU can check of a task that no CPU can emulate: the least that was found, and one size small and odd.
+    """Return sizes to check on a GPU for a task that no CPU can emulate: the cheapest found, and single small sizes.
 
-    All of them very small would be no good: a normalisation of two numbers jumps from one sign to the other.
+    Not all sizes may be very small at once: a normalisation of two numbers flips between two signs.
     """
     least = [found for found in tries.found if all(size >= min(own[name], SEVERAL) for name, size in found.case.sizes)]
     tries.left = STEPS_TO_VARY
@@ -174,16 +174,26 @@ def _others(tries: Tries, own: Sizes, free: Collection[str]) -> tuple[Traced, ..
 
 
 def _odd(smallest: Sizes, start: Sizes, free: Collection[str], tries: Tries) -> Iterator[Sizes]:
-    """Everything one larger, then one size at a time, of equal ones the innermost first."""
+    """Yield all free sizes plus one, then one odd size at a time, the innermost of equal sizes first."""
     yield {name: size + (name in free) for name, size in smallest.items()}
     innermost_first = [*free][::-1]
     for name in sorted(innermost_first, key=lambda name: -start[name]):
-        changed = ((size, tries.at({**start, name: size})) for size in ODD if size != start[name])
-        going = {size: found for size, found in changed if found}
-        # Where no other size goes, one does by broadcasting alone, and computes something else.
-        fitting = (size for size, found in going.items() if fits(found))
-        if [*going] != [1] and (size := next(fitting, None)):
+        if size := _odd_size(tries, start, name):
             yield {**start, name: size}
+
+
+def _odd_size(tries: Tries, start: Sizes, name: str) -> int | None:
+    """Return the first odd size that the task accepts and that fits.
+
+    Size 1 counts only if the task accepts another one too: otherwise it is broadcast and computes something else.
+    """
+    accepted = False
+    for size in ODD:
+        if size != start[name] and (found := tries.at({**start, name: size})):
+            if fits(found) and (size != 1 or accepted):
+                return size
+            accepted = True
+    return None
 
 
 def _changed(found: Traced, sizes: Sizes) -> set[str]:
@@ -195,7 +205,7 @@ def _cost(found: Traced) -> float:
 
 
 def _alike(found: Traced, own: Traced) -> bool:
-    """Whether the same kernel could compute both: the same tensors but for their sizes."""
+    """Whether one kernel could compute both: all tensors agree in all but their sizes."""
 
     def structure(one: Traced) -> object:
         facts = (*one.inputs.values(), *one.weights.values(), *one.outputs)

@@ -25,7 +25,7 @@ Sizes = Mapping[str, int]  # what the task's author calls a size
 
 
 def identifier(text: str, taken: set[str]) -> str:
-    """A valid, unreserved and new C identifier as close to the text as can be; it is taken from now on."""
+    """Return a valid, unreserved C identifier close to the text and add it to `taken`, in which it must be new."""
     name = re.sub(r"\W", "_", text, flags=re.ASCII) or "_"
     name = f"_{name}" if name[0].isdigit() else name
     while name in RESERVED or name in taken:
@@ -38,14 +38,14 @@ def identifier(text: str, taken: set[str]) -> str:
 def named_dims(
     examples: Sequence[Shapes], sizes: Sequence[Sizes], taken: set[str]
 ) -> tuple[dict[str, tuple[str, ...]], list[dict[str, int]]]:
-    """The dims of every tensor, and the value of each symbolic dim in each example.
+    """Return the dims of every tensor, and the value of each symbolic dim in each example.
 
-    A dim that never varies is a literal. Dims that vary together share a name: the author's, where a size of that
-    name varies just so.
+    A dim that never varies is a literal. Dims that vary together share a name: that of the task's size that varies
+    with them, if there is one.
     """
-    theirs: dict[tuple[int, ...], str] = {}
+    size_names: dict[tuple[int, ...], str] = {}
     for name in sizes[0] if sizes else ():
-        theirs.setdefault(tuple(size[name] for size in sizes), name)
+        size_names.setdefault(tuple(size[name] for size in sizes), name)
     names: dict[tuple[int, ...], str] = {}
     dims: dict[str, tuple[str, ...]] = {}
     for tensor, shape in examples[0].items():
@@ -56,7 +56,7 @@ def named_dims(
                 named.append(str(seen[0]))
                 continue
             if seen not in names:
-                requested = theirs.get(seen, f"{tensor}_{axis}")
+                requested = size_names.get(seen, f"{tensor}_{axis}")
                 names[seen] = identifier(requested.lower(), taken)
             named.append(names[seen])
         dims[tensor] = tuple(named)
@@ -66,22 +66,22 @@ def named_dims(
 
 @dataclass(frozen=True)
 class Source:
-    """A file's text, read once: what is loaded does not change while it is used."""
+    """A file's syntax tree, read once, so that later changes of the file do not matter."""
 
     path: Path
     tree: ast.Module
 
     @property
     def module_name(self) -> str:
-        """Two files of the same name are two modules."""
+        """A name that differs for files of the same name in different folders."""
         return f"user_task_{self.path.stem}_{zlib.crc32(bytes(self.path)):x}"
 
     def sizes(self) -> dict[str, int]:
-        """Every integer that a top-level assignment spells out, by its name; those made from others follow them."""
+        """Every integer literal of a top-level assignment, by name; values computed from them follow."""
         return {label: _integer(place.node) for label, place in _places(self.tree)}
 
     def run(self, sizes: Mapping[str, int] | None = None) -> ModuleType:
-        """The file as a module, with these sizes in place of its own."""
+        """Run the file as a module, with these sizes in place of its own."""
         tree = copy.deepcopy(self.tree) if sizes else self.tree
         for label, place in list(_places(tree)) if sizes else ():
             if sizes and label in sizes:
@@ -94,16 +94,16 @@ def read(path: Path) -> Source:
 
 
 def run_text(text: str | bytes, name: str, path: Path) -> ModuleType:
-    """Python code as a module: a whole file's, or what lies within another kind of file."""
+    """Run Python code as a module: a whole file, or code inside another kind of file."""
     return _run(compile(text, str(path), "exec"), name, path, keep=True)
 
 
 def _run(code: object, name: str, path: Path, *, keep: bool) -> ModuleType:
-    warnings.filterwarnings("ignore", module=r"torch\.nn")  # of a task's own modules, and again at every call
+    warnings.filterwarnings("ignore", module=r"torch\.nn")  # each run and call would repeat a task's warnings
     module = ModuleType(name)
     module.__file__ = str(path)
     before = sys.modules.get(name)
-    sys.modules[name] = module  # dataclasses made in the file look for it
+    sys.modules[name] = module  # dataclasses look their module up
     try:
         exec(code, module.__dict__)  # type: ignore[arg-type]  # noqa: S102 - a task is code that the user runs
     except BaseException:
@@ -120,7 +120,7 @@ def _run(code: object, name: str, path: Path, *, keep: bool) -> ModuleType:
 
 @dataclass(frozen=True)
 class _NumberPlace:
-    """Where a number stands: an assignment's value, or an element of the tuple that it is."""
+    """Position of a number: the value of an assignment, or an element of its tuple."""
 
     holder: ast.Assign | ast.Tuple | ast.List
     index: int
@@ -152,7 +152,7 @@ def _places(tree: ast.Module) -> Iterator[tuple[str, _NumberPlace]]:
 
 
 def _is_integer(node: ast.expr) -> bool:
-    """Whether it is made of numbers alone and comes to an integer, as in `8192 * 2`."""
+    """Whether an expression consists of numbers and is a positive integer, as in `8192 * 2`."""
     allowed = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
     if not all(isinstance(part, allowed) for part in ast.walk(node)):
         return False
@@ -165,7 +165,7 @@ def _is_integer(node: ast.expr) -> bool:
 
 def _integer(node: ast.expr) -> int:
     value = _value(node)
-    assert isinstance(value, int)  # noqa: S101 - only integers are places
+    assert isinstance(value, int)  # noqa: S101 - `_places` yields integers only
     return value
 
 

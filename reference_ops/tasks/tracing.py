@@ -1,11 +1,11 @@
-"""What a task's tensors are like, found without computing anything or allocating a byte of them."""
+"""A task at one size: its tensors and cost, traced without computing anything, and its module as a function."""
 
 import contextlib
 import inspect
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,24 +13,28 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
 from reference_ops.tasks.source import TaskError
-from reference_ops.tasks.watching import Drawn, Recurrent, Watch, numbers, skeleton
+from reference_ops.tasks.watching import RANDOM, Drawn, Forward, Watch, parameters_and_buffers, skeleton
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+ROUNDING = {"float", "half", "bfloat16"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One size of a task: how its module is made, and its inputs."""
+    """A task at one size: functions that make its module and its inputs."""
 
     model: Callable[[], nn.Module]
     inputs: Callable[[], Any]
-    sizes: tuple[tuple[str, int], ...] = ()  # what the task calls them
+    sizes: tuple[tuple[str, int], ...] = ()  # by the names that the task gives them
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A tensor's shape and dtype, and how the task draws it: "rand", "randn", or in a way of its own."""
+    """A tensor's shape and dtype, and how the task draws it: "rand", "randn", or "" for any other way."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -39,26 +43,26 @@ class Fact:
 
 @dataclass(frozen=True)
 class Traced:
-    """A task at one size."""
+    """A task at one size, traced."""
 
     case: Case
     skeleton: nn.Module
     arguments: tuple[tuple[str, Any], ...]  # of the forward, in order; None in place of a tensor
-    inputs: dict[str, Fact]  # arguments, and the random numbers that the forward would draw
+    inputs: dict[str, Fact]  # arguments, and the random numbers that the forward draws
     constants: dict[str, Any]
     weights: dict[str, Fact]  # parameters and buffers that outputs depend on
-    idle: dict[str, Fact]  # and those that none depends on: what is in them does not matter
+    idle: dict[str, Fact]  # parameters and buffers without influence on any output
     changed: frozenset[str]  # inputs and weights that the forward writes to
     outputs: tuple[Fact, ...]
-    products: tuple[tuple[int, int, bool], ...]  # of matrices: operations, elements of the result, by convolution
-    structured: bool  # it cuts triangles or diagonals out
+    products: tuple[tuple[int, int, bool], ...]  # of matrices: operations, elements of the result, is a convolution
+    structured: bool  # the forward selects triangles or diagonals
     steps: int
-    left_out: tuple[str, ...]
-    drawn_inside: tuple[str, ...]
+    left_out: tuple[str, ...]  # random layers that were switched off, in words
+    drawn_inside: tuple[str, ...]  # names of the inputs that the forward draws itself
 
     @property
     def elements(self) -> int:
-        """Of inputs and outputs."""
+        """Elements of inputs, weights and outputs."""
         return sum(math.prod(fact.shape) for fact in (*self.inputs.values(), *self.weights.values(), *self.outputs))
 
     @property
@@ -67,7 +71,7 @@ class Traced:
 
 
 def traced(case: Case) -> Traced:
-    """Raises TaskError for what is no op, and whatever the task itself raises where sizes do not go together."""
+    """Trace a task. Raises TaskError if it cannot be an op, and any error of the task itself if sizes do not match."""
     with _quiet():
         return _traced(case)
 
@@ -82,11 +86,15 @@ def _traced(case: Case) -> Traced:
             given = [_faked(value, fake, drawn) for value in given]
         arguments, inputs, constants = _arguments(model, given, drawn)
         tensors = {name: arguments[name] for name in inputs}
-        own = {name: value.new_empty(value.shape, device="cpu") for name, value in numbers(model).items()}
+        # New tensors: to copy the module's own would trace each copy, which takes a third of the time.
+        own = {
+            name: torch.empty(tuple(value.shape), dtype=value.dtype, device="cpu")
+            for name, value in parameters_and_buffers(model).items()
+        }
         watch = Watch()
         for name, value in (*tensors.items(), *own.items()):
             watch.follow(name, value)
-        with watch, Recurrent(watch) as forward:
+        with watch, Forward(watch) as forward:
             result = functional_call(model, own, tuple(arguments.values()))
     outputs = flat(result)
     used = frozenset().union(*(watch.sources(output) for output in outputs))
@@ -113,12 +121,12 @@ def _traced(case: Case) -> Traced:
 
 
 def shapes_of(found: Traced) -> tuple[tuple[int, ...], ...]:
-    """Of its inputs and weights: this is how one size of a task is told from the others."""
+    """Shapes of inputs and weights, which identify one size of a task."""
     return tuple(fact.shape for fact in (*found.inputs.values(), *found.weights.values()))
 
 
 def flat(result: object) -> tuple[torch.Tensor, ...]:
-    """The tensors that a forward returns, in order; what is None is left out."""
+    """Return the tensors that a forward returns, in order and without None."""
     if isinstance(result, torch.Tensor):
         return (result,)
     if isinstance(result, tuple | list):
@@ -127,7 +135,7 @@ def flat(result: object) -> tuple[torch.Tensor, ...]:
 
 
 def _faked(value: Any, fake: FakeTensorMode, drawn: Drawn) -> Any:
-    """A tensor that was there before counts as any other that is drawn plainly."""
+    """Return a fake of a tensor that the task made earlier, and count it as drawn by `torch.randn`."""
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
         return value
     made = fake.from_tensor(value.detach())
@@ -136,13 +144,13 @@ def _faked(value: Any, fake: FakeTensorMode, drawn: Drawn) -> Any:
 
 
 def _arguments(model: nn.Module, given: object, drawn: Drawn) -> tuple[dict[str, Any], dict[str, Fact], dict[str, Any]]:
-    """The forward's arguments by name; of these the tensors, and the others."""
+    """Return the forward's arguments by name, and of these the tensors and the constants."""
     if not isinstance(given, tuple | list):
         raise TaskError(f"get_inputs returns {type(given).__name__}, not a list")
     expected = inspect.signature(model.forward).parameters.values()
     names = [p.name for p in expected if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     names += [f"x{index}" for index in range(len(names), len(given))]  # *args
-    taken = numbers(model).keys()  # an attribute may be called like an argument
+    taken = parameters_and_buffers(model).keys()  # an attribute may have the name of an argument
     names = [f"{name}_given" if name in taken else name for name in names]
     arguments = dict(zip(names, given, strict=False))
     inputs, constants = {}, {}
@@ -158,7 +166,7 @@ def _arguments(model: nn.Module, given: object, drawn: Drawn) -> tuple[dict[str,
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Distributions would look at their parameters, and here there are none; PyTorch logs every shape that fails."""
+    """Switch off checks of distributions' parameters, which have no values here, and logs of shapes that fail."""
     kind, log = torch.distributions.Distribution, logging.getLogger("torch._subclasses.fake_tensor")
     before, level = kind._validate_args, log.level  # noqa: SLF001 - there is no public way to ask
     kind.set_default_validate_args(False)
@@ -170,3 +178,77 @@ def _quiet() -> Iterator[None]:
     finally:
         kind.set_default_validate_args(before)
         log.setLevel(level)
+
+
+class GivenRandom(TorchFunctionMode):
+    """Replaces the random numbers that a forward draws by given tensors, in the order in which it draws."""
+
+    def __init__(self, numbers: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.numbers = numbers
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self.numbers.pop(0) if func in RANDOM else func(*args, **(kwargs or {}))
+
+
+class InFloat64(TorchFunctionMode):
+    """Computes in float64 what the task converts to a lower precision, for results to judge kernels against."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in ROUNDING and args and isinstance(args[0], torch.Tensor):
+            return args[0].double()
+        doubled = tuple(torch.float64 if _is_float(arg) else arg for arg in args)
+        named = {name: torch.float64 if _is_float(value) else value for name, value in (kwargs or {}).items()}
+        return func(*doubled, **named)
+
+
+def reference_of(tracings: Sequence[Traced]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Return the task as a function of tensors, whose shapes select one of the task's sizes."""
+    by_shapes = {shapes_of(found): found for found in tracings}
+
+    def reference(*tensors: torch.Tensor, **parameters: Any) -> tuple[torch.Tensor, ...]:
+        found = by_shapes.get(tuple([tuple(tensor.shape) for tensor in tensors]))
+        if found is None:
+            raise TaskError("the task has no size with these shapes")
+        if tensors and tensors[0].dtype == torch.float64:
+            return _in_float64(found, tensors, parameters)
+        return _called(found, tensors, parameters)
+
+    return reference
+
+
+def _called(found: Traced, tensors: tuple[torch.Tensor, ...], parameters: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    names = (*found.inputs, *found.weights)
+    given = {
+        name: tensor.clone() if name in found.changed else tensor for name, tensor in zip(names, tensors, strict=True)
+    }
+    float_dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+    weights = {name: given[name] for name in found.weights}
+    for name, fact in found.idle.items():  # no output depends on their values
+        dtype = float_dtype if fact.dtype.is_floating_point else fact.dtype
+        weights[name] = torch.zeros(fact.shape, dtype=dtype, device=tensors[0].device)
+    arguments = tuple(given[name] if name in given else parameters.get(name, value) for name, value in found.arguments)
+    with GivenRandom([given[name] for name in found.drawn_inside]) if found.drawn_inside else contextlib.nullcontext():
+        if not weights:
+            return flat(found.skeleton(*arguments))
+        return flat(functional_call(found.skeleton, weights, arguments))
+
+
+def _in_float64(
+    found: Traced, tensors: tuple[torch.Tensor, ...], parameters: dict[str, Any]
+) -> tuple[torch.Tensor, ...]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with InFloat64():
+            return _called(found, tensors, parameters)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, torch.dtype) and value in FLOATS

@@ -1,4 +1,4 @@
-"""Watches the operators that a task calls, to learn how its tensors, parameters and shapes depend on each other."""
+"""Modes under which a task runs: its module without values, and records of what is drawn and what depends on what."""
 
 import contextlib
 import warnings
@@ -22,8 +22,8 @@ NEW = frozenset([
 ])  # fmt: skip
 
 
-class Placed(TorchFunctionMode):
-    """Whatever is made meanwhile is made on this device, also where the task names another."""
+class OnDevice(TorchFunctionMode):
+    """Creates tensors on this device, also where the task names another one."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -45,54 +45,51 @@ class Placed(TorchFunctionMode):
 
 
 def skeleton(make: Callable[[], nn.Module]) -> tuple[nn.Module, list[str]]:
-    """The module on the meta device, ready to be called with numbers from outside, and what was changed about it."""
+    """Return the module on the meta device, without values, and the random layers switched off in it, in words."""
     try:
-        with torch.no_grad(), quiet_random("cpu"), Placed("meta"):
+        with torch.no_grad(), seeded("cpu"), OnDevice("meta"):
             model = make()
-    except Exception:  # noqa: BLE001 - it looks at its own numbers, which shapes alone do not have
-        with torch.no_grad(), quiet_random("cpu"), Placed("cpu"):
+    except Exception:  # noqa: BLE001 - the constructor reads values, which meta tensors lack
+        with torch.no_grad(), seeded("cpu"), OnDevice("cpu"):
             model = make()
-    said = prepared(model)
-    return model.to("meta"), said
+    switched_off = make_deterministic(model)
+    return model.to("meta"), switched_off
 
 
-def prepared(model: nn.Module) -> list[str]:
-    """Make it compute the same from the same: the changes, in words.
+def make_deterministic(model: nn.Module) -> list[str]:
+    """Make outputs depend on inputs, parameters and buffers alone; return the layers switched off, in words.
 
-    Statistics that training only updates are left out: no output depends on them. A tensor that is a mere attribute
-    becomes a buffer, so that it can be put in from outside as well.
+    Running statistics are removed, because in training mode no output depends on them. Tensors that are plain
+    attributes become buffers, so that the caller can supply them.
     """
-    said = []
+    switched_off = []
     for name, part in model.named_modules():
         if isinstance(part, _NormBase) and part.training:
             part.track_running_stats = False
             part.running_mean = part.running_var = part.num_batches_tracked = None
         if isinstance(part, _DropoutNd) and part.p > 0 and part.training:
-            said.append(f"{name or 'dropout'} (p={part.p:g})")
+            switched_off.append(f"{name or 'dropout'} (p={part.p:g})")
             part.p = 0.0
         if isinstance(part, nn.RNNBase | nn.MultiheadAttention) and part.dropout and part.training:
-            said.append(f"{name} (dropout={part.dropout:g})")
+            switched_off.append(f"{name} (dropout={part.dropout:g})")
             part.dropout = 0.0
-        if isinstance(part, nn.RNNBase):  # which would move its weights to other memory on a GPU
+        if isinstance(part, nn.RNNBase):  # it would move the weights to other memory on a GPU
             part.flatten_parameters = lambda: None  # type: ignore[method-assign]
         for key, value in list(vars(part).items()):
             if isinstance(value, torch.Tensor):
                 delattr(part, key)
                 part.register_buffer(key, value.detach())
-    return said
+    return switched_off
 
 
-def numbers(model: nn.Module) -> dict[str, torch.Tensor]:
+def parameters_and_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers by their dotted names, each once."""
-    return {
-        **{name: value.detach() for name, value in model.named_parameters()},
-        **{name: value.detach() for name, value in model.named_buffers()},
-    }
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 @contextlib.contextmanager
-def quiet_random(device: str, seed: int = 0) -> Iterator[None]:
-    """Seeded random numbers that leave everybody else's as they were, and none of a task's warnings."""
+def seeded(device: str, seed: int = 0) -> Iterator[None]:
+    """Seed torch's random numbers, restore their state afterwards, and silence warnings of the task."""
     with (
         warnings.catch_warnings(),
         torch.random.fork_rng(devices=[torch.cuda.current_device()] if device.startswith("cuda") else []),
@@ -113,8 +110,8 @@ RECURRENT = frozenset(["lstm", "gru", "rnn_tanh", "rnn_relu"])
 STATISTICS = frozenset(["running_mean", "running_var"])
 
 
-class Drawn(Placed):
-    """Remembers what comes straight from `torch.rand` and `torch.randn`."""
+class Drawn(OnDevice):
+    """Records the tensors that come directly from `torch.rand` and `torch.randn`."""
 
     def __init__(self) -> None:
         super().__init__("cpu")
@@ -132,8 +129,11 @@ class Drawn(Placed):
         return next((name for name, made in self.plain if made is tensor), "")
 
 
-class Recurrent(Placed):
-    """PyTorch's recurrent layers in one step, for taken apart they are tens of thousands; and no random numbers."""
+class Forward(OnDevice):
+    """Replaces random numbers of the forward by extra inputs, and a recurrent layer by one operation of the same cost.
+
+    Traced step by step, a recurrent layer would take tens of thousands of operations.
+    """
 
     def __init__(self, watch: "Watch") -> None:
         super().__init__("cpu")
@@ -141,7 +141,7 @@ class Recurrent(Placed):
         self.given: dict[str, torch.Tensor] = {}
 
     def _given(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """What a forward draws would differ from call to call: so it comes in from outside."""
+        """Return an extra input for a tensor that the forward draws, and that would differ from call to call."""
         kwargs.pop("generator", None)
         kwargs["device"] = "cpu"
         like = func in {torch.randn_like, torch.rand_like}
@@ -166,18 +166,18 @@ class Recurrent(Placed):
         tokens = x.shape[0] * x.shape[1]
         operations = sum(2 * tokens * weight.numel() for weight in weights if weight.ndim == 2)
         self.watch.products += [(operations // layers, out.numel(), True)] * layers
-        del batch_first  # the first two dims come out as they went in
+        del batch_first  # the first two dims of the output are those of the input, in either order
         return (out, *last)
 
 
 class Watch(TorchDispatchMode):
-    """Which tensors go into which, what is written to, and how many operations that takes."""
+    """Records which tensors depend on which, which inputs are written to, and how many operations that takes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.into: dict[int, frozenset[str]] = {}
-        self.own: dict[int, str] = {}
-        self.kept: list[torch.Tensor] = []  # or their storages' numbers would be given away again
+        self.depends_on: dict[int, frozenset[str]] = {}  # names of inputs and weights, by storage
+        self.names: dict[int, str] = {}  # of inputs and weights, by storage
+        self.kept: list[torch.Tensor] = []  # keeps storages alive, because their addresses are keys
         self.changed: set[str] = set()
         self.products: list[tuple[int, int, bool]] = []
         self.structured = False
@@ -185,11 +185,11 @@ class Watch(TorchDispatchMode):
 
     def follow(self, name: str, tensor: torch.Tensor) -> None:
         self.kept.append(tensor)
-        self.own[_storage(tensor)] = name
-        self.into[_storage(tensor)] = frozenset([name])
+        self.names[_storage(tensor)] = name
+        self.depends_on[_storage(tensor)] = frozenset([name])
 
     def sources(self, tensor: torch.Tensor) -> frozenset[str]:
-        return self.into.get(_storage(tensor), frozenset())
+        return self.depends_on.get(_storage(tensor), frozenset())
 
     def __torch_dispatch__(
         self,
@@ -222,7 +222,8 @@ class Watch(TorchDispatchMode):
         for tensor in tree_iter(result):
             if isinstance(tensor, torch.Tensor):
                 self.kept.append(tensor)
-                self.into[_storage(tensor)] = self.sources(tensor) | joined if name != "copy_" else self.sources(tensor)
+                own = self.sources(tensor)
+                self.depends_on[_storage(tensor)] = own if name == "copy_" else own | joined
         if func._overloadpacket in flop_registry and isinstance(result, torch.Tensor):  # noqa: SLF001
             operations = flop_registry[func._overloadpacket](*args, **kwargs, out_val=result)  # noqa: SLF001
             self.products.append((int(operations), result.numel(), "conv" in name))
@@ -233,21 +234,21 @@ class Watch(TorchDispatchMode):
             if not isinstance(tensor, torch.Tensor):
                 continue
             at = _storage(tensor)
-            if at in self.own:
-                self.changed.add(self.own[at])
+            if at in self.names:
+                self.changed.add(self.names[at])
             whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
             overwritten = name == "copy_" and whole and isinstance(given.get("src"), torch.Tensor)
-            self.into[at] = self.sources(given["src"]) if overwritten else self.sources(tensor) | joined
+            self.depends_on[at] = self.sources(given["src"]) if overwritten else self.sources(tensor) | joined
 
 
 def _refuse_random(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The attention of a GPU could drop out as well, and here does not."""
+    """Raise TaskError if an operation is random. Attention is let through: its dropout is off."""
     if torch.Tag.nondeterministic_seeded not in func.tags or "attention" in func.__name__:
         return
     del args, kwargs
-    raise TaskError(f"its forward draws random numbers ({func.__name__}), so no output is the right one")
+    raise TaskError(f"its forward draws random numbers ({func.__name__}), so there is no right output")
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - a fake one has no address but this
+    address: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - a fake tensor has no other address
     return address
