@@ -1,4 +1,4 @@
-"""An op and the ops that compute its gradients fit together, by their names and by what autograd says."""
+"""Ops and their backwards: names of tensors match, and gradients agree with autograd."""
 
 import torch
 from each import each
@@ -18,7 +18,7 @@ def named(op: Op) -> set[str]:
 
 
 @pairs
-def test_a_backward_takes_what_the_forward_has(op: Op, backward: Op) -> None:
+def test_inputs_and_outputs_of_a_backward_are_named_after_those_of_the_forward(op: Op, backward: Op) -> None:
     gradients = {f"{GRADIENT}{spec.name}" for spec in op.outputs}
     assert {spec.name for spec in backward.inputs} <= named(op) | gradients
     assert {spec.name for spec in backward.outputs} <= {f"{GRADIENT}{spec.name}" for spec in op.inputs}
@@ -27,7 +27,7 @@ def test_a_backward_takes_what_the_forward_has(op: Op, backward: Op) -> None:
 
 
 @pairs
-def test_a_backward_computes_what_autograd_does(op: Op, backward: Op) -> None:
+def test_a_backward_agrees_with_autograd(op: Op, backward: Op) -> None:
     torch.manual_seed(0)
     workload = next(workload for workload in op.emulated if workload.dtype == "float32")
     inputs = {name: _leaf(values) for name, values in inputs_at(op, workload, 0, "cpu").items()}

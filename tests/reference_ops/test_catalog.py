@@ -1,4 +1,4 @@
-"""The catalog finds ops by name and by path, and says what is wrong with what it cannot load."""
+"""The catalog: finds ops by name and by path, and explains why an op cannot be loaded."""
 
 import importlib
 import sys
@@ -41,7 +41,7 @@ def op_files() -> list[Path]:
     return [path for path in found if path.parent.name not in WITHOUT_OPS]
 
 
-def test_every_op_is_loaded_by_the_name_that_it_is_listed_under() -> None:
+def test_every_listed_name_loads_an_op_of_that_name() -> None:
     assert [catalog.load(name).name for name in catalog.names()] == catalog.names()
 
 
@@ -75,20 +75,20 @@ def test_an_op_is_loaded_from_a_users_file(tmp_path: Path) -> None:
     assert catalog.load(written(tmp_path, USERS_OP)).name == "twice"
 
 
-def test_an_op_knows_what_it_was_loaded_as(tmp_path: Path) -> None:
+def test_the_locator_that_loaded_an_op_is_remembered(tmp_path: Path) -> None:
     path = written(tmp_path, USERS_OP)
     assert catalog.loaded_as(catalog.load(path)) == path
     assert catalog.loaded_as(catalog.load("softmax")) == "softmax"
 
 
-def test_a_users_file_is_read_again_when_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_file_is_read_again_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     catalog.load(written(tmp_path, USERS_OP))
     assert catalog.load(written(tmp_path, USERS_OP.replace("1024", "4096"))).gpu[0].dims == (("n", 4096),)
     assert [file.name for file in tmp_path.iterdir()] == ["twice.py"]  # and nothing is left beside it
 
 
-def test_of_several_ops_in_a_users_file_one_is_chosen_by_name(tmp_path: Path) -> None:
+def test_one_of_several_ops_in_a_users_file_is_selected_by_name(tmp_path: Path) -> None:
     path = written(tmp_path, f"{USERS_OP}\nimport dataclasses\nops = (op, dataclasses.replace(op, name='again'))\n")
     assert catalog.load(f"{path}:again").name == "again"
     with pytest.raises(CatalogError, match=r"several ops. Say which: .*twice\.py:twice, .*twice\.py:again"):
@@ -105,62 +105,62 @@ def test_a_lasting_locator_does_not_depend_on_the_folder(tmp_path: Path, monkeyp
     assert catalog.lasting("softmax") == "softmax"
 
 
-def test_an_unknown_name_gets_the_close_ones() -> None:
+def test_an_unknown_name_is_answered_with_similar_ones() -> None:
     with pytest.raises(CatalogError, match=r"no op `sofmax`.*mean softmax"):
         catalog.load("sofmax")
 
 
-def test_a_name_like_no_other_is_told_where_the_list_is() -> None:
+def test_a_name_without_similar_ones_is_answered_with_the_command_that_lists_ops() -> None:
     with pytest.raises(CatalogError, match=r"no op `zzz`.*evolve ops"):
         catalog.load("zzz")
 
 
-def test_a_missing_file_is_named() -> None:
+def test_the_error_names_a_missing_file() -> None:
     with pytest.raises(CatalogError, match=r"no file nowhere\.py"):
         catalog.load("nowhere.py")
 
 
-def test_a_file_without_an_op_is_told_how_to_end(tmp_path: Path) -> None:
+def test_the_error_for_a_file_without_an_op_shows_how_to_define_one(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=r"defines no `op`.*must end with"):
         catalog.load(written(tmp_path, "x = 1\n"))
 
 
-def test_an_op_of_another_type_is_told_what_it_is(tmp_path: Path) -> None:
+def test_the_error_for_an_op_of_another_type_names_the_type(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match="its `op` is of type int"):
         catalog.load(written(tmp_path, "op = 1\n"))
 
 
-def test_a_file_that_raises_is_blamed_with_its_line(tmp_path: Path) -> None:
+def test_the_error_names_the_line_at_which_a_file_raises(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=r"twice\.py, line 2, cannot be imported: ZeroDivisionError"):
         catalog.load(written(tmp_path, "x = 1\ny = x / 0\n"))
 
 
-def test_a_file_with_a_syntax_error_is_blamed_with_its_line(tmp_path: Path) -> None:
+def test_the_error_names_the_line_of_a_syntax_error(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=r"line 2, cannot be imported: SyntaxError"):
         catalog.load(written(tmp_path, "x = 1\ny = (\n"))
 
 
-def test_an_op_that_contradicts_itself_is_blamed_for_it(tmp_path: Path) -> None:
+def test_the_error_says_what_is_inconsistent_in_an_op(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match="gives no size for `m`"):
         catalog.load(written(tmp_path, USERS_OP.replace('tensors(out="n")', 'tensors(out="m")')))
 
 
-def test_an_op_with_a_dtype_that_does_not_exist_is_told_which_do(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_dtype_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=r"twice\.py.*no dtype `float33`; there are float64, float32"):
         catalog.load(written(tmp_path, USERS_OP.replace("float32", "float33")))
 
 
-def test_an_op_whose_name_is_no_identifier_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_is_no_identifier_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=r"`Twice, or so` cannot name an op"):
         catalog.load(written(tmp_path, USERS_OP.replace('name="twice"', 'name="Twice, or so"')))
 
 
 @pytest.mark.parametrize("name", ["softmax", "gelu_backward", "max_pool1d"])
-def test_an_op_of_a_users_cannot_take_a_name_of_the_catalogs(name: str, tmp_path: Path) -> None:
+def test_a_users_op_cannot_have_the_name_of_a_catalog_op(name: str, tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=rf"twice\.py defines an op `{name}`, and so does the catalog\. Give yours"):
         catalog.load(written(tmp_path, USERS_OP.replace('name="twice"', f'name="{name}"')))
 
 
-def test_a_file_that_ends_the_program_is_blamed_with_its_line(tmp_path: Path) -> None:
+def test_the_error_names_the_line_at_which_a_file_exits(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=r"twice\.py, line 2, cannot be imported: it ends the program.*3"):
         catalog.load(written(tmp_path, "import sys\nsys.exit(3)\n"))

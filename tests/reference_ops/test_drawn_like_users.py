@@ -1,4 +1,4 @@
-"""Inputs that an op draws itself have what users' inputs have, where normal numbers do not."""
+"""Inputs that an op draws itself, because normal numbers lack properties of real inputs."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ SPEECH = Workload("float32", tuple(ctc_loss.at(400, 16, 30, 60).items()))
 
 
 def unevenness(log_probs: torch.Tensor, frames: int) -> float:
-    """How far the share of the labels that are spoken runs ahead of the share of the frames, or behind it."""
+    """Return how far the share of labels spoken differs from the share of frames passed."""
     heard = log_probs[:frames].argmax(-1)
     begins = (heard != ctc_loss.BLANK) & (heard != torch.nn.functional.pad(heard[:-1], (1, 0)))
     spoken = begins.cumsum(0) / begins.sum()
@@ -22,20 +22,20 @@ def unevenness(log_probs: torch.Tensor, frames: int) -> float:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_people_speak_at_an_uneven_pace(seed: int) -> None:
+def test_labels_of_ctc_are_spoken_at_an_uneven_pace(seed: int) -> None:
     inputs = inputs_at(catalog.load("ctc_loss"), SPEECH, seed, "cpu")
     lengths = inputs["input_lengths"].tolist()
     found = [unevenness(inputs["log_probs"][:, sample], frames) for sample, frames in enumerate(lengths)]
     assert torch.tensor(found).median() > 0.15
 
 
-def test_weights_of_8_bits_are_drawn_down_to_the_least() -> None:
+def test_8_bit_weights_include_the_lowest_value() -> None:
     op = catalog.load("int8_gemv")
     weight = inputs_at(op, op.emulated[0], 1, "cpu")["weight"]
     assert (int(weight.min()), int(weight.max())) == (-128, 127)
 
 
-def test_nobody_knows_which_lengths_of_a_cache_go_together_and_their_sum_is_what_the_cost_model_says() -> None:
+def test_pairs_of_cache_lengths_are_random_and_their_sum_is_that_of_the_cost_model() -> None:
     op, batch, keys = catalog.load("decode_attention"), 9, 100
     workload = Workload("float32", tuple(decode_attention.at(batch, 2, 2, keys, 8).items()))
     drawn = [inputs_at(op, workload, seed, "cpu")["lengths"] for seed in range(5)]
@@ -47,7 +47,7 @@ def test_nobody_knows_which_lengths_of_a_cache_go_together_and_their_sum_is_what
 
 @pytest.mark.parametrize("name", ["lstm", "gru", "rnn_tanh"])
 @pytest.mark.parametrize("steps", [100, 256])
-def test_what_a_sequence_ends_with_does_not_come_of_its_last_steps_alone(name: str, steps: int) -> None:
+def test_the_end_of_a_sequence_depends_on_more_than_its_last_steps(name: str, steps: int) -> None:
     op, workload = catalog.load(name), Workload("float32", tuple(in_time(steps, 4, 64, 64).items()))
     inputs = inputs_at(op, workload, 1, "cpu")
     piece = {spec: values * (spec not in {"h0", "c0"}) for spec, values in inputs.items()} | {"x": inputs["x"][-32:]}
@@ -56,7 +56,7 @@ def test_what_a_sequence_ends_with_does_not_come_of_its_last_steps_alone(name: s
 
 
 @pytest.mark.parametrize("name", ["lstm_backward", "gru_backward", "rnn_tanh_backward"])
-def test_how_a_sequence_ends_still_tells_on_the_gradient_of_its_beginning(name: str) -> None:
+def test_the_gradient_at_the_start_of_a_sequence_depends_on_its_end(name: str) -> None:
     op, workload = catalog.load(name), Workload("float32", tuple(in_time(100, 4, 32, 32).items()))
     inputs = inputs_at(op, workload, 1, "cpu")
     inputs["grad_out"][:-32] = 0
@@ -64,7 +64,7 @@ def test_how_a_sequence_ends_still_tells_on_the_gradient_of_its_beginning(name: 
     assert max(float(found[name].abs().max()) for name in found.keys() & {"grad_h0", "grad_c0"}) > 0.05
 
 
-def test_gradients_are_clipped_at_some_sizes_and_left_alone_at_others_where_they_are_timed_and_elsewhere() -> None:
+def test_both_timed_and_other_workloads_include_gradients_that_are_clipped_and_that_are_not() -> None:
     op = catalog.load("clip_grad_norm")
     for workloads in (op.emulated, op.awkward):
         clipped = {clips(workload) for workload in workloads if op.nbytes(workload) > 4096}
@@ -77,7 +77,7 @@ def clips(workload: Workload) -> bool:
     return float(norm) > dict(workload.parameters)["max_norm"]
 
 
-def test_a_group_that_is_all_one_number_has_no_variance_however_it_is_added_up() -> None:
+def test_a_constant_group_has_no_variance_in_any_order_of_summation() -> None:
     op = catalog.load("group_norm")
     groups = inputs_at(op, op.emulated[0], 0, "cpu", "constant")["x"].reshape(4, 16, -1)
     assert len(groups.unique()) > 8

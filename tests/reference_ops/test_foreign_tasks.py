@@ -1,4 +1,4 @@
-"""Other people's tasks as ops: read as they are, at any size without a byte of it."""
+"""Tasks in foreign formats, and functions, as ops."""
 
 import json
 import struct
@@ -47,7 +47,7 @@ def dims(op: Op) -> dict[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("task", ALL, ids=lambda task: Path(str(task)).stem)
-def test_a_kernel_of_a_task_would_be_judged(task: Path | str) -> None:
+def test_a_task_is_not_blind_to_wrong_kernels(task: Path | str) -> None:
     loaded = op(task)
     assert loaded.emulated
     for workload in (*loaded.emulated, *loaded.awkward):
@@ -55,11 +55,11 @@ def test_a_kernel_of_a_task_would_be_judged(task: Path | str) -> None:
 
 
 @pytest.mark.parametrize("task", ALL, ids=lambda task: Path(str(task)).stem)
-def test_a_task_is_found_again_by_its_lasting_name(task: Path | str) -> None:
+def test_a_lasting_locator_loads_the_same_task(task: Path | str) -> None:
     assert catalog.load(catalog.lasting(str(task))) is op(task)
 
 
-def test_dims_are_called_what_the_task_calls_its_sizes() -> None:
+def test_dims_have_the_names_of_the_tasks_sizes() -> None:
     assert dims(op(TANH)) == {"x": ("rows", "columns"), "out": ("rows", "columns")}
     assert dims(op(MASKED)) == {"x": ("batch", "shape_0"), "mask": ("batch", "shape_0"), "out": ("batch",)}
 
@@ -71,14 +71,14 @@ def test_a_problem_keeps_its_own_size_and_gets_smaller_ones_to_check() -> None:
     assert {dict(workload.dims)["columns"] % 2 for workload in tanh.awkward} >= {1}
 
 
-def test_what_the_shapes_do_not_show_stays_as_it_is() -> None:
+def test_a_size_that_no_input_shape_shows_does_not_change() -> None:
     masked = op(MASKED)
     for workload in masked.emulated:  # dim = 1 may not become another
         inputs = inputs_at(masked, workload, 0, "cpu")
         assert torch.equal(masked.call(inputs, workload)[0], (inputs["x"] * inputs["mask"]).sum(1))
 
 
-def test_weights_are_inputs_and_what_cannot_matter_is_not() -> None:
+def test_weights_are_inputs_unless_no_output_depends_on_them() -> None:
     block = op(BLOCK)
     assert [spec.name for spec in block.inputs] == ["x", "linear_weight", "norm_weight", "norm_bias", "mask"]
     assert [spec.dtype for spec in block.outputs] == ["", "int64"]
@@ -86,7 +86,7 @@ def test_weights_are_inputs_and_what_cannot_matter_is_not() -> None:
     assert "dropout (p=0.25)" in block.note
 
 
-def test_a_module_in_training_mode_leaves_its_inputs_and_itself_alone() -> None:
+def test_a_module_in_training_mode_changes_neither_inputs_nor_itself() -> None:
     block = op(BLOCK)
     workload = block.emulated[0]
     inputs = inputs_at(block, workload, 3, "cpu")
@@ -99,7 +99,7 @@ def test_a_module_in_training_mode_leaves_its_inputs_and_itself_alone() -> None:
     torch.testing.assert_close(first[0], torch.relu(normal) @ mask)
 
 
-def test_weights_are_drawn_like_those_the_module_begins_with() -> None:
+def test_weights_are_drawn_as_the_module_initialises_them() -> None:
     block = op(BLOCK)
     workload = block.emulated[0]
     inputs = inputs_at(block, workload, 5, "cpu", "large")
@@ -109,7 +109,7 @@ def test_weights_are_drawn_like_those_the_module_begins_with() -> None:
     assert torch.equal(inputs["mask"], torch.ones_like(inputs["mask"]).tril())
 
 
-def test_inputs_that_only_the_task_can_draw_are_drawn_by_it() -> None:
+def test_inputs_that_are_not_plain_random_numbers_are_drawn_by_the_task() -> None:
     masked = op(MASKED)
     for values in ("normal", *masked.values):
         assert set(inputs_at(masked, masked.emulated[0], 1, "cpu", values)["mask"].flatten().tolist()) == {False, True}
@@ -117,7 +117,7 @@ def test_inputs_that_only_the_task_can_draw_are_drawn_by_it() -> None:
     assert all(torch.equal(once[name], again[name]) for name in once)
 
 
-def test_loading_leaves_the_random_numbers_of_others_alone() -> None:
+def test_loading_does_not_change_the_state_of_torchs_random_numbers() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -126,7 +126,7 @@ def test_loading_leaves_the_random_numbers_of_others_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_what_a_forward_draws_comes_in_from_outside() -> None:
+def test_random_numbers_of_a_forward_become_inputs() -> None:
     recurrent = op(RECURRENT)
     workload = recurrent.emulated[0]
     assert [spec.name for spec in recurrent.inputs][:2] == ["x", "randn_0"]
@@ -136,23 +136,23 @@ def test_what_a_forward_draws_comes_in_from_outside() -> None:
     assert not torch.equal(recurrent.call(inputs, workload)[0], recurrent.call(other, workload)[0])
 
 
-def test_a_task_that_drops_out_in_its_forward_is_refused() -> None:
+def test_a_task_with_functional_dropout_is_rejected() -> None:
     with pytest.raises(CatalogError, match=r"random numbers"):
         op(LEVEL1 / "4_AlwaysDropout.py")
 
 
-def test_a_task_that_fails_is_named_with_the_line(tmp_path: Path) -> None:
+def test_the_error_of_a_task_names_its_line(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text(TANH.read_text().replace("torch.tanh(x)", "torch.tanch(x)"))
     with pytest.raises(CatalogError, match=r"broken.py, line 7, cannot be an op: AttributeError"):
         op(broken)
 
 
-def test_a_reader_is_shown_the_task() -> None:
+def test_the_source_of_a_reference_is_that_of_the_task() -> None:
     assert reference_source(op(TANH)) == TANH.read_text()
 
 
-def test_a_changed_task_is_loaded_anew(tmp_path: Path) -> None:
+def test_a_changed_task_is_loaded_again(tmp_path: Path) -> None:
     path = tmp_path / "1_Grown.py"
     path.write_text(TANH.read_text())
     assert op(path).gpu[0].dims[0] == ("rows", 8192)
@@ -160,7 +160,7 @@ def test_a_changed_task_is_loaded_anew(tmp_path: Path) -> None:
     assert op(path).gpu[0].dims[0] == ("rows", 123456)
 
 
-def test_a_folder_of_robust_kbench_has_all_its_settings() -> None:
+def test_a_robust_kbench_task_has_all_its_settings_as_workloads() -> None:
     forward, backward = op(RMS), op(RMS / "func_backward.py")
     assert [dict(workload.dims)["rows"] for workload in forward.gpu] == [8192, 64, 1024]
     assert dims(backward)["grad_x"] == ("rows", "features")
@@ -168,7 +168,7 @@ def test_a_folder_of_robust_kbench_has_all_its_settings() -> None:
     assert [spec.name for spec in backward.outputs] == ["grad_x", "grad_weight"]
 
 
-def test_a_gradient_is_that_of_autograd() -> None:
+def test_a_robust_kbench_backward_agrees_with_autograd() -> None:
     backward = op(RMS / "func_backward.py")
     inputs = inputs_at(backward, backward.emulated[0], 0, "cpu")
     x, weight = (inputs[name].clone().requires_grad_() for name in ("x", "weight"))
@@ -178,7 +178,7 @@ def test_a_gradient_is_that_of_autograd() -> None:
         torch.testing.assert_close(own, other)
 
 
-def test_a_definition_of_flashinfer_has_the_workloads_beside_it() -> None:
+def test_a_flashinfer_definition_has_the_workloads_of_the_file_beside_it() -> None:
     scaled = op(SCALED)
     assert [workload.key for workload in scaled.gpu] == [
         "rows=16384 hidden=64 scale=0.5 bfloat16", "rows=7 hidden=64 scale=0.5 bfloat16",
@@ -201,46 +201,46 @@ def test_dims_of_a_function_are_inferred_from_its_examples() -> None:
     assert product.note == "The function product of marked.py."
 
 
-def test_the_one_marked_function_of_a_file_needs_no_name() -> None:
+def test_a_single_decorated_function_needs_no_name() -> None:
     assert op(MARKED) is not None
     assert op(MARKED).name == "weighted"
 
 
-def test_a_module_is_found_where_the_user_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_is_found_in_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(SAMPLES)
     assert catalog.lasting("marked:weighted") == f"{MARKED}:weighted"
     assert catalog.lasting(f"marked:product@{EXAMPLES.name}") == f"{MARKED}:product@{EXAMPLES}"
 
 
-def test_a_function_without_examples_says_how_to_give_some() -> None:
+def test_the_error_for_a_function_without_examples_says_how_to_give_them() -> None:
     with pytest.raises(CatalogError, match="--example"):
         op(f"{MARKED}:product")
 
 
-def test_a_function_cannot_take_a_name_of_the_catalogs(tmp_path: Path) -> None:
+def test_a_function_cannot_have_the_name_of_a_catalog_op(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(MARKED.read_text().replace("weighted", "gelu"))
     with pytest.raises(CatalogError, match=r"program\.py defines an op `gelu`, and so does the catalog"):
         op(tmp_path / "program.py")
 
 
-def test_a_task_that_ends_the_program_is_named_with_the_line(tmp_path: Path) -> None:
+def test_the_error_names_the_line_at_which_a_task_exits(tmp_path: Path) -> None:
     (tmp_path / "1_Ends.py").write_text(f"{TANH.read_text()}\nraise SystemExit\n")
     with pytest.raises(CatalogError, match=r"1_Ends\.py, line \d+, cannot be an op: it ends the program"):
         op(tmp_path / "1_Ends.py")
 
 
-def test_a_module_that_is_not_there_is_named() -> None:
+def test_the_error_names_a_missing_module() -> None:
     with pytest.raises(CatalogError, match=r"no module `mymodul`.*Give module:function"):
         op("mymodul:fused@inputs.py")
 
 
-def test_a_decorator_without_examples_says_how_it_is_written(tmp_path: Path) -> None:
+def test_the_error_for_a_decorator_without_examples_shows_how_to_write_it(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import evolve\n\n@evolve.op\ndef f(x):\n    return x\n")
     with pytest.raises(CatalogError, match=r"program\.py, line 3, .*without arguments, got `f`.*@evolve\.op\(lambda"):
         op(tmp_path / "program.py")
 
 
-def test_dims_that_never_differ_are_numbers() -> None:
+def test_dims_that_never_vary_are_literals() -> None:
     named, values = named_dims([{"x": (4, 8), "y": (8,)}, {"x": (4, 16), "y": (16,)}], [{"N": 8}, {"N": 16}], set())
     assert named == {"x": ("4", "n"), "y": ("n",)}
     assert values == [{"n": 8}, {"n": 16}]

@@ -1,4 +1,4 @@
-"""Shapes that no file lists, for the last check of a kernel."""
+"""Held-out shapes, which no op file lists."""
 
 import random
 from collections import Counter
@@ -27,7 +27,7 @@ def anything(_: Workload) -> bool:
 def drawn(
     name: str, seed: int, accepts: Callable[[Workload], bool] = anything, most_bytes: int = MOST_BYTES
 ) -> tuple[Workload, ...]:
-    """Kept, since most tests look at the same ones."""
+    """Cached, because most tests use the same shapes."""
     return held_out(catalog.load(name), accepts, random.Random(seed), 8, most_bytes)
 
 
@@ -42,19 +42,19 @@ def size(workload: Workload, dim: str) -> int:
 
 
 @ops
-def test_as_many_as_wanted_are_found_and_no_two_alike(op: Op) -> None:
+def test_the_requested_number_of_different_shapes_is_found(op: Op) -> None:
     for seed in range(5):
         assert len({(shape.dims, shape.parameters) for shape in drawn(op.name, seed)}) == 8
 
 
 @ops
-def test_none_is_listed_in_the_ops_file(op: Op) -> None:
+def test_no_shape_is_listed_in_the_ops_file(op: Op) -> None:
     listed = {(workload.dims, workload.parameters) for workload in (*op.gpu, *op.emulated, *op.awkward)}
     assert not {(shape.dims, shape.parameters) for shape in found(op)} & listed
 
 
 @ops
-def test_all_are_valid_and_small_enough_and_of_the_ops_dtypes(op: Op) -> None:
+def test_shapes_are_valid_and_small_enough_and_of_the_ops_dtypes(op: Op) -> None:
     for shape in found(op, most_bytes=1 << 20):
         assert op.is_valid(shape)
         assert op.least_bytes(shape) <= 1 << 20
@@ -62,14 +62,14 @@ def test_all_are_valid_and_small_enough_and_of_the_ops_dtypes(op: Op) -> None:
 
 
 @ops
-def test_pytorch_takes_all_of_them(op: Op) -> None:
+def test_pytorch_computes_every_shape(op: Op) -> None:
     for shape in found(op, most_bytes=1 << 14):
         outputs = op.call(inputs_at(op, shape, 0, "cpu"), shape)
         assert [tuple(output.shape) for output in outputs] == [op.shape(spec, shape) for spec in op.outputs]
 
 
 @ops
-def test_dims_lie_between_the_sizes_that_are_listed(op: Op) -> None:
+def test_dims_lie_between_the_listed_sizes(op: Op) -> None:
     for shape in found(op):
         for name, value in shape.dims:
             listed = [size(workload, name) for workload in (*op.gpu, *op.emulated, *op.awkward)]
@@ -77,12 +77,12 @@ def test_dims_lie_between_the_sizes_that_are_listed(op: Op) -> None:
 
 
 @ops
-def test_the_seed_decides(op: Op) -> None:
+def test_the_same_seed_gives_the_same_shapes(op: Op) -> None:
     assert drawn(op.name, 1) == held_out(op, anything, random.Random(1), 8, MOST_BYTES)
     assert drawn(op.name, 1) != drawn(op.name, 2)
 
 
-def test_the_magnitudes_are_mixed_and_so_are_odd_and_round_sizes() -> None:
+def test_shapes_are_of_all_magnitudes_and_both_odd_and_round() -> None:
     cols = [size(shape, "cols") for shape in found(catalog.load("softmax"), seeds=20)]
     assert min(cols) < 100
     assert max(cols) > 10_000
@@ -101,13 +101,13 @@ def test_the_magnitudes_are_mixed_and_so_are_odd_and_round_sizes() -> None:
     ],
     ids=["wide aligned rows", "one size alone", "large", "many channels", "one parameter"],
 )
-def test_a_particular_kernel_gets_shapes_too(name: str, accepts: Callable[[Workload], bool]) -> None:
+def test_kernels_with_narrow_conditions_get_shapes_too(name: str, accepts: Callable[[Workload], bool]) -> None:
     shapes = found(catalog.load(name), accepts)
     assert len(shapes) >= 20
     assert all(map(accepts, shapes))
 
 
-def test_large_ones_are_found_where_they_are_asked_for() -> None:
+def test_large_shapes_are_found_on_request() -> None:
     for name in ("gelu", "softmax", "causal_conv1d", "conv2d"):
         op = catalog.load(name)
         largest = min(2**31, max(op.nbytes(workload) for workload in op.gpu))
@@ -120,8 +120,8 @@ def test_large_ones_are_found_where_they_are_asked_for() -> None:
         assert sum(any(size % 2 for _, size in shape.dims) for shape in shapes) >= 6
 
 
-def test_a_kernel_for_one_dtype_gets_a_large_one_whatever_the_seed() -> None:
-    """Or what goes wrong at large sizes nobody listed would become a champion now and then."""
+def test_a_kernel_for_one_dtype_gets_a_large_shape_with_every_seed() -> None:
+    """Without one, a kernel that fails at large unlisted sizes could become a champion."""
     op = catalog.load("gelu")
     largest = max(op.nbytes(workload) for workload in op.gpu)
     for seed in range(100):
@@ -130,7 +130,7 @@ def test_a_kernel_for_one_dtype_gets_a_large_one_whatever_the_seed() -> None:
         assert shape.dtype == "float32"
 
 
-def test_a_kernel_that_accepts_nothing_new_gets_nothing() -> None:
+def test_a_kernel_that_accepts_only_listed_shapes_gets_none() -> None:
     op = catalog.load("softmax")
     assert found(op, lambda shape: shape in op.gpu) == []
 
@@ -147,8 +147,8 @@ def drawn_for(name: str, seed: int) -> tuple[Workload, ...]:
 
 
 @pytest.mark.parametrize("name", ["softmax", "rms_norm", "gelu", "argmax", "gemm", "cross_entropy", "layer_norm"])
-def test_the_first_has_sizes_that_no_file_lists_in_the_most_exact_dtype(name: str) -> None:
-    """Or a kernel that is right at listed sizes alone would pass by luck: when all are listed, or of 16 bits."""
+def test_the_first_shape_has_only_unlisted_sizes_and_the_most_exact_dtype(name: str) -> None:
+    """Otherwise a kernel that is right only at listed sizes could pass where all sizes or short dtypes are drawn."""
     listed = listed_sizes(catalog.load(name))
     for seed in range(50):
         first, _ = drawn_for(name, seed)
@@ -156,7 +156,7 @@ def test_the_first_has_sizes_that_no_file_lists_in_the_most_exact_dtype(name: st
         assert not listed.intersection(first.dims)
 
 
-def test_a_confirmation_meets_every_dtype_with_such_sizes_and_with_any() -> None:
+def test_six_shapes_of_an_op_have_every_dtype_with_unlisted_sizes_and_with_any() -> None:
     op = catalog.load("rms_norm")
     listed = listed_sizes(op)
     for seed in range(50):
@@ -166,14 +166,14 @@ def test_a_confirmation_meets_every_dtype_with_such_sizes_and_with_any() -> None
     assert any(listed.intersection(shape.dims) for shape in found(op)), "kernels may be made for one size of a dim"
 
 
-def test_no_size_follows_from_how_much_memory_there_is() -> None:
+def test_no_size_follows_from_the_memory_limit() -> None:
     """Nearly all of the sizes that gelu's file spans are too large for it: the largest that fits must be no secret."""
     sizes = Counter(size(shape, "n") for seed in range(100) for shape in drawn_for("gelu", seed))
     ((_, times),) = sizes.most_common(1)
     assert times < sizes.total() / 20
 
 
-def test_the_first_has_a_tail_where_the_kernel_accepts_one() -> None:
+def test_the_first_shape_has_a_tail_if_the_kernel_accepts_one() -> None:
     assert all(size(drawn_for("gelu", seed)[0], "n") % 32 for seed in range(50))
 
 

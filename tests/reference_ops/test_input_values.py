@@ -1,4 +1,4 @@
-"""Each distribution keeps its promise, in every dtype and on parts of a tensor."""
+"""Distributions of inputs, in every dtype and on parts of a tensor."""
 
 import pytest
 import torch
@@ -30,13 +30,13 @@ def test_numbers_are_finite_and_so_are_sums_of_a_few(values: str, dtype: torch.d
 
 
 @each({f"{values} {dtype}": (values, dtype) for values in DRAWS for dtype in FLOATS})
-def test_the_same_seed_gives_the_same_numbers_and_another_others(values: str, dtype: torch.dtype) -> None:
+def test_equal_seeds_give_equal_numbers_and_different_seeds_different_ones(values: str, dtype: torch.dtype) -> None:
     assert torch.equal(drawn(values, dtype), drawn(values, dtype))
     assert not torch.equal(drawn(values, dtype), drawn(values, dtype, seed=8))
 
 
 @pytest.mark.parametrize("values", DRAWS)
-def test_filling_every_third_row_leaves_the_others_alone(values: str) -> None:
+def test_filling_every_third_row_does_not_change_the_others(values: str) -> None:
     tensor = torch.full((10, 8), torch.nan)
     fill(tensor[1::3], values, torch.Generator().manual_seed(0))
     written = ~tensor.isnan().any(dim=1)
@@ -87,7 +87,7 @@ def test_constant_rows_hold_one_number_each_and_differ(dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("power", [1, 2])
-def test_what_is_constant_adds_up_exactly_in_any_order_and_so_do_its_squares(power: int) -> None:
+def test_sums_of_constants_and_of_their_squares_are_exact_in_any_order(power: int) -> None:
     terms = drawn("constant", torch.float32, (64, 4096)) ** power
     one_after_another = torch.zeros(64)
     for column in terms.T:
@@ -96,14 +96,14 @@ def test_what_is_constant_adds_up_exactly_in_any_order_and_so_do_its_squares(pow
 
 
 @pytest.mark.parametrize(("values", "across"), [("shifted", (1, 2, 3)), ("shifted_columns", (0, 2, 3))])
-def test_each_row_or_each_column_has_a_centre_of_its_own(values: str, across: tuple[int, ...]) -> None:
+def test_each_row_or_column_has_its_own_centre(values: str, across: tuple[int, ...]) -> None:
     deviations, centres = torch.std_mean(drawn(values, torch.float32, (64, 48, 5, 5)), across)
     assert deviations.max() < 1.2
     assert 150 < centres.std() < 400
 
 
 @dtypes
-def test_about_a_quarter_of_constant_rows_are_zeros_as_padding_is(dtype: torch.dtype) -> None:
+def test_about_a_quarter_of_constant_rows_are_zero(dtype: torch.dtype) -> None:
     tensor = drawn("constant", dtype, (400, 3, 16))
     zero = tensor.eq(0).flatten(1).all(1)
     assert abs(zero.float().mean() - 0.25) < 0.1
@@ -149,7 +149,7 @@ WIDE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.fl
 
 
 @WIDE
-def test_faint_numbers_are_nothing_in_float16_but_their_products_are_normal_in_float32(dtype: torch.dtype) -> None:
+def test_faint_numbers_underflow_float16_but_their_products_are_normal_in_float32(dtype: torch.dtype) -> None:
     tensor = drawn("faint", dtype)
     assert not tensor.half().any()
     assert tensor.double().square().mean() > 2**20 * torch.finfo(torch.float32).smallest_normal
@@ -163,9 +163,9 @@ def test_vast_numbers_overflow_in_float16_but_sums_of_their_products_do_not_in_f
 
 
 @pytest.mark.parametrize("values", ["faint", "vast"])
-def test_float16_gets_normal_numbers_where_others_get_those_beyond_its_range(values: str) -> None:
+def test_float16_gets_normal_numbers_instead_of_those_beyond_its_range(values: str) -> None:
     assert torch.equal(drawn(values, torch.float16), drawn(NORMAL, torch.float16))
 
 
-def test_the_common_distributions_are_known() -> None:
+def test_the_common_distributions_are_defined() -> None:
     assert set(COMMON) < set(DRAWS)

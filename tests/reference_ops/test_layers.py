@@ -1,4 +1,4 @@
-"""The recurrent ops are one layer each: called one after the other they are PyTorch's networks of several."""
+"""Recurrent ops called layer by layer, held against PyTorch's networks of several layers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ NETWORKS: dict[str, Callable[..., nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU
 
 @dataclass(frozen=True)
 class Stack:
-    """An op, and PyTorch's network of several such layers with what it is given: x, h0, and c0 of an LSTM."""
+    """An op, and PyTorch's network of several such layers with its inputs: x, h0, and c0 of an LSTM."""
 
     op: Op
     network: nn.RNNBase
@@ -28,7 +28,7 @@ class Stack:
         return (out, *last) if isinstance(last, tuple) else (out, last)
 
     def layer_by_layer(self) -> list[Tensors]:
-        """The inputs and outputs of the op at each layer, by name."""
+        """Return the inputs and outputs of the op at each layer, by name."""
         found: list[Tensors] = []
         for layer, weights in enumerate(self.network.all_weights):
             below = found[-1]["out"] if found else self.x
@@ -52,7 +52,7 @@ def stack(request: pytest.FixtureRequest) -> Stack:
     return Stack(op, network, x, tuple(first))
 
 
-def test_layers_on_top_of_each_other_put_out_what_pytorchs_network_does(stack: Stack) -> None:
+def test_stacked_layers_agree_with_pytorchs_network(stack: Stack) -> None:
     layers = stack.layer_by_layer()
     out, *last = stack.of_pytorch()
     assert torch.allclose(layers[-1]["out"], out)
@@ -60,7 +60,7 @@ def test_layers_on_top_of_each_other_put_out_what_pytorchs_network_does(stack: S
         assert torch.allclose(torch.stack([layer[spec.name] for layer in layers]), state)
 
 
-def test_their_backwards_from_the_last_to_the_first_give_its_gradients(stack: Stack) -> None:
+def test_backwards_of_stacked_layers_agree_with_the_networks_gradients(stack: Stack) -> None:
     backward = catalog.load(f"{stack.op.name}_backward")
     outputs = stack.of_pytorch()
     arriving, *of_last = (torch.randn_like(values) for values in outputs)

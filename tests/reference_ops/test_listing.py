@@ -30,7 +30,7 @@ def test_the_listing_equals_the_ops() -> None:
     assert all((PACKAGE / op.file).is_file() for op in ops)
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_a_written_listing_is_read_again() -> None:
     assert read_listing() is None
     write_listing(catalog.listing())
     assert read_listing() == catalog.listing()

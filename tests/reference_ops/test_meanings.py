@@ -1,4 +1,4 @@
-"""Each reference against its definition written out, where PyTorch leaves a choice."""
+"""References held against their definitions, where PyTorch's behaviour leaves a choice."""
 
 import torch
 
@@ -7,14 +7,14 @@ from reference_ops.inputs import inputs_at
 from reference_ops.op import Workload
 
 
-def test_topk_puts_the_lower_of_equal_values_first() -> None:
+def test_topk_puts_the_lower_index_of_equal_values_first() -> None:
     op = catalog.load("topk")
     workload = Workload("float32", (("rows", 1), ("cols", 6)), (("k", 4),))
     _, indices = op.call({"x": torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0, 2.0]])}, workload)
     assert indices.tolist() == [[1, 2, 4, 3]]
 
 
-def test_topk_takes_the_two_zeros_for_equal() -> None:
+def test_topk_treats_zeros_of_both_signs_as_equal() -> None:
     op = catalog.load("topk")
     workload = Workload("float32", (("rows", 1), ("cols", 3)), (("k", 3),))
     _, indices = op.call({"x": torch.tensor([[-0.0, 0.0, -0.0]])}, workload)
@@ -31,7 +31,7 @@ def test_a_causal_convolution_sees_only_the_past() -> None:
     assert torch.equal(before[..., :100], after[..., :100])
 
 
-def test_a_dilated_convolution_is_the_sum_it_claims_to_be() -> None:
+def test_a_dilated_convolution_equals_the_sum_in_its_note() -> None:
     op = catalog.load("causal_conv1d")
     workload = next(w for w in op.awkward if dict(w.parameters)["dilation"] == 3 and w.dtype == "float32")
     x, weight, bias = inputs_at(op, workload, 0, "cpu").values()

@@ -33,7 +33,7 @@ EVEN, ODD = 0, 1  # of a seed: whether integers take part, where they ask for in
 
 
 def kind(row: torch.Tensor) -> str:
-    """Which of the op's distributions a row is from."""
+    """Return the distribution of the op that a row comes from."""
     if len(row.unique()) == 1:
         return "constant"
     if torch.equal(row, row.round()):
@@ -55,18 +55,18 @@ def test_rows_follow_the_distributions_in_turn(seed: int) -> None:
     assert [kind(row) for row in x] == [found[row % len(found)] for row in range(len(x))]
 
 
-def test_parts_divide_the_output_by_distribution() -> None:
+def test_row_groups_divide_the_output_by_distribution() -> None:
     x = mixed()["x"]
     parts = row_groups(OP, OUT, PLACE, MIXED, EVEN)
     assert sum(len(x[part.rows]) for part in parts) == len(x)
     assert all({kind(row) for row in x[part.rows]} == {part.values} for part in parts)
 
 
-def test_only_the_part_of_integers_is_judged_exactly() -> None:
+def test_only_the_integer_rows_are_judged_exactly() -> None:
     assert [part.values for part in row_groups(OP, OUT, PLACE, MIXED, EVEN) if part.exact] == ["integers"]
 
 
-def test_where_integer_rows_are_judged_every_other_input_holds_integers_too() -> None:
+def test_with_integer_rows_all_other_inputs_are_integers_too() -> None:
     weight = mixed()["weight"]
     assert torch.equal(weight, weight.round())
 
@@ -77,7 +77,7 @@ def test_every_other_seed_keeps_the_weights_normal_and_leaves_integers_out() -> 
     assert sorted(names(seed=ODD)) == ["constant", "normal", "tiny"]
 
 
-def test_with_fewer_rows_than_distributions_each_has_its_turn_over_seeds() -> None:
+def test_with_few_rows_every_distribution_comes_first_with_some_seed() -> None:
     (place,) = workloads("float32", {"rows": 1, "cols": 512})
     seen = set()
     for seed in range(SEEDS):
@@ -88,19 +88,19 @@ def test_with_fewer_rows_than_distributions_each_has_its_turn_over_seeds() -> No
 
 
 @pytest.mark.parametrize("output", [TOTAL, COUNT], ids=["other first dim", "no dims"])
-def test_an_output_that_does_not_share_the_rows_is_judged_as_a_whole(output: object) -> None:
+def test_an_output_without_the_rows_is_judged_as_a_whole(output: object) -> None:
     (part,) = row_groups(OP, output, PLACE, MIXED, EVEN)  # type: ignore[arg-type]
     assert (part.rows, part.exact) == (..., False)
     assert torch.zeros(())[part.rows].shape == ()
 
 
-def test_a_single_distribution_is_one_part() -> None:
+def test_a_single_distribution_gives_one_row_group() -> None:
     (part,) = row_groups(OP, OUT, PLACE, "integers", EVEN)
     assert (part.values, part.rows, part.exact) == ("integers", ..., True)
 
 
 @pytest.mark.parametrize("first", range(9))
-def test_a_mixture_begins_with_the_distribution_whose_turn_it_is(first: int) -> None:
+def test_a_mixed_seed_starts_with_the_given_distribution(first: int) -> None:
     op = replace(OP, values=("constant", "tiny"))
     expected = (NORMAL, *op.values)[first % 3]
     assert {names(op, mixed_seed(op, first, turn, random.Random(turn)))[0] for turn in range(12)} == {expected}
@@ -108,9 +108,7 @@ def test_a_mixture_begins_with_the_distribution_whose_turn_it_is(first: int) -> 
 
 @pytest.mark.parametrize("by_rows", [True, False])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 64])
-def test_few_rows_meet_every_distribution_in_as_many_mixtures_as_it_takes_and_no_more(
-    rows: int, *, by_rows: bool
-) -> None:
+def test_with_few_rows_the_number_of_mixtures_needed_is_exact(rows: int, *, by_rows: bool) -> None:
     op = replace(OP, values=("constant", "tiny"), by_rows=by_rows)
     place = replace(PLACE, dims=(("rows", rows), ("cols", 512)))
     turns = mixtures_needed(op, place)
@@ -121,19 +119,19 @@ def test_few_rows_meet_every_distribution_in_as_many_mixtures_as_it_takes_and_no
 
 
 @pytest.mark.parametrize("turn", range(4))
-def test_a_mixture_has_large_weights_in_its_turn(turn: int) -> None:
+def test_one_mixed_seed_in_three_has_large_weights(turn: int) -> None:
     op = replace(OP, values=("constant", "tiny"))
     for first in range(12):
         weight = mixed(op, mixed_seed(op, first, turn, random.Random(first)))["weight"]
         assert bool(weight.abs().max() > 100) == (turn % LARGE_WEIGHTS == 0)
 
 
-def test_mixtures_of_the_same_turn_differ() -> None:
+def test_mixed_seeds_with_the_same_start_differ() -> None:
     assert len({mixed_seed(OP, 2, 1, random.Random(seed)) for seed in range(20)}) == 20
 
 
 @each({f"seed {seed}": seed for seed in range(SEEDS)})
-def test_others_alike_are_of_the_same_distributions_and_no_two_the_same(seed: int) -> None:
+def test_similar_seeds_differ_and_have_the_same_distributions(seed: int) -> None:
     others = similar_seeds(OP, seed, 5)
     large = bool(mixed(seed=seed)["weight"].abs().max() > 100)
     for other in others:
@@ -151,19 +149,19 @@ def test_an_op_whose_rows_depend_on_each_other_gets_one_distribution_at_a_time()
     assert {names(op, seed)[0] for seed in range(SEEDS)} == {NORMAL, *OP.values}
 
 
-def test_inputs_that_share_no_dim_with_an_output_are_all_drawn_alike() -> None:
+def test_without_shared_dims_all_inputs_have_one_distribution() -> None:
     op = replace(OP, outputs=tensors(out="2"))
     inputs = inputs_at(op, PLACE, EVEN, "cpu", "integers")
     assert all(torch.equal(tensor, tensor.round()) for tensor in inputs.values())
 
 
-def test_weights_stay_normal_whatever_the_rows_are() -> None:
+def test_weights_stay_normal_with_any_distribution_of_rows() -> None:
     tiny = inputs_at(OP, PLACE, EVEN, "cpu", "tiny")
     assert kind(tiny["x"].flatten()) == "tiny"
     assert kind(tiny["weight"]) == NORMAL
 
 
-def test_integer_inputs_and_the_ops_own_draw_come_as_ever() -> None:
+def test_integer_inputs_and_the_ops_draw_do_not_depend_on_the_distribution() -> None:
     def draw(drawn: Tensors, generator: torch.Generator) -> None:
         drawn["index"].random_(0, 3, generator=generator)
         drawn["weight"].fill_(2)
@@ -182,21 +180,21 @@ def test_the_same_seed_gives_the_same_mixture(name: str) -> None:
     assert all(torch.equal(first[spec.name], second[spec.name]) for spec in op.inputs)
 
 
-def test_an_unknown_distribution_is_named_with_those_there_are() -> None:
+def test_the_error_for_an_unknown_distribution_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match="`nomal` names no distribution of inputs; there are constant, faint"):
         replace(OP, values=("nomal",))
 
 
-def test_an_output_that_the_baseline_cannot_leave_open_is_named() -> None:
+def test_the_error_names_a_baseline_free_output_that_does_not_exist() -> None:
     with pytest.raises(ValueError, match="`indices`, which is no output"):
         replace(OP, baseline_free=("indices",))
 
 
-def test_a_workload_that_the_op_excludes_is_refused() -> None:
+def test_an_invalid_workload_is_rejected() -> None:
     with pytest.raises(ValueError, match="rows=64 cols=512 float32 is not `valid`"):
         replace(OP, valid=lambda known: known["cols"] <= known["rows"])
 
 
-def test_what_follows_from_other_inputs_has_to_be_one() -> None:
+def test_a_given_input_must_be_an_input_of_the_op() -> None:
     with pytest.raises(ValueError, match="`mean`, which is no input"):
         replace(OP, tolerance=Tolerance(given=("mean",)))

@@ -1,4 +1,4 @@
-"""What holds for every op of the catalog."""
+"""Properties of every op of the catalog."""
 
 import torch
 from each import each
@@ -23,7 +23,7 @@ def test_outputs_have_the_declared_shapes_and_dtypes(op: Op, workload: Workload)
 
 
 @each(OPS)
-def test_the_baseline_computes_what_the_reference_means(op: Op) -> None:
+def test_the_baseline_agrees_with_the_reference(op: Op) -> None:
     workload = next(workload for workload in op.emulated if workload.dtype == "float32")
     inputs = inputs_at(op, workload, 0, "cpu")
     for expected, found in zip(op.call(inputs, workload), op.call_baseline(inputs, workload), strict=True):
@@ -39,7 +39,7 @@ def test_the_reference_is_defined_for_float64(op: Op) -> None:
 
 
 @each(OPS)
-def test_the_reference_leaves_its_inputs_alone(op: Op) -> None:
+def test_the_reference_does_not_change_its_inputs(op: Op) -> None:
     inputs = inputs_at(op, op.emulated[0], 0, "cpu")
     op.call(inputs, op.emulated[0])
     fresh = inputs_at(op, op.emulated[0], 0, "cpu")
@@ -48,7 +48,7 @@ def test_the_reference_leaves_its_inputs_alone(op: Op) -> None:
 
 @each(OPS)
 def test_every_input_changes_with_the_seed(op: Op) -> None:
-    """One that does not could be anything in a kernel."""
+    """A kernel could ignore an input that is always the same."""
     workload = op.emulated[0]
     first, second = (inputs_at(op, workload, seed, "cpu") for seed in (0, 1))
     assert [name for name in first if torch.equal(first[name], second[name])] == []
@@ -66,7 +66,7 @@ def test_no_workload_is_declared_twice(op: Op) -> None:
 
 
 @each(OPS)
-def test_a_workload_moves_and_computes_something(op: Op) -> None:
+def test_every_workload_has_bytes_to_move_and_operations(op: Op) -> None:
     for workload in (*op.gpu, *op.emulated, *op.awkward):
         assert op.least_bytes(workload) > 0
         assert op.flops(op.sizes(workload)) > 0

@@ -1,4 +1,4 @@
-"""What references compute in. A CPU without AVX-512 adds up bfloat16 convolutions in bfloat16; a GPU does not."""
+"""Precision of references. A CPU without AVX-512 sums bfloat16 convolutions in bfloat16; a GPU does not."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def test_sizes_of_dtypes_are_those_of_torch() -> None:
     assert sizes == DTYPES
 
 
-def test_what_is_rounded_once_is_computed_in_float32_and_no_less() -> None:
+def test_a_function_rounded_once_computes_in_float32_at_least() -> None:
     seen: list[torch.dtype] = []
 
     def called(x: torch.Tensor, y: torch.Tensor, shift: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,7 +33,7 @@ def test_what_is_rounded_once_is_computed_in_float32_and_no_less() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CONVOLUTIONS if EXACT in catalog.load(name).values])
-def test_a_convolution_of_small_integers_in_16_bits_is_off_by_its_last_rounding_alone(name: str) -> None:
+def test_a_16_bit_convolution_of_small_integers_has_only_its_last_rounding(name: str) -> None:
     op = catalog.load(name)
     for workload in in_16_bits(op):
         for seed in range(4):
