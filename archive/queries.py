@@ -1,8 +1,10 @@
 """Queries: what can be found in an archive, by which filters, and in which order."""
 
+import gc
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -67,8 +69,9 @@ def find(connection: sqlite3.Connection, kind: type, op: str, filters: Filters) 
     where, values = _where(source, kind, op, filters)
     orders = {"fastest": "ORDER BY speedup DESC, kernel_id LIMIT", "newest": "ORDER BY number DESC LIMIT"}
     order = next((f"{order} {filters[name]:d}" for name, order in orders.items() if name in filters), source.order)  # type: ignore[literal-required]
-    found = connection.execute(f"{source.select} {where} {order}", values)
-    return list(source.read(connection, found))
+    with uncollected():
+        found = connection.execute(f"{source.select} {where} {order}", values)
+        return list(source.read(connection, found))
 
 
 def count(connection: sqlite3.Connection, kind: type, by: str, op: str, filters: Filters) -> dict[str, int]:
@@ -81,6 +84,18 @@ def count(connection: sqlite3.Connection, kind: type, by: str, op: str, filters:
     alias = source.select.partition(" FROM ")[2].split()[1:2] or [""]
     named = f"{table} {alias[0]}" if len(alias[0]) == 1 else table
     return dict(connection.execute(f"SELECT {by}, count(*) FROM {named} {where} GROUP BY {by}", values))  # noqa: S608
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Put off the collection of garbage. Reading makes many objects and hardly any garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _where(source: Source, kind: type, op: str, filters: Filters) -> tuple[str, list[object]]:

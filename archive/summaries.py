@@ -18,6 +18,7 @@ from archive.proposals import Cost, Proposal
 from archive.records import Evaluation, Measurement, Outcome, Traits
 
 LOG_CHARACTERS = 600
+FREE = Cost()
 TIMES = struct.Struct("<5d")  # of one workload: median, low, high, baseline, speed of light
 
 
@@ -73,6 +74,8 @@ class ProposalSummary(NamedTuple):
 
     @property
     def cost(self) -> Cost:
+        if not (self.prompt_tokens or self.completion_tokens or self.seconds or self.usd):
+            return FREE
         return Cost(
             self.prompt_tokens, self.completion_tokens, self.seconds, self.cached_tokens, self.reasoning_tokens,
             self.usd,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from archive.kernel import Kernel
+from archive.queries import uncollected
 from archive.records import DeviceInfo, Evaluation, Merged, Outcome, Profile
 from archive.store import Store
 from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, RankedTimes, Timing
@@ -60,7 +61,7 @@ class OpView:
         self._kernels: dict[str, Kernel] = {}
         self._evaluations: dict[str, Evaluation] = {}
         self._contenders: dict[str, EvaluationSummary] | None = None  # the champions' verdicts, and their rivals'
-        self._latest: dict[str, Timing] = {}  # by workload, from every evaluation on the device
+        self._newest: dict[str, EvaluationSummary] = {}  # the newest verdict by the workloads that were timed
         self._alive: tuple[EvaluationSummary, ...] | None = None
         self._tried: list[Tried] | None = None
         self._past: tuple[History, Lessons] | None = None
@@ -100,12 +101,13 @@ class OpView:
             self._past = History(self._families), Lessons(self._families, self.kernels)
             verdicts = (verdict for kernel_id, verdict in self._judged.items() if kernel_id in self._families)
             self._unheard = [*self._proposals, *sorted(verdicts, key=lambda one: (one.created, one.number))]
-        for record in self._unheard:
-            for part in self._past:
-                if isinstance(record, ProposalSummary):
-                    part.propose(record)
-                else:
-                    part.judge(record)
+        with uncollected():
+            for record in self._unheard:
+                for part in self._past:
+                    if isinstance(record, ProposalSummary):
+                        part.propose(record)
+                    else:
+                        part.judge(record)
         self._unheard = []
         return self._past
 
@@ -162,7 +164,8 @@ class OpView:
     def latest_times(self) -> Mapping[str, Timing]:
         """Return the latest times on each workload that any evaluation brought, PyTorch's among them."""
         self._refresh()
-        return self._latest
+        in_order = sorted(self._newest.values(), key=lambda verdict: (verdict.created, verdict.number))
+        return {timing.workload: timing for verdict in in_order for timing in verdict.measurements}
 
     def alive(self) -> tuple[EvaluationSummary, ...]:
         """Return the verdicts on the kernels alive, fittest first."""
@@ -234,6 +237,10 @@ class OpView:
     # Reading what is new.
 
     def _refresh(self) -> None:
+        with uncollected():
+            self._read_new()
+
+    def _read_new(self) -> None:
         """Read what any process has appended since the last time; kernels last, so that each verdict has its kernel."""
         device = self.device.key
         verdicts = self.store.find(EvaluationSummary, self.op, device=device, after=self._read[2])
@@ -249,7 +256,7 @@ class OpView:
         for proposal in proposals:
             self._take_proposal(proposal)
         for verdict in verdicts:
-            self._latest |= {timing.workload: timing for timing in verdict.measurements}
+            self._newest[verdict.workloads] = verdict
             self._take_verdict(verdict)
 
     def _take_proposal(self, proposal: ProposalSummary) -> None:
