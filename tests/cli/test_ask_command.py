@@ -181,13 +181,13 @@ def test_a_kernel_without_an_evaluation_on_the_device_is_rejected(capsys: Captur
 
 
 def test_the_next_step_after_text_is_to_tell_a_kernel(capsys: Capture) -> None:
-    said = evolve(capsys, "ask", "softmax", "--text", "--operator", "improve", "--parent", CHILD.id)[2]
-    assert f"evolve tell FILE.cu --operator improve --parent {CHILD.id[:8]} --archive archive.db" in said
+    errors = evolve(capsys, "ask", "softmax", "--text", "--operator", "improve", "--parent", CHILD.id)[2]
+    assert f"evolve tell FILE.cu --operator improve --parent {CHILD.id[:8]} --archive archive.db" in errors
 
 
 def test_the_next_step_names_the_file_of_an_op_outside_the_catalog(capsys: Capture) -> None:
-    _, _, said = evolve(capsys, "ask", TWICE, "--text")
-    assert f"evolve tell FILE.cu --operator draft {TWICE} --archive archive.db" in said
+    _, _, errors = evolve(capsys, "ask", TWICE, "--text")
+    assert f"evolve tell FILE.cu --operator draft {TWICE} --archive archive.db" in errors
 
 
 def test_without_a_device_in_the_archive_prompts_are_about_a_gpu(capsys: Capture) -> None:

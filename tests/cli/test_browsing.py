@@ -1,3 +1,5 @@
+"""`evolve top`, `show`, `diff` and `tree` over an archive with a few kernels."""
+
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +28,7 @@ def parsed(capsys: Capture, *arguments: str) -> Any:
     return json.loads(output)
 
 
-def test_top_without_an_op_has_a_line_per_op_and_device(archive: Path, capsys: Capture) -> None:
+def test_top_has_a_row_per_op_and_device(archive: Path, capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "top")
     assert code == 0
     assert [line.split()[0] for line in output.splitlines()[1:4]] == ["softmax", "softmax", "unheard_of"]
@@ -36,20 +38,22 @@ def test_top_without_an_op_has_a_line_per_op_and_device(archive: Path, capsys: C
 def test_top_shows_champions_and_population_of_an_op(archive: Path, capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "top", "softmax", "--device", "some gpu")
     assert code == 0
-    for expected in (BEST.id[:8], CHILD.id[:8], "5.00x", "2×512 fp32", "alive", "2 passed, 1 wrong"):
+    for expected in (BEST.id[:8], CHILD.id[:8], "5.00x", "2×512 fp32", "population", "2 passed, 1 wrong"):
         assert expected in output
     assert "Some CPU" not in output
 
 
 def test_top_says_what_the_population_is_sorted_by(archive: Path, capsys: Capture) -> None:
-    assert "fittest first: best time over its own" in evolve(capsys, "top", "softmax")[1].replace("\n", " ")
+    assert "fittest first: by best known time over the kernel's time" in evolve(capsys, "top", "softmax")[1].replace(
+        "\n", " "
+    )
 
 
-def test_top_says_that_emulated_times_are_none_of_a_gpu(archive: Path, capsys: Capture) -> None:
+def test_top_marks_emulated_times(archive: Path, capsys: Capture) -> None:
     assert "no statement about a GPU" in evolve(capsys, "top", "softmax", "--device", "cpu")[1]
 
 
-def test_top_as_json_holds_what_the_tables_show(archive: Path, capsys: Capture) -> None:
+def test_top_prints_the_tables_as_json(archive: Path, capsys: Capture) -> None:
     gpu, cpu = parsed(capsys, "top", "softmax", "--json")
     assert [(c["workload"], c["kernel"], c["median_us"]) for c in gpu["champions"]] == [
         (ROWS, BEST.id, 20.0),
@@ -61,7 +65,7 @@ def test_top_as_json_holds_what_the_tables_show(archive: Path, capsys: Capture) 
     assert (gpu["emulated"], cpu["emulated"]) == (False, True)
 
 
-def test_top_of_an_empty_archive_says_how_to_fill_it(tmp_path: Path, capsys: Capture) -> None:
+def test_top_of_an_empty_archive_is_exit_code_1_with_a_command(tmp_path: Path, capsys: Capture) -> None:
     open_archive(tmp_path / "empty.db").close()
     code, output, errors = evolve(capsys, "top", "--archive", tmp_path / "empty.db")
     assert (code, output) == (1, "")
@@ -74,7 +78,7 @@ def test_top_of_an_unknown_op_points_to_the_catalog(archive: Path, capsys: Captu
     assert "evolve ops" in errors
 
 
-def test_show_prints_the_whole_kernel_and_what_became_of_it(archive: Path, capsys: Capture) -> None:
+def test_show_prints_the_kernel_and_its_evaluations(archive: Path, capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "show", BEST.id[:6])
     assert code == 0
     for expected in (
@@ -87,7 +91,7 @@ def test_show_prints_the_whole_kernel_and_what_became_of_it(archive: Path, capsy
         assert expected in output
 
 
-def test_show_prints_how_a_champion_stood_its_confirmation(archive: Path, capsys: Capture) -> None:
+def test_show_prints_the_confirmation_of_a_champion(archive: Path, capsys: Capture) -> None:
     open_archive(archive).append(checked(confirmed(CHILD.id, GPU, 2.0, **{ROWS: 40.0})))
     output = evolve(capsys, "show", CHILD.id)[1]
     assert "On Some GPU: passed, confirmed by a fresh process" in output
@@ -116,7 +120,7 @@ def test_top_counts_as_won_only_what_a_confirmed_champion_won(archive: Path, cap
     assert " 1/2 " in evolve(capsys, "top")[1]
 
 
-def test_top_as_json_says_who_is_confirmed(archive: Path, capsys: Capture) -> None:
+def test_top_as_json_marks_confirmed_champions(archive: Path, capsys: Capture) -> None:
     open_archive(archive).append(confirmed(BEST.id, GPU, 2.0, **{ROWS: 20.0}))
     gpu, _ = parsed(capsys, "top", "softmax", "--json")
     assert {c["workload"]: (c["confirmed"], bool(c["duel"])) for c in gpu["champions"]} == {
@@ -131,7 +135,7 @@ def test_show_says_which_of_several_kernels_in_a_reply_was_taken(archive: Path, 
     store.append(replace(proposal(kernel(8)), reply=both))
     store.close()
     output = evolve(capsys, "show", kernel(8).id)[1].replace("\n", " ")
-    assert "the reply holds 2 kernels: the last complete one was taken" in output
+    assert "the reply has 2 kernels; the last complete one was taken" in output
 
 
 def test_show_prints_the_log_of_a_failure(archive: Path, capsys: Capture) -> None:
@@ -142,21 +146,21 @@ def test_show_says_that_a_kernel_was_not_evaluated(archive: Path, capsys: Captur
     assert "Not evaluated yet" in evolve(capsys, "show", WAITING.id)[1]
 
 
-def test_show_prints_a_reply_that_held_no_kernel_with_the_reason(archive: Path, capsys: Capture) -> None:
+def test_show_prints_a_reply_without_a_kernel_and_the_reason(archive: Path, capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "show", REPLY.id[:8])
     assert code == 0
     assert "I cannot." in output
     assert "no kernel in the reply" in output
 
 
-def test_show_as_json_holds_text_and_verdicts(archive: Path, capsys: Capture) -> None:
-    shown = parsed(capsys, "show", BEST.id, "--json")
-    assert shown["text"] == BEST.text
-    assert len(shown["evaluations"]) == 2
-    assert shown["children"] == [CHILD.id, WRONG.id]
+def test_show_as_json_has_the_text_and_the_evaluations(archive: Path, capsys: Capture) -> None:
+    facts = parsed(capsys, "show", BEST.id, "--json")
+    assert facts["text"] == BEST.text
+    assert len(facts["evaluations"]) == 2
+    assert facts["children"] == [CHILD.id, WRONG.id]
 
 
-def test_an_id_that_nothing_begins_with_is_not_found(archive: Path, capsys: Capture) -> None:
+def test_an_unknown_id_is_exit_code_1(archive: Path, capsys: Capture) -> None:
     code, _, errors = evolve(capsys, "show", "zzzz")
     assert code == 1
     assert "zzzz" in errors
@@ -169,7 +173,7 @@ def test_an_ambiguous_id_lists_the_candidates(archive: Path, capsys: Capture) ->
     assert "number 1" in errors
 
 
-def test_diff_shows_what_changed_and_nothing_else(archive: Path, capsys: Capture) -> None:
+def test_diff_shows_only_changed_lines(archive: Path, capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "diff", BEST.id, CHILD.id)
     assert code == 0
     changed = [line for line in output.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
@@ -195,16 +199,16 @@ def test_tree_shows_children_under_their_parents(archive: Path, capsys: Capture)
     assert lines[at + 2].startswith(f"└── {WRONG.id[:8]}  wrong  improve")
 
 
-def test_tree_from_a_kernel_shows_its_line_only(archive: Path, capsys: Capture) -> None:
+def test_tree_from_a_kernel_shows_only_its_descendants(archive: Path, capsys: Capture) -> None:
     output = evolve(capsys, "tree", "softmax", CHILD.id, "--device", "gpu")[1]
     assert CHILD.id[:8] in output
     assert WRONG.id[:8] not in output
 
 
-def test_tree_from_another_op_s_kernel_is_refused(archive: Path, capsys: Capture) -> None:
+def test_tree_from_a_kernel_of_another_op_is_rejected(archive: Path, capsys: Capture) -> None:
     code, _, errors = evolve(capsys, "tree", "unheard_of", CHILD.id)
     assert code == 2
-    assert "is no kernel of unheard_of" in errors
+    assert "is a kernel of softmax, not of unheard_of" in errors
 
 
 def test_tree_as_json_lists_every_proposal(archive: Path, capsys: Capture) -> None:

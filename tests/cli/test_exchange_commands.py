@@ -104,8 +104,8 @@ def test_a_line_without_an_op_is_rejected_with_its_number_and_the_reason(line: s
 
 def test_tell_prints_proposals_as_json(capsys: Capture) -> None:
     _, output, _ = evolve(capsys, "tell", written(Path("good.cu"), GOOD), TWICE, "--json")
-    (told,) = json.loads(output)
-    assert (told["kernel"], told["op"], told["new"]) == (GOOD.id, "twice", True)
+    (proposed,) = json.loads(output)
+    assert (proposed["kernel"], proposed["op"], proposed["new"]) == (GOOD.id, "twice", True)
 
 
 def test_prompts_go_out_as_a_batch_and_answers_come_back(archive: Path, capsys: Capture) -> None:
@@ -118,8 +118,8 @@ def test_prompts_go_out_as_a_batch_and_answers_come_back(archive: Path, capsys: 
     replies = [{"custom_id": r["custom_id"], "response": {"status_code": 200, "body": answer}} for r in requests[:1]]
     Path("replies.jsonl").write_text("".join(f"{json.dumps(reply)}\n" for reply in replies))
     assert evolve(capsys, "tell", "replies.jsonl", TWICE)[0] == 0
-    (told,) = open_archive(archive).find(Proposal)
-    assert (told.kernel_id, told.proposer, told.operator) == (GOOD.id, "some-model", "draft")
+    (proposed,) = open_archive(archive).find(Proposal)
+    assert (proposed.kernel_id, proposed.proposer, proposed.operator) == (GOOD.id, "some-model", "draft")
 
 
 def test_merging_twice_adds_records_once(archive: Path, capsys: Capture, tmp_path: Path) -> None:
@@ -221,8 +221,8 @@ def test_a_kernel_can_be_told_with_its_operator_and_parent(archive: Path, capsys
 def test_a_wrong_operator_or_parent_is_explained(
     archive: Path, capsys: Capture, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
-    told = written(tmp_path / "first.cu", GOOD)
-    code, _, errors = evolve(capsys, "tell", str(told), TWICE, *words)
+    proposed = written(tmp_path / "first.cu", GOOD)
+    code, _, errors = evolve(capsys, "tell", str(proposed), TWICE, *words)
     assert code != 0
     assert message in errors
     assert not archive.exists() or open_archive(archive).find(Proposal) == []

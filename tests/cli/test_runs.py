@@ -1,4 +1,4 @@
-"""`runs` and `compare` over an archive with two recorded runs, and how a run is told to go on."""
+"""`evolve runs`, `evolve compare` and `evolve run --resume` over an archive with recorded runs."""
 
 import json
 from dataclasses import replace

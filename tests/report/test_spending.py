@@ -61,7 +61,7 @@ def test_amounts_leave_out_zero_tokens_and_dollars() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "said", "more"),
+    ("reason", "words", "more"),
     [
         (Ended.EVALS, "All 3 evaluations are used.", Budget(evals=6)),
         (Ended.TOKENS, "All 1,000 tokens are spent.", Budget(tokens=2000)),
@@ -70,8 +70,8 @@ def test_amounts_leave_out_zero_tokens_and_dollars() -> None:
         (Ended.NOTHING, "Nothing is left to try: every setting of the population's knobs has been evaluated.", None),
     ],
 )
-def test_the_end_of_a_run_has_a_reason_and_a_larger_budget(reason: Ended, said: str, more: Budget | None) -> None:
-    assert ending(reason, Budget(3, 1000, 1.5, 60.0), Spent(3, 1000, 1.5, 61.0)) == (said, more)
+def test_the_end_of_a_run_has_a_reason_and_a_larger_budget(reason: Ended, words: str, more: Budget | None) -> None:
+    assert ending(reason, Budget(3, 1000, 1.5, 60.0), Spent(3, 1000, 1.5, 61.0)) == (words, more)
 
 
 def test_a_single_evaluation_is_not_plural() -> None:
@@ -84,8 +84,8 @@ def test_the_offered_time_exceeds_the_time_spent(seconds: float, offered: float)
 
 
 def test_reaching_the_requested_share_of_light_offers_a_higher_one() -> None:
-    said, more = ending(Ended.LIGHT, Budget(until_light=0.95), Spent())
-    assert "0.95 of the speed of light" in said
+    words, more = ending(Ended.LIGHT, Budget(until_light=0.95), Spent())
+    assert "0.95 of the speed of light" in words
     assert more == Budget(until_light=0.975)
 
 

@@ -1,3 +1,5 @@
+"""Trajectories of runs: the quality of the best kernel by what was spent."""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
