@@ -193,10 +193,12 @@ class LocalEngine:
 
     def _handle_compiled(self, state: JobState) -> Iterator[Evaluation]:
         job, traits = state.job, state.traits
+        log = ""
         if job.duplicates and traits and not job.confirm:
-            if log := job.duplicates.by_code(job.kernel.id, traits.code):
-                yield self._verdict(state, Outcome.DUPLICATE, log)
-                return
+            log = job.duplicates.by_code(job.kernel.id, traits.code)
+        if log:
+            yield self._verdict(state, Outcome.DUPLICATE, log)
+            return
         self._watch(state.job.kernel.id, "waiting")
         self._compiled.append(state)
 

@@ -86,7 +86,8 @@ def decisive_evaluations(store: Store, op: str, device: DeviceInfo) -> list[Eval
         *population.leaders(verdict for verdict in passed if verdict.confirmed).values(),
     ]
     newest: dict[str, RankedTimes | EvaluationSummary] = {}  # by the workloads that were timed
-    for verdict in sorted([*passed, *replaced, *failed], key=lambda verdict: verdict.created):
+    timed: list[RankedTimes | EvaluationSummary] = [*passed, *replaced, *failed]
+    for verdict in sorted(timed, key=lambda one: one.created):
         newest[verdict.workloads] = verdict
     kernels = {verdict.kernel_id for verdict in newest.values()}
     in_force = store.find(EvaluationSummary, op, device=device.key, in_force=True, kernels=kernels)

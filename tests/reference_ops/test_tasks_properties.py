@@ -22,7 +22,9 @@ FEWER = settings(max_examples=settings().max_examples // 5)  # loading a task ta
 # No digits, which could make sizes that no machine holds; loading a task runs its code.
 PIECES = ["", "\n", "    ", "(", ")", "[", "]", ":", ",", "#", '"', "return", "self", "None", "x", "torch", "rows",
           "def ", "class ", "raise ", "yield ", "lambda", "*", "-", "=", "\0", "é", "\ud800"]  # fmt: skip
-json_values = st.sampled_from([None, True, -1, 0, 3, 1.5, "", "x", "var", "const", "float32", "int99", [], {}, [[]]])
+json_values: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, -1, 0, 3, 1.5, "", "x", "var", "const", "float32", "int99", [], {}, [[]]]
+)
 
 
 def loaded(locator: Path | str) -> Op | None:
@@ -119,7 +121,7 @@ def test_a_damaged_task_of_robust_kbench_is_loaded_or_refused(folder: Path, text
 
 
 def test_the_undamaged_tasks_are_loaded(folder: Path) -> None:
-    tasks = [
+    tasks: list[Path | str] = [
         KERNELBENCH,
         f"{MARKED}:weighted",
         folder / "robust",
