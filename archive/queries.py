@@ -18,6 +18,7 @@ from archive.summaries import (
     BriefProposal,
     EvaluationSummary,
     KernelSummary,
+    Origin,
     ProposalSummary,
     RankedTimes,
 )
@@ -192,6 +193,9 @@ SOURCES: dict[type, Source] = {
         _by("op", "run", ids=ID_IN, prefix=ID_PREFIX, kernels="kernel_id IN (?)", parents=OF_PARENTS,
             after="p.rowid > ?"),
         _each(rows.proposal_summary),
+    ),
+    Origin: Source(
+        "SELECT kernel_id, parents FROM proposals p", "ORDER BY created, p.rowid", _by("op"), _each(Origin._make),
     ),
     BriefProposal: Source(
         "SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds FROM proposals p",

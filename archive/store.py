@@ -24,6 +24,7 @@ from archive.summaries import (
     BriefProposal,
     EvaluationSummary,
     KernelSummary,
+    Origin,
     ProposalSummary,
     RankedTimes,
 )
@@ -32,7 +33,7 @@ BUSY_SECONDS = 30
 DAMAGE = ("no such table", "no such column", "could not decode", "malformed", "not a database")  # in SQLite's words
 R = TypeVar(
     "R", Kernel, KernelSummary, Proposal, ProposalSummary, BriefProposal, AskedQuestion, Evaluation, EvaluationSummary,
-    BriefEvaluation, RankedTimes, DeviceInfo, Merged, Profile, Standard, Run, Leg,
+    Origin, BriefEvaluation, RankedTimes, DeviceInfo, Merged, Profile, Standard, Run, Leg,
 )  # fmt: skip
 # Of a kernel's evaluations on a device, the last one made there counts.
 IN_FORCE = """UPDATE evaluation_summaries SET in_force = (number = (

@@ -7,7 +7,7 @@ The archive keeps them in columns of their own, so texts, replies, logs and chec
 import json
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from typing import NamedTuple
@@ -82,6 +82,17 @@ class ProposalSummary(NamedTuple):
         )  # fmt: skip
 
 
+class Origin(NamedTuple):
+    """What a kernel was made from."""
+
+    kernel_id: str  # empty where the reply held no kernel
+    parents_json: str
+
+    @property
+    def parents(self) -> Sequence[str]:
+        return json.loads(self.parents_json) if self.parents_json != "[]" else ()
+
+
 class BriefProposal(NamedTuple):
     """What a proposal cost, when it came, and in which run: all that a budget is about."""
 
@@ -132,7 +143,7 @@ class EvaluationSummary(NamedTuple):
 
     @property
     def traits(self) -> Traits | None:
-        return _traits(self.traits_json)
+        return traits_in(self.traits_json)
 
 
 class RankedTimes(NamedTuple):
@@ -153,7 +164,7 @@ class RankedTimes(NamedTuple):
 
     @property
     def traits(self) -> Traits | None:
-        return _traits(self.traits_json)
+        return traits_in(self.traits_json)
 
 
 def timing(measurement: Measurement) -> Timing:
@@ -172,7 +183,7 @@ def summary(evaluation: Evaluation, number: int = 0) -> EvaluationSummary:
     )  # fmt: skip
 
 
-def _traits(text: str) -> Traits | None:
+def traits_in(text: str) -> Traits | None:
     return plain.record(Traits, json.loads(text)) if text else None
 
 

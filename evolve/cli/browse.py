@@ -15,6 +15,7 @@ from evolve.errors import UserError
 from evolve.report import facts
 from evolve.report.kernel import (
     MOST_SHOWN,
+    Lineage,
     difference,
     kernel_details,
     lineage,
@@ -25,7 +26,6 @@ from evolve.report.kernel import (
 from evolve.report.standing import devices, standings
 from evolve.report.tables import WON_MEANS, print_standing, standings_table
 from evolve.report.words import console, print_json
-from evolve.selection.view import OpView
 from reference_ops.catalog import is_path
 
 
@@ -109,13 +109,13 @@ def tree(
     if root and root.op != name:
         raise UserError(f"{kernel} is a kernel of {root.op}, not of {name}", f"try `evolve tree {root.op} {kernel}`")
     for info in found:
-        _print_tree(OpView(store, name, info), root.id if root else "", everything=everything)
+        _print_tree(lineage(store, name, info), root.id if root else "", everything=everything)
 
 
-def _print_tree(view: OpView, root: str, *, everything: bool) -> None:
-    output, lines = console(), lineage(view)
-    everything = everything or len(view.families()) <= MOST_SHOWN
-    output.print(f"{view.op} on {view.device.name}", style="bold")
+def _print_tree(lines: Lineage, root: str, *, everything: bool) -> None:
+    output = console()
+    everything = everything or len(lines.parents) + len(lines.roots) <= MOST_SHOWN
+    output.print(f"{lines.op} on {lines.device.name}", style="bold")
     for kernel_id in [root] if root else roots_shown(lines, everything=everything):
         output.print(lineage_tree(lines, kernel_id, output.width, everything=everything))
     if not everything:

@@ -33,14 +33,13 @@ class Policy:
 
     phase_seconds: Mapping[str, float] = field(default_factory=lambda: PHASE_SECONDS)  # deadlines
     held_out_bytes: int = 2**18  # the largest shape that is drawn to check a kernel
-    held_out_threads: int | None = None  # more than a declared workload has, which such a shape may start
+    held_out_threads: int | None = None  # that it may start, if no declared workload starts more; None for no limit
 
     most_workers: int = 1  # processes that hold the device
     most_compilers: int = 0  # processes that compile ahead for them, without the device
-    worker_bytes: int | None = (
-        None  # of memory that a worker may take; CUDA reserves too much address space for a limit
-    )
-    kernels_are_native_code: bool = False  # run in the worker: they can overwrite its memory, and are confined more
+    # Limit on a worker's memory. CUDA reserves too much address space for one.
+    worker_bytes: int | None = None
+    kernels_are_native_code: bool = False  # which can overwrite its worker's memory, so workers are confined more
     replaced_after: tuple[Outcome, ...] = (Outcome.CRASHED, Outcome.LAUNCH_ERROR)  # outcomes that cost the worker
 
     no_profiler: str = "this device has no profiler"  # the reason why nothing was counted

@@ -1,1 +1,1 @@
-"""From champions to an installable package."""
+"""Export: confirmed champions become an installable Python package."""

@@ -1,4 +1,4 @@
-"""Export: writes the confirmed winners as an installable Python package."""
+"""Export: writes confirmed champions that beat PyTorch as an installable Python package."""
 
 import inspect
 import keyword
@@ -18,62 +18,17 @@ from evolve.export.template.manifest import ExportedEntry
 from evolve.export.winners import NoWinnerError
 from reference_ops.op import Number, Op
 
-TAKEN_IN_PACKAGE = ("explain", "kernels", "ops")  # names that every package has anyway
-
-
-def check_op(op: Op, path: Path) -> None:
-    """Raise a NotPortableError unless the op's function can be written and called without its archive."""
-    if (
-        not op.name.isidentifier()
-        or keyword.iskeyword(op.name)
-        or op.name.startswith("_")
-        or op.name in TAKEN_IN_PACKAGE
-    ):
-        raise NotPortableError(f"`{op.name}` cannot be the name of a function in the package")
-    if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
-        raise NotPortableError(f"its file {path.name} cannot be a module of the package: rename it")
-    names = [*(spec.name for spec in (*op.inputs, *op.outputs)), *op.parameters]
-    for name in names:
-        if keyword.iskeyword(name) or names.count(name) > 1:
-            raise NotPortableError(f"`{name}` cannot be the name of an argument, or is the name of two")
-    known = {dim for spec in op.inputs for dim in spec.dims}
-    for name, _ in op.gpu[0].dims:
-        if name not in known:
-            raise NotPortableError(f"no input has the dim `{name}`, so that a call does not say how large it is")
-    if all(spec.dtype for spec in op.inputs):
-        raise NotPortableError("no input has the workload's dtype, so that a call does not say which it is")
-    check_foreign_imports(path.read_text(encoding="utf-8"))
-    try:
-        for workload in op.gpu:
-            check_outputs(op, workload)
-    except NoKernelError as error:
-        raise NotPortableError(str(error)) from error
-
-
-def defaults(op: Op) -> Mapping[str, Number | None]:
-    """The parameters of the op's function, those without a default first.
-
-    The reference's own default counts; without one, the value that all of the op's workloads share.
-    """
-    written = inspect.signature(op.reference).parameters
-    found: dict[str, Number | None] = {}
-    for name in op.parameters:
-        own = written[name].default if name in written else inspect.Parameter.empty
-        shared = {dict(workload.parameters)[name] for workload in op.gpu}
-        found[name] = own if isinstance(own, int | float) else shared.pop() if len(shared) == 1 else None
-    return dict(sorted(found.items(), key=lambda item: item[1] is not None))
-
-
-TAKEN = (*runtime_copy.ROOTS, "torch", "cupy", "numpy", "test", "tests")
+TAKEN_PACKAGES = (*runtime_copy.ROOTS, "torch", "cupy", "numpy", "test", "tests")
+TAKEN_FUNCTIONS = ("explain", "kernels", "ops")  # names in every package
 
 
 @dataclass(frozen=True)
 class Win:
-    """A workload on which a kernel won its duel with the best that PyTorch offers, and no other kernel is faster."""
+    """A workload on which this kernel is the fastest one and won the paired timing against the best of PyTorch."""
 
     workload: str
     device: str
-    speedup: float  # in the duel
+    speedup: float  # in the paired timing
 
 
 @dataclass(frozen=True)
@@ -87,7 +42,7 @@ class ExportedKernel:
 class ExportedOp:
     name: str
     kernels: tuple[ExportedKernel, ...]
-    call: str  # as a user writes it, such as `rms_norm(x, weight, eps=1e-06)`
+    call: str  # such as `rms_norm(x, weight, eps=1e-06)`
 
 
 @dataclass(frozen=True)
@@ -107,7 +62,7 @@ class ExportReport:
 
 @dataclass(frozen=True)
 class _OpFiles:
-    """What one op brings to the package."""
+    """The files and the manifest entry of one op."""
 
     op: Op
     entry: ExportedEntry
@@ -124,18 +79,17 @@ def export(
     *,
     trust_merged: bool = False,
 ) -> ExportReport:
-    """Write the package `name` into `folder`; each op comes with the file that defines it.
+    """Write the package `name` into `folder`. Each op is given with the file that defines it.
 
-    `trust_merged` also takes the word of archives that were merged.
-
-    Ops without a confirmed kernel that wins on a GPU are skipped, with the reason. If none is left, it is a UserError.
+    With `trust_merged`, evaluations from merged archives count too. An op without a confirmed kernel that beats PyTorch
+    on a GPU is skipped with the reason. Raise a UserError if no op is left.
     """
     _check_target(folder, name)
     parts: dict[str, _OpFiles] = {}
     skipped = []
     for op, path in ops:
         if op.name in parts:
-            skipped.append(SkippedOp(op.name, f"another op of this name comes before the one in {path}"))
+            skipped.append(SkippedOp(op.name, f"an op of this name is exported already; this one is in {path}"))
             continue
         try:
             parts[op.name] = _op_files(op, path, store, trust_merged=trust_merged)
@@ -147,6 +101,49 @@ def export(
         raise _nothing(skipped)
     _write(folder, name, _files(name, list(parts.values())))
     return ExportReport(folder, name, tuple(part.report for part in parts.values()), tuple(skipped))
+
+
+def check_op(op: Op, path: Path) -> None:
+    """Raise a NotPortableError unless the package can hold the op's file and a function for it."""
+    if (
+        not op.name.isidentifier()
+        or keyword.iskeyword(op.name)
+        or op.name.startswith("_")
+        or op.name in TAKEN_FUNCTIONS
+    ):
+        raise NotPortableError(f"its name `{op.name}` cannot be the name of a function in the package: rename the op")
+    if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
+        raise NotPortableError(f"its file {path.name} cannot be a module of the package: rename it")
+    names = [*(spec.name for spec in (*op.inputs, *op.outputs)), *op.parameters]
+    for name in names:
+        if keyword.iskeyword(name) or names.count(name) > 1:
+            raise NotPortableError(f"`{name}` is a Python keyword or the name of two arguments: rename the tensor")
+    known = {dim for spec in op.inputs for dim in spec.dims}
+    for name, _ in op.gpu[0].dims:
+        if name not in known:
+            raise NotPortableError(f"no input has the dim `{name}`, so its size cannot be read from a call")
+    if all(spec.dtype for spec in op.inputs):
+        raise NotPortableError("every input has a fixed dtype, so the workload's dtype cannot be read from a call")
+    check_foreign_imports(path.read_text(encoding="utf-8"))
+    try:
+        for workload in op.gpu:
+            check_outputs(op, workload)
+    except NoKernelError as error:
+        raise NotPortableError(str(error)) from error
+
+
+def defaults(op: Op) -> Mapping[str, Number | None]:
+    """Return the parameters of the op's function with their defaults; those without a default come first.
+
+    A default is the reference's own, else the value that all workloads of the op share.
+    """
+    written = inspect.signature(op.reference).parameters
+    found: dict[str, Number | None] = {}
+    for name in op.parameters:
+        own = written[name].default if name in written else inspect.Parameter.empty
+        shared = {dict(workload.parameters)[name] for workload in op.gpu}
+        found[name] = own if isinstance(own, int | float) else shared.pop() if len(shared) == 1 else None
+    return dict(sorted(found.items(), key=lambda item: item[1] is not None))
 
 
 def _op_files(op: Op, path: Path, store: Store, *, trust_merged: bool) -> _OpFiles:
@@ -190,13 +187,13 @@ def _declared(op: Op, tensor: str) -> str:
 
 
 def _files(name: str, parts: Sequence[_OpFiles]) -> dict[str, str]:
-    """Every file by its path in the folder."""
+    """Return the text of every file by its path in the folder."""
     exported = [(part.op, part.entry) for part in parts]
     inside = {
         "__init__.py": texts.init(exported),
         "py.typed": "",
         manifest.FILE: manifest.text({part.op.name: part.entry for part in parts}),
-        "ops/__init__.py": '"""The references: what the kernels compute, in PyTorch."""\n',
+        "ops/__init__.py": '"""References: what the kernels compute, in PyTorch."""\n',
         **runtime_copy.files({module for part in parts for module in part.imports}),
     }
     for part in parts:
@@ -209,14 +206,16 @@ def _files(name: str, parts: Sequence[_OpFiles]) -> dict[str, str]:
 
 
 def _check_target(folder: Path, name: str) -> None:
-    """An export replaces an earlier export, and nothing else."""
-    if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name) or keyword.iskeyword(name) or name in TAKEN:
-        raise UserError(f"a package cannot be called `{name}`", "choose a lower-case Python name, such as primitives")
+    """Raise a UserError unless the folder is new, empty or an earlier export of the same package."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name) or keyword.iskeyword(name) or name in TAKEN_PACKAGES:
+        raise UserError(
+            f"`{name}` cannot be the name of a package", "choose a lower-case Python name, such as primitives"
+        )
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file", "choose another folder to export to")
     if folder.exists() and any(folder.iterdir()) and not (folder / name / manifest.FILE).is_file():
         raise UserError(
-            f"{folder} is not empty, and holds no earlier export of `{name}`", "choose a new folder to export to"
+            f"{folder} is not empty and holds no earlier export of `{name}`", "choose a new folder to export to"
         )
 
 
@@ -224,8 +223,8 @@ def _nothing(skipped: Sequence[SkippedOp]) -> UserError:
     if not skipped:
         return UserError("there is no op to export", "name one, such as softmax")
     reasons = "\n".join(f"  {op.name}: {op.reason}" for op in skipped)
-    finds = f"`evolve run {skipped[0].name}` on a machine with an NVIDIA GPU finds kernels; times of the emulated "
-    hint = next((op.hint for op in skipped if op.hint), f"{finds}device are never exported")
+    run = f"`evolve run {skipped[0].name}` on a machine with an NVIDIA GPU finds kernels"
+    hint = next((op.hint for op in skipped if op.hint), f"{run}; times of the emulated device are never exported")
     return UserError(f"nothing can be exported\n{reasons}", hint)
 
 

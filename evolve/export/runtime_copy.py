@@ -1,6 +1,6 @@
-"""The runtime of an exported package: copies of the modules that it needs, with their imports made relative.
+"""Runtime of an exported package: copies of the modules that it needs, with relative imports.
 
-There is one implementation of everything, and what is copied follows from the imports alone.
+The imports decide which modules are copied. Nothing is implemented twice.
 """
 
 import ast
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RUNTIME = "_runtime"
-# Where modules go, the longest prefix first.
+# The place of each package in the exported one, the longest prefix first.
 HOMES = {
     "evolve.export.template": RUNTIME,
     "evolve": RUNTIME,
@@ -18,15 +18,15 @@ HOMES = {
 }
 ROOTS = ("evolve", "archive", "reference_ops")
 ENTRY = "evolve.export.template.dispatch"
-DOCSTRING = '"""Copied from evolve-kernels, which made this package: change things there."""\n'
+DOCSTRING = '"""Copied from evolve-kernels, which generated this package. Make changes there."""\n'
 
 
 class NotPortableError(Exception):
-    """A file that would not work in a package of its own: the reason."""
+    """An op or a file that cannot work in a package of its own; the message says why."""
 
 
 def files(modules: set[str]) -> dict[str, str]:
-    """The files of the runtime by their path in the package: these modules, the entry, and all they import."""
+    """Return the runtime's files by their path in the package: the entry, these modules and all that they import."""
     copied: dict[str, str] = {}
     waiting, seen = [ENTRY, *sorted(modules)], set[str]()
     while waiting:
@@ -43,15 +43,15 @@ def files(modules: set[str]) -> dict[str, str]:
 
 
 def home(module: str) -> str:
-    """Where a module of ours lies in the package."""
+    """Return the place of one of our modules in the package."""
     for prefix, place in HOMES.items():
         if module == prefix or module.startswith(f"{prefix}."):
             return place + module[len(prefix) :]
-    raise ValueError(f"{module} is none of ours")
+    raise ValueError(f"{module} is not a module of evolve, archive or reference_ops")
 
 
 def ported(source: str, place: str) -> tuple[str, set[str]]:
-    """The text of a module for its place in the package, and the modules of ours that it imports."""
+    """Return a module's text with imports that fit its place in the package, and our modules that it imports."""
     lines = source.split("\n")
     imported: set[str] = set()
     for node in ast.walk(ast.parse(source)):
@@ -69,7 +69,7 @@ def ported(source: str, place: str) -> tuple[str, set[str]]:
 
 
 def check_foreign_imports(source: str) -> None:
-    """Raise unless a file imports only what every exported package has: torch, Python's own, and our modules."""
+    """Raise a NotPortableError unless a file imports only torch, the standard library and our modules."""
     allowed = {*ROOTS, "torch", *sys.stdlib_module_names}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -93,7 +93,7 @@ def _path(module: str) -> Path:
 
 
 def _imported(module: str, names: list[str]) -> set[str]:
-    """`from archive import kernel` imports a module for each name, `from archive.kernel import Kernel` one."""
+    """Return the modules of an import: one for each name in `from archive import kernel`, else the module itself."""
     if _path(module).is_file():
         return {module}
     modules = {f"{module}.{name}" for name in names}
@@ -104,7 +104,7 @@ def _imported(module: str, names: list[str]) -> set[str]:
 
 
 def _relative(target: str, place: str) -> str:
-    """A module of the package as the module at `place` names it: `..archive.kernel`."""
+    """Return the relative name of a module, seen from the module at `place`, such as `..archive.kernel`."""
     there, here = target.split("."), place.split(".")[:-1]
     shared = 0
     while shared < min(len(there), len(here)) and there[shared] == here[shared]:

@@ -1,7 +1,7 @@
-"""The texts that are written for a package: its functions, its pyproject.toml, its README.
+"""Texts of an exported package: its functions, its pyproject.toml and its README.
 
-Names of devices and tools come from archives, which may come from anywhere. So whatever is filled in is a name that
-`portable` has checked, or is written by `_literal`, `_prose` or `_cell`: no text can become code.
+Archives are untrusted, and so are the names of devices and tools in them. Every value in a template is a name that
+`check_op` has checked, or is written by `_literal`, `_prose` or `_cell`, so no text can become code.
 """
 
 import json
@@ -18,7 +18,7 @@ from reference_ops.op import Op
 MARKUP = re.compile(r"[\\`*_{}\[\]<>()#!|~&$:@]|(?<=www)\.")
 Exported = Sequence[tuple[Op, ExportedEntry]]
 
-INIT = '''"""CUDA kernels for PyTorch ops, each where it was measured to be faster; elsewhere PyTorch runs."""
+INIT = '''"""CUDA kernels for PyTorch ops. A kernel runs where it was measured to be faster; elsewhere PyTorch runs."""
 
 from pathlib import Path as _Path
 from typing import Any as _Any
@@ -41,12 +41,12 @@ _PRIMITIVES = _dispatch.load(
 
 
 def explain(op: str, *arguments: _Any, **named: _Any) -> _Explanation:
-    """What a call would run, and why, as in `explain("{first}", ...)` with the arguments of the call."""
+    """Return which kernel a call would run, and why: `explain("{first}", ...)` with the arguments of the call."""
     return _dispatch.explain(_PRIMITIVES, op, arguments, named)
 
 
 def kernels() -> dict[str, tuple[_Shipped, ...]]:
-    """The kernels of this package by op, with their measured times."""
+    """Return the kernels of this package by op, with their measured times."""
     return {{name: primitive.entry.kernels for name, primitive in _PRIMITIVES.items()}}
 {functions}'''
 
@@ -55,7 +55,7 @@ FUNCTION = '''
 def {name}({arguments}) -> {result}:
     """{note}
 
-    Kernels for {devices}. On anything else, and where none of them wins, PyTorch runs{baseline}.
+    Has kernels for {devices}. On other devices, and where no kernel is faster, PyTorch runs{baseline}.
     """
     {outputs} = _PRIMITIVES[{key}](({inputs}), {{{parameters}}})
     return {returned}
@@ -88,51 +88,53 @@ include = ["{name}", "{name}.*"]
 README = """\
 # {name}
 
-CUDA kernels behind plain functions, each used only where it was measured to be faster than the best of
-eager PyTorch and torch.compile. Everywhere else PyTorch runs, so that a call always works.
+CUDA kernels behind plain functions. A kernel runs only where it was measured to be faster than eager PyTorch and
+torch.compile. Everywhere else PyTorch runs, so every call works.
 
-    pip install ".[cuda13]"    # or cuda12; without CuPy and an NVIDIA GPU, PyTorch runs
+    pip install ".[cuda13]"    # or cuda12; without CuPy or an NVIDIA GPU, PyTorch runs
 
     import torch, {name}
 {calls}
-    print({name}.explain("{first}", ...))   # with the arguments of a call: what it would run, and why
+    print({name}.explain("{first}", ...))   # which kernel a call with these arguments runs, and why
 
 ## What was measured
-Medians in microseconds, GPU time, caches cold; `compile` is the better of torch.compile's default and max-autotune.
-The speedup is that of a duel: kernel and the best of PyTorch, timed in pairs by a process of its own, with the 95 %
-interval of the median. A kernel runs where even the interval's low end is above what timing it against itself gives.
+Times are medians of GPU time in microseconds with cold caches. `compile` is the faster of torch.compile's default and
+max-autotune modes. The speedup comes from a paired timing: a separate process times the kernel and the fastest of
+PyTorch in turn. The range is the 95 % interval of the median. A kernel runs if the low end of this interval is above
+the noise, which is measured by timing the kernel against itself.
 
 | op | workload | GPU | kernel | kernel us | eager us | compile us | speedup |
 | --- | --- | --- | --- | --- | --- | --- | --- |
 {table}
 
 ## What was checked
-Before it was exported, each kernel was tested twice, the second time in a fresh process: on poisoned memory, on
-shapes and values that nobody foresaw, against PyTorch in float64. The error is the root mean square, as a multiple
-of PyTorch's own at the same dtype: the worst of all outputs judged. The sanitizer is NVIDIA's compute-sanitizer.
+Each kernel was tested twice before the export, the second time in a fresh process: on poisoned memory, on random shapes
+and values, against PyTorch in float64. The error is the largest root mean square error of all outputs, as a multiple of
+PyTorch's own error at the same dtype. The sanitizer is NVIDIA's compute-sanitizer.
 
 | op | kernel | GPU | outputs judged | error | held-out shapes | sanitizer |
 | --- | --- | --- | --- | --- | --- | --- |
 {tested}
 
 ## When a kernel runs
-- All inputs are contiguous, 16-byte aligned CUDA tensors of one GPU that stands in the table, by its name.
-- The dtype and the parameters are measured ones. Other sizes go by the nearest measured ones, as long as the kernel
-  accepts them; where PyTorch was the fastest there, it runs.
-- No gradient is wanted, and neither torch.compile, autocast, torch.func nor a dispatch mode is at work.
-- Under `torch.use_deterministic_algorithms(True)`, only kernels that proved to be deterministic.
+- All inputs are contiguous, 16-byte aligned CUDA tensors on one GPU, and the table has a GPU of this name.
+- The dtype and the parameters are among the measured ones. For other sizes the nearest measured sizes decide: the
+  fastest kernel there runs if it accepts the sizes, and PyTorch runs if it was the fastest there.
+- No input requires a gradient, and torch.compile, autocast, torch.func and dispatch modes are off.
+- Under `torch.use_deterministic_algorithms(True)`, the kernel was found to be deterministic.
 
-Kernels are compiled when they are first needed, for the sizes at hand, which takes some hundredths of a second each.
-Before you capture a CUDA graph, make the same call once; otherwise PyTorch is captured, with a warning.
-Where PyTorch runs it is what the kernels were timed against, and what it leaves open, such as the order of equal
-values, is its own choice there.
-A kernel that was chosen and breaks raises an error: PyTorch does not step in for it.
+A kernel is compiled for the sizes of the first call that needs it, which takes a few hundredths of a second.
+Before you capture a CUDA graph, make the same call once. Otherwise the graph captures PyTorch, with a warning.
+Where PyTorch runs, it runs what the kernels were timed against. Where an op leaves a choice, such as the order of equal
+values, PyTorch and a kernel may choose differently.
+If a chosen kernel fails to compile or to launch, the call raises an error. PyTorch does not replace it.
 `manifest.json` holds the kernels' hashes and times, `kernels/` their sources, `ops/` the references.
-`_runtime/` is copied from evolve-kernels (Apache-2.0), which made this package.
+`_runtime/` is copied from evolve-kernels (Apache-2.0), which generated this package.
 """
 
 
 def init(exported: Exported) -> str:
+    """Return the package's `__init__.py`."""
     exported = sorted(exported, key=lambda one: one[0].name)
     names = [op.name for op, _ in exported]
     return INIT.format(
@@ -165,7 +167,7 @@ def readme(name: str, exported: Exported) -> str:
 
 
 def call(op: Op, entry: ExportedEntry) -> str:
-    """A call as a user writes it: `rms_norm(x, weight, eps=1e-06)`."""
+    """Return a call as a user writes it, such as `rms_norm(x, weight, eps=1e-06)`."""
     arguments = [spec.name for spec in op.inputs] + _written(entry.parameters)
     return f"{op.name}({', '.join(arguments)})"
 
@@ -178,9 +180,9 @@ def _function(op: Op, entry: ExportedEntry) -> str:
         key=_literal(op.name),
         arguments=", ".join([*(f"{spec.name}: _Tensor" for spec in op.inputs), *_declared(op, entry)]),
         result=types if len(outputs) == 1 else f"tuple[{types}]",
-        note=_prose(op.note or f"See ops/{op.name}.py."),
+        note=_prose(op.note or f"See {entry.module}."),
         devices=_prose(", ".join(sorted({measured.device for _, measured in entry.table()}))),
-        baseline=_prose(f": see {op.baseline.__name__} in ops/{op.name}.py" if op.baseline else ""),
+        baseline=_prose(f": see {op.baseline.__name__} in {entry.module}" if op.baseline else ""),
         outputs=f"({outputs[0]},)" if len(outputs) == 1 else ", ".join(outputs),
         inputs=", ".join(spec.name for spec in op.inputs) + ("," if len(op.inputs) == 1 else ""),
         parameters=", ".join(f"{_literal(name)}: {name}" for name in entry.parameters),
@@ -189,21 +191,21 @@ def _function(op: Op, entry: ExportedEntry) -> str:
 
 
 def _literal(value: str | float) -> str:
-    """A value as Python writes it, and TOML too; a float that is no number stays one."""
+    """Return a value as a literal of Python and, for a string, of TOML. Infinities and NaN become `float("inf")`."""
     if isinstance(value, str):
         return escaped(json.dumps(value, ensure_ascii=False))
-    endless = isinstance(value, float) and not math.isfinite(value)
-    return f"float({_literal(str(value))})" if endless else repr(value)
+    not_finite = isinstance(value, float) and not math.isfinite(value)
+    return f"float({_literal(str(value))})" if not_finite else repr(value)
 
 
 def _prose(text: str) -> str:
-    """Words that stand in a docstring and cannot end it."""
+    """Return text for a docstring, which it cannot end."""
     plain = escaped(" ".join(text.split())).replace("\\", "\\\\").replace('"', "'")
     return "\n".join(textwrap.wrap(plain, 110, subsequent_indent="    "))
 
 
 def _cell(text: str) -> str:
-    """Words that stand in a table of Markdown and are nothing but words there: no column, link or tag."""
+    """Return text for a cell of a Markdown table, in which it cannot make columns, links or tags."""
     return MARKUP.sub(r"\\\g<0>", escaped(" ".join(text.split())))
 
 

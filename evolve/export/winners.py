@@ -1,4 +1,4 @@
-"""What of an op's evaluations goes into a package: the confirmed kernels that win on a GPU, and their times."""
+"""Selection of kernels for export: the confirmed kernels that beat PyTorch on a GPU, with their times."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ Champions = Mapping[tuple[str, str], Row]  # by the GPU's name and the workload
 
 
 class NoWinnerError(Exception):
-    """No kernel of an op can be exported: the reason, and what would change that."""
+    """No kernel of an op can be exported; the message says why, the hint what to do."""
 
     def __init__(self, reason: str, hint: str = "") -> None:
         super().__init__(reason)
@@ -30,25 +30,25 @@ class NoWinnerError(Exception):
 def confirmed_on_gpus(
     op: Op, store: Store, kernels: Mapping[str, Kernel], *, trust_merged: bool = False
 ) -> list[Evaluation]:
-    """The verdicts in force of the kernels that were confirmed, or a NoWinnerError where there are none.
+    """Return the latest evaluations of confirmed kernels on GPUs. Raise a NoWinnerError if there is none.
 
-    What another archive says, good or bad, counts only where it is trusted: who installs a package wants no hearsay.
+    Evaluations from merged archives count only with `trust_merged`: users of a package rely on what was measured here.
     """
     merged = set() if trust_merged else {one.evaluation_id for one in store.find(Merged, op.name)}
     every = [e for e in store.find(Evaluation, op.name) if policy_of(e.device.kind).times_are_gpu_times]
     on_gpus = [e for e in every if e.id not in merged]
     if not every:
-        raise NoWinnerError("no kernel of it was ever evaluated on a GPU")
+        raise NoWinnerError("none of its kernels was evaluated on a GPU")
     if not on_gpus:
         raise NoWinnerError(
-            "all its verdicts came with a merge, and were never tested by this archive's own machine",
-            f"`evolve confirm {op.name}` tests them on the GPU at hand; --trust-merged takes them as they are, "
-            "for archives of your own machines",
+            "all its evaluations come from merged archives; none was made on this machine",
+            f"`evolve confirm {op.name}` tests the kernels on this machine's GPU; if the merged archives are your own, "
+            "--trust-merged exports them as they are",
         )
     verdicts = [population.latest(on_gpus, key) for key in dict.fromkeys(e.device.key for e in on_gpus)]
     passed = [e for verdict in verdicts for e in verdict.values() if e.passed and e.kernel_id in kernels]
     if not any(list(_measured(op, kernels[e.kernel_id], e)) for e in passed):
-        raise NoWinnerError("no kernel passed on a GPU at any of the workloads that the op has now")
+        raise NoWinnerError("no kernel passed on a GPU at any current workload of the op")
     confirmed = [e for e in passed if e.confirmed]
     if not confirmed:
         raise NoWinnerError(
@@ -58,16 +58,17 @@ def confirmed_on_gpus(
 
 
 def rows(op: Op, evaluations: Sequence[Evaluation], kernels: Mapping[str, Kernel]) -> list[Row]:
-    """Every time that these kernels reached."""
+    """Return every measured time of these evaluations, with the kernel's id."""
     return [(e.kernel_id, measured) for e in evaluations for measured in _measured(op, kernels[e.kernel_id], e)]
 
 
 def fitting(op: Op, store: Store) -> dict[str, Kernel]:
-    """The archive's kernels that fit the op as its file says it now."""
+    """Return the archive's kernels that fit the op's current definition."""
     return {kernel.id: kernel for kernel in store.find(Kernel, op.name) if _fits(kernel, op)}
 
 
 def champions(rows: Sequence[Row]) -> Champions:
+    """Return the fastest kernel for each GPU and workload."""
     best: dict[tuple[str, str], Row] = {}
     for kernel, measured in sorted(rows, key=lambda row: row[1].times.median_us):
         best.setdefault((measured.device, measured.times.workload), (kernel, measured))
@@ -77,14 +78,14 @@ def champions(rows: Sequence[Row]) -> Champions:
 def shipped(
     rows: Sequence[Row], best: Champions, kernels: Mapping[str, Kernel], evaluations: Sequence[Evaluation]
 ) -> tuple[Shipped, ...]:
-    """The champions that beat PyTorch somewhere, with their times wherever some kernel beats PyTorch.
+    """Return the champions that beat PyTorch on some workload, with their times on all workloads that a kernel wins.
 
-    That may be another champion's ground too: a time there counts where that one refuses a shape near by.
+    A champion's times on workloads that another one wins are needed where the other one refuses a shape near them.
     """
     winners = dict.fromkeys(kernel for kernel, measured in best.values() if measured.wins)
     if not winners:
-        raise NoWinnerError("no kernel won a duel on a GPU with the best of eager and torch.compile")
-    won = {ground for ground, (_, measured) in best.items() if measured.wins}
+        raise NoWinnerError("no kernel was faster than eager PyTorch and torch.compile in a paired timing on a GPU")
+    won = {place for place, (_, measured) in best.items() if measured.wins}
     there = [(kernel, measured) for kernel, measured in rows if (measured.device, measured.times.workload) in won]
     return tuple(
         _shipped(
@@ -97,7 +98,7 @@ def shipped(
 
 
 def pytorch_wins(best: Champions) -> tuple[Measured, ...]:
-    """Where not even the champion beats PyTorch."""
+    """Return the champions' times on the workloads where PyTorch is faster."""
     return tuple(measured for _, measured in best.values() if not measured.wins)
 
 
@@ -127,7 +128,7 @@ def _tested(evaluation: Evaluation) -> Tested:
 
 
 def _measured(op: Op, kernel: Kernel, evaluation: Evaluation) -> Iterator[Measured]:
-    """The evaluation's times at the workloads that the op still has."""
+    """Yield the evaluation's times at the op's current workloads."""
     times = {measurement.workload: measurement for measurement in evaluation.measurements}
     for workload in op.gpu:
         if workload.key not in times:
@@ -137,7 +138,7 @@ def _measured(op: Op, kernel: Kernel, evaluation: Evaluation) -> Iterator[Measur
             if not accepts(kernel, at):
                 continue
             bound = bind(kernel, at)
-        except (IllegalError, PlanError):  # the op's file was changed since
+        except (IllegalError, PlanError):  # the op has changed since
             continue
         yield Measured(
             device=evaluation.device.name,

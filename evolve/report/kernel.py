@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -14,9 +14,11 @@ from rich.tree import Tree
 
 from archive.kernel import OPEN, Kernel
 from archive.proposals import Proposal
-from archive.records import Confirmed, Duel, Evaluation
-from archive.summaries import EvaluationSummary, ProposalSummary
+from archive.records import Confirmed, DeviceInfo, Duel, Evaluation
+from archive.store import Store
+from archive.summaries import EvaluationSummary, KernelSummary, Origin, ProposalSummary, RankedTimes
 from evolve.devices.choose import policy_of
+from evolve.report.standing import first_proposals
 from evolve.report.tables import fitted, measurements_table, plain_table
 from evolve.report.words import (
     best_speedup,
@@ -33,7 +35,7 @@ from evolve.report.words import (
     times_note,
     workload_labels,
 )
-from evolve.selection.view import OpView
+from evolve.selection.population import fittest
 
 NO_DUEL = "no duel: on no workload is it close to the best of PyTorch"
 AUDIT_SPEEDUP = 10.0  # a larger speedup is more likely a measurement error
@@ -239,29 +241,23 @@ COLUMNS_PER_LEVEL, COLUMNS_FOR_TEXT = 4, 44
 class Lineage:
     """The kernels of one op on one device as trees; a kernel is a child of its first parent."""
 
-    view: OpView
+    store: Store
+    op: str
+    device: DeviceInfo
     parents: Mapping[str, str]  # the first parent of each kernel that is below one
-    children: Mapping[str, tuple[str, ...]]
-    roots: tuple[str, ...]
-    proposals: Mapping[str, ProposalSummary]  # the first of each kernel
-    failures: Mapping[str, tuple[ProposalSummary, ...]]  # by parent; replies without a kernel
+    children: Mapping[str, Sequence[str]]
+    roots: Sequence[str]
+    alive: Sequence[str]
+    failures: Mapping[str, Sequence[ProposalSummary]]  # by parent; replies without a kernel
 
 
-def lineage(view: OpView) -> Lineage:
+def lineage(store: Store, op: str, device: DeviceInfo) -> Lineage:
     """Arrange the kernels of an op by their first parents."""
-    first: dict[str, ProposalSummary] = {}
-    failures: dict[str, list[ProposalSummary]] = defaultdict(list)
-    for proposal in view.proposals():
-        if proposal.kernel_id:
-            first.setdefault(proposal.kernel_id, proposal)
-        else:
-            failures[proposal.parents[0] if proposal.parents else ""].append(proposal)
-    places = {kernel_id: place for place, kernel_id in enumerate(view.families())}
-    above = {
-        kernel_id: parent
-        for kernel_id, proposal in first.items()
-        if (parent := next((p for p in proposal.parents if p in places), ""))
-    }
+    places = {kernel.id: place for place, kernel in enumerate(store.find(KernelSummary, op))}
+    above: dict[str, str] = {}
+    for origin in store.find(Origin, op):
+        if origin.kernel_id:
+            above.setdefault(origin.kernel_id, next((parent for parent in origin.parents if parent in places), ""))
     parents: dict[str, str] = {}
     children: dict[str, list[str]] = defaultdict(list)
     for kernel_id, place in places.items():
@@ -270,14 +266,12 @@ def lineage(view: OpView) -> Lineage:
         if parent and not (places[parent] >= place and _descends(parent, kernel_id, above)):
             parents[kernel_id] = parent
             children[parent].append(kernel_id)
-    return Lineage(
-        view,
-        parents,
-        {parent: tuple(ids) for parent, ids in children.items()},
-        tuple(kernel_id for kernel_id in places if kernel_id not in parents),
-        first,
-        {parent: tuple(proposals) for parent, proposals in failures.items()},
-    )
+    failures: dict[str, list[ProposalSummary]] = defaultdict(list)
+    for proposal in store.find(ProposalSummary, op, kernels=[""]):
+        failures[proposal.parents[0] if proposal.parents else ""].append(proposal)
+    _, alive = fittest(store.find(RankedTimes, op, device=device.key))
+    roots = [kernel_id for kernel_id in places if kernel_id not in parents]
+    return Lineage(store, op, device, parents, children, roots, [one.kernel_id for one in alive], failures)
 
 
 def roots_shown(lines: Lineage, *, everything: bool) -> list[str]:
@@ -296,7 +290,7 @@ def lineage_tree(lines: Lineage, root: str, width: int, *, everything: bool) -> 
         children = lines.children.get(kernel_id, ())
         kept = [child for child in children if visible is None or child in visible]
         if kept and depth * COLUMNS_PER_LEVEL + COLUMNS_FOR_TEXT > width:
-            below = f"… {len(kept)} below: evolve tree {lines.view.op} {short(kernel_id)}"
+            below = f"… {len(kept)} below: evolve tree {lines.op} {short(kernel_id)}"
             branch.add(Text(below, "dim", no_wrap=True))
             continue
         waiting += [(child, branch.add(_label(lines, child)), depth + 1) for child in kept]
@@ -320,8 +314,8 @@ def _add_rest(lines: Lineage, kernel_id: str, branch: Tree, *, left_out: int, ev
 def _ancestors_of_population(lines: Lineage) -> set[str]:
     """The ids of the population's kernels and of all their first parents."""
     kept: set[str] = set()
-    for verdict in lines.view.alive():
-        kernel_id = verdict.kernel_id
+    for one in lines.alive:
+        kernel_id = one
         while kernel_id and kernel_id not in kept:
             kept.add(kernel_id)
             kernel_id = lines.parents.get(kernel_id, "")
@@ -329,11 +323,13 @@ def _ancestors_of_population(lines: Lineage) -> set[str]:
 
 
 def _label(lines: Lineage, kernel_id: str) -> Text:
-    proposal, verdict = lines.proposals.get(kernel_id), lines.view.verdicts().get(kernel_id)
+    proposal = first_proposals(lines.store, [kernel_id]).get(kernel_id)
+    of_kernel = lines.store.find(EvaluationSummary, kernels=[kernel_id], device=lines.device.key, in_force=True)
+    verdict = of_kernel[0] if of_kernel else None
     first_parent = proposal.parents[0] if proposal and proposal.parents else ""
-    kernels = lines.view.kernels([kernel_id, first_parent])
+    kernels = {kernel.id: kernel for kernel in lines.store.find(Kernel, ids=[kernel_id, first_parent])}
     kernel, parent = kernels[kernel_id], kernels.get(first_parent)
-    alive = any(one.kernel_id == kernel_id for one in lines.view.alive())
+    alive = kernel_id in lines.alive
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(short(kernel_id), "bold" if alive else "")
     text.append("  ").append_text(_verdict(verdict))

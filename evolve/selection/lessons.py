@@ -55,6 +55,10 @@ class Lessons:
         self._families, self._kernels = families, kernels
         self._verdicts: dict[str, EvaluationSummary] = {}
         self._best: dict[str, dict[str, float]] = {}  # family -> the least time on each workload
+        self._overall: dict[str, float] = {}  # the least time of all on each workload
+        self._places: dict[str, tuple[int, float, str]] = {}  # family -> its place among the tuned ones
+        self._tuned: set[str] = set()  # families with enough settings
+        self._sound: set[str] = set()  # families of which a setting has passed
         self._passed = defaultdict[str, list[str]](list)  # family -> its kernels with times
         self._births = defaultdict[str, list[ProposalSummary]](list)  # family -> the proposals of its kernels
         self._offspring = defaultdict[str, set[str]](set)  # kernel -> the families that were made from it
@@ -64,6 +68,7 @@ class Lessons:
         self._reasons: dict[tuple[str, str], tuple[int, tuple[float, str, str, str]]] = {}  # their number, the first
         self._roots: dict[str, str] = {}  # kernel -> the kernel whose repair, or repair of a repair, it is
         self._tries = defaultdict[str, list[EvaluationSummary]](list)  # by root
+        self._retried: set[str] = set()  # roots with more than one try
         self._without_effect: tuple[float, str, str] | None = None  # minus the time, the proposal, its kernel
 
     def propose(self, proposal: ProposalSummary) -> None:
@@ -97,17 +102,32 @@ class Lessons:
         if verdict.outcome is Outcome.DUPLICATE:
             self._note_without_effect([born for born in self._births[family] if born.kernel_id == kernel_id])
             return
-        self._tries[self._roots.get(kernel_id, kernel_id)].append(verdict)
+        root = self._roots.get(kernel_id, kernel_id)
+        self._tries[root].append(verdict)
+        if len(self._tries[root]) >= AGAIN:
+            self._retried.add(root)
         if not verdict.passed:
             self._fail(verdict.created, kernel_id, str(verdict.outcome), verdict.log)
-        elif verdict.measurements:
+            return
+        self._sound.add(family)
+        if verdict.workloads:
             self._passed[family].append(kernel_id)
-            _lower(self._best.setdefault(family, {}), _times(verdict))
+            times = _times(verdict)
+            _lower(self._best.setdefault(family, {}), times)
+            if _lower(self._overall, times):
+                self._places.clear()
+
+    def has_passed(self, family: str) -> bool:
+        """Return whether a setting of the design has passed."""
+        return family in self._sound
 
     def sentences(self) -> tuple[str, ...]:
         """Return the most telling first: what helped, the best knobs, what harmed, why kernels fail, and so on."""
         for family in self._changed:
             self._effects.pop(family, None)
+            self._places.pop(family, None)
+            if len(self._passed[family]) >= LEAST_SETTINGS:
+                self._tuned.add(family)
             self._changes.pop(family, None)
             if change := self._change(family):
                 self._changes[family] = change
@@ -149,13 +169,13 @@ class Lessons:
 
     def _knobs(self) -> Iterator[str]:
         """For the designs that were tuned, fastest first: the knobs that matter most, and their best values."""
-        overall: dict[str, float] = {}
-        for best in self._best.values():
-            _lower(overall, best)
-        tuned = [family for family, settings in self._passed.items() if len(settings) >= LEAST_SETTINGS]
         told = 0
-        order = sorted(tuned, key=lambda f: (-len(self._best[f]), round(_slowness(self._best[f], overall), 2), f))
-        for family in order:
+        for family in self._tuned:
+            if family not in self._places:
+                best = self._best[family]
+                self._places[family] = -len(best), round(_slowness(best, self._overall), 2), family
+        order = sorted(self._places[family] for family in self._tuned)
+        for _, _, family in order:
             if family not in self._effects:
                 self._effects[family] = self._effects_of(family)
             for effect in self._effects[family]:
@@ -184,9 +204,9 @@ class Lessons:
     def _hopeless(self) -> Iterator[str]:
         """Designs that were tried more than once, repairs included, and never passed."""
         never = (
-            (root, tries)
-            for root, tries in self._tries.items()
-            if len(tries) >= AGAIN and root in self._families and not any(verdict.passed for verdict in tries)
+            (root, self._tries[root])
+            for root in self._retried
+            if root in self._families and not any(verdict.passed for verdict in self._tries[root])
         )
         for root, tries in heapq.nsmallest(MOST_HOPELESS, never, key=lambda one: (-len(one[1]), one[0])):
             in_order = sorted(tries, key=lambda verdict: (verdict.created, verdict.kernel_id))
@@ -231,10 +251,11 @@ def _times(verdict: EvaluationSummary) -> dict[str, float]:
     return {m.workload: m.median_us for m in verdict.measurements} if verdict.passed else {}
 
 
-def _lower(least: dict[str, float], times: Times) -> None:
-    """Keep the lesser of the times on each workload."""
-    for workload, us in times.items():
-        least[workload] = min(us, least.get(workload, us))
+def _lower(least: dict[str, float], times: Times) -> bool:
+    """Keep the lesser of the times on each workload, and return whether any of these is less."""
+    lower = {workload: us for workload, us in times.items() if us < least.get(workload, math.inf)}
+    least.update(lower)
+    return bool(lower)
 
 
 def _slowness(times: Times, best: Times) -> float:

@@ -7,14 +7,14 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from archive.records import Confirmed, Duel, Evaluation, Measurement, Traits
 from archive.store import ArchiveError
-from archive.summaries import EvaluationSummary, RankedTimes, packed, timing
+from archive.summaries import EvaluationSummary, RankedTimes, packed, timing, traits_in
 
-E = TypeVar("E", Evaluation, EvaluationSummary, RankedTimes)
+E = TypeVar("E", bound=Evaluation | EvaluationSummary | RankedTimes)
 
 KEEP = 8
 OF_A_KIND = 3
@@ -75,22 +75,97 @@ def leaders(evaluations: Iterable[E]) -> dict[str, E]:
 
 
 def fittest(evaluations: Sequence[E], keep: int = KEEP) -> tuple[dict[str, E], tuple[E, ...]]:
-    """Return the champions' evaluations by workload, and those of the kernels alive, fittest first.
-
-    Alive are the champions, and the best `keep` by geometric mean over the workloads. At most `OF_A_KIND` kernels of
-    one niche are among the best, as long as there are others that are not hopeless.
-    """
+    """Return the champions' evaluations by workload, and those of the kernels alive, fittest first."""
     tables = _tables(evaluations)
-    winners: dict[str, E] = _leaders(tables)
-    slowness: list[tuple[float, E]] = _slowness(tables)
-    chosen = {*_best(slowness, keep), *(evaluation.kernel_id for evaluation in winners.values())}
-    alive = [(slow, one.kernel_id, one) for slow, one in slowness if one.kernel_id in chosen]
-    return winners, tuple(one for _, _, one in sorted(alive, key=lambda found: found[:2]))
+    winners, ranking = _leaders(tables), Ranking[E]()
+    ranking.add_tables(tables)
+    return winners, ranking.alive(winners.values(), keep)
 
 
 def survivors(evaluations: Sequence[E], keep: int = KEEP) -> tuple[E, ...]:
     """Return the evaluations of the kernels alive, fittest first."""
     return fittest(evaluations, keep)[1]
+
+
+class Ranking(Generic[E]):
+    """Kernels by the geometric mean of their times over all workloads, and which of them are alive.
+
+    A workload without a time of the kernel's own counts as the slowest time there, so refusing work never pays.
+    Kernels that accept the same workloads keep their order whatever is added.
+    """
+
+    def __init__(self) -> None:
+        # By workloads: the sum of a kernel's log times, its id, its evaluation.
+        self._groups: dict[tuple[str, ...], list[tuple[float, str, E]]] = {}
+        self._worst: dict[str, float] = {}  # the slowest time on each workload
+
+    def add(self, evaluations: Iterable[E]) -> None:
+        """Add kernels; those that failed are left out."""
+        self.add_tables(_tables(evaluations))
+
+    def add_tables(self, tables: Sequence["_Table[E]"]) -> None:
+        for table in tables:
+            columns = [table.column(workload) for workload in table.workloads]
+            sums = map(sum, zip(*(map(math.log, column) for column in columns), strict=True))
+            ids = (evaluation.kernel_id for evaluation in table.evaluations)
+            self._groups.setdefault(table.workloads, []).extend(zip(sums, ids, table.evaluations, strict=True))
+            for workload, column in zip(table.workloads, columns, strict=True):
+                slowest = max(column)
+                self._worst[workload] = max(self._worst.get(workload, slowest), slowest)
+
+    def alive(self, winners: Iterable[E], keep: int = KEEP) -> tuple[E, ...]:
+        """Return the champions and the best `keep` kernels, fittest first.
+
+        At most `OF_A_KIND` kernels of one niche are among the best, as long as there are others that are not hopeless.
+        """
+        niches = Counter[Niche]()
+        novel: list[tuple[float, str, E]] = []
+        others: list[tuple[float, str, E]] = []
+        least: float | None = None
+        for entry in self._ranked():
+            slowness, _, evaluation = entry
+            least = slowness if least is None else least
+            hopeless = slowness - least > math.log(HOPELESS)
+            if hopeless and len(novel) + len(others) >= keep:
+                break
+            kind = _niche_of(evaluation)
+            if kind:
+                niches[kind] += 1
+            (others if hopeless or (kind and niches[kind] > OF_A_KIND) else novel).append(entry)
+            if len(novel) == keep:
+                break
+        best = [*novel, *others][:keep]
+        ids = {entry[1] for entry in best}
+        for winner in winners:
+            if winner.kernel_id not in ids:
+                ids.add(winner.kernel_id)
+                best.append(self._entry(winner))
+        best.sort(key=_rank)
+        return tuple([entry[2] for entry in best])
+
+    def _entry(self, evaluation: E) -> tuple[float, str, E]:
+        return self._slowness(evaluation), evaluation.kernel_id, evaluation
+
+    def _ranked(self) -> Iterator[tuple[float, str, E]]:
+        for group in self._groups.values():
+            group.sort(key=_rank)  # nearly sorted: only what was added since is out of place
+        groups = (self._means(workloads, group) for workloads, group in self._groups.items())
+        return heapq.merge(*groups, key=_rank)
+
+    def _means(
+        self, workloads: tuple[str, ...], group: Iterable[tuple[float, str, E]]
+    ) -> Iterator[tuple[float, str, E]]:
+        refused = sum(math.log(us) for workload, us in self._worst.items() if workload not in workloads)
+        return ((round((own + refused) / len(self._worst), 12), kernel_id, one) for own, kernel_id, one in group)
+
+    def _slowness(self, evaluation: E) -> float:
+        (table,) = _tables([evaluation])
+        own = sum(math.log(table.column(workload)[0]) for workload in table.workloads)
+        return next(self._means(table.workloads, [(own, "", evaluation)]))[0]
+
+
+def _rank(entry: tuple[float, str, E]) -> tuple[float, str]:
+    return entry[:2]
 
 
 def _leaders(tables: Sequence["_Table[E]"]) -> dict[str, E]:
@@ -104,26 +179,6 @@ def _leaders(tables: Sequence["_Table[E]"]) -> dict[str, E]:
             fastest = min(clearly, default=held)
         found[workload] = fastest.table.evaluations[fastest.row]
     return found
-
-
-def _best(slowness: Sequence[tuple[float, E]], keep: int) -> list[str]:
-    """Return the kernels that are among the best, of which no niche has more than its share."""
-    ranked = [(slow, evaluation.kernel_id, evaluation) for slow, evaluation in slowness]
-    heapq.heapify(ranked)
-    least = ranked[0][0] if ranked else 0.0
-    niches = Counter[Niche]()
-    novel: list[str] = []
-    others: list[str] = []
-    while ranked and len(novel) < keep:
-        slow, kernel_id, evaluation = heapq.heappop(ranked)
-        hopeless = slow - least > math.log(HOPELESS)
-        if hopeless and len(novel) + len(others) >= keep:
-            break
-        kind = niche(evaluation.traits) if evaluation.traits else None
-        if kind:
-            niches[kind] += 1
-        (others if hopeless or (kind and niches[kind] > OF_A_KIND) else novel).append(kernel_id)
-    return [*novel, *others][:keep]
 
 
 class Rival(NamedTuple):
@@ -201,27 +256,6 @@ def _times(evaluation: Evaluation | EvaluationSummary | RankedTimes) -> tuple[st
     return evaluation.workloads, evaluation.times
 
 
-def _slowness(tables: Sequence[_Table[E]]) -> list[tuple[float, E]]:
-    """Return each evaluation with the mean of the logarithms of its times.
-
-    A workload without a time of the kernel's own counts as the slowest time there, so refusing work never pays.
-    """
-    worst: dict[str, float] = {}
-    for table in tables:
-        for workload in table.workloads:
-            worst[workload] = max(worst.get(workload, 0.0), *table.column(workload))
-    found: list[tuple[float, E]] = []
-    for table in tables:
-        refused = sum(math.log(us) for workload, us in worst.items() if workload not in table.workloads)
-        columns = [map(math.log, table.column(workload)) for workload in table.workloads]
-        slowness = map(sum, zip(*columns, strict=True))
-        found += [
-            (round((slow + refused) / len(worst), 12), one)
-            for slow, one in zip(slowness, table.evaluations, strict=True)
-        ]
-    return found
-
-
 REGISTER_CLASSES = (32, 64, 128)  # the upper ends; above the last, two blocks of 256 threads no longer fit
 SHARED_CLASSES = (0, 16 * 1024, 64 * 1024)
 MANY_LAUNCHES = 3
@@ -247,6 +281,18 @@ class Niche(NamedTuple):
             f"{_class(self.registers, REGISTER_CLASSES)} registers",
         ]
         return ", ".join(said + ["tensor cores"] * self.tensor_cores + ["atomics"] * self.atomics)
+
+
+def _niche_of(evaluation: Evaluation | EvaluationSummary | RankedTimes) -> Niche | None:
+    if isinstance(evaluation, Evaluation):
+        return niche(evaluation.traits) if evaluation.traits else None
+    return _niche_in(evaluation.traits_json)
+
+
+@lru_cache(maxsize=50_000)
+def _niche_in(traits_json: str) -> Niche | None:
+    traits = traits_in(traits_json)
+    return niche(traits) if traits else None
 
 
 def niche(traits: Traits) -> Niche:

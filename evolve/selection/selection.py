@@ -1,5 +1,6 @@
 """Selection: which kernels to evaluate next, and what a proposer is told."""
 
+import heapq
 import random
 import time
 from collections.abc import Iterable
@@ -106,20 +107,17 @@ def _unrepaired(view: OpView) -> list[EvaluationSummary]:
     """Return the latest designs that failed, newest first, without those that some repairs could not mend."""
     tries: dict[str, int] = {}  # repairs that led to a kernel, one on top of the other
     repaired = set[str]()
-    for proposal in view.proposals():
-        if proposal.operator == "repair":
-            repaired.update(proposal.parents)
-            tries.setdefault(proposal.kernel_id, 1 + max((tries.get(p, 0) for p in proposal.parents), default=0))
-    families, verdicts = view.families(), view.verdicts()
-    counted = [verdict for kernel_id, verdict in verdicts.items() if kernel_id in families]
-    # Where another setting of the same design passed, only the setting is wrong.
-    sound = {families[verdict.kernel_id] for verdict in counted if verdict.passed}
-    failed = [
+    for proposal in view.repairs():
+        repaired.update(proposal.parents)
+        tries.setdefault(proposal.kernel_id, 1 + max((tries.get(p, 0) for p in proposal.parents), default=0))
+    families, (_, lessons) = view.families(), view.history()
+    failed = (
         verdict
-        for verdict in counted
+        for kernel_id, verdict in view.verdicts().items()
         if verdict.outcome not in BEYOND_REPAIR
-        and verdict.kernel_id not in repaired
-        and tries.get(verdict.kernel_id, 0) < REPAIRS
-        and families[verdict.kernel_id] not in sound
-    ]
-    return sorted(failed, key=lambda verdict: (-verdict.created, verdict.kernel_id))[:FAILURES_SHOWN]
+        and kernel_id in families
+        and kernel_id not in repaired
+        and tries.get(kernel_id, 0) < REPAIRS
+        and not lessons.has_passed(families[kernel_id])  # otherwise only the setting is wrong
+    )
+    return heapq.nsmallest(FAILURES_SHOWN, failed, key=lambda verdict: (-verdict.created, verdict.kernel_id))

@@ -15,7 +15,7 @@ from evolve.selection import population
 from evolve.selection.duplicates import oldest_by_code
 from evolve.selection.history import History
 from evolve.selection.lessons import Lessons
-from evolve.selection.population import Champion
+from evolve.selection.population import Champion, Ranking
 
 EVOLVE, BEST_OF_N = "evolve", "best-of-n"
 STRATEGIES = (EVOLVE, BEST_OF_N)
@@ -57,11 +57,14 @@ class OpView:
         self._proposed: set[str] = set()  # their kernels
         self._used = Counter[str]()  # how often each kernel was a parent
         self._families: dict[str, str] = {}  # of the kernels that count
+        self._waiting: dict[str, None] = {}  # kernels that count and have no verdict, oldest first
+        self._repairs: list[ProposalSummary] = []
         self._read = [0, 0, 0]  # numbers of the last kernel, proposal and evaluation read
         self._kernels: dict[str, Kernel] = {}
         self._evaluations: dict[str, Evaluation] = {}
         self._contenders: dict[str, EvaluationSummary] | None = None  # the champions' verdicts, and their rivals'
         self._newest: dict[str, EvaluationSummary] = {}  # the newest verdict by the workloads that were timed
+        self._ranking: Ranking[EvaluationSummary] | None = None  # of the kernels that count
         self._alive: tuple[EvaluationSummary, ...] | None = None
         self._tried: list[Tried] | None = None
         self._past: tuple[History, Lessons] | None = None
@@ -88,6 +91,11 @@ class OpView:
         """Return the family of each kernel that counts."""
         self._refresh()
         return self._families
+
+    def repairs(self) -> Sequence[ProposalSummary]:
+        """Return the proposals in the scope that repair a kernel, oldest first."""
+        self._refresh()
+        return sorted(self._repairs, key=lambda proposal: (proposal.created, proposal.number))
 
     def used(self) -> Counter[str]:
         """Return how often each kernel was a parent."""
@@ -116,7 +124,7 @@ class OpView:
     def pending(self) -> list[str]:
         """Return the kernels that count and have no verdict on the device, oldest first."""
         self._refresh()
-        return [kernel_id for kernel_id in self._families if kernel_id not in self._judged]
+        return list(self._waiting)
 
     def unconfirmed(self) -> list[Kernel]:
         """Return the champions that no fresh process of this archive's own has tested again yet."""
@@ -170,9 +178,13 @@ class OpView:
     def alive(self) -> tuple[EvaluationSummary, ...]:
         """Return the verdicts on the kernels alive, fittest first."""
         self._refresh()
+        if self._ranking is None:
+            self._ranking = Ranking[EvaluationSummary]()
+            self._ranking.add(verdict for kernel_id, verdict in self._judged.items() if kernel_id in self._families)
+            self._alive = None
         if self._alive is None:
-            counted = [verdict for kernel_id, verdict in self._judged.items() if kernel_id in self._families]
-            self._alive = population.survivors(counted)
+            leaders = (leader for leader in self.leaders().values() if leader.kernel_id in self._families)
+            self._alive = self._ranking.alive(leaders)
         return self._alive
 
     # The whole records of a few kernels.
@@ -252,12 +264,18 @@ class OpView:
             self._all[kernel.id] = kernel
             self._by_outline[kernel.outline].append(kernel.id)
             if not self.scope.fresh:
-                self._families[kernel.id] = kernel.family
+                self._count(kernel)
         for proposal in proposals:
             self._take_proposal(proposal)
         for verdict in verdicts:
             self._newest[verdict.workloads] = verdict
             self._take_verdict(verdict)
+
+    def _count(self, kernel: KernelSummary) -> None:
+        if kernel.id not in self._families:
+            self._families[kernel.id] = kernel.family
+            if kernel.id not in self._judged:
+                self._waiting[kernel.id] = None
 
     def _take_proposal(self, proposal: ProposalSummary) -> None:
         if self.scope.fresh and proposal.run != self.scope.run:
@@ -269,11 +287,13 @@ class OpView:
         else:
             self._proposals.append(proposal)
         self._used.update(proposal.parents)
+        if proposal.operator == "repair":
+            self._repairs.append(proposal)
         if kernel_id and kernel_id not in self._proposed:
             self._proposed.add(kernel_id)
-            self._families.setdefault(kernel_id, self._all[kernel_id].family)
+            self._count(self._all[kernel_id])
             if kernel_id in self._judged:
-                late, self._contenders, self._alive = True, None, None
+                late, self._contenders, self._ranking = True, None, None
         if late:
             self._past = self._tried = None
         else:
@@ -284,9 +304,14 @@ class OpView:
         if held and verdict.created < held.created:
             return
         self._judged[verdict.kernel_id] = verdict
+        self._waiting.pop(verdict.kernel_id, None)
         self._alive = None
         if held or not self._note_code(verdict):
             self._past = self._tried = self._by_code = None
+        if held:
+            self._ranking = None
+        elif self._ranking is not None and verdict.kernel_id in self._families:
+            self._ranking.add([verdict])
         if held or verdict.confirmed:
             self._contenders = None
         elif self._contenders is not None and self._counts(verdict.kernel_id):

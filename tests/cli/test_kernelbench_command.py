@@ -72,7 +72,8 @@ def test_a_list_shows_which_problems_load_and_why_others_do_not(
 
 
 @pytest.mark.usefixtures("folder", "shared_engine")
-def test_a_level_without_a_correct_kernel_is_exit_code_1(capsys: Capture) -> None:
+def test_a_level_without_a_correct_kernel_is_exit_code_1(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     code, output, _ = evolve(capsys, "kernelbench", CHECKOUT, "--only", "1", "--evals", "1", *OFFLINE)
     assert code == 1
     assert "no correct kernel" in output

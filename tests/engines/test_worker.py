@@ -22,6 +22,7 @@ def sent(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Message]:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("some later call failed")
 
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
     monkeypatch.setattr(choose, "make", lambda *_: ScriptedDevice())
     monkeypatch.setattr(sandbox, "enter", lambda *_: None)
     monkeypatch.setattr(worker, "evaluate", fail)

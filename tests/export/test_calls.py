@@ -39,7 +39,7 @@ def test_more_values_than_there_are_have_no_kernel() -> None:
         check_outputs(TOPK, workload)
 
 
-def test_what_pytorch_computes_may_have_a_kernel() -> None:
+def test_a_call_that_pytorch_accepts_may_have_a_kernel() -> None:
     check_outputs(TOPK, Workload("float32", (("rows", 4), ("cols", 8)), (("k", 8),)))
 
 
@@ -47,7 +47,7 @@ def test_tensors_on_the_cpu_have_no_kernel() -> None:
     assert obstacle((X,), {}, SOFTMAX) == "the inputs are on the CPU"
 
 
-def test_what_is_no_tensor_has_no_kernel() -> None:
+def test_an_input_that_is_no_tensor_has_no_kernel() -> None:
     assert obstacle((None,), {}, SOFTMAX) == "an input is not a plain tensor"  # type: ignore[arg-type]
 
 

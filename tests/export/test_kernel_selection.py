@@ -56,7 +56,7 @@ def choose(kernels: dict[Kernel, list[Measured]], asked: Question, pytorch_wins:
 SHORT, LONG = kernel('note = "short"'), kernel('note = "long"')
 
 
-def test_the_kernel_measured_at_the_very_workload_is_chosen() -> None:
+def test_the_kernel_measured_at_the_same_workload_is_chosen() -> None:
     kernels = {SHORT: [measured(256, 20.0)], LONG: [measured(4096, 20.0)]}
     assert choose(kernels, question(4096)).shipped.id == LONG.id
 
@@ -102,12 +102,12 @@ def test_a_kernel_that_loses_at_the_nearest_workload_does_not_run() -> None:
         choose(kernels, question(257))
 
 
-def test_what_was_measured_on_another_gpu_does_not_count() -> None:
+def test_a_measurement_on_another_gpu_does_not_count() -> None:
     with pytest.raises(NoKernelError, match="measured on NVIDIA B200, only on NVIDIA H200"):
         choose({SHORT: [measured(256, 20.0)]}, question(256, device="NVIDIA B200"))
 
 
-def test_what_was_measured_at_another_dtype_does_not_count() -> None:
+def test_a_measurement_at_another_dtype_does_not_count() -> None:
     with pytest.raises(NoKernelError, match="measured at float16, only at bfloat16"):
         choose({SHORT: [measured(256, 20.0)]}, question(256, dtype="float16"))
 

@@ -88,7 +88,7 @@ def test_explain_says_why_pytorch_runs(package: ModuleType) -> None:
     assert str(explanation) == "rms_norm: PyTorch, because the inputs are on the CPU"
 
 
-def test_explain_knows_the_ops(package: ModuleType) -> None:
+def test_explain_names_the_ops_of_the_package(package: ModuleType) -> None:
     with pytest.raises(ValueError, match="there is no `sofmax` in this package, only add_rms_norm"):
         package.explain("sofmax")
 
@@ -98,7 +98,7 @@ def test_kernels_are_listed_with_their_times(package: ModuleType) -> None:
     assert {measured.times.speedup for measured in kernel.measured} == {2.0}
 
 
-def test_a_kernel_that_was_changed_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_kernel_file_is_an_error(tmp_path: Path) -> None:
     exported(tmp_path, "softmax", package="primitives_changed")
     package = imported(tmp_path / "out", "primitives_changed")
     (kernel,) = package.kernels()["softmax"]

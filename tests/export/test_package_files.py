@@ -31,7 +31,7 @@ FIRST = SOFTMAX.gpu[0].key
 
 
 def softmax_package(folder: Path, *records: Kernel | Evaluation) -> dict[str, list[dict[str, object]]]:
-    """The part of the manifest that these records lead to."""
+    """Return the manifest entry of an export of these records."""
     export(archive_of(folder, *records), ops("softmax"), folder / "out")
     written = json.loads((folder / "out/primitives/manifest.json").read_text())
     return dict(written["ops"]["softmax"])
@@ -72,9 +72,9 @@ def test_a_workload_where_pytorch_is_the_fastest_is_listed_as_such(tmp_path: Pat
     assert [row["times"]["workload"] for row in entry["pytorch_wins"]] == [second]  # type: ignore[index]
 
 
-def test_a_win_within_the_noise_is_none(tmp_path: Path) -> None:
+def test_a_speedup_within_the_noise_is_no_win(tmp_path: Path) -> None:
     kernel = simple("softmax")
-    with pytest.raises(UserError, match="no kernel won a duel"):
+    with pytest.raises(UserError, match="no kernel was faster than eager PyTorch"):
         softmax_package(tmp_path, kernel, confirmed(kernel, {FIRST: 99.0}))
 
 
@@ -98,7 +98,7 @@ def test_a_kernel_that_failed_its_confirmation_is_not_exported(tmp_path: Path) -
         softmax_package(tmp_path, kernel, passed(kernel, {FIRST: 20.0}), unsafe)
 
 
-def test_the_manifest_says_what_a_kernel_stood(tmp_path: Path) -> None:
+def test_the_manifest_lists_the_tests_that_a_kernel_passed(tmp_path: Path) -> None:
     kernel = simple("softmax")
     entry = softmax_package(tmp_path, kernel, confirmed(kernel, {FIRST: 50.0}))
     (shipped,) = entry["kernels"]
@@ -110,7 +110,7 @@ def test_the_manifest_says_what_a_kernel_stood(tmp_path: Path) -> None:
     assert [said["tool"] for said in tested["sanitized"]] == ["memcheck", "racecheck"]
 
 
-def test_the_readme_says_what_a_kernel_stood(tmp_path: Path) -> None:
+def test_the_readme_lists_the_tests_that_a_kernel_passed(tmp_path: Path) -> None:
     exported(tmp_path, "softmax")
     text = (tmp_path / "out/README.md").read_text()
     assert "| 1.50 | 1 | memcheck: no errors; racecheck: did not finish |" in text
@@ -118,17 +118,17 @@ def test_the_readme_says_what_a_kernel_stood(tmp_path: Path) -> None:
 
 
 def merged_from(folder: Path, *records: Kernel | Evaluation) -> SqliteStore:
-    """Our archive, which has these only from another one."""
+    """An archive that has these records from a merge alone."""
     ours, folder = open_archive(folder / "ours.db"), folder / "theirs"
     folder.mkdir()
     merge(ours, archive_of(folder, *records))
     return ours
 
 
-def test_what_another_archive_says_is_not_exported_until_it_was_tested_here(tmp_path: Path) -> None:
+def test_a_merged_evaluation_is_not_exported_until_the_kernel_is_tested_here(tmp_path: Path) -> None:
     kernel = simple("softmax")
     ours = merged_from(tmp_path, kernel, confirmed(kernel, {FIRST: 20.0}))
-    with pytest.raises(UserError, match="came with a merge") as error:
+    with pytest.raises(UserError, match="come from merged archives") as error:
         export(ours, ops("softmax"), tmp_path / "out")
     assert "`evolve confirm softmax`" in error.value.hint
     ours.append(replace(confirmed(kernel, {FIRST: 50.0}), created=2.0))
@@ -136,7 +136,7 @@ def test_what_another_archive_says_is_not_exported_until_it_was_tested_here(tmp_
     assert [win.speedup for win in report.ops[0].kernels[0].wins] == [2.0]
 
 
-def test_another_archives_later_claim_does_not_displace_what_was_tested_here(tmp_path: Path) -> None:
+def test_a_later_merged_evaluation_does_not_displace_one_made_here(tmp_path: Path) -> None:
     kernel = simple("softmax")
     ours = merged_from(tmp_path, kernel, replace(confirmed(kernel, {FIRST: 0.001}), created=9.0))
     ours.append(confirmed(kernel, {FIRST: 50.0}))
@@ -144,7 +144,7 @@ def test_another_archives_later_claim_does_not_displace_what_was_tested_here(tmp
     assert [win.speedup for win in report.ops[0].kernels[0].wins] == [2.0]
 
 
-def test_the_word_of_another_archive_is_taken_where_it_is_trusted(tmp_path: Path) -> None:
+def test_a_merged_evaluation_is_exported_with_trust_merged(tmp_path: Path) -> None:
     kernel = simple("softmax")
     ours = merged_from(tmp_path, kernel, confirmed(kernel, {FIRST: 50.0}))
     report = export(ours, ops("softmax"), tmp_path / "out", trust_merged=True)
@@ -164,7 +164,7 @@ def test_each_gpu_has_its_own_champions(tmp_path: Path) -> None:
     assert [row["device"] for row in entry["measured"]] == ["NVIDIA H200", "NVIDIA A100"]  # type: ignore[attr-defined]
 
 
-def test_the_last_verdict_on_a_kernel_is_the_one_that_counts(tmp_path: Path) -> None:
+def test_the_latest_evaluation_of_a_kernel_counts(tmp_path: Path) -> None:
     kernel = simple("softmax")
     wrong = Evaluation(kernel.id, "softmax", H200, Outcome.WRONG, "differs", created=2.0)
     with pytest.raises(UserError, match="no kernel passed on a GPU"):
@@ -173,7 +173,7 @@ def test_the_last_verdict_on_a_kernel_is_the_one_that_counts(tmp_path: Path) -> 
 
 def test_times_of_the_emulated_device_are_never_exported(tmp_path: Path) -> None:
     kernel = simple("softmax")
-    with pytest.raises(UserError, match="ever evaluated on a GPU"):
+    with pytest.raises(UserError, match="none of its kernels was evaluated on a GPU"):
         softmax_package(tmp_path, kernel, confirmed(kernel, everywhere(SOFTMAX, 1.0), EMULATOR))
 
 
@@ -181,7 +181,7 @@ def test_an_op_without_a_winner_is_skipped_with_the_reason(tmp_path: Path) -> No
     kernel = simple("softmax")
     store = archive_of(tmp_path, kernel, confirmed(kernel, {FIRST: 20.0}))
     report = export(store, ops("softmax", "gelu"), tmp_path / "out")
-    assert [(op.name, op.reason) for op in report.skipped] == [("gelu", "no kernel of it was ever evaluated on a GPU")]
+    assert [(op.name, op.reason) for op in report.skipped] == [("gelu", "none of its kernels was evaluated on a GPU")]
 
 
 def test_the_report_says_where_each_kernel_wins(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["My-Kernels", "torch", "class", "2fast", "../up", ""])
 def test_a_name_that_cannot_be_a_package_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="cannot be called"):
+    with pytest.raises(UserError, match="cannot be the name of a package"):
         exported(tmp_path, "softmax", package=name)
 
 

@@ -26,7 +26,7 @@ def test_an_import_within_a_function_is_ported_too() -> None:
     assert imported == {"archive.plan"}
 
 
-def test_the_runtime_leaves_the_search_behind() -> None:
+def test_the_runtime_holds_nothing_of_the_search() -> None:
     copied = runtime_copy.files(set())
     assert "_runtime/devices/cuda/program.py" in copied
     assert not [path for path in copied if "store" in path or "emulated" in path or "loop" in path]

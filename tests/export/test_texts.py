@@ -1,4 +1,4 @@
-"""What archives say is text in a package, and never code: archives come from anywhere."""
+"""Text from archives never becomes code in a package: archives are untrusted."""
 
 import ast
 import json
@@ -28,7 +28,7 @@ HOSTILE = [
 
 
 def package(folder: Path, said: str, op: Op = SOFTMAX) -> Path:
-    """A package from an archive in which every free word is this one."""
+    """Return a package from an archive in which every free text is this one."""
     kernel = simple(op.name)
     kernel = kernel.with_plan(replace(kernel.plan, note=HIDDEN.sub("", said)))
     verdict = confirmed(kernel, everywhere(op, 50.0), replace(H200, name=said, driver=said, torch=said))
@@ -50,7 +50,7 @@ def package(folder: Path, said: str, op: Op = SOFTMAX) -> Path:
 
 
 def trees(folder: Path) -> dict[str, str]:
-    """Every module of a package, without what its strings say."""
+    """Return the syntax tree of every module of a package, with empty strings."""
     found = {}
     for path in folder.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -69,21 +69,21 @@ def harmless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, st
 
 @pytest.mark.parametrize("op", [SOFTMAX, RMS_NORM], ids=lambda op: op.name)
 @pytest.mark.parametrize("said", HOSTILE)
-def test_no_word_of_an_archive_becomes_code(
+def test_no_text_of_an_archive_becomes_code(
     tmp_path: Path, harmless: dict[str, dict[str, str]], said: str, op: Op
 ) -> None:
     assert trees(package(tmp_path / "hostile", said, op)) == harmless[op.name]
 
 
 @pytest.mark.parametrize("said", HOSTILE)
-def test_no_word_of_an_archive_becomes_a_setting(tmp_path: Path, said: str) -> None:
+def test_no_text_of_an_archive_becomes_a_setting(tmp_path: Path, said: str) -> None:
     first, second = (package(tmp_path / name, word) for name, word in (("a", HARMLESS), ("b", said)))
     assert (first / "pyproject.toml").read_text() == (second / "pyproject.toml").read_text()
     assert tomllib.loads((second / "pyproject.toml").read_text())["project"]["name"] == "primitives"
 
 
 @pytest.mark.parametrize("said", HOSTILE)
-def test_no_word_of_an_archive_becomes_markup(tmp_path: Path, said: str) -> None:
+def test_no_text_of_an_archive_becomes_markup(tmp_path: Path, said: str) -> None:
     first, second = (package(tmp_path / name, word) / "README.md" for name, word in (("a", HARMLESS), ("b", said)))
     plain, shown = first.read_text(encoding="utf-8"), second.read_text(encoding="utf-8")
     assert shown.count("\n") == plain.count("\n")
@@ -93,7 +93,7 @@ def test_no_word_of_an_archive_becomes_markup(tmp_path: Path, said: str) -> None
     assert "<b>" not in shown.replace("\\<b", "")
 
 
-def test_the_manifest_keeps_the_words_as_they_were(tmp_path: Path) -> None:
+def test_the_manifest_keeps_texts_unchanged(tmp_path: Path) -> None:
     written = json.loads((package(tmp_path / "a", HOSTILE[0]) / "primitives/manifest.json").read_text())
     assert written["ops"]["softmax"]["kernels"][0]["measured"][0]["device"] == HOSTILE[0]
 

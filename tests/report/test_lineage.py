@@ -4,38 +4,35 @@ from collections.abc import Sequence
 
 from drawn import drawn
 from records import GPU, failed, failed_reply, kernel, passed, proposal
-from standings import view
+from standings import archive_of
 
 from archive.proposals import Proposal
 from archive.records import Evaluation
-from evolve.report.kernel import lineage, lineage_tree
-from evolve.selection.view import OpView
+from evolve.report.kernel import Lineage, lineage, lineage_tree
 
 ROWS = "rows=8 cols=16 float32"
 
 
-def of(proposals: Sequence[Proposal], evaluations: Sequence[Evaluation] = ()) -> OpView:
-    return view("softmax", GPU, *proposals, *evaluations)
+def of(proposals: Sequence[Proposal], evaluations: Sequence[Evaluation] = ()) -> Lineage:
+    return lineage(archive_of(*proposals, *evaluations), "softmax", GPU)
 
 
 def test_a_child_stands_under_its_parent_with_what_it_changed() -> None:
     parent, child = kernel(), kernel().with_knobs({"N": 2})
-    lines = lineage(
-        of([proposal(parent, operator="seed"), proposal(child, parent.id)], [passed(child.id, GPU, **{ROWS: 50.0})])
-    )
+    lines = of([proposal(parent, operator="seed"), proposal(child, parent.id)], [passed(child.id, GPU, **{ROWS: 50.0})])
     root, first = drawn(lineage_tree(lines, parent.id, 80, everything=True))
     assert root == f"{parent.id[:8]}  pending  seed: number 0"
     assert first == f"└── {child.id[:8]}  2.00x  knobs: N 1→2"
 
 
 def test_every_kernel_without_a_known_parent_is_a_root() -> None:
-    lines = lineage(of([proposal(kernel(1)), proposal(kernel(2), "unknown")]))
-    assert lines.roots == (kernel(1).id, kernel(2).id)
+    lines = of([proposal(kernel(1)), proposal(kernel(2), "unknown")])
+    assert lines.roots == [kernel(1).id, kernel(2).id]
 
 
 def test_a_cycle_of_parents_is_cut() -> None:
     one, two = kernel(1), kernel(2)
-    lines = lineage(of([proposal(one, two.id), proposal(two, one.id)]))
+    lines = of([proposal(one, two.id), proposal(two, one.id)])
     assert sorted([*lines.roots, *(child for children in lines.children.values() for child in children)]) == sorted(
         [one.id, two.id]
     )
@@ -45,7 +42,7 @@ def test_a_cycle_of_parents_is_cut() -> None:
 def test_hidden_failures_are_counted() -> None:
     parent, good, bad = kernel(1), kernel(2), kernel(3)
     proposals = [proposal(parent), proposal(good, parent.id), proposal(bad, parent.id)]
-    lines = lineage(of(proposals, [passed(good.id, GPU, **{ROWS: 50.0}), failed(bad.id)]))
+    lines = of(proposals, [passed(good.id, GPU, **{ROWS: 50.0}), failed(bad.id)])
     text = "\n".join(drawn(lineage_tree(lines, parent.id, 80, everything=False)))
     assert bad.id[:8] not in text
     assert "1 more without descendants in the population" in text
@@ -55,7 +52,7 @@ def test_hidden_failures_are_counted() -> None:
 def test_a_tree_too_deep_for_the_width_ends_with_the_command_for_the_rest() -> None:
     kernels = [kernel(number) for number in range(40)]
     proposals = [proposal(k, kernels[i - 1].id) if i else proposal(k) for i, k in enumerate(kernels)]
-    lines = drawn(lineage_tree(lineage(of(proposals)), kernels[0].id, 80, everything=True))
+    lines = drawn(lineage_tree((of(proposals)), kernels[0].id, 80, everything=True))
     assert all(len(line) <= 80 for line in lines)
     assert "evolve tree softmax" in lines[-1]
 
@@ -63,5 +60,5 @@ def test_a_tree_too_deep_for_the_width_ends_with_the_command_for_the_rest() -> N
 def test_a_reply_without_a_kernel_is_below_its_parent() -> None:
     parent = kernel(1)
     reply = Proposal("softmax", "improve", "model", None, (parent.id,), reply="no", failure="no kernel in the reply")
-    lines = lineage(of([proposal(parent), reply, failed_reply()]))
+    lines = of([proposal(parent), reply, failed_reply()])
     assert "no kernel in the reply" in "\n".join(drawn(lineage_tree(lines, parent.id, 80, everything=True)))

@@ -1,4 +1,4 @@
-"""Standings and views of archives that are made for one test."""
+"""Standings, and archives that are made for one test."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,7 +9,6 @@ from archive.rows import Record
 from archive.store import SqliteStore, open_archive
 from evolve.report import standing as standings
 from evolve.report.standing import Standing
-from evolve.selection.view import OpView
 
 
 def archive_of(*records: Record) -> SqliteStore:
@@ -17,10 +16,6 @@ def archive_of(*records: Record) -> SqliteStore:
     store = open_archive(Path(mkdtemp()) / "archive.db")
     store.append(*records)
     return store
-
-
-def view(op: str, device: DeviceInfo, *records: Record) -> OpView:
-    return OpView(archive_of(*records), op, device)
 
 
 def standing(

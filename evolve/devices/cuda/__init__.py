@@ -36,7 +36,7 @@ def missing() -> str:
 
 
 def gpu_found() -> bool:
-    """Whether the driver has a GPU that the installed PyTorch is built for, without importing PyTorch."""
+    """Return whether the driver has a GPU for which PyTorch is built, without importing PyTorch."""
     built_for = _cuda_of_torch()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -45,12 +45,12 @@ def gpu_found() -> bool:
     count, version = ctypes.c_int(), ctypes.c_int()
     found = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
     driver.cuDriverGetVersion(ctypes.byref(version))
-    # A driver runs programs of its own and of older major versions of CUDA.
+    # A driver supports its own major version of CUDA and older ones.
     return found and 0 < built_for <= version.value // 1000
 
 
 def _cuda_of_torch() -> int:
-    """The major version of CUDA that PyTorch is built for; 0 for a build without CUDA."""
+    """Return the major version of CUDA that PyTorch is built for; 0 for a build without CUDA."""
     spec = find_spec("torch")
     version = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     text = version.read_text(encoding="utf-8") if version and version.is_file() else ""

@@ -1,1 +1,1 @@
-"""What runs in an exported package. Copied there with everything it imports, so it imports nothing else of `evolve`."""
+"""Modules of an exported package's runtime. An export copies them with all that they import of `evolve`."""

@@ -1,4 +1,4 @@
-"""A call as the kernels see it: what rules them out, and the workload that it stands for."""
+"""Arguments of a call: why no kernel can take them, or the workload that they form."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from torch.utils import _python_dispatch
 from reference_ops.op import Number, Op, Workload
 from reference_ops.precision import TORCH_DTYPES
 
-ALIGNMENT = 16  # bytes; what every kernel may rely on
+ALIGNMENT = 16  # bytes, on which every kernel relies
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
@@ -20,7 +20,7 @@ class NoKernelError(Exception):
 
 
 def obstacle(inputs: Sequence[torch.Tensor], parameters: Mapping[str, Number], op: Op) -> str:
-    """Why PyTorch must run, whatever the sizes are; or nothing."""
+    """Return why PyTorch must run, whatever the sizes are; empty if a kernel may run."""
     return _state() or _inputs(inputs) or _parameters(parameters, op)
 
 
@@ -28,8 +28,8 @@ def _state() -> str:
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         return "the call is being traced"
     if torch.is_autocast_enabled("cuda"):
-        return "autocast is on, and it may choose another dtype"
-    # Each of these replaces tensors by others that have no memory to point to, or drops what a kernel computes.
+        return "autocast is on and may choose another dtype"
+    # These modes pass tensors without memory of their own, or ignore what a kernel computes.
     if _python_dispatch._get_current_dispatch_mode() is not None:  # noqa: SLF001 - there is no public way to ask
         return "a dispatch mode is active"
     if forward_ad._current_level >= 0:  # noqa: SLF001 - there is no public way to ask
@@ -59,7 +59,7 @@ def _memory(x: torch.Tensor) -> str:
         return "an input is not contiguous"
     try:
         address = x.data_ptr()
-    except RuntimeError:  # a wrapper, as under torch.func.vmap
+    except RuntimeError:  # a wrapped tensor, as under torch.func.vmap
         return "an input has no memory of its own"
     return f"an input is not aligned to {ALIGNMENT} bytes" if address % ALIGNMENT else ""
 
@@ -73,7 +73,7 @@ def _parameters(parameters: Mapping[str, Number], op: Op) -> str:
 
 
 def workload_of(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str, Number]) -> Workload:
-    """The workload that a call stands for, or a NoKernelError where its inputs do not fit the op."""
+    """Return the workload of a call. Raise a NoKernelError if its inputs do not fit the op."""
     sizes: dict[str, int] = {}
     for spec, x in zip(op.inputs, inputs, strict=True):
         if x.dim() != len(spec.dims):
@@ -96,10 +96,10 @@ def workload_of(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str,
 
 
 def check_outputs(op: Op, workload: Workload) -> None:
-    """Raise NoKernelError unless PyTorch accepts the call too, with the outputs that the op declares.
+    """Raise a NoKernelError unless PyTorch accepts the call and returns the outputs that the op declares.
 
-    The reference runs without data. So a kernel never computes what PyTorch would refuse, such as the
-    eight largest of four values.
+    The reference runs on the meta device, without data. A kernel therefore never runs where PyTorch raises an error,
+    such as for the eight largest of four values.
     """
     metas = {
         spec.name: torch.empty(
@@ -110,7 +110,7 @@ def check_outputs(op: Op, workload: Workload) -> None:
     try:
         with torch.no_grad():
             outputs = op.call(metas, workload)
-    except Exception as error:  # whatever it is, PyTorch says it to the caller
+    except Exception as error:  # PyTorch then runs and raises it to the caller
         raise NoKernelError(f"the reference refuses {workload.key}: {error}") from error
     for spec, out in itertools.zip_longest(op.outputs, outputs):
         if spec is None or out is None:

@@ -1,4 +1,4 @@
-"""Calls of exported functions: chooses the kernel that was measured fastest near these sizes, or PyTorch."""
+"""Dispatch of calls in an exported package: to the kernel that was the fastest at the nearest sizes, or to PyTorch."""
 
 import inspect
 import math
@@ -25,89 +25,16 @@ from evolve.op_on_device import point
 from reference_ops.op import Number, Op, Workload, ops_of
 
 Row = tuple[Shipped | None, Measured]
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is to be computed, and where."""
-
-    device: str  # the GPU's name
-    workload: Workload
-    point: Point
-    deterministic: bool  # only kernels that gave the same bits whenever they ran
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A kernel that can take on the workload, and the measurement that speaks for it."""
-
-    shipped: Shipped
-    measured: Measured
-    bound: Bound
-
-
-def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Question) -> Iterator[Choice]:
-    """The kernels to try, best first. Where none is left, a NoKernelError says why."""
-    refusals: list[str] = []
-    for shipped, measured in _ranked(_comparable(entry, question), question.workload):
-        if shipped is None or not measured.wins:
-            raise NoKernelError(f"PyTorch was the fastest at {measured.times.workload}, the nearest that was measured")
-        if question.deterministic and not measured.deterministic:
-            refusals.append(f"{shipped.id} is not known to be deterministic")
-            continue
-        try:
-            if accepts(kernels[shipped.id], question.point):
-                yield Choice(shipped, measured, bind(kernels[shipped.id], question.point))
-                refusals.append(f"{shipped.id} breaks a limit of the GPU here")
-            else:
-                refusals.append(f"{shipped.id} does not accept {question.workload.key}")
-        except (IllegalError, PlanError) as error:
-            refusals.append(f"{shipped.id} cannot be launched here: {error}")
-    raise NoKernelError("; ".join(dict.fromkeys(refusals)))
-
-
-def _comparable(entry: ExportedEntry, question: Question) -> list[Row]:
-    """What was measured on this GPU, at this dtype, with these parameters."""
-    workload = question.workload
-    rows = list(entry.table())
-    rows, devices = _kept(rows, [m.device for _, m in rows], question.device)
-    if not rows:
-        raise NoKernelError(f"nothing was measured on {question.device}, only on {devices}")
-    rows, dtypes = _kept(rows, [m.dtype for _, m in rows], workload.dtype)
-    if not rows:
-        raise NoKernelError(f"nothing was measured at {workload.dtype}, only at {dtypes}")
-    rows, parameters = _kept(rows, [m.parameters for _, m in rows], dict(workload.parameters))
-    if not rows:
-        raise NoKernelError(f"nothing was measured with {dict(workload.parameters)}, only with {parameters}")
-    return rows
-
-
-def _kept(rows: list[Row], values: list[object], wanted: object) -> tuple[list[Row], str]:
-    """The rows that have the wanted value, and all the values that there were."""
-    kept = [row for row, value in zip(rows, values, strict=True) if value == wanted]
-    return kept, ", ".join(dict.fromkeys(str(value) for value in values))
-
-
-def _ranked(rows: list[Row], workload: Workload) -> list[Row]:
-    """Nearest first; among equally near ones the fastest."""
-    return sorted(rows, key=lambda row: (_distance(row[1].dims, dict(workload.dims)), row[1].times.median_us))
-
-
-def _distance(measured: Mapping[str, int], wanted: Mapping[str, int]) -> float:
-    """How far apart two points are, in factors rather than differences: 1 to 2 is as far as 1000 to 2000."""
-    return math.hypot(*(math.log(measured[name] / size) for name, size in wanted.items()))
-
-
 Tensors = tuple[torch.Tensor, ...]
 CAPTURING = (
-    "PyTorch runs, because the first call for these sizes falls into the capture of a CUDA graph; "
-    "call it once before, so that the kernel can be compiled"
+    "PyTorch runs, because the first call for these sizes is made while a CUDA graph is captured and its kernel is not "
+    "compiled yet; call it once before the capture"
 )
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What runs for one workload on one GPU, and why: a kernel that is ready, or PyTorch."""
+    """The compiled kernel for one workload on one GPU, or none where PyTorch runs, and the reason."""
 
     reason: str
     kernel: str = ""
@@ -116,7 +43,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call would run, and why. Without a kernel it is PyTorch."""
+    """The kernel that a call would run, or none where PyTorch would, and the reason."""
 
     op: str
     kernel: str
@@ -124,6 +51,25 @@ class Explanation:
 
     def __str__(self) -> str:
         return f"{self.op}: {f'kernel {self.kernel}' if self.kernel else 'PyTorch'}, because {self.reason}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A workload on one GPU for which a kernel is to be chosen."""
+
+    device: str  # the GPU's name
+    workload: Workload
+    point: Point
+    deterministic: bool  # allow only kernels that were found to be deterministic
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel that accepts the workload, and the measurement for which it was chosen."""
+
+    shipped: Shipped
+    measured: Measured
+    bound: Bound
 
 
 class Primitive:
@@ -144,7 +90,7 @@ class Primitive:
 
     @property
     def signature(self) -> inspect.Signature:
-        """The function's own: the inputs, then the parameters with their defaults."""
+        """The exported function's signature: the inputs, then the parameters with their defaults."""
         parameter = partial(inspect.Parameter, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
         defaults = {name: inspect.Parameter.empty if d is None else d for name, d in self.entry.parameters.items()}
         return inspect.Signature(
@@ -155,7 +101,7 @@ class Primitive:
         )
 
     def pytorch(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
-        """What a user would call without this package."""
+        """Run PyTorch, as a user would without this package."""
         outputs = (self.op.baseline or self.op.reference)(*inputs, **parameters)
         return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
 
@@ -212,12 +158,12 @@ class Primitive:
 
 
 def op(module: ModuleType, name: str) -> Op:
-    """The op of this name that a file of the package defines."""
+    """Return the op of this name that a module of the package defines."""
     return next(op for op in ops_of(module) if op.name == name)
 
 
 def load(folder: Path, ops: Iterable[Op]) -> dict[str, Primitive]:
-    """The primitives of the package that lies in this folder."""
+    """Return the primitives of the package in this folder, by name."""
     entries = manifest.read(folder)
     return {op.name: Primitive(op, entries[op.name], folder) for op in ops}
 
@@ -225,7 +171,7 @@ def load(folder: Path, ops: Iterable[Op]) -> dict[str, Primitive]:
 def explain(
     primitives: Mapping[str, Primitive], name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]
 ) -> Explanation:
-    """What a call with these arguments would run. Compiles the kernel if that was not done yet."""
+    """Return what a call with these arguments would run. Compiles the kernel if it is not compiled yet."""
     if name not in primitives:
         raise ValueError(f"there is no `{name}` in this package, only {', '.join(primitives)}")
     primitive = primitives[name]
@@ -234,3 +180,55 @@ def explain(
     values = dict(bound.arguments)
     inputs = tuple(values.pop(spec.name) for spec in primitive.op.inputs)
     return primitive.explain(inputs, values)
+
+
+def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Question) -> Iterator[Choice]:
+    """Yield the kernels to try, the best first, then raise a NoKernelError that says why each was refused."""
+    refusals: list[str] = []
+    for shipped, measured in _ranked(_comparable(entry, question), question.workload):
+        if shipped is None or not measured.wins:
+            raise NoKernelError(f"PyTorch was the fastest at {measured.times.workload}, the nearest that was measured")
+        if question.deterministic and not measured.deterministic:
+            refusals.append(f"{shipped.id} is not known to be deterministic")
+            continue
+        try:
+            if accepts(kernels[shipped.id], question.point):
+                yield Choice(shipped, measured, bind(kernels[shipped.id], question.point))
+                refusals.append(f"{shipped.id} breaks a limit of the GPU here")
+            else:
+                refusals.append(f"{shipped.id} does not accept {question.workload.key}")
+        except (IllegalError, PlanError) as error:
+            refusals.append(f"{shipped.id} cannot be launched here: {error}")
+    raise NoKernelError("; ".join(dict.fromkeys(refusals)))
+
+
+def _comparable(entry: ExportedEntry, question: Question) -> list[Row]:
+    """Return the measurements on this GPU with this dtype and these parameters."""
+    workload = question.workload
+    rows = list(entry.table())
+    rows, devices = _kept(rows, [m.device for _, m in rows], question.device)
+    if not rows:
+        raise NoKernelError(f"nothing was measured on {question.device}, only on {devices}")
+    rows, dtypes = _kept(rows, [m.dtype for _, m in rows], workload.dtype)
+    if not rows:
+        raise NoKernelError(f"nothing was measured at {workload.dtype}, only at {dtypes}")
+    rows, parameters = _kept(rows, [m.parameters for _, m in rows], dict(workload.parameters))
+    if not rows:
+        raise NoKernelError(f"nothing was measured with {dict(workload.parameters)}, only with {parameters}")
+    return rows
+
+
+def _kept(rows: list[Row], values: list[object], requested: object) -> tuple[list[Row], str]:
+    """Return the rows with the requested value, and a list of all values."""
+    kept = [row for row, value in zip(rows, values, strict=True) if value == requested]
+    return kept, ", ".join(dict.fromkeys(str(value) for value in values))
+
+
+def _ranked(rows: list[Row], workload: Workload) -> list[Row]:
+    """Return the rows by distance from the workload, the fastest first among equally near ones."""
+    return sorted(rows, key=lambda row: (_distance(row[1].dims, dict(workload.dims)), row[1].times.median_us))
+
+
+def _distance(measured: Mapping[str, int], requested: Mapping[str, int]) -> float:
+    """Return the distance between two points by the ratios of their sizes: 1 to 2 is as far as 1000 to 2000."""
+    return math.hypot(*(math.log(measured[name] / size) for name, size in requested.items()))

@@ -1,4 +1,4 @@
-"""From a bound kernel to launches on the caller's GPU and stream. Imports CuPy only once a kernel is to run."""
+"""Compiles a bound kernel and launches it on the caller's GPU and stream. CuPy is imported with the first kernel."""
 
 import threading
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from reference_ops.precision import TORCH_DTYPES
 
 
 class KernelError(RuntimeError):
-    """A kernel that was chosen does not compile or load here. PyTorch does not step in, so that it is noticed."""
+    """The chosen kernel does not compile or load on this machine. PyTorch does not replace it."""
 
 
 @cache
 def present(device: torch.device) -> DeviceInfo:
-    """The GPU that a tensor lives on, as far as plans and the compiler need to know it."""
+    """Return what plans and the compiler need to know of a GPU."""
     properties: Any = torch.cuda.get_device_properties(device)
     suffix = "a" if properties.major >= 9 else ""
     return DeviceInfo(
@@ -36,7 +36,7 @@ def present(device: torch.device) -> DeviceInfo:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor to make for each call."""
+    """A tensor that each call allocates."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,21 +58,21 @@ class Ready:
     def launch(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """Enqueue the kernel on the current stream of the inputs' GPU."""
         with torch.cuda.device(self.device):
-            outputs = [self._made(buffer) for buffer in self.outputs]
+            outputs = [self._allocated(buffer) for buffer in self.outputs]
             tensors = dict(zip(self.inputs, inputs, strict=True))
             tensors.update((buffer.name, out) for buffer, out in zip(self.outputs, outputs, strict=True))
-            tensors.update((buffer.name, self._made(buffer)) for buffer in self.workspace)
+            tensors.update((buffer.name, self._allocated(buffer)) for buffer in self.workspace)
             self.bind_context(self.device.index)
-            with self.lock:  # the parameter block is one for all threads until its launch is enqueued
+            with self.lock:  # threads share one parameter block until the launch is enqueued
                 self.program.launch(tensors)
         return tuple(outputs)
 
-    def _made(self, buffer: Buffer) -> torch.Tensor:
+    def _allocated(self, buffer: Buffer) -> torch.Tensor:
         return torch.empty(buffer.shape, dtype=buffer.dtype, device=self.device)
 
 
 def prepare(op: Op, workload: Workload, bound: Bound, device: torch.device) -> Ready:
-    """Compile and load. A NoKernelError says that the GPU has no room for this kernel at these sizes."""
+    """Compile and load a kernel. Raise a NoKernelError if these sizes break a limit of the GPU."""
     from evolve.devices.cuda.compiler import compile_cubin
     from evolve.devices.cuda.program import CudaProgram, bind_context
 

@@ -1,4 +1,4 @@
-"""What an exported package knows about its kernels; `manifest.json` mirrors these types, key by key."""
+"""Manifest of an exported package: types for its kernels and measurements. `manifest.json` has the same keys."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ FILE = "manifest.json"
 
 
 class BrokenPackageError(RuntimeError):
-    """A file of the package is missing, or is not the one that was exported."""
+    """A file of the package is missing or was changed."""
 
 
 @dataclass(frozen=True)
@@ -31,34 +31,34 @@ class Measured:
     times: Measurement
     workspace_bytes: int = 0
     deterministic: bool | None = None
-    duel: Duel | None = None  # with the best that PyTorch offers, by a fresh process
+    duel: Duel | None = None  # a paired timing against the fastest of PyTorch, in a fresh process
 
     @property
     def wins(self) -> bool:
-        """Even the low end of the duel's interval is above what timing the kernel against itself gives."""
+        """Whether the low end of the speedup's interval is above the noise of timing the kernel against itself."""
         return self.duel is not None and self.duel.won
 
     @property
     def speedup(self) -> float:
-        """Over the best that PyTorch offers."""
+        """The speedup over the fastest of PyTorch."""
         return self.duel.speedup if self.duel else self.times.speedup
 
 
 @dataclass(frozen=True)
 class Tested:
-    """What a kernel of the package stood on one GPU before it was exported."""
+    """The tests that a kernel passed on one GPU before the export."""
 
     device: str
     outputs_judged: int
-    error: float | None  # root mean square, as a multiple of PyTorch's own: the worst of all outputs judged
-    share_of_allowed: float | None  # the worst element's error, where 1 is the most that is right
-    held_out: tuple[str, ...]  # shapes drawn at random when it was confirmed
-    sanitized: tuple[Sanitized, ...]  # what compute-sanitizer said; empty where it was absent
+    error: float | None  # the largest root mean square error of all outputs, as a multiple of PyTorch's own
+    share_of_allowed: float | None  # the largest error of an element, as a share of the allowed one
+    held_out: tuple[str, ...]  # random shapes of the confirmation
+    sanitized: tuple[Sanitized, ...]  # results of compute-sanitizer; empty if it is not installed
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """A kernel of the package and everything that was measured of it."""
+    """A kernel of the package with its measurements and tests."""
 
     id: str
     file: str  # within the package, with forward slashes
@@ -70,7 +70,7 @@ class Shipped:
     tested: tuple[Tested, ...] = ()
 
     def load(self, folder: Path) -> Kernel:
-        """The kernel, if its file is still the one that was measured."""
+        """Return the kernel. Raise a BrokenPackageError unless its file is the one that was exported."""
         path = folder / self.file
         if not path.is_file():
             raise BrokenPackageError(f"{path} is missing; install the package again")
@@ -82,7 +82,7 @@ class Shipped:
 
 @dataclass(frozen=True)
 class ExportedEntry:
-    """One op of the package. Where PyTorch was the fastest, the best kernel's time stands in `pytorch_wins`."""
+    """One op of the package. `pytorch_wins` holds the fastest kernel's time where PyTorch is faster."""
 
     module: str
     inputs: tuple[str, ...]  # as in "x: rows cols"
@@ -92,7 +92,7 @@ class ExportedEntry:
     pytorch_wins: tuple[Measured, ...]
 
     def table(self) -> Iterator[tuple[Shipped | None, Measured]]:
-        """Everything measured, with the kernel that reached it: None where PyTorch was the fastest."""
+        """Yield every measurement with its kernel, or with None where PyTorch is faster."""
         for kernel in self.kernels:
             for measured in kernel.measured:
                 yield kernel, measured
@@ -101,11 +101,13 @@ class ExportedEntry:
 
 
 def text(entries: dict[str, ExportedEntry]) -> str:
+    """Return the text of `manifest.json`."""
     ops = {name: asdict(entry) for name, entry in entries.items()}
     return json.dumps({"format": FORMAT, "ops": ops}, indent=1) + "\n"
 
 
 def read(folder: Path) -> dict[str, ExportedEntry]:
+    """Return the entries in the manifest of the package in this folder, by op."""
     manifest = json.loads((folder / FILE).read_text(encoding="utf-8"))
     if manifest["format"] != FORMAT:
         raise BrokenPackageError(f"{folder / FILE} has format {manifest['format']}, this runtime reads {FORMAT}")
