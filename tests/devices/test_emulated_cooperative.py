@@ -39,6 +39,7 @@ def test_a_trap_stops_the_other_blocks_of_a_cooperative_grid(device: EmulatedDev
     assert error.outcome == Outcome.CRASHED
 
 
+@pytest.mark.exhaustive
 def test_blocks_of_a_cooperative_grid_start_threads_while_those_of_others_end(device: EmulatedDevice) -> None:
     kernel = single(
         "__syncthreads();\natomicAdd(y, 1);", "int* y", block="[512]", grid="[8]", more="cooperative = true"

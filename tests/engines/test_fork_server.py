@@ -143,6 +143,7 @@ def test_processes_that_a_kernel_started_are_killed_with_its_worker(engine: Loca
     assert all_gone(started)
 
 
+@pytest.mark.exhaustive
 def test_many_crashes_are_each_reported_and_leave_no_process_or_file(own_engine: LocalEngine) -> None:
     fork_server, folder = pid_of_fork_server(own_engine), own_engine._pool.folder
     crashing = [bad_kernels.twice_kernel(f"out[(1ll << 44) + i] = x_t({n}.0f);", f"crash {n}") for n in range(20)]

@@ -67,6 +67,7 @@ def test_twenty_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes through /proc")
+@pytest.mark.exhaustive
 def test_a_killed_run_spends_the_rest_of_its_budget_when_it_goes_on(tmp_path: Path) -> None:
     archive = tmp_path / ".evolve" / "archive.db"
     (tmp_path / "rich.cu").write_text(parse(RICH).text)
