@@ -158,8 +158,8 @@ HINTS = {
         "resident."
     ),
     Outcome.CRASHED: (
-        "It touched memory that is nobody's, or was misaligned. Usual causes: an index that runs past the end "
-        "at tails, 32-bit overflow of row * cols, a 16-byte access at an address that is no multiple of 16, "
+        "It accessed memory outside its buffers, or a misaligned address. Usual causes: an index that runs past the "
+        "end at tails, 32-bit overflow of row * cols, a 16-byte access at an address that is no multiple of 16, "
         "dynamic shared memory beyond `shared`."
     ),
     Outcome.TIMED_OUT: (
@@ -171,8 +171,8 @@ HINTS = {
         "Its numbers differ from PyTorch's by more than rounding. Usual causes: a missing __syncthreads() "
         "between writing and reading shared memory, threads that return before a shuffle or barrier of the others, "
         "threads beyond the tail taking part in a reduction, sums or products in half precision, a type that is "
-        "fixed where the dtype varies (__half2 on bfloat16), an output element nobody writes, a specialised size "
-        "used where the workload has another."
+        "fixed where the dtype varies (__half2 on bfloat16), an output element that is never written, a "
+        "specialised size used where the workload has another."
     ),
     Outcome.OUT_OF_BOUNDS: (
         "Bytes outside its buffers changed: it writes past an end. Usual cause: the last block or the last "
