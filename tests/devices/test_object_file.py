@@ -1,13 +1,12 @@
 """Sections and symbols of an object file."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from evolve.devices import object_file
-from evolve.devices.emulated.compiler import find_compiler
 from evolve.devices.object_file import Symbol
+from tests.support.compiled_object import compiled_object
 
 SOURCE = """
 int zeroed[3];
@@ -22,14 +21,7 @@ int function() { return zeroed[begins] + own + elsewhere; }
 
 @pytest.fixture(scope="module")
 def symbols(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Symbol]:
-    folder = tmp_path_factory.mktemp("object")
-    (folder / "a.cpp").write_text(SOURCE)
-    command = find_compiler()
-    assert command
-    subprocess.run([*command, "-c", "a.cpp", "-o", "a.o"], cwd=folder, check=True)
-    image = (folder / "a.o").read_bytes()
-    if not image.startswith(object_file.MAGIC):
-        pytest.skip("this system's object files are not ELF")
+    image = compiled_object(SOURCE, tmp_path_factory.mktemp("object"))
     return {symbol.name: symbol for symbol in object_file.symbols(image)}
 
 

@@ -1,14 +1,12 @@
 """Damaged object files: every cut and every changed byte is read, or refused with an ObjectFileError."""
 
-import subprocess
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evolve.devices import object_file
-from evolve.devices.emulated.compiler import find_compiler
 from evolve.devices.object_file import ObjectFileError
+from tests.support.compiled_object import compiled_object
 
 SOURCE = (
     "int zeroed[3];\nint begins = 5;\nextern int elsewhere;\nint function() { return zeroed[begins] + elsewhere; }\n"
@@ -20,15 +18,7 @@ near_ends = st.lists(st.tuples(st.integers(-600, 0x40), st.sampled_from([0, 1, 2
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    folder = tmp_path_factory.mktemp("object")
-    (folder / "a.cpp").write_text(SOURCE)
-    command = find_compiler()
-    assert command
-    subprocess.run([*command, "-c", "a.cpp", "-o", "a.o"], cwd=folder, check=True)
-    image = (folder / "a.o").read_bytes()
-    if not image.startswith(object_file.MAGIC):
-        pytest.skip("this system's object files are not ELF")
-    return image
+    return compiled_object(SOURCE, tmp_path_factory.mktemp("object"))
 
 
 @given(kept=st.floats(0, 1), changed=changes | near_ends)
