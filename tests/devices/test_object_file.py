@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from compiled_object import compiled_object
 
 from evolve.devices import object_file
 from evolve.devices.object_file import Symbol
-from tests.support.compiled_object import compiled_object
 
 SOURCE = """
 int zeroed[3];

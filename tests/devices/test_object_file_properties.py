@@ -1,12 +1,12 @@
 """Damaged object files: every cut and every changed byte is read, or refused with an ObjectFileError."""
 
 import pytest
+from compiled_object import compiled_object
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evolve.devices import object_file
 from evolve.devices.object_file import ObjectFileError
-from tests.support.compiled_object import compiled_object
 
 SOURCE = (
     "int zeroed[3];\nint begins = 5;\nextern int elsewhere;\nint function() { return zeroed[begins] + elsewhere; }\n"
