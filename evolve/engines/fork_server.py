@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # What all workers need, and what PyTorch and NumPy import only when they first need it.
 PRELOADED = ("evolve.engines.worker", "sympy", "numpy.random", "numpy.ma")
+TORCH_COMPILER = "torch._dynamo"  # takes seconds to import, so the first workers do not wait for it
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TICK_SECONDS = 1.0
 REQUEST_BYTES, CHANNELS_AT_ONCE = 2**16, 64
@@ -69,12 +70,19 @@ class _ForkServer:
 
     def serve(self) -> None:
         """Handle requests until the engine closes the connection or ends, then end all workers."""
+        from evolve.devices.choose import policy_of
+        from evolve.devices.policy import COMPILE
+
         connected = True
+        unloaded = [TORCH_COMPILER] if COMPILE in policy_of(self._kind).baselines else []
         while connected and os.getppid() == self._engine_pid:
             readable = self._wait(self._control)
             self._reap()
             if readable:
                 connected = self._handle_requests()
+            elif unloaded and self._pids:
+                import_module(unloaded.pop())
+                gc.freeze()
         for number in self._pids:
             self._kill_worker(number)
         while self._pids:  # a GPU's driver takes a second to release a worker

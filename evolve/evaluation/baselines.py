@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -98,6 +99,18 @@ def cache() -> BaselineCache:
 def switched_off() -> bool:
     """Return whether the user's environment disables torch.compile, which would then run eager PyTorch."""
     return any(os.environ.get(switch) == "1" for switch in SWITCHES)
+
+
+def import_compiler() -> None:
+    """Begin to import torch.compile, which takes seconds, in a thread. Meanwhile the main thread can use the GPU."""
+
+    def load() -> None:
+        with contextlib.suppress(Exception):  # the baseline that needs it fails, and eager PyTorch is the baseline
+            import_module("torch._dynamo")
+            import_module("torch._inductor.compile_fx")
+
+    if not switched_off():
+        threading.Thread(target=load, daemon=True).start()
 
 
 def timed(op: Op, workload: Workload, device: Device, names: Iterable[str] = EVERY_BASELINE) -> Baselines:

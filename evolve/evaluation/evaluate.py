@@ -103,6 +103,8 @@ class Evaluator:
             self.watch("baseline")
             found = self.cache.find(op, workload, self.device.info) if self.uses_torch_compile else None
             if found is None:
+                if self.uses_torch_compile:
+                    baselines.import_compiler()
                 self.arena.release()
                 _refuse_blind(op, workload, self.device.torch_device)
                 return self.time_baselines(op, workload)

@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -11,13 +10,22 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
 from reference_ops.tasks.source import TaskError
-from reference_ops.tasks.watching import RANDOM, Drawn, Forward, Watch, parameters_and_buffers, skeleton
+from reference_ops.tasks.watching import (
+    META,
+    RANDOM,
+    Drawn,
+    Forward,
+    Watch,
+    WithoutValues,
+    compiler_not_imported,
+    parameters_and_buffers,
+    skeleton,
+)
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 ROUNDING = {"float", "half", "bfloat16"}
@@ -72,23 +80,23 @@ class Traced:
 
 def traced(case: Case) -> Traced:
     """Trace a task. Raises TaskError if it cannot be an op, and any error of the task itself if sizes do not match."""
-    with _quiet():
+    with _quiet(), compiler_not_imported():
         return _traced(case)
 
 
 def _traced(case: Case) -> Traced:
     model, left_out = skeleton(case.model)
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
+    with WithoutValues(), torch.no_grad():
         drawn = Drawn()
         with drawn:
             given = case.inputs()
         if isinstance(given, tuple | list):
-            given = [_faked(value, fake, drawn) for value in given]
+            given = [_without_values(value, drawn) for value in given]
         arguments, inputs, constants = _arguments(model, given, drawn)
         tensors = {name: arguments[name] for name in inputs}
         # New tensors: to copy the module's own would trace each copy, which takes a third of the time.
         own = {
-            name: torch.empty(tuple(value.shape), dtype=value.dtype, device="cpu")
+            name: torch.empty(tuple(value.shape), dtype=value.dtype, device=META)
             for name, value in parameters_and_buffers(model).items()
         }
         watch = Watch()
@@ -134,11 +142,11 @@ def flat(result: object) -> tuple[torch.Tensor, ...]:
     raise TaskError(f"it returns {type(result).__name__}, and an op's outputs are tensors")
 
 
-def _faked(value: Any, fake: FakeTensorMode, drawn: Drawn) -> Any:
-    """Return a fake of a tensor that the task made earlier, and count it as drawn by `torch.randn`."""
-    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+def _without_values(value: Any, drawn: Drawn) -> Any:
+    """Return a tensor that the task made earlier without its values, and count it as drawn by `torch.randn`."""
+    if not isinstance(value, torch.Tensor) or value.is_meta:
         return value
-    made = fake.from_tensor(value.detach())
+    made = value.detach().to(META)
     drawn.plain.append(("randn", made))
     return made
 
@@ -166,18 +174,16 @@ def _arguments(model: nn.Module, given: object, drawn: Drawn) -> tuple[dict[str,
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Switch off checks of distributions' parameters, which have no values here, and logs of shapes that fail."""
-    kind, log = torch.distributions.Distribution, logging.getLogger("torch._subclasses.fake_tensor")
-    before, level = kind._validate_args, log.level  # noqa: SLF001 - there is no public way to ask
+    """Switch off warnings, and checks of distributions' parameters, which have no values here."""
+    kind = torch.distributions.Distribution
+    before = kind._validate_args  # noqa: SLF001 - there is no public way to ask
     kind.set_default_validate_args(False)
-    log.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         kind.set_default_validate_args(before)
-        log.setLevel(level)
 
 
 class GivenRandom(TorchFunctionMode):

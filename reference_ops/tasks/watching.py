@@ -1,9 +1,12 @@
 """Modes under which a task runs: its module without values, and records of what is drawn and what depends on what."""
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from importlib import import_module
+from types import ModuleType
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -11,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from reference_ops.tasks.source import TaskError
@@ -20,6 +23,59 @@ NEW = frozenset([
     "rand", "randn", "randint", "randperm", "zeros", "ones", "empty", "full", "eye", "arange", "linspace", "logspace",
     "tensor", "as_tensor", "normal", "tril_indices", "triu_indices", "range", "hann_window", "hamming_window",
 ])  # fmt: skip
+
+
+Function = TypeVar("Function")
+COMPILER = "torch._dynamo"
+META = "meta"  # PyTorch's device for tensors that have a shape and a dtype, but no values
+
+
+class CompilerStandIn(ModuleType):
+    """Replaces PyTorch's compiler as long as nothing is compiled, because importing it takes seconds.
+
+    Functions that compute shapes import the compiler only to tell it not to compile them. Any other use imports it.
+    """
+
+    def disable(self, function: Function, *_args: object, **_options: object) -> Function:
+        return function
+
+    def __getattr__(self, name: str) -> Any:
+        sys.modules.pop(COMPILER, None)
+        return getattr(import_module(COMPILER), name)
+
+
+@contextlib.contextmanager
+def compiler_not_imported() -> Iterator[None]:
+    """Let the stand-in replace PyTorch's compiler, unless that has been imported."""
+    stand_in = CompilerStandIn(COMPILER)
+    sys.modules.setdefault(COMPILER, stand_in)
+    try:
+        yield
+    finally:
+        if sys.modules.get(COMPILER) is stand_in:
+            del sys.modules[COMPILER]
+
+
+class WithoutValues(TorchDispatchMode):
+    """Moves every tensor that an operation takes to the meta device, where nothing is computed.
+
+    PyTorch's FakeTensorMode does this and more, but it imports the compiler, which takes seconds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(isinstance(value, torch.Tensor) and not value.is_meta for value in tree_iter((args, kwargs))):
+            args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to(META), (args, kwargs))
+        return func(*args, **kwargs)
 
 
 class OnDevice(TorchFunctionMode):
@@ -34,7 +90,7 @@ class OnDevice(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if name == "cuda" and args and isinstance(args[0], torch.Tensor):
+        if name in {"cuda", "cpu"} and args and isinstance(args[0], torch.Tensor):
             return args[0].to(self.device)
         if name == "to":
             args = tuple(self.device if _is_device(arg) else arg for arg in args)
@@ -47,13 +103,13 @@ class OnDevice(TorchFunctionMode):
 def skeleton(make: Callable[[], nn.Module]) -> tuple[nn.Module, list[str]]:
     """Return the module on the meta device, without values, and the random layers switched off in it, in words."""
     try:
-        with torch.no_grad(), seeded("cpu"), OnDevice("meta"):
+        with torch.no_grad(), seeded("cpu"), OnDevice(META):
             model = make()
     except Exception:  # noqa: BLE001 - the constructor reads values, which meta tensors lack
         with torch.no_grad(), seeded("cpu"), OnDevice("cpu"):
             model = make()
     switched_off = make_deterministic(model)
-    return model.to("meta"), switched_off
+    return model.to(META), switched_off
 
 
 def make_deterministic(model: nn.Module) -> list[str]:
@@ -114,7 +170,7 @@ class Drawn(OnDevice):
     """Records the tensors that come directly from `torch.rand` and `torch.randn`."""
 
     def __init__(self) -> None:
-        super().__init__("cpu")
+        super().__init__(META)
         self.plain: list[tuple[str, torch.Tensor]] = []
 
     def __torch_function__(
@@ -136,14 +192,14 @@ class Forward(OnDevice):
     """
 
     def __init__(self, watch: "Watch") -> None:
-        super().__init__("cpu")
+        super().__init__(META)
         self.watch = watch
         self.given: dict[str, torch.Tensor] = {}
 
     def _given(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """Return an extra input for a tensor that the forward draws, and that would differ from call to call."""
         kwargs.pop("generator", None)
-        kwargs["device"] = "cpu"
+        kwargs["device"] = META
         like = func in {torch.randn_like, torch.rand_like}
         made: torch.Tensor = torch.empty_like(*args, **kwargs) if like else torch.empty(*args, **kwargs)
         name = f"{func.__name__}_{len(self.given)}"
@@ -250,5 +306,5 @@ def _refuse_random(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - a fake tensor has no other address
+    address: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - a tensor without values has no other address
     return address

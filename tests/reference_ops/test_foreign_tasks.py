@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,6 +126,56 @@ def test_loading_does_not_change_the_state_of_torchs_random_numbers() -> None:
     loaded = op(BLOCK)
     inputs_at(loaded, loaded.emulated[0], 0, "cpu")
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_loading_a_task_does_not_import_the_compiler_of_pytorch() -> None:
+    script = f"""
+import sys
+from reference_ops import catalog
+catalog.load({str(TANH)!r})
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_other_uses_of_the_compiler_while_a_task_is_traced_import_it() -> None:
+    script = """
+import sys
+import torch
+from reference_ops.tasks.watching import compiler_not_imported
+with compiler_not_imported():
+    import torch._dynamo
+    assert torch._dynamo.config.recompile_limit
+assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_a_task_may_mix_devices_and_arrays_of_numpy(tmp_path: Path) -> None:
+    path = tmp_path / "1_Mixed.py"
+    path.write_text("""
+import numpy as np
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, x, y):
+        scale = torch.from_numpy(np.full(x.shape[1], 2, dtype=np.float32)).to(x.device)
+        return x * scale + y + torch.ones(x.shape[1], device=x.device)
+
+rows, cols = 1024, 512
+
+def get_inputs():
+    return [torch.rand(rows, cols, device="cuda"), torch.from_numpy(np.ones((rows, cols), dtype=np.float32))]
+
+def get_init_inputs():
+    return []
+""")
+    mixed = op(path)
+    assert [(spec.name, spec.dims) for spec in mixed.inputs] == [("x", ("rows", "cols")), ("y", ("rows", "cols"))]
+    small = mixed.emulated[0]
+    inputs = inputs_at(mixed, small, 0, "cpu")
+    assert torch.equal(mixed.call(inputs, small)[0], inputs["x"] * 2 + inputs["y"] + 1)
 
 
 def test_random_numbers_of_a_forward_become_inputs() -> None:

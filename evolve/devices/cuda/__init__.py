@@ -82,7 +82,6 @@ def supports(_kernel: "Kernel") -> bool:
 
 def preload() -> None:
     import_module("evolve.devices.cuda.device")
-    import_module("torch._dynamo")  # torch.compile and the loading of tasks need it, and it takes seconds
     preload_nvrtc()
 
 
