@@ -1,1 +1,1 @@
-"""What is known: kernels, proposals, evaluations, and the store that keeps them for good."""
+"""Archive of kernels, proposals and evaluations: their formats, and the store that keeps them."""

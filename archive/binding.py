@@ -1,6 +1,6 @@
-"""A plan at one point: every expression of a kernel evaluated for one workload on one device.
+"""Binding: evaluates every expression of a kernel's plan for one workload on one device.
 
-Devices launch what comes out of here, and so does the exported package.
+Devices and exported packages launch the result, a `Bound`.
 """
 
 import math
@@ -17,17 +17,17 @@ MAX_WORKSPACE_BYTES = 2**34
 
 
 class IllegalError(ValueError):
-    """A knob setting that breaks a `require` or a hardware limit at this point: not a failure of the kernel."""
+    """A knob setting breaks a `require` or a hardware limit at this point; another setting may not."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One workload as a plan sees it."""
+    """The values that a plan is evaluated with: a workload and the limits of a device."""
 
     dtype: str
     dims: Mapping[str, int]
     parameters: Mapping[str, int | float]
-    tensors: Mapping[str, str]  # the dtype of each tensor
+    tensors: Mapping[str, str]  # dtype by name
     sms: int
     shared_bytes: int
 
@@ -77,14 +77,14 @@ class Bound:
     """Everything a device needs to compile and launch a kernel at one point."""
 
     kernel: Kernel
-    constants: tuple[tuple[str, int], ...]  # become constexpr
-    types: tuple[tuple[str, str], ...]  # tensor or workspace -> dtype, become `using x_t = ...`
+    constants: tuple[tuple[str, int], ...]  # compiled in as constexpr
+    types: tuple[tuple[str, str], ...]  # dtype by tensor or workspace, as `using x_t = ...`
     workspace: tuple[BoundWorkspace, ...]
     launches: tuple[BoundLaunch, ...]
 
 
 def accepts(kernel: Kernel, point: Point) -> bool:
-    """Whether the kernel takes on this workload at all: its `dtypes` and `when`."""
+    """Return whether the plan's `dtypes` and `when` accept this workload."""
     if kernel.plan.dtypes and point.dtype not in kernel.plan.dtypes:
         return False
     if not kernel.plan.when:
@@ -97,7 +97,10 @@ def accepts(kernel: Kernel, point: Point) -> bool:
 
 
 def bind(kernel: Kernel, point: Point) -> Bound:
-    """Evaluate a plan, or raise a PlanError (a fault of the plan) or an IllegalError (a fault of the setting)."""
+    """Evaluate a plan at a point.
+
+    Raises PlanError if the plan is at fault, and IllegalError if only the knob setting is.
+    """
     try:
         return _bind(kernel, point)
     except PlaceError as error:
@@ -114,7 +117,7 @@ def _bind(kernel: Kernel, point: Point) -> Bound:
         scope = scope.with_integer(name, lets[name])
     for condition in plan.require:
         if not _holds(condition, scope):
-            raise IllegalError(f"`{condition}` does not hold with {_described(plan.settings)}")
+            raise IllegalError(f"`{condition}` does not hold{_described(plan.settings)}")
     workspace = tuple(
         BoundWorkspace(w.name, point.tensors.get(w.dtype, w.dtype), _elements(w.shape, scope, w.name), w.zero)
         for w in plan.workspace
@@ -166,7 +169,8 @@ def _launch(launch: Launch, index: int, kernel: Kernel, scope: Scope, point: Poi
     if min(grid) < 0 or any(map(int.__gt__, grid, MAX_GRID)):
         raise IllegalError(f"launch {index}: a grid of {grid} blocks breaks the limit of {MAX_GRID}{setting}")
     if not 0 <= shared <= point.shared_bytes:
-        raise IllegalError(f"launch {index}: {shared} bytes of shared memory, of {point.shared_bytes}{setting}")
+        limit = point.shared_bytes
+        raise IllegalError(f"launch {index}: {shared} bytes of shared memory break the limit of {limit}{setting}")
     pointers = {*point.tensors, *(workspace.name for workspace in kernel.plan.workspace)}
     args: list[Value] = []
     for argument in launch.args:

@@ -1,6 +1,6 @@
-"""JSONL in the OpenAI Batch API's format: requests out, replies in.
+"""JSONL in the OpenAI Batch API's format: writes requests and reads replies.
 
-The replies come from other people's servers, so whatever cannot be read becomes a failure that names its line.
+Replies come from third-party servers, so a line that cannot be read becomes a failure that names the line.
 """
 
 import hashlib
@@ -16,25 +16,25 @@ MAX_CUSTOM_ID, MIN_LABEL, HASH_CHARACTERS = 64, 12, 8
 MAX_EXCERPT = 300
 REFUSED, CUT_OFF = "the model refused", "the reply was cut off"
 FILTERED, EMPTY = "the reply was stopped", "the reply is empty"
-MAX_USD = 1e6  # what a server says a reply cost beyond this is no price
-MAX_COUNT = 10**9  # and no count of tokens
+MAX_USD = 1e6  # a server's larger prices are ignored
+MAX_COUNT = 10**9  # and so are its larger token counts
 
 
 @dataclass(frozen=True)
 class BatchReply:
-    """What a model answered, or the reason why it did not."""
+    """A model's answer, or the reason why there is none."""
 
     custom_id: str = ""
     text: str = ""
     model: str = ""
-    cost: Cost | None = None  # in tokens; None where the server did not count them
-    usd: float | None = None  # where the server says what the reply cost, as gateways do
+    cost: Cost | None = None  # in tokens; None if the server does not report them
+    usd: float | None = None  # the price, if the server reports it, as gateways do
     failure: str = ""
 
 
 @dataclass(frozen=True)
 class CustomId:
-    """What a request's id says about the proposal to come. A long op name is a label, see `op_label`."""
+    """The parts of a request's id, which describe the expected proposal. A long op name is shortened by `op_label`."""
 
     op: str
     operator: str
@@ -45,15 +45,15 @@ class CustomId:
 def request_line(
     custom_id: str, model: str, messages: Sequence[tuple[str, str]], parameters: Mapping[str, object] | None = None
 ) -> str:
-    """One line of a batch's input file; `messages` holds pairs of role and content."""
+    """Return one line of a batch's input file; `messages` holds pairs of role and content."""
     conversation = [{"role": role, "content": content} for role, content in messages]
     body = {"model": model, "messages": conversation, **(parameters or {})}
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": URL, "body": body}, ensure_ascii=False)
 
 
 def read_replies(text: str) -> Iterator[BatchReply]:
-    """The replies in a batch's output file, or in its file of errors."""
-    # Not splitlines(): JSON strings may hold U+2028 and friends, which that takes for ends of lines.
+    """Yield the replies in a batch's output file, or in its error file."""
+    # Not splitlines(), which also splits at characters that JSON strings may contain, such as U+2028.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             reply = _named(_reply(line))
@@ -61,9 +61,9 @@ def read_replies(text: str) -> Iterator[BatchReply]:
 
 
 def completion(body: object) -> BatchReply:
-    """The answer in the body of a chat completion, decoded from JSON; a missing or cut one is a failure."""
+    """Return the reply in the decoded body of a chat completion; a missing or truncated answer is a failure."""
     if not isinstance(body, dict):
-        return BatchReply(failure=f"the response is no JSON object: {_excerpt(body)}")
+        return BatchReply(failure=f"the response is not a JSON object: {_excerpt(body)}")
     usage = body.get("usage")
     reply = BatchReply(model=_text(body.get("model")), cost=_cost(usage), usd=_usd(usage))
     choices = body.get("choices")
@@ -77,17 +77,17 @@ def completion(body: object) -> BatchReply:
 
 
 def storable(text: str) -> str:
-    """Without the halves of characters that JSON can spell and no file can hold."""
+    """Return the text with lone surrogates replaced, which JSON can contain but UTF-8 files cannot."""
     return text.encode(errors="replace").decode()
 
 
 def unfinished(failure: str) -> bool:
-    """Whether a failure says that a model did not have its say, rather than what is wrong with what it said."""
+    """Return whether a failure means that the model gave no complete answer, rather than a wrong one."""
     return failure.startswith((REFUSED, CUT_OFF, FILTERED, EMPTY))
 
 
 def encode_custom_id(op: str, operator: str, parents: Sequence[str], nonce: str) -> str:
-    """An id of at most 64 characters, such as `softmax.improve.0123456789abcdef.k3f9`."""
+    """Return an id of at most 64 characters, such as `softmax.improve.0123456789abcdef.k3f9`."""
     rest = f".{operator}.{'-'.join(parents) or '-'}.{nonce}"
     if "." in operator or "." in nonce or len(rest) > MAX_CUSTOM_ID - MIN_LABEL:
         raise ValueError(f"`{rest}` does not fit in the id of a batch request")
@@ -95,7 +95,7 @@ def encode_custom_id(op: str, operator: str, parents: Sequence[str], nonce: str)
 
 
 def decode_custom_id(custom_id: str) -> CustomId | None:
-    """What `encode_custom_id` wrote, or None for an id that somebody else made."""
+    """Return the parts of an id that `encode_custom_id` made, or None for any other id."""
     parts = custom_id.rsplit(".", 3)
     if len(parts) != 4 or not all(parts):
         return None
@@ -104,14 +104,14 @@ def decode_custom_id(custom_id: str) -> CustomId | None:
 
 
 def op_label(op: str, characters: int) -> str:
-    """The op's name, or where that is too long its beginning and a hash of the whole."""
+    """Return the op's name or, if it is too long, its beginning and a hash of the whole name."""
     if len(op) <= characters:
         return op
     return f"{op[: characters - HASH_CHARACTERS - 1]}~{hashlib.sha256(op.encode()).hexdigest()[:HASH_CHARACTERS]}"
 
 
 def labels(label: str, op: str) -> bool:
-    """Whether a decoded id's op is this one."""
+    """Return whether the label in a decoded id stands for this op."""
     return label == op or (len(op) > len(label) >= MIN_LABEL and label == op_label(op, len(label)))
 
 
@@ -119,7 +119,7 @@ def _reply(line: str) -> BatchReply:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return BatchReply(failure=f"this is no JSON ({error}): {_excerpt(line)}")
+        return BatchReply(failure=f"this is not JSON ({error}): {_excerpt(line)}")
     if not isinstance(entry, dict):
         return BatchReply(failure=f"a reply is a JSON object, not {_excerpt(entry)}")
     custom_id = _text(entry.get("custom_id"))
@@ -137,7 +137,7 @@ def _reply(line: str) -> BatchReply:
 
 
 def _named(reply: BatchReply) -> BatchReply:
-    """The reply, refused where one of its names would deceive who reads it: names go into proposals."""
+    """Return the reply, or a failure if one of its names, which go into proposals, has hidden characters."""
     for what, name in (("its custom_id", reply.custom_id), ("the name of its model", reply.model)):
         if found := hidden_in_name(name):
             return replace(reply, custom_id="", model="", failure=f"{what} has {described(found)}")
@@ -148,14 +148,14 @@ def _unfinished(finish_reason: str, text: str, refusal: str) -> str:
     if refusal:
         return f"{REFUSED}: {_excerpt(refusal)}"
     if finish_reason == "length":
-        return f"{CUT_OFF} at the limit of tokens (finish_reason length)"
+        return f"{CUT_OFF} at the token limit (finish_reason length)"
     if finish_reason == "content_filter":
         return f"{FILTERED} by a content filter"
     return "" if text.strip() else f"{EMPTY} (finish_reason {finish_reason or 'missing'})"
 
 
 def _text(value: object) -> str:
-    """A string, or the joined texts of a list of content parts."""
+    """Return a string as it is, and a list of content parts as their joined texts."""
     if isinstance(value, list):
         return "".join(_text(part.get("text")) for part in value if isinstance(part, dict))
     return storable(value) if isinstance(value, str) else ""
@@ -167,7 +167,7 @@ def _cost(usage: object) -> Cost | None:
     prompt_details, completion_details = (usage.get(key) if isinstance(usage, dict) else None for key in details)
     reasoning = _count(completion_details, "reasoning_tokens")
     if reasoning and _count(usage, "total_tokens") == prompt + completion + reasoning:
-        completion += reasoning  # some servers leave it out of what they call completion
+        completion += reasoning  # some servers do not count reasoning as completion
     cost = Cost(prompt, completion, cached_tokens=_count(prompt_details, "cached_tokens"), reasoning_tokens=reasoning)
     return cost if cost.tokens else None
 

@@ -1,4 +1,4 @@
-"""Integer and boolean expressions of a launch plan, evaluated by a whitelist over `ast`.
+"""Integer and boolean expressions of a launch plan, evaluated through `ast` with a whitelist.
 
 A plan is untrusted text, so nothing here calls `eval`: each node is looked up in the tables below,
 and every intermediate value must fit in 64 bits, which also bounds the time an expression can take.
@@ -16,12 +16,12 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 class ExpressionError(ValueError):
-    """An expression that cannot be read, or that has no 64-bit value at this point."""
+    """An expression cannot be read, or has no 64-bit value at this point."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """The integers an expression may name, and the element size of each tensor for `itemsize`."""
+    """The integers that an expression may name, and the element size of each tensor for `itemsize`."""
 
     integers: Mapping[str, int]
     itemsizes: Mapping[str, int]
@@ -31,19 +31,19 @@ class Scope:
 
 
 def integer(expression: int | str, scope: Scope) -> int:
-    """The value of an integer expression."""
+    """Return the value of an integer expression."""
     if isinstance(expression, int):
         return _bounded(expression, str(expression))
     return _integer(_tree(expression), scope)(scope)
 
 
 def boolean(expression: str, scope: Scope) -> bool:
-    """The value of a condition: integer comparisons joined by `and`, `or` and `not`."""
+    """Return the value of a condition: integer comparisons joined by `and`, `or` and `not`."""
     return _condition(_tree(expression), scope)(scope)
 
 
 def check_integer(expression: int | str, scope: Scope) -> None:
-    """Raise unless the expression is well-formed and names only what the scope has, whatever the values."""
+    """Raise an ExpressionError unless the expression is well-formed and only uses names in the scope."""
     if isinstance(expression, str):
         _integer(_tree(expression), scope)
     else:
@@ -76,8 +76,8 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
 FUNCTIONS: dict[str, Callable[..., int]] = {"min": min, "max": max, "ceil_div": ceil_div}
 RESERVED = frozenset({*FUNCTIONS, "itemsize", "sms", "and", "or", "not"})
 
-# A node becomes a closure in two steps: reading checks its form and its names, calling computes its value.
-# So `check_*` sees a whole expression, also the parts that `and` and `or` would skip.
+# Each node becomes a closure: making it checks the node's form and names, calling it computes the value.
+# So `check_*` checks a whole expression, including the parts that `and` and `or` would skip.
 Integer = Callable[[Scope], int]
 Condition = Callable[[Scope], bool]
 
@@ -85,13 +85,13 @@ Condition = Callable[[Scope], bool]
 @lru_cache(maxsize=4096)
 def _tree(text: str) -> ast.expr:
     if len(text) > MAX_CHARACTERS:
-        raise ExpressionError(f"an expression may have {MAX_CHARACTERS} characters, this one has {len(text)}")
+        raise ExpressionError(f"an expression may have at most {MAX_CHARACTERS} characters, this one has {len(text)}")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         c_like = "; write and, or, not" if re.search(r"&&|\|\||!(?!=)", text) else ""
         raise ExpressionError(f"cannot read `{text}` as an expression{c_like}") from error
-    if sum(1 for _ in ast.walk(tree)) > MAX_NODES:  # what follows is recursive
+    if sum(1 for _ in ast.walk(tree)) > MAX_NODES:  # evaluation is recursive
         raise ExpressionError(f"`{text[:40]}...` has more than {MAX_NODES} parts; split it with [let]")
     return tree
 
@@ -151,7 +151,7 @@ def _condition(node: ast.expr, scope: Scope) -> Condition:
         case ast.BoolOp(op=op, values=values):
             parts = [_condition(value, scope) for value in values]
             join = all if isinstance(op, ast.And) else any
-            # A generator, so that `n > 0 and rows % n == 0` guards its own division.
+            # A generator stops early, so that `n > 0` guards the division in `n > 0 and rows % n == 0`.
             return lambda at: join(part(at) for part in parts)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             inner = _condition(operand, scope)
@@ -159,7 +159,7 @@ def _condition(node: ast.expr, scope: Scope) -> Condition:
         case ast.Compare(left=left, ops=ops, comparators=rest) if all(type(op) in COMPARISONS for op in ops):
             return _comparison([COMPARISONS[type(op)] for op in ops], [_integer(part, scope) for part in (left, *rest)])
     raise ExpressionError(
-        f"`{ast.unparse(node)}` is not a condition: that is a comparison of integers, or several joined by and, or, not"
+        f"`{ast.unparse(node)}` is not a condition: write a comparison of integers, or several joined by and, or, not"
     )
 
 

@@ -1,4 +1,4 @@
-"""Kernel: device code with its launch plan in one canonical text, named by the hash of that text."""
+"""Kernel: device code with its launch plan in one canonical text, identified by the hash of that text."""
 
 import hashlib
 import json
@@ -17,10 +17,10 @@ from archive.plan_reader import IDENTIFIER
 OPEN, CLOSE = "/*---", "---*/"
 MAX_CHARACTERS = 200_000
 ID_CHARACTERS = 16
-# The knobs of a canonical text, a line each.
+# The op and the knobs in a canonical text, one line per knob.
 OP = re.compile(r'\A/\*---\nop = ("[^\n]*")\n')
 KNOBS = re.compile(r"\n\[knobs\]\n((?:[A-Z][A-Z0-9_]* = \[[-0-9, ]+\]\n)+)")
-# What the outline of a source leaves out besides names and blanks: comments, and texts in quotes.
+# Comments and string literals, which the outline of a source leaves out, like names and whitespace.
 COMMENT = re.compile(rb'//(?:\\\n|[^\n])*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'', re.DOTALL)
 LEFT_OUT = (
     b"\\_" + string.whitespace.encode() + (string.ascii_letters + string.digits).encode() + bytes(range(128, 256))
@@ -29,7 +29,7 @@ LEFT_OUT = (
 
 @dataclass(frozen=True)
 class Kernel:
-    """Device code with its plan in one canonical text. Build one with `parse`; the plan is read when it is needed."""
+    """Device code with its plan in one canonical text. Build one with `parse`. The plan is read on first use."""
 
     text: str
 
@@ -53,12 +53,12 @@ class Kernel:
 
     @cached_property
     def settings(self) -> Mapping[str, int]:
-        """The knob values in force, read from the text alone."""
+        """The current value of each knob, read from the text without parsing the plan."""
         return {name: values[0] for name, values in self._knobs.items()}
 
     @cached_property
     def family(self) -> str:
-        """The id that all settings of the same knobs share."""
+        """An id that all knob settings of a kernel share."""
         found = self._knob_lines
         if found is None:
             return self.id
@@ -67,12 +67,12 @@ class Kernel:
 
     @cached_property
     def outline(self) -> str:
-        """A hash of the device code's punctuation. Kernels that differ in names, comments and blanks alone share it."""
+        """A hash of the device code's punctuation. Kernels that differ only in names, comments and spacing share it."""
         source = self.text.partition(CLOSE)[2].encode()
         return hashlib.sha256(COMMENT.sub(b"", source).translate(None, LEFT_OUT)).hexdigest()[:ID_CHARACTERS]
 
     def with_knobs(self, settings: Mapping[str, int]) -> "Kernel":
-        """The same kernel with other knob values in force; the value in force stands first in its list."""
+        """Return the same kernel with other knob values; the current value comes first in each knob's list."""
         knobs = tuple(
             (name, (settings[name], *sorted(set(values) - {settings[name]}))) if name in settings else (name, values)
             for name, values in self.plan.knobs
@@ -80,11 +80,11 @@ class Kernel:
         return self.with_plan(replace(self.plan, knobs=knobs))
 
     def with_plan(self, plan: Plan) -> "Kernel":
-        """The same device code with another plan."""
+        """Return the same device code with another plan."""
         return _assembled(plan, self.source)
 
     def fault(self, error: PlaceError) -> PlanError:
-        """The same fault with the line of the canonical text where it stands."""
+        """Return this fault as a PlanError that names its line in the canonical text."""
         header = print_plan(self.plan)
         line = 2 + plan_reader.line_of(header, error.path)
         written = self.text.split("\n")[line - 1].strip()
@@ -92,7 +92,7 @@ class Kernel:
 
     @cached_property
     def _parts(self) -> tuple[Plan, str]:
-        """Plan and source, read without the checks that only new kernels must pass."""
+        """The plan and the source, read without the checks that only new kernels must pass."""
         try:
             return _read(self.text, archived=True)
         except PlanError as error:
@@ -109,7 +109,7 @@ class Kernel:
 
 
 def parse(text: str) -> Kernel:
-    """Read a kernel's text, or raise a PlanError with the line that is wrong."""
+    """Read a kernel's text, or raise a PlanError that names the faulty line."""
     text = text.replace("\r\n", "\n")
     if found := hidden(text):
         raise PlanError(f"the text has {described(found)}", text.count("\n", 0, found.start()) + 1)
@@ -124,7 +124,7 @@ def parse_for(text: str, signature: Signature) -> Kernel:
 
 
 def check(kernel: Kernel, signature: Signature) -> None:
-    """Raise a PlanError unless the plan makes sense for the op."""
+    """Raise a PlanError unless the plan is valid for the op."""
     try:
         check_plan(kernel.plan, signature)
     except PlaceError as error:
@@ -132,12 +132,12 @@ def check(kernel: Kernel, signature: Signature) -> None:
 
 
 def check_plan(plan: Plan, signature: Signature) -> None:
-    """Raise a PlaceError unless every name and expression makes sense for this op, at whatever sizes."""
+    """Raise a PlaceError unless every name and expression is valid for this op, whatever its sizes."""
     if plan.op != signature.op:
         raise PlaceError(f"this kernel is for the op `{plan.op}`, not `{signature.op}`", ("op",))
     for dtype in plan.dtypes:
         if dtype not in signature.dtypes:
-            raise PlaceError(f"`{dtype}` is none of the op's dtypes ({', '.join(signature.dtypes)})", ("dtypes",))
+            raise PlaceError(f"`{dtype}` is not one of the op's dtypes ({', '.join(signature.dtypes)})", ("dtypes",))
     itemsizes = dict.fromkeys(signature.tensors, 4)
     scope = Scope(dict.fromkeys((*signature.dims, *signature.integers), 1), itemsizes)
     _checked(("when",), _check_conditions, (plan.when,) if plan.when else (), scope)
@@ -150,14 +150,14 @@ def check_plan(plan: Plan, signature: Signature) -> None:
     _checked(("require",), _check_conditions, plan.require, scope)
     for name in plan.specialize:
         if name not in scope.integers or name in plan.settings:
-            raise PlaceError(f"`{name}` cannot be specialised: it is no dim, parameter or let", ("specialize",))
+            raise PlaceError(f"`{name}` cannot be specialised: it is not a dim, parameter or let", ("specialize",))
     for workspace in plan.workspace:
         _check_workspace(workspace, signature, scope)
     for index, launch in enumerate(plan.launches):
         _check_launch(launch, index, plan, signature, scope)
 
 
-# Names that C++ reads as something else in the device code.
+# Keywords of C++, which cannot be names in the device code.
 KEYWORDS = frozenset(
     """
     alignas alignof and asm auto bitand bitor bool break case catch char class compl const constexpr continue decltype
@@ -175,7 +175,7 @@ def _check_fresh(plan: Plan, taken: set[str]) -> None:
         if name in KEYWORDS:
             raise PlaceError(f"`{name}` is a keyword of C++: choose another name", (section, name))
         if name in taken:
-            raise PlaceError(f"`{name}` is already a name of the op `{plan.op}`", (section, name))
+            raise PlaceError(f"`{name}` is already a name of the op `{plan.op}`: choose another name", (section, name))
 
 
 def _check_conditions(conditions: tuple[str, ...], scope: Scope) -> None:
@@ -208,7 +208,8 @@ def _check_launch(launch: Launch, index: int, plan: Plan, signature: Signature, 
         if isinstance(argument, tuple):
             for name in argument:
                 if name not in pointers:
-                    raise PlaceError(f"`{name}` is no tensor or workspace (known: {', '.join(sorted(pointers))})", path)
+                    known = ", ".join(sorted(pointers))
+                    raise PlaceError(f"`{name}` is not a tensor or workspace (known: {known})", path)
         elif argument not in pointers and argument not in signature.floats:
             if isinstance(argument, str) and IDENTIFIER.match(argument) and argument not in scope.integers:
                 known = ", ".join(sorted({*pointers, *scope.integers, *signature.floats}))
@@ -217,7 +218,7 @@ def _check_launch(launch: Launch, index: int, plan: Plan, signature: Signature, 
 
 
 def _check_conditionals(plan: Plan, lines: list[str], first_line: int) -> None:
-    """Only knobs are macros: `#if` on a specialised value would silently compare a name that is no macro."""
+    """Raise for `#if` on anything but knobs: a specialised value is not a macro, so `#if` would silently read 0."""
     defined = set(re.findall(r"^\s*#\s*define\s+(\w+)", "\n".join(lines), flags=re.MULTILINE))
     allowed = {*plan.settings, *defined, "defined"}
     for number, line in enumerate(lines):
@@ -226,16 +227,16 @@ def _check_conditionals(plan: Plan, lines: list[str], first_line: int) -> None:
         for name in names:
             if name not in allowed and not name.startswith("_"):
                 raise PlanError(
-                    f"#if on `{name}`, which is no knob: specialised values are constexpr, so use `if constexpr`",
+                    f"#if on `{name}`, which is not a knob: specialised values are constexpr, so use `if constexpr`",
                     first_line + number,
                 )
 
 
 def _read(text: str, *, archived: bool) -> tuple[Plan, str]:
-    """Return the plan and the source. An archive of earlier days may hold characters that are refused now."""
+    """Return the plan and the source. `archived` allows characters that new kernels must not have."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if len(text) > MAX_CHARACTERS:
-        raise PlanError(f"a kernel may have {MAX_CHARACTERS} characters, this one has {len(text)}", 1)
+        raise PlanError(f"a kernel may have at most {MAX_CHARACTERS} characters, this one has {len(text)}", 1)
     before, opened, rest = text.partition(OPEN)
     if not opened or before.strip():
         line = next((line.strip() for line in before.split("\n") if line.strip()), "")
@@ -258,7 +259,7 @@ def _read(text: str, *, archived: bool) -> tuple[Plan, str]:
 
 def _assembled(plan: Plan, source: str) -> Kernel:
     kernel = Kernel(f"{OPEN}\n{print_plan(plan)}{CLOSE}\n{source}")
-    kernel.__dict__["_parts"] = plan, source  # as `cached_property` does it
+    kernel.__dict__["_parts"] = plan, source  # where `cached_property` keeps it
     return kernel
 
 

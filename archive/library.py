@@ -1,4 +1,4 @@
-"""The kernels that come with the package: the shipped winners, as files that a person can read and diff."""
+"""Library of the kernels that ship with the package, as readable files."""
 
 from importlib import resources
 
@@ -7,7 +7,7 @@ from archive.plan import PlanError
 
 
 def shipped(op_name: str) -> list[Kernel]:
-    """The kernels in `kernels/<op_name>/`, by file name; none for an op that has no folder there."""
+    """Return the kernels in `kernels/<op_name>/`, sorted by file name; none if there is no such folder."""
     folder = resources.files("archive") / "kernels" / op_name
     if not folder.is_dir():
         return []
@@ -16,7 +16,7 @@ def shipped(op_name: str) -> list[Kernel]:
 
 
 def op_names() -> list[str]:
-    """The ops that have kernels here."""
+    """Return the names of the ops that have shipped kernels."""
     return sorted(folder.name for folder in (resources.files("archive") / "kernels").iterdir() if folder.is_dir())
 
 

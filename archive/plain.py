@@ -1,6 +1,6 @@
-"""Records from what JSON made of them: dicts and lists become dataclasses, tuples and enums, as their fields declare.
+"""Converts decoded JSON to records: dicts and lists become dataclasses, tuples and enums, as the fields declare.
 
-The way out needs nothing of its own: `json.dumps(dataclasses.asdict(record))`.
+The opposite direction needs no code here: `json.dumps(dataclasses.asdict(record))`.
 """
 
 import types
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def record(kind: type[T], fields: dict[str, Any]) -> T:
-    """A dataclass of this kind. A field that it does not have is a TypeError; one that is missing has its default."""
+    """Return a dataclass of this kind. An unknown field raises a TypeError; a missing one gets its default."""
     hints = _hints(cast("Any", kind))
     return kind(**{name: _value(hints.get(name), value) for name, value in fields.items()})
 
@@ -34,7 +34,7 @@ def _value(kind: Any, value: Any) -> Any:
 
 
 def _nested(kind: Any) -> bool:
-    """Whether JSON does not give it back as it was."""
+    """Return whether a value of this kind changes its type when it goes through JSON."""
     return is_dataclass(kind) or get_origin(kind) is tuple or (isinstance(kind, type) and issubclass(kind, Enum))
 
 

@@ -1,6 +1,6 @@
 """A kernel's launch plan and its canonical printed form.
 
-The plan is data. It names what is launched with which sizes, and nothing in it can run.
+The plan is data: it says what is launched and with which sizes, and contains no code that could run.
 """
 
 import json
@@ -19,7 +19,7 @@ DTYPES = {
 
 
 class PlanError(ValueError):
-    """A malformed plan: what is wrong, and the line of the kernel's text where it stands."""
+    """A plan is malformed. The message says what is wrong, and on which line of the kernel's text."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(f"line {line}: {message}")
@@ -27,7 +27,7 @@ class PlanError(ValueError):
 
 
 class PlaceError(ValueError):
-    """A fault at one place of a plan, which becomes a PlanError once its line is looked up."""
+    """A fault at one place in a plan, which becomes a PlanError once its line is known."""
 
     def __init__(self, message: str, path: Path) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """Reserved: a TMA descriptor."""
+    """A TMA descriptor. Reserved: not supported yet."""
 
     name: str
     tensor: str
@@ -57,7 +57,7 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch, or (reserved) one step of a vendor's library."""
+    """One kernel launch. `overlap` and `library`, a step of a vendor's library, are reserved: not supported yet."""
 
     entry: str
     grid: tuple[Expression, ...]
@@ -85,12 +85,12 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, int]:
-        """The knob values in force: the first of each."""
+        """The current value of each knob, which is the first in its list."""
         return {name: values[0] for name, values in self.knobs}
 
     @property
     def reserved(self) -> str:
-        """What this plan asks for that is part of the grammar but not supported yet, or nothing."""
+        """A feature of this plan that the grammar has but that is not supported yet; empty if there is none."""
         if self.tensor_maps:
             return "tensor maps"
         for launch in self.launches:
@@ -103,7 +103,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Signature:
-    """What an op offers to a plan: the names that expressions and arguments may use."""
+    """The names of an op that the expressions and arguments of a plan may use."""
 
     op: str
     tensors: tuple[str, ...]
@@ -114,7 +114,7 @@ class Signature:
 
 
 def print_plan(plan: Plan) -> str:
-    """The canonical TOML of a plan: fixed order, defaults left out."""
+    """Return the canonical TOML of a plan: fixed order, defaults left out."""
     lines = [f"op = {_toml(plan.op)}"]
     optional = ("note", "when", "dtypes", "specialize", "require")
     lines += [f"{key} = {_toml(value)}" for key in optional if (value := getattr(plan, key))]
@@ -161,6 +161,6 @@ def _toml(value: object) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(_toml(item) for item in value)}]"
     if isinstance(value, str):
-        # TOML's basic strings are JSON's, but for DEL, which must be escaped.
+        # TOML's basic strings are JSON strings, except that DEL must be escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value)

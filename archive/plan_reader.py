@@ -1,4 +1,4 @@
-"""From TOML to a Plan: every malformed header gets one clear message with its line."""
+"""Reader of plans in TOML, which reports a malformed one with a message and its line."""
 
 import json
 import re
@@ -16,9 +16,9 @@ KNOB = re.compile(r"[A-Z][A-Z0-9_]*\Z")
 
 
 def read(header: str, first_line: int, *, archived: bool = False) -> Plan:
-    """The plan in a TOML header; `first_line` is the header's place in the kernel's text.
+    """Return the plan in a TOML header, which starts at `first_line` of the kernel's text.
 
-    An archive of earlier days may hold characters that are refused now.
+    `archived` allows characters that new kernels must not have, but that may be in older archives.
     """
     if len(header) > MAX_HEADER:
         raise PlanError(f"the plan has {len(header)} characters; {MAX_HEADER} are allowed", first_line)
@@ -30,7 +30,7 @@ def read(header: str, first_line: int, *, archived: bool = False) -> Plan:
         raise PlanError(f"the plan is not valid TOML: {error}", at) from error
     except RecursionError as error:
         raise PlanError("the plan is nested too deeply", first_line) from error
-    except ValueError as error:  # Python reads no decimal of thousands of digits
+    except ValueError as error:  # Python does not parse integers of thousands of digits
         digits = re.search(r"[0-9_]{1000,}", header)
         at = first_line + (header.count("\n", 0, digits.start()) if digits else 0)
         raise PlanError("the plan has an integer that does not fit in 64 bits", at) from error
@@ -44,7 +44,7 @@ def read(header: str, first_line: int, *, archived: bool = False) -> Plan:
 
 
 def _check_values(value: object, path: Path) -> None:
-    """Raise for what Python holds and cannot print, before any message shows it."""
+    """Raise for values that Python can hold but not print, before an error message includes them."""
     match value:
         case dict() | list() if len(path) >= MAX_DEPTH:
             raise PlaceError("the plan is nested too deeply", _to_key(path))
@@ -59,7 +59,7 @@ def _check_values(value: object, path: Path) -> None:
 
 
 def _check_visible(value: object, path: Path) -> None:
-    """Raise for characters that no header can hold raw, but TOML can spell."""
+    """Raise for hidden characters in TOML escapes, which a check of the raw text cannot see."""
     match value:
         case dict():
             for key, inner in value.items():
@@ -69,16 +69,16 @@ def _check_visible(value: object, path: Path) -> None:
             for inner in value:
                 _check_visible(inner, path)
         case str() if found := hidden(value):
-            raise PlaceError(f"the plan spells out {described(found)}", path)
+            raise PlaceError(f"the plan has an escape for {described(found)}", path)
 
 
 def _to_key(path: Path) -> Path:
-    """The place of the key whose list holds the value: lines are known of keys."""
+    """Return the path of the key whose list holds a value, because lines are known only for keys."""
     return path if not path or isinstance(path[-1], str) else _to_key(path[:-1])
 
 
 def line_of(header: str, path: Path) -> int:
-    """The line offset of a place in a TOML header, by its tables and keys; the nearest enclosing one if unsure."""
+    """Return the line offset of a place in a TOML header, or else that of the nearest enclosing key or table."""
     best, best_depth = 0, 0
     here: Path
     table: Path = ()
@@ -102,7 +102,7 @@ def line_of(header: str, path: Path) -> int:
 
 
 class _Table:
-    """A TOML table that hands out each key once, by type, and complains about what is left over."""
+    """A TOML table whose keys are taken once each, with a check of their types; `done` rejects leftover keys."""
 
     def __init__(self, entries: dict[str, Any], path: Path) -> None:
         self.entries = dict(entries)
@@ -149,7 +149,7 @@ class _Table:
         return value
 
     def tables(self, key: str) -> Iterator["_Table"]:
-        """The named sub-tables of a section such as `[workspace]`, in order."""
+        """Yield the named sub-tables of a section such as `[workspace]`, in order."""
         for name, entries in self.take(key, dict, {}).items():
             if not isinstance(entries, dict):
                 raise PlaceError(f"`{name}` must be a table such as {{ shape = [1] }}", (*self.path, key, name))
@@ -201,7 +201,7 @@ def _knob(name: str, values: object) -> tuple[str, tuple[int, ...]]:
         raise PlaceError(f"knob {name} must list at most {MAX_KNOB_VALUES} different integers", path)
     if not all(-(2**31) <= value < 2**31 for value in values):
         raise PlaceError(f"knob {name} has a value that does not fit in 32 bits", path)
-    # The default first, the rest in order: a setting has one canonical text however it was reached.
+    # The default stays first and the rest is sorted, so that a setting has one canonical text however it was reached.
     return name, (values[0], *sorted(values[1:]))
 
 
@@ -269,7 +269,7 @@ def _argument(value: object, table: _Table) -> Argument:
 
 
 def _named_once(plan: Plan) -> None:
-    """Every name a plan makes is a C identifier and stands for one thing."""
+    """Raise unless each name that a plan defines is a C identifier and is defined only once."""
     seen: set[str] = set()
     named: list[Path] = [("knobs", name) for name, _ in plan.knobs]
     named += [("let", name) for name, _ in plan.let]
@@ -277,7 +277,7 @@ def _named_once(plan: Plan) -> None:
     named += [("tensor_maps", tensor_map.name) for tensor_map in plan.tensor_maps]
     for section, name in named:
         if not IDENTIFIER.match(str(name)) or name in expressions.RESERVED:
-            raise PlaceError(f"`{name}` cannot be a name here: use a C identifier, none reserved", (section, name))
+            raise PlaceError(f"`{name}` cannot be a name here: use an unreserved C identifier", (section, name))
         if name in seen:
             raise PlaceError(f"`{name}` is defined twice", (section, name))
         seen.add(str(name))

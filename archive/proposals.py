@@ -1,4 +1,4 @@
-"""The records of what was proposed: by whom, in answer to which words, at what cost, in which run."""
+"""Records of proposals: the kernel, its source, the question that it answers, its cost, and the run."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,14 +9,14 @@ from archive.records import content_id
 
 @dataclass(frozen=True)
 class Cost:
-    """What a proposal cost at its model."""
+    """The tokens, the time and the money that a proposal cost."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0  # reasoning included
     seconds: float = 0.0
-    cached_tokens: int = 0  # the part of the prompt that the server had seen before
+    cached_tokens: int = 0  # the part of the prompt that the server had cached
     reasoning_tokens: int = 0
-    usd: float = 0.0  # 0 where nobody said what a token costs
+    usd: float = 0.0  # 0 if the price of a token is unknown
 
     @property
     def tokens(self) -> int:
@@ -25,30 +25,30 @@ class Cost:
 
 @dataclass(frozen=True)
 class Question:
-    """What was sent to a model, word for word, but for the key."""
+    """The exact request that was sent to a model, without the API key."""
 
     model: str
     endpoint: str  # the address, without credentials
-    parameters: str  # whatever else the request's body says, as JSON
+    parameters: str  # the rest of the request's body, as JSON
     messages: tuple[tuple[str, str], ...]  # role and content
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A kernel someone offered, or a reply that holds none and the reason (`failure`)."""
+    """A proposed kernel, or a reply without a valid kernel and the reason (`failure`)."""
 
     op: str
     operator: str  # how it was made: seed, knobs, crossover, draft, improve, repair, tell
-    proposer: str  # who made it: offline, tell, or the model's name
+    proposer: str  # where it came from: offline, tell, or the model's name
     kernel: Kernel | None
     parents: tuple[str, ...] = ()
     run: str = ""
-    reply: str = ""  # a model's words, kept whether or not they held a kernel
+    reply: str = ""  # the model's reply, kept even if it has no kernel
     failure: str = ""
     cost: Cost = field(default=Cost())
     created: float = 0.0
-    call: str = ""  # tells equal answers to several calls apart: each was paid for
-    # Goes into the archive with a new proposal, and is read back as Asked: it is long, and hardly ever wanted.
+    call: str = ""  # distinguishes equal answers to several calls, because each call was paid for
+    # Stored with a new proposal, but read back only as an AskedQuestion, because it is long and rarely needed.
     question: Question | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -57,7 +57,7 @@ class Proposal:
 
     @cached_property
     def id(self) -> str:
-        """The moment and the cost do not count: the same proposal told twice is one."""
+        """A hash that ignores the time and the cost, so that a proposal told twice is one record."""
         said = [self.kernel_id, list(self.parents), self.run, self.reply, self.failure]
         return content_id([self.op, self.operator, self.proposer, *said, *([self.call] if self.call else [])])
 
@@ -77,18 +77,18 @@ class AskedQuestion:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run may spend, and when it has found enough; None where there is no limit."""
+    """The limits of a run: what it may spend, and the result that is good enough. None means no limit."""
 
-    evals: int | None = None  # evaluations, and proposals that give nothing to evaluate
+    evals: int | None = None  # evaluations, plus proposals that give nothing to evaluate
     tokens: int | None = None
     usd: float | None = None
     seconds: float | None = None
-    until_light: float | None = None  # the share of the speed of light after which no workload is worth more
+    until_light: float | None = None  # share of the speed of light that is enough on every workload
 
 
 @dataclass(frozen=True)
 class Run:
-    """One `evolve run` of one op, so that its proposals can be told from another's and it can go on."""
+    """One `evolve run` of one op. Its proposals refer to it, and a later command can continue it."""
 
     id: str
     op: str
@@ -98,17 +98,17 @@ class Run:
     created: float
     strategy: str = "evolve"
     budget: Budget = field(default=Budget())
-    campaign: str = ""  # what the runs over several ops that share one budget have in common
-    words: tuple[str, ...] = ()  # the options it was started with
+    campaign: str = ""  # common id of the runs over several ops that share one budget
+    words: tuple[str, ...] = ()  # the command-line options that it was started with
 
 
 @dataclass(frozen=True)
 class Leg:
-    """A stretch of a run. One that goes on has several; of one that was killed nobody says when it ended."""
+    """A stretch of a run. A run that was continued has several. If it was killed, its end is unknown."""
 
     run: str
     started: float
-    ended: float = 0.0  # told by a second record when it is over
+    ended: float = 0.0  # 0 until a second record gives the end
 
     @property
     def id(self) -> str:

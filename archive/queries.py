@@ -1,4 +1,4 @@
-"""Queries: what can be found in an archive, by which filters, and in which order."""
+"""Queries of an archive: how records of each kind are selected, filtered and ordered."""
 
 import gc
 import sqlite3
@@ -23,34 +23,34 @@ from archive.summaries import (
     RankedTimes,
 )
 
-READ_AT_ONCE = 500  # some builds of SQLite take no more than 999 values in one statement
+READ_AT_ONCE = 500  # some builds of SQLite accept at most 999 values in one statement
 LAST_CHARACTER = chr(0x10FFFF)
 
 
 class Filters(TypedDict, total=False):
-    """What a record must be to be found; not every filter is for every kind of record."""
+    """Filters of a query. Not every filter applies to every kind of record."""
 
     ids: Collection[str]
-    prefix: str  # how the id begins
+    prefix: str  # beginning of the id
     kernels: Collection[str]  # ids of the kernels that the records are about
     parents: Collection[str]  # proposals made from any of these kernels
     run: str
     device: str  # a DeviceInfo's key
     outcome: str
     passed: bool
-    in_force: bool  # whether no later evaluation of the kernel on the device has taken its place
+    in_force: bool  # whether it is the latest evaluation of its kernel on its device
     confirmed: bool
     measured: bool  # whether it has times
     code: str
     outline: str
-    fastest: int  # only so many, those with the largest speedup
-    newest: int  # only so many, those that the archive took in last
-    after: int  # only what the archive took in later than the summary with this number
+    fastest: int  # at most this many, those with the largest speedups
+    newest: int  # at most this many, those added to the archive last
+    after: int  # only what was added after the summary with this number
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the records of one kind are: what is selected, in which order, and the condition that each filter adds."""
+    """How records of one kind are read: the SELECT statement, the order, and the condition that each filter adds."""
 
     select: str
     order: str
@@ -59,7 +59,7 @@ class Source:
 
 
 def find(connection: sqlite3.Connection, kind: type, op: str, filters: Filters) -> list[Any]:
-    """The records of a kind that pass every filter, oldest first. Of many ids, each `READ_AT_ONCE` are read apart."""
+    """Return the records of a kind that pass every filter, oldest first within every `READ_AT_ONCE` ids."""
     source = SOURCES[kind]
     many = [name for name, value in filters.items() if isinstance(value, Collection) and not isinstance(value, str)]
     for name in many:
@@ -76,7 +76,7 @@ def find(connection: sqlite3.Connection, kind: type, op: str, filters: Filters) 
 
 
 def count(connection: sqlite3.Connection, kind: type, by: str, op: str, filters: Filters) -> dict[str, int]:
-    """How many records pass every filter, by the values of a column."""
+    """Return how many records pass every filter, by the values of a column."""
     source = SOURCES[kind]
     table = source.select.partition(" FROM ")[2].split()[0]
     where, values = _where(source, kind, op, filters)
@@ -89,7 +89,7 @@ def count(connection: sqlite3.Connection, kind: type, by: str, op: str, filters:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Put off the collection of garbage. Reading makes many objects and hardly any garbage."""
+    """Suspend garbage collection, because reading makes many objects and hardly any garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -141,7 +141,7 @@ def _questions(connection: sqlite3.Connection, found: Iterable[Row]) -> Iterator
 
 
 def _oldest_first(_connection: sqlite3.Connection, found: Iterable[Row]) -> list[EvaluationSummary]:
-    """Summaries sorted here: SQLite sorts rows with large columns slowly."""
+    """Return sorted summaries. They are sorted here because SQLite sorts rows with large columns slowly."""
     return sorted(map(rows.evaluation_summary, found), key=lambda one: (one.created, one.number))
 
 
@@ -154,7 +154,7 @@ def _whole(kind: type, table: str) -> Callable[[sqlite3.Connection, Iterable[Row
 
 
 def _by(*names: str, **columns: str) -> dict[str, str]:
-    """Conditions by the names of filters: those named alone compare the column of that name."""
+    """Return the conditions of filters. A filter given without a condition compares the column of its name."""
     equal = {name: f"{name} = ?" for name in names}
     return {**equal, **columns}
 
@@ -236,7 +236,7 @@ SOURCES: dict[type, Source] = {
     RankedTimes: Source(
         "SELECT id, kernel_id, device, created, confirmed, traits, workloads, times FROM evaluation_summaries",
         "",
-        # Rows are read in the order in which they were appended: that is faster than in the order of outcomes.
+        # The `+` disables the index by outcome: reading rows in the order in which they were added is faster.
         _by("device", op="op = ? AND +in_force = 1 AND +outcome = 'passed'"),
         _each(rows.ranked_times),
     ),

@@ -1,6 +1,6 @@
-"""The records of the archive: what became of a kernel, on which device, and how that was found out.
+"""Records of evaluations: the verdict on a kernel, the device, and the checks and measurements behind it.
 
-All are plain frozen values with content ids, so appending one twice changes nothing and a merge of two
+All records are frozen dataclasses with content ids, so appending one twice changes nothing, and a merge of two
 archives is a set union.
 """
 
@@ -16,7 +16,7 @@ class Outcome(StrEnum):
     """The verdict on a kernel. Everything but PASSED comes with a log that says why."""
 
     PASSED = "passed"
-    UNSUPPORTED = "unsupported"  # asks for something this device or this version does not offer
+    UNSUPPORTED = "unsupported"  # needs something that this device or version does not offer
     ILLEGAL = "illegal"  # its knobs break a `require` or a hardware limit on every workload it accepts
     MALFORMED = "malformed"  # the plan does not fit the op, or the entry or its arguments do not fit the plan
     COMPILE_ERROR = "compile error"
@@ -26,21 +26,21 @@ class Outcome(StrEnum):
     WRONG = "wrong"  # its numbers differ from PyTorch's by more than rounding explains
     OUT_OF_BOUNDS = "out of bounds"  # it wrote outside its buffers
     CHANGED_INPUT = "changed input"
-    KEEPS_STATE = "keeps state"  # remembers something from one call to the next
-    UNSAFE = "unsafe"  # right so far, but NVIDIA's sanitizer found a race or an access it had no right to
+    KEEPS_STATE = "keeps state"  # a call depends on earlier calls
+    UNSAFE = "unsafe"  # passed the checks, but NVIDIA's sanitizer found a race or an invalid access
     IMPLAUSIBLE = "implausible"  # faster than its inputs can be read
-    DUPLICATE = "duplicate"  # compiles to the machine code of a kernel that was judged already, so it was not run
+    DUPLICATE = "duplicate"  # not run, because it compiles to the machine code of a kernel judged before
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What a kernel was evaluated on, with the limits a plan must keep and the rates measured there."""
+    """The device of an evaluation, with the limits that a plan must keep and the rates measured on it."""
 
     kind: str  # the name of a device, such as "cuda"
     name: str
     arch: str  # what kernels are compiled for, such as sm_90a
     sms: int
-    shared_bytes: int  # the most shared memory a block may have
+    shared_bytes: int  # most shared memory that a block may have
     l2_bytes: int = 0
     driver: str = ""
     torch: str = ""
@@ -49,33 +49,33 @@ class DeviceInfo:
 
     @property
     def key(self) -> str:
-        """Measurements are compared only between equal keys."""
+        """The name under which the archive compares measurements: only those with equal keys."""
         return f"{self.kind} {self.name}"
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The time of one kernel on one workload, beside the baselines timed in the same minute."""
+    """The time of one kernel on one workload, and of the baselines, which were timed within the same minute."""
 
     workload: str
     median_us: float
-    low_us: float  # a 95 % interval of the median
+    low_us: float  # bounds of a 95 % interval of the median
     high_us: float
     samples: int
     eager_us: float
     compile_us: float | None = None
     floor_us: float | None = None  # the speed of light, where the device's rates are known
     autotune_us: float | None = None  # torch.compile(mode="max-autotune")
-    graph_us: float | None = None  # one call of several in a CUDA graph, for kernels that take hardly any time
+    graph_us: float | None = None  # time per call of several in a CUDA graph, for very short kernels
 
     @property
     def baseline_us(self) -> float:
-        """The best that PyTorch offers."""
+        """The time of the fastest PyTorch baseline."""
         return min(time for time in (self.eager_us, self.compile_us, self.autotune_us) if time)
 
     @property
     def speedup(self) -> float:
-        """Over the best that PyTorch offers."""
+        """The speedup over the fastest PyTorch baseline."""
         return self.baseline_us / self.median_us
 
     @property
@@ -85,13 +85,13 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Standard:
-    """What PyTorch takes for one workload of an op, with no kernel beside it: where a search would begin."""
+    """PyTorch's times for one workload of an op, measured without a kernel to show what a search would start from."""
 
     op: str
     workload: str
     device: DeviceInfo
     eager_us: float
-    compile_us: float | None = None  # None where torch.compile cannot
+    compile_us: float | None = None  # None if torch.compile fails
     autotune_us: float | None = None
     floor_us: float | None = None  # the speed of light, where the device's rates are known
     created: float = 0.0
@@ -107,7 +107,7 @@ class Standard:
 
 @dataclass(frozen=True)
 class Resources:
-    """What the compiler spent on one entry."""
+    """The resources that the compiler assigned to one entry."""
 
     entry: str
     registers: int
@@ -117,23 +117,23 @@ class Resources:
 
 @dataclass(frozen=True)
 class Traits:
-    """What a kernel is once it is compiled, over all its workloads; its words and its source may hide that."""
+    """Properties of the compiled kernel over all its workloads, which its note and source need not show."""
 
-    code: str  # hash of the machine code and the launches: where equal, two kernels are one
-    load_bytes: int  # the widest load from global memory that a thread makes
+    code: str  # hash of the machine code and the launches; equal hashes mean duplicates
+    load_bytes: int  # size of the widest load from global memory
     store_bytes: int
-    shared_bytes: int  # the most a block has, static and dynamic
-    registers: int  # the most a thread has
+    shared_bytes: int  # most per block, static and dynamic
+    registers: int  # most per thread
     threads: int  # of the largest block
     launches: int
     tensor_cores: bool
     atomics: bool
-    occupancy: float  # the least share of a multiprocessor's threads that can be resident at once
+    occupancy: float  # lowest share of a multiprocessor's threads that can be resident at once
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What NVIDIA's profiler counted while a kernel ran one workload."""
+    """Counters of NVIDIA's profiler for one kernel on one workload."""
 
     kernel_id: str
     op: str
@@ -149,14 +149,14 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)  # an evaluation has a hundred of them
 class Check:
-    """One output that was judged: at which workload, on which values, and how far off it was."""
+    """The check of one output: the workload, the distribution of the inputs, and the errors."""
 
     workload: str
     values: str  # how the inputs were drawn
     output: str
     error: float  # root mean square, against float64
-    theirs: float  # PyTorch's own, or what stands for it where PyTorch was lucky
-    worst: float  # the worst element's error as a share of what is allowed there
+    theirs: float  # PyTorch's own, or an estimate if PyTorch's is unusually small
+    worst: float  # largest error of an element, as a share of its tolerance
 
 
 @dataclass(frozen=True)
@@ -167,19 +167,19 @@ class Conditions:
     memory_mhz: int
     temperature_c: int
     power_w: int
-    throttled: str = ""  # the driver's reasons, such as "power cap"; empty when there was none
+    throttled: str = ""  # the driver's reasons, such as "power cap"; empty if it was not throttled
 
 
 @dataclass(frozen=True)
 class Duel:
-    """A kernel against the best baseline, timed in pairs: one right after the other, in random order."""
+    """A comparison of a kernel with the best baseline, timed in pairs: one right after the other, in random order."""
 
     workload: str
     baseline: str  # eager, compile or autotune
     speedup: float  # the median of the pairs' ratios
-    low: float  # a 95 % interval of it
+    low: float  # bounds of its 95 % interval
     high: float
-    noise: float  # how far the same ratio strays from 1 when the kernel is timed against itself
+    noise: float  # how far this ratio strays from 1 when the kernel is timed against itself
 
     @property
     def won(self) -> bool:
@@ -188,7 +188,7 @@ class Duel:
 
 @dataclass(frozen=True)
 class Sanitized:
-    """What one of compute-sanitizer's tools said; `errors` is None where it could not finish."""
+    """The result of one of compute-sanitizer's tools; `errors` is None if it could not finish."""
 
     tool: str
     errors: int | None
@@ -197,11 +197,11 @@ class Sanitized:
 
 @dataclass(frozen=True)
 class Confirmed:
-    """What a fresh process found when it tested a champion again, harder."""
+    """The result of a second, stricter test of a champion in a fresh process."""
 
     held_out: tuple[str, ...]  # shapes drawn at random for this one test
     duels: tuple[Duel, ...]
-    sanitized: tuple[Sanitized, ...] = ()  # empty where the tool is absent
+    sanitized: tuple[Sanitized, ...] = ()  # empty if the tool is not installed
 
     def duel(self, workload: str) -> Duel | None:
         return next((duel for duel in self.duels if duel.workload == workload), None)
@@ -230,7 +230,7 @@ class Evaluation:
 
     @cached_property
     def id(self) -> str:
-        """What earlier versions did not record does not count where it is absent, so what they wrote keeps its id."""
+        """A hash without the absent fields that earlier versions did not have, so that old records keep their ids."""
         fields = asdict(self)
         for measurement in fields["measurements"]:
             _drop_absent(measurement, "autotune_us", "graph_us")
@@ -244,7 +244,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Merged:
-    """Says of a verdict that it came with a merge: another archive's word, which nobody has tested here."""
+    """A mark on an evaluation that was merged from another archive and has not been confirmed here."""
 
     evaluation_id: str
     op: str

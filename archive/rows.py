@@ -1,4 +1,4 @@
-"""Records as rows of the archive's tables, and back. A row that cannot be a record is named in the error."""
+"""Converts records to rows of the archive's tables and back. Errors name the row that is not a valid record."""
 
 import json
 import sys
@@ -41,11 +41,11 @@ T = TypeVar("T")
 
 
 class DamagedError(Exception):
-    """A row that is not what it should be: which, of which table, and why."""
+    """A row of the archive is damaged. The message names the row and its table, and says what is wrong."""
 
 
 def rows(record: Record) -> Iterator[tuple[str, Row]]:
-    """The rows that a record becomes, by table; its own row first."""
+    """Yield the rows of a record, each with its table; the record's own row comes first."""
     match record:
         case Kernel():
             yield "kernels", (record.id, record.op, record.text)
@@ -129,7 +129,7 @@ def _summary_row(found: EvaluationSummary) -> Row:
 
 
 def kernel(row: Row) -> Kernel:
-    """A kernel whose plan is not read yet. Its text is the one it was kept with, or its id would differ."""
+    """Return a kernel without reading its plan. If the text does not match the id, the row is damaged."""
     with _row("kernels", row[0]):
         kernel = Kernel(_text(row[1]))
         if kernel.id != row[0]:
@@ -152,11 +152,11 @@ OUTCOMES = {str(outcome): outcome for outcome in Outcome}
 def evaluation_summary(row: Row) -> EvaluationSummary:
     try:
         if not (type(row[6]) is float and 0 <= row[6] < LAST_MOMENT and type(row[7]) is float):
-            raise UnsoundError(f"created must be a moment, not {row[6]!r}")
+            raise UnsoundError(f"created must be a time in seconds since 1970, not {row[6]!r}")
         if row[5] not in OUTCOMES:
             raise UnsoundError(f"{row[5]!r} is not a valid Outcome")
         if not is_sound(row[13], row[14]):
-            raise UnsoundError("its times are not those of its workloads")
+            raise UnsoundError("its times do not match its workloads")
         return EvaluationSummary._make((*row[:5], OUTCOMES[row[5]], row[6], row[7], row[8] == 1, *row[9:]))
     except (ValueError, TypeError, RecursionError) as error:
         raise _damage("evaluation_summaries", row[1], error) from error
@@ -164,7 +164,7 @@ def evaluation_summary(row: Row) -> EvaluationSummary:
 
 def ranked_times(row: Row) -> RankedTimes:
     if not is_sound(row[6], row[7]):
-        raise _damage("evaluation_summaries", row[0], UnsoundError("its times are not those of its workloads"))
+        raise _damage("evaluation_summaries", row[0], UnsoundError("its times do not match its workloads"))
     return RankedTimes._make(row)
 
 
@@ -259,36 +259,36 @@ def _damage(table: str, row_id: object, error: Exception) -> DamagedError:
 
 
 def _check_of(values: Any) -> Check:
-    """A check, whose few words are kept once for all."""
+    """Return a check whose strings are interned, because most of them repeat."""
     words_and_errors = (sys.intern(value) if type(value) is str else value for value in _row_of("checks", 6, values))
     return Check(*words_and_errors)  # type: ignore[arg-type]  # checked with the whole evaluation
 
 
 def _written(kind: type[T], column: str, text: Any) -> T:
-    """A record that a column holds as JSON."""
+    """Return a record that a column holds as JSON."""
     try:
         return plain.record(kind, json.loads(_text(text)))
     except (ValueError, TypeError, AttributeError) as error:
-        raise UnsoundError(f"`{column}` is no {kind.__name__}: {error}") from error
+        raise UnsoundError(f"`{column}` is not a valid {kind.__name__}: {error}") from error
 
 
 def _list(column: str, text: Any) -> list[Any]:
     try:
         value = json.loads(_text(text))
     except ValueError as error:
-        raise UnsoundError(f"`{column}` is no JSON: {error}") from error
+        raise UnsoundError(f"`{column}` is not JSON: {error}") from error
     if not isinstance(value, list):
-        raise UnsoundError(f"`{column}` is no list")
+        raise UnsoundError(f"`{column}` is not a list")
     return value
 
 
 def _row_of(column: str, length: int, value: Any) -> Row:
     if not isinstance(value, list) or len(value) != length:
-        raise UnsoundError(f"`{column}` holds something else than lists of {length}")
+        raise UnsoundError(f"`{column}` must hold lists of {length} values")
     return tuple(value)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise UnsoundError(f"it holds {type(value).__name__} where text belongs")
+        raise UnsoundError(f"it holds {type(value).__name__} instead of text")
     return value

@@ -1,7 +1,7 @@
-"""Schema of the archive file: its steps, oldest first, and how an older file is brought up to date.
+"""Schema of the archive file: the migration steps, oldest first, and the code that applies them to an older file.
 
-Never change a step, add one. `children` and the tables whose names end in `_summaries` repeat small parts of the
-records in the other tables, so that a query need not read the large ones. They can be made again from the records.
+Never change a step; add a new one. `children` and the tables whose names end in `_summaries` repeat small parts of the
+records in the other tables, so that a query need not read the large ones. They can be rebuilt from the records.
 """
 
 import json
@@ -15,15 +15,15 @@ from archive.kernel import Kernel
 from archive.summaries import LOG_CHARACTERS, Timing, packed
 
 APPLICATION_ID = 0x45564F4C  # "EVOL": tells archives from the SQLite files of other programs
-LONG_SECONDS = 1.0  # after which a migration says that it is under way
-STEPS_BETWEEN_LOOKS = 100_000  # of SQLite's virtual machine
-READ_AT_ONCE = 500  # some builds of SQLite take no more than 999 values in one statement
+LONG_SECONDS = 1.0  # a migration that takes longer prints a notice
+STEPS_BETWEEN_LOOKS = 100_000  # instructions of SQLite's virtual machine between looks at the clock
+READ_AT_ONCE = 500  # some builds of SQLite accept at most 999 values in one statement
 
 Step = tuple[str | Callable[[sqlite3.Connection], None], ...]
 
 
 class SchemaError(Exception):
-    """The file is not an archive, or a newer version wrote it."""
+    """The file is not an archive, or was written by a newer version."""
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
@@ -41,7 +41,7 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Take every missing step in one transaction, so that no reader sees an archive between two versions."""
+    """Apply every missing step in one transaction, so that no reader sees an archive between two versions."""
     connection.isolation_level = None
     connection.set_progress_handler(_notice(path), STEPS_BETWEEN_LOOKS)
     connection.execute("BEGIN IMMEDIATE")
@@ -60,14 +60,14 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _notice(path: Path) -> Callable[[], int]:
-    """Say once that a migration is under way, when it takes long."""
+    """Return a progress handler that prints a notice once if a migration takes long."""
     began, said = time.monotonic(), False
 
     def look() -> int:
         nonlocal said
         if not said and time.monotonic() - began > LONG_SECONDS:
             said = True
-            print(f"bringing the archive {path} up to date: this happens once", file=sys.stderr, flush=True)
+            print(f"updating the archive {path} to this version; this happens only once", file=sys.stderr, flush=True)
         return 0
 
     return look
@@ -187,7 +187,7 @@ MIGRATIONS: tuple[Step, ...] = (
         "ALTER TABLE proposals ADD COLUMN reasoning_tokens INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE proposals ADD COLUMN usd REAL NOT NULL DEFAULT 0",
         "ALTER TABLE proposals ADD COLUMN call TEXT NOT NULL DEFAULT ''",
-        # The messages of a question as JSON: pairs of a role and the id of a text, because most texts come again.
+        # The messages of a question as JSON: pairs of a role and the id of a text, because most texts are repeated.
         """CREATE TABLE questions (
             proposal_id TEXT PRIMARY KEY, op TEXT NOT NULL, model TEXT NOT NULL, endpoint TEXT NOT NULL,
             parameters TEXT NOT NULL, messages TEXT NOT NULL)""",
@@ -229,7 +229,7 @@ MIGRATIONS: tuple[Step, ...] = (
         "CREATE INDEX evaluation_outcomes ON evaluation_summaries (op, device, outcome, in_force, speedup)",
         "CREATE INDEX evaluations_by_kernel ON evaluations (kernel_id)",
         "CREATE INDEX evaluations_by_device ON evaluations (op, device_id, created)",
-        # Every small column, so that a query for these alone does not read a reply.
+        # All small columns, so that a query for them does not read the replies.
         """CREATE INDEX proposal_summaries ON proposals (
             op, id, operator, proposer, kernel_id, parents, run, failure, created, call, prompt_tokens,
             completion_tokens, seconds, cached_tokens, reasoning_tokens, usd)""",

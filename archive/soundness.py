@@ -1,6 +1,6 @@
-"""Whether a record can be what it says: files come from elsewhere, and an archive never forgets what it took in.
+"""Checks of records, because archives may come from elsewhere and keep every record that they accept.
 
-Every record that is read from a file passes `check`; one that another archive made also passes `check_foreign`.
+Every record that is read from a file must pass `check`; one from another archive must also pass `check_foreign`.
 """
 
 import math
@@ -16,35 +16,35 @@ from archive.kernel import Kernel
 from archive.records import Check, Duel, Measurement, Standard
 
 SHORTEST_US, LONGEST_US = 1e-6, 1e15
-LAST_MOMENT = 253_402_300_800.0  # the year 10000, which no calendar prints
-DAY = 86_400.0  # by which clocks may differ
+LAST_MOMENT = 253_402_300_800.0  # the year 10000, which `datetime` cannot represent
+DAY = 86_400.0  # largest difference between the clocks of two machines
 EXCERPT = 60
 TICK = 1 + 1e-9  # a median may round past the end of its own interval
 
 MOMENTS = ("created", "started", "ended")
-# Words of models, compilers and servers, which may hold anything: they are escaped wherever they are shown.
+# Text from models, compilers and servers, which may contain anything; it is escaped wherever it is shown.
 SPEECH = ("log", "reply", "failure", "report", "parameters", "messages", "skipped")
 
 NAMES: dict[type, str] = {str: "be text", bool: "be true or false"}
 
-Test = Callable[[Any], str]  # what is wrong with a value, beginning with where; nothing if it is sound
+Test = Callable[[Any], str]  # returns where a value is wrong and why; empty if it is valid
 
 
 class UnsoundError(ValueError):
-    """A record that cannot be: which field, what it must be, and what it is."""
+    """A record is not valid. The message names the field, what it must be, and what it is."""
 
 
 def check(record: object) -> None:
-    """Raise unless all fields are of their types, numbers finite and not negative, and times such as can be."""
+    """Raise unless all fields have their types, numbers are finite and not negative, and times are plausible."""
     if said := _record(record):
         raise UnsoundError(said.removeprefix("."))
 
 
 def check_foreign(record: object, now: float) -> None:
-    """Raise for moments to come, which would outlive every later verdict, and for names that deceive who reads them."""
+    """Raise for times in the future, which would override all later verdicts, and for names with hidden characters."""
     for name, value in _leaves(record, ""):
         if name in MOMENTS and isinstance(value, float | int) and value > now + DAY:
-            raise UnsoundError(f"`{name}` lies {(value - now) / DAY:.0f} days ahead of this machine's clock")
+            raise UnsoundError(f"`{name}` is {(value - now) / DAY:.0f} days ahead of this machine's clock")
         if isinstance(value, str) and name not in SPEECH and (found := hidden_in_name(value)):
             raise UnsoundError(f"`{name}` has {described(found)}")
         if isinstance(value, Kernel):
@@ -52,7 +52,7 @@ def check_foreign(record: object, now: float) -> None:
 
 
 def _leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
-    """Every plain value in a record, with the name of the field that holds it."""
+    """Yield every plain value in a record, with the name of the field that holds it."""
     if isinstance(value, tuple):
         for one in value:
             yield from _leaves(one, name)
@@ -95,14 +95,14 @@ def _within(name: str, low: float, value: float, high: float) -> str:
 
 @cache
 def _tests(kind: Any) -> tuple[tuple[str, Test], ...]:
-    if kind is Kernel:  # made by its parser, which checks it
+    if kind is Kernel:  # its parser has checked it
         return ()
     hints = get_type_hints(kind)
     return tuple((field.name, _test(hints[field.name], kind, field.name)) for field in fields(kind))
 
 
 def _test(hint: Any, kind: object, name: str) -> Test:
-    """The test for a field of a kind of record."""
+    """Return the test for a field of a kind of record."""
     arguments = get_args(hint)
     if get_origin(hint) in (Union, UnionType):
         (given,) = (one for one in arguments if one is not type(None))
@@ -145,13 +145,13 @@ def _number(value: Any) -> str:
 
 
 def _any_number(value: Any) -> str:
-    """Of an output that is off by infinity, or of which no one can say."""
+    """Accept infinity and NaN too, for an output whose error is infinite or unknown."""
     return "" if type(value) in (float, int) else _must("be a number", value)
 
 
 def _moment(value: Any) -> str:
     good = type(value) in (float, int) and 0 <= value < LAST_MOMENT
-    return "" if good else _must("be a moment, in seconds since 1970", value)
+    return "" if good else _must("be a time in seconds since 1970", value)
 
 
 def _whole(value: Any) -> str:

@@ -30,12 +30,12 @@ from archive.summaries import (
 )
 
 BUSY_SECONDS = 30
-DAMAGE = ("no such table", "no such column", "could not decode", "malformed", "not a database")  # in SQLite's words
+DAMAGE = ("no such table", "no such column", "could not decode", "malformed", "not a database")  # in SQLite's messages
 R = TypeVar(
     "R", Kernel, KernelSummary, Proposal, ProposalSummary, BriefProposal, AskedQuestion, Evaluation, EvaluationSummary,
     Origin, BriefEvaluation, RankedTimes, DeviceInfo, Merged, Profile, Standard, Run, Leg,
 )  # fmt: skip
-# Of a kernel's evaluations on a device, the last one made there counts.
+# Marks the latest of a kernel's evaluations on a device as the one in force.
 IN_FORCE = """UPDATE evaluation_summaries SET in_force = (number = (
     SELECT number FROM evaluation_summaries WHERE kernel_id = ? AND device = ?
     ORDER BY created DESC, number DESC LIMIT 1
@@ -47,14 +47,14 @@ class ArchiveError(Exception):
 
 
 class Store(Protocol):
-    """What the rest of the program may ask of an archive.
+    """The interface of an archive.
 
     Records are never changed or removed. Each has an id that follows from its content, so appending one again changes
     nothing, and merging two archives is the union of their records.
     """
 
     def append(self, *records: Record) -> int:
-        """Keep the records, all or none of them, and return the number that were new."""
+        """Add the records, all or none of them, and return how many were new."""
 
     def find(self, kind: type[R], op: str = "", **filters: Unpack[Filters]) -> list[R]:
         """Return the records of a kind that pass every filter, oldest first. An empty `op` stands for every op."""
@@ -109,7 +109,7 @@ class SqliteStore:
 
 
 def open_archive(path: Path, *, read_only: bool = False) -> SqliteStore:
-    """Open an archive, or create it. An older one is brought up to date first, even to be read only."""
+    """Open an archive, or create it. An older archive is migrated first, even if it is opened read-only."""
     try:
         if read_only:
             return SqliteStore(_reader(path), path)
@@ -126,7 +126,7 @@ def open_archive(path: Path, *, read_only: bool = False) -> SqliteStore:
 
 
 def gathered(source: SqliteStore) -> list[Record]:
-    """Return every record of an archive for another to take in, or raise an ArchiveError where one is unsound."""
+    """Return every record of an archive, to be merged into another. Raises ArchiveError if one is not valid."""
     proposed: list[Record] = [*source.find(Run), *source.find(Leg), *source.find(Proposal), *source.find(AskedQuestion)]
     found: list[Record] = [*source.find(Evaluation), *source.find(Profile), *source.find(Standard)]
     records: list[Record] = [*source.find(Kernel), *proposed, *found]
@@ -141,7 +141,7 @@ def gathered(source: SqliteStore) -> list[Record]:
 
 
 def take(into: Store, records: Sequence[Record]) -> int:
-    """Keep the records of another archive, all or none, and mark new evaluations as merged; the number of new ones."""
+    """Add another archive's records, all or none, mark new evaluations as merged, and return how many were new."""
     evaluations = [record for record in records if isinstance(record, Evaluation)]
     known = {found.id for found in into.find(EvaluationSummary, ids=[one.id for one in evaluations])}
     foreign = [evaluation for evaluation in evaluations if evaluation.id not in known]
@@ -149,7 +149,7 @@ def take(into: Store, records: Sequence[Record]) -> int:
 
 
 def merge(into: Store, source: SqliteStore) -> int:
-    """Add every record of one archive to another, and return the number that were new."""
+    """Add every record of one archive to another, and return how many were new."""
     return take(into, gathered(source))
 
 

@@ -1,7 +1,7 @@
-"""Summaries: the small parts of kernels, proposals and evaluations, for code that looks at many of them at once.
+"""Summaries: the small fields of kernels, proposals and evaluations, for code that reads many of them at once.
 
-They are named tuples, not dataclasses, because a screen or a run reads a hundred thousand of them.
-The archive keeps them in columns of their own, so texts, replies, logs and checks are not read with them.
+They are named tuples, not dataclasses, because a run may read a hundred thousand of them.
+The archive keeps them in separate columns, so that texts, replies, logs and checks are not read with them.
 """
 
 import json
@@ -19,7 +19,7 @@ from archive.records import Evaluation, Measurement, Outcome, Traits
 
 LOG_CHARACTERS = 600
 FREE = Cost()
-TIMES = struct.Struct("<5d")  # of one workload: median, low, high, baseline, speed of light
+TIMES = struct.Struct("<5d")  # one workload's median, low, high, baseline and speed of light
 
 
 class Timing(NamedTuple):
@@ -29,7 +29,7 @@ class Timing(NamedTuple):
     median_us: float
     low_us: float
     high_us: float
-    baseline_us: float  # the best that PyTorch offers
+    baseline_us: float  # the fastest PyTorch baseline
     floor_us: float | None  # the speed of light, where the device's rates are known
 
     @property
@@ -44,7 +44,7 @@ class Timing(NamedTuple):
 class KernelSummary(NamedTuple):
     """A kernel without its text."""
 
-    number: int  # its place in the order in which the archive took kernels in
+    number: int  # its position in the order in which kernels were added
     id: str
     op: str
     family: str
@@ -59,7 +59,7 @@ class ProposalSummary(NamedTuple):
     op: str
     operator: str
     proposer: str
-    kernel_id: str  # empty where the reply held no kernel
+    kernel_id: str  # empty if the reply has no kernel
     parents: tuple[str, ...]
     run: str
     failure: str
@@ -83,9 +83,9 @@ class ProposalSummary(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """What a kernel was made from."""
+    """The parents of a proposed kernel."""
 
-    kernel_id: str  # empty where the reply held no kernel
+    kernel_id: str  # empty if the reply has no kernel
     parents_json: str
 
     @property
@@ -94,9 +94,9 @@ class Origin(NamedTuple):
 
 
 class BriefProposal(NamedTuple):
-    """What a proposal cost, when it came, and in which run: all that a budget is about."""
+    """A proposal's cost, time and run, which is all that a budget needs."""
 
-    kernel_id: str  # empty where the reply held no kernel
+    kernel_id: str  # empty if the reply has no kernel
     run: str
     created: float
     tokens: int
@@ -105,7 +105,7 @@ class BriefProposal(NamedTuple):
 
 
 class BriefEvaluation(NamedTuple):
-    """When an evaluation was made, and how fast the kernel is at best."""
+    """The time and the result of an evaluation, with the kernel's largest speedup."""
 
     kernel_id: str
     created: float
@@ -126,12 +126,12 @@ class EvaluationSummary(NamedTuple):
     created: float
     seconds: float
     confirmed: bool
-    code: str  # hash of the machine code, empty where the kernel was not compiled
+    code: str  # hash of the machine code, empty if the kernel was not compiled
     traits_json: str
-    log: str  # the beginning of it; empty where the kernel passed
-    speedup: float  # over the best of PyTorch, on the workload where it is largest; 0 without measurements
-    workloads: str  # a line each
-    times: bytes  # of each workload, as TIMES packs them
+    log: str  # its beginning; empty if the kernel passed
+    speedup: float  # over the fastest baseline, on the workload where it is largest; 0 without measurements
+    workloads: str  # one per line
+    times: bytes  # of each workload, packed with TIMES
 
     @property
     def measurements(self) -> tuple[Timing, ...]:
@@ -147,7 +147,7 @@ class EvaluationSummary(NamedTuple):
 
 
 class RankedTimes(NamedTuple):
-    """What ranks a kernel among others: the times of its verdict in force, which it passed."""
+    """The times that rank a kernel among others, from its latest evaluation, which it passed."""
 
     id: str  # of the evaluation
     kernel_id: str
@@ -155,8 +155,8 @@ class RankedTimes(NamedTuple):
     created: float
     confirmed: int
     traits_json: str
-    workloads: str  # a line each
-    times: bytes  # of each workload, as TIMES packs them
+    workloads: str  # one per line
+    times: bytes  # of each workload, packed with TIMES
 
     @property
     def passed(self) -> bool:
@@ -201,13 +201,13 @@ def kernel_summary(kernel: Kernel, number: int = 0) -> KernelSummary:
 
 
 def packed(timings: Iterable[Timing]) -> tuple[str, bytes]:
-    """Return the workloads, a line each, and their times."""
+    """Return the workloads, one per line, and their packed times."""
     kept = list(timings)
     times = (TIMES.pack(t.median_us, t.low_us, t.high_us, t.baseline_us, t.floor_us or math.nan) for t in kept)
     return "\n".join(t.workload for t in kept), b"".join(times)
 
 
-@lru_cache(maxsize=50_000)  # of all kernels of an op
+@lru_cache(maxsize=50_000)  # enough for all kernels of an op
 def _unpacked(workloads: str, times: bytes) -> tuple[Timing, ...]:
     found = zip(workloads.split("\n"), TIMES.iter_unpack(times), strict=bool(times))
     return tuple(

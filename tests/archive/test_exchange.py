@@ -77,19 +77,19 @@ def test_content_in_parts_is_joined() -> None:
 
 def test_a_failure_names_its_line_and_the_others_are_still_read() -> None:
     replies = list(read_replies(f"{answered(body())}\n{{broken\n{answered(body())}\n"))
-    assert [reply.failure[:24] for reply in replies] == ["", "line 2: this is no JSON ", ""]
+    assert [reply.failure[:25] for reply in replies] == ["", "line 2: this is not JSON ", ""]
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("[1]", "a JSON object, not [1]"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "not JSON"),
         (line(response=None, error={"code": "batch_expired", "message": "too late"}), "too late (batch_expired)"),
         (answered({"error": {"message": "unknown model"}}, status=404), "status 404: unknown model"),
         (line(body={"messages": []}), "this is a request"),
         (line(response="?"), "there is no response"),
-        (answered("<html>"), "no JSON object: <html>"),
+        (answered("<html>"), "not a JSON object: <html>"),
         (answered({"choices": []}), "no choices"),
         (answered({"choices": [{"message": None}]}), "no choices"),
         (answered({"choices": None, "error": {"message": "overloaded"}}), "no choices: overloaded"),
@@ -206,7 +206,7 @@ def test_an_id_made_by_somebody_else_says_nothing(custom_id: str) -> None:
     [
         ("gelu.\x1b[31m.-.c", "m-1", "its custom_id has the control character U+001B"),
         ("gelu.draft.-.c", "\x1b]0;title\x07", "the name of its model has the control character U+001B"),
-        ("gelu.draft.-.c", "m\u202e", "the name of its model has the character that turns the direction of writing"),
+        ("gelu.draft.-.c", "m\u202e", "the name of its model has the character that changes the text direction"),
     ],
 )
 def test_a_reply_with_a_name_that_deceives_is_refused_and_keeps_its_words(

@@ -93,7 +93,7 @@ def test_setting_the_default_changes_nothing() -> None:
         ("zero = true", "zeroed = true", 16, "unknown key `zeroed`"),
         ("per_lane =", "min =", 13, "cannot be a name"),
         ("sums = {", "WARPS = {", 16, "defined twice"),
-        ("#if WARPS", "#if cols", 33, "no knob"),
+        ("#if WARPS", "#if cols", 33, "not a knob"),
         ('note = "one warp per row"', 'note = "*/"', 1, "may not contain"),
     ],
 )
@@ -109,12 +109,12 @@ def test_a_malformed_plan_gets_one_message_with_its_line(old: str, new: str, lin
         ('op = "softmax"', 'op = "gelu"', "op =", "for the op `gelu`"),
         ('when = "cols <= 4096', 'when = "columns <= 4096', "when =", "unknown name `columns`"),
         ('when = "cols <= 4096', 'when = "WARPS <= 4096', "when =", "unknown name `WARPS`"),
-        ('dtypes = ["float32"]', 'dtypes = ["int8"]', "dtypes =", "none of the op's dtypes"),
+        ('dtypes = ["float32"]', 'dtypes = ["int8"]', "dtypes =", "not one of the op's dtypes"),
         ('"cols", "per_lane"', '"cols", "WARPS"', "specialize =", "cannot be specialised"),
         ("cols // 32", "cols / 32", "per_lane =", "not allowed"),
         ('"32 * WARPS"', '"32 * WRAPS"', "block =", "unknown name `WRAPS`"),
         ('args = ["x", "sums"', 'args = ["y", "sums"', "args =", "unknown argument `y`"),
-        ('["x", "out"]]', '["x", "y"]]', "args =", "`y` is no tensor"),
+        ('["x", "out"]]', '["x", "y"]]', "args =", "`y` is not a tensor"),
         ('dtype = "float32"', 'dtype = "float31"', "sums =", "neither a dtype"),
         ("sums = {", "out = {", "out =", "already a name of the op"),
         ("[knobs]\nWARPS", "[knobs]\nROWS = [1]\nWARPS", "", ""),
@@ -182,7 +182,7 @@ def test_a_source_that_shows_other_than_it_compiles_is_refused_with_its_line(cha
 
 @pytest.mark.parametrize("character", HIDDEN)
 def test_what_a_plan_spells_out_is_refused_like_what_it_holds(character: str) -> None:
-    with pytest.raises(PlanError, match=rf"spells out .*U\+{ord(character):04X}") as caught:
+    with pytest.raises(PlanError, match=rf"has an escape for .*U\+{ord(character):04X}") as caught:
         parse(changed("one warp", f"one \\u{ord(character):04x} warp"))
     assert caught.value.line == 3
 
@@ -196,7 +196,7 @@ def test_what_a_plan_spells_out_is_refused_like_what_it_holds(character: str) ->
     ],
 )
 def test_every_word_of_a_plan_is_looked_at(old: str, new: str) -> None:
-    with pytest.raises(PlanError, match="spells out the control character"):
+    with pytest.raises(PlanError, match="has an escape for the control character"):
         parse(changed(old, new))
 
 

@@ -61,8 +61,8 @@ def test_what_we_write_ourselves_is_sound_here_and_elsewhere(record: object) -> 
         (dueled(speedup=0.0, low=0.0), "confirmed.duels[0].speedup must be above 0"),
         (dueled(noise=math.nan), "confirmed.duels[0].noise must be"),
         (whole(outcome="splendid"), "outcome must be a Outcome, not 'splendid'"),
-        (whole(created="soon"), "created must be a moment"),
-        (whole(created=1e18), "created must be a moment"),
+        (whole(created="soon"), "created must be a time"),
+        (whole(created=1e18), "created must be a time"),
         (whole(deterministic=2), "deterministic must be true or false"),
         (whole(skipped="all"), "skipped must be a list"),
         (whole(checks=(Check("w", "normal", "out", 1.0, SMALL, 1.0),)), "checks[0].theirs must be a number"),
@@ -85,7 +85,7 @@ def test_an_output_may_be_off_by_infinity_or_by_nobody_knows_what() -> None:
 
 def test_the_clocks_of_two_machines_may_differ_by_a_day_and_no_more() -> None:
     check_foreign(passed("k", created=NOW + DAY), NOW)
-    with pytest.raises(UnsoundError, match="`created` lies 3 days ahead"):
+    with pytest.raises(UnsoundError, match="`created` is 3 days ahead"):
         check_foreign(passed("k", created=NOW + 3 * DAY), NOW)
 
 
@@ -94,9 +94,9 @@ def test_the_clocks_of_two_machines_may_differ_by_a_day_and_no_more() -> None:
     [
         (passed("k", replace(GPU, name="\x1b[31mH200")), "`name` has the control character U+001B"),
         (passed("k", replace(GPU, driver="580\n")), "`driver` has the control character U+000A"),
-        (timed(workload="rows=8\u202e"), "`workload` has the character that turns the direction of writing U+202E"),
+        (timed(workload="rows=8\u202e"), "`workload` has the character that changes the text direction U+202E"),
         (replace(failed_reply(), proposer="\x9bm"), "`proposer` has the control character U+009B"),
-        (replace(failed_reply(), parents=("\ud800",)), "`parents` has half a character"),
+        (replace(failed_reply(), parents=("\ud800",)), "`parents` has the lone surrogate"),
     ],
 )
 def test_a_name_that_deceives_who_reads_it_is_refused(record: object, said: str) -> None:

@@ -87,7 +87,7 @@ def test_an_op_without_a_file_of_kernels_is_an_error(archive: Path, capsys: Capt
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("not json", "line 2: this is no JSON"),
+        ("not json", "line 2: this is not JSON"),
         ("[1, 2]", "line 2: a reply is a JSON object"),
         (
             json.dumps({"custom_id": "mine", "response": {"status_code": 200, "body": SAID}}),
@@ -181,7 +181,7 @@ def test_a_kernel_with_control_characters_is_rejected(capsys: Capture) -> None:
     Path("bad.cu").write_text(GOOD.text.replace("one element", "\\u001b[2J one element"))
     code, output, _ = evolve(capsys, "tell", "bad.cu", TWICE)
     assert code == 1
-    assert "the plan spells out the control character U+001B" in output
+    assert "the plan has an escape for the control character U+001B" in output
 
 
 def test_the_catalog_is_listed_with_its_shipped_kernels(capsys: Capture) -> None:

@@ -66,7 +66,7 @@ def test_a_batch_reply_without_a_kernel_keeps_its_text(tmp_path: Path) -> None:
 
 def test_a_malformed_line_becomes_a_failure_that_names_it(tmp_path: Path) -> None:
     path = written(tmp_path, "out.jsonl", f"{batch_line(in_fence(KERNEL_TEXT))}\n{{oops\n")
-    assert told(path)[-1].failure.startswith("out.jsonl, line 2: this is no JSON")
+    assert told(path)[-1].failure.startswith("out.jsonl, line 2: this is not JSON")
 
 
 def test_a_reply_with_a_foreign_custom_id_is_assigned_by_its_kernel(tmp_path: Path) -> None:
