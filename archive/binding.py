@@ -1,4 +1,4 @@
-"""Binding: evaluates every expression of a kernel's plan for one workload on one device.
+"""Binding of a kernel's plan: its expressions are evaluated for one workload on one device.
 
 Devices and exported packages launch the result, a `Bound`.
 """

@@ -1,4 +1,4 @@
-"""JSONL in the OpenAI Batch API's format: writes requests and reads replies.
+"""Requests and replies as JSONL in the OpenAI Batch API's format.
 
 Replies come from third-party servers, so a line that cannot be read becomes a failure that names the line.
 """
@@ -16,8 +16,8 @@ MAX_CUSTOM_ID, MIN_LABEL, HASH_CHARACTERS = 64, 12, 8
 MAX_EXCERPT = 300
 REFUSED, CUT_OFF = "the model refused", "the reply was cut off"
 FILTERED, EMPTY = "the reply was stopped", "the reply is empty"
-MAX_USD = 1e6  # a server's larger prices are ignored
-MAX_COUNT = 10**9  # and so are its larger token counts
+MAX_USD = 1e6  # larger prices in replies are ignored
+MAX_COUNT = 10**9  # larger token counts in replies are ignored
 
 
 @dataclass(frozen=True)

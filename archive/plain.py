@@ -1,4 +1,4 @@
-"""Converts decoded JSON to records: dicts and lists become dataclasses, tuples and enums, as the fields declare.
+"""Conversion of decoded JSON to records: dicts and lists become dataclasses, tuples and enums, as the fields declare.
 
 The opposite direction needs no code here: `json.dumps(dataclasses.asdict(record))`.
 """

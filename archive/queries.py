@@ -59,7 +59,10 @@ class Source:
 
 
 def find(connection: sqlite3.Connection, kind: type, op: str, filters: Filters) -> list[Any]:
-    """Return the records of a kind that pass every filter, oldest first within every `READ_AT_ONCE` ids."""
+    """Return the records of a kind that pass every filter, oldest first.
+
+    More than `READ_AT_ONCE` ids are looked up in parts, and only the records of each part are sorted.
+    """
     source = SOURCES[kind]
     many = [name for name, value in filters.items() if isinstance(value, Collection) and not isinstance(value, str)]
     for name in many:

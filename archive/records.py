@@ -38,7 +38,7 @@ class DeviceInfo:
 
     kind: str  # the name of a device, such as "cuda"
     name: str
-    arch: str  # what kernels are compiled for, such as sm_90a
+    arch: str  # architecture that kernels are compiled for, such as sm_90a
     sms: int
     shared_bytes: int  # most shared memory that a block may have
     l2_bytes: int = 0
@@ -49,7 +49,7 @@ class DeviceInfo:
 
     @property
     def key(self) -> str:
-        """The name under which the archive compares measurements: only those with equal keys."""
+        """The kind and the name. Measurements are compared only between equal keys."""
         return f"{self.kind} {self.name}"
 
 
@@ -64,7 +64,7 @@ class Measurement:
     samples: int
     eager_us: float
     compile_us: float | None = None
-    floor_us: float | None = None  # the speed of light, where the device's rates are known
+    floor_us: float | None = None  # the speed of light, if the device's rates are known
     autotune_us: float | None = None  # torch.compile(mode="max-autotune")
     graph_us: float | None = None  # time per call of several in a CUDA graph, for very short kernels
 
@@ -93,7 +93,7 @@ class Standard:
     eager_us: float
     compile_us: float | None = None  # None if torch.compile fails
     autotune_us: float | None = None
-    floor_us: float | None = None  # the speed of light, where the device's rates are known
+    floor_us: float | None = None  # the speed of light, if the device's rates are known
     created: float = 0.0
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Converts records to rows of the archive's tables and back. Errors name the row that is not a valid record."""
+"""Conversion of records to rows of the archive's tables and back. Errors name the row that is not a valid record."""
 
 import json
 import sys

@@ -14,9 +14,9 @@ from pathlib import Path
 from archive.kernel import Kernel
 from archive.summaries import LOG_CHARACTERS, Timing, packed
 
-APPLICATION_ID = 0x45564F4C  # "EVOL": tells archives from the SQLite files of other programs
+APPLICATION_ID = 0x45564F4C  # "EVOL": distinguishes archives from the SQLite files of other programs
 LONG_SECONDS = 1.0  # a migration that takes longer prints a notice
-STEPS_BETWEEN_LOOKS = 100_000  # instructions of SQLite's virtual machine between looks at the clock
+STEPS_BETWEEN_LOOKS = 100_000  # instructions of SQLite's virtual machine between checks of the time
 READ_AT_ONCE = 500  # some builds of SQLite accept at most 999 values in one statement
 
 Step = tuple[str | Callable[[sqlite3.Connection], None], ...]

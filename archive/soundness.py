@@ -35,7 +35,7 @@ class UnsoundError(ValueError):
 
 
 def check(record: object) -> None:
-    """Raise unless all fields have their types, numbers are finite and not negative, and times are plausible."""
+    """Raise unless all fields have the declared types, numbers are finite and not negative, and times are plausible."""
     if said := _record(record):
         raise UnsoundError(said.removeprefix("."))
 

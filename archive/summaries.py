@@ -30,7 +30,7 @@ class Timing(NamedTuple):
     low_us: float
     high_us: float
     baseline_us: float  # the fastest PyTorch baseline
-    floor_us: float | None  # the speed of light, where the device's rates are known
+    floor_us: float | None  # the speed of light, if the device's rates are known
 
     @property
     def speedup(self) -> float:

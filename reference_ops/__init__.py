@@ -1,1 +1,1 @@
-"""What to compute: reference ops in PyTorch, with the workloads they are measured on."""
+"""Reference ops in PyTorch, with the workloads on which kernels are measured."""

@@ -16,11 +16,11 @@ _own: dict[str, str] = {}  # locators of the user's ops that this process has lo
 
 
 class CatalogError(Exception):
-    """An op cannot be found or loaded: says why, and what to do."""
+    """An op cannot be found or loaded. The message says why, and what to do."""
 
 
 def is_path(locator: str) -> bool:
-    """Whether a locator names a file or a module's function, and not an op of the catalog."""
+    """Return whether a locator names a file or a module's function, rather than an op of the catalog."""
     return any(part in locator for part in (".py", ".json", "/", "\\", ":"))
 
 
@@ -41,7 +41,7 @@ def listing() -> tuple[Listed, ...]:
 
 
 def use_cached_listing() -> None:
-    """Read the listing if it is cached, for processes that can no longer read it when they need it."""
+    """Load the listing now if it is cached, for processes that will not be able to read files later."""
     if read_listing() is not None:
         listing()
 
@@ -60,7 +60,7 @@ def load(locator: str) -> Op:
     if path.is_relative_to(PACKAGE):
         return _defined(path, name)
     op = _task(path, name) or _defined(path, name)
-    if op.name in names():  # the archive tells kernels of ops apart by the op's name
+    if op.name in names():  # the archive identifies an op by its name
         raise CatalogError(f"{path} defines an op `{op.name}`, and so does the catalog. {ANOTHER_NAME}")
     _own[op.name] = locator
     return op
@@ -77,7 +77,7 @@ def locate(locator: str) -> Path:
 
 
 def lasting(locator: str) -> str:
-    """Return a locator by which a process in another folder finds the same op."""
+    """Return a locator that finds the same op from any working directory."""
     if not is_path(locator):
         return locator
     path, name = _place(locator)
@@ -108,7 +108,7 @@ def _place(locator: str) -> tuple[Path, str]:
     """Return the file that defines an op, and the op's name if the file may define several."""
     if is_path(locator):
         return _place_of_file(locator)
-    # Most files are named after their op and hold its backward too: no listing is needed to find those.
+    # Most files are named after their op and also define its backward, so these are found without a listing.
     file = op_files().get(locator.partition("_backward")[0])
     if file and locator in {op.name for op in ops_of(_imported(file))}:
         return file, locator
@@ -139,7 +139,7 @@ def _file_of(function: str) -> str:
     try:
         return file_of(function)
     except TaskError as error:
-        raise CatalogError(f"{function} is no op: {error}. Give module:function, or file.py:function.") from error
+        raise CatalogError(f"{function} is not an op: {error}. Give module:function, or file.py:function.") from error
 
 
 def _task(path: Path, name: str) -> Op | None:

@@ -23,7 +23,7 @@ FARTHEST = 256.0  # the usual distance of a row's centre from zero; an exponenti
 WIDEST_BITS, FARTHEST_SPREADS = 2.0, 2.0  # "moved": spread from 1/4 to 4, centre at most two spreads from zero
 NEAR_ZERO_BITS = 8  # "tiny" begins where squares are about as large as the usual eps, 1e-5 and 1e-6
 PADDING = 0.25  # share of constant rows that are zero
-CONSTANT_BITS = 6  # squares have twice as many bits, and a sum of 4096 squares as many as float32
+CONSTANT_BITS = 6  # squares have 12 bits, and sums of 4096 squares have 24, as many as float32
 FAINT, VAST = 2.0**-30, 2.0**20  # products of two such numbers are still far from float32's limits
 Draw = Callable[[torch.Tensor, torch.Generator], object]
 
@@ -111,12 +111,12 @@ def mixtures_needed(op: Op, workload: Workload) -> int:
 
 
 def similar_seeds(op: Op, seed: int, count: int) -> range:
-    """Return seeds that give other numbers, with every row from the same distribution as with this seed."""
+    """Return seeds that give other numbers, but draw every row from the same distribution as this seed does."""
     return range(seed + _mixtures(op), seed + (count + 1) * _mixtures(op), _mixtures(op))
 
 
 def _mixtures(op: Op) -> int:
-    """Return the number of different mixtures; consecutive seeds go through them in turn."""
+    """Return the number of different mixtures; consecutive seeds cycle through them."""
     return 2 * LARGE_WEIGHTS * (1 + len(op.values))
 
 
@@ -155,7 +155,7 @@ def fill(tensor: torch.Tensor, values: str, generator: torch.Generator) -> None:
     if tensor.element_size() > 1:
         DRAWS[values](tensor, generator)
         return
-    wide = torch.empty(tensor.shape, dtype=torch.float16, device=tensor.device)  # PyTorch draws no 8-bit numbers
+    wide = torch.empty(tensor.shape, dtype=torch.float16, device=tensor.device)  # PyTorch cannot draw 8-bit numbers
     DRAWS[values](wide, generator)
     largest = torch.finfo(tensor.dtype).max
     tensor.copy_(wide.clamp_(-largest, largest))
@@ -171,17 +171,17 @@ def _uniform(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _large(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers whose exponentials, and in float16 squares, overflow, but not products or short sums."""
+    """Draw numbers so large that exponentials overflow, in float16 also squares, but not products or short sums."""
     tensor.normal_(std=128 if tensor.dtype == torch.float16 else 1024, generator=generator)
 
 
 def _heavy_tail(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers of which a few make up most of a sum, so that none may be left out; at most about 12,000."""
+    """Draw numbers up to about 12,000, a few of which make up most of a sum, so that a kernel must not skip any."""
     _normal(tensor, generator).pow_(5)
 
 
 def _shifted(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers with a different centre in each row, some far below zero: no maximum may start at zero."""
+    """Draw normal numbers with a different centre in each row, some far below zero: no maximum can start at zero."""
     _round_centres(tensor, (len(tensor), *[1] * (tensor.ndim - 1)), generator)
 
 
@@ -224,7 +224,7 @@ def few_bits(values: torch.Tensor) -> torch.Tensor:
 
 
 def _masked(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers and make half of them -inf, but at least one of each row along the last dim is finite."""
+    """Draw normal numbers and set half of them to -inf, but keep one finite in each row along the last dim."""
     device, rows = tensor.device, tensor.shape[:-1]
     masked = torch.empty(tensor.shape, dtype=torch.bool, device=device).bernoulli_(0.5, generator=generator)
     kept = torch.randint(tensor.shape[-1], (*rows, 1), generator=generator, device=device)
@@ -240,7 +240,7 @@ def _ties(tensor: torch.Tensor, generator: torch.Generator) -> None:
 def _tiny(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Draw from about 2**-8 down to the smallest subnormal, with few very small numbers.
 
-    An eps makes a difference to them, and a sum of them may become zero.
+    An eps changes results on such numbers, and their sum may become zero.
     """
     limits = torch.finfo(tensor.dtype)
     lowest = math.log2(limits.smallest_normal * limits.eps)

@@ -1,4 +1,4 @@
-"""Listing of the catalog: what each op declares, cached on disk so that a listing need not import PyTorch."""
+"""Listing of the catalog: what each op declares, cached on disk so that listing ops need not import PyTorch."""
 
 import contextlib
 import hashlib
@@ -12,7 +12,7 @@ from typing import Any
 from reference_ops.op import Op
 
 PACKAGE = Path(__file__).parent
-WITHOUT_OPS = ("tasks",)  # sub-packages
+WITHOUT_OPS = ("tasks",)  # sub-packages that define no ops
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def listed(op: Op, family: str, file: str = "") -> Listed:
 
 
 def user_cache_dir() -> Path:
-    """The user's cache folder for this project. It need not exist yet."""
+    """Return the user's cache folder for this project, which may not exist yet."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(given) if given.startswith("/") else Path.home() / ".cache"  # the specification ignores relative paths
     return root / "evolve"
@@ -49,7 +49,7 @@ def read_listing(package: Path = PACKAGE) -> tuple[Listed, ...] | None:
     try:
         rows: list[dict[str, Any]] = json.loads(_cache_file(package).read_text(encoding="utf-8"))
         return tuple(Listed(**{name: _tuple_of(value) for name, value in row.items()}) for row in rows)
-    except (OSError, ValueError, TypeError, AttributeError):  # absent, or not written to the end
+    except (OSError, ValueError, TypeError, AttributeError):  # absent or incomplete
         return None
 
 
@@ -58,7 +58,7 @@ def _tuple_of(value: Any) -> Any:
 
 
 def write_listing(ops: Sequence[Listed], package: Path = PACKAGE) -> None:
-    """Cache a listing. Where the folder cannot be written, the next process imports the ops again."""
+    """Cache a listing. If the folder cannot be written, the next process imports the ops again."""
     file = _cache_file(package)
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -68,13 +68,13 @@ def write_listing(ops: Sequence[Listed], package: Path = PACKAGE) -> None:
 
 
 def op_files(package: Path = PACKAGE) -> dict[str, Path]:
-    """The files that define ops, by name without suffix."""
+    """Return the files that define ops, by name without suffix."""
     found = sorted(path for path in package.glob("*/*.py") if path.parent.name not in WITHOUT_OPS)
     return {path.stem: path for path in found if not path.stem.startswith("_")}
 
 
 def _cache_file(package: Path) -> Path:
-    """Its name follows from the contents of every file that an op may depend on."""
+    """Return the cache file, whose name is a hash of the contents of every file that an op may depend on."""
     digest = hashlib.sha256()
     for path in _sources(package):
         digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")

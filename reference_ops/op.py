@@ -68,7 +68,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Workload:
-    """One point at which an op is measured."""
+    """A dtype, sizes and parameters with which an op is measured."""
 
     dtype: str
     dims: tuple[tuple[str, int], ...]
@@ -98,7 +98,7 @@ def workloads(dtypes: str, *points: Mapping[str, int], **parameters: Number) -> 
 
 
 def rotated(dtypes: str, *points: Mapping[str, int], **parameters: Number) -> tuple[Workload, ...]:
-    """Return each point at one dtype, with dtypes in turn: all shapes for a third of the compilations."""
+    """Return each point at one dtype, cycling through the dtypes, which needs fewer compilations than all pairs."""
     names = itertools.cycle(dtypes.split())
     return tuple(_workload(dtype, point, parameters) for point, dtype in zip(points, names, strict=False))
 
@@ -109,11 +109,11 @@ def _workload(dtype: str, point: Mapping[str, int], parameters: Mapping[str, Num
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How much larger than PyTorch's a kernel's error may be, both measured against float64.
+    """The largest error that a kernel may have, relative to PyTorch's; both are measured against float64.
 
     The root mean square error may be `factor` times PyTorch's. The error of an element may be `4 * factor` times the
     sum of its own rounding and of PyTorch's error beyond that rounding. `exact` allows no difference.
-    `sums` is the dim over which each result sums: the order of a longer sum in float32 makes more difference.
+    `sums` is the dim over which each result sums: the longer a sum in float32, the more its order matters.
     `in_turn` is a dim that a single thread may sum over, when all results may depend on that one sum.
     `given` names inputs that follow from other inputs, such as their mean. They count as exact when rounding errors of
     inputs are estimated.
@@ -137,17 +137,17 @@ class Op:
     gpu: tuple[Workload, ...]
     emulated: tuple[Workload, ...]
     flops: Callable[[Mapping[str, int]], int]  # ordinary arithmetic
-    matrix_flops: Callable[[Mapping[str, int]], int] | None = None  # and what tensor cores can do
+    matrix_flops: Callable[[Mapping[str, int]], int] | None = None  # arithmetic that tensor cores can do
     tf32: bool = False  # PyTorch's default for this op is TF32 for float32 matrices
-    touched: Mapping[str, Callable[[Mapping[str, Any]], int]] = field(default_factory=dict)  # elements of an input
+    touched: Mapping[str, Callable[[Mapping[str, Any]], int]] = field(default_factory=dict)  # elements read, if not all
     awkward: tuple[Workload, ...] = ()  # checked, never timed
     derived: Mapping[str, Callable[[Mapping[str, int]], int]] = field(default_factory=dict)
     baseline: Callable[..., Any] | None = None  # what a user would call, if not the reference
     baseline_free: tuple[str, ...] = ()  # outputs in which the baseline may differ from the reference
     values: tuple[str, ...] = COMMON  # distributions of the inputs besides the normal one, see inputs.py
-    by_rows: bool = True  # each index of the first dim is computed on its own
+    by_rows: bool = True  # each index of the first dim is computed independently
     draw: Callable[..., None] | None = None  # overwrites the drawn inputs in place; may take sizes and parameters
-    valid: Callable[[Mapping[str, Any]], bool] | None = None  # of dims and parameters, if some are invalid
+    valid: Callable[[Mapping[str, Any]], bool] | None = None  # condition on dims and parameters, if some are invalid
     tolerance: Tolerance = Tolerance()
     backward: tuple[str, ...] = ()  # the ops that compute its gradients
     note: str = ""
@@ -158,17 +158,17 @@ class Op:
         names = [tensor.name for tensor in (*self.inputs, *self.outputs)]
         for name in names:
             if not NAME.match(name) or name in RESERVED or names.count(name) > 1:
-                raise ValueError(f"op {self.name}: `{name}` cannot name a tensor; use a C identifier, once")
+                raise ValueError(f"op {self.name}: `{name}` cannot name a tensor; use an unused C identifier")
         others = set(DISTRIBUTIONS) - {NORMAL}
         for name in set(self.values) - others:
             listed = ", ".join(sorted(others))
-            raise ValueError(f"op {self.name}: `{name}` names no distribution of inputs; there are {listed}")
+            raise ValueError(f"op {self.name}: `{name}` is not a distribution of inputs; there are {listed}")
         for name in set(self.baseline_free) - {tensor.name for tensor in self.outputs}:
-            raise ValueError(f"op {self.name}: `baseline_free` names `{name}`, which is no output")
+            raise ValueError(f"op {self.name}: `baseline_free` names `{name}`, which is not an output")
         inputs = {tensor.name for tensor in self.inputs}
         for said, named in (("touched", self.touched), ("tolerance.given", self.tolerance.given)):
             for name in set(named) - inputs:
-                raise ValueError(f"op {self.name}: `{said}` names `{name}`, which is no input")
+                raise ValueError(f"op {self.name}: `{said}` names `{name}`, which is not an input")
         self._check_workloads()
 
     def _check_workloads(self) -> None:
@@ -241,7 +241,7 @@ class Op:
         return self.sizes(workload).get(dim, 1)
 
     def is_valid(self, workload: Workload) -> bool:
-        """Whether the op is defined at this workload."""
+        """Return whether the op is defined at this workload."""
         sizes = self.sizes(workload)
         positive = all(size > 0 for tensor in (*self.inputs, *self.outputs) for size in tensor.shape(sizes))
         return positive and (self.valid is None or bool(self.valid({**sizes, **dict(workload.parameters)})))

@@ -12,12 +12,12 @@ TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in D
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor in float32 at least."""
+    """Return the tensor in float32, or in its own dtype if that is wider."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def rounded_once(called: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function compute in float32 at least, and round its results to the dtype of its first tensor."""
+    """Make a function compute in float32 or wider, and round its results to the dtype of its first tensor."""
 
     @functools.wraps(called)
     def computed(*tensors: torch.Tensor, **parameters: float) -> torch.Tensor | tuple[torch.Tensor, ...]:

@@ -86,7 +86,7 @@ def _ranges(listed: tuple[Workload, ...]) -> dict[str, tuple[int, int]]:
 
 
 def _nearby(near: Workload, ranges: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """Return ranges near the sizes of this workload: from the full ranges, hardly any workload would be large."""
+    """Return ranges near the sizes of this workload, because the full ranges would hardly give any large workloads."""
     own = dict(near.dims)
     return {
         name: (max(least, own[name] // NEARBY), min(greatest, own[name] * NEARBY)) if name in own else (least, greatest)

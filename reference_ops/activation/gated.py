@@ -8,7 +8,7 @@ from torch.nn import functional
 from reference_ops.op import Op, Tensors, rotated, tensors, workloads
 
 aten = torch.ops.aten
-LARGEST = 240.0  # float16 input: the product of two, times a slope of at most 1.13, does not overflow
+LARGEST = 240.0  # largest float16 input: the product of two, times a slope of at most 1.13, does not overflow
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ def gated(
         ),
         draw=limited,
         flops=lambda dims: flops * dims["n"],
-        # The default factor: a kernel that rounds once is more exact than PyTorch, which rounds intermediate results.
+        # The default factor suffices: a kernel that rounds once is more exact than PyTorch, which rounds more often.
         backward=() if backward else (f"{name}_backward",),
         note=f"{note} Elementwise over n contiguous values.",
     )

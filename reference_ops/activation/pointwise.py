@@ -1,5 +1,5 @@
 """Elementwise activations and their gradients. The `note` of each op is its formula."""
-# ruff: noqa: PLW0108 - a lambda of this file has a source that can be shown, a builtin of torch has none
+# ruff: noqa: PLW0108 - lambdas have source code that can be shown, unlike builtins of torch
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 def activation(
     name: str, reference: Reference, note: str, flops: int, values: tuple[str, ...] = (), **parameters: Number
 ) -> Op:
-    """The op `out = reference(x)`; its gradient is a separate op."""
+    """Return the op `out = reference(x)`; its gradient is a separate op."""
     return Op(
         name=name,
         reference=reference,
@@ -37,7 +37,7 @@ def activation(
         values=(*COMMON, *values),
         flops=lambda dims: flops * dims["n"],
         backward=(f"{name}_backward",),
-        # The default factor: PyTorch evaluates in float32 and rounds once, and so can a kernel.
+        # The default factor suffices: PyTorch evaluates in float32 and rounds once, and so can a kernel.
         note=f"{note} Elementwise over n contiguous values.",
     )  # fmt: skip
 
@@ -50,7 +50,7 @@ def gradient(
     values: tuple[str, ...] = (),
     **parameters: Number,
 ) -> Op:
-    """The op `grad_x = reference(grad_out, x)`."""
+    """Return the op `grad_x = reference(grad_out, x)`."""
     forward = activation(of, reference, note, flops, values, **parameters)
     inputs, outputs = tensors(grad_out="n", x="n"), tensors(grad_x="n")
     return replace(forward, name=f"{of}_backward", inputs=inputs, outputs=outputs, backward=())
@@ -59,9 +59,9 @@ def gradient(
 def gradient_from_output(
     of: str, native: Reference, note: str, flops: int, draw: Callable[[Tensors, torch.Generator], None]
 ) -> Op:
-    """The op `grad_x = native(grad_out, out)`, in float32 and rounded once.
+    """Return the op `grad_x = native(grad_out, out)`, in float32 and rounded once.
 
-    The baseline, PyTorch's own, rounds at every step on a GPU: near 1, little of 1 - out is left in 16 bits.
+    The baseline, PyTorch's own, rounds at every step on a GPU: near 1, few digits of 1 - out are left in 16 bits.
     """
 
     def reference(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -85,8 +85,8 @@ def through_tanh(inputs: Tensors, _: torch.Generator) -> None:
     inputs["out"].tanh_()
 
 
-# In `flops`, an exponential, a logarithm and a division count as four operations each. "integers", if nothing is
-# rounded, and otherwise "ties" have many zeros, where the slope changes.
+# In `flops`, an exponential, a logarithm and a division count as four operations each. Ops whose slope changes at zero
+# are given inputs with many zeros: "integers" if the op rounds nothing, and otherwise "ties".
 ops = (
     activation("relu", lambda x: functional.relu(x), "out = max(x, 0).", 1, ("integers",)),
     gradient(

@@ -13,18 +13,18 @@ from reference_ops.precision import wide
 aten = torch.ops.aten
 MATH, FLASH, EFFICIENT, CUDNN = range(4)  # the backends of scaled_dot_product_attention
 EVERYTHING = 1 << 30  # a window that hides no key
-# Sums of products of such numbers can exceed the range of float32's exponential. With larger numbers rounding alone
-# would decide which key has all the weight.
+# Inputs are clamped to this. Sums of their products can already exceed the range of float32's exponential. With larger
+# numbers, rounding alone would decide which key has all the weight.
 FARTHEST = 4.0
 # Makes each query attend to a few keys. Otherwise its result shrinks with the number of keys, and a wrong result among
 # thousands would hide behind the rounding of the first results, which are the largest.
 SHARPER = 3.0
 MODERATE = 2.0  # gradients of such numbers neither overflow nor are differences of much larger numbers
-# With constant inputs all queries have one log-sum-exp, which fewer bits may happen to represent. Where one value is
-# thousands of times the others, the rounding of its weight to 16 bits decides the whole result.
+# With constant inputs all queries have the same log-sum-exp, and fewer bits may happen to represent it. Where one value
+# is thousands of times the others, the rounding of its weight to 16 bits decides the whole result.
 VALUES = tuple(name for name in OF_PRODUCTS if name not in {"constant", "heavy_tail"})
-# The default factor: PyTorch too multiplies weights of the dtype and sums in float32. One thread may sum a score, and
-# where a query attends to few keys, the error of that score is in all its results.
+# The default factor suffices: PyTorch also multiplies weights of the dtype and sums in float32. One thread may sum a
+# score, and where a query attends to few keys, the error of that score is in all its results.
 TOLERANCE = Tolerance(in_turn="dim")
 # With equal values the gradient is only rounding. With large ones one key has all the weight. Very small ones are lost
 # where PyTorch rounds the matrices of all pairs to 16 bits.
@@ -34,7 +34,7 @@ VARIED = ("heavy_tail",)
 def attended(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int = EVERYTHING
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute in float32 at least; only the weights are rounded to the dtype, as for tensor cores.
+    """Compute in float32 or wider; only the weights are rounded to the dtype, as for tensor cores.
 
     16-bit products are too inexact, because PyTorch lets cuBLAS round partial sums.
     """
@@ -73,7 +73,7 @@ def scores_of(q: torch.Tensor, keys: torch.Tensor, causal: bool, window: int) ->
 
 
 def visible(queries: int, keys: int, window: int, device: torch.device) -> torch.Tensor:
-    """Mask of visible keys: query i sees keys i - window + 1 to i."""
+    """Return the mask of visible keys: query i sees keys i - window + 1 to i."""
     back = torch.arange(queries, device=device).unsqueeze(1) - torch.arange(keys, device=device)
     return (back >= 0) & (back < window)
 
@@ -90,7 +90,7 @@ def summed(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def of_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """PyTorch's attention as called in training, with the log-sum-exp that autograd keeps for the backward."""
+    """Call PyTorch's attention as in training, which also returns the log-sum-exp that the backward needs."""
     if q.dtype == torch.float32:  # only the 16-bit kernels share heads
         k, v = repeated(k, q), repeated(v, q)
     with torch.enable_grad():
@@ -111,7 +111,7 @@ def gradients_of_torch(
     saved: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     causal: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """The backward of the backend that scaled_dot_product_attention chooses, without its forward."""
+    """Call the backward of the backend that scaled_dot_product_attention chooses, without its forward."""
     if not q.is_cuda:
         return gradients(q, k, v, saved, causal)
     if k.shape[1] != q.shape[1] and q.dtype == torch.float32:
@@ -140,9 +140,9 @@ def gradients_of_torch(
 
 @functools.cache
 def cudnn_adds_a_dim() -> bool:
-    """Whether cuDNN's log-sum-exp has one dim more, which depends on the version.
+    """Return whether cuDNN's log-sum-exp has one more dim, which depends on the version.
 
-    With a dim too few the backward reads past the shape unchecked.
+    With one dim too few, the backward reads out of bounds without a check.
     """
     few = torch.zeros((1, 1, 64, 64), dtype=torch.bfloat16, device="cuda")
     lse = aten._scaled_dot_product_cudnn_attention(few, few, few, None, True)[1]  # noqa: SLF001 - autograd calls it

@@ -67,16 +67,16 @@ def causal(batch: int, heads: int, length: int, dim: int) -> dict[str, int]:
 
 
 def fits(known: Mapping[str, int]) -> bool:
-    return known["dim"] % 8 == 0 and known["dim"] <= 128  # as in models
+    return known["dim"] % 8 == 0 and known["dim"] <= 128  # the sizes that models use
 
 
 def has_gradients(known: Mapping[str, int]) -> bool:
-    """Whether there is more than one key, so that the weights have gradients."""
+    """Return whether there is more than one key, so that the weights have gradients."""
     return fits(known) and known.get("keys", known.get("length", 0)) > 1
 
 
 def declared(queries: str, keys: str) -> dict[str, str]:
-    """The tensors of the forward."""
+    """Return the declarations of the forward's tensors."""
     q, kv = f"batch heads {queries} dim", f"batch heads {keys} dim"
     return {"q": q, "k": kv, "v": kv, "out": q, "lse": f"float32[batch heads {queries}]"}
 
@@ -138,7 +138,7 @@ ops = (
         values=VARIED,
         flops=lambda dims: 4 * full_pairs(dims),
         matrix_flops=lambda dims: 10 * full_pairs(dims) * dims["dim"],
-        # The default factor: PyTorch too keeps weights and their gradients in the dtype and sums in float32.
+        # The default factor suffices: PyTorch also keeps weights and their gradients in the dtype and sums in float32.
     ),
     Op(
         name="causal_attention",
@@ -192,6 +192,6 @@ ops = (
         values=VARIED,
         flops=lambda dims: 4 * causal_pairs(dims),
         matrix_flops=lambda dims: 10 * causal_pairs(dims) * dims["dim"],
-        # The default factor: PyTorch too keeps weights and their gradients in the dtype and sums in float32.
+        # The default factor suffices: PyTorch also keeps weights and their gradients in the dtype and sums in float32.
     ),
 )  # fmt: skip

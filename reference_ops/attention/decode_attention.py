@@ -15,7 +15,7 @@ def decode_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths:
     scores = (wide(grouped) @ wide(k).mT) * q.shape[-1] ** -0.5
     cached = torch.arange(k.shape[2], device=k.device) < lengths[:, None, None, None]
     weights = torch.softmax(scores.masked_fill_(~cached, -torch.inf), -1)
-    # The weights are rounded as tensor cores take them; multiplied so, cuBLAS might round partial sums as well.
+    # The weights are rounded, as for tensor cores, and multiplied in float32, because cuBLAS might round partial sums.
     return (wide(weights.to(v.dtype)) @ wide(v)).to(v.dtype).flatten(1, 2)
 
 

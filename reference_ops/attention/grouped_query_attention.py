@@ -1,4 +1,4 @@
-"""Causal grouped-query attention: several query heads share a head of keys and values. And its gradients."""
+"""Causal grouped-query attention, in which query heads share heads of keys and values, and its gradients."""
 
 from collections.abc import Mapping
 
@@ -92,6 +92,6 @@ ops = (
         values=VARIED,
         flops=lambda dims: 4 * pairs(dims),
         matrix_flops=lambda dims: 10 * pairs(dims) * dims["dim"],
-        # The default factor: PyTorch too keeps weights and their gradients in the dtype and sums in float32.
+        # The default factor suffices: PyTorch also keeps weights and their gradients in the dtype and sums in float32.
     ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ def sliding_window_attention(
 
 
 def of_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """PyTorch's flash kernels support windows; for float32 and on the CPU a mask is needed."""
+    """Call PyTorch's flash kernels, which support windows. In float32 and on the CPU a mask is needed."""
     if not q.is_cuda:
         return attended(q, k, v, causal=True, window=window)
     if q.dtype == torch.float32:
@@ -52,7 +52,7 @@ op = Op(
     "lse[i] = log(sum over j of exp(scores[i, j])), float32; out[i] = sum over j of exp(scores[i, j] - lse[i]) * v[j].",
     reference=sliding_window_attention,
     baseline=of_torch,
-    baseline_free=("lse",),  # with a mask, PyTorch does not return it
+    baseline_free=("lse",),  # PyTorch does not return it if there is a mask
     inputs=tensors(q="batch heads length dim", k="batch kv_heads length dim", v="batch kv_heads length dim"),
     outputs=tensors(out="batch heads length dim", lse="float32[batch heads length]"),
     derived={"window": lambda known: known["window"]},  # for counting pairs

@@ -11,7 +11,7 @@ from reference_ops.op import Tensors, Workload
 # No "large": such long sums overflow float16. Convolution is linear in both factors, so small integers stay exact.
 LONG_SUMS = ("uniform", "heavy_tail", "shifted", "constant", "tiny", "faint", "integers")
 # The sums run over whole images and batches. With numbers far from zero they overflow float16. With one number per
-# image the results are a few numbers, the same for all channels, which fewer bits may happen to represent.
+# image the results are a few numbers, the same for all channels, and fewer bits may happen to represent them.
 SUMS_OF_BATCHES = ("uniform", "tiny", "faint", "integers")
 FARTHEST_BIAS = 64.0
 
@@ -53,11 +53,11 @@ def as_parameters(names: str, points: tuple[Workload, ...]) -> tuple[Workload, .
 
 
 def near_zero_bias(inputs: Tensors, _: torch.Generator) -> None:
-    """Draw a bias near zero: PyTorch may round to float16 before it adds it, and both must overflow alike."""
+    """Draw a bias near zero, so that float16 overflows with or without it: PyTorch may round before adding it."""
     if inputs["bias"].dtype == torch.float16:
         inputs["bias"].clamp_(-FARTHEST_BIAS, FARTHEST_BIAS)
 
 
 def same(names: str) -> dict[str, Callable[[Mapping[str, int]], int]]:
-    """Return rules for dims of an output that are parameters."""
+    """Return rules for dims of an output whose sizes are parameters."""
     return {name: product(name) for name in names.split()}

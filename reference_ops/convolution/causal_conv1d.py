@@ -17,7 +17,7 @@ def causal_conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dil
 
 
 def padded_and_cut(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dilation: int) -> torch.Tensor:
-    """The convolution as model code calls it: padded at both ends, with the excess cut off."""
+    """Compute the convolution as model code does: padded at both ends, with the excess cut off."""
     channels, width = weight.shape
     padding = (width - 1) * dilation
     out = functional.conv1d(x, weight.unsqueeze(1), bias, padding=padding, groups=channels, dilation=dilation)
@@ -27,7 +27,7 @@ def padded_and_cut(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, di
 def causal_conv1d_backward_data(grad_out: torch.Tensor, weight: torch.Tensor, dilation: int) -> torch.Tensor:
     batch, channels, length = grad_out.shape
     left = (weight.shape[1] - 1) * dilation
-    x = grad_out.new_empty(1).expand(batch, channels, left + length)  # of which only the shape counts
+    x = grad_out.new_empty(1).expand(batch, channels, left + length)  # only its shape matters
     grad_padded: torch.Tensor = torch.ops.aten.convolution_backward(
         grad_out, x, weight.unsqueeze(1), None, (1,), (0,), (dilation,), False, (0,), channels, (True, False, False)
     )[0]
@@ -39,7 +39,7 @@ def causal_conv1d_backward_weight(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     channels = x.shape[1]
     padded = functional.pad(x, ((width - 1) * dilation, 0))
-    weight = x.new_empty(1).expand(channels, 1, width)  # of which only the shape counts
+    weight = x.new_empty(1).expand(channels, 1, width)  # only its shape matters
     _, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
         grad_out, padded, weight, (channels,), (1,), (0,), (dilation,), False, (0,), channels, (False, True, True)
     )
@@ -82,10 +82,10 @@ ops = (
         gpu=GPU,
         emulated=EMULATED,
         awkward=AWKWARD,
-        values=(*COMMON, "vast", "integers"),  # linear in x and in the weights
+        values=(*COMMON, "vast", "integers"),  # the op is linear in x and in the weights
         draw=near_zero_bias,
         flops=lambda dims: 2 * MULTIPLY_ADDS(dims),
-        # The default factor: a sum of a few products in float32, rounded once.
+        # The default factor suffices for a sum of a few products in float32, rounded once.
         backward=("causal_conv1d_backward_data", "causal_conv1d_backward_weight"),
     ),
     Op(
@@ -94,16 +94,16 @@ ops = (
         "where grad_out is 0 from t = length on.",
         reference=rounded_once(causal_conv1d_backward_data),
         baseline=causal_conv1d_backward_data,
-        baseline_free=("grad_x",),  # in 16 bits it may round at every step
+        baseline_free=("grad_x",),  # in 16 bits PyTorch may round at every step
         inputs=tensors(grad_out="batch channels length", weight="channels width"),
         outputs=tensors(grad_x="batch channels length"),
         derived={"padding": padding},
         gpu=GPU,
         emulated=EMULATED,
         awkward=AWKWARD,
-        values=(*OF_PRODUCTS, "integers"),  # linear in both
+        values=(*OF_PRODUCTS, "integers"),  # the gradient is linear in both factors
         flops=lambda dims: 2 * MULTIPLY_ADDS(dims),
-        # The default factor: a sum of a few products in float32, rounded once.
+        # The default factor suffices for a sum of a few products in float32, rounded once.
     ),
     Op(
         name="causal_conv1d_backward_weight",
@@ -111,7 +111,7 @@ ops = (
         "where x is 0 before t = 0. grad_bias[c] = sum over b, t of grad_out[b, c, t].",
         reference=rounded_once(causal_conv1d_backward_weight),
         baseline=causal_conv1d_backward_weight,
-        baseline_free=("grad_weight", "grad_bias"),  # in 16 bits it may round at every step
+        baseline_free=("grad_weight", "grad_bias"),  # in 16 bits PyTorch may round at every step
         inputs=tensors(grad_out="batch channels length", x="batch channels length"),
         outputs=tensors(grad_weight="channels width", grad_bias="channels"),
         derived={**same("width"), "padding": padding, "terms": product("batch", "length")},
@@ -121,6 +121,6 @@ ops = (
         values=SUMS_OF_BATCHES,
         by_rows=False,
         flops=lambda dims: 2 * MULTIPLY_ADDS(dims),
-        tolerance=Tolerance(sums="terms"),  # the default factor: a sum in float32, rounded once
+        tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
     ),
 )

@@ -41,5 +41,5 @@ op = Op(
     flops=product("batch", "filters", "out_length"),
     matrix_flops=lambda dims: 2 * product("batch", "filters", "out_length", "channels", "taps")(dims),
     tf32=True,
-    tolerance=Tolerance(sums="terms"),  # the default factor: a sum in float32, rounded once
+    tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
 )

@@ -24,7 +24,7 @@ def conv2d(x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int) -> 
 def conv2d_backward_data(
     grad_out: torch.Tensor, weight: torch.Tensor, stride: int, padding: int, height: int, width: int
 ) -> torch.Tensor:
-    x = grad_out.new_empty(1).expand(len(grad_out), weight.shape[1], height, width)  # of which only the shape counts
+    x = grad_out.new_empty(1).expand(len(grad_out), weight.shape[1], height, width)  # only its shape matters
     strides, paddings = (stride, stride), (padding, padding)
     grad_x: torch.Tensor = torch.ops.aten.convolution_backward(
         grad_out, x, weight, None, strides, paddings, (1, 1), False, (0, 0), 1, (True, False, False)
@@ -35,7 +35,7 @@ def conv2d_backward_data(
 def conv2d_backward_weight(
     grad_out: torch.Tensor, x: torch.Tensor, stride: int, padding: int, r: int, s: int
 ) -> torch.Tensor:
-    weight = x.new_empty(1).expand(grad_out.shape[1], x.shape[1], r, s)  # of which only the shape counts
+    weight = x.new_empty(1).expand(grad_out.shape[1], x.shape[1], r, s)  # only its shape matters
     strides, paddings = (stride, stride), (padding, padding)
     grad_weight: torch.Tensor = torch.ops.aten.convolution_backward(
         grad_out, x, weight, None, strides, paddings, (1, 1), False, (0, 0), 1, (False, True, False)
@@ -51,7 +51,7 @@ GPU = (
     *workloads("bfloat16", image(1, 256, 256, 256, 256, 3), stride=1, padding=1),  # the decoder of Stable Diffusion
     *workloads("bfloat16", image(13, 61, 45, 67, 101, 3, 5), stride=2, padding=2),
 )
-STEM = workloads("bfloat16", image(128, 3, 224, 224, 64, 7), stride=2, padding=3)  # as every ResNet begins
+STEM = workloads("bfloat16", image(128, 3, 224, 224, 64, 7), stride=2, padding=3)  # the first layer of a ResNet
 EMULATED = (
     *workloads("float32 bfloat16 float16", image(2, 8, 9, 9, 16, 3), stride=1, padding=1),
     *workloads("float32 bfloat16", image(2, 3, 19, 17, 8, 7), stride=2, padding=3),
@@ -78,7 +78,7 @@ ops = (
         flops=product("batch", "filters", "oh", "ow"),
         matrix_flops=multiply_adds,
         tf32=True,
-        tolerance=Tolerance(sums="terms"),  # the default factor: a sum in float32, rounded once
+        tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
         backward=("conv2d_backward_data", "conv2d_backward_weight"),
     ),
     Op(
@@ -87,7 +87,7 @@ ops = (
         "(x + padding - j) / stride], where both divisions are without remainder and inside.",
         reference=rounded_once(conv2d_backward_data),
         baseline=conv2d_backward_data,
-        baseline_free=("grad_x",),  # in 16 bits it may round at every step
+        baseline_free=("grad_x",),  # in 16 bits PyTorch may round at every step
         inputs=tensors(grad_out="batch filters oh ow", weight="filters channels r s"),
         outputs=tensors(grad_x="batch channels height width"),
         # The size of x does not follow from that of grad_out: a stride may skip its last row and column.
@@ -99,7 +99,7 @@ ops = (
         flops=product("batch", "channels", "height", "width"),
         matrix_flops=multiply_adds,
         tf32=True,
-        tolerance=Tolerance(sums="terms"),  # the default factor: a sum in float32, rounded once
+        tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
     ),
     Op(
         name="conv2d_backward_weight",
@@ -107,7 +107,7 @@ ops = (
         "x * stride - padding + j], where x is 0 outside.",
         reference=rounded_once(conv2d_backward_weight),
         baseline=conv2d_backward_weight,
-        baseline_free=("grad_weight",),  # in 16 bits it may round at every step
+        baseline_free=("grad_weight",),  # in 16 bits PyTorch may round at every step
         inputs=tensors(grad_out="batch filters oh ow", x="batch channels height width"),
         outputs=tensors(grad_weight="filters channels r s"),
         derived={**same("r s"), **OUTPUT, "terms": product("batch", "oh", "ow")},
@@ -119,6 +119,6 @@ ops = (
         flops=product("filters", "channels", "r", "s"),
         matrix_flops=multiply_adds,
         tf32=True,
-        tolerance=Tolerance(sums="terms"),  # the default factor: a sum in float32, rounded once
+        tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
     ),
 )

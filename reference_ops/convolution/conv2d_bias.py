@@ -41,7 +41,7 @@ def conv2d_bias_silu(
 
 
 def in_float32(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
-    """Compute in float32 at least. TF32 is exact for products of 16-bit numbers."""
+    """Compute in float32 or wider. TF32 is exact for products of 16-bit numbers."""
     return functional.conv2d(wide(x), wide(weight), wide(bias), stride=stride, padding=padding)
 
 
@@ -50,7 +50,7 @@ def as_it_is(x: torch.Tensor) -> torch.Tensor:
 
 
 def as_called(activation: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """What a user calls: in 16 bits PyTorch rounds the sums, the sums with bias, and the activation's results."""
+    """Compute it as users do: in 16 bits PyTorch rounds the sums, the sums with bias, and the activation's results."""
 
     def called(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
         return activation(functional.conv2d(x, weight, bias, stride=stride, padding=padding))
@@ -82,7 +82,7 @@ def fused(
         "In float32 PyTorch multiplies in TF32.",
         reference=reference,
         baseline=as_called(activation),
-        baseline_free=("out",),  # in 16 bits it rounds up to three times, and overflows before the bias is added
+        baseline_free=("out",),  # in 16 bits PyTorch rounds up to three times, and overflows before the bias is added
         inputs=tensors(x="batch channels height width", weight="filters channels r s", bias="filters"),
         outputs=tensors(out="batch filters oh ow"),
         derived={"oh": out_size("height", "r"), "ow": out_size("width", "s"), "terms": product("channels", "r", "s")},
@@ -106,15 +106,15 @@ def fused(
         flops=lambda dims: 2 * product("batch", "filters", "oh", "ow")(dims),  # bias and activation
         matrix_flops=multiply_adds,
         tf32=True,
-        tolerance=Tolerance(sums="terms"),  # the default factor: a sum in float32, rounded once
+        tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
         backward=backward,
     )
 
 
 def in_two_steps(known: Mapping[str, int]) -> int:
-    """Return the terms of a plain sum by 256 threads with as many additions in a row as sums per image and over images.
+    """Return the number of terms for the tolerance, as if 256 threads sum each image, and then the sums of all images.
 
-    With the terms of a sum over everything, the tolerance for equal values would accept half of the digits.
+    With the total number of terms, the tolerance for equal values would accept errors in half of the digits.
     """
     image = known["oh"] * known["ow"]
     return min(known["batch"] * image, image + 256 * known["batch"])
@@ -154,6 +154,6 @@ ops = (
         values=SUMS_OF_BATCHES,
         by_rows=False,
         flops=product("batch", "filters", "oh", "ow"),
-        tolerance=Tolerance(sums="terms"),  # the default factor: a sum in float32, rounded once
+        tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
     ),
 )  # fmt: skip

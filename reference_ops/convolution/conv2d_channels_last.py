@@ -33,7 +33,7 @@ def conv2d_channels_last(x: torch.Tensor, weight: torch.Tensor, stride: int, pad
 def conv2d_channels_last_backward_data(
     grad_out: torch.Tensor, weight: torch.Tensor, stride: int, padding: int, height: int, width: int
 ) -> torch.Tensor:
-    x = grad_out.new_empty(1).expand(len(grad_out), weight.shape[3], height, width)  # of which only the shape counts
+    x = grad_out.new_empty(1).expand(len(grad_out), weight.shape[3], height, width)  # only its shape matters
     window = (stride, stride), (padding, padding), (1, 1), False, (0, 0), 1
     grad_x: torch.Tensor = torch.ops.aten.convolution_backward(
         as_torch(grad_out), x, as_torch(weight), None, *window, (True, False, False)
@@ -44,7 +44,7 @@ def conv2d_channels_last_backward_data(
 def conv2d_channels_last_backward_weight(
     grad_out: torch.Tensor, x: torch.Tensor, stride: int, padding: int, r: int, s: int
 ) -> torch.Tensor:
-    weight = x.new_empty(1).expand(grad_out.shape[3], x.shape[3], r, s)  # of which only the shape counts
+    weight = x.new_empty(1).expand(grad_out.shape[3], x.shape[3], r, s)  # only its shape matters
     window = (stride, stride), (padding, padding), (1, 1), False, (0, 0), 1
     grad_weight: torch.Tensor = torch.ops.aten.convolution_backward(
         as_torch(grad_out), as_torch(x), weight, None, *window, (False, True, False)
@@ -86,7 +86,7 @@ ops = (
         flops=product("batch", "filters", "oh", "ow"),
         matrix_flops=multiply_adds,
         tf32=True,
-        tolerance=Tolerance(sums="terms"),  # the default factor: a sum in float32, rounded once
+        tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
         backward=("conv2d_channels_last_backward_data", "conv2d_channels_last_backward_weight"),
     ),
     Op(
@@ -95,7 +95,7 @@ ops = (
         "(x + padding - j) / stride, k], where both divisions are without remainder and inside.",
         reference=rounded_once(conv2d_channels_last_backward_data),
         baseline=conv2d_channels_last_backward_data,
-        baseline_free=("grad_x",),  # in 16 bits it may round at every step
+        baseline_free=("grad_x",),  # in 16 bits PyTorch may round at every step
         inputs=tensors(grad_out="batch oh ow filters", weight="filters r s channels"),
         outputs=tensors(grad_x="batch height width channels"),
         # The size of x does not follow from that of grad_out: a stride may skip its last row and column.
@@ -107,7 +107,7 @@ ops = (
         flops=product("batch", "channels", "height", "width"),
         matrix_flops=multiply_adds,
         tf32=True,
-        tolerance=Tolerance(sums="terms"),  # the default factor: a sum in float32, rounded once
+        tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
     ),
     Op(
         name="conv2d_channels_last_backward_weight",
@@ -115,7 +115,7 @@ ops = (
         "x * stride - padding + j, c], where x is 0 outside.",
         reference=rounded_once(conv2d_channels_last_backward_weight),
         baseline=conv2d_channels_last_backward_weight,
-        baseline_free=("grad_weight",),  # in 16 bits it may round at every step
+        baseline_free=("grad_weight",),  # in 16 bits PyTorch may round at every step
         inputs=tensors(grad_out="batch oh ow filters", x="batch height width channels"),
         outputs=tensors(grad_weight="filters r s channels"),
         derived={**same("r s"), **OUTPUT, "terms": product("batch", "oh", "ow")},
@@ -127,6 +127,6 @@ ops = (
         flops=product("filters", "r", "s", "channels"),
         matrix_flops=multiply_adds,
         tf32=True,
-        tolerance=Tolerance(sums="terms"),  # the default factor: a sum in float32, rounded once
+        tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
     ),
 )

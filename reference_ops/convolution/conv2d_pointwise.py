@@ -40,5 +40,5 @@ op = Op(
     flops=product("batch", "filters", "height", "width"),
     matrix_flops=lambda dims: 2 * product("batch", "filters", "height", "width", "channels")(dims),
     tf32=True,
-    tolerance=Tolerance(sums="channels"),  # the default factor: a sum in float32, rounded once
+    tolerance=Tolerance(sums="channels"),  # the default factor suffices for a sum in float32, rounded once
 )  # fmt: skip

@@ -53,5 +53,5 @@ op = Op(
     flops=product("batch", "filters", "od", "oh", "ow"),
     matrix_flops=lambda dims: 2 * product("batch", "filters", "od", "oh", "ow", "channels", "q", "r", "s")(dims),
     tf32=True,
-    tolerance=Tolerance(sums="terms"),  # the default factor: a sum in float32, rounded once
+    tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
 )

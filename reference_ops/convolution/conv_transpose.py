@@ -1,4 +1,4 @@
-"""Transposed convolutions of generators, decoders and U-Nets: the gradient of a convolution, and enlarging images."""
+"""Transposed convolutions, which enlarge images in generators, decoders and U-Nets."""
 
 from collections.abc import Callable, Mapping
 
@@ -56,16 +56,16 @@ def transposed(
     emulated: tuple[Workload, ...],
     awkward: tuple[Workload, ...],
 ) -> Op:
-    """A transposed convolution; `axes` gives the names of an axis's sizes in the output and in the window."""
+    """Return a transposed convolution; `axes` gives the names of an axis's sizes in the output and in the window."""
     taps = [tap for _, tap in axes.values()]
     return Op(
         name=called.__name__,
         note="out[n, k, y, ...] = sum over c, i, ... of weight[c, k, i, ...] * x[n, c, (y + padding - i) / stride, "
-        "...], where each division is without remainder and its result inside. output_padding: so many more results "
+        "...], where each division is without remainder and its result inside. output_padding adds that many results "
         "at the end of each axis. No bias. In float32 PyTorch multiplies in TF32.",
         reference=rounded_once(called),
         baseline=called,
-        baseline_free=("out",),  # in 16 bits it may round at every step
+        baseline_free=("out",),  # in 16 bits PyTorch may round at every step
         inputs=tensors(x=f"batch channels {' '.join(axes)}", weight=f"channels filters {' '.join(taps)}"),
         outputs=tensors(out=f"batch filters {' '.join(out for out, _ in axes.values())}"),
         derived={
@@ -80,7 +80,7 @@ def transposed(
         flops=product("batch", "filters", *(out for out, _ in axes.values())),
         matrix_flops=lambda dims: 2 * product("batch", "channels", *axes, "filters", *taps)(dims),
         tf32=True,
-        tolerance=Tolerance(sums="terms"),  # the default factor: a sum in float32, rounded once
+        tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
     )
 
 

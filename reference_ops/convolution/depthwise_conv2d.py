@@ -26,7 +26,7 @@ def depthwise_conv2d_backward_data(
     grad_out: torch.Tensor, weight: torch.Tensor, stride: int, padding: int, height: int, width: int
 ) -> torch.Tensor:
     batch, channels, _, _ = grad_out.shape
-    x = grad_out.new_empty(1).expand(batch, channels, height, width)  # of which only the shape counts
+    x = grad_out.new_empty(1).expand(batch, channels, height, width)  # only its shape matters
     strides, paddings = (stride, stride), (padding, padding)
     grad_x: torch.Tensor = torch.ops.aten.convolution_backward(
         grad_out, x, weight, None, strides, paddings, (1, 1), False, (0, 0), channels, (True, False, False)
@@ -38,7 +38,7 @@ def depthwise_conv2d_backward_weight(
     grad_out: torch.Tensor, x: torch.Tensor, stride: int, padding: int, r: int, s: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     channels = x.shape[1]
-    weight = x.new_empty(1).expand(channels, 1, r, s)  # of which only the shape counts
+    weight = x.new_empty(1).expand(channels, 1, r, s)  # only its shape matters
     strides, paddings = (stride, stride), (padding, padding)
     _, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
         grad_out, x, weight, (channels,), strides, paddings, (1, 1), False, (0, 0), channels, (False, True, True)
@@ -85,7 +85,7 @@ ops = (
         values=LONG_SUMS,
         draw=near_zero_bias,
         flops=lambda dims: 2 * MULTIPLY_ADDS(dims),
-        tolerance=Tolerance(sums="taps"),  # the default factor: a sum in float32, rounded once
+        tolerance=Tolerance(sums="taps"),  # the default factor suffices for a sum in float32, rounded once
         backward=("depthwise_conv2d_backward_data", "depthwise_conv2d_backward_weight"),
     ),
     Op(
@@ -94,7 +94,7 @@ ops = (
         "(x + padding - j) / stride], where both divisions are without remainder and inside.",
         reference=rounded_once(depthwise_conv2d_backward_data),
         baseline=depthwise_conv2d_backward_data,
-        baseline_free=("grad_x",),  # in 16 bits it may round at every step
+        baseline_free=("grad_x",),  # in 16 bits PyTorch may round at every step
         inputs=tensors(grad_out="batch channels oh ow", weight="channels 1 r s"),
         outputs=tensors(grad_x="batch channels height width"),
         # The size of x does not follow from that of grad_out: a stride may skip its last row and column.
@@ -104,7 +104,7 @@ ops = (
         awkward=as_parameters("height width", AWKWARD),
         values=LONG_SUMS,
         flops=lambda dims: 2 * MULTIPLY_ADDS(dims),
-        tolerance=Tolerance(sums="taps"),  # the default factor: a sum in float32, rounded once
+        tolerance=Tolerance(sums="taps"),  # the default factor suffices for a sum in float32, rounded once
     ),
     Op(
         name="depthwise_conv2d_backward_weight",
@@ -112,7 +112,7 @@ ops = (
         "x * stride - padding + j], where x is 0 outside. grad_bias[c] = sum over n, y, x of grad_out[n, c, y, x].",
         reference=rounded_once(depthwise_conv2d_backward_weight),
         baseline=depthwise_conv2d_backward_weight,
-        baseline_free=("grad_weight", "grad_bias"),  # in 16 bits it may round at every step
+        baseline_free=("grad_weight", "grad_bias"),  # in 16 bits PyTorch may round at every step
         inputs=tensors(grad_out="batch channels oh ow", x="batch channels height width"),
         outputs=tensors(grad_weight="channels 1 r s", grad_bias="channels"),
         derived={**same("r s"), **OUTPUT, "terms": product("batch", "oh", "ow")},
@@ -122,6 +122,6 @@ ops = (
         values=SUMS_OF_BATCHES,
         by_rows=False,
         flops=lambda dims: 2 * MULTIPLY_ADDS(dims),
-        tolerance=Tolerance(sums="terms"),  # the default factor: a sum in float32, rounded once
+        tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
     ),
 )

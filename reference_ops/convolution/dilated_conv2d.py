@@ -41,5 +41,5 @@ op = Op(
     flops=product("batch", "filters", "oh", "ow"),
     matrix_flops=multiply_adds,
     tf32=True,
-    tolerance=Tolerance(sums="terms"),  # the default factor: a sum in float32, rounded once
+    tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
 )

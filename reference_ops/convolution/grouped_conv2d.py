@@ -48,5 +48,5 @@ op = Op(
     flops=product("batch", "filters", "oh", "ow"),
     matrix_flops=lambda dims: 2 * product("batch", "filters", "oh", "ow", "terms")(dims),
     tf32=True,
-    tolerance=Tolerance(sums="terms"),  # the default factor: a sum in float32, rounded once
+    tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
 )  # fmt: skip

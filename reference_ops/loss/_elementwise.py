@@ -8,7 +8,7 @@ from reference_ops.op import Number, Op, Tensors, Tolerance, rotated, tensors, w
 from reference_ops.precision import wide
 
 ONE_BLOCK = 2**20  # elements up to which one block of threads may be enough
-MANY_BLOCKS = 128  # terms that many blocks count as, for the tolerance
+MANY_BLOCKS = 128  # number of terms that the tolerance assumes for more blocks
 
 
 def elementwise(
@@ -19,7 +19,7 @@ def elementwise(
     flops: int,
     **parameters: Number,
 ) -> tuple[Op, Op]:
-    """Return a mean loss of `x` and `target`, and the op of its gradient to x, from their formulas for an element.
+    """Return the ops of a mean loss of `x` and `target` and of its gradient to x, from the formulas for one element.
 
     The reference computes in float32 and keeps the loss in float32, as under autocast, because a mean rounded to
     bfloat16 is too inexact to judge. The baseline is PyTorch in bfloat16, the fastest that a user can call.
@@ -52,14 +52,14 @@ def elementwise(
             note=f"loss is the mean of {formulas[0]}, in float32 whatever the inputs are.",
             reference=loss,
             baseline=loss_in_own_dtype,
-            baseline_free=("loss",),  # the baseline's has fewer digits
+            baseline_free=("loss",),  # PyTorch's loss has fewer digits
             inputs=tensors(x="n", target="n"),
             outputs=tensors(loss="float32[]"),
             gpu=gpu,
             emulated=emulated,
             awkward=awkward,
             flops=lambda dims: flops * dims["n"],
-            # The default factor: partial sums in float32, as in PyTorch, added as blocks finish.
+            # The default factor suffices for partial sums in float32, as in PyTorch, added as blocks finish.
             tolerance=Tolerance(sums="added_up"),
             derived={"added_up": added_up},
             backward=(f"{name}_backward",),
@@ -69,7 +69,7 @@ def elementwise(
             note=f"grad_x = grad_loss / n * {formulas[1]}. The gradient to the target is its opposite.",
             reference=gradient,
             baseline=gradient_in_own_dtype,
-            baseline_free=("grad_x",),  # it rounds three times
+            baseline_free=("grad_x",),  # PyTorch rounds three times
             inputs=tensors(grad_loss="float32[]", x="n", target="n"),
             outputs=tensors(grad_x="n"),
             gpu=gpu,
@@ -77,7 +77,7 @@ def elementwise(
             awkward=awkward,
             draw=draw_grad_loss,
             flops=lambda dims: flops * dims["n"],
-            # The default factor: everything in float32 and rounded once.
+            # The default factor suffices: everything is in float32 and rounded once.
         ),
     )
 

@@ -14,7 +14,7 @@ def cosine_similarity(x: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Ten
 
 
 def as_called(x: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Tensor:
-    """PyTorch's own: in 16 bits it rounds lengths and quotients before it adds."""
+    """Call PyTorch's own function, which in 16 bits rounds lengths and quotients before it adds."""
     return functional.cosine_similarity(x, y, dim=-1, eps=eps)
 
 
@@ -48,6 +48,6 @@ op = Op(
     values=COMMON,
     draw=some_short,
     flops=lambda dims: 6 * dims["rows"] * dims["cols"],
-    # The default factor: in float32, rounded once.
+    # The default factor suffices for results in float32, rounded once.
     tolerance=Tolerance(sums="cols"),
 )  # fmt: skip

@@ -35,13 +35,13 @@ def cross_entropy_backward(
     kept = targets != ignore_index
     even = label_smoothing / logits.shape[1]
     hit = targets.unsqueeze(1) == torch.arange(logits.shape[1], device=logits.device)
-    at_target = lse.new_full((), 1 - label_smoothing + even)  # PyTorch would make float32 of two numbers
+    at_target = lse.new_full((), 1 - label_smoothing + even)  # two plain numbers would become float32
     probs = (logits - lse.unsqueeze(1)).exp_().sub_(torch.where(hit, at_target, even))
     return probs.mul_((kept * grad_loss / kept.sum()).unsqueeze(1)).to(logits.dtype)
 
 
 def draw_targets(inputs: Tensors, generator: torch.Generator) -> None:
-    """Draw any class, ignore every tenth row but the first, and raise the target's logit in half of the others."""
+    """Draw any class, ignore a tenth of the rows except the first, and raise the target's logit in half of the rest."""
     logits, targets = inputs["logits"], inputs["targets"]
     targets.random_(0, logits.shape[1], generator=generator)
     foretold = torch.empty_like(logits[:, :1]).uniform_(-12, 12, generator=generator).clamp_(min=0)
@@ -54,7 +54,7 @@ def draw_targets(inputs: Tensors, generator: torch.Generator) -> None:
 def draw_backward(inputs: Tensors, generator: torch.Generator) -> None:
     draw_targets(inputs, generator)
     inputs["grad_loss"].uniform_(0.5, 2, generator=generator)
-    for lse, logits in zip(inputs["lse"].split(1024), inputs["logits"].split(1024), strict=True):  # memory
+    for lse, logits in zip(inputs["lse"].split(1024), inputs["logits"].split(1024), strict=True):  # saves memory
         lse.copy_(logits.float().logsumexp(-1))
 
 
@@ -96,7 +96,7 @@ forward = Op(
     valid=lambda known: known["label_smoothing"] <= 1,
     flops=lambda dims: 5 * dims["rows"] * dims["vocab"],  # compare, subtract, exponential, and two additions
     derived={"longest_sum": lambda dims: max(dims["rows"], dims["vocab"])},
-    # The default factor: PyTorch too sums in float32. Rows are added as they finish.
+    # The default factor suffices: PyTorch also sums in float32. Rows are added as they finish.
     tolerance=Tolerance(sums="longest_sum"),
     backward=("cross_entropy_backward",),
 )  # fmt: skip
@@ -118,7 +118,7 @@ backward = Op(
     draw=draw_backward,
     valid=forward.valid,
     flops=lambda dims: 4 * dims["rows"] * dims["vocab"],
-    # The default factor: everything in float32 and rounded once. No float16: divided by so many rows, most gradients
-    # would be below its least number.
+    # The default factor suffices: everything is in float32 and rounded once. There is no float16: divided by so many
+    # rows, most gradients would be below its least number.
 )
 ops = (forward, backward)

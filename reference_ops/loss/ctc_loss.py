@@ -12,7 +12,7 @@ aten = torch.ops.aten
 Two = tuple[torch.Tensor, torch.Tensor]
 BLANK = 0
 BREATHS = 4
-OF_BREATHS = 0.1  # share of the spare frames between labels of one phrase; the rest are pauses
+OF_BREATHS = 0.1  # share of the spare frames that lie between labels of one phrase; the rest are pauses
 
 
 def ctc_loss(
@@ -167,7 +167,7 @@ ops = (
         valid=is_possible,
         touched={"log_probs": read_in_forward},
         flops=lambda dims: 8 * steps(dims),
-        # The default factor: PyTorch too adds the same logarithms one after another in float32.
+        # The default factor suffices: PyTorch also adds the same logarithms one after another in float32.
         backward=("ctc_loss_backward",),
     ),
     Op(
@@ -195,6 +195,6 @@ ops = (
             "log_alpha": steps,
         },
         flops=lambda dims: 14 * steps(dims) + dims["time"] * dims["batch"] * dims["classes"],
-        tolerance=Tolerance(),  # the default factor: PyTorch's is the same recursion in float32
+        tolerance=Tolerance(),  # the default factor suffices: PyTorch's is the same recursion in float32
     ),
 )

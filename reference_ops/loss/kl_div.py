@@ -13,7 +13,7 @@ def kl_div(log_probs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def in_own_dtype(log_probs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The fastest that a user of bfloat16 can call."""
+    """Compute in the inputs' dtype, which is the fastest that a user of bfloat16 can call."""
     return wide(functional.kl_div(log_probs, target, reduction="batchmean"))
 
 
@@ -47,7 +47,7 @@ ops = (
         "target is 0. It is float32 whatever the inputs are, as under autocast.",
         reference=kl_div,
         baseline=in_own_dtype,
-        baseline_free=("loss",),  # the baseline's has fewer digits
+        baseline_free=("loss",),  # PyTorch's loss has fewer digits
         inputs=tensors(log_probs="rows cols", target="rows cols"),
         outputs=tensors(loss="float32[]"),
         gpu=(
@@ -63,7 +63,7 @@ ops = (
         # The logarithms are a hundred times larger than their sum, and bfloat16 has only a few hundred different ones:
         # roundings repeat instead of averaging out. The error is up to six roundings of the loss in PyTorch's order, 11
         # in others, and 104 where blocks add 16384 rows as they finish; 128 are allowed. Losses of other seeds differ
-        # by 2500.
+        # by 2500 roundings.
         tolerance=Tolerance(factor=4, sums="added_up"),
         derived={"added_up": lambda dims: min(dims["rows"], 64)},
         backward=("kl_div_backward",),
@@ -84,6 +84,6 @@ ops = (
         values=VALUES,
         draw=draw_backward,
         flops=lambda dims: dims["rows"] * dims["cols"],
-        # The default factor: one product, rounded once.
+        # The default factor suffices for one product, rounded once.
     ),
 )

@@ -41,6 +41,6 @@ op = Op(
     draw=draw,
     flops=lambda dims: dims["batch"] * dims["m"] * dims["n"],
     matrix_flops=lambda dims: 2 * dims["batch"] * dims["m"] * dims["n"] * dims["k"],
-    # The default factor: float32 sums, rounded once.
+    # The default factor suffices for float32 sums, rounded once.
     tolerance=Tolerance(sums="k"),
 )  # fmt: skip

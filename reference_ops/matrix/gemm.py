@@ -50,7 +50,7 @@ ops = (
         draw=draw,
         flops=lambda dims: dims["m"] * dims["n"],
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],
-        # The default factor: float32 sums in any order, rounded once.
+        # The default factor suffices for float32 sums in any order, rounded once.
         tolerance=Tolerance(sums="k"),
         backward=("gemm_backward",),
     ),
@@ -71,7 +71,7 @@ ops = (
         draw=draw,
         flops=lambda dims: dims["k"] * (dims["m"] + dims["n"]),
         matrix_flops=lambda dims: 4 * dims["m"] * dims["n"] * dims["k"],
-        # The default factor, as in the forward. grad_b has the longer sums, over the rows: the tokens of a batch.
+        # The default factor suffices, as in the forward. grad_b has the longer sums: over all tokens of a batch.
         tolerance=Tolerance(sums="m"),
     ),
 )

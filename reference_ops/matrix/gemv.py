@@ -55,7 +55,7 @@ ops = (
         draw=draw_vector,
         flops=lambda dims: dims["n"],
         matrix_flops=lambda dims: 2 * dims["n"] * dims["k"],
-        # The default factor: float32 sums, rounded once.
+        # The default factor suffices for float32 sums, rounded once.
         tolerance=Tolerance(sums="k"),
     ),
     Op(
@@ -80,7 +80,7 @@ ops = (
         draw=draw_weight,
         flops=lambda dims: dims["m"] * dims["n"],
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],
-        # The default factor: float32 sums, rounded once.
+        # The default factor suffices for float32 sums, rounded once.
         tolerance=Tolerance(sums="k"),
     ),
 )  # fmt: skip

@@ -26,7 +26,7 @@ def at(m: int, n: int, k: int) -> dict[str, int]:
 
 
 def activated(name: str, reference: Callable[..., torch.Tensor], formula: str, each: int) -> Op:
-    """A linear layer whose epilogue costs `each` operations per element of the output."""
+    """Return the op of a linear layer whose epilogue costs `each` operations per element of the output."""
     return Op(
         name=name,
         note=f"A linear layer: out = {formula} of x @ weight.T + bias; weight is [n, k], row-major. No TF32. PyTorch "
@@ -51,7 +51,7 @@ def activated(name: str, reference: Callable[..., torch.Tensor], formula: str, e
         draw=draw,
         flops=lambda dims: (1 + each) * dims["m"] * dims["n"],
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],
-        # The default factor: float32 sums, rounded once at the end.
+        # The default factor suffices for float32 sums, rounded once at the end.
         tolerance=Tolerance(sums="k"),
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ def dequantized_linear(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tens
 
 
 def scaled_linear(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The product as model code computes it: with weights converted to the dtype, rounded, and then scaled."""
+    """Compute the product as model code does: with weights converted to the dtype, rounded, and then scaled."""
     return (functional.linear(x, weight.to(x.dtype)) * scales).to(x.dtype)
 
 
@@ -64,7 +64,7 @@ def quantized(
         "float32 scales are positive; m is 1 or a few. Rounded once, at the end.",
         reference=references[0],
         baseline=references[1],
-        baseline_free=("out",),  # it rounds the sum to the dtype before it scales
+        baseline_free=("out",),  # PyTorch rounds the sum to the dtype before it scales
         inputs=tensors(x="m k", weight=f"{dtype}[n k]", scales="float32[n]"),
         outputs=tensors(out="m n"),
         gpu=(
@@ -83,7 +83,7 @@ def quantized(
         draw=draw,
         flops=lambda dims: dims["m"] * dims["n"],
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],
-        # The default factor: weights are exact in every dtype, sums are in float32, and each result is rounded once.
+        # The default factor suffices: weights are exact in every dtype, and float32 sums are rounded once.
         tolerance=Tolerance(sums="k"),
     )  # fmt: skip
 

@@ -47,7 +47,7 @@ ops = (
         touched={"a": lambda dims: dims["rows"] * (dims["rows"] + 1) // 2},
         flops=lambda dims: dims["rows"] * dims["cols"],
         matrix_flops=lambda dims: dims["rows"] * (dims["rows"] + 1) * dims["cols"],
-        # The default factor: float32 sums, rounded once.
+        # The default factor suffices for float32 sums, rounded once.
         tolerance=Tolerance(sums="rows"),
     ),
     Op(
@@ -68,6 +68,6 @@ ops = (
         ),
         values=(*OF_PRODUCTS, "integers"),
         flops=lambda dims: dims["rows"] * dims["cols"],
-        # The default factor: one multiplication, rounded once.
+        # The default factor suffices for one multiplication, rounded once.
     ),
 )  # fmt: skip

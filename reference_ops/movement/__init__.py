@@ -1,1 +1,1 @@
-"""Ops that move, select or round numbers and hardly compute."""
+"""Ops that move, select or round numbers, with little arithmetic."""

@@ -25,7 +25,7 @@ def of_forward(points: tuple[Workload, ...]) -> tuple[Workload, ...]:
     return tuple(Workload(point.dtype, point.dims[:1], point.dims[1:]) for point in points)
 
 
-# Positions are in float32 also for 16-bit images: in 16 bits they would be off by up to half a pixel.
+# Positions are in float32 even for 16-bit images: in 16 bits they would be off by up to half a pixel.
 GPU = workloads(
     "float32",
     at(256, 224, 224),
@@ -49,7 +49,7 @@ ops = (
         emulated=of_forward(EMULATED),
         awkward=of_forward(AWKWARD),
         flops=lambda dims: 8 * dims["batch"] * dims["h"] * dims["w"],
-        tolerance=Tolerance(),  # the default factor: three products in float32
+        tolerance=Tolerance(),  # the default factor suffices for three products in float32
         backward=("affine_grid_backward",),
     ),
     Op(
@@ -63,6 +63,6 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         flops=lambda dims: 10 * dims["batch"] * dims["h"] * dims["w"],
-        tolerance=Tolerance(sums="area"),  # the default factor: long sums in float32 by everybody
+        tolerance=Tolerance(sums="area"),  # the default factor suffices for long sums in float32
     ),
 )

@@ -49,7 +49,7 @@ ops = (
         draw=draw,
         valid=is_probability,
         flops=lambda dims: dims["n"],
-        # The default factor: a product or a quotient, rounded once.
+        # The default factor suffices for a product or a quotient, rounded once.
         backward=("dropout_backward",),
     ),
     Op(
@@ -64,6 +64,6 @@ ops = (
         draw=draw,
         valid=is_probability,
         flops=lambda dims: dims["n"],
-        # The default factor: a product or a quotient, rounded once.
+        # The default factor suffices for a product or a quotient, rounded once.
     ),
 )

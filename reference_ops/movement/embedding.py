@@ -79,7 +79,7 @@ ops = (
         "every row is written. Some indices come up hundreds of times. Added up in float32, rounded once.",
         reference=embedding_backward,
         baseline=backward_as_called,
-        baseline_free=("grad_weight",),  # in 16 bits, of up to 3072 tokens, it rounds at every step
+        baseline_free=("grad_weight",),  # in 16 bits PyTorch rounds at every step for up to 3072 tokens
         inputs=tensors(grad_out="tokens dim", indices="int64[tokens]"),
         outputs=tensors(grad_weight="vocab dim"),
         derived={
@@ -89,9 +89,10 @@ ops = (
         gpu=of_backward(GPU),
         emulated=of_backward(EMULATED),
         awkward=of_backward(AWKWARD),
-        values=(*(name for name in COMMON if name != "heavy_tail"), "integers"),  # its sums would overflow float16
+        # Sums of "heavy_tail" would overflow float16.
+        values=(*(name for name in COMMON if name != "heavy_tail"), "integers"),
         draw=draw_of_backward,
         flops=lambda dims: dims["tokens"] * dims["dim"],
-        tolerance=Tolerance(sums="repeats"),  # the default factor: sums in float32, rounded once
+        tolerance=Tolerance(sums="repeats"),  # the default factor suffices for sums in float32, rounded once
     ),
 )

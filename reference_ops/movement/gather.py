@@ -79,7 +79,7 @@ ops = (
         "every element is written.",
         reference=gather_backward,
         baseline=backward_as_called,
-        baseline_free=("grad_x",),  # in 16 bits it rounds at every step
+        baseline_free=("grad_x",),  # in 16 bits PyTorch rounds at every step
         inputs=tensors(grad_out="rows k", indices="int64[rows k]"),
         outputs=tensors(grad_x="rows cols"),
         derived={"cols": lambda known: known["cols"]},
@@ -89,6 +89,6 @@ ops = (
         values=(*COMMON, "integers"),  # it only adds
         draw=draw_of_backward,
         flops=lambda dims: dims["rows"] * dims["k"],
-        # The default factor: sums of a few in float32, rounded once.
+        # The default factor suffices for sums of a few in float32, rounded once.
     ),
 )

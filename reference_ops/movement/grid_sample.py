@@ -19,7 +19,7 @@ def grid_sample_backward(
     grad_out: torch.Tensor, x: torch.Tensor, grid: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     wide = (grad_out.to(grid.dtype), x.to(grid.dtype), grid)
-    bilinear, zeros = 0, 0  # PyTorch's numbers for them
+    bilinear, zeros = 0, 0  # PyTorch's codes for these modes
     grad_x, grad_grid = torch.ops.aten.grid_sampler_2d_backward(*wide, bilinear, zeros, False, [True, True])
     return grad_x.to(x.dtype), grad_grid
 
@@ -27,8 +27,8 @@ def grid_sample_backward(
 def draw_grid(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
     """Draw positions of images that are turned, scaled and shifted partly out of view.
 
-    The gradient of the grid jumps where a position passes a pixel's centre. So no position is so near to one that a
-    rounding in float32 could move it to the other side.
+    The gradient of the grid jumps where a position passes a pixel's centre. Therefore no position is so near to one
+    that a rounding in float32 could move it to the other side.
     """
     grid = inputs["grid"]
     batch = len(grid)
@@ -89,7 +89,7 @@ ops = (
         draw=draw_grid,
         touched=TOUCHED,
         flops=lambda dims: 8 * samples(dims),
-        tolerance=Tolerance(),  # the default factor: positions and weights in float32 by everybody
+        tolerance=Tolerance(),  # the default factor suffices for positions and weights in float32
         backward=("grid_sample_backward",),
     ),
     Op(
@@ -108,6 +108,6 @@ ops = (
         values=VARIED,
         touched={**TOUCHED, "grad_out": TOUCHED["x"]},
         flops=lambda dims: 24 * samples(dims),
-        tolerance=Tolerance(sums="channels"),  # the default factor: sums in float32 by everybody, in any order
+        tolerance=Tolerance(sums="channels"),  # the default factor suffices for sums in float32, in any order
     ),
 )

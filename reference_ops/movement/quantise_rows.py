@@ -36,7 +36,7 @@ def quantise(dtype: str) -> Op:
     def reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         wide = x.float()
         most = wide.abs().amax(dim=-1, keepdim=True).clamp(min=LEAST)
-        limit = torch.full_like(most, largest)  # a tensor, since PyTorch divides by numbers less exactly
+        limit = torch.full_like(most, largest)  # a tensor, because PyTorch divides by plain numbers less exactly
         scaled = wide * (limit / most)
         rounded = scaled.round() if dtype == "int8" else scaled
         return rounded.clamp(-largest, largest).to(TORCH_DTYPES[dtype]), (most / limit).squeeze(-1)
@@ -83,7 +83,7 @@ def dequantise(dtype: str) -> Op:
         values=(),  # `draw` draws all inputs
         draw=draw,
         flops=lambda dims: dims["rows"] * dims["cols"],
-        # The default factor: a product, rounded once.
+        # The default factor suffices for a product, rounded once.
     )
 
 

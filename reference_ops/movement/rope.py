@@ -56,7 +56,7 @@ ops = (
         awkward=AWKWARD,
         draw=draw,
         flops=lambda dims: 3 * dims["batch"] * dims["heads"] * dims["seq"] * dims["dim"],
-        # The default factor: a sum of two products in float32, rounded once.
+        # The default factor suffices for a sum of two products in float32, rounded once.
         backward=("rope_backward",),
     ),
     Op(
@@ -72,6 +72,6 @@ ops = (
         awkward=AWKWARD,
         draw=draw,
         flops=lambda dims: 3 * dims["batch"] * dims["heads"] * dims["seq"] * dims["dim"],
-        # The default factor: a sum of two products in float32, rounded once.
+        # The default factor suffices for a sum of two products in float32, rounded once.
     ),
 )

@@ -19,7 +19,7 @@ def scatter_add_backward(grad_out: torch.Tensor, indices: torch.Tensor) -> torch
 
 
 def draw(inputs: Tensors, generator: torch.Generator) -> None:
-    """Draw indices uniformly: each row has a number of experts or neighbours."""
+    """Draw uniform indices, as for tokens with several experts, or nodes with several neighbours."""
     table = inputs["x"] if "x" in inputs else inputs["grad_out"]
     inputs["indices"].random_(0, len(table), generator=generator)
 
@@ -53,17 +53,18 @@ ops = (
         "rounded at every step; to be the same each time, let each row look for its own in order.",
         reference=scatter_add,
         baseline=as_called,
-        baseline_free=("out",),  # in 16 bits it rounds at every step
+        baseline_free=("out",),  # in 16 bits PyTorch rounds at every step
         inputs=tensors(x="rows dim", indices="int64[count]", src="count dim"),
         outputs=tensors(out="rows dim"),
         gpu=GPU,
         emulated=EMULATED,
         awkward=AWKWARD,
-        values=(*(name for name in COMMON if name != "heavy_tail"), "integers"),  # its sums would overflow float16
+        # Sums of "heavy_tail" would overflow float16.
+        values=(*(name for name in COMMON if name != "heavy_tail"), "integers"),
         by_rows=False,
         draw=draw,
         flops=lambda dims: dims["count"] * dims["dim"],
-        # The default factor: sums in float32, in any order, rounded once.
+        # The default factor suffices for sums in float32, in any order, rounded once.
         backward=("scatter_add_backward",),
     ),
     Op(

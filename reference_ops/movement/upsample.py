@@ -56,14 +56,14 @@ def elements(dims: Mapping[str, int], height: str, width: str) -> int:
 
 def lines(size: int, resized: int) -> int:
     """Count the rows or columns that a bilinear result depends on: not all, if it is much smaller than the image."""
-    # Twice `resized` times the position of each result's centre.
+    # The positions of the results' centres, times twice `resized` to keep them integers.
     centres = (max(0, (2 * i + 1) * size - resized) for i in range(resized))
     taken = {at for c in centres for at in (c // (2 * resized), -(-c // (2 * resized)))}
     return len({min(at, size - 1) for at in taken})
 
 
 GPU = (
-    *workloads("bfloat16 float32 float16", at(16, 128, 128, 128, 256, 256)),  # a U-Net's way up
+    *workloads("bfloat16 float32 float16", at(16, 128, 128, 128, 256, 256)),  # a U-Net's decoder
     *workloads("bfloat16", at(8, 768, 32, 32, 128, 128)),  # SegFormer's head
     *workloads("float32", at(16, 21, 65, 65, 513, 513)),  # DeepLab's scores
     *workloads("float32", at(32, 3, 720, 1280, 224, 224)),  # frames for a classifier
@@ -76,7 +76,7 @@ AWKWARD = rotated(
     at(3, 2, 31, 33, 5, 5), at(1, 2, 3, 2, 17, 33),
 )  # fmt: skip
 NEAREST_GPU = (
-    *workloads("bfloat16 float32 float16", at(16, 640, 32, 32), factor=2),  # a denoiser's way up
+    *workloads("bfloat16 float32 float16", at(16, 640, 32, 32), factor=2),  # a denoiser's decoder
     *workloads("bfloat16", at(4, 512, 128, 128), factor=2),  # its decoder
     *workloads("float32", at(32, 256, 40, 40), factor=2),  # a feature pyramid
     *workloads("bfloat16", at(8, 64, 64, 64), factor=4),
@@ -111,7 +111,7 @@ bilinear = (
         awkward=resized_as_parameters(AWKWARD, backward=False),
         touched={"x": lambda d: d["batch"] * d["channels"] * lines(d["h"], d["oh"]) * lines(d["w"], d["ow"])},
         flops=lambda dims: 8 * elements(dims, "oh", "ow"),
-        tolerance=Tolerance(),  # the default factor: positions and weights in float32 by everybody
+        tolerance=Tolerance(),  # the default factor suffices for positions and weights in float32
         backward=("upsample_bilinear_backward",),
     ),
     Op(
@@ -120,7 +120,7 @@ bilinear = (
         "upsample_bilinear; every element is written. PyTorch adds with atomics on a GPU.",
         reference=upsample_bilinear_backward,
         baseline=bilinear_backward_as_called,
-        baseline_free=("grad_x",),  # in 16 bits it rounds at every step
+        baseline_free=("grad_x",),  # in 16 bits PyTorch rounds at every step
         inputs=tensors(grad_out="batch channels oh ow"),
         outputs=tensors(grad_x="batch channels h w"),
         derived=ORIGINAL,
@@ -129,7 +129,7 @@ bilinear = (
         awkward=resized_as_parameters(AWKWARD, backward=True),
         values=MODERATE,
         flops=lambda dims: 8 * elements(dims, "oh", "ow"),
-        tolerance=Tolerance(),  # the default factor: sums in float32, rounded once
+        tolerance=Tolerance(),  # the default factor suffices for sums in float32, rounded once
     ),
 )
 nearest = (
@@ -161,7 +161,7 @@ nearest = (
         values=(*MODERATE, "integers"),  # it only adds
         valid=lambda known: known["factor"] <= LARGEST_FACTOR,
         flops=lambda dims: elements(dims, "oh", "ow"),
-        tolerance=Tolerance(),  # the default factor: sums in float32, rounded once
+        tolerance=Tolerance(),  # the default factor suffices for sums in float32, rounded once
     ),
 )
 ops = (*bilinear, *nearest)

@@ -19,7 +19,7 @@ def add_layer_norm(
 def rounded_before(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The op as model code calls it: the sum is rounded before it is normalised."""
+    """Compute the op as model code does: the sum is rounded before it is normalised."""
     summed = x + residual
     out, mean, rstd = layer_norm(summed, weight, bias, eps)
     return out, summed, mean, rstd
@@ -33,7 +33,7 @@ def add_layer_norm_backward(
     rstd: torch.Tensor,
     weight: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute in float32 at least, so that the gradient through the norm is not rounded before it is added."""
+    """Compute in float32 or wider, so that the gradient through the norm is not rounded before it is added."""
     exact = torch.promote_types(summed.dtype, torch.float32)
     grad, value, gain = (tensor.to(exact) for tensor in (grad_out, summed, weight))
     through_norm, grad_weight, grad_bias = layer_norm_backward(grad, value, mean, rstd, gain)
@@ -68,7 +68,7 @@ ops = (
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=EPS),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=EPS),
         flops=lambda dims: 9 * dims["rows"] * dims["cols"],
-        # The default factor: the reference too works in float32 and rounds once.
+        # The default factor suffices: the reference also works in float32 and rounds once.
         tolerance=Tolerance(sums="cols"),
         backward=("add_layer_norm_backward",),
     ),
@@ -95,7 +95,7 @@ ops = (
         draw=draw_statistics,
         values=VARIED,
         flops=lambda dims: 15 * dims["rows"] * dims["cols"],
-        # The default factor: PyTorch sums rows and columns in float32 too.
+        # The default factor suffices: PyTorch sums rows and columns in float32 too.
         tolerance=Tolerance(sums="rows"),
     ),
 )  # fmt: skip

@@ -41,7 +41,7 @@ ops = (
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=1e-6),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=1e-6),
         flops=lambda dims: 5 * dims["rows"] * dims["cols"],  # two additions, a square and two multiplications
-        # The default factor: PyTorch too rounds the sum once, and the norm as in rms_norm.
+        # The default factor suffices: PyTorch also rounds the sum once, and computes the norm as in rms_norm.
         tolerance=Tolerance(sums="cols"),
         backward=("add_rms_norm_backward",),
     ),
@@ -64,8 +64,8 @@ ops = (
         awkward=rotated("float32 bfloat16 float16", {"rows": 1, "cols": 31}, *AWKWARD[1:], eps=1e-6),
         valid=is_many,
         flops=lambda dims: 13 * dims["rows"] * dims["cols"],
-        # The default factor: the reference too works in float32 and rounds once. Each gradient of a weight depends on
-        # sums over rows and over columns.
+        # The default factor suffices: the reference also works in float32 and rounds once. Each gradient of a weight
+        # depends on sums over rows and over columns.
         tolerance=Tolerance(sums="longest_sum"),
     ),
 )  # fmt: skip

@@ -23,7 +23,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> Five:
-    """The function behind `torch.nn.BatchNorm2d`, cuDNN included, on copies of the running statistics."""
+    """Call the function behind `torch.nn.BatchNorm2d`, cuDNN included, on copies of the running statistics."""
     kept = (running_mean.detach().clone(), running_var.detach().clone())
     called = torch._batch_norm_impl_index  # noqa: SLF001 - no public function returns the statistics
     out, mean, rstd, *_ = called(x, weight, bias, *kept, True, momentum, eps, True)
@@ -41,7 +41,7 @@ def batch_norm_backward(
 def backward_as_called(
     grad_out: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor
 ) -> Three:
-    """PyTorch's own backward.
+    """Call PyTorch's own backward.
 
     In 16 bits a GPU rounds every grad_out * (x - mean) before adding it, and the partial sums between threads.
     """
@@ -71,25 +71,25 @@ def per_channel(known: Mapping[str, Any]) -> int:
 
 
 def in_two_steps(known: Mapping[str, Any]) -> int:
-    """Return the terms of a plain sum by 256 threads with as many additions in a row as sums per image and over images.
+    """Return the number of terms for the tolerance, as if 256 threads sum each image, and then the sums of all images.
 
-    With the terms of a sum over everything, the tolerance would exceed the error of such a kernel where terms cancel.
+    With the total number of terms, the tolerance would exceed the error of such a kernel where terms cancel.
     """
     return min(per_channel(known), int(known["height"] * known["width"] + 256 * known["batch"]))
 
 
 def has_variance(known: Mapping[str, Any]) -> bool:
-    """Whether there are several values per channel, as PyTorch requires, and the momentum is between 0 and 1."""
+    """Return whether there are several values per channel, as PyTorch requires, and the momentum is between 0 and 1."""
     return bool(known["per_channel"] > 1 and known["momentum"] <= 1)
 
 
 def is_many(known: Mapping[str, Any]) -> bool:
-    """Whether there are many values: with few, the norm removes all of the gradient but its rounding."""
+    """Return whether there are many values: with few, only rounding is left of the gradient through the norm."""
     return bool(known["per_channel"] >= 16)
 
 
 def gpu(**parameters: float) -> tuple[Workload, ...]:
-    """Workloads of the stages of a ResNet-50, and one with odd sizes."""
+    """Return workloads of the stages of a ResNet-50, and one with odd sizes."""
     return (
         *workloads("bfloat16 float32 float16", at(64, 256, 56, 56), **parameters),
         *workloads("bfloat16", at(128, 64, 112, 112), **parameters),
@@ -129,7 +129,7 @@ ops = (
         draw=draw_variance,
         values=OF_BATCHES,
         flops=lambda dims: 8 * dims["channels"] * per_channel(dims),
-        # The default factor: PyTorch too sums in float32 and rounds once.
+        # The default factor suffices: PyTorch also sums in float32 and rounds once.
         tolerance=Tolerance(sums="in_two_steps"),
         backward=("batch_norm_backward",),
     ),
@@ -150,10 +150,10 @@ ops = (
         valid=is_many,
         by_rows=False,
         draw=draw_statistics,
-        values=VARIED,  # no "shifted_columns": of gradients far from zero the norm leaves only rounding
+        values=VARIED,  # no "shifted_columns": the norm leaves only rounding of gradients far from zero
         flops=lambda dims: 14 * dims["channels"] * per_channel(dims),
-        # The default factor: the reference sums in float32 and rounds once. The mean counts as exact: its error would
-        # be in all terms of grad_weight, and half of the bits could hide behind that.
+        # The default factor suffices: the reference sums in float32 and rounds once. The mean counts as exact, because
+        # its error would be in all terms of grad_weight and would excuse errors in half of the bits.
         tolerance=Tolerance(sums="in_two_steps", given=("mean", "rstd")),
     ),
 )  # fmt: skip

@@ -29,5 +29,5 @@ op = Op(
     awkward=rotated("float32 bfloat16 float16", *AWKWARD, at(1, 1, 1, 1), eps=EPS),
     draw=draw_variance,
     flops=lambda dims: 2 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
-    # The default tolerance: a product and a sum in float32, rounded once.
+    # The default tolerance suffices for a product and a sum in float32, rounded once.
 )  # fmt: skip

@@ -43,7 +43,7 @@ def backward_as_called(
     rstd: torch.Tensor,
     weight: torch.Tensor,
 ) -> plain.Three:
-    """PyTorch's own backward, see batch_norm."""
+    """Call PyTorch's own backward, see batch_norm."""
     grad = aten.threshold_backward(grad_out, out, 0)
     return plain.backward_as_called(grad, x, mean, rstd, weight)
 
@@ -76,7 +76,7 @@ ops = (
         draw=plain.draw_variance,
         values=OF_BATCHES,
         flops=lambda dims: 9 * dims["channels"] * plain.per_channel(dims),
-        # The default factor: PyTorch too sums in float32 and rounds once.
+        # The default factor suffices: PyTorch also sums in float32 and rounds once.
         tolerance=Tolerance(sums="in_two_steps"),
         backward=("batch_norm_relu_backward",),
     ),
@@ -100,7 +100,7 @@ ops = (
         draw=draw_outcome,
         values=VARIED,
         flops=lambda dims: 15 * dims["channels"] * plain.per_channel(dims),
-        # The default factor: the reference sums in float32 and rounds once.
+        # The default factor suffices: the reference sums in float32 and rounds once.
         tolerance=Tolerance(sums="in_two_steps"),
     ),
 )  # fmt: skip

@@ -21,7 +21,7 @@ def group_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, groups
 
 
 def as_called(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, groups: int, eps: float) -> Three:
-    """PyTorch's own backward; it may round the mean before it subtracts it."""
+    """Call PyTorch's own backward, which may round the mean before it subtracts it."""
     batch, channels, height, width = x.shape
     out, mean, rstd = aten.native_group_norm(x, weight, bias, batch, channels, height * width, groups, eps)
     return out, mean, rstd
@@ -46,7 +46,7 @@ def group_norm_backward(
 def draw_apart(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
     """Give each group its own scale: otherwise large groups would all have the same rstd in 16 bits.
 
-    A group that is one number keeps a number of few bits, so that its last bits do not look like a variance.
+    A constant group keeps a number with few bits, so that its last bits do not look like a variance.
     """
     x, each = inputs["x"], (known["batch"], known["groups"])
     scales = torch.empty((*each, 1), dtype=x.dtype, device=x.device).uniform_(-3, 1, generator=generator).exp2_()
@@ -70,7 +70,7 @@ def divides(known: Mapping[str, Any]) -> bool:
 
 
 def divides_and_is_many(known: Mapping[str, Any]) -> bool:
-    """Whether there are many values: with few, the norm removes all of the gradient but its rounding."""
+    """Return whether there are many values: with few, only rounding is left of the gradient through the norm."""
     return divides(known) and bool(known["per_group"] >= 16)
 
 
@@ -82,7 +82,7 @@ PER_CHANNEL = {"per_channel": lambda known: known["batch"] * known["height"] * k
 
 
 def gpu(dtypes: str, **parameters: float) -> tuple[Workload, ...]:
-    """Workloads of the denoiser and the decoder of diffusion models; the first in every dtype."""
+    """Return workloads of the denoiser and the decoder of diffusion models; the first in every dtype."""
     return (
         *workloads(dtypes, at(16, 320, 64, 64), groups=32, **parameters),
         *workloads("bfloat16 float32", at(32, 512, 64, 64), groups=32, **parameters),
@@ -121,7 +121,7 @@ ops = (
         valid=divides,
         draw=draw_apart,
         flops=lambda dims: 8 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
-        # The default factor: the reference sums in float32 and rounds once.
+        # The default factor suffices: the reference sums in float32 and rounds once.
         tolerance=Tolerance(sums="per_group"),
         backward=("group_norm_backward",),
     ),
@@ -147,7 +147,7 @@ ops = (
         draw=draw_statistics,
         values=VARIED,
         flops=lambda dims: 14 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
-        # The default factor: PyTorch too sums in float32.
+        # The default factor suffices: PyTorch also sums in float32.
         tolerance=Tolerance(sums="per_channel"),
     ),
 )  # fmt: skip

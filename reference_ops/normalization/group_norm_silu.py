@@ -18,7 +18,7 @@ def group_norm_silu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, g
 
 
 def as_called(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, groups: int, eps: float) -> Three:
-    """The op as model code calls it: the norm is rounded before its SiLU is taken."""
+    """Compute the op as model code does: the norm is rounded before its SiLU is taken."""
     out, mean, rstd = plain.as_called(x, weight, bias, groups, eps)
     return functional.silu(out), mean, rstd
 
@@ -67,7 +67,7 @@ ops = (
         valid=plain.divides,
         draw=plain.draw_apart,
         flops=lambda dims: 12 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
-        # The default factor: the reference works in float32 and rounds once.
+        # The default factor suffices: the reference works in float32 and rounds once.
         tolerance=Tolerance(sums="per_group"),
         backward=("group_norm_silu_backward",),
     ),
@@ -94,7 +94,7 @@ ops = (
         draw=plain.draw_statistics,
         values=VARIED,
         flops=lambda dims: 24 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
-        # The default factor: the reference works in float32 and rounds once.
+        # The default factor suffices: the reference works in float32 and rounds once.
         tolerance=Tolerance(sums="per_channel"),
     ),
 )  # fmt: skip

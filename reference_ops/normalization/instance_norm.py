@@ -11,12 +11,12 @@ from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 
 EPS = 1e-5
-# A gradient far from zero times values that sum to 0 almost cancels: few digits of the sum are left in float32.
+# A gradient far from zero times values that sum to 0 almost cancels, which leaves few digits of the sum in float32.
 CENTRED = tuple(name for name in VARIED if name != "shifted")
 
 
 def instance_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Three:
-    """The function behind `torch.nn.InstanceNorm2d`: batch normalisation of one image with all channels."""
+    """Call the function behind `torch.nn.InstanceNorm2d`: batch normalisation of one image with all channels."""
     batch, channels, height, width = x.shape
     one = x.reshape(1, batch * channels, height, width)
     affine = (weight.repeat(batch), bias.repeat(batch))
@@ -36,7 +36,7 @@ def instance_norm_backward(
 def backward_as_called(
     grad_out: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor
 ) -> Three:
-    """PyTorch's own backward, see batch_norm."""
+    """Call PyTorch's own backward, see batch_norm."""
     batch, channels, height, width = x.shape
     one = (1, batch * channels, height, width)
     of_each = (mean.reshape(-1), rstd.reshape(-1), weight.repeat(batch))
@@ -51,17 +51,17 @@ def draw_statistics(inputs: Tensors, _: torch.Generator) -> None:
 
 
 def has_variance(known: Mapping[str, Any]) -> bool:
-    """Whether there are several values per channel, as PyTorch requires."""
+    """Return whether there are several values per channel, as PyTorch requires."""
     return bool(known["height"] * known["width"] > 1)
 
 
 def is_many(known: Mapping[str, Any]) -> bool:
-    """Whether there are many values: with few, the norm removes all of the gradient but its rounding."""
+    """Return whether there are many values: with few, only rounding is left of the gradient through the norm."""
     return bool(known["height"] * known["width"] >= 16)
 
 
 def gpu(**parameters: float) -> tuple[Workload, ...]:
-    """Workloads of style transfer, image translation and segmentation, and one with odd sizes."""
+    """Return workloads of style transfer, image translation and segmentation, and one with odd sizes."""
     return (
         *workloads("bfloat16 float32 float16", at(32, 64, 128, 128), **parameters),
         *workloads("bfloat16", at(32, 64, 256, 256), **parameters),
@@ -96,7 +96,7 @@ ops = (
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, at(2, 1, 1, 2), eps=EPS),
         valid=has_variance,
         flops=lambda dims: 8 * dims["channels"] * dims["per_channel"],
-        # The default factor: PyTorch too sums in float32 and rounds once.
+        # The default factor suffices: PyTorch also sums in float32 and rounds once.
         tolerance=Tolerance(sums="area"),
         backward=("instance_norm_backward",),
     ),
@@ -118,8 +118,8 @@ ops = (
         draw=draw_statistics,
         values=CENTRED,
         flops=lambda dims: 14 * dims["channels"] * dims["per_channel"],
-        # The default factor: the reference sums in float32, each image and then all images, and rounds once. An error
-        # of the mean would be in all terms of grad_weight, see batch_norm.
+        # The default factor suffices: the reference sums in float32, first each image and then all images, and rounds
+        # once. An error of the mean would be in all terms of grad_weight, see batch_norm.
         tolerance=Tolerance(sums="area", given=("mean", "rstd")),
     ),
 )  # fmt: skip

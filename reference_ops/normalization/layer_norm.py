@@ -29,14 +29,14 @@ def layer_norm_backward(
         given = (grad_out.float(), x.float(), weight.float())
     grad, value, gain = given
     statistics = (mean.unsqueeze(-1), rstd.unsqueeze(-1))
-    # PyTorch only looks whether there is a bias, so the weight is passed in its place.
+    # PyTorch only checks whether there is a bias, so the weight can stand in for it.
     found = aten.native_layer_norm_backward(grad, value, gain.shape, *statistics, gain, gain, [True, True, True])
     grad_x, grad_weight, grad_bias = (gradient.to(x.dtype) for gradient in found)
     return grad_x, grad_weight, grad_bias
 
 
 def rounds_statistics(x: torch.Tensor) -> bool:
-    """Whether PyTorch rounds the statistics to the dtype of x, as on a CPU; on a GPU it keeps them in float32."""
+    """Return whether PyTorch rounds the statistics to x's dtype, as on a CPU; on a GPU it keeps them in float32."""
     return x.device.type == "cpu" and x.element_size() == 2
 
 
@@ -65,7 +65,7 @@ ops = (
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=EPS),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=EPS),
         flops=lambda dims: 8 * dims["rows"] * dims["cols"],
-        # The default factor: PyTorch too sums in float32 and rounds once.
+        # The default factor suffices: PyTorch also sums in float32 and rounds once.
         tolerance=Tolerance(sums="cols"),
         backward=("layer_norm_backward",),
     ),
@@ -90,7 +90,7 @@ ops = (
         draw=draw_statistics,
         values=VARIED,
         flops=lambda dims: 14 * dims["rows"] * dims["cols"],
-        # The default factor: PyTorch sums rows and columns in float32 too.
+        # The default factor suffices: PyTorch sums rows and columns in float32 too.
         tolerance=Tolerance(sums="rows"),
     ),
 )  # fmt: skip

@@ -19,7 +19,7 @@ def local_response_norm(x: torch.Tensor, size: int, alpha: float, beta: float, k
 
 
 def as_called(x: torch.Tensor, size: int, alpha: float, beta: float, k: float) -> torch.Tensor:
-    """PyTorch's own, in float32 on a CPU, where it has no average pools of 16-bit numbers."""
+    """Call PyTorch's own function, in float32 on a CPU, which has no average pools of 16-bit numbers."""
     given = wide(x) if x.is_cpu else x
     return functional.local_response_norm(given, size, alpha, beta, k).to(x.dtype)
 
@@ -50,7 +50,7 @@ def elements(dims: Mapping[str, int]) -> int:
 
 
 def is_tame(known: Mapping[str, Any]) -> bool:
-    """Whether results stay representable: with larger beta, powers of 1e5 would make them vanish in float16."""
+    """Return whether results stay representable: with larger beta, powers of 1e5 would make them vanish in float16."""
     return known["beta"] <= 1 and known["k"] >= 0.5  # type: ignore[no-any-return]
 
 
@@ -76,7 +76,7 @@ ops = (
         "channels c - size // 2 to c + (size - 1) // 2 as far as there are any, divided by `size` always.",
         reference=local_response_norm,
         baseline=as_called,
-        baseline_free=("out",),  # in 16 bits it rounds at every step
+        baseline_free=("out",),  # in 16 bits PyTorch rounds at every step
         inputs=tensors(x="batch channels height width"),
         outputs=tensors(out="batch channels height width"),
         gpu=GPU,
@@ -84,7 +84,7 @@ ops = (
         awkward=AWKWARD,
         valid=is_tame,
         flops=lambda dims: 8 * elements(dims),  # a sliding sum of squares, a power and a product
-        tolerance=Tolerance(),  # the default factor: PyTorch too computes in float32 and rounds once
+        tolerance=Tolerance(),  # the default factor suffices: PyTorch also computes in float32 and rounds once
         backward=("local_response_norm_backward",),
     ),
     Op(
@@ -100,6 +100,6 @@ ops = (
         awkward=AWKWARD,
         valid=is_tame,
         flops=lambda dims: 18 * elements(dims),
-        tolerance=Tolerance(),  # the default factor: PyTorch too computes in float32 and rounds once
+        tolerance=Tolerance(),  # the default factor suffices: PyTorch also computes in float32 and rounds once
     ),
 )

@@ -16,7 +16,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def rms_norm_backward(
     grad_out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute in float32, as PyTorch's own, which needs a `rstd` that its forward does not return."""
+    """Compute in float32, as PyTorch's own backward does, which needs an `rstd` that its forward does not return."""
     exact = torch.promote_types(x.dtype, torch.float32)
     grad, value = grad_out.to(exact), x.to(exact)
     rstd = torch.rsqrt(value.square().mean(-1, keepdim=True) + eps)
@@ -26,7 +26,7 @@ def rms_norm_backward(
 
 
 def is_many(known: Mapping[str, Any]) -> bool:
-    """Whether there are many values: with few, the norm removes all of the gradient but its rounding."""
+    """Return whether there are many values: with few, only rounding is left of the gradient through the norm."""
     return bool(known["cols"] >= 16)
 
 
@@ -56,7 +56,7 @@ ops = (
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=1e-6),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=1e-6),
         flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # square, add, and two multiplications
-        # The default factor: at best PyTorch sums in float32 and rounds once.
+        # The default factor suffices: at best PyTorch sums in float32 and rounds once.
         tolerance=Tolerance(sums="cols"),
         backward=("rms_norm_backward",),
     ),
@@ -78,8 +78,8 @@ ops = (
         awkward=rotated("float32 bfloat16 float16", {"rows": 1, "cols": 31}, *AWKWARD[1:], eps=1e-6),
         valid=is_many,
         flops=lambda dims: 12 * dims["rows"] * dims["cols"],
-        # The default factor: the reference too works in float32 and rounds once. Each gradient of a weight depends on
-        # sums over rows and over columns.
+        # The default factor suffices: the reference also works in float32 and rounds once. Each gradient of a weight
+        # depends on sums over rows and over columns.
         tolerance=Tolerance(sums="longest_sum"),
     ),
 )  # fmt: skip

@@ -28,7 +28,7 @@ def rms_norm_silu_backward(
     return grad_x.to(x.dtype), grad_z.to(x.dtype), (grad * normed).sum(0).to(x.dtype)
 
 
-# The product of two heavy tails makes one element dominate a row, and its gradient a difference of equals.
+# The product of two heavy tails makes one element dominate a row, so that its gradient is a difference of equals.
 LIGHT = tuple(name for name in COMMON if name != "heavy_tail")
 EMULATED = ({"rows": 32, "cols": 256}, {"rows": 12, "cols": 1024}, {"rows": 3, "cols": 2080})
 GPU = (
@@ -50,7 +50,7 @@ ops = (
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=1e-5),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=1e-5),
         flops=lambda dims: 10 * dims["rows"] * dims["cols"],
-        # The default factor: the reference too works in float32 and rounds once.
+        # The default factor suffices: the reference also works in float32 and rounds once.
         tolerance=Tolerance(sums="cols"),
         backward=("rms_norm_silu_backward",),
     ),
@@ -69,8 +69,8 @@ ops = (
         valid=is_many,
         values=LIGHT,
         flops=lambda dims: 26 * dims["rows"] * dims["cols"],
-        # The default factor: the reference too works in float32 and rounds once. Each gradient of a weight depends on
-        # sums over rows and over columns.
+        # The default factor suffices: the reference also works in float32 and rounds once. Each gradient of a weight
+        # depends on sums over rows and over columns.
         tolerance=Tolerance(sums="longest_sum"),
     ),
 )  # fmt: skip

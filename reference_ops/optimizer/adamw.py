@@ -61,5 +61,5 @@ op = Op(
     valid=lambda known: known["beta1"] < 1 and known["beta2"] < 1 and known["step"] > 0,
     # Two moments of three operations, a root, two divisions of four each, two products and a difference.
     flops=lambda dims: 22 * dims["n"],
-    # The default factor: PyTorch rounds every intermediate result to float32, and a kernel need not do worse.
+    # The default factor suffices: PyTorch rounds every intermediate result to float32, and a kernel need not do worse.
 )

@@ -36,7 +36,7 @@ op = Op(
         ),
         *rotated("bfloat16 float16", {"n": 40_009}, {"n": 90_001}, max_norm=600.0),
     ),
-    # No "tiny": their squares underflow, but of a single element PyTorch takes neither square nor root. Each row is one
+    # No "tiny", whose squares underflow in a kernel, while PyTorch does not square a single element. Each row is one
     # element here, so "constant" gives normal numbers.
     values=tuple(name for name in OF_PRODUCTS if name not in ("tiny", "constant")),
     by_rows=False,  # every value is scaled by the norm of all

@@ -37,5 +37,5 @@ op = Op(
         "float32 bfloat16", {"n": 1}, {"n": 31}, {"n": 33}, {"n": 1009}, {"n": 4095}, {"n": 4097}, **SETTINGS
     ),
     flops=lambda dims: 6 * dims["n"],
-    # The default factor: PyTorch rounds every intermediate result to float32, and a kernel need not do worse.
+    # The default factor suffices: PyTorch rounds every intermediate result to float32, and a kernel need not do worse.
 )

@@ -19,12 +19,12 @@ def at(n: int, c: int, *sizes: int) -> dict[str, int]:
 
 
 def inner(rank: int) -> str:
-    """Names of the input's dims."""
+    """Return the names of the input's dims."""
     return " ".join(("n", "c", *AXES[rank]))
 
 
 def outer(rank: int) -> str:
-    """Names of the output's dims."""
+    """Return the names of the output's dims."""
     return " ".join(("n", "c", *(f"o{axis}" for axis in AXES[rank])))
 
 
@@ -55,17 +55,17 @@ def of_backward(points: tuple[Workload, ...]) -> tuple[Workload, ...]:
 
 
 def fits(known: Mapping[str, Any]) -> bool:
-    """PyTorch's condition: no window lies entirely in the padding."""
+    """Return whether no window lies entirely in the padding, as PyTorch requires."""
     return bool(2 * known["padding"] <= known["kernel"])
 
 
 def fits_inside(known: Mapping[str, Any]) -> bool:
-    """PyTorch's condition for averages in 3d: no window is larger than the input without padding."""
+    """Return whether no window is larger than the input without padding, as PyTorch requires for averages in 3d."""
     return fits(known) and all(known[axis] >= known["kernel"] for axis in AXES[3])
 
 
 def in_float32_on_cpu(pool: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Compute in float32 on the CPU, where PyTorch lacks some 16-bit pools and sums in 16 bits, unlike on a GPU."""
+    """Make a pool compute in float32 on the CPU, where PyTorch lacks some 16-bit pools or sums in 16 bits."""
 
     def pooled(x: torch.Tensor, *others: Any) -> torch.Tensor:
         if x.is_cpu and x.dtype in HALVES:

@@ -110,7 +110,7 @@ def adaptive_avg_pool(rank: int) -> Op:
         emulated=EMULATED[rank],
         awkward=AWKWARD[rank],
         flops=lambda dims: volume(dims, f"{outer(rank)} taps"),
-        tolerance=Tolerance(sums="taps"),  # the default factor: a sum in float32, divided and rounded once
+        tolerance=Tolerance(sums="taps"),  # the default factor suffices for a sum in float32, divided and rounded once
         backward=(f"adaptive_avg_pool{rank}d_backward",),
     )
 
@@ -134,7 +134,7 @@ def adaptive_avg_pool_backward(rank: int) -> Op:
         note=f"{NOTE}grad_x[i] is the sum of grad_out[o] / (elements of window o) over the windows that hold i.",
         reference=reference,
         baseline=as_called,
-        baseline_free=("grad_x",),  # in 16 bits it may round at every step
+        baseline_free=("grad_x",),  # in 16 bits PyTorch may round at every step
         inputs=tensors(grad_out=outer(rank)),
         outputs=tensors(grad_x=inner(rank)),
         derived=inner_sizes(rank),
@@ -143,7 +143,7 @@ def adaptive_avg_pool_backward(rank: int) -> Op:
         awkward=swapped(AWKWARD[rank]),
         values=DIVISIBLE,
         flops=lambda dims: volume(dims, inner(rank)),
-        # The default factor: a sum of a few windows in float32, rounded once.
+        # The default factor suffices for a sum of a few windows in float32, rounded once.
     )
 
 

@@ -90,7 +90,7 @@ def avg_pool(rank: int) -> Op:
         awkward=AWKWARD[rank],
         valid=fits_inside if rank == 3 else fits,
         flops=lambda dims: volume(dims, f"{outer(rank)} taps"),
-        tolerance=Tolerance(sums="taps"),  # the default factor: a sum in float32, divided and rounded once
+        tolerance=Tolerance(sums="taps"),  # the default factor suffices for a sum in float32, divided and rounded once
         backward=(f"avg_pool{rank}d_backward",),
     )
 
@@ -115,7 +115,7 @@ def avg_pool_backward(rank: int) -> Op:
         note=f"grad_x[i] is the sum of grad_out / kernel ** {rank} over the windows that hold i.",
         reference=reference,
         baseline=as_called,
-        baseline_free=("grad_x",),  # in 16 bits it may round at every step
+        baseline_free=("grad_x",),  # in 16 bits PyTorch may round at every step
         inputs=tensors(grad_out=outer(rank)),
         outputs=tensors(grad_x=inner(rank)),
         derived={**inner_sizes(rank), **outer_sizes(rank)},
@@ -124,7 +124,7 @@ def avg_pool_backward(rank: int) -> Op:
         awkward=of_backward(AWKWARD[rank]),
         valid=fits_inside if rank == 3 else fits,
         flops=lambda dims: volume(dims, f"{outer(rank)} taps"),
-        # The default factor: a sum of a few windows in float32, rounded once.
+        # The default factor suffices for a sum of a few windows in float32, rounded once.
     )
 
 

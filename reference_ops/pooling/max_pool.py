@@ -135,7 +135,7 @@ def max_pool_backward(rank: int) -> Op:
         "gives them, each inside its own window.",
         reference=reference,
         baseline=as_called,
-        baseline_free=("grad_x",),  # in 16 bits it may round at every step
+        baseline_free=("grad_x",),  # in 16 bits PyTorch may round at every step
         inputs=tensors(grad_out=outer(rank), indices=f"int64[{outer(rank)}]"),
         outputs=tensors(grad_x=inner(rank)),
         derived={**inner_sizes(rank), **outer_sizes(rank)},

@@ -1,4 +1,4 @@
-"""Units with long memory, whose results betray a kernel that cuts sequences into pieces; other units soon forget."""
+"""Inputs that give some units a long memory, to detect kernels that cut sequences into pieces; other units forget."""
 
 import math
 import random
@@ -43,7 +43,7 @@ def hold_pulses(inputs: Tensors, generator: torch.Generator) -> None:
 
 
 def keep_for_long(inputs: Tensors, generator: torch.Generator) -> None:
-    """Let the gates of some units keep their state for tens of steps, so that gradients reach back as far."""
+    """Let the gates of some units keep their state for tens of steps, so that gradients reach back that far."""
     hidden, device = inputs["w_hh"].shape[1], inputs["w_hh"].device
     steps = torch.empty(hidden, device=device).uniform_(1, LONGEST, generator=generator)
     bias, kept = inputs["b_ih"].view(-1, hidden), steps.log_() * _some(hidden, generator, device)

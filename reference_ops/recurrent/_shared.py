@@ -11,10 +11,10 @@ from reference_ops.op import Tensors, rotated, workloads
 from reference_ops.precision import wide
 from reference_ops.recurrent._memory import hold_pulses, keep_for_long
 
-# Weights are separate inputs, which cuDNN copies into one buffer: microseconds beside the milliseconds of a sequence.
+# Weights are separate inputs. cuDNN copies them into one buffer, in microseconds, while a sequence takes milliseconds.
 warnings.filterwarnings("ignore", message="RNN module weights are not part")
 WEIGHTS = ("w_ih", "w_hh", "b_ih", "b_hh")
-# Numbers hundreds of times larger than a model's saturate every gate, and all gradients vanish.
+# Numbers hundreds of times larger than in a model saturate every gate, and all gradients vanish.
 VALUES = ("uniform", "tiny")
 # With "tiny", a few numbers make up a weight's gradient, and their rounding to the dtype is as large as the others.
 OF_GRADIENTS = ("uniform",)
@@ -56,7 +56,7 @@ def precision_of_cudnn(tensor: torch.Tensor) -> Iterator[None]:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """A linear layer without rounding to the dtype."""
+    """Apply a linear layer without rounding to the dtype."""
     return functional.linear(wide(x), wide(weight), wide(bias))
 
 

@@ -59,7 +59,7 @@ def gru_backward(
 
 
 def in_float32(*given: torch.Tensor) -> Many:
-    """Compute in float32 at least; only the gradients of the gates are rounded in between."""
+    """Compute in float32 or wider; only the gradients of the gates are rounded in between."""
     x, before, w_ih, w_hh, b_ih, b_hh, grad_h, grad_out = given
     of_x, of_h = functional.linear(x, w_ih, b_ih).chunk(3, -1), functional.linear(before, w_hh, b_hh).chunk(3, -1)
     r, z = (of_x[0] + of_h[0]).sigmoid(), (of_x[1] + of_h[1]).sigmoid()
@@ -80,7 +80,7 @@ def in_float32(*given: torch.Tensor) -> Many:
 
 
 def by_autograd(*given: torch.Tensor) -> Many:
-    """Forward and backward as in training: cuDNN's backward needs buffers of the forward."""
+    """Run forward and backward as in training: cuDNN's backward needs buffers of the forward."""
     inputs, grads = leaves(given[:6]), given[7:]
     with torch.enable_grad():
         return torch.autograd.grad(of_torch(*inputs), inputs, grads)
@@ -116,7 +116,7 @@ ops = (
         flops=lambda dims: 16 * units(dims),
         matrix_flops=lambda dims: 2 * products(dims),
         tf32=True,
-        # The default factor: PyTorch too rounds h to the dtype after every step.
+        # The default factor suffices: PyTorch also rounds h to the dtype after every step.
         backward=("gru_backward",),
     ),
     Op(
@@ -126,7 +126,7 @@ ops = (
         "left behind.",
         reference=gru_backward,
         baseline=by_autograd,
-        baseline_free=tuple(f"grad_{name}" for name in INPUTS),  # in 16 bits it rounds after every operation
+        baseline_free=tuple(f"grad_{name}" for name in INPUTS),  # in 16 bits PyTorch rounds after every operation
         inputs=tensors(**INPUTS, out="time batch hidden", grad_out="time batch hidden", grad_h_n="batch hidden"),
         outputs=tensors(**{f"grad_{name}": dims for name, dims in INPUTS.items()}),
         derived=gates(3) | ROWS,
@@ -139,7 +139,7 @@ ops = (
         flops=lambda dims: 40 * units(dims),
         matrix_flops=lambda dims: 6 * products(dims),
         tf32=True,
-        # The default factor: tensor cores take the gates' gradients rounded to the dtype, and so does the reference.
+        # The default factor suffices: the reference also rounds the gates' gradients to the dtype, as for tensor cores.
         tolerance=Tolerance(sums="rows"),
     ),
 )  # fmt: skip

@@ -57,7 +57,7 @@ def gru_cell_backward(
 
 
 def backward_as_called(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """PyTorch's own backward, with products of the dtype."""
+    """Call PyTorch's own backward, with products of the dtype."""
     x, h, w_ih, w_hh, b_ih, b_hh, grad_h_next = given
     of_x, of_h = wide(functional.linear(x, w_ih, b_ih)), wide(functional.linear(h, w_hh, b_hh))
     to_x, to_h, kept = to_gates(of_x, of_h, h, grad_h_next)
@@ -93,7 +93,7 @@ ops = (
         note=NOTE + " torch.gru_cell: the backward recomputes the gates, so they are no output.",
         reference=gru_cell,
         baseline=of_torch,
-        baseline_free=("h_next",),  # in 16 bits it rounds the gates
+        baseline_free=("h_next",),  # in 16 bits PyTorch rounds the gates
         inputs=tensors(**INPUTS),
         outputs=tensors(h_next="batch hidden"),
         derived=gates(3),
@@ -104,7 +104,7 @@ ops = (
         draw=draw,
         flops=lambda dims: 16 * units(dims),
         matrix_flops=lambda dims: 2 * products(dims),
-        # The default factor: in float32, rounded once.
+        # The default factor suffices for results in float32, rounded once.
         backward=("gru_cell_backward",),
     ),
     Op(
@@ -112,7 +112,7 @@ ops = (
         note="The gradients of a step from its inputs; the gates are recomputed. " + NOTE,
         reference=gru_cell_backward,
         baseline=backward_as_called,
-        baseline_free=tuple(f"grad_{name}" for name in INPUTS),  # in 16 bits it rounds the gates as well
+        baseline_free=tuple(f"grad_{name}" for name in INPUTS),  # in 16 bits PyTorch rounds the gates as well
         inputs=tensors(**INPUTS, grad_h_next="batch hidden"),
         outputs=tensors(**{f"grad_{name}": dims for name, dims in INPUTS.items()}),
         derived=gates(3),
@@ -123,7 +123,7 @@ ops = (
         draw=draw,
         flops=lambda dims: 40 * units(dims),
         matrix_flops=lambda dims: 6 * products(dims),
-        # The default factor: gates' gradients are rounded to the dtype, for the products, all else is in float32.
+        # The default factor suffices: only gates' gradients are rounded to the dtype, for the products.
         tolerance=Tolerance(sums="batch"),
     ),
 )  # fmt: skip

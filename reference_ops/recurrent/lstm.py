@@ -75,7 +75,7 @@ def lstm_backward(
 
 
 def in_float32(*given: torch.Tensor) -> Many:
-    """Compute in float32 at least; only the gradients of the gates are rounded in between."""
+    """Compute in float32 or wider; only the gradients of the gates are rounded in between."""
     x, before, w_ih, w_hh, bias, c, grad_out, grad_h, grad_c = given
     i, f, g, o = (functional.linear(x, w_ih, bias) + functional.linear(before, w_hh)).chunk(4, -1)
     i, f, g, o, cells, steps = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid(), [c], []
@@ -95,7 +95,7 @@ def in_float32(*given: torch.Tensor) -> Many:
 
 
 def by_autograd(*given: torch.Tensor) -> Many:
-    """Forward and backward as in training: cuDNN's backward needs buffers of the forward."""
+    """Run forward and backward as in training: cuDNN's backward needs buffers of the forward."""
     inputs, grads = leaves(given[:7]), given[8:]
     with torch.enable_grad():
         return torch.autograd.grad(of_torch(*inputs), inputs, grads)
@@ -132,7 +132,7 @@ ops = (
         flops=lambda dims: 20 * units(dims),
         matrix_flops=lambda dims: 2 * products(dims),
         tf32=True,
-        # The default factor: PyTorch too rounds h to the dtype after every step.
+        # The default factor suffices: PyTorch also rounds h to the dtype after every step.
         backward=("lstm_backward",),
     ),
     Op(
@@ -142,7 +142,7 @@ ops = (
         "is that of its forward and backward: cuDNN's backward asks for what its own forward left behind.",
         reference=lstm_backward,
         baseline=by_autograd,
-        baseline_free=tuple(f"grad_{name}" for name in INPUTS),  # in 16 bits it rounds after every operation
+        baseline_free=tuple(f"grad_{name}" for name in INPUTS),  # in 16 bits PyTorch rounds after every operation
         inputs=tensors(
             **INPUTS, out="time batch hidden", grad_out="time batch hidden", grad_h_n="batch hidden",
             grad_c_n="batch hidden",
@@ -158,7 +158,7 @@ ops = (
         flops=lambda dims: 50 * units(dims),
         matrix_flops=lambda dims: 6 * products(dims),
         tf32=True,
-        # The default factor: tensor cores take the gates' gradients rounded to the dtype, and so does the reference.
+        # The default factor suffices: the reference also rounds the gates' gradients to the dtype, as for tensor cores.
         tolerance=Tolerance(sums="rows"),
     ),
 )  # fmt: skip

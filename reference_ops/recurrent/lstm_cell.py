@@ -71,7 +71,7 @@ def lstm_cell_backward(
 
 
 def backward_as_called(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """PyTorch's own backward, with products of the dtype."""
+    """Call PyTorch's own backward, with products of the dtype."""
     x, h, c, w_ih, w_hh, b_ih, b_hh, *saved = given
     sums = functional.linear(x, w_ih, b_ih) + functional.linear(h, w_hh, b_hh)
     of_gates, grad_c = to_gates(wide(sums), c, *saved)
@@ -107,7 +107,7 @@ ops = (
         note=NOTE + "torch.lstm_cell: the backward recomputes the gates, so they are no output.",
         reference=lstm_cell,
         baseline=of_torch,
-        baseline_free=("h_next", "c_next"),  # in 16 bits it rounds the gates
+        baseline_free=("h_next", "c_next"),  # in 16 bits PyTorch rounds the gates
         inputs=tensors(**INPUTS),
         outputs=tensors(h_next="batch hidden", c_next="batch hidden"),
         derived=gates(4),
@@ -118,7 +118,7 @@ ops = (
         draw=draw,
         flops=lambda dims: 20 * units(dims),
         matrix_flops=lambda dims: 2 * products(dims),
-        # The default factor: in float32, rounded once.
+        # The default factor suffices for results in float32, rounded once.
         backward=("lstm_cell_backward",),
     ),
     Op(
@@ -127,7 +127,7 @@ ops = (
         "gradients are the same, an output each.",
         reference=lstm_cell_backward,
         baseline=backward_as_called,
-        baseline_free=tuple(f"grad_{name}" for name in INPUTS),  # in 16 bits it rounds the gates as well
+        baseline_free=tuple(f"grad_{name}" for name in INPUTS),  # in 16 bits PyTorch rounds the gates as well
         inputs=tensors(**INPUTS, c_next="batch hidden", grad_h_next="batch hidden", grad_c_next="batch hidden"),
         outputs=tensors(**{f"grad_{name}": dims for name, dims in INPUTS.items()}),
         derived=gates(4),
@@ -138,7 +138,7 @@ ops = (
         draw=draw,
         flops=lambda dims: 50 * units(dims),
         matrix_flops=lambda dims: 6 * products(dims),
-        # The default factor: gates' gradients are rounded to the dtype, for the products, all else is in float32.
+        # The default factor suffices: only gates' gradients are rounded to the dtype, for the products.
         tolerance=Tolerance(sums="batch"),
     ),
 )  # fmt: skip

@@ -97,7 +97,7 @@ ops = (
         flops=lambda dims: 8 * units(dims),
         matrix_flops=lambda dims: 2 * products(dims),
         tf32=True,
-        # The default factor: PyTorch too rounds h to the dtype after every step.
+        # The default factor suffices: PyTorch also rounds h to the dtype after every step.
         backward=("rnn_tanh_backward",),
     ),
     Op(
@@ -118,7 +118,7 @@ ops = (
         flops=lambda dims: 6 * units(dims),
         matrix_flops=lambda dims: 4 * products(dims),
         tf32=True,
-        # The default factor: tensor cores take the gradients of a step rounded to the dtype, and so does the reference.
+        # The default factor suffices: the reference also rounds gradients of a step to the dtype, as for tensor cores.
         tolerance=Tolerance(sums="rows"),
     ),
 )  # fmt: skip

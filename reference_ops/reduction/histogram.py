@@ -17,7 +17,7 @@ def of_torch(x: torch.Tensor, bins: int) -> torch.Tensor:
 
 
 def draw(inputs: Tensors, _: torch.Generator) -> None:
-    """Draw no ones: PyTorch counts those in the last bin, unlike the definition."""
+    """Replace ones, which PyTorch counts in the last bin, unlike the definition."""
     inputs["x"].masked_fill_(inputs["x"] == 1, 0.5)
 
 

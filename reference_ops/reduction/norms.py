@@ -7,7 +7,7 @@ from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, w
 from reference_ops.precision import wide
 
 DOWN = 2.0**-6
-EPS = 1e-12  # PyTorch's: rows with a smaller norm count as zero
+EPS = 1e-12  # PyTorch's default: smaller norms are replaced by it
 
 
 def l2_norm(x: torch.Tensor) -> torch.Tensor:
@@ -24,7 +24,7 @@ def l2_normalize(x: torch.Tensor) -> torch.Tensor:
 
 
 def normalize_as_called(x: torch.Tensor) -> torch.Tensor:
-    """PyTorch's own: it rounds the norm to the dtype, and the norm of long rows overflows float16."""
+    """Call PyTorch's own function, which rounds the norm to the dtype: that of long rows overflows float16."""
     return functional.normalize(x, dim=-1, eps=EPS)
 
 
@@ -75,7 +75,7 @@ ops = (
         awkward=AWKWARD,
         values=VALUES,
         flops=lambda dims: 2 * dims["rows"] * dims["cols"],
-        # The default factor: sums in float32, rounded once.
+        # The default factor suffices for sums in float32, rounded once.
         tolerance=Tolerance(sums="cols"),
         backward=("l2_norm_backward",),
     ),
@@ -91,14 +91,14 @@ ops = (
         values=tuple(name for name in VALUES if name != "constant"),  # some of its rows are zero
         draw=draw_norm,
         flops=lambda dims: dims["rows"] * dims["cols"],
-        # The default factor: PyTorch rounds the quotient too.
+        # The default factor suffices: PyTorch rounds the quotient too.
     ),
     Op(
         name="l2_normalize",
         note=f"Each row divided by its Euclidean norm, or by {EPS} where that is larger, in float32 inside.",
         reference=l2_normalize,
         baseline=normalize_as_called,
-        baseline_free=("out",),  # in 16 bits it rounds the norm, which may overflow
+        baseline_free=("out",),  # in 16 bits PyTorch rounds the norm, which may overflow
         inputs=tensors(x="rows cols"),
         outputs=tensors(out="rows cols"),
         gpu=GPU,
@@ -106,7 +106,7 @@ ops = (
         awkward=AWKWARD,
         values=VALUES,
         flops=lambda dims: 3 * dims["rows"] * dims["cols"],
-        # The default factor: sums in float32, rounded once.
+        # The default factor suffices for sums in float32, rounded once.
         tolerance=Tolerance(sums="cols"),
         backward=("l2_normalize_backward",),
     ),
@@ -124,7 +124,7 @@ ops = (
         values=("uniform", "large", "heavy_tail"),
         draw=draw_short,
         flops=lambda dims: 8 * dims["rows"] * dims["cols"],
-        # The default factor: sums in float32, rounded once.
+        # The default factor suffices for sums in float32, rounded once.
         tolerance=Tolerance(sums="cols"),
     ),
 )

@@ -74,7 +74,10 @@ def scan(
     arrays: tuple[str, str],
     factors: bool,
 ) -> Op:
-    """A scan; `references` are the exact function and what a user calls, `arrays` the names of inputs and output."""
+    """Return the op of a scan.
+
+    `references` are the exact function and what a user calls, `arrays` are the names of the inputs and the output.
+    """
     inputs, output = arrays
     backward = name.endswith("_backward")
     return Op(
@@ -98,7 +101,7 @@ def scan(
         values=() if factors else (*COMMON, "integers"),  # factors have one distribution only
         draw=draw_factors if factors else draw_terms,
         flops=lambda dims: (3 if factors and backward else 1) * dims["rows"] * dims["cols"],
-        # The default factor: sums in float32 in any order; for products see the note.
+        # The default factor suffices for sums in float32 in any order; for products see the note.
         tolerance=Tolerance(sums="cols"),
         backward=() if backward else (f"{name}_backward",),
     )  # fmt: skip

@@ -46,7 +46,7 @@ def over_rows(name: str, reference: Callable[[torch.Tensor], torch.Tensor], valu
         awkward=AWKWARD,
         values=values,
         flops=lambda dims: dims["rows"] * dims["cols"],
-        # The default factor: sums in float32, rounded once.
+        # The default factor suffices for sums in float32, rounded once.
         tolerance=Tolerance(sums="cols"),
     )
 
@@ -75,7 +75,7 @@ ops = (
         values=(*(name for name in COMMON if name != "constant"), "integers"),
         by_rows=False,
         flops=lambda dims: dims["rows"] * dims["cols"],
-        # The default factor: sums in float32, rounded once.
+        # The default factor suffices for sums in float32, rounded once.
         tolerance=Tolerance(sums="rows"),
     ),
 )  # fmt: skip

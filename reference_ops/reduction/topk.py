@@ -21,7 +21,7 @@ op = Op(
     "lower index comes first. Rows with NaN are outside the contract.",
     reference=topk,
     baseline=of_torch,
-    baseline_free=("indices",),  # of equal values it may take any
+    baseline_free=("indices",),  # PyTorch may take any of equal values
     inputs=tensors(x="rows cols"),
     outputs=tensors(values="rows k", indices="int64[rows k]"),
     derived={"k": lambda known: known["k"]},  # an output's dim that no input has

@@ -18,7 +18,7 @@ def causal_softmax_backward(grad_out: torch.Tensor, out: torch.Tensor, scale: fl
 
 
 def later(x: torch.Tensor) -> torch.Tensor:
-    """Mask of the keys that are later than a query; the last query sees all keys."""
+    """Return the mask of the keys that are later than a query; the last query sees all keys."""
     queries, keys = x.shape[-2:]
     return torch.ones(queries, keys, dtype=torch.bool, device=x.device).triu_(1 + keys - queries)
 
@@ -57,7 +57,7 @@ forward = Op(
     valid=lambda known: known["queries"] <= known["keys"],
     touched={"x": seen},
     flops=lambda dims: 5 * seen(dims),
-    # The default factor: PyTorch too accumulates in float32 and rounds once.
+    # The default factor suffices: PyTorch also accumulates in float32 and rounds once.
     tolerance=Tolerance(sums="keys"),
     backward=("causal_softmax_backward",),
 )  # fmt: skip
@@ -82,7 +82,7 @@ backward = Op(
     valid=forward.valid,
     touched={"grad_out": seen, "out": seen},
     flops=lambda dims: 5 * seen(dims),
-    # The default factor: the reference sums in float32 and rounds once.
+    # The default factor suffices: the reference sums in float32 and rounds once.
     tolerance=Tolerance(sums="keys"),
 )
 ops = (forward, backward)

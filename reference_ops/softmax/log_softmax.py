@@ -43,7 +43,7 @@ forward = Op(
     ),
     values=(*COMMON, "masked"),  # logits of excluded tokens are -inf
     flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # compare, subtract, exponential, add
-    # The default factor: PyTorch too accumulates in float32 and rounds once.
+    # The default factor suffices: PyTorch also accumulates in float32 and rounds once.
     tolerance=Tolerance(sums="cols"),
     backward=("log_softmax_backward",),
 )  # fmt: skip
@@ -65,7 +65,7 @@ backward = Op(
     values=tuple(name for name in forward.values if name != "constant"),
     draw=as_forward_left,
     flops=lambda dims: 4 * dims["rows"] * dims["cols"],
-    # The default factor, as in the forward.
+    # The default factor suffices, as in the forward.
     tolerance=Tolerance(sums="cols"),
 )
 ops = (forward, backward)

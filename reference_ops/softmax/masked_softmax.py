@@ -20,7 +20,7 @@ def scaled_as_called(grad_out: torch.Tensor, out: torch.Tensor, scale: float) ->
 
 
 def some_masked(inputs: Tensors, generator: torch.Generator) -> None:
-    """Mask about a third of the keys, but at least one key of each row stays."""
+    """Mask about a third of the keys, but keep at least one key in each row."""
     mask = inputs["mask"].bernoulli_(0.3, generator=generator)
     kept = torch.randint(mask.shape[-1], (*mask.shape[:-1], 1), generator=generator, device=mask.device)
     mask.scatter_(-1, kept, value=False)
@@ -52,7 +52,7 @@ forward = Op(
     values=COMMON,  # together with the mask, "masked" would hide whole rows
     draw=some_masked,
     flops=lambda dims: 5 * dims["batch"] * dims["heads"] * dims["queries"] * dims["keys"],
-    # The default factor: PyTorch too accumulates in float32 and rounds once.
+    # The default factor suffices: PyTorch also accumulates in float32 and rounds once.
     tolerance=Tolerance(sums="keys"),
     backward=("masked_softmax_backward",),
 )  # fmt: skip
@@ -75,7 +75,7 @@ backward = Op(
     values=OF_GRADIENTS,
     draw=as_forward_left,
     flops=lambda dims: 5 * dims["batch"] * dims["heads"] * dims["queries"] * dims["keys"],
-    # The default factor: the reference sums in float32 and rounds once.
+    # The default factor suffices: the reference sums in float32 and rounds once.
     tolerance=Tolerance(sums="keys"),
 )
 ops = (forward, backward)

@@ -5,8 +5,8 @@ import torch
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
-# A common part of a row's gradients cancels and leaves the rounding of a sum: constant gradients leave nothing else.
-# Tiny gradients times a probability are below float16's least number.
+# What all gradients of a row have in common cancels and leaves only rounding, so no "shifted" and no "constant".
+# "tiny" gradients times a probability are below float16's least number.
 OF_GRADIENTS = (*(name for name in COMMON if name not in ("shifted", "constant", "tiny")), "masked")
 
 
@@ -19,7 +19,7 @@ def softmax_backward(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 def backward_as_called(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """PyTorch's own backward: in 16 bits a GPU rounds every grad_out * out before it subtracts."""
+    """Call PyTorch's own backward: in 16 bits a GPU rounds every grad_out * out before it subtracts."""
     grad_x: torch.Tensor = torch.ops.aten._softmax_backward_data(grad_out, out, -1, out.dtype)  # noqa: SLF001 - its name
     return grad_x
 
@@ -56,7 +56,7 @@ op = Op(
     ),
     values=(*COMMON, "masked"),  # a causal or padding mask is -inf before a softmax
     flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # compare, subtract, add, multiply, and an exponential
-    # The default factor: PyTorch too accumulates in float32 and rounds once.
+    # The default factor suffices: PyTorch also accumulates in float32 and rounds once.
     tolerance=Tolerance(sums="cols"),
     backward=("softmax_backward",),
 )  # fmt: skip
@@ -79,7 +79,7 @@ backward = Op(
     values=OF_GRADIENTS,
     draw=as_forward_left,
     flops=lambda dims: 4 * dims["rows"] * dims["cols"],
-    # The default factor: PyTorch too sums in float32 and rounds once.
+    # The default factor suffices: PyTorch also sums in float32 and rounds once.
     tolerance=Tolerance(sums="cols"),
 )  # fmt: skip
 ops = (op, backward)

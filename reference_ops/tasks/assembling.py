@@ -1,4 +1,4 @@
-"""Assembling: makes an op of a task that was traced at several sizes."""
+"""Assembling of an op from a task that was traced at several sizes."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ from reference_ops.tasks.tracing import Fact, Traced, reference_of, shapes_of
 from reference_ops.tasks.weights import drawing, without_inert
 
 INERT_SHOWN = 5  # names of weights without influence, in a note
-MOST_TRIED = 1_000_000_000  # operations of a call that tries a distribution of inputs
+MOST_TRIED = 1_000_000_000  # most operations of a call that tries a distribution of inputs
 MOST_ERROR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3, torch.float64: 1e-9}
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 Shapes = tuple[tuple[int, ...], ...]
@@ -60,7 +60,7 @@ class _Names:
 
 
 def assembled(name: str, sizes: Sizes, note: str, forward: Callable[..., Any], module: str) -> Op:
-    """Return the op of a task. `forward` and `module` lead a reader to the task's source."""
+    """Return the op of a task. `forward` and `module` locate the task's source."""
     own, each = sizes.gpu[0], sizes.each
     names, dtype = _names(sizes), _dtype(own)
     by_point = {tuple(names.points[shapes_of(found)].values()): found for found in each}
@@ -146,7 +146,7 @@ def _matches(op: Op, workload: Workload, found: Traced) -> bool:
 
 
 def sound(op: Op, workload: Workload, values: str) -> bool:
-    """Whether PyTorch's results on such inputs are finite and close to those in float64."""
+    """Return whether PyTorch's results on such inputs are finite and close to those in float64."""
     try:
         with torch.no_grad():
             inputs = inputs_at(op, workload, 0, "cpu", values)
@@ -166,12 +166,12 @@ def _close(own: torch.Tensor, truth: torch.Tensor) -> bool:
 
 
 def _drawn_by_task(own: Traced) -> frozenset[str]:
-    """The inputs that are drawn as the task draws them, because they are not plain random numbers."""
+    """Return the inputs that the task must draw itself, because they are not plain random numbers."""
     return frozenset(name for name, fact in own.inputs.items() if not (fact.drawn and fact.dtype.is_floating_point))
 
 
 def _products(own: Traced) -> bool:
-    """Whether the task is one matrix product that needs all its arithmetic: whole factors, and a whole result."""
+    """Return whether the task is one matrix product that needs all its arithmetic: full factors and a full result."""
     if len(own.products) != 1 or own.structured or any(not fact.drawn for fact in own.inputs.values()):
         return False
     _, elements, _ = own.products[0]
@@ -206,7 +206,7 @@ def _values(found: Traced, parameters: Mapping[str, str]) -> tuple[tuple[str, Nu
 def _with_source(
     reference: Callable[..., Any], parameters: Mapping[str, str], forward: Callable[..., Any], module: str
 ) -> Callable[..., Any]:
-    """Make the reference take the op's names of parameters, and show the task's source as its own."""
+    """Make the reference take the op's names of parameters, and `inspect` find the task's source for it."""
     constants = {name: constant for constant, name in parameters.items()}
 
     def called(*tensors: torch.Tensor, **given: Number) -> Any:

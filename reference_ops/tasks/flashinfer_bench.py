@@ -34,7 +34,7 @@ def load(path: Path) -> Op:
     """Return a definition as an op, at up to six of its workloads, from the largest to the smallest."""
     definition = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(definition, dict) or not {"axes", "inputs", "outputs", "reference"} <= definition.keys():
-        raise TaskError("it is no FlashInfer-Bench definition: it lacks axes, inputs, outputs or reference")
+        raise TaskError("it is not a FlashInfer-Bench definition: it lacks axes, inputs, outputs or reference")
     if definition.get("op_type") == "sampling":
         raise TaskError("it draws random numbers, so there is no right output")
     run = run_text(definition["reference"], f"user_task_{identifier(path.stem, set())}", path).run

@@ -17,7 +17,7 @@ from reference_ops.tasks.smaller import fits
 from reference_ops.tasks.source import TaskError, identifier, read
 from reference_ops.tasks.tracing import Case, traced
 
-MARK = "evolve_op"  # attribute set by the decorator: the function's examples, and its name as an op
+MARK = "evolve_op"  # attribute set by the decorator, with the function's examples and its name as an op
 Example = Callable[[], Any]
 
 
@@ -33,7 +33,7 @@ def load(path: Path, name: str, example: str) -> Op:
     if not examples:
         raise TaskError(
             f"`{function.__name__}` has no example inputs. Name a file of them (`--example inputs.py`, or "
-            f"`...:{function.__name__}@inputs.py`), or put `@evolve.op(lambda: (torch.randn(8, 4096),))` over it"
+            f"`...:{function.__name__}@inputs.py`), or decorate it with `@evolve.op(lambda: (torch.randn(8, 4096),))`"
         )
     found = [traced(_case(function, one)) for one in examples]
     small = [one for one in found if fits(one)]
@@ -44,7 +44,7 @@ def load(path: Path, name: str, example: str) -> Op:
 
 
 def file_of(locator: str) -> str:
-    """Replace the module in `package.module:function` by its file, without running it. Other locators stay."""
+    """Replace the module in `package.module:function` with its file, without running it; keep other locators."""
     module, _, function = locator.partition(":")
     if not function or not all(part.isidentifier() for part in module.split(".")):
         return locator

@@ -1,4 +1,4 @@
-"""Loads tasks: finds out which format a file is in, and returns the op that it holds."""
+"""Loader of tasks, which detects the format of a file and returns the op that it holds."""
 
 import ast
 import functools
@@ -22,7 +22,7 @@ def load_task(path: Path, name: str = "") -> Op | None:
 
 @functools.lru_cache(maxsize=512)
 def _loaded(path: Path, name: str, _changed: int) -> Op | None:
-    """Load a file once per process and modification time: workers ask again for every kernel."""
+    """Load a file only once per process and modification time, because workers ask for it with every kernel."""
     if path.suffix == ".json":
         from reference_ops.tasks import flashinfer_bench
 
@@ -66,7 +66,7 @@ def _defines_ops(tree: ast.Module) -> bool:
 
 
 def _is_decorated(tree: ast.Module) -> bool:
-    """Whether a function is decorated with `@evolve.op(...)` or `@op(...)`."""
+    """Return whether a function is decorated with `@evolve.op(...)` or `@op(...)`."""
     calls = [
         decorator.func
         for part in tree.body

@@ -20,7 +20,7 @@ Sizes = dict[str, int]
 
 @dataclass
 class Tries:
-    """A task traced at the sizes tried so far. Sizes at which its structure differs from its own are rejected."""
+    """The traces of a task at the sizes tried so far. Sizes that change the task's structure are rejected."""
 
     case_at: Callable[[Mapping[str, int]], Case]
     own: Traced
@@ -47,7 +47,7 @@ class Tries:
 
 @dataclass(frozen=True)
 class Smaller:
-    """The sizes found. `varied` has one size changed, or all that the weights do not depend on."""
+    """The sizes found. Those in `varied` differ in one size, or in all sizes that the weights do not depend on."""
 
     emulated: tuple[Traced, ...]
     awkward: tuple[Traced, ...]
@@ -55,7 +55,7 @@ class Smaller:
 
 
 def smaller(case_at: Callable[[Mapping[str, int]], Case], own: Traced, sizes: Mapping[str, int]) -> Smaller:
-    """Find sizes small enough to emulate, awkward sizes near them, and sizes that differ from the task's own in one."""
+    """Find sizes small enough to emulate, awkward sizes near them, and the task's own sizes with one changed."""
     tries = Tries(case_at, own)
     free = {name: size for name, size in sizes.items() if _shown(tries, dict(sizes), name)}
     own_sizes = dict(sizes)
@@ -80,7 +80,7 @@ def smaller(case_at: Callable[[Mapping[str, int]], Case], own: Traced, sizes: Ma
 
 
 def _with_own_weights(tries: Tries, varied: Collection[Traced], own: Sizes) -> list[Traced]:
-    """Small sizes that keep all weights as they are, such as fewer and smaller images with all channels."""
+    """Return small sizes that keep all weights as they are, such as fewer and smaller images with all channels."""
     same = [_changed(found, own) for found in varied if found.weights == tries.own.weights]
     shown = {name for changed in same for name in changed}
     capped = ({name: min(size, cap) if name in shown else size for name, size in own.items()} for cap in PROBED)
@@ -88,13 +88,13 @@ def _with_own_weights(tries: Tries, varied: Collection[Traced], own: Sizes) -> l
 
 
 def fits(found: Traced) -> bool:
-    """Whether a CPU can emulate this size in acceptable time."""
+    """Return whether a CPU can emulate this size in acceptable time."""
     outputs = sum(math.prod(fact.shape) for fact in found.outputs)
     return 0 < outputs <= MOST_OUTPUTS and found.elements <= MOST_ELEMENTS and found.operations <= MOST_OPERATIONS
 
 
 def _shown(tries: Tries, sizes: Sizes, name: str) -> bool:
-    """Whether an input's shape shows the size, so that a kernel can read it. Other sizes must not change.
+    """Return whether a kernel can read the size from an input's shape. Only such sizes may be changed.
 
     If a size cannot change alone, those equal to it change with it. Sizes of 1 are broadcast and never change.
     """
@@ -205,7 +205,7 @@ def _cost(found: Traced) -> float:
 
 
 def _alike(found: Traced, own: Traced) -> bool:
-    """Whether one kernel could compute both: all tensors agree in all but their sizes."""
+    """Return whether one kernel could compute both: all tensors agree in all but their sizes."""
 
     def structure(one: Traced) -> object:
         facts = (*one.inputs.values(), *one.weights.values(), *one.outputs)

@@ -17,7 +17,7 @@ ROBUST_KBENCH_FILES = "func_forward.py", "func_backward.py"
 
 
 class TaskError(Exception):
-    """A task that cannot become an op, and why."""
+    """A task cannot become an op. The message says why."""
 
 
 Shapes = Mapping[str, tuple[int, ...]]  # by tensor
@@ -25,7 +25,7 @@ Sizes = Mapping[str, int]  # what the task's author calls a size
 
 
 def identifier(text: str, taken: set[str]) -> str:
-    """Return a valid, unreserved C identifier close to the text and add it to `taken`, in which it must be new."""
+    """Return an unreserved C identifier that is close to the text and not in `taken`, and add it to `taken`."""
     name = re.sub(r"\W", "_", text, flags=re.ASCII) or "_"
     name = f"_{name}" if name[0].isdigit() else name
     while name in RESERVED or name in taken:
@@ -77,7 +77,7 @@ class Source:
         return f"user_task_{self.path.stem}_{zlib.crc32(bytes(self.path)):x}"
 
     def sizes(self) -> dict[str, int]:
-        """Every integer literal of a top-level assignment, by name; values computed from them follow."""
+        """Return the integer literals of top-level assignments, by name, from which other sizes may be computed."""
         return {label: _integer(place.node) for label, place in _places(self.tree)}
 
     def run(self, sizes: Mapping[str, int] | None = None) -> ModuleType:
@@ -99,11 +99,11 @@ def run_text(text: str | bytes, name: str, path: Path) -> ModuleType:
 
 
 def _run(code: object, name: str, path: Path, *, keep: bool) -> ModuleType:
-    warnings.filterwarnings("ignore", module=r"torch\.nn")  # each run and call would repeat a task's warnings
+    warnings.filterwarnings("ignore", module=r"torch\.nn")  # otherwise each run and call repeats a task's warnings
     module = ModuleType(name)
     module.__file__ = str(path)
     before = sys.modules.get(name)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look up their module
     try:
         exec(code, module.__dict__)  # type: ignore[arg-type]  # noqa: S102 - a task is code that the user runs
     except BaseException:
@@ -152,7 +152,7 @@ def _places(tree: ast.Module) -> Iterator[tuple[str, _NumberPlace]]:
 
 
 def _is_integer(node: ast.expr) -> bool:
-    """Whether an expression consists of numbers and is a positive integer, as in `8192 * 2`."""
+    """Return whether an expression consists of numbers and is a positive integer, as in `8192 * 2`."""
     allowed = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
     if not all(isinstance(part, allowed) for part in ast.walk(node)):
         return False
@@ -175,5 +175,5 @@ def _value(node: ast.expr) -> object:
 
 
 def config_of(path: Path) -> Path:
-    """The file with the sizes of a robust-kbench task."""
+    """Return the file with the sizes of a robust-kbench task."""
     return path.with_name(path.name.replace("func", "config", 1)).with_suffix(".json")

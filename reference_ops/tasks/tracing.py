@@ -51,7 +51,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Traced:
-    """A task at one size, traced."""
+    """The result of tracing a task at one size."""
 
     case: Case
     skeleton: nn.Module
@@ -62,7 +62,7 @@ class Traced:
     idle: dict[str, Fact]  # parameters and buffers without influence on any output
     changed: frozenset[str]  # inputs and weights that the forward writes to
     outputs: tuple[Fact, ...]
-    products: tuple[tuple[int, int, bool], ...]  # of matrices: operations, elements of the result, is a convolution
+    products: tuple[tuple[int, int, bool], ...]  # per matrix product: operations, elements, is a convolution
     structured: bool  # the forward selects triangles or diagonals
     steps: int
     left_out: tuple[str, ...]  # random layers that were switched off, in words
@@ -70,7 +70,7 @@ class Traced:
 
     @property
     def elements(self) -> int:
-        """Elements of inputs, weights and outputs."""
+        """The number of elements of inputs, weights and outputs."""
         return sum(math.prod(fact.shape) for fact in (*self.inputs.values(), *self.weights.values(), *self.outputs))
 
     @property
@@ -94,7 +94,7 @@ def _traced(case: Case) -> Traced:
             given = [_without_values(value, drawn) for value in given]
         arguments, inputs, constants = _arguments(model, given, drawn)
         tensors = {name: arguments[name] for name in inputs}
-        # New tensors: to copy the module's own would trace each copy, which takes a third of the time.
+        # New tensors, because copying the module's own would trace each copy, which takes a third of the time.
         own = {
             name: torch.empty(tuple(value.shape), dtype=value.dtype, device=META)
             for name, value in parameters_and_buffers(model).items()
@@ -129,7 +129,7 @@ def _traced(case: Case) -> Traced:
 
 
 def shapes_of(found: Traced) -> tuple[tuple[int, ...], ...]:
-    """Shapes of inputs and weights, which identify one size of a task."""
+    """Return the shapes of inputs and weights, which identify one size of a task."""
     return tuple(fact.shape for fact in (*found.inputs.values(), *found.weights.values()))
 
 
@@ -139,7 +139,7 @@ def flat(result: object) -> tuple[torch.Tensor, ...]:
         return (result,)
     if isinstance(result, tuple | list):
         return tuple(tensor for part in result if part is not None for tensor in flat(part))
-    raise TaskError(f"it returns {type(result).__name__}, and an op's outputs are tensors")
+    raise TaskError(f"it returns {type(result).__name__}, but an op's outputs must be tensors")
 
 
 def _without_values(value: Any, drawn: Drawn) -> Any:
@@ -152,7 +152,7 @@ def _without_values(value: Any, drawn: Drawn) -> Any:
 
 
 def _arguments(model: nn.Module, given: object, drawn: Drawn) -> tuple[dict[str, Any], dict[str, Fact], dict[str, Any]]:
-    """Return the forward's arguments by name, and of these the tensors and the constants."""
+    """Return the forward's arguments by name, and those that are tensors and those that are constants."""
     if not isinstance(given, tuple | list):
         raise TaskError(f"get_inputs returns {type(given).__name__}, not a list")
     expected = inspect.signature(model.forward).parameters.values()
@@ -187,7 +187,7 @@ def _quiet() -> Iterator[None]:
 
 
 class GivenRandom(TorchFunctionMode):
-    """Replaces the random numbers that a forward draws by given tensors, in the order in which it draws."""
+    """A mode that replaces the random numbers that a forward draws with given tensors, in the same order."""
 
     def __init__(self, numbers: list[torch.Tensor]) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class GivenRandom(TorchFunctionMode):
 
 
 class InFloat64(TorchFunctionMode):
-    """Computes in float64 what the task converts to a lower precision, for results to judge kernels against."""
+    """A mode that computes in float64 even where the task converts to a lower precision, to get exact results."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Modes under which a task runs: its module without values, and records of what is drawn and what depends on what."""
+"""Modes that a task runs under: they build its module without values, and record random draws and dependencies."""
 
 import contextlib
 import sys
@@ -79,7 +79,7 @@ class WithoutValues(TorchDispatchMode):
 
 
 class OnDevice(TorchFunctionMode):
-    """Creates tensors on this device, also where the task names another one."""
+    """A mode that creates tensors on this device, even where the task names another one."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def make_deterministic(model: nn.Module) -> list[str]:
         if isinstance(part, nn.RNNBase | nn.MultiheadAttention) and part.dropout and part.training:
             switched_off.append(f"{name} (dropout={part.dropout:g})")
             part.dropout = 0.0
-        if isinstance(part, nn.RNNBase):  # it would move the weights to other memory on a GPU
+        if isinstance(part, nn.RNNBase):  # on a GPU this would move the weights to other memory
             part.flatten_parameters = lambda: None  # type: ignore[method-assign]
         for key, value in list(vars(part).items()):
             if isinstance(value, torch.Tensor):
@@ -139,7 +139,7 @@ def make_deterministic(model: nn.Module) -> list[str]:
 
 
 def parameters_and_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by their dotted names, each once."""
+    """Return parameters and buffers by their dotted names, each once."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
@@ -167,7 +167,7 @@ STATISTICS = frozenset(["running_mean", "running_var"])
 
 
 class Drawn(OnDevice):
-    """Records the tensors that come directly from `torch.rand` and `torch.randn`."""
+    """A mode that records the tensors that come directly from `torch.rand` and `torch.randn`."""
 
     def __init__(self) -> None:
         super().__init__(META)
@@ -186,7 +186,7 @@ class Drawn(OnDevice):
 
 
 class Forward(OnDevice):
-    """Replaces random numbers of the forward by extra inputs, and a recurrent layer by one operation of the same cost.
+    """A mode that replaces random numbers with extra inputs, and a recurrent layer with one operation of equal cost.
 
     Traced step by step, a recurrent layer would take tens of thousands of operations.
     """
@@ -227,7 +227,7 @@ class Forward(OnDevice):
 
 
 class Watch(TorchDispatchMode):
-    """Records which tensors depend on which, which inputs are written to, and how many operations that takes."""
+    """A mode that records which tensors depend on which, which inputs are written to, and how many operations run."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -298,7 +298,7 @@ class Watch(TorchDispatchMode):
 
 
 def _refuse_random(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise TaskError if an operation is random. Attention is let through: its dropout is off."""
+    """Raise TaskError if an operation is random. Attention is allowed, because its dropout is off."""
     if torch.Tag.nondeterministic_seeded not in func.tags or "attention" in func.__name__:
         return
     del args, kwargs

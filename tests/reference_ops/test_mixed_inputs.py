@@ -181,12 +181,12 @@ def test_the_same_seed_gives_the_same_mixture(name: str) -> None:
 
 
 def test_the_error_for_an_unknown_distribution_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="`nomal` names no distribution of inputs; there are constant, faint"):
+    with pytest.raises(ValueError, match="`nomal` is not a distribution of inputs; there are constant, faint"):
         replace(OP, values=("nomal",))
 
 
 def test_the_error_names_a_baseline_free_output_that_does_not_exist() -> None:
-    with pytest.raises(ValueError, match="`indices`, which is no output"):
+    with pytest.raises(ValueError, match="`indices`, which is not an output"):
         replace(OP, baseline_free=("indices",))
 
 
@@ -196,5 +196,5 @@ def test_an_invalid_workload_is_rejected() -> None:
 
 
 def test_a_given_input_must_be_an_input_of_the_op() -> None:
-    with pytest.raises(ValueError, match="`mean`, which is no input"):
+    with pytest.raises(ValueError, match="`mean`, which is not an input"):
         replace(OP, tolerance=Tolerance(given=("mean",)))

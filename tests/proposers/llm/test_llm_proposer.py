@@ -85,7 +85,7 @@ def test_each_wanted_proposal_takes_one_request(wanted: int) -> None:
         (raw("<html>bad gateway</html>"), "not JSON"),
         (raw('{"choices": [{"mess'), "not JSON"),
         (raw("[" * 100_000), "not JSON"),
-        (raw("null"), "no JSON object"),
+        (raw("null"), "not a JSON object"),
         (raw('{"choices": []}'), "no choices"),
         (raw('{"choices": [{"message": {"content": null}}]}'), "empty"),
         (answer("", finish_reason="content_filter"), "content filter"),
