@@ -1,4 +1,4 @@
-"""One engine on the emulated device for all tests of commands: starting one takes several seconds."""
+"""One engine on the emulated device, shared by all tests of commands because starting it takes several seconds."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from evolve.engines.engine import Engine, Job
 
 @dataclass(frozen=True)
 class KeptOpen:
-    """An engine that commands use and do not close."""
+    """An engine that stays open when a command closes it."""
 
     engine: Engine
 
@@ -32,7 +32,7 @@ class KeptOpen:
         return self.engine.profile(kernel, op, workload)
 
     def close(self) -> None:
-        """Leave the engine to the next command."""
+        """Do nothing, so that the next command can use the engine."""
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +44,7 @@ def emulated_engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def shared_engine(emulated_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands on the emulated device use the shared engine; other devices are an error."""
+    """Make commands on the emulated device use the shared engine; any other device is an error."""
 
     def engine(kind: str, _watch: object = None) -> Engine:
         assert kind == "emulated"

@@ -162,7 +162,7 @@ def test_an_impossible_request_is_explained(words: tuple[str, ...], message: str
     assert hint in errors
 
 
-def test_an_unknown_parent_is_exit_code_1(capsys: Capture) -> None:
+def test_an_unknown_parent_exits_with_code_1(capsys: Capture) -> None:
     code, output, errors = evolve(capsys, "ask", "softmax", "--operator", "improve", "--parent", "ffff")
     assert (code, output) == (1, "")
     assert "no id in the archive begins with `ffff`" in errors

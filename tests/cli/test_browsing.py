@@ -65,7 +65,7 @@ def test_top_prints_the_tables_as_json(archive: Path, capsys: Capture) -> None:
     assert (gpu["emulated"], cpu["emulated"]) == (False, True)
 
 
-def test_top_of_an_empty_archive_is_exit_code_1_with_a_command(tmp_path: Path, capsys: Capture) -> None:
+def test_top_of_an_empty_archive_exits_with_code_1_and_suggests_a_command(tmp_path: Path, capsys: Capture) -> None:
     open_archive(tmp_path / "empty.db").close()
     code, output, errors = evolve(capsys, "top", "--archive", tmp_path / "empty.db")
     assert (code, output) == (1, "")
@@ -99,7 +99,7 @@ def test_show_prints_the_confirmation_of_a_champion(archive: Path, capsys: Captu
         assert expected in output
 
 
-def test_show_marks_a_speedup_above_ten_times_for_audit(archive: Path, capsys: Capture) -> None:
+def test_show_flags_a_speedup_above_ten_times_for_an_audit(archive: Path, capsys: Capture) -> None:
     assert "AUDIT" not in evolve(capsys, "show", CHILD.id)[1]
     open_archive(archive).append(checked(passed(CHILD.id, GPU, 2.0, **{ROWS: 4.0})))
     output = evolve(capsys, "show", CHILD.id)[1]
@@ -113,7 +113,7 @@ def test_show_names_the_workloads_that_a_kernel_does_not_accept(archive: Path, c
     assert "not accepted (rows×cols): 2×512 fp32\n" in evolve(capsys, "show", CHILD.id)[1]
 
 
-def test_top_counts_as_won_only_what_a_confirmed_champion_won(archive: Path, capsys: Capture) -> None:
+def test_top_counts_only_the_wins_of_confirmed_champions(archive: Path, capsys: Capture) -> None:
     assert " 0/2? " in evolve(capsys, "top")[1]
     store = open_archive(archive)
     store.append(confirmed(BEST.id, GPU, 2.0, **{ROWS: 20.0, COLS: 99.5}), failed(CHILD.id, created=2.0))
@@ -160,7 +160,7 @@ def test_show_as_json_has_the_text_and_the_evaluations(archive: Path, capsys: Ca
     assert facts["children"] == [CHILD.id, WRONG.id]
 
 
-def test_an_unknown_id_is_exit_code_1(archive: Path, capsys: Capture) -> None:
+def test_an_unknown_id_exits_with_code_1(archive: Path, capsys: Capture) -> None:
     code, _, errors = evolve(capsys, "show", "zzzz")
     assert code == 1
     assert "zzzz" in errors

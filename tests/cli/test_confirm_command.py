@@ -20,7 +20,7 @@ OTHER_GPU = replace(GPU, name="Another GPU")
 
 
 def confirming(*failing: str, info: DeviceInfo = GPU) -> FakeEngine:
-    """Return an engine that confirms every kernel but those with the ids in `failing`."""
+    """Return an engine that confirms every kernel except those whose ids are in `failing`."""
 
     def judge(job: Job) -> Evaluation:
         assert job.confirm
@@ -57,7 +57,7 @@ def test_each_champion_is_confirmed_and_its_duels_are_printed(archive: Path, on:
     assert f"{BEST.id[:8]} under the sanitizer: memcheck, racecheck, initcheck and synccheck found nothing" in output
 
 
-def test_a_failed_confirmation_is_exit_code_1_and_the_next_champion_is_confirmed(
+def test_a_failed_confirmation_exits_with_code_1_and_the_next_champion_is_confirmed(
     archive: Path, on: Use, capsys: Capture
 ) -> None:
     on(confirming(BEST.id))
@@ -94,7 +94,7 @@ def test_without_a_name_every_op_of_the_catalog_is_confirmed(archive: Path, on: 
     assert "unheard_of is not in the catalog" in errors
 
 
-def test_standard_output_is_json_alone(archive: Path, on: Use, capsys: Capture) -> None:
+def test_standard_output_holds_only_json(archive: Path, on: Use, capsys: Capture) -> None:
     on(confirming())
     _, output, _ = evolve(capsys, "confirm", "softmax", "--json")
     assert all(duel["won"] for verdict in json.loads(output) for duel in verdict["confirmed"]["duels"])

@@ -19,7 +19,7 @@ def findings(capsys: Capture, *arguments: object) -> dict[str, Any]:
     return {finding["name"]: finding for finding in json.loads(output)["findings"]}
 
 
-def test_the_last_line_is_the_next_command_or_that_nothing_can_run(capsys: Capture) -> None:
+def test_the_last_line_gives_the_next_command_or_says_that_nothing_can_run(capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "doctor")
     assert "evolve run softmax" in output if code == 0 else "No device can run kernels" in output
 
@@ -37,7 +37,7 @@ def test_without_a_compiler_and_a_gpu_no_device_can_run(capsys: Capture, monkeyp
     assert "apt install g++" in output
 
 
-def test_a_key_is_reported_and_never_printed(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_api_key_is_reported_but_never_printed(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     _, output, errors = evolve(capsys, "doctor")
     assert "OPENAI_API_KEY" in output
@@ -80,7 +80,7 @@ def test_the_archive_is_shown_with_its_counts(capsys: Capture, tmp_path: Path) -
     assert "5 kernels, 5 evaluations" in found["archive"]["found"]
 
 
-def test_a_file_that_is_no_archive_is_missing(capsys: Capture, tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_archive_is_reported_missing(capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "a.db").write_text("words" * 99)
     assert findings(capsys, "--archive", tmp_path / "a.db")["archive"]["state"] == "missing"
 
@@ -97,7 +97,7 @@ CONSTRAINTS = ["# tested versions", "torch==2.13.0", "cupy-cuda13x==14.2.0", "cu
         ("cuda-toolkit", "13.6", "13.5.0"),
     ],
 )
-def test_a_version_newer_than_the_tested_one_is_named(project: str, installed: str, newest: str) -> None:
+def test_a_version_newer_than_the_tested_one_is_reported(project: str, installed: str, newest: str) -> None:
     expected = f"{installed} (newer than {newest}, the newest tested)"
     assert compared_with_tested(project, installed, CONSTRAINTS) == expected
 
@@ -110,5 +110,5 @@ def test_a_tested_or_older_version_has_no_remark(project: str, installed: str) -
     assert compared_with_tested(project, installed, CONSTRAINTS) == installed
 
 
-def test_the_package_has_its_tested_versions() -> None:
+def test_the_package_includes_its_tested_versions() -> None:
     assert "\ntorch==" in (resources.files("evolve") / "tested_versions.txt").read_text()

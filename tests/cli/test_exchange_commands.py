@@ -108,7 +108,7 @@ def test_tell_prints_proposals_as_json(capsys: Capture) -> None:
     assert (proposed["kernel"], proposed["op"], proposed["new"]) == (GOOD.id, "twice", True)
 
 
-def test_prompts_go_out_as_a_batch_and_answers_come_back(archive: Path, capsys: Capture) -> None:
+def test_prompts_are_written_as_a_batch_and_its_replies_are_archived(archive: Path, capsys: Capture) -> None:
     code, output, errors = evolve(capsys, "ask", TWICE, "-n", "3", "--model", "some-model")
     requests = [json.loads(line) for line in output.splitlines()]
     assert code == 0

@@ -42,14 +42,14 @@ def test_the_latest_verdict_is_explained(archive: Path, capsys: Capture) -> None
     assert "FAILED at step 6: unsafe" in explained(capsys, CHILD.id)[1]
 
 
-def test_explaining_a_failed_kernel_is_exit_code_0(archive: Path, capsys: Capture) -> None:
+def test_explaining_a_failed_kernel_exits_with_code_0(archive: Path, capsys: Capture) -> None:
     code, output, _ = explained(capsys, WRONG.id)
     assert code == 0
     assert "FAILED at step 3: wrong." in output
     assert "it is wrong" in output
 
 
-def test_a_kernel_without_a_verdict_is_exit_code_1_with_the_command_to_evaluate_it(
+def test_a_kernel_without_a_verdict_exits_with_code_1_and_suggests_evaluating_it(
     archive: Path, capsys: Capture
 ) -> None:
     code, _, errors = explained(capsys, WAITING.id)
@@ -68,7 +68,7 @@ def test_json_has_the_whole_record(archive: Path, capsys: Capture) -> None:
     assert verdict["measurements"][0]["autotune_us"] == 75.0
 
 
-def test_an_op_beside_explain_is_rejected(archive: Path, capsys: Capture) -> None:
+def test_an_op_given_with_explain_is_rejected(archive: Path, capsys: Capture) -> None:
     code, _, errors = explained(capsys, BEST.id, "softmax")
     assert code == 2
     assert "--explain evaluates nothing, got also softmax" in errors

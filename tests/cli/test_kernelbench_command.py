@@ -72,7 +72,7 @@ def test_a_list_shows_which_problems_load_and_why_others_do_not(
 
 
 @pytest.mark.usefixtures("folder", "shared_engine")
-def test_a_level_without_a_correct_kernel_is_exit_code_1(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_level_without_a_correct_kernel_exits_with_code_1(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     code, output, _ = evolve(capsys, "kernelbench", CHECKOUT, "--only", "1", "--evals", "1", *OFFLINE)
     assert code == 1
@@ -89,7 +89,7 @@ def test_problems_can_be_chosen_by_number(capsys: Capture) -> None:
     assert "level 1 has no problem 77" in errors
 
 
-def test_a_folder_without_problems_is_wrong_use(capsys: Capture, tmp_path: Path) -> None:
+def test_a_folder_without_problems_is_a_usage_error(capsys: Capture, tmp_path: Path) -> None:
     code, _, errors = evolve(capsys, "kernelbench", tmp_path)
     assert code == 2
     assert "no problems of level 1" in errors

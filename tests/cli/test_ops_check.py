@@ -1,4 +1,4 @@
-"""`evolve ops --check` names wrong results that would not be detected, and fails if there are any."""
+"""`evolve ops --check` lists wrong results that would not be detected, and fails if it finds any."""
 
 import json
 from pathlib import Path

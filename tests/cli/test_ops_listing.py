@@ -1,4 +1,4 @@
-"""`evolve ops` lists PyTorch's share of the speed of light, and `--measure` measures it, with a fake engine."""
+"""`evolve ops` lists PyTorch's share of the speed of light, and `--measure` measures it, here with a fake engine."""
 
 import json
 import signal
@@ -60,7 +60,7 @@ def standards(archive: Path) -> list[Standard]:
 
 
 def known(archive: Path, *, op: str = "twice", best_us: float = 20.0, device: DeviceInfo = H200) -> None:
-    """PyTorch's times beside a speed of light of 10 us."""
+    """Archive a time of PyTorch for each workload, where the speed of light is 10 us."""
     store = open_archive(archive)
     keys = [workload.key for workload in catalog.load(TWICE if op == "twice" else op).gpu]
     store.append(*(Standard(op, key, device, best_us, None, None, 10.0, 5.0) for key in keys))
@@ -101,7 +101,9 @@ def test_every_line_fits_and_no_figure_is_cut(
         assert not [line for line in lines if "…" in line.replace("  …_backward", "")]
 
 
-def test_the_list_shows_pytorchs_share_of_light_and_the_speedup_to_gain(archive: Path, capsys: Capture) -> None:
+def test_the_list_shows_pytorchs_share_of_the_speed_of_light_and_the_possible_speedup(
+    archive: Path, capsys: Capture
+) -> None:
     store = open_archive(archive)
     store.append(
         Standard("twice", FLOAT, H200, 40.0, 20.0, None, 10.0), Standard("twice", HALF, H200, 80.0, None, None, 10.0)
@@ -126,7 +128,7 @@ def test_times_from_evaluations_and_champions_count_too(archive: Path, capsys: C
     assert (second["workload"], second["eager_us"], second["champion"]) == (HALF, None, None)
 
 
-def test_ops_can_be_sorted_by_the_speedup_to_gain(archive: Path, capsys: Capture) -> None:
+def test_ops_can_be_sorted_by_the_possible_speedup(archive: Path, capsys: Capture) -> None:
     for op, best_us in (("gelu", 20.0), ("softmax", 80.0)):
         known(archive, op=op, best_us=best_us)
     names = [line.split()[0] for line in listed(capsys, "--by", "headroom").splitlines()[1:] if line]
@@ -148,7 +150,7 @@ def test_the_list_can_be_limited_to_a_family(archive: Path, capsys: Capture) -> 
     assert "normalization" in errors
 
 
-def test_figures_are_of_the_named_device_or_of_the_latest_gpu(archive: Path, capsys: Capture) -> None:
+def test_figures_are_for_the_named_device_or_the_latest_gpu(archive: Path, capsys: Capture) -> None:
     known(archive, best_us=20.0)
     known(archive, best_us=100.0, device=replace(H200, name="Old GPU"))
     assert facts(capsys, TWICE, "--device", "old")["pytorch_share_of_light"] == pytest.approx(0.1)
@@ -203,7 +205,7 @@ def test_a_workload_that_does_not_fit_is_named_and_others_are_measured(archive: 
     assert (second["fault"], second["pytorch_share_of_light"]) == (None, 0.5)
 
 
-def test_eager_is_timed_alone_after_torch_compile_cost_a_worker(archive: Path, capsys: Capture, on: Use) -> None:
+def test_eager_alone_is_timed_after_torch_compile_has_lost_a_worker(archive: Path, capsys: Capture, on: Use) -> None:
     hung = TimingResult(None, "baseline took more than 300 s", tainted=True)
     engine = on(timing(lambda request: None if request.eager_alone else hung))
     code, _, errors = evolve(capsys, "ops", "--measure", TWICE)

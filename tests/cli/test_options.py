@@ -1,4 +1,4 @@
-"""Budgets and options as they are given, recorded with a run and repeated."""
+"""Budgets and options: how they are parsed, recorded with a run and read back."""
 
 import io
 import math
@@ -42,7 +42,7 @@ def test_options_become_a_budget() -> None:
         (4, "--until-sol must be greater than 0, got -3", "give a share of the speed of light such as 0.95"),
     ],
 )
-def test_an_error_names_the_option_its_value_and_an_example(number: int, message: str, hint: str) -> None:
+def test_an_error_gives_the_option_its_value_and_an_example(number: int, message: str, hint: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_budget(*[-3 if index == number else None for index in range(5)])
     assert (str(caught.value), caught.value.hint) == (message, hint)
@@ -57,7 +57,7 @@ def test_a_limit_must_be_positive_and_finite(position: int, value: float) -> Non
     assert caught.value.hint
 
 
-def test_a_share_of_light_above_one_is_rejected() -> None:
+def test_a_share_of_the_speed_of_light_above_one_is_rejected() -> None:
     message = "--until-sol must be at most 1, got 95: no kernel is faster than the speed of light"
     with pytest.raises(UserError, match=message):
         parse_budget(None, None, None, None, 95)
@@ -92,7 +92,7 @@ def test_the_options_of_a_run_can_be_read_back() -> None:
     assert recorded(RUN) == replace(GIVEN, device="cuda", strategy="best-of-n", seed=3)
 
 
-def test_a_run_of_an_older_archive_has_only_device_strategy_and_seed() -> None:
+def test_a_run_from_an_older_archive_has_only_device_strategy_and_seed() -> None:
     assert recorded(replace(RUN, words=())) == RunOptions(device="cuda", strategy="best-of-n", seed=3)
 
 
@@ -124,7 +124,7 @@ def test_an_error_about_models_shows_no_password() -> None:
         ("a model", Budget(usd=1.0), ""),
     ],
 )
-def test_limits_that_the_offline_proposer_cannot_reach_are_named(proposer: str, budget: Budget, note: str) -> None:
+def test_limits_that_the_offline_proposer_cannot_reach_are_reported(proposer: str, budget: Budget, note: str) -> None:
     output = Console(file=io.StringIO(), width=200)
     print_proposer(proposer, budget, output)
     printed = output.file.getvalue()  # type: ignore[attr-defined]

@@ -103,7 +103,7 @@ def test_the_width_of_the_kernels_accesses_decides_what_counts_as_uncoalesced(
     assert "uncoalesced access: a warp's store touches 8.0 sectors" in evolve(capsys, "profile", KERNEL.id, TWICE)[1]
 
 
-def test_standard_output_is_json_alone(archive: Path, on: Use, capsys: Capture) -> None:
+def test_standard_output_holds_only_json(archive: Path, on: Use, capsys: Capture) -> None:
     on(counting())
     found = json.loads(evolve(capsys, "profile", KERNEL.id, TWICE, "--json")[1])
     assert found["counters"] == dict(COUNTED)
@@ -131,7 +131,7 @@ def test_without_counters_the_reason_is_printed(archive: Path, on: Use, capsys: 
     ],
     ids=["an op outside the catalog", "another op", "no such workload", "a reply", "no such option", "no kernel"],
 )
-def test_wrong_use_of_profile_is_explained(
+def test_a_usage_error_of_profile_is_explained(
     arguments: tuple[str, ...], message: str, archive: Path, on: Use, capsys: Capture
 ) -> None:
     engine = on(counting())
@@ -149,5 +149,5 @@ def test_profiling_without_a_gpu_is_explained(archive: Path, monkeypatch: pytest
     assert "needs an NVIDIA GPU" in errors
 
 
-def test_an_unknown_id_is_exit_code_1(archive: Path, capsys: Capture) -> None:
+def test_an_unknown_id_exits_with_code_1(archive: Path, capsys: Capture) -> None:
     assert evolve(capsys, "profile", "0000", TWICE)[0] == 1

@@ -1,4 +1,4 @@
-"""`run` and `evaluate` on the emulated device: one run as a user starts it, the others in this process."""
+"""`run` and `evaluate` on the emulated device: one run in its own process, the others in this process."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def tell(kernel: Kernel) -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
-    """A folder in which a run has ended, its exit code and its output."""
+    """Return the folder of a run that has ended, its exit code and its output."""
     folder = tmp_path_factory.mktemp("run")
     return (folder, *run(folder, "run", "gelu", "--evals", "2", *EMULATED))
 
@@ -77,7 +77,7 @@ def test_a_finished_run_prints_the_command_that_continues_it(finished: tuple[Pat
 
 
 @pytest.mark.usefixtures("shared_engine")
-def test_a_resumed_run_spends_the_rest_of_a_larger_budget_and_a_new_run_adds_to_it(
+def test_a_resumed_run_spends_the_rest_of_a_larger_budget_and_a_new_run_adds_kernels(
     finished: tuple[Path, int, str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(finished[0])
@@ -107,7 +107,7 @@ def test_several_ops_share_one_budget_and_each_has_a_run_in_the_archive(capsys: 
 
 
 @pytest.mark.usefixtures("folder", "shared_engine")
-def test_ops_that_get_nothing_of_a_short_budget_are_counted(capsys: Capture) -> None:
+def test_ops_that_get_no_share_of_a_small_budget_are_counted(capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "run", "relu", "gelu", "tanh", "--evals", "1", *OFFLINE)
     assert code == 0, output
     assert len(re.findall(r"^(relu|gelu|tanh) +\d+ +\d:\d\d", output, re.MULTILINE)) == 1
@@ -115,7 +115,7 @@ def test_ops_that_get_nothing_of_a_short_budget_are_counted(capsys: Capture) -> 
 
 
 @pytest.mark.usefixtures("folder", "shared_engine")
-def test_the_result_of_a_run_is_json_on_standard_output_alone(capsys: Capture) -> None:
+def test_standard_output_holds_only_the_json_result_of_a_run(capsys: Capture) -> None:
     tell(GOOD)
     capsys.readouterr()
     code, output, _ = evolve(capsys, "run", TWICE, "--evals", "1", "--json", *OFFLINE)
@@ -166,19 +166,19 @@ def test_a_stopped_run_prints_its_results_and_the_command_that_continues_it(
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.4, 1.5])
-def test_a_run_stopped_while_it_starts_ends_quietly(tmp_path: Path, seconds: float) -> None:
+def test_a_run_stopped_during_startup_ends_quietly(tmp_path: Path, seconds: float) -> None:
     process = start(tmp_path, "run", "softmax", *EMULATED)
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     if process.returncode == 130:
         assert "Traceback" not in output
-    elif process.returncode != -signal.SIGINT:  # before evolve's first line Python ends it, with 1 or this code
+    elif process.returncode != -signal.SIGINT:  # Python itself ends it before evolve's first line, with this code or 1
         assert (process.returncode, "KeyboardInterrupt" in output) == (1, True), output
 
 
 @pytest.mark.usefixtures("folder", "shared_engine")
-def test_kernels_in_files_are_evaluated_at_once(capsys: Capture) -> None:
+def test_kernels_in_files_are_evaluated_directly(capsys: Capture) -> None:
     written(Path("good.cu"), GOOD)
     written(Path("wrong.cu"), WRONG)
     code, output, _ = evolve(capsys, "evaluate", "good.cu", "wrong.cu", TWICE, *EMULATED)
@@ -189,7 +189,7 @@ def test_kernels_in_files_are_evaluated_at_once(capsys: Capture) -> None:
 
 
 @pytest.mark.usefixtures("folder", "shared_engine")
-def test_a_wrong_kernel_alone_is_exit_code_1_with_the_reason(capsys: Capture) -> None:
+def test_a_single_wrong_kernel_exits_with_code_1_and_the_reason(capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "evaluate", written(Path("wrong.cu"), WRONG), TWICE, *EMULATED)
     assert code == 1
     assert "rounding" in output

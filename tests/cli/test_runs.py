@@ -18,7 +18,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two runs on the GPU, the second of which finds faster kernels sooner, and one elsewhere."""
+    """Return an archive with two GPU runs (the second finds faster kernels sooner), a campaign, and a run on a CPU."""
     monkeypatch.chdir(tmp_path)
     store = open_archive(tmp_path / "a.db")
     for run, speed, start in (("aaaa1111", 10.0, 0.0), ("bbbb2222", 5.0, 1000.0)):
@@ -48,7 +48,7 @@ def test_every_run_is_listed_with_what_it_spent(
     assert "dddd4444" in output
 
 
-def test_runs_can_be_of_one_op_and_as_json(archive: Path, capsys: Capture) -> None:
+def test_runs_can_be_limited_to_one_op_and_printed_as_json(archive: Path, capsys: Capture) -> None:
     _, output, _ = evolve(capsys, "runs", "gelu", "--json", "--archive", archive)
     (run,) = json.loads(output)
     assert (run["run"], run["campaign"], run["spent"]["evals"]) == ("cccc3333", "dddd4444", 0)
@@ -99,7 +99,7 @@ def test_a_replay_is_marked(archive: Path, capsys: Capture, monkeypatch: pytest.
     assert run["replay_of"] == "aaaa1111"
 
 
-def test_an_op_without_runs_is_exit_code_1(archive: Path, capsys: Capture) -> None:
+def test_an_op_without_runs_exits_with_code_1(archive: Path, capsys: Capture) -> None:
     code, _, errors = evolve(capsys, "runs", "topk", "--archive", archive)
     assert code == 1
     assert "evolve run topk" in errors

@@ -1,4 +1,4 @@
-"""Sessions: the searches of a campaign that is resumed, and the reason that it prints at its end."""
+"""Sessions: the searches of a resumed campaign, and the reason that is printed when it ends."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 
 def resumed(store: SqliteStore, *defined: str) -> tuple[str, ...]:
-    """The ops of a resumed campaign over `one` and `two` whose files now define these ops."""
+    """Return the ops of a resumed campaign over `one` and `two` whose files now define these ops."""
     return tuple(search.op.name for search in campaign(store, defined).searches)
 
 
@@ -44,7 +44,7 @@ def campaign(store: SqliteStore, defined: Sequence[str], proposer: Proposer | No
 
 
 def ending(session: Session) -> str:
-    """The printed reason after an end because nothing is left to try."""
+    """Return the reason that is printed when nothing is left to try."""
     return reason(session, Ended.NOTHING, [standing_of(search, session.backends) for search in session.searches])
 
 
@@ -64,7 +64,7 @@ def test_a_file_that_now_defines_another_op_is_an_error(store: SqliteStore, defi
         resumed(store, *defined)
 
 
-def test_a_campaign_without_kernels_ends_with_how_to_get_some(store: SqliteStore) -> None:
+def test_a_campaign_without_kernels_ends_by_saying_how_to_get_some(store: SqliteStore) -> None:
     words = ending(campaign(store, ["one", "two"]))
     assert words.startswith(
         "There is no kernel to vary: no kernels for one and two are shipped or archived. Set OPENAI"
@@ -72,7 +72,7 @@ def test_a_campaign_without_kernels_ends_with_how_to_get_some(store: SqliteStore
     assert "`evolve tell FILE.cu one.py`" in words
 
 
-def test_a_campaign_whose_kernels_all_failed_ends_with_how_to_get_some(store: SqliteStore) -> None:
+def test_a_campaign_whose_kernels_all_failed_ends_by_saying_how_to_get_some(store: SqliteStore) -> None:
     store.append(*judged(1, "two", Outcome.WRONG))
     assert "no kernel to vary: no kernel for one and two has passed." in ending(campaign(store, ["one", "two"]))
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM become one exception."""
+"""Signals: Ctrl-C and SIGTERM are raised as the same exception."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ class Referred:
 
 
 def called_back(callback: Callable[[object], object]) -> None:
-    """Call back from a weak reference, where Python swallows exceptions."""
+    """Run the callback of a weak reference, in which Python swallows exceptions."""
     referred = Referred()
     reference = weakref.ref(referred, callback)
     del referred

@@ -1,4 +1,4 @@
-"""Wrong use ends with exit code 2 and two lines, what is wrong and what to do, never with a traceback."""
+"""Usage errors: exit code 2 and two lines (what is wrong, and what to do), never a traceback."""
 
 import json
 import subprocess
@@ -82,7 +82,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("export", "no archive"),
     ],
 )
-def test_wrong_use_is_explained(arguments: str, message: str, capsys: Capture) -> None:
+def test_a_usage_error_is_explained(arguments: str, message: str, capsys: Capture) -> None:
     code, _, errors = evolve(capsys, *arguments.split())
     assert code == 2
     assert message in errors
@@ -106,7 +106,7 @@ def test_square_brackets_in_a_message_are_printed_as_they_are(capsys: Capture, t
     assert "[red]" in evolve(capsys, "top", "[red]", "--archive", filled(tmp_path / "a.db"))[2]
 
 
-def test_an_unexpected_fault_is_not_hidden(monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path) -> None:
+def test_an_unexpected_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path) -> None:
     monkeypatch.setattr("evolve.cli.browse.standings", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         evolve(capsys, "top", "--archive", filled(tmp_path / "a.db"))
@@ -156,7 +156,7 @@ for arguments in json.loads(sys.argv[1]):
 
 
 def test_commands_that_only_look_something_up_do_not_load_torch(capsys: Capture, tmp_path: Path) -> None:
-    evolve(capsys, "ops")  # caches the listing of the catalog, for which the ops were imported once
+    evolve(capsys, "ops")  # caches the catalog listing, so that the commands below need not import the ops
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(LOOKING_UP)],
         cwd=tmp_path, capture_output=True, text=True, check=False,
