@@ -29,7 +29,7 @@ def sanitized_evaluation(*sanitized: Sanitized, device: DeviceInfo = GPU) -> Eva
     return replace(passed("k", device, w=50.0), confirmed=Confirmed(shapes, (), sanitized))
 
 
-def test_held_out_shapes_and_a_missing_sanitizer_are_named() -> None:
+def test_held_out_shapes_and_a_missing_sanitizer_are_reported() -> None:
     text = "\n".join(drawn(Group(*confirmation_details(sanitized_evaluation()))))
     assert "rows=7 cols=9 float32" in text
     assert "compute-sanitizer was not found" in text
@@ -51,7 +51,7 @@ def test_a_speedup_of_ten_or_less_needs_no_audit() -> None:
     assert audited(passed("k", w=10.0)) == ""
 
 
-def test_above_ten_times_the_audit_lists_what_was_checked_and_what_was_not() -> None:
+def test_the_audit_of_a_speedup_above_ten_lists_what_was_checked_and_what_was_not() -> None:
     text = audited(checked(passed("k", GPU, **{W: 5.0})))
     assert "AUDIT: more than 10x" in text
     assert "15.00x at 8×16 fp32" in text
@@ -60,7 +60,7 @@ def test_above_ten_times_the_audit_lists_what_was_checked_and_what_was_not() -> 
     assert "evolve confirm softmax" in text
 
 
-def test_what_a_confirmation_found_is_part_of_the_audit() -> None:
+def test_the_findings_of_a_confirmation_are_part_of_the_audit() -> None:
     text = audited(checked(confirmed("k", GPU, **{W: 5.0})))
     assert "not yet" not in text
     assert "checked in a fresh process, on 1 held-out shape" in text
@@ -74,6 +74,6 @@ def test_the_audit_names_a_missing_sanitizer() -> None:
     assert "not yet sanitizer" in audited(without)
 
 
-def test_a_failed_kernel_has_no_audit_and_unrecorded_errors_are_named() -> None:
+def test_a_failed_kernel_has_no_audit_and_unrecorded_errors_are_mentioned() -> None:
     assert audited(failed("k")) == ""
     assert "not yet the errors of its outputs were not recorded" in audited(passed("k", CPU, **{W: 5.0}))

@@ -25,7 +25,7 @@ def lines(*verdicts: Evaluation, width: int = 80) -> list[str]:
 
 
 def text(*verdicts: Evaluation) -> str:
-    """Without the ends of lines, so that sentences are whole."""
+    """Return the explanation without line breaks, so that whole sentences can be found in it."""
     return " ".join(word for line in lines(*verdicts) for word in line.split())
 
 
@@ -46,20 +46,20 @@ def test_a_confirmed_kernel_passed_every_step() -> None:
     assert states(lines(checked(confirmed("k", GPU, **{W: 50.0})))) == ["passed"] * 6
 
 
-def test_a_kernel_that_was_not_confirmed_says_how_to_do_that() -> None:
+def test_the_explanation_of_an_unconfirmed_kernel_says_how_to_confirm_it() -> None:
     verdict = checked(passed("k", GPU, **{W: 50.0}))
     assert states(lines(verdict)) == [*["passed"] * 5, "not yet"]
     assert "evolve confirm softmax" in text(verdict)
 
 
 @pytest.mark.parametrize("outcome", FAILURES)
-def test_a_failed_kernel_has_its_step_the_meaning_of_its_outcome_and_advice(outcome: Outcome) -> None:
+def test_a_failure_is_explained_with_its_step_its_meaning_and_advice(outcome: Outcome) -> None:
     verdict = failed("k", outcome)
     step, printed = MEANINGS[outcome].step, text(verdict)
     assert states(lines(verdict)) == [*["passed"] * (step - 1), "stopped here", *["not reached"] * (6 - step)]
     assert " ".join(MEANINGS[outcome].explanation.split()) in printed
     assert f"What to do: {MEANINGS[outcome].advice}" in printed
-    assert "it is wrong" in printed  # its log
+    assert "it is wrong" in printed  # the log of the failure
 
 
 def test_every_figure_of_a_confirmed_kernel_is_printed() -> None:
@@ -111,7 +111,9 @@ def test_a_failed_confirmation_mentions_the_earlier_pass() -> None:
         (Outcome.KEEPS_STATE, state.changed(["calls"]).log, EvaluationStep.MEMORY),
     ],
 )
-def test_the_log_decides_between_two_steps_of_an_outcome(outcome: Outcome, log: str, step: EvaluationStep) -> None:
+def test_the_log_decides_which_of_two_steps_an_outcome_belongs_to(
+    outcome: Outcome, log: str, step: EvaluationStep
+) -> None:
     assert stopped_at(replace(failed("k", outcome), log=log)) == step
 
 
@@ -121,7 +123,7 @@ def test_figures_that_an_older_version_did_not_record_are_not_claimed() -> None:
     assert "0xFF" not in printed
 
 
-def test_emulated_times_are_marked_as_no_statement_about_a_gpu() -> None:
+def test_emulated_times_are_marked_as_saying_nothing_about_a_gpu() -> None:
     printed = text(checked(passed("k", CPU, **{W: 50.0})))
     assert "no statement about a GPU" in printed
     assert "GB/s" not in printed
@@ -148,7 +150,7 @@ def test_the_log_of_a_wrong_timed_output_contains_the_words_that_identify_it() -
     assert WHEN_TIMED in inspect.getsource(timing)
 
 
-def test_every_kind_of_values_is_described() -> None:
+def test_every_distribution_of_values_is_described() -> None:
     assert explain.VALUES.keys() == {*DISTRIBUTIONS, MIXED}
 
 

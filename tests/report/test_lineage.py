@@ -1,4 +1,4 @@
-"""Kernels as trees: each below its first parent."""
+"""Trees of kernels, in which each kernel is below its first parent."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def of(proposals: Sequence[Proposal], evaluations: Sequence[Evaluation] = ()) ->
     return lineage(archive_of(*proposals, *evaluations), "softmax", GPU)
 
 
-def test_a_child_stands_under_its_parent_with_what_it_changed() -> None:
+def test_a_child_is_listed_under_its_parent_with_its_changes() -> None:
     parent, child = kernel(), kernel().with_knobs({"N": 2})
     lines = of([proposal(parent, operator="seed"), proposal(child, parent.id)], [passed(child.id, GPU, **{ROWS: 50.0})])
     root, first = drawn(lineage_tree(lines, parent.id, 80, everything=True))

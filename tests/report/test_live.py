@@ -18,7 +18,7 @@ WORKLOADS = [f"rows={rows} cols=256 float32" for rows in (1, 2, 4, 8, 16, 32, 64
 
 
 def take(watching: Watcher, event: Proposal | Evaluation) -> tuple[Champion, ...]:
-    """Archive an event as the loop does before it tells it, and show it to the watcher."""
+    """Archive an event, as the loop does before it reports it, and pass it to the watcher."""
     open_archive(watching._path).append(event)
     return watching.take(event)
 
@@ -29,7 +29,7 @@ def lines(log: EventLog, watching: Watcher, event: Proposal | Evaluation) -> lis
 
 
 def watcher(folder: Path, device: DeviceInfo = GPU) -> tuple[Watcher, Phases]:
-    """Twenty kernels, of which every third failed; one is being checked."""
+    """Return a watcher of twenty judged kernels, of which every third failed, and one that is being checked."""
     phases = Phases()
     watching = Watcher("softmax", device, open_archive(folder / "a.db"), phases)
     for number in range(20):
@@ -104,7 +104,7 @@ def test_a_log_has_a_line_per_improvement_and_none_for_the_rest(tmp_path: Path) 
     assert lines(log, watching, passed(kernel(2).id, GPU, **{WORKLOADS[0]: 26.0})) == []
 
 
-def test_a_kernel_slower_than_an_archived_one_is_no_improvement(tmp_path: Path) -> None:
+def test_a_kernel_slower_than_an_archived_one_is_not_an_improvement(tmp_path: Path) -> None:
     store = open_archive(tmp_path / "a.db")
     store.append(kernel(1), passed(kernel(1).id, GPU, **{WORKLOADS[0]: 20.0}))
     watching = Watcher("softmax", GPU, store, Phases())

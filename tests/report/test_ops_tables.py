@@ -16,7 +16,7 @@ BESIDE = passed(KERNEL).evaluation
 
 
 def standard(workload: str, share: float, device: DeviceInfo = GPU, created: float = 1.0) -> Standard:
-    """PyTorch's best at this share of light."""
+    """Return times of PyTorch, the best of which is this share of the speed of light."""
     return Standard(OP.name, workload, device, 300.0 / share, 100.0 / share, None, 100.0, created)
 
 
@@ -42,7 +42,7 @@ def test_a_share_is_a_geometric_mean_with_the_lowest_workload() -> None:
     assert not found.partial
 
 
-def test_a_share_of_some_workloads_is_partial() -> None:
+def test_a_share_based_on_some_workloads_is_partial() -> None:
     found = summary(standard(FLOAT, 0.25))
     assert found.pytorch
     assert found.pytorch.partial
@@ -55,7 +55,7 @@ def test_the_latest_times_of_the_device_count() -> None:
     assert found.mean == pytest.approx(0.5)
 
 
-def test_times_of_pytorch_alone_take_precedence_over_times_beside_a_kernel() -> None:
+def test_times_of_pytorch_alone_take_precedence_over_times_measured_with_a_kernel() -> None:
     timed, other = summary(BESIDE).workloads
     assert timed.standard
     assert (timed.standard.best_us, timed.alone, other.standard) == (40.25, False, None)
@@ -65,7 +65,7 @@ def test_times_of_pytorch_alone_take_precedence_over_times_beside_a_kernel() -> 
     assert both.pytorch == pytest.approx(0.5)
 
 
-def test_the_speedup_to_gain_is_over_the_best_of_pytorch_and_the_champion() -> None:
+def test_the_possible_speedup_is_relative_to_the_best_of_pytorch_and_the_champion() -> None:
     found = summary(BESIDE, standard(HALF, 0.5))
     assert found.champion
     assert found.champion.partial
@@ -73,7 +73,7 @@ def test_the_speedup_to_gain_is_over_the_best_of_pytorch_and_the_champion() -> N
     assert found.to_gain == pytest.approx((21.5 / 15.75 * 2) ** 0.5)
 
 
-def test_most_to_gain_comes_first_and_ops_without_times_last() -> None:
+def test_the_largest_possible_speedup_comes_first_and_ops_without_times_last() -> None:
     unknown, little = summary(), summary(standard(FLOAT, 0.9))
     much = summary(standard(FLOAT, 0.1))
     assert by_headroom([unknown, little, much]) == [much, little, unknown]

@@ -19,12 +19,12 @@ def test_a_plot_fits_its_width(width: int, unicode: bool) -> None:
     assert all(len(row) <= width for row in rows)
 
 
-def test_a_plot_is_plain_ascii_without_unicode() -> None:
+def test_a_plot_without_unicode_is_plain_ascii() -> None:
     assert "".join(drawn(RISING, FLAT, unicode=False)).isascii()
     assert not "".join(drawn(RISING, FLAT)).isascii()
 
 
-def test_the_axes_name_the_ends() -> None:
+def test_the_axes_are_labelled_at_both_ends() -> None:
     rows = drawn(RISING)
     assert rows[0].startswith("4.00x")
     assert rows[7].startswith("1.00x")
@@ -47,7 +47,7 @@ def test_curves_that_meet_are_drawn_as_a_star() -> None:
     assert "*" in drawn(RISING, FLAT, unicode=False)[7]
 
 
-def test_braille_curves_carry_their_letters() -> None:
+def test_braille_curves_are_marked_with_their_letters() -> None:
     text = "".join(drawn(RISING, FLAT))
     assert "A" in text
     assert "B" in text

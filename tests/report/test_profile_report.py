@@ -19,7 +19,7 @@ from evolve.report.profile import facts_of_profile, quantity
         (3e12, "B", "3.00 TB"),
     ],
 )
-def test_quantities_are_short(value: float, unit: str, text: str) -> None:
+def test_quantities_are_abbreviated(value: float, unit: str, text: str) -> None:
     assert quantity(value, unit) == text
 
 

@@ -28,7 +28,7 @@ def metered(budget: Budget, spent: Spent, standing: Standing, seconds: float = 3
     return line
 
 
-def test_the_limit_nearest_to_its_end_is_shown(standing: Standing) -> None:
+def test_the_limit_closest_to_being_reached_is_shown(standing: Standing) -> None:
     budget = Budget(evals=100, tokens=50_000, usd=2.0, seconds=120.0)
     assert "0:30 of 2:00" in metered(budget, Spent(10, 5_000, 0.2), standing)
     assert "60 of 100 evaluations" in metered(budget, Spent(60, 5_000, 0.2), standing)
@@ -36,7 +36,7 @@ def test_the_limit_nearest_to_its_end_is_shown(standing: Standing) -> None:
     assert "$1.50 of $2.00" in metered(budget, Spent(10, 5_000, 1.5), standing)
 
 
-def test_the_amounts_spent_are_beside_the_bar(standing: Standing) -> None:
+def test_the_amounts_spent_are_shown_beside_the_bar(standing: Standing) -> None:
     line = metered(Budget(evals=100), Spent(60, 5_000, 0.2), standing)
     assert "0:30, 60 evaluated, 1.0/s, 5,000 tokens, $0.2000" in line
 
@@ -70,7 +70,9 @@ def test_amounts_leave_out_zero_tokens_and_dollars() -> None:
         (Ended.NOTHING, "Nothing is left to try: every setting of the population's knobs has been evaluated.", None),
     ],
 )
-def test_the_end_of_a_run_has_a_reason_and_a_larger_budget(reason: Ended, words: str, more: Budget | None) -> None:
+def test_the_end_of_a_run_gives_a_reason_and_offers_a_larger_budget(
+    reason: Ended, words: str, more: Budget | None
+) -> None:
     assert ending(reason, Budget(3, 1000, 1.5, 60.0), Spent(3, 1000, 1.5, 61.0)) == (words, more)
 
 
@@ -83,13 +85,13 @@ def test_the_offered_time_exceeds_the_time_spent(seconds: float, offered: float)
     assert ending(Ended.SECONDS, Budget(seconds=60.0), Spent(seconds=seconds))[1] == Budget(seconds=offered)
 
 
-def test_reaching_the_requested_share_of_light_offers_a_higher_one() -> None:
+def test_reaching_the_requested_share_of_the_speed_of_light_offers_a_higher_one() -> None:
     words, more = ending(Ended.LIGHT, Budget(until_light=0.95), Spent())
     assert "0.95 of the speed of light" in words
     assert more == Budget(until_light=0.975)
 
 
-def test_a_model_without_an_answer_gets_a_larger_budget_offered() -> None:
+def test_a_larger_budget_is_offered_when_a_model_gave_no_answer() -> None:
     assert without_answer(Budget(tokens=1000), Spent(tokens=900))[1] == Budget(tokens=2000)
     assert without_answer(Budget(evals=9), Spent(evals=9))[1] is None
 

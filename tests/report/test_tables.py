@@ -84,7 +84,7 @@ def test_every_outcome_is_counted() -> None:
     assert counts_line(some_standing()) == "2 passed, 1 wrong, 1 reply without a kernel, 1 pending"
 
 
-def test_many_kinds_of_failure_are_summed_up_first() -> None:
+def test_many_kinds_of_failure_are_preceded_by_their_total() -> None:
     failing = [failed(kernel(number).id, outcome) for number, outcome in enumerate(list(Outcome)[1:4], start=10)]
     found = standing("softmax", GPU, [], [], [passed(FAST.id, GPU, **{ROWS: 20.0}), *failing])
     assert counts_line(found) == "1 passed, 3 failed (1 unsupported, 1 illegal, 1 malformed)"

@@ -1,4 +1,4 @@
-"""Trajectories of runs: the quality of the best kernel by what was spent."""
+"""Trajectories of runs: the quality of the best kernels as a function of what was spent."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ def proposed(number: int, at: float, run: str = "run") -> Proposal:
 
 
 def judged(number: int, at: float, **times: float) -> Evaluation:
-    return passed(kernel(number).id, GPU, at, **times)  # PyTorch needs 100
+    return passed(kernel(number).id, GPU, at, **times)  # PyTorch takes 100 us
 
 
 Records = Sequence[Proposal | Evaluation]
@@ -45,14 +45,14 @@ TWO_KERNELS: Records = (
 )  # fmt: skip
 
 
-def test_the_quality_is_the_geometric_mean_of_the_best_speedups_and_pytorch_runs_where_it_is_faster() -> None:
+def test_the_quality_is_the_geometric_mean_of_the_best_speedups_or_1_where_pytorch_is_faster() -> None:
     points = trajectory(RUN, TWO_KERNELS).points
     assert points[0].quality is None  # nothing has passed yet
     assert [point.quality for point in points[1:]] == pytest.approx([2**0.5, 2**0.5, 4.0])
     assert points[-1].spent == Spent(2, 200, 1.0)
 
 
-def test_the_best_so_far_is_asked_by_what_was_spent() -> None:
+def test_the_best_quality_so_far_is_looked_up_by_the_amount_spent() -> None:
     one = trajectory(RUN, TWO_KERNELS)
     assert one.quality("evals", 0) is None
     assert [one.quality("evals", amount) for amount in (1, 2, 99)] == pytest.approx([2**0.5, 4.0, 4.0])
@@ -60,7 +60,7 @@ def test_the_best_so_far_is_asked_by_what_was_spent() -> None:
     assert one.quality("usd", 0.4) is None
 
 
-def test_a_workload_that_is_refused_counts_once_and_as_pytorch_s() -> None:
+def test_a_refused_workload_counts_once_and_with_the_time_of_pytorch() -> None:
     picky = replace(judged(1, 2.0, **{W: 25.0}), skipped=(f"{V}: not accepted by the kernel's `when` or `dtypes`",))
     both = (proposed(1, 1.0), picky, proposed(2, 3.0), judged(2, 4.0, **{W: 100.0, V: 100.0}))
     assert trajectory(RUN, both).points[-1].quality == pytest.approx(2.0)
@@ -78,7 +78,7 @@ def test_a_kernel_that_another_run_had_found_before_counts_when_it_is_proposed_a
     assert (point.quality, point.spent.evals) == (4.0, 1)
 
 
-def test_a_champion_that_fell_never_counted() -> None:
+def test_a_champion_that_failed_later_does_not_count() -> None:
     fell = (proposed(1, 1.0), judged(1, 2.0, **{W: 50.0}), failed(kernel(1).id, created=3.0))
     assert {point.quality for point in trajectory(RUN, fell).points} == {None}
 
@@ -99,19 +99,19 @@ def test_runs_are_compared_at_shares_of_what_both_have_spent() -> None:
     assert [qualities for _, qualities in rows] == [[1, 2], [1, 2], [2, 2], [4, 2]]
 
 
-def test_an_axis_on_which_somebody_spent_nothing_has_no_rows() -> None:
+def test_an_axis_on_which_one_run_spent_nothing_has_no_rows() -> None:
     free = replace(proposed(5, 9.0, "other"), cost=Cost())
     trajectories = [trajectory(run, (*TWO_KERNELS, free)) for run in (RUN, OTHER)]
     assert compared(trajectories, "usd") == []
 
 
-def test_goals_stand_for_pytorch_where_its_times_are_no_measure() -> None:
+def test_goals_replace_the_times_of_pytorch_where_these_are_not_meaningful() -> None:
     goals = slowest(past(TWO_KERNELS), evaluations(TWO_KERNELS), ["run"])
     assert goals == {W: 80.0, V: 200.0}
     assert trajectory(RUN, TWO_KERNELS, goals).points[-1].quality == pytest.approx((80 / 50 * 200 / 12.5) ** 0.5)
 
 
-def test_a_plot_gets_the_points_at_which_something_changes() -> None:
+def test_a_plot_gets_the_points_at_which_the_quality_changes() -> None:
     points = thinned(trajectory(RUN, TWO_KERNELS), "evals")
     assert [spent for spent, _ in points] == [0, 1, 2, 2]
     assert [quality for _, quality in points] == pytest.approx([1, 2**0.5, 4, 4])

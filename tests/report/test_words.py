@@ -41,7 +41,7 @@ def test_a_clock_shows_hours_only_from_one_hour_on() -> None:
     assert [clock(seconds) for seconds in (-1, 5, 65.4, 3700)] == ["0:00", "0:05", "1:05", "1:01:40"]
 
 
-def test_a_count_of_one_has_no_plural() -> None:
+def test_a_count_of_one_is_singular() -> None:
     assert [counted(n, "reply", "replies") for n in (1, 2)] == ["1 reply", "2 replies"]
 
 
@@ -49,7 +49,7 @@ def test_a_long_log_becomes_one_line() -> None:
     assert one_line("a\n  b\n" + "c" * 300, 10) == "a b ccccc…"
 
 
-def test_a_change_of_knobs_names_them() -> None:
+def test_a_change_of_knobs_is_described_with_their_names() -> None:
     parent = kernel()
     assert change(parent.with_knobs({"N": 3}), parent) == "N 1→3"
 

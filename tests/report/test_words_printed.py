@@ -1,4 +1,4 @@
-"""Control characters in printed text are escaped."""
+"""The escaping of control characters in printed text."""
 
 import json
 from dataclasses import replace
