@@ -1,6 +1,6 @@
-"""A long run with several models at several endpoints, each fault at every kind of question, one model always failing.
+"""A long run with several models and endpoints, faults at every kind of question, and one model that always fails.
 
-Over real HTTP, with the real loop, archive and proposer; only the engine is scripted, so that it takes seconds.
+HTTP, loop, archive and proposer are real; only the engine is scripted, so that the run takes seconds.
 """
 
 import itertools
@@ -37,7 +37,7 @@ PLAIN, WARM, TELLING, BROKEN = "plain", "warm", "telling", "broken"
 
 @dataclass(frozen=True)
 class Finished:
-    """What a run left behind, and what its servers know of it."""
+    """The archive of a finished run, with the scripts and servers that answered it."""
 
     store: SqliteStore
     scripts: tuple[Script, ...]
@@ -48,7 +48,7 @@ class Finished:
         return self.store.find(Proposal)
 
     def delivered(self) -> list[dict[str, Any]]:
-        """Every answer that was sent to the last byte and can be read."""
+        """Return every answer that was sent completely and is valid JSON."""
         texts = [text for endpoint in self.endpoints for text in endpoint.delivered]
         return [json.loads(text) for text in texts if text.endswith("}")]
 
@@ -85,13 +85,13 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
         yield finished(tmp_path_factory.mktemp("faults"), Budget(evals=EVALS))
 
 
-def test_the_run_spends_what_it_may_in_spite_of_every_fault(long_run: Finished) -> None:
+def test_the_run_spends_its_whole_budget_despite_every_fault(long_run: Finished) -> None:
     fresh = {proposal.kernel_id for proposal in long_run.proposals if proposal.kernel}
     assert len(fresh) + sum(not proposal.kernel for proposal in long_run.proposals) == EVALS
 
 
-def test_every_kind_of_question_met_faults_and_every_fault_was_met(long_run: Finished) -> None:
-    # Which model is asked what depends on whose answer comes first, so one rare operator may be missing.
+def test_every_kind_of_question_had_faults_and_every_fault_occurred(long_run: Finished) -> None:
+    # Which model gets which question depends on the order of the answers, so one rare operator may be missing.
     assert len({proposal.operator for proposal in long_run.proposals}) >= 5
     met = sum((script.faults for script in long_run.scripts), Counter[tuple[str, str]]())
     asked = Counter(kind for kind, _ in met.elements())
@@ -110,12 +110,12 @@ def test_every_answer_that_was_delivered_is_in_the_archive_exactly_once(long_run
             assert sum(proposal.reply == text for proposal in long_run.proposals) == 1
 
 
-def test_no_reply_is_in_the_archive_that_nobody_gave(long_run: Finished) -> None:
+def test_every_archived_reply_was_delivered(long_run: Finished) -> None:
     said = {body["choices"][0]["message"]["content"] for body in long_run.delivered()}
     assert {proposal.reply for proposal in long_run.proposals if proposal.reply} <= said
 
 
-def test_the_tokens_spent_are_those_that_were_handed_out(long_run: Finished) -> None:
+def test_the_tokens_spent_are_those_that_the_servers_reported(long_run: Finished) -> None:
     usages = [body["usage"] for body in long_run.delivered() if "usage" in body]
     estimated = [p.cost for p in long_run.proposals if p.reply in {t for s in long_run.scripts for t in s.uncounted}]
     spent = sum(proposal.cost.tokens for proposal in long_run.proposals) - sum(cost.tokens for cost in estimated)
@@ -133,7 +133,7 @@ def test_the_dollars_spent_are_what_the_answers_cost(long_run: Finished) -> None
             assert cost.reasoning_tokens == usage["completion_tokens_details"]["reasoning_tokens"]
 
 
-def test_malformed_answers_are_failures_that_say_so(long_run: Finished) -> None:
+def test_malformed_answers_are_recorded_as_failures_with_the_reason(long_run: Finished) -> None:
     sent = sum(
         count for script in long_run.scripts for (_, name), count in script.faults.items() if name == "malformed"
     )
@@ -141,14 +141,14 @@ def test_malformed_answers_are_failures_that_say_so(long_run: Finished) -> None:
     assert sum("not JSON" in proposal.failure for proposal in long_run.proposals) == sent
 
 
-def test_the_failing_model_gets_few_of_the_questions_to_the_end(long_run: Finished) -> None:
+def test_the_failing_model_gets_few_questions_throughout_the_run(long_run: Finished) -> None:
     asked = [proposal.proposer == BROKEN for proposal in long_run.proposals]
     fair, half = len(asked) / 4, len(asked) // 2
     assert 0 < sum(asked) < fair / 2
     assert sum(asked[half:]) < fair / 4
 
 
-def test_a_failing_model_leaves_a_note_and_does_not_end_the_run(long_run: Finished) -> None:
+def test_a_failing_model_is_reported_and_does_not_end_the_run(long_run: Finished) -> None:
     notes = [proposal.failure for proposal in long_run.proposals if proposal.proposer == BROKEN]
     assert any("has no model `broken`" in note for note in notes)
 
@@ -156,11 +156,11 @@ def test_a_failing_model_leaves_a_note_and_does_not_end_the_run(long_run: Finish
 def test_a_refused_temperature_is_sent_only_until_it_is_refused(long_run: Finished) -> None:
     bodies = [recorded.body for recorded in long_run.endpoints[0].requests if recorded.body["model"] == WARM]
     with_temperature = ["temperature" in body for body in bodies]
-    assert 0 < sum(with_temperature) <= 4  # as many as may be in flight before the first refusal is back
+    assert 0 < sum(with_temperature) <= 4  # requests that may be in flight before the first refusal arrives
     assert not any(with_temperature[8:])
 
 
-def test_every_exchange_is_kept_word_for_word(long_run: Finished) -> None:
+def test_every_exchange_is_kept_verbatim(long_run: Finished) -> None:
     asked = {one.proposal_id: one.question for one in long_run.store.find(AskedQuestion)}
     assert set(asked) == {proposal.id for proposal in long_run.proposals}
     sent = {
@@ -171,7 +171,7 @@ def test_every_exchange_is_kept_word_for_word(long_run: Finished) -> None:
     assert {(question.model, question.messages) for question in asked.values()} <= sent
 
 
-def test_equal_calls_stay_apart(long_run: Finished) -> None:
+def test_equal_calls_are_kept_apart(long_run: Finished) -> None:
     calls = [proposal.call for proposal in long_run.proposals]
     assert all(calls)
     assert len(set(calls)) == len(calls)
@@ -184,7 +184,7 @@ def test_the_key_is_nowhere_in_the_archive(long_run: Finished) -> None:
 
 
 @pytest.mark.parametrize("budget", [Budget(tokens=400_000), Budget(usd=0.5)], ids=["tokens", "dollars"])
-def test_a_limit_is_overrun_by_one_reply_at_most(
+def test_a_limit_is_exceeded_by_at_most_one_reply(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: Budget
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -1,4 +1,4 @@
-"""`kill -9` of the run and of its workers at random moments: nothing lost, nothing twice, and it goes on."""
+"""Runs and workers killed with `kill -9` at random moments: nothing is lost or duplicated, and the run can continue."""
 
 import os
 import random
@@ -28,7 +28,7 @@ RICH = bad_kernels.twice_kernel(IN_PARTS).text.replace(
 
 
 def verdicts(archive: Path) -> list[str]:
-    """The kernels that were judged; champions are confirmed besides, which makes a second verdict."""
+    """Return the ids of the judged kernels, without confirmations, which are second verdicts on champions."""
     found = open_archive(archive).find(Evaluation) if archive.exists() else []
     return [evaluation.kernel_id for evaluation in found if not evaluation.confirmed]
 
@@ -68,7 +68,7 @@ def test_twenty_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> No
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes through /proc")
 @pytest.mark.exhaustive
-def test_a_killed_run_spends_the_rest_of_its_budget_when_it_goes_on(tmp_path: Path) -> None:
+def test_a_killed_run_spends_the_rest_of_its_budget_when_resumed(tmp_path: Path) -> None:
     archive = tmp_path / ".evolve" / "archive.db"
     (tmp_path / "rich.cu").write_text(parse(RICH).text)
     assert run(tmp_path, "tell", "rich.cu", TWICE)[0] == 0

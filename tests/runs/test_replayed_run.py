@@ -1,4 +1,4 @@
-"""A run over recorded replies: no key, no network, and the same run every time."""
+"""Runs replayed from recorded replies: they need no key and no network, and always give the same run."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +30,7 @@ EVALS, SEED = 60, 11
 
 
 def steps(of: int) -> list[Step]:
-    """Good answers, prose that leads to a second chance, and faults; what two models say differs."""
+    """Return good answers, some prose (which leads to a second prompt) and some faults; kernels differ by model."""
     good = [answer(in_fence(kernel(2 * number + of).text)) for number in range(1, 100)]
     return [
         step
@@ -68,7 +68,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> SqliteStore:
 
 @pytest.fixture
 def replayed(original: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], SqliteStore]:
-    """Runs it again into an archive of this name, where no model could be reached."""
+    """Return a function that replays the original run into an archive of the given name, without access to a model."""
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "THE_KEY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -81,11 +81,11 @@ def replayed(original: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def said(store: SqliteStore) -> list[Proposal]:
-    """The proposals but for the moments and the seconds, which no two runs share."""
+    """Return the proposals without their times, which differ between any two runs."""
     return [replace(p, created=0.0, cost=replace(p.cost, seconds=0.0)) for p in store.find(Proposal)]
 
 
-def test_the_original_has_all_that_is_to_be_repeated(original: SqliteStore) -> None:
+def test_the_original_run_has_every_kind_of_reply(original: SqliteStore) -> None:
     found = original.find(Proposal)
     assert {proposal.proposer for proposal in found} == {"m-1", "m-2"}
     assert {"improve", "repair", "explore"} <= {proposal.operator for proposal in found}
@@ -107,7 +107,7 @@ def test_a_replay_asks_the_same_questions(original: SqliteStore, replayed: Calla
     assert replayed("a.db").find(AskedQuestion) == original.find(AskedQuestion)
 
 
-def test_a_replay_comes_to_the_same_verdicts(original: SqliteStore, replayed: Callable[[str], SqliteStore]) -> None:
+def test_a_replay_reaches_the_same_verdicts(original: SqliteStore, replayed: Callable[[str], SqliteStore]) -> None:
     first, second = (
         [(e.kernel_id, e.outcome, e.measurements) for e in store.find(Evaluation)]
         for store in (original, replayed("a.db"))
@@ -123,7 +123,7 @@ def test_a_replay_can_be_replayed(
     assert said(twice) == said(original)
 
 
-def test_the_tuner_does_the_same_again(tmp_path: Path) -> None:
+def test_the_tuner_repeats_its_proposals_in_a_replay(tmp_path: Path) -> None:
     original, again = recorded(tmp_path / "original.db", tune=True), open_archive(tmp_path / "again.db")
     run(again, wiring.replaying(original, "run"))
     assert "offline" in {proposal.proposer for proposal in original.find(Proposal)}

@@ -42,14 +42,14 @@ def outcomes(store: SqliteStore) -> dict[str, Outcome]:
     return {evaluation.kernel_id: evaluation.outcome for evaluation in store.find(Evaluation)}
 
 
-def test_the_run_ends_well_in_spite_of_every_fault(finished: tuple[SqliteStore, int, str, ScriptedEndpoint]) -> None:
+def test_the_run_succeeds_despite_every_fault(finished: tuple[SqliteStore, int, str, ScriptedEndpoint]) -> None:
     _, code, output, _ = finished
     assert code == 0, output
     assert "scripted-1" in output
     assert "Traceback" not in output
 
 
-def test_the_model_s_good_kernel_passes(finished: tuple[SqliteStore, int, str, ScriptedEndpoint]) -> None:
+def test_the_models_good_kernel_passes(finished: tuple[SqliteStore, int, str, ScriptedEndpoint]) -> None:
     assert outcomes(finished[0])[GOOD.id] is Outcome.PASSED
 
 
@@ -74,7 +74,7 @@ def test_prose_is_an_archived_failure_with_its_reason(
     assert prose[0].failure
 
 
-def test_harmful_kernels_get_their_outcomes(finished: tuple[SqliteStore, int, str, ScriptedEndpoint]) -> None:
+def test_harmful_kernels_get_the_right_outcomes(finished: tuple[SqliteStore, int, str, ScriptedEndpoint]) -> None:
     found = outcomes(finished[0])
     assert [found[kernel.id] for kernel in HARMFUL] == [Outcome.WRONG] * 4 + [Outcome.CRASHED]
 
