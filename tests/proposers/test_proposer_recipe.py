@@ -1,4 +1,4 @@
-"""CONTRIBUTING's recipe for a proposer, followed with `RandomKnobs`.
+"""The recipe for a proposer in CONTRIBUTING, followed with `RandomKnobs`.
 
 The conformance suite runs on it too: `tests/conformance/test_proposers.py` lists it among PROPOSERS.
 """
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> SqliteStore:
 
 
 def by_threads(job: Job) -> Evaluation:
-    """Judge that a kernel takes as many us as it has threads."""
+    """Return a verdict in which the kernel takes 1 us per thread."""
     return verdict(job, measurement("n=4096 float32", job.kernel.plan.settings["THREADS"]))
 
 

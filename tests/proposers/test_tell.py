@@ -122,7 +122,7 @@ def test_a_long_op_is_listed_by_its_full_name(tmp_path: Path) -> None:
     assert ops_in((written(tmp_path, "out.jsonl", "\n".join(lines)),)) == (LONG_OP,)
 
 
-def test_a_malformed_line_counts_for_one_op_only(tmp_path: Path) -> None:
+def test_a_malformed_line_is_reported_for_one_op_only(tmp_path: Path) -> None:
     softmax = encode_custom_id("softmax", "draft", (), "k3f9")
     path = written(tmp_path, "out.jsonl", "\n".join(["{oops", batch_line("no", softmax), batch_line("no")]))
     assert [proposal.reply for proposal in told(path)] == ["no"]

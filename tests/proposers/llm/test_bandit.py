@@ -1,4 +1,4 @@
-"""Bandit: which arms it chooses after which results."""
+"""Bandit: which arms it chooses, given the results so far."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ def trial(arm: Arm, gain: float, *, passed: bool = True, tokens: int = 2_000, us
 
 
 def played(judge: Judge, seed: int, arms: tuple[Arm, ...] = ARMS) -> list[Arm]:
-    """Return the arms chosen in a run whose trials have these results."""
+    """Return the arms chosen in a run in which `judge` gives the result of each trial."""
     rng, trials, chosen = random.Random(seed), list[Trial](), list[Arm]()
     for _ in range(GENERATIONS):
         found = choose(arms, trials, WANTED, random.Random(rng.random()))
@@ -36,7 +36,7 @@ def share(chosen: Iterable[Arm], is_meant: Callable[[Arm], bool]) -> float:
 
 
 def shares(judge: Judge, is_meant: Callable[[Arm], bool], arms: tuple[Arm, ...] = ARMS) -> tuple[float, float]:
-    """Return the mean share over many runs, in the first and in the second half of a run."""
+    """Return the share of choices for which `is_meant` holds, in each half of a run, averaged over many runs."""
     half = GENERATIONS * WANTED // 2
     runs = [played(judge, seed, arms) for seed in range(SEEDS)]
     return (
@@ -105,11 +105,11 @@ def test_an_operator_with_larger_gains_is_chosen_more() -> None:
         "in dollars": 0.001,
     }
 )
-def test_of_equal_models_the_cheaper_one_is_chosen_more(usd: float) -> None:
+def test_the_cheaper_of_two_equal_models_is_chosen_more(usd: float) -> None:
     def judge(arm: Arm, rng: random.Random) -> Trial:
         dear = of_other(arm)
         found = usual(arm, rng)
-        # In dollars the other is dear by its price, otherwise by its length.
+        # The other model costs more: in dollars because of its price, in tokens because of its long replies.
         tokens = 2_000 if usd or not dear else 20_000
         return trial(arm, found.gain, passed=found.passed, tokens=tokens, usd=usd * (10 if dear else 1))
 

@@ -85,12 +85,12 @@ def test_the_failure_of_an_edit_names_its_block_and_the_reason(reply: str, reaso
     assert reason in edited(reply).failure
 
 
-def test_an_edit_that_matches_twice_is_refused_with_the_lines() -> None:
+def test_an_edit_that_matches_twice_is_refused_with_the_lines_of_its_matches() -> None:
     with pytest.raises(EditError, match="block 1 matches 2 times, at lines 1, 3"):
         applied(edits_in(block("a", "b")), "a\nc\na")
 
 
-def test_an_exact_match_takes_precedence_over_one_with_other_blanks() -> None:
+def test_an_exact_match_takes_precedence_over_one_with_different_whitespace() -> None:
     assert applied(edits_in(block("  a", "b")), "a\n  a") == "a\nb"
 
 
@@ -108,6 +108,6 @@ def test_edits_take_precedence_over_a_quoted_parent() -> None:
     assert edited(reply).kernel == parse(SLOW.text.replace(NOTE, NEW_NOTE))
 
 
-def test_a_whole_kernel_is_taken_where_the_edits_beside_it_fail() -> None:
+def test_a_whole_kernel_is_taken_if_the_edits_next_to_it_fail() -> None:
     reply = f"{fenced(block('no such line', ''))}In full:\n```cuda\n{KERNEL_TEXT}```\n"
     assert edited(reply).kernel == KERNEL

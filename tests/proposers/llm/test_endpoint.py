@@ -1,4 +1,4 @@
-"""Calls over real HTTP: what is sent, what is repeated, and what it costs."""
+"""Calls over real HTTP: what is sent, what is retried, and what it costs."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Waiting:
-    """A clock that only waiting moves, so that tests do not wait."""
+    """A clock that advances only when `pause` is called, so that tests do not really wait."""
 
     waits: list[float] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ def asked(
 
 
 def sent(endpoint: ScriptedEndpoint) -> list[dict[str, object]]:
-    """Return the parameters of each request besides model and messages."""
+    """Return the parameters of each request other than model and messages."""
     return [{k: v for k, v in one.body.items() if k not in ("model", "messages")} for one in endpoint.requests]
 
 
@@ -117,7 +117,7 @@ def test_a_request_is_repeated_at_most_max_retries_times() -> None:
     ],
     ids=["html", "half JSON", "no choices", "empty", "cut off", "400", "413"],
 )
-def test_a_reply_that_may_be_paid_for_and_a_lasting_fault_are_not_requested_again(step: Step) -> None:
+def test_a_reply_that_may_have_cost_money_and_a_lasting_fault_are_not_retried(step: Step) -> None:
     (found,), endpoint, _ = asked(step, HELLO)
     assert (bool(found.failure), len(endpoint.requests)) == (True, 1)
 
@@ -175,12 +175,12 @@ def test_a_lasting_fault_makes_the_model_unusable(step: Step, reason: str) -> No
     assert (reason in str(found.unusable), len(endpoint.requests)) == (True, 1)
 
 
-def test_the_limit_of_requests_per_minute_is_kept() -> None:
+def test_the_limit_of_requests_per_minute_is_respected() -> None:
     _, _, waiting = asked(*[HELLO] * 3, model=replace(PLAIN, requests_per_minute=2), times=3)
     assert waiting.waits == [60.0]
 
 
-def test_a_repeated_request_counts_for_the_limit() -> None:
+def test_a_repeated_request_counts_towards_the_limit() -> None:
     _, _, waiting = asked(status(429), HELLO, model=replace(PLAIN, requests_per_minute=1))
     assert sum(waiting.waits) == 60.0
 
@@ -200,7 +200,7 @@ CACHED = {"prompt_tokens": 1000, "completion_tokens": 100, "prompt_tokens_detail
     ],
     ids=["cached", "no price for cached", "told", "told without prices", "unknown"],
 )
-def test_the_cost_in_usd_is_the_servers_or_follows_from_the_prices(
+def test_the_cost_in_usd_is_reported_by_the_server_or_computed_from_the_prices(
     model: Model, usage: dict[str, object], usd: float
 ) -> None:
     (found,), _, _ = asked(answer("hello", usage=usage), model=model)

@@ -11,7 +11,7 @@ from evolve.proposers.llm.models import Model
 from evolve.proposers.llm.proposer import from_environment
 
 GOOD = answer(in_fence(KERNEL_TEXT))
-NO_SERVER = "http://127.0.0.1:9/v1"  # the discard port, where no server listens
+NO_SERVER = "http://127.0.0.1:9/v1"  # the discard port, which has no listener
 
 
 @pytest.fixture(autouse=True)
@@ -19,15 +19,15 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
-def test_the_requested_model_is_taken() -> None:
+def test_the_requested_model_is_used() -> None:
     assert from_environment(["mine"], {"OPENAI_BASE_URL": NO_SERVER}).name == "mine"
 
 
-def test_without_a_server_the_default_model_is_taken() -> None:
+def test_without_a_server_the_default_model_is_used() -> None:
     assert from_environment((), {"OPENAI_API_KEY": KEY}).name == "gpt-5"
 
 
-def test_the_first_model_that_a_server_lists_is_taken() -> None:
+def test_the_first_model_that_a_server_lists_is_used() -> None:
     with ScriptedEndpoint(models_step=models("first", "second")) as endpoint:
         assert from_environment((), endpoint.environment).name == "first"
 
@@ -45,7 +45,7 @@ def test_a_server_that_lists_no_models_is_a_user_error(step: Step, reason: str) 
         first_model(endpoint.base_url, KEY, 10.0)
 
 
-def test_the_environment_sets_the_server_and_the_time_out() -> None:
+def test_the_environment_sets_the_server_and_the_timeout() -> None:
     with ScriptedEndpoint(otherwise=GOOD) as endpoint:
         found = from_environment((), {**endpoint.environment, "EVOLVE_LLM_TIMEOUT": "12.5"})
         assert found.models == (Model(MODEL, endpoint.base_url, "OPENAI_API_KEY", timeout_seconds=12.5),)

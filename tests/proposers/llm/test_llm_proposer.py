@@ -1,4 +1,4 @@
-"""LLM proposer with a real HTTP server that fails as its script says."""
+"""LLM proposer with a real HTTP server whose faults are scripted."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ from evolve.errors import UserError
 
 GOOD = answer(in_fence(KERNEL_TEXT))
 BROKEN = failed(parse(BROKEN_TEXT))
-NOBODY = "http://127.0.0.1:9/v1"  # the discard port, where nobody listens
+NO_SERVER = "http://127.0.0.1:9/v1"  # the discard port, which has no listener
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,7 @@ def test_a_failure_does_not_contain_the_key() -> None:
 
 
 def test_the_printed_proposer_does_not_contain_the_key() -> None:
-    assert KEY not in repr(at(NOBODY))
+    assert KEY not in repr(at(NO_SERVER))
 
 
 def test_a_reply_without_a_kernel_is_a_failure_and_gets_a_second_prompt() -> None:
@@ -198,7 +198,7 @@ def test_an_unknown_model_is_a_user_error() -> None:
 
 def test_an_address_without_a_server_is_a_user_error() -> None:
     with pytest.raises(UserError, match=r"no server answers at http://127\.0\.0\.1:9/v1"):
-        list(at(NOBODY).propose(request(2)))
+        list(at(NO_SERVER).propose(request(2)))
 
 
 def test_errors_do_not_contain_the_credentials_of_the_address() -> None:

@@ -48,7 +48,7 @@ def test_without_arguments_there_is_a_default_model() -> None:
     assert read_models((), {}) == (Model("gpt-5", key_env="OPENAI_API_KEY"),)
 
 
-def test_a_name_alone_is_at_the_address_of_the_environment() -> None:
+def test_a_name_alone_uses_the_address_in_the_environment() -> None:
     (found,) = read_models(["qwen"], {"OPENAI_BASE_URL": HOST, "EVOLVE_LLM_TIMEOUT": "7"})
     assert (found.name, found.base_url, found.key_env, found.timeout_seconds) == ("qwen", HOST, "OPENAI_API_KEY", 7.0)
 
@@ -167,7 +167,7 @@ def test_a_key_given_as_key_env_is_refused_and_not_shown(tmp_path: Path) -> None
     assert "hidden" not in f"{refused.value} {refused.value.hint}"
 
 
-def test_models_of_one_name_are_labelled_by_their_addresses() -> None:
+def test_models_with_the_same_name_are_labelled_by_their_addresses() -> None:
     signatures = [model.signature for model in read_models([f"m@{HOST}", "m@http://me:pw@other/v1", "n"], {})]
     assert signatures == ["m@localhost:8000", "m@other", "n"]
 

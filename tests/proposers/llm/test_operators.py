@@ -18,7 +18,7 @@ WORKLOADS = [workload.key for workload in OP.workloads("cuda")]
 
 
 def timed(candidate: Candidate, *shares: float) -> Candidate:
-    """Return the candidate with these shares of the speed of light, by workload."""
+    """Return the candidate with these shares of the speed of light, one per workload."""
     times = [
         Measurement(key, 10 / s, 10 / s, 10 / s, 9, 99.0, floor_us=10.0)
         for key, s in zip(WORKLOADS, shares, strict=True)

@@ -92,7 +92,7 @@ def test_a_reference_without_python_source_has_an_empty_source() -> None:
     assert reference_source(replace(OP, reference=torch.softmax)) == ""
 
 
-def test_of_a_file_with_many_ops_only_the_functions_of_one_are_shown() -> None:
+def test_only_the_functions_of_one_op_are_shown_from_a_file_with_many() -> None:
     shown = reference_source(catalog.load("silu_backward"))
     assert "silu_backward" in shown
     assert "mish" not in shown

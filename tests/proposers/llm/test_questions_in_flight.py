@@ -1,4 +1,4 @@
-"""Prompts in flight: several at a time, each answer as it comes."""
+"""Prompts in flight: several at a time, each answer yielded as soon as it arrives."""
 
 import threading
 import time
@@ -48,7 +48,7 @@ def test_prompts_one_at_a_time_are_answered_in_order() -> None:
     assert [question for question, _ in found] == list(range(9))
 
 
-def test_a_prompt_added_after_an_answer_is_asked_too() -> None:
+def test_a_prompt_added_after_an_answer_is_sent_too() -> None:
     waiting = [1]
     found = []
     for question, answer in ask_concurrently(waiting, doubled, always):
@@ -58,7 +58,7 @@ def test_a_prompt_added_after_an_answer_is_asked_too() -> None:
     assert found == [2, 4, 8, 16]
 
 
-def test_prompts_that_may_never_start_stay_in_waiting() -> None:
+def test_prompts_that_may_never_start_stay_in_the_waiting_list() -> None:
     waiting = [1, 2, 3]
     assert [q for q, _ in ask_concurrently(waiting, doubled, lambda question, _: question != 2)] in ([1, 3], [3, 1])
     assert waiting == [2]
@@ -86,7 +86,7 @@ def test_when_one_raises_the_answers_of_the_others_in_flight_are_still_yielded()
     assert sorted(found) == [(1, 1), (2, 2)]
 
 
-def test_closing_early_waits_for_no_answer_and_asks_no_more() -> None:
+def test_closing_early_neither_waits_for_answers_nor_sends_more_prompts() -> None:
     asked, gone = [], threading.Event()
 
     def answer(question: int, pause: Pause) -> int:

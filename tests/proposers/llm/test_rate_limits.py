@@ -1,4 +1,4 @@
-"""Limits per minute, with a clock that only waiting moves."""
+"""Limits per minute, with a clock that only waiting advances."""
 
 import random
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class Clock:
 
 
 def moments(model: Model, tokens: list[int], between: float = 0.0) -> list[float]:
-    """Return the moments at which the requests are allowed."""
+    """Return the times at which the requests are allowed."""
     clock = Clock()
     window = RateLimit(clock)
     found = []
@@ -61,7 +61,7 @@ def test_a_request_larger_than_the_limit_is_sent_alone() -> None:
     assert moments(Model("m", tokens_per_minute=100), [500, 500]) == [1000.0, 1000.0 + WINDOW_SECONDS]
 
 
-def test_tokens_that_a_reply_did_not_use_are_free_again() -> None:
+def test_tokens_that_a_reply_did_not_use_are_available_again() -> None:
     clock = Clock()
     window, model = RateLimit(clock), Model("m", tokens_per_minute=1_000)
     window.acquire(model, 900, clock.pause).tokens = 100

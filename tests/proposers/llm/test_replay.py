@@ -65,7 +65,9 @@ def test_an_answer_has_its_recorded_cost() -> None:
         "cut off": ("/*--- half", "the reply was cut off at the limit", "the reply was cut off at the limit"),
     }
 )
-def test_failures_of_reading_are_dropped_and_failures_of_requests_kept(reply: str, failure: str, repeated: str) -> None:
+def test_failures_to_read_a_reply_are_dropped_and_failed_requests_are_kept(
+    reply: str, failure: str, repeated: str
+) -> None:
     assert ask(Recorded("r", [exchange("a", reply, failure=failure)]), "a").failure == repeated
 
 
@@ -75,7 +77,7 @@ def test_a_model_that_was_unusable_is_unusable_again() -> None:
 
 
 @each({form: form for form in [FENCED, WHOLE, EDITS]})
-def test_the_settings_of_the_models_follow_from_their_requests(form: str) -> None:
+def test_the_settings_of_the_models_are_restored_from_their_requests(form: str) -> None:
     found = models([exchange(f"Write.\n{ANSWERS[form]}", "1"), exchange("again", "2"), exchange("a", "3", model="m-2")])
     assert found == (
         Model("m-1", "http://h/v1", form=form, temperature=0.5, max_tokens=9),

@@ -1,4 +1,4 @@
-"""Replies: the kernel that is found in them."""
+"""Replies and the kernels that are found in them."""
 
 from each import each
 from small_op import KERNEL, KERNEL_TEXT, OP, SLOW_TEXT
@@ -35,7 +35,7 @@ def test_the_kernel_is_found_in_every_form_of_reply(reply: str) -> None:
     assert kernel_in(reply).strip() == KERNEL_TEXT.strip()
 
 
-def test_of_several_kernels_the_last_complete_one_is_taken() -> None:
+def test_the_last_complete_one_of_several_kernels_is_taken() -> None:
     assert kernel_in(fenced(SLOW_TEXT) + fenced(KERNEL_TEXT) + fenced("/*---\nop = 1\n")) == KERNEL_TEXT
 
 

@@ -20,22 +20,22 @@ PIECES = (
     "</think>", "/*---", "---*/", 'op = "center_rows"', "[[launch]]", "// x", "int x;", "__global__", "\r", "", " ",
     "\x00", "\ud800", *SLOW_TEXT.split("\n"),
 )  # fmt: skip
-# Texts whose lines are marks, fences and tags as well as anything else.
+# Texts that mix edit markers, fences and tags with arbitrary lines.
 REPLIES = st.lists(st.sampled_from(PIECES) | st.text(max_size=20)).map("\n".join)
-# Lines without the marks and fences that have a meaning in a reply.
+# Lines without the markers and fences that have a meaning in a reply.
 PROSE_LINES = st.text(st.characters(exclude_characters="`~</*>=\r\n", exclude_categories=["Cs"]), max_size=40)
 PROSE = st.lists(PROSE_LINES, max_size=4).map("\n".join)
 FIRST, LAST = "// the first line", "// the last line"
 FENCES = ("```", "````", "~~~", "  ```")
-# Few different lines, so that many are equal or differ in blanks alone.
+# Few distinct lines, so that many are equal or differ only in whitespace.
 LINES = st.lists(st.sampled_from(("", "  ", "{", "}", "x", " x", "x = 1;", "y = 2;", "z")) | PROSE_LINES, max_size=12)
 
 
 def edits_between(before: Sequence[str], after: Sequence[str]) -> list[Edit]:
-    """Return one edit for each change between texts that stand between FIRST and LAST.
+    """Return one edit for each change between two texts, both of which are enclosed in FIRST and LAST.
 
-    Each edit holds all lines before its change, which makes it match once, and the lines after it up to one that is
-    not blank, because blank lines at the ends of an edit are ignored.
+    Each edit includes all lines before its change, so that it matches only once, and the lines after it up to the
+    first that is not blank, because blank lines at the ends of an edit are ignored.
     """
     edits, done = [], [FIRST]
     for tag, first, last, new_first, new_last in difflib.SequenceMatcher(None, before, after).get_opcodes():

@@ -1,4 +1,4 @@
-"""Several models at once, and what they may spend, over real HTTP with servers that fail as scripted."""
+"""Several models at once and the limits of their spending, over real HTTP with servers whose faults are scripted."""
 
 import time
 from dataclasses import replace
@@ -29,7 +29,7 @@ from evolve.request import Left
 GOOD = answer(in_fence(KERNEL_TEXT))
 BROKEN = failed(parse(BROKEN_TEXT))
 OTHER = "scripted-2"
-NOBODY = "http://127.0.0.1:9/v1"  # the discard port, where nobody listens
+NO_SERVER = "http://127.0.0.1:9/v1"  # the discard port, which has no listener
 
 
 @pytest.fixture(autouse=True)
@@ -53,15 +53,15 @@ def test_an_unusable_model_does_not_stop_the_others(fault: Step) -> None:
     assert {proposal.kernel for proposal in found if proposal.proposer == MODEL} == {KERNEL}
 
 
-def test_an_address_without_a_server_is_one_failed_proposal_beside_another_model() -> None:
+def test_an_address_without_a_server_costs_one_failed_proposal_and_the_other_model_goes_on() -> None:
     with ScriptedEndpoint(otherwise=GOOD) as good:
-        found = list(two(good.base_url, NOBODY).propose(request(16)))
+        found = list(two(good.base_url, NO_SERVER).propose(request(16)))
     assert ["no server answers at" in p.failure for p in found if p.proposer == OTHER] == [True]
 
 
-def test_when_every_model_is_unusable_it_is_a_user_error() -> None:
+def test_a_user_error_is_raised_when_every_model_is_unusable() -> None:
     with ScriptedEndpoint(otherwise=status(401)) as bad, pytest.raises(UserError):
-        list(two(bad.base_url, NOBODY).propose(request(16)))
+        list(two(bad.base_url, NO_SERVER).propose(request(16)))
 
 
 def test_replies_are_yielded_before_the_error_that_every_model_is_unusable() -> None:
@@ -72,7 +72,7 @@ def test_replies_are_yielded_before_the_error_that_every_model_is_unusable() -> 
             found.append(proposal)  # noqa: PERF402 - what came before the error counts
 
     with ScriptedEndpoint([GOOD, GOOD], otherwise=status(401)) as endpoint:
-        # One after the other: where a good answer came last, the model would be asked on.
+        # One request at a time: a good answer that arrived after a refusal would make the model usable again.
         model = Model(MODEL, endpoint.base_url, "THE_KEY", concurrency=1)
         with pytest.raises(UserError):
             collect(LlmProposer((model,), Endpoints({"THE_KEY": KEY}, 0)))
@@ -87,7 +87,7 @@ def test_a_model_that_answers_again_is_usable_again() -> None:
         assert only(list(asked.propose(request(1)))).kernel == KERNEL
 
 
-def test_the_concurrency_of_an_address_is_kept() -> None:
+def test_the_concurrency_limit_of_an_address_is_respected() -> None:
     with ScriptedEndpoint(otherwise=stall()) as endpoint:
         model = Model(MODEL, endpoint.base_url, "THE_KEY", concurrency=2, timeout_seconds=0.3)
         found = LlmProposer((model,), Endpoints({"THE_KEY": KEY}, 0)).propose(request(8))
@@ -109,7 +109,7 @@ def test_there_is_no_second_prompt_beyond_the_budget() -> None:
     assert [proposal.reply for proposal in found] == ["Use warps."]
 
 
-def test_second_prompts_count_for_the_number_of_proposals() -> None:
+def test_second_prompts_count_towards_the_number_of_proposals() -> None:
     with ScriptedEndpoint(otherwise=answer("Use warps.")) as endpoint:
         found = list(proposer(endpoint).propose(replace(request(6), left=Left(evals=7))))
     assert (len(found), len(endpoint.requests)) == (7, 7)
@@ -121,7 +121,7 @@ def test_no_request_is_sent_after_the_deadline() -> None:
     assert endpoint.requests == []
 
 
-def test_a_retry_after_is_not_waited_for_beyond_the_deadline() -> None:
+def test_no_wait_for_retry_after_extends_beyond_the_deadline() -> None:
     with ScriptedEndpoint(otherwise=status(429, retry_after="300")) as endpoint:
         began = time.monotonic()
         found = list(proposer(endpoint, 4).propose(replace(request(6), left=Left(deadline=began + 0.5))))

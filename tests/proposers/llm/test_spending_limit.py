@@ -1,4 +1,4 @@
-"""Spending limit: which calls it admits beside those in flight."""
+"""Spending limit: which calls it admits while others are in flight."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ OPEN = Call(Model("m"), "draft", MESSAGES)
 
 
 def admitted(spending: SpendingLimit, call: Call) -> int:
-    """Return how many of the same call may be in flight at once."""
+    """Return how many copies of the call may be in flight at once."""
     flying = list[Call]()
     while len(flying) < 100 and spending.admits(call, flying):
         flying.append(call)
@@ -51,7 +51,7 @@ def test_paid_replies_reduce_what_is_left() -> None:
     assert admitted(spending, BOUNDED) == 3
 
 
-def test_a_model_without_earlier_replies_is_asked_alone() -> None:
+def test_a_model_without_earlier_replies_gets_one_call_at_a_time() -> None:
     assert admitted(SpendingLimit(Left(tokens=10**9)), OPEN) == 1
 
 
@@ -77,5 +77,5 @@ def test_the_price_is_learned_where_only_the_server_reports_it() -> None:
     spending = SpendingLimit(Left(usd=0.1))
     told = replace(BOUNDED, model=replace(BOUNDED.model, usd_per_million=None))
     assert admitted(spending, told) == 1
-    spending.pay("m", Cost(500, 500, usd=0.001))  # on the average a millionth per token
+    spending.pay("m", Cost(500, 500, usd=0.001))  # a millionth of a dollar per token on average
     assert admitted(spending, told) == int((0.1 - 0.001) / (1e-6 * (PROMPT + DEARER * 1_000)))

@@ -45,7 +45,7 @@ def request(*tried: Candidate, wanted: int = 8) -> Request:
     return Request(OP, CPU, wanted, 3, "run", tried[:1], tried[:1], known=known, tried=tried)
 
 
-def test_it_has_the_name_of_the_models() -> None:
+def test_the_finishing_proposer_has_the_name_of_its_models() -> None:
     assert FinishingProposer(Model(), OfflineProposer()).name == "some-model"
 
 

@@ -44,7 +44,7 @@ def test_a_setting_that_is_legal_on_no_workload_is_left_out() -> None:
     assert space(kernel("A = [1, 64, 5000]", "ceil_div(n, A)", '"A <= n"')).settings == ((1,), (64,))
 
 
-def test_of_settings_that_compile_to_the_same_program_one_is_kept() -> None:
+def test_only_one_of_the_settings_that_compile_to_the_same_program_is_kept() -> None:
     assert space(kernel("A = [1, 2, 3, 4]", "ceil_div(A, 2)")).settings == ((1,), (3,))
 
 
@@ -80,7 +80,7 @@ def test_sizes_are_scaled_by_their_logarithm_and_categories_by_their_order() -> 
 
 
 def test_a_huge_space_holds_a_sample_and_all_neighbours_of_the_fastest_setting() -> None:
-    knobs = "\n".join(f"K{number} = [1, 2, 4, 8, 16, 32, 64, 128]" for number in range(30))  # 2 to the 90th
+    knobs = "\n".join(f"K{number} = [1, 2, 4, 8, 16, 32, 64, 128]" for number in range(30))  # 2**90 settings
     code = " ".join(f"K{number}" for number in range(30))
     huge, near = kernel(knobs, code=f"// {code}"), (2,) * 30
     found = space_of(huge, POINTS, [setting_of(huge)], [near])

@@ -36,7 +36,7 @@ def offered(asked: Request) -> list[dict[str, int]]:
 
 
 def measured(of: Kernel, **times: float) -> Candidate:
-    """Return a candidate with times by dtype, on the only size of the op."""
+    """Return a candidate with these times, one per dtype, at the only size of the op."""
     measurements = tuple(measurement(f"n=4096 {dtype}", us) for dtype, us in times.items())
     return Candidate(of, Evaluation(of.id, "twice", CPU, Outcome.PASSED, "", measurements))
 
@@ -46,7 +46,7 @@ def failed(of: Kernel) -> Candidate:
 
 
 def after(*tried: Candidate, wanted: int = 8, seed: int = 3) -> Request:
-    """Return the request once all these have an evaluation."""
+    """Return the request that follows when all these candidates have been evaluated."""
     return replace(request(*tried, wanted=wanted, seed=seed), tried=tried)
 
 
@@ -58,13 +58,13 @@ def test_children_differ_from_everything_known_and_from_each_other() -> None:
     assert parent.kernel.id not in ids
 
 
-def test_as_many_settings_are_proposed_as_are_wanted() -> None:
+def test_the_wanted_number_of_settings_is_proposed() -> None:
     parent = candidate(kernel("THREADS = [32, 64, 128, 256]\nUNROLL = [1, 2, 4]"))
     for wanted in range(4):
         assert len(offered(request(parent, wanted=wanted))) == wanted
 
 
-def test_children_differ_from_their_parent_in_knobs_alone() -> None:
+def test_children_differ_from_their_parent_only_in_their_knobs() -> None:
     parent = candidate(kernel("THREADS = [32, 64, 128, 256]"))
     for child in OfflineProposer().propose(request(parent)):
         assert child.kernel
@@ -86,7 +86,7 @@ def test_a_setting_that_waits_for_its_evaluation_is_not_proposed_again() -> None
     assert offered(asked) == [{"THREADS": 128}]
 
 
-def test_of_settings_that_compile_to_the_same_program_one_is_proposed() -> None:
+def test_only_one_of_the_settings_that_compile_to_the_same_program_is_proposed() -> None:
     text = bad_kernels.twice_kernel().text.replace("THREADS = [128, 64, 256]", "THREADS = [128]\nLEAST = [1, 2, 900]")
     same = parse(text.replace('"ceil_div(n, THREADS)"', '"ceil_div(n, THREADS) + LEAST // 500"'))
     assert offered(after(candidate(same))) == [{"THREADS": 128, "LEAST": 900}]
@@ -97,7 +97,7 @@ def test_illegal_settings_are_not_proposed() -> None:
     assert offered(request(parent)) == [{"THREADS": 1024}]
 
 
-def test_it_proposes_nothing_once_every_setting_was_tried() -> None:
+def test_nothing_is_proposed_once_every_setting_has_been_tried() -> None:
     parent = kernel("THREADS = [32, 64]")
     everything = [candidate(parent), candidate(parent.with_knobs({"THREADS": 64}))]
     assert list(OfflineProposer().propose(request(*everything))) == []
@@ -151,7 +151,7 @@ def test_settings_are_proposed_for_each_of_two_workloads_with_opposite_optima() 
     assert threads >= {32, 1024}
 
 
-def test_a_knob_value_that_failed_is_avoided_even_where_it_promises_most() -> None:
+def test_a_knob_value_that_failed_is_avoided_even_where_it_is_most_promising() -> None:
     passing = [at(128, 1), at(512, 4), at(128, 16), at(256, 8)]
     broken = [failed(at(1024, 1)), failed(at(1024, 4)), failed(at(1024, 32))]
     times = [measured(k, float32=900 - k.plan.settings["THREADS"] / 4) for k in passing]

@@ -1,4 +1,4 @@
-"""Surrogate model: a Gaussian process over settings, without a kernel."""
+"""Surrogate model: a Gaussian process over knob settings, tested without a CUDA kernel."""
 
 import math
 
@@ -20,7 +20,7 @@ SIZES = (False, False)
 
 
 def wavy(settings: torch.Tensor) -> torch.Tensor:
-    """Return values that depend on the first knob alone."""
+    """Return values that depend only on the first knob."""
     return torch.sin(3 * settings[:, 0])
 
 

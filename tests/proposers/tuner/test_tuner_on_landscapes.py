@@ -1,4 +1,4 @@
-"""The tuner on synthetic landscapes, which have the cliffs of real ones."""
+"""The tuner on synthetic landscapes that have the cliffs of real ones."""
 
 import itertools
 import statistics
@@ -23,7 +23,7 @@ def whole(name: str) -> Landscape:
 
 
 def tuned(one: Landscape) -> float:
-    """Return the evaluations until the best times are near the optimum: the median over seeds."""
+    """Return the number of evaluations until the best times are near the optimum, as a median over seeds."""
     most = len(one.results) // 3
     return statistics.median(
         one.needed(itertools.islice(searched(one, seed, 8), most), NEAR) or most for seed in range(SEEDS)
@@ -54,7 +54,7 @@ def test_a_search_tries_no_setting_twice_and_ends() -> None:
     one = whole("made_up_rows")
     order = list(searched(one, 1, 8))
     assert len(order) == len(set(order))
-    assert one.needed(order, 1.02)  # only one of the settings of a program is tried
+    assert one.needed(order, 1.02)  # of the settings that compile to the same program, only one is tried
 
 
 def test_the_same_seed_searches_in_the_same_order() -> None:
@@ -78,7 +78,7 @@ def test_a_request_with_five_hundred_observations_takes_less_than_a_second() -> 
     list(OfflineProposer().propose(asked))  # fills the cache of bindings
     started = time.process_time()
     list(OfflineProposer().propose(asked))
-    assert time.process_time() - started < 1.0  # 0.1 where nothing else runs
+    assert time.process_time() - started < 1.0  # takes 0.1 s on an idle machine
 
 
 def test_a_landscape_is_read_back_from_its_file_without_a_truncated_last_line(tmp_path: Path) -> None:

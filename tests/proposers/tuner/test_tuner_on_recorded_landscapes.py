@@ -12,12 +12,12 @@ from landscapes import Landscape, read, searched, shuffled
 FILES = sorted((Path(__file__).parents[2] / "data" / "landscapes").glob("*.jsonl"))
 SEEDS, NEAR = 50, 1.05
 FEWER_SEEDS = 10
-SOON = 4  # evaluations; a search this short is decided by luck
+SOON = 4  # evaluations; whether a search this short is enough depends on luck
 each = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 
 def from_anywhere(one: Landscape, seed: int) -> Landscape:
-    """Return the landscape with a random start, because the shipped settings are good already."""
+    """Return the landscape with a random start, because the shipped settings are already good."""
     served = [setting for setting, result in one.results.items() if result.times_us]
     names = [name for name, _ in one.kernel.plan.knobs]
     written = random.Random(seed).choice(served)
@@ -25,7 +25,7 @@ def from_anywhere(one: Landscape, seed: int) -> Landscape:
 
 
 def tuned(one: Landscape, seed: int) -> int:
-    """Return the evaluations until the best times are near the optimum."""
+    """Return the number of evaluations until the best times are near the optimum."""
     most = len(one.results) // 3
     return one.needed(itertools.islice(searched(one, seed, 8), most), NEAR) or len(one.results)
 
