@@ -1,4 +1,4 @@
-"""Bottlenecks found from counters. All counters here are made up, each set for one rule."""
+"""Bottlenecks found from profiler counters, which are made up here to trigger one rule at a time."""
 
 from each import each
 
@@ -6,7 +6,7 @@ from evolve.devices import counters as c
 from evolve.devices.counters import COUNTERS, Counter
 from evolve.prompting.bottleneck import Bottleneck, Counted, Kind, bottleneck, side
 
-# A kernel that nothing holds back in particular.
+# Counters of a kernel that has no particular bottleneck.
 CALM = {
     c.COMPUTE: 55.0, c.MEMORY: 58.0, c.DRAM: 50.0, c.L2: 40.0, c.LOAD_SECTORS: 1600.0, c.LOAD_REQUESTS: 100.0,
     c.STORE_SECTORS: 1600.0, c.STORE_REQUESTS: 100.0, c.SHARED_WAVES: 1000.0, c.OCCUPANCY: 70.0, c.ISSUE: 65.0,
@@ -62,7 +62,7 @@ def test_uncoalesced_access_takes_precedence_over_the_bandwidth_it_wastes() -> N
     assert found({c.LOAD_SECTORS: 3200.0, c.DRAM: 90.0}).kind is Kind.UNCOALESCED
 
 
-def test_four_sectors_are_what_a_warp_of_narrow_loads_needs() -> None:
+def test_four_sectors_per_access_are_normal_for_narrow_loads() -> None:
     narrow: dict[Counter, float] = {c.LOAD_SECTORS: 400.0, c.STORE_SECTORS: 400.0}
     assert bottleneck(synthetic(narrow), 4) is None
 
@@ -71,7 +71,7 @@ def test_sixteen_sectors_are_too_many_for_narrow_loads() -> None:
     assert found({}, 4).kind is Kind.UNCOALESCED
 
 
-def test_stalls_are_no_bottleneck_where_instructions_are_always_issued() -> None:
+def test_stalls_are_not_a_bottleneck_where_instructions_are_always_issued() -> None:
     assert bottleneck(synthetic({c.BARRIER: 5.0, c.ISSUE: 90.0})) is None
 
 

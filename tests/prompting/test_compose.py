@@ -45,13 +45,13 @@ CASES = [
 
 
 def prompt(operator: str, device: DeviceInfo = GPU, form: str = FENCED) -> str:
-    """Return the user's message; the system's message is the same for all."""
+    """Return the user message; the system message is the same in all prompts."""
     request, parents = situation(operator, device)
     return compose(request, operator, parents, REFERENCE, form)[1].content
 
 
 def common(first: str, second: str) -> str:
-    """Return the common beginning of both texts."""
+    """Return the common prefix of both texts."""
     return first[: next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first))]
 
 
@@ -63,11 +63,11 @@ def matches_golden(name: str, text: str) -> bool:
 
 
 @each({"-".join(case): case for case in CASES})
-def test_the_prompt_is_the_golden_one(operator: str, device: str, form: str) -> None:
+def test_the_prompt_matches_its_golden_file(operator: str, device: str, form: str) -> None:
     assert matches_golden(f"{operator}-{device}-{form}", prompt(operator, DEVICES[device], form))
 
 
-def test_the_rules_are_the_golden_ones() -> None:
+def test_the_rules_match_their_golden_file() -> None:
     request, parents = situation(DRAFT)
     assert matches_golden("rules", compose(request, DRAFT, parents, REFERENCE)[0].content)
 
@@ -150,7 +150,7 @@ def test_a_crossover_with_a_parent_that_is_nowhere_faster_grafts_from_it(better:
     assert told.startswith(f"Parent {better} is the faster one wherever parent {3 - better} runs. ")
 
 
-def test_a_crossover_of_parents_with_workloads_of_their_own_unites_them() -> None:
+def test_a_crossover_of_parents_that_each_win_some_workloads_unites_them() -> None:
     assert "# Your task\nWrite one kernel that unites what each parent does better." in prompt(CROSSOVER)
 
 
@@ -208,7 +208,7 @@ def test_the_times_of_a_parent_are_compared_with_eager_torch_compile_and_the_spe
     )
 
 
-def test_a_workload_has_its_least_times_and_its_side_of_the_roofline() -> None:
+def test_a_workload_is_shown_with_its_minimum_times_and_its_side_of_the_roofline() -> None:
     told = "15.72 us for the bytes, 0.5033 us for the arithmetic in float32: bound by memory"
     assert told in prompt(DRAFT)
 

@@ -30,15 +30,15 @@ def test_a_kernel_without_faults_has_no_diagnosis() -> None:
     assert said_of(WIDE) == ""
 
 
-def test_narrow_loads_and_stores_are_named() -> None:
+def test_narrow_loads_and_stores_are_reported() -> None:
     assert said_of(traits(load_bytes=4)).startswith("Loads and stores in global memory are 4 bytes wide at most: ")
 
 
-def test_narrow_stores_alone_are_named() -> None:
+def test_narrow_stores_alone_are_reported() -> None:
     assert said_of(replace(WIDE, store_bytes=8)).startswith("Stores in global memory are 8 bytes wide at most: ")
 
 
-def test_narrow_stores_of_a_kernel_that_writes_little_are_not_named() -> None:
+def test_narrow_stores_of_a_kernel_that_writes_little_are_not_reported() -> None:
     reduction = replace(OP, outputs=(TensorSpec("out", ("rows",)),))
     evaluation = replace(alive(KERNEL, GPU, 21.5).evaluation, traits=replace(WIDE, store_bytes=4))
     assert any("Stores" in said for said in diagnosis(KERNEL, evaluation, OP))
@@ -73,7 +73,7 @@ def test_a_compiled_kernel_is_described_by_its_own_figures() -> None:
     assert described == "16-byte loads, 2 launches, 64 B of shared memory a block, 40 registers a thread, atomics"
 
 
-def test_kernels_that_differ_in_their_knobs_alone_share_a_line() -> None:
+def test_kernels_that_differ_only_in_their_knobs_share_a_line() -> None:
     settings = [alive(KERNEL.with_knobs({"WARPS": warps}), GPU, 20.0 + warps) for warps in (2, 4, 8)]
     lines = population_section((settings[0], alive(SLOW, GPU, 34.0), *settings[1:]), 12).splitlines()
     others = ", ".join(candidate.kernel.id[:8] for candidate in settings[1:])
@@ -117,12 +117,12 @@ def test_a_kernel_without_a_profile_has_no_profile_section() -> None:
     assert profile_section("The parent", alive(KERNEL, GPU, 21.5), OP) == ""
 
 
-def test_excess_traffic_is_reported_as_a_multiple_of_the_least() -> None:
+def test_excess_traffic_is_reported_as_a_multiple_of_the_minimum() -> None:
     section = profile_section("The parent", counted(DRAM_READ=134.2e6), OP)
     assert "- so it moves 2.49 times the bytes that it must" in section
 
 
-def test_the_least_traffic_is_not_reported_as_excess() -> None:
+def test_the_minimum_traffic_is_not_reported_as_excess() -> None:
     assert "times the bytes" not in profile_section("The parent", counted(), OP)
 
 
@@ -130,7 +130,7 @@ def test_sectors_are_reported_per_access() -> None:
     assert "- 32-byte sectors for each global load of a warp: 4\n" in profile_section("The parent", counted(), OP)
 
 
-def test_of_several_profiles_that_of_the_weakest_workload_is_shown() -> None:
+def test_the_profile_of_the_weakest_workload_is_shown() -> None:
     candidate = counted()
     weak = replace(candidate.profiles[0], workload=OP.gpu[1].key)
     both = replace(alive(KERNEL, GPU, 21.5, 90.0), profiles=(*candidate.profiles, weak))
@@ -149,7 +149,7 @@ def test_every_failure_has_a_hint(outcome: Outcome) -> None:
 
 
 @each({values: values for values in DRAWS if values != NORMAL})
-def test_every_kind_of_values_is_explained(values: str) -> None:
+def test_every_distribution_of_values_is_explained(values: str) -> None:
     log = f"rows=8 cols=64 float32: `out` on {values} values: 3 of 512 elements are off"
     assert f"It was wrong on {values} values: {AT[values]}." in hint(failed_by(Outcome.WRONG, log))
     assert values in VALUES

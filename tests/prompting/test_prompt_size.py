@@ -1,4 +1,4 @@
-"""Length of prompts: what is cut to stay within the limit, and what cannot break out of its block."""
+"""Length of prompts: what is cut to stay within the limit, and what keeps a text from breaking out of its block."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ LONG = "x" * 150_000
 
 
 def crowded() -> tuple[Request, Candidate]:
-    """Return a request whose every section is far too long, and a candidate like that."""
+    """Return a request in which every section is far too long, and a candidate of the same kind."""
     kernel = parse(f"{SLOW_TEXT}// {LONG}\n".replace("one thread per row", "n" * 5000))
     measured = profiled(alive(kernel, GPU, 34.0, 90.0))
     verdict = measured.evaluation
@@ -38,7 +38,7 @@ def crowded() -> tuple[Request, Candidate]:
 
 
 def commented(number: int, characters: int) -> Kernel:
-    """Return a kernel of about this length."""
+    """Return a kernel with a comment of this many characters."""
     return parse(f"{SLOW_TEXT.replace('per row', f'per row {number}')}// {'y' * characters}\n")
 
 
@@ -61,7 +61,7 @@ def test_the_limit_of_a_prompt_can_be_set() -> None:
     assert cut <= full - 300
 
 
-# The sections that are cut, in this order: the mark that each leaves, and a text that disappears.
+# The sections in the order in which they are cut: the mark that each leaves, and a text that disappears with it.
 CUT = (
     ("# The kernels that are alive\n(left out for lack of room)", "- f02589c1"),
     ("# Attempts that failed\n(left out for lack of room)", "hastily: compile error"),
@@ -135,7 +135,7 @@ def test_no_note_lesson_or_reason_opens_a_block(text: str) -> None:
 
 
 def closed(markdown: str) -> bool:
-    """Return whether all fences are closed and the task, which comes last, stands outside of them."""
+    """Return whether all fences are closed and the task, which comes last, is outside them."""
     fence, outside = "", []
     for line in markdown.split("\n"):
         mark = line.strip()
@@ -150,7 +150,7 @@ def closed(markdown: str) -> bool:
 
 
 def test_tokens_of_cuda_code_are_estimated_within_a_third() -> None:
-    # 31 tokens by hand: each name, number, sign and pair of signs on its own.
+    # About 30 tokens: each name, number, operator and punctuation mark counts as one.
     code = "for (int i = threadIdx.x; i < cols; i += 32) sum += x[row * cols + i];"
     assert 20 <= tokens(code) <= 31
 

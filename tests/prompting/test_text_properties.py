@@ -1,4 +1,4 @@
-"""Properties of the text blocks of prompts: bounds hold and no text breaks out of its fence."""
+"""Properties of the text blocks of prompts: limits hold, and no text breaks out of its fence."""
 
 import re
 
@@ -18,14 +18,14 @@ from evolve.prompting.text import (
     us,
 )
 
-# Texts with fences, line breaks and lone surrogates as well as anything else.
+# Texts that mix fences, line breaks and lone surrogates with arbitrary characters.
 PIECES = st.sampled_from(("```", "````", "~~~", "\n", "\r\n", "\t", " ", "\u2028", "\ud800", "x" * 50))
 TEXTS = st.lists(PIECES | st.text(max_size=20), max_size=20).map("".join)
 BOUNDS = st.integers(0, 300)
 
 
 @given(TEXTS, BOUNDS)
-def test_clipped_text_keeps_its_ends_and_its_bound(text: str, characters: int) -> None:
+def test_clipped_text_keeps_both_ends_and_stays_within_its_limit(text: str, characters: int) -> None:
     found = clipped(text, characters)
     if len(text) <= characters:
         assert found == text
@@ -47,7 +47,7 @@ def test_a_fence_is_closed_only_by_its_last_line(text: str, language: str) -> No
 
 
 @given(TEXTS, st.integers(3, 300))
-def test_one_line_has_no_breaks_no_fences_and_keeps_its_bound(text: str, characters: int) -> None:
+def test_one_line_has_no_line_breaks_or_fences_and_stays_within_its_limit(text: str, characters: int) -> None:
     found = one_line(text, characters)
     assert len(found.splitlines()) <= 1
     assert not re.search(r"`{3,}|~{3,}", found)
@@ -70,7 +70,7 @@ def test_tokens_are_positive_and_grow_with_the_text(first: str, second: str) -> 
 
 @given(st.floats(1e-6, 10) | st.floats(1e-6, 1e18))
 def test_figures_lose_only_their_last_digits(value: float) -> None:
-    """A number read back from its text is within 1 %, and within 5.5 % where it is a ratio."""
+    """Check that a number read back from its text is within 1 %, or within 5.5 % if it is a ratio."""
     units = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
     number, unit = nbytes(value).split()
     assert abs(float(number) * units[unit] - value) <= 0.01 * value
