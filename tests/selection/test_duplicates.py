@@ -1,4 +1,4 @@
-"""Kernels that say the same in other words have the same likeness; kernels that do something else never do."""
+"""Duplicates: kernels that differ only in wording have the same likeness; kernels that do something else never do."""
 
 import time
 from dataclasses import dataclass, replace
@@ -80,7 +80,7 @@ ALIKE = [
     ALIKE,
     ids=lambda changes: changes[0][1][:24],
 )
-def test_other_words_for_the_same_are_alike(changes: list[tuple[str, str]]) -> None:
+def test_kernels_that_differ_only_in_wording_are_alike(changes: list[tuple[str, str]]) -> None:
     other = altered(*changes)
     assert other.id != KERNEL.id
     assert likeness(other) == likeness(KERNEL)
@@ -111,12 +111,12 @@ def test_other_words_for_the_same_are_alike(changes: list[tuple[str, str]]) -> N
     ],
     ids=lambda changes: changes[0][1][:24],
 )
-def test_what_means_something_else_is_not_alike(changes: list[tuple[str, str]]) -> None:
+def test_kernels_that_differ_in_meaning_are_not_alike(changes: list[tuple[str, str]]) -> None:
     assert likeness(altered(*changes)) != likeness(KERNEL)
 
 
 def pieces(body: str, top: str = "") -> str:
-    """The likeness of a kernel that specialises n and m, with this code."""
+    """Return the likeness of a kernel that specialises n and m and has this code."""
     plan = (
         'op = "twice"\nspecialize = ["n", "m"]\n[[launch]]\nentry = "f"\ngrid = [1]\nblock = [32]\nargs = ["x", "out"]'
     )
@@ -128,7 +128,7 @@ def pieces(body: str, top: str = "") -> str:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        # A name that is a variable here and something of CUDA's or the plan's there.
+        # The same name is a variable in one place and belongs to CUDA or the plan in another.
         (
             "{ float max = 1; out[0] = max; } out[1] = max(2, 3);",
             "{ float min = 1; out[0] = min; } out[1] = min(2, 3);",
@@ -140,11 +140,11 @@ def pieces(body: str, top: str = "") -> str:
         ("int a = 1; out[0] = a++ + 1;", "int a = 1; out[0] = a + + +1;"),
     ],
 )
-def test_names_with_a_meaning_of_their_own_are_never_confused(one: str, other: str) -> None:
+def test_names_with_a_meaning_of_their_own_are_not_interchangeable(one: str, other: str) -> None:
     assert pieces(one) != pieces(other)
 
 
-def test_where_names_are_put_together_none_is_changed() -> None:
+def test_names_are_not_normalised_where_tokens_are_pasted_together() -> None:
     top = "#define JOIN(a, b) a##b"
     assert pieces("int up1 = 1, down1 = 2; int up = 3; out[0] = JOIN(up, 1);", top) != pieces(
         "int up1 = 1, down1 = 2; int down = 3; out[0] = JOIN(down, 1);", top
@@ -157,7 +157,7 @@ def test_the_shipped_kernels_and_their_settings_are_all_different() -> None:
     assert len({likeness(kernel) for kernel in kernels}) == len({kernel.id for kernel in kernels})
 
 
-def test_an_archive_of_thousands_is_told_apart_in_seconds() -> None:
+def test_the_likeness_of_a_hundred_kernels_is_computed_within_two_seconds() -> None:
     longest = max((kernel for op in catalog.names() for kernel in shipped(op)), key=lambda kernel: len(kernel.source))
     kernels = [parse(longest.text + f"// version {n}\n") for n in range(100)]
     started = time.process_time()
@@ -208,7 +208,7 @@ def test_a_duplicate_by_text_is_named_with_the_outcome_of_the_kernel_that_it_rep
     assert duplicates.by_text(altered(("fmaxf", "fminf"))) == duplicates.by_text(KERNEL) == ""
 
 
-def test_a_duplicate_by_code_is_named_whether_the_other_was_judged_or_proposed_beside_it() -> None:
+def test_a_duplicate_by_code_is_named_whether_the_original_was_judged_or_proposed_in_the_same_batch() -> None:
     judged = replace(failed(KERNEL.id), traits=Traits("aa", 16, 16, 0, 32, 128, 1, False, False, 1.0))
     duplicates = Duplicates(Judged(((KERNEL, judged),)))
     assert duplicates.by_code("new", "aa").endswith(f"kernel {KERNEL.id}, whose verdict is: wrong")

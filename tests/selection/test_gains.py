@@ -37,9 +37,9 @@ TUNED_DESIGN = (
 )
 
 
-def test_the_first_kernel_gains_what_it_is_faster_than_pytorch() -> None:
+def test_the_gain_of_the_first_kernel_is_its_speedup_over_pytorch() -> None:
     (trial,) = judged((drafted(FIRST), passed(FIRST.id, w=50.0)))
-    assert trial.gain == pytest.approx(math.log(2))  # PyTorch takes 100
+    assert trial.gain == pytest.approx(math.log(2))  # PyTorch takes 100 us
     assert (trial.operator, trial.proposer, trial.passed, trial.cost) == ("draft", "model", True, Cost(100, 10))
 
 
@@ -47,7 +47,7 @@ def test_the_first_kernel_gains_nothing_where_pytorch_is_faster() -> None:
     assert judged((drafted(FIRST), passed(FIRST.id, w=200.0)))[0].gain == 0
 
 
-def test_a_later_kernel_gains_what_it_is_faster_than_the_best_before() -> None:
+def test_the_gain_of_a_later_kernel_is_its_speedup_over_the_best_before() -> None:
     _, second = judged((drafted(FIRST), passed(FIRST.id, w=50.0)), (drafted(SECOND), passed(SECOND.id, w=25.0)))
     assert second.gain == pytest.approx(math.log(2))
 
@@ -57,12 +57,12 @@ def test_a_gain_on_one_of_two_workloads_counts_half() -> None:
     assert judged((drafted(FIRST), first), (drafted(SECOND), second))[1].gain == pytest.approx(math.log(2) / 2)
 
 
-def test_what_is_within_the_intervals_is_no_gain() -> None:
+def test_a_speedup_within_the_confidence_intervals_is_not_a_gain() -> None:
     _, second = judged((drafted(FIRST), passed(FIRST.id, w=50.0)), (drafted(SECOND), passed(SECOND.id, w=45.0)))
     assert (second.passed, second.gain) == (True, 0)
 
 
-def test_a_design_is_credited_with_what_the_tuner_made_of_it() -> None:
+def test_a_design_is_credited_with_the_gains_of_its_tuned_settings() -> None:
     for backwards in (False, True):
         _, model, tuner = judged(*TUNED_DESIGN, backwards=backwards)
         assert model.gain == tuner.gain == pytest.approx(math.log(2))
@@ -73,7 +73,7 @@ def test_failures_and_replies_without_a_kernel_gain_nothing() -> None:
         assert (trial.passed, trial.gain) == (False, 0)
 
 
-def test_what_is_not_judged_yet_is_no_trial() -> None:
+def test_a_proposal_without_a_verdict_is_not_a_trial() -> None:
     assert judged((drafted(FIRST), None)) == ()
 
 
@@ -83,7 +83,7 @@ def test_a_proposal_that_repeats_a_kernel_gains_nothing() -> None:
     assert (first.passed, again.passed, again.gain) == (True, False, 0)
 
 
-def test_verdicts_that_come_in_another_order_than_their_evaluations_began_make_no_difference() -> None:
+def test_the_order_in_which_verdicts_arrive_makes_no_difference() -> None:
     rng = random.Random(3)
     kernels = [kernel(n).with_knobs({"N": setting}) for n in range(6) for setting in (1, 2, 3)]
     pairs = [(drafted(k), passed(k.id, w=rng.uniform(1, 9), v=rng.uniform(1, 9))) for k in kernels]

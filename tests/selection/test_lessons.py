@@ -1,4 +1,4 @@
-"""What an archive teaches. Kernels and times are made up."""
+"""Lessons drawn from an archive. The kernels and times are made up."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ ROWS, COLS = "rows=8192 cols=1024 float32", "rows=4 cols=65536 float32"
 
 
 def design(note: str, **knobs: int) -> Kernel:
-    """Designs differ in their note; N and M are knobs."""
+    """Return a kernel with the knobs N and M; kernels with different notes are different designs."""
     text = f"""\
 /*---
 op = "softmax"
@@ -38,7 +38,7 @@ extern "C" __global__ void f() {{}}
 def lessons(
     kernels: Mapping[str, Kernel], proposals: Iterable[Proposal], verdicts: Mapping[str, Evaluation]
 ) -> tuple[str, ...]:
-    """What these records teach, taken in this order."""
+    """Return the lessons that these records give when they are read in this order."""
     found = Lessons(
         {kernel_id: kernel.family for kernel_id, kernel in kernels.items()},
         lambda ids: {kernel_id: kernels[kernel_id] for kernel_id in ids},
@@ -52,7 +52,7 @@ def lessons(
 
 @dataclass
 class Told:
-    """An archive that is filled line by line, each a moment after the one before."""
+    """Records of an archive that is filled one by one, each a moment after the one before."""
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
     proposals: list[Proposal] = field(default_factory=list)
@@ -89,54 +89,54 @@ def told() -> Told:
     return Told()
 
 
-def test_an_empty_archive_teaches_nothing(told: Told) -> None:
+def test_an_empty_archive_has_no_lessons(told: Told) -> None:
     assert told.lessons() == ()
 
 
-def test_a_change_that_helped_is_told_with_its_workload_and_its_gain(told: Told) -> None:
+def test_a_change_that_helped_is_reported_with_its_workload_and_its_gain(told: Told) -> None:
     parent = told.passed(design("plain"), rows=30.0, cols=50.0)
     told.passed(design("wide loads"), parent, rows=15.0, cols=49.0)
     assert told.lessons() == (f'This helped: "wide loads": 2.0 times as fast as its parent at {ROWS}.',)
 
 
-def test_a_change_that_did_nothing_is_not_told(told: Told) -> None:
+def test_a_change_without_effect_is_not_reported(told: Told) -> None:
     parent = told.passed(design("plain"), rows=30.0)
     told.passed(design("wide loads"), parent, rows=29.0)
     assert told.lessons() == ()
 
 
-def test_a_change_that_harmed_everywhere_is_told_with_where_it_harmed_least(told: Told) -> None:
+def test_a_change_that_harmed_everywhere_is_reported_with_the_workload_it_harmed_least(told: Told) -> None:
     parent = told.passed(design("plain"), rows=30.0, cols=50.0)
     told.passed(design("one thread a row"), parent, rows=300.0, cols=100.0)
     assert told.lessons() == (f'This did harm: "one thread a row": 0.5 of its parent\'s speed, at best, at {COLS}.',)
 
 
-def test_a_change_that_helped_somewhere_did_no_harm(told: Told) -> None:
+def test_a_change_that_helped_at_one_workload_is_not_reported_as_harmful(told: Told) -> None:
     parent = told.passed(design("plain"), rows=30.0, cols=50.0)
     told.passed(design("for short rows"), parent, rows=300.0, cols=25.0)
     assert told.lessons() == (f'This helped: "for short rows": 2.0 times as fast as its parent at {COLS}.',)
 
 
-def test_a_design_counts_with_its_best_setting(told: Told) -> None:
+def test_a_design_is_judged_by_its_best_setting(told: Told) -> None:
     parent = told.passed(design("plain"), rows=30.0)
     child = told.passed(design("tiles"), parent, rows=60.0)
     told.passed(design("tiles", N=2), child, operator="knobs", rows=10.0)
     assert told.lessons() == (f'This helped: "tiles": 3.0 times as fast as its parent at {ROWS}.',)
 
 
-def test_a_crossover_is_held_against_the_better_of_its_parents(told: Told) -> None:
+def test_a_crossover_is_compared_with_the_better_of_its_parents(told: Told) -> None:
     one, other = told.passed(design("one"), rows=30.0), told.passed(design("other"), rows=20.0)
     told.passed(design("both"), one, other, operator="crossover", rows=10.0)
     assert told.lessons() == (f'This helped: "both": 2.0 times as fast as its parent at {ROWS}.',)
 
 
-def test_knobs_are_no_change_of_design(told: Told) -> None:
+def test_a_change_of_knobs_is_not_a_change_of_design(told: Told) -> None:
     parent = told.passed(design("plain"), rows=30.0)
     told.passed(design("plain", N=2), parent, operator="knobs", rows=10.0)
     assert told.lessons() == ()
 
 
-def test_the_greatest_gain_comes_first_and_there_are_at_most_three(told: Told) -> None:
+def test_at_most_three_gains_are_reported_largest_first(told: Told) -> None:
     parent = told.passed(design("plain"), rows=100.0)
     for gain in (2, 4, 3, 5):
         told.passed(design(f"by {gain}"), parent, rows=100.0 / gain)
@@ -144,35 +144,35 @@ def test_the_greatest_gain_comes_first_and_there_are_at_most_three(told: Told) -
 
 
 def tuned(told: Told) -> None:
-    """A design of which N = 4 is twice as fast as N = 1 and M does next to nothing."""
+    """Add settings of a design for which N = 4 is twice as fast as N = 1 and M has almost no effect."""
     for n, m in ((1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)):
         told.passed(design("tiles", N=n, M=m), operator="knobs", rows=40.0 / n**0.5 + 0.1 * m)
 
 
-def test_a_knob_that_matters_is_told_with_its_best_and_worst_value(told: Told) -> None:
+def test_a_knob_that_matters_is_reported_with_its_best_and_worst_value(told: Told) -> None:
     tuned(told)
     assert told.lessons() == ('In "tiles", N = 4 is about 2.0 times as fast as N = 1, whatever the other knobs.',)
 
 
-def test_a_single_measurement_of_a_value_says_nothing(told: Told) -> None:
+def test_a_single_measurement_per_knob_value_gives_no_lesson(told: Told) -> None:
     for n in (1, 2, 4):
         told.passed(design("tiles", N=n), operator="knobs", rows=40.0 / n)
     assert told.lessons() == ()
 
 
-def test_a_reason_that_comes_again_is_told_with_its_number_and_without_its_place(told: Told) -> None:
+def test_a_repeated_failure_is_reported_with_its_count_and_without_its_line(told: Told) -> None:
     told.failed(design("a"), log="kernel.cu(15): error: `sum` is undefined", outcome=Outcome.COMPILE_ERROR)
     told.failed(design("b"), log="kernel.cu(9): error: `most` is undefined", outcome=Outcome.COMPILE_ERROR)
     assert told.lessons() == ("Failed 2 times in the same way: compile error: `sum` is undefined.",)
 
 
-def test_numbers_do_not_tell_reasons_apart(told: Told) -> None:
+def test_failures_that_differ_only_in_numbers_count_as_the_same(told: Told) -> None:
     told.failed(design("a"), log=f"{ROWS}: `out`: 3 of 512 elements are off")
     told.failed(design("b"), log=f"{COLS}: `out`: 40 of 99 elements are off")
     assert told.lessons() == ("Failed 2 times in the same way: wrong: `out`: 3 of 512 elements are off.",)
 
 
-def test_a_single_failure_is_an_accident(told: Told) -> None:
+def test_a_single_failure_gives_no_lesson(told: Told) -> None:
     told.failed(design("a"), log="kernel.cu(15): error: `sum` is undefined")
     assert told.lessons() == ()
 
@@ -183,7 +183,7 @@ def test_replies_without_a_kernel_count_as_failures(told: Told) -> None:
     assert told.lessons() == ("Failed 2 times in the same way: no kernel in the answer: the reply is empty.",)
 
 
-def test_the_most_frequent_reason_comes_first(told: Told) -> None:
+def test_the_most_frequent_failure_comes_first(told: Told) -> None:
     for number in range(2):
         told.failed(design(f"a{number}"), log="too much shared memory", outcome=Outcome.LAUNCH_ERROR)
     for number in range(3):
@@ -191,27 +191,27 @@ def test_the_most_frequent_reason_comes_first(told: Told) -> None:
     assert [sentence.split()[1] for sentence in told.lessons()] == ["3", "2"]
 
 
-def test_a_design_that_never_passed_is_told_with_its_repairs(told: Told) -> None:
+def test_a_design_that_never_passed_is_reported_with_its_repairs(told: Told) -> None:
     first = told.failed(design("clever"), log="it is wrong")
     second = told.failed(design("clever, again"), first, operator="repair", log="no", outcome=Outcome.CRASHED)
     told.failed(design("clever, once more"), second, operator="repair", log="never", outcome=Outcome.TIMED_OUT)
     assert told.lessons() == ('Never passed, in 3 attempts: "clever" (wrong, crashed, timed out).',)
 
 
-def test_a_design_that_was_repaired_is_not_hopeless(told: Told) -> None:
+def test_a_design_whose_repair_passed_is_not_reported(told: Told) -> None:
     first = told.failed(design("clever"), log="it is wrong")
     second = told.failed(design("clever, again"), first, operator="repair", log="no", outcome=Outcome.CRASHED)
     told.passed(design("clever at last"), second, operator="repair", rows=30.0)
     assert told.lessons() == ()
 
 
-def test_a_change_that_the_compiler_undoes_is_told(told: Told) -> None:
+def test_a_change_that_the_compiler_undoes_is_reported(told: Told) -> None:
     parent = told.passed(design("plain"), rows=30.0)
     told.failed(design("other names"), parent, log="compiles to the code of k", outcome=Outcome.DUPLICATE)
     assert told.lessons() == ('The compiler makes no difference of this: "other names".',)
 
 
-def test_knobs_without_effect_are_not_told(told: Told) -> None:
+def test_knobs_without_effect_are_not_reported(told: Told) -> None:
     parent = told.passed(design("plain"), rows=30.0)
     for n in (2, 4):
         told.failed(design("plain", N=n), parent, operator="knobs", log="code of k", outcome=Outcome.DUPLICATE)
@@ -233,7 +233,7 @@ def full() -> Told:
     return told
 
 
-def test_the_most_telling_comes_first_and_there_are_at_most_ten() -> None:
+def test_at_most_ten_lessons_are_reported_most_useful_first() -> None:
     begins = ("This helped", "This helped", "This helped", "In ", "This did harm", "This did harm", "Failed", "Failed",
               "Never", "The compiler")  # fmt: skip
     said = full().lessons()
@@ -241,13 +241,13 @@ def test_the_most_telling_comes_first_and_there_are_at_most_ten() -> None:
     assert [sentence.startswith(begin) for sentence, begin in zip(said, begins, strict=True)] == [True] * len(said)
 
 
-def test_the_order_in_which_records_come_does_not_count() -> None:
+def test_the_order_of_the_records_makes_no_difference() -> None:
     told = full()
     turned = lessons(dict(reversed(told.kernels.items())), told.proposals[::-1], dict(reversed(told.verdicts.items())))
     assert turned == told.lessons()
 
 
-def test_lessons_stay_word_for_word_where_nothing_new_was_learned() -> None:
+def test_lessons_do_not_change_when_nothing_new_was_learned() -> None:
     told = full()
     before = told.lessons()
     fast = told.kernels[design("better 6").id]
@@ -257,7 +257,7 @@ def test_lessons_stay_word_for_word_where_nothing_new_was_learned() -> None:
     assert told.lessons() == before
 
 
-def test_a_note_of_several_lines_stays_one_sentence(told: Told) -> None:
+def test_a_note_of_several_lines_becomes_one_line(told: Told) -> None:
     parent = told.passed(design("plain"), rows=30.0)
     told.passed(design("wide\\nloads ```"), parent, rows=15.0)
     assert told.lessons() == (f"This helped: \"wide loads ''\": 2.0 times as fast as its parent at {ROWS}.",)

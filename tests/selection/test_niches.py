@@ -19,7 +19,7 @@ PLAIN = Traits("code", 16, 4, 0, 40, 256, 1, tensor_cores=False, atomics=False, 
         replace(PLAIN, atomics=True),
     ],
 )
-def test_what_works_differently_is_of_another_kind(other: Traits) -> None:
+def test_kernels_that_work_differently_are_in_different_niches(other: Traits) -> None:
     assert niche(other) != niche(PLAIN)
 
 
@@ -32,15 +32,15 @@ def test_what_works_differently_is_of_another_kind(other: Traits) -> None:
         replace(PLAIN, occupancy=0.5),
     ],
 )
-def test_what_is_only_tuned_differently_is_of_the_same_kind(other: Traits) -> None:
+def test_kernels_that_are_only_tuned_differently_share_a_niche(other: Traits) -> None:
     assert niche(other) == niche(PLAIN)
 
 
-def test_three_launches_and_ten_are_one_kind() -> None:
+def test_three_launches_and_ten_share_a_niche() -> None:
     assert niche(replace(PLAIN, launches=3)) == niche(replace(PLAIN, launches=10))
 
 
-def test_a_kind_says_what_it_is() -> None:
+def test_a_niche_is_described_in_words() -> None:
     said = str(niche(replace(PLAIN, shared_bytes=9000, launches=7, atomics=True)))
     assert said == "16-byte loads, 3 or more launches, up to 16384 bytes of shared memory, up to 64 registers, atomics"
     assert str(niche(PLAIN)) == "16-byte loads, one launch, no shared memory, up to 64 registers"

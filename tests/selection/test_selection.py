@@ -44,17 +44,17 @@ def store(tmp_path: Path) -> SqliteStore:
     return open_archive(tmp_path / "a.db")
 
 
-def test_what_was_never_evaluated_here_is_pending(store: SqliteStore) -> None:
+def test_a_kernel_that_was_never_evaluated_on_this_device_is_pending(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_twice(passed(FIRST.id, w=1.0)))
     assert view(store).pending() == [SECOND.id]
 
 
-def test_a_verdict_of_another_device_leaves_a_kernel_pending_here(store: SqliteStore) -> None:
+def test_a_kernel_judged_only_on_another_device_is_pending_on_this_one(store: SqliteStore) -> None:
     store.append(proposal(), of_twice(passed(FIRST.id, w=1.0)))
     assert view(store, device=replace(CPU, name="another")).pending() == [FIRST.id]
 
 
-def test_champions_wait_for_their_confirmation(store: SqliteStore) -> None:
+def test_champions_are_listed_as_unconfirmed_until_they_are_confirmed(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_twice(passed(FIRST.id, w=1.0, v=9.0)))
     store.append(of_twice(passed(SECOND.id, w=1.5, v=2.0)))
     assert {kernel.id for kernel in view(store).unconfirmed()} == {FIRST.id, SECOND.id}
@@ -62,21 +62,21 @@ def test_champions_wait_for_their_confirmation(store: SqliteStore) -> None:
     assert [kernel.id for kernel in view(store).unconfirmed()] == [SECOND.id]
 
 
-def test_a_champion_that_another_archive_confirmed_is_tested_here_once(store: SqliteStore, tmp_path: Path) -> None:
+def test_a_champion_that_another_archive_confirmed_is_confirmed_here_once(store: SqliteStore, tmp_path: Path) -> None:
     other = open_archive(tmp_path / "other.db")
     other.append(proposal(), of_twice(confirmed(FIRST.id, created=2.0, w=1.0)))
     merge(store, other)
     assert [kernel.id for kernel in view(store).unconfirmed()] == [FIRST.id]
-    store.append(of_twice(confirmed(FIRST.id, created=1.0, w=1.0)))  # by a clock that is behind theirs
+    store.append(of_twice(confirmed(FIRST.id, created=1.0, w=1.0)))  # this machine's clock is behind the other's
     assert view(store).unconfirmed() == []
 
 
-def test_a_kernel_that_leads_nowhere_is_not_confirmed(store: SqliteStore) -> None:
+def test_a_kernel_that_leads_at_no_workload_is_not_confirmed(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_twice(passed(FIRST.id, w=1.0)), of_twice(passed(SECOND.id, w=2.0)))
     assert [kernel.id for kernel in view(store).unconfirmed()] == [FIRST.id]
 
 
-def test_a_near_equal_of_a_confirmed_champion_is_not_confirmed_after_it(store: SqliteStore) -> None:
+def test_a_kernel_hardly_faster_than_a_confirmed_champion_is_not_confirmed(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND))
     store.append(of_twice(confirmed(FIRST.id, w=1.0)), of_twice(passed(SECOND.id, w=0.95)))
     assert view(store).unconfirmed() == []
@@ -88,33 +88,33 @@ def test_a_champion_that_failed_its_confirmation_makes_way_for_the_next(store: S
     assert [kernel.id for kernel in view(store).unconfirmed()] == [SECOND.id]
 
 
-def test_the_time_to_beat_is_the_champion_s(store: SqliteStore) -> None:
+def test_the_time_to_beat_is_that_of_the_champion(store: SqliteStore) -> None:
     store.append(of_twice(passed(FIRST.id, w=1.0, v=9.0)), of_twice(passed(SECOND.id, w=1.5, v=2.0)))
     assert dict(view(store).bars()) == {"w": 1.0, "v": 2.0}
 
 
-def test_a_request_carries_failures_until_they_were_repaired(store: SqliteStore) -> None:
+def test_a_request_lists_failures_until_a_repair_is_proposed(store: SqliteStore) -> None:
     store.append(proposal(), of_twice(failed(FIRST.id)))
     assert [failure.kernel.id for failure in request(store, 4, seed=1).failures] == [FIRST.id]
     store.append(proposal(SECOND, "repair", (FIRST.id,)))
     assert request(store, 4, seed=1).failures == ()
 
 
-def test_a_request_knows_every_kernel_and_draws_parents_from_those_alive(store: SqliteStore) -> None:
+def test_a_request_lists_every_kernel_and_draws_its_parents_from_the_survivors(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_twice(passed(FIRST.id, w=1.0)), of_twice(failed(SECOND.id)))
     asked = request(store, 3, seed=1)
     assert asked.known == {FIRST.id, SECOND.id}
     assert [parent.kernel.id for parent in asked.parents] == [FIRST.id] * 3
 
 
-def test_the_same_archive_and_seed_ask_the_same(store: SqliteStore) -> None:
+def test_the_same_archive_and_seed_give_the_same_request(store: SqliteStore) -> None:
     store.append(proposal(), of_twice(passed(FIRST.id, w=1.0)))
     assert request(store, 4, seed=1) == request(store, 4, seed=1)
     assert request(store, 4, seed=1).seed != request(store, 4, seed=2).seed
 
 
 def chain_of_repairs(store: SqliteStore, length: int) -> str:
-    """A kernel that failed and its repairs, each of which failed too; the last one's id."""
+    """Add a kernel that failed and its repairs, all of which failed too; return the id of the last one."""
     kernels = [bad_kernels.twice_kernel(note=f"try {number}") for number in range(length + 1)]
     store.append(proposal(kernels[0]), of_twice(failed(kernels[0].id)))
     for before, after in pairwise(kernels):
@@ -122,17 +122,17 @@ def chain_of_repairs(store: SqliteStore, length: int) -> str:
     return kernels[-1].id
 
 
-def test_a_repair_that_failed_is_repaired_in_its_turn(store: SqliteStore) -> None:
+def test_a_repair_that_failed_is_repaired_in_turn(store: SqliteStore) -> None:
     last = chain_of_repairs(store, REPAIRS - 1)
     assert [failure.kernel.id for failure in request(store, 4, seed=1).failures] == [last]
 
 
-def test_after_some_repairs_in_vain_a_kernel_is_given_up(store: SqliteStore) -> None:
+def test_a_kernel_is_given_up_after_several_failed_repairs(store: SqliteStore) -> None:
     chain_of_repairs(store, REPAIRS)
     assert request(store, 4, seed=1).failures == ()
 
 
-def test_a_setting_that_failed_where_another_passed_needs_no_repair(store: SqliteStore) -> None:
+def test_a_setting_that_failed_needs_no_repair_if_another_setting_passed(store: SqliteStore) -> None:
     other = FIRST.with_knobs({"THREADS": 64})
     store.append(proposal(), proposal(other, "knobs", (FIRST.id,)))
     store.append(of_twice(passed(FIRST.id, w=1.0)), of_twice(failed(other.id)))
@@ -150,14 +150,14 @@ def test_a_fresh_run_sees_only_what_it_proposed_itself(store: SqliteStore) -> No
     assert {candidate.kernel.id for candidate in (*asked.population, *asked.parents, *asked.tried)} == {SECOND.id}
 
 
-def test_the_control_arm_is_shown_nothing_but_what_it_may_spend(store: SqliteStore) -> None:
+def test_the_control_arm_sees_only_its_remaining_budget(store: SqliteStore) -> None:
     two_runs(store)
     asked = request(store, 4, seed=1, scope=Scope("two", BEST_OF_N), left=Left(tokens=7))
     assert (asked.population, asked.parents, asked.failures, asked.tried, asked.lessons) == ((), (), (), (), ())
     assert asked.left == Left(tokens=7)
 
 
-def test_every_kernel_with_a_verdict_is_tried_oldest_first(store: SqliteStore) -> None:
+def test_every_kernel_with_a_verdict_is_listed_as_tried_oldest_first(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_twice(failed(SECOND.id, created=1.0)))
     store.append(of_twice(passed(FIRST.id, created=2.0, w=1.0)))
     assert [candidate.kernel.id for candidate in request(store, 4, seed=1).tried] == [SECOND.id, FIRST.id]
@@ -173,14 +173,14 @@ def test_a_candidate_carries_the_latest_profile_of_each_workload_on_its_device(s
     assert candidate.profiles == (profile("w", 2.0), profile("v", 3.0))
 
 
-def test_other_ops_lend_the_kernel_that_beats_pytorch_by_most(store: SqliteStore) -> None:
+def test_the_donor_from_another_op_is_its_kernel_with_the_largest_speedup(store: SqliteStore) -> None:
     slow, fast = kernel(1), kernel(2)
     for donor, median_us in ((slow, 50.0), (fast, 10.0)):
         store.append(record_of(donor), replace(passed(donor.id, w=median_us), device=CPU))
     assert [candidate.kernel.id for candidate in request(store, 4, seed=1).donors] == [fast.id]
 
 
-def test_a_kernel_that_repeats_a_judged_one_in_other_words_is_not_evaluated(store: SqliteStore) -> None:
+def test_a_reworded_copy_of_a_judged_kernel_is_not_evaluated(store: SqliteStore) -> None:
     reworded = bad_kernels.twice_kernel(note="in other words")
     new = bad_kernels.twice_kernel("if (i < n) out[i] = x[i] + x[i];")
     store.append(proposal(), of_twice(failed(FIRST.id)), proposal(reworded), proposal(new))
@@ -192,12 +192,12 @@ def test_a_kernel_that_repeats_a_judged_one_in_other_words_is_not_evaluated(stor
     assert "wrong" in verdict.log
 
 
-def test_a_kernel_that_repeats_a_duplicate_alone_is_evaluated(store: SqliteStore) -> None:
+def test_a_kernel_that_repeats_only_a_duplicate_is_evaluated(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_twice(replace(failed(FIRST.id), outcome=Outcome.DUPLICATE)))
     assert selection.agenda(view(store), [SECOND.id]).repeated == ()
 
 
-def test_a_fresh_run_has_champions_and_times_to_beat_of_its_own(store: SqliteStore) -> None:
+def test_a_fresh_run_has_its_own_champions_and_times_to_beat(store: SqliteStore) -> None:
     two_runs(store)
     own = Scope("two", fresh=True)
     assert dict(view(store, own).bars()) == {"w": 2.0}
@@ -218,7 +218,7 @@ def test_a_duplicate_has_the_times_of_the_kernel_that_it_repeats_or_is_left_out(
     }
 
 
-def test_a_view_that_was_read_before_sees_what_any_process_adds(store: SqliteStore) -> None:
+def test_a_view_sees_records_that_other_processes_add_later(store: SqliteStore) -> None:
     seen = view(store)
     assert (seen.pending(), seen.champions()) == ([], ())
     open_archive(store.path).append(proposal(), proposal(SECOND), of_twice(passed(FIRST.id, w=2.0)))
@@ -229,7 +229,7 @@ def test_a_view_that_was_read_before_sees_what_any_process_adds(store: SqliteSto
     assert dict(seen.bars()) == {"w": 2.0}
 
 
-def test_a_view_that_reads_step_by_step_knows_what_a_new_one_knows(store: SqliteStore) -> None:
+def test_a_view_updated_step_by_step_equals_a_new_one(store: SqliteStore) -> None:
     rng, seen = random.Random(5), view(store)
     kernels = [FIRST.with_knobs({"THREADS": 32 * n}) for n in range(1, 9)]
     kernels += [bad_kernels.twice_kernel(note=f"{n}") for n in range(20)]
