@@ -54,22 +54,22 @@ def test_a_grid_with_a_zero_skips_the_launch() -> None:
         ("shared = 1001", "1001 bytes of shared memory"),
     ],
 )
-def test_a_setting_beyond_the_hardware_is_illegal_not_malformed(launch: str, reason: str) -> None:
+def test_a_setting_beyond_the_hardware_limits_is_illegal_not_malformed(launch: str, reason: str) -> None:
     with pytest.raises(IllegalError, match=reason):
         bind(kernel(launch=launch), POINT)
 
 
-def test_a_broken_requirement_is_illegal_and_names_the_setting() -> None:
+def test_an_unmet_requirement_is_illegal_and_its_error_names_the_setting() -> None:
     with pytest.raises(IllegalError, match=r"`N < 4` does not hold .*N=4"):
         bind(kernel('require = ["N < 4"]'), POINT)
 
 
-def test_a_division_by_zero_is_a_fault_of_the_plan_with_its_line() -> None:
+def test_a_division_by_zero_is_an_error_in_the_plan_with_its_line() -> None:
     with pytest.raises(PlanError, match=r"line 9: division by zero in `rows // N` \| grid = "):
         bind(kernel(launch='grid = ["rows // N"]').with_knobs({"N": 0}), POINT)
 
 
-def test_a_negative_workspace_is_a_fault_of_the_plan() -> None:
+def test_a_negative_workspace_is_an_error_in_the_plan() -> None:
     with pytest.raises(PlanError, match="negative size"):
         bind(kernel(body='[workspace]\nw = { shape = ["rows - 11"], dtype = "int32" }'), POINT)
 

@@ -22,24 +22,24 @@ DECEIVING = [
 
 
 @pytest.mark.parametrize("character", [*DECEIVING, "\ud800"])
-def test_what_steers_a_terminal_or_turns_the_writing_is_found(character: str) -> None:
+def test_characters_that_control_a_terminal_or_reverse_text_are_found(character: str) -> None:
     found = hidden(f"a{character}b")
     assert found
     assert f"U+{ord(character):04X}" in described(found)
 
 
-def test_what_people_write_is_not_found() -> None:
+def test_ordinary_text_has_no_hidden_characters() -> None:
     assert hidden("int a;\n\t// größer, 大, λ, العربية, 😀\n") is None
 
 
-def test_a_name_has_one_line() -> None:
+def test_a_name_may_not_contain_line_breaks_or_tabs() -> None:
     assert hidden_in_name("NVIDIA\nH200")
     assert hidden_in_name("NVIDIA\tH200")
     assert hidden_in_name("NVIDIA H200 (größer)") is None
 
 
 @pytest.mark.parametrize("character", DECEIVING)
-def test_escaped_json_is_the_same_json(character: str) -> None:
+def test_escaping_does_not_change_the_content_of_json(character: str) -> None:
     shown = escaped(json.dumps({"log": f"a{character}b"}, ensure_ascii=False))
     assert character not in shown
     assert json.loads(shown) == {"log": f"a{character}b"}

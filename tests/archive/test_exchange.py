@@ -41,7 +41,7 @@ def only(text: str) -> BatchReply:
     return reply
 
 
-def test_a_request_has_the_fields_that_the_batch_api_wants() -> None:
+def test_a_request_has_the_fields_that_the_batch_api_requires() -> None:
     entry = json.loads(request_line("a.draft.-.0", "m-1", [("system", "s"), ("user", "u\nü")]))
     assert entry == {
         "custom_id": "a.draft.-.0",
@@ -62,11 +62,11 @@ def test_a_reply_carries_its_text_model_and_tokens() -> None:
     assert only(answered(body())) == BatchReply("a.draft.-.0", "hello", "m-1", Cost(22, 2))
 
 
-def test_blank_lines_and_windows_line_ends_are_no_replies() -> None:
+def test_blank_lines_are_skipped_and_windows_line_endings_accepted() -> None:
     assert len(list(read_replies(f"\n{answered(body())}\r\n\n{answered(body())}\n"))) == 2
 
 
-def test_a_unicode_line_separator_inside_a_string_does_not_cut_a_line() -> None:
+def test_a_unicode_line_separator_inside_a_string_does_not_split_a_line() -> None:
     text = json.dumps(json.loads(answered(body("one\u2028two"))), ensure_ascii=False)
     assert only(text).text == "one\u2028two"
 
@@ -75,7 +75,7 @@ def test_content_in_parts_is_joined() -> None:
     assert completion(body([{"type": "text", "text": "one "}, {"type": "text", "text": "two"}])).text == "one two"
 
 
-def test_a_failure_names_its_line_and_the_others_are_still_read() -> None:
+def test_a_failure_names_its_line_and_the_other_lines_are_still_read() -> None:
     replies = list(read_replies(f"{answered(body())}\n{{broken\n{answered(body())}\n"))
     assert [reply.failure[:25] for reply in replies] == ["", "line 2: this is not JSON ", ""]
 
@@ -99,11 +99,11 @@ def test_a_failure_names_its_line_and_the_others_are_still_read() -> None:
         (answered(body(None)), "empty"),
     ],
 )
-def test_a_reply_that_holds_no_whole_answer_says_why(text: str, reason: str) -> None:
+def test_a_reply_without_a_complete_answer_fails_with_the_reason(text: str, reason: str) -> None:
     assert reason in only(text).failure
 
 
-def test_a_cut_reply_keeps_what_was_said() -> None:
+def test_a_truncated_reply_keeps_its_text() -> None:
     assert only(answered(body("/*--- half", finish="length"))).text == "/*--- half"
 
 
@@ -111,7 +111,7 @@ def used(**usage: object) -> BatchReply:
     return completion({**body(), "usage": usage})
 
 
-def test_half_a_character_becomes_one_that_a_file_can_hold() -> None:
+def test_a_lone_surrogate_is_replaced_so_that_the_text_can_be_stored() -> None:
     said = completion(json.loads(r'{"choices": [{"message": {"content": "warps \ud800"}, "finish_reason": "\udfff"}]}'))
     refused = completion(json.loads(r'{"error": "\ud800"}'))
     assert (said.text, refused.failure) == ("warps ?", "the response holds no choices: ?")
@@ -121,11 +121,11 @@ def test_half_a_character_becomes_one_that_a_file_can_hold() -> None:
     "usage",
     [{}, {"prompt_tokens": "many", "completion_tokens": True}, {"prompt_tokens": -1}, {"prompt_tokens": 10**30}],
 )
-def test_tokens_that_nobody_counted_are_not_known(usage: dict[str, object]) -> None:
+def test_the_cost_is_unknown_without_valid_token_counts(usage: dict[str, object]) -> None:
     assert used(**usage).cost is None
 
 
-def test_cached_and_reasoning_tokens_are_parts_of_the_others() -> None:
+def test_cached_and_reasoning_tokens_are_included_in_prompt_and_completion_tokens() -> None:
     found = used(
         prompt_tokens=100,
         completion_tokens=50,
@@ -136,7 +136,7 @@ def test_cached_and_reasoning_tokens_are_parts_of_the_others() -> None:
     assert found.cost == Cost(100, 50, cached_tokens=80, reasoning_tokens=40)
 
 
-def test_reasoning_that_a_server_counts_apart_is_added_to_the_completion() -> None:
+def test_reasoning_tokens_that_a_server_counts_separately_are_added_to_the_completion() -> None:
     found = used(
         prompt_tokens=100,
         completion_tokens=10,
@@ -147,11 +147,11 @@ def test_reasoning_that_a_server_counts_apart_is_added_to_the_completion() -> No
 
 
 @pytest.mark.parametrize(("told", "usd"), [(0.25, 0.25), (0, 0.0), ("1", None), (True, None), (-1.0, None)])
-def test_what_a_gateway_says_it_cost_is_believed_if_it_is_a_price(told: object, usd: float | None) -> None:
+def test_the_cost_reported_by_a_gateway_is_used_if_it_is_a_valid_price(told: object, usd: float | None) -> None:
     assert used(prompt_tokens=1, completion_tokens=1, cost=told).usd == usd
 
 
-def test_parameters_stand_beside_the_messages() -> None:
+def test_parameters_are_placed_next_to_the_messages() -> None:
     entry = json.loads(request_line("a.draft.-.0", "m-1", [("user", "u")], {"temperature": 0.5}))
     assert entry["body"] == {"model": "m-1", "messages": [{"role": "user", "content": "u"}], "temperature": 0.5}
 
@@ -159,14 +159,14 @@ def test_parameters_stand_beside_the_messages() -> None:
 @pytest.mark.parametrize(
     "text", [answered(body("half", finish="length")), answered(body(None)), answered(body(None, refusal="no"))]
 )
-def test_a_model_that_did_not_have_its_say_is_told_from_one_that_said_the_wrong_thing(text: str) -> None:
+def test_an_unfinished_reply_is_distinguished_from_a_reply_without_a_kernel(text: str) -> None:
     (reply,) = read_replies(text)
     assert unfinished(reply.failure.partition(": ")[2])
     assert not unfinished("the reply holds no kernel")
 
 
 @pytest.mark.parametrize("parents", [(), (PARENT,), (PARENT, OTHER)])
-def test_a_custom_id_says_what_was_asked(parents: tuple[str, ...]) -> None:
+def test_a_custom_id_decodes_to_the_request_it_was_made_from(parents: tuple[str, ...]) -> None:
     encoded = encode_custom_id("soft.max", "improve", parents, "k3f9")
     assert decode_custom_id(encoded) == CustomId("soft.max", "improve", parents, "k3f9")
 
@@ -175,17 +175,17 @@ def test_a_custom_id_says_what_was_asked(parents: tuple[str, ...]) -> None:
     ("operator", "parents"),
     [("draft", ()), ("specialise", (PARENT,)), ("crossover", (PARENT, OTHER))],
 )
-def test_a_custom_id_fits_whatever_the_name_of_the_op(operator: str, parents: tuple[str, ...]) -> None:
+def test_a_custom_id_stays_within_its_limit_for_an_op_with_a_long_name(operator: str, parents: tuple[str, ...]) -> None:
     assert len(encode_custom_id(LONG, operator, parents, "0123456")) <= MAX_CUSTOM_ID
 
 
-def test_the_label_of_a_long_op_is_known_to_be_that_op() -> None:
+def test_the_label_of_an_op_with_a_long_name_matches_that_op() -> None:
     decoded = decode_custom_id(encode_custom_id(LONG, "improve", (PARENT,), "01234567"))
     assert decoded
     assert labels(decoded.op, LONG)
 
 
-def test_the_label_of_a_long_op_is_no_other_op() -> None:
+def test_the_label_of_an_op_with_a_long_name_does_not_match_another_op() -> None:
     decoded = decode_custom_id(encode_custom_id(LONG, "improve", (PARENT,), "01234567"))
     assert decoded
     assert not labels(decoded.op, f"{LONG}2")
@@ -197,7 +197,7 @@ def test_too_many_parents_for_an_id_are_refused() -> None:
 
 
 @pytest.mark.parametrize("custom_id", ["", "request-1", "a.b.c", "a..b.c", "...."])
-def test_an_id_made_by_somebody_else_says_nothing(custom_id: str) -> None:
+def test_a_foreign_custom_id_is_not_decoded(custom_id: str) -> None:
     assert decode_custom_id(custom_id) is None
 
 
@@ -209,9 +209,7 @@ def test_an_id_made_by_somebody_else_says_nothing(custom_id: str) -> None:
         ("gelu.draft.-.c", "m\u202e", "the name of its model has the character that changes the text direction"),
     ],
 )
-def test_a_reply_with_a_name_that_deceives_is_refused_and_keeps_its_words(
-    custom_id: str, model: str, said: str
-) -> None:
+def test_a_reply_with_a_deceptive_name_is_refused_and_keeps_its_text(custom_id: str, model: str, said: str) -> None:
     reply = only(line(custom_id=custom_id, response={"status_code": 200, "body": {**body(), "model": model}}))
     assert said in reply.failure
     assert (reply.custom_id, reply.model, reply.text) == ("", "", "hello")

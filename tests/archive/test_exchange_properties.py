@@ -1,4 +1,4 @@
-"""Generated batch files: each line becomes a reply or a failure that names the line, whatever is in it."""
+"""Generated batch files: each line becomes a reply or a failure that names the line, whatever it contains."""
 
 import json
 
@@ -16,7 +16,7 @@ values = st.recursive(
 
 
 def dictionary(**keys: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
-    """A dictionary in which any of these keys may be missing or hold something else."""
+    """Return a strategy for dictionaries in which any of these keys may be missing or hold some other value."""
     return st.fixed_dictionaries({}, optional={key: strategy | values for key, strategy in keys.items()})
 
 
@@ -41,7 +41,7 @@ parts = st.text("abcdefghijklmnopqrstuvwxyz0123456789_", min_size=1, max_size=10
 
 
 @given(st.lists(lines, max_size=4))
-def test_a_line_is_a_reply_or_a_failure_that_names_it(written: list[str]) -> None:
+def test_a_line_becomes_a_reply_or_a_failure_that_names_the_line(written: list[str]) -> None:
     replies = list(read_replies("\n".join(written)))
     numbers = [number for number, line in enumerate(written, start=1) if line.strip()]
     assert len(replies) == len(numbers)
@@ -53,9 +53,7 @@ def test_a_line_is_a_reply_or_a_failure_that_names_it(written: list[str]) -> Non
 
 
 @given(st.text(min_size=1, max_size=80), parts, st.lists(parts, max_size=2), parts)
-def test_an_id_of_a_request_is_decoded_to_what_it_was_made_of(
-    op: str, operator: str, parents: list[str], nonce: str
-) -> None:
+def test_a_custom_id_is_decoded_to_what_was_encoded(op: str, operator: str, parents: list[str], nonce: str) -> None:
     encoded = encode_custom_id(op, operator, parents, nonce)
     found = decode_custom_id(encoded)
     assert len(encoded) <= MAX_CUSTOM_ID

@@ -17,7 +17,7 @@ SCOPE = Scope({"rows": 10, "cols": 96, "zero": 0, "WARPS": 4}, {"x": 2})
         (12, 12),
     ],
 )
-def test_integer_expressions_have_their_value(text: int | str, value: int) -> None:
+def test_integer_expressions_are_evaluated(text: int | str, value: int) -> None:
     assert integer(text, SCOPE) == value
 
 
@@ -31,7 +31,7 @@ def test_integer_expressions_have_their_value(text: int | str, value: int) -> No
         ("True", True),
     ],
 )
-def test_conditions_have_their_value(text: str, value: bool) -> None:
+def test_conditions_are_evaluated(text: str, value: bool) -> None:
     assert boolean(text, SCOPE) is value
 
 
@@ -57,27 +57,27 @@ def test_conditions_have_their_value(text: str, value: bool) -> None:
         ("99999999999999999999", "64 bits"),
     ],
 )
-def test_other_expressions_are_refused_with_the_reason(text: str, reason: str) -> None:
+def test_invalid_expressions_are_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ExpressionError, match=reason.replace("(", r"\(")):
         check_integer(text, SCOPE)
 
 
-def test_a_check_sees_the_part_that_and_would_skip() -> None:
+def test_a_check_includes_the_operand_that_and_would_skip() -> None:
     with pytest.raises(ExpressionError, match="unknown name `nothing`"):
         check_boolean("zero > 1 and nothing == 2", SCOPE)
 
 
-def test_division_by_zero_is_named() -> None:
+def test_division_by_zero_is_reported_with_its_expression() -> None:
     with pytest.raises(ExpressionError, match="division by zero in `rows // zero`"):
         integer("rows // zero", SCOPE)
 
 
-def test_a_value_beyond_64_bits_is_refused_at_the_step_that_makes_it() -> None:
+def test_a_value_beyond_64_bits_is_refused_at_the_step_that_produces_it() -> None:
     with pytest.raises(ExpressionError, match="does not fit in 64 bits"):
         integer("9223372036854775807 * rows - 9223372036854775807 * rows", SCOPE)
 
 
-def test_a_check_accepts_what_only_some_values_break() -> None:
+def test_a_check_accepts_an_expression_that_fails_only_for_some_values() -> None:
     check_integer("rows // zero", SCOPE)
 
 
@@ -90,6 +90,6 @@ def test_a_deep_expression_is_refused_before_anything_recurses(text: str) -> Non
 @pytest.mark.parametrize(
     ("expression", "said"), [("rows > 1 && cols > 1", "write and, or, not"), ("x.dtype == 2", "`dtypes`")]
 )
-def test_what_other_languages_write_is_answered_with_how_it_is_written_here(expression: str, said: str) -> None:
+def test_syntax_of_other_languages_is_refused_with_the_syntax_to_use(expression: str, said: str) -> None:
     with pytest.raises(ExpressionError, match=said):
         check_boolean(expression, SCOPE)

@@ -1,4 +1,4 @@
-"""Generated expressions: values are Python's own within 64 bits, and only an ExpressionError refuses text."""
+"""Generated expressions: values within 64 bits equal Python's, and invalid text raises only ExpressionError."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ PYTHON = {**VALUES, "x": 2, "y": 8, "itemsize": lambda size: size, "ceil_div": c
 
 @dataclass(frozen=True)
 class Expression:
-    """The text of an expression and the integer expressions within it, itself included where it is one."""
+    """The text of an expression and all integer expressions in it, including itself if it is one."""
 
     text: str
     integers: tuple[str, ...]
 
     @property
     def defined(self) -> bool:
-        """Whether every integer in it has a value of at most 64 bits."""
+        """Whether the value of every integer expression in it fits in 64 bits."""
         try:
             return all(INT64_MIN <= in_python(text) <= INT64_MAX for text in self.integers)
         except ZeroDivisionError:
@@ -91,7 +91,7 @@ conditions = st.recursive(
     ),
     max_leaves=3,
 )
-short = 400  # characters, as many as an expression may have
+short = 400  # the maximum length of an expression in characters
 pieces = st.sampled_from(
     ["rows", "cols", "zero", "x", "itemsize(x)", "min(", "max(", "ceil_div(", "(", ")", "[", "]", "+", "-", "*", "//",
      "%", "/", "**", "<<", "<", "==", " and ", " or ", " not ", ",", ".", "1", "0x1f", "1_0", "1.5", "1e9", "9" * 20,
@@ -100,7 +100,7 @@ pieces = st.sampled_from(
 
 
 @given(integers.filter(lambda one: len(one.text) <= short))
-def test_an_integer_is_pythons_or_an_error_where_a_step_leaves_64_bits(expression: Expression) -> None:
+def test_an_integer_equals_pythons_or_is_an_error_if_a_step_exceeds_64_bits(expression: Expression) -> None:
     try:
         found = integer(expression.text, SCOPE)
     except ExpressionError:
@@ -111,7 +111,7 @@ def test_an_integer_is_pythons_or_an_error_where_a_step_leaves_64_bits(expressio
 
 
 @given(conditions.filter(lambda one: len(one.text) <= short))
-def test_a_condition_is_pythons_or_an_error_where_a_step_leaves_64_bits(expression: Expression) -> None:
+def test_a_condition_equals_pythons_or_is_an_error_if_a_step_exceeds_64_bits(expression: Expression) -> None:
     try:
         found = boolean(expression.text, SCOPE)
     except ExpressionError:
@@ -121,7 +121,7 @@ def test_a_condition_is_pythons_or_an_error_where_a_step_leaves_64_bits(expressi
 
 
 @given(st.lists(pieces, max_size=30).map("".join) | st.text(max_size=30))
-def test_text_that_is_no_expression_is_refused_when_it_is_checked(text: str) -> None:
+def test_text_that_is_not_an_expression_is_refused_by_the_check(text: str) -> None:
     for check, evaluate in ((check_integer, integer), (check_boolean, boolean)):
         try:
             check(text, SCOPE)

@@ -63,7 +63,7 @@ def test_layout_and_comments_do_not_change_the_id() -> None:
     assert parse(loose).id == kernel().id
 
 
-def test_another_source_is_another_id() -> None:
+def test_a_different_source_has_a_different_id() -> None:
     assert parse(changed("first() {}", "first() { }")).id != kernel().id
 
 
@@ -97,7 +97,7 @@ def test_setting_the_default_changes_nothing() -> None:
         ('note = "one warp per row"', 'note = "*/"', 1, "may not contain"),
     ],
 )
-def test_a_malformed_plan_gets_one_message_with_its_line(old: str, new: str, line: int, reason: str) -> None:
+def test_a_malformed_plan_is_refused_with_one_message_and_its_line(old: str, new: str, line: int, reason: str) -> None:
     with pytest.raises(PlanError, match=reason) as caught:
         parse(changed(old, new))
     assert caught.value.line == line
@@ -120,7 +120,9 @@ def test_a_malformed_plan_gets_one_message_with_its_line(old: str, new: str, lin
         ("[knobs]\nWARPS", "[knobs]\nROWS = [1]\nWARPS", "", ""),
     ],
 )
-def test_a_plan_that_does_not_fit_its_op_gets_the_line_quoted(old: str, new: str, quoted: str, reason: str) -> None:
+def test_a_plan_that_does_not_fit_its_op_is_refused_with_the_line_quoted(
+    old: str, new: str, quoted: str, reason: str
+) -> None:
     if not reason:
         parse_for(changed(old, new), SIGNATURE)
         return
@@ -141,7 +143,7 @@ def test_a_plan_that_does_not_fit_its_op_gets_the_line_quoted(old: str, new: str
         (TEXT + "x" * 300_000, "characters"),
     ],
 )
-def test_what_is_no_kernel_is_refused_with_the_reason(text: str, reason: str) -> None:
+def test_text_that_is_not_a_kernel_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(PlanError, match=reason):
         parse(text)
 
@@ -154,18 +156,18 @@ def test_what_is_no_kernel_is_refused_with_the_reason(text: str, reason: str) ->
         ("cooperative = true", "overlap = true", "overlap"),
     ],
 )
-def test_reserved_parts_parse_and_are_named(old: str, new: str, asked: str) -> None:
+def test_reserved_parts_are_parsed_and_named(old: str, new: str, asked: str) -> None:
     reserved = parse_for(changed(old, new), SIGNATURE)
     assert asked in reserved.plan.reserved
     assert parse(reserved.text).id == reserved.id
 
 
-def test_what_stands_before_the_plan_is_quoted() -> None:
+def test_text_before_the_plan_is_quoted_in_the_error() -> None:
     with pytest.raises(PlanError, match=r"`First some reasoning\.` stands before it"):
         parse(f"First some reasoning.\n{TEXT}")
 
 
-def test_a_keyword_of_cpp_is_no_name_for_a_let() -> None:
+def test_a_cpp_keyword_is_refused_as_a_name_in_let() -> None:
     with pytest.raises(PlanError, match="`short` is a keyword"):
         parse_for(TEXT.replace("per_lane", "short"), SIGNATURE)
 
@@ -174,14 +176,14 @@ HIDDEN = ["\x00", "\x08", "\x0c", "\r", "\x1b", "\x7f", "\x9b", "\u202a", "\u202
 
 
 @pytest.mark.parametrize("character", HIDDEN)
-def test_a_source_that_shows_other_than_it_compiles_is_refused_with_its_line(character: str) -> None:
+def test_a_source_with_a_hidden_character_is_refused_with_its_line(character: str) -> None:
     with pytest.raises(PlanError, match=rf"U\+{ord(character):04X}") as caught:
         parse(changed('extern "C"', f'/* {character} */ extern "C"'))
     assert caught.value.line == 35
 
 
 @pytest.mark.parametrize("character", HIDDEN)
-def test_what_a_plan_spells_out_is_refused_like_what_it_holds(character: str) -> None:
+def test_an_escaped_hidden_character_in_a_plan_is_refused_like_a_literal_one(character: str) -> None:
     with pytest.raises(PlanError, match=rf"has an escape for .*U\+{ord(character):04X}") as caught:
         parse(changed("one warp", f"one \\u{ord(character):04x} warp"))
     assert caught.value.line == 3
@@ -195,7 +197,7 @@ def test_what_a_plan_spells_out_is_refused_like_what_it_holds(character: str) ->
         ('"sums"', '"\\u009b"'),
     ],
 )
-def test_every_word_of_a_plan_is_looked_at(old: str, new: str) -> None:
+def test_every_string_of_a_plan_is_checked_for_hidden_characters(old: str, new: str) -> None:
     with pytest.raises(PlanError, match="has an escape for the control character"):
         parse(changed(old, new))
 
@@ -204,14 +206,14 @@ def test_tabs_newlines_and_letters_of_all_languages_are_kept() -> None:
     assert parse(changed("one warp per row", "größer\\n\\t大")).plan.note == "größer\n\t大"
 
 
-def test_a_text_of_an_old_archive_keeps_its_kernel() -> None:
+def test_a_kernel_text_from_an_old_archive_is_kept_unchanged() -> None:
     old = changed("first() {}", "first() {} // \x0c end")
     kernel = Kernel(old)
     assert kernel.text == old
     assert "\x0c" in kernel.source
 
 
-def test_what_is_read_from_the_text_alone_is_what_the_plan_says() -> None:
+def test_values_read_from_the_text_alone_equal_those_of_the_plan() -> None:
     for kernel in (kernel for op in op_names() for kernel in shipped(op)):
         unread, plan = Kernel(kernel.text), kernel.plan
         written = kernel.with_plan(replace(plan, knobs=tuple((name, tuple(sorted(own))) for name, own in plan.knobs)))
@@ -219,7 +221,7 @@ def test_what_is_read_from_the_text_alone_is_what_the_plan_says() -> None:
         assert "_parts" not in vars(unread), "the plan was read"
 
 
-def test_settings_share_a_family_and_other_code_does_not() -> None:
+def test_settings_of_one_kernel_share_a_family_and_other_code_does_not() -> None:
     kernel = parse(TEXT)
     assert kernel.with_knobs({"WARPS": 8}).family == kernel.family != parse(changed("first() {}", "last() {}")).family
 
@@ -232,6 +234,6 @@ def test_settings_share_a_family_and_other_code_does_not() -> None:
         ({"first() {}": "first() { ; }"}, False),
     ],
 )
-def test_the_outline_leaves_out_names_comments_and_blanks(changes: dict[str, str], same: bool) -> None:
+def test_the_outline_leaves_out_names_comments_and_whitespace(changes: dict[str, str], same: bool) -> None:
     (pair,) = changes.items()
     assert (parse(changed(*pair)).outline == parse(TEXT).outline) is same

@@ -1,4 +1,4 @@
-"""The shipped kernels fit their ops, and between them take on every workload."""
+"""Shipped kernels: each fits its op, and together they accept every workload."""
 
 import itertools
 
@@ -14,7 +14,7 @@ from reference_ops.listing import PACKAGE
 from reference_ops.op import Op
 
 OPS = {name: catalog.load(name) for name in catalog.names()}
-PLAIN = "simple.cu"  # a start for an op of which nobody has written more yet
+PLAIN = "simple.cu"  # a starting point for ops that have no faster kernel yet
 PLAIN_TEXTS = {path.read_text() for path in (PACKAGE.parent / "archive" / "kernels").glob(f"*/{PLAIN}")}
 SHIPPED = {f"{name} {shipped.id}": (op, shipped) for name, op in OPS.items() for shipped in library.shipped(name)}
 DEVICES = [
@@ -29,7 +29,7 @@ def settings(shipped: Kernel) -> list[dict[str, int]]:
     return [dict(zip(names, values, strict=True)) for values in itertools.product(*(v for _, v in shipped.plan.knobs))]
 
 
-def test_an_op_without_shipped_kernels_has_none() -> None:
+def test_an_unknown_op_has_no_shipped_kernels() -> None:
     assert library.shipped("no_such_op") == []
 
 
@@ -40,12 +40,12 @@ def test_no_two_shipped_kernels_are_the_same(op: Op) -> None:
 
 
 @each(SHIPPED)
-def test_a_shipped_kernel_makes_sense_for_its_op(op: Op, shipped: Kernel) -> None:
+def test_a_shipped_kernel_fits_its_op(op: Op, shipped: Kernel) -> None:
     kernel.check(shipped, signature(op))
 
 
 @each(SHIPPED)
-def test_a_shipped_kernel_survives_printing(op: Op, shipped: Kernel) -> None:
+def test_a_shipped_kernel_is_unchanged_by_printing_and_parsing(op: Op, shipped: Kernel) -> None:
     assert kernel.parse(shipped.text) == shipped
 
 
@@ -56,7 +56,7 @@ def test_a_shipped_file_is_in_canonical_form(op: Op, shipped: Kernel) -> None:
 
 
 @each({f"{name} {device.kind}": (*case, device) for name, case in SHIPPED.items() for device in DEVICES})
-def test_a_shipped_kernel_binds_wherever_it_says_it_does(op: Op, shipped: Kernel, device: DeviceInfo) -> None:
+def test_a_shipped_kernel_binds_at_every_workload_that_it_accepts(op: Op, shipped: Kernel, device: DeviceInfo) -> None:
     for workload in (*op.workloads(device.kind), *op.awkward):
         at = point(op, workload, device)
         if binding.accepts(shipped, at):
@@ -64,7 +64,7 @@ def test_a_shipped_kernel_binds_wherever_it_says_it_does(op: Op, shipped: Kernel
 
 
 @each(MADE_FOR_SPEED)
-def test_a_kernel_that_is_made_for_speed_has_knobs_to_turn(op: Op, shipped: Kernel) -> None:
+def test_a_kernel_made_for_speed_has_knobs(op: Op, shipped: Kernel) -> None:
     assert 3 <= len(settings(shipped)) <= 300
 
 
@@ -76,7 +76,7 @@ def test_most_knob_settings_are_legal_on_a_gpu(op: Op, shipped: Kernel) -> None:
 
 
 @each({f"{name} {device.kind}": (op, device) for name, op in OPS.items() for device in DEVICES})
-def test_some_shipped_kernel_takes_on_every_workload(op: Op, device: DeviceInfo) -> None:
+def test_every_workload_is_accepted_by_a_shipped_kernel(op: Op, device: DeviceInfo) -> None:
     for workload in (*op.workloads(device.kind), *op.awkward):
         at = point(op, workload, device)
         assert any(binding.accepts(shipped, at) for shipped in library.shipped(op.name)), workload.key

@@ -8,7 +8,7 @@ from archive import plain
 from archive.records import Duel, Evaluation, Outcome
 
 
-def test_an_evaluation_with_everything_in_it_survives_json() -> None:
+def test_an_evaluation_with_all_its_fields_survives_json() -> None:
     evaluation = checked(confirmed("k", w=3.5, v=7.25))
     read = plain.record(Evaluation, json.loads(json.dumps(asdict(evaluation))))
     assert read == evaluation
@@ -17,7 +17,7 @@ def test_an_evaluation_with_everything_in_it_survives_json() -> None:
     assert read.device.tflops == GPU.tflops
 
 
-def test_what_is_missing_has_its_default() -> None:
+def test_missing_fields_have_their_defaults() -> None:
     fields = {"kernel_id": "k", "op": "softmax", "device": asdict(GPU), "outcome": "wrong", "log": "off"}
     assert plain.record(Evaluation, fields) == Evaluation("k", "softmax", GPU, Outcome.WRONG, "off")
 

@@ -51,7 +51,7 @@ def with_value(place: str, value: str) -> str:
         for place, line in PLACES
     }
 )
-def test_a_hostile_value_anywhere_is_a_fault_of_the_plan(place: str, line: int, value: str) -> None:
+def test_a_hostile_value_anywhere_is_an_error_in_the_plan(place: str, line: int, value: str) -> None:
     with pytest.raises(PlanError) as caught:
         parse(with_value(place, value))
     assert caught.value.line in (line, 1) or "TOML" in str(caught.value)
@@ -65,7 +65,7 @@ def test_a_hostile_value_anywhere_is_a_fault_of_the_plan(place: str, line: int, 
         for place, line in PLACES
     }
 )
-def test_an_integer_of_more_than_64_bits_is_named_with_its_line(place: str, line: int, value: str) -> None:
+def test_an_integer_of_more_than_64_bits_is_refused_with_its_line(place: str, line: int, value: str) -> None:
     with pytest.raises(PlanError, match="64 bits") as caught:
         parse(with_value(place, value))
     assert caught.value.line == line
@@ -80,7 +80,7 @@ def test_an_integer_of_64_bits_is_read(value: str) -> None:
     "text",
     ["\ud800" + TEXT, TEXT + "\ud800", TEXT.replace("void", "\ud800void"), TEXT.replace('op = "', 'op = "\udfff')],
 )
-def test_half_a_character_is_refused_with_its_line(text: str) -> None:
+def test_a_lone_surrogate_is_refused_with_its_line(text: str) -> None:
     with pytest.raises(PlanError, match="lone surrogate") as caught:
         parse(text)
     assert 1 <= caught.value.line <= text.count("\n") + 1

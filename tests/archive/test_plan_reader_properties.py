@@ -1,4 +1,4 @@
-"""Generated plans and generated garbage: a printed plan reads back as itself, and only a PlanError refuses text."""
+"""Generated plans and garbage: a printed plan reads back as itself, and invalid text raises only PlanError."""
 
 import pytest
 from hypothesis import given
@@ -84,7 +84,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 @st.composite
 def damaged_kernels(draw: st.DrawFn) -> str:
-    """The kernel above with a few pieces cut out, repeated or replaced by other text."""
+    """Return the kernel above with a few pieces cut out, repeated or replaced by other text."""
     text = KERNEL
     for _ in range(draw(st.integers(1, 4))):
         begin, length = draw(st.integers(0, len(text))), draw(st.integers(0, 12))
@@ -101,7 +101,7 @@ def test_a_printed_plan_reads_back_as_the_same_plan(plan: Plan) -> None:
 
 
 @given(damaged_kernels() | st.text() | st.text().map(lambda text: f"{OPEN}\n{text}\n{CLOSE}\n"))
-def test_text_that_is_no_kernel_is_refused_with_a_line_of_it(text: str) -> None:
+def test_text_that_is_not_a_kernel_is_refused_with_one_of_its_lines(text: str) -> None:
     try:
         kernel = parse(text)
     except PlanError as error:

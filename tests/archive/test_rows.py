@@ -1,4 +1,4 @@
-"""Archives that somebody spoilt, by hand or on purpose: what is wrong is named, and nothing of them is taken."""
+"""Damaged archives, by accident or on purpose: the error says what is wrong, and none of their records is merged."""
 
 import sqlite3
 from pathlib import Path
@@ -14,9 +14,9 @@ from archive.store import ArchiveError, SqliteStore, merge, open_archive
 OURS = confirmed(kernel(1).id, w=20.0)
 
 
-def spoilt(folder: Path, statement: str) -> SqliteStore:
-    """A sound archive with a record of each kind, and then this."""
-    path = folder / "spoilt.db"
+def damaged(folder: Path, statement: str) -> SqliteStore:
+    """Return an archive with a record of each kind, damaged by this SQL statement."""
+    path = folder / "damaged.db"
     store = open_archive(path)
     question = Question("m", "http://here/v1", "{}", (("user", "a kernel"),))
     reply = failed_reply()
@@ -31,8 +31,8 @@ def spoilt(folder: Path, statement: str) -> SqliteStore:
     return open_archive(path, read_only=True)
 
 
-def retold(text: str) -> str:
-    """A statement that gives the kernel another text, and the id that goes with it."""
+def with_text(text: str) -> str:
+    """Return a statement that replaces the text of the kernel and updates its id to match."""
     words, other = text.replace("'", "''"), Kernel(text).id
     return f"UPDATE kernels SET text = '{words}', id = '{other}'; UPDATE proposals SET kernel_id = '{other}'"
 
@@ -62,8 +62,8 @@ def retold(text: str) -> str:
         ("UPDATE devices SET sms = 'many'", "table `devices`: sms must be a whole number"),
         ("UPDATE kernels SET text = zeroblob(9)", "table `kernels`: it holds bytes instead of text"),
         ("UPDATE kernels SET text = 'not a kernel'", "table `kernels`: its text has the id"),
-        (retold("not a kernel"), "line 1: a kernel begins with its plan"),
-        (retold(kernel(1).text + chr(27)), "the control character U+001B"),
+        (with_text("not a kernel"), "line 1: a kernel begins with its plan"),
+        (with_text(kernel(1).text + chr(27)), "the control character U+001B"),
         ("DELETE FROM kernels", "table `proposals`: its kernel"),
         ("UPDATE proposals SET parents = '7'", "`parents` is not a list"),
         ("UPDATE proposals SET usd = -5", "cost.usd must be"),
@@ -75,21 +75,23 @@ def retold(text: str) -> str:
         ("ALTER TABLE legs RENAME COLUMN ended TO finished", "no such column"),
     ],
 )
-def test_a_spoilt_archive_is_not_merged_and_says_where_it_is_wrong(tmp_path: Path, statement: str, said: str) -> None:
+def test_a_damaged_archive_is_not_merged_and_the_error_says_where_it_is_damaged(
+    tmp_path: Path, statement: str, said: str
+) -> None:
     mine = open_archive(tmp_path / "mine.db")
     mine.append(passed(kernel(2).id, w=1.0))
     with pytest.raises(ArchiveError) as caught:
-        merge(mine, spoilt(tmp_path, statement))
+        merge(mine, damaged(tmp_path, statement))
     assert said in str(caught.value)
-    assert "spoilt.db" in str(caught.value)
+    assert "damaged.db" in str(caught.value)
     assert (mine.find(Kernel), mine.find(Proposal), len(mine.find(Evaluation))) == ([], [], 1)
 
 
 def test_a_row_is_named_by_its_id(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match=f"row {checked(OURS).id} of its table `evaluations`"):
-        spoilt(tmp_path, "UPDATE evaluations SET outcome = 'splendid'").find(Evaluation)
+        damaged(tmp_path, "UPDATE evaluations SET outcome = 'splendid'").find(Evaluation)
 
 
-def test_an_archive_from_before_a_character_was_refused_is_still_read(tmp_path: Path) -> None:
-    (found,) = spoilt(tmp_path, retold(kernel(1).text + "// \x0c x\n")).find(Kernel)
+def test_an_old_archive_with_a_character_that_is_now_refused_is_still_read(tmp_path: Path) -> None:
+    (found,) = damaged(tmp_path, with_text(kernel(1).text + "// \x0c x\n")).find(Kernel)
     assert "\x0c" in found.source

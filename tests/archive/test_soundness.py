@@ -36,7 +36,7 @@ def dueled(**changed: Any) -> Evaluation:
     [WHOLE, RUN, Leg("r", 1.0, 2.0), proposal(kernel()), failed_reply(), Standard("softmax", "w", GPU, 9.0)],
     ids=lambda record: type(record).__name__,
 )
-def test_what_we_write_ourselves_is_sound_here_and_elsewhere(record: object) -> None:
+def test_our_own_records_are_sound_here_and_in_other_archives(record: object) -> None:
     check(record)
     check_foreign(record, NOW)
 
@@ -73,17 +73,17 @@ def test_what_we_write_ourselves_is_sound_here_and_elsewhere(record: object) -> 
         (replace(failed_reply(), cost=Cost(usd=-1.0)), "cost.usd must be"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_with_its_field(record: object, said: str) -> None:
+def test_an_impossible_value_is_refused_with_its_field(record: object, said: str) -> None:
     with pytest.raises(UnsoundError) as caught:
         check(record)
     assert str(caught.value).startswith(said)
 
 
-def test_an_output_may_be_off_by_infinity_or_by_nobody_knows_what() -> None:
+def test_the_error_of_an_output_may_be_infinite_or_unknown() -> None:
     check(whole(checks=(Check("w", "large", "out", math.inf, math.nan, math.inf),)))
 
 
-def test_the_clocks_of_two_machines_may_differ_by_a_day_and_no_more() -> None:
+def test_the_clocks_of_two_machines_may_differ_by_at_most_a_day() -> None:
     check_foreign(passed("k", created=NOW + DAY), NOW)
     with pytest.raises(UnsoundError, match="`created` is 3 days ahead"):
         check_foreign(passed("k", created=NOW + 3 * DAY), NOW)
@@ -99,12 +99,12 @@ def test_the_clocks_of_two_machines_may_differ_by_a_day_and_no_more() -> None:
         (replace(failed_reply(), parents=("\ud800",)), "`parents` has the lone surrogate"),
     ],
 )
-def test_a_name_that_deceives_who_reads_it_is_refused(record: object, said: str) -> None:
+def test_a_deceptive_name_is_refused(record: object, said: str) -> None:
     with pytest.raises(UnsoundError) as caught:
         check_foreign(record, NOW)
     assert said in str(caught.value)
 
 
-def test_what_a_compiler_or_a_model_said_may_hold_anything() -> None:
+def test_logs_and_replies_may_contain_any_character() -> None:
     check_foreign(replace(failed_reply(), reply="\x1b[31mred", failure="\x07"), NOW)
     check_foreign(whole(log="\x1b[31merror\x1b[m\n\tat"), NOW)

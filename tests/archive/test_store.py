@@ -46,7 +46,7 @@ def test_a_text_that_many_questions_share_is_stored_once(store: SqliteStore) -> 
     assert store.connection.execute("SELECT count(*) FROM texts").fetchone() == (4,)
 
 
-def test_equal_answers_to_several_calls_are_several_proposals_and_all_are_paid_for(store: SqliteStore) -> None:
+def test_equal_answers_to_several_calls_are_several_proposals_and_all_their_costs_count(store: SqliteStore) -> None:
     for number in (1, 2, 2):
         store.append(replace(failed_reply(), call=str(number), cost=Cost(10, 20, 1.0, 5, 3, 0.25)))
     assert [found.cost.usd for found in store.find(Proposal)] == [0.25, 0.25]
@@ -60,7 +60,7 @@ def test_a_run_comes_back_with_its_budget_and_its_legs(store: SqliteStore) -> No
     assert store.find(Leg, "gelu") == []
 
 
-def test_what_a_kernel_is_and_what_a_profiler_counted_come_back_equal(store: SqliteStore) -> None:
+def test_traits_and_profiles_come_back_equal(store: SqliteStore) -> None:
     traits = Traits("c0de", 16, 4, 1024, 40, 256, 1, tensor_cores=False, atomics=True, occupancy=0.5)
     verdict = replace(passed("k", a=1.0), traits=traits)
     profile = Profile("k", "softmax", verdict.device.key, "a", (("dram__bytes_read.sum", 4096.0),), 2.0)
@@ -69,7 +69,7 @@ def test_what_a_kernel_is_and_what_a_profiler_counted_come_back_equal(store: Sql
     assert store.find(Profile) == [profile]
 
 
-def test_what_pytorch_takes_comes_back_equal_by_op_and_oldest_first(store: SqliteStore) -> None:
+def test_times_of_pytorch_come_back_equal_by_op_and_oldest_first(store: SqliteStore) -> None:
     later = Standard("softmax", "a", GPU, 30.0, 20.0, 15.0, 10.0, created=2.0)
     first, other = Standard("softmax", "b", GPU, 30.0, created=1.0), Standard("gelu", "a", CPU, 9.0, created=3.0)
     assert store.append(later, first, other) == 3
@@ -79,21 +79,21 @@ def test_what_pytorch_takes_comes_back_equal_by_op_and_oldest_first(store: Sqlit
     assert (later.best_us, first.best_us) == (15.0, 30.0)
 
 
-def test_a_merge_takes_what_pytorch_takes_along(store: SqliteStore, tmp_path: Path) -> None:
+def test_a_merge_includes_the_times_of_pytorch(store: SqliteStore, tmp_path: Path) -> None:
     other = open_archive(tmp_path / "other.db")
     other.append(Standard("softmax", "a", GPU, 30.0, 20.0, created=2.0))
     assert (merge(store, other), merge(store, other)) == (1, 0)
     assert store.find(Standard) == other.find(Standard)
 
 
-def test_what_was_checked_and_how_it_was_confirmed_comes_back_equal(store: SqliteStore) -> None:
+def test_checks_and_confirmations_come_back_equal(store: SqliteStore) -> None:
     verdict = checked(confirmed(kernel(1).id, a=3.5, b=7.25))
     store.append(verdict)
     assert open_archive(store.path).find(Evaluation) == [verdict]
     assert store.append(verdict) == 0
 
 
-def test_an_evaluation_that_was_read_before_is_read_again_after_others(store: SqliteStore) -> None:
+def test_evaluations_stay_in_order_when_an_older_one_is_added_later(store: SqliteStore) -> None:
     second, first = passed("second", created=2.0, a=1.0), passed("first", created=1.0, a=1.0)
     store.append(second)
     assert store.find(Evaluation) == [second]
@@ -130,7 +130,7 @@ def test_a_merge_is_the_union_and_merging_again_adds_nothing(store: SqliteStore,
     assert {verdict.device.kind for verdict in store.find(Evaluation)} == {"cuda", "emulated"}
 
 
-def test_what_came_with_a_merge_is_known_to_be_another_archives_word(store: SqliteStore, tmp_path: Path) -> None:
+def test_merged_evaluations_are_marked_as_coming_from_another_archive(store: SqliteStore, tmp_path: Path) -> None:
     other, ours, theirs = open_archive(tmp_path / "other.db"), passed("a", a=1.0), passed("b", a=1.0)
     store.append(ours)
     other.append(ours, theirs)
@@ -155,7 +155,7 @@ def test_a_reader_sees_what_a_writer_adds_meanwhile_and_cannot_write(store: Sqli
         reader.append(proposal(kernel(2)))
 
 
-def test_records_of_one_append_are_kept_all_or_none(store: SqliteStore) -> None:
+def test_an_append_stores_all_of_its_records_or_none(store: SqliteStore) -> None:
     with pytest.raises(AttributeError):
         store.append(proposal(kernel(1)), proposal(None))  # type: ignore[arg-type]
     assert store.find(Kernel) == []
@@ -172,7 +172,7 @@ def test_a_process_killed_after_an_append_loses_nothing(tmp_path: Path) -> None:
     assert [verdict.kernel_id for verdict in open_archive(tmp_path / "a.db").find(Evaluation)] == ["k"]
 
 
-def test_an_older_archive_is_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_archive_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_archive(tmp_path / "a.db").append(proposal(kernel(1)))
     later = (*MIGRATIONS, ("CREATE TABLE later (x TEXT)", "INSERT INTO later SELECT id FROM kernels"))
     monkeypatch.setattr(schema, "MIGRATIONS", later)
@@ -181,7 +181,7 @@ def test_an_older_archive_is_brought_up_to_date(tmp_path: Path, monkeypatch: pyt
     assert reader.connection.execute("PRAGMA user_version").fetchone() == (len(later),)
 
 
-# Rows as version 1 of the schema held them, and their ids as it made them.
+# Rows and ids as version 1 of the schema stored them.
 DEVICE_1 = ("aac409b83009a2cf", "cuda", "Some GPU", "sm_90a", 132, 232448, 0, "", "", 4000.0, '[["float32", 50.0]]')
 EVALUATION_1 = (
     "2ef5f194971741f7", "0123456789abcdef", "softmax", DEVICE_1[0], "passed", "", '["n=9 float32"]', 1,
@@ -213,7 +213,7 @@ def test_an_archive_of_version_1_is_read(tmp_path: Path) -> None:
     assert (found.checks, found.conditions, found.confirmed, found.measurements[0].graph_us) == ((), None, None, None)
 
 
-def test_what_version_1_wrote_keeps_its_id_so_that_merging_it_twice_adds_nothing(
+def test_records_of_version_1_keep_their_ids_so_that_merging_them_twice_adds_nothing(
     store: SqliteStore, tmp_path: Path
 ) -> None:
     old = open_archive(version_1(tmp_path / "old.db"))
@@ -230,14 +230,14 @@ def test_a_failing_migration_leaves_the_archive_as_it_was(tmp_path: Path, monkey
     assert open_archive(tmp_path / "a.db").find(Kernel) == [kernel(1)]
 
 
-def test_an_archive_of_the_future_is_refused(tmp_path: Path) -> None:
+def test_an_archive_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     made = open_archive(tmp_path / "a.db")
     made.connection.execute("PRAGMA user_version = 999")
     with pytest.raises(ArchiveError, match="newer version"):
         open_archive(tmp_path / "a.db")
 
 
-def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
+def test_files_that_are_not_archives_are_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("no database at all" * 100)
     foreign = sqlite3.connect(tmp_path / "foreign.db")
     foreign.execute("CREATE TABLE customers (name TEXT)")
