@@ -1,6 +1,6 @@
-"""Benchmark of a large archive: how long commands and a round of a run take, and how much memory. Run it with Python.
+"""Benchmark of a large archive: time and memory that commands and the rounds of a run take. Run this file with Python.
 
-It fills an archive through the store, unless the file is there already, and runs each command in a process of its own.
+It fills an archive through the store unless the file exists already, and runs each command in a process of its own.
 """
 
 import argparse
@@ -37,21 +37,21 @@ CPU = DeviceInfo("emulated", "emulated", "sm_90a", 8, 232_448)
 SHARES = {"softmax": 0.4, "layer_norm": 0.2, "cross_entropy": 0.15, "gelu": 0.15, "cumsum": 0.1}
 DEVICES = ((GPU, 0.8), (CPU, 0.2))
 FAILURES = (Outcome.WRONG, Outcome.COMPILE_ERROR, Outcome.DUPLICATE, Outcome.TIMED_OUT, Outcome.ILLEGAL)
-SETTINGS = 6  # kernels of one design
+SETTINGS = 6  # kernels per design
 KERNELS_OF_A_RUN = 2_000
 RECORDS_AT_ONCE = 1_000
-CHECKS = 24  # of one evaluation
+CHECKS = 24  # per evaluation
 ROUNDS = 12
 DAY = 86_400.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one command cost."""
+    """Time and memory that one command or one part of a run took."""
 
     what: str
     seconds: float
-    cpu_seconds: float  # the better figure on a machine with other work
+    cpu_seconds: float  # more reliable on a machine that is busy with other work
     megabytes: float
     exit_code: int = 0
 
@@ -63,9 +63,9 @@ class Row:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--kernels", type=int, default=100_000)
-    options.add_argument("--archive", type=Path, default=Path(".evolve/big.db"), help="made if it is not there")
+    options.add_argument("--archive", type=Path, default=Path(".evolve/big.db"), help="created if it does not exist")
     options.add_argument("--rounds", type=int, default=ROUNDS)
-    options.add_argument("--only", choices=("make", "commands", "rounds"), help="only this part")
+    options.add_argument("--only", choices=("make", "commands", "rounds"), help="run only this part")
     given = options.parse_args()
     if not given.archive.exists():
         began = time.monotonic()
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def fill(path: Path, kernels: int) -> None:
-    """Make an archive. It gets its name when it is complete."""
+    """Create an archive. It gets its final name only when it is complete."""
     unfinished = path.with_suffix(".unfinished")
     unfinished.unlink(missing_ok=True)
     store = open_archive(unfinished)
@@ -104,7 +104,7 @@ def records(kernels: int) -> Iterator[Record]:
 
 
 def _records_of(op: str, device: DeviceInfo, kernels: int, rng: random.Random) -> Iterator[Record]:
-    """Yield designs in the settings of their knobs, each made from an earlier kernel, and a verdict on each."""
+    """Yield designs with several settings of their knobs, each with an earlier kernel as parent, and their verdicts."""
     made: list[str] = []
     now = time.time() - 30 * DAY
     for start in range(0, kernels, KERNELS_OF_A_RUN):
@@ -124,14 +124,14 @@ def _records_of(op: str, device: DeviceInfo, kernels: int, rng: random.Random) -
             reply = kernel.text if operator != "knobs" else ""
             yield Proposal(op, operator, "made up", kernel, parents, run.id, reply, cost=cost, created=now)
             yield _evaluation(kernel, device, now + 1, rng)
-            if device is not GPU:  # or a run on the GPU would begin with these kernels
+            if device is not GPU:  # otherwise a run on the GPU would begin with these kernels
                 yield _evaluation(kernel, GPU, now + 2, rng)
         yield Leg(run.id, started, now + 2)
 
 
 @cache
 def _shipped(op: str) -> Kernel:
-    """Return the shipped kernel of the op with the most settings, or one of softmax's under the name of the op."""
+    """Return the op's shipped kernel with the most knob values, or that of softmax renamed for this op."""
     own = [kernel for kernel in library.shipped(op) if kernel.plan.knobs]
     if not own:
         return Kernel(_shipped("softmax").text.replace('op = "softmax"', f'op = "{op}"', 1))
@@ -139,7 +139,7 @@ def _shipped(op: str) -> Kernel:
 
 
 def _design(op: str, rng: random.Random) -> Kernel:
-    """Return a shipped kernel with some statements more, so that it has a text and an outline of its own."""
+    """Return a shipped kernel with some functions added, so that its text and its outline are unique."""
     signs = (" + ", " - ", " * ", " / ", " & ", " ^ ", " << ", " % ")
     lines = [
         f"// step {n}: {rng.getrandbits(64):x}\n__device__ int extra_{n}(int a, int b) {{ return {_sum(signs, rng)}; }}"
@@ -155,7 +155,7 @@ def _sum(signs: tuple[str, ...], rng: random.Random) -> str:
 
 
 def _retuned(design: Kernel, rng: random.Random, made: list[str]) -> Kernel:
-    """Return the design in another setting of its knobs, one that was not made before if there is any."""
+    """Return the design with a setting of its knobs that was not made recently, or a new design if there is none."""
     lines = {name: list(values) for name, values in _knobs(design)}
     settings = list(itertools.product(*lines.values()))
     rng.shuffle(settings)
@@ -216,7 +216,7 @@ def _measurement(workload: str, slowness: float) -> Measurement:
 
 
 def commands(archive: Path) -> Iterator[Row]:
-    """Run the commands that look something up."""
+    """Run the commands that only read the archive."""
     store = open_archive(archive, read_only=True)
     first, second = _two_kernels(store)
     store.close()
@@ -236,7 +236,7 @@ def _two_kernels(store: SqliteStore) -> tuple[str, str]:
 
 def _command(words: list[str], archive: Path) -> Row:
     environment = {**os.environ, "EVOLVE_ARCHIVE": str(archive), "PYTHONPATH": str(ROOT)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or every command would compile every module
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise every command would compile every module
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "evolve", *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -246,7 +246,7 @@ def _command(words: list[str], archive: Path) -> Row:
                usage.ru_maxrss / 1024, os.waitstatus_to_exitcode(status))  # fmt: skip
 
 
-Moment = tuple[float, float]  # by the clock, and of this process's CPU
+Moment = tuple[float, float]  # wall-clock seconds, and CPU seconds of this process
 
 
 def _moment() -> Moment:
@@ -255,7 +255,7 @@ def _moment() -> Moment:
 
 @dataclass
 class MadeUp:
-    """Proposes kernels that are new, and keeps the moments at which it was asked and at which it had made them."""
+    """A proposer of new kernels that records when each request came and when its kernels were ready."""
 
     rng: random.Random
     asked: list[Moment]
@@ -273,7 +273,7 @@ class MadeUp:
 
 
 def rounds(archive: Path, number: int) -> Iterator[Row]:
-    """Run some rounds with an engine and a proposer that take no time, to find what a round costs by itself."""
+    """Run rounds with an engine and a proposer that take almost no time, to measure the cost of a round itself."""
     store, rng = open_archive(archive), random.Random(time.time())
     engine = FakeEngine(lambda job: _evaluation(job.kernel, GPU, time.time(), rng), info=GPU)
     op, proposer = catalog.load(next(iter(SHARES))), MadeUp(rng, [], [])

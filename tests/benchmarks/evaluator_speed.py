@@ -1,7 +1,7 @@
-"""How many kernels a second the evaluator judges, and where its time goes. Run this file with Python.
+"""Benchmark of the evaluator: kernels judged per second, and where the time goes. Run this file with Python.
 
-Three kinds of softmax kernels: settings that are right (checked and timed on three workloads), kernels that do not
-compile, and kernels that compute something else. Each kind is timed by itself on one engine that is warm.
+There are three kinds of softmax kernels: correct ones (checked and timed on three workloads), kernels that do not
+compile, and kernels with wrong results. Each kind is timed separately, on one engine that is already warm.
 """
 
 import argparse
@@ -30,7 +30,7 @@ H200 = DeviceInfo("cuda", "NVIDIA H200", "sm_90a", sms=132, shared_bytes=232448)
 
 
 class Profile:
-    """Seconds that workers spent in each phase; the engine tells when one begins."""
+    """Seconds that workers spent in each phase; the engine calls `watch` when a phase begins."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -63,13 +63,13 @@ def main() -> None:
 
 
 def _warm(engine: Engine) -> None:
-    """Baselines are timed once per machine, workers start once per run."""
+    """Start the workers and time the baselines, so that neither counts towards the kernels that follow."""
     for _ in engine.evaluate([Job(_settings(1)[0], OP)]):
         pass
 
 
 def _settings(most: int) -> list[Kernel]:
-    """Settings of the shipped kernels in turn, of those that take on all three workloads."""
+    """Return settings of the shipped kernels in turn, limited to settings that run all three workloads."""
     ours = [parse(kernel.text.replace('op = "softmax"', f'op = "{OPERATION.name}"')) for kernel in shipped("softmax")]
     of_each = [list(filter(_legal, _every_setting(kernel))) for kernel in ours]
     mixed = [kernel for group in itertools.zip_longest(*of_each) for kernel in group if kernel]
@@ -91,7 +91,7 @@ def _legal(kernel: Kernel) -> bool:
 
 
 def _altered(kernel: Kernel, note: str, code: str) -> Kernel:
-    """The same kernel with a line that no compiler takes, or with a result that is off by a little."""
+    """Return the same kernel with a line that does not compile, or with a slightly wrong result."""
     text = f"{kernel.text}\n{code}\n" if code else kernel.text.replace("1.0f", "1.01f")
     return parse(text.replace(f'note = "{kernel.plan.note}"', f'note = "{note}"'))
 

@@ -1,4 +1,4 @@
-"""Right kernels that only want to look fast, beside their honest twins, on a GPU: does a trick move the timer?"""
+"""Correct kernels that use a trick to look fast, compared with honest twins on a GPU: does it change the times?"""
 
 import sys
 from pathlib import Path

@@ -2,7 +2,7 @@
 
     landscape.py softmax archive/kernels/softmax/long_rows.cu --out tests/data/landscapes/softmax_long_rows.jsonl
 
-What is in the file already is not done again, so it may be stopped, or stopped by --seconds, and go on.
+Settings that are already in the file are skipped, so a run that was stopped, or that --seconds ended, can be continued.
 """
 
 import argparse
@@ -31,10 +31,12 @@ from reference_ops.op import Op  # noqa: E402
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("op", help="a name of the catalog, or the path of a file")
+    options.add_argument("op", help="name of an op in the catalog, or path of a file that defines one")
     options.add_argument("kernel", type=Path)
     options.add_argument("--out", type=Path, required=True)
-    options.add_argument("--seconds", type=float, default=float("inf"), help="begin no evaluation later than that")
+    options.add_argument(
+        "--seconds", type=float, default=float("inf"), help="start no evaluation after this many seconds"
+    )
     options.add_argument("--device", default="", help="cuda or emulated")
     requested = options.parse_args()
     started = time.monotonic()
@@ -53,7 +55,7 @@ def _dump(op: Op, locator: str, kernel: Kernel, engine: Engine, out: Path, deadl
         out.write_text(header(locator, kernel, engine.info, workloads), encoding="utf-8")
     held = read(out)
     if (held.kernel.id, held.device.key) != (kernel.id, engine.info.key):
-        sys.exit(f"{out} holds another kernel, or another device ({held.device.key}); give another --out")
+        sys.exit(f"{out} holds times of another kernel or device ({held.device.key}); choose another --out")
     legal = list(_legal(kernel, op, engine.info))
     left = [one for one in legal if tuple(one.plan.settings.values()) not in held.results]
     print(f"{len(legal)} legal settings, {len(left)} of them to do", flush=True)
@@ -61,7 +63,7 @@ def _dump(op: Op, locator: str, kernel: Kernel, engine: Engine, out: Path, deadl
     done = 0
     with out.open("a", encoding="utf-8") as file:
         if not out.read_text(encoding="utf-8").endswith("\n"):
-            file.write("\n")  # a line that was cut off
+            file.write("\n")  # ends the last line, which was cut off
         for evaluation in engine.evaluate(Job(one, job_op) for one in left if time.monotonic() < deadline):
             file.write(_line(left, evaluation, workloads))
             file.flush()
@@ -70,7 +72,7 @@ def _dump(op: Op, locator: str, kernel: Kernel, engine: Engine, out: Path, deadl
 
 
 def _legal(kernel: Kernel, op: Op, device: DeviceInfo) -> Iterator[Kernel]:
-    """In random order, so that a part of it is a fair sample."""
+    """Yield the legal settings in random order, so that the first of them are a fair sample."""
     names = [name for name, _ in kernel.plan.knobs]
     settings = list(itertools.product(*(sorted(values) for _, values in kernel.plan.knobs)))
     random.Random(0).shuffle(settings)

@@ -1,5 +1,7 @@
-"""Faulting kernels in a row, on a GPU: `python3 tests/benchmarks/many_faults.py`. Is each one contained and named,
-the worker back every time, nothing left on the GPU and no process left over?
+"""Many faulting kernels in a row, on a GPU: `python3 tests/benchmarks/many_faults.py`.
+
+It checks that each fault is contained and gets the right outcome, that the worker is replaced every time, and that no
+GPU memory and no process is left over.
 """
 
 import subprocess
@@ -24,7 +26,7 @@ FAULTS = {
     "misaligned": ("if (i < n) *(volatile double*)((char*)out + 2) = 1.0;", Outcome.CRASHED),
     "hang": ("while (((volatile int*)out)[0] != 123456789) {}", Outcome.TIMED_OUT),
 }
-HANGS = 0.1  # of all: each takes its deadline of seconds, the others none
+HANGS = 0.1  # share of all kernels: each of these takes seconds, up to its deadline
 
 
 def main() -> int:
@@ -37,7 +39,7 @@ def main() -> int:
         for number, name in enumerate(named)
     ]
     wanted = {job.kernel.id: outcome for job, outcome in jobs}
-    jobs.sort(key=lambda pair: pair[0].kernel.id)  # mixed, the same way every time
+    jobs.sort(key=lambda pair: pair[0].kernel.id)  # a mixed order, the same every time
     before = _gpu_megabytes()
     engine = wiring.engine("cuda")
     started, wrong, outcomes = time.monotonic(), [], Counter[str]()
@@ -50,9 +52,9 @@ def main() -> int:
         right = next(iter(engine.evaluate([Job(twice_kernel(note="honest, after all of them"), OP)])))
     finally:
         engine.close()
-    time.sleep(2)  # the driver takes a moment to clear up behind a process
+    time.sleep(2)  # the driver needs a moment to clean up after a process
     left = _gpu_megabytes() - before
-    print(f"{len(jobs)} faulting kernels in {took:.0f} s: {dict(outcomes)}, {len(wrong)} not named as they should be")
+    print(f"{len(jobs)} faulting kernels in {took:.0f} s: {dict(outcomes)}, {len(wrong)} with a wrong outcome")
     print(f"an honest kernel afterwards: {right.outcome}; {left} MB more in use on the GPU; {_workers()} workers left")
     print(*wrong[:10], sep="\n")
     return 1 if wrong or left > 0 or _workers() or not right.passed else 0

@@ -1,4 +1,4 @@
-"""The same kernels in fresh processes, on a GPU: how far apart are the medians? Takes names of ops, or three."""
+"""Times of the same kernels in fresh processes, on a GPU: how far apart are the medians? Arguments: names of ops."""
 
 import sys
 from pathlib import Path

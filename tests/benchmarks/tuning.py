@@ -1,6 +1,6 @@
-"""How many evaluations the offline tuner needs on landscapes, against random search. Run this file with Python.
+"""Benchmark of the offline tuner: how many evaluations it and random search need. Run this file with Python.
 
-Without files it takes the synthetic landscapes of tests/support, which no GPU ever measured.
+Without files it uses the synthetic landscapes of tests/support, which were not measured on a GPU.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from landscapes import Landscape, Setting, read, searched, shuffled  # noqa: E40
 from made_up_gpu import landscape  # noqa: E402
 from synthetic_landscapes import SKETCHES  # noqa: E402
 
-NEAR, AT_MOST = 1.05, 0.1  # of the optimum's time; of the space
-PATIENCE = 0.4  # of the space, after which a search has failed
+NEAR, AT_MOST = 1.05, 0.1  # multiple of the optimum's time; share of the space
+PATIENCE = 0.4  # share of the space after which a search counts as failed
 
 
 @dataclass(frozen=True)
 class Row:
-    """What all seeds came to on one landscape."""
+    """The results of all seeds on one landscape."""
 
     name: str
     points: int
@@ -47,8 +47,8 @@ def main() -> None:
     options.add_argument("files", nargs="*", type=Path)
     options.add_argument("--seeds", type=int, default=50)
     options.add_argument("--wanted", type=int, default=8)
-    options.add_argument("--overall", action="store_true", help="leave out the single workloads")
-    options.add_argument("--only", default="", help="landscapes with this in their names")
+    options.add_argument("--overall", action="store_true", help="leave out the landscapes of single workloads")
+    options.add_argument("--only", default="", help="use only landscapes with this in their names")
     requested = options.parse_args()
     made = map(read, requested.files) if requested.files else map(landscape, SKETCHES)
     ratios = []
@@ -70,7 +70,7 @@ def _row(one: Landscape, seeds: int, wanted: int) -> Row:
 
 
 def _needed(one: Landscape, order: Iterator[Setting]) -> int:
-    """Evaluations until the best found are near the optimum; the whole space where they never come near."""
+    """Return the evaluations until the best times are near the optimum, or the size of the space if they never are."""
     return one.needed(order, NEAR) or len(one.results)
 
 
