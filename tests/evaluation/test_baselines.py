@@ -1,4 +1,4 @@
-"""Baselines: limits on compilation, failures of the compiler, and the cache."""
+"""Baselines: time limits on compilation, compiler failures, and the cache."""
 
 import signal
 import threading
@@ -27,7 +27,7 @@ def prepared(name: str) -> Call | None:
 
 
 def compiler(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace torch.compile by one that does `work` at each call of its result."""
+    """Replace torch.compile with a stub whose compiled function calls `work` every time it is called."""
 
     def call(*tensors: torch.Tensor) -> torch.Tensor:
         work()
@@ -46,7 +46,7 @@ def test_a_compilation_that_takes_too_long_is_interrupted(name: str, monkeypatch
     assert time.monotonic() - started < 30
 
 
-def test_a_compiler_that_wraps_the_interruption_has_taken_too_long_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_that_the_compiler_wraps_still_counts_as_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrapping() -> None:
         try:
             time.sleep(60)
@@ -60,7 +60,7 @@ def test_a_compiler_that_wraps_the_interruption_has_taken_too_long_too(monkeypat
 
 
 @pytest.mark.parametrize(("slow", "again"), [(COMPILE, {EAGER}), (AUTOTUNE, {EAGER, COMPILE})])
-def test_a_baseline_that_took_too_long_is_not_tried_at_other_workloads(
+def test_a_baseline_that_took_too_long_is_not_tried_on_other_workloads(
     slow: str, again: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[tuple[str, str]] = []
@@ -86,13 +86,13 @@ def test_no_alarm_is_pending_after_a_quick_compilation(monkeypatch: pytest.Monke
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_a_failed_compilation_is_no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compilation_that_fails_gives_no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler(lambda: torch.empty(-1), monkeypatch)
     assert prepared(COMPILE) is None
     assert prepared(EAGER) is not None
 
 
-def test_autotuning_is_not_tried_where_the_default_mode_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autotuning_is_not_tried_if_the_default_mode_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
     def compiled(*_args: object, mode: str, **_options: object) -> Call:
@@ -106,7 +106,7 @@ def test_autotuning_is_not_tried_where_the_default_mode_fails(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("switch", baselines.SWITCHES)
-def test_torch_compile_is_no_baseline_where_the_environment_disables_it(
+def test_torch_compile_is_not_a_baseline_if_the_environment_disables_it(
     switch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler(lambda: None, monkeypatch)

@@ -28,7 +28,7 @@ def test_buffers_are_aligned_to_16_bytes_and_not_always_to_more() -> None:
 
 
 @each({f"poison {poison:#x}": poison for poison in POISONS})
-def test_every_byte_is_poison_at_first(poison: int) -> None:
+def test_every_byte_starts_as_poison(poison: int) -> None:
     buffers = Arena("cpu").poisoned(LAYOUT, poison, random.Random(1))
     assert not bool(damaged(buffers.values()))
     assert all(still_poisoned(b.tensor, poison) == b.tensor.numel() for b in buffers.values())
@@ -61,7 +61,7 @@ def test_a_write_outside_a_buffer_is_found_and_located(name: str, offset: int, s
     assert f"the nearest {distance} bytes {side} it" in buffer.damage()
 
 
-def test_a_new_layout_holds_nothing_of_an_earlier_one() -> None:
+def test_a_new_layout_overwrites_everything_from_an_earlier_one() -> None:
     arena = Arena("cpu")
     for buffer in arena.poisoned(LAYOUT, POISONS[0], random.Random(1)).values():
         buffer.tensor.fill_(1)
@@ -71,7 +71,7 @@ def test_a_new_layout_holds_nothing_of_an_earlier_one() -> None:
 
 
 @each({f"poison {poison:#x}": poison for poison in POISONS})
-def test_a_write_behind_all_buffers_or_to_an_unused_one_is_found(poison: int) -> None:
+def test_a_write_past_all_buffers_or_to_an_unused_one_is_found(poison: int) -> None:
     arena = Arena("cpu")
     *buffers, unused = arena.poisoned(LAYOUT, poison, random.Random(4)).values()
     assert not bool(arena.strayed([unused]))

@@ -1,4 +1,4 @@
-"""The correctness check on a scripted device: what a kernel finds in memory, and which faults are found."""
+"""The correctness check on a scripted device: the memory that a kernel sees, and the faults that are detected."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ def test_a_correct_kernel_passes_and_every_comparison_is_recorded() -> None:
     assert all(check.worst <= 1 and check.workload == SMALL.key for check in checks)
 
 
-def test_the_log_says_when_memory_did_not_suffice_to_explain_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_says_if_there_was_too_little_memory_to_explain_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: Truth) -> None:
         raise torch.OutOfMemoryError("the GPU's memory is full")
 
@@ -71,7 +71,7 @@ def test_a_kernel_runs_twice_on_the_same_inputs_and_then_on_others() -> None:
     assert not torch.equal(inputs[1], inputs[2])
 
 
-def test_the_second_run_finds_one_poison_or_another() -> None:
+def test_the_second_run_may_find_any_poison() -> None:
     seen: set[int] = set()
 
     def work(tensors: Tensors) -> None:
@@ -94,7 +94,7 @@ def test_a_timed_workload_is_checked_with_every_poison_on_the_same_inputs(poison
             checked(work, seed=seed, op=TIMED_HERE)
 
 
-def test_a_kernel_that_keeps_what_looks_like_a_result_fails() -> None:
+def test_a_kernel_that_keeps_values_that_look_like_a_result_fails() -> None:
     def work(tensors: Tensors) -> None:
         if not 0 < float(tensors["out"][0].abs()) < 1e4:
             twice(tensors)
@@ -137,7 +137,7 @@ def then(harm: Callable[[Tensors], object]) -> Callable[[Tensors], None]:
 
 
 def far_away(tensors: Tensors) -> None:
-    """Write behind all buffers, within the memory that holds them."""
+    """Write past all buffers, but within the memory that holds them."""
     out = tensors["out"]
     whole = out.untyped_storage().nbytes() // 4
     out.as_strided((1,), (1,), whole - 64).fill_(7)
@@ -162,11 +162,11 @@ def accumulating(tensors: Tensors) -> None:
     ],
     ids=["no-op", "half", "adds to what is there", "half precision", "clamped", "input", "all inputs", "beyond", "far"],
 )
-def test_a_fault_has_its_outcome(work: object, outcome: Outcome) -> None:
+def test_each_fault_leads_to_its_outcome(work: object, outcome: Outcome) -> None:
     assert outcome_of(work) is outcome
 
 
-def test_two_runs_that_differ_only_in_rounding_pass_and_are_called_not_deterministic() -> None:
+def test_two_runs_that_differ_only_in_rounding_pass_as_not_deterministic() -> None:
     scale = iter([1.0, 1.0 + 2.0**-24, 1.0])
     assert not checked(lambda tensors: tensors["out"].copy_((2 * tensors["x"].double() * next(scale)).float()))
 
@@ -182,7 +182,7 @@ def test_the_log_names_the_workload_the_output_and_the_unwritten_elements() -> N
 
 
 @each({f"seed {seed}": seed for seed in range(5)})
-def test_every_dtype_gets_large_weights_among_timed_workloads_and_among_others(seed: int) -> None:
+def test_every_dtype_gets_large_weights_on_timed_and_on_other_workloads(seed: int) -> None:
     timed, other = (workloads("float32 bfloat16", {"rows": rows, "cols": 64}) for rows in (16, 5))
     op = Op(
         name="scaled",
@@ -208,7 +208,7 @@ def test_every_dtype_gets_large_weights_among_timed_workloads_and_among_others(s
 
 
 @each({f"seed {seed}": seed for seed in range(5)})
-def test_without_independent_rows_each_distribution_is_used_at_one_workload(seed: int) -> None:
+def test_each_distribution_is_used_on_one_workload_if_rows_depend_on_each_other(seed: int) -> None:
     values = ("uniform", "constant", "ties", "large")
     places = workloads("float32 bfloat16", *({"rows": rows, "cols": 64} for rows in (4, 7, 16)))[: 1 + len(values)]
     op = Op(
@@ -226,7 +226,7 @@ def test_without_independent_rows_each_distribution_is_used_at_one_workload(seed
     inspector = Inspector(ScriptedDevice(), Arena("cpu"), random.Random(seed), checks, lambda _phase: None)
     for workload in places:
         inspector.check(program(twice), op, workload)
-    mixtures = checks[1::2]  # each follows a check on normal inputs
+    mixtures = checks[1::2]  # the checks in between use normal inputs
     assert sorted(check.values for check in mixtures) == sorted((NORMAL, *values))
 
 
@@ -248,7 +248,7 @@ LISTED, UNLISTED = ROOTED.emulated[0], workloads("float32", ONE_ROW, eps=3e-7)[0
 
 
 @each({f"seed {seed}": seed for seed in range(12)})
-def test_a_kernel_that_ignores_an_unlisted_number_fails_even_with_one_row(seed: int) -> None:
+def test_a_kernel_that_ignores_an_unlisted_parameter_value_fails_even_with_one_row(seed: int) -> None:
     def work(tensors: Tensors) -> None:
         tensors["out"].copy_(rooted(tensors["x"].double(), 1e-6))
 
@@ -259,7 +259,9 @@ def test_a_kernel_that_ignores_an_unlisted_number_fails_even_with_one_row(seed: 
 
 
 @pytest.mark.parametrize(("place", "mixtures"), [(LISTED, 1), (UNLISTED, 1 + len(ROOTED.values))])
-def test_an_unlisted_number_takes_more_mixtures_than_a_listed_one(place: Workload, mixtures: int) -> None:
+def test_an_unlisted_parameter_value_is_checked_on_more_mixtures_than_a_listed_one(
+    place: Workload, mixtures: int
+) -> None:
     checks: list[Check] = []
 
     def work(tensors: Tensors) -> None:

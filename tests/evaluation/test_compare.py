@@ -1,4 +1,4 @@
-"""Comparison of outputs: errors that rounding explains, and errors that it does not."""
+"""Comparison of outputs: errors that rounding explains, and errors that it does not explain."""
 
 import functools
 import math
@@ -78,7 +78,7 @@ def test_the_message_names_the_worst_element_and_what_was_expected() -> None:
     assert "[3, 7]" in judged(one_wrong(EXPECTED.float()))
 
 
-def test_noise_below_the_limit_of_one_element_fails_in_the_mean() -> None:
+def test_noise_below_the_limit_for_single_elements_fails_in_the_mean() -> None:
     noisy = EXPECTED.float() * (1 + 5e-7 * (torch.rand(64, 256) - 0.5))
     assert "root mean square" in judged(noisy)
 
@@ -95,7 +95,7 @@ def test_infinities_must_be_where_they_are_expected() -> None:
     assert "not finite" in fault(torch.tensor([0.0, -1e30, 2.0]), expected.float(), expected, Tolerance())
 
 
-def test_a_rounding_is_allowed_although_pytorch_is_exact_by_chance() -> None:
+def test_a_rounding_error_is_allowed_even_if_pytorch_happens_to_be_exact() -> None:
     expected = torch.full((1000,), 1.0, dtype=torch.float64) + 2.0**-26
     kernel = expected.float()
     assert fault(kernel, kernel.clone(), expected, Tolerance()) == ""
@@ -107,7 +107,7 @@ def cancelling_sums() -> tuple[torch.Tensor, torch.Tensor]:
     return terms, terms.double().sum(-1)
 
 
-def test_a_heavy_tail_of_errors_passes_where_pytorch_has_one_too() -> None:
+def test_a_heavy_tail_of_errors_passes_if_pytorch_has_one_too() -> None:
     terms, expected = cancelling_sums()
     other_order = ((terms[:, 3] + terms[:, 2]) + terms[:, 1]) + terms[:, 0]
     assert fault(other_order, terms.sum(-1), expected, Tolerance(2.0)) == ""
@@ -121,7 +121,7 @@ def test_a_large_element_does_not_excuse_small_ones() -> None:
     assert "[5]" in fault(spoiled, expected.to(torch.bfloat16), expected, Tolerance(2.0))
 
 
-def test_few_rows_may_share_a_rounding() -> None:
+def test_the_elements_of_a_row_may_share_a_rounding_error_if_there_are_few_rows() -> None:
     rows = torch.randn(2, 4096, dtype=torch.float64)
     expected = rows / rows.square().mean(-1, keepdim=True).sqrt()
     kernel = (expected * (1 + 1.2 * 2.0**-24)).float()
@@ -129,18 +129,18 @@ def test_few_rows_may_share_a_rounding() -> None:
 
 
 def shared_error(rows: int) -> str:
-    """Return the fault of an error that each row shares, as of a rounded sum: twice that of float32."""
+    """Return the fault found if all elements of a row share one error of 2.6 float32 roundings."""
     expected = torch.rand(rows, 512, dtype=torch.float64) + 0.5
     return fault((expected * (1 + 2.6 * 2.0**-24)).float(), expected.float(), expected, Tolerance(2.0))
 
 
-def test_the_error_that_one_row_may_share_is_too_large_for_many() -> None:
+def test_an_error_that_one_row_may_share_is_too_large_for_many_rows() -> None:
     assert shared_error(rows=1) == ""
     assert "root mean square" in shared_error(rows=200)
 
 
 @pytest.mark.parametrize("found", [-65472.0, -math.inf])
-def test_near_the_largest_number_a_rounding_may_overflow(found: float) -> None:
+def test_a_rounding_near_the_largest_number_may_overflow(found: float) -> None:
     expected = torch.tensor([-65467.6] + [1.0] * 99, dtype=torch.float64)
     pytorch = expected.to(torch.float16)
     pytorch[0] = -math.inf
@@ -160,7 +160,7 @@ def test_a_kernel_may_overflow_where_pytorch_does(pytorch_first: float) -> None:
 
 
 @pytest.mark.parametrize("found", [-40000.0, math.inf, math.nan, 0.0])
-def test_near_the_largest_number_other_results_are_wrong(found: float) -> None:
+def test_other_results_near_the_largest_number_are_wrong(found: float) -> None:
     expected = torch.tensor([-65467.6] + [1.0] * 99, dtype=torch.float64)
     pytorch = expected.to(torch.float16)
     pytorch[0] = -math.inf
@@ -177,7 +177,7 @@ def test_a_result_too_large_for_the_dtype_must_be_infinite() -> None:
 
 @pytest.mark.parametrize(("others", "right"), [(1e-6, True), (1.0, False)], ids=["one", "all alike"])
 def test_a_mean_error_may_be_larger_with_fewer_elements(others: float, right: bool) -> None:
-    """Three roundings, where PyTorch has none by chance."""
+    """The kernel is off by three roundings, while PyTorch happens to be exact."""
     expected = torch.full((4096,), others, dtype=torch.float64)
     expected[7] = 1.0
     kernel = expected * (1 + 3 * 2.0**-24)
@@ -191,7 +191,7 @@ def test_a_truncated_result_fails() -> None:
 
 
 def summed_in_chains(terms: torch.Tensor, chains: int) -> torch.Tensor:
-    """Return the sum of each row from several partial sums in turn. `cumsum` keeps more digits on the way."""
+    """Return the sum of each row, added up in `chains` float32 partial sums. `cumsum` would keep more digits."""
     totals = torch.zeros(len(terms), chains)
     for column in terms.reshape(len(terms), -1, chains).unbind(1):
         totals += column
@@ -210,8 +210,8 @@ def test_a_sum_may_be_added_in_any_order_but_not_in_half_precision(terms: int, c
 
 
 @pytest.mark.parametrize(("terms", "right"), [(4096, True), (2**17, False)])
-def test_one_thread_may_lose_few_small_terms_beside_a_large_one(terms: int, right: bool) -> None:
-    """As in the sum of a softmax whose logits differ much."""
+def test_one_thread_may_lose_a_few_small_terms_next_to_a_large_one(terms: int, right: bool) -> None:
+    """This happens in the sum of a softmax whose logits differ widely."""
     numbers = torch.exp(torch.randn(16, terms) * 4)
     numbers[:, 0] = numbers.amax(-1) * 4
     expected, pytorch = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
@@ -228,7 +228,7 @@ def test_equal_terms_may_all_be_rounded_the_same_way() -> None:
 
 
 @pytest.mark.parametrize(("moves", "right"), [(1e-8, True), (1e-12, False), (0.0, False)])
-def test_few_zero_results_are_compared_by_the_error_of_float32(moves: float, right: bool) -> None:
+def test_a_few_results_that_are_all_zero_are_compared_by_the_error_of_float32(moves: float, right: bool) -> None:
     expected = torch.zeros(2, dtype=torch.float64)
     nearly = torch.tensor([-6e-9, 0.0])
     found = compared(nearly, expected.float(), expected, Tolerance(), perturbed=lambda: torch.full((2,), moves))
@@ -236,9 +236,9 @@ def test_few_zero_results_are_compared_by_the_error_of_float32(moves: float, rig
 
 
 def ill_conditioned(off_by: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return sums of which one has terms a hundred times as large.
+    """Return the kernel's sums, PyTorch's, the exact ones and how far rounding moves each.
 
-    PyTorch's result of that one is exact by chance, the kernel's is off by `off_by` usual errors.
+    One sum has terms a hundred times larger. There PyTorch happens to be exact and the kernel is off by `off_by` moves.
     """
     expected, moves = torch.randn(4096, dtype=torch.float64), torch.full((4096,), 1e-6)
     moves[7] = 1e-4
@@ -249,7 +249,7 @@ def ill_conditioned(off_by: float) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     return kernel.float(), pytorch.float(), expected, moves
 
 
-def test_an_element_with_large_terms_may_be_off_by_chance() -> None:
+def test_an_element_with_large_terms_may_have_a_larger_error() -> None:
     kernel, pytorch, expected, moves = ill_conditioned(0.25)
     assert "[7]" in compared(kernel, pytorch, expected, Tolerance()).fault
     assert compared(kernel, pytorch, expected, Tolerance(), perturbed=lambda: moves).fault == ""
@@ -258,10 +258,10 @@ def test_an_element_with_large_terms_may_be_off_by_chance() -> None:
 @pytest.mark.parametrize(
     ("off_at", "times", "right"),
     [((7,), 4, True), (range(64), 1, True), (range(64), 4, False)],
-    ids=["one row", "everywhere as inputs are rounded", "everywhere"],
+    ids=["one row", "all rows, as far as rounding moves them", "all rows"],
 )
 def test_all_elements_of_a_row_may_share_one_error(off_at: Sequence[int], times: int, right: bool) -> None:
-    """As in an outer product, where a row shares one factor."""
+    """In an outer product, for example, all elements of a row share one factor."""
     columns = torch.rand(128, dtype=torch.float64) + 0.5
     factor, luck = torch.randn(2, 64, 1, dtype=torch.float64)
     moves = torch.full((64, 1), 1e-7)
@@ -274,8 +274,8 @@ def test_all_elements_of_a_row_may_share_one_error(off_at: Sequence[int], times:
     assert (found.fault == "") is right
 
 
-def test_half_precision_is_found_although_all_elements_move_and_terms_are_alike() -> None:
-    """As in the gradient of a norm's weight, where no single element is off by much."""
+def test_half_precision_is_found_even_if_all_elements_move_and_terms_are_alike() -> None:
+    """In the gradient of a norm's weight, for example, no single element is off by much."""
     expected = torch.randn(256, dtype=torch.float64)
     judged = functools.partial(
         compared,
@@ -291,7 +291,7 @@ def test_half_precision_is_found_although_all_elements_move_and_terms_are_alike(
 
 
 def cancelled(off_by: float, rows: int) -> str:
-    """Return the fault of differences of large numbers, exact in PyTorch, with some rows off by `off_by` moves."""
+    """Return the fault found where large numbers cancel, PyTorch is exact, and some rows are off by `off_by` moves."""
     expected, moves = torch.randn(256, 64, dtype=torch.float64), torch.full((256, 64), 1e-4)
     kernel = expected + moves * torch.randn(256, 1).clamp(-1.5, 1.5)
     kernel[:rows] = expected[:rows] + off_by * moves[:rows]
@@ -303,11 +303,11 @@ def test_rounding_may_explain_a_hundred_times_the_usual_error() -> None:
 
 
 @pytest.mark.parametrize(("off_by", "rows", "right"), [(5.0, 4, True), (5.0, 9, False), (9.0, 1, False)])
-def test_few_rows_may_be_farther_off_than_rounding_explains(off_by: float, rows: int, right: bool) -> None:
+def test_a_few_rows_may_be_farther_off_than_rounding_explains(off_by: float, rows: int, right: bool) -> None:
     assert (cancelled(off_by, rows) == "") is right
 
 
-def test_an_element_with_ordinary_terms_may_not_be_off_by_chance() -> None:
+def test_an_element_with_ordinary_terms_may_not_have_a_larger_error() -> None:
     kernel, pytorch, expected, _ = ill_conditioned(0.25)
     assert "[7]" in compared(kernel, pytorch, expected, Tolerance(), perturbed=lambda: torch.full((4096,), 1e-6)).fault
 
@@ -317,8 +317,8 @@ def test_a_large_error_is_not_explained_by_large_terms() -> None:
     assert "[7]" in compared(kernel, pytorch, expected, Tolerance(), perturbed=lambda: moves).fault
 
 
-def test_pytorchs_error_near_zero_explains_no_error_elsewhere() -> None:
-    """PyTorch's error there is no rounding, and is large compared with how far float32 moves the result."""
+def test_an_error_of_pytorch_near_zero_does_not_excuse_errors_elsewhere() -> None:
+    """PyTorch's error near zero is not a rounding error: it is far larger than float32 rounding could make it."""
     expected = 100 * torch.randn(4096, dtype=torch.float64)
     expected[7], expected[9] = 1e-4, 1.0
     pytorch = expected + 0.1 * torch.randn(4096)
@@ -331,8 +331,8 @@ def test_pytorchs_error_near_zero_explains_no_error_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(("moves_by", "right"), [(1e-5, True), (1e-6, False)], ids=["ill conditioned", "ordinary"])
-def test_a_mean_error_may_come_from_few_rows_with_large_terms(moves_by: float, right: bool) -> None:
-    """As in heads of attention whose two largest scores are nearly equal; no single element is off by much."""
+def test_a_mean_error_may_come_from_a_few_rows_with_large_terms(moves_by: float, right: bool) -> None:
+    """In attention heads whose two largest scores nearly tie, for example, no single element is off by much."""
     expected = torch.randn(8, 72, dtype=torch.float64)
     pytorch = expected + 1e-6 * torch.randn(8, 72)
     kernel = expected + 1e-6 * torch.randn(8, 72)
@@ -345,7 +345,7 @@ def test_a_mean_error_may_come_from_few_rows_with_large_terms(moves_by: float, r
 
 
 def summed_in_turn(terms: torch.Tensor) -> torch.Tensor:
-    """Return the sum of each row, added in turn; `cumsum` keeps more digits on the way."""
+    """Return the sum of each row, adding one float32 term after the other. `cumsum` would keep more digits."""
     total = torch.zeros(len(terms))
     for column in terms.T:
         total += column
@@ -354,7 +354,7 @@ def summed_in_turn(terms: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(("times", "bits", "right"), [(2.45, 32, True), (1.0, 32, False), (2.45, 16, False)])
 def test_a_sum_by_one_thread_passes_and_half_precision_does_not(times: float, bits: int, right: bool) -> None:
-    """One result each, which PyTorch's matches exactly by chance."""
+    """Each comparison has a single result, for which PyTorch happens to be exact."""
     terms = torch.randn(300, 72)
     found = []
     for row, kernel in zip(terms, summed_in_turn(terms if bits == 32 else terms.half().float()), strict=True):

@@ -1,4 +1,4 @@
-"""Compilation for all workloads of an evaluation: the kernel's traits, and the shapes it is tested at."""
+"""Compilation for all workloads of an evaluation: the kernel's traits and its test shapes."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from evolve.evaluation.evaluate import Evaluator, evaluate
 NARROW = Traits("aa", 4, 16, 100, 32, 128, 1, tensor_cores=False, atomics=True, occupancy=1.0)
 WIDE = Traits("bb", 16, 4, 50, 64, 64, 3, tensor_cores=True, atomics=False, occupancy=0.5)
 KERNEL = twice_kernel()
-BLOCKS = 8192  # of the declared workloads at 128 threads
+BLOCKS = 8192  # number of blocks on OP's GPU workloads, with 128 threads each
 
 
 def judged(of: Callable[[Bound], Traits | None], kernel: Kernel = KERNEL) -> Evaluation:
@@ -36,12 +36,12 @@ def code(of: Callable[[Bound], Traits | None], kernel: Kernel = KERNEL) -> str:
     return found.code
 
 
-def test_traits_are_the_widest_and_largest_of_all_workloads_and_the_least_occupancy() -> None:
+def test_traits_hold_the_largest_values_and_the_lowest_occupancy_of_all_workloads() -> None:
     found = judged(of_dtype).traits
     assert found == Traits(code(of_dtype), 16, 16, 100, 64, 128, 3, tensor_cores=True, atomics=True, occupancy=0.5)
 
 
-def test_awkward_shapes_count_for_the_code_alone() -> None:
+def test_awkward_shapes_affect_no_trait_except_the_code() -> None:
     def else_wide(bound: Bound) -> Traits:
         return NARROW if bound.launches[0].grid[0] == BLOCKS else WIDE
 
@@ -50,14 +50,14 @@ def test_awkward_shapes_count_for_the_code_alone() -> None:
     assert found.code != code(lambda _: NARROW)
 
 
-def test_a_note_does_not_change_the_code_and_a_condition_does() -> None:
+def test_a_condition_changes_the_code_and_a_note_does_not() -> None:
     other = twice_kernel(note="in other words")
     narrower = parse(KERNEL.text.replace('note = "', 'when = "n < 9999999"\nnote = "'))
     assert code(of_dtype, other) == code(of_dtype)
     assert code(of_dtype, narrower) != code(of_dtype)
 
 
-def test_without_machine_code_there_are_no_traits() -> None:
+def test_a_kernel_without_machine_code_has_no_traits() -> None:
     verdict = judged(lambda _: None)
     assert verdict.passed
     assert verdict.traits is None
@@ -69,7 +69,7 @@ def test_a_kernel_that_does_not_compile_has_no_traits() -> None:
     assert verdict.traits is None
 
 
-def test_a_kernel_that_fails_after_it_was_compiled_has_traits() -> None:
+def test_a_kernel_that_compiles_and_then_fails_has_traits() -> None:
     class Device(ScriptedDevice):
         def compile(self, bound: Bound) -> Program:
             return ScriptedProgram(bound, traits=of_dtype(bound))
@@ -115,7 +115,7 @@ def test_a_champion_is_tested_at_a_large_shape_that_is_not_listed() -> None:
 
 
 @pytest.mark.parametrize(("kind", "most"), [("emulated", 2**19), ("cuda", 2**40)])
-def test_an_emulated_device_gets_no_shapes_of_very_many_threads(kind: str, most: int) -> None:
+def test_an_emulated_device_gets_no_shapes_that_need_very_many_threads(kind: str, most: int) -> None:
     block_each = parse(KERNEL.text.replace('grid = ["ceil_div(n, THREADS)"]', 'grid = ["n"]'))
     met = [
         math.prod(launch.grid) * math.prod(launch.block)

@@ -19,7 +19,7 @@ SMALL = Workload("float32", (("n", 256),))
 
 
 class Clock:
-    """Returns the time of the last call, of the kernel or of PyTorch."""
+    """A clock that reports how long the last call took, whether it was the kernel or PyTorch."""
 
     def __init__(self, kernel_us: float, pytorch_us: float, noise: float) -> None:
         self.kernel_us, self.pytorch_us, self.noise = kernel_us, pytorch_us, noise
@@ -63,7 +63,7 @@ def test_a_slower_kernel_loses() -> None:
     assert not duel_of(20.0, 10.0).won
 
 
-def test_a_gain_within_the_noise_of_the_kernel_against_itself_is_no_win() -> None:
+def test_a_gain_within_the_noise_of_the_kernel_against_itself_is_not_a_win() -> None:
     found = duel_of(10.0, 10.2, noise=0.2)
     assert found.noise > 0.005
     assert not found.won
@@ -102,14 +102,14 @@ def reporting(errors: int | None) -> ScriptedDevice:
     return ScriptedDevice(tools=Tools(sanitizer=lambda *_args: (Sanitized("racecheck", errors, "words"),)))
 
 
-def test_an_error_of_the_sanitizer_makes_a_kernel_unsafe() -> None:
+def test_an_error_found_by_the_sanitizer_makes_a_kernel_unsafe() -> None:
     with pytest.raises(RejectedError, match="racecheck found 2 errors") as caught:
         sanitized(reporting(2), [(SMALL, program())], OP, lambda _phase: None)
     assert caught.value.outcome is Outcome.UNSAFE
 
 
 @pytest.mark.parametrize("errors", [0, None])
-def test_a_clean_report_differs_from_that_of_a_tool_that_did_not_finish(errors: int | None) -> None:
+def test_a_clean_report_differs_from_the_report_of_an_unfinished_tool(errors: int | None) -> None:
     found = sanitized(reporting(errors), [(SMALL, program())], OP, lambda _phase: None)
     assert [one.errors for one in found] == [errors]
     assert found[0].report.startswith(SMALL.key)

@@ -1,4 +1,4 @@
-"""Memory as an earlier call left it: results, a mark, or notes of its inputs, which a kernel may try to use."""
+"""What earlier calls leave in memory for a kernel to misuse: results, a mark, or notes on the inputs."""
 
 import random
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def left_for_last_runs(op: Op, seed: int, count: int) -> list[str]:
-    """Return what the last runs of several checks in a row found in their outputs."""
+    """Return what the last run of each of `count` successive checks finds in its output."""
     kinds: list[str] = []
     inspector = Inspector(ScriptedDevice(), Arena("cpu"), random.Random(seed), [], lambda _phase: None)
 
@@ -44,7 +44,7 @@ def left_for_last_runs(op: Op, seed: int, count: int) -> list[str]:
 
 
 @each({f"seed {seed}": seed for seed in SEEDS})
-def test_of_three_last_runs_one_finds_old_results_one_zeros_and_one_random_bytes(seed: int) -> None:
+def test_the_last_runs_of_three_checks_find_old_results_zeros_and_random_bytes(seed: int) -> None:
     first, second = left_for_last_runs(OP, seed, 6)[:3], left_for_last_runs(OP, seed, 6)[3:]
     assert sorted(first) == sorted(second) == ["anything", "left", "zeros"]
 
@@ -68,14 +68,14 @@ WITH_NOTES = bind(
 
 
 def remembering(tensors: Tensors) -> None:
-    """Skip the work if the first element of the inputs is the one noted in the last call."""
+    """Skip the work if the first input element equals the one noted in the last call."""
     if tensors["notes"][0] != tensors["x"][0]:
         twice(tensors)
     tensors["notes"][0] = tensors["x"][0]
 
 
 def remembering_results(tensors: Tensors) -> None:
-    """Write the stored result if the first element of the inputs is the one noted in the last call."""
+    """Write the stored result if the first input element equals the one noted in the last call."""
     if tensors["notes"][0] != tensors["x"][0]:
         noted[0] = 2 * tensors["x"]
     tensors["out"].copy_(noted[0])
@@ -92,13 +92,13 @@ def trying_one(tensors: Tensors) -> None:
 
 
 def passes_at_three(kernel: Program, seed: int, *, closely: bool = False) -> bool:
-    """Return whether it passes three checks. The element it compares is redrawn once in sixty times."""
+    """Return whether the kernel passes three checks. One check in 64 redraws the element that the kernel compares."""
     inspector = Inspector(ScriptedDevice(), Arena("cpu"), random.Random(seed), [], lambda _phase: None)
     try:
         for _ in range(3):
             inspector.check(kernel, TIMED_HERE, SMALL, closely=closely)
     except RejectedError as error:
-        assert "are off by more than rounding explains" in error.log  # noqa: PT017 - some are not to be rejected
+        assert "are off by more than rounding explains" in error.log  # noqa: PT017 - some kernels should pass
         return False
     return True
 
@@ -109,5 +109,5 @@ def test_a_kernel_that_notes_its_inputs_in_the_workspace_fails(work: Work) -> No
 
 
 @pytest.mark.parametrize("closely", [False, True])
-def test_a_close_check_finds_a_kernel_that_keeps_results_that_are_nearly_right(*, closely: bool) -> None:
+def test_only_a_close_check_finds_a_kernel_that_keeps_nearly_right_results(*, closely: bool) -> None:
     assert {passes_at_three(program(trying_one), seed, closely=closely) for seed in SEEDS} == {not closely}

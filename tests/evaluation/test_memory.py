@@ -1,4 +1,4 @@
-"""The most memory that an evaluation holds at once: large ops hardly fit into a GPU."""
+"""Peak memory of an evaluation, which matters because large ops barely fit on a GPU."""
 
 import random
 from collections import deque
@@ -64,7 +64,7 @@ OPS = [
 
 
 def a_little_off(op: Op) -> Program:
-    """Return a program whose error needs all steps of a comparison, and is always the same."""
+    """Return a program whose small, reproducible error makes a comparison go through all its steps."""
 
     def work(buffers: Mapping[str, torch.Tensor]) -> None:
         right = op.call({spec.name: buffers[spec.name] for spec in op.inputs}, op.gpu[0])[0]
@@ -90,7 +90,7 @@ def looked_at(op: Op) -> None:
 
 
 def inspector() -> Inspector:
-    device = ScriptedDevice(clock=lambda: 2000.0, runs=deque(maxlen=0))  # keeps nothing alive
+    device = ScriptedDevice(clock=lambda: 2000.0, runs=deque(maxlen=0))  # recorded runs would keep tensors alive
     return Inspector(device, Arena("cpu"), random.Random(1), [], lambda _phase: None)
 
 
@@ -111,5 +111,5 @@ def most_held(work: Callable[[Op], None], op: Op) -> int:
 def test_an_evaluation_holds_no_more_memory_than_bytes_held_says(
     monkeypatch: pytest.MonkeyPatch, op: Op, work: Callable[[Op], None]
 ) -> None:
-    monkeypatch.setattr(timing, "HUGE_BYTES", 0)  # as for huge outputs
+    monkeypatch.setattr(timing, "HUGE_BYTES", 0)  # treat every output as huge
     assert 0 < most_held(work, op) <= bytes_held(op, op.gpu[0]) + 2**20

@@ -50,16 +50,16 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
 
 
 @each(OPS, quick=THOROUGH)
-def test_no_workload_of_the_catalog_is_blind(op: Op) -> None:
-    """`evolve ops --check` looks at every workload; here at one of each op, and at every dtype of some."""
+def test_no_workload_in_the_catalog_has_a_blind_spot(op: Op) -> None:
+    """`evolve ops --check` covers every workload. This test takes one of each op, and every dtype of some ops."""
     by_dtype = {workload.dtype: workload for workload in (*op.awkward, *reversed(op.emulated))}
     looked_at = by_dtype.values() if op in SOME else op.emulated[:1]
     assert [spot for workload in looked_at for spot in found(op, workload)] == []
 
 
 @pytest.mark.parametrize("name", ["mse", "huber", "kl_div"])
-def test_a_loss_over_millions_may_not_be_off_by_a_tenth_of_what_other_numbers_change(name: str) -> None:
-    """The more there are, the nearer all means are to each other: else half of the numbers could be left out."""
+def test_a_loss_over_millions_of_numbers_may_not_be_off_by_a_tenth_of_its_spread(name: str) -> None:
+    """The more numbers a mean covers, the less it varies. A looser limit would let a kernel skip half of them."""
     op = catalog.load(name)
     small = op.emulated[0]
     losses = torch.stack([op.call(inputs_at(op, small, seed, "cpu"), small)[0] for seed in range(64)]).double()
@@ -90,7 +90,7 @@ def test_every_corruption_of_every_output_is_called_wrong(op: Op, corruption: st
                 assert compared(spoiled, pytorch, float64_result, op.tolerance).fault, workload.key
 
 
-def test_the_check_covers_normal_inputs_those_of_the_op_and_their_mixture() -> None:
+def test_the_check_covers_normal_inputs_the_distributions_of_the_op_and_their_mixture() -> None:
     assert distributions(rows_op(doubled, values=("ties", "tiny"))) == ("normal", "ties", "tiny", "mixed")
 
 
@@ -103,7 +103,7 @@ def test_a_softmax_of_one_column_is_a_blind_spot() -> None:
     assert {"its mean everywhere", "rows shuffled", "fewer bits", "`x` ignored"} <= unnoticed(op)
 
 
-def test_a_corruption_that_passes_with_one_seed_only_is_no_blind_spot() -> None:
+def test_a_corruption_that_passes_with_only_one_seed_is_not_a_blind_spot() -> None:
     def zeros_once(inputs: dict[str, torch.Tensor], generator: torch.Generator) -> None:
         if generator.initial_seed() == SEED:
             inputs["x"].zero_()
@@ -113,14 +113,14 @@ def test_a_corruption_that_passes_with_one_seed_only_is_no_blind_spot() -> None:
 
 
 @each({f"seed {seed}": seed for seed in range(24, 30)})
-def test_a_change_within_the_tolerance_of_few_rows_is_no_blind_spot(seed: int) -> None:
+def test_a_change_within_the_tolerance_for_few_rows_is_not_a_blind_spot(seed: int) -> None:
     """With tiny keys all queries have nearly the same sum of exponentials, so their order makes no difference."""
     op = catalog.load("attention")
     workload = next(one for one in op.emulated if dict(one.dims)["queries"] == 17)
     assert blind_spots(op, workload, seed, "cpu", quick=True) == ()
 
 
-def test_an_awkward_shape_must_only_accept_correct_results() -> None:
+def test_an_awkward_shape_need_only_accept_correct_results() -> None:
     op = rows_op(lambda x: torch.softmax(x, -1), awkward=workloads("float32", {"rows": 64, "cols": 1}))
     assert found(op, op.awkward[0]) == ()
 
@@ -140,7 +140,7 @@ def normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
-def test_an_eps_that_matters_for_tiny_inputs_only_is_no_blind_spot() -> None:
+def test_an_eps_that_matters_only_for_tiny_inputs_is_not_a_blind_spot() -> None:
     op = rows_op(normalised, emulated=workloads("bfloat16", {"rows": 16, "cols": 256}, eps=1e-6))
     assert ignored(op) == set()
     assert ignored(replace(op, values=("large",))) == {"`eps` ignored"}
@@ -177,14 +177,14 @@ def test_an_output_with_equal_rows_is_a_blind_spot_for_their_order() -> None:
     assert unnoticed(op) == {"rows shuffled"}
 
 
-def test_constant_rows_need_not_show_a_corruption_without_effect() -> None:
+def test_constant_rows_need_not_reveal_a_corruption_without_effect() -> None:
     op = rows_op(lambda x: torch.softmax(x, -1), values=("constant",))
     assert unnoticed(op, "constant") == set()
 
 
-def test_only_normal_inputs_must_show_a_change_as_small_as_another_order_of_a_sum() -> None:
+def test_a_change_as_small_as_that_of_reordering_a_sum_must_show_only_on_normal_inputs() -> None:
     op = rows_op(
-        lambda x: 256 + 1e-3 * x.mean(-1),  # of which hardly more than 256 is left in half precision, and lost
+        lambda x: 256 + 1e-3 * x.mean(-1),  # half precision rounds this to 256, so the mean is lost
         out="rows",
         emulated=workloads("float32", {"rows": 16, "cols": 1024}),
         values=("uniform",),
@@ -194,7 +194,7 @@ def test_only_normal_inputs_must_show_a_change_as_small_as_another_order_of_a_su
     assert "fewer bits" in unnoticed(op)
 
 
-def test_a_pytorch_result_that_overflows_is_a_false_alarm() -> None:
+def test_a_pytorch_result_that_overflows_is_reported_as_a_false_alarm() -> None:
     op = rows_op(lambda x: torch.log(torch.exp(x)), values=("large",))
     spots = [spot for spot in found(op) if spot.values == "large"]
     assert spots[0].corruption == ""
@@ -241,7 +241,7 @@ def test_a_corruption_does_not_modify_the_output(corruption: str) -> None:
     assert torch.equal(output, before)
 
 
-def test_a_workload_at_another_dtype_is_checked_at_that_dtype() -> None:
+def test_each_workload_is_checked_at_its_own_dtype() -> None:
     places = rotated("float32 bfloat16", {"rows": 16, "cols": 256}, {"rows": 8, "cols": 512})
     op = rows_op(doubled, emulated=places)
     assert [found(op, place) for place in places] == [(), ()]

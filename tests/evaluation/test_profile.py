@@ -20,7 +20,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def described(bound: Bound, inputs: Tensors, outputs: Mapping[str, int], seconds: float) -> Counted:
-    """A profiler that counts the sizes it was given."""
+    """Report the sizes of the arguments in place of hardware counters."""
     assert seconds > 10
     sizes = (("in", float(inputs["x"].nbytes)), ("out", float(outputs["out"])), ("drawn", float(inputs["x"].std())))
     return Counted((*sizes, ("blocks", float(bound.launches[0].grid[0]))))
@@ -61,7 +61,7 @@ def test_the_phase_is_reported_before_the_profiler_runs() -> None:
     assert found.counters == (("phases", 1),)
 
 
-def test_a_device_without_a_profiler_has_no_profile_for_good() -> None:
+def test_a_device_without_a_profiler_never_has_a_profile() -> None:
     found = answer(ScriptedDevice())
     assert found.profile is None
     assert found.lasting
@@ -102,7 +102,7 @@ def test_an_unknown_workload_is_named() -> None:
     assert "no workload `n=3 float32`" in answer(profiling(described), workload="n=3 float32").fault
 
 
-def test_too_large_inputs_are_not_profiled() -> None:
+def test_inputs_that_are_too_large_are_not_profiled() -> None:
     large = replace(WORKLOAD, dims=(("n", 2**29),))
     op = replace(OP, gpu=(*OP.gpu, large), emulated=(*OP.emulated, large))
     found = profiled(KERNEL, op, large.key, profiling(described), lambda _phase: None)

@@ -24,7 +24,7 @@ CPU = DeviceInfo("emulated", "Some CPU", "sm_90a", 1, 1024)
 
 @dataclass
 class Timing:
-    """Replaces `baselines.timed`, and counts its calls."""
+    """A replacement for `baselines.timed` that counts its calls."""
 
     times: Baselines | Exception = TIMES
     calls: int = 0
@@ -61,7 +61,7 @@ def timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return make
 
 
-def test_the_result_has_the_times_their_place_and_date_and_the_speed_of_light(timed: Make) -> None:
+def test_the_result_holds_the_times_where_and_when_they_were_taken_and_the_speed_of_light(timed: Make) -> None:
     found = timed().time_pytorch().standard
     assert found
     assert (found.op, found.workload, found.device) == ("twice", WORKLOAD.key, INFO)
@@ -78,7 +78,7 @@ def test_times_are_cached_for_evaluations(timed: Make) -> None:
     assert made.timing.calls == 1
 
 
-def test_cached_times_are_taken_again_only_on_request(timed: Make) -> None:
+def test_cached_times_are_measured_again_only_on_request(timed: Make) -> None:
     made = timed()
     made.evaluator.cache.keep(OP, WORKLOAD, INFO, Baselines(50.0))
     found = made.time_pytorch().standard
@@ -90,7 +90,7 @@ def test_cached_times_are_taken_again_only_on_request(timed: Make) -> None:
     assert made.evaluator.cache.find(OP, WORKLOAD, INFO) == TIMES
 
 
-def test_a_request_to_time_again_times_an_unknown_workload_once(timed: Make) -> None:
+def test_a_request_to_time_again_times_an_uncached_workload_once(timed: Make) -> None:
     made = timed()
     assert made.time_pytorch(again=True).standard
     assert made.timing.calls == 1
@@ -104,7 +104,7 @@ def test_an_emulated_device_has_no_cached_times_and_no_speed_of_light(timed: Mak
     assert made.evaluator.cache.find(OP, OP.emulated[0], CPU) is None
 
 
-def test_eager_alone_is_no_baseline_for_evaluations(timed: Make) -> None:
+def test_a_time_of_eager_alone_is_not_a_baseline_for_evaluations(timed: Make) -> None:
     made = timed()
     found = made.time_pytorch(eager_alone=True).standard
     assert found
@@ -157,7 +157,7 @@ def test_an_unknown_workload_is_named(timed: Make) -> None:
     assert "no workload `n=5 float32`" in timed().time_pytorch("n=5 float32").fault
 
 
-def test_the_phase_is_baseline(timed: Make) -> None:
+def test_the_reported_phase_is_baseline(timed: Make) -> None:
     made = timed()
     made.time_pytorch()
     assert set(made.phases) == {"baseline"}

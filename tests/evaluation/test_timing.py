@@ -45,13 +45,13 @@ def test_a_device_without_known_rates_has_no_speed_of_light() -> None:
     assert floor_us(ScriptedDevice(info=emulated), OP, WORKLOAD) is None
 
 
-def test_outputs_that_do_not_fit_in_the_l2_count_towards_what_is_physical() -> None:
+def test_outputs_that_do_not_fit_in_the_l2_count_towards_the_physical_limit() -> None:
     large_l2 = DeviceInfo(**{**INFO.__dict__, "l2_bytes": 2**30})
     assert physical_us(ScriptedDevice(), OP, WORKLOAD) == pytest.approx(0.8 * 2 * READ_US)
     assert physical_us(ScriptedDevice(info=large_l2), OP, WORKLOAD) == pytest.approx(0.8 * READ_US)
 
 
-def test_faster_than_the_inputs_can_be_read_is_implausible() -> None:
+def test_a_time_too_short_to_read_the_inputs_is_implausible() -> None:
     with pytest.raises(RejectedError) as caught:
         timed(ScriptedDevice(lambda: READ_US / 2), workload=WORKLOAD)
     assert caught.value.outcome is Outcome.IMPLAUSIBLE
@@ -116,7 +116,7 @@ def test_pytorch_never_computes_on_the_inputs_of_a_later_call() -> None:
 
 
 class Memo:
-    """Computes once, and then copies the stored result if the inputs seem to be the same."""
+    """Work that stores its first result and copies it whenever the inputs seem to be the same."""
 
     def __init__(self, *, by_address: bool) -> None:
         self.by_address = by_address
@@ -149,7 +149,7 @@ def test_a_kernel_that_stops_working_after_some_calls_fails(honest: int) -> None
 
 
 class SkipsSometimes:
-    """Skips its work in one of `one_of` calls, which then takes half the time."""
+    """Work that is skipped in every `one_of`-th call, which then takes half the time."""
 
     def __init__(self, one_of: int) -> None:
         self.one_of, self.calls, self.took_us = one_of, 0, 20.0
@@ -170,7 +170,7 @@ def test_the_output_of_the_fastest_call_is_always_checked(one_of: int, seed: int
         measure(inspector, program(work), OP, SMALL, Baselines(20.0))
 
 
-def test_a_write_between_buffers_while_timed_is_found() -> None:
+def test_a_write_between_buffers_during_timing_is_found() -> None:
     calls = [0]
 
     def work(tensors: Mapping[str, torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Expected outputs, and how far rounding of the inputs moves each element."""
+"""Expected outputs, and how far rounding the inputs moves each element."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def seeded() -> None:
 
 
 def summing(**inputs: torch.Tensor) -> Truth:
-    """Return the truth of row sums, of the given inputs or of normal ones."""
+    """Return the truth about row sums of the given inputs, or of normally distributed ones."""
     x, out, places = tensors(x="rows cols"), tensors(out="rows"), (WORKLOAD,)
     op = Op("summing", lambda x: x.sum(-1), x, out, places, places, flops=lambda _: ROWS * COLS)
     return truth(op, WORKLOAD, "normal", 3, inputs or inputs_at(op, WORKLOAD, 3, "cpu"))
@@ -35,14 +35,14 @@ def test_a_sum_of_larger_terms_moves_farther() -> None:
     assert moved[torch.arange(ROWS) != 7].median() == pytest.approx(UNIT * COLS**0.5, rel=0.3)
 
 
-def test_a_sum_that_one_thread_may_add_up_moves_as_its_partial_sums_do() -> None:
+def test_a_sum_that_one_thread_may_compute_moves_as_far_as_its_partial_sums() -> None:
     known = summing()
     in_turn = replace(known, op=replace(known.op, tolerance=Tolerance(in_turn="cols")))
     assert float((in_turn.perturbed[0] / known.perturbed[0]).median()) == pytest.approx((COLS / 12) ** 0.5)
 
 
 def test_an_input_that_follows_from_the_others_is_not_perturbed() -> None:
-    """An error of the mean would move all terms the same way, and so their sum."""
+    """An error of the mean would move all terms in the same direction, and their sum with them."""
     x = torch.rand(ROWS, COLS)
     declared, out = tensors(x="rows cols", mean="rows"), tensors(out="rows")
     op = Op("centred", _centred, declared, out, (WORKLOAD,), (WORKLOAD,), flops=lambda _: ROWS * COLS)
@@ -67,7 +67,7 @@ def test_an_infinite_result_does_not_move() -> None:
     assert bool(moved.isfinite().all())
 
 
-def test_without_memory_no_error_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_error_is_explained_if_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("the GPU's memory is full")
 
@@ -86,8 +86,8 @@ def test_the_inputs_are_not_modified() -> None:
     assert torch.equal(known.inputs["x"], x)
 
 
-def test_one_of_few_sums_may_be_off_where_its_terms_cancel() -> None:
-    """PyTorch's result is exact by chance."""
+def test_one_of_a_few_sums_may_be_off_if_its_terms_cancel() -> None:
+    """PyTorch's result happens to be exact."""
     x = torch.randn(ROWS, COLS)
     x[0] = torch.cat([torch.full((COLS // 2,), 1e4 / 3), torch.full((COLS // 2,), -1e4 / 3)])
     in_turn = x.flip(0).cumsum(-1)[:, -1].flip(0)
@@ -99,20 +99,20 @@ def test_one_of_few_sums_may_be_off_where_its_terms_cancel() -> None:
 
 
 def clipped(values: str, **inputs: torch.Tensor) -> Truth:
-    """Return the truth of a clamp at zero; of so few inputs, all may be below."""
+    """Return the truth about a clamp at zero. There are so few inputs that all may be negative."""
     place = Workload("float32", (("n", 2),))
     op = Op("clipped", lambda x: x.clamp(min=0), tensors(x="n"), tensors(out="n"), (place,), (place,), lambda _: 2)
     return truth(op, place, values, 3, inputs or inputs_at(op, place, 3, "cpu", values))
 
 
-def test_few_results_that_are_zero_by_chance_are_compared_by_their_usual_error() -> None:
+def test_a_few_results_that_happen_to_be_zero_are_compared_by_their_usual_error() -> None:
     known = clipped("large", x=torch.tensor([-700.0, -1200.0]))
     assert known.fault(0, torch.tensor([-6e-9, 0.0])) == ""
     assert "[1]" in known.fault(0, torch.tensor([0.0, 2e-3]))
 
 
-def test_few_results_that_pytorch_has_exact_by_chance_are_compared_by_its_usual_error() -> None:
-    """The numbers are equal here, and differ in other draws."""
+def test_a_few_results_that_pytorch_happens_to_get_right_are_compared_by_its_usual_error() -> None:
+    """The numbers happen to be equal in this draw and differ in others."""
     place = Workload("float32", (("n", 2),))
     known = clipped("normal", x=torch.tensor([1.0, 1.0]))
     op = replace(known.op, reference=lambda x: ((1000 + x) - 1000).sum())
@@ -123,14 +123,14 @@ def test_few_results_that_pytorch_has_exact_by_chance_are_compared_by_its_usual_
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int32, torch.bool])
-def test_few_results_of_any_dtype_have_usual_errors(dtype: torch.dtype) -> None:
+def test_a_few_results_of_any_dtype_have_usual_errors(dtype: torch.dtype) -> None:
     known = clipped("normal")
     known = replace(known, op=replace(known.op, reference=lambda x: x.clamp(min=0).to(dtype)))
     assert list(known.usual_errors) == [(0, known.groups(0)[0])]
     assert 0 < known.usual_errors[0, known.groups(0)[0]] < 1e-6
 
 
-def test_few_results_that_are_always_small_are_compared_as_such() -> None:
+def test_a_few_results_that_are_always_small_are_compared_as_such() -> None:
     known = clipped("faint", x=torch.tensor([-1e-9, -2e-9]))
     assert "[0]" in known.fault(0, torch.tensor([-1e-14, 0.0]))
     assert known.fault(0, torch.tensor([-1e-17, 0.0])) == ""
