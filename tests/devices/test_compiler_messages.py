@@ -1,4 +1,4 @@
-"""Compiler messages: those about foreign files are left out, all others are kept."""
+"""Compiler messages: those about foreign files are left out; all others are kept."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""The cuda device's compiler, which needs no GPU."""
+"""The cuda device's compiler, which runs without a GPU."""
 
 import re
 from dataclasses import replace
@@ -96,7 +96,7 @@ def test_a_plan_that_does_not_fit_the_cubin_is_rejected_with_the_reason(
         '#include_next "/etc/passwd"', '#include "pyproject.toml"',
     ],
 )  # fmt: skip
-def test_a_file_of_the_user_is_never_read(directive: str) -> None:
+def test_files_of_the_user_are_never_read(directive: str) -> None:
     error = rejected(bound(before=directive))
     assert error.outcome is Outcome.COMPILE_ERROR
     assert "root" not in error.log
@@ -129,7 +129,7 @@ def test_a_variable_that_outlives_the_call_is_refused(before: str, body: str, na
     assert f"`{name}` keeps its value" in error.log
 
 
-def test_a_heap_is_refused() -> None:
+def test_allocating_on_the_heap_is_refused() -> None:
     error = rejected(bound("int* p = new int[count]; p[count - 1] = 1; y[0] = y_t(p[0]); delete[] p;"))
     assert error.outcome is Outcome.KEEPS_STATE
     assert "it calls `malloc`" in error.log
@@ -192,8 +192,8 @@ def test_constants_of_headers_are_compared_after_calls_and_not_refused() -> None
     assert any("cuda3std" in variable.name for variable in cubin.variables)
 
 
-def test_variables_that_the_compiler_named_are_in_the_section_of_one_that_the_driver_finds() -> None:
-    """The driver finds neither the name of a function nor the text of a printf."""
+def test_variables_named_by_the_compiler_share_a_section_with_one_that_the_driver_finds() -> None:
+    """The driver cannot look up variables such as a function's name or the text of a printf."""
     body = 'char* name = (char*)__func__; asm volatile("" : "+l"(name)); name[0] += 1; y[0] = y_t(name[0]);'
     found = {variable.name: variable.section for variable in compiled(bound(body)).variables}
     (unnamed,) = found.keys() - {"n", ANCHOR}
@@ -216,6 +216,6 @@ def test_specialised_values_are_compared_after_calls_too() -> None:
     assert {variable.name for variable in compiled(bound()).variables} == {"n", ANCHOR}
 
 
-def test_a_specialised_zero_is_no_state() -> None:
+def test_a_specialised_zero_is_not_state() -> None:
     zero = replace(bound(BODY.replace("n - 1", "n")), constants=(("n", 0),))
     assert {variable.name for variable in compiled(zero).variables} == {"n", ANCHOR}

@@ -1,4 +1,4 @@
-"""The cuda device on a GPU: left-over memory, caches, clocks and graphs."""
+"""The cuda device on a GPU: leftover memory, caches, clocks and graphs."""
 
 import statistics
 import time
@@ -57,7 +57,7 @@ def test_no_earlier_tensor_is_left_in_free_memory(device: CudaDevice, earlier_ru
 
 
 def filled_everywhere(device: CudaDevice, y: torch.Tensor) -> Program:
-    """Fill all shared memory with a number; return a program that counts how often it finds that number."""
+    """Fill all shared memory with a number and return a program that counts how often it finds that number."""
     body = "extern __shared__ int s[]; volatile int* held = s; for (int i = threadIdx.x; i < {n}; i += 1024) {do}"
     how = {"block": "[1024]", "more": f"shared = {ALL_SHARED}"}
     sms = device.info.sms
@@ -69,14 +69,14 @@ def filled_everywhere(device: CudaDevice, y: torch.Tensor) -> Program:
 
 
 def left_behind(device: CudaDevice, y: torch.Tensor) -> int:
-    """Return how much of shared memory the next kernel still finds, if no other process has run in between."""
+    """Return how many filled words of shared memory the next kernel finds, if no other process ran in between."""
     filled_everywhere(device, y).launch({"y": y})
     return int(y.sum())
 
 
 def test_shared_memory_is_overwritten_on_every_multiprocessor_before_a_run(device: CudaDevice) -> None:
     y = torch.zeros(device.info.sms, dtype=I32, device="cuda")
-    assert any(left_behind(device, y) for _ in range(TRIES))  # without the device's help
+    assert any(left_behind(device, y) for _ in range(TRIES))  # `launch` alone does not overwrite it
     program = filled_everywhere(device, y)
     device.run(program, {"y": y})
     assert int(y.sum()) == 0
@@ -89,8 +89,8 @@ def test_shared_memory_is_overwritten_before_a_timed_call_too(device: CudaDevice
     assert int(y.sum()) == 0
 
 
-def test_a_timed_call_finds_none_of_its_input_in_the_cache(device: CudaDevice) -> None:
-    """A copy of 16 MB would take less than half the time from the cache."""
+def test_a_timed_call_does_not_find_its_input_in_the_cache(device: CudaDevice) -> None:
+    """From the cache, a copy of 16 MB would take less than half the time."""
     x = torch.ones(1 << 22, dtype=I32, device="cuda")
     y = torch.empty_like(x)
 
@@ -103,8 +103,8 @@ def test_a_timed_call_finds_none_of_its_input_in_the_cache(device: CudaDevice) -
     assert warm < 0.8 * cold
 
 
-def test_a_slow_host_does_not_count_as_time_of_the_gpu(device: CudaDevice) -> None:
-    """The host is slow if other processes keep its cores busy, or if a call launches much."""
+def test_time_lost_on_a_slow_host_does_not_count_as_gpu_time(device: CudaDevice) -> None:
+    """The host is slow if other processes keep its cores busy, or if a call launches many kernels."""
     x = torch.ones(1 << 10, device="cuda")
 
     def hesitant() -> None:
@@ -117,9 +117,9 @@ def test_a_slow_host_does_not_count_as_time_of_the_gpu(device: CudaDevice) -> No
 
 
 def test_registers_are_reported_again_for_a_kernel_that_was_compiled_before(device: CudaDevice) -> None:
-    """With a driver, NVRTC caches cubins on disk, but not the compiler's report of registers."""
+    """If a driver is installed, NVRTC caches cubins on disk, but not the compiler's report on registers."""
     y = torch.zeros(32, dtype=I32, device="cuda")
-    number = randbits(30)  # never compiled before
+    number = randbits(30)  # random, so that these kernels were never compiled before
     programs = [compiled(device, f"y[threadIdx.x] = {number}; // {said}", {"y": y}) for said in ("once", "again")]
     assert [program.resources for program in programs] == [programs[0].resources] * 2
     assert len(programs[0].resources) == 1
@@ -164,7 +164,7 @@ def graph_time(device: CudaDevice, calls: Sequence[Callable[[], object]]) -> flo
     return device.tools.graph_time(calls)
 
 
-def test_calls_in_a_graph_take_less_than_calls_one_by_one(device: CudaDevice) -> None:
+def test_calls_in_a_graph_take_less_time_than_separate_calls(device: CudaDevice) -> None:
     y = torch.ones(32, dtype=I32, device="cuda")
     program = doubling(device, y)
     alone = device.time(lambda: program.launch({"y": y}))
@@ -184,7 +184,7 @@ def test_a_graph_runs_every_call_in_order(device: CudaDevice) -> None:
     assert 0 < replays < 64
 
 
-def test_a_call_that_cannot_be_captured_has_no_graph_time_and_the_next_one_has(device: CudaDevice) -> None:
+def test_a_call_that_cannot_be_captured_has_no_graph_time_but_the_next_one_does(device: CudaDevice) -> None:
     y = torch.ones(32, dtype=I32, device="cuda")
     assert graph_time(device, [lambda: y.sum().item()]) is None
     program = doubling(device, y)
@@ -193,7 +193,7 @@ def test_a_call_that_cannot_be_captured_has_no_graph_time_and_the_next_one_has(d
     assert graph_time(device, [lambda: program.launch({"y": y})]) is not None
 
 
-def test_a_table_that_is_changed_within_a_graph_is_state(device: CudaDevice) -> None:
+def test_a_table_that_is_changed_within_a_graph_counts_as_state(device: CudaDevice) -> None:
     y = torch.ones(32, dtype=I32, device="cuda")
     kernel = single("table[threadIdx.x % 2] = y[threadIdx.x];", "int* y")
     kernel = kernel.replace('extern "C"', '__device__ int table[2] = {1, 2};\nextern "C"')

@@ -1,4 +1,4 @@
-"""A fault of the GPU that the driver reports late."""
+"""Detection of GPU faults that the driver reports late, and of full memory."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def test_a_fault_is_the_first_line_of_the_drivers_message(monkeypatch: pytest.Mo
     assert gpu_fault() == MESSAGE
 
 
-def test_a_full_memory_is_distinguished_from_other_errors() -> None:
+def test_full_memory_is_distinguished_from_other_errors() -> None:
     full = (MemoryError(), torch.OutOfMemoryError("CUDA"), RuntimeError("DefaultCPUAllocator: can't allocate memory"))
     assert all(map(out_of_memory, full))
     assert not out_of_memory(RuntimeError(MESSAGE))

@@ -1,4 +1,4 @@
-"""The emulated device: it finds faults that a GPU would not report or would hang on."""
+"""The emulated device, which finds faults that a GPU would not report or would hang on."""
 
 import importlib.util
 from itertools import pairwise
@@ -41,7 +41,7 @@ def test_a_thread_local_variable_does_not_compile(device: EmulatedDevice, word: 
     assert word in error.log
 
 
-def test_threads_at_different_barriers_are_a_deadlock(device: EmulatedDevice) -> None:
+def test_threads_that_wait_at_different_barriers_are_a_deadlock(device: EmulatedDevice) -> None:
     body = """
     if (threadIdx.x < 17) __syncthreads();
     else if (threadIdx.x < 32) __shfl_sync(threadIdx.x % 32 < 28 ? 0xfffffff0 : 0xfffffff0, 1, 20);"""
@@ -59,7 +59,7 @@ def test_a_warp_operation_that_some_lanes_skip_is_a_deadlock(device: EmulatedDev
     assert "33 threads wait at __syncthreads, 31 threads wait at a warp operation that lanes 4 of warp 0" in error.log
 
 
-def test_the_device_goes_on_after_a_deadlock(device: EmulatedDevice) -> None:
+def test_the_device_still_works_after_a_deadlock(device: EmulatedDevice) -> None:
     y = torch.zeros(64, dtype=I32)
     kernel = single(
         "if (n && threadIdx.x == 4) __syncwarp();\ny[threadIdx.x] = __shfl_sync(0xffffffff, (int)threadIdx.x, 1);",
@@ -71,7 +71,7 @@ def test_the_device_goes_on_after_a_deadlock(device: EmulatedDevice) -> None:
     assert y.tolist() == [1] * 32 + [33] * 32
 
 
-def test_one_program_goes_on_after_its_own_failure(device: EmulatedDevice) -> None:
+def test_a_program_still_works_after_its_own_failure(device: EmulatedDevice) -> None:
     y = torch.zeros(256, dtype=I32)
     body = "if (y[0] == 5 && threadIdx.x > 60) __trap();\n__syncthreads();\ny[threadIdx.x] = __syncthreads_count(1);"
     program = device.compile(bound(single(body, "int* y", block="[256]"), {"y": y}))
@@ -95,7 +95,7 @@ def test_a_trap_crashes_the_kernel_and_not_the_process(device: EmulatedDevice) -
     assert "thread (3,0,0): __trap()" in error.log
 
 
-def test_a_failed_assertion_says_what_and_where(device: EmulatedDevice) -> None:
+def test_a_failed_assertion_names_its_condition_and_its_line(device: EmulatedDevice) -> None:
     kernel = single("assert(blockIdx.x != 2);", "int* y", grid="[4]")
     line = (
         bound(kernel, {"y": torch.zeros(1, dtype=I32)}).kernel.text.splitlines().index("assert(blockIdx.x != 2);") + 1
@@ -123,7 +123,7 @@ def test_a_missing_barrier_gives_wrong_results(device: EmulatedDevice) -> None:
     assert not (values[1] == right).all()
 
 
-def test_threads_of_a_block_may_wait_for_each_other_by_atomics(device: EmulatedDevice) -> None:
+def test_threads_of_a_block_may_wait_for_each_other_through_atomics(device: EmulatedDevice) -> None:
     body = """
     __shared__ int turn;
     if (threadIdx.x == 0) turn = 0;
@@ -152,7 +152,7 @@ def test_code_that_needs_a_gpu_is_unsupported_and_not_an_error(device: EmulatedD
 
 
 @pytest.mark.parametrize("header", ["mma.h", "cuda/barrier", "cub/cub.cuh", "cuda_pipeline.h"])
-def test_headers_of_the_device_are_unsupported(device: EmulatedDevice, header: str) -> None:
+def test_headers_that_need_a_gpu_are_unsupported(device: EmulatedDevice, header: str) -> None:
     error = rejected(device, single("", "int* y").replace("cuda_fp16.h", header), Y)
     assert error.outcome == Outcome.UNSUPPORTED
     assert header in error.log
@@ -181,7 +181,7 @@ def test_words_in_comments_and_strings_do_not_count(device: EmulatedDevice) -> N
     assert y.tolist() == [1000]
 
 
-def test_a_function_without_global_is_no_entry(device: EmulatedDevice) -> None:
+def test_a_function_without_global_is_not_an_entry(device: EmulatedDevice) -> None:
     error = rejected(device, single("y[0] = 1;", "int* y").replace('extern "C" __global__', 'extern "C" __device__'), Y)
     assert error.outcome == Outcome.MALFORMED
 

@@ -1,4 +1,4 @@
-"""The host's compiler: precompiled headers, and compilers that are killed."""
+"""The host compiler: precompiled headers, and compilers that are killed."""
 
 import shlex
 import subprocess
@@ -17,7 +17,7 @@ GOOD = single("y[threadIdx.x] = 1;", "int* y")
 
 
 def built(folder: Path, kills: int, way: str = "kill -9 $$") -> compiler.Built:
-    """Compile with a compiler that is killed so many times before it works."""
+    """Compile with a compiler that is killed `kills` times before it works."""
     real = compiler.find_toolchain()
     script = folder / "compiler"
     script.write_text(
@@ -35,7 +35,7 @@ def built(folder: Path, kills: int, way: str = "kill -9 $$") -> compiler.Built:
 @pytest.mark.parametrize(
     "way", ["kill -9 $$", "echo 'g++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1"]
 )
-def test_a_compiler_that_was_killed_is_started_again(tmp_path: Path, way: str) -> None:
+def test_a_killed_compiler_is_started_again(tmp_path: Path, way: str) -> None:
     assert built(tmp_path, 1, way).library.is_file()
 
 
@@ -59,7 +59,7 @@ def test_gcc_compiles_the_headers_once_for_all_kernels(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         toolchain = compiler.find_toolchain()
         if "gcc" not in version(toolchain):
-            pytest.skip("others take no precompiled headers of this kind")
+            pytest.skip("only GCC reads GCC's precompiled headers")
         compiler.build(bound(GOOD, {"y": torch.zeros(32, dtype=torch.int32)}), toolchain, tmp_path / name)
         assert (tmp_path / name / "emulated.h.gch").read_bytes().startswith(compiler.GCC_MARK)
     assert compiler.precompiled_header.cache_info().misses == 1

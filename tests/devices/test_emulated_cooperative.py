@@ -1,4 +1,4 @@
-"""Cooperative grids on the emulated device, whose blocks are all resident at once."""
+"""Cooperative grids on the emulated device: all blocks are resident at once."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_a_grid_barrier_in_an_ordinary_launch_is_refused(device: EmulatedDevice)
     assert "cooperative = true" in error.log
 
 
-def test_blocks_that_end_before_a_grid_barrier_are_a_deadlock(device: EmulatedDevice) -> None:
+def test_blocks_that_end_before_a_grid_barrier_cause_a_deadlock(device: EmulatedDevice) -> None:
     body = "if (blockIdx.x) cooperative_groups::this_grid().sync();"
     error = rejected(device, with_groups(single(body, "int* y", grid="[4]", more="cooperative = true")), Y)
     assert "others have ended" in error.log
@@ -40,7 +40,7 @@ def test_a_trap_stops_the_other_blocks_of_a_cooperative_grid(device: EmulatedDev
 
 
 @pytest.mark.exhaustive
-def test_blocks_of_a_cooperative_grid_start_threads_while_those_of_others_end(device: EmulatedDevice) -> None:
+def test_blocks_of_a_cooperative_grid_can_start_threads_while_others_end_theirs(device: EmulatedDevice) -> None:
     kernel = single(
         "__syncthreads();\natomicAdd(y, 1);", "int* y", block="[512]", grid="[8]", more="cooperative = true"
     )
@@ -58,4 +58,4 @@ def test_a_cooperative_grid_keeps_the_stacks_of_at_most_one_block(device: Emulat
     program = device.compile(bound(kernel, {"y": y}))
     before = len(MAPPINGS.read_text().splitlines())
     device.run(program, {"y": y})
-    assert len(MAPPINGS.read_text().splitlines()) - before < 2 * 1024 + 100  # each with a page that guards it
+    assert len(MAPPINGS.read_text().splitlines()) - before < 2 * 1024 + 100  # each stack has a guard page

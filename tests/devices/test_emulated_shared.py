@@ -16,7 +16,7 @@ def device() -> EmulatedDevice:
 
 
 @pytest.mark.parametrize("declared", ["__shared__ float s[64];", "extern __shared__ float s[];"])
-def test_shared_memory_begins_as_garbage(device: EmulatedDevice, declared: str) -> None:
+def test_shared_memory_starts_as_garbage(device: EmulatedDevice, declared: str) -> None:
     body = f"{declared}\ny[blockIdx.x * 64 + threadIdx.x] = s[threadIdx.x];\n__syncthreads();\ns[threadIdx.x] = 0.f;"
     kernel = single(body, "float* y", block="[64]", grid="[4]", more="shared = 256")
     values = torch.tensor(out_of(device, kernel, 256, torch.float32)).view(4, 64)
@@ -24,7 +24,7 @@ def test_shared_memory_begins_as_garbage(device: EmulatedDevice, declared: str) 
     assert (values[1] > 1e38).all()
 
 
-def test_shared_memory_in_templates_and_scalars_is_garbage_too(device: EmulatedDevice) -> None:
+def test_shared_scalars_and_shared_memory_in_templates_start_as_garbage_too(device: EmulatedDevice) -> None:
     kernel = single("y[0] = held<int>(3); y[1] = held<float>(1); y[2] = held<int>(0);", "int* y", block="[1]").replace(
         'extern "C"',
         "template <class T> __device__ int held(int i) { static __shared__ T v[4], w; "
@@ -40,7 +40,7 @@ def test_shared_memory_may_be_aligned_after_its_qualifier(device: EmulatedDevice
     assert out_of(device, single(body, "int* y", block="[1]"), 1) == [0]
 
 
-def test_shared_memory_at_namespace_scope_serves_every_function(device: EmulatedDevice) -> None:
+def test_shared_memory_at_namespace_scope_is_visible_in_every_function(device: EmulatedDevice) -> None:
     body = "table[threadIdx.x] = threadIdx.x;\nraw[threadIdx.x] = 2;\n__syncthreads();\ny[threadIdx.x] = other();"
     kernel = single(body, "int* y", more="shared = 128").replace(
         'extern "C"',

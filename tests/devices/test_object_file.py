@@ -46,7 +46,7 @@ def test_a_symbol_of_another_file_has_no_section(symbols: dict[str, Symbol]) -> 
     assert symbols["elsewhere"].section is None
 
 
-def test_a_section_has_its_bytes_and_whether_it_is_writable(symbols: dict[str, Symbol]) -> None:
+def test_a_section_holds_its_bytes_and_whether_it_is_writable(symbols: dict[str, Symbol]) -> None:
     begins, constant, zeroed = (symbols[name] for name in ("begins", "constant", "zeroed"))
     assert begins.section
     assert constant.section

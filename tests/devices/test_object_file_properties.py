@@ -1,4 +1,4 @@
-"""Damaged object files: every cut and every changed byte is read, or refused with an ObjectFileError."""
+"""Damaged object files: whatever is cut off or changed, they are read or refused with an ObjectFileError."""
 
 import pytest
 from compiled_object import compiled_object
@@ -12,7 +12,7 @@ SOURCE = (
     "int zeroed[3];\nint begins = 5;\nextern int elsewhere;\nint function() { return zeroed[begins] + elsewhere; }\n"
 )
 changes = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=6)
-# Section headers stand at the end of an object file, and where they stand near its begin.
+# The section headers are at the end of an object file; their offset is in the header at its start.
 near_ends = st.lists(st.tuples(st.integers(-600, 0x40), st.sampled_from([0, 1, 2, 8, 127, 128, 255])), max_size=6)
 
 
@@ -36,6 +36,6 @@ def test_a_damaged_file_is_read_or_refused(image: bytes, kept: float, changed: l
 
 @given(kept=st.integers(64, 1 << 16))
 def test_a_file_without_its_end_is_refused(image: bytes, kept: int) -> None:
-    """The section headers stand last."""
+    """The section headers are at the end of the file."""
     with pytest.raises(ObjectFileError, match="cut short or damaged: "):
         object_file.sections(image[: 64 + kept % (len(image) - 64)])

@@ -1,6 +1,6 @@
-"""NVIDIA's profiler: reading its log, and running it over a kernel.
+"""NVIDIA's profiler: reading its log, and running it on a kernel.
 
-The outputs are samples, written after its manual and its messages; the stand-in plays the program itself.
+The logs are samples that follow its manual and its messages; a script stands in for the program itself.
 """
 
 import sys
@@ -65,7 +65,7 @@ def test_a_launch_is_read_in_base_units_without_unavailable_counters() -> None:
 
 
 @pytest.mark.parametrize(("unit", "text", "ns"), [("us", "1.5", 1500.0), ("msecond", "2", 2e6), ("nsecond", "7", 7.0)])
-def test_a_time_in_another_unit_is_still_nanoseconds(unit: str, text: str, ns: float) -> None:
+def test_a_time_in_another_unit_is_converted_to_nanoseconds(unit: str, text: str, ns: float) -> None:
     table = f"{HEADER}{UNITS.replace('ns', unit)}{row(0, '1', '1', text, '1', '1')}"
     assert rows(table)[0][TIME] == ns
 
@@ -94,7 +94,7 @@ def test_a_count_that_one_launch_lacks_is_left_out() -> None:
     assert found[TIME] == 2.0
 
 
-def test_counters_come_in_the_order_in_which_they_are_explained() -> None:
+def test_counters_are_listed_in_the_order_in_which_they_are_explained() -> None:
     names = [counter.name for counter in counters.COUNTERS]
     found = [name for name, _ in combined(rows(TWO_LAUNCHES))]
     assert found == sorted(found, key=names.index)
@@ -113,7 +113,7 @@ def test_an_incomplete_run_has_no_counters(launches: int, finished: bool) -> Non
     assert f"2 of {launches} launches" in counted.fault
 
 
-def test_a_missing_permission_is_lasting_and_comes_with_a_remedy() -> None:
+def test_a_missing_permission_is_a_lasting_fault_with_a_remedy() -> None:
     counted = judged(REFUSED, "", 1, finished=True)
     assert counted.fault.startswith("this user may not read the GPU's counters: run as root")
     assert counted.lasting
@@ -131,7 +131,7 @@ def test_a_driver_that_cannot_be_reached_is_a_lasting_fault() -> None:
     assert counted.lasting
 
 
-def test_a_process_that_fails_is_quoted_with_its_last_line() -> None:
+def test_the_last_line_of_a_process_that_fails_is_quoted() -> None:
     said = "Traceback (most recent call last):\n  File x\ncudaErrorMemoryAllocation: out of memory\n"
     counted = judged(NO_DRIVER, said, 1, finished=False)
     assert counted.fault.endswith(
@@ -167,7 +167,7 @@ Stand = Callable[[str], Ncu]
 
 @pytest.fixture
 def standing_in(tmp_path: Path) -> Stand:
-    """Return a program that replaces ncu; its code has the options in `given`, the kernel's process in `run`."""
+    """Return a function that makes a stand-in for ncu: `given` holds its options, `run` the kernel's command line."""
 
     def made(code: str) -> Ncu:
         script = tmp_path / "ncu"
@@ -207,7 +207,7 @@ def test_the_kernels_process_finds_the_packed_run_and_the_profiler_keeps_its_fil
     assert count(standing_in(f"{checks}log.write_text({ONE_LAUNCH!r}); done.touch()")).counters
 
 
-def test_the_profiler_reaches_the_kernels_process_by_the_only_sockets_of_a_sandbox(standing_in: Stand) -> None:
+def test_the_profiler_uses_the_only_kind_of_socket_that_a_sandbox_allows(standing_in: Stand) -> None:
     check = "assert os.environ['NV_COMPUTE_PROFILER_LOCAL_CONNECTION_OVERRIDE'] == 'uds'\n"
     assert count(standing_in(f"{check}log.write_text({ONE_LAUNCH!r}); done.touch()")).counters
 
@@ -231,7 +231,7 @@ def test_a_profiler_without_any_of_the_counters_is_a_fault(standing_in: Stand) -
     assert "Failed to find metric gpu__time_duration.sum" in count(ncu).fault
 
 
-def test_a_profiler_that_hangs_is_killed_with_all_that_it_started(
+def test_a_profiler_that_hangs_is_killed_with_all_processes_it_started(
     standing_in: Stand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(profiler, "GRACE_SECONDS", 0.2)

@@ -24,7 +24,7 @@ def test_a_tool_is_found_on_the_path_first_and_then_elsewhere(tmp_path: Path, mo
     assert replay.tool("no-such-tool", (), elsewhere) == tmp_path / "path" / "no-such-tool"
 
 
-def test_the_newest_of_several_versions_is_taken() -> None:
+def test_the_newest_of_several_versions_is_chosen() -> None:
     folders = [Path("/opt/nvidia/nsight-compute") / version for version in ("2024.3.2", "2025.1.0", "2024.10.0")]
     assert max(folders, key=profiler._newest).name == "2025.1.0"
     assert min(folders, key=profiler._newest).name == "2024.3.2"

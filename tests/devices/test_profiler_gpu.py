@@ -1,4 +1,4 @@
-"""Counters of ncu for real kernels on a GPU. `test_profiler.py` tests the rest without one."""
+"""ncu's counters for real kernels on a GPU. `test_profiler.py` tests the rest without one."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ N = 1 << 25
 
 
 def profiled(device: Device, body: str) -> dict[str, float]:
-    """Return the counters of a kernel with one thread per element of `x` and `y`, of 128 MiB each."""
+    """Return the counters of a kernel with one thread per element of `x` and `y`, which hold 128 MiB each."""
     assert device.tools.profiler
     x = torch.rand(N, device="cuda")
     kernel = single(body, "const float* x, float* y", block="[256]", grid=f"[{N // 256}]")
@@ -65,7 +65,7 @@ def test_every_counter_is_known_on_this_gpu(device: Device) -> None:
 
 
 @pytest.mark.gpu
-def test_several_launches_are_one_set_of_counters(device: Device) -> None:
+def test_several_launches_give_one_set_of_counters(device: Device) -> None:
     assert device.tools.profiler
     x = torch.rand(32, device="cuda")
     skipped, whole = (
@@ -77,7 +77,7 @@ def test_several_launches_are_one_set_of_counters(device: Device) -> None:
 
 
 @pytest.mark.gpu
-def test_an_endless_kernel_is_ended_and_leaves_a_gpu_that_works(device: Device) -> None:
+def test_an_endless_kernel_is_killed_and_the_gpu_still_works(device: Device) -> None:
     assert device.tools.profiler
     x = torch.rand(32, device="cuda")
     endless = single("while (((volatile float*)x)[0] < 2.f) {}\ny[0] = 1;", "const float* x, float* y")

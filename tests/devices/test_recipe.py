@@ -1,4 +1,4 @@
-"""CONTRIBUTING's recipe for a device, followed with a toy: a folder of two files, and no edit anywhere else.
+"""CONTRIBUTING's recipe for a device, followed for a toy device: one folder of two files, and no other edit.
 
 Worker processes find the folder through a `sitecustomize.py`, which Python imports at every start.
 """
@@ -110,7 +110,7 @@ TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
 
 @pytest.fixture(autouse=True)
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Add the folder of the toy to those that are searched, here and in every process started from here."""
+    """Add the toy's folder to the search path of devices, in this process and in every process that it starts."""
     folder = tmp_path / "toy"
     folder.mkdir()
     (folder / "__init__.py").write_text(SUPPLIED)
@@ -140,7 +140,7 @@ def test_a_device_without_gpu_times_is_never_the_default() -> None:
     assert choose.device_kind() in {"cuda", "emulated"}
 
 
-def test_doctor_says_whether_it_can_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_says_whether_the_device_can_run(capsys: pytest.CaptureFixture[str]) -> None:
     _, output, _ = evolve(capsys, "doctor", "--json")
     assert "toy" in json.loads(output)["usable"]
 
@@ -154,14 +154,14 @@ def test_doctor_says_whether_it_can_run(capsys: pytest.CaptureFixture[str]) -> N
     ],
     ids=["right", "wrong", "unsupported"],
 )
-def test_it_evaluates_kernels(kernel: Kernel, outcome: Outcome) -> None:
+def test_the_device_evaluates_kernels(kernel: Kernel, outcome: Outcome) -> None:
     evaluator = Evaluator(choose.make("toy"), lambda _phase: None)
     verdict = evaluate(kernel, catalog.load(TWICE), evaluator, shapes_seed=0, bars={})
     assert verdict.outcome is outcome, verdict.log
     assert verdict.device.kind == "toy"
 
 
-def test_its_held_out_shapes_are_as_large_as_its_policy_says() -> None:
+def test_its_held_out_shapes_are_no_larger_than_its_policy_allows() -> None:
     op, device = catalog.load(TWICE), choose.make("toy")
     drawn = [
         workload
@@ -181,7 +181,7 @@ def test_its_workers_evaluate_and_obey_its_policy() -> None:
         assert passed.device == engine.info
         first = engine._pool.workers[0].number
         assert [verdict.outcome for verdict in engine.evaluate([Job(wrong, TWICE)])] == [Outcome.WRONG]
-        assert engine._pool.workers[0].number != first  # a wrong result costs this device its worker
+        assert engine._pool.workers[0].number != first  # the policy replaces a worker after a wrong result
         (late,) = engine.evaluate([Job(hanging, TWICE)])
         assert late.outcome is Outcome.TIMED_OUT
         assert "took more than 1 s" in late.log
@@ -191,7 +191,7 @@ def test_its_workers_evaluate_and_obey_its_policy() -> None:
         engine.close()
 
 
-def test_reports_name_its_times(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_reports_say_what_its_times_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "right.cu").write_text(toy_kernel("2").text)
     archive = tmp_path / "archive.db"
     code, output, errors = evolve(

@@ -1,4 +1,4 @@
-"""compute-sanitizer: reading its log, the packed run that it gets, and on a GPU the tool itself."""
+"""compute-sanitizer: reading its log, packing runs for it and, on a GPU, running the tool itself."""
 
 import math
 from collections.abc import Mapping
@@ -138,7 +138,7 @@ def device() -> Device:
 
 
 def sanitized(device: Device, kernel: str) -> Mapping[str, int | None]:
-    """Return the errors that each tool finds on 32 floats `x` and `y`."""
+    """Return the number of errors for each tool that finds any. `x` and `y` have 32 elements."""
     assert device.tools.sanitizer
     x = torch.rand(32, device="cuda")
     said = device.tools.sanitizer(bound(kernel, {"x": x, "y": x}), {"x": x}, {"y": 128}, 120.0)
@@ -157,13 +157,13 @@ RIGHT = """
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("qualifier", ["__device__ const", "__constant__", "__device__"])
-def test_a_right_kernel_is_clean_under_all_tools(device: Device, qualifier: str) -> None:
+def test_a_correct_kernel_is_clean_under_all_tools(device: Device, qualifier: str) -> None:
     kernel = single(RIGHT, ARGUMENTS).replace('extern "C"', f'{qualifier} float table[4] = {{1, 2, 3, 4}};\nextern "C"')
     assert sanitized(device, kernel) == {}
 
 
 @pytest.mark.gpu
-def test_one_element_read_beyond_an_input_is_found(device: Device) -> None:
+def test_a_read_one_element_beyond_an_input_is_found(device: Device) -> None:
     assert set(sanitized(device, single("y[threadIdx.x] = x[threadIdx.x + 1];", ARGUMENTS))) == {"memcheck"}
 
 

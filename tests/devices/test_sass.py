@@ -59,7 +59,7 @@ COPY = (
     'asm volatile("cp.async.ca.shared.global [%0], [%1], {n}; cp.async.wait_all;" :: "r"(to), "l"(x + 4 * i)); '
     "__syncthreads(); y[i] = kept[i ^ 1].x;"
 )
-# By name: the code, the features that it uses, and the architectures.
+# For each name: the code, the features that it uses, and the architectures to compile it for.
 CASES = {
     "nothing": ("if (n > 1 << 30) __trap();", NO_USE, EVERYWHERE),
     "byte": ("((char*)y)[i] = ((const char*)x)[i + n];", Use(1, 1, False, False), EVERYWHERE),

@@ -1,4 +1,4 @@
-"""Sources read as tokens: includes, broken directives and masking."""
+"""Source text read as tokens: includes, directives broken over two lines, and masking."""
 
 import time
 
@@ -101,7 +101,7 @@ def test_an_include_is_found_in_every_spelling(line: str) -> None:
         'auto s = R"(broken \\\n over lines)";', "#if 0\n'/*\n#endif", 'auto s = \u00e9R"(";', '#import "a.h"',
     ],
 )  # fmt: skip
-def test_text_that_is_doubtful_or_asks_about_the_disk_is_not_a_plain_include(text: str) -> None:
+def test_ambiguous_text_or_a_query_of_the_disk_is_not_a_plain_include(text: str) -> None:
     assert [include for include in includes(text) if not include.plain]
 
 
@@ -113,7 +113,7 @@ def test_text_that_is_doubtful_or_asks_about_the_disk_is_not_a_plain_include(tex
         'printf("%d" "\\n", x ? 1:\'a\');', "#define F(a) \\\n  do { a; } \\\n  while (0)", "int include = 3;",
     ],
 )  # fmt: skip
-def test_ordinary_code_has_no_doubtful_places(text: str) -> None:
+def test_ordinary_code_is_not_ambiguous(text: str) -> None:
     assert list(includes(text)) == []
 
 

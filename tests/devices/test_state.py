@@ -1,4 +1,4 @@
-"""State of a kernel, found among the symbols of its object file."""
+"""A kernel's state, found among the symbols of its object file."""
 
 import pytest
 

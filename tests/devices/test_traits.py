@@ -26,20 +26,20 @@ GPU = DeviceInfo("cuda", "Some GPU", "sm_90a", 132, 232448)
     ("arch", "registers", "threads", "shared_bytes", "expected"),
     [
         ("sm_90a", 32, 1024, 0, 1.0),
-        ("sm_90a", 33, 1024, 0, 0.5),  # a warp gets registers by 256: 40 for each thread
+        ("sm_90a", 33, 1024, 0, 0.5),  # a warp gets registers in units of 256: 40 for each thread
         ("sm_90a", 255, 256, 0, 0.125),
         ("sm_90a", 64, 256, 0, 0.5),
         ("sm_90a", 72, 128, 0, 28 / 64),  # seven warps in each of four partitions
-        ("sm_90a", 16, 32, 0, 0.5),  # 32 blocks at most
+        ("sm_90a", 16, 32, 0, 0.5),  # a multiprocessor holds at most 32 blocks
         ("sm_90a", 16, 33, 0, 1.0),  # a block of two warps, one nearly empty
         ("sm_90a", 32, 128, 100 * 1024, 8 / 64),
-        ("sm_90a", 32, 128, 113 * 1024, 8 / 64),  # two of these and the system's 2 KB fill it
+        ("sm_90a", 32, 128, 113 * 1024, 8 / 64),  # two blocks and the system's 2 KB fill the shared memory
         ("sm_90a", 32, 128, 113 * 1024 + 1, 4 / 64),
         ("sm_90a", 32, 1024, 227 * 1024, 0.5),
-        ("sm_75", 32, 1024, 0, 1.0),  # Turing holds 1024 threads
+        ("sm_75", 32, 1024, 0, 1.0),  # a Turing multiprocessor holds 1024 threads
         ("sm_75", 64, 256, 32 * 1024, 0.5),
         ("sm_80", 32, 128, 80 * 1024, 8 / 64),
-        ("sm_86", 32, 1024, 0, 32 / 48),  # 1536 threads
+        ("sm_86", 32, 1024, 0, 32 / 48),  # an sm_86 multiprocessor holds 1536 threads
         ("sm_86", 40, 256, 0, 1.0),
         ("sm_89", 32, 32, 0, 24 / 48),
         ("sm_100a", 32, 1024, 0, 1.0),
@@ -106,7 +106,7 @@ def test_the_traits_of_a_kernel_with_two_launches() -> None:
     found = traits(altered())
     assert (found.load_bytes, found.store_bytes, found.shared_bytes, found.threads) == (4, 4, 512, 128)
     assert (found.launches, found.tensor_cores, found.atomics) == (2, False, False)
-    assert found.occupancy == 0.5  # of the second launch: a warp a block, of which 32 are resident
+    assert found.occupancy == 0.5  # from the second launch: 32 resident blocks of one warp each
     assert 0 < found.registers < 64
 
 
