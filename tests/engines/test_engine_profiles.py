@@ -1,6 +1,6 @@
-"""Profiles through real workers. Their emulated device gets a profiler that does what a kernel's note says.
+"""Profiles taken by real workers, whose emulated device gets a profiler that does what a kernel's note says.
 
-The profiler comes from a `sitecustomize.py`, which Python imports at every start.
+A `sitecustomize.py`, which Python imports at every start, installs that profiler.
 """
 
 import os
@@ -96,7 +96,7 @@ def test_a_worker_that_ends_while_profiling_is_replaced_and_there_is_no_profile(
     assert engine.profile(noted("counts"), TWICE, HERE)
 
 
-def test_a_worker_that_hangs_while_profiling_is_ended_with_its_children_and_there_is_no_profile(
+def test_a_worker_that_hangs_while_profiling_is_killed_with_its_children_and_there_is_no_profile(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert engine.profile(noted("counts"), TWICE, HERE)
@@ -147,7 +147,9 @@ def test_an_abandoned_evaluation_does_not_disturb_a_profile(engine: LocalEngine)
     assert list(abandoned) == []
 
 
-def test_a_profiler_that_refuses_for_good_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profiler_that_refuses_permanently_is_called_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
     (tmp_path / "sitecustomize.py").write_text(SCRIPT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -164,7 +166,7 @@ def test_a_profiler_that_refuses_for_good_is_asked_once(tmp_path: Path, monkeypa
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LocalEngine, list[str]]]:
-    """An engine, and the ids of the kernels that its worker was asked to profile."""
+    """Yield an engine and a growing list of the ids of the kernels that its worker was asked to profile."""
     kernels: list[str] = []
     (tmp_path / "sitecustomize.py").write_text(SCRIPT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -195,7 +197,7 @@ def test_a_profiler_that_fails_for_several_kernels_in_a_row_is_given_up(asked: t
     assert len(kernels) == asked_before
 
 
-def test_the_emulated_device_has_no_profiler_and_compilers_are_not_asked() -> None:
+def test_the_emulated_device_has_no_profiler_and_compilers_get_no_such_job() -> None:
     made = LocalEngine("emulated", 1, compilers=1)
     try:
         assert made.profile(noted("counts"), TWICE, HERE) is None
@@ -206,7 +208,7 @@ def test_the_emulated_device_has_no_profiler_and_compilers_are_not_asked() -> No
 
 
 @pytest.mark.gpu
-def test_a_gpu_worker_profiles_inside_its_sandbox_also_after_a_crash() -> None:
+def test_a_gpu_worker_profiles_inside_its_sandbox_even_after_a_crash() -> None:
     made = LocalEngine("cuda", 1, compilers=1)
     try:
         found = made.profile(bad_kernels.twice_kernel(), TWICE, "n=1048576 float32")

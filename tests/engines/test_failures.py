@@ -25,7 +25,7 @@ def state() -> JobState:
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
-    """A worker that was given two jobs."""
+    """Yield a worker that was given two jobs."""
     own_end, worker_end = socket.socketpair()
     with own_end, worker_end:
         made = Worker(0, Role.EVALUATOR, tmp_path, Channel(own_end))
@@ -64,7 +64,7 @@ def test_a_compiler_that_ends_gives_a_compile_error(state: JobState, worker: Wor
     assert (failure.outcome, "out of memory" in failure.log) == (Outcome.COMPILE_ERROR, True)
 
 
-def test_a_second_different_failure_is_the_kernels_and_the_log_names_both(state: JobState) -> None:
+def test_a_second_different_failure_is_blamed_on_the_kernel_and_the_log_names_both(state: JobState) -> None:
     assert local.after_failure(state, "a TypeError") is None
     failure = local.after_failure(state, "a RuntimeError")
     assert failure
@@ -76,14 +76,16 @@ def test_a_second_different_failure_is_the_kernels_and_the_log_names_both(state:
     ("phase", "outcome"),
     [("compile", Outcome.COMPILE_ERROR), ("run", Outcome.TIMED_OUT), ("check", Outcome.TIMED_OUT)],
 )
-def test_a_timeout_is_named_after_its_phase(state: JobState, worker: Worker, phase: str, outcome: Outcome) -> None:
+def test_the_outcome_of_a_timeout_depends_on_its_phase(
+    state: JobState, worker: Worker, phase: str, outcome: Outcome
+) -> None:
     worker.begin(phase)
     failure = local.after_timeout(state, worker, "it took too long")
     assert failure
     assert (failure.outcome, "endless loop" in failure.log) == (outcome, phase == "run")
 
 
-def test_a_kernel_that_has_run_before_may_miss_the_deadline_of_a_run_once(state: JobState, worker: Worker) -> None:
+def test_a_kernel_that_has_run_before_may_miss_a_deadline_once(state: JobState, worker: Worker) -> None:
     for phase in ("run", "check", "run"):
         worker.begin(phase)
     assert local.after_timeout(state, worker, "it took too long") is None

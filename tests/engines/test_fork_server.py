@@ -1,4 +1,4 @@
-"""The processes of an engine: no keys, confined, forked quickly, and ended with the engine."""
+"""Processes of an engine: they get no keys, are confined, fork quickly, and end with the engine."""
 
 import os
 import signal
@@ -34,13 +34,13 @@ print("made", flush=True)
 for _ in engine.evaluate([Job(bad_kernels.HANGING, {TWICE!r})] * 2):
     pass
 """
-pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes through /proc")
-confined = pytest.mark.skipif(bool(sandbox.gaps()), reason="this system lacks something of the sandbox")
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the tests find processes through /proc")
+confined = pytest.mark.skipif(bool(sandbox.gaps()), reason="this system lacks something that the sandbox needs")
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[LocalEngine]:
-    """One engine for all tests that do not kill its fork server."""
+    """Yield one engine for all tests that do not kill its fork server."""
     made = LocalEngine("emulated", 1)
     yield made
     made.close()
@@ -58,7 +58,7 @@ def verdicts(engine: LocalEngine, *kernels: Kernel) -> list[Evaluation]:
 
 
 def pid_of_fork_server(engine: LocalEngine) -> int:
-    """Wait until it has forked every worker."""
+    """Return the fork server's process id once it has forked every worker."""
     while not all(worker.ready for worker in engine._pool.workers):
         engine._step()
     return engine._pool.fork_server.pid
@@ -125,7 +125,7 @@ def test_a_kernel_cannot_use_the_network_or_signal_other_processes(engine: Local
     assert evaluation.outcome is Outcome.PASSED, evaluation.log
 
 
-def test_what_a_kernel_prints_is_kept_for_one_job_only(engine: LocalEngine) -> None:
+def test_the_output_of_a_kernel_is_kept_for_one_job_only(engine: LocalEngine) -> None:
     sizes = []
     for _ in range(2):
         (evaluation,) = verdicts(engine, hostile_kernels.PRINTING)
@@ -139,7 +139,7 @@ def test_processes_that_a_kernel_started_are_killed_with_its_worker(engine: Loca
     verdicts(engine, hostile_kernels.FORKING)
     started = descendants(fork_server) - children(fork_server)
     assert started
-    verdicts(engine, bad_kernels.CRASHING)  # ends the worker
+    verdicts(engine, bad_kernels.CRASHING)  # the crash ends the worker
     assert all_gone(started)
 
 
@@ -159,7 +159,7 @@ def test_many_crashes_are_each_reported_and_leave_no_process_or_file(own_engine:
     assert not folder.exists()
 
 
-def test_an_engine_survives_the_end_of_its_fork_server(own_engine: LocalEngine) -> None:
+def test_an_engine_survives_the_death_of_its_fork_server(own_engine: LocalEngine) -> None:
     fork_server = pid_of_fork_server(own_engine)
     workers = children(fork_server)
     phases: list[str] = []
@@ -229,7 +229,7 @@ def test_closing_twice_or_before_a_worker_is_ready_leaves_nothing() -> None:
     assert not folder.exists()
 
 
-def test_an_engine_starts_although_its_working_folder_was_removed(
+def test_an_engine_starts_even_if_its_working_folder_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tmp_path / "gone"

@@ -66,13 +66,13 @@ def test_each_bad_kernel_gets_its_outcome_and_a_reason(
     assert re.search(reason, evaluation.log), evaluation.log
 
 
-def test_the_engine_goes_on_after_a_crash_and_a_hang(engine: LocalEngine) -> None:
+def test_the_engine_continues_after_a_crash_and_a_hang(engine: LocalEngine) -> None:
     kernels = [bad_kernels.CRASHING, bad_kernels.twice_kernel(), bad_kernels.HANGING, bad_kernels.WRONG]
     outcomes = {e.kernel_id: e.outcome for e in engine.evaluate([Job(kernel, TWICE) for kernel in kernels])}
     assert [outcomes[kernel.id].value for kernel in kernels] == ["crashed", "passed", "timed out", "wrong"]
 
 
-def test_the_engine_goes_on_after_an_error_in_the_iterable_of_jobs(engine: LocalEngine) -> None:
+def test_the_engine_continues_after_an_error_in_the_iterable_of_jobs(engine: LocalEngine) -> None:
     def jobs() -> Iterator[Job]:
         yield Job(bad_kernels.HANGING, TWICE)
         raise LookupError("no more kernels")
@@ -151,7 +151,7 @@ def test_a_stopped_worker_counts_as_timed_out() -> None:
 
 
 def raising(folder: Path, error: str, *, shared_memory: bool = True) -> Iterator[Evaluation]:
-    """Evaluate a correct kernel against a reference that raises, as after memory was overwritten."""
+    """Evaluate a correct kernel against a reference that raises, as it might after memory was overwritten."""
     text = Path(TWICE).read_text().replace("return x * 2", f"{error}\n    return x * 2")
     (folder / "twice.py").write_text(f"from pathlib import Path\n{text}")
     made = LocalEngine("emulated", 1)
@@ -162,7 +162,7 @@ def raising(folder: Path, error: str, *, shared_memory: bool = True) -> Iterator
         made.close()
 
 
-def test_a_reference_that_raises_is_an_error_and_no_verdict(tmp_path: Path) -> None:
+def test_a_reference_that_raises_is_an_error_and_not_a_verdict(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="RuntimeError: no such thing"):
         list(raising(tmp_path, "raise RuntimeError('no such thing')"))
 
@@ -172,8 +172,8 @@ def test_an_evaluation_that_fails_in_one_process_is_retried_in_the_next(tmp_path
     assert evaluation.passed
 
 
-def test_without_shared_memory_a_failure_is_never_the_kernels(tmp_path: Path) -> None:
-    """As on a GPU."""
+def test_without_shared_memory_a_failure_is_never_blamed_on_the_kernel(tmp_path: Path) -> None:
+    """On a GPU, a kernel cannot write to the memory of its worker."""
     with pytest.raises(UserError, match="TypeError: no longer sound"):
         list(
             raising(
@@ -182,7 +182,7 @@ def test_without_shared_memory_a_failure_is_never_the_kernels(tmp_path: Path) ->
         )
 
 
-def test_a_kernel_over_which_two_processes_fail_differently_has_crashed(tmp_path: Path) -> None:
+def test_a_kernel_on_which_two_processes_fail_differently_has_crashed(tmp_path: Path) -> None:
     (evaluation,) = raising(tmp_path, "raise TypeError(f'{Path.cwd().name} is no longer sound')")
     assert evaluation.outcome is Outcome.CRASHED
     assert "worker-0 is no longer sound" in evaluation.log

@@ -18,7 +18,7 @@ ALWAYS = {
     "talk through a socket pair",
     "take a little memory",
 }
-OF_A_GPU = {"open a local socket", "read its parent's environment"}  # the second only for root
+OF_A_GPU = {"open a local socket", "read its parent's environment"}  # the second action succeeds only for root
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def able(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, bool]:
     return found
 
 
-pytestmark = pytest.mark.skipif(bool(sandbox.gaps()), reason="this system lacks something of the sandbox")
+pytestmark = pytest.mark.skipif(bool(sandbox.gaps()), reason="this system lacks something that the sandbox needs")
 
 
 def test_a_worker_can_do_what_compilers_and_pytorch_need_and_nothing_else(able: dict[str, bool]) -> None:
@@ -57,6 +57,6 @@ def test_a_worker_with_a_gpu_can_also_open_local_sockets(able: dict[str, bool]) 
     assert not able["open an internet socket"]
 
 
-def test_asking_for_gaps_confines_nothing() -> None:
+def test_looking_for_gaps_does_not_confine_the_process() -> None:
     assert sandbox.gaps() == sandbox.gaps() == []
     assert not [line for line in Path("/proc/self/status").read_text().splitlines() if line == "Seccomp:\t2"]

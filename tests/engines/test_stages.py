@@ -51,7 +51,7 @@ def long_lived() -> Iterator[Watched]:
 
 @pytest.fixture
 def watched(long_lived: Watched) -> Watched:
-    """One engine for all tests with default settings, with empty records."""
+    """Return the engine that all tests with default settings share, with empty records."""
     long_lived.phases.clear()
     long_lived.evaluators.clear()
     return long_lived
@@ -70,7 +70,7 @@ def job(kernel: Kernel, *, confirm: bool = False) -> Job:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Kernels that have a verdict, for a search of duplicates among them."""
+    """Known verdicts, in which duplicates are looked up by their machine code."""
 
     known: tuple[Evaluation, ...] = ()
 
@@ -82,7 +82,7 @@ class Verdicts:
 
 
 def unless(*kernels: Kernel, known: tuple[Evaluation, ...] = (), confirm: bool = False) -> list[Job]:
-    """Return jobs whose kernels are not run if they duplicate each other or one of these verdicts' kernels."""
+    """Return jobs whose kernel is not run if it duplicates another job's kernel or one with a known verdict."""
     duplicates = Duplicates(Verdicts(known))
     return [Job(kernel, TWICE, confirm=confirm, duplicates=duplicates) for kernel in kernels]
 
@@ -123,7 +123,7 @@ def test_each_of_many_kernels_gets_its_verdict() -> None:
     assert found == {**{k.id: True for k in good}, **{k.id: False for k in bad}}
 
 
-def test_a_compiler_that_misses_its_deadline_is_ended() -> None:
+def test_a_compiler_that_misses_its_deadline_is_killed() -> None:
     made = Watched(phase_seconds={"compile": 0.5})
     nested = "".join(f"#define A{n} A{n - 1} A{n - 1} A{n - 1} A{n - 1}\n" for n in range(1, 15))
     bomb = with_source("twice", f"#define A0 1 +\n{nested}", "A14 1")
@@ -192,7 +192,7 @@ def test_a_duplicate_of_a_failed_kernel_is_not_run_either(watched: Watched) -> N
     assert second.log.endswith("whose verdict is: wrong")
 
 
-def test_one_of_two_equal_kernels_at_once_is_evaluated(watched: Watched) -> None:
+def test_only_one_of_two_equal_kernels_proposed_together_is_evaluated(watched: Watched) -> None:
     kernels = [bad_kernels.twice_kernel(note=f"number {n}") for n in range(2)]
     found = {evaluation.outcome: evaluation for evaluation in watched.verdicts(*unless(*kernels))}
     assert set(found) == {Outcome.PASSED, Outcome.DUPLICATE}
@@ -204,7 +204,7 @@ def test_without_known_verdicts_duplicates_are_evaluated(watched: Watched) -> No
     assert all(e.passed for e in watched.verdicts(*map(job, kernels), *unless(kernels[0])))
 
 
-def test_a_kernel_is_no_duplicate_of_itself(watched: Watched) -> None:
+def test_a_kernel_is_not_a_duplicate_of_itself(watched: Watched) -> None:
     kernel = bad_kernels.twice_kernel()
     (first,) = watched.verdicts(job(kernel))
     assert watched.verdicts(*unless(kernel, known=(first,)))[0].passed
@@ -218,7 +218,7 @@ def test_a_confirmation_is_never_a_duplicate(watched: Watched) -> None:
     assert second.confirmed
 
 
-def test_another_setting_of_the_knobs_is_no_duplicate(watched: Watched) -> None:
+def test_a_kernel_with_other_knob_settings_is_not_a_duplicate(watched: Watched) -> None:
     kernel = bad_kernels.twice_kernel()
     (first,) = watched.verdicts(job(kernel))
     (second,) = watched.verdicts(*unless(kernel.with_knobs({"THREADS": 64}), known=(first,)))
@@ -228,14 +228,14 @@ def test_another_setting_of_the_knobs_is_no_duplicate(watched: Watched) -> None:
     assert (first.traits.threads, second.traits.threads) == (128, 64)
 
 
-def test_the_verdict_on_a_kernel_that_ended_its_worker_has_its_traits(watched: Watched) -> None:
+def test_the_verdict_on_a_kernel_that_ended_its_worker_holds_its_traits(watched: Watched) -> None:
     (evaluation,) = watched.verdicts(job(bad_kernels.CRASHING))
     assert evaluation.outcome is Outcome.CRASHED
     assert evaluation.traits
     assert evaluation.traits.store_bytes == 4
 
 
-def test_a_kernel_whose_worker_was_killed_from_outside_condemns_no_duplicate() -> None:
+def test_a_kernel_whose_worker_was_killed_from_outside_does_not_condemn_duplicates() -> None:
     made: LocalEngine
 
     def kill_at_every_run(_kernel: str, phase: str) -> None:
@@ -263,7 +263,9 @@ def test_without_compilers_a_duplicate_is_evaluated() -> None:
     assert first.traits == second.traits is not None
 
 
-def test_a_worker_is_replaced_after_its_number_of_jobs(newly_watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_is_replaced_after_its_maximum_number_of_jobs(
+    newly_watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(local, "JOBS_PER_WORKER", 2)
     kernel = bad_kernels.twice_kernel()
     assert all(e.passed for e in newly_watched.verdicts(*[job(kernel)] * 5))
@@ -273,7 +275,7 @@ def test_a_worker_is_replaced_after_its_number_of_jobs(newly_watched: Watched, m
 def test_old_cubins_are_removed_when_a_worker_is_replaced(newly_watched: Watched) -> None:
     assert newly_watched.verdicts(job(bad_kernels.twice_kernel()))[0].passed
     left = set((newly_watched.engine._pool.folder / "cubins").iterdir())
-    assert left  # the emulated device does not load it
+    assert left  # the emulated device does not load cubins, so they are still there
     old = left.pop()
     os.utime(old, (0, 0))
     newly_watched.verdicts(job(bad_kernels.CRASHING))

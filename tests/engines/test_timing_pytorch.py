@@ -1,4 +1,4 @@
-"""PyTorch's own times through real workers; on the emulated device that is eager PyTorch on the CPU."""
+"""PyTorch's own times, taken by real workers. The emulated device times eager PyTorch on the CPU."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_timing_an_unknown_op_is_an_error(engine: LocalEngine) -> None:
         engine.time_pytorch(TimingRequest("no_such_op", HERE))
 
 
-def test_compilers_are_not_asked_for_times() -> None:
+def test_compilers_get_no_timing_requests() -> None:
     made = LocalEngine("emulated", 1, compilers=1)
     try:
         assert made.time_pytorch(TimingRequest(TWICE, HERE)).standard
@@ -117,7 +117,7 @@ def test_compilers_are_not_asked_for_times() -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_worker_times_every_baseline_and_caches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # an empty cache
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # start with an empty cache
     made = LocalEngine("cuda", 1)
     try:
         found = made.time_pytorch(TimingRequest(TWICE, LARGE)).standard

@@ -1,4 +1,4 @@
-"""The verdict of a worker on a kernel over whose evaluation the GPU fails; the device is scripted."""
+"""The verdict of a worker whose GPU fails during an evaluation, on a scripted device."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def sent(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Message]:
     return messages
 
 
-def test_a_kernel_after_which_the_gpu_has_a_fault_has_crashed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_kernel_that_leaves_a_fault_on_the_gpu_has_crashed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail() -> None:
         raise RuntimeError(FAULT)
 
@@ -46,6 +46,6 @@ def test_a_kernel_after_which_the_gpu_has_a_fault_has_crashed(monkeypatch: pytes
     assert verdict.tainted
 
 
-def test_an_error_on_a_gpu_without_a_fault_is_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_error_is_raised_if_the_gpu_has_no_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="some later call failed"):
         sent(monkeypatch, tmp_path)
