@@ -1,4 +1,4 @@
-"""Every device computes the same in a single thread: atomics, 16-bit types, mathematical functions."""
+"""Arithmetic that must be the same on every device: atomics, 16-bit types, mathematical functions."""
 
 import pytest
 import torch

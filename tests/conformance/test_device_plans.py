@@ -1,4 +1,4 @@
-"""Every device gives a kernel what its plan declares: constants, arguments, launches, grids."""
+"""What every device must give a kernel as its plan declares: constants, arguments, launches, grids."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_float_arguments_arrive_in_both_widths(device: Device) -> None:
     assert values == [0.5, 0.1]
 
 
-def test_a_list_of_tensors_travels_by_value(device: Device) -> None:
+def test_a_list_of_tensors_is_passed_by_value(device: Device) -> None:
     text = """/*---
 op = "test"
 [[launch]]
@@ -160,7 +160,7 @@ def cooperative(source: str, args: str, grid: int) -> str:
     )
 
 
-def test_a_cooperative_grid_meets_at_grid_barriers(device: Device) -> None:
+def test_the_blocks_of_a_cooperative_grid_wait_for_each_other_at_grid_barriers(device: Device) -> None:
     y, total = torch.zeros(5 * 8, dtype=I32), torch.zeros(1, dtype=I32)
     run(device, cooperative(GRID_BARRIER, '["y", "total"]', 8), {"y": y, "total": total})
     assert y.view(5, 8).tolist() == [[8 * (round_ + 1)] * 8 for round_ in range(5)]
@@ -184,7 +184,7 @@ def test_time_is_positive(device: Device) -> None:
     assert device.time(lambda: program.launch({"y": y})) > 0
 
 
-def test_a_program_runs_again_with_other_tensors(device: Device) -> None:
+def test_a_program_can_run_again_with_other_tensors(device: Device) -> None:
     kernel = single("y[threadIdx.x] += threadIdx.x;", "int* y")
     program = device.compile(bound(kernel, {"y": torch.zeros(32, dtype=I32)}))
     first, second = (torch.zeros(32, dtype=I32, device=device.torch_device) for _ in range(2))

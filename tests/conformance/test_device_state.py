@@ -1,4 +1,4 @@
-"""On every device a kernel keeps no state from one call to the next, in variables or in shared memory."""
+"""Kernel state, which no device may keep from one call to the next, in variables or in shared memory."""
 
 import pytest
 import torch
@@ -71,7 +71,7 @@ def test_allocating_memory_is_refused(device: Device, body: str) -> None:
         ("__device__ const float z[4] = {0, 0, 0, 0};", "float t[4]; for (int j = 0; j < 4; ++j) t[j] = j + 1 + z[j];"),
     ],
 )  # fmt: skip
-def test_tables_of_constants_are_no_state(device: Device, declared: str, within: str) -> None:
+def test_tables_of_constants_are_not_state(device: Device, declared: str, within: str) -> None:
     body = f'{within}\ny[threadIdx.x] = t[(threadIdx.x + n) % 4];\nif (n > 9) printf("%d", n);'
     y = torch.zeros(32)
     kernel = with_globals(declared, single(body, "float* y, int n"))
@@ -88,7 +88,7 @@ CHANGED_TABLE = with_globals(
 )
 
 
-def test_a_table_that_the_kernel_changes_is_state(device: Device) -> None:
+def test_a_table_that_the_kernel_changes_counts_as_state(device: Device) -> None:
     error = rejected(device, CHANGED_TABLE, {"y": torch.full((32,), 5.0)})
     assert error.outcome is Outcome.KEEPS_STATE
     assert "`table`" in error.log
@@ -104,7 +104,7 @@ def test_a_table_that_a_later_call_changes_is_found_at_that_call(device: Device)
     assert caught.value.outcome is Outcome.KEEPS_STATE
 
 
-def test_a_table_that_only_a_timed_call_changes_is_state_too(device: Device) -> None:
+def test_a_table_that_only_a_timed_call_changes_counts_as_state_too(device: Device) -> None:
     y = torch.zeros(32, device=device.torch_device)
     program = device.compile(bound(CHANGED_TABLE, {"y": y}))
     device.run(program, {"y": y})
@@ -113,7 +113,7 @@ def test_a_table_that_only_a_timed_call_changes_is_state_too(device: Device) -> 
         device.time(lambda: program.launch({"y": y}))
 
 
-def test_a_changed_table_is_as_declared_in_the_next_program_of_the_kernel(device: Device) -> None:
+def test_a_changed_table_has_its_declared_values_in_the_kernels_next_program(device: Device) -> None:
     rejected(device, CHANGED_TABLE, {"y": torch.full((32,), 5.0)})
     y = torch.zeros(32)
     run(device, CHANGED_TABLE, {"y": y})
@@ -129,7 +129,7 @@ SHARED_MEMORY = {
 
 
 @pytest.mark.parametrize("where", SHARED_MEMORY)
-def test_shared_memory_holds_nothing_of_the_last_call(device: Device, where: str) -> None:
+def test_shared_memory_holds_nothing_from_the_last_call(device: Device, where: str) -> None:
     declared, within = SHARED_MEMORY[where]
     body = f"""{within}
     volatile int* held = s;
@@ -141,7 +141,7 @@ def test_shared_memory_holds_nothing_of_the_last_call(device: Device, where: str
     program = device.compile(bound(kernel, {"y": y}))
     for _ in range(3):
         device.run(program, {"y": y})
-        assert int((y.view(300, 1024)[:4] == MAGIC).sum()) == 0  # of blocks that are certainly the first on their SM
+        assert int((y.view(300, 1024)[:4] == MAGIC).sum()) == 0  # these four blocks are certainly the first on their SM
 
 
 def test_shared_memory_differs_from_call_to_call(device: Device) -> None:

@@ -1,4 +1,4 @@
-"""Every device runs the threads of a kernel together in the same way: blocks, shared memory, warps."""
+"""Cooperation of threads, which must work alike on every device: blocks, shared memory, warps."""
 
 import pytest
 import torch
@@ -113,7 +113,7 @@ def test_shuffles_move_values_within_their_width(device: Device, width: int) -> 
         ("__nv_bfloat162", "__floats2bfloat162_rn(threadIdx.x, 7.f)"),
     ],
 )
-def test_every_type_that_cuda_shuffles_keeps_its_bits(device: Device, kind: str, make: str) -> None:
+def test_every_type_that_cuda_can_shuffle_keeps_its_bits(device: Device, kind: str, make: str) -> None:
     body = f"""
     {kind} mine = {make}, want, got;
     got = __shfl_xor_sync(0xffffffff, mine, 1);

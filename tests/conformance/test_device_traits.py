@@ -1,4 +1,4 @@
-"""Every device reports the traits of a kernel's GPU code if a compiler for GPUs is installed."""
+"""Traits of a kernel's GPU code, which every device reports if a GPU compiler is installed."""
 
 from importlib.util import find_spec
 
@@ -13,7 +13,7 @@ from evolve.devices.emulated.device import EmulatedDevice
 
 X = {"x": torch.zeros(4096), "y": torch.zeros(4096)}
 COPY = "reinterpret_cast<float4*>(y)[threadIdx.x] = reinterpret_cast<const float4*>(x)[threadIdx.x];"
-WITH_CUBIN = pytest.mark.skipif(find_spec("cupy") is None, reason="there is no compiler for GPUs")
+WITH_CUBIN = pytest.mark.skipif(find_spec("cupy") is None, reason="no GPU compiler is installed")
 
 
 @pytest.fixture(scope="module", params=EVERY_DEVICE)

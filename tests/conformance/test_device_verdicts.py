@@ -1,4 +1,4 @@
-"""Kernels that every device refuses, with outcome and log."""
+"""Kernels that every device must refuse, each with the same outcome and a useful log."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_arguments_that_do_not_fit_the_entry_are_malformed(device: Device, param
     assert "launch 0" in error.log
 
 
-def test_a_compile_error_has_the_line_of_the_kernels_text(device: Device) -> None:
+def test_a_compile_error_names_the_line_in_the_kernels_text(device: Device) -> None:
     kernel = single("int fine = 1;\ny[0] = missing_name;", "int* y")
     plan = bound(kernel, {"y": torch.zeros(1, dtype=I32)})
     line = plan.kernel.text.splitlines().index("y[0] = missing_name;") + 1

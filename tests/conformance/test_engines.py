@@ -1,4 +1,4 @@
-"""What every engine must do. To add one, add a function that makes it to ENGINES."""
+"""What every engine must do. To test another one, add a function that makes it to ENGINES."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -52,7 +52,7 @@ def verdicts(engine: Engine, *kernels: Kernel, confirm: bool = False) -> list[Ev
     return list(engine.evaluate(Job(kernel, TWICE, confirm=confirm) for kernel in kernels))
 
 
-def test_every_job_gets_one_evaluation_whose_outcome_is_the_kernels(engine: Engine) -> None:
+def test_every_job_gets_one_evaluation_with_the_outcome_of_its_kernel(engine: Engine) -> None:
     found = verdicts(engine, *OUTCOMES)
     assert {evaluation.kernel_id: evaluation.outcome for evaluation in found} == {
         kernel.id: outcome for kernel, outcome in OUTCOMES.items()
@@ -79,7 +79,7 @@ def test_no_jobs_give_no_evaluations(engine: Engine) -> None:
 
 
 def test_jobs_are_taken_as_evaluations_are_needed(engine: Engine) -> None:
-    """A run's next jobs follow from earlier evaluations, so an engine must not wait for the last job."""
+    """A run's next jobs depend on earlier evaluations, so an engine must not wait for the last job."""
     endless = (Job(twice_kernel(note=f"number {number}"), TWICE) for number in count())
     found = list(islice(engine.evaluate(endless), 5))
     assert all(evaluation.passed for evaluation in found)
@@ -93,7 +93,7 @@ def test_an_abandoned_evaluation_leaves_nothing_for_the_next(engine: Engine) -> 
     assert found.kernel_id == bad_kernels.WRONG.id
 
 
-def test_only_a_job_that_asks_for_it_is_confirmed(engine: Engine) -> None:
+def test_only_a_job_that_requests_a_confirmation_is_confirmed(engine: Engine) -> None:
     (plain,) = verdicts(engine, twice_kernel())
     (confirmed,) = verdicts(engine, twice_kernel(), confirm=True)
     assert plain.confirmed is None
@@ -107,7 +107,7 @@ def test_an_unknown_op_is_an_error_and_not_a_verdict(engine: Engine) -> None:
     assert verdicts(engine, twice_kernel())[0].passed
 
 
-def test_without_a_profile_there_is_a_reason(engine: Engine) -> None:
+def test_a_missing_profile_comes_with_a_reason(engine: Engine) -> None:
     assert engine.profile(twice_kernel(), TWICE, WORKLOAD) is None
     assert "the emulated device has no profiler" in engine.unprofiled
 
@@ -127,7 +127,7 @@ def test_an_engine_may_be_closed_twice_and_before_its_first_job(name: str) -> No
     made.close()
 
 
-def test_a_kernel_that_crashes_is_a_verdict_too(name: str, engine: Engine) -> None:
+def test_a_kernel_that_crashes_gets_a_verdict_too(name: str, engine: Engine) -> None:
     if name not in CONTAINS_CRASHES:
         pytest.skip("a crash would end the tests")
     first, second = sorted(verdicts(engine, bad_kernels.CRASHING, twice_kernel()), key=lambda found: found.passed)

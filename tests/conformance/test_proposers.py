@@ -39,7 +39,7 @@ def random_knobs(folder: Path) -> Opened:
 
 
 def tell(folder: Path) -> Opened:
-    """Open a proposer of two files: a kernel, and a batch with a good, a bad, a malformed and a broken reply."""
+    """Open a proposer that reads a kernel and a batch with a good, a useless, a malformed and a broken reply."""
     (folder / "slow.cu").write_text(SLOW_TEXT)
     replies = in_fence(OTHER_TEXT), "I would rather not.", in_fence(KERNEL_TEXT.replace("[knobs]", "[dials]"))
     lines = [
@@ -58,7 +58,7 @@ def tell(folder: Path) -> Opened:
 
 @contextmanager
 def llm(folder: Path) -> Iterator[Proposer]:
-    """Open a proposer whose model repairs kernels and whose server answers, refuses, fails and breaks off in turn."""
+    """Open a proposer whose scripted model repairs kernels, and else answers, refuses, fails or breaks off in turn."""
     rules = Rule(("# Repair this kernel",), answer(in_fence(SLOW_TEXT))), Rule(("No kernel could",), answer("Never."))
     steps = [answer(in_fence(OTHER_TEXT)), answer("I would rather not."), status(500), answer(in_fence("/*---\n"))] * 5
     with ScriptedEndpoint(steps, rules=rules) as endpoint:
@@ -143,7 +143,7 @@ def test_a_proposal_holds_a_kernel_or_a_reason(opened: Callable[[], Opened]) -> 
     assert all((proposal.kernel is None) == bool(proposal.failure) for proposal in proposed(opened))
 
 
-def test_parents_are_kernels_of_the_request(opened: Callable[[], Opened]) -> None:
+def test_parents_are_kernels_from_the_request(opened: Callable[[], Opened]) -> None:
     shown = {PARENT.kernel.id, FAILURE.kernel.id}
     assert all(set(proposal.parents) <= shown for proposal in proposed(opened))
 

@@ -1,4 +1,4 @@
-"""The kernels that come with the package pass a full evaluation: some of them, or all with `--every-kernel`."""
+"""Full evaluations of the kernels that come with the package: of some, or of all with `--every-kernel`."""
 
 from collections.abc import Iterator
 
