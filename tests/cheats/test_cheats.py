@@ -1,4 +1,4 @@
-"""Cheats and unusual honest kernels: no cheat passes, no honest kernel fails. `--rounds N` repeats all on new seeds.
+"""Cheats and unusual honest kernels: no cheat passes, no honest kernel fails. `--rounds N` repeats all with new seeds.
 
 All kernels of a device go through the real engine in one pass, which keeps its workers busy; each test then looks up
 the verdicts on its own kernel. The quick run takes a few kernels of each kind, `--exhaustive` all others.
@@ -20,15 +20,15 @@ from evolve.engines.local import LocalEngine
 
 CHEATS, HONEST, GAINS = files("kernels"), files("honest"), files("gains")
 UNREADABLE = [file for file in CHEATS if file.kernel is None]
-# A kernel that hangs costs its deadline; other emulated runs take far less unless the machine is busy.
+# A kernel that hangs runs into its deadline; other emulated runs take far less time unless the machine is busy.
 EMULATED_SECONDS = {"compile": 16.0, "run": 12.0, "check": 60.0, "baseline": 60.0, "time": 60.0}
 SECRET = "root:"  # the start of /etc/passwd, which some of the kernels ask the compiler to read
-QUICK = 4  # kernels of each kind
+QUICK = 4  # number of kernels of each kind in the quick run
 Verdicts = dict[str, list[Evaluation]]
 
 
 def cases(corpus: tuple[CheatFile, ...], devices: tuple[str, ...] = ("emulated", "cuda")) -> list[Any]:
-    """Every kernel on every device that it is for; the quick run takes a few of each kind."""
+    """Return a case for every kernel on each of its devices; the quick run takes a few of each kind."""
     found = []
     for device in devices:
         meant = [file for file in corpus if file.kernel and device in file.devices]
@@ -40,7 +40,7 @@ def cases(corpus: tuple[CheatFile, ...], devices: tuple[str, ...] = ("emulated",
 
 
 def quick(corpus: list[CheatFile]) -> set[CheatFile]:
-    """The first kernels of each kind; of those that may cost a deadline only one."""
+    """Return the first kernels of each kind, but only one of those that may run into a deadline."""
     kinds: dict[Outcome | None, list[CheatFile]] = defaultdict(list)
     for file in corpus:
         if not file.lasts:
@@ -64,11 +64,13 @@ def rounds_of(config: pytest.Config) -> int:
 
 
 def evaluated(device: str, corpus: set[CheatFile], rounds: int) -> Verdicts:
-    """All evaluations of these kernels, by the kernel's id: one in each round, two if the first passed.
+    """Return all evaluations of these kernels by kernel id: one in each round, or two if the first passed.
 
     An honest kernel is confirmed once, because that takes seconds. A cheat that passed is confirmed every time.
     """
-    ordered = sorted(corpus, key=lambda file: (not file.lasts, file.name))  # the slowest first: workers end together
+    ordered = sorted(
+        corpus, key=lambda file: (not file.lasts, file.name)
+    )  # slowest first, so that workers end together
     deadlines = EMULATED_SECONDS if device == "emulated" else None
     workers = 2 if device == "emulated" else 1
     engine = LocalEngine(device, workers, phase_seconds=deadlines, compilers=0 if device == "emulated" else 4)
@@ -90,7 +92,7 @@ def evaluated(device: str, corpus: set[CheatFile], rounds: int) -> Verdicts:
 
 
 def chosen(items: list[pytest.Item], device: str) -> set[CheatFile]:
-    """The kernels of the tests that are about to run."""
+    """Return the kernels of the tests that are about to run."""
     files = set()
     for item in items:
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
@@ -144,7 +146,7 @@ def test_a_kernel_that_only_looks_fast_computes_correct_results(
 
 
 @pytest.mark.parametrize("file", UNREADABLE, ids=lambda file: file.name)
-def test_a_plan_that_cannot_be_read_is_refused_with_its_line(file: CheatFile) -> None:
+def test_a_plan_that_cannot_be_read_is_refused_with_the_line_of_the_error(file: CheatFile) -> None:
     assert file.caught == (Outcome.MALFORMED,)
     with pytest.raises(PlanError, match=r"^line \d+: "):
         parse(file.text)
