@@ -9,12 +9,12 @@ SOFTMAX, RMS_NORM, TOPK = (catalog.load(name) for name in ("softmax", "rms_norm"
 X = torch.ones(4, 8)
 
 
-def test_a_call_stands_for_the_workload_of_its_shapes_and_dtype() -> None:
+def test_a_call_has_the_workload_of_its_shapes_and_dtype() -> None:
     inputs = (X.bfloat16(), torch.ones(8, dtype=torch.bfloat16))
     assert workload_of(RMS_NORM, inputs, {"eps": 1e-6}).key == "rows=4 cols=8 eps=1e-06 bfloat16"
 
 
-def test_an_integer_serves_as_a_float_parameter() -> None:
+def test_an_integer_is_accepted_as_a_float_parameter() -> None:
     assert workload_of(RMS_NORM, (X, torch.ones(8)), {"eps": 1}).parameters == (("eps", 1.0),)
 
 
@@ -33,7 +33,7 @@ def test_inputs_that_do_not_fit_the_op_have_no_kernel(inputs: tuple[torch.Tensor
         workload_of(RMS_NORM, inputs, {"eps": 1e-6})
 
 
-def test_more_values_than_there_are_have_no_kernel() -> None:
+def test_a_topk_of_more_values_than_a_row_has_gets_no_kernel() -> None:
     workload = Workload("float32", (("rows", 4), ("cols", 8)), (("k", 9),))
     with pytest.raises(NoKernelError, match=r"`values` is of torch.float32, \(4, 8\)"):
         check_outputs(TOPK, workload)
@@ -47,12 +47,12 @@ def test_tensors_on_the_cpu_have_no_kernel() -> None:
     assert obstacle((X,), {}, SOFTMAX) == "the inputs are on the CPU"
 
 
-def test_an_input_that_is_no_tensor_has_no_kernel() -> None:
+def test_an_input_that_is_not_a_tensor_has_no_kernel() -> None:
     assert obstacle((None,), {}, SOFTMAX) == "an input is not a plain tensor"  # type: ignore[arg-type]
 
 
 def test_autocast_rules_kernels_out() -> None:
-    torch.set_autocast_enabled("cuda", True)  # torch.autocast does nothing where there is no GPU
+    torch.set_autocast_enabled("cuda", True)  # torch.autocast does nothing without a GPU
     try:
         assert "autocast" in obstacle((X,), {}, SOFTMAX)
     finally:

@@ -33,7 +33,7 @@ def kernel(plan: str = "", threads: int = 32) -> Kernel:
 
 
 def measured(cols: int, median_us: float, deterministic: bool = True) -> Measured:
-    """A time at 1024 rows of bfloat16; PyTorch takes 100 us."""
+    """Return a measurement at 1024 rows of bfloat16, where PyTorch takes 100 us."""
     dims = {"rows": 1024, "cols": cols}
     taken = times(f"cols={cols}", median_us)
     return Measured("NVIDIA H200", "sm_90a", "bfloat16", dims, {}, taken, 0, deterministic, duel(taken))
@@ -61,13 +61,13 @@ def test_the_kernel_measured_at_the_same_workload_is_chosen() -> None:
     assert choose(kernels, question(4096)).shipped.id == LONG.id
 
 
-def test_the_nearest_measurement_decides_by_factors() -> None:
-    # 1200 is 4.7 times 256, but only 3.4 times less than 4096; by difference 256 would be the nearer one.
+def test_the_nearest_measurement_is_the_one_with_the_smallest_ratio_of_sizes() -> None:
+    # 1200 is 4.7 times 256, but 4096 is only 3.4 times 1200. By the difference, 256 would be nearer.
     kernels = {SHORT: [measured(256, 20.0)], LONG: [measured(4096, 20.0)]}
     assert choose(kernels, question(1200)).shipped.id == LONG.id
 
 
-def test_of_two_kernels_measured_at_one_workload_the_faster_is_chosen() -> None:
+def test_the_faster_of_two_kernels_measured_at_one_workload_is_chosen() -> None:
     kernels = {SHORT: [measured(256, 30.0)], LONG: [measured(256, 20.0)]}
     assert choose(kernels, question(256)).shipped.id == LONG.id
 
@@ -84,13 +84,13 @@ def test_a_kernel_that_breaks_a_limit_gives_way_to_the_next() -> None:
     assert choose(kernels, question(512)).shipped.id == LONG.id
 
 
-def test_a_plan_that_has_no_value_at_these_sizes_gives_way_to_the_next() -> None:
+def test_a_kernel_whose_plan_cannot_be_evaluated_gives_way_to_the_next() -> None:
     divides = kernel('require = ["8 // (cols - 512) < 8"]')
     kernels = {divides: [measured(256, 20.0)], LONG: [measured(8192, 20.0)]}
     assert choose(kernels, question(512)).shipped.id == LONG.id
 
 
-def test_pytorch_runs_where_it_was_the_fastest_at_the_nearest_workload() -> None:
+def test_pytorch_runs_if_it_was_the_fastest_at_the_nearest_workload() -> None:
     with pytest.raises(NoKernelError, match="PyTorch was the fastest at cols=4096"):
         choose({SHORT: [measured(256, 20.0)]}, question(4000), pytorch_wins=[measured(4096, 120.0)])
 
@@ -112,18 +112,18 @@ def test_a_measurement_at_another_dtype_does_not_count() -> None:
         choose({SHORT: [measured(256, 20.0)]}, question(256, dtype="float16"))
 
 
-def test_only_deterministic_kernels_run_when_that_is_asked_for() -> None:
+def test_only_deterministic_kernels_run_if_determinism_is_requested() -> None:
     kernels = {SHORT: [measured(256, 20.0, deterministic=False)], LONG: [measured(256, 30.0)]}
     assert choose(kernels, question(256, deterministic=True)).shipped.id == LONG.id
 
 
-def test_when_every_kernel_refuses_the_reason_names_each() -> None:
+def test_if_no_kernel_accepts_the_workload_the_reason_names_each() -> None:
     picky = kernel('when = "cols % 8 == 0"')
     with pytest.raises(NoKernelError, match=f"{picky.id} does not accept rows=1024 cols=257 bfloat16"):
         choose({picky: [measured(256, 20.0)]}, question(257))
 
 
-def test_after_the_best_choice_the_others_follow() -> None:
+def test_the_other_choices_follow_the_best_one() -> None:
     kernels = {SHORT: [measured(256, 20.0)], LONG: [measured(4096, 20.0)]}
     found = islice(choices(entry(kernels), {k.id: k for k in kernels}, question(256)), 2)
     assert [choice.shipped.id for choice in found] == [SHORT.id, LONG.id]

@@ -1,4 +1,4 @@
-"""An exported package on a machine without a GPU: it works everywhere, and PyTorch runs."""
+"""An exported package on a machine without a GPU, where PyTorch computes all results."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ def package(folder: Path) -> ModuleType:
     return imported(folder, "primitives_on_cpu")
 
 
-def test_one_output_is_a_tensor(package: ModuleType) -> None:
+def test_a_single_output_is_returned_as_a_tensor(package: ModuleType) -> None:
     x = torch.randn(3, 5)
     torch.testing.assert_close(package.softmax(x), torch.softmax(x, -1))
 
@@ -37,13 +37,13 @@ def test_a_parameter_has_its_default(package: ModuleType) -> None:
     torch.testing.assert_close(package.rms_norm(x, weight), expected)
 
 
-def test_a_parameter_can_be_given(package: ModuleType) -> None:
+def test_a_parameter_can_be_passed(package: ModuleType) -> None:
     x, weight = torch.randn(3, 5), torch.randn(5)
     expected = torch.nn.functional.rms_norm(x, (5,), weight, 0.5)
     torch.testing.assert_close(package.rms_norm(x, weight, eps=0.5), expected)
 
 
-def test_several_outputs_are_a_tuple_in_order(package: ModuleType) -> None:
+def test_several_outputs_are_returned_as_a_tuple_in_order(package: ModuleType) -> None:
     values, indices = package.topk(torch.tensor([[1.0, 3.0, 2.0]]), k=2)
     assert (values.tolist(), indices.tolist()) == ([[3.0, 2.0]], [[1, 2]])
 
@@ -61,7 +61,7 @@ def test_wrong_shapes_raise_the_error_of_pytorch(package: ModuleType) -> None:
         package.rms_norm(torch.randn(3, 5), torch.randn(6))
 
 
-def test_more_values_than_there_are_raise_the_error_of_pytorch(package: ModuleType) -> None:
+def test_a_topk_of_more_values_than_a_row_has_raises_the_error_of_pytorch(package: ModuleType) -> None:
     with pytest.raises(RuntimeError, match="out of range"):
         package.topk(torch.randn(3, 5), k=9)
 
@@ -120,7 +120,7 @@ sys.meta_path.insert(0, Blocked())
 import torch, primitives_on_cpu
 x = torch.randn(3, 5)
 assert torch.equal(primitives_on_cpu.softmax(x), torch.softmax(x, -1))
-primitives_on_cpu._runtime.launching  # the whole runtime but what needs CuPy
+primitives_on_cpu._runtime.launching  # loads all of the runtime except what needs CuPy
 """
 
 

@@ -31,7 +31,7 @@ FIRST = SOFTMAX.gpu[0].key
 
 
 def softmax_package(folder: Path, *records: Kernel | Evaluation) -> dict[str, list[dict[str, object]]]:
-    """Return the manifest entry of an export of these records."""
+    """Export an archive of these records and return the manifest's entry for softmax."""
     export(archive_of(folder, *records), ops("softmax"), folder / "out")
     written = json.loads((folder / "out/primitives/manifest.json").read_text())
     return dict(written["ops"]["softmax"])
@@ -66,26 +66,26 @@ def test_only_kernels_that_win_somewhere_are_exported(tmp_path: Path) -> None:
     assert [kernel["id"] for kernel in entry["kernels"]] == [fast.id]
 
 
-def test_a_workload_where_pytorch_is_the_fastest_is_listed_as_such(tmp_path: Path) -> None:
+def test_a_workload_on_which_pytorch_is_the_fastest_is_listed_as_such(tmp_path: Path) -> None:
     kernel, second = simple("softmax"), SOFTMAX.gpu[1].key
     entry = softmax_package(tmp_path, kernel, confirmed(kernel, {FIRST: 20.0, second: 130.0}))
     assert [row["times"]["workload"] for row in entry["pytorch_wins"]] == [second]  # type: ignore[index]
 
 
-def test_a_speedup_within_the_noise_is_no_win(tmp_path: Path) -> None:
+def test_a_speedup_within_the_noise_is_not_a_win(tmp_path: Path) -> None:
     kernel = simple("softmax")
     with pytest.raises(UserError, match="no kernel was faster than eager PyTorch"):
         softmax_package(tmp_path, kernel, confirmed(kernel, {FIRST: 99.0}))
 
 
-def test_a_kernel_that_was_not_confirmed_is_left_out_with_the_command_that_confirms_it(tmp_path: Path) -> None:
+def test_an_unconfirmed_kernel_is_left_out_and_the_error_names_the_command_that_confirms_it(tmp_path: Path) -> None:
     kernel = simple("softmax")
     with pytest.raises(UserError, match="not confirmed yet") as error:
         softmax_package(tmp_path, kernel, passed(kernel, {FIRST: 20.0}))
     assert "evolve confirm softmax" in error.value.hint
 
 
-def test_a_faster_kernel_that_was_not_confirmed_does_not_displace_one_that_was(tmp_path: Path) -> None:
+def test_a_faster_unconfirmed_kernel_does_not_displace_a_confirmed_one(tmp_path: Path) -> None:
     fast, slow = library.shipped("softmax")[-1], library.shipped("softmax")[-2]
     entry = softmax_package(tmp_path, fast, slow, passed(fast, {FIRST: 20.0}), confirmed(slow, {FIRST: 30.0}))
     assert [kernel["id"] for kernel in entry["kernels"]] == [slow.id]
@@ -118,7 +118,7 @@ def test_the_readme_lists_the_tests_that_a_kernel_passed(tmp_path: Path) -> None
 
 
 def merged_from(folder: Path, *records: Kernel | Evaluation) -> SqliteStore:
-    """An archive that has these records from a merge alone."""
+    """Return an archive that holds these records only through a merge."""
     ours, folder = open_archive(folder / "ours.db"), folder / "theirs"
     folder.mkdir()
     merge(ours, archive_of(folder, *records))
@@ -218,7 +218,7 @@ def test_a_name_that_cannot_be_a_package_is_refused(tmp_path: Path, name: str) -
         exported(tmp_path, "softmax", package=name)
 
 
-def test_parameters_have_the_value_that_all_workloads_share_or_none(tmp_path: Path) -> None:
+def test_a_parameter_has_a_default_if_all_workloads_share_its_value(tmp_path: Path) -> None:
     report = exported(tmp_path, "rms_norm", "topk")
     assert [op.call for op in report.ops] == ["rms_norm(x, weight, eps=1e-06)", "topk(x, k)"]
 

@@ -1,4 +1,4 @@
-"""An exported package on a GPU. The records are made up, so that kernels are chosen; what they compute is real."""
+"""An exported package on a GPU. Its measurements are made up, so that kernels are chosen; their results are real."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, code: str) -> None:
-    """In a process of its own, so that a fault on the GPU stays there."""
+    """Run the code in its own process, so that a GPU fault stays there."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, "-c", BEGIN + code]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -96,7 +96,7 @@ x = rows(4096, 4096)
 side = torch.cuda.Stream()
 side.wait_stream(torch.cuda.current_stream())
 with torch.cuda.stream(side):
-    primitives.softmax(x.mul(2))  # compiles, and leaves memory to use again: what follows must not wait for the GPU
+    primitives.softmax(x.mul(2))  # compiles the kernel and caches memory, so that later calls need not wait for the GPU
 torch.cuda.synchronize()
 with torch.cuda.stream(side):
     torch.cuda._sleep(200_000_000)
@@ -119,7 +119,7 @@ torch.testing.assert_close(out, torch.softmax(x.mul(2), -1))
         ("rows(256, 512, dtype=torch.float64)", "measured at float64"),
     ],
 )
-def test_pytorch_runs_where_a_kernel_cannot(folder: Path, make: str, reason: str) -> None:
+def test_pytorch_runs_if_no_kernel_can(folder: Path, make: str, reason: str) -> None:
     run(
         folder,
         f"""

@@ -15,7 +15,7 @@ from evolve.export.runtime_copy import NotPortableError, check_foreign_imports, 
         ("from pathlib import Path", "_runtime.dispatch", "from pathlib import Path"),
     ],
 )
-def test_imports_of_ours_become_relative(line: str, place: str, expected: str) -> None:
+def test_imports_of_this_projects_packages_become_relative(line: str, place: str, expected: str) -> None:
     assert ported(line, place)[0] == expected
 
 
@@ -26,19 +26,19 @@ def test_an_import_within_a_function_is_ported_too() -> None:
     assert imported == {"archive.plan"}
 
 
-def test_the_runtime_holds_nothing_of_the_search() -> None:
+def test_the_runtime_holds_no_code_of_the_search() -> None:
     copied = runtime_copy.files(set())
     assert "_runtime/devices/cuda/program.py" in copied
     assert not [path for path in copied if "store" in path or "emulated" in path or "loop" in path]
 
 
-def test_no_copied_module_names_a_package_of_ours() -> None:
+def test_no_copied_module_imports_a_package_of_this_project() -> None:
     for path, text in runtime_copy.files(set()).items():
         _, imported = ported(text, path.removesuffix(".py").replace("/", "."))
         assert not imported, path
 
 
-def test_a_name_that_is_no_module_cannot_be_imported() -> None:
+def test_a_name_that_is_not_a_module_cannot_be_imported() -> None:
     with pytest.raises(NotPortableError, match=r"`archive.nothing`, which is not a module"):
         ported("from archive import nothing", "ops.softmax")
 

@@ -1,4 +1,4 @@
-"""Text from archives never becomes code in a package: archives are untrusted."""
+"""Archives are untrusted: text from them must never become code in a package."""
 
 import ast
 import json
@@ -28,7 +28,7 @@ HOSTILE = [
 
 
 def package(folder: Path, said: str, op: Op = SOFTMAX) -> Path:
-    """Return a package from an archive in which every free text is this one."""
+    """Export an archive in which every free text is `said`, and return the package."""
     kernel = simple(op.name)
     kernel = kernel.with_plan(replace(kernel.plan, note=HIDDEN.sub("", said)))
     verdict = confirmed(kernel, everywhere(op, 50.0), replace(H200, name=said, driver=said, torch=said))
@@ -50,7 +50,7 @@ def package(folder: Path, said: str, op: Op = SOFTMAX) -> Path:
 
 
 def trees(folder: Path) -> dict[str, str]:
-    """Return the syntax tree of every module of a package, with empty strings."""
+    """Return the syntax tree of every module of a package, with all strings emptied."""
     found = {}
     for path in folder.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -69,21 +69,21 @@ def harmless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, st
 
 @pytest.mark.parametrize("op", [SOFTMAX, RMS_NORM], ids=lambda op: op.name)
 @pytest.mark.parametrize("said", HOSTILE)
-def test_no_text_of_an_archive_becomes_code(
+def test_no_text_from_an_archive_becomes_code(
     tmp_path: Path, harmless: dict[str, dict[str, str]], said: str, op: Op
 ) -> None:
     assert trees(package(tmp_path / "hostile", said, op)) == harmless[op.name]
 
 
 @pytest.mark.parametrize("said", HOSTILE)
-def test_no_text_of_an_archive_becomes_a_setting(tmp_path: Path, said: str) -> None:
+def test_no_text_from_an_archive_becomes_a_setting(tmp_path: Path, said: str) -> None:
     first, second = (package(tmp_path / name, word) for name, word in (("a", HARMLESS), ("b", said)))
     assert (first / "pyproject.toml").read_text() == (second / "pyproject.toml").read_text()
     assert tomllib.loads((second / "pyproject.toml").read_text())["project"]["name"] == "primitives"
 
 
 @pytest.mark.parametrize("said", HOSTILE)
-def test_no_text_of_an_archive_becomes_markup(tmp_path: Path, said: str) -> None:
+def test_no_text_from_an_archive_becomes_markup(tmp_path: Path, said: str) -> None:
     first, second = (package(tmp_path / name, word) / "README.md" for name, word in (("a", HARMLESS), ("b", said)))
     plain, shown = first.read_text(encoding="utf-8"), second.read_text(encoding="utf-8")
     assert shown.count("\n") == plain.count("\n")
@@ -128,7 +128,7 @@ extern "C" __global__ void scaled(const x_t* x, out_t* out, float by, int n) {
 
 
 def own_op(folder: Path, name: str, note: str) -> Path:
-    """A package of an op from a user's file."""
+    """Export an op from a user's file and return the path of the package's `__init__.py`."""
     from archive.kernel import parse
 
     folder.mkdir()
