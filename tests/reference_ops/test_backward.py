@@ -22,7 +22,7 @@ def test_inputs_and_outputs_of_a_backward_are_named_after_those_of_the_forward(o
     gradients = {f"{GRADIENT}{spec.name}" for spec in op.outputs}
     assert {spec.name for spec in backward.inputs} <= named(op) | gradients
     assert {spec.name for spec in backward.outputs} <= {f"{GRADIENT}{spec.name}" for spec in op.inputs}
-    # Also dims: of what the forward took, where no input of the backward tells them.
+    # Dims count too: some cannot be read from the shapes of the backward's inputs.
     assert set(backward.parameters) <= {*op.parameters, *op.dims}
 
 

@@ -1,4 +1,4 @@
-"""The catalog: finds ops by name and by path, and explains why an op cannot be loaded."""
+"""The catalog, which finds ops by name and by path, and explains why an op cannot be loaded."""
 
 import importlib
 import sys
@@ -85,7 +85,7 @@ def test_a_users_file_is_read_again_after_a_change(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     catalog.load(written(tmp_path, USERS_OP))
     assert catalog.load(written(tmp_path, USERS_OP.replace("1024", "4096"))).gpu[0].dims == (("n", 4096),)
-    assert [file.name for file in tmp_path.iterdir()] == ["twice.py"]  # and nothing is left beside it
+    assert [file.name for file in tmp_path.iterdir()] == ["twice.py"]  # no bytecode is left beside it
 
 
 def test_one_of_several_ops_in_a_users_file_is_selected_by_name(tmp_path: Path) -> None:
@@ -105,12 +105,12 @@ def test_a_lasting_locator_does_not_depend_on_the_folder(tmp_path: Path, monkeyp
     assert catalog.lasting("softmax") == "softmax"
 
 
-def test_an_unknown_name_is_answered_with_similar_ones() -> None:
+def test_the_error_for_an_unknown_name_suggests_similar_ones() -> None:
     with pytest.raises(CatalogError, match=r"no op `sofmax`.*mean softmax"):
         catalog.load("sofmax")
 
 
-def test_a_name_without_similar_ones_is_answered_with_the_command_that_lists_ops() -> None:
+def test_the_error_for_a_name_without_similar_ones_names_the_command_that_lists_ops() -> None:
     with pytest.raises(CatalogError, match=r"no op `zzz`.*evolve ops"):
         catalog.load("zzz")
 
@@ -150,7 +150,7 @@ def test_the_error_for_an_unknown_dtype_lists_the_known_ones(tmp_path: Path) -> 
         catalog.load(written(tmp_path, USERS_OP.replace("float32", "float33")))
 
 
-def test_a_name_that_is_no_identifier_is_rejected(tmp_path: Path) -> None:
+def test_a_name_that_is_not_an_identifier_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=r"`Twice, or so` cannot name an op"):
         catalog.load(written(tmp_path, USERS_OP.replace('name="twice"', 'name="Twice, or so"')))
 

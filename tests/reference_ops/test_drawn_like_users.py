@@ -1,4 +1,4 @@
-"""Inputs that an op draws itself, because normal numbers lack properties of real inputs."""
+"""Inputs that an op draws itself, because normally distributed numbers lack properties of real inputs."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ SPEECH = Workload("float32", tuple(ctc_loss.at(400, 16, 30, 60).items()))
 
 
 def unevenness(log_probs: torch.Tensor, frames: int) -> float:
-    """Return how far the share of labels spoken differs from the share of frames passed."""
+    """Return the largest difference between the share of labels spoken and the share of frames passed."""
     heard = log_probs[:frames].argmax(-1)
     begins = (heard != ctc_loss.BLANK) & (heard != torch.nn.functional.pad(heard[:-1], (1, 0)))
     spoken = begins.cumsum(0) / begins.sum()
@@ -35,7 +35,7 @@ def test_8_bit_weights_include_the_lowest_value() -> None:
     assert (int(weight.min()), int(weight.max())) == (-128, 127)
 
 
-def test_pairs_of_cache_lengths_are_random_and_their_sum_is_that_of_the_cost_model() -> None:
+def test_pairs_of_cache_lengths_are_random_and_their_sum_matches_the_cost_model() -> None:
     op, batch, keys = catalog.load("decode_attention"), 9, 100
     workload = Workload("float32", tuple(decode_attention.at(batch, 2, 2, keys, 8).items()))
     drawn = [inputs_at(op, workload, seed, "cpu")["lengths"] for seed in range(5)]
@@ -64,7 +64,7 @@ def test_the_gradient_at_the_start_of_a_sequence_depends_on_its_end(name: str) -
     assert max(float(found[name].abs().max()) for name in found.keys() & {"grad_h0", "grad_c0"}) > 0.05
 
 
-def test_both_timed_and_other_workloads_include_gradients_that_are_clipped_and_that_are_not() -> None:
+def test_timed_and_other_workloads_include_clipped_and_unclipped_gradients() -> None:
     op = catalog.load("clip_grad_norm")
     for workloads in (op.emulated, op.awkward):
         clipped = {clips(workload) for workload in workloads if op.nbytes(workload) > 4096}

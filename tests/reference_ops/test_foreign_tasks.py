@@ -1,4 +1,4 @@
-"""Tasks in foreign formats, and functions, as ops."""
+"""Ops made from tasks in foreign formats and from functions."""
 
 import json
 import struct
@@ -66,7 +66,7 @@ def test_dims_have_the_names_of_the_tasks_sizes() -> None:
     assert dims(op(MASKED)) == {"x": ("batch", "shape_0"), "mask": ("batch", "shape_0"), "out": ("batch",)}
 
 
-def test_a_problem_keeps_its_own_size_and_gets_smaller_ones_to_check() -> None:
+def test_a_problem_keeps_its_own_size_and_gets_smaller_ones_for_checks() -> None:
     tanh = op(TANH)
     assert [workload.key for workload in tanh.gpu] == ["rows=8192 columns=16384 scale=1.5 float32"]
     assert all(tanh.sizes(workload)["rows"] <= 256 for workload in (*tanh.emulated, *tanh.awkward))
@@ -75,7 +75,7 @@ def test_a_problem_keeps_its_own_size_and_gets_smaller_ones_to_check() -> None:
 
 def test_a_size_that_no_input_shape_shows_does_not_change() -> None:
     masked = op(MASKED)
-    for workload in masked.emulated:  # dim = 1 may not become another
+    for workload in masked.emulated:  # the task's `dim = 1` must stay as it is
         inputs = inputs_at(masked, workload, 0, "cpu")
         assert torch.equal(masked.call(inputs, workload)[0], (inputs["x"] * inputs["mask"]).sum(1))
 
@@ -119,7 +119,7 @@ def test_inputs_that_are_not_plain_random_numbers_are_drawn_by_the_task() -> Non
     assert all(torch.equal(once[name], again[name]) for name in once)
 
 
-def test_loading_does_not_change_the_state_of_torchs_random_numbers() -> None:
+def test_loading_does_not_change_the_state_of_torchs_random_generator() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -178,7 +178,7 @@ def get_init_inputs():
     assert torch.equal(mixed.call(inputs, small)[0], inputs["x"] * 2 + inputs["y"] + 1)
 
 
-def test_random_numbers_of_a_forward_become_inputs() -> None:
+def test_random_numbers_drawn_by_a_forward_become_inputs() -> None:
     recurrent = op(RECURRENT)
     workload = recurrent.emulated[0]
     assert [spec.name for spec in recurrent.inputs][:2] == ["x", "randn_0"]
@@ -298,7 +298,7 @@ def test_dims_that_never_vary_are_literals() -> None:
     assert values == [{"n": 8}, {"n": 16}]
 
 
-def test_names_are_valid_and_new() -> None:
+def test_names_are_valid_and_unique() -> None:
     taken: set[str] = set()
     assert [identifier(text, taken) for text in ("gn.weight", "gn_weight", "size", "3d", "int")] == [
         "gn_weight", "gn_weight_2", "size_2", "_3d", "int_2",

@@ -27,7 +27,7 @@ def anything(_: Workload) -> bool:
 def drawn(
     name: str, seed: int, accepts: Callable[[Workload], bool] = anything, most_bytes: int = MOST_BYTES
 ) -> tuple[Workload, ...]:
-    """Cached, because most tests use the same shapes."""
+    """Return held-out shapes from a cache, because most tests use the same ones."""
     return held_out(catalog.load(name), accepts, random.Random(seed), 8, most_bytes)
 
 
@@ -54,7 +54,7 @@ def test_no_shape_is_listed_in_the_ops_file(op: Op) -> None:
 
 
 @ops
-def test_shapes_are_valid_and_small_enough_and_of_the_ops_dtypes(op: Op) -> None:
+def test_shapes_are_valid_and_small_enough_and_have_a_dtype_of_the_op(op: Op) -> None:
     for shape in found(op, most_bytes=1 << 20):
         assert op.is_valid(shape)
         assert op.least_bytes(shape) <= 1 << 20
@@ -82,7 +82,7 @@ def test_the_same_seed_gives_the_same_shapes(op: Op) -> None:
     assert drawn(op.name, 1) != drawn(op.name, 2)
 
 
-def test_shapes_are_of_all_magnitudes_and_both_odd_and_round() -> None:
+def test_shapes_have_sizes_of_all_magnitudes_both_odd_and_round() -> None:
     cols = [size(shape, "cols") for shape in found(catalog.load("softmax"), seeds=20)]
     assert min(cols) < 100
     assert max(cols) > 10_000
@@ -121,7 +121,7 @@ def test_large_shapes_are_found_on_request() -> None:
 
 
 def test_a_kernel_for_one_dtype_gets_a_large_shape_with_every_seed() -> None:
-    """Without one, a kernel that fails at large unlisted sizes could become a champion."""
+    """Without a large shape, a kernel that fails at large unlisted sizes could become a champion."""
     op = catalog.load("gelu")
     largest = max(op.nbytes(workload) for workload in op.gpu)
     for seed in range(100):
@@ -148,7 +148,7 @@ def drawn_for(name: str, seed: int) -> tuple[Workload, ...]:
 
 @pytest.mark.parametrize("name", ["softmax", "rms_norm", "gelu", "argmax", "gemm", "cross_entropy", "layer_norm"])
 def test_the_first_shape_has_only_unlisted_sizes_and_the_most_exact_dtype(name: str) -> None:
-    """Otherwise a kernel that is right only at listed sizes could pass where all sizes or short dtypes are drawn."""
+    """Otherwise a kernel that is right only at listed sizes could pass if only those or 16-bit dtypes are drawn."""
     listed = listed_sizes(catalog.load(name))
     for seed in range(50):
         first, _ = drawn_for(name, seed)
@@ -156,18 +156,20 @@ def test_the_first_shape_has_only_unlisted_sizes_and_the_most_exact_dtype(name: 
         assert not listed.intersection(first.dims)
 
 
-def test_six_shapes_of_an_op_have_every_dtype_with_unlisted_sizes_and_with_any() -> None:
+def test_six_shapes_have_every_dtype_twice_and_once_with_unlisted_sizes_only() -> None:
     op = catalog.load("rms_norm")
     listed = listed_sizes(op)
     for seed in range(50):
         shapes = held_out(op, anything, random.Random(seed), 6, 2**18)
         assert sorted(shape.dtype for shape in shapes) == sorted(2 * op.dtypes)
         assert {shape.dtype for shape in shapes if not listed.intersection(shape.dims)} == set(op.dtypes)
-    assert any(listed.intersection(shape.dims) for shape in found(op)), "kernels may be made for one size of a dim"
+    assert any(listed.intersection(shape.dims) for shape in found(op)), (
+        "no shape has a listed size, although kernels may be made for one size of a dim"
+    )
 
 
-def test_no_size_follows_from_the_memory_limit() -> None:
-    """Nearly all of the sizes that gelu's file spans are too large for it: the largest that fits must be no secret."""
+def test_no_size_can_be_predicted_from_the_memory_limit() -> None:
+    """Most sizes in gelu's range exceed the limit. The largest one that fits would be predictable."""
     sizes = Counter(size(shape, "n") for seed in range(100) for shape in drawn_for("gelu", seed))
     ((_, times),) = sizes.most_common(1)
     assert times < sizes.total() / 20

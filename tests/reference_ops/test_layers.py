@@ -1,4 +1,4 @@
-"""Recurrent ops called layer by layer, held against PyTorch's networks of several layers."""
+"""Recurrent ops called layer by layer, compared with PyTorch's networks of several layers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ NETWORKS: dict[str, Callable[..., nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU
 
 @dataclass(frozen=True)
 class Stack:
-    """An op, and PyTorch's network of several such layers with its inputs: x, h0, and c0 of an LSTM."""
+    """An op, and PyTorch's network of several such layers with its inputs: x, h0 and, for an LSTM, c0."""
 
     op: Op
     network: nn.RNNBase

@@ -1,4 +1,4 @@
-"""The listing of the catalog: equal to the ops it lists, made anew when a file changes, and read without PyTorch."""
+"""The catalog's listing: it matches the ops, becomes stale when a file changes, and is read without PyTorch."""
 
 import shutil
 import subprocess
@@ -30,7 +30,7 @@ def test_the_listing_equals_the_ops() -> None:
     assert all((PACKAGE / op.file).is_file() for op in ops)
 
 
-def test_a_written_listing_is_read_again() -> None:
+def test_a_written_listing_can_be_read_back() -> None:
     assert read_listing() is None
     write_listing(catalog.listing())
     assert read_listing() == catalog.listing()
@@ -47,7 +47,7 @@ def test_a_changed_file_makes_the_listing_stale(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"name": "softmax"}]'])
-def test_a_broken_cache_is_no_listing(text: str, cache: Path) -> None:
+def test_a_broken_cache_is_ignored(text: str, cache: Path) -> None:
     write_listing(catalog.listing())
     (file,) = (cache / "evolve" / "catalog").iterdir()
     file.write_text(text)

@@ -1,4 +1,4 @@
-"""References held against their definitions, where PyTorch's behaviour leaves a choice."""
+"""References compared with their definitions in cases where PyTorch leaves a choice."""
 
 import torch
 

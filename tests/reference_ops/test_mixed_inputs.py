@@ -1,4 +1,4 @@
-"""Inputs whose rows come from several distributions in turn, and outputs that are judged accordingly."""
+"""Inputs whose rows come from several distributions in turn, and how their outputs are judged."""
 
 import random
 from dataclasses import replace
@@ -28,12 +28,12 @@ OP = Op(
 )
 PLACE = OP.emulated[0]
 OUT, TOTAL, COUNT = OP.outputs
-SEEDS = 2 * LARGE_WEIGHTS * (1 + len(OP.values))  # so many show everything that a seed decides
-EVEN, ODD = 0, 1  # of a seed: whether integers take part, where they ask for integer weights
+SEEDS = 2 * LARGE_WEIGHTS * (1 + len(OP.values))  # enough to cover everything that a seed decides
+EVEN, ODD = 0, 1  # seeds with and without integer rows, which require integer weights
 
 
 def kind(row: torch.Tensor) -> str:
-    """Return the distribution of the op that a row comes from."""
+    """Return which of the op's distributions a row comes from."""
     if len(row.unique()) == 1:
         return "constant"
     if torch.equal(row, row.round()):
@@ -77,7 +77,7 @@ def test_every_other_seed_keeps_the_weights_normal_and_leaves_integers_out() -> 
     assert sorted(names(seed=ODD)) == ["constant", "normal", "tiny"]
 
 
-def test_with_few_rows_every_distribution_comes_first_with_some_seed() -> None:
+def test_with_few_rows_every_distribution_comes_first_for_some_seed() -> None:
     (place,) = workloads("float32", {"rows": 1, "cols": 512})
     seen = set()
     for seed in range(SEEDS):

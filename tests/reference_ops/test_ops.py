@@ -1,4 +1,4 @@
-"""Properties of every op of the catalog."""
+"""Properties of every op in the catalog."""
 
 import torch
 from each import each

@@ -33,7 +33,7 @@ def test_a_function_rounded_once_computes_in_float32_at_least() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CONVOLUTIONS if EXACT in catalog.load(name).values])
-def test_a_16_bit_convolution_of_small_integers_has_only_its_last_rounding(name: str) -> None:
+def test_a_16_bit_convolution_of_small_integers_is_rounded_only_at_its_end(name: str) -> None:
     op = catalog.load(name)
     for workload in in_16_bits(op):
         for seed in range(4):

@@ -1,4 +1,4 @@
-"""Products rounded to float16, which has TF32's digits but not its range, are found wrong in every TF32 op."""
+"""Detection, in every TF32 op, of products rounded to float16, which has TF32's precision but not its range."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ SEED = 6
 
 
 def in_tf32(values: torch.Tensor) -> torch.Tensor:
-    """Round to TF32: ten bits after the first, to nearest."""
+    """Round to the nearest TF32 number, which has ten bits after the leading one."""
     bits = values.contiguous().view(torch.int32)
     return ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(torch.float32)
 
@@ -24,7 +24,7 @@ def rounded(inputs: Tensors, *, half: bool) -> Tensors:
 
 
 def faults(op: Op, values: str) -> list[str]:
-    """Return the faults found in products of numbers rounded to float16, judged against PyTorch's in TF32."""
+    """Return the faults found in products of numbers rounded to float16, with PyTorch's TF32 results as baseline."""
     workload = next(workload for workload in op.emulated if workload.dtype == "float32")
     inputs = inputs_at(op, workload, SEED, "cpu", values)
     theirs, expected = op.call(rounded(inputs, half=False), workload), op.call_in_float64(inputs, workload)
@@ -34,6 +34,6 @@ def faults(op: Op, values: str) -> list[str]:
 
 
 @pytest.mark.parametrize("op", IN_TF32, ids=lambda op: op.name)
-def test_products_rounded_to_float16_are_found_wrong_on_some_inputs(op: Op) -> None:
+def test_products_rounded_to_float16_are_detected_on_some_inputs(op: Op) -> None:
     assert not faults(op, NORMAL)
     assert any(faults(op, values) for values in op.values)

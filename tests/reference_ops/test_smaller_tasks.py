@@ -13,7 +13,7 @@ Problem = Callable[..., Op]
 
 @pytest.fixture
 def problem(tmp_path: Path) -> Problem:
-    """Write a problem whose module takes one tensor."""
+    """Return a function that writes a problem whose module takes one tensor, and loads it."""
 
     def written(module: str, sizes: str, shape: str) -> Op:
         path = tmp_path / "1_Problem.py"
@@ -56,7 +56,7 @@ def test_each_of_several_equal_dims_is_odd_in_some_workload(problem: Problem) ->
     assert max(sum(size % 2 for _, size in workload.dims) for workload in shown.awkward) == 5
 
 
-def test_there_are_several_windows_in_each_direction(problem: Problem) -> None:
+def test_pooling_has_several_windows_in_each_direction(problem: Problem) -> None:
     sizes = "batch, channels, height, width = 16, 64, 2048, 2048"
     pooled = problem("nn.AvgPool2d(11)", sizes, "batch, channels, height, width")
     out = [pooled.shape(pooled.outputs[0], workload) for workload in pooled.emulated]
@@ -89,7 +89,7 @@ def test_a_bias_that_a_normalisation_cancels_is_left_out(problem: Problem, group
 
 
 def test_no_weight_is_left_out_if_all_outputs_are_zero(problem: Problem) -> None:
-    """With the task's own inputs no output is above zero."""
+    """With the task's own inputs, every output is zero."""
     module = "nn.Sequential(nn.Linear(inside, outside), nn.Threshold(1e4, 0))"
     dead = problem(module, "batch, inside, outside = 1024, 512, 256", "batch, inside")
     assert [spec.name for spec in dead.inputs] == ["x", "inner_0_weight", "inner_0_bias"]

@@ -1,4 +1,4 @@
-"""Damaged task files of every format: each is loaded as an op or refused with a CatalogError, and nothing else."""
+"""Damaged task files of every format: each is either loaded as an op or refused with a CatalogError."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ ROBUST = SAMPLES / "robust_kbench" / "rms"
 FLASHINFER = SAMPLES / "flashinfer_bench"
 MARKED = SAMPLES / "marked.py"
 FEWER = settings(max_examples=settings().max_examples // 5)  # loading a task takes a tenth of a second
-# No digits, which could make sizes that no machine holds; loading a task runs its code.
+# No digits: loading a task runs its code, and they could make tensors that do not fit into memory.
 PIECES = ["", "\n", "    ", "(", ")", "[", "]", ":", ",", "#", '"', "return", "self", "None", "x", "torch", "rows",
           "def ", "class ", "raise ", "yield ", "lambda", "*", "-", "=", "\0", "é", "\ud800"]  # fmt: skip
 json_values: st.SearchStrategy[Any] = st.sampled_from(
@@ -31,13 +31,13 @@ def loaded(locator: Path | str) -> Op | None:
     try:
         return catalog.load(str(locator))
     except CatalogError as error:
-        assert str(error).encode(errors="surrogateescape")  # noqa: PT017 - some damage leaves a task
+        assert str(error).encode(errors="surrogateescape")  # noqa: PT017 - some damaged files can be loaded
         return None
 
 
 @st.composite
 def damaged(draw: st.DrawFn, text: str) -> str:
-    """The text with a few pieces put in, lines left out, repeated or swapped, or its end cut off."""
+    """Draw the text with a few pieces inserted, lines removed, repeated or swapped, or its end cut off."""
     lines = text.split("\n")
     for _ in range(draw(st.integers(1, 3))):
         at, other = draw(st.integers(0, len(lines) - 1)), draw(st.integers(0, len(lines) - 1))
@@ -57,7 +57,7 @@ def damaged(draw: st.DrawFn, text: str) -> str:
 
 
 def damaged_json(draw: st.DrawFn, value: Any) -> Any:
-    """The value with one of its parts left out or replaced."""
+    """Draw the value with one of its parts removed or replaced."""
     if isinstance(value, dict) and value and draw(st.integers(0, 4)):
         key = draw(st.sampled_from(sorted(value)))
         if draw(st.booleans()):
@@ -84,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(path: Path, text: str) -> Path:
-    """A task is loaded once for each time of change; write each to a file of its own."""
+    """Write a task. Each needs its own file, because loaded tasks are cached by path and modification time."""
     path.write_bytes(text.encode(errors="surrogatepass"))
     return path
 
