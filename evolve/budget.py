@@ -1,4 +1,4 @@
-"""Budget: what a run has spent, what is left, and which limit ends it, computed from the records in the archive."""
+"""A run's budget: what is spent, what is left, and which limit ends the run, computed from the archived records."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -13,7 +13,7 @@ from archive.store import Store
 from archive.summaries import BriefEvaluation, BriefProposal
 from evolve.selection.population import Champion
 
-IDLE_SECONDS = 900.0  # a leg without any record for longer than this had ended
+IDLE_SECONDS = 900.0  # a leg without a recorded end counts as ended after this long without activity
 
 
 class Ended(StrEnum):
@@ -38,7 +38,7 @@ class Spent:
 
     @property
     def something(self) -> bool:
-        """Whether anything was spent. A run of a campaign whose budget went to other ops takes less than a second."""
+        """Whether anything was spent. A campaign's run that got no part of the budget takes less than a second."""
         return bool(self.evals or self.tokens) or self.seconds >= 1
 
     def __add__(self, other: "Spent") -> "Spent":
@@ -47,16 +47,16 @@ class Spent:
 
 @dataclass(frozen=True)
 class Spending:
-    """A moment at which a run spent something, and the kernel whose verdict the run has since then."""
+    """What a run spent at one moment, and the kernel whose verdict arrived at that moment."""
 
     moment: float
     spent: Spent
-    kernel_id: str = ""  # only a kernel that this run proposed
+    kernel_id: str = ""  # empty unless this run proposed the kernel
 
 
 @dataclass(frozen=True)
 class History:
-    """All that the archive holds of one op's runs on one device, each part oldest first."""
+    """The archived records of one op's runs on one device, each sequence from oldest to newest."""
 
     legs: Sequence[Leg]
     proposals: Sequence[BriefProposal]
@@ -64,12 +64,12 @@ class History:
 
     @cached_property
     def judged(self) -> dict[str, BriefEvaluation]:
-        """The first verdict on each kernel: the later ones are confirmations."""
+        """The first verdict on each kernel, by its id. Later verdicts are confirmations."""
         return {evaluation.kernel_id: evaluation for evaluation in reversed(self.evaluations)}
 
     @cached_property
     def of_run(self) -> Mapping[str, Sequence[BriefProposal]]:
-        """The proposals of each run."""
+        """The proposals of each run, by its id."""
         found = defaultdict[str, list[BriefProposal]](list)
         for proposal in self.proposals:
             found[proposal.run].append(proposal)
@@ -77,16 +77,16 @@ class History:
 
     @cached_property
     def in_force(self) -> dict[str, BriefEvaluation]:
-        """The last verdict on each kernel."""
+        """The latest verdict on each kernel, by its id."""
         return {evaluation.kernel_id: evaluation for evaluation in self.evaluations}
 
     def began_between(self, start: float, end: float) -> Sequence[BriefEvaluation]:
-        """Return the evaluations that began then, both moments included."""
+        """Return the evaluations that began between these two times, inclusive."""
         first = bisect_left(self.evaluations, start, key=_created)
         return self.evaluations[first : bisect_right(self.evaluations, end, key=_created)]
 
     def is_of_another(self, kernel_id: str, run: str, leg: Leg) -> bool:
-        """Return whether a kernel came up after this leg had begun, in another run beside it."""
+        """Return whether another, concurrent run proposed the kernel, and nothing proposed it before this leg began."""
         proposals = self._of_kernel.get(kernel_id, ())
         if any(not proposal.run or proposal.created < leg.started for proposal in proposals):
             return False
@@ -114,12 +114,12 @@ def paid(cost: Cost) -> Spent:
 
 
 def given(verdict: BriefEvaluation) -> float:
-    """The moment at which an evaluation ended; `created` is when it began."""
+    """Return the time at which an evaluation ended; `created` is the time at which it began."""
     return verdict.created + verdict.seconds
 
 
 def steps(run: str, past: History) -> list[Spending]:
-    """Every proposal when it came, and every verdict when it was given, in the order of these moments."""
+    """Return the cost of each proposal and each verdict of a run, in the order in which they arrived."""
     found = [
         Spending(moment, Spent(evals, tokens, usd), kernel_id)
         for moment, kernel_id, evals, tokens, usd in _steps(run, past)
@@ -128,7 +128,7 @@ def steps(run: str, past: History) -> list[Spending]:
 
 
 def spent(run: str, past: History) -> Spent:
-    """What a run has spent. The time of a run that was killed ends with the last record in each leg."""
+    """Return what a run has spent. The time of a leg that was killed ends with its last record."""
     evals, tokens, usd = 0, 0, 0.0
     for _, _, more_evals, more_tokens, more_usd in _steps(run, past):
         evals, tokens, usd = evals + more_evals, tokens + more_tokens, usd + more_usd
@@ -136,13 +136,13 @@ def spent(run: str, past: History) -> Spent:
 
 
 def _steps(run: str, past: History) -> Iterator[tuple[float, str, int, int, float]]:
-    """Yield the moment, the kernel whose verdict is there, and the evaluations, tokens and dollars of each step."""
+    """Yield the time, the id of the judged kernel, and the evaluations, tokens and dollars of each step."""
     known = set[str]()
     for proposal in past.of_run.get(run, ()):
         kernel_id = proposal.kernel_id
         first = past.judged.get(kernel_id)
         if kernel_id and kernel_id not in known and not _before(first, proposal):
-            yield proposal.created, "", 0, proposal.tokens, proposal.usd  # and an evaluation, once it is made
+            yield proposal.created, "", 0, proposal.tokens, proposal.usd  # its evaluation counts once it is made
             if first:
                 yield given(first), kernel_id, 1, 0, 0.0
         else:
@@ -153,23 +153,23 @@ def _steps(run: str, past: History) -> Iterator[tuple[float, str, int, int, floa
 
 
 def left(budget: Budget, gone: Spent) -> Budget:
-    """The same limits, less what is spent."""
+    """Return the budget minus what is already spent."""
     return replace(budget, **{name: max(0, limit - getattr(gone, name)) for name, limit in _limits(budget).items()})
 
 
 def ended(budget: Budget, gone: Spent) -> Ended | None:
-    """Return the limit that is reached, or None."""
+    """Return the limit that has been reached, or None."""
     return next((Ended(name) for name, limit in _limits(budget).items() if getattr(gone, name) >= limit), None)
 
 
 def nearest(budget: Budget, gone: Spent) -> tuple[Ended, float] | None:
-    """The limit that is nearest to its end, and the share of it that is gone."""
+    """Return the limit that is closest to being reached, and the fraction of it that is spent."""
     shares = [(Ended(name), getattr(gone, name) / max(limit, 1e-9)) for name, limit in _limits(budget).items()]
     return max(shares, key=lambda share: share[1], default=None)
 
 
 def at_light(champions: Iterable[Champion], workloads: Iterable[str], share: float) -> bool:
-    """Whether every workload has a champion that is as near to the speed of light as this."""
+    """Return whether every workload has a champion that reaches this share of the speed of light."""
     reached = {champion.workload: champion.measurement.share_of_light or 0.0 for champion in champions}
     return all(reached.get(workload, 0.0) >= share for workload in workloads)
 
@@ -188,7 +188,7 @@ def _before(verdict: BriefEvaluation | None, proposal: BriefProposal) -> bool:
 
 
 def _not_proposed(run: str, past: History, own: set[str]) -> Iterator[BriefEvaluation]:
-    """Yield verdicts that this run gave on kernels it did not propose: shipped ones, and those left by other runs."""
+    """Yield this run's verdicts on kernels that it did not propose: shipped kernels, and those left by other runs."""
     for leg, end in _stretches(run, past):
         for verdict in past.began_between(leg.started, min(end, _next(leg, past.legs))):
             first = past.judged[verdict.kernel_id] is verdict
@@ -197,7 +197,7 @@ def _not_proposed(run: str, past: History, own: set[str]) -> Iterator[BriefEvalu
 
 
 def _stretches(run: str, past: History) -> list[tuple[Leg, float]]:
-    """Return each leg of a run with its end. Where that was not recorded, it is the last activity of the leg."""
+    """Return each leg of a run with its end. If no end was recorded, the leg's last activity counts as its end."""
     own = [leg for leg in past.legs if leg.run == run]
     found = []
     for leg in own:
@@ -213,7 +213,7 @@ def _stretches(run: str, past: History) -> list[tuple[Leg, float]]:
 
 
 def _activity(run: str, leg: Leg, past: History) -> Iterator[tuple[float, float]]:
-    """Yield the beginning and the end of each wait for a reply or a verdict since this leg began."""
+    """Yield the start and the end of each wait for a reply or a verdict since this leg began."""
     mine = past.of_run.get(run, ())
     own, over = {proposal.kernel_id for proposal in mine}, _next(leg, past.legs)
     for proposal in mine:

@@ -1,4 +1,4 @@
-"""Campaign: several ops under one budget. Each slice goes to the op that is furthest behind its share of it."""
+"""A campaign: several ops that share one budget. Each slice goes to the op that is furthest behind its share."""
 
 import math
 import time
@@ -17,22 +17,22 @@ from evolve.request import Proposer
 from evolve.search import Search
 from evolve.selection.view import OpView
 
-GENEROUS = 4.0  # times the speed of light, or PyTorch's share of it, where nothing has been measured
-AT_LIGHT = math.log(1 / 0.97)  # the speed of light is measured to within a few percent
-LEAST = 0.1  # headroom of an op whose speed of light is unknown, however fast its kernels are
-PATIENCE = 3  # slices without improvement, after which each further one halves an op's share
-LEAST_SHARE = 1 / 8  # of its share that an op keeps
+GENEROUS = 4.0  # without a measurement, the assumed ratio of the best time to the speed of light
+AT_LIGHT = math.log(1 / 0.97)  # less headroom counts as none: the speed of light is known to within a few percent
+LEAST = 0.1  # minimum headroom of a workload whose speed of light is unknown
+PATIENCE = 3  # an op's share is halved after this many slices without improvement, and after each further one
+LEAST_SHARE = 1 / 8  # the fraction of its share that an op always keeps
 IMPROVED = 0.01
 
 
 @dataclass(frozen=True)
 class Account:
-    """The part of the shared budget that an op has spent, and its headroom."""
+    """What an op has spent of the shared budget, and how much headroom it has left."""
 
     run: str
     headroom: float
-    spent: float = 0.0  # in the unit of `cost`
-    idle: int = 0  # slices since the last that brought an improvement
+    spent: float = 0.0  # in the unit that `cost` chooses
+    idle: int = 0  # slices since the last improvement
 
     def after(self, cost: float, headroom: float) -> "Account":
         """Return the account after one more slice."""
@@ -58,7 +58,7 @@ def mean_headroom(
 ) -> float:
     """Return the mean over the workloads of log(best time / speed of light).
 
-    `leading` holds the champions' times. Where there is none, PyTorch's time counts, from any measurement `seen`.
+    `leading` holds the champions' times. For a workload without a champion, PyTorch's time in `seen` is used.
     """
     rooms = []
     for workload in workloads:
@@ -75,7 +75,7 @@ def mean_headroom(
 
 
 def cost(budget: Budget, spent: Spent) -> float:
-    """Return what was spent of the dearest thing that the budget limits: dollars, tokens, evaluations or seconds."""
+    """Return what was spent in the first unit that the budget limits, of dollars, tokens, evaluations and seconds."""
     limits: Mapping[str, float | None] = {
         "usd": budget.usd, "tokens": budget.tokens, "evals": budget.evals, "seconds": budget.seconds
     }  # fmt: skip
@@ -85,7 +85,7 @@ def cost(budget: Budget, spent: Spent) -> float:
 
 @dataclass(frozen=True)
 class Slice:
-    """The event that one round of an op, or the confirmation of its champions, begins."""
+    """An event that marks the start of a round of an op, or of the confirmation of its champions."""
 
     search: Search
     confirming: bool = False
@@ -94,7 +94,7 @@ class Slice:
 def campaign(
     searches: Sequence[Search], seeds: Sequence[Proposal], proposer: Proposer, engine: Engine, store: Store
 ) -> Generator[Event | Slice, None, Ended]:
-    """Yield each slice before it begins and the events in it, and return the reason why the campaign ended."""
+    """Yield each slice when it begins, then its events, and return the reason why the campaign ended."""
     views = {search.run: OpView(store, search.op.name, engine.info, search.scope) for search in searches}
     yield from loop.keep(seeds, store)
     ended = yield from share_out(searches, proposer, engine, views)
@@ -114,7 +114,7 @@ def share_out(
     spent, reason = Spent(), Ended.LIGHT
     while chosen := next_run(accounts[run] for run in running):
         search, view, before, began = running[chosen], views[chosen], spent, time.monotonic()
-        with search.leg(view.store):  # a leg for each slice, so that the archive tells which op the time went to
+        with search.leg(view.store):  # a leg per slice, so that the archive shows which op took the time
             yield Slice(search)
             spent, ended = yield from loop.one_round(search, spent, proposer, engine, view)
         spent += Spent(seconds=time.monotonic() - began)
@@ -129,12 +129,12 @@ def share_out(
 
 
 def headroom(search: Search, view: OpView) -> float:
-    """Return how far the op is from the speed of light, as a logarithm."""
+    """Return the log of the op's best time over the speed of light, averaged over its workloads."""
     return mean_headroom(_workloads(search, view), view.leading_times(), view.latest_times())
 
 
 def is_measured(search: Search, view: OpView) -> bool:
-    """Return whether any workload was measured, so that the headroom is more than a guess."""
+    """Return whether any workload has been measured; before that, the headroom is only a guess."""
     return any(workload in view.latest_times() for workload in _workloads(search, view))
 
 

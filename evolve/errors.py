@@ -1,4 +1,4 @@
-"""UserError, the exception for what a user can correct. A bad kernel is no exception: it is an Evaluation."""
+"""UserError, the exception for errors that the user can correct. A bad kernel gets an Evaluation instead."""
 
 
 class UserError(Exception):

@@ -1,6 +1,6 @@
-"""Loop: evaluate what waits, ask for more, keep it, and repeat; confirm the champions in the end.
+"""The main loop: evaluate pending kernels, request and archive new ones, and repeat; confirm the champions at the end.
 
-Every event is in the archive before the next step begins. A loop that was killed continues where it was: proposals
+Every event is archived before the next step begins. A loop that was killed continues where it stopped: proposals
 without a verdict are evaluated first, and no step is done twice.
 """
 
@@ -19,7 +19,7 @@ from evolve.search import Search
 from evolve.selection import selection
 from evolve.selection.view import OpView
 
-CONFIRMING_ROUNDS = 4  # when a champion fails, the next one is confirmed in its place
+CONFIRMING_ROUNDS = 4  # if a champion fails, the next round confirms its successor
 
 Event = Proposal | Evaluation
 E = TypeVar("E", Proposal, Evaluation)
@@ -28,7 +28,7 @@ E = TypeVar("E", Proposal, Evaluation)
 def evolve(
     search: Search, seeds: Iterable[Proposal], proposer: Proposer, engine: Engine, store: Store
 ) -> Generator[Event, None, Ended]:
-    """Yield each proposal and each evaluation once it is in the archive, and return the reason why the run ended."""
+    """Yield each proposal and evaluation once it is archived, and return the reason why the run ended."""
     view = OpView(store, search.op.name, engine.info, search.scope)
     spent, ended = Spent(), None
     with search.leg(store):
@@ -37,7 +37,7 @@ def evolve(
             spent, ended = yield from one_round(search, spent, proposer, engine, view)
             if ended:
                 yield from confirm(search.locator, engine, view)
-            if ended is Ended.LIGHT:  # unless the champion that was so fast has failed its confirmation
+            if ended is Ended.LIGHT:  # go on if the fast champion has failed its confirmation
                 ended = search.over(view, spent)
     return ended
 
@@ -45,7 +45,7 @@ def evolve(
 def one_round(
     search: Search, spent: Spent, proposer: Proposer, engine: Engine, view: OpView
 ) -> Generator[Event, None, tuple[Spent, Ended | None]]:
-    """Evaluate what waits, ask for more, evaluate that too. Return what is spent, and why the run is over if it is."""
+    """Evaluate pending kernels, request new ones and evaluate these. Return what is spent, and why the run is over."""
     spent = yield from settle(search, spent, engine, view)
     if ended := search.over(view, spent):
         return spent, ended
@@ -61,20 +61,20 @@ def one_round(
 
 
 def profile(search: Search, request: Request, engine: Engine, store: Store) -> int:
-    """Profile the parents that have no profile where they have most to gain, and return how many profiles are new."""
+    """Profile unprofiled parents at the workload with the most to gain, and return the number of new profiles."""
     profiles = (engine.profile(kernel, search.locator, at) for kernel, at in selection.unprofiled(request))
     return store.append(*(profile for profile in profiles if profile))
 
 
 def confirm(locator: str, engine: Engine, view: OpView) -> Generator[Evaluation, None, None]:
-    """Test the champions again in fresh processes, also after the deadline: the number of rounds is bounded."""
+    """Test the champions again in fresh processes. This ignores the deadline, but the number of rounds is bounded."""
     for _ in range(CONFIRMING_ROUNDS):
         jobs = [Job(kernel, locator, confirm=True) for kernel in view.unconfirmed()]
         yield from keep(engine.evaluate(jobs), view.store)
 
 
 def settle(search: Search, spent: Spent, engine: Engine, view: OpView) -> Generator[Event, None, Spent]:
-    """Evaluate the kernels without a verdict, as far as the budget allows, and return what is spent."""
+    """Evaluate kernels without a verdict, as far as the budget allows, and return the total spent."""
     waiting = view.pending()[: budget.left(search.budget, spent).evals]
     agenda = selection.agenda(view, waiting)
     repeated = yield from keep(agenda.repeated, view.store)
@@ -87,7 +87,7 @@ def settle(search: Search, spent: Spent, engine: Engine, view: OpView) -> Genera
 
 
 def keep(records: Iterable[E], store: Store) -> Generator[E, None, list[E]]:
-    """Archive records as they come, and return them."""
+    """Archive and yield records as they arrive, and return all of them."""
     kept = []
     for record in records:
         store.append(record)

@@ -1,4 +1,4 @@
-"""The decorator `@evolve.op`, which marks a function of a user's program as an op. It imports nothing heavy."""
+"""The decorator `@evolve.op`, which marks a function in a user's program as an op. Its import does not load PyTorch."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ def op(*examples: Callable[[], Any], name: str = "") -> Callable[[F], F]:
     """
 
     for example in examples:
-        if _needs_arguments(example):  # as the function itself does, under `@evolve.op` without parentheses
+        if _needs_arguments(example):  # such as the marked function, if `@evolve.op` has no parentheses
             raise TypeError(
                 f"an example is a function without arguments, got `{getattr(example, '__name__', example)}`; write "
                 "`@evolve.op(lambda: (torch.randn(8, 4096),))` above the function, with its inputs in the tuple"

@@ -1,4 +1,4 @@
-"""An op on a device: the names a kernel's plan can use, the values it is bound to, and the speed of light."""
+"""An op on a device: the names that a kernel's plan can use, the values it is bound to, and the speed of light."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from reference_ops.op import Op, Workload
 
 
 def signature(op: Op) -> Signature:
-    """The names that a kernel's plan can use for this op."""
+    """Return the names that a kernel's plan can use for this op."""
     return Signature(
         op=op.name,
         tensors=tuple(tensor.name for tensor in (*op.inputs, *op.outputs)),
@@ -22,7 +22,7 @@ def signature(op: Op) -> Signature:
 
 
 def point(op: Op, workload: Workload, info: DeviceInfo) -> Point:
-    """The values that a kernel's plan is bound to at this workload."""
+    """Return the values that a kernel's plan is bound to at this workload."""
     return Point(
         dtype=workload.dtype,
         dims=op.sizes(workload),
@@ -35,10 +35,10 @@ def point(op: Op, workload: Workload, info: DeviceInfo) -> Point:
 
 @dataclass(frozen=True)
 class SpeedOfLight:
-    """Lower bounds of a kernel's time; 0 if the device's rates are unknown."""
+    """Lower bounds on a kernel's time; 0 if the device's rates are unknown."""
 
-    bytes_us: float  # the least bytes at the copy rate
-    arithmetic_us: float  # the arithmetic at the peak rates of the fastest units that can do it
+    bytes_us: float  # to move the least possible number of bytes, at the copy rate
+    arithmetic_us: float  # to do the arithmetic, at the peak rates of the fastest units that can do it
 
     @property
     def us(self) -> float:
@@ -46,7 +46,7 @@ class SpeedOfLight:
 
 
 def speed_of_light(op: Op, workload: Workload, device: DeviceInfo) -> SpeedOfLight:
-    """The lower bounds for an op at a workload on a device."""
+    """Return the lower bounds for an op at a workload on a device."""
     bytes_us = op.least_bytes(workload) / (device.copy_gb_s * 1e3) if device.copy_gb_s else 0.0
     rates, sizes = dict(device.tflops), op.sizes(workload)
     ordinary_us = op.flops(sizes) / (rates.get("float32", math.inf) * 1e6)
@@ -59,16 +59,16 @@ def speed_of_light(op: Op, workload: Workload, device: DeviceInfo) -> SpeedOfLig
 
 
 def matrix_unit(op: Op, workload: Workload) -> str:
-    """The name in DeviceInfo of the rate of this workload's matrix products."""
+    """Return the name of the rate in `DeviceInfo.tflops` that applies to this workload's matrix products."""
     return "tf32" if op.tf32 and workload.dtype == "float32" else workload.dtype
 
 
 def all_flops(op: Op, workload: Workload) -> int:
-    """Ordinary arithmetic and matrix products together."""
+    """Return the number of operations in ordinary arithmetic and matrix products together."""
     sizes = op.sizes(workload)
     return op.flops(sizes) + (op.matrix_flops(sizes) if op.matrix_flops else 0)
 
 
 def without_tensor_cores_us(op: Op, workload: Workload, device: DeviceInfo) -> float:
-    """The time of all arithmetic if tensor cores are not used."""
+    """Return the time of all arithmetic if tensor cores are not used."""
     return all_flops(op, workload) / (dict(device.tflops).get("float32", math.inf) * 1e6)

@@ -1,4 +1,4 @@
-"""The contract of a proposer: it sees ops, kernels and their evaluations, and never a device."""
+"""The contract of a proposer: it sees ops, kernels and their evaluations, but never a device."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ class Candidate:
 
     kernel: Kernel
     evaluation: Evaluation
-    profiles: tuple[Profile, ...] = ()  # what a profiler counted, at most one per workload
+    profiles: tuple[Profile, ...] = ()  # a profiler's counters, at most one record per workload
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A kernel and the outcome and times of the verdict on it."""
+    """A kernel, with the outcome and the times of its evaluation."""
 
     kernel: Kernel
     evaluation: EvaluationSummary
@@ -35,47 +35,47 @@ Attempt = Candidate | Tried  # what the tuner learns from
 
 @dataclass(frozen=True)
 class Trial:
-    """The outcome of an earlier proposal. It tells which models and operators are worth asking again."""
+    """The outcome of an earlier proposal, from which to learn which models and operators are worth using again."""
 
     operator: str
     proposer: str
     cost: Cost
     passed: bool
-    gain: float  # the mean over all workloads of log(best time before / own time), where it was faster; else 0
+    gain: float  # mean over all workloads of log(previous best time / own time), or 0 where it was not faster
 
 
 @dataclass(frozen=True)
 class Left:
-    """What a run may still spend on models. None stands for no limit."""
+    """What a run may still spend on models. None means no limit."""
 
     tokens: int | None = None
     usd: float | None = None
-    evals: int | None = None  # proposals that hold no kernel count as well
-    deadline: float = float("inf")  # by time.monotonic: no model is asked after it
+    evals: int | None = None  # proposals without a kernel count too
+    deadline: float = float("inf")  # on the clock of time.monotonic; no model is called after it
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a proposer is told when it is asked for kernels."""
+    """A request for kernels, with everything that the proposer may know."""
 
     op: Op
     device: DeviceInfo
     wanted: int  # at most this many kernels
     seed: int  # every choice of the proposer follows from it
-    run: str = ""  # the run that its proposals belong to
+    run: str = ""  # the run that the proposals belong to
     population: tuple[Candidate, ...] = ()  # alive, fittest first
     parents: tuple[Candidate, ...] = ()  # drawn from the population for this request
     failures: tuple[Candidate, ...] = ()  # kernels that failed and were not yet repaired, newest first
-    known: frozenset[str] = frozenset()  # ids of every kernel the archive holds for this op
+    known: frozenset[str] = frozenset()  # ids of all kernels of this op in the archive
     tried: Sequence[Attempt] = ()  # every kernel of this op with a verdict on this device, oldest first
     donors: tuple[Candidate, ...] = ()  # champions of other ops on this device
-    lessons: tuple[str, ...] = ()  # what earlier attempts have taught, a sentence each
+    lessons: tuple[str, ...] = ()  # lessons from earlier attempts, one sentence each
     trials: tuple[Trial, ...] = ()  # earlier proposals of this op, oldest first
     left: Left = field(default=Left())
 
 
 class ReadWhenAsked(Sequence[T]):
-    """A sequence that is made when it is first looked at: few proposers look at every kernel tried."""
+    """A sequence that is read on first access, because few proposers need every kernel tried."""
 
     def __init__(self, read: Callable[[], Sequence[T]]) -> None:
         self._read = read
@@ -113,4 +113,4 @@ class Proposer(Protocol):
         """The name that the proposals carry: `offline`, `tell`, or a model's name."""
 
     def propose(self, request: Request) -> Iterator[Proposal]:
-        """Yield proposals as they come, none when nothing is left to try."""
+        """Yield proposals as they arrive, or none if nothing is left to try."""

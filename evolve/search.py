@@ -1,4 +1,4 @@
-"""Search: the op that a run evolves, what it may use and spend, and when it is over."""
+"""A search: the op that a run evolves, what the run may use and spend, and when it is over."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from evolve.selection import selection
 from evolve.selection.view import EVERYTHING, OpView, Scope
 from reference_ops.op import Op
 
-GENERATION = 8  # proposals asked for at once
+GENERATION = 8  # proposals requested at once
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Search:
     locator: str  # how another process finds the op: its name, or the path of its file
     seed: int
     budget: Budget = field(default=Budget())  # what may be spent from now on
-    deadline: float = float("inf")  # by time.monotonic: when the seconds of the budget are over
+    deadline: float = float("inf")  # on the clock of time.monotonic; when the budget's seconds are used up
     scope: Scope = EVERYTHING
-    profiled: bool = False  # whether the proposer reads what a profiler counts
+    profiled: bool = False  # whether the proposer uses a profiler's counters
 
     @contextmanager
     def leg(self, store: Store) -> Iterator[None]:
-        """Record the beginning and the end of a stretch of the run. The end is missing if the process is killed."""
+        """Record the start and the end of one leg of the run. The end is missing if the process is killed."""
         started = time.time()
         store.append(Leg(self.run, started))
         try:
@@ -41,7 +41,7 @@ class Search:
             store.append(Leg(self.run, started, time.time()))
 
     def over(self, view: OpView, spent: Spent) -> Ended | None:
-        """Return the reason to ask for nothing more, if there is one. `spent` is what was spent of this budget."""
+        """Return why the search is over, or None if it goes on. `spent` is what it has spent of its budget."""
         if reached := budget.ended(self.budget, spent):
             return reached
         if time.monotonic() >= self.deadline:
@@ -50,7 +50,7 @@ class Search:
         return Ended.LIGHT if share and budget.at_light(view.champions(), workloads, share) else None
 
     def request(self, view: OpView, spent: Spent) -> Request:
-        """Return what a proposer may know, and what it may still spend."""
+        """Return the next request for a proposer, with the limits on what it may still spend."""
         left = budget.left(self.budget, spent)
         wanted = GENERATION if left.evals is None else min(GENERATION, left.evals)
         limits = Left(left.tokens, left.usd, left.evals, self.deadline)

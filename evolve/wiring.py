@@ -21,7 +21,7 @@ DEFAULT_ARCHIVE = Path(".evolve/archive.db")
 
 
 def engine(kind: str, watch: Callable[[str, str], None] | None = None) -> "LocalEngine":
-    """Return an engine of worker processes on this machine, as many as the device's policy and the cores allow."""
+    """Return an engine with as many local worker processes as the device's policy and the CPU cores allow."""
     from evolve.engines.local import LocalEngine
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -34,7 +34,7 @@ def engine(kind: str, watch: Callable[[str, str], None] | None = None) -> "Local
 def proposer(requested: str = "", models: tuple[str, ...] = (), *, tune: bool = True) -> "Proposer":
     """Return the requested proposer; by default `llm` if a model is named or a key or base URL is set, else `offline`.
 
-    Without `tune` the knobs of the models' kernels are not tuned.
+    If `tune` is false, the knobs of the models' kernels are not tuned.
     """
     if requested not in ("", "offline", "llm"):
         raise UserError(f"there is no proposer `{requested}`", "choose offline or llm")
@@ -49,7 +49,7 @@ def proposer(requested: str = "", models: tuple[str, ...] = (), *, tune: bool = 
 
 
 def replaying(store: Store, run: str, *, tune: bool = True) -> "Proposer":
-    """Return the models of a recorded run with its answers from the archive: no key, no network."""
+    """Return a proposer that replays a recorded run's answers from the archive, without a key or a network."""
     from evolve.proposers.llm import replay
     from evolve.proposers.llm.proposer import LlmProposer
 

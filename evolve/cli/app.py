@@ -43,7 +43,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _explanation(error: Exception) -> tuple[str, str] | None:
-    """The message and the hint for an error that the user can correct; None for any other."""
+    """Return the message and the hint for an error that the user can correct, or None for any other error."""
     from archive.plan import PlanError
     from archive.store import ArchiveError
     from evolve.errors import UserError
@@ -59,7 +59,7 @@ def _explanation(error: Exception) -> tuple[str, str] | None:
         case CatalogError():
             message, _, hint = str(error).partition(". ")
             return message, hint or "`evolve ops` lists the catalog"
-    if type(error).__module__ == "sqlite3":  # by name, because only the archive imports its database
+    if type(error).__module__ == "sqlite3":  # compared by name, because only the archive may import sqlite3
         return f"the archive cannot be used: {error}", "stop other evolve processes, and check the free disk space"
     return None
 
@@ -73,7 +73,7 @@ def _exit_code(ended: SystemExit) -> int:
 
 
 def _close_output() -> int:
-    """Redirect standard output to nowhere after its reader has closed it, so that Python's last flush succeeds."""
+    """Redirect standard output to os.devnull after its reader has closed it, so that Python's last flush succeeds."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BROKEN_PIPE

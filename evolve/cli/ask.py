@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from evolve.proposers.llm.models import Model
     from evolve.proposers.llm.questions import Prompt
 
-PROMPTS = 8  # in a batch; as text the default is one
-# The device to write for if the archive has none: a GPU of the Hopper generation.
+PROMPTS = 8  # default number for a batch; the default for text is one
+# The target device if the archive has none: a GPU of the Hopper generation.
 DEFAULT_DEVICE = DeviceInfo(kind="cuda", name="an NVIDIA GPU such as H100", arch="sm_90a", sms=132, shared_bytes=232448)
 
 NumberOption = Annotated[
@@ -54,7 +54,7 @@ OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="FILE", help="Write to a file instead of standard output.")
 ]
 DeviceOption = Annotated[
-    str, typer.Option("--device", metavar="TEXT", help="Write for a device of the archive with TEXT in its name.")
+    str, typer.Option("--device", metavar="TEXT", help="Write for an archived device with TEXT in its name.")
 ]
 
 
@@ -97,7 +97,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
 
 
 def _next_step(prompts: "tuple[Prompt, ...]", given: str, *, readable: bool) -> str:
-    """What to do with the prompts; `given` are the words by which a command finds the op and the archive."""
+    """Return what to do with the prompts; `given` holds the arguments that identify the op and the archive."""
     if not readable:
         return f"send the batch, then `evolve tell OUTPUT.jsonl{given}`"
     origin = ""
@@ -108,7 +108,7 @@ def _next_step(prompts: "tuple[Prompt, ...]", given: str, *, readable: bool) -> 
 
 
 def _readable(prompts: "tuple[Prompt, ...]") -> Iterator[str]:
-    """Each prompt as it would be sent, with every message under a heading."""
+    """Yield each prompt as it would be sent, with every message under a heading."""
     from evolve.prompting.text import estimated_tokens
 
     for number, prompt in enumerate(prompts, start=1):
@@ -132,7 +132,7 @@ def _write(text: str, out: Path | None) -> None:
 
 
 def _device_to_write_for(store: Store, part: str) -> DeviceInfo:
-    """A device of the archive with `part` in its key, GPUs and the latest first; the default if there is none."""
+    """Return the archived device with `part` in its key, preferably a GPU and the latest, or the default device."""
     if found := devices(store, part=part):
         return found[0]
     if part and part not in DEFAULT_DEVICE.key:
@@ -184,7 +184,7 @@ def check_operator(operator: str, prefixes: Sequence[str]) -> None:
 def prompts_for_operator(
     request: Request, models: "Sequence[Model]", operator: str, prefixes: Sequence[str], store: Store
 ) -> "tuple[Prompt, ...]":
-    """As many prompts as requested, about the kernels with these ids, or about suitable ones in turn."""
+    """Return the requested number of prompts, about the kernels with these ids or about suitable ones in turn."""
     from evolve.proposers.llm import questions
 
     named = _named_parents(request, operator, prefixes, store)
@@ -220,7 +220,7 @@ def _named_parents(request: Request, operator: str, prefixes: Sequence[str], sto
 
 
 def _candidate(kernel: Kernel, request: Request, store: Store) -> Candidate:
-    """The kernel with its evaluation and its profiles on the request's device."""
+    """Return the kernel with its evaluation and its profiles on the request's device."""
     device = request.device
     verdicts = [one for one in store.find(Evaluation, kernels=[kernel.id]) if one.device.key == device.key]
     if not verdicts:

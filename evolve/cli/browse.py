@@ -1,4 +1,4 @@
-"""`evolve top`, `show`, `diff` and `tree`: what the archive holds. None of them imports torch."""
+"""`evolve top`, `show`, `diff` and `tree`: show what the archive holds, without importing torch."""
 
 from typing import Annotated
 
@@ -91,7 +91,7 @@ def tree(
     kernel: Annotated[str, typer.Argument(metavar="[ID]", help="Show only this kernel and its descendants.")] = "",
     device: DevicePart = "",
     everything: Annotated[
-        bool, typer.Option("--all", help="Show also kernels without descendants that are alive.")
+        bool, typer.Option("--all", help="Also show kernels that have no living descendants.")
     ] = False,
     archive: ArchiveOption = None,
     as_json: JsonOption = False,

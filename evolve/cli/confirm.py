@@ -36,7 +36,7 @@ def confirm(
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Test champions again in a fresh process. It adds held-out shapes, duels with PyTorch and compute-sanitizer."""
+    """Test champions again in a fresh process. This adds held-out shapes, duels with PyTorch and compute-sanitizer."""
     output = console(stderr=as_json)
     try:
         with closing(wiring.archive(archive)) as store:
@@ -63,7 +63,7 @@ def confirm(
 
 
 def _named(ops: list[str]) -> Iterator[tuple[str, str]]:
-    """The name and the locator of each op on the command line."""
+    """Yield the name and the locator of each op on the command line."""
     from reference_ops import catalog
 
     for op in ops:
@@ -71,7 +71,7 @@ def _named(ops: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _archived(store: SqliteStore) -> Iterator[tuple[str, str]]:
-    """The name and the locator of each op with evaluations; a message names those outside the catalog."""
+    """Yield the name and the locator of each evaluated op, and warn about ops that are not in the catalog."""
     for op in sorted(store.count(Evaluation, "op")):
         if op in op_names():
             yield op, op

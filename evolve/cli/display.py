@@ -30,7 +30,7 @@ from evolve.search import Search
 from evolve.selection.view import OpView
 from reference_ops.catalog import is_path
 
-OPS_NAMED = 4  # in one sentence
+OPS_NAMED = 4  # at most, in one sentence
 COLUMNS_MEAN = (
     "before, now: best times as a multiple of {goal}, averaged over the workloads; best: best speedup over PyTorch"
 )
@@ -38,7 +38,7 @@ LIGHT, GUESS = "the speed of light", f"an assumed goal ({GENEROUS:g} times as fa
 
 
 def run_search(session: Session, output: Console) -> RunResult:
-    """Evolve one op until the search ends; Stopped is raised again after the summary."""
+    """Evolve one op until the search ends. Stopped is raised again once the summary is printed."""
     (search,), backends = session.searches, session.backends
     _print_archive(standing_of(search, backends), session, output)
     events = RunEvents(evolve(search, session.seeds(), backends.proposer, backends.engine, backends.store))
@@ -46,7 +46,7 @@ def run_search(session: Session, output: Console) -> RunResult:
     try:
         with closing(events):
             _show_events(session, events, output)
-    except (Stopped, UserError) as caught:  # a UserError comes from a model that cannot be asked any more
+    except (Stopped, UserError) as caught:  # a UserError means that a model can no longer be used
         stopped = caught
     after = standing_of(search, backends)
     output.print()
@@ -64,7 +64,7 @@ def run_search(session: Session, output: Console) -> RunResult:
 
 
 def run_campaign(session: Session, output: Console) -> RunResult:
-    """Evolve several ops until their shared budget ends; Stopped is raised again after the summary."""
+    """Evolve several ops until their shared budget ends. Stopped is raised again once the summary is printed."""
     backends, started = session.backends, time.monotonic()
     output.print(f"archive   {backends.store.path}", soft_wrap=not output.is_terminal)
     spent = f", {amounts(session.before)} spent so far" if session.before.evals else ""
@@ -77,7 +77,7 @@ def run_campaign(session: Session, output: Console) -> RunResult:
     try:
         with closing(events):
             _show_campaign_events(session, events, before, output)
-    except (Stopped, UserError) as caught:  # a UserError comes from a model that cannot be asked any more
+    except (Stopped, UserError) as caught:  # a UserError means that a model can no longer be used
         stopped = caught
     rows = [_row(search, before, backends) for search in session.searches]
     _print_campaign_spent(session, rows, started, output)
@@ -170,7 +170,7 @@ def _show_campaign_events(
 
 
 def _print_spent(session: Session, started: float, output: Console) -> None:
-    """Print the time, evaluations, tokens and dollars of this leg; of a resumed run also the total time."""
+    """Print the time of this leg, the total time if the run was resumed, and the run's evaluations, tokens and cost."""
     (search,), backends = session.searches, session.backends
     costs = [p.cost for p in backends.store.find(Proposal, search.op.name) if p.run == search.run]
     prompt, completion = sum(c.prompt_tokens for c in costs), sum(c.completion_tokens for c in costs)
@@ -186,13 +186,13 @@ def _print_spent(session: Session, started: float, output: Console) -> None:
 
 
 def _replayed_run(search: Search, backends: Backends) -> str:
-    """The id of the run whose answers this run replays, or an empty string."""
+    """Return the id of the run whose answers this run replays, or an empty string."""
     runs = backends.store.find(Run, search.op.name)
     return next((options.recorded(run).replay for run in runs if run.id == search.run), "")
 
 
 def reason(session: Session, ended: Ended, after: Sequence[Standing]) -> str:
-    """Why the session ended, and the command that continues it with a larger budget."""
+    """Return why the session ended, with the command that continues it under a larger budget."""
     spent = session.spent()
     why, more = ending(ended, session.budget, spent)
     if ended is Ended.NOTHING and session.backends.proposer.name != options.OFFLINE:
@@ -212,7 +212,7 @@ def _nothing_to_vary(session: Session, empty: Sequence[Standing]) -> str:
 
 
 def _without_kernels(standings: Sequence[Standing]) -> str:
-    """Which ops have no passing kernel, and whether they have any kernel at all."""
+    """Return a phrase that says which ops have no passing kernel, and whether they have any kernel at all."""
     names = [one.op for one in standings]
     ops = listed(names if len(names) <= OPS_NAMED else [*names[: OPS_NAMED - 1], f"{len(names) - OPS_NAMED + 1} more"])
     failed = any(one.held for one in standings)
@@ -230,7 +230,7 @@ def _view(search: Search, backends: Backends) -> OpView:
 
 
 def _headroom(search: Search, view: OpView) -> float | None:
-    """The op's headroom, or None before the first measurement: until then the campaign only assumes one."""
+    """Return the op's headroom, or None before the first measurement, while the campaign only assumes one."""
     return campaign.headroom(search, view) if campaign.is_measured(search, view) else None
 
 

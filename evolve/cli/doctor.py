@@ -35,13 +35,13 @@ from evolve.report.words import console, counted, listed, print_json
 OK, MISSING, OPTIONAL = "ok", "missing", "not set"
 STYLES = {OK: "green", MISSING: "red", OPTIONAL: "yellow"}
 SMI_SECONDS = 20
-CUDA_WHEELS = "pip install -e '.[cuda13]'   (or cuda12; in the folder that evolve was cloned to)"
+CUDA_WHEELS = "pip install -e '.[cuda13]'   (or cuda12; in the folder that evolve was cloned into)"
 TESTED = re.compile(r"([a-z-]+?)(?:-cuda\d+x)?(?:==|<=)(\S+)")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked for; `remedy` is a command or a sentence that says how to get it."""
+    """The result of one check; `remedy` is a command or a sentence that says how to set up what is missing."""
 
     name: str
     state: str
@@ -107,7 +107,7 @@ def _lacking(kind: str, present: set[str]) -> str:
 
 
 def compared_with_tested(project: str, installed: str, constraints: Iterable[str]) -> str:
-    """The installed version, with a remark if it is newer than the one in the lines of a constraints file."""
+    """Return the installed version, with a remark if it is newer than the one in a constraints file's lines."""
     newest = {found[1]: found[2] for line in constraints if (found := TESTED.match(line))}.get(project)
     if newest and _release(installed) > _release(newest):
         return f"{installed} (newer than {newest}, the newest tested)"
@@ -115,7 +115,7 @@ def compared_with_tested(project: str, installed: str, constraints: Iterable[str
 
 
 def _release(number: str) -> tuple[int, ...]:
-    """The numbers of a version such as 2.13.0+cu130, without zeros at the end."""
+    """Return the numbers of a version such as 2.13.0+cu130, without trailing zeros."""
     found = re.match(r"[\d.]*", number)
     numbers = [int(part) for part in (found[0] if found else "").split(".") if part]
     while numbers and not numbers[-1]:
@@ -148,7 +148,7 @@ def _gpu() -> Finding:
 
 
 def _smi() -> str:
-    """The first GPU and its driver as nvidia-smi prints them; empty if there is none."""
+    """Return the first GPU and its driver as nvidia-smi prints them, or an empty string if there is no GPU."""
     if not (smi := shutil.which("nvidia-smi")):
         return ""
     query = [smi, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]

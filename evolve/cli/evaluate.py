@@ -34,7 +34,7 @@ from evolve.selection.view import OpView
 from reference_ops import catalog
 from reference_ops.catalog import is_path
 
-EXPLAIN_HELP = "Evaluate nothing; print what was checked on this kernel, and why it passed or failed."
+EXPLAIN_HELP = "Do not evaluate; print what was checked on this kernel, and why it passed or failed."
 TARGETS_HELP = "Ops, or .cu files with kernels, plus the op's file if it is not in the catalog [default: all pending]."
 ORIGIN_SHOWN, REASON_SHOWN = 60, 200  # characters
 
@@ -85,11 +85,11 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Targets:
-    """What the command line names; empty for everything that is pending."""
+    """The ops and kernels named on the command line; empty if all pending kernels are to be evaluated."""
 
-    ops: dict[str, str]  # locators by name
+    ops: dict[str, str]  # locators by op name
     kernels: frozenset[str]  # ids of kernels from files
-    restricted: frozenset[str]  # ops of which only those kernels are evaluated
+    restricted: frozenset[str]  # names of ops for which only those kernels are evaluated
 
     @property
     def everything(self) -> bool:
@@ -103,11 +103,11 @@ class PendingOp:
     op: str
     locator: str
     kernels: tuple[str, ...]  # ids of the pending ones
-    named: frozenset[str] = frozenset()  # ids of the kernels whose verdicts are printed in the end
+    named: frozenset[str] = frozenset()  # ids of the kernels whose verdicts are printed at the end
 
 
 def check_targets(targets: Sequence[str]) -> None:
-    """Raise for ops that do not exist, before anything is loaded or started."""
+    """Raise an error for ops that do not exist, before anything is loaded or started."""
     for target in targets:
         if not target.endswith(".cu"):
             catalog.locate(target)
@@ -136,7 +136,7 @@ def parse_targets(targets: Sequence[str], store: Store) -> Targets:
 
 
 def pending_ops(targets: Targets, info: DeviceInfo, store: Store) -> Iterator[PendingOp]:
-    """Yield the ops to evaluate with their pending kernels; a message names pending ops outside the catalog."""
+    """Yield the ops to evaluate with their pending kernels, and warn about pending ops outside the catalog."""
     for op in targets.ops or sorted(store.count(Kernel, "op")):
         pending = OpView(store, op, info).pending()
         if op in targets.restricted:
@@ -188,9 +188,12 @@ def _print_result(result: Standing, targets: Targets, given: str, output: Consol
 
 
 def print_explanation(prefix: str, targets: Sequence[str], kind: str, archive: Path | None, *, as_json: bool) -> None:
-    """Explain the verdict in force on each device, or on the devices of one kind."""
+    """Explain the latest verdict on each device, or on each device of one kind."""
     if targets:
-        raise UserError(f"--explain evaluates nothing, got also {', '.join(targets)}", "leave out the ops and files")
+        raise UserError(
+            f"--explain takes no ops or files, got {', '.join(targets)}",
+            "leave them out, or leave out --explain to evaluate them",
+        )
     if kind:
         choose.check_kind(kind)
     store = wiring.archive(archive, read_only=True)

@@ -29,14 +29,14 @@ from reference_ops.catalog import is_path
 from reference_ops.op import Op
 
 FILES_HELP = (
-    "Kernels (.cu) or the output of a batch (.jsonl). For an op outside the catalog also its Python file, task file or "
-    "module:function."
+    "Kernels (.cu) or the output of a batch (.jsonl). For an op outside the catalog, add its Python file, task file "
+    "or module:function."
 )
 
 OperatorOption = Annotated[
     str,
     typer.Option(
-        "--operator", metavar="NAME", help="Operator that the .cu files were made by, such as improve or crossover."
+        "--operator", metavar="NAME", help="Operator that the .cu files were made with, such as improve or crossover."
     ),
 ]
 ParentOption = Annotated[
@@ -145,7 +145,7 @@ def _counts(store: Store) -> dict[str, int]:
 
 DEFINING = (".py", ".json")
 EVERYTHING = 10**9
-NO_DEVICE = DeviceInfo(kind="", name="", arch="", sms=0, shared_bytes=0)  # kernels in files are for any device
+NO_DEVICE = DeviceInfo(kind="", name="", arch="", sms=0, shared_bytes=0)  # kernels from files may be for any device
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Taken:
 
 
 def parted(words: Sequence[str]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """The files that hold kernels or replies, and the locators of the ops that they are for."""
+    """Return the files that hold kernels or replies, and the locators of the ops that they are for."""
     own = tuple(word for word in words if _is_locator(word))
     holding = tuple(Path(word) for word in words if word not in own)
     if not holding:
@@ -169,7 +169,7 @@ def parted(words: Sequence[str]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
 
 
 def _is_locator(word: str) -> bool:
-    """Whether the word can name an op; other files that hold no kernels are reported later."""
+    """Return whether the word can name an op. Other files without kernels are reported later."""
     file = Path(word)
     return file.suffix not in SUFFIXES and (file.suffix in DEFINING or not file.is_file()) and is_path(word)
 
@@ -181,9 +181,9 @@ def take_files(
     operator: str = TELL,
     parents: tuple[str, ...] = (),
 ) -> list[Taken]:
-    """Archive the kernels and replies in the files once all their ops are found.
+    """Archive the kernels and replies in the files. Nothing is archived unless all their ops are found.
 
-    `locators` name ops outside the catalog. `operator` and `parents` are those of the kernels in `.cu` files.
+    `locators` name ops outside the catalog. `operator` and `parents` apply to the kernels in `.cu` files.
     """
     own = [catalog.load(locator) for locator in locators]
     known = {kernel.id: kernel for kernel in store.find(Kernel)}
@@ -197,7 +197,7 @@ def take_files(
 
 
 def _op(label: str, own: list[Op]) -> Op:
-    """The op that a file names, from the ops given on the command line or from the catalog."""
+    """Return the op that a file names, from the ops given on the command line or from the catalog."""
     for op in own:
         if exchange.labels(label, op.name):
             return op

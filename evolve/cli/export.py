@@ -17,7 +17,7 @@ from evolve.report.words import complain, console, print_json, short, times, wor
 if TYPE_CHECKING:
     from evolve.export.package import ExportReport
 
-TRUST_HELP = "Also export what was measured in merged archives and not tested here; use it for archives of your own."
+TRUST_HELP = "Also export kernels measured in merged archives but not tested here; use it for your own archives."
 
 
 def export(
@@ -70,6 +70,6 @@ def _print_report(report: "ExportReport", output: Console) -> None:
     for skipped in report.skipped:
         hint = f" ({skipped.hint})" if skipped.hint else ""
         output.print(f"\nwithout {skipped.name}: {skipped.reason}{hint}", style="yellow")
-    # The whole path, because pip takes a bare name for a package of the registry.
+    # The absolute path, because pip takes a bare name for a package in its index.
     install = f"pip install {report.folder.absolute()}"
     output.print(f"\nnext\n  {install}\n  python -c 'import {report.package}'", soft_wrap=True)

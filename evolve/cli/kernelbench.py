@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 BLIND = "blind"
 FULL_SIZES = "sizes are those for a GPU; the emulated device runs smaller ones"
-SEEDS, SEEDS_OF_FULL_SIZE = 2, 1  # input draws per check; at full size, with gigabytes, each takes seconds
+SEEDS, SEEDS_OF_FULL_SIZE = 2, 1  # random inputs per check; each takes seconds at full size
 FolderArgument = Annotated[
     Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="Checkout of KernelBench.")
 ]
@@ -56,7 +56,7 @@ FolderArgument = Annotated[
 
 @dataclass(frozen=True)
 class Problem:
-    """One file of the level: its op, or the reason why it has none, and a remark for the user."""
+    """A problem file of the level, its op if it could be loaded, and a remark if the problem cannot be used."""
 
     path: Path
     op: "Op | None" = None
@@ -147,7 +147,7 @@ def _always(_: "Op") -> bool:
 
 
 def _gets_kernels(run_options: RunOptions, archive: Path | None) -> "Callable[[Op], bool]":
-    """Whether a run will evaluate kernels of an op: a model writes some, or the archive holds some."""
+    """Return a predicate for ops whose kernels the run will evaluate: a model writes some, or the archive has some."""
     if wiring.proposer(run_options.proposer, run_options.models).name != options.OFFLINE:
         return _always
     if not wiring.archive_path(archive).exists():
@@ -158,7 +158,7 @@ def _gets_kernels(run_options: RunOptions, archive: Path | None) -> "Callable[[O
 
 
 def _loaded(files: Sequence[Path], kind: str, gets_kernels: "Callable[[Op], bool]", output: Console) -> list[Problem]:
-    """Load the problems; a remark says what is wrong with one: it has no op, does not fit, or is blind."""
+    """Load the problems, with a remark on each that has no op, does not fit the device, or is blind."""
     problems = []
     with output.status("loading PyTorch") as status:
         from reference_ops import catalog
@@ -176,7 +176,7 @@ def _loaded(files: Sequence[Path], kind: str, gets_kernels: "Callable[[Op], bool
 
 
 def _misfit(op: "Op", kind: str) -> str:
-    """Why the op cannot run on the device, or an empty string."""
+    """Return why the op cannot run on the device, or an empty string."""
     if not policy_of(kind).times_are_gpu_times:
         return "" if op.workloads(kind) else f"its sizes cannot be made small enough for the {kind} device"
     import torch
@@ -191,9 +191,9 @@ def _misfit(op: "Op", kind: str) -> str:
 
 
 def _blind_spot(op: "Op", kind: str, gets_kernels: "Callable[[Op], bool]") -> str:
-    """A wrong result that would pass the check at a small workload or, on a GPU, at the first full one.
+    """Describe a wrong result that passes the check at a small workload or, on a GPU, at the first full-size one.
 
-    The check at full size is the one that counts, but takes seconds: it is left out if the run has no kernels to judge.
+    The check at full size is the one that counts, but takes seconds. It is skipped if the run has no kernels to judge.
     """
     import torch
 
@@ -206,7 +206,7 @@ def _blind_spot(op: "Op", kind: str, gets_kernels: "Callable[[Op], bool]") -> st
     except torch.OutOfMemoryError:
         return "does not fit: its check needs more memory than this GPU has"
     finally:
-        torch.cuda.empty_cache()  # for the workers, which are other processes
+        torch.cuda.empty_cache()  # frees the memory for the worker processes
 
 
 def _passing_fault(op: "Op", workload: "Workload", kind: str, seeds: int) -> str:

@@ -1,4 +1,4 @@
-"""Lookup of kernels, runs and ops by what is typed on the command line."""
+"""Lookup of kernels, runs and ops named on the command line."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -39,7 +39,7 @@ def absent(message: str, hint: str) -> NoReturn:
 
 
 def locator(op: str) -> str:
-    """Return what other processes find an op by: its name, or the path of its file."""
+    """Return the locator by which other processes find an op: its name, or the path of its file."""
     from reference_ops import catalog
 
     catalog.locate(op)
@@ -47,7 +47,7 @@ def locator(op: str) -> str:
 
 
 def op_name(op: str) -> str:
-    """Return the name of an op in the archive. Only an op in a file is loaded for that."""
+    """Return the name of an op in the archive. The op is loaded only if it is defined in a file."""
     if not is_path(op):
         return op
     from reference_ops import catalog
@@ -68,7 +68,9 @@ def _matching(store: Store, prefix: str) -> Kernel | Proposal:
     if number > 1:
         candidates = ", ".join(f"{short(record.id)} ({_described(record)})" for record in found)
         more = f" and {number - CANDIDATES_SHOWN} more" if number > CANDIDATES_SHOWN else ""
-        raise UserError(f"`{prefix}` is the beginning of {number} ids", f"give more characters: {candidates}{more}")
+        raise UserError(
+            f"`{prefix}` is ambiguous: {number} ids begin with it", f"give more characters: {candidates}{more}"
+        )
     return found[0]
 
 
@@ -85,7 +87,7 @@ SHOWN = 6
 def runs(store: Store, requested: str, ops: Sequence[str] = ()) -> list[Run]:
     """Return the run whose id begins with `requested`, or all runs of a campaign.
 
-    `last` is the newest run, of these ops if any are named.
+    `last` means the newest run, or the newest run of `ops` if any are given.
     """
     names = [op_name(op) for op in ops]
     every = store.find(Run)
@@ -102,24 +104,24 @@ def runs(store: Store, requested: str, ops: Sequence[str] = ()) -> list[Run]:
         raise UserError(what, "`evolve runs` lists the runs of the archive")
     if len(groups) > 1:
         raise UserError(
-            f"`{requested}` is the beginning of {len(groups)} ids", f"give more characters: {_some(groups)}"
+            f"`{requested}` is ambiguous: {len(groups)} ids begin with it", f"give more characters: {_some(groups)}"
         )
     chosen = [run for run in every if groups[0] in (run.campaign, run.id)]
     if others := [name for name in names if name not in {run.op for run in chosen}]:
         theirs = listed([run.op for run in chosen])
-        raise UserError(f"run {groups[0]} is of {theirs}, not of {listed(others)}", "leave the op out, or correct it")
+        raise UserError(f"run {groups[0]} evolves {theirs}, not {listed(others)}", "leave the op out, or correct it")
     return chosen
 
 
 def one(store: Store, requested: str) -> Run:
-    """Return the one run that is requested. A campaign over several ops is an error."""
+    """Return the single run that is requested. A campaign over several ops is an error."""
     prefixed = store.find(Run, prefix=requested) if requested else []
     if len(prefixed) == 1:
         return prefixed[0]
     found = runs(store, requested)
     if len(found) > 1:
         raise UserError(
-            f"`{requested}` names the runs over {len(found)} ops",
+            f"`{requested}` names a campaign of {len(found)} runs",
             f"choose one of: {_some([f'{run.id} ({run.op})' for run in found])}",
         )
     return found[0]

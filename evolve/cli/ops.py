@@ -36,7 +36,7 @@ from reference_ops.op import Op, Workload
 if TYPE_CHECKING:
     from evolve.evaluation.op_check import BlindSpot
 
-SPOTS_SHOWN = 12  # per op; --json has all of them
+SPOTS_SHOWN = 12  # at most, per op; --json lists all of them
 NAME, HEADROOM = "name", "headroom"
 OpsArgument = Annotated[
     list[str] | None,
@@ -44,20 +44,24 @@ OpsArgument = Annotated[
                    autocompletion=op_names, show_default=False),
 ]  # fmt: skip
 CheckOption = Annotated[
-    bool, typer.Option("--check", help="Check that wrong results would be detected, with altered results of PyTorch.")
+    bool, typer.Option("--check", help="Check that wrong results would be detected, by altering PyTorch's results.")
 ]
 MeasureOption = Annotated[
-    bool, typer.Option("--measure", help="Time PyTorch on this GPU at workloads that have no times yet.")
+    bool, typer.Option("--measure", help="Time PyTorch on this GPU at workloads that have no archived times yet.")
 ]
-AgainOption = Annotated[bool, typer.Option("--again", help="With --measure: also time workloads that have times.")]
+AgainOption = Annotated[
+    bool, typer.Option("--again", help="With --measure, also time workloads that already have times.")
+]
 FamilyOption = Annotated[str, typer.Option("--family", metavar="NAME", help="Show only ops of this family.")]
 ByOption = Annotated[
     str,
-    typer.Option("--by", metavar=f"{NAME}|{HEADROOM}", help="Sort by family and name, or by the speedup left to gain."),
+    typer.Option(
+        "--by", metavar=f"{NAME}|{HEADROOM}", help="Sort by family and name, or by the speedup still possible."
+    ),
 ]
 DEVICE_HELP = (
-    f"With --check or --measure, the device to use: {'|'.join(choose.kinds())}. Otherwise, a part of the name of the "
-    "device to show figures of."
+    f"With --check or --measure, the device to use: {'|'.join(choose.kinds())}. Otherwise, part of the name of the "
+    "device whose figures to show."
 )
 OpsDeviceOption = Annotated[
     str, typer.Option("--device", metavar="TEXT", help=DEVICE_HELP, show_default="a GPU if there is one")
@@ -109,7 +113,7 @@ def _list(
     ops: Sequence[Listed], names: Sequence[str], by: str, device: str, archive: Path | None,
     faults: Mapping[str, Mapping[str, str]] | None = None, *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the ops with the times in the archive; `faults` says why workloads could not be measured just now."""
+    """Print the ops with the times in the archive; `faults` says why workloads could not be measured this time."""
     known = _known(wiring.archive_path(archive), [op.name for op in ops] if names else [], device)
     info = known.device
     if device and info is None and faults is None:
@@ -123,7 +127,7 @@ def _list(
 
 
 def _chosen(names: Sequence[str], family: str) -> list[Listed]:
-    """The named ops of the catalog, or all, of this family."""
+    """Return the named ops of the catalog, or all, restricted to this family if it is given."""
     every = {op.name: op for op in catalog.listing()}
     for name in names:
         if name not in every:
@@ -149,7 +153,7 @@ def _check_options(by: str, *, measure: bool, again: bool, check: bool) -> None:
 
 
 def _loaded(requested: Sequence[str], family: str) -> tuple[list[Loaded], bool]:
-    """Load the requested ops of a family, or all of the catalog; True if some cannot be loaded."""
+    """Return the requested ops of a family, or all in the catalog, and whether some could not be loaded."""
     loaded, missing = [], False
     for name in requested or catalog.names():
         try:
@@ -166,15 +170,15 @@ def _loaded(requested: Sequence[str], family: str) -> tuple[list[Loaded], bool]:
 def _measure(
     loaded: Sequence[Loaded], kind: str, archive: Path | None, *, again: bool
 ) -> tuple[dict[str, dict[str, str]], str]:
-    """Measure the ops; return why workloads could not be measured, by op, and the key of the device."""
-    check_device(kind)  # before an archive is created
+    """Measure the ops; return failures by op and workload, and the device's key."""
+    check_device(kind)  # fails before an archive is created
     with closing(wiring.archive(archive)) as store:
         return measure([(one.locator, one.op) for one in loaded], kind, store, console(stderr=True), again=again)
 
 
 @dataclass(frozen=True)
 class KnownTimes:
-    """Times in the archive: PyTorch's and those of evaluations on one device, and all devices with times."""
+    """Archived times of PyTorch and of evaluations on one device, and all devices that have times."""
 
     device: DeviceInfo | None = None
     standards: Sequence[Standard] = ()
@@ -183,7 +187,7 @@ class KnownTimes:
 
 
 def _known(archive: Path, names: Sequence[str], part: str) -> KnownTimes:
-    """The archived times of these ops, or of all, on the device with `part` in its key; empty without an archive."""
+    """Return the archived times of these ops, or of all, on the device with `part` in its key."""
     if not archive.exists():
         return KnownTimes()
     with closing(wiring.archive(archive, read_only=True)) as store:
@@ -198,7 +202,7 @@ def _known(archive: Path, names: Sequence[str], part: str) -> KnownTimes:
 
 
 def _newest(store: Store, op: str) -> list[Evaluation]:
-    """The newest evaluation of an op on each device."""
+    """Return the newest evaluation of an op on each device."""
     found = [one for info in devices(store, op) for one in store.find(EvaluationSummary, op, device=info.key, newest=1)]
     return list(evaluations_of(store, found).values())
 
@@ -272,7 +276,7 @@ def _print_verdict(name: str, checked: str, spots: Sequence["BlindSpot"]) -> Non
         output.print(f"    and {len(spots) - SPOTS_SHOWN} more; --json lists them all", style="dim")
 
 
-MOST_LOST_WORKERS = 2  # in a row to torch.compile, after which an op's other workloads are timed with eager alone
+MOST_LOST_WORKERS = 2  # in a row, killed by torch.compile; the op's other workloads then run in eager mode only
 ON_A_GPU = "run `evolve ops --measure --archive FILE` on a machine with a GPU, then `evolve merge FILE` here"
 
 
@@ -282,7 +286,7 @@ class OpToMeasure:
 
     locator: str
     op: "Op"
-    missing: tuple[str, ...]  # workloads
+    missing: tuple[str, ...]  # workloads without times
     found: list[Standard] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)  # by workload
     without_compile: dict[str, str] = field(default_factory=dict)
@@ -318,7 +322,7 @@ def measure(
 
 
 def _missing(op: "Op", store: Store, info: DeviceInfo, *, again: bool) -> tuple[str, ...]:
-    """The workloads without times by this version of PyTorch and of the driver."""
+    """Return the workloads that have no times with this version of PyTorch and of the driver."""
     known = {
         one.workload
         for one in store.find(Standard, op.name)
@@ -329,7 +333,7 @@ def _missing(op: "Op", store: Store, info: DeviceInfo, *, again: bool) -> tuple[
 
 def _measured(work: OpToMeasure, engine: TimesPyTorch, store: Store, *, again: bool) -> Iterator[str]:
     """Time an op's missing workloads, record the results in `work`, and yield each workload when it is finished."""
-    lost = 0  # workers in a row
+    lost = 0  # workers lost in a row
     for workload in work.missing:
         request = TimingRequest(work.locator, workload, again, eager_alone=lost >= MOST_LOST_WORKERS)
         answer = engine.time_pytorch(request)
@@ -349,7 +353,7 @@ def _measured(work: OpToMeasure, engine: TimesPyTorch, store: Store, *, again: b
 
 
 def _eager_alone(work: OpToMeasure, request: TimingRequest, failed: TimingResult, engine: TimesPyTorch) -> TimingResult:
-    """Time eager PyTorch after torch.compile has cost a worker."""
+    """Time eager PyTorch alone after torch.compile has killed a worker."""
     answer = engine.time_pytorch(replace(request, eager_alone=True))
     if answer.standard:
         work.without_compile[request.workload] = failed.fault

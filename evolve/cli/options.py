@@ -19,15 +19,15 @@ from evolve.report.words import listed
 
 
 def op_names(incomplete: str = "") -> list[str]:
-    """The catalog's ops that begin with `incomplete`, found without importing the catalog.
+    """Return the catalog's ops that begin with `incomplete`, without importing the catalog.
 
-    Every op has a folder of shipped kernels with the op's name.
+    The names are those of the folders with shipped kernels, one per op.
     """
     return [name for name in library.op_names() if name.startswith(incomplete)]
 
 
 def kernel_ids(context: typer.Context, incomplete: str = "") -> list[str]:
-    """The archived kernel ids that begin with `incomplete`."""
+    """Return the archived kernel ids that begin with `incomplete`."""
     try:
         store = wiring.archive(context.params.get("archive"), read_only=True)
         return [kernel.id for kernel in store.find(KernelSummary, prefix=incomplete)]
@@ -46,7 +46,7 @@ OpFilter = Annotated[
     str, typer.Argument(metavar="[OP]", help="Show only this op.", autocompletion=op_names, show_default=False)
 ]
 KernelArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="Id of a kernel, or the first characters of it.", autocompletion=kernel_ids)
+    str, typer.Argument(metavar="ID", help="Id of a kernel, or its first characters.", autocompletion=kernel_ids)
 ]
 ArchiveOption = Annotated[
     Path | None,
@@ -60,7 +60,7 @@ DeviceOption = Annotated[
 DevicePart = Annotated[str, typer.Option("--device", metavar="TEXT", help="Show only devices with TEXT in their name.")]
 ProposerOption = Annotated[
     str,
-    typer.Option("--proposer", metavar="offline|llm", help="What proposes new kernels.",
+    typer.Option("--proposer", metavar="offline|llm", help="Source of new kernels.",
                  show_default="llm if a model is configured"),
 ]  # fmt: skip
 ModelOption = Annotated[
@@ -72,13 +72,13 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Seed of all random choi
 ExampleOption = Annotated[
     Path | None,
     typer.Option("--example", exists=True, dir_okay=False, show_default=False,
-                 help="For OP module:function or file.py:function: a Python file with `examples`, a list of inputs."),
+                 help="For OP module:function or file.py:function, a Python file whose list `examples` holds inputs."),
 ]  # fmt: skip
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def archive_option(path: Path) -> str:
-    """The words to add to a command so that it uses this archive; empty for the default archive."""
+    """Return the option that makes a command use this archive; empty for the default archive."""
     return "" if path == wiring.DEFAULT_ARCHIVE else f" --archive {shlex.quote(str(path))}"
 
 
@@ -95,7 +95,7 @@ def with_example(ops: tuple[str, ...], example: Path | None) -> tuple[str, ...]:
 
 
 OFFLINE_MINUTES, MODEL_MINUTES, MOST_MINUTES = 2.0, 10.0, 100_000.0
-MOST, DIGITS_SHOWN = 1e15, 24  # upper bound of every limit; digits of a larger integer that an error repeats
+MOST, DIGITS_SHOWN = 1e15, 24  # upper bound of every limit; number of digits that an error shows
 OFFLINE = "offline"
 MINUTES, EVALS, TOKENS, USD, UNTIL_SOL = "--minutes", "--evals", "--tokens", "--usd", "--until-sol"
 EXAMPLES = {
@@ -142,7 +142,7 @@ def _check_limit(option: str, value: float) -> None:
 
 
 def with_limits(budget: Budget, given: Budget) -> Budget:
-    """Return the budget with the limits that are set in `given` in place of its own."""
+    """Return the budget with its limits replaced by those that are set in `given`."""
     return replace(budget, **{name: value for name, value in asdict(given).items() if value is not None})
 
 
@@ -156,7 +156,7 @@ def with_default_time(budget: Budget, proposer: str) -> Budget:
 
 
 def budget_arguments(budget: Budget) -> list[str]:
-    """The budget as command-line arguments."""
+    """Return the budget as command-line arguments."""
     given = {
         MINUTES: None if budget.seconds is None else f"{budget.seconds / 60:g}",
         EVALS: budget.evals,
@@ -173,7 +173,7 @@ FLAGS = {"--fresh": "fresh", "--no-tune": "no_tune", "--no-seeds": "no_seeds"}
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of a run other than its ops and its budget. An empty field was not given."""
+    """The options of a run other than its ops and its budget. Empty fields are options that were not given."""
 
     device: str = ""
     proposer: str = ""
@@ -186,7 +186,7 @@ class RunOptions:
     seed: int | None = None
 
     def arguments(self) -> list[str]:
-        """The options as command-line arguments, without strategy and seed, which a Run records in its own fields."""
+        """Return the options as command-line arguments, except strategy and seed, which a Run has fields for."""
         from evolve.proposers.llm.models import without_secrets
 
         words: list[str] = []
@@ -198,7 +198,7 @@ class RunOptions:
 
 
 def recorded(run: Run) -> RunOptions:
-    """The options that a run was started with, read from the archive."""
+    """Return the options that a run was started with, as the archive recorded them."""
     words = list(run.words[1:])
     values: dict[str, list[str]] = {name: [] for name in VALUED.values()}
     flags = {}
@@ -214,7 +214,7 @@ def recorded(run: Run) -> RunOptions:
 
 
 def locator(run: Run) -> str:
-    """The locator of a run's op: the first word of the recorded command, or the op's name."""
+    """Return the locator of a run's op: the first word of the recorded command, or the op's name."""
     return run.words[0] if run.words else run.op
 
 

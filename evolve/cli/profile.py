@@ -75,7 +75,7 @@ def _loaded(requested: str, kernel: Kernel, workload: str) -> "Op":
 
 
 def _farthest_from_light(evaluation: Evaluation | None, op: "Op") -> str:
-    """The timed workload with the lowest share of the speed of light, or the op's first if none was timed."""
+    """Return the timed workload with the lowest share of the speed of light, or the op's first if none was timed."""
     timed = {m.workload: m.share_of_light or 0.0 for m in (evaluation.measurements if evaluation else ())}
     known = [one.key for one in op.gpu if one.key in timed]
     return min(known, key=timed.__getitem__) if known else op.gpu[0].key

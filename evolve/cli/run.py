@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from reference_ops.op import Op
 
 OPS_HELP = (
-    "Names of ops, paths of Python files or of task files, or module:function. Several ops share one budget. Files "
+    "Names of ops, paths of Python or task files, or module:function. Several ops share one budget. Files "
     "named here are executed with your permissions."
 )
 OpsArgument = Annotated[
@@ -116,7 +116,7 @@ def run(  # noqa: PLR0913, PLR0917 - one per option
 def run_setup(
     setup: Setup, limits: Budget, archive: Path | None, output: Console, command: Sequence[str] = ()
 ) -> RunResult:
-    """Load the ops, start the workers, run the session and print its output; `command` is what starts it again."""
+    """Load the ops, start the workers, run the session and print its output; `command` starts it again."""
     command = [*command] or ["evolve", "run", *setup.locators, *_location(setup.run_options.device, archive)]
     again, phases = shlex.join([*command, *_repeated(setup, limits)]), Phases()
     try:
@@ -152,7 +152,7 @@ def run_setup(
 
 
 def _loaded(locators: Sequence[str]) -> "list[tuple[Op, str]]":
-    """The ops with the locators by which worker processes find them, each op once."""
+    """Return each op once, with the locator by which worker processes find it."""
     found = [(catalog.load(op), lookup.locator(op)) for op in locators]
     return list({op.name: (op, locator) for op, locator in found}.values())
 
@@ -165,7 +165,7 @@ def _check_workloads(ops: "Sequence[Op]", kind: str) -> None:
 
 
 def _check_proposer(name: str, setup: Setup) -> None:
-    """Raise if the proposer cannot start without known kernels, or cannot keep to a limit in dollars."""
+    """Raise an error if the proposer needs known kernels and has none, or cannot enforce a limit in dollars."""
     offline = name == options.OFFLINE
     if offline and setup.run_options.fresh:
         raise UserError(
@@ -181,13 +181,13 @@ def _check_proposer(name: str, setup: Setup) -> None:
 
 
 def _location(device: str, archive: Path | None) -> list[str]:
-    """The options for device and archive as they were given."""
+    """Return the options --device and --archive as they were given."""
     given = {"--device": device, "--archive": str(archive or "")}
     return [word for option, value in given.items() if value for word in (option, value)]
 
 
 def _repeated(setup: Setup, limits: Budget) -> list[str]:
-    """The options that start or resume the session again, without --device and --archive."""
+    """Return the options that start or resume the session again, without --device and --archive."""
     if setup.runs:
         return ["--resume", setup.runs[0].campaign or setup.runs[0].id, *options.budget_arguments(limits)]
     given = replace(setup.run_options, device="")

@@ -36,12 +36,12 @@ class RunSummary:
 
     @property
     def idle(self) -> bool:
-        """Whether its campaign spent the budget on other ops."""
+        """Whether the run's campaign spent its budget on other ops."""
         return bool(self.run.campaign) and not self.spent.something
 
 
 def runs(op: OpFilter = "", archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
-    """List the runs with what they spent and their best speedup. Only kernels that a run itself proposed count."""
+    """List the runs with their costs and best speedups. Only kernels that a run itself proposed count."""
     store = wiring.archive(archive, read_only=True)
     lines = _lines(store, lookup.op_name(op))
     if as_json:
@@ -62,7 +62,7 @@ def runs(op: OpFilter = "", archive: ArchiveOption = None, as_json: JsonOption =
 
 
 def _remarks(listed: Sequence[RunSummary], elsewhere: Sequence[str]) -> Iterator[str]:
-    """Yield notes on the table, and for each campaign in `elsewhere` the number of runs that are not listed."""
+    """Yield notes on the table, and for each campaign in `elsewhere` the number of its unlisted runs."""
     if any(options.recorded(line.run).replay for line in listed):
         yield REPLAYED
     if any(line.spent.evals and line.best is None for line in listed):
@@ -72,7 +72,7 @@ def _remarks(listed: Sequence[RunSummary], elsewhere: Sequence[str]) -> Iterator
 
 
 def _table(lines: Sequence[RunSummary], *, wide: bool) -> Table:
-    """A row per run. Columns without content are left out, and in a narrow terminal also the least important ones."""
+    """Return a table of runs, without empty columns and, on a narrow terminal, without the least important ones."""
     tokens = ["tokens"] if any(line.spent.tokens for line in lines) else []
     usd = ["usd"] if any(line.spent.usd for line in lines) else []
     device = ["device"] if wide else []
@@ -169,7 +169,7 @@ def _trajectories(found: Sequence[Run], store: Store) -> list[Trajectory]:
 
 
 def _kind(run: Run) -> str:
-    """The kind of the run's device, with which the device's key begins."""
+    """Return the kind of the run's device, which is the first word of the device's key."""
     return run.device.partition(" ")[0]
 
 

@@ -1,4 +1,4 @@
-"""Session: one or several runs under one budget, from the options on the command line to searches ready to start."""
+"""A session: one or several runs under one budget, set up from command-line options until its searches can start."""
 
 import contextlib
 import os
@@ -43,7 +43,7 @@ class Setup:
 
     locators: tuple[str, ...]
     run_options: RunOptions
-    budget: Budget = field(default=Budget())  # total, with what earlier legs spent
+    budget: Budget = field(default=Budget())  # total, including what earlier legs spent
     runs: tuple[Run, ...] = ()  # the runs to resume; empty for new runs
     given: Budget = field(default=Budget())  # limits given on the command line of a resumed run
 
@@ -72,12 +72,12 @@ class Session:
     given: Budget = field(default=Budget())  # limits given when the session was resumed
 
     def resume_command(self, more: Budget | None = None) -> str:
-        """The command that resumes this session, with larger limits if `more` holds some."""
+        """Return the command that resumes this session, with the larger limits in `more`, if any."""
         limits = options.with_limits(self.given, more or Budget())
         return shlex.join([*self.command, "--resume", self.id, *options.budget_arguments(limits)])
 
     def seeds(self) -> list[Proposal]:
-        """The shipped kernels that the device supports, as proposals that are the same in every run."""
+        """Return the shipped kernels that the device supports, as proposals whose ids are the same in every run."""
         ops = [search.op.name for search in self.searches] if self.seeded else []
         device = self.backends.engine.info.kind
         return [
@@ -88,7 +88,7 @@ class Session:
         ]
 
     def spent(self) -> Spent:
-        """The sum over all runs and legs so far."""
+        """Return the total over all runs and legs so far."""
         return sum((spent_by(search, self.backends) for search in self.searches), Spent())
 
 
@@ -101,7 +101,7 @@ class RunResult:
 
 
 class RunEvents(Generic[E]):
-    """Iterates over the events of a run and keeps the reason why it ended; close() ends the run's leg early."""
+    """An iterator over a run's events that keeps the reason why the run ended; close() ends the leg early."""
 
     def __init__(self, events: Generator[E, None, Ended]) -> None:
         self._events = events
@@ -142,10 +142,10 @@ def resumed(requested: str, ops: Sequence[str], given: RunOptions, limits: Budge
 
 
 def replayed(ops: Sequence[str], given: RunOptions, limits: Budget, archive: Path | None) -> Setup:
-    """Set up a new run with the options and evaluations of a recorded one; answers come from the archive."""
+    """Set up a replay of a recorded run: same options and number of evaluations, with answers from the archive."""
     with closing(wiring.archive(archive, read_only=True)) as store:
         run = lookup.one(store, given.replay)
-        lookup.runs(store, run.id, ops)  # raises if the run is of another op
+        lookup.runs(store, run.id, ops)  # raises an error if the run belongs to another op
         evals = _evaluations(store, run)
     before = options.recorded(run)
     run_options = replace(
@@ -165,14 +165,14 @@ def replayed(ops: Sequence[str], given: RunOptions, limits: Budget, archive: Pat
 def _evaluations(store: Store, run: Run) -> int:
     if not any(proposal.run == run.id and proposal.reply for proposal in store.find(Proposal, run.op)):
         raise UserError(
-            f"run {run.id} has no answers of a model to replay",
+            f"run {run.id} has no model answers to replay",
             "choose a run with a model as its proposer; `evolve runs` shows the proposers",
         )
     return max(1, budget.spent(run.id, budget.history(store, run.op, run.device)).evals)
 
 
 def opened(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, command: Sequence[str]) -> Session:
-    """Return a session for the loaded ops and their locators; new runs are archived, resumed ones keep their rest."""
+    """Return a session for the loaded ops. New runs are archived; resumed runs get the rest of their budget."""
     check_strategy(setup.run_options.strategy)
     total = options.with_default_time(setup.budget, backends.proposer.name)
     kind = backends.engine.info.kind
@@ -198,7 +198,7 @@ def opened(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, c
 
 
 def spent_by(search: Search, backends: Backends) -> Spent:
-    """What the search's run spent in all its legs."""
+    """Return what the search's run has spent in all its legs."""
     return budget.spent(search.run, budget.history(backends.store, search.op.name, backends.engine.info.key))
 
 
@@ -208,7 +208,7 @@ def check_strategy(strategy: str) -> None:
 
 
 def _check_ops(setup: Setup, names: Sequence[str]) -> None:
-    """Raise if a file now defines another op than when its run was started."""
+    """Raise an error if a file no longer defines the op of its run."""
     for index, (run, locator) in enumerate(zip(setup.runs, setup.locators, strict=True)):
         if names[index : index + 1] != [run.op]:
             raise UserError(
@@ -242,7 +242,7 @@ def _started(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends,
 
 @contextlib.contextmanager
 def engine_on(requested: str, phases: "Phases", output: Console) -> Iterator[Engine]:
-    """An engine whose device is ready; it is closed on exit, also after an error."""
+    """Yield an engine whose device is ready. The engine is closed on exit, also after an error."""
     with starting_engine(requested, phases, output) as engine:
         wait_for_device(engine, requested, output)
         yield engine
@@ -250,7 +250,7 @@ def engine_on(requested: str, phases: "Phases", output: Console) -> Iterator[Eng
 
 @contextlib.contextmanager
 def starting_engine(requested: str, phases: "Phases", output: Console) -> Iterator[Engine]:
-    """An engine whose processes are starting, so that the caller can load ops meanwhile; it is closed on exit."""
+    """Yield an engine that is still starting, so that the caller can load ops meanwhile. It is closed on exit."""
     with output.status("looking for a GPU"):
         kind = choose.device_kind(requested)
     engine = wiring.engine(kind, phases.watch)
@@ -275,7 +275,7 @@ def wait_for_device(engine: "Engine", requested: str, output: Console) -> None:
 
 
 def print_proposer(name: str, budget: Budget, output: Console) -> None:
-    """Print the proposer, and the limits that it can never reach because it asks no model."""
+    """Print the proposer, and any limits that cannot be reached because no model is used."""
     if name != OFFLINE:
         output.print(f"proposer  {name}")
         return

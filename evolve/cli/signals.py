@@ -1,4 +1,4 @@
-"""Signals: turns Ctrl-C and SIGTERM into one exception, raised once, so that clean-up is not interrupted."""
+"""Signal handling: Ctrl-C and SIGTERM raise a single exception, once, so that clean-up is not interrupted."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ TORCH, RETRY_SECONDS = "torch/__init__.py", 0.05
 
 
 class Stopped(BaseException):
-    """The process was asked to end by a signal."""
+    """The exception that is raised when a signal asks the process to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -53,7 +53,7 @@ def raising_stopped() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise Stopped again if a signal has come: Python swallows exceptions raised in callbacks of weak references."""
+    """Raise Stopped if a signal has arrived, because Python swallows exceptions raised in weak reference callbacks."""
     if _received:
         signal.setitimer(signal.ITIMER_REAL, 0)  # cancel a postponed Stopped
         raise Stopped(_received[0])
@@ -68,7 +68,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def _raise(_number: int, frame: FrameType | None) -> None:
-    """Raise Stopped now, or a little later if PyTorch is loading."""
+    """Raise Stopped now, or try again shortly if PyTorch is being imported."""
     if _loads_torch(frame):
         signal.setitimer(signal.ITIMER_REAL, RETRY_SECONDS)
     else:
@@ -76,7 +76,7 @@ def _raise(_number: int, frame: FrameType | None) -> None:
 
 
 def _loads_torch(frame: FrameType | None) -> bool:
-    """Whether PyTorch is being imported: an exception there can pass through its C++ code, which aborts the process."""
+    """Return whether PyTorch is being imported. An exception in its C++ code at that time can abort the process."""
     while frame and not (frame.f_code.co_name == "<module>" and frame.f_code.co_filename.endswith(TORCH)):
         frame = frame.f_back
     return frame is not None

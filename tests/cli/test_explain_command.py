@@ -71,4 +71,4 @@ def test_json_has_the_whole_record(archive: Path, capsys: Capture) -> None:
 def test_an_op_given_with_explain_is_rejected(archive: Path, capsys: Capture) -> None:
     code, _, errors = explained(capsys, BEST.id, "softmax")
     assert code == 2
-    assert "--explain evaluates nothing, got also softmax" in errors
+    assert "--explain takes no ops or files, got softmax" in errors

@@ -160,7 +160,7 @@ def test_a_comparison_as_json_has_the_points_and_the_rows(archive: Path, capsys:
         ("compare aaaa cccc", "cccc3333 (gelu), cccc4444 (softmax)"),
         ("run softmax --resume e9", "no run's id begins with"),
         ("run softmax --resume zzzz", "`evolve runs` lists"),
-        ("run gelu --resume aaaa", "run aaaa1111 is of softmax, not of gelu"),
+        ("run gelu --resume aaaa", "run aaaa1111 evolves softmax, not gelu"),
         ("run softmax --resume aaaa --seed 8", "started with --seed 7, got 8"),
         ("run softmax --resume aaaa --strategy best-of-n", "leave out --strategy"),
         ("run softmax --resume aaaa --proposer llm", "leave out --proposer"),
@@ -169,8 +169,8 @@ def test_a_comparison_as_json_has_the_points_and_the_rows(archive: Path, capsys:
         ("run gelu --resume last", "campaign dddd4444 shares one budget among 2 ops"),
         ("run gelu --resume dddd", "leave out the ops to resume all of it: --resume dddd4444"),
         ("run --all --resume last", "leave out --all"),
-        ("run softmax --replay eeee", "has no answers of a model to replay"),
-        ("run gelu --replay aaaa", "run aaaa1111 is of softmax, not of gelu"),
+        ("run softmax --replay eeee", "has no model answers to replay"),
+        ("run gelu --replay aaaa", "run aaaa1111 evolves softmax, not gelu"),
     ],
 )
 def test_runs_that_cannot_be_compared_or_resumed_are_explained(
