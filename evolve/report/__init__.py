@@ -1,1 +1,1 @@
-"""What people see: tables and the live display."""
+"""What the user sees: tables, reports and the live display."""

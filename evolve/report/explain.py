@@ -18,7 +18,7 @@ from evolve.report.words import counted, figure, idea, moment, percent, short, t
 
 
 class EvaluationStep(IntEnum):
-    """The steps of an evaluation in their order. A kernel that fails a step does not reach the next."""
+    """The steps of an evaluation, in order. A kernel that fails a step does not reach the next."""
 
     COMPILING = 1
     MEMORY = 2
@@ -53,7 +53,7 @@ MEANINGS = {
     Outcome.UNSUPPORTED: Meaning(
         COMPILING,
         "The kernel needs something that this device, or this version of evolve, does not offer.",
-        "Do without it, or evaluate the kernel on a device that has it.",
+        "Do without that feature, or evaluate the kernel on a device that has it.",
     ),
     Outcome.ILLEGAL: Meaning(
         COMPILING,
@@ -78,7 +78,7 @@ MEANINGS = {
     ),
     Outcome.CRASHED: Meaning(
         MEMORY,
-        "The kernel ended its process: by an access to unallocated memory, a misaligned access or a trap.",
+        "The kernel crashed its process: by an access to unallocated memory, a misaligned access or a trap.",
         "Check the index arithmetic at the edges, and 32-bit overflow in large tensors.",
     ),
     Outcome.TIMED_OUT: Meaning(
@@ -131,11 +131,11 @@ MEANINGS = {
 # If the process died or missed a deadline, the log names the phase in which that happened.
 STEP_OF_PHASE = {"compile": COMPILING, "baseline": TIME, "time": TIME, "sanitize": CONFIRMATION}
 PHASE = re.compile(rf"^({'|'.join(STEP_OF_PHASE)}) took|\bin ({'|'.join(STEP_OF_PHASE)})\b")
-# Words in a log that tell at which of two steps the outcome occurred.
+# Words in a log that show at which of two possible steps the outcome occurred.
 WHEN_TIMED, WHEN_RUN = "wrong when timed", "the kernel changed"
 KILLED = (Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.LAUNCH_ERROR)
 
-# Parameters of the evaluator, as printed for people; tests compare them with the evaluator's own.
+# Parameters of the evaluator, repeated here for printing; a test compares them with the evaluator's own.
 POISONS, GAP_BYTES, ALIGNMENTS, PHYSICAL_SHARE = (0xFF, 0x7E, 0x3F, 0x00), 4096, (16, 512), 0.8
 VALUES = {
     "normal": "normal numbers",
@@ -154,11 +154,11 @@ VALUES = {
     "vast": "far above float16's range",
     "mixed": "rows of each kind",
 }
-WIDE = 120  # columns from which the values are described
+WIDE = 120  # minimum width, in columns, at which the values are described
 
 
 def explanation(kernel: Kernel, verdicts: Sequence[Evaluation], width: int) -> Iterator[RenderableType]:
-    """The latest of a kernel's verdicts on one device, step by step; `verdicts` begin with the earliest."""
+    """Yield the latest of a kernel's verdicts on one device, step by step; `verdicts` are sorted, earliest first."""
     *earlier, verdict = verdicts
     yield _headline(kernel, verdict)
     yield _because(verdict, earlier)
@@ -177,7 +177,7 @@ def explanation(kernel: Kernel, verdicts: Sequence[Evaluation], width: int) -> I
 
 
 def stopped_at(evaluation: Evaluation) -> EvaluationStep:
-    """The step that a failed kernel did not pass."""
+    """Return the step that a failed kernel did not pass."""
     first_line = evaluation.log.partition("\n")[0]
     if evaluation.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT) and (found := PHASE.search(first_line)):
         return STEP_OF_PHASE[found.group(1) or found.group(2)]
@@ -198,7 +198,7 @@ def _headline(kernel: Kernel, verdict: Evaluation) -> Text:
 
 
 def _because(verdict: Evaluation, earlier: Sequence[Evaluation]) -> Text:
-    """The verdict and its reason, in a sentence or two."""
+    """Return the verdict and its reason, in a sentence or two."""
     if verdict.passed and verdict.confirmed:
         return Text("PASSED, and confirmed: it passed again, with more tests, in a fresh process.", "green")
     if verdict.passed:
@@ -234,7 +234,7 @@ def _failure(verdict: Evaluation) -> Iterator[RenderableType]:
 
 
 def _about(step: EvaluationStep, verdict: Evaluation, width: int) -> Iterator[RenderableType]:
-    """What a step tests, and its results for this kernel."""
+    """Yield what a step tests, and its results for this kernel."""
     match step:
         case EvaluationStep.COMPILING:
             yield from _compiling(verdict)
@@ -270,7 +270,7 @@ def _memory(verdict: Evaluation) -> Text:
     return Text(
         f"Before each run, outputs and workspace were filled with {first} or {second} (NaN or huge numbers), with "
         f"{third} (ordinary numbers), with zeros or with noise, or were left as the last call left them. At least "
-        f"{GAP_BYTES} bytes before and behind every buffer, inputs included, held noise. Each run placed the buffers "
+        f"{GAP_BYTES} bytes before and after every buffer, inputs included, held noise. Each run placed the buffers "
         f"in a new order, aligned to {least} bytes only or to the usual {usual}. Nothing outside them was written, and "
         "inputs stayed identical."
     )
@@ -298,7 +298,7 @@ def _numbers(verdict: Evaluation, width: int) -> Iterator[RenderableType]:
 
 
 def _checks_table(checks: Sequence[Check], wrong: Check | None, width: int) -> Table:
-    """A row per output and kind of values, with the largest error, or with the wrong result."""
+    """Return a table with a row per output and kind of values: the largest error, or the wrong result."""
     wide = width >= WIDE
     numbers = ["judged", "error", "worst"]
     described = ["description"] if wide else []

@@ -71,7 +71,7 @@ def of_proposal(proposal: Proposal | ProposalSummary) -> Facts:
 
 
 def of_evaluation(evaluation: Evaluation) -> Facts:
-    """Return the whole record, with the key in place of the device."""
+    """Return the whole record, with the device's key in place of the device."""
     confirmed = evaluation.confirmed
     duels = [of_duel(duel) for duel in confirmed.duels] if confirmed else []
     return {

@@ -37,12 +37,12 @@ from evolve.report.words import (
 )
 from evolve.selection.population import fittest
 
-NO_DUEL = "no duel: on no workload is it close to the best of PyTorch"
+NO_DUEL = "no duel: it is not close to the best of PyTorch on any workload"
 AUDIT_SPEEDUP = 10.0  # a larger speedup is more likely a measurement error
 
 
 def confirmation_details(evaluation: Evaluation) -> Iterator[RenderableType]:
-    """Duels, held-out shapes and the sanitizer's result of a confirmed kernel; nothing for others."""
+    """Yield the duels, held-out shapes and sanitizer results of a confirmed kernel; nothing for other kernels."""
     confirmed = evaluation.confirmed
     if confirmed is None:
         return
@@ -56,7 +56,7 @@ def confirmation_details(evaluation: Evaluation) -> Iterator[RenderableType]:
 
 
 def duels_table(duels: tuple[Duel, ...], kernels: dict[str, str] | None = None) -> Table:
-    """A row per workload; `kernels` maps workloads to kernel ids if the duels are of several kernels."""
+    """Return a table with a row per workload. For duels of several kernels, `kernels` maps workloads to their ids."""
     labels = workload_labels([duel.workload for duel in duels])
     numbers = ["speedup", "95 %", "noise"]
     owner = ["kernel"] if kernels else []
@@ -80,7 +80,7 @@ def held_out_words(confirmed: Confirmed) -> str:
 
 
 def sanitizer_words(evaluation: Evaluation) -> tuple[str, str]:
-    """The results of compute-sanitizer's tools for a confirmed kernel, and the style to print them in."""
+    """Return the results of compute-sanitizer's tools for a confirmed kernel, and the style to print them in."""
     sanitized = evaluation.confirmed.sanitized if evaluation.confirmed else ()
     if not sanitized:
         policy = policy_of(evaluation.device.kind)
@@ -93,7 +93,7 @@ def sanitizer_words(evaluation: Evaluation) -> tuple[str, str]:
 
 
 def audit(evaluation: Evaluation) -> Iterator[RenderableType]:
-    """For speedups above 10x, a marked list of what was checked and what was not; nothing for others."""
+    """Yield a list of what was and was not checked if a speedup exceeds 10x, and nothing otherwise."""
     high = [m for m in evaluation.measurements if m.speedup > AUDIT_SPEEDUP] if evaluation.passed else []
     if not high:
         return
@@ -110,7 +110,7 @@ def audit(evaluation: Evaluation) -> Iterator[RenderableType]:
 
 
 def _audited(evaluation: Evaluation) -> tuple[list[str], list[str]]:
-    """The checks that support the measured times, and the checks that are missing."""
+    """Return the checks that support the measured times, and the checks that are missing."""
     done, missing = [], []
     checks, conditions, confirmed = evaluation.checks, evaluation.conditions, evaluation.confirmed
     if checks:
@@ -147,14 +147,14 @@ DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 def kernel_details(
     kernel: Kernel, proposals: list[Proposal], evaluations: list[Evaluation], children: list[Proposal], width: int
 ) -> Iterator[RenderableType]:
-    """The text of a kernel, its proposals, children and evaluations."""
+    """Yield the text of a kernel, its proposals, children and evaluations."""
     yield Text.assemble((kernel.id, "bold"), f"  {kernel.op}")
     yield Text()
     yield Syntax(kernel.text.rstrip("\n"), "cuda", theme=THEME, background_color="default", word_wrap=False)
     yield _heading("Proposed")
     yield from (_proposal_line(proposal) for proposal in proposals)
     if not proposals:
-        yield Text("no proposal of it is archived", "dim")
+        yield Text("the archive has no proposal of it", "dim")
     if children:
         ids = list(dict.fromkeys(short(child.kernel_id) for child in children if child.kernel))
         yield fitted(f"children: {', '.join(ids) or 'none with a kernel'}")
@@ -165,7 +165,7 @@ def kernel_details(
 
 
 def evaluation_details(evaluation: Evaluation, width: int) -> Iterator[RenderableType]:
-    """The outcome, the measurements, the confirmation and the log of one evaluation."""
+    """Yield the outcome, the measurements, the confirmation and the log of one evaluation."""
     confirmed = ", confirmed by a fresh process" if evaluation.confirmed else ""
     style = "green" if evaluation.passed else "red"
     yield _heading(f"On {evaluation.device.name}: {evaluation.outcome}{confirmed}", style)
@@ -196,7 +196,7 @@ def evaluation_details(evaluation: Evaluation, width: int) -> Iterator[Renderabl
 
 
 def reply_details(proposal: Proposal) -> Iterator[RenderableType]:
-    """A reply without a kernel, and the reason why none was found in it."""
+    """Yield a reply without a kernel, and the reason why no kernel was found in it."""
     yield Text.assemble((proposal.id, "bold"), f"  {proposal.op}: a reply without a kernel")
     yield _proposal_line(proposal)
     yield Text(f"reason: {proposal.failure}", "red")
@@ -205,7 +205,7 @@ def reply_details(proposal: Proposal) -> Iterator[RenderableType]:
 
 
 def difference(a: Kernel, b: Kernel) -> RenderableType:
-    """A unified diff of two kernels' canonical texts."""
+    """Return a unified diff of two kernels' canonical texts."""
     lines = difflib.unified_diff(a.text.splitlines(), b.text.splitlines(), short(a.id), short(b.id), lineterm="")
     return Group(*(Text(line, DIFF_STYLES.get(line[:1], "")) for line in lines))
 
@@ -229,7 +229,7 @@ def _proposal_line(proposal: Proposal) -> Text:
 
 
 def _workload(skipped: str) -> str:
-    """The workload in `rows=2 cols=8 float32: the reason`."""
+    """Return the workload from text such as `rows=2 cols=8 float32: the reason`."""
     return skipped.partition(": ")[0]
 
 
@@ -244,11 +244,11 @@ class Lineage:
     store: Store
     op: str
     device: DeviceInfo
-    parents: Mapping[str, str]  # the first parent of each kernel that is below one
+    parents: Mapping[str, str]  # the first parent of each kernel that has parents
     children: Mapping[str, Sequence[str]]
     roots: Sequence[str]
     alive: Sequence[str]
-    failures: Mapping[str, Sequence[ProposalSummary]]  # by parent; replies without a kernel
+    failures: Mapping[str, Sequence[ProposalSummary]]  # replies without a kernel, by parent
 
 
 def lineage(store: Store, op: str, device: DeviceInfo) -> Lineage:
@@ -262,7 +262,7 @@ def lineage(store: Store, op: str, device: DeviceInfo) -> Lineage:
     children: dict[str, list[str]] = defaultdict(list)
     for kernel_id, place in places.items():
         parent = above.get(kernel_id, "")
-        # Merged archives may contain cycles. Every cycle has a parent that is younger than its child.
+        # Merged archives may contain cycles, and every cycle has a parent that is younger than its child.
         if parent and not (places[parent] >= place and _descends(parent, kernel_id, above)):
             parents[kernel_id] = parent
             children[parent].append(kernel_id)
@@ -281,7 +281,7 @@ def roots_shown(lines: Lineage, *, everything: bool) -> list[str]:
 
 
 def lineage_tree(lines: Lineage, root: str, width: int, *, everything: bool) -> Tree:
-    """The whole tree below `root`, or the ancestors of the population; cut off at the depth that fits the width."""
+    """Return the tree below `root`, or only the population's ancestors in it, as deep as the width allows."""
     visible = None if everything else _ancestors_of_population(lines)
     top = Tree(_label(lines, root), guide_style="dim")
     waiting = [(root, top, 1)]
@@ -312,7 +312,7 @@ def _add_rest(lines: Lineage, kernel_id: str, branch: Tree, *, left_out: int, ev
 
 
 def _ancestors_of_population(lines: Lineage) -> set[str]:
-    """The ids of the population's kernels and of all their first parents."""
+    """Return the ids of the population's kernels and of their ancestors through first parents."""
     kept: set[str] = set()
     for one in lines.alive:
         kernel_id = one
@@ -351,7 +351,7 @@ def _verdict(verdict: EvaluationSummary | None) -> Text:
 
 
 def _descends(kernel_id: str, ancestor: str, parents: Mapping[str, str]) -> bool:
-    """Whether `ancestor` is among the first parents of the kernel."""
+    """Return whether a kernel descends from `ancestor` through first parents."""
     seen: set[str] = set()
     while kernel_id and kernel_id not in seen:
         if kernel_id == ancestor:

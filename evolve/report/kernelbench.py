@@ -14,12 +14,12 @@ from evolve.report.words import times
 
 THRESHOLDS = (0, 1, 2)
 EAGER, COMPILE = "baseline_time_torch.json", "baseline_time_torch_compile_inductor_default.json"
-DEFAULT_GPU = "H100"  # shown if KernelBench publishes no times of this GPU
+DEFAULT_GPU = "H100"  # used if KernelBench publishes no times for this GPU
 
 
 @dataclass(frozen=True)
 class Published:
-    """The baseline times that KernelBench publishes for a level, in us by file name of the problem."""
+    """The baseline times that KernelBench publishes for a level, in us, by the problem's file name."""
 
     hardware: str = ""
     eager_us: Mapping[str, float] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class TaskResult:
         return not self.blind and len(self.measured) >= self.workloads > 0
 
     def speedup(self, over: str) -> float | None:
-        """The speedup over eager PyTorch or torch.compile, as a geometric mean over the workloads."""
+        """Return the speedup over eager PyTorch or torch.compile, as a geometric mean over the workloads."""
         ratios = [one[over] / one["median_us"] for one in self.measured if one.get(over)]
         if not self.correct or len(ratios) < len(self.measured):
             return None
@@ -51,7 +51,7 @@ class TaskResult:
 
 
 def fast(tasks: Sequence[TaskResult], over: str, p: float) -> float:
-    """The share of all tasks; fast_0 is the share of correct ones."""
+    """Return fast_p as a share of all tasks; fast_0 is the share of correct tasks."""
     if not tasks:
         return 0.0
     won = [task.correct if p == 0 else (task.speedup(over) or 0.0) > p for task in tasks]
@@ -59,7 +59,7 @@ def fast(tasks: Sequence[TaskResult], over: str, p: float) -> float:
 
 
 def tasks_table(tasks: Sequence[TaskResult], published: Published) -> Table:
-    """A row per task: the times here, the speedups, and the published times if there are any."""
+    """Return a table with a row per task: the times here, the speedups, and the published times, if any."""
     numbers = ["kernel\nµs", "eager\nµs", "compile\nµs", "over\neager", "over\ncompile"]
     theirs = ["published\neager µs", "published\ncompile µs"] if published.hardware else []
     table = plain_table("task", *numbers, *theirs, "", numbers=[*numbers, *theirs])
@@ -74,7 +74,7 @@ def tasks_table(tasks: Sequence[TaskResult], published: Published) -> Table:
 
 
 def fast_table(tasks: Sequence[TaskResult]) -> Table:
-    """fast_p over both baselines, counted as KernelBench does: over all tasks of the level, run or not."""
+    """Return a table of fast_p over both baselines, for all tasks of the level, run or not, as KernelBench counts."""
     headings = [f"fast_{p}" for p in THRESHOLDS]
     table = plain_table("over", *headings, numbers=headings)
     for name, over in (("eager", "eager_us"), ("torch.compile", "compile_us")):
@@ -85,7 +85,7 @@ def fast_table(tasks: Sequence[TaskResult]) -> Table:
 
 
 def published(checkout: Path, level: int, device: str, read: Callable[[Path], Any]) -> Published:
-    """The times in results/timing, from the folder with most times of this GPU's model, or of the default GPU."""
+    """Return the times in results/timing from the folder with the most times for this GPU model or the default GPU."""
     folders = sorted(folder for folder in (checkout / "results" / "timing").glob("*") if (folder / EAGER).is_file())
     entries = {folder: read(folder / EAGER).get(f"level{level}", {}) for folder in folders}
     for model in (*re.findall(r"[A-Za-z]+\d+", device), DEFAULT_GPU):
@@ -105,7 +105,7 @@ def _level(path: Path, level: int, read: Callable[[Path], Any]) -> dict[str, flo
 
 
 def _us_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """The means, published in milliseconds, as microseconds."""
+    """Return the mean times, which are published in milliseconds, in microseconds."""
     return {name: 1000 * entry["mean"] for name, entry in entries.items() if "mean" in entry}
 
 

@@ -1,4 +1,4 @@
-"""Live display of a run or a campaign, and the log lines that replace it where there is no terminal."""
+"""Live display of a run or a campaign, and the log lines that replace it if the output is not a terminal."""
 
 import math
 import time
@@ -31,7 +31,7 @@ MOST_WORKERS, MOST_FAILURES = 4, 4
 
 @dataclass(frozen=True)
 class RunDisplay:
-    """Renders the current state of a run; pass it to `rich.live.Live`."""
+    """A renderable of a run's current state, to be passed to `rich.live.Live`."""
 
     watcher: Watcher
     workloads: Sequence[str]
@@ -48,7 +48,7 @@ class RunDisplay:
             *active_lines(progress, self.proposer),
             *failure_lines(progress, most=_failures_shown(height)),
         ]
-        free = height - 1 - 2 - len(below)  # header and budget; one line stays empty, or the terminal scrolls
+        free = height - 1 - 2 - len(below)  # header and budget; a last empty line prevents scrolling
         champions, population = _table_rows(free, len(self.workloads), len(progress.standing.population))
         yield Text()
         yield champions_table(progress.standing, width, self.workloads, interval=width >= 100, most=champions)
@@ -69,20 +69,20 @@ class RunDisplay:
 
 
 def one_line_text(*parts: str | tuple[str, str]) -> Text:
-    """Text, with styles where given, that is cut off at the right edge instead of wrapped."""
+    """Return text, styled if styles are given, that is cut off at the right edge instead of wrapped."""
     text = Text.assemble(*parts)
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
 
 
 def device_note(kind: str) -> str:
-    """The words behind the name of a device whose times are not GPU times."""
+    """Return what to print after a device's name if its times are not GPU times."""
     label = times_label(kind)
     return f" ({kind}: {label})" if label else ""
 
 
 def active_lines(progress: Progress, proposer: str) -> list[Text]:
-    """A line per kernel that a worker is evaluating or confirming."""
+    """Return a line per kernel that a worker is evaluating or confirming."""
     if not progress.active:
         return [one_line_text(("trying  ", "cyan"), f"waiting for {proposer}")]
     return [
@@ -103,7 +103,7 @@ def _failures_shown(height: int) -> int:
 
 
 def _table_rows(free: int, champions: int, population: int) -> tuple[int, int]:
-    """The rows of both tables: champions first, but three of the population if they fit at all."""
+    """Return the rows of both tables: champions have priority, but three of the population are shown if they fit."""
     left = free - 5  # blank lines and headings
     least = min(3, population)
     if champions > left - least:
@@ -117,7 +117,7 @@ FIXED_LINES = 8  # header, budget, blank lines, headings, counts, the active ker
 
 @dataclass(frozen=True)
 class CampaignRow:
-    """What one op got of the budget, and what it achieved."""
+    """What one op spent of the budget, and what it achieved."""
 
     op: str
     spent: Spent
@@ -128,7 +128,7 @@ class CampaignRow:
 
 @dataclass
 class CampaignDisplay:
-    """Renders the current state of a campaign, a row per op; pass it to `rich.live.Live`."""
+    """A renderable of a campaign's current state, a row per op, to be passed to `rich.live.Live`."""
 
     device: DeviceInfo
     proposer: str
@@ -160,7 +160,7 @@ class CampaignDisplay:
         yield from below
 
     def _visible_rows(self, height: int) -> list[CampaignRow]:
-        """As many rows as fit, the current one among them."""
+        """Return as many rows as fit, including the current op's."""
         rows, most = list(self.rows.values()), max(1, height - FIXED_LINES - 2)
         if len(rows) <= most:
             return rows
@@ -170,7 +170,7 @@ class CampaignDisplay:
 
 
 def campaign_table(rows: Sequence[CampaignRow], current: str = "", total: Spent | None = None) -> Table:
-    """A row per op: its cost, its distance from the speed of light before and now, and its best speedup."""
+    """Return a table with a row per op: cost, times as a multiple of the speed of light, and best speedup."""
     paid = [row.spent for row in rows] + ([total] if total else [])
     tokens = ["tokens"] if any(spent.tokens for spent in paid) else []
     usd = ["usd"] if any(spent.usd for spent in paid) else []
@@ -194,16 +194,16 @@ def campaign_table(rows: Sequence[CampaignRow], current: str = "", total: Spent 
 
 
 def multiple_of_light(headroom: float | None) -> str:
-    """The champions' times as a multiple of the speed of light, averaged over the workloads."""
+    """Return the champions' times as a multiple of the speed of light, averaged over the workloads."""
     return "-" if headroom is None else f"{math.exp(headroom):.2f}x"
 
 
 MADE_SHOWN = 60
-QUIET_SECONDS = 60.0  # without a line, after which one with the counts is printed
+QUIET_SECONDS = 60.0  # after this long without a line, one with the counts is printed
 
 
 class EventLog:
-    """Turns events into log lines: one per improvement or confirmation, and one per minute without either."""
+    """A log of events: a line per improvement or confirmation, and one per minute without either."""
 
     def __init__(self, watcher: Watcher, workloads: Sequence[str], started: float, name: str = "") -> None:
         self._watcher, self._started, self._name = watcher, started, f"{name}: " if name else ""
@@ -238,7 +238,7 @@ class EventLog:
 
 
 def confirmation_line(evaluation: Evaluation) -> str:
-    """One line on the result of a champion's confirmation."""
+    """Return a line on the result of a champion's confirmation."""
     kernel = short(evaluation.kernel_id)
     if evaluation.confirmed is None:
         return f"{kernel} failed its confirmation: {evaluation.outcome}: {one_line(evaluation.log)}"

@@ -51,7 +51,7 @@ class WorkloadTimes:
 class ShareOfLight:
     """The share of the speed of light over an op's workloads."""
 
-    mean: float  # geometric
+    mean: float  # geometric mean
     worst: float
     partial: bool  # some workloads have no times
 
@@ -61,9 +61,9 @@ class OpSummary:
     """One op of the catalog, with the best known times on the device."""
 
     op: Listed
-    kernels: int  # shipped
+    kernels: int  # number of shipped kernels
     workloads: tuple[WorkloadTimes, ...] = ()
-    faults: Mapping[str, str] = field(default_factory=dict)  # why a workload could not be measured
+    faults: Mapping[str, str] = field(default_factory=dict)  # why workloads could not be measured, by workload
 
     @property
     def pytorch(self) -> ShareOfLight | None:
@@ -75,7 +75,7 @@ class OpSummary:
 
     @property
     def to_gain(self) -> float | None:
-        """The speedup that the speed of light would be over the best of PyTorch and the champions."""
+        """The speedup over the best of PyTorch and the champions that a kernel at the speed of light would have."""
         best = mean_share([timed.best for timed in self.workloads])
         return 1 / best.mean if best else None
 
@@ -112,7 +112,7 @@ def summaries(
 
 
 def device_of(standards: Sequence[Standard], evaluations: Sequence[Evaluation], part: str = "") -> DeviceInfo | None:
-    """The latest GPU with records; with `part`, the latest device with it in its key, exact keys and GPUs first."""
+    """Return the latest GPU with records, or the latest device with `part` in its key, exact keys and GPUs first."""
     latest: dict[str, tuple[float, DeviceInfo]] = {}
     records: list[Standard | Evaluation] = [*standards, *evaluations]
     for record in records:
@@ -129,7 +129,7 @@ def device_of(standards: Sequence[Standard], evaluations: Sequence[Evaluation], 
 
 
 def mean_share(values: Sequence[float | None]) -> ShareOfLight | None:
-    """The geometric mean and the lowest of the shares that are known; None if none is."""
+    """Return the geometric mean and the minimum of the known shares, or None if all are unknown."""
     known = [value for value in values if value]
     if not known:
         return None
@@ -138,12 +138,12 @@ def mean_share(values: Sequence[float | None]) -> ShareOfLight | None:
 
 
 def by_headroom(found: Iterable[OpSummary]) -> list[OpSummary]:
-    """Sort by the speedup that is left to gain, largest first; ops without times come last."""
+    """Sort by the speedup still possible, largest first; ops without times come last."""
     return sorted(found, key=lambda one: (-(one.to_gain or 0.0), one.op.name))
 
 
 def nested(found: Sequence[OpSummary]) -> list[tuple[OpSummary, str]]:
-    """Sort by name, with backward ops right below their forward op; each row has the name of that op."""
+    """Sort by name, with backward ops right below their forward op; pair each backward op with that op's name."""
     by_name = {one.op.name: one for one in found}
     forward_of = {
         name: one.op.name for one in found for name in one.op.backward if name.startswith(f"{one.op.name}_backward")
@@ -162,7 +162,7 @@ def nested(found: Sequence[OpSummary]) -> list[tuple[OpSummary, str]]:
 
 
 def facts(summary: OpSummary, device: DeviceInfo | None) -> dict[str, Any]:
-    """The summary as plain values for --json."""
+    """Return the summary as plain values for --json."""
     op, pytorch, champion = summary.op, summary.pytorch, summary.champion
     return {
         "op": op.name,
@@ -201,7 +201,7 @@ def _facts_of(timed: WorkloadTimes, fault: str) -> dict[str, Any]:
 
 
 def _beside(evaluation: Evaluation) -> Iterable[Standard]:
-    """PyTorch's times from an evaluation, which interleaves them with the kernel's."""
+    """Yield PyTorch's times from an evaluation, which measures them interleaved with the kernel's."""
     for m in evaluation.measurements:
         yield Standard(
             evaluation.op, m.workload, evaluation.device, m.eager_us, m.compile_us, m.autotune_us, m.floor_us,
@@ -209,10 +209,10 @@ def _beside(evaluation: Evaluation) -> Iterable[Standard]:
         )  # fmt: skip
 
 
-WITH_NOTES, WITH_KERNELS = 150, 130  # columns from which they are printed beside figures
-MUCH, LITTLE = 1.5, 1.05  # to gain
-PARTIAL = "~"  # precedes a figure that some workloads are missing from
-# Headings in two lines for a narrow terminal.
+WITH_NOTES, WITH_KERNELS = 150, 130  # minimum widths, in columns, at which they are printed beside figures
+MUCH, LITTLE = 1.5, 1.05  # thresholds of the column `to gain`
+PARTIAL = "~"  # precedes a figure that does not cover all workloads
+# Headings on two lines for a narrow terminal.
 NARROW = {
     "workloads": "work-\nloads",
     "kernels": "ker-\nnels",
@@ -224,7 +224,7 @@ FIGURES = ("PyTorch", "worst", "champion", "to gain")
 
 
 def family_table(found: Sequence[OpSummary], width: int) -> Table:
-    """A heading per family, and a row per op; backward ops are below their forward op."""
+    """Return a table with a heading per family and a row per op; backward ops are below their forward op."""
     figures, wide = known(found), width >= WIDE
     numbers = ["workloads", "kernels", *(FIGURES if figures else ())]
     noted = width >= (WITH_NOTES if figures else WIDE)
@@ -248,7 +248,7 @@ def family_table(found: Sequence[OpSummary], width: int) -> Table:
 
 
 def headroom_table(found: Sequence[OpSummary], width: int) -> Table:
-    """A row per op, those with most to gain first."""
+    """Return a table with a row per op, those with the most to gain first."""
     wide, roomy = width >= WIDE, width >= WITH_KERNELS
     numbers = ["workloads", *(["kernels"] * roomy), *FIGURES]
     table = _table(["op", *(["family", "dtypes"] * wide)], numbers, [], wide=wide)
@@ -264,8 +264,8 @@ def headroom_table(found: Sequence[OpSummary], width: int) -> Table:
 
 
 def footnotes(found: Sequence[OpSummary], device: DeviceInfo | None) -> list[tuple[str, str]]:
-    """Lines on what the columns mean and how to measure what is missing, with their styles."""
-    lines = [("kernels: number shipped with evolve. A path of a Python file can be given wherever OP is.", "dim")]
+    """Return lines on what the columns mean and how to measure missing values, with their styles."""
+    lines = [("kernels: number shipped with evolve. OP can also be the path of a Python file.", "dim")]
     if device is None:
         hint = "`evolve ops --measure` on a machine with a GPU measures PyTorch's share of the speed of light."
         return [*lines, (hint, "dim")]
@@ -277,7 +277,7 @@ def footnotes(found: Sequence[OpSummary], device: DeviceInfo | None) -> list[tup
     if any(share and share.partial for one in found for share in (one.pytorch, one.champion)):
         means += f" ({PARTIAL}: some workloads have no times)"
     lines.append((f"{means}; worst: PyTorch's lowest share. PyTorch: the best of eager and torch.compile.", "dim"))
-    lines.append(("to gain: speedup of the speed of light over the best of PyTorch and the champion.", "dim"))
+    lines.append(("to gain: speedup over the best of PyTorch and the champion that the speed of light allows.", "dim"))
     if unknown := sum(one.pytorch is None for one in found):
         lines.append((f"`evolve ops --measure` measures the other {counted(unknown, 'op')}.", "dim"))
     return lines
@@ -312,5 +312,5 @@ def _dtypes(one: OpSummary) -> str:
 
 
 def known(found: Sequence[OpSummary]) -> bool:
-    """Whether there are figures to show."""
+    """Return whether there are figures to show."""
     return any(one.pytorch or one.champion for one in found)

@@ -16,7 +16,7 @@ STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def profile_details(profile: Profile, access_bytes: int) -> Iterator[RenderableType]:
-    """The counters, the roofline and the bottleneck; `access_bytes` is the kernel's widest global memory access."""
+    """Yield the counters, the roofline and the bottleneck; `access_bytes` is the widest global memory access."""
     counted = dict(profile.counters)
     yield Text.assemble((short(profile.kernel_id), "bold"), f"  {profile.op} at {profile.workload}")
     table = plain_table("counted", "", numbers=["", ""])
@@ -34,7 +34,7 @@ def profile_details(profile: Profile, access_bytes: int) -> Iterator[RenderableT
 
 
 def facts_of_profile(profile: Profile, access_bytes: int) -> dict[str, Any]:
-    """The profile as plain values for --json."""
+    """Return the profile as plain values for --json."""
     found = bottleneck(dict(profile.counters), access_bytes)
     return {
         "kernel": profile.kernel_id,
@@ -47,7 +47,7 @@ def facts_of_profile(profile: Profile, access_bytes: int) -> dict[str, Any]:
 
 
 def quantity(value: float, unit: str) -> str:
-    """`31.4 µs`, `67.1 MB`, `92.5 %`, or a plain count."""
+    """Format a value as `31.4 µs`, `67.1 MB`, `92.5 %`, or a plain count."""
     if unit == "ns":
         return f"{figure(value / 1000)} µs"
     if unit == "%":

@@ -23,36 +23,36 @@ from evolve.report.words import clock, counted, one_line, short
 from evolve.selection.population import Champion, champions
 
 FAILURES_KEPT = 6
-PATIENCE = 10  # times as long as it took to read the standing, before it is read again
-RATE_SECONDS = 30.0  # the window that evaluations per second are counted over
+PATIENCE = 10  # the standing is read again after this many times the duration of the last reading
+RATE_SECONDS = 30.0  # the window over which evaluations per second are counted
 
 
-SAME_PHASE = {"run": "check"}  # these two alternate with every shape, too fast to read
+SAME_PHASE = {"run": "check"}  # shown as one phase, because they alternate too fast to read
 
 
 @dataclass(frozen=True)
 class Active:
-    """A kernel at work."""
+    """A kernel that a worker is evaluating."""
 
     kernel_id: str
     phase: str
-    confirming: bool = False  # it has passed before
+    confirming: bool = False  # it has passed before, and is now being confirmed
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A run at one moment."""
+    """The state of a run at one moment."""
 
     standing: Standing
     active: tuple[Active, ...]
     failures: tuple[str, ...]  # newest first, one line each
-    evaluated: int  # in this run, confirmations aside
+    evaluated: int  # in this run, not counting confirmations
     per_second: float
     spent: Spent = field(default=Spent())  # without the time
 
 
 class Phases:
-    """The phase of each kernel at work. An engine may report from any thread."""
+    """The current phase of each kernel under evaluation. Engines may report from any thread."""
 
     def __init__(self) -> None:
         self._now: dict[str, str] = {}
@@ -68,7 +68,7 @@ class Phases:
 
 
 class Watcher:
-    """Follows a run: notes each event, and reads from the archive what the display shows. Any thread may ask it."""
+    """An observer of a run: it notes events and reads the archive for the display. It is thread-safe."""
 
     def __init__(self, op: str, device: DeviceInfo, store: SqliteStore, phases: Phases) -> None:
         self._op, self._device, self._path, self._phases = op, device, store.path, phases
@@ -76,7 +76,7 @@ class Watcher:
         self._known = {kernel.id for kernel in store.find(KernelSummary, op)}
         judged = store.find(EvaluationSummary, op, device=device.key, in_force=True)
         self._judged = {verdict.kernel_id for verdict in judged}
-        self._proposed: dict[str, Proposal] = {}  # in this run, by kernel
+        self._proposed: dict[str, Proposal] = {}  # in this run, by kernel id
         self._failures: deque[str] = deque(maxlen=FAILURES_KEPT)
         self._finished: list[float] = []
         self._spent = Spent()
@@ -89,17 +89,17 @@ class Watcher:
             return self._now()
 
     def has_judged(self, kernel_id: str) -> bool:
-        """Return whether there is a verdict on this device already: then the next one is a confirmation."""
+        """Return whether the kernel already has a verdict on this device, so that the next one is a confirmation."""
         return kernel_id in self._judged
 
     def take(self, event: Proposal | Evaluation) -> tuple[Champion, ...]:
-        """Note an event that is in the archive, and return the champions that it brought."""
+        """Note an archived event, and return the new champions that it brought."""
         with self._lock:
             self._changed = True
             return self._evaluated(event) if isinstance(event, Evaluation) else self._note_proposal(event)
 
     def progress(self) -> Progress:
-        """Return what the display shows. In a long run its standing may be some seconds old."""
+        """Return what the display shows. In a long run, the standing in it may be a few seconds old."""
         with self._lock:
             patient = time.monotonic() < self._seen + PATIENCE * self._cost
             return Progress(
@@ -119,7 +119,7 @@ class Watcher:
         return self._standing
 
     def _read(self) -> Standing:
-        """Read the standing over a connection of its own, because displays draw in another thread."""
+        """Read the standing over a separate connection, because displays draw in another thread."""
         began = time.monotonic()
         at_work = [active.kernel_id for active in self._phases.now()]
         with closing(open_archive(self._path, read_only=True)) as store:
@@ -131,7 +131,7 @@ class Watcher:
 
     def _note_proposal(self, proposal: Proposal) -> tuple[Champion, ...]:
         repeated = proposal.kernel_id in self._known or not proposal.kernel
-        if proposal.run:  # the shipped kernels belong to no run and cost nothing
+        if proposal.run:  # shipped kernels do not belong to a run and cost nothing
             self._spent += budget.paid(proposal.cost) + Spent(evals=int(repeated))
         if proposal.kernel:
             self._known.add(proposal.kernel_id)
@@ -148,7 +148,7 @@ class Watcher:
         if not evaluation.passed:
             what = f"{evaluation.outcome} when confirmed" if again else str(evaluation.outcome)
             self._failures.append(f"{short(evaluation.kernel_id)} {what}: {one_line(evaluation.log)}")
-        if again:  # the champions may have changed, but none of them is new
+        if again:  # the champions may have changed, but this kernel is not a new one
             self._now()
             return ()
         self._finished.append(time.monotonic())
@@ -171,7 +171,7 @@ def dollars(usd: float) -> str:
 
 
 def amounts(spent: Spent) -> str:
-    """Return `0:42, 30 evaluations, 1,234 tokens, $0.0123`, without what is zero."""
+    """Return text such as `0:42, 30 evaluations, 1,234 tokens, $0.0123`. Zero tokens and dollars are left out."""
     parts = [clock(spent.seconds), counted(spent.evals, "evaluation")]
     parts += [f"{spent.tokens:,} tokens"] if spent.tokens else []
     parts += [dollars(spent.usd)] if spent.usd else []
@@ -179,7 +179,7 @@ def amounts(spent: Spent) -> str:
 
 
 def nearest(limits: Budget, spent: Spent) -> tuple[str, float | None]:
-    """Return what was spent of the limit that is nearest to its end, in words and as a share."""
+    """Return how much is spent of the limit that is closest to being reached, in words and as a share."""
     found = budget.nearest(limits, spent)
     if found is None:
         return clock(spent.seconds), None
@@ -195,15 +195,15 @@ def nearest(limits: Budget, spent: Spent) -> tuple[str, float | None]:
 
 @dataclass(frozen=True)
 class BudgetMeter:
-    """Shows how much of a budget is spent."""
+    """A meter of how much of a budget is spent."""
 
-    started: float  # by time.monotonic, like the deadline
+    started: float  # on the clock of time.monotonic, like the deadline
     deadline: float = float("inf")
     budget: Budget = field(default=Budget())  # total
     before: Spent = field(default=Spent())  # the part of it that earlier legs spent
 
     def line(self, progress: Sequence[Progress], width: int) -> RenderableType:
-        """Return a bar for the limit that is nearest to its end, beside what all ops have cost."""
+        """Return a bar for the limit that is closest to being reached, and what all ops have cost."""
         now = time.monotonic()
         spent = sum((part.spent for part in progress), self.before + Spent(seconds=now - self.started))
         words, share = nearest(self.budget, spent)
@@ -236,7 +236,7 @@ def _bar(share: float | None, words: str, beside: str, width: int) -> Renderable
 
 
 def ending(reason: Ended, limits: Budget, spent: Spent) -> tuple[str, Budget | None]:
-    """Return why a run ended, and a larger budget if one would let it continue."""
+    """Return why a run ended, and a larger budget if that would let it continue."""
     light, evals = limits.until_light, limits.evals or 0
     judged = "The one evaluation is used." if evals == 1 else f"All {evals} evaluations are used."
     known: dict[Ended, tuple[str, Budget | None]] = {
@@ -255,7 +255,7 @@ def ending(reason: Ended, limits: Budget, spent: Spent) -> tuple[str, Budget | N
 
 
 def doubled(limits: Budget, spent: Spent) -> Budget:
-    """Double the limits until half of each is left: confirming champions may have taken longer than the search."""
+    """Double the limits until half of each is left, because confirming champions can take longer than the search."""
     more = {}
     for name, limit in asdict(limits).items():
         if limit:
@@ -267,7 +267,7 @@ def doubled(limits: Budget, spent: Spent) -> Budget:
 
 
 def without_answer(limits: Budget, spent: Spent) -> tuple[str, Budget | None]:
-    """Return why a run with a model ended before any limit was reached, and a larger budget if one would help."""
+    """Return why a run with a model ended before any limit was reached, and a larger budget if that would help."""
     if limits.tokens is None and limits.usd is None:
         return "The proposer has no further proposals.", None
     more = doubled(Budget(tokens=limits.tokens, usd=limits.usd), spent)

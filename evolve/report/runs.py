@@ -1,4 +1,4 @@
-"""Comparison of runs: the best kernel of each after so many evaluations, tokens and dollars, as tables and plots."""
+"""Comparison of runs: tables and plots of their best kernels by evaluations, tokens and dollars spent."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,16 +22,16 @@ SHARES = (0.1, 0.25, 0.5, 1.0)
 
 @dataclass(frozen=True)
 class Sample:
-    """What a run had spent up to a moment, and the quality of its best kernels then."""
+    """What a run had spent at one moment, and the quality of its best kernels at that moment."""
 
     spent: Spent
-    # Geometric mean over the workloads of the speedup over PyTorch, at least 1 each; None until a kernel passed.
+    # Geometric mean over the workloads of the speedup over PyTorch, clipped at 1; None until a kernel has passed.
     quality: float | None
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The samples of one run, in the order of time."""
+    """The samples of one run, in chronological order."""
 
     run: Run
     points: tuple[Sample, ...]
@@ -41,7 +41,7 @@ class Trajectory:
         return self.points[-1].spent if self.points else Spent()
 
     def quality(self, axis: str, amount: float) -> float | None:
-        """The quality after `amount` of evaluations, tokens or dollars; None if no kernel had passed."""
+        """Return the quality after `amount` evaluations, tokens or dollars, or None if no kernel had passed."""
         reached = [point.quality for point in self.points if getattr(point.spent, axis) <= amount]
         return reached[-1] if reached else None
 
@@ -49,10 +49,10 @@ class Trajectory:
 def trajectory(
     run: Run, past: History, evaluations: Sequence[Evaluation], goals: Mapping[str, float] | None = None
 ) -> Trajectory:
-    """The trajectory of a run, counting only its own proposals whose latest verdict is a pass.
+    """Return the trajectory of a run, counting only its own proposals whose latest verdict is a pass.
 
-    `evaluations` are those of `past`, oldest first.
-    `goals` replace PyTorch's times on a device whose times cannot be compared with PyTorch's.
+    `evaluations` are those of `past`, oldest first. `goals` replace PyTorch's times on a device whose times are not
+    comparable with PyTorch's.
     """
     in_force = {evaluation.kernel_id: evaluation for evaluation in evaluations}
     keys, best = workloads(evaluations), dict[str, float]()
@@ -69,7 +69,7 @@ def trajectory(
 
 
 def workloads(evaluations: Iterable[Evaluation]) -> list[str]:
-    """All workloads that passing kernels were timed on or did not accept."""
+    """Return all workloads that passing kernels were timed on or did not accept."""
     refused = ([skipped.partition(": ")[0] for skipped in e.skipped] for e in evaluations if e.passed)
     timed = ([m.workload for m in e.measurements] for e in evaluations if e.passed)
     named = [*timed, *refused]
@@ -77,7 +77,7 @@ def workloads(evaluations: Iterable[Evaluation]) -> list[str]:
 
 
 def slowest(past: History, evaluations: Sequence[Evaluation], runs: Iterable[str]) -> dict[str, float]:
-    """The longest time of a kernel of these runs on each workload."""
+    """Return the time of these runs' slowest kernel on each workload."""
     made = {proposal.kernel_id for run in runs for proposal in past.of_run.get(run, ())}
     found: dict[str, float] = {}
     for evaluation in evaluations:
@@ -87,19 +87,19 @@ def slowest(past: History, evaluations: Sequence[Evaluation], runs: Iterable[str
 
 
 def common(trajectories: Sequence[Trajectory], axis: str) -> float:
-    """The largest amount that all of the runs have spent."""
+    """Return the largest amount that every run has spent."""
     return min((float(getattr(one.spent, axis)) for one in trajectories), default=0.0)
 
 
 def compared(trajectories: Sequence[Trajectory], axis: str) -> list[tuple[float, list[float | None]]]:
-    """The quality of each run at shares of the amount that all of them have spent."""
+    """Return the quality of each run at fractions of the amount that every run has spent."""
     most = common(trajectories, axis)
     amounts = [math.ceil(share * most) if axis != "usd" else share * most for share in SHARES]
     return [(amount, [one.quality(axis, amount) for one in trajectories]) for amount in amounts] if most > 0 else []
 
 
 def thinned(one: Trajectory, axis: str) -> list[tuple[float, float]]:
-    """The points of a plot: both ends, and where the quality changes."""
+    """Return the points to plot: both ends, and where the quality changes."""
     points = [(float(getattr(point.spent, axis)), point.quality or 1.0) for point in one.points]
     kept = [(0.0, 1.0)]
     for amount, quality in points:
@@ -120,7 +120,7 @@ OVER_SLOWEST = "over the slowest kernel of these runs ({note})"
 
 
 def comparison(trajectories: Sequence[Trajectory], output: Console, note: str) -> Iterator[RenderableType]:
-    """The runs, then their quality per evaluation, per token and per dollar; `note` is a warning about the times."""
+    """Yield the runs, then their quality per evaluation, token and dollar; `note` is a warning about the times."""
     yield runs_table(trajectories)
     yield Text(QUALITY.format(over=OVER_SLOWEST.format(note=note) if note else OVER_PYTORCH), "dim")
     unicode = has_unicode(output)
@@ -133,7 +133,7 @@ def comparison(trajectories: Sequence[Trajectory], output: Console, note: str) -
         yield Text(f"best so far per {per}, up to the amount that all runs have spent", "bold")
         yield _table(rows, trajectories, axis)
         if all(quality is None for _, qualities in rows for quality in qualities):
-            continue  # a line at the bottom would look like a result
+            continue  # a flat line at the bottom would look like a result
         curves = [Curve(thinned(one, axis)) for one in trajectories]
         yield from plot(curves, output.width, PLOT_ROWS, unicode=unicode, unit=UNITS[axis])
 
@@ -143,7 +143,7 @@ def has_unicode(output: Console) -> bool:
 
 
 def runs_table(trajectories: Sequence[Trajectory]) -> Table:
-    """A row per run, with the letter that names it in the other tables and plots."""
+    """Return a table with a row per run and the letter that stands for it in the other tables and plots."""
     table = plain_table("", "run", "when", "proposer", "strategy", "spent", "best", numbers=["best"])
     for index, one in enumerate(trajectories):
         run = one.run
@@ -153,7 +153,7 @@ def runs_table(trajectories: Sequence[Trajectory]) -> Table:
             moment(run.created),
             fitted(run.proposer),
             run.strategy,
-            fitted(amounts(one.spent).partition(", ")[2]),  # without the time, which a trajectory does not have
+            fitted(amounts(one.spent).partition(", ")[2]),  # without the time, which a trajectory does not record
             times(one.points[-1].quality if one.points else None),
         )
     return table
@@ -162,7 +162,7 @@ def runs_table(trajectories: Sequence[Trajectory]) -> Table:
 def _table(
     rows: Sequence[tuple[float, Sequence[float | None]]], trajectories: Sequence[Trajectory], axis: str
 ) -> Table:
-    """A row per share of the amount, with the best value of each row highlighted."""
+    """Return a table with a row per fraction of the amount, and the best value of each row highlighted."""
     names = [LETTERS[index % len(LETTERS)] for index in range(len(trajectories))]
     table = plain_table("share", UNITS[axis], *names, numbers=["share", UNITS[axis], *names])
     for share, (spent, qualities) in zip(SHARES, rows, strict=True):
@@ -177,9 +177,9 @@ def _table(
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 COLORS = ("cyan", "magenta", "yellow", "green", "red", "blue")
-DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, by row and column
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of a braille character, by row and column
 BLANK = 0x2800
-CROSSING = "*"  # printed where letters of two curves meet
+CROSSING = "*"  # printed where the letters of two curves meet
 LABEL_EVERY = 16  # columns between the letters that name a braille curve
 
 
@@ -213,7 +213,7 @@ def plot(curves: Sequence[Curve], width: int, height: int, *, unicode: bool = Tr
 
 
 def amount(value: float) -> str:
-    """A number of evaluations, tokens or dollars."""
+    """Format a number of evaluations, tokens or dollars."""
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.4g}"
 
 
@@ -222,14 +222,14 @@ def _tick(value: float) -> str:
 
 
 def _at(curve: Curve, x: float) -> float | None:
-    """The value at x, or None beyond the last point."""
+    """Return the value at x, or None beyond the last point."""
     if not curve.points or x > curve.points[-1][0] * (1 + 1e-9):
         return None
     return [y for at, y in curve.points if at <= x * (1 + 1e-9)][-1]
 
 
 def _heights(curve: Curve, columns: int, rows: int, scale: tuple[float, float, float]) -> list[int | None]:
-    """The row of the curve in each column, counted from the top."""
+    """Return the row of the curve in each column, counted from the top."""
     right, low, high = scale
     found: list[int | None] = []
     for column in range(columns):
@@ -258,7 +258,7 @@ def _braille(curves: Sequence[Curve], columns: int, height: int, scale: tuple[fl
 
 
 def _labelled(rows: list[Text], curves: Sequence[Curve], columns: int, scale: tuple[float, float, float]) -> list[Text]:
-    """The rows with the letter of each curve on it at intervals, for terminals without colours."""
+    """Print the letter of each curve on it at intervals, for terminals without colours, and return the rows."""
     for index, curve in enumerate(curves):
         fine = _heights(curve, 2 * columns, 4 * len(rows), scale)
         at = [None if row is None else row // 4 for row in fine[::2]]
@@ -285,7 +285,7 @@ def _letters(curves: Sequence[Curve], columns: int, height: int, scale: tuple[fl
 
 
 def _between(before: int | None, row: int | None) -> Sequence[int]:
-    """The rows of a vertical line from the last column's row to this one's."""
+    """Return the rows of a vertical line from the last column's row to this one's."""
     if row is None:
         return ()
     start = row if before is None else before

@@ -1,4 +1,4 @@
-"""Standing of one op on one device: champions, population and counts, of which every screen shows a part."""
+"""The standing of an op on a device: the champions, population and counts that the tables show."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -25,20 +25,20 @@ class Standing:
     pending: int = 0  # kernels without a verdict on the device
     held: int = 0  # kernels of the op in the archive
     unread: int = 0  # replies without a kernel
-    verdicts: Mapping[str, Evaluation] = field(default_factory=dict)  # in force on the kernels asked for by id
-    # Of champions, population and the kernels asked for by id:
-    kernels: Mapping[str, Kernel] = field(default_factory=dict)  # with their first parents
-    proposals: Mapping[str, ProposalSummary] = field(default_factory=dict)  # the first of each kernel
+    verdicts: Mapping[str, Evaluation] = field(default_factory=dict)  # verdicts on the kernels requested by id
+    # These cover the champions, the population and the kernels requested by id:
+    kernels: Mapping[str, Kernel] = field(default_factory=dict)  # including their first parents
+    proposals: Mapping[str, ProposalSummary] = field(default_factory=dict)  # the first proposal of each kernel
     children: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def judged(self) -> int:
-        """Kernels with a verdict on the device."""
+        """The number of kernels with a verdict on the device."""
         return sum(self.outcomes.values())
 
 
 def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] = ()) -> Standing:
-    """Read the standing of an op on a device, and more of the kernels with the ids `named`."""
+    """Read the standing of an op on a device, with the verdicts on the kernels whose ids are in `named`."""
     leaders, alive = population.fittest(store.find(RankedTimes, op, device=device.key))
     in_force = store.find(EvaluationSummary, op, device=device.key, in_force=True, kernels=named) if named else []
     evaluations = evaluations_of(store, {*alive, *leaders.values(), *in_force})
@@ -64,20 +64,20 @@ def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] =
 
 
 def standings(store: Store, op: str = "", device: str = "") -> list[Standing]:
-    """Read the standing of each op on each device that it was evaluated on; `device` is a part of the key."""
+    """Read the standing of each op on each device that it was evaluated on; `device` is part of the device's key."""
     ops = [op] if op else sorted(store.count(Evaluation, "op"))
     return [standing(store, name, info) for name in ops for info in devices(store, name, device)]
 
 
 def devices(store: Store, op: str = "", part: str = "") -> list[DeviceInfo]:
-    """Return the devices with evaluations, GPUs first; of equal keys the one evaluated on last."""
+    """Return the devices with evaluations, GPUs first; of devices with equal keys, the one used last."""
     infos = {info.key: info for info in store.find(DeviceInfo, op)}
     found = [info for key, info in infos.items() if part.lower() in key.lower()]
     return sorted(found, key=lambda info: (not policy_of(info.kind).times_are_gpu_times, info.key))
 
 
 def decisive_evaluations(store: Store, op: str, device: DeviceInfo) -> list[Evaluation]:
-    """Return the evaluations that the champions and PyTorch's latest times on the device follow from, oldest first."""
+    """Return the evaluations that determine the champions and PyTorch's latest times on a device, oldest first."""
     passed = store.find(RankedTimes, op, device=device.key)
     replaced = store.find(EvaluationSummary, op, device=device.key, in_force=False, measured=True)
     failed = store.find(EvaluationSummary, op, device=device.key, in_force=True, measured=True, passed=False)

@@ -27,9 +27,9 @@ from evolve.report.words import (
 )
 from evolve.selection.population import Champion
 
-WIDE = 100  # columns from which notes are shown
-WIDER = 120  # columns from which max-autotune is shown beside torch.compile's default
-UNCONFIRMED = "?"  # follows the id of a champion that is not confirmed yet
+WIDE = 100  # minimum width, in columns, at which notes are shown
+WIDER = 120  # minimum width, in columns, at which max-autotune is shown beside torch.compile's default
+UNCONFIRMED = "?"  # appended to the id of a champion that is not confirmed yet
 HEADING_SHOWN, KINDS_SHOWN = 24, 2
 ALIVE_MEANS = (
     "fittest first: by best known time over the kernel's time, as a geometric mean over all workloads; a workload that "
@@ -44,7 +44,7 @@ WON_MEANS = (
 def print_standing(
     output: Console, standing: Standing, workloads: Sequence[str] = (), *, population: bool = True
 ) -> None:
-    """Print the champions beside PyTorch, the population if asked for, and the number of kernels per outcome."""
+    """Print the champions beside PyTorch, the population if requested, and the number of kernels per outcome."""
     output.print(headline(standing))
     if standing.champions or workloads:
         output.print(champions_table(standing, output.width, workloads))
@@ -57,7 +57,7 @@ def print_standing(
 
 
 def print_next_steps(output: Console, standing: Standing, locator: str, given: str) -> None:
-    """Print commands to continue with. `locator` finds the op; the words in `given` find the archive."""
+    """Print commands to continue with. `locator` identifies the op, and the arguments in `given` the archive."""
     op, on_gpu = shlex.quote(locator), policy_of(standing.device.kind).times_are_gpu_times
     steps = []
     if standing.judged:
@@ -85,7 +85,7 @@ def print_next_steps(output: Console, standing: Standing, locator: str, given: s
 
 
 def standings_table(found: Sequence[Standing]) -> Table:
-    """A row per op and device."""
+    """Return a table with a row per op and device."""
     numbers = ["won", "best", "worst", "alive", "judged", "pending"]
     table = plain_table("op", "device", *numbers, "fittest", numbers=numbers)
     for standing in found:
@@ -109,7 +109,7 @@ def standings_table(found: Sequence[Standing]) -> Table:
 
 
 def headline(standing: Standing) -> Text:
-    """Op and device, with a warning if its times are not GPU times."""
+    """Return the op and the device, with a warning if the times are not GPU times."""
     text = Text.assemble((standing.op, "bold"), " on ", standing.device.name)
     note = times_note(standing.device.kind)
     return text.append(f"  ({note})", "yellow") if note else text
@@ -118,7 +118,7 @@ def headline(standing: Standing) -> Text:
 def champions_table(
     standing: Standing, width: int, workloads: Sequence[str] = (), *, interval: bool = True, most: int = 0
 ) -> Table:
-    """A row per workload: its champion beside PyTorch. `workloads` also lists workloads without a champion."""
+    """Return a table with a row per workload, its champion beside PyTorch. `workloads` adds rows without a champion."""
     held = {champion.workload: champion for champion in standing.champions}
     keys = [*workloads, *(key for key in held if key not in workloads)]
     labels = workload_labels(keys)
@@ -140,7 +140,7 @@ def champions_table(
 
 
 def population_table(standing: Standing, width: int, most: int = 0) -> Table:
-    """A row per kernel of the population, fittest first."""
+    """Return a table with a row per kernel of the population, fittest first."""
     wide = width >= WIDE
     notes, children = (["idea"], ["children"]) if wide else ([], [])
     numbers = ["#", "mean", "on", *children]
@@ -165,7 +165,7 @@ def population_table(standing: Standing, width: int, most: int = 0) -> Table:
 
 
 def measurements_table(evaluation: Evaluation, width: int) -> Table:
-    """A row per workload that a kernel was timed on."""
+    """Return a table with a row per workload that a kernel was timed on."""
     labels = workload_labels([measurement.workload for measurement in evaluation.measurements])
     tuned = width >= WIDE and any(measurement.autotune_us for measurement in evaluation.measurements)
     numbers = _headings(interval=True, tuned=tuned)
@@ -177,7 +177,7 @@ def measurements_table(evaluation: Evaluation, width: int) -> Table:
 
 
 def counts_line(standing: Standing) -> str:
-    """The number of proposals with each outcome; more than two kinds of failure are summed up first."""
+    """Return the number of kernels with each outcome; more than two kinds of failure are added up first."""
     counts = standing.outcomes
     failures = {outcome: count for outcome, count in counts.items() if outcome != str(Outcome.PASSED)}
     summed = len(failures) > KINDS_SHOWN
@@ -191,7 +191,7 @@ def counts_line(standing: Standing) -> str:
 
 
 def footnotes(standing: Standing, workloads: Sequence[str] = ()) -> str:
-    """What the columns of the champions table mean, and what holds for all its rows."""
+    """Return what the columns of the champions table mean, and what all its rows have in common."""
     labels = workload_labels([*workloads] or [champion.workload for champion in standing.champions])
     parts = [f"sizes: {labels.heading}"] if len(labels.heading) > HEADING_SHOWN else []
     parts += [f"all workloads: {labels.throughout}"] if labels.throughout else []
@@ -204,7 +204,7 @@ def footnotes(standing: Standing, workloads: Sequence[str] = ()) -> str:
 
 
 def origin(standing: Standing, kernel_id: str) -> str:
-    """The operator that a kernel was made by, and what it changed."""
+    """Return the operator that produced a kernel, and what it changed."""
     kernel, proposal = standing.kernels.get(kernel_id), standing.proposals.get(kernel_id)
     if kernel is None:
         return short(kernel_id)
@@ -213,7 +213,7 @@ def origin(standing: Standing, kernel_id: str) -> str:
 
 
 def plain_table(*headings: str, numbers: Sequence[str] = ()) -> Table:
-    """A table without lines, with the columns in `numbers` aligned to the right."""
+    """Return a table without lines, with the columns in `numbers` aligned to the right."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for heading in headings:
         right = heading in numbers
@@ -222,7 +222,7 @@ def plain_table(*headings: str, numbers: Sequence[str] = ()) -> Table:
 
 
 def fitted(text: str, style: str = "") -> Text:
-    """A cell that is cut off if the column is too narrow, never wrapped."""
+    """Return a cell that is cut off, never wrapped, if the column is too narrow."""
     return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 

@@ -20,16 +20,16 @@ PIPED_WIDTH = 120  # width of tables if the output is not a terminal
 
 
 class SafeConsole(Console):
-    """A console that escapes control characters: text may come from a model, a compiler or another archive."""
+    """A console that escapes control characters: printed text may come from a model, a compiler or another archive."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
-            # Only rich itself makes control segments; printed text never becomes one.
+            # Only rich itself creates control segments; printed text never becomes one.
             yield segment if segment.control else Segment(escaped(segment.text), segment.style)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console without markup, because kernels and logs contain square brackets."""
+    """Return a console without markup, because kernels and logs contain square brackets."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPED_WIDTH
     return SafeConsole(file=stream, markup=False, highlight=False, emoji=False, width=width)
@@ -66,7 +66,7 @@ class WorkloadLabels:
 
 
 def workload_labels(keys: Sequence[str]) -> WorkloadLabels:
-    """Labels such as `64×256 fp32`, under the heading `rows×cols`, for `rows=64 cols=256 float32`."""
+    """Return labels such as `64×256 fp32`, under the heading `rows×cols`, for `rows=64 cols=256 float32`."""
     parted = [_parts(key) for key in keys]
     names = [name for name, _ in parted[0][0]] if parted else []
     if not all([name for name, _ in pairs] == names for pairs, _ in parted):
@@ -88,7 +88,7 @@ def short(content_id: str) -> str:
 
 
 def figure(value: float | None) -> str:
-    """A time with three or four digits, or `-` for None."""
+    """Format a time with about three digits, or None as `-`."""
     if value is None:
         return "-"
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
@@ -101,13 +101,13 @@ def times(ratio: float | None) -> str:
 
 
 def times_label(kind: str) -> str:
-    """What kind of times the device measures, such as `CPU times`; empty for GPU times."""
+    """Return what kind of times the device measures, such as `CPU times`; empty for GPU times."""
     policy = policy_of(kind)
     return "" if policy.times_are_gpu_times else policy.times
 
 
 def times_note(kind: str) -> str:
-    """A warning to print beside times that are not GPU times; empty for GPU times."""
+    """Return a warning to print beside times that are not GPU times; empty for GPU times."""
     label = times_label(kind)
     return f"{label} of the {kind} device: no statement about a GPU" if label else ""
 
@@ -127,17 +127,17 @@ def moment(created: float) -> str:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """`1 kernel`, `2 kernels`."""
+    """Return `1 kernel`, `2 kernels`, and so on."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def listed(words: Sequence[str]) -> str:
-    """`a, b and c`."""
+    """Join the words as in `a, b and c`."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def one_line(text: str, most: int = 200) -> str:
-    """The beginning of a text, on one line."""
+    """Return the beginning of a text, on one line."""
     joined = " ".join(text.split())
     return joined if len(joined) <= most else joined[: most - 1] + "…"
 
@@ -147,12 +147,12 @@ def knobs(settings: Mapping[str, int]) -> str:
 
 
 def idea(kernel: Kernel | None) -> str:
-    """The note of a kernel's plan, or the name of its first entry."""
+    """Return the note of a kernel's plan, or the name of its first entry."""
     return one_line(kernel.plan.note or kernel.plan.launches[0].entry) if kernel else ""
 
 
 def change(kernel: Kernel, parent: Kernel | None) -> str:
-    """The knobs that a kernel changed in its parent, or its idea if it changed more than knobs."""
+    """Return the knobs in which a kernel differs from its parent, or its idea if it differs in more than knobs."""
     if parent is None:
         return idea(kernel)
     ours, theirs = kernel.plan.settings, parent.plan.settings
@@ -164,7 +164,7 @@ def change(kernel: Kernel, parent: Kernel | None) -> str:
 
 
 def mean_speedup(evaluation: Evaluation) -> float | None:
-    """The geometric mean of the speedups over the timed workloads."""
+    """Return the geometric mean of the speedups over the timed workloads."""
     speedups = [max(measurement.speedup, 1e-9) for measurement in evaluation.measurements]
     return math.exp(sum(map(math.log, speedups)) / len(speedups)) if speedups else None
 
@@ -174,7 +174,7 @@ def best_speedup(evaluation: Evaluation) -> float | None:
 
 
 def outcomes(counts: Mapping[str, int]) -> str:
-    """`12 passed, 3 wrong`."""
+    """Return text such as `12 passed, 3 wrong`."""
     return ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
 
 

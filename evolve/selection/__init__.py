@@ -1,1 +1,1 @@
-"""Selection: what is known of the kernels of an op, which survive, and what a proposer is asked."""
+"""Selection: what is known about an op's kernels, which of them survive, and what to request from a proposer."""

@@ -1,4 +1,4 @@
-"""Duplicates: finds the kernel that another one repeats, by its text before it is compiled and by its code after."""
+"""Detection of kernels that repeat another one: by their text before compiling, by their machine code after it."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ from archive.records import Evaluation, Outcome, content_id
 from archive.summaries import EvaluationSummary
 from evolve.devices.source_text import HASHES, PASTES, SPLICE, TOKEN
 
-# Two signs that are one sign when no blank separates them.
+# Two signs that become one sign unless a blank separates them.
 PAIR = re.compile(r"([-+&|<>:#])\1|[-+*/%&|^<>=!]=|->")
 TYPE = re.compile(
     r"void|bool|unsigned|signed|auto|half2?|__half2?|__nv_bfloat16|__nv_bfloat162"
@@ -20,13 +20,13 @@ TYPE = re.compile(
 )
 AFTER_TYPES = frozenset({"*", "&", "const", "volatile", "__restrict__"})
 NAME = re.compile(r"[A-Za-z_]\w*")
-GAP, EDGE = " ", "\n"  # other tokens are never blank
+GAP, EDGE = " ", "\n"  # no other token is blank
 
 Judged = Evaluation | EvaluationSummary
 
 
 class JudgedKernels(Protocol):
-    """The kernels of an op that have a verdict on the device; duplicates are left out."""
+    """The kernels of an op that have a verdict on the device, except duplicates."""
 
     def with_outline(self, outline: str) -> Sequence[tuple[Kernel, Judged]]:
         """Return the kernels whose source has this outline, in the order in which they were proposed."""
@@ -36,19 +36,19 @@ class JudgedKernels(Protocol):
 
 
 class Duplicates:
-    """Finds duplicates of the kernels judged before, and among the kernels that are compiled beside each other."""
+    """A detector of duplicates, both of kernels judged before and among kernels that are compiled at the same time."""
 
     def __init__(self, judged: JudgedKernels) -> None:
         self._judged = judged
         self._compiled: dict[str, str] = {}  # machine code -> id of the first kernel that compiled to it
 
     def by_text(self, kernel: Kernel) -> str:
-        """Return a log that names the kernel this one repeats in other words, or an empty string."""
+        """Return a log that names a kernel with the same meaning but other text, or an empty string."""
         own = None
         for other, verdict in reversed(self._judged.with_outline(kernel.outline)):
             own = own or likeness(kernel)
             if likeness(other) == own and other.id != kernel.id:
-                return f"says what kernel {other.id} says in other words; the outcome of that kernel: {verdict.outcome}"
+                return f"is a reworded copy of kernel {other.id}, whose verdict is: {verdict.outcome}"
         return ""
 
     def by_code(self, kernel_id: str, code: str) -> str:
@@ -58,11 +58,11 @@ class Duplicates:
         if judged and judged.kernel_id != kernel_id:
             return f"{same} {judged.kernel_id}, whose verdict is: {judged.outcome}"
         first = self._compiled.setdefault(code, kernel_id)
-        return "" if first == kernel_id else f"{same} {first}, which was proposed beside it"
+        return "" if first == kernel_id else f"{same} {first}, which was proposed at the same time"
 
 
 def oldest_by_code(verdicts: Iterable[EvaluationSummary]) -> dict[str, EvaluationSummary]:
-    """Return the oldest verdict on each machine code. The verdict on a duplicate is left out, it says nothing new."""
+    """Return the oldest verdict on each machine code. Verdicts on duplicates are skipped."""
     found: dict[str, EvaluationSummary] = {}
     for verdict in verdicts:
         if verdict.code and verdict.outcome is not Outcome.DUPLICATE:
@@ -82,7 +82,7 @@ def likeness(kernel: Kernel) -> str:
 
 
 def _plan(plan: Plan, words: set[str], entries: Mapping[str, str]) -> list[object]:
-    """Return what a plan means, however it is written."""
+    """Return what a plan means, regardless of how it is written."""
     meant: list[object] = [
         plan.op,
         _plain(plan.when),
@@ -107,7 +107,7 @@ def _launch(launch: Launch, entries: Mapping[str, str]) -> list[object]:
 
 
 def _plain(expression: Expression) -> str:
-    """Return an expression without superfluous blanks and brackets, or unchanged where it cannot be parsed."""
+    """Return an expression without superfluous blanks and brackets, or unchanged if it cannot be parsed."""
     try:
         return ast.unparse(ast.parse(str(expression).strip(), mode="eval"))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -116,7 +116,7 @@ def _plain(expression: Expression) -> str:
 
 @lru_cache(maxsize=1_000)  # the settings of one design share their source
 def _tokens(source: str) -> Sequence[str]:
-    """Return the tokens of the source. A blank stays where it separates two signs, an edge around each directive."""
+    """Return the tokens of the source. GAP stands for a blank that matters, and EDGE encloses each directive."""
     kept: list[str] = []
     blank = directive = False
     line_begins = True
@@ -139,9 +139,9 @@ def _tokens(source: str) -> Sequence[str]:
 
 
 def _renamed(tokens: Sequence[str], plan: Plan) -> dict[str, str]:
-    """Return new names for the variables that the source declares, numbered as they first appear.
+    """Return new names for the variables that the source declares, numbered by first appearance.
 
-    Only names without another meaning are replaced: never called, not a member, and not in the plan.
+    Names that are called, are members or occur in the plan are kept, because they may have another meaning.
     """
     ours = _types(plan)
     declared: dict[str, str] = {}

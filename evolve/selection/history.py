@@ -1,4 +1,4 @@
-"""History of an op on a device: what became of each earlier proposal, kept up to date as records come."""
+"""The history of an op on a device: the outcome of each earlier proposal, updated as records arrive."""
 
 import math
 from collections import defaultdict
@@ -10,22 +10,24 @@ from evolve.request import Trial
 
 
 class History:
-    """The trials of an op: one per proposal that is judged or held no kernel.
+    """The trials of an op, one per proposal that is judged or contains no kernel.
 
-    Proposals and verdicts are taken in the order of time. `families` names the family of every kernel that counts.
+    Proposals and verdicts are added in chronological order. `families` names the family of every kernel that counts.
     """
 
     def __init__(self, families: Mapping[str, str]) -> None:
         self._families = families
         self._proposals: list[ProposalSummary] = []
-        self._first: dict[str, str] = {}  # kernel -> the proposal that brought it first; a repetition gains nothing
+        self._first: dict[str, str] = {}  # kernel -> its first proposal; repetitions get no credit
         self._of_kernel = defaultdict[str, list[ProposalSummary]](list)
         self._verdicts: dict[str, EvaluationSummary] = {}
-        self._trials: dict[str, Trial] = {}  # by proposal
-        self._changed: dict[str, ProposalSummary] = {}  # proposals whose trial must be found again
-        self._best: dict[str, Timing] = {}  # by workload
+        self._trials: dict[str, Trial] = {}  # by proposal id
+        self._changed: dict[str, ProposalSummary] = {}  # proposals whose trial must be recomputed
+        self._best: dict[str, Timing] = {}  # best times so far, by workload
         self._gained: dict[str, dict[str, float]] = {}  # kernel -> the log of its gain, by workload
-        self._founders: dict[str, tuple[str, Mapping[str, Timing]]] = {}  # family -> its first kernel, the best before
+        self._founders: dict[
+            str, tuple[str, Mapping[str, Timing]]
+        ] = {}  # family -> its first kernel, the best times before it
         self._steps: list[_Step] = []  # the verdicts in the order in which their evaluations began
 
     def trials(self) -> tuple[Trial, ...]:
@@ -37,7 +39,7 @@ class History:
         return tuple(trial for trial in found if trial)
 
     def propose(self, proposal: ProposalSummary) -> None:
-        """Take the next proposal."""
+        """Add the next proposal."""
         self._proposals.append(proposal)
         if proposal.kernel_id:
             self._first.setdefault(proposal.kernel_id, proposal.id)
@@ -45,7 +47,7 @@ class History:
         self._changed[proposal.id] = proposal
 
     def judge(self, verdict: EvaluationSummary) -> None:
-        """Take the first verdict on a kernel. Verdicts given since one that began later are weighed again after it."""
+        """Add the first verdict on a kernel. Verdicts on evaluations that began later are credited again after it."""
         if verdict.kernel_id not in self._families:
             return
         later = []
@@ -67,7 +69,7 @@ class History:
         self._changed.update((proposal.id, proposal) for proposal in changed)
 
     def _credit(self, verdict: EvaluationSummary) -> None:
-        """Credit the kernel with what it gained, and the first kernel of its design with what the design gained."""
+        """Credit the kernel with its gain, and the first kernel of its design with the gain of the design."""
         family = self._families[verdict.kernel_id]
         step = _Step(verdict, family, {}, family not in self._founders, {})
         self._steps.append(step)
@@ -97,13 +99,13 @@ class History:
 
 @dataclass(frozen=True)
 class _Step:
-    """What a verdict changed, to be undone where one whose evaluation began earlier comes after it."""
+    """The changes made by a verdict, to be undone if a verdict on an earlier evaluation arrives late."""
 
     verdict: EvaluationSummary
     family: str
-    best: dict[str, Timing | None]  # what it took the place of
+    best: dict[str, Timing | None]  # the best times that it replaced
     founding: bool  # whether the kernel is the first of its family to pass
-    of_founder: dict[str, float]  # what the first kernel of the family had gained before
+    of_founder: dict[str, float]  # the gain of the family's first kernel before
 
     def undo(
         self,
@@ -126,9 +128,9 @@ class _Step:
 
 
 def _gained(verdict: EvaluationSummary, before: Mapping[str, Timing]) -> dict[str, float]:
-    """Return by workload the log of how many times faster the kernel is than the best before, or else than PyTorch.
+    """Return, by workload, the log of the kernel's speedup over the best before it, or else over PyTorch.
 
-    A gain that does not clear both intervals is left out: it may be luck.
+    A gain smaller than both confidence intervals is left out, because it may be luck.
     """
     gained: dict[str, float] = {}
     for timing in verdict.measurements:

@@ -1,4 +1,4 @@
-"""Lessons: what earlier attempts at an op teach, in sentences for the next prompt."""
+"""Lessons from earlier attempts at an op, as sentences for the next prompt."""
 
 import heapq
 import math
@@ -13,12 +13,12 @@ from archive.records import Outcome
 from archive.summaries import EvaluationSummary, ProposalSummary
 from evolve.prompting.text import one_line
 
-MOST = 10  # sentences
+MOST = 10  # sentences at most
 MOST_GAINS, MOST_LOSSES, MOST_KNOBS, MOST_REASONS, MOST_HOPELESS = 3, 2, 2, 2, 1
-GAINED, LOST = 1.1, 0.9  # times as fast as the parent
-TELLING = 1.1  # times as fast by another value of a knob
-LEAST_SETTINGS = 4  # of a design, before its knobs say anything
-AGAIN = 2  # times, before a failure is more than an accident
+GAINED, LOST = 1.1, 0.9  # speedups over the parent that count as a gain and a loss
+TELLING = 1.1  # least speedup by a knob that is worth a sentence
+LEAST_SETTINGS = 4  # measured settings of a design that a statement on its knobs needs
+AGAIN = 2  # occurrences that make a failure more than an accident
 MAX_NOTE, MAX_REASON, MAX_WORKLOAD = 140, 160, 120
 PLACE = re.compile(r"^(?:\S*kernel\.cu\S*:|[\w.]+=\S+(?: [\w.]+=\S+)* \w+:|line \d+:|(?:fatal )?error:|launch \d+:)\s*")
 NO_KERNEL = "no kernel in the answer"
@@ -27,52 +27,52 @@ Times = Mapping[str, float]  # us by workload
 
 @dataclass(frozen=True)
 class Change:
-    """How a design that was made from others compares with them, at its best setting."""
+    """The speedup of a design, at its best setting, over the designs it was made from."""
 
     kernel_id: str
     workload: str
-    ratio: float  # times as fast there as the best of its parents
+    ratio: float  # speedup over the best of its parents on that workload
     created: float
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What a knob does on average over the settings of the others."""
+    """The effect of a knob, averaged over the settings of the other knobs."""
 
     name: str
     best: int
     worst: int
-    ratio: float  # times as fast with the best value as with the worst
+    ratio: float  # speedup of the best value over the worst
 
 
 class Lessons:
-    """Collects what proposals and verdicts teach. Both are taken in the order of time.
+    """The lessons from proposals and verdicts, which are added in chronological order.
 
-    `families` names the family of every kernel that counts; `kernels` reads the kernels with some ids.
+    `families` names the family of every kernel that counts; `kernels` reads kernels by their ids.
     """
 
     def __init__(self, families: Mapping[str, str], kernels: Callable[[Sequence[str]], Mapping[str, Kernel]]) -> None:
         self._families, self._kernels = families, kernels
         self._verdicts: dict[str, EvaluationSummary] = {}
-        self._best: dict[str, dict[str, float]] = {}  # family -> the least time on each workload
-        self._overall: dict[str, float] = {}  # the least time of all on each workload
+        self._best: dict[str, dict[str, float]] = {}  # family -> its best time on each workload
+        self._overall: dict[str, float] = {}  # the best time of all on each workload
         self._places: dict[str, tuple[int, float, str]] = {}  # family -> its place among the tuned ones
         self._tuned: set[str] = set()  # families with enough settings
-        self._sound: set[str] = set()  # families of which a setting has passed
+        self._sound: set[str] = set()  # families with a setting that has passed
         self._passed = defaultdict[str, list[str]](list)  # family -> its kernels with times
         self._births = defaultdict[str, list[ProposalSummary]](list)  # family -> the proposals of its kernels
         self._offspring = defaultdict[str, set[str]](set)  # kernel -> the families that were made from it
-        self._changed: set[str] = set()  # families whose change and effects must be found again
+        self._changed: set[str] = set()  # families whose change and effects must be recomputed
         self._changes: dict[str, Change] = {}
         self._effects: dict[str, list[Effect]] = {}
-        self._reasons: dict[tuple[str, str], tuple[int, tuple[float, str, str, str]]] = {}  # their number, the first
-        self._roots: dict[str, str] = {}  # kernel -> the kernel whose repair, or repair of a repair, it is
+        self._reasons: dict[tuple[str, str], tuple[int, tuple[float, str, str, str]]] = {}  # count and first case
+        self._roots: dict[str, str] = {}  # kernel -> the kernel that it repairs, through any number of repairs
         self._tries = defaultdict[str, list[EvaluationSummary]](list)  # by root
         self._retried: set[str] = set()  # roots with more than one try
         self._without_effect: tuple[float, str, str] | None = None  # minus the time, the proposal, its kernel
 
     def propose(self, proposal: ProposalSummary) -> None:
-        """Take the next proposal."""
+        """Add the next proposal."""
         kernel_id = proposal.kernel_id
         if not kernel_id:
             if proposal.failure:
@@ -92,7 +92,7 @@ class Lessons:
             self._note_without_effect([proposal])
 
     def judge(self, verdict: EvaluationSummary) -> None:
-        """Take the first verdict on a kernel."""
+        """Add the first verdict on a kernel."""
         kernel_id = verdict.kernel_id
         family = self._families.get(kernel_id)
         if family is None:
@@ -122,7 +122,7 @@ class Lessons:
         return family in self._sound
 
     def sentences(self) -> tuple[str, ...]:
-        """Return the most telling first: what helped, the best knobs, what harmed, why kernels fail, and so on."""
+        """Return the most important sentences first: what helped, the best knobs, what harmed, why kernels fail, ..."""
         for family in self._changed:
             self._effects.pop(family, None)
             self._places.pop(family, None)
@@ -138,7 +138,7 @@ class Lessons:
         return found[:MOST]
 
     def _change(self, family: str) -> Change | None:
-        """The change that the first proposal of the design made, if its parents passed and share a workload with it."""
+        """Return the change by the design's first proposal whose parents passed and share a workload with it."""
         for born in sorted(self._births[family], key=lambda p: (p.created, p.id)):
             parents = [parent for parent in born.parents if parent in self._verdicts]
             if not parents or any(self._families[parent] == family for parent in parents):
@@ -160,7 +160,7 @@ class Lessons:
             yield f"This helped: {idea}: {change.ratio:.1f} times as fast as its parent at {_at(change)}."
 
     def _losses(self) -> Iterator[str]:
-        """Designs that are slower than their parents on every workload that both have."""
+        """Yield sentences on designs that are slower than their parents on every workload that both have."""
         losses = (change for change in self._changes.values() if change.ratio <= LOST)
         first = heapq.nsmallest(MOST_LOSSES, losses, key=lambda c: (round(c.ratio, 1), c.created, c.kernel_id))
         for change in first:
@@ -168,7 +168,7 @@ class Lessons:
             yield f"This did harm: {idea}: {share:.1g} of its parent's speed, at best, at {_at(change)}."
 
     def _knobs(self) -> Iterator[str]:
-        """For the designs that were tuned, fastest first: the knobs that matter most, and their best values."""
+        """Yield the most influential knobs of the tuned designs and their best values, fastest designs first."""
         told = 0
         for family in self._tuned:
             if family not in self._places:
@@ -195,14 +195,14 @@ class Lessons:
         return sorted((e for e in effects if e and e.ratio >= TELLING), key=lambda e: (-e.ratio, e.name))
 
     def _failures(self) -> Iterator[str]:
-        """What kernels and replies failed of again and again, most frequent first."""
+        """Yield the reasons why kernels and replies failed repeatedly, most frequent first."""
         often = [(kind, number, first) for kind, (number, first) in self._reasons.items() if number >= AGAIN]
         for (outcome, _), number, first in heapq.nsmallest(MOST_REASONS, often, key=lambda one: (-one[1], one[0])):
             reason = _reason(first[3])
             yield f"Failed {number} times in the same way: {outcome}{f': {reason}' if reason else ''}."
 
     def _hopeless(self) -> Iterator[str]:
-        """Designs that were tried more than once, repairs included, and never passed."""
+        """Yield sentences on designs that were tried more than once, including repairs, and never passed."""
         never = (
             (root, self._tries[root])
             for root in self._retried
@@ -218,7 +218,7 @@ class Lessons:
             yield f"The compiler makes no difference of this: {self._idea(self._without_effect[2])}."
 
     def _note_without_effect(self, proposals: Iterable[ProposalSummary]) -> None:
-        """Remember the newest change of more than knobs that compiled to the code of another kernel."""
+        """Remember the newest change beyond knobs that compiled to the machine code of another kernel."""
         for proposal in proposals:
             family = self._families[proposal.kernel_id]
             if all(self._families.get(parent) != family for parent in proposal.parents):
@@ -252,7 +252,7 @@ def _times(verdict: EvaluationSummary) -> dict[str, float]:
 
 
 def _lower(least: dict[str, float], times: Times) -> bool:
-    """Keep the lesser of the times on each workload, and return whether any of these is less."""
+    """Lower the least times to the given times where those are less, and return whether any was lowered."""
     lower = {workload: us for workload, us in times.items() if us < least.get(workload, math.inf)}
     least.update(lower)
     return bool(lower)
@@ -269,7 +269,7 @@ def _at(change: Change) -> str:
 
 @lru_cache(maxsize=10_000)
 def _reason(log: str) -> str:
-    """Return the first line of a log that is not empty without the place that it names."""
+    """Return the first line of a log that is not empty once the source location is removed."""
     for line in log.splitlines():
         text, found = line.strip(), PLACE.match(line.strip())
         while found:
@@ -282,5 +282,5 @@ def _reason(log: str) -> str:
 
 @lru_cache(maxsize=10_000)
 def _normalised(reason: str) -> str:
-    """Return a reason without its names and numbers."""
+    """Return a reason with its names and numbers replaced by placeholders."""
     return re.sub(r"[-+]?\d[\d.e+-]*", "N", re.sub(r"`[^`]*`|\"[^\"]*\"|'[^']*'", "NAME", reason))

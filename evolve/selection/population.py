@@ -1,4 +1,4 @@
-"""Population of one op on one device: which kernels survive, which win where, which become parents. Pure functions."""
+"""The population of an op on a device: pure functions for which kernels survive, win workloads and become parents."""
 
 import heapq
 import math
@@ -18,8 +18,8 @@ E = TypeVar("E", bound=Evaluation | EvaluationSummary | RankedTimes)
 
 KEEP = 8
 OF_A_KIND = 3
-MEDIAN, LOW, HIGH, FIGURES = 0, 1, 2, 5  # places in the times of a workload, and their number
-HOPELESS = 4.0  # times slower than the fittest: then a niche of its own is no merit
+MEDIAN, LOW, HIGH, FIGURES = 0, 1, 2, 5  # positions among a workload's times, and the number of times
+HOPELESS = 4.0  # a kernel this many times slower than the fittest does not survive for its niche
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Champion:
 
     @property
     def duel(self) -> Duel | None:
-        """With PyTorch on this workload, where it was confirmed."""
+        """The duel with PyTorch on this workload, if the champion is confirmed."""
         return self.confirmed.duel(self.workload) if self.confirmed else None
 
     @property
@@ -41,7 +41,7 @@ class Champion:
         return self.duel is not None and self.duel.won
 
     def replaces(self, held: "Champion | None") -> bool:
-        """Whether this kernel, which is not confirmed yet, takes the place of the champion so far."""
+        """Return whether this kernel, which is not confirmed yet, replaces the current champion."""
         if held is None:
             return True
         bar_us = held.measurement.low_us if held.confirmed else held.measurement.median_us
@@ -49,33 +49,33 @@ class Champion:
 
 
 def latest(evaluations: Iterable[Evaluation], device_key: str) -> dict[str, Evaluation]:
-    """Return the verdict in force on each kernel, in the order of the kernels' ids: the last one on this device."""
+    """Return the last verdict on each kernel on this device, in the order of the kernels' ids."""
     verdicts = {e.kernel_id: e for e in evaluations if e.device.key == device_key}
     return dict(sorted(verdicts.items()))
 
 
 def champions(evaluations: Iterable[Evaluation]) -> tuple[Champion, ...]:
-    """Return the winner on every workload that some kernel passed, in the workloads' own order."""
+    """Return the winner on every workload that some kernel passed, in the order of the workloads."""
     return tuple(champion(workload, evaluation) for workload, evaluation in leaders(evaluations).items())
 
 
 def champion(workload: str, evaluation: Evaluation) -> Champion:
-    """Return what a champion's evaluation says of the workload that it wins on."""
+    """Return the champion of a workload, with what its evaluation measured there."""
     measurement = next(m for m in evaluation.measurements if m.workload == workload)
     return Champion(workload, evaluation.kernel_id, measurement, evaluation.confirmed)
 
 
 def leaders(evaluations: Iterable[E]) -> dict[str, E]:
-    """Return the evaluation that wins on each workload, in the order in which the workloads come up.
+    """Return the evaluation that wins on each workload, in the order in which the workloads first appear.
 
     The fastest kernel wins. A confirmed one is replaced only by a kernel that is faster by more than both intervals:
-    the least of many times was lucky, and near-equal kernels would be confirmed one after the other without end.
+    the lowest of many times is partly luck, and near-equal kernels would be confirmed one after another forever.
     """
     return _leaders(_tables(evaluations))
 
 
 def fittest(evaluations: Sequence[E], keep: int = KEEP) -> tuple[dict[str, E], tuple[E, ...]]:
-    """Return the champions' evaluations by workload, and those of the kernels alive, fittest first."""
+    """Return the champions' evaluations by workload, and the evaluations of the kernels alive, fittest first."""
     tables = _tables(evaluations)
     winners, ranking = _leaders(tables), Ranking[E]()
     ranking.add_tables(tables)
@@ -88,19 +88,19 @@ def survivors(evaluations: Sequence[E], keep: int = KEEP) -> tuple[E, ...]:
 
 
 class Ranking(Generic[E]):
-    """Kernels by the geometric mean of their times over all workloads, and which of them are alive.
+    """A ranking of kernels by the geometric mean of their times over all workloads; the best of them are alive.
 
-    A workload without a time of the kernel's own counts as the slowest time there, so refusing work never pays.
-    Kernels that accept the same workloads keep their order whatever is added.
+    A workload that the kernel does not accept counts with the slowest time there, so refusing work never pays.
+    Kernels that accept the same workloads keep their relative order when others are added.
     """
 
     def __init__(self) -> None:
-        # By workloads: the sum of a kernel's log times, its id, its evaluation.
+        # For each set of workloads: the sum of a kernel's log times, its id, its evaluation.
         self._groups: dict[tuple[str, ...], list[tuple[float, str, E]]] = {}
         self._worst: dict[str, float] = {}  # the slowest time on each workload
 
     def add(self, evaluations: Iterable[E]) -> None:
-        """Add kernels; those that failed are left out."""
+        """Add the kernels that passed."""
         self.add_tables(_tables(evaluations))
 
     def add_tables(self, tables: Sequence["_Table[E]"]) -> None:
@@ -116,7 +116,7 @@ class Ranking(Generic[E]):
     def alive(self, winners: Iterable[E], keep: int = KEEP) -> tuple[E, ...]:
         """Return the champions and the best `keep` kernels, fittest first.
 
-        At most `OF_A_KIND` kernels of one niche are among the best, as long as there are others that are not hopeless.
+        The best include at most `OF_A_KIND` kernels of one niche, unless the only alternatives are hopelessly slow.
         """
         niches = Counter[Niche]()
         novel: list[tuple[float, str, E]] = []
@@ -148,7 +148,7 @@ class Ranking(Generic[E]):
 
     def _ranked(self) -> Iterator[tuple[float, str, E]]:
         for group in self._groups.values():
-            group.sort(key=_rank)  # nearly sorted: only what was added since is out of place
+            group.sort(key=_rank)  # fast, because only newly added entries are out of order
         groups = (self._means(workloads, group) for workloads, group in self._groups.items())
         return heapq.merge(*groups, key=_rank)
 
@@ -182,7 +182,7 @@ def _leaders(tables: Sequence["_Table[E]"]) -> dict[str, E]:
 
 
 class Rival(NamedTuple):
-    """A time in a table. Rivals compare by their times, and then by their places."""
+    """A time in a table. Rivals are ordered by time, then by place."""
 
     median_us: float
     place: int
@@ -193,12 +193,12 @@ class Rival(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Table(Generic[E]):
-    """The times of evaluations on the same workloads, in columns: an op may have ten thousands of kernels."""
+    """The times of evaluations on the same workloads, in columns: an op may have tens of thousands of kernels."""
 
     workloads: tuple[str, ...]
     evaluations: Sequence[E]
     places: Sequence[int]  # in the order in which the evaluations were given
-    times: "array[float]"  # of each evaluation, on each workload: median, low, high, baseline, floor
+    times: "array[float]"  # median, low, high, baseline and floor of each evaluation on each workload
 
     def column(self, workload: str, part: int = MEDIAN) -> "array[float]":
         return self.times[FIGURES * self.workloads.index(workload) + part :: FIGURES * len(self.workloads)]
@@ -219,7 +219,7 @@ class _Table(Generic[E]):
         return (self.rival(workload, row) for row in self.confirmed_rows)
 
     def faster_than(self, workload: str, held: Rival) -> Iterator[Rival]:
-        """The fastest evaluation whose interval lies below that of `held`, if there is any."""
+        """Yield the fastest evaluation whose interval lies below that of `held`, if there is one."""
         clearly = (
             (median, row)
             for row, (median, high) in enumerate(zip(self.column(workload), self.column(workload, HIGH), strict=True))
@@ -230,7 +230,7 @@ class _Table(Generic[E]):
 
 
 def _tables(evaluations: Iterable[E]) -> list[_Table[E]]:
-    """Return a table for each set of workloads. Evaluations without times are left out, and those that failed."""
+    """Return a table for each set of workloads. Evaluations that failed or have no times are left out."""
     groups: dict[str, list[tuple[int, E, bytes]]] = {}
     for place, evaluation in enumerate(evaluations):
         if evaluation.passed:
@@ -246,7 +246,7 @@ def _table(workloads: str, members: Sequence[tuple[int, E, bytes]]) -> _Table[E]
     for workload in table.workloads:
         medians = table.column(workload)
         if not 0 < min(medians) <= max(medians) < math.inf:
-            raise ArchiveError(f"a summary of the archive has a time at {workload} that is not above 0 and finite")
+            raise ArchiveError(f"a summary in the archive has a time at {workload} that is not positive and finite")
     return table
 
 
@@ -256,18 +256,18 @@ def _times(evaluation: Evaluation | EvaluationSummary | RankedTimes) -> tuple[st
     return evaluation.workloads, evaluation.times
 
 
-REGISTER_CLASSES = (32, 64, 128)  # the upper ends; above the last, two blocks of 256 threads no longer fit
+REGISTER_CLASSES = (32, 64, 128)  # upper limits; beyond the last, two blocks of 256 threads no longer fit
 SHARED_CLASSES = (0, 16 * 1024, 64 * 1024)
 MANY_LAUNCHES = 3
 
 
 class Niche(NamedTuple):
-    """How a kernel works, coarsely. Two kernels with equal niches work in much the same way."""
+    """A coarse description of how a kernel works. Kernels in the same niche work in much the same way."""
 
     load_bytes: int
-    registers: int  # a class, not a number: the index into the upper ends
+    registers: int  # a class: the index of the upper limit
     shared: int  # a class
-    launches: int  # up to MANY_LAUNCHES
+    launches: int  # at most MANY_LAUNCHES
     tensor_cores: bool
     atomics: bool
 
@@ -315,18 +315,18 @@ def _class(index: int, ends: tuple[int, ...]) -> str:
 
 
 def weakest(evaluation: Evaluation) -> Measurement | None:
-    """Return the time on the workload with most to gain."""
+    """Return the measurement on the workload with the most to gain."""
     return min(evaluation.measurements, key=standing, default=None)
 
 
 def standing(measurement: Measurement) -> float:
-    """Return how good a time is: its share of the speed of light, or the speedup where that is unknown."""
+    """Return how good a time is: its share of the speed of light or, if that is unknown, the speedup."""
     share = measurement.share_of_light
     return measurement.speedup if share is None else share
 
 
 def parents(population: Sequence[E], used: Mapping[str, int], wanted: int, rng: random.Random) -> tuple[E, ...]:
-    """Draw parents with replacement: fitter kernels more often, kernels used as parents before less often."""
+    """Draw parents with replacement. Fitter kernels are more likely; kernels that were parents before are less so."""
     if not population:
         return ()
     weights = [1 / ((rank + 1) * (1 + used.get(e.kernel_id, 0))) for rank, e in enumerate(population)]

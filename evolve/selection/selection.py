@@ -1,4 +1,4 @@
-"""Selection: which kernels to evaluate next, and what a proposer is told."""
+"""Selection: which kernels to evaluate next, and what to tell a proposer."""
 
 import heapq
 import random
@@ -16,15 +16,15 @@ from evolve.selection.view import BEST_OF_N, OpView
 from reference_ops.op import Op
 
 FAILURES_SHOWN, DONORS = 6, 3
-PROFILES = 2  # in one round: each takes some seconds
-REPAIRS = 3  # one on top of the other, before a kernel is given up
+PROFILES = 2  # per round, because each takes a few seconds
+REPAIRS = 3  # in a row, after which a kernel is given up
 BEYOND_REPAIR = (Outcome.PASSED, Outcome.DUPLICATE)
 UNLIMITED = Left()
 
 
 @dataclass(frozen=True)
 class Agenda:
-    """The kernels that wait for a verdict: duplicates of kernels judged before, and the ones to evaluate."""
+    """The kernels that wait for a verdict: duplicates of kernels judged before, and new kernels to evaluate."""
 
     repeated: tuple[Evaluation, ...]
     new: tuple[Kernel, ...]
@@ -33,7 +33,7 @@ class Agenda:
 
 
 def agenda(view: OpView, waiting: Iterable[str]) -> Agenda:
-    """Sort out, of the kernels with these ids, those whose text says the same as that of a kernel judged before."""
+    """Separate these kernels into those that repeat the text of a kernel judged before, and new ones."""
     duplicates, kernels = Duplicates(view), view.kernels(waiting).values()
     logs = {kernel.id: duplicates.by_text(kernel) for kernel in kernels}
     repeated = tuple(
@@ -45,7 +45,7 @@ def agenda(view: OpView, waiting: Iterable[str]) -> Agenda:
 
 
 def request(view: OpView, op: Op, wanted: int, *, seed: int, left: Left = UNLIMITED) -> Request:
-    """Draw parents, and gather failures to repair, what was learned, and all that is known already."""
+    """Return a request with parents drawn for it, failures to repair, lessons, and all known kernels."""
     history, lessons = view.history()
     rng = random.Random(f"{seed} {len(view.proposals())}")
     plain = Request(
@@ -73,7 +73,7 @@ def request(view: OpView, op: Op, wanted: int, *, seed: int, left: Left = UNLIMI
 
 
 def unprofiled(request: Request) -> list[tuple[Kernel, str]]:
-    """Return parents that were not profiled on the workload where they have most to gain, and that workload."""
+    """Return the parents that are not profiled on the workload with the most to gain, each with that workload."""
     found: dict[str, tuple[Kernel, str]] = {}
     for parent in request.parents:
         weak = population.weakest(parent.evaluation)
@@ -83,7 +83,7 @@ def unprofiled(request: Request) -> list[tuple[Kernel, str]]:
 
 
 def _donors(view: OpView, rng: random.Random) -> tuple[Candidate, ...]:
-    """Return from some other ops the kernel with the largest speedup over PyTorch: its idea may carry over."""
+    """Return the kernels with the largest speedups of a few other ops, because their ideas may carry over."""
     found = view.store.count(
         EvaluationSummary, "op", device=view.device.key, outcome=str(Outcome.PASSED), in_force=True, measured=True
     )
@@ -104,8 +104,8 @@ def _donors(view: OpView, rng: random.Random) -> tuple[Candidate, ...]:
 
 
 def _unrepaired(view: OpView) -> list[EvaluationSummary]:
-    """Return the latest designs that failed, newest first, without those that some repairs could not mend."""
-    tries: dict[str, int] = {}  # repairs that led to a kernel, one on top of the other
+    """Return the latest failed designs, newest first, except those that repeated repairs did not fix."""
+    tries: dict[str, int] = {}  # kernel -> number of successive repairs that led to it
     repaired = set[str]()
     for proposal in view.repairs():
         repaired.update(proposal.parents)
@@ -118,6 +118,6 @@ def _unrepaired(view: OpView) -> list[EvaluationSummary]:
         and kernel_id in families
         and kernel_id not in repaired
         and tries.get(kernel_id, 0) < REPAIRS
-        and not lessons.has_passed(families[kernel_id])  # otherwise only the setting is wrong
+        and not lessons.has_passed(families[kernel_id])  # if it has passed, only this setting is wrong
     )
     return heapq.nsmallest(FAILURES_SHOWN, failed, key=lambda verdict: (-verdict.created, verdict.kernel_id))

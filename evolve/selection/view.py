@@ -1,4 +1,4 @@
-"""View of one op on one device: what the archive holds of it, read once and then kept up to date."""
+"""A view of one op on one device: its records in the archive, read once and then kept up to date."""
 
 from bisect import insort
 from collections import Counter, defaultdict
@@ -19,61 +19,61 @@ from evolve.selection.population import Champion, Ranking
 
 EVOLVE, BEST_OF_N = "evolve", "best-of-n"
 STRATEGIES = (EVOLVE, BEST_OF_N)
-READ_AT_ONCE = 500  # kernels; more than that are read with all kernels of the op
+READ_AT_ONCE = 500  # kernels; if more are missing, all kernels of the op are read
 
 
 @dataclass(frozen=True)
 class Scope:
-    """How much of the archive a run makes use of."""
+    """The part of the archive that a run uses."""
 
     run: str = ""
-    strategy: str = EVOLVE  # best-of-n, the control arm, asks each time as if it were the first
-    fresh: bool = False  # only what this very run has proposed
+    strategy: str = EVOLVE  # best-of-n, the control experiment, makes every request as if it were the first
+    fresh: bool = False  # only kernels that this run itself has proposed
 
 
 EVERYTHING = Scope()
 
 
 def evaluations_of(store: Store, verdicts: Iterable[EvaluationSummary | RankedTimes]) -> dict[str, Evaluation]:
-    """Return the evaluations that these verdicts sum up, by their ids in the archive."""
+    """Return the evaluations that these verdicts summarise, by their ids in the archive."""
     ids = {(verdict.kernel_id, verdict.created, verdict.device): verdict.id for verdict in verdicts}
     found = store.find(Evaluation, ids=list(ids.values()))
     return {ids[one.kernel_id, one.created, one.device.key]: one for one in found}
 
 
 class OpView:
-    """An op on a device as the archive holds it. Every method sees what any process has appended by then.
+    """An op on a device as archived. Every method sees all records that any process has appended up to then.
 
-    A kernel counts if the scope includes it; verdicts on other kernels serve to find duplicates alone.
+    A kernel counts if the scope includes it; verdicts on other kernels are used only to find duplicates.
     """
 
     def __init__(self, store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> None:
         self.store, self.op, self.device, self.scope = store, op, device, scope
         self._all: dict[str, KernelSummary] = {}  # every kernel of the op, oldest first
         self._by_outline = defaultdict[str, list[str]](list)
-        self._judged: dict[str, EvaluationSummary] = {}  # every verdict in force on the device, by kernel
+        self._judged: dict[str, EvaluationSummary] = {}  # the current verdict on each kernel on the device
         self._by_code: dict[str, EvaluationSummary] | None = None  # the oldest verdict on each machine code
         self._proposals: list[ProposalSummary] = []  # in the scope, oldest first
-        self._proposed: set[str] = set()  # their kernels
+        self._proposed: set[str] = set()  # the kernels in these proposals
         self._used = Counter[str]()  # how often each kernel was a parent
-        self._families: dict[str, str] = {}  # of the kernels that count
+        self._families: dict[str, str] = {}  # family of each kernel that counts
         self._waiting: dict[str, None] = {}  # kernels that count and have no verdict, oldest first
         self._repairs: list[ProposalSummary] = []
-        self._read = [0, 0, 0]  # numbers of the last kernel, proposal and evaluation read
+        self._read = [0, 0, 0]  # row numbers of the last kernel, proposal and evaluation read
         self._kernels: dict[str, Kernel] = {}
         self._evaluations: dict[str, Evaluation] = {}
-        self._contenders: dict[str, EvaluationSummary] | None = None  # the champions' verdicts, and their rivals'
-        self._newest: dict[str, EvaluationSummary] = {}  # the newest verdict by the workloads that were timed
+        self._contenders: dict[str, EvaluationSummary] | None = None  # verdicts of the champions and their rivals
+        self._newest: dict[str, EvaluationSummary] = {}  # the newest verdict for each set of timed workloads
         self._ranking: Ranking[EvaluationSummary] | None = None  # of the kernels that count
         self._alive: tuple[EvaluationSummary, ...] | None = None
         self._tried: list[Tried] | None = None
         self._past: tuple[History, Lessons] | None = None
-        self._unheard: list[ProposalSummary | EvaluationSummary] = []  # read, and not taken into the history yet
+        self._unheard: list[ProposalSummary | EvaluationSummary] = []  # read, but not yet added to the history
 
     # What is known.
 
     def known(self) -> frozenset[str]:
-        """Return the ids of every kernel of the op."""
+        """Return the ids of all kernels of the op."""
         self._refresh()
         return frozenset(self._all)
 
@@ -83,7 +83,7 @@ class OpView:
         return self._proposals
 
     def verdicts(self) -> Mapping[str, EvaluationSummary]:
-        """Return the verdicts in force on the device by kernel, also on kernels that do not count."""
+        """Return the current verdicts on the device by kernel, including kernels that do not count."""
         self._refresh()
         return self._judged
 
@@ -103,7 +103,7 @@ class OpView:
         return self._used
 
     def history(self) -> tuple[History, Lessons]:
-        """Return the trials so far, and what they teach."""
+        """Return the trials so far, and the lessons from them."""
         self._refresh()
         if self._past is None:
             self._past = History(self._families), Lessons(self._families, self.kernels)
@@ -119,7 +119,7 @@ class OpView:
         self._unheard = []
         return self._past
 
-    # What is to be done.
+    # What remains to be done.
 
     def pending(self) -> list[str]:
         """Return the kernels that count and have no verdict on the device, oldest first."""
@@ -127,7 +127,7 @@ class OpView:
         return list(self._waiting)
 
     def unconfirmed(self) -> list[Kernel]:
-        """Return the champions that no fresh process of this archive's own has tested again yet."""
+        """Return the champions that are not confirmed, or only by a confirmation merged from another archive."""
         leading = dict.fromkeys(leader.kernel_id for leader in self.leaders().values())
         confirmed = self.store.find(EvaluationSummary, self.op, device=self.device.key, confirmed=True, kernels=leading)
         merged = {one.evaluation_id for one in self.store.find(Merged, ids=[verdict.id for verdict in confirmed])}
@@ -170,7 +170,7 @@ class OpView:
         return tuple((workload, timing.median_us) for workload, timing in self.leading_times().items())
 
     def latest_times(self) -> Mapping[str, Timing]:
-        """Return the latest times on each workload that any evaluation brought, PyTorch's among them."""
+        """Return the latest times on each workload from any evaluation. They include PyTorch's times."""
         self._refresh()
         in_order = sorted(self._newest.values(), key=lambda verdict: (verdict.created, verdict.number))
         return {timing.workload: timing for verdict in in_order for timing in verdict.measurements}
@@ -187,17 +187,17 @@ class OpView:
             self._alive = self._ranking.alive(leaders)
         return self._alive
 
-    # The whole records of a few kernels.
+    # Complete records of a few kernels.
 
     def kernels(self, ids: Iterable[str]) -> dict[str, Kernel]:
-        """Return these kernels by their ids; an id that the archive does not hold is left out."""
+        """Return these kernels by their ids. Ids that are not in the archive are left out."""
         wanted = list(dict.fromkeys(ids))
         if missing := [kernel_id for kernel_id in wanted if kernel_id not in self._kernels]:
             self._kernels |= {kernel.id: kernel for kernel in self.store.find(Kernel, ids=missing)}
         return {kernel_id: self._kernels[kernel_id] for kernel_id in wanted if kernel_id in self._kernels}
 
     def evaluations(self, verdicts: Iterable[EvaluationSummary]) -> dict[str, Evaluation]:
-        """Return the evaluations that these verdicts sum up, by their ids."""
+        """Return the evaluations that these verdicts summarise, by their ids."""
         wanted = list(verdicts)
         if missing := [verdict for verdict in wanted if verdict.id not in self._evaluations]:
             self._evaluations |= evaluations_of(self.store, missing)
@@ -219,7 +219,7 @@ class OpView:
     def tried(self) -> Sequence[Tried]:
         """Return every kernel that has a verdict, oldest first.
 
-        A duplicate has the outcome and the times of the kernel that it repeats, and is left out if that one is unknown.
+        A duplicate gets the outcome and the times of the kernel that it repeats, and is left out if that is unknown.
         """
         self._refresh()
         if self._tried is None:
@@ -231,7 +231,7 @@ class OpView:
             self._tried = [Tried(kernels[verdict.kernel_id], verdict) for verdict in told]
         return tuple(self._tried)
 
-    # The kernels that a duplicate may repeat.
+    # Kernels that a duplicate may repeat.
 
     def with_outline(self, outline: str) -> list[tuple[Kernel, EvaluationSummary]]:
         self._refresh()
@@ -246,14 +246,14 @@ class OpView:
         self._refresh()
         return self._codes().get(code)
 
-    # Reading what is new.
+    # Reading new records.
 
     def _refresh(self) -> None:
         with uncollected():
             self._read_new()
 
     def _read_new(self) -> None:
-        """Read what any process has appended since the last time; kernels last, so that each verdict has its kernel."""
+        """Read newly appended records, kernels last, so that every verdict's kernel is known."""
         device = self.device.key
         verdicts = self.store.find(EvaluationSummary, self.op, device=device, after=self._read[2])
         proposals = self.store.find(ProposalSummary, self.op, after=self._read[1])
@@ -326,13 +326,13 @@ class OpView:
         return self._by_code
 
     def _note_code(self, verdict: EvaluationSummary) -> bool:
-        """Note the machine code of a new verdict. Return whether no earlier verdict has to make way for it."""
+        """Note the machine code of a new verdict. Return False if the noted verdict is newer than this one."""
         if self._by_code is None or not verdict.code or verdict.outcome is Outcome.DUPLICATE:
             return True
         return self._by_code.setdefault(verdict.code, verdict).created <= verdict.created
 
     def _tell(self, verdict: EvaluationSummary) -> None:
-        """Add a verdict to the kernels tried, if they have been asked for."""
+        """Add a verdict to the kernels tried, if these have been read before."""
         if self._tried is not None and (told := self._told(verdict)):
             if self._tried and self._tried[-1].evaluation.created > verdict.created:
                 self._tried = None
@@ -341,7 +341,7 @@ class OpView:
                 self._tried.append(Tried(kernel, told))
 
     def _told(self, verdict: EvaluationSummary) -> EvaluationSummary | None:
-        """A duplicate with the outcome and the times of the kernel that it repeats; None where that one is unknown."""
+        """Return the verdict. A duplicate gets the outcome and times of the kernel it repeats; None if that is unknown."""
         original = self._codes().get(verdict.code) if verdict.outcome is Outcome.DUPLICATE else verdict
         return original and verdict._replace(
             outcome=original.outcome, workloads=original.workloads, times=original.times

@@ -196,7 +196,7 @@ def test_only_one_of_two_equal_kernels_proposed_together_is_evaluated(watched: W
     kernels = [bad_kernels.twice_kernel(note=f"number {n}") for n in range(2)]
     found = {evaluation.outcome: evaluation for evaluation in watched.verdicts(*unless(*kernels))}
     assert set(found) == {Outcome.PASSED, Outcome.DUPLICATE}
-    assert f"{found[Outcome.PASSED].kernel_id}, which was proposed beside it" in found[Outcome.DUPLICATE].log
+    assert f"{found[Outcome.PASSED].kernel_id}, which was proposed at the same time" in found[Outcome.DUPLICATE].log
 
 
 def test_without_known_verdicts_duplicates_are_evaluated(watched: Watched) -> None:

@@ -213,5 +213,5 @@ def test_a_duplicate_by_code_is_named_whether_the_original_was_judged_or_propose
     duplicates = Duplicates(Judged(((KERNEL, judged),)))
     assert duplicates.by_code("new", "aa").endswith(f"kernel {KERNEL.id}, whose verdict is: wrong")
     assert duplicates.by_code(KERNEL.id, "aa") == duplicates.by_code("first", "bb") == ""
-    assert duplicates.by_code("second", "bb").endswith("kernel first, which was proposed beside it")
+    assert duplicates.by_code("second", "bb").endswith("kernel first, which was proposed at the same time")
     assert duplicates.by_code("first", "bb") == ""
