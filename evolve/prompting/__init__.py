@@ -1,1 +1,1 @@
-"""Prompts for language models: pure text, made from a request."""
+"""Prompts for language models, made from requests by pure functions."""

@@ -1,7 +1,7 @@
-"""Bottlenecks: rules that find in a profiler's counters the one thing that limits a kernel.
+"""Rules that find a kernel's main bottleneck in a profiler's counters.
 
-The rules are tried in a fixed order, causes before their effects: bank conflicts and spills also keep memory busy,
-and few resident warps make every wait longer.
+The rules are tried in a fixed order, causes before their effects. For example, bank conflicts and spills also keep
+memory busy, and a low number of resident warps makes every wait longer.
 """
 
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ from evolve.devices import counters as c
 from evolve.devices.counters import Counter
 
 Counted = Mapping[str, float]
-BUSY, HALF_BUSY = 75.0, 60.0  # per cent of the peak of a unit
-SPILLED, CONFLICTED = 0.1, 0.25  # shares of all accesses
-WASTED = 1.5  # times the sectors that accesses of this width need
-SPARSE = 40.0  # per cent of the warps that a multiprocessor can hold
-WAITING = 1.0  # warps that wait for the same reason per instruction issued
-BARELY_MORE = 0.35  # of a full wave of blocks
+BUSY, HALF_BUSY = 75.0, 60.0  # percent of a unit's peak
+SPILLED, CONFLICTED = 0.1, 0.25  # fractions of all accesses
+WASTED = 1.5  # ratio of the sectors accessed to those that accesses of this width need
+SPARSE = 40.0  # percent of the warps that a multiprocessor can hold
+WAITING = 1.0  # warps waiting for the same reason, per instruction issued
+BARELY_MORE = 0.35  # fraction of a full wave of blocks
 WIDEST = 16  # bytes
 
 
 class Kind(StrEnum):
-    """What a kernel is bound by."""
+    """The kind of limit that a kernel runs into."""
 
     SPILLS = "register spills"
     UNCOALESCED = "uncoalesced access"
@@ -50,8 +50,8 @@ class Bottleneck:
 def bottleneck(counted: Counted, access_bytes: int = WIDEST) -> Bottleneck | None:
     """Return the bottleneck of the first rule that applies, or None.
 
-    `access_bytes` is the width of the widest access to global memory, and so the number of sectors that one access of
-    a warp needs.
+    `access_bytes` is the width of the widest access to global memory. It determines how many sectors an access of a
+    warp needs.
     """
     uncoalesced = partial(_uncoalesced, access_bytes=access_bytes)
     rules = (_spills, uncoalesced, _conflicts, _bandwidth, _cache, _arithmetic, _small_grid, _stalls, _tail)
@@ -59,7 +59,7 @@ def bottleneck(counted: Counted, access_bytes: int = WIDEST) -> Bottleneck | Non
 
 
 def side(counted: Counted) -> str:
-    """Return in words on which side of the roofline the kernel is, or nothing without counters."""
+    """Return in words on which side of the roofline the kernel is, or an empty string without counters."""
     memory, compute = _get(counted, c.MEMORY), _get(counted, c.COMPUTE)
     if not memory and not compute:
         return ""

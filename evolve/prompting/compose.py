@@ -1,6 +1,6 @@
-"""Composing prompts: the messages that ask a model to apply one operator to its parents.
+"""Composition of prompts: the messages that ask a model to apply an operator to its parents.
 
-Sections that change seldom come first, so that a server can reuse the prefix of an earlier prompt.
+Sections that seldom change come first, so that a server can reuse the prefix of an earlier prompt.
 """
 
 import math
@@ -30,8 +30,8 @@ from evolve.prompting.text import TOKENS_PER_MESSAGE, Message, clipped, listed, 
 from evolve.request import Candidate, Request
 from evolve.selection.population import weakest
 
-SOURCES = (200_000, 20_000, 8_000)  # characters of a kernel, in the order in which they are tried
-MANY, FEW = 12, 3  # kernels or failures that get a line each
+SOURCES = (200_000, 20_000, 8_000)  # limits on the characters of a kernel, tried in this order
+MANY, FEW = 12, 3  # numbers of kernels or failures that get a line each
 MAX_REPLY, MAX_LESSON = 20_000, 300  # characters
 LEFT_OUT = "(left out for lack of room)"
 
@@ -46,7 +46,7 @@ def compose(
 ) -> tuple[Message, ...]:
     """Return the messages that ask a model to apply the operator to the parents and to answer in this form.
 
-    Where they would be too long, the sections of the lowest priority are shortened.
+    If they would be too long, the sections of the lowest priority are shortened.
     """
     if PARENTS.get(operator) != len(parents) or form not in FORMS:
         raise ValueError(f"the operator {operator} cannot be applied to {len(parents)} kernels, in the form {form}")
@@ -71,14 +71,14 @@ def ask_again(reply: str, failure: str, form: str = FENCED) -> tuple[Message, ..
 
 
 class Priority(IntEnum):
-    """Importance of a section: those of low priority are shortened first."""
+    """The importance of a section. Sections of low priority are shortened first."""
 
     POPULATION = 0
     FAILURES = 1
     LESSONS = 2
     PROFILES = 3
     SECOND_PARENT = 4
-    REFERENCE = 5  # from here on sections are only shortened, and only where they alone are too long
+    REFERENCE = 5  # from here on, sections are never left out, only shortened if they are too long themselves
     PARENT = 6
     NEEDED = 7
 
@@ -92,7 +92,7 @@ class PromptSection:
 
 
 def _fitted(sections: Sequence[PromptSection], max_tokens: int) -> tuple[str, ...]:
-    """Choose a rendering of each section, as full as possible, so that together they stay within the limit."""
+    """Choose the fullest rendering of each section with which all of them together stay within the limit."""
     chosen = [0] * len(sections)
     costs = [[tokens(text) + 1 for text in section.renderings] for section in sections]
     while sum(cost[index] for cost, index in zip(costs, chosen, strict=True)) > max_tokens:
@@ -112,7 +112,7 @@ def _stable(request: Request, reference_source: str) -> Iterator[PromptSection]:
 
 
 def _learned(request: Request, operator: str, parents: tuple[Candidate, ...]) -> Iterator[PromptSection]:
-    """Yield the sections that the prompts of a round share; a failure that is itself a parent is left out."""
+    """Yield the sections that the prompts of a round share, except for a failure that is itself a parent."""
     if request.lessons:
         heading = "# Lessons of earlier attempts at this op on this device"
         lines = [f"- {one_line(lesson, MAX_LESSON)}" for lesson in request.lessons]
@@ -162,9 +162,9 @@ def _repaired(parent: Candidate) -> PromptSection:
     return PromptSection(Priority.PARENT, (full, *rest))
 
 
-# The texts of the tasks are sent to models. Their effect was measured: change one only together with a measurement.
+# The texts of the tasks are sent to models. Their effect was measured, so measure again after changing one.
 def task(request: Request, operator: str, parents: tuple[Candidate, ...]) -> str:
-    """Return what the model is asked to do with the kernels that the sections above have shown."""
+    """Return the task for the model, which refers to the kernels in the sections above it."""
     if operator == IMPROVE:
         return _improve(parents[0])
     if operator == CROSSOVER and (best := _faster_everywhere(*parents)):
@@ -193,7 +193,7 @@ def _improve(parent: Candidate) -> str:
 
 
 def _faster_everywhere(first: Candidate, second: Candidate) -> int:
-    """Return the number of the parent that is faster on every workload of the other: 1 or 2, or 0 for neither."""
+    """Return the number, 1 or 2, of the parent that is faster on all workloads of the other, or 0 if neither is."""
     times = [{m.workload: m.median_us for m in parent.evaluation.measurements} for parent in (first, second)]
     for number, (one, other) in enumerate((times, times[::-1]), start=1):
         if other and all(one.get(workload, math.inf) < time_us for workload, time_us in other.items()):

@@ -1,4 +1,4 @@
-"""Diagnosis of a kernel: faults that its compilation shows, and the usual causes of each failure."""
+"""Diagnosis of a kernel: faults visible after compilation, and the usual causes of each failure."""
 
 import re
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from reference_ops.op import Op
 
 WIDEST_ACCESS = 16
 HALVES = ("bfloat16", "float16")
-MUCH = 64  # bytes read per byte written, above which stores hardly matter
+MUCH = 64  # if more bytes than this are read per byte written, stores hardly matter
 SPARSE = 0.5  # occupancy below this share of a multiprocessor's threads is reported
-RESERVED_BYTES = 1024  # of shared memory that the system reserves for each block, on sm_80 and later
+RESERVED_BYTES = 1024  # shared memory that the system reserves for each block on sm_80 and later
 
 
 def form(traits: Traits) -> str:
@@ -33,7 +33,7 @@ def form(traits: Traits) -> str:
 
 
 def diagnosis(kernel: Kernel, evaluation: Evaluation, op: Op) -> tuple[str, ...]:
-    """Return the faults that show without a measurement, a sentence each. A donor's op differs from `op`."""
+    """Return the faults that are visible without a measurement, one sentence each. A donor's op differs from `op`."""
     found = list(_spilled(evaluation.resources))
     if traits := evaluation.traits:
         stores_matter = kernel.op != op.name or _writes_much(op, evaluation.device)
@@ -59,7 +59,7 @@ def _spilled(resources: tuple[Resources, ...]) -> Iterator[str]:
 
 
 def _writes_much(op: Op, device: DeviceInfo) -> bool:
-    """Return whether the outputs of any workload are more than the few bytes that a reduction writes."""
+    """Return whether any workload writes more than the few bytes of a reduction."""
     workloads = op.workloads(device.kind)
     return any(op.bytes_of(op.outputs, workload) * MUCH > op.least_read(workload) for workload in workloads)
 
@@ -201,7 +201,7 @@ HINTS = {
         "already. Change what is read, kept or computed, not how it is written."
     ),
 }
-# Why a kernel can be right on normal numbers and wrong on others, by the name of the check inputs.
+# Why a kernel can be right for normal numbers and wrong for others, by the name of the check inputs.
 AT = {
     "uniform": "sums grow here instead of cancelling: accumulate in float32 and in several partial sums",
     "large": "exponentials and squares overflow here: subtract the maximum first, stay in float32",
@@ -221,7 +221,7 @@ AT = {
 
 
 def hint(evaluation: Evaluation) -> str:
-    """Return what the outcome means, and what the check inputs tell on which it occurred."""
+    """Return what the outcome means, and what can be learned from the check inputs that it occurred on."""
     hints = [HINTS.get(evaluation.outcome, "")]
     if evaluation.outcome is Outcome.WRONG:
         if (match := AT_VALUES.search(evaluation.log)) and match.group(1) in AT:

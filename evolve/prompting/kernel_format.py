@@ -1,10 +1,10 @@
-"""Kernel format: the rules that hold for kernels of every op. They open each prompt and never change."""
+"""The kernel format: rules for the kernels of every op. They open each prompt and are always the same."""
 
 ROLE = """\
 You write CUDA kernels that compute a PyTorch op correctly and faster than PyTorch and torch.compile do. \
 Each kernel you answer with is compiled, checked against PyTorch in float64 and timed."""
 
-# A complete kernel. A test parses it, which keeps it in step with the grammar.
+# A complete kernel. A test parses it, so that it follows the grammar.
 EXAMPLE = """\
 /*---
 op = "center_rows"
@@ -141,5 +141,5 @@ does a time shorter than reading the inputs takes.
 
 
 def rules() -> str:
-    """Return the format of a kernel by example, with its rules."""
+    """Return the rules of the kernel format, with an example."""
     return RULES.format(example=EXAMPLE)

@@ -1,4 +1,4 @@
-"""Prompt sections about kernels: parents in full with measurements and profiles, other kernels by one line each."""
+"""Prompt sections about kernels: parents in full with measurements and profiles, other kernels in one line each."""
 
 import math
 
@@ -41,7 +41,7 @@ def kernel_section(title: str, candidate: Candidate, op: Op, characters: int, mo
 
 
 def failure_section(candidate: Candidate, characters: int, log_characters: int = MAX_LOG) -> str:
-    """Return the section about a failed kernel: its text, outcome, usual causes, log and the lines it names."""
+    """Return the section about a failed kernel: its text, outcome, usual causes, log, and the lines named there."""
     kernel, evaluation = candidate.kernel, candidate.evaluation
     named = complaints(kernel, evaluation.log)
     meant = ["The lines that this is about:", fenced("text", "\n".join(named))] if named else []
@@ -55,7 +55,7 @@ def failure_section(candidate: Candidate, characters: int, log_characters: int =
 
 
 def population_section(candidates: tuple[Candidate, ...], most: int) -> str:
-    """Return one line per family: kernels that differ only in their knobs share a line."""
+    """Return the section about the population, with one line per family of kernels that differ only in knobs."""
     families: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         families.setdefault(candidate.kernel.family, []).append(candidate)
@@ -64,7 +64,7 @@ def population_section(candidates: tuple[Candidate, ...], most: int) -> str:
 
 
 def failures_section(candidates: tuple[Candidate, ...], most: int) -> str:
-    """Return one line per failed kernel, with its idea, outcome and reason."""
+    """Return the section about failed kernels, with the idea, outcome and reason of each on one line."""
     lines = [
         f"- {idea(c.kernel)}: {c.evaluation.outcome}: {one_line(c.evaluation.log or 'no log', MAX_REASON)}"
         for c in candidates
@@ -84,12 +84,12 @@ def versus_section(first: Candidate, second: Candidate) -> str:
 
 
 def idea(kernel: Kernel) -> str:
-    """Return the kernel's note, or its first entry where it has none."""
+    """Return the kernel's note, or the name of its first entry if it has no note."""
     return one_line(kernel.plan.note or kernel.plan.launches[0].entry or "a kernel without a note", MAX_NOTE)
 
 
 def weakest_workload(request: Request) -> tuple[str, Measurement | None]:
-    """Return the workload where the population has most to gain, and its best measurement there, if any."""
+    """Return the workload where the population has the most to gain, and the best measurement there, if any."""
     best: dict[str, Measurement] = {}
     for measurement in (m for candidate in request.population for m in candidate.evaluation.measurements):
         held = best.get(measurement.workload, measurement)
@@ -124,7 +124,7 @@ def _resources(spent: Resources) -> str:
 
 
 def _not_run(skipped: tuple[str, ...]) -> list[str]:
-    """Return one line for each reason, with the workloads it applies to."""
+    """Return one line for each reason not to run, with the workloads it applies to."""
     reasons: dict[str, list[str]] = {}
     for line in skipped:
         workload, _, reason = line.partition(": ")
@@ -212,7 +212,7 @@ def _of_weakest(candidate: Candidate) -> Profile | None:
 
 
 def _moved(counted: Counted, op: Op, profile: Profile, candidate: Candidate) -> list[str]:
-    """Return a line that compares the bytes moved with the least possible, where they differ."""
+    """Return a line that compares the bytes moved with the least possible, if there are clearly more."""
     moved = counted.get(counters.DRAM_READ.name, 0.0) + counted.get(counters.DRAM_WRITTEN.name, 0.0)
     workloads = op.workloads(candidate.evaluation.device.kind)
     least = next((op.least_bytes(workload) for workload in workloads if workload.key == profile.workload), 0)

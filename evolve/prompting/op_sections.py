@@ -11,7 +11,7 @@ from reference_ops.op import Op, TensorSpec, Tolerance, Workload
 
 MAX_REFERENCE, MAX_MEANING = 10_000, 1000  # characters
 MAX_WORKLOADS, MAX_AWKWARD, MAX_TENSORS = 20, 12, 40
-GPU_GOAL = "sm_90a"  # the GPU to write for where kernels are evaluated on the emulator
+GPU_GOAL = "sm_90a"  # the target GPU if kernels are evaluated on the emulator
 # Descriptions of check inputs, by their names in `reference_ops.inputs`.
 VALUES = {
     "uniform": "uniform in 0..1, so that sums grow",
@@ -93,7 +93,7 @@ def _workload_line(op: Op, workload: Workload, device: DeviceInfo) -> str:
 
 
 def _floor(op: Op, workload: Workload, device: DeviceInfo) -> Iterator[str]:
-    """Yield the speed-of-light times and the side of the roofline, where the device's rates are known."""
+    """Yield the speed-of-light times and the side of the roofline, if the device's rates are known."""
     least, rates = speed_of_light(op, workload, device), dict(device.tflops)
     if not least.bytes_us:
         return

@@ -1,20 +1,20 @@
-"""Operators: what a model can be asked to do with kernels, and the forms its answer can take."""
+"""Operators: the tasks that a model can be given, and the forms that its answer can take."""
 
 DRAFT, IMPROVE, EXPLORE, CROSSOVER = "draft", "improve", "explore", "crossover"
 REPAIR, SPECIALISE, PORT = "repair", "specialise", "port"
-PARENTS = {DRAFT: 0, IMPROVE: 1, EXPLORE: 0, CROSSOVER: 2, REPAIR: 1, SPECIALISE: 1, PORT: 1}  # kernels each is given
+PARENTS = {DRAFT: 0, IMPROVE: 1, EXPLORE: 0, CROSSOVER: 2, REPAIR: 1, SPECIALISE: 1, PORT: 1}  # number of kernels taken
 OPERATORS = tuple(PARENTS)
 FENCED, WHOLE, EDITS = "fenced", "whole", "edits"
 FORMS = (FENCED, WHOLE, EDITS)
-EDITED = (IMPROVE, REPAIR, SPECIALISE)  # the operators whose answer keeps most of one parent
+EDITED = (IMPROVE, REPAIR, SPECIALISE)  # operators whose answer keeps most of a parent
 
 
 def answer_form(operator: str, form: str) -> str:
-    """Return the form in which this operator can be answered: edits need a parent to edit."""
+    """Return the form of answer for this operator: a fenced block instead of edits if there is no parent to edit."""
     return FENCED if form == EDITS and operator not in EDITED else form
 
 
-# The texts below are sent to models. Their effect was measured: change one only together with a measurement.
+# The texts below are sent to models. Their effect was measured, so measure again after changing one.
 ANSWERS = {
     FENCED: """\
 Answer with a sentence or two of reasoning, then exactly one fenced ```cuda block that holds the whole kernel, \
@@ -38,7 +38,7 @@ A block holds one such piece or several. What stands under SEARCH must match the
 blanks included, and only once: take as many whole lines as that needs, and no more. What no piece names stays.""",
 }
 
-# Tasks that depend on the operator alone; `compose` writes those that depend on the request.
+# Tasks that depend only on the operator; `compose` writes the tasks that depend on the request.
 TASKS = {
     DRAFT: """\
 Write a kernel for this op from the reference. Decide first what bounds it (bytes, arithmetic or launches), then \

@@ -1,14 +1,14 @@
-"""Building blocks of prompts: messages, bounded and fenced text, and figures with their units.
+"""Building blocks of prompts: messages, bounded and fenced text, and figures with units.
 
-Bounds and fences keep a log or a source from filling a prompt or breaking out of its block.
+Bounds and fences prevent a log or a source from filling the prompt or breaking out of its block.
 """
 
 import re
 from dataclasses import dataclass
 
 FENCE = re.compile(r"`{3,}|~{3,}")
-BYTES_PER_TOKEN = 3  # of CUDA code, which is full of short names and signs; prose has more
-TOKENS_PER_MESSAGE = 8  # added by a server to each message
+BYTES_PER_TOKEN = 3  # in CUDA code, which is full of short names and signs; prose has more bytes per token
+TOKENS_PER_MESSAGE = 8  # overhead that a server adds to each message
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ def estimated_tokens(messages: tuple[Message, ...]) -> int:
 
 
 def tokens(text: str) -> int:
-    """Return an estimate of the tokens in a text. It is more often too high than too low."""
+    """Return an estimate of the tokens in a text, which is too high more often than too low."""
     return -(-len(text.encode(errors="replace")) // BYTES_PER_TOKEN)
 
 
 def clipped(text: str, characters: int) -> str:
-    """Return a text that is too long without its middle, with a mark in the gap."""
+    """Return the text, with a mark in place of the middle if it is too long."""
     if len(text) <= characters:
         return text
     mark = f"\n[... {len(text) - characters} characters left out ...]\n"
@@ -47,15 +47,15 @@ def fenced(language: str, text: str) -> str:
 
 
 def one_line(text: str, characters: int) -> str:
-    """Return the text in one line of at most this many characters, without fences that would open a block."""
-    begin = text[: 4 * characters]  # a log may have megabytes
+    """Return the text on one line of at most this many characters, without fences that would open a block."""
+    begin = text[: 4 * characters]  # a log may be megabytes long
     joined = " ".join(FENCE.sub("''", begin).split())
     whole = len(joined) <= characters and len(begin) == len(text)
     return joined if whole else f"{joined[: characters - 3]}..."
 
 
 def listed(lines: list[str], most: int) -> list[str]:
-    """Return the first lines, and one more that counts those left out."""
+    """Return the first lines, and one more that says how many are left out."""
     return lines if len(lines) <= most else [*lines[:most], f"- and {len(lines) - most} more"]
 
 
@@ -81,5 +81,5 @@ def us(time_us: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """Format a ratio with two decimals, or with two significant digits where it is below 0.1."""
+    """Format a ratio with two decimals, or with two significant digits if it is below 0.1."""
     return f"{ratio:.2f}x" if ratio >= 0.1 else f"{ratio:.2g}x"

@@ -1,1 +1,1 @@
-"""Proposers: a language model, the knob tuner, and a person with files."""
+"""Proposers: language models, the knob tuner, and files given by the user."""

@@ -1,4 +1,4 @@
-"""Tell proposer: kernels from files, `.cu` written by a person or `.jsonl` with the replies of a model to a batch."""
+"""The tell proposer: kernels from files, either `.cu` files or `.jsonl` files with a model's replies to a batch."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -25,16 +25,16 @@ NAMED_OP = re.compile(r"""^\s*op\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 
 @dataclass(frozen=True)
 class TellProposer:
-    """Proposes the kernels in files that the archive does not hold yet, then the replies without a kernel."""
+    """A proposer of the kernels in files that are new to the archive, followed by the replies without a kernel."""
 
     files: tuple[Path, ...]
     name: str = TELL
-    kernels: Mapping[str, Kernel] = field(default_factory=dict)  # by id: the parents that edits in a reply refer to
-    operator: str = TELL  # how the kernels in `.cu` files were made, and from which
+    kernels: Mapping[str, Kernel] = field(default_factory=dict)  # by id; edits in a reply refer to them
+    operator: str = TELL  # how the kernels in `.cu` files were made, from `parents`
     parents: tuple[str, ...] = ()
 
     def propose(self, request: Request) -> Iterator[Proposal]:
-        """Yield the kernels for the op in the order of the files, then the failures."""
+        """Yield the op's kernels in the order of the files, then the failures."""
         failed: list[Proposal] = []
         left = request.wanted
         for entry in _entries(self.files):
@@ -70,17 +70,17 @@ class TellProposer:
 
 
 def ops_in(files: tuple[Path, ...]) -> tuple[str, ...]:
-    """Return the ops that the files hold kernels or replies for, in order."""
+    """Return the ops for which the files contain kernels or replies, in order."""
     entries = list(_entries(files))
     named = dict.fromkeys(entry.named_op for entry in entries if entry.named_op and entry.is_for(entry.named_op))
     labels = dict.fromkeys(entry.custom_id.op for entry in entries if entry.custom_id)
-    # A custom_id shortens the name of a long op, so its full name comes from the kernels.
+    # A custom_id shortens long op names, so prefer the full names from the kernels.
     unnamed = (label for label in labels if not any(exchange.labels(label, name) for name in named))
     return (*named, *unnamed)
 
 
 def unassigned(files: tuple[Path, ...]) -> tuple[str, ...]:
-    """Return the replies that belong to no op, each with its line and the reason."""
+    """Return the replies that cannot be assigned to an op, each with its line and the reason."""
     return tuple(
         f"{entry.file.name}, {entry.reply.failure or f'line {entry.line}: {NO_OP}'}"
         for entry in _entries(files)
@@ -90,15 +90,15 @@ def unassigned(files: tuple[Path, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """The text of one kernel or one reply, with what its file tells about it."""
+    """The text of one kernel or reply, and what its file says about it."""
 
     file: Path
     text: str
     named_op: str  # the op that the kernel's own plan names
     custom_id: CustomId | None = None
     reply: BatchReply | None = None
-    default_op: str = ""  # the op it counts for where nothing names one
-    line: int = 0  # of a batch
+    default_op: str = ""  # the op it counts for if nothing names one
+    line: int = 0  # line in the batch file
 
     def is_for(self, op: str) -> bool:
         if self.custom_id:
@@ -135,7 +135,7 @@ def _in_source(file: Path, text: str) -> _Entry:
     named = _op_named(text)
     if not named:
         raise UserError(
-            f"{file} names no op",
+            f"{file} does not name an op",
             f'A kernel begins with its plan: {kernel.OPEN}, then a line such as op = "softmax".',
         )
     return _Entry(file, text, named)
@@ -144,14 +144,14 @@ def _in_source(file: Path, text: str) -> _Entry:
 def _in_batch(file: Path, text: str) -> Iterator[_Entry]:
     replies = list(exchange.read_replies(text))
     if not replies:
-        raise UserError(f"{file} holds no replies", "Give the output file or the error file of a batch.")
+        raise UserError(f"{file} contains no replies", "Give the output file or the error file of a batch.")
     lines = [number for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     entries = [
         _Entry(file, reply.text, _op_named(kernel_in(reply.text)), exchange.decode_custom_id(reply.custom_id), reply,
                line=line)
         for line, reply in zip(lines, replies, strict=True)
     ]  # fmt: skip
-    # Lines that name no op count for the first op of the file, so that their failures are reported once.
+    # Lines that do not name an op count for the first op in the file, so that each failure is reported once.
     ops = (entry.custom_id.op if entry.custom_id else entry.named_op for entry in entries)
     default = next(filter(None, ops), "")
     yield from (replace(entry, default_op=default) for entry in entries)

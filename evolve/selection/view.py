@@ -341,7 +341,7 @@ class OpView:
                 self._tried.append(Tried(kernel, told))
 
     def _told(self, verdict: EvaluationSummary) -> EvaluationSummary | None:
-        """Return the verdict. A duplicate gets the outcome and times of the kernel it repeats; None if that is unknown."""
+        """Return the verdict. A duplicate gets the outcome and times of its original; None if that is unknown."""
         original = self._codes().get(verdict.code) if verdict.outcome is Outcome.DUPLICATE else verdict
         return original and verdict._replace(
             outcome=original.outcome, workloads=original.workloads, times=original.times

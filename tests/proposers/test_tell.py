@@ -132,8 +132,8 @@ def test_a_malformed_line_is_reported_for_one_op_only(tmp_path: Path) -> None:
     ("name", "text", "reason"),
     [
         ("a.txt", KERNEL_TEXT, "must be a .cu or a .jsonl file"),
-        ("a.cu", "int main() {}", "names no op"),
-        ("out.jsonl", "\n\n", "holds no replies"),
+        ("a.cu", "int main() {}", "does not name an op"),
+        ("out.jsonl", "\n\n", "contains no replies"),
     ],
 )
 def test_a_file_without_kernels_is_refused(tmp_path: Path, name: str, text: str, reason: str) -> None:

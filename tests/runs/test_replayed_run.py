@@ -136,7 +136,7 @@ def test_when_the_answers_are_used_up_the_failure_says_so(original: SqliteStore,
     for _ in evolve(search, (), wiring.replaying(original, "run", tune=False), FakeEngine(faster_and_faster), store):
         pass
     failures = [proposal.failure for proposal in store.find(Proposal)]
-    assert any("run run holds no further answer of m-" in failure for failure in failures)
+    assert any("run run has no further answer from m-" in failure for failure in failures)
 
 
 def test_a_run_without_a_model_cannot_be_replayed(original: SqliteStore) -> None:

@@ -1,1 +1,1 @@
-"""LLM proposer: from a request to kernels that language models write."""
+"""The LLM proposer: it turns a request into kernels that language models write."""

@@ -1,8 +1,8 @@
-"""Bandit: chooses for each question a model and an operator, by the gain expected for its cost.
+"""A bandit that chooses a model and an operator for each question, by expected gain per cost.
 
-Thompson sampling: the gain per cost of each arm is drawn from its posterior, and the arm with the best draw is chosen.
-The prior of an arm follows from the results of its model with other operators and of its operator with other models.
-Draws depend on the arm and the seed alone, so an arm that is never chosen does not affect the others.
+It uses Thompson sampling: the gain per cost of each arm is drawn from its posterior, and the best draw wins. The prior
+of an arm is derived from its model's results with other operators and its operator's results with other models. Draws
+depend only on the arm and the seed, so an arm that is never chosen does not affect the others.
 """
 
 import random
@@ -12,33 +12,33 @@ from dataclasses import dataclass
 from evolve.request import Trial
 
 Arm = tuple[str, str]  # the signature of a model, and the operator
-DECAY = 0.996  # of the weight of a trial with each later one: gains grow rarer as a run goes on
-PRIOR = 2.0  # the weight of the prior, in trials
-RELATED, MOST_RELATED = 0.3, 6.0  # more weight for each trial of the same model, and the most of it
-PASSING = 0.02  # the gain credited to a kernel that is correct but not faster
-FIRST_GAIN = 0.1  # expected of an improvement before the first one
+DECAY = 0.996  # factor on a trial's weight per later trial, because gains become rarer during a run
+PRIOR = 2.0  # weight of the prior, in trials
+RELATED, MOST_RELATED = 0.3, 6.0  # extra weight of the prior per trial of the same model, and its maximum
+PASSING = 0.02  # gain credited to a kernel that is correct but not faster
+FIRST_GAIN = 0.1  # expected size of the first improvement
 LEAST_CHANCE = 0.01
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Weighted sums over trials, the newest with the most weight."""
+    """Weighted sums over trials, in which newer trials have more weight."""
 
     count: float = 0.0
     passed: float = 0.0
-    gained: float = 0.0  # how many of them improved a time
+    gained: float = 0.0  # number of trials that improved a time
     gain: float = 0.0
-    paid: float = 0.0  # how many of them had a cost
+    paid: float = 0.0  # number of trials that had a cost
     cost: float = 0.0
 
     def expected_cost(self, elsewhere: float) -> float:
-        """Return the cost of one trial. Requests without a cost brought no reply, so they are not counted."""
+        """Return the expected cost of a trial. Trials without a cost are not counted, because they got no reply."""
         return (PRIOR * elsewhere + self.cost) / (PRIOR + self.paid)
 
 
 @dataclass(frozen=True)
 class History:
-    """The results of earlier trials by arm. Costs are in USD where every reply has a price, else in tokens."""
+    """The results of earlier trials by arm. Costs are in USD if every reply has a price, else in tokens."""
 
     by_arm: Mapping[Arm, Sequence[float]]  # the fields of a Tally
 
@@ -85,10 +85,10 @@ def choose(
 
 @dataclass(frozen=True)
 class _Posterior:
-    """The posterior of an arm: probabilities as Beta distributions, the size of a gain as a Gamma distribution."""
+    """The posterior of an arm: Beta distributions of the probabilities, a Gamma distribution of the size of a gain."""
 
     passing: tuple[float, float]
-    gaining: tuple[float, float]  # of the kernels that pass
+    gaining: tuple[float, float]  # among kernels that pass
     size: tuple[float, float]
     cost: float
 
@@ -116,9 +116,9 @@ class _Posterior:
 
 
 def _beta(own: tuple[float, float], others: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the Beta posterior of a rate, from hits and tries: the arm's own, overall, of its model and operator.
+    """Return the Beta posterior of a rate from hits and tries: the arm's own, all, its model's and its operator's.
 
-    The prior mean is the overall rate, scaled by how its model and its operator compare with that elsewhere.
+    The prior mean is the overall rate, scaled by how the arm's model and operator compare with it elsewhere.
     """
     (hits, tries), (all_hits, all_tries), *related = own, *others
     overall = (all_hits + 1) / (all_tries + 2)

@@ -1,4 +1,4 @@
-"""Chat contract: a call goes to a model, an answer comes back, several at a time and within limits per minute."""
+"""The contract of a chat: calls to models and their answers, several at a time and within limits per minute."""
 
 import threading
 import time
@@ -14,13 +14,13 @@ from evolve.errors import UserError
 from evolve.prompting.text import Message, estimated_tokens, tokens
 from evolve.proposers.llm.models import Model, Prices
 
-UNUSABLE = "not asked any more for now: "  # begins the failure of a proposal whose model cannot be used; archived
+UNUSABLE = "not asked any more for now: "  # prefix of the archived failure if a model cannot be used
 WINDOW_SECONDS = 60.0  # limits are given per minute
 
 P = TypeVar("P")
 A = TypeVar("A")
 Clock = Callable[[], float]
-Pause = Callable[[float], None]  # waits; raises once the answer is no longer needed
+Pause = Callable[[float], None]  # waits, and raises once the answer is no longer needed
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,22 @@ class Answer:
     text: str = ""
     failure: str = ""
     cost: Cost = field(default=Cost())
-    parameters: str = "{}"  # as they were sent in the end, as JSON
-    unpriced: bool = False  # neither the server nor the model's settings tell what it cost
+    parameters: str = "{}"  # those that were finally sent, as JSON
+    unpriced: bool = False  # neither the server nor the model's settings say what it cost
     unusable: UserError | None = None  # why further calls to this model would fail too
 
 
 class Chat(Protocol):
     def ask(self, call: Call, pause: Pause) -> Answer:
-        """Send a call and return the answer. A failure is an Answer too; only `pause` may raise."""
+        """Send a call and return the answer. Failures are returned as an Answer; only `pause` may raise."""
 
 
 class CancelledError(Exception):
-    """The caller no longer reads answers."""
+    """Raised when the caller no longer reads answers."""
 
 
 class DeadlinePassedError(Exception):
-    """The deadline of a run has passed before the answer came."""
+    """Raised when the deadline of a run passes before the answer arrives."""
 
 
 def ask_concurrently(
@@ -65,9 +65,8 @@ def ask_concurrently(
     """Ask all waiting prompts, several at a time, and yield each answer as soon as it arrives.
 
     `waiting` may grow meanwhile. `may_start` gets a prompt and those in flight; prompts that may not start stay in
-    `waiting`. Where `ask` raises, the prompts in flight are finished first. Closing the generator cancels them without
-    waiting: the threads are daemons, because a ThreadPoolExecutor would keep the interpreter alive with a stalled
-    server.
+    `waiting`. If `ask` raises, the prompts in flight are finished first. Closing the generator cancels them without
+    waiting. The threads are daemons, because a ThreadPoolExecutor would keep the interpreter alive if a server stalls.
     """
     done: SimpleQueue[tuple[P, Future[A]]] = SimpleQueue()
     cancelled = threading.Event()
@@ -118,7 +117,7 @@ def _settled(prompt: P, ask: Callable[[P], A]) -> Future[A]:
     future: Future[A] = Future()
     try:
         future.set_result(ask(prompt))
-    except BaseException as error:  # noqa: BLE001 - it is raised again where the answers are read
+    except BaseException as error:  # noqa: BLE001 - raised again where the answers are read
         future.set_exception(error)
     return future
 
@@ -135,29 +134,29 @@ def pause_until(deadline: float, pause: Pause) -> Pause:
 
 
 def cost_of(reply: BatchReply, messages: Sequence[Message], prices: Prices | None) -> Cost:
-    """Return the cost of a reply: as its server states it, else by the model's prices."""
-    # Without a count from the server, tokens are estimated: a budget must hold with such servers too.
+    """Return the cost of a reply as reported by the server, or else computed from the model's prices."""
+    # Tokens are estimated if the server does not count them, so that budgets work with such servers too.
     cost = reply.cost or Cost(estimated_tokens(tuple(messages)), tokens(reply.text)) if _worked(reply) else Cost()
     by_price = prices.usd(cost) if prices else 0.0
     return replace(cost, usd=by_price if reply.usd is None else reply.usd)
 
 
 def _worked(reply: BatchReply) -> bool:
-    """Return whether a model produced anything: a text, or at least a count of tokens."""
+    """Return whether the model produced anything: text, or at least a token count."""
     return bool(reply.text or reply.cost)
 
 
 @dataclass
 class SentRequest:
-    """A request of the last minute."""
+    """A request sent in the last minute."""
 
     moment: float
-    tokens: int  # an estimate until the answer is there
+    tokens: int  # an estimate until the answer arrives
 
 
 @dataclass
 class RateLimit:
-    """The requests of the last minute at one address, shared by all threads that send to it."""
+    """A limit on the requests per minute to one address, shared by all threads that send to it."""
 
     clock: Clock = time.monotonic
     _sent: list[SentRequest] = field(default_factory=list)
@@ -172,7 +171,7 @@ class RateLimit:
         return found
 
     def hold(self, seconds: float) -> None:
-        """Allow no request for a while, because the server asked for that."""
+        """Allow no request for a while, as the server requested."""
         with self._lock:
             self._held_until = max(self._held_until, self.clock() + seconds)
 
@@ -190,7 +189,7 @@ class RateLimit:
 
     def _full(self, model: Model, tokens: int) -> bool:
         requests, allowed = model.requests_per_minute, model.tokens_per_minute
-        # A request larger than the whole limit is sent once no other is left in the window.
+        # A request that exceeds the limit by itself is sent once the window is empty.
         if not self._sent:
             return False
         if requests is not None and len(self._sent) >= max(requests, 1):

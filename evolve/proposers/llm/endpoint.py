@@ -1,4 +1,4 @@
-"""HTTP endpoints: chat with any server that speaks OpenAI's chat completions, and what each of its errors means."""
+"""HTTP endpoints: chat with any server that offers OpenAI's chat completions API, and handling of its errors."""
 
 import json
 import os
@@ -24,14 +24,14 @@ from evolve.proposers.llm.models import MAX_TOKENS_NAME, OPENAI_MAX_TOKENS_NAME,
 CONNECT_SECONDS, MAX_RETRIES, MAX_CHANGES = 10.0, 4, 6
 PLACEHOLDER_KEY = "none"  # a local server needs no key, but the client requires one
 MAX_REASON, SHORTEST_SECRET = 600, 4  # characters
-SHORTEST_IN_REPLY = 8  # a local server's key is often a short word or letter that a kernel contains too
-RETRIES, RETRIES_AFTER_TIME_OUT = 99, 1  # the first is bounded by `max_retries`; time-outs cost too much to repeat
-# Names, because the causes of a failed connection are classes of httpx or of httpx2.
+SHORTEST_IN_REPLY = 8  # a local server's key is often a short word that kernels contain too
+RETRIES, RETRIES_AFTER_TIME_OUT = 99, 1  # the first is capped by `max_retries`; timeouts take too long to repeat
+# Class names, because the cause of a failed connection may be a class of httpx or of httpx2.
 UNREACHABLE = frozenset({"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "InvalidURL", "LocalProtocolError"})
-TEMPORARY = frozenset({408, 409, 425, 429})  # besides every status from 500
+TEMPORARY = frozenset({408, 409, 425, 429})  # in addition to every status from 500 up
 SPENT_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0  # between retries
-LONGEST_SECONDS = 900.0  # the longest Retry-After that is waited for
+LONGEST_SECONDS = 900.0  # longest Retry-After that is respected
 REFUSES = re.compile(
     r"unsupported|not support|unknown|unrecogni[sz]ed|not permitted|not allowed|unexpected|extra inputs|deprecated"
 )
@@ -40,7 +40,7 @@ OTHER_NAME = {MAX_TOKENS_NAME: OPENAI_MAX_TOKENS_NAME, OPENAI_MAX_TOKENS_NAME: M
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Chat with the servers of all models of a run. It remembers which parameters each model refused."""
+    """A chat with the servers of a run's models. It remembers which parameters each model refused."""
 
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     max_retries: int = MAX_RETRIES
@@ -51,7 +51,7 @@ class Endpoints:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def ask(self, call: Call, pause: Pause) -> Answer:
-        """Send a call, again where its failure may be temporary, and without the parameters that the model refuses."""
+        """Send a call without the parameters that the model refuses, and retry if a failure may be temporary."""
         rate_limit, started = self._rate_limit(call.model), time.monotonic()
         tokens = estimated_tokens(call.messages) + (call.model.max_tokens or 0)
         key, retries, changes = secrets.token_hex(16), 0, 0
@@ -77,11 +77,11 @@ class Endpoints:
             retries += 1
 
     def _send(self, call: Call, parameters: dict[str, Any], key: str) -> "Answer | Fault | str":
-        """Send one request: return its answer, its fault, or the name of a parameter to leave out next time."""
+        """Send one request. Return its answer, its fault, or the name of a parameter that the model refuses."""
         model, secret = call.model, self._key(call.model)
         conversation: Any = [{"role": message.role, "content": message.content} for message in call.messages]
         try:
-            # The raw response, because versions of the client differ in how they read a malformed one.
+            # The raw response is read, because client versions differ in how they parse a malformed one.
             raw = self._client(model).chat.completions.with_raw_response.create(
                 model=model.name,
                 messages=conversation,
@@ -89,7 +89,7 @@ class Endpoints:
                 extra_headers={"Idempotency-Key": key},
             )
             text = raw.http_response.text
-        except Exception as error:  # noqa: BLE001 - errors of the HTTP library pass through the client
+        except Exception as error:  # noqa: BLE001 - the client lets errors of the HTTP library through
             refused = _refused(error, parameters)
             if refused and self._replace(model, refused):
                 return refused
@@ -135,7 +135,7 @@ def first_model(base_url: str, key: str, seconds: float) -> str:
             base_url=base_url, api_key=key or PLACEHOLDER_KEY, timeout=min(seconds, 60.0), max_retries=2
         ) as client:
             listed = json.loads(client.models.with_raw_response.list().http_response.text)
-    except Exception as error:  # noqa: BLE001 - errors of the HTTP library pass through the client
+    except Exception as error:  # noqa: BLE001 - the client lets errors of the HTTP library through
         fault = fault_of(error, model, key)
         if fault.unusable and getattr(error, "status_code", 0) != 404:
             raise UserError(fault.unusable, fault.hint) from None
@@ -149,7 +149,7 @@ def first_model(base_url: str, key: str, seconds: float) -> str:
 
 
 def _answer(text: str, call: Call, parameters: Mapping[str, Any], secret: str) -> Answer:
-    """Read a response. It is never requested again, even where it is unreadable: it may have been paid for."""
+    """Read a response. Even an unreadable one is not requested again, because it may have been paid for."""
     sent = json.dumps(parameters, sort_keys=True)
     try:
         reply = completion(redacted(json.loads(text), call.model, secret))
@@ -157,7 +157,7 @@ def _answer(text: str, call: Call, parameters: Mapping[str, Any], secret: str) -
         return Answer(failure=redacted_line(f"the response is not JSON: {error}", call.model, secret), parameters=sent)
     cost = cost_of(reply, call.messages, call.model.usd_per_million)
     return Answer(
-        text=redacted(reply.text, call.model, secret),  # again: a secret may have come in two parts
+        text=redacted(reply.text, call.model, secret),  # again, because a secret may have been split into two parts
         failure=redacted_line(reply.failure, call.model, secret),
         cost=cost,
         parameters=sent,
@@ -172,17 +172,17 @@ def _failed(fault: "Fault", parameters: Mapping[str, Any]) -> Answer:
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a request brought no reply, and whether to send it again."""
+    """The reason why a request got no reply, and whether to send it again."""
 
     reason: str
     retries: int = 0  # how often it may be sent again
     wait_seconds: float | None = None  # as the server requested
-    unusable: str = ""  # what is wrong with the model or its address, where every request would fail
+    unusable: str = ""  # what is wrong with the model or its address, if every request would fail
     hint: str = ""
 
 
 def fault_of(error: Exception, model: Model, secret: str) -> Fault:
-    """Return what an error of the client means for the request and for the model."""
+    """Return what an error from the client means for the request and for the model."""
     reason = redacted_line(_reason(error), model, secret)
     if isinstance(error, openai.APIStatusError):
         return _of_status(error, reason, model)
@@ -231,7 +231,7 @@ def temporary(status: int) -> bool:
 
 
 def requested_wait(headers: Mapping[str, str], now: float) -> float | None:
-    """Return the seconds that a server gives in Retry-After, as a number or as a date, or None."""
+    """Return the seconds to wait by a Retry-After header, which holds a number or a date, or None without one."""
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         value = headers.get(name, "").strip()
         try:
@@ -251,7 +251,7 @@ def _until(date: str, now: float) -> float:
 
 
 def back_off(attempt: int, rng: random.Random) -> float:
-    """Return the seconds before a retry: twice as long each time, with jitter that spreads simultaneous clients."""
+    """Return the seconds to wait before a retry: twice as long each time, with jitter."""
     return min(FIRST_SECONDS * 2.0**attempt, MOST_SECONDS) * rng.uniform(0.5, 1.0)
 
 
@@ -277,14 +277,14 @@ def refused_parameter(status: int, message: str, body: object, sent: Iterable[st
     if not (REFUSES.search(text) or code_of(body, "code").startswith("unsupported")):
         return ""
     blamed = code_of(body, "param")
-    # The longest first: one name is a part of another.
+    # The longest first, because one name is part of another.
     names = sorted(sent, key=len, reverse=True)
     mentioned = sorted((name for name in names if re.search(rf"\b{name}\b", text)), key=text.index)
     return blamed if blamed in names else next(iter(mentioned), "")
 
 
 def accepted(parameters: Mapping[str, Any], replacements: Mapping[str, str]) -> dict[str, Any]:
-    """Return the parameters that the model accepts. A replacement is another name, or empty to drop the parameter."""
+    """Return the parameters with their replacements: another name, or an empty one that drops the parameter."""
     found = {}
     for name, value in parameters.items():
         kept = name
@@ -296,13 +296,13 @@ def accepted(parameters: Mapping[str, Any], replacements: Mapping[str, str]) -> 
 
 
 def replacement(refused: str, replacements: Mapping[str, str]) -> str:
-    """Return the other name of a refused parameter unless it was refused too, else an empty string."""
+    """Return the other name of a refused parameter, or an empty string if there is none or it was refused too."""
     other = OTHER_NAME.get(refused, "")
     return "" if other in replacements else other
 
 
 def redacted_line(text: str, model: Model, key: str) -> str:
-    """Return the text in one line, without the secrets that servers and libraries tend to repeat."""
+    """Return the text on one line, without secrets, which servers and libraries tend to repeat."""
     text = storable(" ".join(text.split()))
     for secret in _secrets(model, key):
         text = text.replace(secret, "***")
@@ -311,7 +311,7 @@ def redacted_line(text: str, model: Model, key: str) -> str:
 
 
 def redacted(value: Any, model: Model, key: str) -> Any:
-    """Return a decoded JSON value without secrets. Redact before shortening, which could cut a secret in two."""
+    """Return a decoded JSON value without secrets. Shorten only afterwards, because that could cut a secret in two."""
     if isinstance(value, dict):
         return {redacted(name, model, key): redacted(item, model, key) for name, item in value.items()}
     if isinstance(value, list):
@@ -323,7 +323,7 @@ def redacted(value: Any, model: Model, key: str) -> Any:
 
 
 def _secrets(model: Model, key: str) -> list[str]:
-    """Return the key and the credentials in the address, the longest first: one may be part of another."""
+    """Return the key and the credentials in the address, longest first, because one may be part of another."""
     parts = urlsplit(model.base_url)
     name, _, password = parts.netloc.rpartition("@")[0].partition(":")
     credential = password or name

@@ -27,11 +27,11 @@ class Prices:
     """Prices in USD per million tokens."""
 
     prompt: float
-    completion: float  # including reasoning
-    cached: float | None = None  # for the part of a prompt in the server's cache; None: same as `prompt`
+    completion: float  # includes reasoning
+    cached: float | None = None  # for the part of a prompt that the server has cached; None: same as `prompt`
 
     def usd(self, cost: Cost) -> float:
-        """Return what the tokens of a reply cost."""
+        """Return the cost of a request's tokens in USD."""
         cached = min(cost.cached_tokens, cost.prompt_tokens)
         cached_price = self.prompt if self.cached is None else self.cached
         fresh = cost.prompt_tokens - cached
@@ -43,19 +43,19 @@ class Model:
     """A model at an address. Its key stays in the environment and is read only to make a connection."""
 
     name: str
-    base_url: str = field(default=OPENAI_URL, repr=False)  # may contain a password: print `endpoint` instead
-    key_env: str = ""  # the variable that holds the key; a local server needs none
-    label: str = ""  # the proposer of its proposals, where the name is not unique
-    form: str = FENCED  # of its replies
+    base_url: str = field(default=OPENAI_URL, repr=False)  # may contain a password, so print `endpoint` instead
+    key_env: str = ""  # the environment variable that holds the key; empty for a local server
+    label: str = ""  # names the proposer instead of `name`, if that is not unique
+    form: str = FENCED  # the form of its replies
     usd_per_million: Prices | None = None
     tells_cost: bool = False  # the server reports the cost of each reply
-    concurrency: int = CONCURRENCY  # of requests at the same address, whatever the model
+    concurrency: int = CONCURRENCY  # limit on simultaneous requests to this address, for all models there
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
-    temperature: float | None = None  # sent only where it is set, because reasoning models refuse it
+    temperature: float | None = None  # sent only if it is set, because reasoning models refuse it
     reasoning_effort: str = ""
-    max_tokens: int | None = None  # of a reply
-    prompt_tokens: int = MAX_TOKENS  # the approximate limit of a prompt
+    max_tokens: int | None = None  # limit on a reply
+    prompt_tokens: int = MAX_TOKENS  # approximate limit on a prompt
     timeout_seconds: float = TIMEOUT_SECONDS
 
     @property
@@ -84,9 +84,11 @@ class Model:
 
 
 def require_prices(models: Iterable[Model]) -> None:
-    """Raise a UserError unless a limit in USD can be kept with all of these models."""
+    """Raise a UserError unless a limit in USD can be enforced with all of these models."""
     if unknown := [model.signature for model in models if not model.priced]:
-        raise UserError(f"the price of {', '.join(unknown)} is not known, so no limit in USD can be kept", price_hint())
+        raise UserError(
+            f"the price of {', '.join(unknown)} is not known, so a limit in USD cannot be enforced", price_hint()
+        )
 
 
 def free(models: Iterable[Model]) -> bool:
@@ -104,7 +106,7 @@ def price_hint() -> str:
 
 
 def without_credentials(base_url: str) -> str:
-    """Return the address without name, password and query. Some servers expect the key in the query."""
+    """Return the address without name, password and query, because some servers expect the key in the query."""
     parts = urlsplit(base_url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
@@ -112,7 +114,7 @@ def without_credentials(base_url: str) -> str:
 KEY_ENV, URL_ENV, TIMEOUT_ENV = "OPENAI_API_KEY", "OPENAI_BASE_URL", "EVOLVE_LLM_TIMEOUT"
 NAME_AT_URL = re.compile(r"(\S+?)@(https?://\S+)")
 URL = re.compile(r"https?://[^\s/]")
-VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")  # the usual form of a variable's name; a key looks different
+VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")  # usual form of an environment variable's name, unlike that of a key
 TEXTS = ("name", "base_url", "key_env", "label", "form", "reasoning_effort")
 COUNTS = ("concurrency", "max_tokens", "prompt_tokens")
 POSITIVE = ("requests_per_minute", "tokens_per_minute", "timeout_seconds")
@@ -121,19 +123,20 @@ PRICE_KEYS = tuple(field.name for field in fields(Prices))
 
 
 def read_models(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> tuple[Model, ...]:
-    """Return the models named after `--model`, or the default one. No key is read and no server is contacted."""
+    """Return the models given by `--model`, or the default one. No key is read and no server is contacted."""
     default = _default_model(environment)
     models = [model for word in words for model in _models(word.strip(), default)]
     return _distinct(models or [default])
 
 
 def check_keys(models: Sequence[Model], environment: Mapping[str, str] = os.environ) -> None:
-    """Raise a UserError where a key is missing or malformed."""
+    """Raise a UserError if a key is missing or malformed."""
     for model in models:
         key = environment.get(model.key_env, "").strip() if model.key_env else ""
         if not key.isascii() or any(character.isspace() or not character.isprintable() for character in key):
             raise UserError(
-                f"{model.key_env} contains characters that no key has", "Copy the key again, without line breaks."
+                f"{model.key_env} contains characters that cannot be part of a key",
+                "Copy the key again, without line breaks.",
             )
         if not key and model.key_env not in ("", KEY_ENV):
             if not VARIABLE.fullmatch(model.key_env):
@@ -147,15 +150,15 @@ def check_keys(models: Sequence[Model], environment: Mapping[str, str] = os.envi
 
 
 def check_priced(words: Sequence[str], default: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise a UserError unless a limit in USD can be kept with the models named after `--model`.
+    """Raise a UserError unless a limit in USD can be enforced with the models given by `--model`.
 
-    Without `--model` that is the model `default`, such as the first one that a local server lists.
+    Without `--model`, the model is `default`, such as the first one that a local server lists.
     """
     require_prices([model if words else replace(model, name=default) for model in read_models(words, environment)])
 
 
 def check_spends(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
-    """Raise a UserError where no model costs anything: a limit in USD alone would never end the run."""
+    """Raise a UserError if all models are free, because a limit in USD alone would never end the run."""
     if free(read_models(words, environment)):
         raise UserError("these models cost nothing, so --usd would never end the run", "add --minutes or --tokens")
 
@@ -167,7 +170,7 @@ def without_secrets(word: str) -> str:
 
 
 def _default_model(environment: Mapping[str, str]) -> Model:
-    """Return the default model, with the address, key and time-out that the environment sets."""
+    """Return the default model, with the address, key and timeout that the environment sets."""
     base_url = environment.get(URL_ENV, "").strip()
     _check_url(base_url or OPENAI_URL, URL_ENV)
     text = environment.get(TIMEOUT_ENV, "")
@@ -193,9 +196,11 @@ def _models(word: str, default: Model) -> list[Model]:
             "Give it as NAME@http://localhost:8000/v1.",
         )
     if not word:
-        raise UserError("--model must name a model, got an empty text", "Give a name, or leave --model out.")
+        raise UserError("--model must name a model, got an empty string", "Give a name, or leave --model out.")
     if not word.isprintable():
-        raise UserError(f"--model contains characters that no name has: {word!r}", "Check the text after --model.")
+        raise UserError(
+            f"--model contains characters that cannot be part of a name: {word!r}", "Check the text after --model."
+        )
     return [replace(default, name=word)]
 
 
@@ -209,9 +214,9 @@ def _in_file(path: Path, default: Model) -> list[Model]:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}", "Check the path after --model.") from error
-    except (ValueError, RecursionError) as error:  # also for numbers that are too long and brackets nested too deep
+    except (ValueError, RecursionError) as error:  # RecursionError for brackets that are nested too deeply
         raise UserError(
-            f"{path} is not TOML: {error}", "Put texts in quotes, and each model under [[model]]."
+            f"{path} is not TOML: {error}", "Put strings in quotes, and each model under [[model]]."
         ) from error
     _check_keys_known(found, ("model",), str(path))
     tables = found.get("model")
@@ -235,12 +240,12 @@ def _from_table(table: dict[str, Any], default: Model, where: str) -> Model:
 
 
 def _expected(key: str, value: Any) -> str:
-    """Return what the value of a key must be, or an empty string where it is that."""
+    """Return what the value of a key must be, or an empty string if the value is valid."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     rules = (
-        (key in TEXTS, isinstance(value, str), "a text"),
+        (key in TEXTS, isinstance(value, str), "a string"),
         (key == "form", value in FORMS, f"one of {', '.join(FORMS)}"),
-        (key in COUNTS, type(value) is int and value >= 1, "a whole number from 1"),
+        (key in COUNTS, type(value) is int and value >= 1, "a whole number of at least 1"),
         (key in POSITIVE, number and 0 < value < 1e9, "a number above 0"),
         (key == "temperature", number and 0 <= value <= 2, "a number from 0 to 2"),
         (key == "tells_cost", isinstance(value, bool), "true or false"),
@@ -287,7 +292,7 @@ def _without_secrets(address: str) -> str:
 
 
 def _distinct(models: Sequence[Model]) -> tuple[Model, ...]:
-    """Label models of the same name by their addresses. Raise a UserError where these are the same too."""
+    """Label models of the same name by their addresses. Raise a UserError if those are the same too."""
     names = Counter(model.signature for model in models)
     found = tuple(
         replace(model, label=f"{model.name}@{urlsplit(model.endpoint).netloc}")

@@ -1,4 +1,4 @@
-"""LLM proposer: asks language models, several at a time, within what the run may spend."""
+"""The LLM proposer: it asks language models, several prompts at a time, within the run's spending limits."""
 
 import os
 import time
@@ -27,7 +27,7 @@ from evolve.proposers.llm.questions import Prompt, prompts, reference_source
 from evolve.proposers.llm.reply import proposal_from
 from evolve.request import Left, Request, Trial
 
-MOST_UNANSWERED = 32  # prompts in a row without a text or a token in answer, after which the run stops
+MOST_UNANSWERED = 32  # prompts in a row without any answer, after which the run stops
 
 Dispatch = Callable[
     [MutableSequence[Prompt], Callable[[Prompt, Pause], Answer], Callable[[Prompt, Sequence[Prompt]], bool]],
@@ -37,13 +37,13 @@ Dispatch = Callable[
 
 @dataclass(frozen=True)
 class LlmProposer:
-    """Asks language models, several at a time."""
+    """A proposer that asks language models, several prompts at a time."""
 
     models: tuple[Model, ...]
     chat: Chat
-    dispatch: Dispatch = ask_concurrently  # sends the prompts and yields the answers; a replay keeps the recorded order
+    dispatch: Dispatch = ask_concurrently  # sends prompts and yields answers; a replay keeps the recorded order
     _unusable: dict[str, UserError] = field(default_factory=dict, repr=False, compare=False)  # by signature
-    _unanswered: list[str] = field(default_factory=list, repr=False, compare=False)  # the reason of each, in a row
+    _unanswered: list[str] = field(default_factory=list, repr=False, compare=False)  # reasons, since the last answer
 
     @property
     def name(self) -> str:
@@ -52,10 +52,10 @@ class LlmProposer:
     def propose(self, request: Request) -> Iterator[Proposal]:
         """Send the prompts for a request, and yield a proposal for each answer as it arrives.
 
-        A reply that cannot be read gets one second prompt. A UserError ends the run where no model can be used.
+        A reply that cannot be read gets one follow-up prompt. A UserError ends the run if no model can be used.
         """
         waiting = deque(prompts(request, self.models, reference_source(request.op)))
-        limit, excluded = SpendingLimit(request.left), dict[str, Proposal]()  # by signature: the models that failed
+        limit, excluded = SpendingLimit(request.left), dict[str, Proposal]()  # the models that failed, by signature
         limit.learn(request.trials)
         unpriced, answered = "", 0
 
@@ -86,14 +86,16 @@ class LlmProposer:
             raise self._unusable[self.models[0].signature]
         yield from excluded.values()
         if unpriced:
-            raise UserError(f"{unpriced} does not report what it costs, so no limit in USD can be kept", price_hint())
+            raise UserError(
+                f"{unpriced} does not report what it costs, so a limit in USD cannot be enforced", price_hint()
+            )
         self._check_answered()
 
     def _ask(self, prompt: Prompt, pause: Pause) -> Answer:
         try:
             return self.chat.ask(prompt.call, pause)
         except DeadlinePassedError:
-            return Answer(failure="the time was up before an answer came")
+            return Answer(failure="the deadline passed before an answer arrived")
 
     def _count_unanswered(self, answer: Answer) -> None:
         if answer.text or answer.cost.tokens:
@@ -102,7 +104,7 @@ class LlmProposer:
             self._unanswered.append(answer.failure)
 
     def _check_answered(self) -> None:
-        """Raise after too many prompts without an answer: a run that is limited in tokens alone would never end."""
+        """Raise a UserError after too many unanswered prompts, because a limit in tokens would never end the run."""
         if len(self._unanswered) < MOST_UNANSWERED:
             return
         reason = self._unanswered[-1]
@@ -114,7 +116,7 @@ class LlmProposer:
 
 
 def from_environment(words: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> LlmProposer:
-    """Return the proposer for the models named after `--model`, or for those of OPENAI_BASE_URL and OPENAI_API_KEY."""
+    """Return the proposer for the models given by `--model`, or by OPENAI_BASE_URL and OPENAI_API_KEY."""
     models = model_words.read_models(words, environment)
     key = environment.get(model_words.KEY_ENV, "").strip()
     server = environment.get(model_words.URL_ENV, "").strip()
@@ -162,23 +164,23 @@ def _proposal(prompt: Prompt, answer: Answer, request: Request) -> Proposal:
     return proposal_from(answer.text, request.op, origin, prompt.kernels)
 
 
-MARGIN = 2.0  # a reply may be this many times as long as the longest so far
-LEAST_REPLY = 8_192  # tokens that any reply may take, however short earlier ones were
-DEARER = 8.0  # times the price of a prompt token, the most that a completion token costs at any provider
+MARGIN = 2.0  # a reply is assumed to be at most this many times as long as the longest so far
+LEAST_REPLY = 8_192  # tokens that are reserved for a reply even if earlier ones were shorter
+DEARER = 8.0  # highest ratio of the prices of a completion token and a prompt token at any provider
 UNKNOWN = float("inf")
 
 
 @dataclass
 class SpendingLimit:
-    """Admits a prompt if all in flight stay within the limits, or if it is alone and something is left.
+    """A limit that admits a prompt if all prompts in flight stay within it, or if the prompt is alone.
 
-    A limit is therefore exceeded by one reply at most, unless a reply is longer than expected.
+    It is therefore exceeded by one reply at most, unless a reply is longer than expected.
     """
 
     left: Left
-    longest: dict[str, int] = field(default_factory=dict)  # tokens of a reply, by signature
-    dearest: dict[str, float] = field(default_factory=dict)  # USD per token, by signature
-    tokens: int = 0  # spent
+    longest: dict[str, int] = field(default_factory=dict)  # tokens of the longest reply, by signature
+    dearest: dict[str, float] = field(default_factory=dict)  # highest price in USD per token, by signature
+    tokens: int = 0  # spent so far, like `usd`
     usd: float = 0.0
 
     def learn(self, trials: Iterable[Trial]) -> None:
@@ -193,7 +195,7 @@ class SpendingLimit:
         self._see(signature, cost)
 
     def admits(self, call: Call, in_flight: Iterable[Call]) -> bool:
-        """Return whether one more call is within the limits beside those in flight."""
+        """Return whether one more call is within the limits, in addition to those in flight."""
         tokens, usd = self.left.tokens, self.left.usd
         if tokens is None and usd is None:
             return True
@@ -207,7 +209,7 @@ class SpendingLimit:
         return fits_tokens and (usd is None or self.usd + most_usd <= usd)
 
     def _most(self, call: Call) -> tuple[float, float]:
-        """Return the most that a call is expected to cost, in tokens and in USD."""
+        """Return the maximum that a call is expected to cost, in tokens and in USD."""
         model = call.model
         prompt, seen = estimated_tokens(call.messages), self.longest.get(model.signature)
         reply = UNKNOWN if seen is None else max(MARGIN * seen, LEAST_REPLY)

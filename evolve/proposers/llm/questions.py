@@ -1,4 +1,4 @@
-"""Questions to language models: which model, which operator, which parents, and the messages to send."""
+"""Questions to language models: the choice of model, operator and parents, and the messages to send."""
 
 import functools
 import hashlib
@@ -33,30 +33,30 @@ from evolve.proposers.llm.reply import without_thoughts
 from evolve.request import Candidate, Request
 from reference_ops.op import Op, ops_of
 
-NONCE_CHARACTERS = 7  # with two parents the id of a batch request has no room for more
-MAX_FILE_CHARACTERS = 10_000  # of a file that is shown whole
+NONCE_CHARACTERS = 7  # the id of a batch request with two parents has no room for more
+MAX_FILE_CHARACTERS = 10_000  # longest file that is shown completely
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Messages for one model, with the operator and the parents they are about."""
+    """Messages for one model, with their operator and parents."""
 
     model: Model
     operator: str
     parents: tuple[str, ...]
     messages: tuple[Message, ...]
-    nonce: str  # differs between all prompts of a run
-    kernels: tuple[Kernel, ...] = ()  # the parents, which edits in the reply refer to
-    again: bool = False  # follows a reply that could not be read
+    nonce: str  # different for each prompt of a run
+    kernels: tuple[Kernel, ...] = ()  # the parents, to which edits in the reply refer
+    again: bool = False  # whether it follows a reply that could not be read
 
     @property
     def call(self) -> Call:
         return Call(self.model, self.operator, self.messages)
 
     def once_more(self, reply: str, failure: str) -> "Prompt":
-        """Return the prompt that continues the conversation and asks for what the reply lacks."""
+        """Return the prompt that continues the conversation after a reply that could not be read."""
         form = answer_form(self.operator, self.model.form)
         messages = (*self.messages, *ask_again(without_thoughts(reply), failure, form))
         return replace(self, messages=messages, nonce=_nonce(self.nonce, "again"), again=True)
@@ -80,7 +80,7 @@ def prompts(request: Request, models: Sequence[Model], reference_source: str) ->
 def prompt_for(
     request: Request, model: Model, operator: str, parents: tuple[Candidate, ...], reference_source: str, index: int
 ) -> Prompt:
-    """Return one prompt; `index` tells it from the others of the request."""
+    """Return one prompt; `index` distinguishes it from the other prompts of the request."""
     kernels = tuple(parent.kernel for parent in parents)
     messages = compose(request, operator, parents, reference_source, model.form, model.prompt_tokens)
     nonce = _nonce(request.run, request.seed, index)
@@ -95,7 +95,7 @@ def batch_line(op: str, prompt: Prompt) -> str:
 
 
 def applicable_operators(request: Request) -> tuple[str, ...]:
-    """Return the operators that can be applied; with an empty population and no failure only a draft can."""
+    """Return the operators that can be applied. Without a population and failures, that is only a draft."""
     alive = bool(request.population)
     applies = {
         DRAFT: True,
@@ -110,12 +110,12 @@ def applicable_operators(request: Request) -> tuple[str, ...]:
 
 
 def most_per_operator(request: Request) -> dict[str, int]:
-    """Return how many prompts of a request may use an operator: repairs are limited to one per failure and to half."""
+    """Return limits on prompts by operator: at most one repair per failure, and at most half of them repairs."""
     return {REPAIR: min(len(request.failures), max(request.wanted // 2, 1))}
 
 
 def choose_parents(request: Request, operator: str, turn: int, rng: random.Random) -> tuple[Candidate, ...]:
-    """Return the parents of an operator that is used for the nth time in a request."""
+    """Return the parents for the use of an operator; `turn` counts its earlier uses in the request."""
     if operator == CROSSOVER:
         first, others = _nth(_pairs(request), turn)
         return first, rng.choice(others)
@@ -130,7 +130,7 @@ def _improvable(request: Request) -> Sequence[Candidate]:
 
 
 def _pairs(request: Request) -> list[tuple[Candidate, list[Candidate]]]:
-    """Return each parent with the kernels of other families: settings of one family cannot complement each other."""
+    """Return each parent with the kernels of other families, because settings of one family have nothing to combine."""
     found = []
     for parent in _improvable(request):
         others = [other for other in request.population if other.kernel.family != parent.kernel.family]
@@ -140,7 +140,7 @@ def _pairs(request: Request) -> list[tuple[Candidate, list[Candidate]]]:
 
 
 def _weakest_champion(request: Request) -> Candidate:
-    """Return the champion of the workload where the population is weakest, or the fittest kernel if none runs it."""
+    """Return the champion of the population's weakest workload, or the fittest kernel if none runs it."""
     weak, _ = weakest_workload(request)
     times = [
         (measurement.median_us, place)
@@ -160,7 +160,7 @@ def _nonce(*parts: object) -> str:
 
 
 def reference_source(op: Op) -> str:
-    """Return the Python source of the op's reference: its file, or the functions it uses, or an empty string."""
+    """Return the Python source of the op's reference: its file or the functions it uses; empty if not found."""
     reference: Any = inspect.unwrap(op.reference)
     while isinstance(reference, functools.partial):
         reference = reference.func
@@ -197,7 +197,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _source(function: Callable[..., Any]) -> str:
-    """Return the source of a function. For a nested one that is the enclosing function, which defines its closure."""
+    """Return the source of a function or, if it is nested, of the enclosing function, which defines its closure."""
     outer = function.__qualname__.partition(".<locals>")[0]
     home = inspect.getmodule(function)
     return inspect.getsource(getattr(home, outer, function) if outer != "<lambda>" else function).rstrip() + "\n"

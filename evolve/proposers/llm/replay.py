@@ -1,4 +1,4 @@
-"""Replay: the answers of an earlier run, read from the archive without a key and without a network."""
+"""Replay of an earlier run's answers from the archive, without a key or a network."""
 
 import json
 from collections.abc import Callable, Generator, MutableSequence, Sequence
@@ -26,18 +26,18 @@ class Exchange:
 
 @dataclass
 class Recorded:
-    """Chat that gives each recorded answer once: to the same messages, or else to the next call of the same kind."""
+    """A chat that gives each recorded answer once: to the same messages, or else to the next call of the same kind."""
 
     run: str
     unused: list[Exchange]
 
     def ask(self, call: Call, pause: Pause) -> Answer:
-        """Return a recorded answer of the same model to the same operator."""
+        """Return a recorded answer by the same model for the same operator."""
         pause(0.0)
         found = self._next(call)
         if found is None:
             kind = f"{call.model.signature} ({call.operator})"
-            return Answer(failure=f"run {self.run} holds no further answer of {kind}")
+            return Answer(failure=f"run {self.run} has no further answer from {kind}")
         self.unused.remove(found)
         return _answer(found)
 
@@ -47,7 +47,7 @@ class Recorded:
         ask: Callable[[Prompt, Pause], Answer],
         may_start: Callable[[Prompt, Sequence[Prompt]], bool],
     ) -> Generator[tuple[Prompt, Answer], None, None]:
-        """Yield the answers like `chat.ask_concurrently`, in the order in which they came in the recorded run."""
+        """Yield the answers like `chat.ask_concurrently`, but in the order of their arrival in the recorded run."""
         running: list[Prompt] = []
         while take_startable(waiting, running, may_start) or running:
             prompt = min(running, key=self._position)
@@ -55,7 +55,7 @@ class Recorded:
             yield prompt, ask(prompt, lambda _: None)
 
     def _position(self, prompt: Prompt) -> tuple[int, bool]:
-        """Return when the prompt was answered; between equal prompts the nonce decides."""
+        """Return the prompt's position in the recorded order; the nonce decides between equal prompts."""
         found = self._next(prompt.call)
         return (self.unused.index(found), prompt.nonce != found.proposal.call) if found else (len(self.unused), False)
 
@@ -67,7 +67,7 @@ class Recorded:
 
 
 def recorded(store: Store, run: str) -> list[Exchange]:
-    """Return the exchanges of a run with its models, in the order in which the answers came."""
+    """Return the exchanges of a run with its models, in the order in which the answers arrived."""
     asked = {one.proposal_id: one.question for one in store.find(AskedQuestion)}
     found = [
         Exchange(asked[proposal.id], proposal)
@@ -80,7 +80,7 @@ def recorded(store: Store, run: str) -> list[Exchange]:
 
 
 def models(exchanges: Sequence[Exchange]) -> tuple[Model, ...]:
-    """Return the models of the exchanges, with the settings that their requests show."""
+    """Return the models of the exchanges, with the settings found in their requests."""
     signatures = dict.fromkeys(exchange.proposal.proposer for exchange in exchanges)
     return tuple(_model([one for one in exchanges if one.proposal.proposer == signature]) for signature in signatures)
 
@@ -102,7 +102,7 @@ def _model(exchanges: Sequence[Exchange]) -> Model:
 
 
 def _answer(found: Exchange) -> Answer:
-    """Return what the server had answered. Failures to read a kernel from it are left out: reading is repeated."""
+    """Return the server's answer, without failures to read a kernel from it, because it is read again."""
     proposal = found.proposal
     unusable = UserError(proposal.failure.removeprefix(UNUSABLE)) if proposal.failure.startswith(UNUSABLE) else None
     failed = not proposal.kernel and (not proposal.reply or unfinished(proposal.failure))

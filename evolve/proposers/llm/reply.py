@@ -1,6 +1,6 @@
-"""Replies: where the text of a model's reply becomes a kernel.
+"""Replies: extraction of a kernel from the text of a model's reply.
 
-A reply holds a kernel in a fenced block, a whole kernel without a fence, or edits to a parent.
+A reply contains a kernel in a fenced block, a whole kernel without a fence, or edits to a parent.
 """
 
 import re
@@ -25,7 +25,7 @@ COMMENT_LINES = re.compile(r"(?:\s*//[^\n]*\n)*\s*")
 
 
 def proposal_from(reply: str, op: Op, origin: Proposal, parents: Sequence[Kernel] = ()) -> Proposal:
-    """Return the proposal `origin` with the kernel that the reply holds, or with the reason why it holds none.
+    """Return the proposal `origin` with the kernel in the reply, or with the reason why there is none.
 
     `parents` are the kernels that edits in the reply may apply to.
     """
@@ -42,7 +42,7 @@ def proposal_from(reply: str, op: Op, origin: Proposal, parents: Sequence[Kernel
 
 
 def kernel_in(reply: str) -> str:
-    """Return the text of the last complete kernel in a reply, else of an incomplete one, else an empty string."""
+    """Return the text of the last complete kernel in a reply, or else an incomplete one, or else an empty string."""
     text = without_thoughts(reply).replace("\r\n", "\n")
     closed, opened = _blocks(text)
     candidates = [found for block in closed if (found := _from_plan(block))]
@@ -54,10 +54,10 @@ def kernel_in(reply: str) -> str:
 
 
 def without_thoughts(reply: str) -> str:
-    """Return the reply without the model's reasoning, also where a chat template dropped the opening tag."""
+    """Return the reply without the model's reasoning, even if a chat template dropped the opening tag."""
     text = THOUGHT.sub("", reply)
     text = THOUGHT_END.split(text)[-1]
-    # An opening tag without a closing one: the reply was cut off during the reasoning.
+    # An opening tag without a closing one means that the reply was cut off during the reasoning.
     return THOUGHT_START.split(text)[0]
 
 
@@ -87,14 +87,14 @@ def _blocks(text: str) -> tuple[list[str], str]:
 
 
 def _from_plan(block: str) -> str:
-    """Return the block if it is a kernel, without comment lines before the plan, such as a file's name."""
+    """Return the block if it is a kernel, without comment lines before the plan, such as a file name."""
     start = COMMENT_LINES.match(block)
     begin = start.end() if start else 0
     return block[begin:].rstrip() + "\n" if block.startswith(genome.OPEN, begin) else ""
 
 
 def _unfenced(text: str) -> str:
-    """Return the text from the last plan at the start of a line to the next fence or to the end."""
+    """Return the text from the last plan that starts a line to the next fence or the end."""
     begin = max((match.start() for match in re.finditer(rf"^{re.escape(genome.OPEN)}", text, re.MULTILINE)), default=-1)
     if begin < 0:
         return ""
@@ -104,7 +104,7 @@ def _unfenced(text: str) -> str:
 def _edited(reply: str, parents: Sequence[Kernel]) -> str:
     """Return the parent with the reply's edits applied, or an empty string without edits.
 
-    Where the edits cannot be applied, a whole kernel beside them is taken instead.
+    If the edits cannot be applied, a whole kernel in the same reply is used instead.
     """
     try:
         edits = edits_in(without_thoughts(reply))
@@ -127,7 +127,7 @@ def _applied(edits: "Sequence[Edit]", parents: Sequence[Kernel]) -> str:
 
 
 class EditError(Exception):
-    """The edit that cannot be read or applied, and why."""
+    """Raised for an edit that cannot be read or applied; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,10 @@ class Edit:
 
 
 def edits_in(text: str) -> tuple[Edit, ...]:
-    """Return the edit blocks of a text in order, with or without fences; an incomplete one is an EditError."""
+    """Return the edit blocks of a text in order, with or without fences. An incomplete one raises an EditError."""
     found: list[Edit] = []
     search: list[str] = []
-    lines: list[str] | None = None  # of the open part
+    lines: list[str] | None = None  # lines of the part being read
     part = ""
     for line in text.replace("\r\n", "\n").split("\n"):
         match = MARKS.match(line)
@@ -178,7 +178,7 @@ def applied(edits: Sequence[Edit], text: str) -> str:
 
 
 def _found(search: Sequence[str], lines: Sequence[str], number: int) -> int:
-    """Return the index of the only match: of the exact lines, or else of the lines without their whitespace."""
+    """Return the index of the only match, comparing exact lines first and then lines without whitespace."""
     for normalise in (str.rstrip, _squeezed):
         wanted, present = [normalise(line) for line in search], [normalise(line) for line in lines]
         places = [at for at in range(len(present) - len(wanted) + 1) if present[at : at + len(wanted)] == wanted]

@@ -1,1 +1,1 @@
-"""Knob tuner: Bayesian optimisation over the knobs of known kernels."""
+"""The knob tuner: Bayesian optimisation over the knobs of known kernels."""

@@ -1,4 +1,4 @@
-"""Acquisition: families of kernels that differ only in their knobs, and the improvement expected of each setting."""
+"""Acquisition: families of kernels that differ only in their knobs, and the expected improvement of each setting."""
 
 import itertools
 import math
@@ -24,19 +24,19 @@ from evolve.proposers.tuner.surrogate import (
 )
 from evolve.request import Attempt, Request
 
-EXPLORATION = 0.5  # log time that a family may gain after one trial; divided by the root of their number
-TAME = 1.5  # log times this far above the best are compressed: differences between slow settings do not matter
-MAX_SEEN = 128  # programs in a surrogate model; of more, some of the slow ones are left out
-DOUBT = 0.5  # failures needed for an even chance that they have a common cause
-WORTHWHILE = 0.03  # least improvement in log time: smaller ones would keep the search in the first good region
-UNSURE = 1e-6  # value of one standard deviation, which decides where no improvement is expected
+EXPLORATION = 0.5  # assumed gain in log time after one trial; divided by the root of the number of trials
+TAME = 1.5  # log times this far above the best are compressed, because slow settings need not be told apart
+MAX_SEEN = 128  # programs in a surrogate model; beyond that, some of the slow ones are left out
+DOUBT = 0.5  # number of failures at which a common cause has even odds
+WORTHWHILE = 0.03  # least improvement in log time; a lower one would keep the search in the first good region
+UNSURE = 1e-6  # value of one standard deviation; decides if no improvement is expected
 
 Timed = Measurement | Timing
 
 
 @dataclass(frozen=True)
 class Family:
-    """The settings of one genome that were tried, oldest first."""
+    """The tried settings of kernels that differ only in their knobs, oldest first."""
 
     id: str
     tried: tuple[Attempt, ...]
@@ -51,13 +51,13 @@ class Family:
         return min(passed, key=lambda candidate: times_us(candidate)[workload], default=None)
 
     def leaders(self) -> tuple[Attempt, ...]:
-        """Return the settings that are fastest on some workload."""
+        """Return the settings that are the fastest on at least one workload."""
         workloads = dict.fromkeys(workload for candidate in self.tried for workload in times_us(candidate))
         fastest = (self.fastest(workload) for workload in workloads)
         return tuple({candidate.kernel.id: candidate for candidate in fastest if candidate}.values())
 
     def gap(self, best: Mapping[str, Timed]) -> float:
-        """Return the log ratio of its time to the best one, on the workload where that is least."""
+        """Return the log ratio of the family's time to the best time, on the workload where the ratio is smallest."""
         return min(
             (
                 math.log(us / best[workload].median_us)
@@ -68,24 +68,24 @@ class Family:
         )
 
     def upper_confidence_bound(self, best: Mapping[str, Timed]) -> float:
-        """Return an optimistic estimate of how far the family may get below the best, in log time."""
+        """Return an optimistic estimate of how far the family can get below the best, in log time."""
         return EXPLORATION / math.sqrt(len(self.tried)) - self.gap(best)
 
 
 def times_us(candidate: Attempt) -> dict[str, float]:
-    """Return the times by workload; none for a kernel that failed."""
+    """Return the times by workload; empty for a kernel that failed."""
     evaluation = candidate.evaluation
     return {m.workload: m.median_us for m in evaluation.measurements} if evaluation.passed else {}
 
 
 def all_candidates(request: Request) -> tuple[Attempt, ...]:
-    """Return every kernel that the request shows, oldest first."""
+    """Return all kernels in the request, oldest first."""
     shown = (*request.tried, *request.population, *request.parents, *request.failures)
     return tuple({candidate.kernel.id: candidate for candidate in shown}.values())
 
 
 def families(request: Request) -> tuple[Family, ...]:
-    """Return the families that have knobs and a setting that passed."""
+    """Return the families that have knobs and at least one setting that passed."""
     grouped: dict[str, list[Attempt]] = {}
     for candidate in all_candidates(request):
         if candidate.kernel.settings:
@@ -106,36 +106,36 @@ def best_measurements(candidates: Iterable[Attempt]) -> dict[str, Timed]:
 
 
 def points(request: Request) -> dict[str, Point]:
-    """Return the values that a plan is evaluated at, by workload of the op."""
+    """Return the values to evaluate a plan at, by workload of the op."""
     device = request.device
     return {w.key: point(request.op, w, device) for w in request.op.workloads(device.kind)}
 
 
 def space_for(family: Family, points: Mapping[str, Point]) -> Space:
-    """Return the space of a family's settings. One that is too large to list includes the neighbours of its leaders."""
+    """Return the space of a family's settings. If it is too large to list, it includes the leaders' neighbours."""
     near = [setting_of(candidate.kernel) for candidate in family.leaders()]
     return space_of(family.tried[0].kernel, tuple(points.values()), family.settings, near)
 
 
 @dataclass(frozen=True)
 class WorkloadModel:
-    """Surrogate model of one workload, fitted to the log times of the programs seen there."""
+    """A surrogate model of one workload, fitted to the log times of the programs measured there."""
 
     programs: Programs
     categorical: tuple[bool, ...]
     covariance: Covariance
     seen: torch.Tensor
     values: torch.Tensor
-    cross: torch.Tensor  # the correlation of each program with each program seen
-    best: float  # the log time to improve on
-    room: float  # how far below it the speed of light lies
+    cross: torch.Tensor  # correlation of each program with each seen program
+    best: float  # log time to improve on
+    room: float  # distance from there to the speed of light, in log time
 
     @cached_property
     def posterior(self) -> Posterior:
         return posterior(self.cross, self.seen, self.values, self.covariance.noise)
 
     def expected_improvement(self) -> torch.Tensor:
-        """Return the improvement expected of each setting, in log time, beyond what is worthwhile."""
+        """Return the expected improvement of each setting in log time, beyond the least worthwhile one."""
         gain = expected_improvement(self.posterior, self.best - WORTHWHILE).clamp_max(self.room)
         gain += UNSURE * self.posterior.deviation
         gain[self.seen] = 0.0
@@ -159,12 +159,12 @@ class WorkloadModel:
 
 @dataclass(frozen=True)
 class FamilyModel:
-    """The space of a family with a surrogate model for each workload."""
+    """The space of a family, with a surrogate model for each workload."""
 
     family: Family
     space: Space
     workloads: tuple[WorkloadModel, ...]
-    feasible: torch.Tensor  # the probability of each setting to pass
+    feasible: torch.Tensor  # probability that each setting passes
     tried: frozenset[int]
 
     @property
@@ -172,7 +172,7 @@ class FamilyModel:
         return len(self.tried) == len(self.space.settings)
 
     def expected_improvement(self) -> torch.Tensor:
-        """Return the improvement expected of each setting over all workloads, in log time; -inf where it was tried."""
+        """Return the expected improvement of each setting over all workloads, in log time; -inf for tried settings."""
         total = torch.zeros(len(self.space.settings), dtype=torch.float64)
         for model in self.workloads:
             total += model.expected_improvement()
@@ -181,7 +181,7 @@ class FamilyModel:
         return total
 
     def novelty(self) -> torch.Tensor:
-        """Return for each setting how little it shares with those that were tried; -inf for these."""
+        """Return how different each setting is from those that were tried; -inf for the tried ones."""
         centroids = self.space.centroids
         shared = torch.zeros(len(centroids), dtype=torch.float64)
         for setting in self.tried:
@@ -190,7 +190,7 @@ class FamilyModel:
         return -shared
 
     def without(self, setting: int) -> "FamilyModel":
-        """Return the model with a setting excluded."""
+        """Return the model with one setting excluded."""
         return replace(self, tried=self.tried | {setting})
 
     def assuming_mean(self, setting: int) -> "FamilyModel":
@@ -200,7 +200,7 @@ class FamilyModel:
 
 
 def fit_family(family: Family, space: Space, best: Sequence[Timed | None]) -> FamilyModel:
-    """Fit the surrogate models. `best` are the measurements to improve on, by workload of the space."""
+    """Fit the surrogate models. `best` holds the measurements to improve on, one per workload of the space."""
     tried = [space.index_of[setting] for setting in family.settings]
     models = [
         _fit_workload(family, space, tried, programs, measurement)
@@ -246,7 +246,7 @@ def _compressed(values: torch.Tensor) -> torch.Tensor:
 
 
 def _feasibility(family: Family, space: Space, tried: list[int]) -> torch.Tensor:
-    """Return the probability of each setting to pass. A failure is attributed to the values of one or two knobs."""
+    """Return the probability that each setting passes. Failures are attributed to the values of one or two knobs."""
     coordinates = space.coordinates
     failed = torch.tensor([not candidate.evaluation.passed for candidate in family.tried], dtype=torch.float64)
     risk = torch.zeros(len(coordinates), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Choosing settings: which settings of which families to evaluate next, a few different ones at a time."""
+"""The choice of settings to evaluate next, a few different ones at a time, from several families."""
 
 import math
 import random
@@ -22,10 +22,10 @@ from evolve.proposers.tuner.acquisition import (
 from evolve.proposers.tuner.space import Space, setting_of
 from evolve.request import Attempt, Request
 
-SPREAD_FIRST = 4  # settings of a family that are spread over its space before its model is used
-AT_ONCE = 4  # settings of one family per request: without their times, further ones are chosen less well
+SPREAD_FIRST = 4  # settings spread over a family's space before its model is used
+AT_ONCE = 4  # settings of one family per request; more would be poor choices without the times of these
 MAX_FAMILIES = 4
-FAR_BEHIND = math.log(4)  # of the champion on every workload: such a family is not explored
+FAR_BEHIND = math.log(4)  # log ratio to the best time; a family this far behind on every workload is not explored
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class FamilySearch:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A setting suggested in one family. The archive may hold its kernel already."""
+    """A suggested setting of a family. Its kernel may be in the archive already."""
 
     search: FamilySearch
     setting: int
@@ -74,7 +74,7 @@ class Suggestion:
 
 
 def choices(request: Request, most: Mapping[str, int] | None = None) -> list[Choice]:
-    """Return up to `request.wanted` choices; `most` limits them to these families, and to so many of each."""
+    """Return up to `request.wanted` choices. `most` limits the families, and the number of choices in each."""
     with _one_thread():
         rng = random.Random(request.seed)
         searches = _searches(request, most)
@@ -82,7 +82,7 @@ def choices(request: Request, most: Mapping[str, int] | None = None) -> list[Cho
         while len(chosen) < request.wanted and (suggestion := _suggest(searches, len(chosen), rng)):
             search, kernel = suggestion.search, suggestion.search.model.space.kernel_at(suggestion.setting)
             if kernel.id in request.known:
-                search.model = search.model.without(suggestion.setting)  # it waits for its evaluation
+                search.model = search.model.without(suggestion.setting)  # it is already waiting for evaluation
                 continue
             search.model = search.model.assuming_mean(suggestion.setting)
             search.most -= 1
@@ -92,7 +92,7 @@ def choices(request: Request, most: Mapping[str, int] | None = None) -> list[Cho
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Run torch in one thread: matrices this small gain nothing from more, and lose much on busy cores."""
+    """Run torch in one thread, because for such small matrices more threads do not help and are slow on busy cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -119,7 +119,7 @@ def _searches(request: Request, most: Mapping[str, int] | None) -> list[FamilySe
 
 
 def _suggest(searches: Sequence[FamilySearch], offered: int, rng: random.Random) -> Suggestion | None:
-    """Suggest in turn what explores a new family, what crosses two families, and what promises the most improvement."""
+    """Suggest a setting: alternately explore a new family, cross two families, or take the most promising one."""
     ready = [search for search in searches if search.open]
     unexplored = [search for search in ready if search.unexplored]
     if unexplored and (offered % 2 == 0 or len(unexplored) == len(ready)):
@@ -133,12 +133,12 @@ def _suggest(searches: Sequence[FamilySearch], offered: int, rng: random.Random)
 
 
 def _most_improvement(searches: Sequence[FamilySearch], rng: random.Random) -> Suggestion:
-    """Suggest the setting of the highest expected improvement; log times of several families are comparable."""
+    """Suggest the setting with the highest expected improvement, in log time, of all families."""
     improvements = [search.model.expected_improvement() for search in searches]
     best = max(range(len(searches)), key=lambda number: float(improvements[number].max()))
     search = searches[best]
-    # Settings that compile to the same program count together, as in random sampling. Such a program is mostly one
-    # in which the workload already has all that the knobs could give it.
+    # Settings that compile to the same program count together, as in random sampling. In such programs the knobs
+    # usually have reached the limit that the workload sets.
     weighted = improvements[best] * search.model.space.multiplicity
     setting = _one_of_the_best(weighted, search.model.space, rng)
     return Suggestion(search, setting, "tune", (_nearest(search.model, setting),))
@@ -150,7 +150,7 @@ def _most_novel(search: FamilySearch, rng: random.Random) -> Suggestion:
 
 
 def _crossover(search: FamilySearch, searches: Sequence[FamilySearch]) -> Suggestion | None:
-    """Suggest the fastest setting of another family, for the knobs that both families have."""
+    """Suggest a setting that takes the knobs shared with another family from that family's fastest setting."""
     space = search.model.space
     for donor in (donor for other in searches if other is not search for donor in other.family.leaders()):
         given = donor.kernel.settings
@@ -167,7 +167,7 @@ def _crossover(search: FamilySearch, searches: Sequence[FamilySearch]) -> Sugges
 
 
 def _nearest(model: FamilyModel, setting: int) -> Attempt:
-    """Return the leader of the family whose setting is nearest."""
+    """Return the family's leader whose setting is nearest."""
     space = model.space
     target = space.coordinates[setting]
 
@@ -179,6 +179,6 @@ def _nearest(model: FamilyModel, setting: int) -> Attempt:
 
 
 def _one_of_the_best(scores: torch.Tensor, space: Space, rng: random.Random) -> int:
-    """Return a setting of the highest score; among equals, chance decides in proportion to their multiplicity."""
+    """Return a setting with the highest score, drawn in proportion to multiplicity if there are several."""
     best = torch.nonzero(scores == scores.max())[:, 0]
     return int(rng.choices(best.tolist(), space.multiplicity[best].tolist())[0])

@@ -1,4 +1,4 @@
-"""Offline proposer: the knob tuner, alone or for kernels that a language model wrote."""
+"""The offline proposer: the knob tuner, used alone or on kernels that a language model wrote."""
 
 import math
 import time
@@ -16,7 +16,7 @@ from evolve.request import Proposer, Request
 
 @dataclass(frozen=True)
 class OfflineProposer:
-    """Proposes the settings of the highest expected improvement over all workloads, by the request alone.
+    """A proposer of the settings with the highest expected improvement over all workloads. It needs no model.
 
     Its operators: `knobs` spreads settings over an unexplored family, `tune` follows the model of a family, and
     `crossover` transfers the fastest setting of another family.
@@ -25,11 +25,11 @@ class OfflineProposer:
     name: str = "offline"
 
     def propose(self, request: Request) -> Iterator[Proposal]:
-        """Yield settings of all families; none when every setting was tried."""
+        """Yield settings of all families, or none if every setting has been tried."""
         yield from self.tune(request, None)
 
     def tune(self, request: Request, most: Mapping[str, int] | None) -> Iterator[Proposal]:
-        """Yield at most `most[family]` settings of each of these families; without `most`, of every family."""
+        """Yield at most `most[family]` settings of each family in `most`, or settings of all families if it is None."""
         for choice in choices(request, most):
             yield Proposal(
                 op=request.op.name,
@@ -43,18 +43,18 @@ class OfflineProposer:
 
 
 CLOSE = math.log(1.5)  # families this close to a champion on some workload are tuned
-MIN_TUNED, MAX_TUNED = 4, 24  # settings of one family
-SHARE_TUNED = 10  # one setting in this many of the space
+MIN_TUNED, MAX_TUNED = 4, 24  # limits on the settings tried in one family
+SHARE_TUNED = 10  # one in this many settings of the space is tried
 
 
 class Tuner(Protocol):
     def tune(self, request: Request, most: Mapping[str, int] | None) -> Iterator[Proposal]:
-        """Yield at most `most[family]` settings of each of these families; without `most`, of every family."""
+        """Yield at most `most[family]` settings of each family in `most`, or settings of all families if it is None."""
 
 
 @dataclass(frozen=True)
 class FinishingProposer:
-    """Tunes the kernels of the models first, and asks the models when none is left to tune."""
+    """A proposer that first tunes the models' kernels, and asks the models once none is left to tune."""
 
     models: Proposer
     tuner: Tuner
@@ -70,7 +70,7 @@ class FinishingProposer:
 
 
 def unfinished(request: Request) -> dict[str, int]:
-    """Return how many settings to try of each family that is close to a champion and was not shipped tuned."""
+    """Return how many settings to try of each family that is close to a champion, except shipped families."""
     tuned_before = _shipped(request.op.name)
     best = best_measurements(all_candidates(request))
     at = points(request)
@@ -87,5 +87,5 @@ def unfinished(request: Request) -> dict[str, int]:
 
 @lru_cache(maxsize=64)
 def _shipped(op: str) -> frozenset[str]:
-    """Return the shipped families, whose settings were found by measuring."""
+    """Return the shipped families, which were tuned before they were shipped."""
     return frozenset(kernel.family for kernel in shipped(op))

@@ -1,4 +1,4 @@
-"""Space of settings: the legal settings of a kernel's knobs, and which of them compile to the same program."""
+"""The space of settings: the legal settings of a kernel's knobs, and which of them compile to the same program."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ from archive.kernel import Kernel
 from archive.plan import PlanError
 
 Setting = tuple[int, ...]
-MAX_BINDINGS = 4000  # settings times workloads that are bound for one space
+MAX_BINDINGS = 4000  # limit on settings times workloads in one space
 MIN_SETTINGS = 200
 
 
@@ -24,21 +24,21 @@ MIN_SETTINGS = 200
 class Programs:
     """The distinct programs that the settings compile to on one workload."""
 
-    of: torch.Tensor  # the program of each setting; -1 where the workload is refused or the setting is illegal
-    coordinates: torch.Tensor  # of each program: the centroid of its settings
+    of: torch.Tensor  # program of each setting; -1 if the workload is refused or the setting is illegal
+    coordinates: torch.Tensor  # centroid of each program's settings
 
 
 @dataclass(frozen=True)
 class Space:
-    """The settings of one family that are legal on some workload; of equivalent ones only the first."""
+    """The settings of a family that are legal on some workload, without those equivalent to an earlier one."""
 
     kernel: Kernel
     settings: tuple[Setting, ...]
-    coordinates: torch.Tensor  # of each setting: its knobs, each scaled to 0..1
-    categorical: tuple[bool, ...]  # by knob: whether its values are categories rather than sizes
+    coordinates: torch.Tensor  # knob values of each setting, scaled to 0..1
+    categorical: tuple[bool, ...]  # whether each knob's values are categories rather than sizes
     programs: tuple[Programs, ...]  # by workload
-    multiplicity: torch.Tensor  # of each setting: the number of equivalent settings, including itself
-    centroids: torch.Tensor  # of each setting: the centroid of these
+    multiplicity: torch.Tensor  # number of settings equivalent to each, including itself
+    centroids: torch.Tensor  # centroid of the settings equivalent to each
 
     @cached_property
     def index_of(self) -> dict[Setting, int]:
@@ -46,12 +46,12 @@ class Space:
         return {setting: index for index, setting in enumerate(self.settings)}
 
     def kernel_at(self, index: int) -> Kernel:
-        """Return the kernel with this setting in force."""
+        """Return the kernel with this setting."""
         return with_setting(self.kernel, self.settings[index])
 
 
 def with_setting(kernel: Kernel, setting: Setting) -> Kernel:
-    """Return the kernel with these knob values in force, in the order of its plan."""
+    """Return the kernel with these knob values, which are in the order of its plan."""
     return kernel.with_knobs({name: value for (name, _), value in zip(kernel.plan.knobs, setting, strict=True)})
 
 
@@ -61,12 +61,12 @@ def axes_of(kernel: Kernel) -> tuple[Setting, ...]:
 
 
 def setting_of(kernel: Kernel) -> Setting:
-    """Return the knob values in force."""
+    """Return the kernel's knob values."""
     return tuple(kernel.settings.values())
 
 
 def space_of(kernel: Kernel, points: Sequence[Point], tried: Iterable[Setting], near: Iterable[Setting] = ()) -> Space:
-    """Return the space with all settings; of a large one those tried, the neighbours of `near`, and a sample."""
+    """Return the space with all settings or, if there are too many, those tried, neighbours of `near`, and a sample."""
     axes = axes_of(kernel)
     most = max(MIN_SETTINGS, MAX_BINDINGS // max(1, len(points)))
     base = with_setting(kernel, tuple(axis[0] for axis in axes))
@@ -92,7 +92,7 @@ def space_of(kernel: Kernel, points: Sequence[Point], tried: Iterable[Setting], 
 
 
 def _listed(axes: Sequence[Setting], near: Sequence[Setting], most: int) -> Iterator[Setting]:
-    """Return every combination; of too many, the neighbours of some and a sample that is always the same."""
+    """Return all combinations or, if there are too many, the neighbours of `near` and a reproducible sample."""
     count = math.prod(map(len, axes))
     if count <= most:
         return itertools.product(*axes)
@@ -127,7 +127,7 @@ def _coordinates(settings: Iterable[Setting], axes: Sequence[Setting]) -> torch.
 
 
 def _scaled(setting: Setting, axes: Sequence[Setting]) -> list[float]:
-    """Scale sizes by their logarithm, and categories, which include a value of 0 or less, by their order."""
+    """Scale sizes by their logarithm, and categories (knobs with a value of 0 or less) by their order."""
     return [
         axis.index(value) / max(1, len(axis) - 1)
         if axis[0] <= 0 or len(axis) == 1
@@ -147,7 +147,7 @@ def _programs(bindings: Iterable["int | None"], centroids: torch.Tensor, counts:
     return Programs(of, sums / sizes)
 
 
-_Bindings = tuple[int | None, ...]  # by workload: equal where neither the code nor the launch differs
+_Bindings = tuple[int | None, ...]  # one per workload; equal if both the code and the launches are the same
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class _HashablePoint:
 
 @lru_cache(maxsize=256)
 def _binding_cache(_kernel: Kernel, _at: tuple[_HashablePoint, ...]) -> dict[Setting, _Bindings]:
-    """Return the bindings known so far: binding is slow, and every request needs the same settings."""
+    """Return the cache of bindings, because binding is slow and every request needs the same settings."""
     return {}
 
 
@@ -184,5 +184,5 @@ def _binding(kernel: Kernel, point: Point, named: Setting) -> int | None:
 
 @lru_cache(maxsize=1024)
 def _mentions(source: str, name: str) -> bool:
-    """Return whether the device code may depend on a knob. Code that pastes tokens may depend on any."""
+    """Return whether the device code may depend on a knob. Code that pastes tokens may depend on any knob."""
     return "##" in source or re.search(rf"\b{re.escape(name)}\b", source) is not None

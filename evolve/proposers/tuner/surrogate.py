@@ -1,6 +1,6 @@
-"""Surrogate model: a Gaussian process that predicts the log time of a setting, with its standard deviation.
+"""The surrogate model: a Gaussian process that predicts the log time of a setting and its standard deviation.
 
-The covariance of two settings is a mixture: in part a sum over the knobs, in part their product.
+The covariance of two settings is a weighted mean of an average over the knobs and a product over the knobs.
 """
 
 import itertools
@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
-LENGTH_SCALES = (0.25, 0.5, 1.0, 2.0, 8.0)  # in ranges of the knob; with the last one it hardly matters
-ADDITIVE = (0.0, 0.5, 0.85)  # the share of the variance due to single knobs
-NOISE = (1e-3, 2e-2)  # as a share of the variance
-SWEEPS = 2  # over the knobs
-LENGTH_PENALTY = 0.02  # on length scales far from the range of the knob
-PRIOR_DEVIATION, PRIOR_OBSERVATIONS = 0.35, 4.0  # prior deviation of log times, and its weight in observations
-MIN_FITTED = 5  # with fewer observations the default covariance is used
+LENGTH_SCALES = (0.25, 0.5, 1.0, 2.0, 8.0)  # in units of the knob's range; at the last one the knob hardly matters
+ADDITIVE = (0.0, 0.5, 0.85)  # fraction of the variance due to single knobs
+NOISE = (1e-3, 2e-2)  # as a fraction of the variance
+SWEEPS = 2  # passes over the knobs
+LENGTH_PENALTY = 0.02  # penalty on length scales far from the knob's range
+PRIOR_DEVIATION, PRIOR_OBSERVATIONS = 0.35, 4.0  # prior standard deviation of log times, and its weight in observations
+MIN_FITTED = 5  # with fewer observations, the default covariance is used
 MAX_FITTED = 64
 
 
 @dataclass(frozen=True)
 class Covariance:
-    """Hyperparameters of the covariance: length scales by knob, additive share and noise."""
+    """The hyperparameters of the covariance: length scales by knob, additive share and noise."""
 
     lengths: tuple[float, ...]
     additive: float = 0.5
@@ -40,14 +40,14 @@ class _GridPoint:
 
 @dataclass(frozen=True)
 class Posterior:
-    """Posterior of the Gaussian process at each point."""
+    """The posterior of the Gaussian process at each point."""
 
     mean: torch.Tensor
     deviation: torch.Tensor
 
 
 def distances(left: torch.Tensor, right: torch.Tensor, categorical: Sequence[bool]) -> torch.Tensor:
-    """Return the distances by knob, left and right point. Categories differ by more than 0.5."""
+    """Return the distances, indexed by knob, left point and right point. Different categories are over 0.5 apart."""
     distance = (left.T[:, :, None] - right.T[:, None, :]).abs()
     for knob in (knob for knob, unordered in enumerate(categorical) if unordered):
         distance[knob] = (distance[knob] + (distance[knob] > 0)) / 2
@@ -55,13 +55,13 @@ def distances(left: torch.Tensor, right: torch.Tensor, categorical: Sequence[boo
 
 
 def correlation(distance: torch.Tensor, covariance: Covariance) -> torch.Tensor:
-    """Return the correlation of points at these distances by knob; 1 at distance 0."""
+    """Return the correlation of points at these distances, which are given by knob. It is 1 at distance 0."""
     each = [_matern(one, length) for one, length in zip(distance, covariance.lengths, strict=True)]
     return _combined(each, covariance.additive)
 
 
 def fit_covariance(distance: torch.Tensor, values: torch.Tensor) -> Covariance:
-    """Return the most likely hyperparameters on a small grid, by coordinate ascent over the knobs."""
+    """Return the most likely hyperparameters on a small grid, found by coordinate ascent over the knobs."""
     knobs = len(distance)
     if len(values) < MIN_FITTED:
         return Covariance((1.0,) * knobs)
@@ -83,7 +83,7 @@ def fit_covariance(distance: torch.Tensor, values: torch.Tensor) -> Covariance:
 
 
 def posterior(cross: torch.Tensor, seen: torch.Tensor, values: torch.Tensor, noise: float) -> Posterior:
-    """Return the posterior at all points. `cross` is their correlation with the points `seen`, which have `values`."""
+    """Return the posterior at all points. `cross` is their correlation with the `seen` points, which have `values`."""
     matrix = cross[seen] + noise * torch.eye(len(seen), dtype=torch.float64)
     factor = torch.linalg.cholesky(matrix)
     level = _mean_level(factor, values)
@@ -95,7 +95,7 @@ def posterior(cross: torch.Tensor, seen: torch.Tensor, values: torch.Tensor, noi
 
 
 def expected_improvement(posterior: Posterior, best: float) -> torch.Tensor:
-    """Return the expected improvement of each point below the best log time."""
+    """Return the expected improvement of each point over the best log time."""
     ahead = best - posterior.mean
     z = ahead / posterior.deviation
     density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
@@ -126,7 +126,7 @@ def _combined(each: Sequence[torch.Tensor], additive: float) -> torch.Tensor:
 def _most_likely(
     grid: Sequence[_GridPoint], table: Sequence[Sequence[torch.Tensor]], values: torch.Tensor
 ) -> _GridPoint:
-    """Return the hyperparameters of the highest penalised marginal likelihood."""
+    """Return the hyperparameters with the highest penalised marginal likelihood."""
     eye = torch.eye(len(values), dtype=torch.float64)
     matrices = [
         _combined([of_one[length] for of_one, length in zip(table, point.lengths, strict=True)], point.additive)
@@ -143,7 +143,7 @@ def _most_likely(
 
 
 def _mean_level(factor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return the generalised least squares mean, in which correlated values count for less."""
+    """Return the generalised least squares mean, in which correlated values have less weight."""
     ones = torch.ones((*factor.shape[:-1], 1), dtype=torch.float64)
     solved = torch.cholesky_solve(ones, factor)[..., 0]
     return (solved * values).sum(-1) / solved.sum(-1)

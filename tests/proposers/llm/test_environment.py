@@ -66,7 +66,7 @@ def test_another_server_needs_no_key() -> None:
     {
         "empty": ({}, "no language model is configured"),
         "address": ({"OPENAI_BASE_URL": "localhost:8000"}, "must be an address"),
-        "key": ({"OPENAI_API_KEY": "sk-one\nsk-two"}, "characters that no key has"),
+        "key": ({"OPENAI_API_KEY": "sk-one\nsk-two"}, "characters that cannot be part of a key"),
         "words": ({"OPENAI_API_KEY": KEY, "EVOLVE_LLM_TIMEOUT": "soon"}, "must be a number of seconds"),
         "nan": ({"OPENAI_API_KEY": KEY, "EVOLVE_LLM_TIMEOUT": "nan"}, "must be a number of seconds"),
     }

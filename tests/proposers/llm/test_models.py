@@ -101,7 +101,7 @@ def test_a_file_sets_every_field_of_a_model(tmp_path: Path) -> None:
         ("[[model]]\nconcurrency = 1", "has no name", "name ="),
         ("[[model]\n", "is not TOML", "quotes"),
         ('[[model]]\nname = "m"\nform = "poem"', "`form` must be one of fenced, whole, edits", ""),
-        ('[[model]]\nname = "m"\nconcurrency = 0', "`concurrency` must be a whole number from 1", ""),
+        ('[[model]]\nname = "m"\nconcurrency = 0', "`concurrency` must be a whole number of at least 1", ""),
         ('[[model]]\nname = "m"\nmax_tokens = true', "`max_tokens` must be a whole number", ""),
         ('[[model]]\nname = "m"\ntemperature = 3', "`temperature` must be a number from 0 to 2", ""),
         ('[[model]]\nname = "m"\ntimeout_seconds = "1"', "`timeout_seconds` must be a number above 0", ""),
@@ -156,7 +156,7 @@ def test_the_error_for_an_address_does_not_show_its_query() -> None:
 
 
 def test_a_name_with_unprintable_characters_is_refused() -> None:
-    with pytest.raises(UserError, match="characters that no name has"):
+    with pytest.raises(UserError, match="characters that cannot be part of a name"):
         read_models(["m\udcff"], {})
 
 
@@ -181,7 +181,7 @@ def test_the_same_model_twice_needs_labels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("environment", "reason"),
-    [({}, "GATEWAY_KEY is not set"), ({"GATEWAY_KEY": "one\ntwo"}, "characters that no key has")],
+    [({}, "GATEWAY_KEY is not set"), ({"GATEWAY_KEY": "one\ntwo"}, "characters that cannot be part of a key")],
 )
 def test_the_variable_of_a_key_must_be_set(tmp_path: Path, environment: dict[str, str], reason: str) -> None:
     with pytest.raises(UserError, match=reason):

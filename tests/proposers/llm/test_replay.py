@@ -38,7 +38,7 @@ def test_equal_calls_get_their_answers_in_order() -> None:
 
 def test_an_answer_is_given_only_to_its_own_model_and_operator() -> None:
     chat = Recorded("r", [exchange("a", "1", "improve"), exchange("a", "2", model="m-2")])
-    assert ask(chat, "a").failure == "run r holds no further answer of m-1 (draft)"
+    assert ask(chat, "a").failure == "run r has no further answer from m-1 (draft)"
     assert (ask(chat, "a", "improve").text, ask(chat, "a", model="m-2").text) == ("1", "2")
 
 

@@ -126,7 +126,7 @@ def test_no_wait_for_retry_after_extends_beyond_the_deadline() -> None:
         began = time.monotonic()
         found = list(proposer(endpoint, 4).propose(replace(request(6), left=Left(deadline=began + 0.5))))
     assert time.monotonic() - began < 30
-    assert {proposal.failure for proposal in found} == {"the time was up before an answer came"}
+    assert {proposal.failure for proposal in found} == {"the deadline passed before an answer arrived"}
     assert len(endpoint.requests) <= 4
 
 
