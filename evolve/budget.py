@@ -64,12 +64,12 @@ class History:
 
     @cached_property
     def judged(self) -> dict[str, BriefEvaluation]:
-        """The first verdict on each kernel, by its id. Later verdicts are confirmations."""
+        """The first verdict on each kernel, by kernel id. Later verdicts are confirmations."""
         return {evaluation.kernel_id: evaluation for evaluation in reversed(self.evaluations)}
 
     @cached_property
     def of_run(self) -> Mapping[str, Sequence[BriefProposal]]:
-        """The proposals of each run, by its id."""
+        """The proposals of each run, by run id."""
         found = defaultdict[str, list[BriefProposal]](list)
         for proposal in self.proposals:
             found[proposal.run].append(proposal)
@@ -77,7 +77,7 @@ class History:
 
     @cached_property
     def in_force(self) -> dict[str, BriefEvaluation]:
-        """The latest verdict on each kernel, by its id."""
+        """The latest verdict on each kernel, by kernel id."""
         return {evaluation.kernel_id: evaluation for evaluation in self.evaluations}
 
     def began_between(self, start: float, end: float) -> Sequence[BriefEvaluation]:

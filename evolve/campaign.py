@@ -18,7 +18,7 @@ from evolve.search import Search
 from evolve.selection.view import OpView
 
 GENEROUS = 4.0  # without a measurement, the assumed ratio of the best time to the speed of light
-AT_LIGHT = math.log(1 / 0.97)  # less headroom counts as none: the speed of light is known to within a few percent
+AT_LIGHT = math.log(1 / 0.97)  # less headroom counts as none, because the speed of light is not known exactly
 LEAST = 0.1  # minimum headroom of a workload whose speed of light is unknown
 PATIENCE = 3  # an op's share is halved after this many slices without improvement, and after each further one
 LEAST_SHARE = 1 / 8  # the fraction of its share that an op always keeps

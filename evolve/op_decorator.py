@@ -1,4 +1,4 @@
-"""The decorator `@evolve.op`, which marks a function in a user's program as an op. Its import does not load PyTorch."""
+"""The decorator `@evolve.op`, which marks a user's function as an op. Importing this module does not load PyTorch."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -30,7 +30,7 @@ from evolve.search import Search
 from evolve.selection.view import OpView
 from reference_ops.catalog import is_path
 
-OPS_NAMED = 4  # at most, in one sentence
+OPS_NAMED = 4  # most ops that are named in one sentence
 COLUMNS_MEAN = (
     "before, now: best times as a multiple of {goal}, averaged over the workloads; best: best speedup over PyTorch"
 )

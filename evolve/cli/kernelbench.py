@@ -110,7 +110,7 @@ def kernelbench(  # noqa: PLR0913, PLR0917 - one per option
 
 
 def _files(folder: Path, level: int, numbers: frozenset[int]) -> list[Path]:
-    """The level's problem files by number, from a checkout, a folder of levels or a folder of problems."""
+    """Return the level's problem files in order, from a checkout, a folder of levels or a folder of problems."""
     candidates = [folder / "KernelBench" / f"level{level}", folder / f"level{level}", folder]
     found = next((problems for path in candidates if path.is_dir() and (problems := _problems(path))), None)
     if found is None:

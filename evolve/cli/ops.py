@@ -36,7 +36,7 @@ from reference_ops.op import Op, Workload
 if TYPE_CHECKING:
     from evolve.evaluation.op_check import BlindSpot
 
-SPOTS_SHOWN = 12  # at most, per op; --json lists all of them
+SPOTS_SHOWN = 12  # most blind spots printed per op; --json lists all of them
 NAME, HEADROOM = "name", "headroom"
 OpsArgument = Annotated[
     list[str] | None,
@@ -276,7 +276,7 @@ def _print_verdict(name: str, checked: str, spots: Sequence["BlindSpot"]) -> Non
         output.print(f"    and {len(spots) - SPOTS_SHOWN} more; --json lists them all", style="dim")
 
 
-MOST_LOST_WORKERS = 2  # in a row, killed by torch.compile; the op's other workloads then run in eager mode only
+MOST_LOST_WORKERS = 2  # if torch.compile kills this many in a row, the op's other workloads use eager only
 ON_A_GPU = "run `evolve ops --measure --archive FILE` on a machine with a GPU, then `evolve merge FILE` here"
 
 
@@ -288,8 +288,8 @@ class OpToMeasure:
     op: "Op"
     missing: tuple[str, ...]  # workloads without times
     found: list[Standard] = field(default_factory=list)
-    faults: dict[str, str] = field(default_factory=dict)  # by workload
-    without_compile: dict[str, str] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)  # why nothing was timed, by workload
+    without_compile: dict[str, str] = field(default_factory=dict)  # why only eager was timed, by workload
 
 
 def check_device(kind: str) -> None:

@@ -63,9 +63,9 @@ class Session:
     """One or several runs under one budget, ready to start or to resume."""
 
     backends: Backends
-    id: str  # of the run, or of the campaign
+    id: str  # id of the run or campaign
     searches: tuple[Search, ...]
-    budget: Budget  # total
+    budget: Budget  # the total budget
     before: Spent  # the part of it that earlier legs spent
     seeded: bool
     command: tuple[str, ...]  # the command that resumes the session, without --resume and limits
@@ -101,7 +101,7 @@ class RunResult:
 
 
 class RunEvents(Generic[E]):
-    """An iterator over a run's events that keeps the reason why the run ended; close() ends the leg early."""
+    """The events of a run, with the reason why it ended once they are consumed. close() ends the leg early."""
 
     def __init__(self, events: Generator[E, None, Ended]) -> None:
         self._events = events

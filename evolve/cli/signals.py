@@ -76,7 +76,7 @@ def _raise(_number: int, frame: FrameType | None) -> None:
 
 
 def _loads_torch(frame: FrameType | None) -> bool:
-    """Return whether PyTorch is being imported. An exception in its C++ code at that time can abort the process."""
+    """Return whether PyTorch is being imported. Exceptions raised then may pass through C++ code, which aborts."""
     while frame and not (frame.f_code.co_name == "<module>" and frame.f_code.co_filename.endswith(TORCH)):
         frame = frame.f_back
     return frame is not None

@@ -19,7 +19,7 @@ WASTED = 1.5  # ratio of the sectors accessed to those that accesses of this wid
 SPARSE = 40.0  # percent of the warps that a multiprocessor can hold
 WAITING = 1.0  # warps waiting for the same reason, per instruction issued
 BARELY_MORE = 0.35  # fraction of a full wave of blocks
-WIDEST = 16  # bytes
+WIDEST = 16  # bytes in the widest memory access
 
 
 class Kind(StrEnum):

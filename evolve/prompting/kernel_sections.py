@@ -169,8 +169,8 @@ def _better(one: float | None, other: float | None) -> str:
     return f"parent 1 {us(one)}, parent 2 {us(other)}: {better} is {ratio:.2f} times as fast"
 
 
-TOO_MUCH = 1.1  # times the least bytes
-# Counters that are informative only as a ratio to another.
+TOO_MUCH = 1.1  # ratio of the bytes moved to the least possible, from which it is mentioned
+# Counters that are informative only in relation to another one.
 RATIOS = (
     ("32-byte sectors for each global load of a warp", counters.LOAD_SECTORS, counters.LOAD_REQUESTS),
     ("32-byte sectors for each global store of a warp", counters.STORE_SECTORS, counters.STORE_REQUESTS),

@@ -2,7 +2,7 @@
 
 DRAFT, IMPROVE, EXPLORE, CROSSOVER = "draft", "improve", "explore", "crossover"
 REPAIR, SPECIALISE, PORT = "repair", "specialise", "port"
-PARENTS = {DRAFT: 0, IMPROVE: 1, EXPLORE: 0, CROSSOVER: 2, REPAIR: 1, SPECIALISE: 1, PORT: 1}  # number of kernels taken
+PARENTS = {DRAFT: 0, IMPROVE: 1, EXPLORE: 0, CROSSOVER: 2, REPAIR: 1, SPECIALISE: 1, PORT: 1}  # number of parents
 OPERATORS = tuple(PARENTS)
 FENCED, WHOLE, EDITS = "fenced", "whole", "edits"
 FORMS = (FENCED, WHOLE, EDITS)

@@ -135,7 +135,7 @@ PHASE = re.compile(rf"^({'|'.join(STEP_OF_PHASE)}) took|\bin ({'|'.join(STEP_OF_
 WHEN_TIMED, WHEN_RUN = "wrong when timed", "the kernel changed"
 KILLED = (Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.LAUNCH_ERROR)
 
-# Parameters of the evaluator, repeated here for printing; a test compares them with the evaluator's own.
+# Parameters of the evaluator, repeated here for printing; tests compare them with the evaluator's own.
 POISONS, GAP_BYTES, ALIGNMENTS, PHYSICAL_SHARE = (0xFF, 0x7E, 0x3F, 0x00), 4096, (16, 512), 0.8
 VALUES = {
     "normal": "normal numbers",

@@ -48,7 +48,7 @@ class Progress:
     failures: tuple[str, ...]  # newest first, one line each
     evaluated: int  # in this run, not counting confirmations
     per_second: float
-    spent: Spent = field(default=Spent())  # without the time
+    spent: Spent = field(default=Spent())  # does not include the time
 
 
 class Phases:
@@ -148,7 +148,7 @@ class Watcher:
         if not evaluation.passed:
             what = f"{evaluation.outcome} when confirmed" if again else str(evaluation.outcome)
             self._failures.append(f"{short(evaluation.kernel_id)} {what}: {one_line(evaluation.log)}")
-        if again:  # the champions may have changed, but this kernel is not a new one
+        if again:  # a confirmation may change the champions, but this kernel is not new
             self._now()
             return ()
         self._finished.append(time.monotonic())
@@ -163,7 +163,7 @@ class Watcher:
         return len(recent) / max(1.0, min(RATE_SECONDS, time.monotonic() - self._finished[0])) if recent else 0.0
 
 
-LEAST_BAR = 10  # columns
+LEAST_BAR = 10  # minimum width of the bar, in columns
 
 
 def dollars(usd: float) -> str:
@@ -199,7 +199,7 @@ class BudgetMeter:
 
     started: float  # on the clock of time.monotonic, like the deadline
     deadline: float = float("inf")
-    budget: Budget = field(default=Budget())  # total
+    budget: Budget = field(default=Budget())  # the total budget
     before: Spent = field(default=Spent())  # the part of it that earlier legs spent
 
     def line(self, progress: Sequence[Progress], width: int) -> RenderableType:

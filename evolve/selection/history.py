@@ -25,9 +25,7 @@ class History:
         self._changed: dict[str, ProposalSummary] = {}  # proposals whose trial must be recomputed
         self._best: dict[str, Timing] = {}  # best times so far, by workload
         self._gained: dict[str, dict[str, float]] = {}  # kernel -> the log of its gain, by workload
-        self._founders: dict[
-            str, tuple[str, Mapping[str, Timing]]
-        ] = {}  # family -> its first kernel, the best times before it
+        self._founders: dict[str, tuple[str, Mapping[str, Timing]]] = {}  # family -> first kernel, best before it
         self._steps: list[_Step] = []  # the verdicts in the order in which their evaluations began
 
     def trials(self) -> tuple[Trial, ...]:
@@ -130,7 +128,7 @@ class _Step:
 def _gained(verdict: EvaluationSummary, before: Mapping[str, Timing]) -> dict[str, float]:
     """Return, by workload, the log of the kernel's speedup over the best before it, or else over PyTorch.
 
-    A gain smaller than both confidence intervals is left out, because it may be luck.
+    A gain is left out if the two confidence intervals overlap, because it may be luck.
     """
     gained: dict[str, float] = {}
     for timing in verdict.measurements:

@@ -13,11 +13,11 @@ from archive.records import Outcome
 from archive.summaries import EvaluationSummary, ProposalSummary
 from evolve.prompting.text import one_line
 
-MOST = 10  # sentences at most
+MOST = 10  # maximum number of sentences
 MOST_GAINS, MOST_LOSSES, MOST_KNOBS, MOST_REASONS, MOST_HOPELESS = 3, 2, 2, 2, 1
 GAINED, LOST = 1.1, 0.9  # speedups over the parent that count as a gain and a loss
 TELLING = 1.1  # least speedup by a knob that is worth a sentence
-LEAST_SETTINGS = 4  # measured settings of a design that a statement on its knobs needs
+LEAST_SETTINGS = 4  # minimum number of measured settings before a design's knobs are judged
 AGAIN = 2  # occurrences that make a failure more than an accident
 MAX_NOTE, MAX_REASON, MAX_WORKLOAD = 140, 160, 120
 PLACE = re.compile(r"^(?:\S*kernel\.cu\S*:|[\w.]+=\S+(?: [\w.]+=\S+)* \w+:|line \d+:|(?:fatal )?error:|launch \d+:)\s*")
@@ -65,11 +65,11 @@ class Lessons:
         self._changed: set[str] = set()  # families whose change and effects must be recomputed
         self._changes: dict[str, Change] = {}
         self._effects: dict[str, list[Effect]] = {}
-        self._reasons: dict[tuple[str, str], tuple[int, tuple[float, str, str, str]]] = {}  # count and first case
+        self._reasons: dict[tuple[str, str], tuple[int, tuple[float, str, str, str]]] = {}  # count, first case
         self._roots: dict[str, str] = {}  # kernel -> the kernel that it repairs, through any number of repairs
-        self._tries = defaultdict[str, list[EvaluationSummary]](list)  # by root
+        self._tries = defaultdict[str, list[EvaluationSummary]](list)  # attempts by root
         self._retried: set[str] = set()  # roots with more than one try
-        self._without_effect: tuple[float, str, str] | None = None  # minus the time, the proposal, its kernel
+        self._without_effect: tuple[float, str, str] | None = None  # negated time, proposal, kernel
 
     def propose(self, proposal: ProposalSummary) -> None:
         """Add the next proposal."""
@@ -252,7 +252,7 @@ def _times(verdict: EvaluationSummary) -> dict[str, float]:
 
 
 def _lower(least: dict[str, float], times: Times) -> bool:
-    """Lower the least times to the given times where those are less, and return whether any was lowered."""
+    """Update the lowest time on each workload, and return whether any became lower."""
     lower = {workload: us for workload, us in times.items() if us < least.get(workload, math.inf)}
     least.update(lower)
     return bool(lower)

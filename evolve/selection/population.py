@@ -60,7 +60,7 @@ def champions(evaluations: Iterable[Evaluation]) -> tuple[Champion, ...]:
 
 
 def champion(workload: str, evaluation: Evaluation) -> Champion:
-    """Return the champion of a workload, with what its evaluation measured there."""
+    """Return the champion of a workload, with the measurement from its evaluation."""
     measurement = next(m for m in evaluation.measurements if m.workload == workload)
     return Champion(workload, evaluation.kernel_id, measurement, evaluation.confirmed)
 
@@ -68,8 +68,8 @@ def champion(workload: str, evaluation: Evaluation) -> Champion:
 def leaders(evaluations: Iterable[E]) -> dict[str, E]:
     """Return the evaluation that wins on each workload, in the order in which the workloads first appear.
 
-    The fastest kernel wins. A confirmed one is replaced only by a kernel that is faster by more than both intervals:
-    the lowest of many times is partly luck, and near-equal kernels would be confirmed one after another forever.
+    The fastest kernel wins. A confirmed one is replaced only by a kernel whose interval lies below its own: the lowest
+    of many times is partly luck, and near-equal kernels would be confirmed one after another forever.
     """
     return _leaders(_tables(evaluations))
 
@@ -265,8 +265,8 @@ class Niche(NamedTuple):
     """A coarse description of how a kernel works. Kernels in the same niche work in much the same way."""
 
     load_bytes: int
-    registers: int  # a class: the index of the upper limit
-    shared: int  # a class
+    registers: int  # index into REGISTER_CLASSES
+    shared: int  # index into SHARED_CLASSES
     launches: int  # at most MANY_LAUNCHES
     tensor_cores: bool
     atomics: bool

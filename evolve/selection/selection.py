@@ -16,8 +16,8 @@ from evolve.selection.view import BEST_OF_N, OpView
 from reference_ops.op import Op
 
 FAILURES_SHOWN, DONORS = 6, 3
-PROFILES = 2  # per round, because each takes a few seconds
-REPAIRS = 3  # in a row, after which a kernel is given up
+PROFILES = 2  # maximum per round, because each takes a few seconds
+REPAIRS = 3  # repairs in a row after which a kernel is given up
 BEYOND_REPAIR = (Outcome.PASSED, Outcome.DUPLICATE)
 UNLIMITED = Left()
 

@@ -53,7 +53,7 @@ class OpView:
         self._by_outline = defaultdict[str, list[str]](list)
         self._judged: dict[str, EvaluationSummary] = {}  # the current verdict on each kernel on the device
         self._by_code: dict[str, EvaluationSummary] | None = None  # the oldest verdict on each machine code
-        self._proposals: list[ProposalSummary] = []  # in the scope, oldest first
+        self._proposals: list[ProposalSummary] = []  # proposals in the scope, oldest first
         self._proposed: set[str] = set()  # the kernels in these proposals
         self._used = Counter[str]()  # how often each kernel was a parent
         self._families: dict[str, str] = {}  # family of each kernel that counts
@@ -64,7 +64,7 @@ class OpView:
         self._evaluations: dict[str, Evaluation] = {}
         self._contenders: dict[str, EvaluationSummary] | None = None  # verdicts of the champions and their rivals
         self._newest: dict[str, EvaluationSummary] = {}  # the newest verdict for each set of timed workloads
-        self._ranking: Ranking[EvaluationSummary] | None = None  # of the kernels that count
+        self._ranking: Ranking[EvaluationSummary] | None = None  # ranks kernels that count
         self._alive: tuple[EvaluationSummary, ...] | None = None
         self._tried: list[Tried] | None = None
         self._past: tuple[History, Lessons] | None = None

@@ -67,7 +67,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("tell nowhere.cu", "nowhere.cu"),
         ("tell notes.txt", ".jsonl"),
         ("tell nothing.jsonl", "no replies"),
-        ("tell no_plan.cu", "no op"),
+        ("tell no_plan.cu", "does not name an op"),
         ("tell stranger.cu", "unheard_of"),
         ("evaluate sofmax", "softmax"),
         ("evaluate stranger.cu", "unheard_of"),

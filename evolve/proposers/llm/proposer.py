@@ -43,7 +43,7 @@ class LlmProposer:
     chat: Chat
     dispatch: Dispatch = ask_concurrently  # sends prompts and yields answers; a replay keeps the recorded order
     _unusable: dict[str, UserError] = field(default_factory=dict, repr=False, compare=False)  # by signature
-    _unanswered: list[str] = field(default_factory=list, repr=False, compare=False)  # reasons, since the last answer
+    _unanswered: list[str] = field(default_factory=list, repr=False, compare=False)  # why, since the last answer
 
     @property
     def name(self) -> str:
