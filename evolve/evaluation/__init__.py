@@ -1,1 +1,1 @@
-"""Evaluation of one kernel on one device: compile, check, time, confirm."""
+"""Evaluation of one kernel on one device: compiling, checking, timing and confirming."""

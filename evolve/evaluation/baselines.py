@@ -23,12 +23,12 @@ from reference_ops.inputs import inputs_at
 from reference_ops.listing import user_cache_dir
 from reference_ops.op import Op, Tensors, Workload
 
-VERSION = 2  # of the way baselines are timed; cached times of another version are ignored
+VERSION = 2  # of the timing method; cached times of other versions are ignored
 SAMPLES, SETS = 24, 2
-STEADY = 0.03  # relative change of PyTorch's time that does not mean a change of the GPU's clock
-# Limits: torch.compile unrolls a loop over a sequence, which can take it an hour.
+STEADY = 0.03  # a smaller relative change of PyTorch's time is not taken for a change of the GPU's clock
+# Time limits: torch.compile unrolls a loop over a sequence, which can take an hour.
 COMPILE_SECONDS = {COMPILE: 60.0, AUTOTUNE: 120.0}
-# With one of these set, torch.compile compiles nothing and does not report it.
+# If one of these is set, torch.compile silently compiles nothing.
 SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 Call = Callable[[Tensors], object]
 
@@ -52,9 +52,9 @@ class Baselines:
         return min(time for time in (self.eager_us, self.compile_us, self.autotune_us) if time)
 
     def anchored(self, eager_us: float) -> "Baselines":
-        """Return the times at the GPU's present clock, given eager PyTorch's present time.
+        """Return the times scaled to the GPU's current clock, given eager PyTorch's current time.
 
-        They only become faster: if eager PyTorch has become slower, a kernel must not gain from that.
+        Times are only ever reduced: a kernel must not gain because eager PyTorch has become slower.
         """
         pace = eager_us / self.eager_us
         if pace >= 1 - STEADY:
@@ -65,14 +65,14 @@ class Baselines:
 
 @dataclass(frozen=True)
 class BaselineCache:
-    """Times of baselines on disk, one file per device, driver, PyTorch, op and workload."""
+    """Cache of the baselines' times on disk, one file per device, driver, PyTorch, op and workload."""
 
     folder: Path
 
     def find(self, op: Op, workload: Workload, info: DeviceInfo) -> Baselines | None:
         try:
             return Baselines(**json.loads(self._file(op, workload, info).read_text()))
-        except (OSError, ValueError, TypeError):  # absent, or written in part
+        except (OSError, ValueError, TypeError):  # missing or incomplete
             return None
 
     def keep(self, op: Op, workload: Workload, info: DeviceInfo, baselines: Baselines) -> None:
@@ -114,7 +114,7 @@ def import_compiler() -> None:
 
 
 def timed(op: Op, workload: Workload, device: Device, names: Iterable[str] = EVERY_BASELINE) -> Baselines:
-    """Time those baselines that the device's policy lists, in turn."""
+    """Time the baselines that the device's policy lists, alternating between them."""
     calls: dict[str, Call] = {}
     given_up = ""
     offered = policy_of(device.info.kind).baselines
@@ -124,14 +124,14 @@ def timed(op: Op, workload: Workload, device: Device, names: Iterable[str] = EVE
         except TimeoutError:
             given_up, call = name, None
         if call is None:
-            break  # what fails by default fails with autotuning too
+            break  # a function that fails to compile will fail with autotuning too
         calls[name] = call
     times: dict[str, list[float]] = {name: [] for name in calls}
     sets = [inputs_at(op, workload, seed, device.torch_device) for seed in range(SETS)]
     for sample in range(SAMPLES + 1):
         for name, call in calls.items():
             took = device.time(lambda: call(sets[sample % SETS]))  # noqa: B023
-            if sample:  # the first warms up
+            if sample:  # the first sample is a warm-up
                 times[name].append(took)
     medians = {name: statistics.median(samples) for name, samples in times.items()}
     return Baselines(medians[EAGER], medians.get(COMPILE), medians.get(AUTOTUNE), given_up)
@@ -147,7 +147,7 @@ def prepared(name: str, op: Op, workload: Workload, device: Device) -> Call | No
     if switched_off():
         return None
     torch._dynamo.config.recompile_limit = 10_000  # noqa: SLF001 - one compiled function per workload, many workloads
-    # Without CUDA graphs, which copy every input into buffers of their own; a kernel's call does not either.
+    # Without CUDA graphs, which would copy every input into their own buffers; a kernel's call makes no copies either.
     mode = "max-autotune-no-cudagraphs" if name == AUTOTUNE else "default"
     function = torch.compile(op.baseline or op.reference, dynamic=False, mode=mode)
     parameters = dict(workload.parameters)
@@ -168,7 +168,7 @@ def prepared(name: str, op: Op, workload: Workload, device: Device) -> Call | No
 
 @contextlib.contextmanager
 def _time_limit(seconds: float, expired: threading.Event) -> Iterator[None]:
-    """Raise TimeoutError in the body after some seconds. Works in a main thread, which is where evaluations run."""
+    """Raise TimeoutError in the body after some seconds. Works only in the main thread, where evaluations run."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -187,6 +187,6 @@ def _time_limit(seconds: float, expired: threading.Event) -> Iterator[None]:
 
 
 def _source_of(op: Op) -> str:
-    """Return the text of the file that defines the op: a change of it makes cached times invalid."""
+    """Return the text of the file that defines the op: changing it invalidates cached times."""
     file = getattr(sys.modules.get(op.reference.__module__), "__file__", None)
     return Path(file).read_text(encoding="utf-8") if file and Path(file).is_file() else ""

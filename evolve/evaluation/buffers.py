@@ -1,4 +1,4 @@
-"""Buffers that a kernel runs on, with red zones around them, and the memory that an evaluation needs."""
+"""Buffers that a kernel runs on, with red zones around them, and a bound on the memory that an evaluation needs."""
 
 import math
 import random
@@ -9,8 +9,8 @@ import torch
 
 from reference_ops.op import Op, Workload
 
-LEAST_ALIGNMENT, USUAL_ALIGNMENT = 16, 512  # guaranteed to a kernel, and that of PyTorch's allocator
-GAP_BYTES = 4096  # at least, before and behind every tensor
+LEAST_ALIGNMENT, USUAL_ALIGNMENT = 16, 512  # guaranteed to kernels, and kept by PyTorch's allocator
+GAP_BYTES = 4096  # minimum before and behind every tensor
 # The first two read as NaN or as a huge number in every float type, so that a stray read shows in the output. The
 # others are an ordinary number and zero, as in real use: a kernel must not take them for its results.
 POISONS = (0xFF, 0x7E, 0x3F, 0x00)
@@ -41,7 +41,7 @@ class Buffer:
 
 
 class Arena:
-    """One allocation for all tensors of a run, with a new layout each time. It never holds a reference's results."""
+    """One allocation for all tensors of a run, laid out anew each time. It never holds results of a reference."""
 
     def __init__(self, device: str) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
@@ -70,7 +70,7 @@ class Arena:
             start, end = starts[name], ends[index + 1]
             follows = starts[names[index + 1]] if index + 1 < len(names) else len(memory)
             shape, dtype = layout[name]
-            # Each of two neighbours has half of the gap as its zone.
+            # Each of two neighbours gets half of the gap between them as its zone.
             before = memory[(ends[index] + start) // 2 : start]
             behind = memory[end : (end + follows) // 2 if index + 1 < len(names) else follows]
             for zone in (before, behind):
@@ -79,7 +79,7 @@ class Arena:
         return buffers
 
     def release(self) -> None:
-        """Free the memory. The next run allocates it anew."""
+        """Free the memory. The next run allocates it again."""
         self._memory = self._spare = torch.empty(0, dtype=torch.uint8, device=self._memory.device)
 
     def strayed(self, unused: Iterable[Buffer] = ()) -> torch.Tensor:
@@ -100,13 +100,13 @@ class Arena:
 
 
 def damaged(buffers: Iterable[Buffer]) -> torch.Tensor:
-    """Return, as a tensor, whether any zone was written to. The caller waits for it together with other results."""
+    """Return, as a tensor, whether any zone was written to. The caller can fetch it together with other results."""
     zones = [(zone, buffer.noise[: len(zone)]) for buffer in buffers for zone in (buffer.before, buffer.behind)]
     return (torch.cat([zone for zone, _ in zones]) != torch.cat([noise for _, noise in zones])).any()
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor's bytes in the widest words that divide them."""
+    """Return the tensor's bytes as integers of the greatest width that fits its size and alignment."""
     raw = _raw(tensor)
     width = next(width for width in (8, 4, 2, 1) if raw.numel() % width == 0 and raw.data_ptr() % width == 0)
     return raw.view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width])
@@ -119,15 +119,15 @@ def still_poisoned(values: torch.Tensor, poison: int) -> int:
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Return its bytes. A single element is contiguous and yet keeps the stride of the tensor it was taken from."""
+    """Return the tensor's bytes. A single element counts as contiguous, but keeps the stride of its former tensor."""
     flat = tensor.contiguous().reshape(-1)
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
 
-# Multiples of the bytes of inputs and outputs: buffers, copies, and all of it in float64.
+# Bytes held per byte of inputs and outputs: buffers, copies, and all of these in float64.
 INPUTS_HELD, OUTPUTS_HELD = 7, 16
 
 
 def bytes_held(op: Op, workload: Workload) -> int:
-    """Return the most memory that an evaluation needs, which is that of an output whose errors must be explained."""
+    """Return the most memory that an evaluation needs, which is needed when an output's errors must be explained."""
     return INPUTS_HELD * op.bytes_of(op.inputs, workload) + OUTPUTS_HELD * op.bytes_of(op.outputs, workload)

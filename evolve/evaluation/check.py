@@ -1,4 +1,4 @@
-"""Correctness check of one program on one workload: right outputs on random inputs, and no other memory written."""
+"""Correctness check of one program on one workload: outputs are right on random inputs, no other memory is written."""
 
 import random
 from collections import Counter
@@ -26,7 +26,7 @@ from reference_ops.precision import TORCH_DTYPES
 
 UNUSED = "unused "
 SHORT_OF_MEMORY = " (the device has too little memory to compute how much of the error rounding explains)"
-FEW_REDRAWN = 8  # elements of each input; a kernel that compares a sample of its inputs is unlikely to see so few
+FEW_REDRAWN = 8  # elements of each input: too few to show in the sample of inputs that a kernel may compare
 MEMORY_STATES: tuple[Callable[[torch.Tensor], object], ...] = (
     lambda raw: raw,
     lambda raw: raw.random_(0, 256),
@@ -60,7 +60,7 @@ class Draw:
         return drawn
 
     def _random_elements(self, others: Tensors) -> list[tuple[str, int, torch.Tensor]]:
-        """Return elements at random places, as copies: the rest of the other inputs can be freed."""
+        """Return copies of elements at random places, so that the other inputs can be freed."""
         rng = random.Random(self.redraw_seed)
         places = [(name, rng.randrange(values.numel())) for name, values in others.items() for _ in range(FEW_REDRAWN)]
         return [(name, at, others[name].view(-1)[at : at + 1].clone()) for name, at in places]
@@ -75,22 +75,22 @@ class Inspector:
     rng: random.Random  # seeded after compilation, so that no kernel can depend on it
     checks: list[Check]
     watch: Callable[[str], None]
-    # Number of mixtures so far, by dtype or "" for all, and by whether the workload is timed.
+    # Number of mixtures drawn so far, by dtype ("" for all dtypes) and by whether the workload is timed.
     mixtures_drawn: Counter[tuple[str, bool]] = field(default_factory=Counter)
     memory_states: list[Callable[[torch.Tensor], object]] = field(default_factory=list)  # still to be used this round
 
     def check(self, program: Program, op: Op, workload: Workload, *, closely: bool = False) -> bool:
-        """Return whether runs on the same inputs agree to the bit. Raises RejectedError at the first fault.
+        """Check the program; return whether repeated runs agree bit for bit. Raises RejectedError at the first fault.
 
-        The expected outputs are computed only after the last run on their inputs, from inputs that are drawn again.
+        Expected outputs are computed only after the last run on the same inputs, which are drawn again for this.
         """
         usual = Draw(op, workload, self.rng.randrange(2**31))
         once = layout(op, workload, program)
         buffers = self.arena.poisoned(once, POISONS[0], self.rng)
         found = [(self._run(program, usual, buffers, as_timed=False), POISONS[0])]
-        # There are several sets of buffers when a kernel is timed. A second, unused set makes the check look the same.
+        # Timing uses several sets of buffers. With a second, unused set, a kernel cannot tell a check from timing.
         twice = {**once, **{f"{UNUSED}{name}": held for name, held in once.items()}}
-        # Every poison of timed calls is used here too, so that a kernel that skips its work on one of them fails.
+        # Use every poison that timed calls use, so that a kernel fails if it skips its work on one of them.
         timed = workload in op.workloads(self.device.info.kind)
         poisons = self.rng.sample(POISONS[1:], len(POISONS) - 1 if timed else 1)
         buffers = self.arena.poisoned(twice, poisons[0], self.rng, USUAL_ALIGNMENT)
@@ -98,15 +98,15 @@ class Inspector:
         own = _raw(buffers, [name for name in once if name not in inputs])
         for poison in poisons:
             self._run_again(program, usual, buffers, own, poison, found)
-        if keeps := timed and bool(program.bound.workspace):  # the kernel may have noted there that its work is done
+        if keeps := timed and bool(program.bound.workspace):  # the kernel may have marked its work as done there
             results = _raw(buffers, [spec.name for spec in op.outputs])
             self._run_again(program, usual, buffers, results, poisons[0], found)
         self.watch("check")
         agree = len(found) == 1
-        while found:  # each is freed before the next comparison
+        while found:  # free each one before the next comparison
             self.judge(usual, *found.pop(0))
         if op.draw is None and (keeps or (timed and closely)):
-            # Most of what the kernel may have kept from earlier runs is still valid, but not all.
+            # Most of what the kernel may have kept from earlier runs is still valid, but not all of it.
             self._run_and_judge(program, replace(usual, redraw_seed=self.rng.randrange(2**31)), buffers, poisons[-1])
         for _ in range(_mixtures(op, workload)):
             self._leave_memory(own, timed=timed)
@@ -138,7 +138,7 @@ class Inspector:
     def _leave_memory(self, own: list[torch.Tensor], *, timed: bool) -> None:
         """Put outputs and workspace into a state that occurs in use: as the last call left them, random, or zero.
 
-        On a timed workload they stay as left, so that a kernel that skips its work when it finds its own mark fails.
+        On a timed workload they stay as left, so that a kernel fails if it finds its own mark and skips its work.
         """
         if timed:
             return
@@ -149,10 +149,10 @@ class Inspector:
             change(raw)
 
     def _mixed_seed(self, op: Op, dtype: str, *, timed: bool) -> int:
-        """Return a seed that makes the mixtures of an evaluation cover all distributions.
+        """Return a seed such that the mixtures of an evaluation cover all distributions.
 
-        That holds among the timed workloads, and among the others. Every dtype gets large weights, and each
-        distribution comes first once, or alone where rows depend on each other. The order is random.
+        Timed workloads and all others are covered separately. Every dtype gets large weights. Each distribution is
+        used for the first row once, or for all rows if they depend on each other. The order is random.
         """
         every, own = ("", timed), (dtype, timed)
         self.mixtures_drawn.setdefault(every, self.rng.randrange(1 + len(op.values)))
@@ -179,7 +179,7 @@ class Inspector:
                     )
 
     def _run(self, program: Program, draw: Draw, buffers: dict[str, Buffer], *, as_timed: bool) -> Outputs:
-        """Run once and return copies of the outputs. A kernel cannot tell a run `as_timed` from a timed call."""
+        """Run once and return copies of the outputs. With `as_timed`, the kernel sees what it sees in a timed call."""
         for name, values in draw.inputs(self.device).items():
             buffers[name].tensor.copy_(values)
         tensors = {name: buffer.tensor for name, buffer in buffers.items()}
@@ -192,7 +192,7 @@ class Inspector:
         return tuple(buffers[spec.name].tensor.clone() for spec in draw.op.outputs)
 
     def _inspect(self, buffers: dict[str, Buffer], draw: Draw) -> None:
-        """Reject changes of red zones, of unused memory, and of inputs, which are drawn again to compare."""
+        """Raise RejectedError if red zones, unused memory or inputs changed; inputs are drawn again to compare."""
         fresh = draw.inputs(self.device)
         changed = [(bits(buffers[name].tensor) != bits(values)).any() for name, values in fresh.items()]
         unused = [buffer for name, buffer in buffers.items() if name.startswith(UNUSED)]
@@ -211,9 +211,9 @@ class Inspector:
 
 
 def _mixtures(op: Op, workload: Workload) -> int:
-    """Return how many mixtures to draw: one, or more if a number, as an `eps`, is not one that the op's file lists.
+    """Return how many mixtures to draw: more than one if a parameter such as `eps` has a value not listed by the op.
 
-    Such a number matters on few distributions, and with few rows one mixture contains few of them.
+    Such a value matters on few distributions only, and with few rows, one mixture contains few of them.
     """
     listed = {parameter for place in op.listed for parameter in place.parameters}
     unlisted = any(isinstance(pair[1], float) and pair not in listed for pair in workload.parameters)
@@ -226,12 +226,12 @@ def _raw(buffers: Mapping[str, Buffer], names: Iterable[str]) -> list[torch.Tens
 
 
 def _same(some: Outputs, others: Outputs) -> bool:
-    """Return whether the outputs agree to the bit."""
+    """Return whether the outputs are identical bit for bit."""
     return all(torch.equal(bits(a), bits(b)) for a, b in zip(some, others, strict=True))
 
 
 def layout(op: Op, workload: Workload, program: Program) -> Layout:
-    """Return shapes and dtypes of all tensors that a program gets."""
+    """Return the shapes and dtypes of all tensors that a program gets."""
     specs = (*op.inputs, *op.outputs)
     return {
         **{spec.name: (op.shape(spec, workload), TORCH_DTYPES[spec.dtype or workload.dtype]) for spec in specs},

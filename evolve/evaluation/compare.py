@@ -1,4 +1,4 @@
-"""Comparison of an output with the float64 result: the error that is allowed, and the error that is found."""
+"""Comparison of an output with the float64 result: computes its error and the error that is allowed."""
 
 import math
 from collections.abc import Callable
@@ -11,20 +11,20 @@ from reference_ops.op import Tolerance
 
 ELEMENT_FACTOR = 4  # an element's error may exceed the root mean square error by this factor
 FLOAT32_UNIT = 2.0**-24
-FLOOR_ROUNDINGS = 0.25  # of an output's magnitude: if PyTorch's error is smaller, that is chance
-LONGEST_CHAIN = 4096  # numbers that one thread may add up: with many more, float32 loses too much
-BIAS, BIAS_WHEN_ALIKE = 1 / 32, 1 / 16  # share of the roundings that do not cancel; half of that was measured
-THREADS = 256  # of a block that sums a row
+FLOOR_ROUNDINGS = 0.25  # of the output's magnitude; PyTorch's error is below this only by chance
+LONGEST_CHAIN = 4096  # numbers that one thread may add up; with many more, float32 loses too much
+BIAS, BIAS_WHEN_ALIKE = 1 / 32, 1 / 16  # share of the roundings that do not cancel: twice the share measured
+THREADS = 256  # threads of a block that sums a row
 TINY = 1e-38
-FEW = 64  # results: so few may all be zero by chance, and PyTorch's exact
-ENOUGH = 16  # errors for a meaningful mean
+FEW = 64  # fewer results than this may all be zero by chance, and PyTorch's all exact
+ENOUGH = 16  # number of errors with a meaningful mean
 
 
 @dataclass(frozen=True)
 class Sums:
-    """The error of float32 sums in any order of addition: a kernel may choose the order."""
+    """Allowed error of a float32 sum. It covers any order of addition, because a kernel may choose the order."""
 
-    unit: float = FLOAT32_UNIT  # relative error of a sum that is always allowed
+    unit: float = FLOAT32_UNIT  # relative error that is always allowed
     roundings: float = 1.0  # roundings that may add up where terms cancel
 
 
@@ -32,11 +32,11 @@ NO_SUMS = Sums()
 
 
 def summed(terms: int, *, alike: bool) -> Sums:
-    """Return the error that is allowed to a sum of so many terms.
+    """Return the error that is allowed for a sum of this many terms.
 
-    One thread may add up a row. Where small terms are added to a large sum, roundings go the same way. Where terms
-    cancel, that loss could exceed the result: there each of a block's threads may add up terms / 256, and a sum that is
-    multiplied by the inverse of a count is rounded twice.
+    One thread may add up a whole row. Where small terms are added to a large sum, all roundings go the same way. Where
+    terms cancel, such a loss could exceed the result: there, each thread of a block may add up terms / 256 only. Two
+    roundings are always allowed, as in a sum that is multiplied by the inverse of a count.
     """
     if terms <= 1:
         return NO_SUMS
@@ -47,10 +47,10 @@ def summed(terms: int, *, alike: bool) -> Sums:
 
 @dataclass(frozen=True)
 class Scale:
-    """What an error is compared with, besides PyTorch's own error."""
+    """Quantities that an error is compared with, besides PyTorch's own error."""
 
     dtype: torch.dtype  # of the output
-    count: int  # of finite results
+    count: int  # number of finite results
     sums: Sums
     perturbed: Callable[[], torch.Tensor] | None
 
@@ -66,16 +66,16 @@ class Scale:
 
 @dataclass(frozen=True)
 class Errors:
-    """Element-wise and mean errors. Differences are taken in float64 and stored in float32 to save memory."""
+    """Errors of each element and on average. Differences are taken in float64 and stored in float32 to save memory."""
 
     off: torch.Tensor  # signed
     allowed: torch.Tensor
     magnitude: torch.Tensor  # of the result
     excess: torch.Tensor  # PyTorch's error beyond a rounding
-    size: float  # root mean squares, of the result and of the error
-    error: float
+    size: float  # root mean square of the result
+    error: float  # root mean square error
     yardstick: float
-    finite: bool  # no result is NaN or infinite, nor becomes so at the output's dtype
+    finite: bool  # all results are finite, also after conversion to the output's dtype
 
 
 def errors_of(
@@ -90,7 +90,7 @@ def errors_of(
     off = torch.sub(actual, expected, out=_like(expected))
     pytorch_error = torch.sub(pytorch, expected, out=_like(expected)).abs_()
     norms = [_norm(values) for values in (magnitude, off, pytorch_error)]
-    # Without the result's own rounding: with it, one large element would excuse every small one.
+    # Subtract the rounding of each result: otherwise the error of one large element would excuse all small ones.
     excess = pytorch_error.sub_(magnitude, alpha=scale.rounding).clamp_(min=0)
     norms += [_norm(excess), magnitude.max().double()]
     *found, largest = torch.stack(norms).tolist()  # one transfer from the GPU
@@ -104,17 +104,17 @@ def errors_of(
         excess,
         size,
         error,
-        # With few rows PyTorch's error may be small by chance: an error shared by a row, as of its norm, is one sample.
+        # With few rows, PyTorch's error may be small by chance: an error that a whole row shares is a single sample.
         max(pytorch_rms, FLOOR_ROUNDINGS * scale.rounding * size, floor),
         all(map(math.isfinite, found)) and largest <= torch.finfo(scale.dtype).max,
     )
 
 
 def allow_worst_of_pytorch(errors: Errors, tolerance: Tolerance, scale: Scale) -> Errors:
-    """Allow at each element PyTorch's worst error, in proportion to the element.
+    """Allow each element PyTorch's worst error, in proportion to the element.
 
-    The errors of sums of products have heavy tails: among many elements PyTorch's worst lies far beyond its mean. The
-    error of the largest element does not excuse a small one. Overwrites the errors that were allowed before.
+    Errors of sums of products have heavy tails: among many elements, PyTorch's worst error is far larger than its mean.
+    The error of the largest element does not excuse that of a small one. Overwrites `errors.allowed`.
     """
     large = errors.magnitude.clamp(min=errors.size + TINY)
     worst, worst_share = torch.stack([errors.excess.max(), (errors.excess / large).max()]).tolist()
@@ -125,11 +125,11 @@ def allow_worst_of_pytorch(errors: Errors, tolerance: Tolerance, scale: Scale) -
 def allow_rounding_of_inputs(
     errors: Errors, perturbed: torch.Tensor, tolerance: Tolerance, scale: Scale, *, chance: bool
 ) -> Errors:
-    """Allow the error that rounding the inputs would cause, as where large terms cancel.
+    """Allow the error that rounding the inputs would cause, for example where large terms cancel.
 
-    The mean error may be that of inputs that are rounded once more, an element's that of inputs rounded as often as
-    float32 rounds a sum. With `chance`, more is allowed: PyTorch's errors are taken relative to `perturbed`, which has
-    no heavy tail, wherever that exceeds a rounding.
+    The mean error may be that of inputs rounded once more; an element's error may be that of inputs rounded as often as
+    float32 rounds a sum. With `chance`, more is allowed, in proportion to PyTorch's errors relative to `perturbed`.
+    These ratios have no heavy tail. They are taken wherever `perturbed` exceeds a rounding.
     """
     rounding, least = errors.magnitude * scale.rounding, scale.sums.roundings
     if chance:
@@ -137,13 +137,13 @@ def allow_rounding_of_inputs(
         allowed = tolerance.factor * ELEMENT_FACTOR * (rounding + usual * perturbed)
     else:
         allowed = tolerance.factor * (rounding + least * perturbed)
-    # Rounded once only: where all elements move far, half of their bits could be lost within more.
+    # For one rounding only: where all elements move far, a larger allowance would hide the loss of half their bits.
     yardstick = float(_norm(perturbed)) / math.sqrt(scale.count)
     return replace(errors, allowed=torch.maximum(errors.allowed, allowed), yardstick=max(errors.yardstick, yardstick))
 
 
 def _usual_share(errors: Errors, perturbed: torch.Tensor, rounding: torch.Tensor, scale: Scale) -> float:
-    """Return PyTorch's errors relative to `perturbed`, root mean square; 0 if too few elements exceed a rounding."""
+    """Return the root mean square of PyTorch's errors over `perturbed`; 0 if too few elements move beyond a rounding."""
     seen = perturbed > rounding
     count = int(seen.sum())
     if count < ENOUGH and not (count and scale.count < FEW):
@@ -163,14 +163,14 @@ def _norm(values: torch.Tensor) -> torch.Tensor:
 
 CUT_OFF_FACTOR = 1.75
 EDGE = 2.0**-8  # relative distance from the largest number: a few roundings of float16
-SMALL = 2**15  # elements
-NEARLY, FEW_OFF = 4, 8  # if at most 8 of many rows are off by less than 4 times, chance may explain it
-FAR, FAR_IN_16_BITS = 4096, 64  # times the allowed error, beyond which rounding is not considered
+SMALL = 2**15  # elements of an output that is compared on the CPU
+NEARLY, FEW_OFF = 4, 8  # at most 8 of many rows may exceed the allowed error by chance, and by less than 4 times
+FAR, FAR_IN_16_BITS = 4096, 64  # times the allowed error; rounding of the inputs is not considered beyond this
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Root mean square errors, and the worst element's error relative to the error that is allowed there."""
+    """Result of a comparison: root mean square errors, and the worst element's error relative to its allowed error."""
 
     fault: str  # empty when the output is right
     error: float = 0.0
@@ -178,7 +178,7 @@ class Comparison:
     worst: float = 0.0
 
     def within(self, times: float) -> bool:
-        """Whether the only fault is an error of at most so many times the allowed one."""
+        """Return whether the only fault is an error of at most `times` times the allowed error."""
         return 0 < self.worst <= times and self.error <= times * self.pytorch_error
 
 
@@ -194,12 +194,12 @@ def compared(
 ) -> Comparison:
     """Compare an output with the float64 result `expected`, and its error with that of `pytorch` at this dtype.
 
-    `exact` allows not even a rounding. `sums` is the error that is allowed to sums, see `summed`. `perturbed` computes
-    how far each element moves when the inputs are perturbed by a rounding, which takes a while.
+    With `exact`, not even a rounding error is allowed. `sums` is the allowed error of sums, see `summed`. `perturbed`
+    computes how far each element moves when the inputs are perturbed by a rounding; it is slow.
     """
     if actual.shape != expected.shape:
         return Comparison(f"the shape is {tuple(actual.shape)}, expected {tuple(expected.shape)}")
-    if actual.numel() <= SMALL:  # for so few a GPU's launches take longer
+    if actual.numel() <= SMALL:  # with so few elements, launches on a GPU take longer
         actual, pytorch, expected = actual.cpu(), pytorch.cpu(), expected.cpu()
     dtype = actual.dtype
     if dtype.is_floating_point and dtype.itemsize == 1:  # PyTorch has few operations on 8-bit floats
@@ -222,7 +222,7 @@ def _with_infinities(
     """Require NaN and infinities exactly where the float64 result has them, and compare the rest as usual."""
     largest = torch.finfo(scale.dtype).max
     target = torch.where(expected.abs() > largest, expected.to(scale.dtype).double(), expected)
-    # Near the largest number a rounding decides. Where PyTorch overflows on the way, a kernel may overflow too.
+    # Near the largest number, rounding decides about infinity. Where PyTorch overflows on the way, a kernel may too.
     edge = (expected.abs() / largest - 1).abs() < EDGE
     overflowed = pytorch.isinf() & (expected.abs() > largest / 2)
     got = actual.double()
@@ -275,22 +275,23 @@ def _verdict(
 
 
 def _nearly(found: Comparison, errors: Errors) -> bool:
-    """Whether few rows are off by little. The elements of a row may share one error, so they count once."""
+    """Return whether only a few rows are off, and by little. A row may share one error, so it counts once."""
     off = errors.off.abs() > errors.allowed
     rows = off.reshape(-1, off.shape[-1]).any(1) if off.ndim > 1 else off
     return found.worst < NEARLY and int(rows.sum()) <= FEW_OFF
 
 
 def _factor(dtype: torch.dtype, tolerance: Tolerance) -> float:
-    """Return the tolerance's factor. With 16 bits or fewer it is limited, so that truncation fails."""
+    """Return the tolerance's factor. For dtypes of 16 bits or fewer it is limited, so that truncation is rejected."""
     return min(tolerance.factor, CUT_OFF_FACTOR) if dtype.itemsize < 4 else tolerance.factor
 
 
 def leeway(expected: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return how much the mean error may exceed the usual factor, which grows as the number of rows shrinks.
+    """Return by what factor the mean error may exceed the usual limit; it is larger the fewer rows there are.
 
-    A row may share one error, as of its sum, and one row may be as far off as one element. Rows are weighted by their
-    share of the result. With 16 bits or fewer the error is mostly rounding, which is alike in all rows.
+    All elements of a row may share one error, such as that of its sum, so a single row may be as far off as a single
+    element. Rows are weighted by their share of the result. With 16 bits or fewer, most of the error is rounding, which
+    is alike in all rows.
     """
     rows = expected.reshape(-1, expected.shape[-1] if expected.ndim > 1 else 1)
     count = float(len(rows))

@@ -67,7 +67,7 @@ def compiled(
 
 
 def verdict_on(kernel: Kernel, op: Op, info: DeviceInfo, judge: Callable[[Evaluation], Evaluation]) -> Evaluation:
-    """Return the evaluation that `judge` completes. A fault of the kernel that it raises becomes the outcome."""
+    """Return the evaluation that `judge` completes. If it raises for a fault of the kernel, that is the outcome."""
     started = time.monotonic()
     verdict = Evaluation(kernel.id, op.name, info, Outcome.PASSED, "", created=time.time())
     try:
@@ -83,7 +83,7 @@ def precompile(
     kernel: Kernel, op: Op, info: DeviceInfo, compile_bound: Callable[[Bound], CompileResult], shapes_seed: int,
     *, confirm: bool = False,
 ) -> Evaluation:  # fmt: skip
-    """Return the part of the verdict that needs no device. A kernel that passes compiles everywhere."""
+    """Return the part of the verdict that needs no device: a kernel passes if it compiles for all its workloads."""
 
     def judge(verdict: Evaluation) -> Evaluation:
         programs = compiled(kernel, op, info, compile_bound, shapes_seed, confirm=confirm)
@@ -95,8 +95,8 @@ def precompile(
 def traits(kernel: Kernel, programs: Compiled[M]) -> Traits | None:
     """Return the traits of the kernel over all declared workloads, or None without machine code.
 
-    The code also covers the awkward workloads, where alone a kernel may have been corrected, and the condition under
-    which the kernel may be used, which held-out shapes depend on.
+    Their `code` also covers the awkward workloads, because a kernel may have been corrected for these alone. It covers
+    the kernel's `when` and `dtypes` too, because held-out shapes depend on them.
     """
     found_at = [(workload.key, program.traits) for workload, program in (*programs.declared, *programs.awkward)]
     by_workload = [found for _, found in found_at[: len(programs.declared)] if found]
@@ -132,7 +132,7 @@ def bound_at(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> Bo
 def _programs(
     kernel: Kernel, op: Op, workloads: Iterable[Workload], info: DeviceInfo, compile_bound: Callable[[Bound], P]
 ) -> tuple[list[tuple[Workload, P]], list[str]]:
-    """Return a program for every workload that the kernel accepts, and why there is none for the others."""
+    """Return a program for every workload that the kernel accepts, and why the others have none."""
     programs, skipped = [], []
     for workload in workloads:
         try:
@@ -147,6 +147,6 @@ def _programs(
 
 
 def _threads(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> int:
-    """Return the number of threads of all launches together."""
+    """Return the total number of threads of all launches."""
     launches = bound_at(kernel, op, workload, info).launches
     return sum(math.prod(launch.grid) * math.prod(launch.block) for launch in launches)

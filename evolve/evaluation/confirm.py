@@ -19,7 +19,7 @@ from reference_ops.op import Op, Workload
 
 ROUNDS = 31
 BASELINE = 1  # index of the baseline among three contestants; the others are the kernel
-CONTENDER = 1.05  # times the best baseline: a slower kernel cannot win a duel
+CONTENDER = 1.05  # times the best baseline; a slower kernel cannot win a duel
 SANITIZER_SECONDS = 60.0
 SANITIZED_BYTES = 2**29  # limit on the inputs: they are passed through files, and the tools are a hundred times slower
 
@@ -69,7 +69,7 @@ def duel(inspector: Inspector, program: Program, op: Op, workload: Workload, tim
             times_us[contestant] = device.time(lambda: calls[contestant](at))  # noqa: B023
             if contestant != BASELINE:
                 timed_outputs.offer(times_us[contestant], draw, slots[at])
-        if index:  # the first round warms up
+        if index:  # the first round is a warm-up
             rounds.append(times_us)
     inspector.watch("check")
     check_memory(inspector, slots, workload)
@@ -121,7 +121,7 @@ def _best_baseline(op: Op, workload: Workload, device: Device, times: Baselines)
 
 
 def _spread(smallest: list[tuple[Workload, Program]]) -> list[tuple[Workload, Program]]:
-    """Return the smallest, the largest of the smaller half, and one between: their loops and tails differ.
+    """Return the smallest, the largest of the smaller half, and one in between: their loops and tails differ.
 
     The larger half would take too long.
     """

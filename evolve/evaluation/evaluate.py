@@ -1,4 +1,4 @@
-"""Evaluation of one kernel: compile, check, time, and for a champion confirm. Stops at the first fault."""
+"""Evaluation of one kernel: compiles, checks and times it, and confirms a champion. Stops at the first fault."""
 
 import itertools
 import random
@@ -86,7 +86,7 @@ def _timed(
 
 @dataclass
 class Evaluator:
-    """A device, and what is kept on it from one evaluation to the next."""
+    """A device, with the memory and the baselines' times that are kept from one evaluation to the next."""
 
     device: Device
     watch: Callable[[str], None]  # called with the name of each phase that begins
@@ -97,7 +97,7 @@ class Evaluator:
         self.arena = Arena(self.device.torch_device)
 
     def baselines_for(self, op: Op, workload: Workload) -> Baselines:
-        """Return the baselines' times, known or new. Raises UserError if a wrong result would pass here."""
+        """Return the baselines' times, timed now or before. Raises UserError if wrong results would pass here."""
         key = (op.name, workload.key)
         if key not in self.timed:
             self.watch("baseline")
@@ -123,7 +123,7 @@ class Evaluator:
 
     @property
     def uses_torch_compile(self) -> bool:
-        """Whether torch.compile is a baseline here. Then the times are cached: it takes seconds, eager PyTorch none."""
+        """Whether torch.compile is a baseline on this device. If so, times are cached: compiling takes seconds."""
         return COMPILE in policy_of(self.device.info.kind).baselines
 
 
@@ -134,12 +134,12 @@ def _refuse_blind(op: Op, workload: Workload, torch_device: str) -> None:
         locator = shlex.quote(catalog.loaded_as(op))
         raise UserError(
             f"{op.name} cannot be judged at {workload.key}: {spots[0].words}",
-            f"`evolve ops --check {locator}` says more; other sizes or inputs make the fault visible",
+            f"run `evolve ops --check {locator}` for details; other sizes or inputs make the fault visible",
         )
 
 
 def _largest_resources(programs: list[Program]) -> tuple[Resources, ...]:
-    """Return the most that an entry needs on any workload, for each entry."""
+    """Return, for each entry, the most that it needs on any workload."""
     largest: dict[str, Resources] = {}
     for program in programs:
         for own in program.resources:

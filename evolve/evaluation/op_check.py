@@ -1,6 +1,6 @@
 """Check of an op: corrupts PyTorch's results in several ways and verifies that each corruption is found.
 
-A workload on which a corrupted output passes is a blind spot: verdicts there mean nothing.
+A corruption that passes is a blind spot: verdicts on that workload mean nothing.
 """
 
 import random
@@ -14,19 +14,19 @@ from evolve.evaluation.truth import Truth, truth
 from reference_ops.inputs import RowGroup, inputs_at
 from reference_ops.op import MIXED, NORMAL, Number, Op, Tensors, Workload
 
-VISIBLE_SHARE = 0.05  # of the root mean square: the change of one corrupted element
-VISIBLE_ROUNDINGS = 16  # and so many roundings of the element, which its change must exceed
-MATERIAL = 4  # times rounding and PyTorch's own error: a change below that need not be found
-BITS_LOST = 3  # of bfloat16's 8; float16 loses as many in a round trip through bfloat16; 8-bit types keep one
+VISIBLE_SHARE = 0.05  # of the root mean square, by which one element is corrupted
+VISIBLE_ROUNDINGS = 16  # of the element, added to its change
+MATERIAL = 4  # times rounding and PyTorch's own error; a smaller change need not be found
+BITS_LOST = 3  # of bfloat16's 8 bits; float16 loses as many in a round trip through bfloat16; 8-bit types keep one
 PLACES_TRIED = 50
 SECOND_LOOKS = 2
-LENIENCY = 16  # times the error that is allowed to a kernel: fused baselines round differently
+LENIENCY = 16  # times the error allowed for a kernel: fused baselines round differently
 Corruption = Callable[[torch.Tensor, random.Random], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class BlindSpot:
-    """A corruption that passes, or, without a corruption, a right result that does not."""
+    """A corruption that passes; if `corruption` is empty, a correct result that fails."""
 
     workload: str
     values: str
@@ -40,7 +40,7 @@ class BlindSpot:
 
 
 def distributions(op: Op) -> tuple[str, ...]:
-    """Return the names of all distributions that inputs of the op are drawn from."""
+    """Return the names of all distributions from which the op's inputs are drawn."""
     return (NORMAL, *op.values, MIXED)
 
 
@@ -49,7 +49,8 @@ def blind_spots(
 ) -> tuple[BlindSpot, ...]:
     """Return what an evaluation at this workload would get wrong; `quick` tries only what evaluations draw.
 
-    A corruption may pass once by chance, as where a number has few bits to lose. A blind spot passes with another seed.
+    A corruption may pass by chance, for example if a number has few bits to lose. It counts only if it passes again
+    with another seed.
     """
     found = _spots(op, workload, seed, torch_device, quick=quick)
     if not found:
@@ -60,9 +61,10 @@ def blind_spots(
 
 
 def _spots(op: Op, workload: Workload, seed: int, torch_device: str, *, quick: bool) -> tuple[BlindSpot, ...]:
-    """Return the blind spots with one seed.
+    """Return the blind spots found with one seed.
 
-    Awkward shapes may be too small to show a fault (a softmax of one column is 1). There only PyTorch must pass.
+    Awkward shapes may be too small to show a fault (a softmax of one column is 1). For these, only PyTorch's own
+    result is tried, which must pass.
     """
     spots: list[BlindSpot] = []
     declared = workload in (*op.gpu, *op.emulated)
@@ -82,7 +84,7 @@ def _spots(op: Op, workload: Workload, seed: int, torch_device: str, *, quick: b
             unseen -= {name for name in unseen if _seen(known, _with_parameter(workload, name), known.inputs)}
             if values == NORMAL:
                 spots += _ignored_inputs(known, torch_device)
-        del known  # before the next draw: on a GPU each takes gigabytes
+        del known  # free it before the next draw: on a GPU each takes gigabytes
     for name in sorted(unseen):
         words = f"a kernel that ignored `{name}` would pass"
         spots.append(BlindSpot(workload.key, "all", "", f"`{name}` ignored", words))
@@ -90,7 +92,7 @@ def _spots(op: Op, workload: Workload, seed: int, torch_device: str, *, quick: b
 
 
 def _false_alarms(known: Truth) -> Iterator[BlindSpot]:
-    """Yield results of PyTorch that would not pass."""
+    """Yield correct results, PyTorch's and the baseline's, that would be rejected."""
     for index, spec in enumerate(known.op.outputs):
         if found := known.fault(index, known.pytorch[index]):
             yield _spot(known, spec.name, "", f"PyTorch's own result for `{spec.name}` is called wrong: {found}")
@@ -109,7 +111,7 @@ def _spot(known: Truth, output: str, corruption: str, words: str) -> BlindSpot:
 
 
 def _unnoticed(known: Truth, index: int) -> Iterator[BlindSpot]:
-    """Yield corruptions of one output that pass. Normal inputs must show all, others those that matter."""
+    """Yield corruptions of one output that pass. On other than normal inputs, only material ones must be found."""
     name, output = known.op.outputs[index].name, known.pytorch[index]
     for corruption, spoil in CORRUPTIONS.items():
         if spoil in {one_nan, fewer_bits} and not output.is_floating_point():
@@ -119,25 +121,25 @@ def _unnoticed(known: Truth, index: int) -> Iterator[BlindSpot]:
             spoiled = output.bfloat16().float()  # float16 has all the bits that TF32 has
         if known.fault(index, spoiled):
             continue
-        # A single number is its own mean, and by chance may have no bits to lose.
+        # A single number equals its own mean, and may have no bits to lose by chance.
         if (known.values == NORMAL and output.numel() > 1) or any(
             _material(known, index, group, spoiled) for group in known.groups(index)
         ):
-            yield _spot(known, name, corruption, f"`{name}` passes when it is spoiled: {corruption}")
+            yield _spot(known, name, corruption, f"`{name}` passes when it is corrupted: {corruption}")
 
 
 def _ignored_inputs(known: Truth, torch_device: str) -> Iterator[BlindSpot]:
-    """Yield inputs that a kernel could ignore."""
+    """Yield inputs that a kernel could ignore and still pass."""
     others = inputs_at(known.op, known.workload, known.seed + 1, torch_device)
     for name, redrawn in others.items():
         if torch.equal(redrawn, known.inputs[name]):
-            continue  # a constant, as a mask: a kernel may rely on it
+            continue  # a constant, such as a mask: a kernel may rely on it
         if not _seen(known, known.workload, {**known.inputs, name: redrawn}):
             yield _spot(known, "", f"`{name}` ignored", f"a kernel that ignored `{name}` would pass")
 
 
 def _seen(known: Truth, workload: Workload, inputs: Tensors) -> bool:
-    """Return whether other inputs or parameters lead to outputs that are called wrong."""
+    """Return whether the outputs for other inputs or parameters would be rejected."""
     try:
         outputs = known.op.call(inputs, workload)
     except torch.OutOfMemoryError:
@@ -167,9 +169,9 @@ def _material(known: Truth, index: int, group: RowGroup, spoiled: torch.Tensor) 
     if known.exact(index, group) or bool(same.all()):
         return not bool(same.all())
     change = torch.where(same, 0.0, (changed - original).abs())
-    # Another order of a sum may change as much; only normal inputs must show smaller changes.
+    # Another order of addition may change results as much. Smaller changes must be found on normal inputs only.
     unit = max(torch.finfo(pytorch.dtype).eps / 2, known.sums(group).unit)
-    # With few rows, which may share an error, more is allowed.
+    # With few rows, whose elements may share an error, more is allowed.
     times = max(MATERIAL, known.op.tolerance.factor * leeway(expected, pytorch.dtype))
     noise = times * (unit * _rms(expected) + _rms(original - expected))
     return (
@@ -180,7 +182,7 @@ def _material(known: Truth, index: int, group: RowGroup, spoiled: torch.Tensor) 
 
 
 def _visible(values: torch.Tensor, size: float) -> torch.Tensor:
-    """Return the change of each element that must be found; `size` is the output's root mean square."""
+    """Return by how much each element must change to be found wrong; `size` is the output's root mean square."""
     unit = torch.finfo(values.dtype).eps / 2
     return VISIBLE_SHARE * size + VISIBLE_ROUNDINGS * unit * values.double().abs()
 
@@ -201,10 +203,10 @@ def mean_filled(output: torch.Tensor, _: random.Random) -> torch.Tensor:
 
 
 def shuffled_rows(output: torch.Tensor, rng: random.Random) -> torch.Tensor:
-    """Move every row; with a single row, every element."""
+    """Move every row to another place; with a single row, every element."""
     rows = output.reshape(-1, output.shape[-1]) if output.ndim > 1 else output.reshape(-1, 1)
     rows = rows if len(rows) > 1 else output.reshape(-1, 1)
-    rows = rows.contiguous().view(torch.uint8)  # PyTorch does not roll every dtype
+    rows = rows.contiguous().view(torch.uint8)  # PyTorch cannot roll every dtype
     return rows.roll(rng.randrange(1, max(2, len(rows))), 0).view(output.dtype).reshape(output.shape)
 
 
@@ -236,7 +238,7 @@ def fewer_bits(output: torch.Tensor, _: random.Random) -> torch.Tensor:
 
 
 def _finite_place(output: torch.Tensor, rng: random.Random) -> int:
-    """Return a random place, if possible not at an infinity, which an addition does not change."""
+    """Return a random place, finite if possible: adding to an infinity changes nothing."""
     places = [rng.randrange(output.numel()) for _ in range(PLACES_TRIED)]
     finite = output.reshape(-1)[places].double().isfinite().tolist()
     return next((place for place, good in zip(places, finite, strict=True) if good), places[0])

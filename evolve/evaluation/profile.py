@@ -1,4 +1,4 @@
-"""Profile of a kernel at one workload: what the device's profiler counts. It has no influence on a verdict."""
+"""Profile of a kernel at one workload: the counters of the device's profiler. They do not affect verdicts."""
 
 import secrets
 import time
@@ -22,7 +22,7 @@ PROFILED_BYTES = 2**30  # limit on the inputs, which are passed through files
 
 
 def profiled(kernel: Kernel, op: Op, workload_key: str, device: Device, watch: Callable[[str], None]) -> ProfileResult:
-    """Profile one run on inputs like those of an evaluation. A fault of the kernel is part of the result."""
+    """Profile one run on inputs like those of an evaluation. The result reports a fault of the kernel."""
     if (profiler := device.tools.profiler) is None:
         return ProfileResult(None, policy_of(device.info.kind).no_profiler, lasting=True)
     workload = next((one for one in op.workloads(device.info.kind) if one.key == workload_key), None)

@@ -1,4 +1,4 @@
-"""What may be asked of an evaluator besides a verdict on a kernel, and its answers. Imports no torch."""
+"""Requests to an evaluator other than to evaluate a kernel, and their results. Does not import torch."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,17 @@ from archive.records import Profile, Standard
 
 @dataclass(frozen=True)
 class TimingRequest:
-    """Time what PyTorch offers at one workload of an op."""
+    """Request to time PyTorch at one workload of an op."""
 
-    op: str  # what the catalog loads: a name, or the absolute path of a file
+    op: str  # as the catalog loads it: a name, or the absolute path of a file
     workload: str
-    again: bool = False  # time it although the times are already known
-    eager_alone: bool = False  # without torch.compile, which has ended a worker there
+    again: bool = False  # even if the times are already known
+    eager_alone: bool = False  # without torch.compile, because it has crashed a worker there
 
 
 @dataclass(frozen=True)
 class TimingResult:
-    """PyTorch's times, or why there are none; `tainted` where the process that took them must not be used again."""
+    """PyTorch's times, or why there are none; `tainted` if the process that took them must not be used again."""
 
     standard: Standard | None
     fault: str = ""
@@ -26,16 +26,16 @@ class TimingResult:
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """Count what a kernel does at one workload with the device's profiler."""
+    """Request to profile a kernel at one workload."""
 
-    kernel: str  # its text
+    kernel: str  # the kernel's text
     op: str
     workload: str
 
 
 @dataclass(frozen=True)
 class ProfileResult:
-    """What the profiler counted, or why nothing was; `lasting` where no other kernel would fare better."""
+    """The profiler's counters, or why there are none; `lasting` if profiling any other kernel would fail too."""
 
     profile: Profile | None
     fault: str = ""

@@ -1,4 +1,4 @@
-"""PyTorch's own times at a workload, without a kernel. They show where a search can gain most."""
+"""Timing of PyTorch itself at a workload, without a kernel. Its times show where a search can gain most."""
 
 import contextlib
 import statistics
@@ -22,7 +22,7 @@ FAULT_CHARACTERS = 200
 
 
 def time_pytorch(op: Op, request: TimingRequest, evaluator: Evaluator) -> TimingResult:
-    """Time PyTorch, and keep the times for evaluations. A failure of PyTorch is part of the result."""
+    """Time PyTorch, and keep the times for evaluations. The result reports a failure of PyTorch."""
     info = evaluator.device.info
     workload = next((one for one in op.workloads(info.kind) if one.key == request.workload), None)
     if workload is None:
@@ -35,11 +35,11 @@ def time_pytorch(op: Op, request: TimingRequest, evaluator: Evaluator) -> Timing
         return TimingResult(None, str(error), tainted=bool(gpu_fault()))
     except Exception as error:  # noqa: BLE001 - whatever PyTorch may raise: the caller still wants the other workloads
         if out_of_memory(error):
-            return TimingResult(None, "does not fit into the memory there is")
+            return TimingResult(None, "does not fit into memory")
         # PyTorch may leave a GPU in any state when it fails: the next workload needs a fresh process.
         return TimingResult(None, f"PyTorch fails: {type(error).__name__}: {error}"[:FAULT_CHARACTERS], tainted=True)
     finally:
-        if evaluator.uses_torch_compile:  # other processes may not import the compiler
+        if evaluator.uses_torch_compile:  # otherwise the sandbox may not allow importing the compiler
             _reset_compiler()
     return TimingResult(
         Standard(
@@ -58,9 +58,9 @@ def time_pytorch(op: Op, request: TimingRequest, evaluator: Evaluator) -> Timing
 def _reset_compiler() -> None:
     """Free the GPU's memory, and make torch.compile forget how often it has compiled each function.
 
-    Ops that are made by one function share its code. torch.compile stops compiling it after a few hundred times.
+    Ops made by one factory function share its code, and torch.compile compiles a function only a few hundred times.
     """
-    with contextlib.suppress(RuntimeError):  # the GPU has failed, which the result reports
+    with contextlib.suppress(RuntimeError):  # the GPU has failed; the result reports that
         torch._dynamo.reset()  # noqa: SLF001 - torch.compiler.reset is this function
         torch.cuda.empty_cache()
 
@@ -84,4 +84,4 @@ def _eager_alone(op: Op, workload: Workload, evaluator: Evaluator) -> Baselines:
     assert call  # noqa: S101 - eager PyTorch always works
     sets = [inputs_at(op, workload, seed, device.torch_device) for seed in range(SETS)]
     times = [device.time(lambda: call(sets[sample % SETS])) for sample in range(SAMPLES + 1)]  # noqa: B023
-    return Baselines(statistics.median(times[1:]))  # the first warms up
+    return Baselines(statistics.median(times[1:]))  # the first sample is a warm-up

@@ -19,11 +19,11 @@ from evolve.op_on_device import all_flops, speed_of_light
 from reference_ops.op import MOVED, NORMAL, SHIFTED, Op, Tensors, Workload
 
 LEAST_SAMPLES, USUAL_SAMPLES, MOST_SAMPLES = 9, 30, 120
-MORE_SAMPLES = 10  # added to the usual number until the interval is narrow
+MORE_SAMPLES = 10  # added at a time to the usual number until the interval is narrow
 USUAL_SECONDS, MOST_SECONDS = 0.25, 0.75
 HOPELESS, PROMISING = 1.5, 1.05  # factors of the time to beat: stop early above the first, time longer below the second
 NARROW = 0.01  # relative width of an interval that needs no more samples
-HOPELESS_BASELINES = 3  # factor of the best baseline, where no kernel has set a time to beat
+HOPELESS_BASELINES = 3  # factor of the best baseline, used if no kernel has set a time to beat
 ANCHOR_SHARE = 4  # samples of the kernel per sample of eager PyTorch
 LEAST_ANCHORS = 3
 MOST_SETS, L2_MULTIPLE = 16, 2
@@ -42,7 +42,7 @@ class CallSlot:
     buffers: tuple[Buffer, ...]  # of these tensors
 
     def refill(self, draw: Draw, device: Device) -> None:
-        """Draw inputs for one call and poison the rest, so that skipped work or a remembered result is wrong."""
+        """Draw inputs for one call and poison the rest, so that skipped work and remembered results are found."""
         for name, tensor in self.tensors.items():
             if name not in self.inputs:
                 tensor.view(-1).view(torch.uint8).fill_(draw.poison)
@@ -55,7 +55,7 @@ class CallSlot:
 
 @dataclass(frozen=True)
 class Kept:
-    """The outputs of one timed call, kept to be checked."""
+    """The outputs of one timed call, kept to be checked after timing."""
 
     draw: Draw
     took_us: float
@@ -64,9 +64,9 @@ class Kept:
 
 @dataclass
 class TimedOutputs:
-    """Outputs of timed calls that are checked after timing: of a few random calls, and of the fastest.
+    """Outputs of timed calls that are checked after timing: those of a few random calls and of the fastest one.
 
-    A kernel that skips work in some calls is fastest in one of those.
+    If a kernel skips work in some calls, one of those is the fastest.
     """
 
     rng: random.Random
@@ -91,7 +91,7 @@ class TimedOutputs:
         """Raise RejectedError at the first wrong output."""
         held = {id(kept): kept for kept in (*self.few, self.fastest) if kept}
         self.few, self.fastest = [], None
-        while held:  # each is freed before the next comparison
+        while held:  # free each one before the next comparison
             call = held.popitem()[1]
             try:
                 inspector.judge(call.draw, call.outputs, call.draw.poison)
@@ -107,7 +107,7 @@ def measure(
     baselines: Baselines,
     bar_us: float | None = None,
 ) -> Measurement:
-    """Time one workload. Raises RejectedError when timed outputs are wrong or the time cannot be true.
+    """Time one workload. Raises RejectedError if timed outputs are wrong or the time is impossibly short.
 
     `bar_us` is the time to beat: a kernel far above it is timed less, a kernel close to it is timed longer.
     """
@@ -161,7 +161,7 @@ def slots_for(inspector: Inspector, program: Program, op: Op, workload: Workload
 
 
 def timed_draw(op: Op, workload: Workload, rng: random.Random) -> Draw:
-    """Return inputs for one call, of a random scale if the op accepts any: a kernel may be fast at one scale only."""
+    """Return inputs for one call, at a random scale if the op accepts any: a kernel may be fast at one scale only."""
     return Draw(op, workload, rng.randrange(2**31), MOVED if SHIFTED in op.values and op.draw is None else NORMAL)
 
 
@@ -181,9 +181,9 @@ def floor_us(device: Device, op: Op, workload: Workload) -> float | None:
 
 
 def physical_us(device: Device, op: Op, workload: Workload) -> float:
-    """Return a time below which no kernel can be: inputs are read from memory, and outputs beyond the L2 are written.
+    """Return a lower bound of any kernel's time: it reads its inputs, and writes what outputs do not fit into the L2.
 
-    The arithmetic is counted at the fastest rate of any unit.
+    Arithmetic is counted at the rate of the fastest unit.
     """
     info = device.info
     written = max(0, op.bytes_of(op.outputs, workload) - info.l2_bytes)
@@ -258,5 +258,5 @@ def _in_a_graph(device: Device, program: Program, slots: Sequence[CallSlot]) -> 
 def _check_plausible(measurement: Measurement, device: Device, op: Op, workload: Workload) -> None:
     least = physical_us(device, op, workload)
     if measurement.median_us < least:
-        message = f"{workload.key}: {measurement.median_us:.2f} us; what it must read and compute takes {least:.2f} us"
+        message = f"{workload.key}: {measurement.median_us:.2f} us, but its reads and arithmetic take {least:.2f} us"
         raise RejectedError(Outcome.IMPLAUSIBLE, message)

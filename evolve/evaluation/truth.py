@@ -1,4 +1,4 @@
-"""The expected outputs for one set of inputs: PyTorch's at their dtype, and the result in float64."""
+"""Expected outputs for one set of inputs: PyTorch's results at the workload's dtype and in float64."""
 
 import math
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds
 from reference_ops.op import Op, Tensors, Workload
 
 PERTURBATIONS = 6
-OTHER_DRAWS = 16  # enough that results are not zero by chance in all of them
-PRODUCTS_IN_TURN = 12  # adding so many products in turn is no less exact than rounding the inputs
+OTHER_DRAWS = 16  # enough that results are not zero in all of them by chance
+PRODUCTS_IN_TURN = 12  # up to this many products added one after the other are no less exact than rounding the inputs
 
 
 @dataclass(frozen=True)
 class Truth:
-    """How inputs were drawn, the inputs, and the outputs that are expected of them."""
+    """One set of inputs, how it was drawn, and the outputs expected for it."""
 
     op: Op
     workload: Workload
@@ -29,8 +29,8 @@ class Truth:
     expected: tuple[torch.Tensor, ...]
 
     def judged(self, index: int, actual: torch.Tensor) -> Iterator[tuple[RowGroup, Comparison]]:
-        """Compare one output, one group of rows after the other."""
-        # Small outputs are compared on the CPU, which saves launches for each group.
+        """Compare one output, one group of rows at a time."""
+        # Small outputs are compared on the CPU, which saves several GPU launches for each group.
         actual, pytorch, expected = (
             values.cpu() if values.numel() <= SMALL else values
             for values in (actual, self.pytorch[index], self.expected[index])
@@ -62,15 +62,15 @@ class Truth:
         return group.exact or self.op.tolerance.exact or not self.pytorch[index].is_floating_point()
 
     def _moves(self, index: int, group: RowGroup) -> torch.Tensor:
-        """Return how far rounding moves each result; with few results, at least the usual error there."""
+        """Return how far rounding moves each result; in small groups, at least as far as the usual error."""
         moves = self.perturbed[index][group.rows]
         return moves.clamp(min=self.usual_errors.get((index, group), 0.0)) if moves.numel() < FEW else moves
 
     @cached_property
     def usual_errors(self) -> dict[tuple[int, RowGroup], float]:
-        """Root mean square errors of PyTorch, beyond its roundings, and of float32, over other draws of the inputs.
+        """Root mean square error over other draws: PyTorch's beyond its roundings, or float32's if that is larger.
 
-        Only for groups of few results; empty if memory does not suffice.
+        Contains only groups of few results; empty if there is not enough memory.
         """
         groups = [(index, group) for index in range(len(self.expected)) for group in self.groups(index)]
         squares: dict[tuple[int, RowGroup], list[torch.Tensor]] = {
@@ -89,9 +89,9 @@ class Truth:
 
     @property
     def perturbed(self) -> tuple[torch.Tensor, ...]:
-        """How far each result moves, root mean square, when the inputs are perturbed by float32's rounding.
+        """Root mean square of each result's change when the inputs are perturbed by float32's rounding.
 
-        Zero if memory does not suffice: then no error is explained by it.
+        Zero if there is not enough memory: then it explains no error.
         """
         if self._root_mean_square_moves is None:
             return tuple(torch.zeros((), device=result.device).expand(result.shape) for result in self.expected)
@@ -99,7 +99,7 @@ class Truth:
 
     @property
     def short_of_memory(self) -> bool:
-        """Whether `perturbed` was needed and memory did not suffice."""
+        """Whether `perturbed` was needed but there was not enough memory for it."""
         return "_root_mean_square_moves" in vars(self) and self._root_mean_square_moves is None
 
     @cached_property
@@ -121,7 +121,7 @@ class Truth:
                 for name, values in self.inputs.items()
             }
             results = self.op.call_in_float64(inputs, self.workload)
-            del inputs  # large ops hardly fit into the memory
+            del inputs  # large ops barely fit into memory
             for total, result, expected in zip(moved, results, self.expected, strict=True):
                 total.add_(_off(result, expected).square_().nan_to_num_(0.0, 0.0))
             del results
@@ -135,18 +135,18 @@ def truth(op: Op, workload: Workload, values: str, seed: int, inputs: Tensors) -
 
 
 def defined(op: Op, workload: Workload, torch_device: str) -> bool:
-    """Return whether the reference accepts these sizes, which its file may not list."""
+    """Return whether the reference accepts these sizes, which need not be among those that its file lists."""
     try:
         op.call(inputs_at(op, workload, 0, torch_device), workload)
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
-    except Exception:  # noqa: BLE001 - a task's own code, which refuses what it likes as it likes
+    except Exception:  # noqa: BLE001 - a user's reference may refuse sizes with any exception
         return False
     return True
 
 
 def _squares(pytorch: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Return mean squares of PyTorch's error beyond a rounding of its dtype, and of a rounding of float32."""
+    """Return the mean squares of PyTorch's error beyond a rounding of its dtype, and of a float32 rounding."""
     rounding = torch.finfo(pytorch.dtype).eps / 2 if pytorch.is_floating_point() else 0.0
     expected = expected.double()
     excess = ((pytorch.double() - expected).abs() - rounding * expected.abs()).clamp(min=0)

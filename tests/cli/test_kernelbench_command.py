@@ -53,7 +53,7 @@ def test_a_level_runs_under_one_budget_and_ends_with_fast_p(capsys: Capture) -> 
     assert tasks["1_ScaledTanh"]["correct"]
     assert tasks["1_ScaledTanh"]["published_eager_us"] == 250
     assert not tasks["2_MaskedRowSum"]["correct"]
-    assert "passes when it is spoiled" in tasks["3_AlwaysZero"]["said"]
+    assert "passes when it is corrupted" in tasks["3_AlwaysZero"]["said"]
     assert "random numbers" in tasks["4_AlwaysDropout"]["said"]
     assert result["fast_0"] == {"eager": 0.25, "compile": 0.25}
 

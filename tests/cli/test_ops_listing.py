@@ -195,7 +195,7 @@ def test_only_missing_times_are_measured_unless_again_is_given(archive: Path, ca
 
 
 def test_a_workload_that_does_not_fit_is_named_and_others_are_measured(archive: Path, capsys: Capture, on: Use) -> None:
-    too_large = TimingResult(None, "does not fit into the memory there is")
+    too_large = TimingResult(None, "does not fit into memory")
     on(timing(lambda request: too_large if request.workload == FLOAT else None))
     code, output, errors = evolve(capsys, "ops", "--measure", TWICE, "--json")
     assert code == 0
