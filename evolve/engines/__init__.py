@@ -1,1 +1,1 @@
-"""Engines: where kernels are evaluated."""
+"""Engines, which evaluate kernels in worker processes."""

@@ -1,6 +1,6 @@
-"""Fork server: the process that workers are forked from. It has imported PyTorch once and never touches a GPU.
+"""Fork server: the process that workers are forked from. It imports PyTorch once and never uses a GPU.
 
-It ends when its engine ends, and then kills every worker and all processes that workers have started.
+When its engine ends, it kills every worker and all processes that workers have started, and ends too.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from evolve.engines.messages import Fork, Message
 
-# What all workers need, and what PyTorch and NumPy import only when they first need it.
+# Modules that all workers need, and modules that PyTorch and NumPy import only on first use.
 PRELOADED = ("evolve.engines.worker", "sympy", "numpy.random", "numpy.ma")
 TORCH_COMPILER = "torch._dynamo"  # takes seconds to import, so the first workers do not wait for it
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--project", type=Path, required=True)
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine handles Ctrl-C
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # only during the imports: later it would spare what workers started
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # for the imports only: later, processes started by workers would live on
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     control = socket.socket(fileno=arguments.control)
     control.set_inheritable(False)
@@ -47,21 +47,21 @@ def main() -> None:
     from reference_ops import catalog
 
     choose.preload(arguments.device)
-    catalog.use_cached_listing()  # workers are confined and may not be able to read it
-    gc.freeze()  # or garbage collection in a worker would copy every page
+    catalog.use_cached_listing()  # the sandbox may keep workers from reading it
+    gc.freeze()  # otherwise garbage collection in a worker would copy every page
     _prctl(PR_SET_PDEATHSIG, 0)
     _ForkServer(arguments.device, arguments.parent, arguments.project, control).serve()
 
 
 class _ForkServer:
-    """The connection to the engine, and the running workers by number."""
+    """Connection to the engine, with the running workers by number."""
 
     def __init__(self, device_kind: str, engine_pid: int, project: Path, control: socket.socket) -> None:
         self._kind, self._engine_pid, self._project, self._control = device_kind, engine_pid, project, control
         self._pid = os.getpid()
         self._pids: dict[int, int] = {}
         self._partial_line, self._channels = b"", list[int]()
-        # A child's exit writes to this pipe, which ends a wait.
+        # A child's exit writes to this pipe, so that a wait ends.
         self._wakeup_reader, self._wakeup_writer = os.pipe()
         os.set_blocking(self._wakeup_reader, False)
         os.set_blocking(self._wakeup_writer, False)
@@ -85,7 +85,7 @@ class _ForkServer:
                 gc.freeze()
         for number in self._pids:
             self._kill_worker(number)
-        while self._pids:  # a GPU's driver takes a second to release a worker
+        while self._pids:  # the driver of a GPU takes a second to release a worker
             self._wait()
             self._reap()
 
@@ -98,7 +98,7 @@ class _ForkServer:
         return any(end in ready for end in ends)
 
     def _handle_requests(self) -> bool:
-        """Return False once the engine has closed the connection. Each request to fork comes with one channel."""
+        """Handle requests; return False if the engine has closed the connection. Each `Fork` comes with a channel."""
         from evolve.engines.messages import Fork, Kill, decode
 
         try:
@@ -133,7 +133,7 @@ class _ForkServer:
         self._send(Forked(fork.number, pid))
 
     def _run_worker(self, fork: "Fork", channel: int) -> None:
-        """Run a worker in this forked process. Closes all that belongs to the fork server, and never returns."""
+        """Run a worker in this forked process. Close everything that belongs to the fork server, and never return."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -149,7 +149,7 @@ class _ForkServer:
 
             serve(self._kind, fork, socket.socket(fileno=channel), self._project)
             os._exit(0)
-        except BaseException:  # noqa: BLE001 - printed to the file that the engine reads; nothing may return from here
+        except BaseException:  # noqa: BLE001 - the engine reads the printed error; this function must not return
             traceback.print_exc()
         finally:
             os._exit(1)
@@ -159,7 +159,7 @@ class _ForkServer:
             _kill(pid)
 
     def _reap(self) -> None:
-        """Report workers that have ended, and kill what they left running, inside and outside of their groups."""
+        """Report workers that have ended, and kill the processes they left running, in their process groups or not."""
         from evolve.engines.messages import Exited
 
         numbers = {pid: number for number, pid in self._pids.items()}
@@ -182,7 +182,7 @@ class _ForkServer:
 
 
 def _redirect_output(folder: Path) -> None:
-    """Make the worker's own folder the place for its output, its temporary files and its libraries' caches."""
+    """Direct the worker's output, temporary files and libraries' caches to its own folder."""
     os.chdir(folder)
     stderr = os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -191,11 +191,11 @@ def _redirect_output(folder: Path) -> None:
     os.close(stderr)
     os.close(null)
     os.environ.update(TMPDIR=str(folder), CUDA_CACHE_PATH=str(folder / "cuda"), CUPY_CACHE_DIR=str(folder / "cupy"))
-    tempfile.tempdir = None  # forget the fork server's
+    tempfile.tempdir = None  # forget the fork server's folder
 
 
 def _children() -> set[int]:
-    """Return the pids of all children, which include orphaned descendants."""
+    """Return the pids of all children, including orphaned descendants."""
     try:
         return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
     except OSError:
@@ -203,7 +203,7 @@ def _children() -> set[int]:
 
 
 def _kill(pid: int) -> None:
-    for kill in (os.killpg, os.kill):  # a worker that was forked just now does not lead a group yet
+    for kill in (os.killpg, os.kill):  # a worker that was forked only just now does not lead a group yet
         with contextlib.suppress(OSError):
             kill(pid, signal.SIGKILL)
 

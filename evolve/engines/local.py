@@ -17,18 +17,18 @@ from evolve.errors import UserError
 from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequest, TimingResult
 
 TICK_SECONDS = 0.2
-MOST_COMPILED_AHEAD = 8  # kernels that wait for an evaluator
+MOST_COMPILED_AHEAD = 8  # compiled kernels waiting for an evaluator
 JOBS_PER_WORKER = 200
 START_ATTEMPTS = 3
-MOST_FAILED_PROFILES = 3  # in a row, after which no more are tried
+MOST_FAILED_PROFILES = 3  # in a row; after that, no more are tried
 COMPILER_BYTES = 8 * 2**30
-# Signals that come from a user or from a system short of memory, not from a kernel. The job is retried once.
+# Signals sent by a user or by a system short of memory, not caused by a kernel. The job is retried once.
 KILLED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 ENDLESS = ("run", "time")
 
 
 class LocalEngine:
-    """Evaluates on this machine. `watch` is called with a kernel's id and the phase that it enters."""
+    """Engine that evaluates on this machine. `watch` is called with a kernel's id and the phase that it enters."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class LocalEngine:
         compiler_bytes: int = COMPILER_BYTES,
     ) -> None:
         self._kind, policy = device_kind, policy_of(device_kind)
-        self._shared_memory = policy.kernels_are_native_code  # a kernel can write to all memory of its worker
+        self._shared_memory = policy.kernels_are_native_code  # a kernel can write to all of its worker's memory
         self._watch = watch or (lambda _kernel, _phase: None)
         self._phase_seconds = phase_seconds or policy.phase_seconds
         self._compiles_ahead = compilers > 0
@@ -57,7 +57,7 @@ class LocalEngine:
 
     @property
     def info(self) -> DeviceInfo:
-        """The device; waits for the first worker to be ready."""
+        """The device. Waits until the first worker is ready."""
         while self._info is None:
             self._step()
         return self._info
@@ -72,15 +72,15 @@ class LocalEngine:
             finally:
                 yield from verdicts
             if not self._busy:
-                self._take_next_job()  # there may be more, although all workers are only starting
+                self._take_next_job()  # there may be more jobs even if all workers are still starting
             if not self._busy:
                 return
             verdicts = self._step()
 
     def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:
-        """Profile in an evaluator. A failure is no verdict on the kernel.
+        """Profile in an evaluator. A failure is not a verdict on the kernel.
 
-        A failed profile may take as long as its deadline, so it is not tried twice.
+        A profile that fails may take until its deadline, so it is not tried again.
         """
         if self._last_profile.lasting or self._failed_profiles_in_a_row >= MOST_FAILED_PROFILES:
             return None
@@ -107,7 +107,7 @@ class LocalEngine:
         self._pool.close()
 
     def _run(self, side_job: SideJob, phase: str) -> SideJob:
-        """Give it to an idle evaluator and wait until it has an answer, or its worker has ended."""
+        """Give the request to an idle evaluator, and wait for an answer or for the end of the worker."""
         self._drop_unfinished()
         info = self.info
         while not (idle := [worker for worker in self._pool.workers if worker.idle and worker.role is Role.EVALUATOR]):
@@ -119,7 +119,7 @@ class LocalEngine:
         return side_job
 
     def _drop_unfinished(self) -> None:
-        """Drop the jobs of an `evaluate` that its caller abandoned."""
+        """Drop the remaining jobs of an `evaluate` that its caller has abandoned."""
         self._new.clear()
         self._compiled.clear()
         for worker in list(self._pool.workers):
@@ -148,7 +148,7 @@ class LocalEngine:
                 self._take_next_job()
             if not queue:
                 continue
-            if last_stage and worker.jobs and (queue[0].job.confirm or queue[0].fault):  # it needs a fresh process
+            if last_stage and worker.jobs and (queue[0].job.confirm or queue[0].fault):  # needs a fresh process
                 if not any(other.role is Role.EVALUATOR and not other.jobs for other in self._pool.workers):
                     self._replace(worker)
                 continue
@@ -157,7 +157,7 @@ class LocalEngine:
             self._watch(state.job.kernel.id, worker.phase)
 
     def _step(self) -> list[Evaluation]:
-        """Wait a moment for messages, and return the verdicts that follow from them or from missed deadlines."""
+        """Wait briefly for messages; return the verdicts that follow from them and from missed deadlines."""
         verdicts: list[Evaluation] = []
         for worker, message in self._pool.receive(TICK_SECONDS):
             verdicts += self._handle(worker, message)
@@ -208,7 +208,7 @@ class LocalEngine:
             self._replace(worker)
 
     def _handle_failure(self, worker: Worker, failed: Failed) -> Iterator[Evaluation]:
-        """Raise the error, unless an emulated kernel may have caused it and it has not been seen twice."""
+        """Raise the error, unless an emulated kernel may have caused it and it has occurred only once."""
         state, fault = worker.current, failed.message
         if not (failed.unforeseen and self._shared_memory and isinstance(state, JobState)) or state.fault == fault:
             raise UserError(fault, failed.hint)
@@ -220,7 +220,8 @@ class LocalEngine:
         self._failed_starts += not worker.ready
         if not worker.ready and not (killed_from_outside(status) and self._failed_starts < START_ATTEMPTS):
             raise UserError(
-                f"the {self._kind} device did not start: its worker ended {ending}{stderr}", "see evolve doctor"
+                f"the {self._kind} device did not start: its worker ended {ending}{stderr}",
+                "run `evolve doctor` to check this machine",
             )
         fault = f"the worker was ended {ending} in {worker.phase}{stderr}"
         verdicts: Iterable[Evaluation] = ()
@@ -229,14 +230,14 @@ class LocalEngine:
             verdicts = self._resolve(current, failure)
         elif current:
             current.fault = fault
-        self._replace(worker)  # this removes its folder, from which the failure has read its standard error
+        self._replace(worker)  # only now: it removes the worker's folder, with the standard error that was read above
         yield from verdicts
 
     def _handle_timeout(self, worker: Worker, fault: str) -> Iterator[Evaluation]:
         current = worker.current
         if not worker.ready:
             message = f"the {self._kind} device did not start: {fault}{worker.stderr_tail()}"
-            raise UserError(message, "see evolve doctor")
+            raise UserError(message, "run `evolve doctor` to check this machine")
         self._replace(worker)
         if isinstance(current, SideJob):
             current.fault = fault
@@ -244,7 +245,7 @@ class LocalEngine:
             yield from self._resolve(current, after_timeout(current, worker, fault))
 
     def _resolve(self, state: JobState, failure: "Failure | None") -> Iterator[Evaluation]:
-        """Yield the failure as a verdict; retry the job unless the kernel is at fault."""
+        """Yield the failure as a verdict; without one, retry the job."""
         if failure:
             yield self._verdict(state, failure.outcome, failure.log)
         else:
@@ -269,7 +270,7 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class Failure:
-    """A verdict that the engine gives because the worker could not."""
+    """Verdict that the engine gives because the worker could not."""
 
     outcome: Outcome
     log: str
@@ -278,15 +279,15 @@ class Failure:
 def after_exit(state: JobState, worker: Worker, status: int, fault: str, *, shared_memory: bool) -> Failure | None:
     """Return the verdict on a job whose worker's process ended, or None to retry the job.
 
-    With `shared_memory`, kernels can write to all memory of their worker, so that a later kernel may crash.
+    With `shared_memory`, kernels can write to all of their worker's memory, so an earlier kernel may be the cause.
     """
     if killed_from_outside(status):
-        state.traits = None  # another kernel with the same code is not at fault either
+        state.traits = None  # this is not a verdict on kernels with the same code
         if not state.retried:
             state.retried = True
             return None
     if worker.role is Role.COMPILER:
-        ending = f"the compiler ended {describe_exit(status)}, as it does when it needs too much memory"
+        ending = f"the compiler ended {describe_exit(status)}, possibly because it needs too much memory"
         return Failure(Outcome.COMPILE_ERROR, f"{ending}{worker.stderr_tail()}")
     if shared_memory and worker.jobs > 1:
         state.fault = fault
@@ -295,21 +296,21 @@ def after_exit(state: JobState, worker: Worker, status: int, fault: str, *, shar
 
 
 def after_failure(state: JobState, fault: str) -> Failure | None:
-    """Return the verdict on a job over which the evaluator itself failed, or None to retry it in a fresh process.
+    """Return the verdict on a job during which the evaluator itself failed, or None to retry it in a fresh process.
 
-    A failure that repeats itself there is not the kernel's and never gets here.
+    If the same failure occurs there again, the kernel is not at fault, and this function is not called.
     """
     if not state.fault:
         state.fault = fault
         return None
-    log = f"it seems to overwrite memory that is not its own; first {state.fault}, and then {fault}"
+    log = f"the kernel seems to overwrite memory that is not its own; first {state.fault}, and then {fault}"
     return Failure(Outcome.CRASHED, log)
 
 
 def after_timeout(state: JobState, worker: Worker, fault: str) -> Failure | None:
     """Return the verdict on a job that missed a deadline, or None to retry it.
 
-    A run that takes seconds after others that did not may have been delayed by other programs on the machine.
+    If earlier runs met the deadline, other programs on the machine may have delayed this one.
     """
     if worker.phase == "compile":
         return Failure(Outcome.COMPILE_ERROR, fault)

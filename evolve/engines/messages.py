@@ -16,7 +16,7 @@ BYTES_PER_READ, MOST_READS = 2**16, 64
 
 
 class Role(StrEnum):
-    """What a worker is for."""
+    """Purpose of a worker."""
 
     COMPILER = "compiler"  # compiles ahead of the evaluators and holds no device
     EVALUATOR = "evaluator"  # holds a device and evaluates kernels
@@ -24,26 +24,26 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Fork:
-    """To the fork server, together with one end of the worker's channel: start a worker."""
+    """Request to the fork server to start a worker. It comes with one end of the worker's channel."""
 
     number: int
     role: Role
-    folder: str  # the worker's own: working folder, temporary files and standard error
-    cubins: str  # compilers write here what evaluators load
+    folder: str  # the worker's own folder: its working folder, with its temporary files and its standard error
+    cubins: str  # folder to which compilers write what evaluators load
     memory_bytes: int | None  # limit on the worker's memory; None on CUDA, which reserves terabytes of addresses
-    device: DeviceInfo | None  # as measured by an earlier worker, so that nothing is measured twice
+    device: DeviceInfo | None  # as an earlier worker measured it, so that nothing is measured twice
 
 
 @dataclass(frozen=True)
 class Kill:
-    """To the fork server: kill a worker with its whole process group."""
+    """Request to the fork server to kill a worker with its whole process group."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Forked:
-    """From the fork server: the worker's process exists."""
+    """Report of the fork server that a worker's process exists."""
 
     number: int
     pid: int
@@ -51,7 +51,7 @@ class Forked:
 
 @dataclass(frozen=True)
 class Exited:
-    """From the fork server: the worker's process has ended. A negative status is a signal's number."""
+    """Report of the fork server that a worker's process has ended. A negative status is minus a signal's number."""
 
     number: int
     status: int
@@ -59,40 +59,40 @@ class Exited:
 
 @dataclass(frozen=True)
 class Assignment:
-    """To a worker: a job."""
+    """Job for a worker."""
 
     kernel: str
     op: str
     bars: tuple[tuple[str, float], ...]
     confirm: bool
-    shapes_seed: int  # compiler and evaluator draw the same held-out shapes from it
+    shapes_seed: int  # compiler and evaluator use it to draw the same held-out shapes
     device: DeviceInfo | None  # the device to compile for
 
 
 @dataclass(frozen=True)
 class Ready:
-    """From a worker: it waits for jobs. An evaluator holds this device."""
+    """Report of a worker that it waits for jobs. `device` is the device that an evaluator holds."""
 
     device: DeviceInfo | None
 
 
 @dataclass(frozen=True)
 class Phase:
-    """From a worker: the current job enters a phase, which has its own deadline."""
+    """Report of a worker that the current job enters a phase. Each phase has its own deadline."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Precompiled:
-    """From a compiler: the current job's kernel compiles for all its workloads and has these traits."""
+    """Report of a compiler that the current job's kernel compiles for all its workloads and has these traits."""
 
     traits: Traits | None
 
 
 @dataclass(frozen=True)
 class Done:
-    """From a worker: the current job's evaluation; `tainted` if the worker must not be used again."""
+    """Evaluation of a worker's current job; `tainted` if the worker must not be used again."""
 
     evaluation: Evaluation
     tainted: bool = False
@@ -100,9 +100,9 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """From a worker or the fork server: an error that is not the kernel's.
+    """Error in a worker or the fork server that is not the kernel's fault.
 
-    An unforeseen one may follow from memory that an emulated kernel overwrote.
+    If it is `unforeseen`, the cause may be memory that an emulated kernel has overwritten.
     """
 
     message: str
@@ -133,7 +133,7 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self.end = end
         self.end.setblocking(False)
-        self.closed_at: float | None = None  # when the other end was closed
+        self.closed_at: float | None = None  # when the other end was found to be closed
         self.unsent = b""
         self._partial_line = b""
 
@@ -142,20 +142,20 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send as much of the pending messages as the socket takes."""
+        """Send as much of the unsent messages as the socket accepts."""
         try:
             while self.unsent:
                 self.unsent = self.unsent[self.end.send(self.unsent) :]
         except BlockingIOError:
             return
-        except OSError:  # the other end is closed, which `receive` or the fork server reports
+        except OSError:  # the other end is closed; `receive` or the fork server reports it
             self.unsent = b""
 
     def receive(self) -> list[bytes]:
         """Return the complete lines that have arrived."""
         data = b""
         with contextlib.suppress(BlockingIOError):
-            for _ in range(MOST_READS):  # a process that never stops writing must not keep the engine here
+            for _ in range(MOST_READS):  # a process that never stops writing must not block the engine
                 try:
                     part = self.end.recv(BYTES_PER_READ)
                 except ConnectionError:

@@ -37,8 +37,8 @@ from reference_ops.listing import user_cache_dir
 START_SECONDS, EXIT_SECONDS = 300.0, 20.0
 STDERR_CHARACTERS = 1500
 FOLDER_PREFIX = "evolve-engine-"
-CUBIN_SECONDS = 600.0  # a compiled kernel that was not loaded by then is removed
-# Environment variables that a worker inherits: what finds compilers and libraries, and no keys.
+CUBIN_SECONDS = 600.0  # compiled kernels that are older are removed
+# Environment variables that a worker inherits: those that help find compilers and libraries, none that hold keys.
 NAMES = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC", "CXX", "XDG_CACHE_HOME",
 )  # fmt: skip
@@ -54,13 +54,13 @@ class JobState:
     shapes_seed: int
     started: float
     retried: bool = False
-    overran: bool = False  # one run has exceeded its deadline although earlier runs met it
-    fault: str = ""  # a failure that may be due to an earlier kernel, which could write to the worker's memory
-    traits: Traits | None = None  # set once the kernel is compiled
+    overran: bool = False  # a run has exceeded its deadline although an earlier run met it
+    fault: str = ""  # a failure that an earlier kernel may have caused by writing to the worker's memory
+    traits: Traits | None = None  # set once the kernel has been compiled
 
     @property
     def subject(self) -> str:
-        """What a phase is reported for."""
+        """Name under which the job's phases are reported."""
         return self.job.kernel.id
 
     def message(self, device: DeviceInfo) -> Message:
@@ -70,7 +70,7 @@ class JobState:
 
 @dataclass(eq=False)
 class SideJob:
-    """A request to an evaluator other than a job, and its answer. It is tried once."""
+    """A request to an evaluator other than a job, and its answer. It is tried only once."""
 
     request: ProfileRequest | TimingRequest
     subject: str
@@ -89,7 +89,7 @@ class WorkerPool:
         self._memory_bytes = memory_bytes
         self.workers: list[Worker] = []
         self._kind = device_kind
-        self._ending: dict[int, Worker] = {}  # replaced, but their processes still run
+        self._ending: dict[int, Worker] = {}  # replaced workers whose processes still run
         self._numbers = itertools.count()
         self._fork_server: ForkServer | None = None
         self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
@@ -104,7 +104,7 @@ class WorkerPool:
             raise
 
     def receive(self, seconds: float) -> Iterator[tuple["Worker", Message]]:
-        """Yield the messages that arrive within some seconds; `Exited` comes after all others of its worker."""
+        """Yield the messages that arrive within `seconds`. `Exited` comes after all other messages from its worker."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.fork_server.channel.end, selectors.EVENT_READ)
             for worker in self.workers:
@@ -120,7 +120,7 @@ class WorkerPool:
             yield from self._receive_from_fork_server()
 
     def replace(self, worker: "Worker", device: DeviceInfo | None) -> None:
-        """Start a new worker at once and end the old one, which may take a while."""
+        """Start a new worker without waiting for the old one to end, which may take a while."""
         self.workers[self.workers.index(worker)] = self._start_worker(worker.role, device)
         if worker.status is None:
             self._ending[worker.number] = worker
@@ -131,7 +131,7 @@ class WorkerPool:
         self._remove_old_cubins()
 
     def close(self) -> None:
-        """End all processes and remove all files. Safe at any moment, and twice."""
+        """End all processes and remove all files. Safe to call at any time and more than once."""
         if fork_server := self._fork_server:
             if fork_server.close() != 0:
                 self._kill_orphans()
@@ -190,11 +190,14 @@ class WorkerPool:
                 yield worker, exited
 
     def _restart_fork_server(self, fork_server: "ForkServer") -> Iterator[tuple["Worker", Message]]:
-        """Start a new fork server after the old one was killed, and every worker with it."""
+        """Start a new fork server after the old one was killed together with every worker."""
         stderr, status = fork_server.stderr_tail(), fork_server.close()
         self._kill_orphans()
         if not fork_server.has_replied and -status not in (signal.SIGKILL, signal.SIGTERM):
-            raise UserError(f"the {self._kind} device did not start: exit status {status}{stderr}", "see evolve doctor")
+            raise UserError(
+                f"the {self._kind} device did not start: exit status {status}{stderr}",
+                "run `evolve doctor` to check this machine",
+            )
         for ended in self._ending.values():
             shutil.rmtree(ended.folder, ignore_errors=True)
         self._ending = {}
@@ -204,7 +207,7 @@ class WorkerPool:
             yield worker, Exited(worker.number, worker.status)
 
     def _kill_orphans(self) -> None:
-        """Kill the process groups of the workers: what workers started survives a fork server that was killed."""
+        """Kill the workers' process groups: processes started by workers outlive a fork server that was killed."""
         for worker in (*self.workers, *self._ending.values()):
             with contextlib.suppress(OSError):
                 if worker.pid:
@@ -218,15 +221,15 @@ class WorkerPool:
 
 
 class Worker:
-    """One forked process, and what it works on."""
+    """One forked process and its current work."""
 
     def __init__(self, number: int, role: Role, folder: Path, channel: Channel) -> None:
         self.number, self.role, self.folder, self.channel = number, role, folder, channel
         self.pid = 0
-        self.status: int | None = None  # once the process has ended
+        self.status: int | None = None  # set once the process has ended
         self.ready = False
         self.current: JobState | SideJob | None = None
-        self.jobs = 0  # given to it so far
+        self.jobs = 0  # number of jobs given to it so far
         self.has_run = False  # whether one run of the current job has ended
         self.begin("")
 
@@ -243,12 +246,12 @@ class Worker:
         self.jobs += 1
         self.has_run = False
         self.begin("compile")
-        with contextlib.suppress(OSError):  # remove what earlier kernels printed
+        with contextlib.suppress(OSError):  # drop the output of earlier kernels
             os.truncate(self.folder / "stderr", 0)
         self.channel.send(job.message(device))
 
     def overdue(self, phase_seconds: Mapping[str, float]) -> str:
-        """Return what took longer than its deadline, in words, or an empty string."""
+        """Return a message if the worker has missed a deadline, otherwise an empty string."""
         if self.idle:
             return ""
         doing = {"compile": "compiling", "profile": "profiling", "": "starting"}.get(self.phase, self.phase)
@@ -273,7 +276,7 @@ class ForkServer:
             arguments = ["--device", device_kind, "--control", str(server_end.fileno()), "--parent", str(os.getpid())]
             arguments += ["--project", str(_working_folder() or folder)]
             self._process = subprocess.Popen(
-                # -P: a file in the user's working folder must not be imported in place of a library
+                # -P: files in the user's working folder must not be imported instead of libraries
                 [sys.executable, "-P", "-m", "evolve.engines.fork_server", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
@@ -300,7 +303,7 @@ class ForkServer:
 
     def _send(self, request: Fork | Kill, *file_descriptors: int) -> None:
         self.channel.end.settimeout(EXIT_SECONDS)
-        with contextlib.suppress(OSError):  # ended or stopped, which its end of file or a start's deadline reports
+        with contextlib.suppress(OSError):  # it has ended or hangs: end of file or a worker's start deadline shows that
             socket.send_fds(self.channel.end, [encode(request)], file_descriptors)
         self.channel.end.setblocking(False)
 
@@ -308,7 +311,7 @@ class ForkServer:
         return tail_of(self._stderr)
 
     def close(self) -> int:
-        """Wait until it has ended its workers and itself, and return its exit status. Do not wait for its imports."""
+        """Wait until it has ended its workers and itself; return its exit status. Kill it if it is still importing."""
         starting = not self.has_replied and self.channel.closed_at is None
         self.channel.end.close()
         try:
@@ -319,7 +322,7 @@ class ForkServer:
 
 
 def tail_of(file: Path) -> str:
-    """Return the end of a text file on a line of its own, or an empty string."""
+    """Return a newline and the end of a text file, or an empty string."""
     try:
         with file.open("rb") as stream:
             stream.seek(max(0, file.stat().st_size - STDERR_CHARACTERS))
@@ -355,11 +358,11 @@ def _environment(folder: Path) -> dict[str, str]:
     inductor = inherited.get("TORCHINDUCTOR_CACHE_DIR") or str(user_cache_dir() / "inductor")
     return {
         **inherited,
-        # Compiled baselines must outlive the worker's own folder.
+        # Compiled baselines must outlive the worker's folder.
         "TORCHINDUCTOR_CACHE_DIR": inductor,
         "TRITON_CACHE_DIR": str(Path(inductor) / "triton"),
         "PYTHONPATH": os.pathsep.join(filter(None, [root, inherited.get("PYTHONPATH", "")])),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "OPENBLAS_NUM_THREADS": "1",  # NumPy would start its threads, and a process with threads cannot fork safely
+        "OPENBLAS_NUM_THREADS": "1",  # keeps NumPy from starting threads: a process with threads cannot fork safely
         "TMPDIR": str(folder),
     }

@@ -1,7 +1,7 @@
-"""Sandbox of a worker: takes away the network, most of the file system and more memory than a kernel needs.
+"""Sandbox of a worker: denies access to the network and most of the file system, and limits memory.
 
-On the emulated device a kernel is native code in the worker's own process. On a GPU it is not, but compilers and
-PyTorch's caches are. What the system does not offer is skipped, and `gaps` lists it.
+On the emulated device, a kernel is native code in the worker's own process. On a GPU it is not, but compilers and
+PyTorch's caches are. Protections that the system does not offer are skipped; `gaps` lists them.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from pathlib import Path
 FILE_BYTES = 2**30
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 22, 38
 SECCOMP_MODE_FILTER = 2
-CAPABILITIES_VERSION, CAP_DAC_OVERRIDE = 0x20080522, 1 << 1  # keeps root able to read the user's files
+CAPABILITIES_VERSION, CAP_DAC_OVERRIDE = 0x20080522, 1 << 1  # lets root go on reading the user's files
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same on every architecture
 LANDLOCK_VERSION, LANDLOCK_PATH_BENEATH = 1, 1
 
@@ -31,7 +31,7 @@ ON_FILES = EXECUTE | WRITE | READ | TRUNCATE | IOCTL  # the others apply to fold
 READ_ONLY = EXECUTE | READ | LIST
 BIND_AND_CONNECT_TCP, ABSTRACT_SOCKETS_AND_SIGNALS = 3, 3  # since versions 4 and 6
 
-# By machine: seccomp's architecture, the number of socket(), and where a second set of system call numbers begins.
+# By machine: seccomp's architecture, the number of socket(), and the start of a second range of system call numbers.
 SYSTEMS = {"x86_64": (0xC000003E, 41, 0x40000000), "aarch64": (0xC00000B7, 198, None)}
 IO_URING_SETUP = 425  # can create sockets without socket()
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # opcodes of a filter
@@ -45,13 +45,13 @@ class Bounds:
     """What a worker may still access."""
 
     writable: tuple[Path, ...]
-    readable: tuple[Path, ...] = ()  # also if they lie in a hidden folder of the user's home
+    readable: tuple[Path, ...] = ()  # even if they are in a hidden folder of the user's home
     memory_bytes: int | None = None  # in addition to what it has already mapped
     gpu: bool = False  # allows devices, and local sockets for CUDA's daemons
 
 
 def enter(bounds: Bounds) -> None:
-    """Confine this process and all that it starts. This cannot be undone."""
+    """Confine this process and all processes that it starts. This cannot be undone."""
     _limit_resources(bounds.memory_bytes)
     if sys.platform != "linux":
         return
@@ -66,22 +66,22 @@ def enter(bounds: Bounds) -> None:
 def gaps() -> list[str]:
     """Return a sentence for each protection that this system does not offer."""
     if sys.platform != "linux":
-        return ["workers are not confined: only Linux offers that"]
+        return ["workers are not confined: this is possible on Linux only"]
     libc = ctypes.CDLL(None, use_errno=True)
     version, found = _landlock_version(libc), []
     if version < 1:
         found.append("workers can write wherever the user can: this kernel has no Landlock, or it is switched off")
-    # Where filters exist, a filter at address 0 is refused with one of these errors.
+    # If the system has filters, it refuses a filter at address 0 with one of these errors.
     libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None, 0, 0)
     if ctypes.get_errno() not in (errno.EFAULT, errno.EACCES) or platform.machine() not in SYSTEMS:
-        found.append("workers can reach the network: no seccomp filters here")
+        found.append("workers can reach the network: this system has no seccomp filters")
     if 1 <= version < 6:
-        found.append("workers can signal other processes of the user: Landlock does that since Linux 6.12")
+        found.append("workers can signal other processes of the user: Landlock prevents this only since Linux 6.12")
     return found
 
 
 def _limit_resources(memory_bytes: int | None) -> None:
-    _lower(resource.RLIMIT_CORE, 1)  # 0 would still pass every crash to a program that collects core dumps
+    _lower(resource.RLIMIT_CORE, 1)  # with 0, a program that collects core dumps would still start at every crash
     _lower(resource.RLIMIT_FSIZE, FILE_BYTES)
     if memory_bytes:
         try:
@@ -98,7 +98,7 @@ def _lower(limit: int, value: int) -> None:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Drop all but one: root in a container could read the keys in other processes' environments despite Landlock."""
+    """Drop all but one: root in a container could use them to read keys of other processes despite Landlock."""
     header, held = struct.pack("=Ii", CAPABILITIES_VERSION, 0), ctypes.create_string_buffer(24)
     if libc.capget(header, held) == 0:
         effective, permitted, *_ = struct.unpack("=6I", held.raw)
@@ -123,7 +123,7 @@ def _restrict_files(libc: ctypes.CDLL, bounds: Bounds) -> None:
         ABSTRACT_SOCKETS_AND_SIGNALS if version >= 6 else 0,
     )
     ruleset = libc.syscall(LANDLOCK_CREATE, attributes, len(attributes), 0)
-    if ruleset < 0:  # an older version expects a smaller structure
+    if ruleset < 0:  # an older version of Landlock expects a smaller structure
         ruleset = libc.syscall(LANDLOCK_CREATE, attributes, 16 if version >= 4 else 8, 0)
     if ruleset < 0:
         return
@@ -150,7 +150,7 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, rights: int) -> None:
 
 
 def _readable(bounds: Bounds) -> Iterator[Path]:
-    """Yield everything but hidden files in the user's home, which hold keys; of these, yield what Python needs."""
+    """Yield all but the hidden files in the user's home, which may hold keys; of these, only what Python needs."""
     yield from _visible(Path("/"), Path.home().resolve())
     yield from bounds.readable
     yield from (Path(entry) for entry in (*sys.path, sys.prefix, sys.base_prefix, sys.exec_prefix) if entry)
@@ -159,14 +159,14 @@ def _readable(bounds: Bounds) -> Iterator[Path]:
 
 
 def _visible(folder: Path, home: Path) -> Iterator[Path]:
-    """Yield what a folder holds, except hidden entries of the home."""
+    """Yield the contents of a folder, except hidden entries of the home."""
     try:
         entries = list(folder.iterdir())
     except OSError:
         return
     for entry in entries:
         if entry.is_symlink():
-            continue  # its target has a rule of its own
+            continue  # the link's target has a rule of its own
         if home.is_relative_to(entry):
             yield from _visible(entry, home)
         elif folder != home or not entry.name.startswith("."):

@@ -1,6 +1,6 @@
 """Worker process: reads jobs from its channel, compiles or evaluates their kernels, and sends the verdicts.
 
-A kernel may kill or hang the process. The engine notices, gives the verdict and has another worker forked.
+A kernel may kill or hang the process. The engine notices this, gives the verdict itself and starts another worker.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ def serve(device_kind: str, fork: Fork, channel: socket.socket, project: Path) -
         send(Failed(str(error), error.hint))
     except CatalogError as error:
         send(Failed(str(error)))
-    except Exception as error:  # noqa: BLE001 - not the kernel's fault, so no verdict: report it and end the run
+    except Exception as error:  # noqa: BLE001 - not the kernel's fault, so there is no verdict: the engine ends the run
         traceback.print_exc()
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(at.filename).name}, line {at.lineno}"
@@ -95,7 +95,7 @@ def _compile(fork: Fork, requests: Iterator[Request], project: Path, send: Send)
 
 
 def _compile_one(compile_bound: Callable[[Bound], CompileResult], send: Send, bound: Bound) -> CompileResult:
-    """Compile for one workload, which has a deadline of its own."""
+    """Compile for one workload. Each workload has a deadline of its own."""
     send(Phase("compile"))
     return compile_bound(bound)
 
@@ -145,10 +145,10 @@ def _memory_message(error: Exception) -> str:
 
 
 def _bounds(device_kind: str, fork: Fork, project: Path) -> Bounds:
-    """Return what an evaluator may do. A kernel that is native code could do harm, so it gets least."""
+    """Return what an evaluator may access: least if kernels are native code, which could do harm."""
     caches = (user_cache_dir(), Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
-    for cache in caches:  # PyTorch creates its folder when torch._dynamo is imported, which a confined worker cannot do
-        with contextlib.suppress(OSError):  # without the folder nothing is cached
+    for cache in caches:  # a confined worker cannot create PyTorch's folder, which importing torch._dynamo would do
+        with contextlib.suppress(OSError):  # without the folder, nothing is cached
             cache.mkdir(parents=True, exist_ok=True)
     if policy_of(device_kind).kernels_are_native_code:
         return Bounds((Path(fork.folder),), (project,), fork.memory_bytes)

@@ -143,7 +143,7 @@ def allow_rounding_of_inputs(
 
 
 def _usual_share(errors: Errors, perturbed: torch.Tensor, rounding: torch.Tensor, scale: Scale) -> float:
-    """Return the root mean square of PyTorch's errors over `perturbed`; 0 if too few elements move beyond a rounding."""
+    """Return the root mean square of PyTorch's errors over `perturbed`; 0 if too few elements exceed a rounding."""
     seen = perturbed > rounding
     count = int(seen.sum())
     if count < ENOUGH and not (count and scale.count < FEW):
