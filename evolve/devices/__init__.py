@@ -1,1 +1,1 @@
-"""Devices: one folder per kind, each with what compiles, runs and times kernels there."""
+"""Devices, one folder per kind: each compiles, runs and times kernels."""

@@ -1,7 +1,7 @@
-"""Devices by name: each folder beside this module is one kind of device.
+"""Lookup of devices by name. Each folder beside this module is one kind of device.
 
-The `__init__.py` of such a folder defines what `DeviceFolder` lists. It imports neither PyTorch nor a compiler at
-its top: commands that only read the archive ask for policies too.
+The folder's `__init__.py` defines the members of `DeviceFolder`. It imports neither PyTorch nor a compiler at module
+level, because commands that only read the archive need policies too.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from archive.records import DeviceInfo
     from evolve.devices.device import CompileResult, Device
 
-FALLBACK = "emulated"  # where no GPU is found
+FALLBACK = "emulated"  # used if no GPU is found
 UNKNOWN = Policy()
 
 
 class DeviceFolder(Protocol):
-    """What the folder of a device supplies."""
+    """Members that the module of a device folder must define."""
 
     POLICY: Policy
 
@@ -34,42 +34,42 @@ class DeviceFolder(Protocol):
         """Return why the device cannot run on this machine, or an empty string."""
 
     def make(self, known: "DeviceInfo | None", cubins: Path | None) -> "Device":
-        """Return the device. `known` is what an earlier worker measured, `cubins` where compilers leave their work."""
+        """Return the device. `known` is what an earlier worker measured; compilers leave their results in `cubins`."""
 
     def compiler_for(self, info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], CompileResult]":
-        """Return a function that compiles without the device; called only if the policy has compilers."""
+        """Return a function that compiles without the device; called only if the policy allows compilers."""
 
     def supports(self, kernel: "Kernel") -> bool:
-        """Return False if the source needs something that the device lacks, as far as that shows before compiling."""
+        """Return False if it is clear before compiling that the source needs something the device lacks."""
 
     def preload(self) -> None:
-        """Import what workers will need, without touching the device: workers are forked afterwards."""
+        """Import modules for workers without using the device: workers are forked from this process."""
 
 
 def kinds() -> tuple[str, ...]:
-    """The names of all devices."""
+    """Return the names of all kinds of devices."""
     return tuple(_folders(tuple(evolve.devices.__path__)))
 
 
 def policy_of(kind: str) -> Policy:
-    """The policy of a device; for a kind without a folder, as in an archive from elsewhere, a cautious default."""
+    """Return the policy of a kind of device. Archives may name kinds without a folder: these get a cautious default."""
     folder = _folders(tuple(evolve.devices.__path__)).get(kind)
     return folder.POLICY if folder else UNKNOWN
 
 
 def device_kind(requested: str = "") -> str:
-    """The requested kind of device; by default a GPU that can be used here, else the emulated device."""
+    """Return the requested kind of device; by default a GPU if one is usable, otherwise the emulated device."""
     if requested:
         check_kind(requested)
         if lacking := _folder(requested).missing():
-            raise UserError(lacking, "`evolve doctor` says what is missing")
+            raise UserError(lacking, "run `evolve doctor` to see what is missing")
         return requested
     gpus = (kind for kind in kinds() if policy_of(kind).times_are_gpu_times)
     return next((kind for kind in gpus if not _folder(kind).missing()), FALLBACK)
 
 
 def check_kind(requested: str) -> None:
-    """Raise a UserError unless there is such a device."""
+    """Raise a UserError unless there is a device of this kind."""
     if requested not in kinds():
         raise UserError(f"there is no device `{requested}`", f"choose one of: {', '.join(kinds())}")
 
@@ -79,12 +79,12 @@ def missing(kind: str) -> str:
 
 
 def make(kind: str, known: "DeviceInfo | None" = None, cubins: Path | None = None) -> "Device":
-    """The device itself; only a worker process needs one."""
+    """Return the device itself; only worker processes need it."""
     return _folder(kind).make(known, cubins)
 
 
 def compiler_for(info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], CompileResult]":
-    """A function that compiles for a device of this kind and leaves the result in `cubins` for its worker."""
+    """Return a function that compiles for a device of this kind and leaves the result in `cubins` for a worker."""
     return _folder(info.kind).compiler_for(info, cubins)
 
 

@@ -1,13 +1,13 @@
-"""Hardware counters that the profiler collects and prompts explain, by the names that NVIDIA's `ncu` gives them.
+"""Hardware counters that the profiler collects and prompts explain, under the names that NVIDIA's `ncu` uses.
 
-Values are in base units (`ncu --print-units base`): nanoseconds, bytes, per cent from 0 to 100.
+Values are in base units (`ncu --print-units base`): nanoseconds, bytes, and percentages from 0 to 100.
 """
 
 from typing import NamedTuple
 
 
 class Counter(NamedTuple):
-    """One metric of the profiler."""
+    """A metric of the profiler."""
 
     name: str
     words: str

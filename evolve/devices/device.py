@@ -1,4 +1,4 @@
-"""The contract of a device: it compiles, runs and times kernels, and rejects those that fail."""
+"""Contract of a device, which compiles, runs and times kernels, and rejects those that fail."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,34 +12,34 @@ if TYPE_CHECKING:
 
 
 class Device(Protocol):
-    """Compiles, runs and times kernels; `tests/conformance` checks what every device must do."""
+    """A device that compiles, runs and times kernels. `tests/conformance` checks what every device must do."""
 
     @property
     def info(self) -> DeviceInfo: ...
 
     @property
     def torch_device(self) -> str:
-        """Where the tensors that programs run on must be."""
+        """PyTorch's name of the device that must hold the programs' tensors."""
 
     @property
     def tools(self) -> "Tools":
-        """What this device offers beyond compiling, running and timing."""
+        """Optional abilities beyond compiling, running and timing."""
 
     def compile(self, bound: Bound) -> "Program":
-        """Raises RejectedError when the kernel does not compile, or its entries do not fit the plan."""
+        """Compile a kernel. Raises RejectedError if it does not compile or its entries do not fit the plan."""
 
     def run(self, program: "Program", tensors: "Mapping[str, torch.Tensor]") -> None:
-        """Launch and wait; the kernel finds nothing that earlier runs left behind.
+        """Launch and wait. The kernel must not find anything that earlier runs have left behind.
 
-        Raises RejectedError when a launch fails or faults, or when the kernel left something for its next call.
+        Raises RejectedError if a launch fails or faults, or if the kernel has kept state for its next call.
         """
 
     def time(self, call: Callable[[], object]) -> float:
-        """Microseconds that one call takes on the device, caches cold."""
+        """Return the time of one call on the device in microseconds, with cold caches."""
 
 
 class RejectedError(Exception):
-    """A kernel failed. It never leaves the evaluation, where it becomes an Evaluation."""
+    """Failure of a kernel. The evaluation catches it and reports it as an Evaluation."""
 
     def __init__(self, outcome: Outcome, log: str) -> None:
         super().__init__(f"{outcome}: {log}")
@@ -48,11 +48,11 @@ class RejectedError(Exception):
 
 
 class CompileResult(Protocol):
-    """The output of a compiler."""
+    """Result of a compilation."""
 
     @property
     def traits(self) -> Traits | None:
-        """Traits of the kernel's machine code for one workload; None without machine code of a GPU."""
+        """Traits of the kernel's machine code for one workload; None if it was not compiled for a GPU."""
 
 
 class Program(CompileResult, Protocol):
@@ -66,7 +66,7 @@ class Program(CompileResult, Protocol):
         """Enqueue every launch of the plan; `tensors` holds the inputs, outputs and workspace by name."""
 
 
-# Microseconds per call, of several calls that the device runs one after the other without the host; None if it cannot.
+# Returns microseconds per call of a sequence of calls that the device runs without the host; None if it cannot.
 GraphTime = Callable[[Sequence[Callable[[], object]]], float | None]
 
 
@@ -79,7 +79,7 @@ class Sanitizer(Protocol):
 
 @dataclass(frozen=True)
 class Counted:
-    """What a profiler counted, or why it could not; `lasting` if it would fail for every other kernel too."""
+    """A profiler's counters, or why there are none; `lasting` if every other kernel would fail too."""
 
     counters: tuple[tuple[str, float], ...] = ()
     fault: str = ""
@@ -95,9 +95,9 @@ class Profiler(Protocol):
 
 @dataclass(frozen=True)
 class Tools:
-    """Optional abilities of a device; None where it lacks one."""
+    """Optional abilities of a device; None for those that it lacks."""
 
-    conditions: Callable[[], Conditions | None] | None = None  # clocks and temperature at this moment
+    conditions: Callable[[], Conditions | None] | None = None  # current clocks and temperature
     graph_time: GraphTime | None = None
     sanitizer: Sanitizer | None = None
     profiler: Profiler | None = None

@@ -1,18 +1,18 @@
-"""Device errors: tells a full memory and a failed GPU from other exceptions."""
+"""Device errors: distinguishes exhausted memory and a failed GPU from other exceptions."""
 
 import torch
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Return whether the host's or the GPU's memory was full."""
+    """Return whether the host or the GPU ran out of memory."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def gpu_fault() -> str:
     """Return the first line of the GPU's pending error, or an empty string.
 
-    After such an error the process can no longer use the GPU. The driver may report it late, from whichever call
-    comes next, so the cause must be asked for.
+    After such an error, the process can no longer use the GPU. Any later call of the driver may report it, so the cause
+    must be queried.
     """
     try:
         if torch.cuda.is_initialized():

@@ -1,4 +1,4 @@
-"""Sections and symbols of a cubin or of a host's object file. Both are ELF, 64 bits, little-endian."""
+"""Sections and symbols of a cubin or a host's object file. Both are little-endian ELF files with 64 bits."""
 
 import struct
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ VARIABLE, FUNCTION, OF_A_THREAD = 1, 2, 6  # kinds of symbols
 
 
 class ObjectFileError(ValueError):
-    """An ELF file that is cut short or damaged."""
+    """An ELF file is cut short or damaged."""
 
 
 @dataclass(frozen=True)
 class Section:
     name: str
-    data: bytes  # empty for a section without contents in the file, such as .bss
+    data: bytes  # empty for a section that has no contents in the file, such as .bss
     writable: bool
 
 
@@ -35,7 +35,7 @@ class Symbol:
 
 
 def sections(image: bytes) -> list[Section]:
-    """Return the sections; none for a file that is not ELF."""
+    """Return the sections; an empty list for a file that is not ELF."""
     if not image.startswith(MAGIC):
         return []
     with _checked():
@@ -44,7 +44,7 @@ def sections(image: bytes) -> list[Section]:
 
 
 def symbols(image: bytes) -> list[Symbol]:
-    """Return the symbols of all tables; none for a file that is not ELF."""
+    """Return the symbols of all tables; an empty list for a file that is not ELF."""
     if not image.startswith(MAGIC):
         return []
     with _checked():
@@ -63,11 +63,11 @@ def _checked() -> Iterator[None]:
 
 
 def _headers(image: bytes) -> tuple[list[tuple[int, ...]], int]:
-    """Return the section headers, and the offset of their names."""
+    """Return the section headers, and the offset of the sections' names."""
     table = struct.unpack_from("<Q", image, 0x28)[0]
     size, count, names = struct.unpack_from("<HHH", image, 0x3A)
     if size != struct.calcsize(SECTION_HEADER) or table + count * size > len(image):
-        raise ObjectFileError(f"{count} section headers of {size} bytes at {table} in {len(image)} bytes")
+        raise ObjectFileError(f"{count} section headers of {size} bytes at {table} in a file of {len(image)} bytes")
     headers = [struct.unpack_from(SECTION_HEADER, image, table + index * size) for index in range(count)]
     return headers, headers[names][4]
 
@@ -75,7 +75,7 @@ def _headers(image: bytes) -> tuple[list[tuple[int, ...]], int]:
 def _section(image: bytes, header: tuple[int, ...], names: int) -> Section:
     name_at, kind, flags, _, offset, length, *_ = header
     if kind != WITHOUT_DATA and offset + length > len(image):
-        raise ObjectFileError(f"a section ends at {offset + length} in {len(image)} bytes")
+        raise ObjectFileError(f"a section ends at {offset + length} in a file of {len(image)} bytes")
     data = b"" if kind == WITHOUT_DATA else image[offset : offset + length]
     return Section(_text(image, names + name_at), data, bool(flags & WRITABLE))
 

@@ -1,4 +1,4 @@
-"""What differs between devices for the parts that evaluate kernels, search for them and report on them."""
+"""Policies of devices: facts that evaluation, search and reports need about each kind of device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from archive.records import Outcome
 
 EAGER, COMPILE, AUTOTUNE = EVERY_BASELINE = "eager", "compile", "autotune"
 
-# "compile" holds for each workload, "run" for the candidate alone; torch.compile makes "baseline" slow.
+# "compile" applies to each workload, "run" to the candidate only; torch.compile makes "baseline" slow.
 PHASE_SECONDS: Mapping[str, float] = {
     "compile": 20.0,
     "run": 5.0,
@@ -21,26 +21,26 @@ PHASE_SECONDS: Mapping[str, float] = {
 
 @dataclass(frozen=True)
 class Policy:
-    """Facts about one kind of device. The defaults claim nothing, so they also serve kinds that are not installed."""
+    """Facts about one kind of device. The defaults are cautious, and are used for kinds that are not installed."""
 
-    needs: tuple[str, ...] = ()  # findings of `evolve doctor` without which the device cannot run
-    torch_device: str = "cpu"  # where PyTorch holds the tensors that kernels run on
+    needs: tuple[str, ...] = ()  # findings of `evolve doctor` that the device requires
+    torch_device: str = "cpu"  # PyTorch's name of the device that holds the kernels' tensors
 
-    # Only GPU times are held against the speed of light, and exported.
+    # Only GPU times are compared with the speed of light and exported.
     times_are_gpu_times: bool = False
-    times: str = "non-GPU times"  # their name in reports
-    baselines: tuple[str, ...] = (EAGER,)  # of PyTorch, in the order in which they are tried
+    times: str = "non-GPU times"  # name of the times in reports
+    baselines: tuple[str, ...] = (EAGER,)  # PyTorch's modes, in the order in which they are tried
 
     phase_seconds: Mapping[str, float] = field(default_factory=lambda: PHASE_SECONDS)  # deadlines
-    held_out_bytes: int = 2**18  # the largest shape that is drawn to check a kernel
-    held_out_threads: int | None = None  # that it may start, if no declared workload starts more; None for no limit
+    held_out_bytes: int = 2**18  # of the largest shape that is drawn to check a kernel
+    held_out_threads: int | None = None  # of such a shape, unless a declared workload has more; None: no limit
 
     most_workers: int = 1  # processes that hold the device
-    most_compilers: int = 0  # processes that compile ahead for them, without the device
-    # Limit on a worker's memory. CUDA reserves too much address space for one.
+    most_compilers: int = 0  # processes that compile ahead for them and do not hold the device
+    # Limit on a worker's memory. None for CUDA, which reserves too much address space for a limit.
     worker_bytes: int | None = None
-    kernels_are_native_code: bool = False  # which can overwrite its worker's memory, so workers are confined more
-    replaced_after: tuple[Outcome, ...] = (Outcome.CRASHED, Outcome.LAUNCH_ERROR)  # outcomes that cost the worker
+    kernels_are_native_code: bool = False  # can overwrite their worker's memory, so workers are confined more strictly
+    replaced_after: tuple[Outcome, ...] = (Outcome.CRASHED, Outcome.LAUNCH_ERROR)  # these end the worker's use
 
-    no_profiler: str = "this device has no profiler"  # the reason why nothing was counted
+    no_profiler: str = "this device has no profiler"  # reason why there are no counters
     no_sanitizer: str = "this device has no sanitizer"

@@ -1,4 +1,4 @@
-"""Prelude of a kernel's source on every device: types, specialised values and knobs. Also finds CUDA's headers."""
+"""Prelude of a kernel's source on all devices: types, specialised values and knobs. Also finds CUDA's headers."""
 
 import os
 import sysconfig
@@ -17,7 +17,7 @@ RUNTIME, LIBRARY = "cuda_fp16.h", "cuda/std/type_traits"
 
 
 def specialisation(bound: Bound) -> str:
-    """Return types and specialised values as C++ declarations, which cannot break a header; only knobs are macros."""
+    """Return C++ declarations of types and specialised values. Only knobs are macros, which could break headers."""
     lines = ["#include <cuda_fp8.h>"] if any(dtype.startswith("float8") for _, dtype in bound.types) else []
     lines += [f"using {name}_t = {C_TYPES[dtype]};" for name, dtype in bound.types]
     lines += [f"constexpr {_integer_type(value)} {name} = {value};" for name, value in bound.constants]
@@ -26,7 +26,7 @@ def specialisation(bound: Bound) -> str:
 
 
 def numbered_source(bound: Bound) -> str:
-    """Return the kernel's source with the line numbers of the kernel's canonical text."""
+    """Return the kernel's source, with line numbers that match the kernel's canonical text."""
     first_line = print_plan(bound.kernel.plan).count("\n") + 3
     return f'#line {first_line} "kernel.cu"\n{bound.kernel.source}'
 
@@ -36,9 +36,9 @@ def _integer_type(value: int) -> str:
 
 
 def cuda_include_dirs() -> tuple[Path, ...]:
-    """Return the folders with CUDA's headers, or none. Wheels are searched first.
+    """Return the folders with CUDA's headers; empty if there are none. Wheels are searched first.
 
-    One installation may be spread over several folders, as CUDA 12's wheels are; PyTorch's wheels lack CCCL.
+    An installation may consist of several folders, as CUDA 12's wheels do; PyTorch's wheels lack CCCL.
     """
     runtime = next((folder for folder in _candidates() if (folder / RUNTIME).is_file()), None)
     if runtime is None:

@@ -1,4 +1,4 @@
-"""Text of CUDA sources, read as tokens, and of compiler messages, cleared of lines about foreign files."""
+"""Tokens of CUDA sources, and a filter that removes lines about foreign files from compiler messages."""
 
 import os.path
 import re
@@ -21,42 +21,42 @@ TOKEN = re.compile(
     re.DOTALL | re.VERBOSE | re.ASCII,
 )
 FILE_DIRECTIVES = frozenset({"include", "include_next", "import", "embed"})
-# These ask about files on the disk, anywhere in the source.
+# Operators that test whether a file exists; they may occur anywhere in the source.
 QUESTIONS = frozenset({"__has_include", "__has_include_next", "__has_embed"})
 HASHES, PASTES = ("#", "%:"), ("##", "%:%:")
-TRIGRAPH = re.compile(r"\?\?[=/']")  # stand for signs that begin or continue a token
+TRIGRAPH = re.compile(r"\?\?[=/']")  # they stand for characters that begin or continue a token
 RAW_PREFIXES = frozenset({"R", "LR", "uR", "UR", "u8R"})
 BEFORE_RAW = frozenset(" \t\n(,=;{[+?:&|<>!")
-LATER_LINES = re.compile(r'/\*|R"')  # would reach beyond the line outside a literal
-LEFT_OUT = "error: the compiler read a file that is not the kernel's; its messages about that file are left out"
+LATER_LINES = re.compile(r'/\*|R"')  # outside a literal, these would reach beyond the line
+LEFT_OUT = "error: the compiler read a file that does not belong to the kernel; messages about that file are left out"
 # `file:12:5: error`, `file:12: note`, `file: In function`, `file(12): error`, `ptxas file, line 12; error`
 PLACE = re.compile(
     r"(?P<gnu>[^\s:][^:\n]*):(?:\d+:|[ ](?:In |At |Assembler messages))"
     r"|(?P<nvrtc>\S[^\n]*?)\(\d+\): \w"
     r"|ptxas (?P<ptxas>[^\n]*?), line \d+;"
 )
-# The beginning of a message that is about no file.
+# Beginnings of messages that are not about a file.
 GENERAL = re.compile(
     r"\d+ \w+ detected|At end of source|Remark:|ptxas |nvrtc|cc1plus:|collect2:|compilation terminated|\S*ld"
 )
-# The route by which one file included another; excerpts of these files come later.
+# Lines that say which file included which; excerpts of these files follow later.
 ROUTE = re.compile(r"In file included from |\s+from ")
 
 
 @dataclass(frozen=True)
 class Include:
-    """A place where the source reads or asks about another file; `plain` if it is an ordinary #include."""
+    """A place where the source reads another file or tests for one; `plain` if it is an ordinary #include."""
 
     start: int
     end: int
-    header: str  # the name between brackets or quotes; empty if a macro stands there
+    header: str  # the name in brackets or quotes; empty if it comes from a macro
     written: str
     plain: bool
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token of the joined text. In the source it may be longer, as it may be broken over two lines."""
+    """A token of the joined text. In the source it may be longer, because it may be split across lines."""
 
     kind: str
     text: str
@@ -67,14 +67,14 @@ class Token:
 
 @dataclass(frozen=True)
 class Reading:
-    """A source with its continued lines joined, and all of its tokens, blanks and newlines included."""
+    """A source with its continued lines joined, and all its tokens including blanks and newlines."""
 
     joined: str
     tokens: tuple[Token, ...]
 
 
 def includes(source: str) -> Iterator[Include]:
-    """Yield every place that reads or asks about a file, or that compilers may read differently from this module."""
+    """Yield every place that reads or tests for a file, or that compilers may parse differently from this module."""
     reading = _read(source)
     line_begins = True
     for index, token in enumerate(reading.tokens):
@@ -85,13 +85,13 @@ def includes(source: str) -> Iterator[Include]:
         if token.kind not in ("space", "comment"):
             line_begins = token.text == "\n"
     for question in _pasted_questions(reading.tokens):
-        yield Include(0, 0, "", f"{question} put together by ##", plain=False)
+        yield Include(0, 0, "", f"{question} joined by ##", plain=False)
     for match in TRIGRAPH.finditer(source):
         yield Include(*match.span(), "", match.group(), plain=False)
 
 
 def spliced_directive(source: str) -> int | None:
-    """Return where the name of a directive is broken over two lines, or None. No honest kernel needs that."""
+    """Return the place of a directive whose name is split across lines, or None. No honest kernel needs this."""
     tokens = _read(source).tokens
     for index, token in enumerate(tokens):
         if token.kind == "sign" and token.text in HASHES:
@@ -105,7 +105,7 @@ def spliced_directive(source: str) -> int | None:
 def masked(source: str) -> str:
     """Return the source with comments and literals blanked and every other token in its place.
 
-    A token that is broken over two lines is joined, with the break behind it, so that no word can hide in that way.
+    A token that is split across lines is joined, and the line break moved behind it, so that no word can hide this way.
     """
     pieces, end = [], 0
     for token in _read(source).tokens:
@@ -120,7 +120,7 @@ def masked(source: str) -> str:
 
 
 def without_foreign_files(log: str, names: Iterable[str], folders: Iterable[Path]) -> str:
-    """Return the log without diagnostics and source excerpts of any file that has no such name or folder."""
+    """Return the log without messages about, and excerpts of, files other than these and those in these folders."""
     known, roots = set(names), [os.path.normpath(folder) + os.sep for folder in folders]
 
     def is_known(file: str) -> bool:
@@ -140,7 +140,7 @@ def without_foreign_files(log: str, names: Iterable[str], folders: Iterable[Path
 
 
 def _directive(reading: Reading, index: int, line_begins: bool) -> Iterator[Include]:
-    """Yield the include that a `#` begins. A #line counts too: compilers quote the lines of the file that it names."""
+    """Yield the include that a `#` begins. #line counts too: compilers quote lines of the file that it names."""
     sign, word = reading.tokens[index], _next(reading.tokens, index)
     if word is None:
         return
@@ -157,7 +157,7 @@ def _directive(reading: Reading, index: int, line_begins: bool) -> Iterator[Incl
 
 
 def _pasted_questions(tokens: tuple[Token, ...]) -> list[str]:
-    """Return the questions about files that ## could join from the source's words."""
+    """Return the tests for files that ## could join from words of the source."""
     if not any(token.kind == "sign" and token.text in PASTES for token in tokens):
         return []
     pieces = tuple({token.text for token in tokens if token.kind == "word" and token.text not in QUESTIONS})
@@ -169,7 +169,7 @@ def _pasted_questions(tokens: tuple[Token, ...]) -> list[str]:
 
 
 def _doubtful(reading: Reading, token: Token) -> bool:
-    """Whether compilers may read on from this token in different ways."""
+    """Return whether compilers may parse the text from this token on in different ways."""
     end = token.joined + len(token.text)
     before, after = reading.joined[max(token.joined - 1, 0) : token.joined], reading.joined[end : end + 1]
     match token.kind:
@@ -191,7 +191,7 @@ def _doubtful(reading: Reading, token: Token) -> bool:
 
 
 def _next(tokens: tuple[Token, ...], index: int) -> Token | None:
-    """Return the next token on the line that is neither blank nor a comment."""
+    """Return the next token on the line other than blanks and comments."""
     found = next((token for token in tokens[index + 1 :] if token.kind not in ("space", "comment")), None)
     return found if found and found.text != "\n" else None
 
@@ -216,7 +216,7 @@ def _read(source: str) -> Reading:
 
 
 def _tight(splice: re.Match[str]) -> str:
-    """Return a splice with its blanks in front of the backslash."""
+    """Return a line continuation with its blanks moved in front of the backslash."""
     return f"{splice.group(1)}\\\n"
 
 

@@ -1,6 +1,6 @@
-"""State that a kernel could keep from one call to the next: variables that outlive the call, and a heap.
+"""Detection of state that a kernel could keep from one call to the next: variables that outlive the call, and a heap.
 
-It is found among the symbols of the compiled kernel, so the same rules hold on every device.
+The symbols of the compiled kernel are examined, so the same rules apply on every device.
 """
 
 import re
@@ -10,18 +10,18 @@ from archive.records import Outcome
 from evolve.devices.device import RejectedError
 from evolve.devices.source_text import masked
 
-ALLOCATES = re.compile(r"malloc|calloc|realloc|free|_Z(?:nw|na|dl|da)\w+")  # also the operators new and delete
+ALLOCATES = re.compile(r"malloc|calloc|realloc|free|_Z(?:nw|na|dl|da)\w+")  # including the operators new and delete
 OPERATORS = {"_Znw": "new", "_Zna": "new[]", "_Zdl": "delete", "_Zda": "delete[]"}
-# Namespaces of headers, whose variables may begin as zero. They are compared after every call like all others.
+# Namespaces of headers. Their variables may start as zero, but are compared after every call like all others.
 LIBRARIES = ("cuda", "cub", "thrust", "cooperative_groups", "nvcuda")
 COMPILER = "__nv_"  # variables that some versions of NVRTC add for atomics
 INSTEAD = "declare a [workspace] with zero = true, or make it const / __constant__"
 
 
 def check_compiled(to_keep: Iterable[str], undefined: Iterable[str], *sources: str) -> None:
-    """Raise for a heap, and for a variable that begins as zero and is not declared constant in any of the sources.
+    """Raise for a heap, and for a variable that starts as zero and is not declared constant in any of the sources.
 
-    Whether the kernel writes to other variables cannot be seen here. The device compares those after every call.
+    Symbols do not show whether the kernel writes to other variables. The device compares these after every call.
     """
     for name in undefined:
         if ALLOCATES.fullmatch(name):
@@ -36,9 +36,9 @@ def check_compiled(to_keep: Iterable[str], undefined: Iterable[str], *sources: s
 
 
 def changed(names: Iterable[str]) -> RejectedError:
-    """Return the verdict on a kernel after whose call these variables differ from when they were loaded."""
+    """Return the verdict on a kernel that has changed these variables since it was loaded."""
     named = ", ".join(f"`{readable(name)}`" for name in names)
-    return RejectedError(Outcome.KEEPS_STATE, f"the kernel changed {named}, to be found by the next call: {INSTEAD}")
+    return RejectedError(Outcome.KEEPS_STATE, f"the kernel changed {named}, which the next call can read: {INSTEAD}")
 
 
 def readable(symbol: str) -> str:
@@ -58,10 +58,10 @@ def _declared_constant(symbol: str, text: str) -> bool:
 
 
 def _parts(symbol: str) -> list[str]:
-    """Return the plain names within a mangled one, without those that the compiler made up."""
+    """Return the plain names in a mangled name, without those that the compiler has added."""
     for local in re.finditer(r"E(\d+)", symbol) if symbol.startswith("_ZZ") else ():
         end = local.end() + int(local.group(1))
-        if end <= len(symbol) and re.fullmatch(r"(?:_\d+|__\d+_)?", symbol[end:]):  # equal names are numbered
+        if end <= len(symbol) and re.fullmatch(r"(?:_\d+|__\d+_)?", symbol[end:]):  # repeated names are numbered
             return [*_parts(f"_Z{symbol[3 : local.start()]}"), symbol[local.end() : end]]
     match = re.match(r"_ZN?K?L?(?=\d)", symbol)
     if match is None:

@@ -1,4 +1,4 @@
-"""The cuda device: NVIDIA GPUs through CuPy, from NVRTC to launches and timing."""
+"""The CUDA device: compiles with NVRTC, and launches and times kernels on NVIDIA GPUs through CuPy."""
 
 import contextlib
 import ctypes
@@ -26,8 +26,8 @@ POLICY = Policy(
     baselines=EVERY_BASELINE,
     held_out_bytes=2**25,
     most_compilers=12,
-    no_profiler="NVIDIA's profiler ncu was not found; `evolve doctor` says how to get it",
-    no_sanitizer="compute-sanitizer was not found, so it has not looked for races and stray accesses",
+    no_profiler="NVIDIA's profiler ncu was not found; run `evolve doctor` to see how to install it",
+    no_sanitizer="compute-sanitizer was not found, so races and stray accesses were not looked for",
 )
 
 
@@ -36,7 +36,7 @@ def missing() -> str:
 
 
 def gpu_found() -> bool:
-    """Return whether the driver has a GPU for which PyTorch is built, without importing PyTorch."""
+    """Return whether there is a GPU and a driver new enough for PyTorch's CUDA, without importing PyTorch."""
     built_for = _cuda_of_torch()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -45,7 +45,7 @@ def gpu_found() -> bool:
     count, version = ctypes.c_int(), ctypes.c_int()
     found = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
     driver.cuDriverGetVersion(ctypes.byref(version))
-    # A driver supports its own major version of CUDA and older ones.
+    # A driver supports its own major version of CUDA and all older ones.
     return found and 0 < built_for <= version.value // 1000
 
 
@@ -77,7 +77,7 @@ def compiler_for(info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], Compile
 
 
 def supports(_kernel: "Kernel") -> bool:
-    return True  # only its compiler can tell
+    return True  # only compiling shows what it needs
 
 
 def preload() -> None:
@@ -86,7 +86,7 @@ def preload() -> None:
 
 
 def preload_nvrtc() -> None:
-    """Load NVRTC. If that fails, the first compilation reports it."""
+    """Load NVRTC. If this fails, the first compilation will report the error."""
     from evolve.devices.cuda.compiler import nvrtc_version
 
     with contextlib.suppress(ImportError, RuntimeError):

@@ -1,4 +1,4 @@
-"""NVRTC compiler: compiles a kernel bound to a workload to a cubin, and checks the plan against it. Needs no GPU."""
+"""NVRTC compiler: compiles a bound kernel to a cubin, and checks the plan against it. Needs no GPU."""
 
 import contextlib
 import hashlib
@@ -88,7 +88,7 @@ struct alignas(64) CUtensorMap_st {
 };
 typedef struct CUtensorMap_st CUtensorMap;
 """
-# Kernels include these out of habit; the prelude or NVRTC itself has what they would declare.
+# Kernels include these out of habit; the prelude or NVRTC itself provides what they declare.
 EMPTY_HEADERS = (
     "math.h", "cmath", "stdint.h", "cstdint", "float.h", "cfloat", "limits.h", "climits", "limits", "stddef.h",
     "cstddef", "stdio.h", "cstdio", "assert.h", "cassert", "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h",
@@ -97,13 +97,13 @@ EMPTY_HEADERS = (
 SLOW_HEADERS = ("cooperative_groups", "cuda/std", "cub/", "thrust/", "cuda/atomic", "cuda/barrier", "cuda/pipeline")
 HEADER_NAME = re.compile(r"\w[\w./+-]*")
 POINTER_BYTES = 8
-CACHES_SINCE = (12, 9)  # with a GPU, NVRTC has had a cache since then, which does not hold the log
+CACHES_SINCE = (12, 9)  # since this version, NVRTC caches results if there is a GPU, but without the log
 LOG_CHARACTERS = 4000
 ENTRY_IN_LOG = re.compile(r"Compiling entry function '(\w+)'")
 LOCAL_IN_LOG = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
 REGISTERS_IN_LOG = re.compile(r"Used (\d+) registers")
 SHARED_IN_LOG = re.compile(r"(\d+) bytes smem")
-CLOCK = re.compile(rb"%(?:clock|globaltimer|gridid|pm\d)\w*")  # %gridid counts launches
+CLOCK = re.compile(rb"%(?:clock|globaltimer|gridid|pm\d)\w*")  # %gridid differs from launch to launch
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Cubin:
     entries: dict[str, cubin.EntryPoint]
     resources: tuple[Resources, ...]
     log: str
-    variables: tuple[Symbol, ...] = ()  # a call must leave them unchanged
+    variables: tuple[Symbol, ...] = ()  # must be unchanged after every call
 
     @cached_property
     def traits(self) -> Traits:
@@ -126,7 +126,7 @@ class Cubin:
 def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
     """Compile for an architecture such as sm_90a, and check the plan against the cubin.
 
-    `cache` is the folder in which `compile_ahead` of another process may have left the result, which is removed.
+    `compile_ahead` in another process may have left the result in the folder `cache`; it is then removed from there.
     """
     if reserved := bound.kernel.plan.reserved:
         raise RejectedError(Outcome.UNSUPPORTED, f"the plan asks for {reserved}, which is not supported yet")
@@ -142,12 +142,12 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
 
 
 def compile_ahead(bound: Bound, arch: str, cubins: Path) -> Cubin:
-    """Compile and check, and leave the result for a process that will call `compile_cubin`."""
+    """Compile and check, and leave the result in `cubins` for another process that calls `compile_cubin`."""
     compiled = compile_cubin(bound, arch)
     image, log = _nvrtc(_source(bound), arch)
     file = _cubin_file(cubins, _source(bound), arch)
     partial_file = file.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # without the file, the other process compiles
+    with contextlib.suppress(OSError):  # without the file, the other process compiles again
         partial_file.write_bytes(json.dumps(log).encode() + b"\n" + image)
         partial_file.replace(file)
     return compiled
@@ -184,12 +184,14 @@ def _source(bound: Bound) -> str:
 
 @lru_cache(maxsize=16)  # all workloads have the same source
 def _check_includes(source: str) -> None:
-    """Allow headers of the toolkit only. Another path would put the user's files into the compiler's messages."""
+    """Allow headers of the toolkit only: with other paths, compiler messages could quote the user's files."""
     if spliced_directive(source) is not None:
-        raise RejectedError(Outcome.COMPILE_ERROR, "a preprocessor directive broken over two lines")
+        raise RejectedError(Outcome.COMPILE_ERROR, "the name of a preprocessor directive is split across lines")
     for include in includes(source):
         if not include.plain:
-            message = f"`{include.written[:80]}`: a kernel may not ask about files, or leave open where a literal ends"
+            message = (
+                f"`{include.written[:80]}`: a kernel may not test for files or contain a literal without a clear end"
+            )
             raise RejectedError(Outcome.COMPILE_ERROR, message)
         known = HEADER_NAME.fullmatch(include.header) and ".." not in include.header
         if not known or not _in_toolkit(include.header):
@@ -208,7 +210,7 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
     from cupy.cuda import nvrtc
 
     options = [f"-arch={arch}", "-std=c++17", "-default-device", "-lineinfo", "--ptxas-options=-v"]
-    options += ["-diag-suppress=47,177"]  # a limit that headers redefine, an unused specialised value
+    options += ["-diag-suppress=47,177"]  # a limit redefined by headers, and an unused specialised value
     options += [f"-I{folder}" for folder in cuda_include_dirs()]
     if nvrtc.getVersion() >= CACHES_SINCE:
         options.append("--no-cache")
@@ -228,7 +230,7 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
 
 
 def _check_reads_no_clock(ptx: bytes) -> None:
-    """Raise for a kernel that reads a clock. In PTX it has one name, whatever the source calls it."""
+    """Raise for a kernel that reads a clock. PTX has only a few names for clocks, whatever the source uses."""
     if found := CLOCK.search(ptx):
         message = (
             f"the kernel reads `{found[0].decode()}`, which differs from call to call: outputs may depend on the "
@@ -265,7 +267,7 @@ def _check_launch(launch: BoundLaunch, entries: dict[str, cubin.EntryPoint], sou
 
 @lru_cache(maxsize=16)
 def _unsigned(entry: str, source: str) -> bool:
-    """Return whether the entry has an unsigned parameter. The cubin gives sizes only, so the source is searched."""
+    """Return whether the entry has an unsigned parameter. The cubin contains sizes only, so the source is searched."""
     signature = re.search(rf"\b{entry}\s*\(([^)]*)", source)
     return signature is None or re.search(r"\b(?:unsigned|uint32_t|uint)\b", signature[1]) is not None
 
@@ -279,14 +281,14 @@ def _misfit(value: Value, size: int, unsigned: bool) -> str:
         case float() if size not in (4, 8):
             return f"the plan gives a number, the function takes {size} bytes"
         case int() if size not in (4, 8):
-            return f"the plan gives an integer; it can be 4 or 8 bytes, the function takes {size}"
+            return f"the plan gives an integer, which has 4 or 8 bytes, the function takes {size} bytes"
         case int() if size == 4 and not -(2**31) <= value < 2 ** (32 if unsigned else 31):
-            return f"{value} does not fit in 4 bytes: take a long long"
+            return f"{value} does not fit in 4 bytes: make the parameter a long long"
     return ""
 
 
 def _variables(image: bytes, *sources: str) -> tuple[Symbol, ...]:
-    """Return the variables to compare after calls; raise for those that can only serve to keep state."""
+    """Return the variables to compare after calls; raise for variables whose only purpose can be to keep state."""
     symbols = object_file.symbols(image)
     variables = cubin.variables(symbols)
     to_keep = [
@@ -315,5 +317,5 @@ def _warnings(source: str, log: str, resources: tuple[Resources, ...]) -> str:
     lines = [line for line in log.splitlines() if "warning" in line]
     lines += [f"`{r.entry}` spills {r.local_bytes} bytes to local memory" for r in resources if r.local_bytes]
     slow = [name for name in SLOW_HEADERS if re.search(rf"#\s*include\s*[<\"]{name}", source)]
-    lines += [f"<{name.rstrip('/')}> costs seconds to compile" for name in slow]
+    lines += [f"<{name.rstrip('/')}> takes seconds to compile" for name in slow]
     return "\n".join(lines)[:LOG_CHARACTERS]

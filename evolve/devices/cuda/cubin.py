@@ -15,7 +15,7 @@ from evolve.devices.object_file import Section, Symbol
 
 PARAMETER = 0x17
 MAX_THREADS = 0x05
-OF_SYMBOLS = (0x0A, 0x0F)  # attributes that number symbols, and so depend on other functions in the cubin
+OF_SYMBOLS = (0x0A, 0x0F)  # attributes with numbers of symbols, which depend on other functions in the cubin
 INLINE_FORMATS = (1, 2, 3)  # the two bytes after the attribute are its value; otherwise they are its length
 INFO, TEXT = ".nv.info.", ".text."
 CONSTANTS = re.compile(r"\.nv\.constant(\d+)\.(.+)")  # a constant bank of one entry
@@ -35,7 +35,7 @@ ATOMICS = ATOM | ATOMG | RED
 ACCESS_BYTES = (1, 1, 2, 2, 4, 8, 16, 16)
 BLACKWELL = 100
 WARP = 32
-REGISTERS, REGISTERS_AT_ONCE = 65536, 256  # of a multiprocessor, and the unit in which a warp gets them
+REGISTERS, REGISTERS_AT_ONCE = 65536, 256  # of a multiprocessor, and the unit in which they are allocated to a warp
 PARTITIONS = 4  # of a multiprocessor, which share its registers equally
 
 
@@ -45,17 +45,17 @@ class EntryPoint:
 
     name: str
     parameter_bytes: tuple[int, ...]
-    max_threads: int  # from __launch_bounds__, 0 when there are none
+    max_threads: int  # from __launch_bounds__; 0 without it
 
 
 def entries(cubin: bytes) -> dict[str, EntryPoint]:
-    """Return every entry of the cubin by its symbol, which is mangled unless it was declared extern "C"."""
+    """Return the entries of the cubin by symbol. Symbols are mangled unless declared extern "C"."""
     infos = {s.name.removeprefix(INFO): s.data for s in object_file.sections(cubin) if s.name.startswith(INFO)}
     return {name: _entry(name, info) for name, info in infos.items()}
 
 
 def variables(symbols: list[Symbol]) -> tuple[Symbol, ...]:
-    """Return the variables in global and constant memory, those of headers included; they last while it is loaded."""
+    """Return the variables in global and constant memory, including those of headers; they outlive calls."""
     return tuple(s for s in symbols if s.kind == object_file.VARIABLE and s.section and s.section.name in LASTING)
 
 
@@ -64,7 +64,7 @@ def begins_empty(variable: Symbol) -> bool:
 
 
 def declared_in_inline_ptx(variable: Symbol) -> bool:
-    """Return whether inline PTX declared it, where no honest kernel declares a variable."""
+    """Return whether inline PTX declares the variable, which no honest kernel does."""
     return variable.name.startswith("$__")
 
 
@@ -109,7 +109,7 @@ def traits_of(bound: Bound, image: bytes, resources: Sequence[Resources], arch: 
 
 
 def _described(bound: Bound, digests: Mapping[str, str], used: Mapping[str, Resources]) -> list[object]:
-    """Return all that decides what runs, without the names that the kernel chose."""
+    """Return everything that determines what runs, without names that the kernel has chosen."""
     scratch = {workspace.name: index for index, workspace in enumerate(bound.workspace)}
     return [
         [[workspace.nbytes, workspace.zero] for workspace in bound.workspace],
@@ -139,7 +139,7 @@ def _argument(value: Value, scratch: Mapping[str, int]) -> object:
 
 @dataclass(frozen=True)
 class Use:
-    """Features that some code uses; widths are those of one thread's widest access."""
+    """Features that code uses. `load_bytes` and `store_bytes` are the widths of a thread's widest accesses."""
 
     load_bytes: int
     store_bytes: int
@@ -148,7 +148,7 @@ class Use:
 
 
 def use(code: bytes, arch: str) -> Use:
-    """Return what these instructions use, given as they stand in a cubin's .text section."""
+    """Return the features used by instructions, given as the bytes of a cubin's .text section."""
     blackwell = compute_capability(arch) >= BLACKWELL
     loads, stores = {0}, {0}
     tensor_cores = atomics = False
@@ -170,7 +170,7 @@ def use(code: bytes, arch: str) -> Use:
 
 
 def compute_capability(arch: str) -> int:
-    """Return 90 for sm_90a."""
+    """Return the compute capability as a number, such as 90 for sm_90a."""
     return int(re.sub(r"\D", "", arch))
 
 
@@ -185,7 +185,7 @@ def _codes(image: bytes, names: tuple[str, ...], arch: str) -> dict[str, tuple[s
 
 @dataclass(frozen=True)
 class Code:
-    """The instructions that an entry can reach, and a hash of them and of everything they refer to, without names."""
+    """Instructions that an entry can reach, and a hash of them and everything they refer to, but not of names."""
 
     instructions: bytes
     digest: str
@@ -203,7 +203,7 @@ def _code(entry: str, sections: Mapping[str, Section], symbols: Sequence[Symbol]
     common = sorted(name for name in sections if COMMON.fullmatch(name))
     waiting = [f"{TEXT}{entry}", *sorted(own, key=lambda name: own[name]), *common]
     described: list[object] = [v for a, v in _attributes(sections[f"{INFO}{entry}"].data) if a not in OF_SYMBOLS]
-    for name in waiting:  # grows by sections that are called or pointed to
+    for name in waiting:  # it grows by sections that are called or pointed to
         contents = hashlib.sha256(sections[name].data).hexdigest()
         described += [own.get(name), name if name in common else "", contents]
         for place, target, addend in _relocations(name, sections, symbols):
@@ -216,7 +216,7 @@ def _code(entry: str, sections: Mapping[str, Section], symbols: Sequence[Symbol]
 
 
 def _bank(name: str, entry: str) -> int | None:
-    """Return the number of the constant bank, if it belongs to this entry."""
+    """Return the number of a constant bank if it belongs to this entry, otherwise None."""
     match = CONSTANTS.fullmatch(name)
     return int(match.group(1)) if match and match.group(2) == entry else None
 
@@ -250,7 +250,7 @@ class Limits:
     blocks: int
     shared_kb: int
     shared_at_once: int = 128
-    reserved: int = 1024  # bytes of shared memory per block for the system
+    reserved: int = 1024  # bytes of shared memory that the system uses per block
 
 
 LIMITS = {
@@ -269,7 +269,7 @@ LIMITS = {
 
 
 def occupancy(arch: str, registers: int, threads: int, shared_bytes: int) -> float:
-    """Return the share of a multiprocessor's warps that are resident when blocks of one kind fill it."""
+    """Return the share of a multiprocessor's warps that are resident when blocks of one launch fill it."""
     capability = compute_capability(arch)
     limits = LIMITS[max((known for known in LIMITS if known <= capability), default=min(LIMITS))]
     warps = _up(threads, WARP) // WARP

@@ -23,7 +23,7 @@ from evolve.devices.cuda.profiler import Ncu
 from evolve.devices.cuda.program import CudaProgram
 from evolve.devices.device import Counted, Program, RejectedError, Tools
 
-LEAST_HEAD_START_CYCLES = 100_000  # with the flush about 0.11 ms in which the host enqueues the call
+LEAST_HEAD_START_CYCLES = 100_000  # with the flush, 0.11 ms in which the host can enqueue the call
 MOST_CYCLES = 40_000_000  # 20 ms
 LONGER, SHORTER = 2, 0.98
 GRAPH_REPLAYS = 7
@@ -33,7 +33,7 @@ MATRIX = 8192
 REPEATS = 5
 SUCCESS = 0
 SM_CLOCK, MEMORY_CLOCK, GPU_TEMPERATURE = 1, 2, 0
-# Reasons for low clocks. An idle GPU and clocks set by a user are left out: they are no fault.
+# Reasons for low clocks. An idle GPU and clocks set by a user are left out: they are not faults.
 THROTTLES = {
     0x04: "power cap",
     0x08: "hardware slowdown",
@@ -47,14 +47,14 @@ THROTTLES = {
 class CudaDevice:
     """One NVIDIA GPU, with PyTorch's tensors and current stream.
 
-    `known` is the info of this GPU from another process, so that rates are not measured again. `cubins` is the folder
-    in which other processes leave compiled kernels.
+    `known` is this GPU's info from another process, which saves measuring its rates again. `cubins` is the folder where
+    other processes leave compiled kernels.
     """
 
     torch_device = POLICY.torch_device
 
     def __init__(self, known: DeviceInfo | None = None, cubins: Path | None = None) -> None:
-        torch.zeros(1, device="cuda")  # makes the primary context that CuPy shares
+        torch.zeros(1, device="cuda")  # creates the primary context, which CuPy shares
         memory.bound_limits()
         self._known, self._cubins = known, cubins
         self._head_start = _HeadStart()
@@ -80,7 +80,7 @@ class CudaDevice:
         if known and known.key == facts.key:
             return replace(facts, copy_gb_s=known.copy_gb_s, tflops=known.tflops)
         measured = replace(facts, copy_gb_s=copy_gb_s(), tflops=matrix_tflops())
-        torch.cuda.empty_cache()  # or gigabytes would be overwritten before every run
+        torch.cuda.empty_cache()  # otherwise gigabytes would be overwritten before every run
         return measured
 
     @cached_property
@@ -119,14 +119,14 @@ class CudaDevice:
         try:
             program.launch(tensors)
         except CUDADriverError as error:
-            _wait(torch.cuda.synchronize)  # an earlier launch may be at fault, and is reported late
+            _wait(torch.cuda.synchronize)  # raises if the error is a late report of an earlier launch
             outcome = Outcome.ILLEGAL if any(name in str(error) for name in RESOURCE_ERRORS) else Outcome.LAUNCH_ERROR
             raise RejectedError(outcome, f"a launch failed: {error}") from error
         _wait(torch.cuda.synchronize)
         self._check_unchanged()
 
     def time(self, call: Callable[[], object]) -> float:
-        """Return the GPU time of one call. The L2 is filled with clean lines, and the host enqueues ahead."""
+        """Return the GPU time of one call. Before it, the L2 is filled with clean lines and the host enqueues ahead."""
         memory.reset_persisting_lines()
         self._cleaner.poison_shared_and_flush()
         elapsed_us = self._head_start.timed(call)
@@ -134,7 +134,7 @@ class CudaDevice:
         return elapsed_us
 
     def _graph_time(self, calls: Sequence[Callable[[], object]]) -> float | None:
-        """Return the median of several replays of one graph, per call."""
+        """Return the time per call: the median of several replays of one graph of all calls."""
         graph = _captured(calls)
         if graph is None:
             return None
@@ -168,7 +168,7 @@ def _conditions_here() -> Conditions | None:
 
 
 class _ProgramVariables:
-    """The variables of one program, and the number of its calls after which they were last compared."""
+    """Variables of one program, with the number of calls after which they were last compared."""
 
     def __init__(self, watch: VariableWatch) -> None:
         self._watch, self._calls = watch, 0
@@ -181,7 +181,7 @@ class _ProgramVariables:
 
 
 class _HeadStart:
-    """Keeps the GPU busy while the host enqueues what is timed. The time adapts to what the host needs."""
+    """Keeps the GPU busy while the host enqueues the timed call. Its length adapts to the time that the host needs."""
 
     def __init__(self) -> None:
         self._cycles = float(LEAST_HEAD_START_CYCLES)
@@ -192,7 +192,7 @@ class _HeadStart:
         start.record()
         call()
         end.record()
-        # If the GPU has started already, it may have waited for the host: a busy machine, or a call of many launches.
+        # If the GPU has already started, it may have waited for a busy host or a call with many launches.
         late = _wait(start.query)
         self._cycles = min(max(self._cycles * (LONGER if late else SHORTER), LEAST_HEAD_START_CYCLES), MOST_CYCLES)
         _wait(end.synchronize)
@@ -201,7 +201,7 @@ class _HeadStart:
 
 
 def _captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph | None:
-    """Return the calls as one graph, or None if a graph cannot hold one of them."""
+    """Return the calls as one graph, or None if one of them cannot be captured."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     torch.cuda.synchronize()
     try:
@@ -234,7 +234,7 @@ def copy_gb_s() -> float:
 
 
 def matrix_tflops() -> tuple[tuple[str, float], ...]:
-    """Measure matrix products on random data; `float32` without TF32, which is PyTorch's default, `tf32` with it."""
+    """Measure matrix products on random data. TF32 is off for `float32`, as is PyTorch's default, and on for `tf32`."""
     rates = [("tf32", _tf32_tflops())]
     for dtype, size in ((torch.bfloat16, MATRIX), (torch.float16, MATRIX), (torch.float32, MATRIX // 4)):
         a = torch.randn(size, size, device="cuda").to(dtype)
@@ -267,7 +267,7 @@ def _best_seconds(call: Callable[[], object]) -> float:
 
 
 def conditions(pci_bus_id: str) -> Conditions | None:
-    """Return clocks, temperature, power and throttling, or None unless NVML reports all of them."""
+    """Return clocks, temperature, power and throttling, or None if NVML does not report all of them."""
     library = _library()
     if library is None:
         return None
@@ -287,12 +287,12 @@ def conditions(pci_bus_id: str) -> Conditions | None:
 
 
 def throttled(reasons: int) -> str:
-    """Return the driver's bits as words."""
+    """Return the driver's throttle reasons in words, separated by commas."""
     return ", ".join(word for bit, word in THROTTLES.items() if reasons & bit)
 
 
 class _NvmlError(Exception):
-    """NVML has no such function, or returned an error."""
+    """NVML lacks a function or returned an error."""
 
 
 def _number(

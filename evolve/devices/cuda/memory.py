@@ -15,11 +15,11 @@ from cupy_backends.cuda.api.driver import CUDADriverError
 from evolve.devices.cuda.program import loaded
 from evolve.devices.object_file import Symbol
 
-FLUSH_BYTES = 2**28  # several times the L2 of any GPU so far
+FLUSH_BYTES = 2**28  # several times the L2 cache of any GPU to date
 THREADS, VECTOR_BYTES = 1024, 16
-BLOCKS_PER_SM = 2  # one block fills an SM; the second reaches an SM that the first wave missed
-LIMIT_BYTES = 2**16  # of printed text, and of the heap, which no kernel may use
-NOT_SUPPORTED = 801  # cuCtxResetPersistingL2Cache on GPUs before compute capability 8.0
+BLOCKS_PER_SM = 2  # one block fills an SM; the second one reaches SMs that the first wave missed
+LIMIT_BYTES = 2**16  # of the buffer for printed text, and of the heap, which no kernel may use
+NOT_SUPPORTED = 801  # from cuCtxResetPersistingL2Cache on GPUs before compute capability 8.0
 SOURCE = r"""
 #if __CUDA_ARCH__ >= 800
 #define POLICY(name) \
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(1024) clean(
     if (found) buffer->x = found;
 }
 """
-# Headers bring hundreds of variables, so the GPU compares all of them at once, one block each.
+# Headers define hundreds of variables, so the GPU compares all of them at once, with one block each.
 COMPARE_SOURCE = r"""
 struct Variable { unsigned char* now; unsigned char* loaded; unsigned long long bytes; };
 extern "C" __global__ void compare(const Variable* variables, unsigned char* changed, int first)
@@ -90,7 +90,7 @@ class Eviction(IntEnum):
 
 
 class Cleaner:
-    """Overwrites shared memory and flushes the L2 with a kernel of our own."""
+    """Overwrites shared memory and flushes the L2 with a kernel of the evaluation."""
 
     def __init__(self, arch: str, sms: int, shared_bytes: int) -> None:
         self._function = function(SOURCE, "clean", arch)
@@ -101,11 +101,11 @@ class Cleaner:
         self._buffer = torch.zeros(0, dtype=torch.uint8, device="cuda")
 
     def poison_shared(self) -> None:
-        """Fill the shared memory of every SM with garbage, which differs from call to call."""
+        """Fill the shared memory of every SM with garbage that differs from call to call."""
         self._launch(0, Eviction.NORMAL)
 
     def poison_shared_and_flush(self, eviction: Eviction = Eviction.NORMAL) -> None:
-        """Do the same, and fill the L2 with clean lines of an unused buffer."""
+        """Fill shared memory with garbage, and the L2 with clean lines of an unused buffer."""
         if not len(self._buffer):
             self._buffer = torch.zeros(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
         self._launch(FLUSH_BYTES // VECTOR_BYTES, eviction)
@@ -122,21 +122,21 @@ class Cleaner:
 
 
 def pattern() -> int:
-    """Return four random bytes that read as NaN in every float type, whichever part of it they fill."""
+    """Return four random bytes that read as NaN in every float type, also where they fill only part of a value."""
     return 0x7FF07FF0 | secrets.randbits(32) & 0x800F800F or pattern()
 
 
 class FreeMemory:
-    """Free memory that PyTorch's allocator caches. It may hold results of the reference.
+    """Free memory in the cache of PyTorch's allocator, which may hold results of the reference.
 
-    Large blocks are gigabytes, so they are overwritten again only after one was allocated or freed.
+    Large blocks can be gigabytes, so they are overwritten again only after one of them was allocated or freed.
     """
 
     def __init__(self) -> None:
         self._erased: object = None
 
     def erase(self) -> None:
-        torch.cuda.synchronize()  # work that used freed memory may still run, also on another stream
+        torch.cuda.synchronize()  # kernels that used freed memory may still be running, even on other streams
         stream = torch.cuda.current_stream().cuda_stream
         device = torch.cuda.current_device()
         pool = torch.cuda.memory_stats_as_nested_dict()["allocation"]["large_pool"]
@@ -151,7 +151,7 @@ class FreeMemory:
 
 
 class VariableWatch:
-    """The address of each variable and a copy of its value; create it before the first launch."""
+    """Addresses of variables and copies of their values. It must be created before the first launch."""
 
     def __init__(self, module: Module, variables: tuple[Symbol, ...], arch: str) -> None:
         found = _placed(module, variables)
@@ -180,10 +180,10 @@ class VariableWatch:
 
 
 def _placed(module: Module, variables: tuple[Symbol, ...]) -> list[tuple[Symbol, int]]:
-    """Return each variable and its address.
+    """Return each variable with its address.
 
-    The driver does not find variables that the compiler named, such as the text of a printf. Their addresses follow
-    from those of other variables in the section.
+    The driver does not find variables that the compiler has named, such as the text of a printf. Their addresses are
+    computed from those of other variables in the section.
     """
     addresses = {variable: _address(module, variable) for variable in variables}
     begins = {_section(variable): address - variable.at for variable, address in addresses.items() if address}
@@ -204,7 +204,7 @@ def _address(module: Module, variable: Symbol) -> int:
 
 
 def reset_persisting_lines() -> None:
-    """Make L2 lines that a kernel marked as persisting normal again, at once and not in stream order."""
+    """Reset L2 lines that a kernel marked as persisting. This takes effect at once, not in stream order."""
     status = _driver().cuCtxResetPersistingL2Cache()
     if status != NOT_SUPPORTED:
         driver.check_status(status)
@@ -212,7 +212,7 @@ def reset_persisting_lines() -> None:
 
 @cache
 def bound_limits() -> None:
-    """Limit printed text and the heap, once per process. The driver refuses that after a kernel that prints."""
+    """Limit printed text and the heap, once per process: the driver refuses this after a kernel has printed."""
     runtime.deviceSetLimit(runtime.cudaLimitPrintfFifoSize, LIMIT_BYTES)
     runtime.deviceSetLimit(runtime.cudaLimitMallocHeapSize, LIMIT_BYTES)
 
@@ -224,7 +224,7 @@ def _driver() -> ctypes.CDLL:
 
 @cache
 def function(source: str, name: str, arch: str) -> Any:
-    """Return a function of our own, compiled and loaded once per process."""
+    """Return a kernel of the evaluation itself, compiled and loaded once per process."""
     return loaded(compiled(source, arch)).get_function(name)
 
 
@@ -239,7 +239,7 @@ def compiled(source: str, arch: str) -> bytes:
 
 
 def launch(function: Any, blocks: int, threads: int, values: tuple[Any, ...], shared: int = 0) -> None:
-    """Enqueue on PyTorch's current stream; `values` are ctypes values."""
+    """Enqueue a function on PyTorch's current stream; `values` are ctypes values."""
     addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
     stream = torch.cuda.current_stream().cuda_stream
     driver.launchKernel(

@@ -1,4 +1,4 @@
-"""NVIDIA's profiler `ncu` over one run of a kernel: collects the counters of all its launches as one set."""
+"""One run of a kernel under NVIDIA's profiler `ncu`: collects one set of counters for all its launches."""
 
 import csv
 import math
@@ -25,20 +25,20 @@ NAME = "ncu"
 WHEELS = ("cu13", "nsight_compute")
 DURATION = "gpu__time_duration.sum"
 VERSION_SECONDS = 20.0
-GRACE_SECONDS = 5.0  # for the profiler to finish after the deadline has ended the kernel's process
+GRACE_SECONDS = 5.0  # for the profiler to finish after the deadline of the kernel's process
 FAULT_CHARACTERS = 400
-# Free clocks and cold caches, as when kernels are timed.
+# Clocks are not fixed and caches are cold, as when kernels are timed.
 OPTIONS = (
     "--target-processes", "application-only", "--csv", "--page", "raw", "--print-units", "base",
     "--clock-control", "none", "--cache-control", "all", "--replay-mode", "kernel",
 )  # fmt: skip
-# Units that a version may print in spite of `--print-units base`.
+# Units that some versions print in spite of `--print-units base`.
 SCALES = {
     "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6, "s": 1e9, "second": 1e9,
     "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12,
 }  # fmt: skip
 UNKNOWN = re.compile(r"Failed to find metric (\S+)")
-BUSY = "driver resource was unavailable"  # the message names the permission too, as another possible cause
+BUSY = "driver resource was unavailable"  # this message also names a missing permission as a possible cause
 NOT_PERMITTED = re.compile(r"ERR_NVGPUCTRPERM|does not have permission")
 BROKEN = re.compile(r"not compatible with Nsight|failed to connect to the CUDA driver|Driver could not be loaded", re.I)
 ERROR = re.compile(r"^==ERROR== *(.*?)\.?$", re.MULTILINE)
@@ -76,7 +76,7 @@ def version(tool: Path) -> str:
 
 
 def permitted() -> bool | None:
-    """Return whether this user may read the GPU's counters; None if the driver does not say."""
+    """Return whether this user may read the GPU's counters; None if the driver does not tell."""
     try:
         restricted = re.search(r"RmProfilingAdminOnly: *1", RESTRICTION.read_text())
         held = re.search(r"CapEff:\s*(\w+)", OWN_STATUS.read_text())
@@ -86,7 +86,7 @@ def permitted() -> bool | None:
 
 
 class Ncu:
-    """The tool, and the counters that it has for this GPU."""
+    """The tool, and the counters that it supports on this GPU."""
 
     def __init__(self, tool: Path) -> None:
         self._tool = tool
@@ -100,7 +100,7 @@ class Ncu:
         outputs: Mapping[str, int],
         seconds: float,
     ) -> Counted:
-        """Count one run of the kernel; `outputs` are sizes in bytes. An unknown counter is left out."""
+        """Return the counters of one run of the kernel, without unknown ones; `outputs` are sizes in bytes."""
         if not bound.launches:
             return Counted(fault="the kernel launches nothing here")
         deadline, counted = time.monotonic() + seconds, Counted()
@@ -113,29 +113,29 @@ class Ncu:
                     counted = judged(log, output, len(bound.launches), finished=finished)
                     if not self._drop_unknown(log):
                         break
-            except OSError as error:  # no room on the disk for gigabytes of inputs
+            except OSError as error:  # such as a disk too full for gigabytes of inputs
                 return Counted(fault=f"the profiler cannot be run: {error.strerror}")
         overdue = not counted.counters and time.monotonic() >= deadline
         return Counted(fault=f"took more than {seconds:.0f} s") if overdue else counted
 
     def _drop_unknown(self, log: str) -> bool:
-        """Drop the counters that the log reports as unknown; return whether any were dropped and others are left."""
+        """Drop the counters that the log reports as unknown; return whether some were dropped and others remain."""
         known = [name for name in self._names if not _unknown(name, log)]
         dropped = 0 < len(known) < len(self._names)
         self._names = known if dropped else self._names
         return dropped
 
     def _run(self, bound: Bound, folder: Path, seconds: float) -> tuple[str, str, bool]:
-        """Return the profiler's log, the output of the kernel's process, and whether that process ended well."""
+        """Return the profiler's log, the output of the kernel's process, and whether that process succeeded."""
         log, done = folder / "counters.csv", folder / replay.DONE
-        for file in (log, done):  # of an earlier run
+        for file in (log, done):  # from an earlier run
             file.unlink(missing_ok=True)
         variables = {
-            "TMPDIR": str(folder),  # for its lock file; in /tmp another user's profiler may hold it
-            "HOME": str(folder),  # the profiler copies its sections there
+            "TMPDIR": str(folder),  # place of its lock file; in /tmp, another user's profiler may hold the lock
+            "HOME": str(folder),  # the profiler copies its section files there
             "PYTHONUSERBASE": site.getuserbase(),  # lets the kernel's process find CuPy if it is installed for the user
-            "LC_ALL": "C",  # the format of numbers
-            # A worker's sandbox allows it no other sockets to the kernel's process.
+            "LC_ALL": "C",  # for the format of numbers
+            # A worker's sandbox allows no other kind of socket to the kernel's process.
             "NV_COMPUTE_PROFILER_LOCAL_CONNECTION_OVERRIDE": "uds",
         }
         command = command_line(self._tool, self._names, bound, log)
@@ -151,13 +151,13 @@ class Ncu:
 
 
 def _unknown(name: str, log: str) -> bool:
-    """Return whether the log reports it as unknown. A name without a suffix is reported as a pattern of names."""
+    """Return whether the log reports a counter as unknown. It reports a name without a suffix as a pattern."""
     reported = (text.removeprefix("regex:^").replace("\\", "").rstrip(",.;$") for text in UNKNOWN.findall(log))
     return any(text == name or text.startswith(f"{name}.(") for text in reported)
 
 
 def command_line(tool: Path, names: Sequence[str], bound: Bound, log: Path) -> list[str]:
-    """Return the command that profiles the plan's own launches, each once."""
+    """Return the command that profiles each of the plan's launches once."""
     entries = "|".join(dict.fromkeys(launch.entry for launch in bound.launches))
     which = ("--kernel-name", f"regex:^({entries})$", "--launch-count", str(len(bound.launches)))
     return [str(tool), *OPTIONS, *which, "--metrics", ",".join(names), "--log-file", str(log)]
@@ -172,7 +172,7 @@ def judged(log: str, output: str, launches: int, *, finished: bool) -> Counted:
         return Counted(fault=f"this user may not read the GPU's counters: {PERMIT}", lasting=True)
     if BUSY in log:
         return Counted(fault=f"another tool holds the GPU's counters (DCGM?), or this user may not read them: {PERMIT}")
-    last = [line for line in output.strip().splitlines() if not line.startswith("==")][-1:]  # of a traceback, the error
+    last = [line for line in output.strip().splitlines() if not line.startswith("==")][-1:]  # the error of a traceback
     words = "; ".join(dict.fromkeys([*ERROR.findall(output), *ERROR.findall(log), *last]))
     words = words or f"{len(counted)} of {launches} launches were counted"
     fault = f"ncu failed: {words}"[:FAULT_CHARACTERS]
@@ -180,7 +180,7 @@ def judged(log: str, output: str, launches: int, *, finished: bool) -> Counted:
 
 
 def rows(log: str) -> list[Launch]:
-    """Return the counters of each launch in base units, without those that were not available."""
+    """Return the counters of each launch in base units, without unavailable ones."""
     table = csv.reader(line for line in log.splitlines() if line.startswith('"'))
     names: list[str] = []
     units: list[str] = []
@@ -207,7 +207,7 @@ def _number(text: str) -> float | None:
 
 
 def combined(launches: Sequence[Launch]) -> tuple[tuple[str, float], ...]:
-    """Combine the launches: add counts, weight ratios by time, and take facts of a launch from the longest one."""
+    """Combine the launches: add counts, average ratios weighted by time, and take launch facts from the longest one."""
     times = [launch.get(DURATION, 0.0) for launch in launches]
     longest = launches[times.index(max(times))]
     found = []

@@ -1,4 +1,4 @@
-"""Program of the cuda device: a loaded cubin and the launches of its plan."""
+"""Program of the CUDA device: a loaded cubin and the launches of its plan."""
 
 import ctypes
 import math
@@ -54,7 +54,7 @@ class CudaProgram:
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameter block of one launch: an array of addresses of values, and the pointers to fill in at each call."""
+    """Parameter block of one launch: an array of addresses of values, and the pointers to set for each call."""
 
     addresses: Any
     pointers: tuple[tuple[Any, int, str], ...]  # (slot, index within a list or 0, tensor)
@@ -84,14 +84,14 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a plan, which can be enqueued any number of times."""
+    """One launch of a plan. It can be enqueued any number of times."""
 
     bound: BoundLaunch
     function: Any
     parameters: Parameters
 
     def enqueue(self, address: Callable[[str], int], stream: int) -> None:
-        """Enqueue; `address` returns the address of a tensor or workspace by name."""
+        """Enqueue the launch; `address` returns the address of a tensor or workspace by name."""
         for slot, index, name in self.parameters.pointers:
             slot[index] = address(name)
         launch, addresses = self.bound, ctypes.addressof(self.parameters.addresses)
@@ -103,7 +103,7 @@ class Launch:
 
 
 def loaded(image: bytes) -> Module:
-    """Return the cubin loaded on the current GPU. It stays loaded while the module or one of its functions is held."""
+    """Load a cubin on the current GPU. It stays loaded while the module or one of its functions is referenced."""
     module = Module()
     module.load(image)
     return module
@@ -123,10 +123,10 @@ def _check_residency(launch: Launch, sms: int) -> None:
     resident = sms * per_sm
     if blocks > resident:
         where = f"launch {launch.bound.index}"
-        message = f"{where}: a cooperative grid of {blocks} blocks; {resident} can be resident at once"
+        message = f"{where}: a cooperative grid of {blocks} blocks, but only {resident} can be resident at once"
         raise RejectedError(Outcome.ILLEGAL, message)
 
 
 def bind_context(index: int) -> None:
-    """Bind the GPU's context to this thread. CuPy launches through the driver, which needs one."""
+    """Bind the GPU's context to this thread. CuPy launches through the driver, which needs a context."""
     runtime.setDevice(index)

@@ -1,6 +1,6 @@
 """Replay of one run of a kernel in a separate process, without PyTorch, under one of NVIDIA's command line tools.
 
-This module is also the program of that process.
+That process runs this module as its main program.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor or workspace: its contents, or whether it is zeroed. Outputs are not initialised."""
+    """A tensor or workspace, with its contents or whether it is zeroed. Outputs have neither."""
 
     name: str
     nbytes: int
@@ -41,7 +41,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class ReplayLaunch:
-    """A launch, and the sizes that its compiled entry takes."""
+    """A launch, with the sizes of its compiled entry's parameters and shared memory."""
 
     launch: BoundLaunch
     parameter_bytes: tuple[int, ...]
@@ -50,7 +50,7 @@ class ReplayLaunch:
 
 @dataclass(frozen=True)
 class PackedRun:
-    """All that one run needs; `write` and `read` move it through a folder."""
+    """Everything that one run needs. `write` saves it in a folder, `read` loads it."""
 
     image: bytes
     steps: tuple[ReplayLaunch, ...]
@@ -59,7 +59,7 @@ class PackedRun:
 
 
 def tool(name: str, wheels: Sequence[str], elsewhere: Iterable[Path] = ()) -> Path | None:
-    """Find a tool on the PATH, in an installed toolkit, in these folders of NVIDIA's wheels, or elsewhere."""
+    """Find a tool on the PATH, in an installed toolkit, in these folders of NVIDIA's wheels, or in `elsewhere`."""
     candidates = (*_candidates(name, wheels), *elsewhere)
     return next((path for path in candidates if path.is_file() and os.access(path, os.X_OK)), None)
 
@@ -78,7 +78,7 @@ def _candidates(name: str, wheels: Sequence[str]) -> Iterator[Path]:
 
 
 def packed(bound: Bound, cubin: Cubin, inputs: "Mapping[str, torch.Tensor]", outputs: Mapping[str, int]) -> PackedRun:
-    """Pack a run with the values of its inputs; `outputs` are sizes in bytes."""
+    """Pack a run together with the values of its inputs; `outputs` are sizes in bytes."""
     import torch
 
     buffers = [Buffer(name, tensor.nbytes, contents=_bytes(tensor)) for name, tensor in inputs.items()]
@@ -102,10 +102,10 @@ def _bytes(tensor: "torch.Tensor") -> bytes:
 def started(
     command: Sequence[str], folder: Path, mark: str, seconds: float, variables: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Start the tool over a process that replays the folder's run and then creates the file `mark`.
+    """Start the tool on a process that replays the folder's run and then creates the file `mark`.
 
-    The process ends after `seconds`. The output of both goes to `mark`.out. They stay in our process group, so they
-    end with it.
+    The process ends after `seconds`. The output of tool and process goes to `mark`.out. Both stay in our process group
+    and end with it.
     """
     process = [sys.executable, "-m", "evolve.devices.cuda.replay", str(folder), mark, str(ceil(seconds))]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -122,7 +122,7 @@ def printed(folder: Path, mark: str) -> Path:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """Kill it and all that it started. A tool on the PATH is often a script that starts the real one."""
+    """Kill a process and all its descendants. A tool on the PATH is often a script that starts the actual tool."""
     if process.poll() is None:
         for pid in (process.pid, *_descendants(process.pid)):
             with contextlib.suppress(OSError):
@@ -211,14 +211,14 @@ def _value(plain: Any) -> Value:
 
 def main() -> None:
     folder, mark, seconds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    import_module("evolve.devices.cuda.program")  # takes seconds, which must not count
-    signal.alarm(seconds)  # ends this process even if the tool is killed
+    import_module("evolve.devices.cuda.program")  # import it before the clock starts: that takes seconds
+    signal.alarm(seconds)  # end this process even if the tool is killed
     run(read(folder))
     (folder / mark).touch()
 
 
 def run(packed_run: PackedRun) -> None:
-    """Run the launches. Every buffer is a separate allocation, so that the tool sees the first byte outside it."""
+    """Run the launches. Every buffer is a separate allocation, so that the tool notices accesses just outside it."""
     from cupy.cuda import runtime
 
     from evolve.devices.cuda.program import loaded, prepared

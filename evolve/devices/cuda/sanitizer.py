@@ -1,4 +1,4 @@
-"""NVIDIA's compute-sanitizer over one run of a kernel: finds accesses out of bounds, races and wrong barriers."""
+"""One run of a kernel under NVIDIA's compute-sanitizer: finds accesses out of bounds, races and wrong barriers."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NAME = "compute-sanitizer"
 WHEELS = ("cu13", "cuda_sanitizer_api")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-# Errors of CUDA API calls are left out: they have nothing to do with the kernel.
+# Errors of CUDA API calls are not reported: they have nothing to do with the kernel.
 OPTIONS = (
     "--target-processes", "application-only", "--launch-timeout", "30", "--check-exit-code", "no",
     "--show-backtrace", "device", "--print-limit", "10",
@@ -64,9 +64,9 @@ def judged(tool: str, log: str, output: str, *, finished: bool) -> Sanitized:
         return Sanitized(tool, max(counts), _report(log))
     if finished and counts:
         return Sanitized(tool, 0)
-    last = output.strip().splitlines()[-1:]  # of a traceback, the error itself
+    last = output.strip().splitlines()[-1:]  # the error itself, if it is a traceback
     words = _without_paths("\n".join([*last, _report(log)]).strip())
-    return Sanitized(tool, None, f"could not be run to its end: {words or 'no reason given'}"[:REPORT_CHARACTERS])
+    return Sanitized(tool, None, f"did not finish: {words or 'no reason given'}"[:REPORT_CHARACTERS])
 
 
 def _started(tool: Path, check: str, folder: Path, seconds: float) -> "subprocess.Popen[bytes]":

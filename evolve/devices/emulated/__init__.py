@@ -1,4 +1,4 @@
-"""The emulated device: kernels compiled by the host's C++ compiler and run on the CPU, with fibres for threads."""
+"""The emulated device: the host's C++ compiler compiles kernels, and the CPU runs their threads as fibres."""
 
 import contextlib
 from collections.abc import Callable
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from archive.records import DeviceInfo
     from evolve.devices.device import CompileResult, Device
 
-ARCH = "sm_90a"  # of the GPU that kernels are also compiled for, where NVRTC is installed
+ARCH = "sm_90a"  # GPU for which kernels are also compiled if NVRTC is installed
 
 POLICY = Policy(
     needs=("PyTorch", "CUDA headers", "C++ compiler"),
     times="CPU times",
-    # All workloads are one compilation, and the first one builds the emulator's runtime too. The host's compiler has
-    # a deadline of its own besides.
+    # The phase covers all workloads and may include building the emulator's runtime. Each run of the host's compiler
+    # also has a deadline of its own.
     phase_seconds={**PHASE_SECONDS, "compile": 240.0, "run": 30.0},
     held_out_bytes=2**18,
-    # Threads run one after the other: many short rows with a block each would take minutes.
+    # Threads run one after the other: many short rows with one block each would take minutes.
     held_out_threads=2**19,
     most_workers=4,
     worker_bytes=16 * 2**30,
     kernels_are_native_code=True,
     replaced_after=(Outcome.CRASHED, Outcome.LAUNCH_ERROR, Outcome.OUT_OF_BOUNDS),
-    no_profiler="the emulated device has no profiler: it counts nothing that a GPU would",
+    no_profiler="the emulated device has no profiler: it does not count what a GPU does",
     no_sanitizer="compute-sanitizer runs on GPUs only",
 )
 
 
 def missing() -> str:
-    return ""  # a missing compiler shows when the first worker starts
+    return ""  # the first worker reports a missing compiler
 
 
 def make(_known: "DeviceInfo | None", _cubins: Path | None) -> "Device":
@@ -53,7 +53,7 @@ def make(_known: "DeviceInfo | None", _cubins: Path | None) -> "Device":
 
 
 def compiler_for(info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], CompileResult]":
-    """Compile for the GPU alone. The policy asks for no compilers, but an engine may be given some."""
+    """Return a function that compiles only for the GPU. The policy allows no compilers, but an engine may have some."""
     from evolve.devices.cuda.compiler import compile_ahead
 
     return partial(compile_ahead, arch=info.arch, cubins=cubins)
@@ -74,7 +74,7 @@ def preload() -> None:
     import_module("evolve.devices.emulated.device")
     from evolve.devices.emulated.compiler import prepare
 
-    with contextlib.suppress(UserError):  # the worker that needs it reports it
+    with contextlib.suppress(UserError):  # the first worker will report the error
         prepare()
     if find_spec("cupy"):
         from evolve.devices.cuda import preload_nvrtc

@@ -27,15 +27,15 @@ from evolve.errors import UserError
 HERE = Path(__file__).parent
 HEADER = "emulated.h"
 ANCHOR = "evolve_launch"
-GCC_MARK = b"gpch"  # precompiled headers of g++ begin so; other compilers do not use files of this name
+GCC_MARK = b"gpch"  # precompiled headers of g++ begin with this; other compilers do not use files with the suffix .gch
 MAX_LOG_CHARACTERS, COMPILE_SECONDS, RUNTIME_SECONDS = 4000, 20, 180
 FLAGS = (
     "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=fast",
     "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-w",
 )  # fmt: skip
-# Clang deletes code in front of a conversion out of range, which is well defined on a GPU.
+# Clang deletes code before an out-of-range conversion, which is well defined on a GPU.
 CLANG_FLAGS = ("-fno-strict-float-cast-overflow",)
-# Messages of a compiler about a part of it that was killed.
+# Messages of a compiler one of whose processes was killed.
 KILLED = re.compile(r"(?:Killed|Terminated) signal terminated program|(?:ld|as) terminated with signal (?:9|15)\b")
 ZEROED, INITIALISED, FOR_THE_LINKER_ALONE = ".bss", ".data", ".data.rel.ro"
 
@@ -50,7 +50,7 @@ class Toolchain:
 
 
 def find_toolchain() -> Toolchain:
-    """Return the toolchain. A UserError says what to install if a part is missing."""
+    """Return the toolchain. Raise a UserError that says what to install if a part of it is missing."""
     command = find_compiler()
     if command is None:
         raise UserError("the emulated device needs a C++ compiler", "install g++ or clang++, or `pip install ziglang`")
@@ -70,13 +70,13 @@ def find_compiler() -> tuple[str, ...] | None:
         if path := shutil.which(name):
             return (path,)
     if importlib.util.find_spec("ziglang"):
-        # `c++` instead of `cc -x c++` would first build a C++ library, which nothing here uses.
+        # `cc -x c++`, because `c++` would first build a C++ library, which is not needed.
         return (sys.executable, "-m", "ziglang", "cc", "-x", "c++")
     return None
 
 
 def prepare() -> None:
-    """Compile the runtime and the headers that nearly all kernels need, for processes that are forked afterwards."""
+    """Compile the runtime and the headers that nearly all kernels need, before processes are forked."""
     toolchain = find_toolchain()
     runtime_object(toolchain, cooperative=False)
     precompiled_header(_command(toolchain, cooperative=False, fp8=False))
@@ -84,7 +84,7 @@ def prepare() -> None:
 
 @dataclass(frozen=True)
 class Built:
-    """The shared library, and the names of the variables that a call must leave unchanged."""
+    """A shared library, and the names of the variables that a call must leave unchanged."""
 
     library: Path
     variables: tuple[str, ...]
@@ -113,7 +113,7 @@ def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Built:
     kernel_object = folder / "kernel.o"
     _compile([*command, "-c", str(unit), "-o", str(kernel_object)], folder, kernel)
     variables = lasting_variables(kernel_object.read_bytes(), bound.kernel.source)
-    # `-x none` because the compiler was told to read every file as C++.
+    # `-x none`, because the compiler's command may make it read every file as C++.
     linked = ["-x", "none", str(kernel_object), str(runtime), "-shared", "-o", str(library), "-lm", "-lpthread"]
     _compile([*toolchain.command, *toolchain.flags, *linked], folder, kernel)
     return Built(library, variables)
@@ -121,7 +121,7 @@ def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Built:
 
 def _compile(command: list[str], folder: Path, kernel: Kernel) -> None:
     done = _finished(command, folder)
-    if done.returncode < 0 or KILLED.search(done.stderr):  # by a user or a system short of memory: try once more
+    if done.returncode < 0 or KILLED.search(done.stderr):  # killed by a user or a system short of memory: try once more
         done = _finished(command, folder)
     if done.returncode != 0:
         raise _failure(done.stderr, folder, kernel)
@@ -138,7 +138,7 @@ def _finished(command: list[str], folder: Path) -> "subprocess.CompletedProcess[
 
 def _check_entries(bound: Bound, found: tuple[str, ...]) -> None:
     if re.search(r"#[ \t]*define\b[^\n]*__global__", bound.kernel.source):
-        return  # the text does not show entries that a macro makes
+        return  # entries defined by a macro cannot be found in the text
     for launch in bound.launches:
         if launch.entry not in found:
             raise RejectedError(Outcome.MALFORMED, _no_entry(launch.index, launch.entry, found))
@@ -154,7 +154,7 @@ def _no_entry(index: int, entry: str, found: tuple[str, ...]) -> str:
 def _table(names: tuple[str, ...]) -> str:
     """Return C++ for the table of entries.
 
-    Each is redeclared with C linkage under a `#line` of its name, so that the error of one without names it.
+    Each entry is redeclared with C linkage under a `#line` with its name, so that the error names an entry without it.
     """
     checks = "\n".join(f'#line 1 "entry {name}"\nextern "C" decltype({name}) {name};' for name in names)
     rows = ", ".join(f"EVOLVE_ENTRY({name})" for name in names)
@@ -182,14 +182,14 @@ def _failure(stderr: str, folder: Path, kernel: Kernel) -> RejectedError:
 
 
 def _command(toolchain: Toolchain, *, cooperative: bool, fp8: bool) -> tuple[str, ...]:
-    """Return the command that compiles device code, without the file."""
+    """Return the command that compiles device code, without the name of the file."""
     includes = [argument for path in (HERE / "include", *toolchain.headers) for argument in ("-I", str(path))]
     types = ("-DEVOLVE_FP8",) if fp8 else ()
     return (*toolchain.command, *toolchain.flags, *_native(), *_mode(cooperative), *types, "-nostdinc", *includes)
 
 
 def _native() -> tuple[str, ...]:
-    """Return the option for fused multiply-add, which a GPU has."""
+    """Return the option that enables fused multiply-add, because GPUs have it."""
     machine = platform.machine().lower()
     return ("-mcpu=native",) if machine in {"aarch64", "arm64"} else ("-march=native",) if machine == "x86_64" else ()
 
@@ -200,9 +200,9 @@ def _mode(cooperative: bool) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)
 def precompiled_header(compile_command: tuple[str, ...]) -> bytes:
-    """Return the headers precompiled by g++, or nothing with another compiler, which only takes longer.
+    """Return the headers precompiled by g++; empty for other compilers, whose compilations only take longer.
 
-    It is made once per process and kept in memory, like the runtime. g++ needs longer for it than for most kernels.
+    Like the runtime, they are compiled once per process and kept in memory. This takes longer than most kernels.
     """
     with tempfile.TemporaryDirectory(prefix="evolve-header-") as folder:
         target = Path(folder) / f"{HEADER}.gch"
@@ -217,7 +217,7 @@ def precompiled_header(compile_command: tuple[str, ...]) -> bytes:
 
 @lru_cache(maxsize=4)
 def runtime_object(toolchain: Toolchain, *, cooperative: bool) -> bytes:
-    """Return the compiled runtime, made once per process. Kept in memory, it leaves no file if a worker is killed."""
+    """Return the runtime, compiled once per process. It is kept in memory, so a killed worker leaves no file."""
     with tempfile.TemporaryDirectory(prefix="evolve-runtime-") as folder:
         target = Path(folder) / "runtime.o"
         command = [
@@ -238,9 +238,9 @@ def runtime_object(toolchain: Toolchain, *, cooperative: bool) -> bytes:
 
 
 def lasting_variables(kernel_object: bytes, source: str) -> tuple[str, ...]:
-    """Return the variables to compare after every call; raise if one begins as zero and is not declared constant.
+    """Return the variables to compare after every call; raise if one starts as zero and is not declared constant.
 
-    Constants of the host are left out, and so is shared memory, which is declared thread-local.
+    Constants of the host are not included, nor is shared memory, which is declared thread-local.
     """
     symbols = object_file.symbols(kernel_object)
     zeroed = [symbol.name for symbol in symbols if _in(symbol, ZEROED)]
@@ -250,7 +250,7 @@ def lasting_variables(kernel_object: bytes, source: str) -> tuple[str, ...]:
 
 
 def _in(symbol: Symbol, section: str) -> bool:
-    """Return whether it is in the section or a part of it, such as `.data.rel.local` or `.bss.name`."""
+    """Return whether a variable is in the section or a part of it, such as `.data.rel.local` or `.bss.name`."""
     held = symbol.section.name if symbol.kind == object_file.VARIABLE and symbol.section else ""
     return held == section or held.startswith(f"{section}.")
 
@@ -264,7 +264,7 @@ class WatchedVariable:
     loaded: bytes
 
     def changed(self) -> bool:
-        """Return whether a launch changed it, and restore it: other programs may share the library."""
+        """Return whether a launch has changed the variable, and restore it: other programs may share the library."""
         if ctypes.string_at(self.address, len(self.loaded)) == self.loaded:
             return False
         ctypes.memmove(self.address, self.loaded, len(self.loaded))
@@ -272,7 +272,7 @@ class WatchedVariable:
 
 
 def watched_variables(library: ctypes.CDLL, file: Path, names: tuple[str, ...]) -> tuple[WatchedVariable, ...]:
-    """Return the variables of these names with their values. Call it before the first launch."""
+    """Return the variables with these names and their values. Must be called before the first launch."""
     if not names:
         return ()
     symbols = object_file.symbols(file.read_bytes())

@@ -1,4 +1,4 @@
-"""The emulated device: runs kernels on the CPU, as shared libraries made by the host's C++ compiler."""
+"""The emulated device: runs kernels on the CPU, as shared libraries built by the host's C++ compiler."""
 
 import _ctypes
 import ctypes
@@ -29,14 +29,14 @@ CValue = ctypes.Array[ctypes.c_char]
 
 
 class EmulatedDevice:
-    """Checks kernels without a GPU. Its times are CPU times."""
+    """A device that checks kernels without a GPU. Its times are CPU times."""
 
     torch_device = POLICY.torch_device
     tools = Tools()
 
     def __init__(self, also_compile: Callable[[Bound], CompileResult] | None = None) -> None:
         self._also_compile = also_compile
-        # Workloads with equal specialised values share a library, which is unloaded with its last program.
+        # Workloads with the same specialised values share a library. It is unloaded with its last program.
         self._libraries: weakref.WeakValueDictionary[Hashable, _Loaded] = weakref.WeakValueDictionary()
 
     @cached_property
@@ -66,7 +66,7 @@ class EmulatedDevice:
                 built = compiler.build(bound, self._toolchain, Path(folder))
                 library = ctypes.CDLL(str(built.library))
                 loaded = _Loaded(library, watched_variables(library, built.library, built.variables))
-            # ctypes itself never unloads a library.
+            # ctypes never unloads a library by itself.
             weakref.finalize(loaded, _ctypes.dlclose, library._handle)  # noqa: SLF001
             self._libraries[key] = loaded
         return loaded
@@ -81,13 +81,13 @@ class EmulatedDevice:
 
 
 def _check_resident(launch: BoundLaunch) -> None:
-    """Raise unless all blocks of a cooperative grid fit on the device at once."""
+    """Raise a RejectedError unless all blocks of a cooperative grid fit on the device at once."""
     most = min(SMS * (THREADS_PER_SM // math.prod(launch.block)), MAX_RESIDENT_BLOCKS)
     if launch.cooperative and math.prod(launch.grid) > most:
         raise RejectedError(
             Outcome.ILLEGAL,
             f"launch {launch.index}: a cooperative grid of {math.prod(launch.grid)} blocks of "
-            f"{math.prod(launch.block)} threads; {most} fit on the device at once",
+            f"{math.prod(launch.block)} threads, but only {most} blocks fit on the device at once",
         )
 
 
@@ -101,7 +101,7 @@ def _cpu_name() -> str:
 
 
 class EmulatedProgram:
-    """A kernel as a shared library, which is unloaded with the last program that holds it."""
+    """A kernel in a shared library. The library is unloaded with the last program that uses it."""
 
     def __init__(self, bound: Bound, loaded: "_Loaded", compiled: CompileResult | None) -> None:
         self.bound = bound
@@ -118,7 +118,7 @@ class EmulatedProgram:
 
     @property
     def traits(self) -> Traits | None:
-        """Traits for the GPU that the kernel was compiled for as well."""
+        """Traits for the GPU for which the kernel was also compiled."""
         return self._compiled.traits if self._compiled else None
 
     def launch(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -147,7 +147,7 @@ class EmulatedProgram:
 
 @dataclass(frozen=True, eq=False)
 class _Loaded:
-    """A shared library and its variables; it stays loaded while a program holds this object."""
+    """A shared library and its variables. It stays loaded while a program references this object."""
 
     library: ctypes.CDLL
     watched: tuple[WatchedVariable, ...]

@@ -1,4 +1,4 @@
-"""Translation of a kernel's CUDA C++ for the host's compiler: checks it, and rewrites it without moving a line."""
+"""Translation of CUDA C++ for the host's compiler: checks a kernel's source and rewrites it, keeping line numbers."""
 
 import re
 
@@ -6,7 +6,7 @@ from archive.records import Outcome
 from evolve.devices.device import RejectedError
 from evolve.devices.source_text import Include, includes, masked, spliced_directive
 
-# Their declarations are always present, so the lines that include them are removed.
+# Their declarations are always included, so kernels' #include lines for them are removed.
 HEADERS = frozenset({
     "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h",
     "vector_types.h", "vector_functions.h", "device_launch_parameters.h", "device_functions.h", "math_functions.h",
@@ -14,8 +14,8 @@ HEADERS = frozenset({
     "cmath", "stdint.h", "cstdint", "stddef.h", "cstddef", "float.h", "cfloat", "limits.h", "climits", "limits",
     "assert.h", "cassert", "stdio.h", "cstdio", "type_traits", "algorithm", "utility",
 })  # fmt: skip
-KEPT_HEADER = "cooperative_groups.h"  # the emulator has its own version of it
-# Headers and words that need a GPU, and what they stand for.
+KEPT_HEADER = "cooperative_groups.h"  # the emulator has its own version of this header
+# Headers and words that need a GPU; the second part is their description in messages.
 DEVICE_HEADERS = re.compile(
     r"mma\.h|cuda/.*|cub/.*|thrust/.*|cute/.*|cutlass/.*|cuda_pipeline.*|cuda_fp[46]\.h|cuda_awbarrier.*"
 )
@@ -31,7 +31,7 @@ DEVICE_WORDS = (
     (r"\b__pipeline_\w+|\bmemcpy_async\b", "asynchronous copies"),
 )
 NOT_IN_CUDA = re.compile(r"\b(?:thread_local|_Thread_local|__thread)\b")
-# The compiler rejects these words too, since `##` may join them.
+# The compiler must reject these words too, because `##` may form them.
 POISON = (
     "#pragma GCC poison asm __asm __asm__ thread_local _Thread_local __thread "
     "__has_include __has_include_next __has_embed"
@@ -46,7 +46,7 @@ ATTRIBUTE_NAMES = ("__launch_bounds__", "__attribute__", "alignas", "__align__",
 
 
 def translate(source: str, first_line: int) -> str:
-    """Return the source for the host's compiler; raise RejectedError for what the emulator does not offer."""
+    """Return the source for the host's compiler; raise RejectedError for features that the emulator lacks."""
     text = masked(source)
     _check_includes(source, first_line)
     if match := NOT_IN_CUDA.search(text):
@@ -75,7 +75,7 @@ def entries(source: str) -> tuple[str, ...]:
 
 def _check_includes(source: str, first_line: int) -> None:
     if (position := spliced_directive(source)) is not None:
-        message = "error: a preprocessor directive broken over two lines"
+        message = "error: the name of a preprocessor directive is split across lines"
         raise RejectedError(Outcome.COMPILE_ERROR, _at(source, position, first_line, message))
     for include in includes(source):
         if include.plain and include.header in HEADERS:
@@ -117,9 +117,9 @@ def _dynamic_shared(source: str, text: str, match: re.Match[str]) -> str:
 
 
 def _static_shared(text: str, match: re.Match[str]) -> list[tuple[int, int, str]]:
-    """Return the edits that drop a second `static` and fill the variable with garbage after its declaration."""
+    """Return the edits that drop a redundant `static` and fill the variable with garbage after its declaration."""
     edits = [(*match.span(1), "")] if match.group(1) else []
-    for alignment in ALIGNAS.finditer(text, *match.span()):  # must stand first, which NVRTC does not require
+    for alignment in ALIGNAS.finditer(text, *match.span()):  # must come first, unlike with NVRTC
         qualifiers = re.search(r"(?:\b(?:volatile|const)\s+)*$", text[: match.start()])
         first = qualifiers.start() if qualifiers else match.start()
         edits += [(*alignment.span(), " " * len(alignment.group())), (first, first, f"{alignment.group()} ")]
@@ -134,7 +134,7 @@ def _in_macro(before: str) -> bool:
 
 
 def _in_function(before: str) -> bool:
-    """Return whether a place is inside a function, given the text before it, by the braces that are still open."""
+    """Return whether text ends inside a function, judging by the braces that are still open."""
     opened: list[int] = []
     for match in re.finditer(r"[{}]", before):
         if match.group() == "{":
@@ -145,7 +145,7 @@ def _in_function(before: str) -> bool:
 
 
 def _names(declaration: str) -> list[str]:
-    """Return the variables that a declaration without initialisers declares."""
+    """Return the names of the variables that a declaration without initialisers declares."""
     plain = QUALIFIERS.sub(" ", declaration)
     while (shorter := re.sub(r"<[^<>]*>|\[[^\[\]]*\]|\([^()]*\)", "", plain)) != plain:
         plain = shorter

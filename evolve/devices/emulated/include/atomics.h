@@ -1,4 +1,4 @@
-// Atomics, as the host's: in a cooperative launch the blocks really run at once.
+// Atomics, implemented by the host's atomics: in a cooperative launch, blocks really run in parallel.
 #pragma once
 
 namespace evolve {

@@ -1,4 +1,4 @@
-// Everything that CUDA declares for kernels without an include, for the host's C++ compiler.
+// Everything that CUDA declares for kernels without an #include, for the host's C++ compiler.
 #pragma once
 #include "../runtime/runtime.h"
 
@@ -37,7 +37,7 @@
 #define __maxnreg__(...)
 #define __grid_constant__
 #define __inline_hint__ inline
-// Thread-local even if one OS thread runs all blocks: this tells shared memory from variables that keep state.
+// Thread-local even if one OS thread runs all blocks: this distinguishes shared memory from variables that keep state.
 #define __shared__ static __thread
 #ifndef __restrict__
 #define __restrict__ __restrict

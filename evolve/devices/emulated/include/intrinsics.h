@@ -38,7 +38,7 @@ inline float normcdff(float x) { return float(normcdf(double(x))); }
 inline double erfcx(double x) { return x < 25 ? exp(x * x) * erfc(x) : (1 - 1 / (2 * x * x)) / (x * 1.7724538509055160273); }
 inline float erfcxf(float x) { return float(erfcx(double(x))); }
 
-// Inverse of erf, by Newton's method from a rational guess, on erfc if erf is near one.
+// Inverse of erf: Newton's method starting from a rational approximation, applied to erfc if erf is near one.
 inline double erfinv(double y) {
     if (!(fabs(y) < 1.0)) return fabs(y) == 1.0 ? copysign(HUGE_VAL, y) : NAN;
     double tail = log1p(-y * y), a = 2 / (CUDART_PI * 0.147) + tail / 2;
@@ -76,7 +76,7 @@ inline float __tanhf(float x) { return tanhf(x); }
 inline float __frsqrt_rn(float x) { return rsqrtf(x); }
 
 namespace evolve {
-// Intrinsics with a rounding mode are never fused with other operations. The compiler fuses all else, as NVRTC does.
+// Intrinsics with a rounding mode are never fused with other operations. The compiler fuses all others, as NVRTC does.
 template <typename T>
 inline T apart(T x) {
     volatile T kept = x;
@@ -84,7 +84,7 @@ inline T apart(T x) {
 }
 }  // namespace evolve
 
-// In double these are exact before the last rounding, except for division and root, whose error is corrected.
+// In double, these are exact before the final rounding, except for division and root, whose errors are corrected.
 #define EVOLVE_ROUNDED(suffix, rounding) \
     inline float __fadd_##suffix(float x, float y) { \
         x = evolve::apart(x), y = evolve::apart(y); \

@@ -31,7 +31,7 @@ template <> inline constexpr int rank<double> = 3;
 template <bool condition> struct If {};
 template <> struct If<true> { using type = int; };
 template <class I> using integer = typename If<rank<I> == 1>::type;
-// Two types of numbers, at least one of which is not float: computes in double.
+// For two numeric types that are neither both float nor both double: computes in double.
 template <class A, class B> using mixed =
     typename If<rank<A> != 0 && rank<B> != 0 && !(rank<A> == 2 && rank<B> == 2) && !(rank<A> == 3 && rank<B> == 3)>::type;
 }  // namespace evolve

@@ -1,4 +1,4 @@
-// Loads and stores with cache hints, which have no effect here, and address spaces, all of which are one.
+// Loads and stores with cache hints, which have no effect here, and address spaces, which are all the same here.
 #pragma once
 
 #define EVOLVE_LOAD(name) template <class T> inline T name(const T* address) { return *address; }
@@ -7,7 +7,7 @@ EVOLVE_LOAD(__ldca)
 EVOLVE_LOAD(__ldcs)
 EVOLVE_LOAD(__ldlu)
 #undef EVOLVE_LOAD
-// Loads of values that other threads may just have written.
+// Loads of values that other threads may have just written.
 #define EVOLVE_LOAD(name) \
     template <class T> inline T name(const T* address) { \
         evolve::yield(); \
@@ -41,7 +41,7 @@ inline unsigned __isGlobal(const void*) { return 1; }
 #define EVOLVE_DYNAMIC static
 #endif
 
-// A heap would outlive the call. It is declared so that the error for a kernel with a heap says so.
+// A heap would outlive the call. The functions are declared so that the error for a kernel that uses them says so.
 extern "C" void* malloc(size_t) noexcept(true);
 extern "C" void free(void*) noexcept(true);
 

@@ -16,7 +16,7 @@ template <class T> T from_word(Word word) {
     return value;
 }
 
-// A lane that reads from a lane that does not take part gets all ones, which is NaN or -1.
+// A lane that reads from a non-participating lane gets a word of ones, which is NaN or -1.
 template <class T> T pick(const Exchange& exchange, int source) {
     bool present = exchange.present >> source & 1;
     return from_word<T>(present ? exchange.words[source] : ~Word(0));

@@ -1,4 +1,4 @@
-// Scheduler of one block, whose threads are fibres: which one runs, what the others wait for, and which runs next.
+// Scheduler of one block, whose threads are fibres: records what each thread waits for and chooses the next to run.
 #pragma once
 #include <pthread.h>
 #include <stdarg.h>
@@ -22,11 +22,11 @@ struct Thread {
     Wait wait;
     Fibre* fibre;
     Thread* next;
-    const void* place;  // in the kernel, of a convergence
+    const void* place;  // in the kernel, where lanes converge
 };
 
-// One warp operation in flight. It has slots for two rounds: a lane may write the word of the next round while
-// slower lanes still read this one, and no round completes before all its lanes have arrived.
+// One warp operation in flight. It has slots for two rounds: a lane may write its word of the next round while slower
+// lanes still read those of this round. No round completes before all its lanes have arrived.
 struct Group {
     unsigned mask;
     Collective collective;
@@ -69,7 +69,7 @@ struct Job {
     unsigned turn;  // 0 or 1, so that garbage differs between launches
 };
 
-// A grid whose blocks are all resident; the barrier counts blocks.
+// A grid whose blocks are all resident. Its barrier counts blocks.
 struct Grid {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
@@ -79,7 +79,7 @@ struct Grid {
 
 }  // namespace evolve
 
-// The built-in variables of kernels, whose translation units declare them with CUDA's own types.
+// Built-in variables of kernels. The kernels' translation units declare them with CUDA's own types.
 EVOLVE_LOCAL evolve::Index threadIdx, blockIdx, blockDim, gridDim;
 
 namespace evolve {
@@ -166,7 +166,7 @@ static void exit_thread(Thread* thread) {
 [[noreturn]] static void report_deadlock();
 static void pass_grid_barrier();
 
-// Answers lanes that asked which of them are converged. Called once no thread can run.
+// Answers lanes that asked which of them are converged. Called when no thread can run.
 static bool release_converged() {
     const void* place = nullptr;
     Thread* first = nullptr;
@@ -216,7 +216,7 @@ static void suspend(Wait wait) {
 static Thread* start_thread() {
     if (!block->unstarted) return nullptr;
     unsigned warps = (block->threads + LANES - 1) / LANES;
-    for (;;) {  // the warps of every other block start in descending order
+    for (;;) {  // in every other block, warps start in descending order
         unsigned warp = block->reached / LANES, number = block->reached++ % LANES;
         number += (block->reversed ? warps - 1 - warp : warp) * LANES;
         if (number >= block->threads) continue;

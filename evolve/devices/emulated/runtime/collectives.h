@@ -1,4 +1,4 @@
-// Barriers and warp operations, and the report of a block in which no thread can go on.
+// Barriers and warp operations, and the report about a block in which no thread can continue.
 #pragma once
 #include <sched.h>
 #include <time.h>
@@ -24,7 +24,7 @@ static unsigned count_waiting(Wait wait) {
     return count;
 }
 
-// Writes the lanes that the first unfinished warp operation waits for, such as "4,5 of warp 2".
+// Writes which lanes the first unfinished warp operation waits for, such as "4,5 of warp 2".
 static void describe_missing(char* text, size_t bytes) {
     for (unsigned number = 0; number < block->threads; number += LANES) {
         const Warp& warp = block->warps[number / LANES];
@@ -130,7 +130,7 @@ Exchange exchange(unsigned mask, Collective collective, Word word) {
     if (is_complete(warp, group)) {
         complete_group(warp, group);
     } else {
-        // The thread's link serves the ready queue only after it has left the group's list.
+        // The ready queue uses the thread's link only after the thread has left the group's list.
         thread->next = group.waiting;
         group.waiting = thread;
         suspend(AT_WARP);
@@ -146,7 +146,7 @@ unsigned converged_lanes(const void* place) {
     return block->warps[thread->number / LANES].converged;
 }
 
-// Lets the other threads run now and then, as this one may be spinning.
+// Lets other threads run now and then, because this one may be spinning.
 void yield() {
     static EVOLVE_LOCAL unsigned calls;
     unsigned call = ++calls;
@@ -200,7 +200,7 @@ Word clock_ticks() { return nanoseconds(CLOCK_MONOTONIC); }
 Word global_nanoseconds() { return nanoseconds(CLOCK_REALTIME); }
 
 int print(const char* format, ...) {
-    static int left = 64 << 10;  // characters a program may print
+    static int left = 64 << 10;  // characters that a program may print
     char text[1024];
     va_list values;
     va_start(values, format);

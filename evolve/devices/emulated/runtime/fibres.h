@@ -19,7 +19,7 @@ struct Fibre {
     Fibre* next;
 };
 
-static EVOLVE_LOCAL Fibre* idle_fibres;  // of this OS thread only: a fibre that ends still uses its stack until it switches
+static EVOLVE_LOCAL Fibre* idle_fibres;  // of this OS thread only: an ending fibre uses its stack until it switches
 static Fibre* spare_fibres;              // of OS threads that have ended
 static pthread_mutex_t spare_mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -70,7 +70,7 @@ static void spare_idle_fibres() {
     pthread_mutex_unlock(&spare_mutex);
 }
 
-// Frees all but `kept` of them: a process loads many libraries like this one, whose stacks would fill its memory.
+// Frees all but `kept` spare fibres: a process loads many such libraries, whose stacks would fill its memory.
 static void free_spare_fibres(unsigned kept) {
     Fibre** rest = &spare_fibres;
     while (*rest && kept--) rest = &(*rest)->next;

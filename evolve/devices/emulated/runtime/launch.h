@@ -10,7 +10,7 @@ namespace evolve {
 
 static Word serials;
 
-// All static shared memory, also variables that no poison() follows, of the OS thread that located it last.
+// All static shared memory, including variables without poison(), of the OS thread that located it last.
 static char* static_shared;
 static size_t static_shared_bytes;
 
@@ -84,7 +84,7 @@ static void run_block(Word index) {
     switch_to(block->home, take_fibre()->context);
 }
 
-// After a failure the waiting threads are never resumed, and their stacks are reused.
+// After a failure, waiting threads are never resumed and their stacks are reused.
 static void take_back_fibres() {
     if (block->current->wait == EXITED) give_back(block->current->fibre);
     for (unsigned number = 0; number < block->threads; ++number) {
@@ -95,7 +95,7 @@ static void take_back_fibres() {
 
 static Block* new_block() { return static_cast<Block*>(calloc(1, sizeof(Block))); }
 
-// Blocks do not run in ascending order, so that no kernel can rely on it.
+// Blocks do not run in ascending order, so that no kernel can rely on that order.
 static Word stride_of(Word blocks) {
     auto divisor = [](Word a, Word b) {
         while (b) {
