@@ -1,4 +1,4 @@
-"""Options, markers and profiles of the test suite: what the quick run leaves out, and where GPU tests are skipped."""
+"""Options, markers and profiles of the test suite. They select tests for quick runs and for machines without a GPU."""
 
 import os
 from importlib.util import find_spec
@@ -9,7 +9,7 @@ LONGEST = ("test_cheats.py", "test_killed_runs.py", "test_running.py")
 
 collect_ignore: list[str] = []
 collect_ignore_glob: list[str] = []
-if find_spec("openai") is None:  # a GPU machine without network may lack it; tests marked `gpu` need no model
+if find_spec("openai") is None:  # a GPU machine without network may lack it; `gpu` tests do not need it
     collect_ignore += [
         "conformance/test_proposers.py",
         "proposers/llm/test_endpoint.py",
@@ -28,16 +28,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--exhaustive", action="store_true", help="also run the tests marked `exhaustive`, which take minutes"
     )
     parser.addoption(
-        "--rounds", type=int, default=1, help="how often tests/cheats evaluates every kernel, on new seeds"
+        "--rounds",
+        type=int,
+        default=1,
+        help="how many times tests/cheats evaluates every kernel, with new seeds",
     )
-    parser.addoption("--every-kernel", action="store_true", help="evaluate every shipped kernel, not only some")
+    parser.addoption("--every-kernel", action="store_true", help="evaluate every shipped kernel, not only a selection")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker and the hypothesis profiles; keep files in the order in which they are collected."""
-    config.addinivalue_line("markers", "exhaustive: takes long; runs with --exhaustive alone")
+    """Register the marker and the hypothesis profiles, and make xdist keep the order of files."""
+    config.addinivalue_line("markers", "exhaustive: takes long; runs only with --exhaustive")
     if hasattr(config.option, "loadscopereorder"):
-        # xdist starts with the files that have the most tests; the files that take longest have few.
+        # xdist would start with the files that have the most tests, but the slowest files have only a few.
         config.option.loadscopereorder = False
     if find_spec("hypothesis"):
         from hypothesis import HealthCheck, settings
@@ -54,14 +57,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out exhaustive tests unless asked for, start with the longest files and skip GPU tests without a GPU."""
+    """Deselect exhaustive tests unless requested, start with the slowest files, and skip GPU tests without a GPU."""
     import torch
 
-    if "PYTEST_XDIST_WORKER" in os.environ:  # there is one for each core
+    if "PYTEST_XDIST_WORKER" in os.environ:  # there is one worker for each core
         torch.set_num_threads(1)
     if config.getoption("--exhaustive"):
         for item in items:
-            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):  # with more examples
+            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):  # it runs with more examples
                 item.add_marker(pytest.mark.exhaustive)
     else:
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
@@ -71,4 +74,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+                item.add_marker(pytest.mark.skip(reason="this machine has no NVIDIA GPU"))

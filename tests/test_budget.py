@@ -1,4 +1,4 @@
-"""Tests of budgets: what a run has spent follows from the records alone, however the run ended."""
+"""Tests of budgets: what a run has spent is computed from its records alone, however the run ended."""
 
 from dataclasses import replace
 
@@ -42,12 +42,12 @@ def test_a_reply_without_a_kernel_costs_its_tokens_and_a_try() -> None:
     assert spent("run", history(Leg("run", 0.0), reply)) == Spent(1, 150, 0.25, 1.0)
 
 
-def test_a_kernel_that_was_known_is_a_try_at_once_and_no_second_evaluation() -> None:
+def test_a_known_kernel_counts_as_a_try_without_a_second_evaluation() -> None:
     again = history(Leg("run", 0.0), proposed(1, 1.0), judged(1, 2.0), proposed(1, 3.0), proposed(1, 4.0))
     assert spent("run", again).evals == 3
 
 
-def test_a_confirmation_is_no_evaluation_but_takes_time() -> None:
+def test_a_confirmation_takes_time_but_does_not_count_as_an_evaluation() -> None:
     again = replace(confirmed(kernel(1).id, GPU, 5.0, **{WORKLOADS[0]: 20.0}), seconds=2.0)
     assert spent("run", history(Leg("run", 0.0), proposed(1, 1.0), judged(1, 2.0), again)) == Spent(1, seconds=7.0)
 
@@ -63,7 +63,7 @@ def test_leftovers_of_another_run_count_for_the_run_that_evaluates_them() -> Non
     assert spent("run", past).seconds == 1.5
 
 
-def test_what_another_run_does_at_the_same_time_counts_for_that_one() -> None:
+def test_work_of_a_concurrent_run_counts_for_that_run() -> None:
     both = history(
         Leg("run", 0.0), Leg("other", 1.0),
         proposed(1, 2.0), proposed(2, 2.0, run="other"), judged(1, 3.0), judged(2, 3.0, seconds=9.0),
@@ -72,30 +72,30 @@ def test_what_another_run_does_at_the_same_time_counts_for_that_one() -> None:
     assert spent("other", both) == Spent(evals=1, seconds=11.0)
 
 
-def test_the_time_of_a_killed_run_ends_with_the_last_that_is_known_of_it() -> None:
+def test_the_time_of_a_killed_run_ends_with_its_last_record() -> None:
     killed = history(Leg("run", 0.0), proposed(1, 10.0), Leg("run", 5000.0), judged(1, 5020.0, seconds=0.0))
     assert spent("run", killed).seconds == 10.0 + 20.0
 
 
-def test_what_happens_long_after_a_run_is_none_of_its_time() -> None:
+def test_events_long_after_a_run_do_not_add_to_its_time() -> None:
     later = 10.0 + 2 * IDLE_SECONDS
     past = history(Leg("run", 0.0), proposed(1, 10.0), judged(1, 10.0, 0.0), proposed(2, 0.0, run=""), judged(2, later))
     assert spent("run", past) == Spent(evals=1, seconds=10.0)
 
 
-def test_a_long_wait_for_a_reply_is_time_all_the_same() -> None:
+def test_a_long_wait_for_a_reply_counts_as_time() -> None:
     slow = replace(proposed(1, 2 * IDLE_SECONDS), cost=Cost(seconds=2 * IDLE_SECONDS - 5))
     assert spent("run", history(Leg("run", 0.0), slow)).seconds == 2 * IDLE_SECONDS
 
 
-def test_steps_follow_each_other_in_time() -> None:
+def test_steps_are_sorted_by_time() -> None:
     past = history(
         Leg("run", 0.0), proposed(1, 1.0, tokens=5), proposed(2, 1.5, tokens=5), judged(2, 2.0), judged(1, 3.0)
     )
     assert [step.kernel_id for step in steps("run", past)] == ["", "", kernel(2).id, kernel(1).id]
 
 
-def test_what_is_left_is_never_less_than_nothing_and_no_limit_stays_none() -> None:
+def test_the_rest_of_a_budget_is_never_negative_and_no_limit_stays_none() -> None:
     assert left(Budget(evals=10, usd=1.0), Spent(evals=4, tokens=99, usd=1.5)) == Budget(evals=6, usd=0.0)
 
 
@@ -114,25 +114,25 @@ def test_a_limit_ends_a_run_when_it_is_reached(budget: Budget, reached: Ended | 
     assert ended(budget, Spent(5, 1000, 0.5, 30.0)) is reached
 
 
-def test_the_nearest_limit_is_the_one_of_which_the_largest_share_is_gone() -> None:
+def test_the_nearest_limit_is_the_one_with_the_largest_share_spent() -> None:
     assert nearest(Budget(evals=10, usd=1.0, seconds=100.0), Spent(5, 0, 0.75, 10.0)) == (Ended.USD, 0.75)
     assert nearest(Budget(), Spent(5)) is None
 
 
 def test_all_workloads_must_be_near_the_speed_of_light() -> None:
-    leading = champions([passed(kernel(1).id, GPU, **{WORKLOADS[0]: 10.5, WORKLOADS[1]: 12.5})])  # light needs 10
+    leading = champions([passed(kernel(1).id, GPU, **{WORKLOADS[0]: 10.5, WORKLOADS[1]: 12.5})])  # light takes 10 us
     assert at_light(leading, WORKLOADS, 0.8)
     assert not at_light(leading, WORKLOADS, 0.9)
     assert not at_light(leading, [*WORKLOADS, "a third"], 0.5)
 
 
-def test_kernels_of_no_proposal_are_counted_too() -> None:
+def test_kernels_without_a_proposal_count_too() -> None:
     lone: Kernel = kernel(5)
     assert spent("run", history(Leg("run", 0.0), judged(5, 1.0))).evals == 1
     assert lone.id == judged(5, 1.0).kernel_id
 
 
-def test_what_is_judged_after_a_run_has_ended_is_not_the_run_s() -> None:
+def test_evaluations_after_the_end_of_a_run_do_not_count_for_it() -> None:
     told = proposed(2, 12.0, run="")
     past = history(Leg("run", 0.0, 10.0), proposed(1, 1.0), judged(1, 2.0), told, judged(2, 13.0))
     assert spent("run", past) == Spent(1, seconds=10.0)

@@ -1,4 +1,4 @@
-"""Several ops under one budget: who has headroom left gets it, and the archive tells what went where."""
+"""Tests of several ops under one budget: ops with headroom get more of it, and the archive records what each spent."""
 
 import time
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from evolve.campaign import Slice, campaign, headroom, is_measured
 from evolve.search import GENERATION, Search
 from evolve.selection.view import OpView, Scope
 
-FAST, SLOW, LIGHT = (15.0,), (80.0,), (10.1,)  # light needs 10
+FAST, SLOW, LIGHT = (15.0,), (80.0,), (10.1,)  # the speed of light is 10 us
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def view(search: Search, store: SqliteStore) -> OpView:
     return OpView(store, search.op.name, CPU, search.scope)
 
 
-def test_one_budget_holds_for_all(store: SqliteStore) -> None:
+def test_all_ops_share_one_budget(store: SqliteStore) -> None:
     ended, engine, _ = run(store, {"twice": SLOW, "thrice": FAST}, Budget(evals=50))
     assert ended is Ended.EVALS
     assert len(engine.evaluated) == 50
@@ -62,13 +62,13 @@ def test_the_larger_headroom_gets_the_larger_share(store: SqliteStore) -> None:
     assert spent(store, "twice").evals > 2 * spent(store, "thrice").evals > 0
 
 
-def test_an_op_at_the_speed_of_light_gets_no_more_than_it_took_to_see_that(store: SqliteStore) -> None:
+def test_an_op_gets_no_more_slices_once_it_is_at_the_speed_of_light(store: SqliteStore) -> None:
     run(store, {"twice": SLOW, "thrice": LIGHT}, Budget(evals=80))
     assert spent(store, "thrice").evals == GENERATION
     assert spent(store, "twice").evals == 80 - GENERATION
 
 
-def test_an_op_that_is_at_the_light_from_the_start_gets_nothing(store: SqliteStore) -> None:
+def test_an_op_at_the_speed_of_light_from_the_start_gets_nothing(store: SqliteStore) -> None:
     run(store, {"thrice": LIGHT}, Budget(evals=GENERATION))
     before = spent(store, "thrice")
     run(store, {"twice": SLOW, "thrice": LIGHT}, Budget(evals=40), PricedModel(written={"thrice": 99}))
@@ -76,37 +76,37 @@ def test_an_op_that_is_at_the_light_from_the_start_gets_nothing(store: SqliteSto
     assert spent(store, "twice").evals == 40
 
 
-def test_when_all_are_at_the_speed_of_light_the_campaign_ends(store: SqliteStore) -> None:
+def test_the_campaign_ends_when_all_ops_are_at_the_speed_of_light(store: SqliteStore) -> None:
     ended, engine, _ = run(store, {"twice": LIGHT, "thrice": LIGHT}, Budget(evals=1000))
     assert ended is Ended.LIGHT
     assert len(engine.evaluated) == 2 * GENERATION
 
 
-def test_an_op_for_which_nothing_is_left_to_try_leaves_the_rest_to_the_others(store: SqliteStore) -> None:
+def test_an_op_with_nothing_left_to_try_leaves_its_budget_to_the_others(store: SqliteStore) -> None:
     ended, _, _ = run(store, {"twice": SLOW, "thrice": FAST}, Budget(evals=1000), PricedModel(most=20))
     assert ended is Ended.NOTHING
     assert (spent(store, "twice").evals, spent(store, "thrice").evals) == (20, 20)
 
 
-def test_dollars_are_shared_and_held(store: SqliteStore) -> None:
+def test_a_budget_in_dollars_is_shared_and_kept(store: SqliteStore) -> None:
     ended, _, _ = run(store, {"twice": SLOW, "thrice": FAST}, Budget(usd=0.4))
     assert ended is Ended.USD
     assert spent(store, "twice").usd + spent(store, "thrice").usd == pytest.approx(0.4)
     assert spent(store, "twice").tokens == spent(store, "twice").evals * PRICE.tokens
 
 
-def test_the_champions_of_every_op_are_confirmed_in_the_end(store: SqliteStore) -> None:
+def test_the_champions_of_every_op_are_confirmed_at_the_end(store: SqliteStore) -> None:
     _, engine, slices = run(store, {"twice": SLOW, "thrice": FAST}, Budget(evals=40))
     assert len(engine.confirmed) == 2
     assert {evaluation.op for evaluation in store.find(Evaluation) if evaluation.confirmed} == {"twice", "thrice"}
     assert [part.search.op.name for part in slices if part.confirming] == ["twice", "thrice"]
 
 
-def test_a_campaign_that_goes_on_knows_what_each_op_had(store: SqliteStore) -> None:
+def test_a_resumed_campaign_knows_what_each_op_has_spent(store: SqliteStore) -> None:
     times = {"twice": SLOW, "thrice": tuple(80 * 0.99**number for number in range(99))}
     run(store, {"twice": SLOW}, Budget(evals=64))
     run(store, times, Budget(evals=48), PricedModel(written={"twice": 64}))
-    assert spent(store, "thrice").evals == 48  # nearly as much headroom, and nothing of the budget before
+    assert spent(store, "thrice").evals == 48  # its headroom is nearly as large, and it had spent nothing
 
 
 def test_headroom_shrinks_as_times_do(store: SqliteStore) -> None:
@@ -116,7 +116,7 @@ def test_headroom_shrinks_as_times_do(store: SqliteStore) -> None:
     assert headroom(search, view(search, store)) < before
 
 
-def test_headroom_is_a_guess_until_something_was_measured(store: SqliteStore) -> None:
+def test_headroom_is_a_guess_until_something_is_measured(store: SqliteStore) -> None:
     (search,) = searches(store, {"twice": ()}, Budget(evals=8))
     assert not is_measured(search, view(search, store))
     run(store, {"twice": (15.0,)}, Budget(evals=8))

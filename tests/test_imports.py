@@ -1,4 +1,4 @@
-"""Imports go one way: `evolve` imports `archive` and `reference_ops`, which import neither `evolve` nor each other."""
+"""Tests of import directions: `archive` and `reference_ops` import neither `evolve` nor each other."""
 
 import ast
 from collections.abc import Iterable
@@ -15,8 +15,8 @@ MODULES = sorted(
     for path in (ROOT / package).rglob("*.py")
 )
 OURS = {"archive", "evolve", "reference_ops"}
-LONGEST_CHAIN = 16  # modules, each of which imports the next when it is imported itself
-# The only places that may import a library.
+LONGEST_CHAIN = 16  # modules, each of which imports the next one at module level
+# Libraries, and the only places that may import them.
 RESERVED = {
     "cupy": ("evolve/devices/cuda/", "evolve/export/template/"),  # the template runs in the exported package
     "cupy_backends": ("evolve/devices/cuda/", "evolve/export/template/"),
@@ -36,7 +36,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def imported(path: Path) -> set[str]:
-    """Return every name that a file imports, also inside functions."""
+    """Return every name that a file imports, including imports inside functions."""
     return names(ast.walk(tree(path)), path)
 
 
@@ -65,7 +65,7 @@ def test_libraries_stay_where_they_belong(path: Path) -> None:
             assert str(path).startswith(places), f"only {' and '.join(places)} may import {library}"
 
 
-def test_proposers_never_see_a_device() -> None:
+def test_proposers_do_not_import_devices_or_engines() -> None:
     unseen = ("evolve.devices", "evolve.engines", "evolve.evaluation")
     for path in MODULES:
         if path.parts[:2] == ("evolve", "proposers"):
@@ -93,7 +93,7 @@ def test_a_device_is_made_in_its_own_folder_only() -> None:
 
 
 def test_only_devices_compare_a_kind_of_device_with_a_name() -> None:
-    """What differs between devices is in their policies. The `type` of a torch.device is another matter."""
+    """Differences between devices belong in their policies. Comparing the `type` of a torch.device is allowed."""
     for path in MODULES:
         if path.parts[0] != "evolve" or path.parts[1] == "devices":
             continue
@@ -104,11 +104,11 @@ def test_only_devices_compare_a_kind_of_device_with_a_name() -> None:
                 assert not named or any(side.endswith(".type") for side in sides), f"{path}: {ast.unparse(node)}"
 
 
-def test_no_module_imports_itself_in_a_circle_and_no_chain_of_imports_is_longer_than_it_was() -> None:
+def test_imports_have_no_cycles_and_no_chain_is_too_long() -> None:
     modules = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}
     graph = {name: names(tree(path).body, path) & modules.keys() - {name} for name, path in modules.items()}
     length: dict[str, int] = {}
     for name in TopologicalSorter(graph).static_order():  # raises a CycleError that names the circle
         length[name] = 1 + max((length[other] for other in graph[name]), default=0)
     longest = max(length, key=lambda name: length[name])
-    assert length[longest] <= LONGEST_CHAIN, f"{longest} begins a chain of {length[longest]} imports"
+    assert length[longest] <= LONGEST_CHAIN, f"{longest} starts a chain of {length[longest]} imports"

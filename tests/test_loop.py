@@ -1,4 +1,4 @@
-"""The loop over a real archive and the real offline proposer; the engine is scripted, so that it needs no device."""
+"""Tests of the loop with a real archive and the real offline proposer. The engine is scripted and needs no device."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ SEED = Proposal("twice", "seed", "shipped", bad_kernels.twice_kernel(), created=
 
 
 def by_threads(*failing: int) -> Callable[[Job], Evaluation]:
-    """Return a judge: a kernel takes as many us as it has threads, and fails its confirmation if they are `failing`."""
+    """Return a judge: a kernel takes 1 us per thread, and fails its confirmation with a `failing` number of threads."""
 
     def judge(job: Job) -> Evaluation:
         threads = job.kernel.plan.settings["THREADS"]
@@ -61,7 +61,7 @@ class OnlyFailures:
 
 @dataclass(frozen=True)
 class Parrot:
-    """A model that offers the same kernel again and again."""
+    """A model that proposes the same kernel again and again."""
 
     name: str = "model"
 
@@ -87,16 +87,16 @@ def test_the_fastest_setting_is_found_and_the_run_ends_when_nothing_is_left(stor
     run(store, engine)
     best = min(store.find(Evaluation), key=lambda evaluation: evaluation.measurements[0].median_us)
     assert best.measurements[0].median_us == 64.0
-    assert len(engine.evaluated) == 3  # every setting of the one knob, each once
+    assert len(engine.evaluated) == 3  # each setting of the only knob once
 
 
-def test_every_event_is_in_the_archive_before_it_is_told(store: SqliteStore) -> None:
+def test_every_event_is_in_the_archive_before_it_is_reported(store: SqliteStore) -> None:
     for event in evolve(search(), [SEED], OfflineProposer(), engine_by_threads(), store):
         found = store.find(Proposal) if isinstance(event, Proposal) else store.find(Evaluation)
         assert event in found
 
 
-def test_a_run_that_was_stopped_goes_on_without_losing_or_repeating_anything(store: SqliteStore) -> None:
+def test_a_stopped_run_resumes_without_losing_or_repeating_work(store: SqliteStore) -> None:
     first, second = engine_by_threads(stop_after=2), engine_by_threads()
     with pytest.raises(KeyboardInterrupt):
         run(store, first)
@@ -104,7 +104,7 @@ def test_a_run_that_was_stopped_goes_on_without_losing_or_repeating_anything(sto
     assert len(first.evaluated) == 2
     evaluated = sorted(kernel.id for kernel in first.evaluated + second.evaluated)
     assert evaluated == sorted({kernel.id for kernel in store.find(Kernel)})
-    assert len(store.find(Evaluation)) == 4  # one for each setting, and the champion confirmed
+    assert len(store.find(Evaluation)) == 4  # one for each setting, and the champion's confirmation
 
 
 def test_running_again_when_everything_is_known_evaluates_nothing(store: SqliteStore) -> None:
@@ -114,13 +114,13 @@ def test_running_again_when_everything_is_known_evaluates_nothing(store: SqliteS
     assert (again.evaluated, again.confirmed) == ([], [])
 
 
-def test_the_number_of_tries_is_kept(store: SqliteStore) -> None:
+def test_the_run_keeps_its_number_of_tries(store: SqliteStore) -> None:
     engine = engine_by_threads()
     run(store, engine, tries=2)
     assert len(engine.evaluated) == 2
 
 
-def test_failed_replies_count_as_tries_so_a_mute_model_ends_the_run(store: SqliteStore) -> None:
+def test_failed_replies_count_as_tries_so_a_model_that_writes_no_kernel_ends_the_run(store: SqliteStore) -> None:
     events = list(evolve(search(tries=20), [], OnlyFailures(), engine_by_threads(), store))
     assert len(events) == 20
     assert all(proposal.failure for proposal in store.find(Proposal))
@@ -139,7 +139,7 @@ def test_no_evaluation_begins_after_the_deadline(store: SqliteStore) -> None:
     assert OpView(store, "twice", CPU).pending() == [bad_kernels.twice_kernel().id]
 
 
-def test_in_the_end_the_champion_alone_is_confirmed(store: SqliteStore) -> None:
+def test_only_the_champion_is_confirmed_at_the_end(store: SqliteStore) -> None:
     engine = engine_by_threads()
     run(store, engine)
     assert threads(engine.confirmed) == [64]
@@ -147,7 +147,7 @@ def test_in_the_end_the_champion_alone_is_confirmed(store: SqliteStore) -> None:
     assert OpView(store, "twice", CPU).unconfirmed() == []
 
 
-def test_where_a_champion_falls_the_next_one_is_confirmed(store: SqliteStore) -> None:
+def test_when_a_champion_fails_its_confirmation_the_next_one_is_confirmed(store: SqliteStore) -> None:
     engine = engine_by_threads(64, 128)
     run(store, engine)
     assert threads(engine.confirmed) == [64, 128, 256]
@@ -155,12 +155,12 @@ def test_where_a_champion_falls_the_next_one_is_confirmed(store: SqliteStore) ->
     assert sorted(str(verdict.outcome) for verdict in verdicts.values()) == ["passed", "unsafe", "unsafe"]
 
 
-def test_when_every_champion_falls_nobody_is_left_and_the_run_ends(store: SqliteStore) -> None:
+def test_a_run_ends_without_a_champion_when_every_confirmation_fails(store: SqliteStore) -> None:
     run(store, engine_by_threads(64, 128, 256))
     assert population.champions(population.latest(store.find(Evaluation), CPU.key).values()) == ()
 
 
-def test_champions_are_confirmed_when_the_time_is_over(store: SqliteStore) -> None:
+def test_champions_are_confirmed_after_the_deadline(store: SqliteStore) -> None:
     store.append(SEED, Evaluation(SEED.kernel_id, "twice", CPU, Outcome.PASSED, "", (TIME,)))
     engine = engine_by_threads()
     list(evolve(search(seconds=-1), [], OfflineProposer(), engine, store))
@@ -174,7 +174,7 @@ def test_a_run_that_was_stopped_confirms_nothing(store: SqliteStore) -> None:
     assert engine.confirmed == []
 
 
-def test_every_kernel_is_told_the_time_to_beat(store: SqliteStore) -> None:
+def test_every_job_contains_the_time_to_beat(store: SqliteStore) -> None:
     engine = engine_by_threads()
     run(store, engine)
     bars = {job.kernel.plan.settings["THREADS"]: dict(job.bars) for job in engine.jobs if not job.confirm}
@@ -182,7 +182,7 @@ def test_every_kernel_is_told_the_time_to_beat(store: SqliteStore) -> None:
     assert bars[256] == {"n=4096 float32": 128.0}
 
 
-def test_a_kernel_that_says_the_same_in_other_words_is_not_evaluated_again(store: SqliteStore) -> None:
+def test_a_kernel_that_differs_only_in_its_note_is_not_evaluated_again(store: SqliteStore) -> None:
     engine = engine_by_threads()
     again = bad_kernels.twice_kernel(note="in other words")
     run(store, engine, tries=1)
@@ -196,7 +196,7 @@ def test_a_kernel_that_says_the_same_in_other_words_is_not_evaluated_again(store
 
 @dataclass(frozen=True)
 class Reader:
-    """A model that has nothing to say once it has read what the profiler counted; `read` is what it was shown."""
+    """A model that proposes nothing. `read` collects the profiles in its requests."""
 
     read: list[tuple[Profile, ...]] = field(default_factory=list)
     name: str = "model"
@@ -212,32 +212,32 @@ def profiled(store: SqliteStore, engine: FakeEngine) -> list[tuple[Profile, ...]
     return reader.read
 
 
-def test_what_a_parent_does_is_counted_before_a_model_is_asked(store: SqliteStore) -> None:
+def test_parents_are_profiled_before_a_model_is_asked(store: SqliteStore) -> None:
     shown = profiled(store, engine_by_threads())
     assert shown
     assert all([profile.kernel_id for profile in profiles] == [SEED.kernel_id] for profiles in shown)
 
 
-def test_what_was_counted_once_is_not_counted_again(store: SqliteStore) -> None:
+def test_a_kernel_is_profiled_only_once(store: SqliteStore) -> None:
     engine = engine_by_threads()
     profiled(store, engine)
     profiled(store, engine)
     assert engine.profiled == [(SEED.kernel_id, TWICE, "n=4096 float32")]
 
 
-def test_without_a_profiler_the_model_is_asked_all_the_same(store: SqliteStore) -> None:
+def test_the_model_is_asked_even_without_a_profiler(store: SqliteStore) -> None:
     shown = profiled(store, FakeEngine(by_threads()))
     assert shown
     assert not any(shown)
 
 
-def test_nothing_is_counted_for_a_proposer_that_would_not_read_it(store: SqliteStore) -> None:
+def test_nothing_is_profiled_for_a_proposer_that_does_not_read_profiles(store: SqliteStore) -> None:
     engine = engine_by_threads()
     run(store, engine)
     assert engine.profiled == []
 
 
-def test_the_archive_tells_when_a_run_ended_also_one_that_was_stopped(store: SqliteStore) -> None:
+def test_the_archive_records_when_a_run_ended_even_if_it_was_stopped(store: SqliteStore) -> None:
     run(store, engine_by_threads(), tries=1)
     with pytest.raises(KeyboardInterrupt):
         run(store, engine_by_threads(stop_after=0), tries=2)

@@ -1,4 +1,4 @@
-"""The speed of light follows from the least bytes and from the rate of the unit that can do the arithmetic."""
+"""Tests of the speed of light, which follows from the bytes to move and the rate of the units for the arithmetic."""
 
 from collections.abc import Mapping
 from dataclasses import replace

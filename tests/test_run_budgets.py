@@ -1,4 +1,4 @@
-"""How the loop holds its budgets, with a model and an engine that do as they are told."""
+"""Tests of how the loop keeps to its budgets, with a scripted model and engine."""
 
 import time
 from pathlib import Path
@@ -29,7 +29,7 @@ SCOPE = Scope("run")
 
 
 def run(store: SqliteStore, limits: Budget, model: PricedModel, engine: FakeEngine, scope: Scope = SCOPE) -> Ended:
-    """One leg of the run; why it ended."""
+    """Run one leg and return why it ended."""
     store.append(Run(scope.run, "twice", CPU.key, model.name, 7, time.time(), budget=limits))
     deadline = time.monotonic() + (limits.seconds or 60.0)
     events = evolve(Search(scope.run, op(), TWICE, 7, limits, deadline, scope), [], model, engine, store)
@@ -40,32 +40,32 @@ def spent(store: SqliteStore, run: str = "run") -> Spent:
     return budget.spent(run, budget.history(store, "twice", CPU.key))
 
 
-def test_tokens_are_held(store: SqliteStore) -> None:
+def test_the_run_keeps_its_budget_of_tokens(store: SqliteStore) -> None:
     assert run(store, Budget(tokens=20 * PRICE.tokens), PricedModel(), timed_engine()) is Ended.TOKENS
     assert spent(store).tokens == 20 * PRICE.tokens
 
 
-def test_dollars_are_held_within_one_reply(store: SqliteStore) -> None:
+def test_the_run_exceeds_its_budget_of_dollars_by_at_most_one_reply(store: SqliteStore) -> None:
     assert run(store, Budget(usd=0.105), PricedModel(), timed_engine()) is Ended.USD
     assert spent(store).usd == pytest.approx(0.11)
 
 
-def test_replies_without_a_kernel_are_paid_for_too(store: SqliteStore) -> None:
+def test_replies_without_a_kernel_count_towards_the_budget(store: SqliteStore) -> None:
     assert run(store, Budget(tokens=20 * PRICE.tokens), PricedModel(prose=True), timed_engine()) is Ended.TOKENS
     assert len(store.find(Proposal)) == 20
 
 
-def test_a_proposer_is_told_all_that_is_left(store: SqliteStore) -> None:
+def test_a_request_contains_the_rest_of_the_budget(store: SqliteStore) -> None:
     search = Search("run", op(), TWICE, 7, Budget(evals=9, tokens=100, usd=1.0), 123.0)
     assert search.request(OpView(store, "twice", CPU), Spent(2, 30, 0.25)).left == Left(70, 0.75, 7, 123.0)
 
 
-def test_what_was_paid_for_is_evaluated_before_the_run_ends(store: SqliteStore) -> None:
+def test_all_paid_kernels_are_evaluated_before_the_run_ends(store: SqliteStore) -> None:
     run(store, Budget(tokens=20 * PRICE.tokens), PricedModel(), timed_engine())
     assert len({evaluation.kernel_id for evaluation in store.find(Evaluation)}) == 20
 
 
-def test_evaluations_are_held(store: SqliteStore) -> None:
+def test_the_run_keeps_its_budget_of_evaluations(store: SqliteStore) -> None:
     engine = timed_engine()
     assert run(store, Budget(evals=11), PricedModel(), engine) is Ended.EVALS
     assert len(engine.evaluated) == 11
@@ -76,12 +76,12 @@ def test_a_model_without_ideas_ends_the_run(store: SqliteStore) -> None:
 
 
 def test_the_run_ends_when_the_champion_is_near_enough_to_the_speed_of_light(store: SqliteStore) -> None:
-    engine = timed_engine(*(50.0,) * 10, 10.4)  # light needs 10
+    engine = timed_engine(*(50.0,) * 10, 10.4)  # the speed of light is 10 us
     assert run(store, Budget(evals=1000, until_light=0.95), PricedModel(), engine) is Ended.LIGHT
     assert len(engine.evaluated) == 2 * GENERATION
 
 
-def test_where_the_champion_at_light_falls_the_search_goes_on(store: SqliteStore) -> None:
+def test_the_search_continues_if_the_champion_at_the_speed_of_light_fails_its_confirmation(store: SqliteStore) -> None:
     engine = FakeEngine(by_number({"twice": (10.2, *((50.0,) * 19), 10.3)}, 1))
     assert run(store, Budget(evals=1000, until_light=0.95), PricedModel(), engine) is Ended.LIGHT
     assert number_of(engine.confirmed[0]) == 1
@@ -91,7 +91,7 @@ def test_where_the_champion_at_light_falls_the_search_goes_on(store: SqliteStore
 
 
 @pytest.mark.parametrize("killed_after", [1, 5, 8, 13, 19])
-def test_a_killed_run_spends_exactly_the_rest_when_it_goes_on(store: SqliteStore, killed_after: int) -> None:
+def test_a_killed_run_spends_exactly_the_rest_when_it_is_resumed(store: SqliteStore, killed_after: int) -> None:
     limits, model = Budget(evals=20, tokens=10**6), PricedModel()
     with pytest.raises(KeyboardInterrupt):
         run(store, limits, model, timed_engine(stop_after=killed_after))
@@ -104,12 +104,12 @@ def test_a_killed_run_spends_exactly_the_rest_when_it_goes_on(store: SqliteStore
     assert spent(store).tokens == 20 * PRICE.tokens
 
 
-def test_what_a_run_counted_is_what_the_archive_tells(store: SqliteStore) -> None:
+def test_tries_counted_from_the_archive_match_the_budget(store: SqliteStore) -> None:
     run(store, Budget(evals=12), PricedModel(prose=True), timed_engine())
     assert spent(store).evals == 12
 
 
-def test_a_run_that_has_spent_everything_only_confirms_when_it_goes_on(store: SqliteStore) -> None:
+def test_a_run_that_has_spent_everything_only_confirms_when_it_is_resumed(store: SqliteStore) -> None:
     model = PricedModel()
     run(store, Budget(evals=8), model, timed_engine())
     again = timed_engine()
@@ -117,7 +117,7 @@ def test_a_run_that_has_spent_everything_only_confirms_when_it_goes_on(store: Sq
     assert (again.evaluated, model.written["twice"]) == ([], 8)
 
 
-def test_a_fresh_run_leaves_what_others_left_over(store: SqliteStore) -> None:
+def test_a_fresh_run_does_not_evaluate_leftovers_of_other_runs(store: SqliteStore) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(store, Budget(evals=8), PricedModel(), timed_engine(stop_after=3))
     engine, model = timed_engine(), PricedModel(written={"twice": 100})

@@ -19,7 +19,7 @@ from evolve.export.winners import NoWinnerError
 from reference_ops.op import Number, Op
 
 TAKEN_PACKAGES = (*runtime_copy.ROOTS, "torch", "cupy", "numpy", "test", "tests")
-TAKEN_FUNCTIONS = ("explain", "kernels", "ops")  # names in every package
+TAKEN_FUNCTIONS = ("explain", "kernels", "ops")  # functions and modules of every package
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def check_op(op: Op, path: Path) -> None:
 def defaults(op: Op) -> Mapping[str, Number | None]:
     """Return the parameters of the op's function with their defaults; those without a default come first.
 
-    A default is the reference's own, else the value that all workloads of the op share.
+    The default is that of the reference, or else the value that all workloads of the op share.
     """
     written = inspect.signature(op.reference).parameters
     found: dict[str, Number | None] = {}
@@ -221,9 +221,9 @@ def _check_target(folder: Path, name: str) -> None:
 
 def _nothing(skipped: Sequence[SkippedOp]) -> UserError:
     if not skipped:
-        return UserError("there is no op to export", "name one, such as softmax")
+        return UserError("there is no op to export", "name an op, such as softmax")
     reasons = "\n".join(f"  {op.name}: {op.reason}" for op in skipped)
-    run = f"`evolve run {skipped[0].name}` on a machine with an NVIDIA GPU finds kernels"
+    run = f"run `evolve run {skipped[0].name}` on a machine with an NVIDIA GPU to find kernels"
     hint = next((op.hint for op in skipped if op.hint), f"{run}; times of the emulated device are never exported")
     return UserError(f"nothing can be exported\n{reasons}", hint)
 

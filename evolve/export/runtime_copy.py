@@ -1,6 +1,6 @@
 """Runtime of an exported package: copies of the modules that it needs, with relative imports.
 
-The imports decide which modules are copied. Nothing is implemented twice.
+Imports decide which modules are copied, so nothing is implemented twice.
 """
 
 import ast
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RUNTIME = "_runtime"
-# The place of each package in the exported one, the longest prefix first.
+# Where each of our packages goes in the exported package; longer prefixes come first.
 HOMES = {
     "evolve.export.template": RUNTIME,
     "evolve": RUNTIME,
@@ -22,11 +22,11 @@ DOCSTRING = '"""Copied from evolve-kernels, which generated this package. Make c
 
 
 class NotPortableError(Exception):
-    """An op or a file that cannot work in a package of its own; the message says why."""
+    """An op or a file cannot work in an exported package; the message says why."""
 
 
 def files(modules: set[str]) -> dict[str, str]:
-    """Return the runtime's files by their path in the package: the entry, these modules and all that they import."""
+    """Return the runtime's files by path in the package: the entry, these modules and everything they import."""
     copied: dict[str, str] = {}
     waiting, seen = [ENTRY, *sorted(modules)], set[str]()
     while waiting:
@@ -43,7 +43,7 @@ def files(modules: set[str]) -> dict[str, str]:
 
 
 def home(module: str) -> str:
-    """Return the place of one of our modules in the package."""
+    """Return the name that one of our modules has in the exported package."""
     for prefix, place in HOMES.items():
         if module == prefix or module.startswith(f"{prefix}."):
             return place + module[len(prefix) :]
@@ -51,7 +51,7 @@ def home(module: str) -> str:
 
 
 def ported(source: str, place: str) -> tuple[str, set[str]]:
-    """Return a module's text with imports that fit its place in the package, and our modules that it imports."""
+    """Return a module's text with imports adapted to its place in the package, and our modules that it imports."""
     lines = source.split("\n")
     imported: set[str] = set()
     for node in ast.walk(ast.parse(source)):
@@ -93,7 +93,7 @@ def _path(module: str) -> Path:
 
 
 def _imported(module: str, names: list[str]) -> set[str]:
-    """Return the modules of an import: one for each name in `from archive import kernel`, else the module itself."""
+    """Return the modules of an import: the module itself, or the named modules, as in `from archive import kernel`."""
     if _path(module).is_file():
         return {module}
     modules = {f"{module}.{name}" for name in names}

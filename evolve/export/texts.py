@@ -1,7 +1,7 @@
 """Texts of an exported package: its functions, its pyproject.toml and its README.
 
-Archives are untrusted, and so are the names of devices and tools in them. Every value in a template is a name that
-`check_op` has checked, or is written by `_literal`, `_prose` or `_cell`, so no text can become code.
+Archives are untrusted, and so are the names of devices and tools in them. Every value in a template is either a name
+that `check_op` has checked or a result of `_literal`, `_prose` or `_cell`, so no text can become code.
 """
 
 import json
@@ -100,8 +100,8 @@ torch.compile. Everywhere else PyTorch runs, so every call works.
 ## What was measured
 Times are medians of GPU time in microseconds with cold caches. `compile` is the faster of torch.compile's default and
 max-autotune modes. The speedup comes from a paired timing: a separate process times the kernel and the fastest of
-PyTorch in turn. The range is the 95 % interval of the median. A kernel runs if the low end of this interval is above
-the noise, which is measured by timing the kernel against itself.
+PyTorch in turn. The range is the 95 % confidence interval of the median. A kernel runs if the low end of this interval
+is above the noise, which is measured by timing the kernel against itself.
 
 | op | workload | GPU | kernel | kernel us | eager us | compile us | speedup |
 | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -191,7 +191,7 @@ def _function(op: Op, entry: ExportedEntry) -> str:
 
 
 def _literal(value: str | float) -> str:
-    """Return a value as a literal of Python and, for a string, of TOML. Infinities and NaN become `float("inf")`."""
+    """Return a value as a Python literal, which for strings is also TOML. Infinity becomes `float("inf")`."""
     if isinstance(value, str):
         return escaped(json.dumps(value, ensure_ascii=False))
     not_finite = isinstance(value, float) and not math.isfinite(value)
@@ -199,13 +199,13 @@ def _literal(value: str | float) -> str:
 
 
 def _prose(text: str) -> str:
-    """Return text for a docstring, which it cannot end."""
+    """Return text that is safe inside a docstring: it cannot end the docstring."""
     plain = escaped(" ".join(text.split())).replace("\\", "\\\\").replace('"', "'")
     return "\n".join(textwrap.wrap(plain, 110, subsequent_indent="    "))
 
 
 def _cell(text: str) -> str:
-    """Return text for a cell of a Markdown table, in which it cannot make columns, links or tags."""
+    """Return text that is safe in a cell of a Markdown table: it cannot create columns, links or tags."""
     return MARKUP.sub(r"\\\g<0>", escaped(" ".join(text.split())))
 
 

@@ -20,7 +20,7 @@ Champions = Mapping[tuple[str, str], Row]  # by the GPU's name and the workload
 
 
 class NoWinnerError(Exception):
-    """No kernel of an op can be exported; the message says why, the hint what to do."""
+    """No kernel of an op can be exported; the message says why, and the hint says what to do."""
 
     def __init__(self, reason: str, hint: str = "") -> None:
         super().__init__(reason)
@@ -32,7 +32,7 @@ def confirmed_on_gpus(
 ) -> list[Evaluation]:
     """Return the latest evaluations of confirmed kernels on GPUs. Raise a NoWinnerError if there is none.
 
-    Evaluations from merged archives count only with `trust_merged`: users of a package rely on what was measured here.
+    Evaluations from merged archives count only with `trust_merged`: a package should contain times measured here.
     """
     merged = set() if trust_merged else {one.evaluation_id for one in store.find(Merged, op.name)}
     every = [e for e in store.find(Evaluation, op.name) if policy_of(e.device.kind).times_are_gpu_times]
@@ -42,8 +42,8 @@ def confirmed_on_gpus(
     if not on_gpus:
         raise NoWinnerError(
             "all its evaluations come from merged archives; none was made on this machine",
-            f"`evolve confirm {op.name}` tests the kernels on this machine's GPU; if the merged archives are your own, "
-            "--trust-merged exports them as they are",
+            f"run `evolve confirm {op.name}` to test the kernels on this machine's GPU; if the merged archives are "
+            "your own, --trust-merged exports them as they are",
         )
     verdicts = [population.latest(on_gpus, key) for key in dict.fromkeys(e.device.key for e in on_gpus)]
     passed = [e for verdict in verdicts for e in verdict.values() if e.passed and e.kernel_id in kernels]
@@ -52,7 +52,7 @@ def confirmed_on_gpus(
     confirmed = [e for e in passed if e.confirmed]
     if not confirmed:
         raise NoWinnerError(
-            "its champions are not confirmed yet", f"`evolve confirm {op.name}` tests them again, on the same GPU"
+            "its champions are not confirmed yet", f"run `evolve confirm {op.name}` on the same GPU to test them again"
         )
     return confirmed
 
@@ -80,7 +80,7 @@ def shipped(
 ) -> tuple[Shipped, ...]:
     """Return the champions that beat PyTorch on some workload, with their times on all workloads that a kernel wins.
 
-    A champion's times on workloads that another one wins are needed where the other one refuses a shape near them.
+    A champion's times on workloads that another kernel wins are used if the other kernel refuses a nearby shape.
     """
     winners = dict.fromkeys(kernel for kernel, measured in best.values() if measured.wins)
     if not winners:
@@ -138,7 +138,7 @@ def _measured(op: Op, kernel: Kernel, evaluation: Evaluation) -> Iterator[Measur
             if not accepts(kernel, at):
                 continue
             bound = bind(kernel, at)
-        except (IllegalError, PlanError):  # the op has changed since
+        except (IllegalError, PlanError):  # the op has changed since the evaluation
             continue
         yield Measured(
             device=evaluation.device.name,

@@ -1,4 +1,4 @@
-"""LLM proposer with a scripted endpoint, over real HTTP."""
+"""Helpers that call the LLM proposer with a scripted endpoint, over real HTTP."""
 
 from collections.abc import Sequence
 

@@ -1,10 +1,10 @@
-"""The kernels in `tests/cheats`: the trick of each stands in its note, the outcomes that an evaluation may have below.
+"""The kernels in `tests/cheats`. The note of each describes its trick.
 
-The comment lines right after a plan:
+Comment lines right after the plan say how an evaluation may end:
 
-    // caught: wrong, unsafe     the outcomes that describe the trick honestly
-    // on: cuda                  the device it is for; both devices where the line is missing
-    // at: confirm               an evaluation may let it pass by luck, the confirmation of champions must not
+    // caught: wrong, unsafe     outcomes that describe the trick correctly
+    // on: cuda                  the device it is for; without this line, both devices
+    // at: confirm               an evaluation may pass it by luck, but the confirmation of champions must not
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class CheatFile:
 
     @cached_property
     def kernel(self) -> Kernel | None:
-        """The kernel, or None if its plan cannot be read."""
+        """Return the kernel, or None if its plan cannot be read."""
         try:
             return parse(self.text)
         except ValueError:
@@ -43,17 +43,17 @@ class CheatFile:
 
     @property
     def kind(self) -> Outcome | None:
-        """The outcome that describes the trick best; None for an honest kernel."""
+        """Return the outcome that describes the trick best; None for an honest kernel."""
         return self.caught[0] if self.caught else None
 
     @property
     def lasts(self) -> bool:
-        """Whether its evaluation may take as long as a deadline."""
+        """Return whether its evaluation may take until a deadline."""
         return Outcome.TIMED_OUT in self.caught or "bomb" in self.name
 
 
 def files(folder: str) -> tuple[CheatFile, ...]:
-    """The kernels of `kernels`, `honest` or `gains`."""
+    """Return the kernels in the folder `kernels`, `honest` or `gains`."""
     return tuple(_read(path) for path in sorted((CORPUS / folder).glob("*.cu")))
 
 

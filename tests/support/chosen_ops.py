@@ -1,8 +1,8 @@
-"""Which ops of the catalog a test takes that costs too much to do for every one of them."""
+"""Selections of ops for tests that would take too long over the whole catalog."""
 
 from reference_ops import catalog
 
-# Whose results are exact, or one rounding away from it: on fresh seeds each time, nothing is left to chance.
+# Ops whose results are exact or off by one rounding, so that tests with new seeds each time cannot fail by chance.
 EXACT = (
     "embedding", "gather", "gelu", "histogram", "max_pool2d", "permute", "quantise_rows_fp8", "relu", "sort", "topk",
     "transpose",
@@ -11,7 +11,7 @@ THOROUGH = ("add_rms_norm", "causal_conv1d", "gelu", "rms_norm", "softmax", "top
 
 
 def some() -> list[str]:
-    """Those whose kernels are made for speed, and one more of each family with a backward of it, if it has one."""
+    """Return the ops with optimised kernels, and one op of each family, together with a backward op if it has one."""
     chosen = list(THOROUGH)
     for family in sorted({catalog.family(name) for name in catalog.names()}):
         others = [catalog.load(name) for name in catalog.names() if catalog.family(name) == family]

@@ -1,4 +1,4 @@
-"""Commands in a process of their own, as a user starts them."""
+"""Commands in their own process, started as a user starts them."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ TWICE = str(ROOT / "tests" / "samples" / "twice.py")
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without settings of evolve and of models, and with `extra`."""
+    """Return this process's environment, without settings of evolve and of models, and with `extra`."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI", "EVOLVE"))}
     return {**own, "PYTHONPATH": f"{ROOT}:{own.get('PYTHONPATH', '')}", "COLUMNS": "120", **(extra or {})}
 
@@ -24,12 +24,12 @@ def start(folder: Path, *arguments: str, extra: dict[str, str] | None = None) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=_restore_interrupts,  # noqa: PLW1509 - no thread of the tests holds a lock that this could wait for
+        preexec_fn=_restore_interrupts,  # noqa: PLW1509 - no thread of the tests holds a lock that this could need
     )
 
 
 def _restore_interrupts() -> None:
-    """Processes that a shell starts in the background ignore SIGINT, and so would the commands that tests start."""
+    """Restore SIGINT: a shell's background processes ignore it, and so would commands started by tests."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

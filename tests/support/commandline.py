@@ -1,4 +1,4 @@
-"""Commands in this process, through the entry point of the installed script, and an archive to read."""
+"""Commands run in this process through the entry point of the installed script, and an archive for them to read."""
 
 from pathlib import Path
 

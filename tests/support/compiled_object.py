@@ -1,4 +1,4 @@
-"""An object file that this system's C++ compiler makes from a source text."""
+"""Object files built by this system's C++ compiler."""
 
 import subprocess
 from pathlib import Path
@@ -10,7 +10,7 @@ from evolve.devices.emulated.compiler import find_compiler
 
 
 def compiled_object(source: str, folder: Path) -> bytes:
-    """The compiled source as an ELF file; skips the test where this system's object files are of another format."""
+    """Return the compiled source as an ELF file; skip the test if this system's object files have another format."""
     (folder / "a.cpp").write_text(source)
     command = find_compiler()
     assert command

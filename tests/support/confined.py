@@ -1,6 +1,6 @@
 """Script that enters the sandbox and prints, as JSON, what it can still do.
 
-Its arguments are its own folder, and `gpu` for a worker that uses one.
+Its arguments are its own folder and, for a worker that uses a GPU, `gpu`.
 """
 
 import json

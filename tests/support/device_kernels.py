@@ -1,4 +1,4 @@
-"""Kernels for device tests, without an op: device code with its launch, and every device to run them on."""
+"""Kernels without an op for device tests, functions that run them, and the list of all devices."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -20,14 +20,14 @@ EVERY_DEVICE = [
 
 @cache
 def made(kind: str) -> Device:
-    """Return the device of this kind, one for all tests. The emulated one does without NVRTC, which others test."""
+    """Return the device of this kind, shared by all tests. The emulated one does not use NVRTC: it has other tests."""
     return EmulatedDevice() if kind == "emulated" else make(kind)
 
 
 def bound(
     kernel: Kernel | str, tensors: Tensors, dims: Mapping[str, int | float] | None = None, dtype: str = "float32"
 ) -> Bound:
-    """Return a kernel bound at a point made of these tensors; floats among the dims are the op's parameters."""
+    """Return a kernel bound at a point with these tensors; floats in `dims` are parameters of the op."""
     kernel = parse(kernel) if isinstance(kernel, str) else kernel
     sizes = dims or {}
     return bind(
@@ -44,7 +44,7 @@ def bound(
 
 
 def run(device: Device, kernel: Kernel | str, tensors: Tensors, dims: Mapping[str, int | float] | None = None) -> Bound:
-    """Compile and run once; the tensors are moved to the device and back."""
+    """Compile a kernel and run it once; the tensors are copied to the device and back."""
     plan = bound(kernel, tensors, dims)
     program = device.compile(plan)
     there = {name: tensor.to(device.torch_device) for name, tensor in tensors.items()}
@@ -64,7 +64,7 @@ def rejected(device: Device, kernel: str, tensors: Tensors, **dims: float) -> Re
 
 
 def out_of(device: Device, kernel: str, size: int, dtype: torch.dtype = torch.int32, **dims: float) -> list[float]:
-    """Return what a kernel whose only tensor is `y` writes to it."""
+    """Return what a kernel writes to `y`, its only tensor."""
     y = torch.zeros(size, dtype=dtype)
     run(device, kernel, {"y": y}, dims)
     values: list[float] = y.tolist()

@@ -1,4 +1,4 @@
-"""Lines that a terminal of a given size shows."""
+"""Rendering of the lines that a terminal of a given size shows."""
 
 import io
 

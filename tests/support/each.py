@@ -1,4 +1,4 @@
-"""Tests over many cases: one test runs all of them and its failure names each case that failed."""
+"""Tests over many cases: one test runs all cases, and its failure names those that failed."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -9,9 +9,9 @@ Test = Callable[..., None]
 
 
 def each(cases: Mapping[str, Any], *, quick: Collection[str] | None = None) -> Callable[[Test], Test]:
-    """Turn a test of one case into one test of all cases, given by name; a case that is a tuple holds the arguments.
+    """Turn a test of one case into one test of all named cases; a case that is a tuple holds several arguments.
 
-    With `quick`, the quick run takes the cases of these names alone, and the exhaustive run all others.
+    With `quick`, the quick run takes only the cases with these names, and the exhaustive run takes all others.
     """
 
     def decorated(test: Test) -> Test:
@@ -31,14 +31,14 @@ def each(cases: Mapping[str, Any], *, quick: Collection[str] | None = None) -> C
 def _failure(test: Test, case: Any) -> Exception | None:
     try:
         test(*case) if isinstance(case, tuple) else test(case)
-    except Exception as error:  # noqa: BLE001 - whatever one case raises is reported beside the failures of the others
+    except Exception as error:  # noqa: BLE001 - reported together with the failures of the other cases
         return error
     return None
 
 
 def _parts(cases: Mapping[str, Any], quick: Collection[str] | None) -> list[Any]:
     if not cases or not set(quick or ()) <= set(cases):
-        raise ValueError(f"no cases, or no such cases: {sorted(set(quick or ()) - set(cases))}")
+        raise ValueError(f"there are no cases, or none with these names: {sorted(set(quick or ()) - set(cases))}")
     if quick is None:
         return [pytest.param(tuple(cases), id="all")]
     rest = tuple(name for name in cases if name not in quick)
@@ -46,5 +46,5 @@ def _parts(cases: Mapping[str, Any], quick: Collection[str] | None) -> list[Any]
 
 
 def sampled(names: Collection[str], quick: Collection[str]) -> list[Any]:
-    """Parameters for `pytest.mark.parametrize`: all names, of which the quick run takes those in `quick` alone."""
+    """Return `pytest.mark.parametrize` parameters for all names; the quick run takes only those in `quick`."""
     return [pytest.param(name, marks=[] if name in quick else [pytest.mark.exhaustive]) for name in names]

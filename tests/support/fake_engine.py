@@ -1,4 +1,4 @@
-"""Fake engine: gives verdicts without a device and records what it was asked, for tests of all that uses an engine."""
+"""Fake engine for tests of code that uses an engine: gives verdicts without a device and records its calls."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,14 +31,14 @@ def refuse(request: object) -> TimingResult:
 
 @dataclass
 class FakeEngine:
-    """Yields `judge(job)` for each job, profiles with fixed counters, and answers `times(request)` for PyTorch."""
+    """Engine that yields `judge(job)` for each job, fixed counters as profile, and `times(request)` for PyTorch."""
 
     judge: Callable[[Job], Evaluation] = verdict
     info: DeviceInfo = CPU
-    counters: tuple[tuple[str, float], ...] | None = None  # None: no profile
+    counters: tuple[tuple[str, float], ...] | None = None  # None if it has no profiler
     unprofiled: str = ""
     times: Callable[[TimingRequest], TimingResult] = refuse
-    stop_after: int | None = None  # evaluations, after which it raises KeyboardInterrupt, as in a run that is killed
+    stop_after: int | None = None  # after this many evaluations it raises KeyboardInterrupt, as in a killed run
     jobs: list[Job] = field(default_factory=list)
     profiled: list[tuple[str, str, str]] = field(default_factory=list)  # kernel's id, op, workload
     timed: list[TimingRequest] = field(default_factory=list)
@@ -74,7 +74,7 @@ class FakeEngine:
 
 
 def use_as_gpu(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    """Make every command find a GPU and evaluate on this engine."""
+    """Make commands find a GPU and evaluate on this engine."""
     monkeypatch.setattr(choose, "device_kind", lambda _requested="": "cuda")
     monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None: engine)
     return engine

@@ -1,4 +1,4 @@
-"""Faulty script: a server that gives every fault in turn at each kind of question, and records what it sent."""
+"""Script of a faulty server: produces every fault in turn for each kind of prompt, and records what it sent."""
 
 import itertools
 import json
@@ -34,14 +34,14 @@ Usage = dict[str, Any]
 
 @dataclass
 class Script:
-    """Every fault in turn at each kind of question, with good answers between; all answers differ."""
+    """Script with every fault in turn for each kind of prompt, and good answers in between. All answers differ."""
 
     numbers: Iterator[int]
     tells_cost: bool = False
     stalls: bool = True
-    usages: dict[int, Usage] = field(default_factory=dict)  # as sent, by the number of prompt tokens
-    uncounted: list[str] = field(default_factory=list)  # the texts of answers without a count of tokens
-    faults: Counter[tuple[str, str]] = field(default_factory=Counter)  # by the kind of question
+    usages: dict[int, Usage] = field(default_factory=dict)  # usages that were sent, by the number of prompt tokens
+    uncounted: list[str] = field(default_factory=list)  # texts of answers without a count of tokens
+    faults: Counter[tuple[str, str]] = field(default_factory=Counter)  # by kind of prompt and name of the fault
     _turns: dict[str, Iterator[tuple[str, Callable[[], Step]]]] = field(default_factory=dict)
 
     def step(self, recorded: Recorded) -> Step:
@@ -99,7 +99,7 @@ class Script:
 
 
 def always_failing(numbers: Iterator[int]) -> Callable[[Recorded], Step]:
-    """Return the reaction of a server that never answers."""
+    """Return the reactions of a server that never gives an answer."""
     turns = itertools.cycle([status(500), status(503), hang_up(), status(404)])
     return lambda _: next(turns)
 

@@ -1,4 +1,4 @@
-"""Archives with made-up evaluations on GPUs, for tests of the export."""
+"""Archives with made-up evaluations on GPUs for tests of the export."""
 
 import importlib
 import sys
@@ -22,13 +22,13 @@ PYTORCH_US = 100.0
 
 
 def times(workload: str, median_us: float, width: float = 0.02) -> Measurement:
-    """A time with an interval of +- 2 %, where PyTorch takes 100 us."""
+    """Return a time with an interval of +- 2 % at a workload where PyTorch takes 100 us."""
     low, high = median_us * (1 - width), median_us * (1 + width)
     return Measurement(workload, median_us, low, high, 50, PYTORCH_US, PYTORCH_US + 1, 10.0)
 
 
 def duel(measured: Measurement) -> Duel:
-    """A duel with the measured speedup and interval, and a noise of 1 %."""
+    """Return a duel with the measured speedup and interval, and a noise of 1 %."""
     low, high = (measured.baseline_us / time for time in (measured.high_us, measured.low_us))
     return Duel(measured.workload, "eager", measured.speedup, low, high, noise=0.01)
 
@@ -62,7 +62,7 @@ def archive_of(folder: Path, *records: Kernel | Evaluation) -> SqliteStore:
 
 
 def simple(op: str) -> Kernel:
-    """The shipped kernel of the op that accepts all sizes."""
+    """Return the op's shipped kernel that accepts all sizes."""
     return next(kernel for kernel in library.shipped(op) if not kernel.plan.when)
 
 
@@ -71,7 +71,7 @@ def ops(*names: str) -> list[tuple[Op, Path]]:
 
 
 def exported(folder: Path, *names: str, package: str = "primitives", device: DeviceInfo = H200) -> ExportReport:
-    """Export a package in which the simple kernel of each op wins at every workload."""
+    """Export a package in which the simple kernel of each op wins on every workload."""
     records: list[Kernel | Evaluation] = []
     for name in names:
         kernel = simple(name)
@@ -80,7 +80,7 @@ def exported(folder: Path, *names: str, package: str = "primitives", device: Dev
 
 
 def imported(folder: Path, package: str) -> ModuleType:
-    """Import an exported package; its name must differ between tests."""
+    """Import an exported package. Each test needs a package name of its own."""
     sys.path.insert(0, str(folder))
     try:
         importlib.invalidate_caches()

@@ -1,4 +1,4 @@
-"""Correct kernels for the op in `samples/twice.py` that also try to do harm, as native code on the emulated device."""
+"""Correct kernels for `samples/twice.py` that also attempt harm, as native code on the emulated device can."""
 
 from bad_kernels import RIGHT, twice_kernel
 
@@ -6,7 +6,7 @@ from archive.kernel import Kernel, parse
 
 
 def twice_and(attempt: str, note: str) -> Kernel:
-    """Return a kernel that doubles its input, or writes a wrong result if the attempt, a C++ condition, succeeds."""
+    """Return a kernel that doubles its input, but writes a wrong result if the C++ condition `attempt` is true."""
     body = f"bool done = false;\n#ifdef EVOLVE_EMULATED\nif (i == 0) done = {attempt};\n#endif\n"
     body += f"if (done) {{ out[0] = x_t(12345.0f); return; }}\n{RIGHT}"
     declarations = (

@@ -1,4 +1,4 @@
-"""An engine of a few lines that evaluates in the calling process: nothing contains a kernel that crashes or hangs."""
+"""A minimal engine that evaluates in the calling process: a kernel that crashes or hangs takes the process with it."""
 
 import secrets
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from reference_ops.op import Op
 
 
 class InProcessEngine:
-    """Evaluates one job after the other on the emulated device."""
+    """Engine that evaluates one job after the other on the emulated device."""
 
     def __init__(self) -> None:
         self._evaluator = Evaluator(choose.make("emulated"), lambda _phase: None)
@@ -39,7 +39,7 @@ class InProcessEngine:
         return result.profile
 
     def close(self) -> None:
-        """There is nothing to stop."""
+        """Do nothing: there is nothing to stop."""
 
 
 def _loaded(op: str) -> Op:

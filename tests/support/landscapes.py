@@ -1,9 +1,9 @@
-"""Landscapes: the times of all legal settings of a kernel's knobs, and requests that show some of them.
+"""Landscapes: the times of all legal settings of a kernel's knobs, and requests that contain some of them.
 
-A file has JSON lines. The first says what was measured:
+A file consists of JSON lines. The first one says what was measured:
     {"op": "softmax", "device": {...}, "workloads": ["rows=8192 cols=4096 bfloat16", ...], "kernel": "/*---..."}
-Each further line is one setting, its knobs in the order of the plan, with its times in us on those workloads (null
-where it is illegal or not accepted), or its outcome if it failed:
+Each further line is one setting, with its knobs in the order of the plan. It has the times in us on these workloads
+(null where the setting is illegal or not accepted), or the outcome if the setting failed:
     {"setting": [4, 128], "us": [37.1, null]}
     {"setting": [8, 1024], "failed": "launch error"}
 Lines may be appended at any time; a truncated line is skipped.
@@ -27,12 +27,12 @@ from reference_ops import catalog
 from reference_ops.op import Op, Workload
 
 Setting = tuple[int, ...]
-BASELINE, WIDTH = 2.0, 0.01  # PyTorch's time over the optimum; half the interval, as a share of the median
+BASELINE, WIDTH = 2.0, 0.01  # PyTorch's time over the optimum; half the interval over the median
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one setting: a time for each workload (None: not accepted), or its outcome if it failed."""
+    """Result of one setting: a time for each workload (None if not accepted), or the outcome if it failed."""
 
     times_us: tuple[float | None, ...] = ()
     failed: str = ""
@@ -40,7 +40,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Landscape:
-    """The whole space of one kernel's settings with their times."""
+    """All settings of one kernel's knobs with their times."""
 
     name: str
     op: Op = field(repr=False)
@@ -51,18 +51,18 @@ class Landscape:
 
     @cached_property
     def optimum_us(self) -> tuple[float, ...]:
-        """The best time on each workload; infinite where no setting passed."""
+        """Return the best time on each workload; infinite if no setting passed."""
         passed = [result.times_us for result in self.results.values() if result.times_us]
         found = tuple(min((us for us in of_one if us), default=math.inf) for of_one in zip(*passed, strict=True))
         return found or tuple(math.inf for _ in self.workloads)
 
     @property
     def singles(self) -> "tuple[Landscape, ...]":
-        """One landscape for each workload that some setting accepts."""
+        """Return one landscape for each workload that any setting accepts."""
         return tuple(self.alone(index) for index, least in enumerate(self.optimum_us) if math.isfinite(least))
 
     def needed(self, order: Iterable[Setting], near: float) -> int | None:
-        """Return how many settings, in this order, it takes to come near the optimum, or None."""
+        """Return how many settings in this order are needed to get within a factor `near` of the optimum, or None."""
         best = [math.inf] * len(self.workloads)
         for number, setting in enumerate(order, 1):
             times = self.result(setting).times_us
@@ -87,7 +87,7 @@ class Landscape:
         return Landscape(f"{self.name} | {wanted}", op, self.kernel, self.device, (wanted,), results)
 
     def candidate(self, kernel: Kernel, number: int = 0) -> Candidate:
-        """Return the kernel with the evaluation of its setting."""
+        """Return the kernel as a candidate with the evaluation of its setting."""
         result = self.result(setting_of(kernel))
         measurements = tuple(
             Measurement(workload, us, us * (1 - WIDTH), us * (1 + WIDTH), 30, BASELINE * self.optimum_us[index])
@@ -105,13 +105,13 @@ def _narrowed(op: Op, kind: str, kept: tuple[Workload, ...]) -> Op:
 
 
 def _mean_ratio(best: Sequence[float], optimum: Sequence[float]) -> float:
-    """Return the geometric mean ratio over the workloads that some setting accepts."""
+    """Return the geometric mean of the ratios over the workloads that any setting accepts."""
     logs = [math.log(found / least) for found, least in zip(best, optimum, strict=True) if math.isfinite(least)]
     return math.exp(sum(logs) / len(logs))
 
 
 def searched(landscape: Landscape, seed: int, wanted: int) -> Iterator[Setting]:
-    """Yield the kernel's own setting, then those that the offline proposer proposes, in order."""
+    """Yield the kernel's own setting, then the settings that the offline proposer proposes, in order."""
     tried = [landscape.candidate(landscape.kernel)]
     rng = random.Random(seed)
     yield setting_of(landscape.kernel)
@@ -126,7 +126,7 @@ def searched(landscape: Landscape, seed: int, wanted: int) -> Iterator[Setting]:
 
 
 def shuffled(landscape: Landscape, seed: int) -> Iterator[Setting]:
-    """Yield the kernel's own setting, then all others at random."""
+    """Yield the kernel's own setting, then all others in random order."""
     others = [setting for setting in landscape.results if setting != setting_of(landscape.kernel)]
     random.Random(seed).shuffle(others)
     return itertools.chain([setting_of(landscape.kernel)], others)
@@ -137,7 +137,7 @@ def setting_of(kernel: Kernel) -> Setting:
 
 
 def request(landscape: Landscape, tried: Sequence[Candidate], wanted: int, seed: int) -> Request:
-    """Return the request that follows the evaluation of these candidates."""
+    """Return the request that comes after the evaluation of these candidates."""
     by_id = {candidate.kernel.id: candidate for candidate in tried}
     alive = survivors([candidate.evaluation for candidate in tried])
     population = tuple(by_id[evaluation.kernel_id] for evaluation in alive)
@@ -155,12 +155,12 @@ def request(landscape: Landscape, tried: Sequence[Candidate], wanted: int, seed:
 
 
 def header(op: str, kernel: Kernel, device: DeviceInfo, workloads: Sequence[str]) -> str:
-    """Return the first line of a file."""
+    """Return the first line of a landscape's file."""
     return json.dumps({"op": op, "device": asdict(device), "workloads": list(workloads), "kernel": kernel.text}) + "\n"
 
 
 def line(setting: Setting, evaluation: Evaluation, workloads: Sequence[str]) -> str:
-    """Return the line of one setting."""
+    """Return the line for one setting."""
     if not evaluation.passed:
         return json.dumps({"setting": setting, "failed": str(evaluation.outcome)}) + "\n"
     times = {m.workload: round(m.median_us, 3) for m in evaluation.measurements}

@@ -1,7 +1,7 @@
 """A rough model of a GPU that computes made-up times: nothing here was ever measured.
 
-It models occupancy cliffs, waves of blocks, bytes in flight, register spills, variation between compilations and noise
-of the clock.
+It models occupancy cliffs, waves of blocks, bytes in flight, register spills, variation between compilations and timer
+noise.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from evolve.op_on_device import point
 from reference_ops.op import Op, Workload, tensors, workloads
 
 GPU = DeviceInfo("cuda", "Synthetic GPU", "sm_90a", sms=132, shared_bytes=232448)
-COPY_BYTES_US, FLOPS_US, NEED_BYTES = 4.2e6, 5.0e7, 24_000  # in flight on each SM for the full rate
+COPY_BYTES_US, FLOPS_US, NEED_BYTES = 4.2e6, 5.0e7, 24_000  # the last: bytes in flight on an SM at half the full rate
 LAUNCH_US, BLOCK_US = 1.5, 0.35
 
 Knobs = Mapping[str, int]
@@ -28,39 +28,39 @@ Knobs = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Cost:
-    """What a setting of the knobs does at one workload, in the terms that determine its time."""
+    """Quantities that determine the time of one setting of the knobs at one workload."""
 
     blocks: int
     threads: int
-    moved: float  # bytes
-    work: float  # operations of all threads together, in units of a fused multiply-add
+    moved: float  # bytes read and written
+    work: float  # operations of all threads, counted in fused multiply-adds
     flight: float  # bytes that each thread has in flight
     registers: float = 32
     shared: int = 0
-    factor: float = 1.0  # bank conflicts, contention and the like
+    factor: float = 1.0  # for bank conflicts, contention and so on
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """A made-up kernel: its plan, and the cost of a setting of its knobs."""
+    """A made-up kernel: its plan, and a function for the cost of its settings."""
 
     name: str
     knobs: str
     cost: Callable[[Knobs, Workload], Cost]
     points: Sequence[tuple[int, int]]  # rows and columns
     dtypes: str = "bfloat16"
-    plan: str = ""  # lets, in TOML
+    plan: str = ""  # the plan's [let] section, in TOML
     require: str = ""
     block: str = "THREADS"
     grid: str = "rows"
     shared: str = "0"
     fails: Callable[[Knobs], str] = lambda _knobs: ""
-    mentions: str = ""  # knobs that the device code names
+    mentions: str = ""  # knobs that the device code mentions
     luck: float = 0.015
 
 
 def time_us(cost: Cost) -> float | None:
-    """The time of one launch; None if no block fits on an SM."""
+    """Return the time of one launch; None if no block fits on an SM."""
     spilled = max(0.0, cost.registers - 255) + (max(0.0, cost.registers - 65536 / cost.threads))
     registers = min(255.0, cost.registers, 65536 / cost.threads)
     fit = min(
@@ -86,7 +86,7 @@ def time_us(cost: Cost) -> float | None:
 
 
 def landscape(sketch: Sketch, seed: int = 0) -> Landscape:
-    """The results of all settings of a made-up kernel."""
+    """Return the results of all settings of a made-up kernel."""
     op = _op(sketch)
     kernel = _kernel(sketch)
     names = [name for name, _ in kernel.plan.knobs]
@@ -102,7 +102,7 @@ def landscape(sketch: Sketch, seed: int = 0) -> Landscape:
 
 
 def _timed(sketch: Sketch, kernel: Kernel, op: Op, workload: Workload, seed: int) -> float | None:
-    """The time; None for an illegal setting, 0 if the launch fails. Equal programs share `luck`, not noise."""
+    """Return the time; None for an illegal setting, 0 if the launch fails. Equal programs share `luck`, not noise."""
     values = point(op, workload, GPU)
     try:
         if not accepts(kernel, values):
@@ -117,7 +117,7 @@ def _timed(sketch: Sketch, kernel: Kernel, op: Op, workload: Workload, seed: int
     named = [kernel.plan.settings[name] for name in sketch.mentions.split()]
     luck = random.Random(f"{sketch.name} {seed} {bound.constants} {bound.launches} {named}")
     clock = random.Random(f"{sketch.name} {seed} {kernel.plan.settings} {workload.key}")
-    shared = math.exp(luck.gauss(0, sketch.luck))  # variation between compilations, the same on all workloads
+    shared = math.exp(luck.gauss(0, sketch.luck))  # variation between compilations, the same for equal programs
     return us * shared * math.exp(clock.gauss(0, 0.008))
 
 

@@ -24,7 +24,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def all_gone(pids: set[int], seconds: float = 30.0) -> bool:
-    """Wait until none of them is alive; return whether that happened in time."""
+    """Wait until none of the processes is alive; return whether this happened in time."""
     deadline = time.monotonic() + seconds
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""A request in the middle of a run of a small op, with everything that a prompt can show. The figures are made up."""
+"""A request in the middle of a run of a small op, with everything that a prompt can show. All figures are made up."""
 
 from dataclasses import replace
 
@@ -55,7 +55,7 @@ def measured(workload: Workload, median_us: float, device: DeviceInfo) -> Measur
 
 
 def alive(kernel: Kernel, device: DeviceInfo, *times_us: float) -> Candidate:
-    """Return a kernel that passed, with these times for the first workloads."""
+    """Return a kernel that passed, with these times on the first workloads."""
     workloads = OP.workloads(device.kind)
     evaluation = Evaluation(
         kernel.id, kernel.op, device, Outcome.PASSED, "",
@@ -81,7 +81,7 @@ def wrong(device: DeviceInfo = GPU) -> Candidate:
 
 
 def situation(operator: str, device: DeviceInfo = GPU) -> tuple[Request, tuple[Candidate, ...]]:
-    """Return a request, and the parents that the operator is applied to."""
+    """Return a request, and the parents to which the operator is applied."""
     fast, slow, broken = (
         alive(KERNEL, device, 21.5),
         alive(SLOW, device, 34.0, 90.0),

@@ -1,4 +1,4 @@
-"""A proposer of a few lines, as CONTRIBUTING's recipe describes it: random knob values for the parents."""
+"""The proposer from CONTRIBUTING's recipe: it sets the parents' knobs at random."""
 
 import itertools
 import random
@@ -11,7 +11,7 @@ from evolve.request import Request
 
 @dataclass(frozen=True)
 class RandomKnobs:
-    """Proposes parents with other values of their knobs, drawn by the seed of the request."""
+    """Proposer of parents with other knob values, drawn with the seed of the request."""
 
     name: str = "random"
 

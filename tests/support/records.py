@@ -1,4 +1,4 @@
-"""Records for archives of tests: kernels, proposals and evaluations on made-up devices."""
+"""Records for the archives of tests: kernels, proposals and evaluations on made-up devices."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ CPU = DeviceInfo("emulated", "Some CPU", "sm_90a", 4, 232448)
 
 
 def kernel(number: int = 0, op: str = "softmax") -> Kernel:
-    """The kernel with this number; no two have the same id."""
+    """Return the kernel with this number; different numbers give different ids."""
     return parse(
         f'/*---\nop = "{op}"\nnote = "number {number}"\n[knobs]\nN = [1, 2, 3]\n[[launch]]\nentry = "f"\n'
         f'grid = [1]\nblock = [32]\nargs = ["x", "out"]\n---*/\nextern "C" __global__ void f() {{}}\n'
@@ -35,12 +35,12 @@ def proposal(of: Kernel, *parents: str, operator: str = "knobs", run: str = "run
 
 
 def brief_proposal(of: Proposal) -> BriefProposal:
-    """Return what the archive finds of a proposal when it is asked for its cost alone."""
+    """Return the summary that the archive gives when a query needs only a proposal's cost."""
     return BriefProposal(of.kernel_id, of.run, of.created, of.cost.tokens, of.cost.usd, of.cost.seconds)
 
 
 def brief_evaluation(of: Evaluation) -> BriefEvaluation:
-    """Return what the archive finds of an evaluation when it is asked for its moment and its best speedup alone."""
+    """Return the summary that the archive gives when a query needs only an evaluation's time and best speedup."""
     best = max((measurement.speedup for measurement in of.measurements), default=0.0)
     return BriefEvaluation(of.kernel_id, of.created, of.seconds, of.passed, best)
 
@@ -67,7 +67,7 @@ def duel(workload: str, speedup: float, width: float = 0.02) -> Duel:
 
 
 def confirmed(kernel_id: str, device: DeviceInfo = GPU, created: float = 1.0, **times: float) -> Evaluation:
-    """A passing evaluation that is confirmed, with duels and a clean sanitizer."""
+    """Return a confirmed evaluation, with duels and clean sanitizer reports."""
     evaluation = passed(kernel_id, device, created, **times)
     duels = tuple(duel(measurement.workload, measurement.speedup) for measurement in evaluation.measurements)
     clean = tuple(Sanitized(tool, 0) for tool in ("memcheck", "racecheck", "initcheck", "synccheck"))
@@ -75,7 +75,7 @@ def confirmed(kernel_id: str, device: DeviceInfo = GPU, created: float = 1.0, **
 
 
 def checked(evaluation: Evaluation) -> Evaluation:
-    """The evaluation with two checks per workload, and with conditions and resources."""
+    """Return the evaluation with two checks per workload, and with conditions and resources."""
     checks = [
         Check(measurement.workload, values, "out", error, 1e-3, 4 * error / 1e-2)
         for measurement in evaluation.measurements

@@ -1,4 +1,4 @@
-"""A scripted device: its programs are PyTorch functions, and a function of the test is its clock."""
+"""A scripted device: its programs are PyTorch functions, and its clock is a function given by the test."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ def twice(tensors: Mapping[str, torch.Tensor]) -> None:
 
 @dataclass
 class ScriptedProgram:
-    """A program that calls `work` at every launch."""
+    """A program that calls `work` for every launch."""
 
     bound: Bound
     work: Work = twice

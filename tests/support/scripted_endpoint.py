@@ -20,7 +20,7 @@ MAX_STALL_SECONDS = 60.0
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Gives each request to the endpoint's next step."""
+    """Handler that answers each request with the endpoint's next step."""
 
     protocol_version = "HTTP/1.1"
     server: "_Server"
@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
     def send_text(
         self, status: int, text: str, missing_bytes: int = 0, retry_after: str = "", kind: str = "application/json"
     ) -> None:
-        """Send a response; with `missing_bytes` it announces more than it sends, and closes the connection."""
+        """Send a response. With `missing_bytes`, announce more bytes than are sent, and close the connection."""
         data = text.encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
@@ -59,8 +59,8 @@ class Handler(BaseHTTPRequestHandler):
             self.server.endpoint.delivered.append(text)
         self.close_connection = self.close_connection or missing_bytes > 0
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name it overrides
-        """Print nothing: the requests are recorded instead."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
+        """Print nothing: requests are recorded instead."""
 
 
 Step = Callable[[Handler], None]
@@ -68,10 +68,10 @@ Step = Callable[[Handler], None]
 
 @dataclass(frozen=True)
 class Recorded:
-    """A request that arrived."""
+    """A request that has arrived."""
 
     body: Body
-    headers: dict[str, str]  # with names in small letters
+    headers: dict[str, str]  # with lower-case names
 
     @property
     def authorization(self) -> str:
@@ -79,13 +79,13 @@ class Recorded:
 
     @property
     def prompt(self) -> str:
-        """All messages of the conversation together."""
+        """Return all messages of the conversation, joined."""
         return "\n".join(message["content"] for message in self.body["messages"])
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A step for every request whose prompt contains all these words; it comes before the script."""
+    """A step for every request whose prompt contains all these words. It takes precedence over the script."""
 
     words: tuple[str, ...]
     step: Step
@@ -100,7 +100,7 @@ def status(code: int, /, message: str = "scripted fault", retry_after: str = RET
 
 
 def raw(text: str, code: int = 200, kind: str = "application/json") -> Step:
-    """Send this body, JSON or not."""
+    """Send this body, whether or not it is JSON."""
     return lambda handler: handler.send_text(code, text, kind=kind)
 
 
@@ -119,7 +119,7 @@ def hang_up() -> Step:
 
 
 def stall() -> Step:
-    """Send nothing until the endpoint closes, or for a minute."""
+    """Send nothing until the endpoint closes or a minute has passed."""
 
     def step(handler: Handler) -> None:
         handler.server.endpoint.closing.wait(MAX_STALL_SECONDS)
@@ -145,13 +145,13 @@ def completion_body(text: str, finish_reason: str = "stop", model: str = MODEL, 
 
 
 def in_fence(kernel: str) -> str:
-    """Return a kernel in the form of a model's reply."""
+    """Return a model's reply that contains the kernel."""
     return f"The row fits into registers.\n\n```cuda\n{kernel}```\n"
 
 
 @dataclass
 class ScriptedEndpoint:
-    """Takes a step for each request: of `reacts`, else of a rule, else the next of the script, else `otherwise`."""
+    """Endpoint that takes one step per request: from `reacts`, a rule, the script or `otherwise`, in this order."""
 
     steps: Sequence[Step] = ()
     otherwise: Step = field(default_factory=lambda: status(500, "the script is over"))
@@ -159,7 +159,7 @@ class ScriptedEndpoint:
     reacts: Callable[[Recorded], Step | None] = lambda _: None
     models_step: Step = field(default_factory=lambda: models(MODEL))
     requests: list[Recorded] = field(default_factory=list)
-    delivered: list[str] = field(default_factory=list)  # the bodies of good answers, sent to the last byte
+    delivered: list[str] = field(default_factory=list)  # bodies of good answers that were sent completely
     closing: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -182,7 +182,7 @@ class ScriptedEndpoint:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment in which a process uses this endpoint alone, without a proxy."""
+        """Return the environment variables that make a process use only this endpoint, without a proxy."""
         return {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": KEY, "NO_PROXY": "127.0.0.1"}
 
     def take(self, recorded: Recorded) -> Step:
@@ -206,4 +206,4 @@ class _Server(ThreadingHTTPServer):
         self.endpoint = endpoint
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print nothing: a client that closes the connection is part of the script."""
+        """Print nothing: clients that close the connection are part of the script."""

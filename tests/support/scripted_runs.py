@@ -1,4 +1,4 @@
-"""A scripted model, and verdicts that follow from a kernel's number, for tests of runs."""
+"""A scripted model, and verdicts that depend on a kernel's number, for tests of runs."""
 
 import random
 import time
@@ -30,7 +30,7 @@ def op(name: str = "twice") -> Op:
 
 
 def kernel(number: int, name: str = "twice") -> Kernel:
-    """Return the kernel with this number; no two are duplicates."""
+    """Return the kernel with this number; different numbers give no duplicates."""
     body = f"{bad_kernels.RIGHT} if (n == -{number}) out[0] = x[0];"
     return parse(bad_kernels.twice_kernel(body, f"number {number}").text.replace('op = "twice"', f'op = "{name}"'))
 
@@ -40,7 +40,7 @@ def number_of(kernel: Kernel) -> int:
 
 
 def outcome(events: Generator[object, None, Ended], seen: list[object] | None = None) -> Ended:
-    """Return why a run ended; its events are added to `seen`."""
+    """Consume the events of a run and return why it ended; events are added to `seen`."""
     while True:
         try:
             event = next(events)
@@ -52,10 +52,10 @@ def outcome(events: Generator[object, None, Ended], seen: list[object] | None = 
 
 @dataclass
 class PricedModel:
-    """Writes kernels 1, 2, 3 and so on for each op, or prose. Each reply costs the same."""
+    """Model that writes kernels 1, 2, 3 and so on for each op, or prose. All replies cost the same."""
 
     prose: bool = False
-    most: int = 10**9  # kernels in all, after which it is out of ideas
+    most: int = 10**9  # kernels of each op; after these it has no more ideas
     name: str = "a model"
     written: dict[str, int] = field(default_factory=dict)
 
@@ -76,7 +76,7 @@ class PricedModel:
 
 
 def by_number(times_us: Mapping[str, tuple[float, ...]], *failing: int) -> Callable[[Job], Evaluation]:
-    """Return a judge: the nth kernel of an op takes the nth of its times, or the last one if there are fewer.
+    """Return a judge for which kernel n of an op takes the nth of these times, or the last one if there are fewer.
 
     Kernels whose numbers are `failing` fail their confirmation.
     """
@@ -92,12 +92,12 @@ def by_number(times_us: Mapping[str, tuple[float, ...]], *failing: int) -> Calla
 
 
 def timed_engine(*times_us: float, stop_after: int | None = None) -> FakeEngine:
-    """Return an engine on which kernels of `twice` take these times, by default 50 us."""
+    """Return an engine on which the kernels of `twice` take these times, or 50 us by default."""
     return FakeEngine(by_number({"twice": times_us or (50.0,)}), stop_after=stop_after)
 
 
 def faster_and_faster(job: Job) -> Evaluation:
-    """Judge a kernel by its number alone: larger numbers are faster on average, and every seventh does not compile."""
+    """Judge a kernel by its number: larger numbers are faster on average, and every seventh kernel does not compile."""
     number = number_of(job.kernel)
     if number % 7 == 3:
         return verdict(job, outcome=Outcome.COMPILE_ERROR, log="error: expected a ;")

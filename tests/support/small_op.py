@@ -1,4 +1,4 @@
-"""A small op with kernels, verdicts and requests, for tests of what is said and heard about kernels."""
+"""A small op with kernels, verdicts and requests, for tests of prompts, replies and reports."""
 
 from collections.abc import Mapping
 
@@ -61,7 +61,7 @@ COMPILE_ERROR = 'kernel.cu(15): error: identifier "sum" is undefined'
 
 
 def passed(kernel: Kernel, device: DeviceInfo = GPU) -> Candidate:
-    """The kernel with a verdict in its favour, for one workload, while the others are not accepted."""
+    """Return the kernel with an evaluation that passed on one workload; it does not accept the others."""
     timed, *others = OP.workloads(device.kind)
     measurement = Measurement(timed.key, 21.5, 21.0, 22.0, 50, eager_us=64.0, compile_us=40.25, floor_us=15.75)
     evaluation = Evaluation(

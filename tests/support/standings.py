@@ -1,4 +1,4 @@
-"""Standings, and archives that are made for one test."""
+"""Standings of archives that are made for one test."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +12,7 @@ from evolve.report.standing import Standing
 
 
 def archive_of(*records: Record) -> SqliteStore:
-    """An archive that holds these records, in a folder of its own."""
+    """Return a new archive with these records."""
     store = open_archive(Path(mkdtemp()) / "archive.db")
     store.append(*records)
     return store

@@ -1,7 +1,7 @@
-"""SYNTHETIC landscapes: their times come from the model in made_up_gpu.py, no GPU ran these kernels.
+"""SYNTHETIC landscapes: their times come from the model in made_up_gpu.py, and no GPU ran these kernels.
 
-They cover many shapes of landscapes: tiles with illegal corners, unrolling that spills, settings that fail, knobs
-that hardly matter or are categories, workloads with opposite optima.
+They cover many shapes of landscapes: tiles with illegal corners, unrolling that spills registers, settings that fail,
+knobs that hardly matter or are categorical, and workloads with opposite optima.
 """
 
 import math

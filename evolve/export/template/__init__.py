@@ -1,1 +1,1 @@
-"""Modules of an exported package's runtime. An export copies them with all that they import of `evolve`."""
+"""Modules of an exported package's runtime. An export copies them with every module of `evolve` that they import."""

@@ -1,4 +1,4 @@
-"""Arguments of a call: why no kernel can take them, or the workload that they form."""
+"""Arguments of a call: determines the workload that they form, or why no kernel can take them."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from torch.utils import _python_dispatch
 from reference_ops.op import Number, Op, Workload
 from reference_ops.precision import TORCH_DTYPES
 
-ALIGNMENT = 16  # bytes, on which every kernel relies
+ALIGNMENT = 16  # bytes; every kernel relies on it
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
@@ -20,7 +20,7 @@ class NoKernelError(Exception):
 
 
 def obstacle(inputs: Sequence[torch.Tensor], parameters: Mapping[str, Number], op: Op) -> str:
-    """Return why PyTorch must run, whatever the sizes are; empty if a kernel may run."""
+    """Return why PyTorch must run regardless of the sizes; empty if a kernel may run."""
     return _state() or _inputs(inputs) or _parameters(parameters, op)
 
 
@@ -59,7 +59,7 @@ def _memory(x: torch.Tensor) -> str:
         return "an input is not contiguous"
     try:
         address = x.data_ptr()
-    except RuntimeError:  # a wrapped tensor, as under torch.func.vmap
+    except RuntimeError:  # a wrapped tensor, as in torch.func.vmap
         return "an input has no memory of its own"
     return f"an input is not aligned to {ALIGNMENT} bytes" if address % ALIGNMENT else ""
 
@@ -89,7 +89,7 @@ def workload_of(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str,
     )
     for spec, x in zip(op.inputs, inputs, strict=True):
         if x.dtype != TORCH_DTYPES[spec.dtype or workload.dtype] or tuple(x.shape) != _shape(op, workload, spec.name):
-            raise NoKernelError(f"`{spec.name}` of {x.dtype}, {tuple(x.shape)}, does not fit: {workload.key}")
+            raise NoKernelError(f"`{spec.name}` of {x.dtype}, {tuple(x.shape)}, does not fit {workload.key}")
     if 0 in sizes.values():
         raise NoKernelError("an input is empty")
     return workload
@@ -110,14 +110,16 @@ def check_outputs(op: Op, workload: Workload) -> None:
     try:
         with torch.no_grad():
             outputs = op.call(metas, workload)
-    except Exception as error:  # PyTorch then runs and raises it to the caller
+    except Exception as error:  # PyTorch then runs and raises the error to the caller
         raise NoKernelError(f"the reference refuses {workload.key}: {error}") from error
     for spec, out in itertools.zip_longest(op.outputs, outputs):
         if spec is None or out is None:
-            raise NoKernelError(f"the reference gives {len(outputs)} outputs, the op declares {len(op.outputs)}")
+            raise NoKernelError(f"the reference returns {len(outputs)} outputs, the op declares {len(op.outputs)}")
         expected = _shape(op, workload, spec.name)
         if tuple(out.shape) != expected or out.dtype != TORCH_DTYPES[spec.dtype or workload.dtype]:
-            raise NoKernelError(f"the reference's `{spec.name}` is of {out.dtype}, {tuple(out.shape)}: {workload.key}")
+            raise NoKernelError(
+                f"the reference returns `{spec.name}` as {out.dtype} of {tuple(out.shape)} at {workload.key}"
+            )
 
 
 def _shape(op: Op, workload: Workload, tensor: str) -> tuple[int, ...]:

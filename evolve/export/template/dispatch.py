@@ -1,4 +1,4 @@
-"""Dispatch of calls in an exported package: to the kernel that was the fastest at the nearest sizes, or to PyTorch."""
+"""Dispatch of calls in an exported package: to the kernel that was fastest at the nearest sizes, or to PyTorch."""
 
 import inspect
 import math
@@ -34,7 +34,7 @@ CAPTURING = (
 
 @dataclass(frozen=True)
 class Decision:
-    """The compiled kernel for one workload on one GPU, or none where PyTorch runs, and the reason."""
+    """Decision for one workload on one GPU: the compiled kernel, or none if PyTorch runs, and the reason."""
 
     reason: str
     kernel: str = ""
@@ -43,7 +43,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The kernel that a call would run, or none where PyTorch would, and the reason."""
+    """What a call would run: a kernel, or none if PyTorch would run, and the reason."""
 
     op: str
     kernel: str
@@ -55,9 +55,9 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Question:
-    """A workload on one GPU for which a kernel is to be chosen."""
+    """A workload on one GPU for which to choose a kernel."""
 
-    device: str  # the GPU's name
+    device: str  # name of the GPU
     workload: Workload
     point: Point
     deterministic: bool  # allow only kernels that were found to be deterministic
@@ -65,7 +65,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel that accepts the workload, and the measurement for which it was chosen."""
+    """A kernel that accepts the workload, and the measurement because of which it was chosen."""
 
     shipped: Shipped
     measured: Measured
@@ -139,7 +139,7 @@ class Primitive:
     def _chosen(self, question: Question, device: torch.device) -> Decision:
         for choice in choices(self.entry, self._kernels, question):
             if find_spec("cupy") is None:
-                raise NoKernelError("CuPy is not installed; the extras cuda13 and cuda12 of this package bring it")
+                raise NoKernelError("CuPy is not installed; the extras cuda13 and cuda12 of this package install it")
             try:
                 ready = prepare(self.op, question.workload, choice.bound, device)
             except NoKernelError:
@@ -150,7 +150,7 @@ class Primitive:
                 f"at {measured.times.workload} on {measured.device}"
             )
             return Decision(reason, choice.shipped.id, ready)
-        raise AssertionError("choices end with a NoKernelError")
+        raise AssertionError("`choices` must end with a NoKernelError")
 
     @cached_property
     def _kernels(self) -> dict[str, Kernel]:
@@ -171,7 +171,7 @@ def load(folder: Path, ops: Iterable[Op]) -> dict[str, Primitive]:
 def explain(
     primitives: Mapping[str, Primitive], name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]
 ) -> Explanation:
-    """Return what a call with these arguments would run. Compiles the kernel if it is not compiled yet."""
+    """Return what a call with these arguments would run. Compiles the kernel if necessary."""
     if name not in primitives:
         raise ValueError(f"there is no `{name}` in this package, only {', '.join(primitives)}")
     primitive = primitives[name]
@@ -183,7 +183,7 @@ def explain(
 
 
 def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Question) -> Iterator[Choice]:
-    """Yield the kernels to try, the best first, then raise a NoKernelError that says why each was refused."""
+    """Yield the kernels to try, best first, then raise a NoKernelError that says why each was refused."""
     refusals: list[str] = []
     for shipped, measured in _ranked(_comparable(entry, question), question.workload):
         if shipped is None or not measured.wins:
@@ -194,7 +194,7 @@ def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Quest
         try:
             if accepts(kernels[shipped.id], question.point):
                 yield Choice(shipped, measured, bind(kernels[shipped.id], question.point))
-                refusals.append(f"{shipped.id} breaks a limit of the GPU here")
+                refusals.append(f"{shipped.id} exceeds a limit of this GPU")
             else:
                 refusals.append(f"{shipped.id} does not accept {question.workload.key}")
         except (IllegalError, PlanError) as error:
@@ -225,10 +225,10 @@ def _kept(rows: list[Row], values: list[object], requested: object) -> tuple[lis
 
 
 def _ranked(rows: list[Row], workload: Workload) -> list[Row]:
-    """Return the rows by distance from the workload, the fastest first among equally near ones."""
+    """Return the rows sorted by distance from the workload, and by time if they are equally near."""
     return sorted(rows, key=lambda row: (_distance(row[1].dims, dict(workload.dims)), row[1].times.median_us))
 
 
 def _distance(measured: Mapping[str, int], requested: Mapping[str, int]) -> float:
-    """Return the distance between two points by the ratios of their sizes: 1 to 2 is as far as 1000 to 2000."""
+    """Return a distance based on ratios of sizes: 1 and 2 are as far apart as 1000 and 2000."""
     return math.hypot(*(math.log(measured[name] / size) for name, size in requested.items()))

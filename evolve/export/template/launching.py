@@ -1,4 +1,4 @@
-"""Compiles a bound kernel and launches it on the caller's GPU and stream. CuPy is imported with the first kernel."""
+"""Compilation of a bound kernel, and launches on the caller's GPU and stream. The first kernel imports CuPy."""
 
 import threading
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from reference_ops.precision import TORCH_DTYPES
 
 
 class KernelError(RuntimeError):
-    """The chosen kernel does not compile or load on this machine. PyTorch does not replace it."""
+    """The chosen kernel does not compile or load on this machine. PyTorch does not run instead."""
 
 
 @cache
 def present(device: torch.device) -> DeviceInfo:
-    """Return what plans and the compiler need to know of a GPU."""
+    """Return the facts about a GPU that plans and the compiler need."""
     properties: Any = torch.cuda.get_device_properties(device)
     suffix = "a" if properties.major >= 9 else ""
     return DeviceInfo(
@@ -72,7 +72,7 @@ class Ready:
 
 
 def prepare(op: Op, workload: Workload, bound: Bound, device: torch.device) -> Ready:
-    """Compile and load a kernel. Raise a NoKernelError if these sizes break a limit of the GPU."""
+    """Compile and load a kernel. Raise a NoKernelError if these sizes exceed a limit of the GPU."""
     from evolve.devices.cuda.compiler import compile_cubin
     from evolve.devices.cuda.program import CudaProgram, bind_context
 

@@ -51,7 +51,7 @@ class Tested:
     device: str
     outputs_judged: int
     error: float | None  # the largest root mean square error of all outputs, as a multiple of PyTorch's own
-    share_of_allowed: float | None  # the largest error of an element, as a share of the allowed one
+    share_of_allowed: float | None  # the largest error of an element, as a share of the allowed error
     held_out: tuple[str, ...]  # random shapes of the confirmation
     sanitized: tuple[Sanitized, ...]  # results of compute-sanitizer; empty if it is not installed
 
@@ -61,7 +61,7 @@ class Shipped:
     """A kernel of the package with its measurements and tests."""
 
     id: str
-    file: str  # within the package, with forward slashes
+    file: str  # path in the package, with forward slashes
     sha256: str
     note: str
     when: str
@@ -87,7 +87,7 @@ class ExportedEntry:
     module: str
     inputs: tuple[str, ...]  # as in "x: rows cols"
     outputs: tuple[str, ...]
-    parameters: dict[str, int | float | None]  # defaults; None where there is none
+    parameters: dict[str, int | float | None]  # defaults; None for a parameter without one
     kernels: tuple[Shipped, ...]
     pytorch_wins: tuple[Measured, ...]
 
