@@ -120,7 +120,7 @@ def test_the_nearest_limit_is_the_one_with_the_largest_share_spent() -> None:
 
 
 def test_all_workloads_must_be_near_the_speed_of_light() -> None:
-    leading = champions([passed(kernel(1).id, GPU, **{WORKLOADS[0]: 10.5, WORKLOADS[1]: 12.5})])  # light takes 10 us
+    leading = champions([passed(kernel(1).id, GPU, **{WORKLOADS[0]: 10.5, WORKLOADS[1]: 12.5})])  # floor_us is 10
     assert at_light(leading, WORKLOADS, 0.8)
     assert not at_light(leading, WORKLOADS, 0.9)
     assert not at_light(leading, [*WORKLOADS, "a third"], 0.5)

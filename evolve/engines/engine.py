@@ -35,7 +35,7 @@ class Engine(Protocol):
         """The device that evaluations are made on."""
 
     def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
-        """Yield one evaluation per job, also for a job that kills or hangs its worker."""
+        """Yield one evaluation per job, even if a job kills or hangs its worker."""
 
     def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:
         """Return the counters of the device's profiler, or None if there are none. Not called during evaluations."""

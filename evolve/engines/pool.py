@@ -82,7 +82,7 @@ class SideJob:
 
 
 class WorkerPool:
-    """Keeps one worker running for each of the given roles."""
+    """Pool that keeps one worker running for each of the given roles."""
 
     def __init__(self, device_kind: str, roles: Sequence[Role], memory_bytes: Mapping[Role, int | None]) -> None:
         remove_leftover_folders()

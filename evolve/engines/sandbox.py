@@ -29,7 +29,7 @@ REFER, TRUNCATE, IOCTL = 1 << 13, 1 << 14, 1 << 15
 RIGHTS_SINCE = ((1, EXECUTE | WRITE | READ | LIST | MAKE_AND_REMOVE), (2, REFER), (3, TRUNCATE), (5, IOCTL))
 ON_FILES = EXECUTE | WRITE | READ | TRUNCATE | IOCTL  # the others apply to folders only
 READ_ONLY = EXECUTE | READ | LIST
-BIND_AND_CONNECT_TCP, ABSTRACT_SOCKETS_AND_SIGNALS = 3, 3  # since versions 4 and 6
+BIND_AND_CONNECT_TCP, ABSTRACT_SOCKETS_AND_SIGNALS = 3, 3  # since versions 4 and 6 of Landlock
 
 # By machine: seccomp's architecture, the number of socket(), and the start of a second range of system call numbers.
 SYSTEMS = {"x86_64": (0xC000003E, 41, 0x40000000), "aarch64": (0xC00000B7, 198, None)}

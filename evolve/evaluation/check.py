@@ -68,7 +68,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Inspector:
-    """Runs programs on poisoned memory, compares their outputs and records every comparison."""
+    """Inspector that runs programs on poisoned memory, compares their outputs and records every comparison."""
 
     device: Device
     arena: Arena

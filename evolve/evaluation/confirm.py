@@ -49,7 +49,7 @@ def can_win(measurement: Measurement) -> bool:
 
 
 def duel(inspector: Inspector, program: Program, op: Op, workload: Workload, times: Baselines) -> Duel:
-    """Time the kernel, the best baseline and the kernel again in random order, each on inputs of its own."""
+    """Time the kernel, the best baseline and the kernel again in random order, each on its own inputs."""
     device, rng = inspector.device, inspector.rng
     name, baseline = _best_baseline(op, workload, device, times)
     inspector.watch("time")

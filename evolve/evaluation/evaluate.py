@@ -49,8 +49,8 @@ def evaluate(
         inspector = Inspector(device, evaluator.arena, random.Random(seed), checks, evaluator.watch)
         verdict, known = replace(verdict, seed=seed), traits(kernel, programs)
         agreed: list[bool] = []
-        for pairs in (programs.awkward, programs.held_out, programs.declared):  # small shapes first: faults cost less
-            # A fault at a random shape is no verdict on other kernels with the same code: they may get other shapes.
+        for pairs in (programs.awkward, programs.held_out, programs.declared):  # smallest first: faults show sooner
+            # A fault at a random shape is not a verdict on other kernels with the same code: they may get other shapes.
             found = None if pairs is programs.held_out else known
             agreed += [inspector.check(program, op, workload) for workload, program in pairs]
         verdict = replace(verdict, deterministic=all(agreed))

@@ -35,7 +35,7 @@ RESAMPLES, FEWER_RESAMPLES = 1000, 250  # for a reported interval, and for the d
 
 @dataclass(frozen=True)
 class CallSlot:
-    """One of several sets of buffers, which calls use in turn."""
+    """One of several sets of buffers that calls use in turn."""
 
     inputs: Tensors
     tensors: Tensors  # the inputs, the outputs and the workspace

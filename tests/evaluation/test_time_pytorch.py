@@ -115,8 +115,8 @@ def test_a_time_of_eager_alone_is_not_a_baseline_for_evaluations(timed: Make) ->
 @pytest.mark.parametrize(
     ("error", "reason", "tainted"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 90 GiB"), "does not fit into the memory", False),
-        (MemoryError(), "does not fit into the memory", False),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 90 GiB"), "does not fit into memory", False),
+        (MemoryError(), "does not fit into memory", False),
         (NotImplementedError("no kernel for 'Half'"), "NotImplementedError: no kernel for 'Half'", True),
         (RuntimeError("x" * 10_000), "RuntimeError: xxx", True),
     ],

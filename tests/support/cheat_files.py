@@ -21,7 +21,7 @@ KEYS = ("caught", "on", "at")
 
 @dataclass(frozen=True)
 class CheatFile:
-    """One kernel of the corpus."""
+    """One kernel of the corpus in `tests/cheats`."""
 
     path: Path
     text: str

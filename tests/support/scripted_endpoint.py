@@ -1,4 +1,4 @@
-"""Scripted endpoint: a real HTTP server for OpenAI's chat completions that answers and fails as a script says.
+"""Scripted endpoint: a real HTTP server for OpenAI's chat completions that answers and fails according to a script.
 
 with ScriptedEndpoint([status(429), answer(KERNEL)], otherwise=answer("no more")) as endpoint:
     subprocess.run(["evolve", "run", ...], env={**os.environ, **endpoint.environment})

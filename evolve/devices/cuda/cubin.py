@@ -41,7 +41,7 @@ PARTITIONS = 4  # of a multiprocessor, which share its registers equally
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """A `__global__` function as compiled."""
+    """A compiled `__global__` function."""
 
     name: str
     parameter_bytes: tuple[int, ...]

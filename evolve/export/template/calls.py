@@ -118,7 +118,7 @@ def check_outputs(op: Op, workload: Workload) -> None:
         expected = _shape(op, workload, spec.name)
         if tuple(out.shape) != expected or out.dtype != TORCH_DTYPES[spec.dtype or workload.dtype]:
             raise NoKernelError(
-                f"the reference returns `{spec.name}` as {out.dtype} of {tuple(out.shape)} at {workload.key}"
+                f"the reference's `{spec.name}` is of {out.dtype}, {tuple(out.shape)}, not as declared: {workload.key}"
             )
 
 
