@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from chosen_ops import EXACT
 from device_kernels import EVERY_DEVICE
+from each import sampled
 
 from archive.library import op_names, shipped
 from archive.records import Evaluation
@@ -12,10 +13,13 @@ from evolve import wiring
 from evolve.devices import choose
 from evolve.engines.engine import Engine, Job
 
+QUICK = ("gather", "gelu", "max_pool2d", "quantise_rows_fp8", "transpose")  # the quick run takes these
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "op" in metafunc.fixturenames:
-        metafunc.parametrize("op", op_names() if metafunc.config.getoption("--every-kernel") else EXACT)
+        every = metafunc.config.getoption("--every-kernel")
+        metafunc.parametrize("op", op_names() if every else sampled(EXACT, quick=QUICK))
 
 
 @pytest.fixture(scope="module", params=EVERY_DEVICE)

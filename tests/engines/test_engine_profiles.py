@@ -175,6 +175,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Loc
     made.close()
 
 
+@pytest.mark.exhaustive
 def test_a_failed_profile_is_not_tried_again(asked: tuple[LocalEngine, list[str]]) -> None:
     engine, kernels = asked
     assert engine.profile(noted("fails"), TWICE, HERE) is None
@@ -187,6 +188,7 @@ def test_a_failed_profile_is_not_tried_again(asked: tuple[LocalEngine, list[str]
     assert engine.unprofiled == ""
 
 
+@pytest.mark.exhaustive
 def test_a_profiler_that_fails_for_several_kernels_in_a_row_is_given_up(asked: tuple[LocalEngine, list[str]]) -> None:
     engine, kernels = asked
     for threads in (64, 128, 256):

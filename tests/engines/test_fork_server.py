@@ -229,6 +229,7 @@ def test_closing_twice_or_before_a_worker_is_ready_leaves_nothing() -> None:
     assert not folder.exists()
 
 
+@pytest.mark.exhaustive
 def test_an_engine_starts_even_if_its_working_folder_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_the_engine_continues_after_a_crash_and_a_hang(engine: LocalEngine) -> N
     assert [outcomes[kernel.id].value for kernel in kernels] == ["crashed", "passed", "timed out", "wrong"]
 
 
+@pytest.mark.exhaustive
 def test_the_engine_continues_after_an_error_in_the_iterable_of_jobs(engine: LocalEngine) -> None:
     def jobs() -> Iterator[Job]:
         yield Job(bad_kernels.HANGING, TWICE)
@@ -108,6 +109,7 @@ def test_a_worker_killed_from_outside_is_replaced_and_its_job_retried() -> None:
         made.close()
 
 
+@pytest.mark.exhaustive
 def test_a_kernel_whose_worker_is_killed_twice_has_crashed() -> None:
     made: LocalEngine
 
@@ -124,6 +126,7 @@ def test_a_kernel_whose_worker_is_killed_twice_has_crashed() -> None:
         made.close()
 
 
+@pytest.mark.exhaustive
 def test_a_kernel_that_hangs_after_it_has_run_is_retried_once() -> None:
     workers: set[int] = set()
     made: LocalEngine
@@ -172,6 +175,7 @@ def test_an_evaluation_that_fails_in_one_process_is_retried_in_the_next(tmp_path
     assert evaluation.passed
 
 
+@pytest.mark.exhaustive
 def test_without_shared_memory_a_failure_is_never_blamed_on_the_kernel(tmp_path: Path) -> None:
     """On a GPU, a kernel cannot write to the memory of its worker."""
     with pytest.raises(UserError, match="TypeError: no longer sound"):
@@ -182,6 +186,7 @@ def test_without_shared_memory_a_failure_is_never_blamed_on_the_kernel(tmp_path:
         )
 
 
+@pytest.mark.exhaustive
 def test_a_kernel_on_which_two_processes_fail_differently_has_crashed(tmp_path: Path) -> None:
     (evaluation,) = raising(tmp_path, "raise TypeError(f'{Path.cwd().name} is no longer sound')")
     assert evaluation.outcome is Outcome.CRASHED

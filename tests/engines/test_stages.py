@@ -112,6 +112,7 @@ def test_a_kernel_that_does_not_compile_never_reaches_an_evaluator(
     assert watched.evaluators == []
 
 
+@pytest.mark.exhaustive
 def test_each_of_many_kernels_gets_its_verdict() -> None:
     made = Watched(workers=2, compilers=2)
     good = [bad_kernels.twice_kernel(note=f"number {n}") for n in range(6)]
@@ -123,6 +124,7 @@ def test_each_of_many_kernels_gets_its_verdict() -> None:
     assert found == {**{k.id: True for k in good}, **{k.id: False for k in bad}}
 
 
+@pytest.mark.exhaustive
 def test_a_compiler_that_misses_its_deadline_is_killed() -> None:
     made = Watched(phase_seconds={"compile": 0.5})
     nested = "".join(f"#define A{n} A{n - 1} A{n - 1} A{n - 1} A{n - 1}\n" for n in range(1, 15))
@@ -263,6 +265,7 @@ def test_without_compilers_a_duplicate_is_evaluated() -> None:
     assert first.traits == second.traits is not None
 
 
+@pytest.mark.exhaustive
 def test_a_worker_is_replaced_after_its_maximum_number_of_jobs(
     newly_watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +275,7 @@ def test_a_worker_is_replaced_after_its_maximum_number_of_jobs(
     assert len(set(newly_watched.evaluators)) == 3
 
 
+@pytest.mark.exhaustive
 def test_old_cubins_are_removed_when_a_worker_is_replaced(newly_watched: Watched) -> None:
     assert newly_watched.verdicts(job(bad_kernels.twice_kernel()))[0].passed
     left = set((newly_watched.engine._pool.folder / "cubins").iterdir())

@@ -30,6 +30,7 @@ from evolve.search import Search
 from evolve.selection.view import Scope
 from reference_ops import catalog
 
+pytestmark = pytest.mark.exhaustive
 EVALS, TIMEOUT_SECONDS = 240, 1.5
 PRICES = Prices(prompt=1.0, completion=8.0, cached=0.1)
 PLAIN, WARM, TELLING, BROKEN = "plain", "warm", "telling", "broken"
