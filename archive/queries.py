@@ -177,7 +177,7 @@ SOURCES: dict[type, Source] = {
         "SELECT number, id, op, family, outline FROM kernel_summaries",
         "ORDER BY number",
         _by("op", "outline", ids=ID_IN, prefix=ID_PREFIX, after="number > ?"),
-        _each(KernelSummary._make),
+        _each(rows.kernel_summary_in),
     ),
     Proposal: Source(
         """SELECT p.id, p.op, operator, proposer, parents, run, reply, failure, created, call, kernel_id, k.text,

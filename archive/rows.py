@@ -28,6 +28,7 @@ from archive.records import (
 from archive.soundness import LAST_MOMENT, UnsoundError, check
 from archive.summaries import (
     EvaluationSummary,
+    KernelSummary,
     ProposalSummary,
     RankedTimes,
     is_sound,
@@ -137,19 +138,25 @@ def kernel(row: Row) -> Kernel:
         return kernel
 
 
+def kernel_summary_in(row: Row) -> KernelSummary:
+    with _row("kernel_summaries", row[1]):
+        return KernelSummary(row[0], *map(sys.intern, row[1:]))
+
+
 def proposal_summary(row: Row) -> ProposalSummary:
-    return ProposalSummary._make((*row[:6], () if row[6] == "[]" else _parents(row), *row[7:]))
-
-
-def _parents(row: Row) -> Row:
+    """Return a summary whose repeated strings are interned: an op may have tens of thousands of proposals."""
     with _row("proposals", row[1]):
-        return tuple(_list("parents", row[6]))
+        number, proposal_id, op, operator, proposer, kernel_id, parents, run, *others = row
+        op, operator, proposer, kernel_id, run = map(sys.intern, (op, operator, proposer, kernel_id, run))
+        made_from = () if parents == "[]" else tuple(map(sys.intern, _list("parents", parents)))
+        return ProposalSummary(number, proposal_id, op, operator, proposer, kernel_id, made_from, run, *others)
 
 
 OUTCOMES = {str(outcome): outcome for outcome in Outcome}
 
 
 def evaluation_summary(row: Row) -> EvaluationSummary:
+    """Return a summary whose repeated strings are interned."""
     try:
         if not (type(row[6]) is float and 0 <= row[6] < LAST_MOMENT and type(row[7]) is float):
             raise UnsoundError(f"created must be a time in seconds since 1970, not {row[6]!r}")
@@ -157,7 +164,10 @@ def evaluation_summary(row: Row) -> EvaluationSummary:
             raise UnsoundError(f"{row[5]!r} is not a valid Outcome")
         if not is_sound(row[13], row[14]):
             raise UnsoundError("its times do not match its workloads")
-        return EvaluationSummary._make((*row[:5], OUTCOMES[row[5]], row[6], row[7], row[8] == 1, *row[9:]))
+        kernel_id, op, device, workloads = map(sys.intern, (row[2], row[3], row[4], row[13]))
+        return EvaluationSummary._make(
+            (*row[:2], kernel_id, op, device, OUTCOMES[row[5]], *row[6:8], row[8] == 1, *row[9:13], workloads, row[14])
+        )
     except (ValueError, TypeError, RecursionError) as error:
         raise _damage("evaluation_summaries", row[1], error) from error
 

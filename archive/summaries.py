@@ -207,7 +207,7 @@ def packed(timings: Iterable[Timing]) -> tuple[str, bytes]:
     return "\n".join(t.workload for t in kept), b"".join(times)
 
 
-@lru_cache(maxsize=50_000)  # enough for all kernels of an op
+@lru_cache(maxsize=1_000)  # the same times are unpacked several times in a row
 def _unpacked(workloads: str, times: bytes) -> tuple[Timing, ...]:
     found = zip(workloads.split("\n"), TIMES.iter_unpack(times), strict=bool(times))
     return tuple(

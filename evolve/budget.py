@@ -100,11 +100,12 @@ class History:
         return found
 
 
-def history(store: Store, op: str, device_key: str) -> History:
+def history(store: Store, op: str, device_key: str, elsewhere: History | None = None) -> History:
+    """Return the records of an op on a device. The proposals are taken from `elsewhere`, another device, if given."""
     runs = {run.id for run in store.find(Run, op) if run.device == device_key}
     return History(
         [leg for leg in store.find(Leg, op) if leg.run in runs],
-        store.find(BriefProposal, op),
+        elsewhere.proposals if elsewhere else store.find(BriefProposal, op),
         store.find(BriefEvaluation, op, device=device_key),
     )
 

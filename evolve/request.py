@@ -33,7 +33,7 @@ class Tried:
 Attempt = Candidate | Tried  # what the tuner learns from
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Trial:
     """The outcome of an earlier proposal, from which to learn which models and operators are worth using again."""
 

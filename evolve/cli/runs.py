@@ -1,6 +1,6 @@
 """`evolve runs` and `evolve compare`: what runs cost, and how good their kernels are."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -102,11 +102,13 @@ def _table(lines: Sequence[RunSummary], *, wide: bool) -> Table:
 
 
 def _lines(store: Store, op: str) -> list[RunSummary]:
-    pasts: dict[tuple[str, str], History] = {}
+    pasts = defaultdict[str, dict[str, History]](dict)  # by op and device
     lines = []
     for run in store.find(Run, op):
-        key = run.op, run.device
-        pasts[key] = past = pasts.get(key) or budget.history(store, *key)
+        of_op = pasts[run.op]
+        if run.device not in of_op:
+            of_op[run.device] = budget.history(store, run.op, run.device, next(iter(of_op.values()), None))
+        past = of_op[run.device]
         own = {proposal.kernel_id for proposal in past.of_run.get(run.id, ())}
         verdicts = [past.in_force[kernel_id] for kernel_id in own if kernel_id in past.in_force]
         best = max((verdict.speedup for verdict in verdicts if verdict.passed), default=0.0)

@@ -95,7 +95,7 @@ class History:
             self._trials[proposal.id] = Trial(proposal.operator, proposal.proposer, proposal.cost, passed, gain)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Step:
     """The changes made by a verdict, to be undone if a verdict on an earlier evaluation arrives late."""
 
