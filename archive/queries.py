@@ -1,18 +1,18 @@
 """Queries of an archive: how records of each kind are selected, filtered and ordered."""
 
-import gc
+import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 from archive import rows
 from archive.kernel import Kernel
 from archive.proposals import AskedQuestion, Leg, Proposal, Run
 from archive.records import DeviceInfo, Evaluation, Measurement, Merged, Profile, Standard
 from archive.rows import Row
+from archive.store import Filters, uncollected
 from archive.summaries import (
     BriefEvaluation,
     BriefProposal,
@@ -27,27 +27,6 @@ READ_AT_ONCE = 500  # some builds of SQLite accept at most 999 values in one sta
 LAST_CHARACTER = chr(0x10FFFF)
 
 
-class Filters(TypedDict, total=False):
-    """Filters of a query. Not every filter applies to every kind of record."""
-
-    ids: Collection[str]
-    prefix: str  # beginning of the id
-    kernels: Collection[str]  # ids of the kernels that the records are about
-    parents: Collection[str]  # proposals made from any of these kernels
-    run: str
-    device: str  # a DeviceInfo's key
-    outcome: str
-    passed: bool
-    in_force: bool  # whether it is the latest evaluation of its kernel on its device
-    confirmed: bool
-    measured: bool  # whether it has times
-    code: str
-    outline: str
-    fastest: int  # at most this many, those with the largest speedups
-    newest: int  # at most this many, those added to the archive last
-    after: int  # only what was added after the summary with this number
-
-
 @dataclass(frozen=True)
 class Source:
     """How records of one kind are read: the SELECT statement, the order, and the condition that each filter adds."""
@@ -59,17 +38,8 @@ class Source:
 
 
 def find(connection: sqlite3.Connection, kind: type, op: str, filters: Filters) -> list[Any]:
-    """Return the records of a kind that pass every filter, oldest first.
-
-    More than `READ_AT_ONCE` ids are looked up in parts, and only the records of each part are sorted.
-    """
+    """Return the records of a kind that pass every filter, oldest first."""
     source = SOURCES[kind]
-    many = [name for name, value in filters.items() if isinstance(value, Collection) and not isinstance(value, str)]
-    for name in many:
-        values = list(dict.fromkeys(filters[name]))  # type: ignore[literal-required]
-        if len(values) > READ_AT_ONCE:
-            parts = [values[start : start + READ_AT_ONCE] for start in range(0, len(values), READ_AT_ONCE)]
-            return [one for part in parts for one in find(connection, kind, op, {**filters, name: part})]  # type: ignore[misc]
     where, values = _where(source, kind, op, filters)
     orders = {"fastest": "ORDER BY speedup DESC, kernel_id LIMIT", "newest": "ORDER BY number DESC LIMIT"}
     order = next((f"{order} {filters[name]:d}" for name, order in orders.items() if name in filters), source.order)  # type: ignore[literal-required]
@@ -90,18 +60,6 @@ def count(connection: sqlite3.Connection, kind: type, by: str, op: str, filters:
     return dict(connection.execute(f"SELECT {by}, count(*) FROM {named} {where} GROUP BY {by}", values))  # noqa: S608
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Suspend garbage collection, because reading makes many objects and hardly any garbage."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _where(source: Source, kind: type, op: str, filters: Filters) -> tuple[str, list[object]]:
     given: dict[str, Any] = {**({"op": op} if op else {}), **filters}
     conditions, values = [], list[object]()
@@ -113,9 +71,8 @@ def _where(source: Source, kind: type, op: str, filters: Filters) -> tuple[str, 
             continue
         if name == "prefix":
             values += [value, f"{value}{LAST_CHARACTER}"]
-        elif "IN (?)" in condition:
-            condition = condition.replace("?", ", ".join("?" * len(value)))
-            values += value
+        elif GIVEN in condition:
+            values.append(json.dumps(list(value)))
         else:
             values.append(value)
         conditions.append(condition)
@@ -163,8 +120,9 @@ def _by(*names: str, **columns: str) -> dict[str, str]:
 
 
 COUNTED_BY = ("op", "device", "outcome")
-ID_IN, ID_PREFIX = "id IN (?)", "id BETWEEN ? AND ?"
-OF_PARENTS = "p.id IN (SELECT proposal_id FROM children WHERE parent IN (?))"
+GIVEN = "IN (SELECT value FROM json_each(?))"  # any number of values, which one parameter holds as JSON
+ID_IN, ID_PREFIX = f"id {GIVEN}", "id BETWEEN ? AND ?"
+OF_PARENTS = f"p.id IN (SELECT proposal_id FROM children WHERE parent {GIVEN})"  # noqa: S608 - constants only
 
 SOURCES: dict[type, Source] = {
     Kernel: Source(
@@ -184,7 +142,7 @@ SOURCES: dict[type, Source] = {
                   prompt_tokens, completion_tokens, seconds, cached_tokens, reasoning_tokens, usd
            FROM proposals p LEFT JOIN kernels k ON k.id = p.kernel_id""",
         "ORDER BY created, p.rowid",
-        _by("run", op="p.op = ?", ids="p.id IN (?)", kernels="kernel_id IN (?)", parents=OF_PARENTS,
+        _by("run", op="p.op = ?", ids=f"p.id {GIVEN}", kernels=f"kernel_id {GIVEN}", parents=OF_PARENTS,
             prefix="p.id BETWEEN ? AND ?"),
         _each(rows.proposal),
     ),
@@ -193,7 +151,7 @@ SOURCES: dict[type, Source] = {
                   completion_tokens, seconds, cached_tokens, reasoning_tokens, usd
            FROM proposals p""",
         "ORDER BY created, p.rowid",
-        _by("op", "run", ids=ID_IN, prefix=ID_PREFIX, kernels="kernel_id IN (?)", parents=OF_PARENTS,
+        _by("op", "run", ids=ID_IN, prefix=ID_PREFIX, kernels=f"kernel_id {GIVEN}", parents=OF_PARENTS,
             after="p.rowid > ?"),
         _each(rows.proposal_summary),
     ),
@@ -216,13 +174,13 @@ SOURCES: dict[type, Source] = {
         """SELECT q.proposal_id, q.op, q.model, q.endpoint, q.parameters, q.messages
            FROM questions q LEFT JOIN proposals p ON p.id = q.proposal_id""",
         "ORDER BY p.created, p.rowid, q.rowid",
-        _by("run", op="q.op = ?", ids="q.proposal_id IN (?)"),
+        _by("run", op="q.op = ?", ids=f"q.proposal_id {GIVEN}"),
         _questions,
     ),
     Evaluation: Source(
         "SELECT * FROM evaluations",
         "ORDER BY created, rowid",
-        _by("op", ids=ID_IN, kernels="kernel_id IN (?)"),
+        _by("op", ids=ID_IN, kernels=f"kernel_id {GIVEN}"),
         _evaluations,
     ),
     EvaluationSummary: Source(
@@ -232,7 +190,7 @@ SOURCES: dict[type, Source] = {
         "",
         _by("op", "device", "outcome", "in_force", "confirmed", "code", fastest="", newest="",
             measured="(speedup > 0) = ?",
-            passed="(outcome = 'passed') = ?", ids=ID_IN, kernels="kernel_id IN (?)",
+            passed="(outcome = 'passed') = ?", ids=ID_IN, kernels=f"kernel_id {GIVEN}",
             after="number > ?"),
         _oldest_first,
     ),
@@ -259,13 +217,13 @@ SOURCES: dict[type, Source] = {
     ),
     Profile: Source(
         "SELECT id, profile FROM profiles", "ORDER BY created, rowid",
-        _by("op", kernels="json_extract(profile, '$.kernel_id') IN (?)"), _whole(Profile, "profiles"),
+        _by("op", kernels=f"json_extract(profile, '$.kernel_id') {GIVEN}"), _whole(Profile, "profiles"),
     ),
     Standard: Source(
         "SELECT id, standard FROM standards", "ORDER BY created, rowid", _by("op"), _whole(Standard, "standards"),
     ),
     Merged: Source(
-        "SELECT * FROM merged", "ORDER BY rowid", _by("op", ids="evaluation_id IN (?)"),
+        "SELECT * FROM merged", "ORDER BY rowid", _by("op", ids=f"evaluation_id {GIVEN}"),
         _each(lambda row: rows.checked("merged", row[0], Merged(*row))),
     ),
 }  # fmt: skip

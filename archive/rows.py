@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from archive import plain
 from archive.kernel import Kernel
@@ -36,8 +36,10 @@ from archive.summaries import (
     summary,
 )
 
+if TYPE_CHECKING:
+    from archive.store import Record
+
 Row = tuple[Any, ...]
-Record = Kernel | Proposal | AskedQuestion | Evaluation | Merged | Profile | Standard | Run | Leg
 T = TypeVar("T")
 
 
@@ -45,7 +47,7 @@ class DamagedError(Exception):
     """A row of the archive is damaged. The message names the row and its table, and says what is wrong."""
 
 
-def rows(record: Record) -> Iterator[tuple[str, Row]]:
+def rows(record: "Record") -> Iterator[tuple[str, Row]]:
     """Yield the rows of a record, each with its table; the record's own row comes first."""
     match record:
         case Kernel():

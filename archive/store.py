@@ -1,24 +1,13 @@
-"""Archive store: one SQLite file, append-only, readable while a run writes."""
+"""Store: what the rest of the program may ask of an archive, and by which filters."""
 
-import os
-import sqlite3
-import time
-from collections.abc import Iterator, Sequence
+import gc
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol, TypeVar, Unpack
-from urllib.parse import quote
+from typing import Protocol, TypedDict, TypeVar, Unpack
 
-from archive import queries, rows, schema
 from archive.kernel import Kernel
-from archive.plan import PlanError
 from archive.proposals import AskedQuestion, Leg, Proposal, Run
-from archive.queries import Filters
 from archive.records import DeviceInfo, Evaluation, Merged, Profile, Standard
-from archive.rows import DamagedError, Record
-from archive.schema import SchemaError
-from archive.soundness import UnsoundError, check_foreign
 from archive.summaries import (
     BriefEvaluation,
     BriefProposal,
@@ -29,21 +18,36 @@ from archive.summaries import (
     RankedTimes,
 )
 
-BUSY_SECONDS = 30
-DAMAGE = ("no such table", "no such column", "could not decode", "malformed", "not a database")  # in SQLite's messages
+Record = Kernel | Proposal | AskedQuestion | Evaluation | Merged | Profile | Standard | Run | Leg
 R = TypeVar(
     "R", Kernel, KernelSummary, Proposal, ProposalSummary, BriefProposal, AskedQuestion, Evaluation, EvaluationSummary,
     Origin, BriefEvaluation, RankedTimes, DeviceInfo, Merged, Profile, Standard, Run, Leg,
 )  # fmt: skip
-# Marks the latest of a kernel's evaluations on a device as the one in force.
-IN_FORCE = """UPDATE evaluation_summaries SET in_force = (number = (
-    SELECT number FROM evaluation_summaries WHERE kernel_id = ? AND device = ?
-    ORDER BY created DESC, number DESC LIMIT 1
-)) WHERE kernel_id = ? AND device = ?"""
 
 
 class ArchiveError(Exception):
     """The file is not an archive, cannot be opened, or is damaged."""
+
+
+class Filters(TypedDict, total=False):
+    """Filters of a query. Not every filter applies to every kind of record."""
+
+    ids: Collection[str]
+    prefix: str  # beginning of the id
+    kernels: Collection[str]  # ids of the kernels that the records are about
+    parents: Collection[str]  # proposals made from any of these kernels
+    run: str
+    device: str  # a DeviceInfo's key
+    outcome: str
+    passed: bool
+    in_force: bool  # whether it is the latest evaluation of its kernel on its device
+    confirmed: bool
+    measured: bool  # whether it has times
+    code: str
+    outline: str
+    fastest: int  # at most this many, those with the largest speedups
+    newest: int  # at most this many, those added to the archive last
+    after: int  # only what was added after the summary with this number
 
 
 class Store(Protocol):
@@ -63,106 +67,20 @@ class Store(Protocol):
         """Return how many records pass every filter, by `op`, `device` or `outcome`."""
 
 
-@dataclass(frozen=True)
-class SqliteStore:
-    """An archive file; make one with `open_archive`."""
-
-    connection: sqlite3.Connection
-    path: Path
-
-    def append(self, *records: Record) -> int:
-        with self.connection:
-            return sum(map(self._keep, records))
-
-    def find(self, kind: type[R], op: str = "", **filters: Unpack[Filters]) -> list[R]:
-        with self._naming_damage():
-            return queries.find(self.connection, kind, op, filters)
-
-    def count(self, kind: type[R], by: str, op: str = "", **filters: Unpack[Filters]) -> dict[str, int]:
-        with self._naming_damage():
-            return queries.count(self.connection, kind, by, op, filters)
-
-    def close(self) -> None:
-        self.connection.close()
-
-    def _keep(self, record: Record) -> int:
-        """Insert the rows of a record, and return 1 if it was new."""
-        new = 0
-        for index, (table, row) in enumerate(rows.rows(record)):
-            marks = ", ".join("?" * len(row))
-            cursor = self.connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row)  # noqa: S608
-            new += cursor.rowcount if index == 0 else 0
-        if new and isinstance(record, Evaluation):
-            self.connection.execute(IN_FORCE, (record.kernel_id, record.device.key) * 2)
-        return new
-
-    @contextmanager
-    def _naming_damage(self) -> Iterator[None]:
-        try:
-            yield
-        except DamagedError as error:
-            raise ArchiveError(f"the archive {self.path} is damaged: {error}") from error
-        except sqlite3.DatabaseError as error:
-            if not any(words in str(error).lower() for words in DAMAGE):
-                raise
-            raise ArchiveError(f"the archive {self.path} is damaged: {error}") from error
+def evaluations_of(store: Store, verdicts: Iterable[EvaluationSummary | RankedTimes]) -> dict[str, Evaluation]:
+    """Return the evaluations that these verdicts summarise, by their ids in the archive."""
+    ids = {(verdict.kernel_id, verdict.created, verdict.device): verdict.id for verdict in verdicts}
+    found = store.find(Evaluation, ids=list(ids.values()))
+    return {ids[one.kernel_id, one.created, one.device.key]: one for one in found}
 
 
-def open_archive(path: Path, *, read_only: bool = False) -> SqliteStore:
-    """Open an archive, or create it. An older archive is migrated first, even if it is opened read-only."""
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Suspend garbage collection, because reading makes many objects and hardly any garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
     try:
-        if read_only:
-            return SqliteStore(_reader(path), path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(path, timeout=BUSY_SECONDS)
-        if schema.version_of(connection, path) < len(schema.MIGRATIONS):
-            schema.migrate(connection, path)
-        connection.execute("PRAGMA journal_mode = WAL")
-    except SchemaError as error:
-        raise ArchiveError(str(error)) from error
-    except (sqlite3.Error, OSError) as error:
-        raise ArchiveError(f"cannot open the archive {path}: {error}") from error
-    return SqliteStore(connection, path)
-
-
-def gathered(source: SqliteStore) -> list[Record]:
-    """Return every record of an archive, to be merged into another. Raises ArchiveError if one is not valid."""
-    proposed: list[Record] = [*source.find(Run), *source.find(Leg), *source.find(Proposal), *source.find(AskedQuestion)]
-    found: list[Record] = [*source.find(Evaluation), *source.find(Profile), *source.find(Standard)]
-    records: list[Record] = [*source.find(Kernel), *proposed, *found]
-    now = time.time()
-    for record in records:
-        try:
-            check_foreign(record, now)
-        except (UnsoundError, PlanError) as error:
-            what = f"{type(record).__name__.lower()} {record.id[:40]}"
-            raise ArchiveError(f"the archive {source.path} cannot be merged: {what}: {error}") from error
-    return records
-
-
-def take(into: Store, records: Sequence[Record]) -> int:
-    """Add another archive's records, all or none, mark new evaluations as merged, and return how many were new."""
-    evaluations = [record for record in records if isinstance(record, Evaluation)]
-    known = {found.id for found in into.find(EvaluationSummary, ids=[one.id for one in evaluations])}
-    foreign = [evaluation for evaluation in evaluations if evaluation.id not in known]
-    return into.append(*records, *(Merged(evaluation.id, evaluation.op) for evaluation in foreign)) - len(foreign)
-
-
-def merge(into: Store, source: SqliteStore) -> int:
-    """Add every record of one archive to another, and return how many were new."""
-    return take(into, gathered(source))
-
-
-def _reader(path: Path) -> sqlite3.Connection:
-    if not path.exists():
-        raise ArchiveError(f"there is no archive at {path}")
-    # On a read-only file system SQLite cannot create its shared-memory file, and no process can write.
-    immutable = "" if os.access(path.parent, os.W_OK) else "&immutable=1"
-    connection = sqlite3.connect(
-        f"file:{quote(str(path.absolute()))}?mode=ro{immutable}", uri=True, timeout=BUSY_SECONDS
-    )
-    if schema.version_of(connection, path) < len(schema.MIGRATIONS):
-        connection.close()
-        open_archive(path).close()
-        return _reader(path)
-    return connection
+        yield
+    finally:
+        if enabled:
+            gc.enable()

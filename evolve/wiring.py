@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from archive.store import ArchiveError, SqliteStore, Store, open_archive
+from archive.store import ArchiveError, Store
 from evolve.devices.choose import policy_of
 from evolve.errors import UserError
 
 if TYPE_CHECKING:
+    from archive.sqlite import SqliteStore
     from evolve.engines.local import LocalEngine
     from evolve.request import Proposer
 
@@ -68,7 +69,9 @@ def archive_path(requested: Path | None) -> Path:
     return requested or Path(os.environ.get("EVOLVE_ARCHIVE") or DEFAULT_ARCHIVE)
 
 
-def archive(requested: Path | None, *, read_only: bool = False) -> SqliteStore:
+def archive(requested: Path | None, *, read_only: bool = False) -> "SqliteStore":
+    from archive.sqlite import open_archive
+
     try:
         return open_archive(archive_path(requested), read_only=read_only)
     except ArchiveError as error:

@@ -11,7 +11,7 @@ from scripted_runs import PRICE, TWICE, PricedModel, by_number, op, outcome
 
 from archive.proposals import Budget, Run
 from archive.records import Evaluation
-from archive.store import SqliteStore, open_archive
+from archive.sqlite import SqliteStore, open_archive
 from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.campaign import Slice, campaign, headroom, is_measured

@@ -13,7 +13,7 @@ from records import CPU
 from archive.kernel import Kernel
 from archive.proposals import Budget, Leg, Proposal
 from archive.records import Evaluation, Measurement, Outcome, Profile
-from archive.store import SqliteStore, open_archive
+from archive.sqlite import SqliteStore, open_archive
 from evolve.engines.engine import Job
 from evolve.loop import evolve
 from evolve.proposers.tuner.proposer import OfflineProposer

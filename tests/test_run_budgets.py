@@ -10,7 +10,7 @@ from scripted_runs import PRICE, TWICE, PricedModel, by_number, number_of, op, o
 
 from archive.proposals import Budget, Proposal, Run
 from archive.records import Evaluation
-from archive.store import SqliteStore, open_archive
+from archive.sqlite import SqliteStore, open_archive
 from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.loop import evolve

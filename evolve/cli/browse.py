@@ -23,8 +23,7 @@ from evolve.report.kernel import (
     reply_details,
     roots_shown,
 )
-from evolve.report.standing import devices, standings
-from evolve.report.tables import WON_MEANS, print_standing, standings_table
+from evolve.report.standing import WON_MEANS, devices, print_standing, standings, standings_table
 from evolve.report.words import console, print_json
 from reference_ops.catalog import is_path
 

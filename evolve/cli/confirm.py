@@ -8,7 +8,6 @@ import typer
 from rich.console import Console
 
 from archive.records import Evaluation
-from archive.store import SqliteStore
 from evolve import wiring
 from evolve.cli import lookup, signals
 from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, archive_option, op_names
@@ -23,6 +22,7 @@ from evolve.selection.population import Champion
 from evolve.selection.view import OpView
 
 if TYPE_CHECKING:
+    from archive.sqlite import SqliteStore
     from evolve.engines.engine import Engine
 
 
@@ -70,7 +70,7 @@ def _named(ops: list[str]) -> Iterator[tuple[str, str]]:
         yield catalog.load(op).name, lookup.locator(op)
 
 
-def _archived(store: SqliteStore) -> Iterator[tuple[str, str]]:
+def _archived(store: "SqliteStore") -> Iterator[tuple[str, str]]:
     """Yield the name and the locator of each evaluated op, and warn about ops that are not in the catalog."""
     for op in sorted(store.count(Evaluation, "op")):
         if op in op_names():
@@ -79,11 +79,11 @@ def _archived(store: SqliteStore) -> Iterator[tuple[str, str]]:
             complain(f"{op} is not in the catalog, so it is left out", "give its file: evolve confirm FILE.py")
 
 
-def _champions(op: str, engine: "Engine", store: SqliteStore) -> tuple[Champion, ...]:
+def _champions(op: str, engine: "Engine", store: "SqliteStore") -> tuple[Champion, ...]:
     return OpView(store, op, engine.info).champions()
 
 
-def _confirmed(op: str, locator: str, engine: "Engine", store: SqliteStore, output: Console) -> list[Evaluation]:
+def _confirmed(op: str, locator: str, engine: "Engine", store: "SqliteStore", output: Console) -> list[Evaluation]:
     """Confirm an op's champions, print each verdict as it arrives and all duels at the end."""
     from evolve import loop
 

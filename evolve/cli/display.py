@@ -23,8 +23,7 @@ from evolve.loop import Event, evolve
 from evolve.report import facts
 from evolve.report.live import REFRESHES_PER_SECOND, CampaignDisplay, CampaignRow, EventLog, RunDisplay, campaign_table
 from evolve.report.progress import BudgetMeter, Watcher, amounts, dollars, ending, without_answer
-from evolve.report.standing import Standing, standing
-from evolve.report.tables import print_next_steps, print_standing
+from evolve.report.standing import Standing, print_next_steps, print_standing, standing
 from evolve.report.words import clock, counted, listed, times, times_note
 from evolve.search import Search
 from evolve.selection.view import OpView

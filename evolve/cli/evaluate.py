@@ -26,8 +26,7 @@ from evolve.report import facts
 from evolve.report.explain import explanation
 from evolve.report.kernel import evaluation_details
 from evolve.report.progress import Phases
-from evolve.report.standing import Standing, devices, standing
-from evolve.report.tables import origin, print_next_steps, print_standing
+from evolve.report.standing import Standing, devices, origin, print_next_steps, print_standing, standing
 from evolve.report.words import best_speedup, complain, console, counted, one_line, print_json, short, times
 from evolve.selection import selection
 from evolve.selection.view import OpView

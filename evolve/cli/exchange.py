@@ -15,8 +15,8 @@ from archive import exchange
 from archive.kernel import Kernel
 from archive.proposals import Proposal, Run
 from archive.records import DeviceInfo, Evaluation, Standard
-from archive.rows import Record
-from archive.store import ArchiveError, Store, gathered, open_archive, take
+from archive.sqlite import gathered, open_archive, take
+from archive.store import ArchiveError, Record, Store
 from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, ExampleOption, JsonOption, archive_option, with_example

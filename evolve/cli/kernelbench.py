@@ -23,10 +23,10 @@ from evolve.cli.options import (
     ModelOption,
     ProposerOption,
     RunOptions,
+    RunSeedOption,
     TokensOption,
     UsdOption,
 )
-from evolve.cli.run import RunSeedOption, run_setup
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
 from evolve.errors import UserError
@@ -221,6 +221,8 @@ def _run(
     usable: Sequence[Problem], run_options: RunOptions, limits: "Budget", archive: Path | None, output: Console
 ) -> list[dict[str, Any]]:
     """Run the problems and return the standing of each op as plain values."""
+    from evolve.cli.run import run_setup
+
     setup = session.new([str(problem.path) for problem in usable], run_options, limits, every=False)
     facts = run_setup(setup, limits, archive, output).facts
     return [facts] if "op" in facts else facts["ops"]

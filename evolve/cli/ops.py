@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from archive.records import DeviceInfo, Evaluation, Standard
-from archive.store import Store
+from archive.store import Store, evaluations_of
 from archive.summaries import EvaluationSummary
 from evolve import wiring
 from evolve.cli import signals
@@ -28,7 +28,6 @@ from evolve.report.ops import OpSummary, mean_share
 from evolve.report.progress import Phases
 from evolve.report.standing import decisive_evaluations, devices
 from evolve.report.words import clock, complain, console, counted, one_line, percent, print_json
-from evolve.selection.view import evaluations_of
 from reference_ops import catalog
 from reference_ops.listing import Listed, listed
 from reference_ops.op import Op, Workload

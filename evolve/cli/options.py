@@ -68,6 +68,11 @@ ModelOption = Annotated[
     typer.Option("--model", metavar="NAME", show_default=False,
                  help="Language model: NAME, NAME@http://host:8000/v1, or a .toml file of models; repeatable."),
 ]  # fmt: skip
+RunSeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", min=-(2**63), max=2**63 - 1, help="Seed of all random choices [default: 0].",
+                 show_default=False),
+]  # fmt: skip
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of all random choices.")]
 ExampleOption = Annotated[
     Path | None,

@@ -23,6 +23,7 @@ from evolve.cli.options import (
     ModelOption,
     ProposerOption,
     RunOptions,
+    RunSeedOption,
     TokensOption,
     UsdOption,
     op_names,
@@ -45,11 +46,6 @@ OPS_HELP = (
 OpsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="OP", help=OPS_HELP, autocompletion=op_names, show_default=False)
 ]
-RunSeedOption = Annotated[
-    int | None,
-    typer.Option("--seed", min=-(2**63), max=2**63 - 1, help="Seed of all random choices [default: 0].",
-                 show_default=False),
-]  # fmt: skip
 AllOption = Annotated[bool, typer.Option("--all", help="Evolve every op of the catalog, under one budget.")]
 UntilSolOption = Annotated[
     float | None,

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from archive import library
 from archive.proposals import Budget, Proposal, Run
-from archive.store import SqliteStore, Store
+from archive.store import Store
 from evolve import budget, wiring
 from evolve.budget import Ended, Spent
 from evolve.cli import lookup, options, signals
@@ -31,6 +31,7 @@ from evolve.selection.view import EVOLVE, STRATEGIES, Scope
 from reference_ops.op import Op
 
 if TYPE_CHECKING:
+    from archive.sqlite import SqliteStore
     from evolve.report.progress import Phases
 
 SEED_PROPOSER = "shipped"
@@ -54,7 +55,7 @@ class Backends:
 
     proposer: Proposer
     engine: Engine
-    store: SqliteStore
+    store: "SqliteStore"
     phases: "Phases"
 
 

@@ -14,14 +14,8 @@ from archive.records import DeviceInfo, Evaluation
 from evolve.budget import Spent
 from evolve.report.kernel import NO_DUEL, sanitizer_words
 from evolve.report.progress import BudgetMeter, Progress, Watcher, dollars
-from evolve.report.tables import (
-    champions_table,
-    counts_line,
-    fitted,
-    origin,
-    plain_table,
-    population_table,
-)
+from evolve.report.standing import champions_table, counts_line, origin, population_table
+from evolve.report.tables import fitted, plain_table
 from evolve.report.words import clock, counted, figure, one_line, short, times, times_label, workload_labels
 from evolve.selection.population import Champion
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from archive.proposals import Budget, Proposal
 from archive.records import DeviceInfo, Evaluation
-from archive.store import SqliteStore, open_archive
+from archive.sqlite import SqliteStore, open_archive
 from archive.summaries import EvaluationSummary, KernelSummary
 from evolve import budget
 from evolve.budget import Ended, Spent

@@ -1,215 +1,15 @@
-"""Tables of champions, populations and measurements, fitted to the width of the terminal."""
+"""Tables fitted to the width of the terminal, and the columns that show measurements."""
 
-import shlex
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from archive.records import Evaluation, Measurement, Outcome
-from evolve.devices.choose import policy_of
-from evolve.report.standing import Standing
-from evolve.report.words import (
-    change,
-    counted,
-    figure,
-    idea,
-    knobs,
-    mean_speedup,
-    outcomes,
-    percent,
-    short,
-    times,
-    times_label,
-    times_note,
-    workload_labels,
-)
-from evolve.selection.population import Champion
+from archive.records import Evaluation, Measurement
+from evolve.report.words import figure, percent, times, workload_labels
 
 WIDE = 100  # minimum width, in columns, at which notes are shown
 WIDER = 120  # minimum width, in columns, at which max-autotune is shown beside torch.compile's default
-UNCONFIRMED = "?"  # appended to the id of a champion that is not confirmed yet
-HEADING_SHOWN, KINDS_SHOWN = 24, 2
-ALIVE_MEANS = (
-    "fittest first: by best known time over the kernel's time, as a geometric mean over all workloads; a workload that "
-    "a kernel does not accept counts as slow. mean: geometric mean of its speedups; on: workloads it accepts"
-)
-WON_MEANS = (
-    "won: workloads on which a confirmed champion beats the best of PyTorch in a duel; "
-    f"{UNCONFIRMED}: at least one champion is not confirmed yet"
-)
-
-
-def print_standing(
-    output: Console, standing: Standing, workloads: Sequence[str] = (), *, population: bool = True
-) -> None:
-    """Print the champions beside PyTorch, the population if requested, and the number of kernels per outcome."""
-    output.print(headline(standing))
-    if standing.champions or workloads:
-        output.print(champions_table(standing, output.width, workloads))
-        output.print(footnotes(standing, workloads), style="dim")
-    if population and standing.population:
-        output.print("\npopulation", style="bold")
-        output.print(population_table(standing, output.width))
-        output.print(ALIVE_MEANS, style="dim")
-    output.print(f"\n{counts_line(standing)}")
-
-
-def print_next_steps(output: Console, standing: Standing, locator: str, given: str) -> None:
-    """Print commands to continue with. `locator` identifies the op, and the arguments in `given` the archive."""
-    op, on_gpu = shlex.quote(locator), policy_of(standing.device.kind).times_are_gpu_times
-    steps = []
-    if standing.judged:
-        purpose = "all kernels that are alive" if standing.population else "the outcome of every kernel"
-        steps.append((f"evolve top {standing.op}{given}", purpose))
-    if standing.population:
-        fittest = standing.population[0].kernel_id
-        steps.append((f"evolve show {short(fittest)}{given}", "the fittest kernel"))
-    if any(champion.confirmed is None for champion in standing.champions):
-        there = "" if on_gpu else f" --device {standing.device.kind}"
-        steps.append((f"evolve confirm {op}{there}{given}", "confirm the champions in a fresh process"))
-    if standing.champions and on_gpu:
-        steps.append((f"evolve export {op}{given}", "write the champions as a package"))
-    elif standing.champions:
-        steps.append((f"evolve run {op}{given}", "on a machine with a GPU: measure the same kernels there"))
-    if not steps:
-        return
-    longest = max(len(command) for command, _ in steps)
-    narrow = longest + max(len(purpose) for _, purpose in steps) + 5 > output.width
-    output.print("\nnext")
-    for command, purpose in steps:
-        lines = (f"  # {purpose}\n", f"  {command}") if narrow else (f"  {command:<{longest}}   ", purpose)
-        styles = ("dim", "cyan") if narrow else ("cyan", "dim")
-        output.print(Text.assemble(*zip(lines, styles, strict=True)), soft_wrap=True)  # so that it can be copied
-
-
-def standings_table(found: Sequence[Standing]) -> Table:
-    """Return a table with a row per op and device."""
-    numbers = ["won", "best", "worst", "alive", "judged", "pending"]
-    table = plain_table("op", "device", *numbers, "fittest", numbers=numbers)
-    for standing in found:
-        speedups = [champion.measurement.speedup for champion in standing.champions]
-        won = sum(champion.won for champion in standing.champions)
-        unsure = UNCONFIRMED if any(champion.confirmed is None for champion in standing.champions) else ""
-        label = times_label(standing.device.kind)
-        name = f"{standing.device.name} ({label})" if label else standing.device.name
-        table.add_row(
-            fitted(standing.op, "bold"),
-            fitted(name, "yellow" if label else ""),
-            f"{won}/{len(speedups)}{unsure}",
-            times(max(speedups, default=None)),
-            times(min(speedups, default=None)),
-            str(len(standing.population)),
-            str(standing.judged),
-            str(standing.pending),
-            short(standing.population[0].kernel_id) if standing.population else "-",
-        )
-    return table
-
-
-def headline(standing: Standing) -> Text:
-    """Return the op and the device, with a warning if the times are not GPU times."""
-    text = Text.assemble((standing.op, "bold"), " on ", standing.device.name)
-    note = times_note(standing.device.kind)
-    return text.append(f"  ({note})", "yellow") if note else text
-
-
-def champions_table(
-    standing: Standing, width: int, workloads: Sequence[str] = (), *, interval: bool = True, most: int = 0
-) -> Table:
-    """Return a table with a row per workload, its champion beside PyTorch. `workloads` adds rows without a champion."""
-    held = {champion.workload: champion for champion in standing.champions}
-    keys = [*workloads, *(key for key in held if key not in workloads)]
-    labels = workload_labels(keys)
-    tuned = width >= WIDER and any(c.measurement.autotune_us for c in standing.champions)
-    numbers = _headings(interval=interval, tuned=tuned)
-    heading = labels.heading if len(labels.heading) <= HEADING_SHOWN else "workload"
-    notes = ["idea"] if width >= WIDE else []
-    table = plain_table(heading, "kernel", *numbers, *notes, numbers=numbers)
-    visible = keys[:most] if 0 < most < len(keys) else keys
-    for key in visible:
-        champion = held.get(key)
-        cells = _champion_cells(champion, interval=interval, tuned=tuned) if champion else [Text("none yet", "dim")]
-        kernel = standing.kernels.get(champion.kernel_id) if champion else None
-        note = [fitted(idea(kernel), "dim")] if notes else []
-        table.add_row(fitted(labels.of[key]), *cells, *([Text("")] * (1 + len(numbers) - len(cells))), *note)
-    if len(visible) < len(keys):
-        table.add_row(Text(f"and {len(keys) - len(visible)} more", "dim", no_wrap=True))
-    return table
-
-
-def population_table(standing: Standing, width: int, most: int = 0) -> Table:
-    """Return a table with a row per kernel of the population, fittest first."""
-    wide = width >= WIDE
-    notes, children = (["idea"], ["children"]) if wide else ([], [])
-    numbers = ["#", "mean", "on", *children]
-    table = plain_table("#", "kernel", "mean", "on", "made by", *children, "knobs", *notes, numbers=numbers)
-    visible = standing.population[:most] if most else standing.population
-    for rank, evaluation in enumerate(visible, start=1):
-        kernel = standing.kernels.get(evaluation.kernel_id)
-        proposal = standing.proposals.get(evaluation.kernel_id)
-        setting = knobs(kernel.plan.settings) if kernel else ""
-        count = [str(standing.children.get(evaluation.kernel_id, 0))] if wide else []
-        table.add_row(
-            str(rank),
-            short(evaluation.kernel_id),
-            times(mean_speedup(evaluation)),
-            f"{len(evaluation.measurements)}/{len(evaluation.measurements) + len(evaluation.skipped)}",
-            fitted(proposal.operator if proposal else "-"),
-            *count,
-            fitted(setting or ("" if wide else idea(kernel))),
-            *([fitted(idea(kernel), "dim")] if wide else []),
-        )
-    return table
-
-
-def measurements_table(evaluation: Evaluation, width: int) -> Table:
-    """Return a table with a row per workload that a kernel was timed on."""
-    labels = workload_labels([measurement.workload for measurement in evaluation.measurements])
-    tuned = width >= WIDE and any(measurement.autotune_us for measurement in evaluation.measurements)
-    numbers = _headings(interval=True, tuned=tuned)
-    table = plain_table(labels.heading, *numbers, numbers=numbers)
-    for measurement in evaluation.measurements:
-        cells = _measured(measurement, interval=True, tuned=tuned)
-        table.add_row(fitted(labels.of[measurement.workload]), *cells)
-    return table
-
-
-def counts_line(standing: Standing) -> str:
-    """Return the number of kernels with each outcome; more than two kinds of failure are added up first."""
-    counts = standing.outcomes
-    failures = {outcome: count for outcome, count in counts.items() if outcome != str(Outcome.PASSED)}
-    summed = len(failures) > KINDS_SHOWN
-    listed = {**counts, **dict.fromkeys(failures, 0), "failed": sum(failures.values())} if summed else counts
-    parts = [outcomes(listed)] if listed else ["nothing evaluated yet"]
-    if standing.unread:
-        parts.append(f"{counted(standing.unread, 'reply', 'replies')} without a kernel")
-    if standing.pending:
-        parts.append(f"{standing.pending} pending")
-    return ", ".join(parts) + (f" ({outcomes(failures)})" if summed else "")
-
-
-def footnotes(standing: Standing, workloads: Sequence[str] = ()) -> str:
-    """Return what the columns of the champions table mean, and what all its rows have in common."""
-    labels = workload_labels([*workloads] or [champion.workload for champion in standing.champions])
-    parts = [f"sizes: {labels.heading}"] if len(labels.heading) > HEADING_SHOWN else []
-    parts += [f"all workloads: {labels.throughout}"] if labels.throughout else []
-    if any(champion.confirmed is None for champion in standing.champions):
-        parts.append(f"{UNCONFIRMED}: not confirmed yet")
-    parts.append("speedup: over the best of eager and torch.compile, with max-autotune")
-    if any(champion.measurement.floor_us for champion in standing.champions):
-        parts.append("light: share of the speed of light reached")
-    return "; ".join(parts)
-
-
-def origin(standing: Standing, kernel_id: str) -> str:
-    """Return the operator that produced a kernel, and what it changed."""
-    kernel, proposal = standing.kernels.get(kernel_id), standing.proposals.get(kernel_id)
-    if kernel is None:
-        return short(kernel_id)
-    parent = standing.kernels.get(proposal.parents[0]) if proposal and proposal.parents else None
-    return f"{proposal.operator if proposal else 'kernel'}: {change(kernel, parent)}"
 
 
 def plain_table(*headings: str, numbers: Sequence[str] = ()) -> Table:
@@ -226,11 +26,19 @@ def fitted(text: str, style: str = "") -> Text:
     return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
-def speed_style(speedup: float) -> str:
-    return "green" if speedup > 1 else "yellow"
+def measurements_table(evaluation: Evaluation, width: int) -> Table:
+    """Return a table with a row per workload that a kernel was timed on."""
+    labels = workload_labels([measurement.workload for measurement in evaluation.measurements])
+    tuned = width >= WIDE and any(measurement.autotune_us for measurement in evaluation.measurements)
+    numbers = headings(interval=True, tuned=tuned)
+    table = plain_table(labels.heading, *numbers, numbers=numbers)
+    for measurement in evaluation.measurements:
+        cells = measured(measurement, interval=True, tuned=tuned)
+        table.add_row(fitted(labels.of[measurement.workload]), *cells)
+    return table
 
 
-def _headings(*, interval: bool, tuned: bool) -> list[str]:
+def headings(*, interval: bool, tuned: bool) -> list[str]:
     return [
         "time µs",
         *(["95 %"] if interval else []),
@@ -242,13 +50,7 @@ def _headings(*, interval: bool, tuned: bool) -> list[str]:
     ]
 
 
-def _champion_cells(champion: Champion, *, interval: bool, tuned: bool) -> list[Text]:
-    mark = ("", "") if champion.confirmed else (UNCONFIRMED, "yellow")
-    name = Text.assemble(short(champion.kernel_id), mark)
-    return [name, *_measured(champion.measurement, interval=interval, tuned=tuned)]
-
-
-def _measured(m: Measurement, *, interval: bool, tuned: bool) -> list[Text]:
+def measured(m: Measurement, *, interval: bool, tuned: bool) -> list[Text]:
     span = [Text(f"{figure(m.low_us)}–{figure(m.high_us)}", "dim")] if interval else []
     return [
         Text(figure(m.median_us), "bold"),
@@ -259,3 +61,7 @@ def _measured(m: Measurement, *, interval: bool, tuned: bool) -> list[Text]:
         Text(times(m.speedup), speed_style(m.speedup)),
         Text(percent(m.share_of_light)),
     ]
+
+
+def speed_style(speedup: float) -> str:
+    return "green" if speedup > 1 else "yellow"

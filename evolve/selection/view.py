@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from archive.kernel import Kernel
-from archive.queries import uncollected
 from archive.records import DeviceInfo, Evaluation, Merged, Outcome, Profile
-from archive.store import Store
-from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, RankedTimes, Timing
+from archive.store import Store, evaluations_of, uncollected
+from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, Timing
 from evolve.request import Candidate, Tried
 from evolve.selection import population
 from evolve.selection.duplicates import oldest_by_code
@@ -32,13 +31,6 @@ class Scope:
 
 
 EVERYTHING = Scope()
-
-
-def evaluations_of(store: Store, verdicts: Iterable[EvaluationSummary | RankedTimes]) -> dict[str, Evaluation]:
-    """Return the evaluations that these verdicts summarise, by their ids in the archive."""
-    ids = {(verdict.kernel_id, verdict.created, verdict.device): verdict.id for verdict in verdicts}
-    found = store.find(Evaluation, ids=list(ids.values()))
-    return {ids[one.kernel_id, one.created, one.device.key]: one for one in found}
 
 
 class OpView:

@@ -9,7 +9,8 @@ from records import GPU, checked, confirmed, failed_reply, kernel, passed, propo
 from archive.kernel import Kernel
 from archive.proposals import AskedQuestion, Proposal, Question, Run
 from archive.records import Evaluation, Standard
-from archive.store import ArchiveError, SqliteStore, merge, open_archive
+from archive.sqlite import SqliteStore, merge, open_archive
+from archive.store import ArchiveError
 
 OURS = confirmed(kernel(1).id, w=20.0)
 

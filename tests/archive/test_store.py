@@ -12,7 +12,9 @@ from archive.kernel import Kernel
 from archive.proposals import AskedQuestion, Budget, Cost, Leg, Proposal, Question, Run
 from archive.records import Evaluation, Merged, Profile, Standard, Traits
 from archive.schema import MIGRATIONS
-from archive.store import ArchiveError, SqliteStore, merge, open_archive
+from archive.sqlite import SqliteStore, merge, open_archive
+from archive.store import ArchiveError
+from archive.summaries import EvaluationSummary
 
 
 @pytest.fixture
@@ -108,6 +110,15 @@ def test_more_evaluations_than_one_statement_takes_are_found_in_order(store: Sql
     assert open_archive(store.path).find(Evaluation) == verdicts
 
 
+def test_any_number_of_ids_is_found_in_order_and_counted(store: SqliteStore) -> None:
+    verdicts = [failed(f"k{number}", created=float(number)) for number in range(1201)]
+    store.append(*verdicts)
+    backwards = [verdict.kernel_id for verdict in reversed(verdicts)]
+    assert [verdict.kernel_id for verdict in store.find(Evaluation, kernels=backwards)] == backwards[::-1]
+    assert len(store.find(EvaluationSummary, kernels=backwards, newest=5)) == 5
+    assert store.count(EvaluationSummary, "op", kernels=backwards) == {"softmax": 1201}
+
+
 def test_appending_twice_changes_nothing(store: SqliteStore) -> None:
     records = (proposal(kernel(1)), passed(kernel(1).id, a=1.0))
     assert store.append(*records) == 2
@@ -163,7 +174,7 @@ def test_an_append_stores_all_of_its_records_or_none(store: SqliteStore) -> None
 
 def test_a_process_killed_after_an_append_loses_nothing(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from records import *; from archive.store import open_archive\n"
+        "import os, sys; from pathlib import Path; from records import *; from archive.sqlite import open_archive\n"
         "s = open_archive(Path(sys.argv[1])); s.append(passed('k', a=1.0)); os.kill(os.getpid(), 9)"
     )
     root = Path(__file__).parents[2]

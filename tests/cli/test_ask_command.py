@@ -10,7 +10,7 @@ from records import CPU, GPU, kernel, passed, proposal
 
 from archive.exchange import decode_custom_id
 from archive.kernel import Kernel, parse
-from archive.store import open_archive
+from archive.sqlite import open_archive
 from evolve.prompting import kernel_format
 from evolve.prompting.operators import OPERATORS, PARENTS
 

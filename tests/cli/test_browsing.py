@@ -9,7 +9,7 @@ import pytest
 from commandline import BEST, CHILD, COLS, REPLY, ROWS, WAITING, WRONG, evolve, filled
 from records import GPU, checked, confirmed, failed, kernel, passed, proposal
 
-from archive.store import open_archive
+from archive.sqlite import open_archive
 
 Capture = pytest.CaptureFixture[str]
 

@@ -12,7 +12,7 @@ from fake_engine import FakeEngine, use_as_gpu
 from records import GPU, confirmed, failed
 
 from archive.records import DeviceInfo, Evaluation, Outcome
-from archive.store import open_archive
+from archive.sqlite import open_archive
 from evolve.engines.engine import Job
 
 Capture = pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ from records import kernel
 from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import Evaluation
-from archive.store import open_archive
+from archive.sqlite import open_archive
 from reference_ops import catalog
 
 Capture = pytest.CaptureFixture[str]

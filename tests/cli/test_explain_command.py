@@ -8,7 +8,7 @@ from commandline import BEST, CHILD, ROWS, WAITING, WRONG, evolve, filled
 from records import GPU, checked, confirmed, failed
 
 from archive.records import Outcome
-from archive.store import open_archive
+from archive.sqlite import open_archive
 
 Capture = pytest.CaptureFixture[str]
 

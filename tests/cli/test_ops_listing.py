@@ -17,7 +17,7 @@ from fake_engine import FakeEngine, use_as_gpu
 from records import GPU, measurement
 
 from archive.records import DeviceInfo, Evaluation, Outcome, Standard
-from archive.store import open_archive
+from archive.sqlite import open_archive
 from evolve.evaluation.requests import TimingRequest, TimingResult
 from reference_ops import catalog
 

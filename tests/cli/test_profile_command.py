@@ -14,7 +14,7 @@ from fake_engine import FakeEngine, use_as_gpu
 from records import GPU, failed_reply, measurement
 
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile, Traits
-from archive.store import open_archive
+from archive.sqlite import open_archive
 from evolve.devices import choose
 from evolve.devices import counters as c
 

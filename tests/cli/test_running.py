@@ -14,7 +14,7 @@ from commandline import evolve, written
 from archive.kernel import Kernel
 from archive.proposals import Budget, Run
 from archive.records import Evaluation
-from archive.store import open_archive
+from archive.sqlite import open_archive
 from evolve.cli.app import main
 from evolve.selection.population import champions, latest
 

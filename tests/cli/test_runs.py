@@ -10,7 +10,7 @@ from records import CPU, GPU, kernel, passed, proposal
 
 from archive.proposals import Budget, Cost, Leg, Run
 from archive.records import Evaluation, Outcome
-from archive.store import open_archive
+from archive.sqlite import open_archive
 
 ROWS = "rows=8 cols=16 float32"
 Capture = pytest.CaptureFixture[str]

@@ -10,7 +10,7 @@ from scripted_runs import PricedModel, kernel, op
 
 from archive.proposals import Budget, Proposal, Run
 from archive.records import Evaluation, Measurement, Outcome
-from archive.store import SqliteStore, open_archive
+from archive.sqlite import SqliteStore, open_archive
 from evolve.budget import Ended
 from evolve.cli.display import reason, standing_of
 from evolve.cli.options import RunOptions

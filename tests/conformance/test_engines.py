@@ -13,7 +13,7 @@ from in_process_engine import InProcessEngine
 
 from archive.kernel import Kernel
 from archive.records import Evaluation, Outcome
-from archive.store import open_archive
+from archive.sqlite import open_archive
 from evolve import wiring
 from evolve.engines.engine import Engine, Job, TimesPyTorch
 from evolve.engines.local import LocalEngine

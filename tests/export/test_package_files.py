@@ -20,7 +20,7 @@ from gpu_records import (
 from archive import library
 from archive.kernel import Kernel
 from archive.records import Evaluation, Outcome
-from archive.store import SqliteStore, merge, open_archive
+from archive.sqlite import SqliteStore, merge, open_archive
 from evolve.errors import UserError
 from evolve.export.package import export
 from evolve.export.template import manifest

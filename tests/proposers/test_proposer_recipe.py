@@ -14,7 +14,7 @@ from records import measurement
 
 from archive.proposals import Budget, Proposal
 from archive.records import Evaluation
-from archive.store import SqliteStore, open_archive
+from archive.sqlite import SqliteStore, open_archive
 from evolve.budget import Ended
 from evolve.engines.engine import Job
 from evolve.loop import evolve

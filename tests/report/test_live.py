@@ -9,7 +9,7 @@ from records import CPU, GPU, confirmed, failed, failed_reply, kernel, passed, p
 
 from archive.proposals import Budget, Proposal
 from archive.records import DeviceInfo, Evaluation, Outcome
-from archive.store import open_archive
+from archive.sqlite import open_archive
 from evolve.report.live import EventLog, RunDisplay
 from evolve.report.progress import BudgetMeter, Phases, Watcher
 from evolve.selection.population import Champion

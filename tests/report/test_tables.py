@@ -6,15 +6,8 @@ from records import CPU, GPU, checked, confirmed, failed, failed_reply, kernel, 
 from standings import standing
 
 from archive.records import Outcome
-from evolve.report.standing import Standing
-from evolve.report.tables import (
-    champions_table,
-    counts_line,
-    footnotes,
-    headline,
-    measurements_table,
-    population_table,
-)
+from evolve.report.standing import Standing, champions_table, counts_line, footnotes, headline, population_table
+from evolve.report.tables import measurements_table
 
 ROWS, COLS = "rows=8 cols=16 float32", "rows=2 cols=512 float32"
 FAST, SLOW, BAD = kernel(1), kernel(2), kernel(3)

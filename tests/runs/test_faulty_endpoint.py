@@ -20,7 +20,7 @@ from scripted_endpoint import KEY, ScriptedEndpoint
 from scripted_runs import faster_and_faster
 
 from archive.proposals import AskedQuestion, Budget, Proposal
-from archive.store import SqliteStore, open_archive
+from archive.sqlite import SqliteStore, open_archive
 from evolve.loop import evolve
 from evolve.proposers.llm import endpoint
 from evolve.proposers.llm.endpoint import Endpoints

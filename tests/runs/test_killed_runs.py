@@ -16,7 +16,7 @@ from processes import all_gone, descendants
 from archive.kernel import parse
 from archive.proposals import Leg, Proposal
 from archive.records import Evaluation
-from archive.store import open_archive
+from archive.sqlite import open_archive
 
 KILLS = 20
 IN_PARTS = (

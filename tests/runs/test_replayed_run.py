@@ -12,7 +12,7 @@ from scripted_runs import faster_and_faster, kernel
 
 from archive.proposals import AskedQuestion, Budget, Proposal
 from archive.records import Evaluation
-from archive.store import SqliteStore, open_archive
+from archive.sqlite import SqliteStore, open_archive
 from evolve import wiring
 from evolve.errors import UserError
 from evolve.loop import evolve

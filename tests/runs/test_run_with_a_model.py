@@ -9,7 +9,7 @@ from scripted_endpoint import Rule, ScriptedEndpoint, answer, in_fence, stall, s
 
 from archive.proposals import Proposal
 from archive.records import Evaluation, Outcome
-from archive.store import SqliteStore, open_archive
+from archive.sqlite import SqliteStore, open_archive
 
 GOOD = bad_kernels.twice_kernel(note="one element a thread")
 BROKEN = bad_kernels.twice_kernel("out[i] = undeclared_name;", note="does not compile")

@@ -10,7 +10,7 @@ from records import proposal as record_of
 
 from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile, Traits
-from archive.store import SqliteStore, merge, open_archive
+from archive.sqlite import SqliteStore, merge, open_archive
 from evolve.request import Left, Request
 from evolve.selection import selection
 from evolve.selection.selection import REPAIRS

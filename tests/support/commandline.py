@@ -8,7 +8,7 @@ from records import CPU, GPU, failed, failed_reply, kernel, measurement, passed,
 from archive.kernel import Kernel
 from archive.proposals import Run
 from archive.records import Evaluation, Outcome
-from archive.store import open_archive
+from archive.sqlite import open_archive
 from evolve.cli.app import main
 
 ROWS, COLS = "rows=8 cols=16 float32", "rows=2 cols=512 float32"

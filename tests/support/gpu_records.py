@@ -10,7 +10,7 @@ from types import ModuleType
 from archive import library
 from archive.kernel import Kernel
 from archive.records import Check, Confirmed, DeviceInfo, Duel, Evaluation, Measurement, Outcome, Sanitized
-from archive.store import SqliteStore, open_archive
+from archive.sqlite import SqliteStore, open_archive
 from evolve.export.package import ExportReport, export
 from reference_ops import catalog
 from reference_ops.op import Op

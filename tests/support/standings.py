@@ -5,8 +5,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from archive.records import DeviceInfo, Evaluation
-from archive.rows import Record
-from archive.store import SqliteStore, open_archive
+from archive.sqlite import SqliteStore, open_archive
+from archive.store import Record
 from evolve.report import standing as standings
 from evolve.report.standing import Standing
 
