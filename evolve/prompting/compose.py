@@ -11,7 +11,6 @@ from enum import IntEnum
 from evolve.devices.choose import policy_of
 from evolve.prompting import kernel_format, kernel_sections, op_sections
 from evolve.prompting.kernel_sections import standing, weakest_workload
-from evolve.prompting.limits import MAX_TOKENS, MAX_WORKLOAD
 from evolve.prompting.operators import (
     ANSWERS,
     CROSSOVER,
@@ -26,7 +25,16 @@ from evolve.prompting.operators import (
     TASKS,
     answer_form,
 )
-from evolve.prompting.text import TOKENS_PER_MESSAGE, Message, clipped, listed, one_line, tokens
+from evolve.prompting.text import (
+    MAX_TOKENS,
+    MAX_WORKLOAD,
+    TOKENS_PER_MESSAGE,
+    Message,
+    clipped,
+    listed,
+    one_line,
+    tokens,
+)
 from evolve.request import Candidate, Request
 from evolve.selection.population import weakest
 

@@ -9,8 +9,7 @@ from archive.plan import PlanError
 from archive.records import DeviceInfo, Evaluation, Outcome, Resources, Traits
 from evolve.devices.choose import policy_of
 from evolve.op_on_device import point, speed_of_light, without_tensor_cores_us
-from evolve.prompting.limits import BLOCKS, MAX_WORKLOAD, REGISTERS, THREADS
-from evolve.prompting.text import nbytes, one_line
+from evolve.prompting.text import BLOCKS, MAX_WORKLOAD, REGISTERS, THREADS, nbytes, one_line
 from reference_ops.op import Op
 
 WIDEST_ACCESS = 16

@@ -8,8 +8,7 @@ from evolve.devices import counters
 from evolve.devices.counters import COUNTERS, Counter
 from evolve.prompting.bottleneck import Counted, bottleneck, side
 from evolve.prompting.diagnosis import complaints, diagnosis, form, hint
-from evolve.prompting.limits import MAX_NOTE, MAX_WORKLOAD
-from evolve.prompting.text import clipped, fenced, listed, nbytes, one_line, times, us
+from evolve.prompting.text import MAX_NOTE, MAX_WORKLOAD, clipped, fenced, listed, nbytes, one_line, times, us
 from evolve.request import Candidate, Request
 from evolve.selection import population
 from evolve.selection.population import weakest

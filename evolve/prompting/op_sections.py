@@ -5,8 +5,21 @@ from collections.abc import Iterator
 from archive.records import DeviceInfo
 from evolve.devices.choose import policy_of
 from evolve.op_on_device import all_flops, matrix_unit, speed_of_light
-from evolve.prompting.limits import BLOCKS, MAX_NOTE, MAX_WORKLOAD, REGISTERS, SMALL_ARCHS, THREADS
-from evolve.prompting.text import clipped, fenced, flops, listed, nbytes, one_line, us
+from evolve.prompting.text import (
+    BLOCKS,
+    MAX_NOTE,
+    MAX_WORKLOAD,
+    REGISTERS,
+    SMALL_ARCHS,
+    THREADS,
+    clipped,
+    fenced,
+    flops,
+    listed,
+    nbytes,
+    one_line,
+    us,
+)
 from reference_ops.op import Op, TensorSpec, Tolerance, Workload
 
 MAX_REFERENCE, MAX_MEANING = 10_000, 1000  # characters

@@ -6,6 +6,11 @@ Bounds and fences prevent a log or a source from filling the prompt or breaking 
 import re
 from dataclasses import dataclass
 
+MAX_TOKENS = 16_000  # limit on a prompt with all its messages
+MAX_NOTE, MAX_WORKLOAD = 240, 160  # characters of a kernel's note and a workload's key
+REGISTERS, THREADS, BLOCKS = 65_536, 2048, 32  # per multiprocessor since Volta, except on `SMALL_ARCHS`
+SMALL_ARCHS = ("sm_75", "sm_86", "sm_87", "sm_89", "sm_120")  # their multiprocessors hold fewer threads
+
 FENCE = re.compile(r"`{3,}|~{3,}")
 BYTES_PER_TOKEN = 3  # in CUDA code, which is full of short names and signs; prose has more bytes per token
 TOKENS_PER_MESSAGE = 8  # overhead that a server adds to each message

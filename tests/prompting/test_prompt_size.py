@@ -9,9 +9,8 @@ from small_op import BROKEN_TEXT, OP, SLOW_TEXT, failed
 from archive.kernel import Kernel, parse
 from evolve.prompting import kernel_format
 from evolve.prompting.compose import compose
-from evolve.prompting.limits import MAX_TOKENS
 from evolve.prompting.operators import CROSSOVER, IMPROVE, OPERATORS, PARENTS, REPAIR
-from evolve.prompting.text import estimated_tokens, times, tokens
+from evolve.prompting.text import MAX_TOKENS, estimated_tokens, times, tokens
 from evolve.request import Candidate, Request
 
 LONG = "x" * 150_000

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from archive.proposals import Cost
 from evolve.errors import UserError
-from evolve.prompting.limits import MAX_TOKENS
 from evolve.prompting.operators import FENCED, FORMS
+from evolve.prompting.text import MAX_TOKENS
 
 OPENAI_URL, DEFAULT_MODEL = "https://api.openai.com/v1", "gpt-5"
 TIMEOUT_SECONDS, CONCURRENCY = 600.0, 4
