@@ -40,6 +40,8 @@ class CompilerStandIn(ModuleType):
         return function
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":  # tools look at these in every module
+            raise AttributeError(name)
         sys.modules.pop(COMPILER, None)
         return getattr(import_module(COMPILER), name)
 
