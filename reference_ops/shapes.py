@@ -14,7 +14,8 @@ TILE = 32
 MULTIPLES = (8, 32, 128)  # multiples that the `when` of kernels with wide loads, warps and tiles requires
 KEPT = 0.4  # probability that a dim stays as declared, for kernels made for one size of it
 NEARBY = 2  # large shapes are up to this many times smaller or larger than a declared one
-SPREAD = 30.0  # most that a floating-point parameter is multiplied or divided by
+SPREAD = 30.0  # most that a floating-point parameter, or the distance of a decay from 1, is multiplied or divided by
+LEAST_DECAY = 0.5  # a parameter from here up to 1 is a decay, such as AdamW's betas, whose distance from 1 matters
 
 
 def held_out(
@@ -127,16 +128,24 @@ def _integers(workload: Workload) -> list[tuple[str, int]]:
 def _parameters(
     near: Workload, ranges: Mapping[str, tuple[int, int]], rng: random.Random
 ) -> tuple[tuple[str, Number], ...]:
-    """Draw floats up to `SPREAD` times larger or smaller than listed, and integers as listed or between those."""
+    """Draw floats within `SPREAD` of the listed ones, and integers as listed or between those."""
     drawn: list[tuple[str, Number]] = []
     for name, value in near.parameters:
         if isinstance(value, float):
-            drawn.append((name, value * rng.choice((1 / SPREAD, SPREAD)) ** rng.uniform(0.4, 1)))
+            drawn.append((name, _float(value, rng)))
         elif name not in ranges or rng.random() < KEPT:
             drawn.append((name, value))
         else:
             drawn.append((name, rng.randint(*ranges[name])))
     return tuple(drawn)
+
+
+def _float(value: float, rng: random.Random) -> float:
+    """Draw a float that differs clearly from the value. A decay stays a decay."""
+    if not LEAST_DECAY < value < 1:
+        return float(value * rng.choice((1 / SPREAD, SPREAD)) ** rng.uniform(0.4, 1))
+    most = min(SPREAD, (1 - LEAST_DECAY) / (1 - value))
+    return float(1 - (1 - value) * rng.choice((1 / SPREAD, most)) ** rng.uniform(0.4, 1))
 
 
 def _size(least: int, greatest: int, rng: random.Random, kinds: tuple["Kind", ...]) -> int:

@@ -23,6 +23,7 @@ TOKEN = re.compile(
 FILE_DIRECTIVES = frozenset({"include", "include_next", "import", "embed"})
 # Operators that test whether a file exists; they may occur anywhere in the source.
 QUESTIONS = frozenset({"__has_include", "__has_include_next", "__has_embed"})
+TIME_MACROS = frozenset({"__DATE__", "__TIME__", "__TIMESTAMP__"})  # they differ from compilation to compilation
 HASHES, PASTES = ("#", "%:"), ("##", "%:%:")
 TRIGRAPH = re.compile(r"\?\?[=/']")  # they stand for characters that begin or continue a token
 RAW_PREFIXES = frozenset({"R", "LR", "uR", "UR", "u8R"})
@@ -84,10 +85,19 @@ def includes(source: str) -> Iterator[Include]:
             yield Include(token.start, token.end, "", token.text, plain=False)
         if token.kind not in ("space", "comment"):
             line_begins = token.text == "\n"
-    for question in _pasted_questions(reading.tokens):
+    for question in _pasted(QUESTIONS, reading.tokens):
         yield Include(0, 0, "", f"{question} joined by ##", plain=False)
     for match in TRIGRAPH.finditer(source):
         yield Include(*match.span(), "", match.group(), plain=False)
+
+
+def time_macro(source: str) -> tuple[int, str] | None:
+    """Return the place and the name of a macro that says when the source is compiled, or None."""
+    tokens = _read(source).tokens
+    for token in tokens:
+        if token.kind == "word" and token.text in TIME_MACROS:
+            return token.start, token.text
+    return next(((0, f"{word} joined by ##") for word in _pasted(TIME_MACROS, tokens)), None)
 
 
 def spliced_directive(source: str) -> int | None:
@@ -156,16 +166,16 @@ def _directive(reading: Reading, index: int, line_begins: bool) -> Iterator[Incl
     yield Include(sign.start, last.start, header, written, plain=line_begins and word.text == "include")
 
 
-def _pasted_questions(tokens: tuple[Token, ...]) -> list[str]:
-    """Return the tests for files that ## could join from words of the source."""
+def _pasted(names: frozenset[str], tokens: tuple[Token, ...]) -> list[str]:
+    """Return those of the names that ## could join from other words of the source."""
     if not any(token.kind == "sign" and token.text in PASTES for token in tokens):
         return []
-    pieces = tuple({token.text for token in tokens if token.kind == "word" and token.text not in QUESTIONS})
+    pieces = tuple({token.text for token in tokens if token.kind == "word" and token.text not in names})
 
     def made(word: str) -> bool:
         return not word or any(word.startswith(piece) and made(word[len(piece) :]) for piece in pieces)
 
-    return sorted(question for question in QUESTIONS if made(question))
+    return sorted(name for name in names if made(name))
 
 
 def _doubtful(reading: Reading, token: Token) -> bool:

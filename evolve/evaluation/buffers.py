@@ -14,6 +14,7 @@ GAP_BYTES = 4096  # minimum before and behind every tensor
 # The first two read as NaN or as a huge number in every float type, so that a stray read shows in the output. The
 # others are an ordinary number and zero, as in real use: a kernel must not take them for its results.
 POISONS = (0xFF, 0x7E, 0x3F, 0x00)
+BY_CHANCE = 1 / 32  # share of one-byte elements that may equal the poison without being it
 NOISE_BYTES = 2**14
 WORD_BYTES = 8
 SPARE_BYTES, GPU_SPARE_BYTES = 2**16, 2**26  # behind all buffers: a write with a wrong stride ends up there
@@ -112,10 +113,19 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return raw.view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width])
 
 
-def still_poisoned(values: torch.Tensor, poison: int) -> int:
-    """Return how many elements hold nothing but poison."""
-    raw = _raw(values).reshape(-1, values.element_size())
-    return int((raw == poison).all(dim=1).sum())
+def is_poison(values: torch.Tensor, poison: int) -> torch.Tensor:
+    """Return for each element whether it holds nothing but poison."""
+    return (_raw(values).reshape(-1, values.element_size()) == poison).all(dim=1)
+
+
+def unwritten(values: torch.Tensor, right: torch.Tensor, poison: int) -> int:
+    """Return how many elements were never written, judging by the poison that they hold where the right result differs.
+
+    Elements of one byte may hold any value by chance, so only a large share of them is telling.
+    """
+    count = int((is_poison(values, poison) & ~is_poison(right, poison)).sum())
+    by_chance = values.numel() * BY_CHANCE if values.element_size() == 1 else 0
+    return count if count > by_chance else 0
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:

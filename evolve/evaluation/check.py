@@ -17,7 +17,7 @@ from evolve.evaluation.buffers import (
     Layout,
     bits,
     damaged,
-    still_poisoned,
+    unwritten,
 )
 from evolve.evaluation.truth import truth
 from reference_ops.inputs import inputs_at, mixed_seed, mixtures_needed
@@ -170,13 +170,12 @@ class Inspector:
                     Check(where, group.values, spec.name, comparison.error, comparison.pytorch_error, comparison.worst)
                 )
                 if comparison.fault:
-                    untouched = still_poisoned(actual[group.rows], poison) if poison else 0  # zeros may be results
-                    unwritten = f" ({untouched} elements still hold the poison: never written)" if untouched else ""
+                    right = expected.pytorch[index][group.rows]
+                    left = unwritten(actual[group.rows], right, poison) if poison else 0  # zeros may be results
+                    never = f" ({left} elements still hold the poison: never written)" if left else ""
                     on = "" if group.values == NORMAL else f" on {group.values} values"
                     note = SHORT_OF_MEMORY if expected.short_of_memory else ""
-                    raise RejectedError(
-                        Outcome.WRONG, f"{where}: `{spec.name}`{on}: {comparison.fault}{unwritten}{note}"
-                    )
+                    raise RejectedError(Outcome.WRONG, f"{where}: `{spec.name}`{on}: {comparison.fault}{never}{note}")
 
     def _run(self, program: Program, draw: Draw, buffers: dict[str, Buffer], *, as_timed: bool) -> Outputs:
         """Run once and return copies of the outputs. With `as_timed`, the kernel sees what it sees in a timed call."""

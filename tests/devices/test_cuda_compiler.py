@@ -175,12 +175,29 @@ def test_variables_that_may_be_constant_are_compared_after_calls(before: str, na
             "%gridid",
         ),
         ('__device__ int pm() { int n; asm("mov.u32 %0, %%pm" "3;" : "=r"(n)); return n; }', "pm()", "%pm3"),
+        ('__device__ int sm() { int n; asm("mov.u32 %0, %%smid;" : "=r"(n)); return n; }', "sm()", "blockIdx"),
+        ('__device__ int warp() { int n; asm("mov.u32 %0, %%warpid;" : "=r"(n)); return n; }', "warp()", "threadIdx"),
+        (
+            '__device__ long long of() { long long n; asm("mov.u64 %0, %%current_graph_exec;" : "=l"(n)); return n; }',
+            "of()",
+            "outside",
+        ),
     ],
 )
-def test_reading_a_clock_is_refused_under_any_name(before: str, read: str, name: str) -> None:
+def test_reading_a_register_that_tells_calls_apart_is_refused(before: str, read: str, name: str) -> None:
     error = rejected(bound(f"y[0] = y_t({read});", before))
     assert error.outcome is Outcome.KEEPS_STATE
     assert name in error.log
+
+
+def test_reading_the_time_of_compilation_is_refused() -> None:
+    error = rejected(bound("y[0] = y_t(__TIME__[0]);"))
+    assert error.outcome is Outcome.KEEPS_STATE
+    assert "__TIME__" in error.log
+
+
+def test_infinity_and_nan_are_constant_expressions() -> None:
+    compiled(bound("constexpr float least = -INFINITY, none = NAN; y[0] = y_t(least + none);"))
 
 
 def test_waiting_without_a_clock_is_accepted() -> None:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from evolve.devices.source_text import includes, masked, spliced_directive
+from evolve.devices.source_text import includes, masked, spliced_directive, time_macro
 
 
 @pytest.mark.parametrize(
@@ -134,3 +134,24 @@ def test_a_long_source_is_read_in_linear_time(bomb: str) -> None:
     list(includes(bomb))
     assert len(masked(bomb)) == len(bomb)
     assert time.perf_counter() - start < 20
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("constexpr char month = __DATE__[0];", "__DATE__"),
+        ("constexpr char hour = __TI\\\nME__[0];", "__TIME__"),
+        ("#define WHEN __TIMESTAMP__\n", "__TIMESTAMP__"),
+        ("#define J(a, b) a##b\nconstexpr char c = J(__TI, ME__)[0];", "__TIME__ joined by ##"),
+        ("#define J(a, b, c) a##b##c\nconstexpr char c = J(__D, AT, E__)[0];", "__DATE__ joined by ##"),
+    ],
+)
+def test_the_time_of_compilation_is_found_in_every_spelling(text: str, name: str) -> None:
+    found = time_macro(text)
+    assert found is not None
+    assert found[1] == name
+
+
+@pytest.mark.parametrize("text", ["// __DATE__\n", 'const char* s = "__TIME__";', "int __DATE = 1, DATE__ = 2;"])
+def test_words_that_only_look_like_the_time_of_compilation_are_accepted(text: str) -> None:
+    assert time_macro(text) is None

@@ -5,7 +5,7 @@ import random
 import torch
 from each import each
 
-from evolve.evaluation.buffers import GAP_BYTES, POISONS, SPARE_BYTES, Arena, damaged, still_poisoned
+from evolve.evaluation.buffers import GAP_BYTES, POISONS, SPARE_BYTES, Arena, damaged, is_poison, unwritten
 
 LAYOUT = {"x": ((3, 5), torch.float32), "out": ((7,), torch.bfloat16), "index": ((2,), torch.int64)}
 
@@ -31,7 +31,7 @@ def test_buffers_are_aligned_to_16_bytes_and_not_always_to_more() -> None:
 def test_every_byte_starts_as_poison(poison: int) -> None:
     buffers = Arena("cpu").poisoned(LAYOUT, poison, random.Random(1))
     assert not bool(damaged(buffers.values()))
-    assert all(still_poisoned(b.tensor, poison) == b.tensor.numel() for b in buffers.values())
+    assert all(int(is_poison(b.tensor, poison).sum()) == b.tensor.numel() for b in buffers.values())
 
 
 def read_as_numbers(poison: int) -> list[float]:
@@ -67,7 +67,7 @@ def test_a_new_layout_overwrites_everything_from_an_earlier_one() -> None:
         buffer.tensor.fill_(1)
     again = arena.poisoned(LAYOUT, POISONS[1], random.Random(2))
     assert not bool(damaged(again.values()))
-    assert all(still_poisoned(b.tensor, POISONS[1]) == b.tensor.numel() for b in again.values())
+    assert all(int(is_poison(b.tensor, POISONS[1]).sum()) == b.tensor.numel() for b in again.values())
 
 
 @each({f"poison {poison:#x}": poison for poison in POISONS})
@@ -85,4 +85,16 @@ def test_a_write_past_all_buffers_or_to_an_unused_one_is_found(poison: int) -> N
 
 
 def test_a_single_element_of_a_strided_tensor_can_be_tested_for_poison() -> None:
-    assert still_poisoned(torch.full((8,), 2.0)[3::7], POISONS[0]) == 0
+    assert not is_poison(torch.full((8,), 2.0)[3::7], POISONS[0]).any()
+
+
+def test_an_element_was_written_if_the_right_result_looks_like_poison() -> None:
+    right = torch.tensor([0x7E, 0x7E, 5, 6], dtype=torch.uint8).view(torch.float16)
+    assert unwritten(torch.full((4,), 0x7E, dtype=torch.uint8).view(torch.float16), right, 0x7E) == 1
+
+
+def test_bytes_that_equal_the_poison_by_chance_were_written() -> None:
+    right = torch.zeros(1024, dtype=torch.int8)
+    wrong = torch.arange(1024).to(torch.int8)  # each value four times
+    assert unwritten(wrong, right, 0x7E) == 0
+    assert unwritten(torch.full((1024,), 0x7E, dtype=torch.int8), right, 0x7E) == 1024

@@ -11,7 +11,7 @@ from scripted_device import OP, ScriptedDevice, program, twice
 
 from archive.records import Check, Outcome
 from evolve.devices.device import RejectedError
-from evolve.evaluation.buffers import POISONS, Arena, still_poisoned
+from evolve.evaluation.buffers import POISONS, Arena, is_poison
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.truth import Truth
 from reference_ops.op import NORMAL, Op, Workload, tensors, workloads
@@ -65,8 +65,8 @@ def test_a_kernel_runs_twice_on_the_same_inputs_and_then_on_others() -> None:
 
     checked(work)
     inputs, found = zip(*seen, strict=True)
-    assert still_poisoned(found[0], POISONS[0]) == 512
-    assert any(still_poisoned(found[1], poison) == 512 for poison in POISONS[1:])
+    assert int(is_poison(found[0], POISONS[0]).sum()) == 512
+    assert any(int(is_poison(found[1], poison).sum()) == 512 for poison in POISONS[1:])
     assert torch.equal(inputs[0], inputs[1])
     assert not torch.equal(inputs[1], inputs[2])
 
@@ -75,7 +75,7 @@ def test_the_second_run_may_find_any_poison() -> None:
     seen: set[int] = set()
 
     def work(tensors: Tensors) -> None:
-        seen.update(poison for poison in POISONS if still_poisoned(tensors["out"], poison) == 512)
+        seen.update(poison for poison in POISONS if int(is_poison(tensors["out"], poison).sum()) == 512)
         twice(tensors)
 
     for seed in SEEDS:
@@ -86,7 +86,7 @@ def test_the_second_run_may_find_any_poison() -> None:
 @each({f"poison {poison:#x}": poison for poison in POISONS})
 def test_a_timed_workload_is_checked_with_every_poison_on_the_same_inputs(poison: int) -> None:
     def work(tensors: Tensors) -> None:
-        if not still_poisoned(tensors["out"], poison):
+        if not int(is_poison(tensors["out"], poison).sum()):
             twice(tensors)
 
     for seed in SEEDS:

@@ -135,6 +135,13 @@ def test_a_kernel_that_accepts_only_listed_shapes_gets_none() -> None:
     assert found(op, lambda shape: shape in op.gpu) == []
 
 
+def test_a_decay_near_one_stays_a_decay() -> None:
+    betas = {dict(w.parameters)["beta1"] for seed in range(30) for w in drawn_for("adamw", seed)}
+    assert len(betas) > 10
+    assert min(betas) >= 0.5
+    assert max(betas) > 0.97
+
+
 def test_parameters_are_held_out_too() -> None:
     k_of = {dict(w.parameters)["k"] for seed in range(30) for w in drawn_for("topk", seed)}
     eps_of = {dict(w.parameters)["eps"] for seed in range(30) for w in drawn_for("rms_norm", seed)}

@@ -34,10 +34,10 @@ typedef unsigned long long uintptr_t;
 typedef long long intptr_t;
 typedef unsigned int uint;
 #ifndef INFINITY
-#define INFINITY __int_as_float(0x7f800000)
+#define INFINITY __builtin_bit_cast(float, 0x7f800000)  // unlike an intrinsic, a constant expression
 #endif
 #ifndef NAN
-#define NAN __int_as_float(0x7fffffff)
+#define NAN __builtin_bit_cast(float, 0x7fffffff)
 #endif
 #ifndef FLT_MAX
 #define FLT_MAX 3.402823466e+38f
@@ -103,7 +103,9 @@ ENTRY_IN_LOG = re.compile(r"Compiling entry function '(\w+)'")
 LOCAL_IN_LOG = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
 REGISTERS_IN_LOG = re.compile(r"Used (\d+) registers")
 SHARED_IN_LOG = re.compile(r"(\d+) bytes smem")
-CLOCK = re.compile(rb"%(?:clock|globaltimer|gridid|pm\d)\w*")  # %gridid differs from launch to launch
+# Special registers that tell one call from another: clocks, counters, the number of a launch, where it runs, and
+# whether it runs in a CUDA graph.
+TELLING = re.compile(rb"%(?:(?:clock|globaltimer|gridid|pm\d)\w*|(?:current_graph_exec|smid|warpid)\b)")
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
     if reserved := bound.kernel.plan.reserved:
         raise RejectedError(Outcome.UNSUPPORTED, f"the plan asks for {reserved}, which is not supported yet")
     _check_includes(bound.kernel.source)
+    state.check_source(bound.kernel.source)
     image, log = _found_or_compiled(_source(bound), arch, cache)
     entries = cubin.entries(image)
     for launch in bound.launches:
@@ -219,7 +222,7 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
     )
     try:
         nvrtc.compileProgram(program, options)
-        _check_reads_no_clock(nvrtc.getPTX(program))
+        _check_registers(nvrtc.getPTX(program))
         # CuPy treats the image as a C string and drops its last byte, a zero that nvdisasm and readelf need.
         return nvrtc.getCUBIN(program) + b"\0", _own_messages(nvrtc.getProgramLog(program))
     except nvrtc.NVRTCError as error:
@@ -229,14 +232,17 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
         nvrtc.destroyProgram(program)
 
 
-def _check_reads_no_clock(ptx: bytes) -> None:
-    """Raise for a kernel that reads a clock. PTX has only a few names for clocks, whatever the source uses."""
-    if found := CLOCK.search(ptx):
-        message = (
-            f"the kernel reads `{found[0].decode()}`, which differs from call to call: outputs may depend on the "
-            "inputs only (`cuda::atomic::wait` and semaphores read a timer too; poll with `load` instead)"
-        )
-        raise RejectedError(Outcome.KEEPS_STATE, message)
+def _check_registers(ptx: bytes) -> None:
+    """Raise for a kernel that reads a telling register. PTX has one name for each, whatever the source uses."""
+    if found := TELLING.search(ptx):
+        name = found[0].decode()
+        advice = {
+            "%smid": "number blocks by blockIdx",
+            "%warpid": "number warps by threadIdx",
+            "%current_graph_exec": "a kernel does the same in a graph as outside",
+        }.get(name, "`cuda::atomic::wait` and semaphores read a timer too; poll with `load` instead")
+        message = f"the kernel reads `{name}`, which differs from call to call: outputs may depend on the inputs only"
+        raise RejectedError(Outcome.KEEPS_STATE, f"{message} ({advice})")
 
 
 def _own_messages(log: str) -> str:

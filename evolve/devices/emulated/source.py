@@ -3,6 +3,7 @@
 import re
 
 from archive.records import Outcome
+from evolve.devices import state
 from evolve.devices.device import RejectedError
 from evolve.devices.source_text import Include, includes, masked, spliced_directive
 
@@ -34,7 +35,7 @@ NOT_IN_CUDA = re.compile(r"\b(?:thread_local|_Thread_local|__thread)\b")
 # The compiler must reject these words too, because `##` may form them.
 POISON = (
     "#pragma GCC poison asm __asm __asm__ thread_local _Thread_local __thread "
-    "__has_include __has_include_next __has_embed"
+    "__has_include __has_include_next __has_embed __DATE__ __TIME__ __TIMESTAMP__"
 )
 DYNAMIC = re.compile(r"\bextern\b([^;{}()]*(?:\([^;{}]*?\)[^;{}()]*)*?)\b__shared__\b([^;]*);")
 QUALIFIERS = re.compile(
@@ -49,6 +50,7 @@ def translate(source: str, first_line: int) -> str:
     """Return the source for the host's compiler; raise RejectedError for features that the emulator lacks."""
     text = masked(source)
     _check_includes(source, first_line)
+    state.check_source(source)
     if match := NOT_IN_CUDA.search(text):
         message = f"error: `{match.group()}` is not supported in device code"
         raise RejectedError(Outcome.COMPILE_ERROR, _at(source, match.start(), first_line, message))
