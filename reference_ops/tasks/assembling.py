@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from reference_ops.inputs import inputs_at
+from reference_ops.names import TAKEN
 from reference_ops.op import COMMON, NORMAL, Number, Op, TensorSpec, Workload
 from reference_ops.precision import TORCH_DTYPES
 from reference_ops.tasks.smaller import Smaller
@@ -98,7 +99,7 @@ def assembled(name: str, sizes: Sizes, note: str, forward: Callable[..., Any], m
 
 def _names(sizes: Sizes) -> _Names:
     own, each = sizes.gpu[0], sizes.each
-    taken: set[str] = set()
+    taken = set(TAKEN)
     tensors = {tensor: identifier(tensor, taken) for tensor in (*own.inputs, *own.weights)}
     several = len(own.outputs) > 1
     outputs = [identifier(f"out{index}" if several else "out", taken) for index in range(len(own.outputs))]

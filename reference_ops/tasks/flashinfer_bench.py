@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from reference_ops.names import TAKEN
 from reference_ops.op import COMMON, DTYPES, NORMAL, Number, Op, Tensors, TensorSpec, Workload
 from reference_ops.precision import TORCH_DTYPES
 from reference_ops.tasks.assembling import sound
@@ -131,7 +132,7 @@ def _sizes(definition: Json, axes: Mapping[str, int]) -> dict[str, int]:
 
 def _names(definition: Json) -> dict[str, str]:
     """Return the op's names for tensors, scalars and axes."""
-    taken: set[str] = set()
+    taken = set(TAKEN)
     return {name: identifier(name, taken) for name in (*definition["inputs"], *definition["outputs"])} | {
         f"axis {name}": identifier(name, taken) for name in definition["axes"]
     }
