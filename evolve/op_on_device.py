@@ -1,12 +1,16 @@
 """An op on a device: the names that a kernel's plan can use, the values it is bound to, and the speed of light."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from archive.binding import Point
 from archive.plan import Signature
 from archive.records import DeviceInfo
 from reference_ops.op import Op, Workload
+
+HALF_PRODUCTS = 3  # products of float16 numbers, each exact, that together have the precision of a float32 product
+IN_HALVES = f"{HALF_PRODUCTS} products in float16 for each"
 
 
 def signature(op: Op) -> Signature:
@@ -38,7 +42,15 @@ class SpeedOfLight:
     """Lower bounds on a kernel's time; 0 if the device's rates are unknown."""
 
     bytes_us: float  # to move the least possible number of bytes, at the copy rate
-    arithmetic_us: float  # to do the arithmetic, at the peak rates of the fastest units that can do it
+    ordinary_us: float  # to do the arithmetic other than matrix products
+    matrix_us: float  # to do the matrix products, on the fastest units that are precise enough
+    unit: str = ""  # the rate that was applied to the matrix products, in words
+
+    @property
+    def arithmetic_us(self) -> float:
+        """Tensor cores run in parallel with the other units. Products on the other units take their time."""
+        both = self.ordinary_us + self.matrix_us if self.unit == "float32" else 0.0
+        return max(both, self.ordinary_us, self.matrix_us)
 
     @property
     def us(self) -> float:
@@ -50,17 +62,26 @@ def speed_of_light(op: Op, workload: Workload, device: DeviceInfo) -> SpeedOfLig
     bytes_us = op.least_bytes(workload) / (device.copy_gb_s * 1e3) if device.copy_gb_s else 0.0
     rates, sizes = dict(device.tflops), op.sizes(workload)
     ordinary_us = op.flops(sizes) / (rates.get("float32", math.inf) * 1e6)
-    matrix_us = (
-        op.matrix_flops(sizes) / (rates.get(matrix_unit(op, workload), math.inf) * 1e6) if op.matrix_flops else 0
-    )
-    # Tensor cores run in parallel with the other units. Without TF32, float32 products run on the other units.
-    both_us = ordinary_us + matrix_us if matrix_unit(op, workload) == "float32" else max(ordinary_us, matrix_us)
-    return SpeedOfLight(bytes_us, both_us)
+    if op.matrix_flops is None:
+        return SpeedOfLight(bytes_us, ordinary_us, 0.0)
+    rate, unit = _matrix_rate(op, workload, rates)
+    return SpeedOfLight(bytes_us, ordinary_us, op.matrix_flops(sizes) / (rate * 1e6), unit)
 
 
-def matrix_unit(op: Op, workload: Workload) -> str:
-    """Return the name of the rate in `DeviceInfo.tflops` that applies to this workload's matrix products."""
-    return "tf32" if op.tf32 and workload.dtype == "float32" else workload.dtype
+def _matrix_rate(op: Op, workload: Workload, rates: Mapping[str, float]) -> tuple[float, str]:
+    """Return the rate of this workload's matrix products in TFLOP/s, infinity if it is unknown, and its name.
+
+    A float16 product is as precise as a TF32 product. Where PyTorch does not use TF32, float32 products run on the
+    ordinary units, or as several float16 products on tensor cores.
+    """
+    if workload.dtype != "float32":
+        return rates.get(workload.dtype, math.inf), workload.dtype
+    halves = rates.get("float16", 0.0)
+    if op.tf32:
+        found = [(rates.get("tf32", math.inf), "tf32"), (halves, "float16")]
+    else:
+        found = [(rates.get("float32", math.inf), "float32"), (halves / HALF_PRODUCTS, IN_HALVES)]
+    return max(found, key=lambda candidate: candidate[0])
 
 
 def all_flops(op: Op, workload: Workload) -> int:

@@ -10,7 +10,7 @@ from small_op import OP
 from evolve.op_on_device import speed_of_light, without_tensor_cores_us
 from reference_ops.op import Op, Workload
 
-RATES = (("float32", 50.0), ("tf32", 400.0), ("bfloat16", 800.0))
+RATES = (("float32", 50.0), ("tf32", 400.0), ("bfloat16", 800.0), ("float16", 800.0))
 DEVICE = replace(GPU, copy_gb_s=4000.0, tflops=RATES)
 
 
@@ -39,15 +39,20 @@ def test_bytes_move_at_the_copy_rate() -> None:
     [
         (replace(OP, flops=billions), "bfloat16", 160.0),
         (PRODUCT, "bfloat16", 10.0),
-        (PRODUCT, "float32", 160.0),
-        (replace(PRODUCT, tf32=True), "float32", 20.0),
+        (PRODUCT, "float32", 30.0),
+        (replace(PRODUCT, tf32=True), "float32", 10.0),
         (replace(PRODUCT, flops=billions), "bfloat16", 160.0),
-        (replace(PRODUCT, flops=billions), "float32", 320.0),
+        (replace(PRODUCT, flops=billions), "float32", 160.0),
     ],
-    ids=["ordinary", "tensor cores", "without TF32", "TF32", "both at once", "both on the same units"],
+    ids=["ordinary", "tensor cores", "three float16 products", "float16 for TF32", "both at once", "both in float32"],
 )
 def test_arithmetic_runs_at_the_rate_of_the_fastest_units(op: Op, dtype: str, expected_us: float) -> None:
     assert speed_of_light(op, at(op, dtype), DEVICE).arithmetic_us == pytest.approx(expected_us)
+
+
+def test_without_fast_halves_float32_products_run_beside_the_ordinary_arithmetic() -> None:
+    op, device = replace(PRODUCT, flops=billions), replace(DEVICE, tflops=RATES[:1])
+    assert speed_of_light(op, at(op, "float32"), device).arithmetic_us == pytest.approx(320.0)
 
 
 def test_the_time_without_tensor_cores_is_at_the_ordinary_rate() -> None:
@@ -55,7 +60,7 @@ def test_the_time_without_tensor_cores_is_at_the_ordinary_rate() -> None:
 
 
 def test_without_known_rates_the_bound_is_zero() -> None:
-    assert speed_of_light(PRODUCT, at(PRODUCT, "float16"), replace(DEVICE, copy_gb_s=0.0)).us == 0
+    assert speed_of_light(PRODUCT, at(PRODUCT, "float16"), replace(DEVICE, copy_gb_s=0.0, tflops=())).us == 0
 
 
 def test_bytes_that_need_not_be_read_do_not_count() -> None:

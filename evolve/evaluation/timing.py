@@ -183,13 +183,14 @@ def floor_us(device: Device, op: Op, workload: Workload) -> float | None:
 def physical_us(device: Device, op: Op, workload: Workload) -> float:
     """Return a lower bound of any kernel's time: it reads its inputs, and writes what outputs do not fit into the L2.
 
-    Arithmetic is counted at the rate of the fastest unit.
+    Matrix products count as in the speed of light, other arithmetic at the rate of the fastest unit.
     """
     info = device.info
     written = max(0, op.bytes_of(op.outputs, workload) - info.l2_bytes)
     moved_us = (op.least_read(workload) + written) / (info.copy_gb_s * 1e3) if info.copy_gb_s else 0.0
     fastest = max((rate for _, rate in info.tflops), default=math.inf)
-    return PHYSICAL_MARGIN * max(moved_us, all_flops(op, workload) / (fastest * 1e6))
+    ordinary_us, matrix_us = all_flops(op, workload) / (fastest * 1e6), speed_of_light(op, workload, info).matrix_us
+    return PHYSICAL_MARGIN * max(moved_us, ordinary_us, matrix_us)
 
 
 def median_interval(samples: Sequence[float], resamples: int = RESAMPLES) -> tuple[float, float]:

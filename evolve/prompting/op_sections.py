@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from archive.records import DeviceInfo
 from evolve.devices.choose import policy_of
-from evolve.op_on_device import all_flops, matrix_unit, speed_of_light
+from evolve.op_on_device import all_flops, speed_of_light
 from evolve.prompting.text import (
     BLOCKS,
     MAX_NOTE,
@@ -113,8 +113,8 @@ def _floor(op: Op, workload: Workload, device: DeviceInfo) -> Iterator[str]:
     yield f"; {us(least.bytes_us)} for the bytes"
     if op.matrix_flops is None and "float32" in rates:
         yield f", {us(least.arithmetic_us)} for the arithmetic in float32"
-    elif op.matrix_flops and (unit := matrix_unit(op, workload)) in rates:
-        yield f", {us(least.arithmetic_us)} for the arithmetic, its products at the rate of {unit}"
+    elif least.matrix_us:
+        yield f", {us(least.arithmetic_us)} for the arithmetic, its products at the rate of {least.unit}"
     yield f": bound by {'memory' if least.bytes_us >= least.arithmetic_us else 'arithmetic'}"
 
 

@@ -3,6 +3,7 @@
 import random
 import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -49,6 +50,13 @@ def test_outputs_that_do_not_fit_in_the_l2_count_towards_the_physical_limit() ->
     large_l2 = DeviceInfo(**{**INFO.__dict__, "l2_bytes": 2**30})
     assert physical_us(ScriptedDevice(), OP, WORKLOAD) == pytest.approx(0.8 * 2 * READ_US)
     assert physical_us(ScriptedDevice(info=large_l2), OP, WORKLOAD) == pytest.approx(0.8 * READ_US)
+
+
+def test_products_count_towards_the_physical_limit_as_in_the_speed_of_light() -> None:
+    fast = DeviceInfo(**{**INFO.__dict__, "tflops": (("float32", 50.0), ("float16", 750.0))})
+    product = replace(OP, matrix_flops=lambda _: 10**12)
+    assert physical_us(ScriptedDevice(info=fast), product, WORKLOAD) == pytest.approx(0.8 * 4000.0)
+    assert floor_us(ScriptedDevice(info=fast), product, WORKLOAD) == pytest.approx(4000.0)
 
 
 def test_a_time_too_short_to_read_the_inputs_is_implausible() -> None:
