@@ -100,6 +100,23 @@ def time_macro(source: str) -> tuple[int, str] | None:
     return next(((0, f"{word} joined by ##") for word in _pasted(TIME_MACROS, tokens)), None)
 
 
+def word_beginning(source: str, beginnings: tuple[str, ...]) -> tuple[int, str] | None:
+    """Return the place and the text of a word with one of these beginnings, or None. Words that ## may form count."""
+    tokens = _read(source).tokens
+    words = [token for token in tokens if token.kind == "word"]
+    for token in words:
+        if token.text.startswith(beginnings):
+            return token.start, token.text
+    if not any(token.kind == "sign" and token.text in PASTES for token in tokens):
+        return None
+    pieces = {token.text for token in tokens if token.kind in ("word", "number")}
+
+    def begun(rest: str) -> bool:
+        return any(piece.startswith(rest) or (rest.startswith(piece) and begun(rest[len(piece) :])) for piece in pieces)
+
+    return next(((0, f"{beginning} joined by ##") for beginning in beginnings if begun(beginning)), None)
+
+
 def spliced_directive(source: str) -> int | None:
     """Return the place of a directive whose name is split across lines, or None. No honest kernel needs this."""
     tokens = _read(source).tokens

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from evolve.devices.source_text import includes, masked, spliced_directive, time_macro
+from evolve.devices.source_text import includes, masked, spliced_directive, time_macro, word_beginning
 
 
 @pytest.mark.parametrize(
@@ -155,3 +155,23 @@ def test_the_time_of_compilation_is_found_in_every_spelling(text: str, name: str
 @pytest.mark.parametrize("text", ["// __DATE__\n", 'const char* s = "__TIME__";', "int __DATE = 1, DATE__ = 2;"])
 def test_words_that_only_look_like_the_time_of_compilation_are_accepted(text: str) -> None:
     assert time_macro(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "auto now = __builtin_ia32_rdtsc();",
+        "auto now = __builtin_\\\nia32_rdtsc();",
+        "#define J(a, b) a##b\nauto now = J(__builtin_ia, 32_rdtsc)();",
+        "#define J(a, b, c) a##b##c\nauto now = J(__built, in_ia32_, rdtsc)();",
+    ],
+)
+def test_words_with_a_refused_beginning_are_found_in_every_spelling(text: str) -> None:
+    assert word_beginning(text, ("__builtin_ia32_",)) is not None
+
+
+@pytest.mark.parametrize(
+    "text", ["// __builtin_ia32_rdtsc", "#define J(a, b) a##b\nint J(row, 32_) = __builtin_expect(1, 1);"]
+)
+def test_words_with_another_beginning_are_accepted(text: str) -> None:
+    assert word_beginning(text, ("__builtin_ia32_",)) is None

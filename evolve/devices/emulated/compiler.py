@@ -38,6 +38,7 @@ CLANG_FLAGS = ("-fno-strict-float-cast-overflow",)
 # Messages of a compiler one of whose processes was killed.
 KILLED = re.compile(r"(?:Killed|Terminated) signal terminated program|(?:ld|as) terminated with signal (?:9|15)\b")
 ZEROED, INITIALISED, FOR_THE_LINKER_ALONE = ".bss", ".data", ".data.rel.ro"
+RUN_BY_THE_LOADER = (".init_array", ".fini_array", ".preinit_array", ".ctors", ".dtors")
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Built:
         (folder / f"{HEADER}.gch").write_bytes(precompiled)
     kernel_object = folder / "kernel.o"
     _compile([*command, "-c", str(unit), "-o", str(kernel_object)], folder, kernel)
+    check_runs_only_when_launched(kernel_object.read_bytes())
     variables = lasting_variables(kernel_object.read_bytes(), bound.kernel.source)
     # `-x none`, because the compiler's command may make it read every file as C++.
     linked = ["-x", "none", str(kernel_object), str(runtime), "-shared", "-o", str(library), "-lm", "-lpthread"]
@@ -235,6 +237,13 @@ def runtime_object(toolchain: Toolchain, *, cooperative: bool) -> bytes:
                 "put a working g++ or clang++ on PATH",
             )
         return target.read_bytes()
+
+
+def check_runs_only_when_launched(kernel_object: bytes) -> None:
+    """Raise for code that runs when the library is loaded or unloaded, which a GPU does not have."""
+    if any(section.name.startswith(RUN_BY_THE_LOADER) for section in object_file.sections(kernel_object)):
+        message = "error: a constructor or a destructor outside of a kernel: globals can only have constant values"
+        raise RejectedError(Outcome.COMPILE_ERROR, message)
 
 
 def lasting_variables(kernel_object: bytes, source: str) -> tuple[str, ...]:

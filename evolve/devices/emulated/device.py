@@ -4,6 +4,7 @@ import _ctypes
 import ctypes
 import math
 import platform
+import struct
 import tempfile
 import time
 import weakref
@@ -26,6 +27,8 @@ MAX_RESIDENT_BLOCKS, THREADS_PER_SM = 128, 2048
 MESSAGE_BYTES = 1024
 FAILURES = {1: Outcome.LAUNCH_ERROR, 2: Outcome.CRASHED, 3: Outcome.ILLEGAL, 4: Outcome.COMPILE_ERROR}
 CValue = ctypes.Array[ctypes.c_char]
+ENVIRONMENT_BYTES, SSE_FLAGS = 64, 0x3F  # more than C's `fenv_t` has; the lowest bits of MXCSR
+C_LIBRARY = ctypes.CDLL(None)
 
 
 class EmulatedDevice:
@@ -137,9 +140,13 @@ class EmulatedProgram:
         sizes = (ctypes.c_uint * 6)(*launch.grid, *launch.block)
         message = ctypes.create_string_buffer(MESSAGE_BYTES)
         call = ctypes.c_void_p(entry.call)
+        environment = floating_point_environment()
         failure = self._loaded.library.evolve_launch(
             call, sizes, ctypes.c_uint(launch.shared), int(launch.cooperative), pointers, message, MESSAGE_BYTES
         )
+        if control_registers(floating_point_environment()) != control_registers(environment):
+            C_LIBRARY.fesetenv(environment)  # or all later arithmetic would be affected
+            raise RejectedError(Outcome.KEEPS_STATE, f"launch {launch.index}: the kernel changed how the CPU rounds")
         if failure:
             text = message.value.decode(errors="replace")
             raise RejectedError(FAILURES[failure], f"launch {launch.index} (`{launch.entry}`): {text}")
@@ -151,6 +158,25 @@ class _Loaded:
 
     library: ctypes.CDLL
     watched: tuple[WatchedVariable, ...]
+
+
+def floating_point_environment() -> CValue:
+    """Return C's `fenv_t` of this thread, which says how the CPU rounds and treats subnormals."""
+    held = ctypes.create_string_buffer(ENVIRONMENT_BYTES)
+    if get := getattr(C_LIBRARY, "fegetenv", None):
+        get(held)
+    return held
+
+
+def control_registers(environment: CValue) -> tuple[int, ...]:
+    """Return the control registers in an environment, without the flags that any arithmetic may set."""
+    match platform.machine().lower():
+        case "x86_64" | "amd64":
+            (x87,), (sse,) = struct.unpack_from("<H", environment, 0), struct.unpack_from("<I", environment, 28)
+            return x87, sse & ~SSE_FLAGS
+        case "aarch64" | "arm64":
+            return struct.unpack_from("<I", environment, 0)
+    return ()
 
 
 class Parameter(ctypes.Structure):

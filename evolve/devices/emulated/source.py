@@ -5,7 +5,7 @@ import re
 from archive.records import Outcome
 from evolve.devices import state
 from evolve.devices.device import RejectedError
-from evolve.devices.source_text import Include, includes, masked, spliced_directive
+from evolve.devices.source_text import Include, includes, masked, spliced_directive, word_beginning
 
 # Their declarations are always included, so kernels' #include lines for them are removed.
 HEADERS = frozenset({
@@ -31,6 +31,8 @@ DEVICE_WORDS = (
     (r"\b(?:tex[123]D\w*|surf[123]D\w*|cudaTextureObject_t|cudaSurfaceObject_t)\b", "textures and surfaces"),
     (r"\b__pipeline_\w+|\bmemcpy_async\b", "asynchronous copies"),
 )
+# Through them, a kernel could read clocks and random numbers, and change how the processor rounds.
+PROCESSOR_BUILTINS = ("__builtin_ia32_", "__builtin_aarch64_", "__builtin_arm_")
 NOT_IN_CUDA = re.compile(r"\b(?:thread_local|_Thread_local|__thread)\b")
 # The compiler must reject these words too, because `##` may form them.
 POISON = (
@@ -54,6 +56,9 @@ def translate(source: str, first_line: int) -> str:
     if match := NOT_IN_CUDA.search(text):
         message = f"error: `{match.group()}` is not supported in device code"
         raise RejectedError(Outcome.COMPILE_ERROR, _at(source, match.start(), first_line, message))
+    if found := word_beginning(source, PROCESSOR_BUILTINS):
+        message = f"error: `{found[1]}` is a function of the host's processor, not of CUDA"
+        raise RejectedError(Outcome.COMPILE_ERROR, _at(source, found[0], first_line, message))
     for pattern, meaning in DEVICE_WORDS:
         if match := re.search(pattern, text):
             raise RejectedError(Outcome.UNSUPPORTED, _at(source, match.start(), first_line, _unsupported(meaning)))
