@@ -136,7 +136,7 @@ def _row(tests: list[Test], value: Any) -> str:
 
 
 def _nested(kind: type, value: Any) -> str:
-    return _record(value) if isinstance(value, kind) else _must(f"be a {kind.__name__}", value)
+    return _record(value) if isinstance(value, kind) else _must(f"be of type {kind.__name__}", value)
 
 
 def _number(value: Any) -> str:
@@ -163,7 +163,7 @@ def _any_whole(value: Any) -> str:
 
 
 def _instance(kind: type, value: Any) -> str:
-    return "" if isinstance(value, kind) else _must(NAMES.get(kind, f"be a {kind.__name__}"), value)
+    return "" if isinstance(value, kind) else _must(NAMES.get(kind, f"be of type {kind.__name__}"), value)
 
 
 def _must(wanted: str, value: object) -> str:

@@ -90,7 +90,7 @@ def sanitized(
     watch("sanitize")
     small = [pair for pair in programs if op.bytes_of(op.inputs, pair[0]) <= SANITIZED_BYTES]
     if not small:
-        words = f"the kernel accepts no workload with less than {SANITIZED_BYTES // 2**20} MiB of inputs"
+        words = f"the kernel accepts no workload with at most {SANITIZED_BYTES // 2**20} MiB of inputs"
         return (Sanitized("compute-sanitizer", None, words),)
     chosen = _spread(sorted(small, key=lambda pair: op.least_bytes(pair[0])))
     drawn = [inputs_at(op, w, secrets.randbelow(2**31), device.torch_device) for w, _ in chosen]

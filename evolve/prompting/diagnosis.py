@@ -149,7 +149,7 @@ HINTS = {
     Outcome.COMPILE_ERROR: (
         "The first message counts, later ones often follow from it. Usual causes: a name from the host's "
         "library or from std::, an argument that is specialised and passed too, a missing conversion between "
-        "half types and float, `#if` on what is no knob."
+        "half types and float, `#if` on something that is not a knob."
     ),
     Outcome.LAUNCH_ERROR: (
         "Nothing ran. Usual causes: more static and dynamic shared memory together than a block may have, too "

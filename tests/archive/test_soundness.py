@@ -60,7 +60,7 @@ def test_our_own_records_are_sound_here_and_in_other_archives(record: object) ->
         (dueled(speedup=1000.0), "confirmed.duels[0].speedup must lie in its interval"),
         (dueled(speedup=0.0, low=0.0), "confirmed.duels[0].speedup must be above 0"),
         (dueled(noise=math.nan), "confirmed.duels[0].noise must be"),
-        (whole(outcome="splendid"), "outcome must be a Outcome, not 'splendid'"),
+        (whole(outcome="splendid"), "outcome must be of type Outcome, not 'splendid'"),
         (whole(created="soon"), "created must be a time"),
         (whole(created=1e18), "created must be a time"),
         (whole(deterministic=2), "deterministic must be true or false"),

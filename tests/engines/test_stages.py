@@ -32,7 +32,7 @@ class Watched:
 
     def record(self, kernel_id: str, phase: str) -> None:
         self.phases.append((kernel_id, phase))
-        busy = [w.pid for w in self.engine._pool.workers if w.role is Role.EVALUATOR and w.current]
+        busy = [w.pid for w in self.engine._pool.workers if w.role is Role.EVALUATOR and w.current and w.pid]
         self.evaluators += [pid for pid in busy if pid not in self.evaluators[-1:]]
 
     def verdicts(self, *jobs: Job) -> list[Evaluation]:
