@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from evolve.engines.messages import Fork, Message
 
 # Modules that all workers need, and modules that PyTorch and NumPy import only on first use.
-PRELOADED = ("evolve.engines.worker", "sympy", "numpy.random", "numpy.ma")
+PRELOADED = ("evolve.engines.worker", "numpy.random", "numpy.ma")
 TORCH_COMPILER = "torch._dynamo"  # takes seconds to import, so the first workers do not wait for it
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TICK_SECONDS = 1.0

@@ -2,9 +2,11 @@
 
 import ast
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from reference_ops.op import Op
+from reference_ops.tasks.light_imports import light_imports
 from reference_ops.tasks.source import ROBUST_KBENCH_FILES, TaskError, config_of
 
 
@@ -23,23 +25,32 @@ def load_task(path: Path, name: str = "") -> Op | None:
 @functools.lru_cache(maxsize=512)
 def _loaded(path: Path, name: str, _changed: int) -> Op | None:
     """Load a file only once per process and modification time, because workers ask for it with every kernel."""
+    load = _loader(path, name)
+    if load is None:
+        return None
+    with light_imports():
+        return load()
+
+
+def _loader(path: Path, name: str) -> Callable[[], Op] | None:
+    """Return the function that loads this file; importing it imports torch."""
     if path.suffix == ".json":
         from reference_ops.tasks import flashinfer_bench
 
-        return flashinfer_bench.load(path)
+        return functools.partial(flashinfer_bench.load, path)
     if path.name in ROBUST_KBENCH_FILES and config_of(path).is_file():
         from reference_ops.tasks import robust_kbench
 
-        return robust_kbench.load(path)
+        return functools.partial(robust_kbench.load, path)
     tree = _tree(path)
     if tree and _is_problem(tree):
         from reference_ops.tasks import kernelbench
 
-        return kernelbench.load(path)
+        return functools.partial(kernelbench.load, path)
     if tree and not _defines_ops(tree) and (name or _is_decorated(tree)):
         from reference_ops.tasks import function
 
-        return function.load(path, *name.partition("@")[::2])
+        return functools.partial(function.load, path, *name.partition("@")[::2])
     return None
 
 

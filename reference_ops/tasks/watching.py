@@ -1,12 +1,9 @@
 """Modes that a task runs under: they build its module without values, and record random draws and dependencies."""
 
 import contextlib
-import sys
 import warnings
 from collections.abc import Callable, Iterator
-from importlib import import_module
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,37 +22,7 @@ NEW = frozenset([
 ])  # fmt: skip
 
 
-Function = TypeVar("Function")
-COMPILER = "torch._dynamo"
 META = "meta"  # PyTorch's device for tensors that have a shape and a dtype, but no values
-
-
-class CompilerStandIn(ModuleType):
-    """Replaces PyTorch's compiler as long as nothing is compiled, because importing it takes seconds.
-
-    Functions that compute shapes import the compiler only to tell it not to compile them. Any other use imports it.
-    """
-
-    def disable(self, function: Function, *_args: object, **_options: object) -> Function:
-        return function
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":  # tools look at these in every module
-            raise AttributeError(name)
-        sys.modules.pop(COMPILER, None)
-        return getattr(import_module(COMPILER), name)
-
-
-@contextlib.contextmanager
-def compiler_not_imported() -> Iterator[None]:
-    """Let the stand-in replace PyTorch's compiler, unless that has been imported."""
-    stand_in = CompilerStandIn(COMPILER)
-    sys.modules.setdefault(COMPILER, stand_in)
-    try:
-        yield
-    finally:
-        if sys.modules.get(COMPILER) is stand_in:
-            del sys.modules[COMPILER]
 
 
 class WithoutValues(TorchDispatchMode):
