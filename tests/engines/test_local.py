@@ -170,6 +170,7 @@ def test_a_reference_that_raises_is_an_error_and_not_a_verdict(tmp_path: Path) -
         list(raising(tmp_path, "raise RuntimeError('no such thing')"))
 
 
+@pytest.mark.exhaustive
 def test_an_evaluation_that_fails_in_one_process_is_retried_in_the_next(tmp_path: Path) -> None:
     (evaluation,) = raising(tmp_path, "if Path.cwd().name == 'worker-0': raise TypeError('no longer sound')")
     assert evaluation.passed
@@ -194,6 +195,7 @@ def test_a_kernel_on_which_two_processes_fail_differently_has_crashed(tmp_path: 
     assert "worker-1 is no longer sound" in evaluation.log
 
 
+@pytest.mark.exhaustive
 def test_a_kernel_that_ends_a_used_worker_is_retried_alone() -> None:
     made: LocalEngine
     crashed: list[int] = []

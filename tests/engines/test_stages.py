@@ -137,6 +137,7 @@ def test_a_compiler_that_misses_its_deadline_is_killed() -> None:
         made.engine.close()
 
 
+@pytest.mark.exhaustive
 def test_a_compiler_that_needs_too_much_memory_gives_a_verdict_and_the_next_job_passes() -> None:
     made = Watched(compiler_bytes=2**28)
     bomb = with_source(
@@ -253,6 +254,7 @@ def test_a_kernel_whose_worker_was_killed_from_outside_does_not_condemn_duplicat
     assert evaluation.traits is None
 
 
+@pytest.mark.exhaustive
 def test_without_compilers_a_duplicate_is_evaluated() -> None:
     made = Watched(compilers=0)
     kernel, duplicate = bad_kernels.twice_kernel(), bad_kernels.twice_kernel(note="the same in other words")

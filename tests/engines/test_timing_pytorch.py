@@ -106,6 +106,7 @@ def test_timing_an_unknown_op_is_an_error(engine: LocalEngine) -> None:
         engine.time_pytorch(TimingRequest("no_such_op", HERE))
 
 
+@pytest.mark.exhaustive
 def test_compilers_get_no_timing_requests() -> None:
     made = LocalEngine("emulated", 1, compilers=1)
     try:

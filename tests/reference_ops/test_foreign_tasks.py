@@ -138,6 +138,7 @@ sys.exit("torch._dynamo" in sys.modules or "sympy" in sys.modules)
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
+@pytest.mark.exhaustive
 def test_other_uses_of_the_compiler_while_a_task_is_traced_import_it() -> None:
     script = """
 import sys
