@@ -235,7 +235,8 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        return self.ready and self.current is None and self.channel.closed_at is None
+        known = self.pid != 0  # or it could not be ended if it hangs
+        return self.ready and known and self.current is None and self.channel.closed_at is None
 
     def begin(self, phase: str) -> None:
         self.phase, self.phase_started = phase, time.monotonic()
