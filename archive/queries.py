@@ -23,7 +23,7 @@ from archive.summaries import (
     RankedTimes,
 )
 
-READ_AT_ONCE = 500  # some builds of SQLite accept at most 999 values in one statement
+READ_AT_ONCE = 500  # evaluations whose measurements are in memory at the same time
 LAST_CHARACTER = chr(0x10FFFF)
 
 
@@ -84,11 +84,10 @@ def _evaluations(connection: sqlite3.Connection, found: Iterable[Row]) -> Iterat
     devices = {row[0]: rows.device(row) for row in connection.execute("SELECT * FROM devices")} if every else {}
     for start in range(0, len(every), READ_AT_ONCE):
         part = every[start : start + READ_AT_ONCE]
-        marks = ", ".join("?" * len(part))
         measurements = defaultdict[str, list[Measurement]](list)
         for evaluation_id, *values in connection.execute(
-            f"SELECT * FROM measurements WHERE evaluation_id IN ({marks}) ORDER BY rowid",  # noqa: S608
-            [row[0] for row in part],
+            f"SELECT * FROM measurements WHERE evaluation_id {GIVEN} ORDER BY rowid",  # noqa: S608
+            [json.dumps([row[0] for row in part])],
         ):
             measurements[evaluation_id].append(Measurement(*values))
         yield from (rows.evaluation(row, devices, measurements[row[0]]) for row in part)

@@ -49,8 +49,9 @@ class SpeedOfLight:
     @property
     def arithmetic_us(self) -> float:
         """Tensor cores run in parallel with the other units. Products on the other units take their time."""
-        both = self.ordinary_us + self.matrix_us if self.unit == "float32" else 0.0
-        return max(both, self.ordinary_us, self.matrix_us)
+        if self.unit == "float32":
+            return self.ordinary_us + self.matrix_us
+        return max(self.ordinary_us, self.matrix_us)
 
     @property
     def us(self) -> float:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from reference_ops.names import RESERVED
+
 if TYPE_CHECKING:
     import torch
 
@@ -49,10 +51,6 @@ OF_BATCHES = (*COMMON, "shifted_columns")  # for statistics over the first dim
 DISTRIBUTIONS = (NORMAL, *OF_BATCHES, "faint", MOVED, EXACT, "masked", "ties", "vast")
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-RESERVED = frozenset({
-    "size", "int", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool", "float", "double",
-    "half", "sms", "min", "max", "char16", "char32", "wchar", "clock", "intptr", "uintptr", "ptrdiff",
-})  # fmt: skip
 
 
 @dataclass(frozen=True)

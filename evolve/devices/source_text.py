@@ -23,7 +23,7 @@ TOKEN = re.compile(
 FILE_DIRECTIVES = frozenset({"include", "include_next", "import", "embed"})
 # Operators that test whether a file exists; they may occur anywhere in the source.
 QUESTIONS = frozenset({"__has_include", "__has_include_next", "__has_embed"})
-TIME_MACROS = frozenset({"__DATE__", "__TIME__", "__TIMESTAMP__"})  # they differ from compilation to compilation
+TIME_MACROS = ("__DATE__", "__TIME__", "__TIMESTAMP__")  # they differ from compilation to compilation
 HASHES, PASTES = ("#", "%:"), ("##", "%:%:")
 TRIGRAPH = re.compile(r"\?\?[=/']")  # they stand for characters that begin or continue a token
 RAW_PREFIXES = frozenset({"R", "LR", "uR", "UR", "u8R"})
@@ -91,30 +91,13 @@ def includes(source: str) -> Iterator[Include]:
         yield Include(*match.span(), "", match.group(), plain=False)
 
 
-def time_macro(source: str) -> tuple[int, str] | None:
-    """Return the place and the name of a macro that says when the source is compiled, or None."""
-    tokens = _read(source).tokens
-    for token in tokens:
-        if token.kind == "word" and token.text in TIME_MACROS:
-            return token.start, token.text
-    return next(((0, f"{word} joined by ##") for word in _pasted(TIME_MACROS, tokens)), None)
-
-
 def word_beginning(source: str, beginnings: tuple[str, ...]) -> tuple[int, str] | None:
     """Return the place and the text of a word with one of these beginnings, or None. Words that ## may form count."""
     tokens = _read(source).tokens
-    words = [token for token in tokens if token.kind == "word"]
-    for token in words:
-        if token.text.startswith(beginnings):
+    for token in tokens:
+        if token.kind == "word" and token.text.startswith(beginnings):
             return token.start, token.text
-    if not any(token.kind == "sign" and token.text in PASTES for token in tokens):
-        return None
-    pieces = {token.text for token in tokens if token.kind in ("word", "number")}
-
-    def begun(rest: str) -> bool:
-        return any(piece.startswith(rest) or (rest.startswith(piece) and begun(rest[len(piece) :])) for piece in pieces)
-
-    return next(((0, f"{beginning} joined by ##") for beginning in beginnings if begun(beginning)), None)
+    return next(((0, f"{beginning} joined by ##") for beginning in _pasted(beginnings, tokens)), None)
 
 
 def spliced_directive(source: str) -> int | None:
@@ -183,16 +166,16 @@ def _directive(reading: Reading, index: int, line_begins: bool) -> Iterator[Incl
     yield Include(sign.start, last.start, header, written, plain=line_begins and word.text == "include")
 
 
-def _pasted(names: frozenset[str], tokens: tuple[Token, ...]) -> list[str]:
-    """Return those of the names that ## could join from other words of the source."""
+def _pasted(beginnings: Iterable[str], tokens: tuple[Token, ...]) -> list[str]:
+    """Return those of the beginnings of words that ## could join from shorter ones, or from numbers."""
     if not any(token.kind == "sign" and token.text in PASTES for token in tokens):
         return []
-    pieces = tuple({token.text for token in tokens if token.kind == "word" and token.text not in names})
+    pieces = {token.text for token in tokens if token.kind in ("word", "number")}.difference(beginnings)
 
-    def made(word: str) -> bool:
-        return not word or any(word.startswith(piece) and made(word[len(piece) :]) for piece in pieces)
+    def made(rest: str) -> bool:
+        return any(piece.startswith(rest) or (rest.startswith(piece) and made(rest[len(piece) :])) for piece in pieces)
 
-    return sorted(name for name in names if made(name))
+    return sorted(beginning for beginning in beginnings if made(beginning))
 
 
 def _doubtful(reading: Reading, token: Token) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from archive.records import Outcome
 from evolve.devices.device import RejectedError
-from evolve.devices.source_text import masked, time_macro
+from evolve.devices.source_text import TIME_MACROS, masked, word_beginning
 
 ALLOCATES = re.compile(r"malloc|calloc|realloc|free|_Z(?:nw|na|dl|da)\w+")  # including the operators new and delete
 OPERATORS = {"_Znw": "new", "_Zna": "new[]", "_Zdl": "delete", "_Zda": "delete[]"}
@@ -37,7 +37,7 @@ def check_compiled(to_keep: Iterable[str], undefined: Iterable[str], *sources: s
 
 def check_source(source: str) -> None:
     """Raise for a source that reads the time at which it is compiled."""
-    if found := time_macro(source):
+    if found := word_beginning(source, TIME_MACROS):
         message = f"the kernel reads `{found[1]}`, which says when it was compiled: outputs may depend on inputs only"
         raise RejectedError(Outcome.KEEPS_STATE, message)
 

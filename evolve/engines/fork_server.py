@@ -74,15 +74,16 @@ class _ForkServer:
         from evolve.devices.policy import COMPILE
 
         connected = True
-        unloaded = [TORCH_COMPILER] if COMPILE in policy_of(self._kind).baselines else []
+        compiler_missing = COMPILE in policy_of(self._kind).baselines
         while connected and os.getppid() == self._engine_pid:
             readable = self._wait(self._control)
             self._reap()
             if readable:
                 connected = self._handle_requests()
-            elif unloaded and self._pids:
-                import_module(unloaded.pop())
+            elif compiler_missing and self._pids:
+                import_module(TORCH_COMPILER)
                 gc.freeze()
+                compiler_missing = False
         for number in self._pids:
             self._kill_worker(number)
         while self._pids:  # the driver of a GPU takes a second to release a worker

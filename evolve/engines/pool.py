@@ -113,11 +113,11 @@ class WorkerPool:
                 if events:
                     selector.register(worker.channel.end, events, worker)
             ready = {key.data for key, _ in selector.select(seconds)}
-        if None in ready:  # first, so that a worker's pid is known before its first message
-            yield from self._receive_from_fork_server()
         for worker in ready.intersection(self.workers):
             worker.channel.flush()
             yield from self._receive_from(worker)
+        if None in ready:
+            yield from self._receive_from_fork_server()
 
     def replace(self, worker: "Worker", device: DeviceInfo | None) -> None:
         """Start a new worker without waiting for the old one to end, which may take a while."""
@@ -235,7 +235,7 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        known = self.pid != 0  # or it could not be ended if it hangs
+        known = self.pid != 0  # or it could not be ended if the fork server were killed
         return self.ready and known and self.current is None and self.channel.closed_at is None
 
     def begin(self, phase: str) -> None:

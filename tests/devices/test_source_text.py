@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from evolve.devices.source_text import includes, masked, spliced_directive, time_macro, word_beginning
+from evolve.devices.source_text import TIME_MACROS, includes, masked, spliced_directive, word_beginning
 
 
 @pytest.mark.parametrize(
@@ -147,14 +147,14 @@ def test_a_long_source_is_read_in_linear_time(bomb: str) -> None:
     ],
 )
 def test_the_time_of_compilation_is_found_in_every_spelling(text: str, name: str) -> None:
-    found = time_macro(text)
+    found = word_beginning(text, TIME_MACROS)
     assert found is not None
     assert found[1] == name
 
 
 @pytest.mark.parametrize("text", ["// __DATE__\n", 'const char* s = "__TIME__";', "int __DATE = 1, DATE__ = 2;"])
 def test_words_that_only_look_like_the_time_of_compilation_are_accepted(text: str) -> None:
-    assert time_macro(text) is None
+    assert word_beginning(text, TIME_MACROS) is None
 
 
 @pytest.mark.parametrize(

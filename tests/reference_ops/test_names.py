@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from device_kernels import made
-from trivial_kernels import trivial
 
 from archive.binding import bind
+from archive.kernel import Kernel, parse
 from archive.records import DeviceInfo
 from evolve.devices.prelude import cuda_include_dirs
 from evolve.op_on_device import point
@@ -30,6 +30,22 @@ KERNELBENCH = os.environ.get("KERNELBENCH", "")  # a checkout of KernelBench, fo
 PROBLEMS = sorted(Path(KERNELBENCH).glob("KernelBench/level[123]/*.py")) if KERNELBENCH else []
 
 Compiles = Callable[[list[str]], set[int]]
+
+
+def trivial(op: Op) -> Kernel:
+    """Return a kernel that writes one zero to each output, and declares every size as a constant."""
+    workload = op.listed[0]
+    numbers = [name for name, value in workload.parameters if isinstance(value, int)]
+    constants = ", ".join(f'"{name}"' for name in (*op.sizes(workload), *numbers))
+    outputs = [spec.name for spec in op.outputs]
+    args = ", ".join(f'"{name}"' for name in outputs)
+    declared = ", ".join(f"{name}_t* out_{place}" for place, name in enumerate(outputs))
+    body = " ".join(f"out_{place}[0] = {name}_t(0.0f);" for place, name in enumerate(outputs))
+    return parse(
+        f'/*---\nop = "{op.name}"\nspecialize = [{constants}]\n\n[[launch]]\nentry = "trivial_entry"\ngrid = [1]\n'
+        f"block = [1]\nargs = [{args}]\n---*/\n#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
+        f'extern "C" __global__ void trivial_entry({declared}) {{ {body} }}\n'
+    )
 
 
 def compile_and_run(op: Op) -> None:
