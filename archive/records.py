@@ -6,6 +6,7 @@ archives is a set union.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -160,6 +161,23 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Envelope:
+    """The largest sizes, parameters and tensors at which a kernel was judged right, each on its own."""
+
+    largest: tuple[tuple[str, int | float], ...]
+    elements: int
+
+    def excess(self, sizes: Mapping[str, int | float], elements: int) -> str:
+        """Return what exceeds the envelope, in words, or an empty string."""
+        for name, most in self.largest:
+            if sizes.get(name, most) > most:
+                return f"{name}={sizes[name]} is more than the {most} up to which it was tested"
+        if elements > self.elements:
+            return f"a tensor of {elements} elements is larger than those of {self.elements} with which it was tested"
+        return ""
+
+
+@dataclass(frozen=True)
 class Conditions:
     """The state of the GPU at the end of the timing."""
 
@@ -227,6 +245,7 @@ class Evaluation:
     conditions: Conditions | None = None
     confirmed: Confirmed | None = None
     traits: Traits | None = None
+    envelope: Envelope | None = None  # None: unknown, or not passed
 
     @cached_property
     def id(self) -> str:
@@ -234,7 +253,7 @@ class Evaluation:
         fields = asdict(self)
         for measurement in fields["measurements"]:
             _drop_absent(measurement, "autotune_us", "graph_us")
-        _drop_absent(fields, "checks", "conditions", "confirmed", "traits")
+        _drop_absent(fields, "checks", "conditions", "confirmed", "traits", "envelope")
         return content_id(fields)
 
     @property

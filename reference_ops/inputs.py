@@ -13,7 +13,27 @@ from types import EllipsisType
 
 import torch
 
-from reference_ops.op import DTYPES, EXACT, LARGE, MIXED, MOVED, NORMAL, SHIFTED, Op, Tensors, TensorSpec, Workload
+from reference_ops.op import (
+    DTYPES,
+    EXACT,
+    INFINITE,
+    LARGE,
+    MINUS_INF,
+    MINUTE,
+    MIXED,
+    MOVED,
+    NAN,
+    NORMAL,
+    NOT_FINITE,
+    SATURATING,
+    SHIFTED,
+    SUBNORMAL,
+    ZERO,
+    Op,
+    Tensors,
+    TensorSpec,
+    Workload,
+)  # fmt: skip
 from reference_ops.precision import TORCH_DTYPES
 
 SEEDS = 2**31
@@ -24,6 +44,11 @@ WIDEST_BITS, FARTHEST_SPREADS = 2.0, 2.0  # "moved": spread from 1/4 to 4, centr
 NEAR_ZERO_BITS = 8  # "tiny" begins where squares are about as large as the usual eps, 1e-5 and 1e-6
 PADDING = 0.25  # share of constant rows that are zero
 CONSTANT_BITS = 6  # squares have 12 bits, and sums of 4096 squares have 24, as many as float32
+# A backward op meets these in its gradients alone: what it gets from the forward is as the forward computes it.
+OF_GRADIENTS = (ZERO, MINUTE, *NOT_FINITE)
+SHARE_NOT_FINITE = 0.25  # of the rows, or of the elements of a vector
+DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in float16 they are scaled
+SATURATED = 100.0
 FAINT, VAST = 2.0**-30, 2.0**20  # products of two such numbers are still far from float32's limits
 Draw = Callable[[torch.Tensor, torch.Generator], object]
 
@@ -47,6 +72,11 @@ class RowGroup:
         return self.values == "tiny"
 
     @property
+    def not_finite(self) -> bool:
+        """Whether some inputs are not finite."""
+        return self.values in NOT_FINITE
+
+    @property
     def rows(self) -> slice | EllipsisType:
         """Index of these rows in an output, which may have no dims."""
         return ... if self.step == 1 else slice(self.start, None, self.step)
@@ -55,13 +85,16 @@ class RowGroup:
 def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = NORMAL) -> Tensors:
     """Return fresh inputs; the same seed gives the same numbers on the same device.
 
-    `values` names their distribution. With "mixed", row i is drawn from the i-th of several distributions, in turn.
-    Inputs that do not share their first dim with an output, such as weights, are drawn from one distribution.
+    `values` names their distribution, extreme or arrangement. With "mixed", row i is drawn from the i-th of several
+    distributions, in turn. Inputs that do not share their first dim with an output, such as weights, are drawn from one
+    distribution.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    names = _distributions(op, values, seed)
+    names = (NORMAL,) if values in op.arranged else _distributions(op, values, seed)
     others = EXACT if EXACT in names else LARGE if values == MIXED and seed % LARGE_WEIGHTS == 0 else NORMAL
     varied = _varied(op)
+    if values in OF_GRADIENTS:
+        varied = tuple(spec for spec in varied if spec.name.startswith("grad")) or varied
     drawn = {}
     for spec in op.inputs:
         dtype, shape = TORCH_DTYPES[spec.dtype or workload.dtype], op.shape(spec, workload)
@@ -76,9 +109,12 @@ def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = 
         else:
             for row, name in enumerate(names[: len(tensor)]):
                 fill(tensor[row :: len(names)], name, generator)
+    known = {**op.sizes(workload), **dict(workload.parameters)}
     if op.draw:
         takes_sizes = len(inspect.signature(op.draw).parameters) > 2
-        op.draw(drawn, generator, *([{**op.sizes(workload), **dict(workload.parameters)}] * takes_sizes))
+        op.draw(drawn, generator, *([known] * takes_sizes))
+    if values in op.arranged:
+        op.arranged[values](drawn, generator, known)
     return drawn
 
 
@@ -151,12 +187,13 @@ def _floating(op: Op) -> tuple[TensorSpec, ...]:
 
 
 def fill(tensor: torch.Tensor, values: str, generator: torch.Generator) -> None:
-    """Overwrite a floating-point tensor with numbers of this distribution."""
+    """Overwrite a floating-point tensor with numbers of this distribution, or extreme."""
+    draw = DRAWS.get(values) or EXTREME_DRAWS[values]
     if tensor.element_size() > 1:
-        DRAWS[values](tensor, generator)
+        draw(tensor, generator)
         return
     wide = torch.empty(tensor.shape, dtype=torch.float16, device=tensor.device)  # PyTorch cannot draw 8-bit numbers
-    DRAWS[values](wide, generator)
+    draw(wide, generator)
     largest = torch.finfo(tensor.dtype).max
     tensor.copy_(wide.clamp_(-largest, largest))
 
@@ -259,6 +296,56 @@ def _vast(tensor: torch.Tensor, generator: torch.Generator) -> None:
     _normal(tensor, generator).mul_(1.0 if tensor.dtype == torch.float16 else VAST)
 
 
+def _zero(tensor: torch.Tensor, _: torch.Generator) -> None:
+    tensor.zero_()
+
+
+def _minute(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Draw numbers like gradients deep in a network, about 3e-8."""
+    _normal(tensor, generator).mul_(DEEP_IN_FLOAT16 if tensor.dtype == torch.float16 else DEEP)
+
+
+def _subnormal(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    _normal(tensor, generator).mul_(torch.finfo(tensor.dtype).smallest_normal / 8)
+
+
+def _saturating(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    _normal(tensor, generator).mul_(SATURATED)
+
+
+def _nan(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    _scatter(_normal(tensor, generator), torch.full((), math.nan, device=tensor.device), generator)
+
+
+def _infinite(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Draw normal numbers with infinities of both signs, at most one in a row."""
+    rows = torch.arange(len(tensor) if tensor.ndim else 1, device=tensor.device)
+    first = torch.randint(2, (1,), generator=generator, device=tensor.device)
+    _scatter(_normal(tensor, generator), torch.where((rows + first) % 2 > 0, math.inf, -math.inf), generator)
+
+
+def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Generator) -> None:
+    """Write the values to random places of some rows of the first dim, at least two."""
+    rows = tensor.view(len(tensor) if tensor.ndim else 1, -1)
+    chosen = _some_rows(len(rows), tensor.device, generator)
+    places = torch.randint(rows.shape[1], (len(rows), 1), generator=generator, device=tensor.device)
+    here = torch.zeros(rows.shape, dtype=torch.bool, device=tensor.device).scatter_(1, places, chosen)
+    rows.copy_(torch.where(here, values.to(tensor.dtype).reshape(-1, 1), rows))
+
+
+def _minus_inf_rows(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Draw normal numbers, and rows along the last dim of nothing but -inf."""
+    rows = _normal(tensor, generator).view(-1, tensor.shape[-1] if tensor.ndim else 1)
+    rows.masked_fill_(_some_rows(len(rows), tensor.device, generator), -math.inf)
+
+
+def _some_rows(count: int, device: torch.device, generator: torch.Generator) -> torch.Tensor:
+    chosen = torch.empty((count, 1), dtype=torch.bool, device=device).bernoulli_(SHARE_NOT_FINITE, generator=generator)
+    one = torch.randint(count, (1,), generator=generator, device=device)
+    chosen[one] = chosen[(one + 1) % count] = True
+    return chosen
+
+
 DRAWS: dict[str, Draw] = {
     NORMAL: _normal,
     "uniform": _uniform,
@@ -274,4 +361,13 @@ DRAWS: dict[str, Draw] = {
     "tiny": _tiny,
     "faint": _faint,
     "vast": _vast,
+}
+EXTREME_DRAWS: dict[str, Draw] = {
+    ZERO: _zero,
+    MINUTE: _minute,
+    SUBNORMAL: _subnormal,
+    SATURATING: _saturating,
+    NAN: _nan,
+    INFINITE: _infinite,
+    MINUS_INF: _minus_inf_rows,
 }

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Number = int | float
 Tensors = dict[str, "torch.Tensor"]
+Arrange = Callable[[Tensors, "torch.Generator", Mapping[str, Any]], None]  # takes sizes and parameters too
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,11 @@ COMMON = ("uniform", LARGE, "heavy_tail", SHIFTED, "constant", "tiny")  # for an
 OF_PRODUCTS = (*COMMON, "faint")  # for sums of products
 OF_BATCHES = (*COMMON, "shifted_columns")  # for statistics over the first dim
 DISTRIBUTIONS = (NORMAL, *OF_BATCHES, "faint", MOVED, EXACT, "masked", "ties", "vast")
+# Extremes: each is drawn for whole tensors, so that no other rows hide it, and every op meets each of them.
+ZERO, MINUTE, SUBNORMAL, SATURATING = "zero", "minute", "subnormal", "saturating"
+NAN, INFINITE, MINUS_INF = "NaN", "infinite", "minus_inf_rows"
+NOT_FINITE = (NAN, INFINITE, MINUS_INF)
+EXTREMES = (ZERO, MINUTE, SUBNORMAL, SATURATING, *NOT_FINITE)
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -115,7 +121,8 @@ class Tolerance:
     `sums` is the dim over which each result sums: the longer a sum in float32, the more its order matters.
     `in_turn` is a dim that a single thread may sum over, when all results may depend on that one sum.
     `given` names inputs that follow from other inputs, such as their mean. They count as exact when rounding errors of
-    inputs are estimated.
+    inputs are estimated. With `relative`, outputs are positive and users take their logarithms, so the error of each is
+    also limited in relation to itself.
     """
 
     factor: float = 2.0
@@ -123,6 +130,7 @@ class Tolerance:
     sums: str = ""
     in_turn: str = ""
     given: tuple[str, ...] = ()
+    relative: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,9 @@ class Op:
     values: tuple[str, ...] = COMMON  # distributions of the inputs besides the normal one, see inputs.py
     by_rows: bool = True  # each index of the first dim is computed independently
     draw: Callable[..., None] | None = None  # overwrites the drawn inputs in place; may take sizes and parameters
+    # Extreme arrangements of masks, indices and the like, by name; each overwrites normal inputs after `draw`.
+    arranged: "Mapping[str, Arrange]" = field(default_factory=dict)
+    exempt: Mapping[str, str] = field(default_factory=dict)  # extremes that the op leaves undefined, and why
     valid: Callable[[Mapping[str, Any]], bool] | None = None  # condition on dims and parameters, if some are invalid
     tolerance: Tolerance = Tolerance()
     backward: tuple[str, ...] = ()  # the ops that compute its gradients
@@ -164,6 +175,10 @@ class Op:
             raise ValueError(f"op {self.name}: `{name}` is not a distribution of inputs; there are {listed}")
         for name in set(self.baseline_free) - {tensor.name for tensor in self.outputs}:
             raise ValueError(f"op {self.name}: `baseline_free` names `{name}`, which is not an output")
+        for name in set(self.exempt) - set(EXTREMES):
+            raise ValueError(f"op {self.name}: `exempt` names `{name}`; there are {', '.join(EXTREMES)}")
+        for name in set(self.arranged) & {*DISTRIBUTIONS, *EXTREMES, MIXED}:
+            raise ValueError(f"op {self.name}: `arranged` names `{name}`, which is a distribution of inputs")
         inputs = {tensor.name for tensor in self.inputs}
         for said, named in (("touched", self.touched), ("tolerance.given", self.tolerance.given)):
             for name in set(named) - inputs:
@@ -200,6 +215,12 @@ class Op:
         """The op's parameters, with the values of its first workload."""
         return dict(self.gpu[0].parameters)
 
+    @property
+    def extremes(self) -> tuple[str, ...]:
+        """The extremes and arrangements that every evaluation draws."""
+        usual = (name for name in EXTREMES if name not in self.exempt)
+        return (*(name for name in usual if name != SATURATING or LARGE not in self.values), *self.arranged)
+
     def workloads(self, device_kind: str) -> tuple[Workload, ...]:
         """Return the small workloads for the emulated device, those of the GPU for every other device."""
         return self.emulated if device_kind == "emulated" else self.gpu
@@ -234,6 +255,11 @@ class Op:
     def bytes_of(self, tensors: tuple[TensorSpec, ...], workload: Workload) -> int:
         sizes = self.sizes(workload)
         return sum(math.prod(one.shape(sizes)) * DTYPES[one.dtype or workload.dtype].itemsize for one in tensors)
+
+    def largest_tensor(self, workload: Workload) -> int:
+        """Return the number of elements of the largest tensor."""
+        sizes = self.sizes(workload)
+        return max(math.prod(one.shape(sizes)) for one in (*self.inputs, *self.outputs))
 
     def terms(self, workload: Workload, dim: str) -> int:
         """Return the number of terms of a sum over this dim; 1 without a dim."""

@@ -14,6 +14,9 @@ TILE = 32
 MULTIPLES = (8, 32, 128)  # multiples that the `when` of kernels with wide loads, warps and tiles requires
 KEPT = 0.4  # probability that a dim stays as declared, for kernels made for one size of it
 NEARBY = 2  # large shapes are up to this many times smaller or larger than a declared one
+RANK_OF_IMAGES = 3  # tensors of more dims are images or volumes
+SHRINKS = 12  # times that a size is halved until it fits
+STRETCH = (1.1, 1.5)  # range of a stretched size, relative to the greatest listed
 SPREAD = 30.0  # most that a floating-point parameter, or the distance of a decay from 1, is multiplied or divided by
 LEAST_DECAY = 0.5  # a parameter from here up to 1 is a decay, such as AdamW's betas, whose distance from 1 matters
 
@@ -49,6 +52,43 @@ def held_out(
             found.append(chosen)
             taken.add((chosen.dims, chosen.parameters))
     return tuple(found)
+
+
+def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int) -> tuple[Workload, ...]:
+    """Return a workload for each dim in which it is larger than in any that the file lists, as far as bytes allow.
+
+    The other sizes are those of a small listed workload, the largest that leaves room. The last two dims of an image
+    are also stretched together. Counters and indices of too few bits, and loops that end at the largest listed size,
+    show here.
+    """
+    greatest = {name: most for name, (_, most) in _ranges(op.listed).items()}
+    names: list[tuple[str, ...]] = [(name,) for name in greatest if name in dict(op.gpu[0].dims)]
+    names += dict.fromkeys(tensor.dims[-2:] for tensor in op.inputs if len(tensor.dims) > RANK_OF_IMAGES)
+    found = []
+    for together in (some for some in names if set(some) <= greatest.keys()):
+        sizes = {name: round(greatest[name] * rng.uniform(*STRETCH)) for name in together}
+        tries = (
+            _resized(op, near, {name: kind(size, rng) for name, size in sizes.items()}, most_bytes)
+            for near in (*op.emulated, *op.awkward)
+            for kind in (_prime, _to_multiple)
+        )
+        fitting = [tried for tried in tries if tried and accepts(tried)]
+        if fitting:
+            found.append(max(fitting, key=lambda tried: (dict(tried.dims)[together[0]], op.nbytes(tried))))
+    return tuple(dict.fromkeys(found))
+
+
+def _resized(op: Op, near: Workload, sizes: Mapping[str, int], most_bytes: int) -> Workload | None:
+    """Return the workload with other sizes of some dims, as large as the bytes allow; None if those are not larger."""
+    known = dict(near.dims)
+    for shrunk in range(SHRINKS):
+        wanted = {name: size >> shrunk for name, size in sizes.items()}
+        tried = replace(near, dims=tuple({**known, **wanted}.items()))
+        if all(size <= known[name] for name, size in wanted.items()):
+            return None
+        if op.is_valid(tried) and op.nbytes(tried) <= most_bytes:
+            return tried
+    return None
 
 
 def _strangest(few: Iterable[Workload], usual: set[tuple[str, int]], numbers: set[tuple[str, int]]) -> Workload | None:
@@ -163,6 +203,10 @@ def _rounded(size: int, rng: random.Random) -> int:
 
 def _beside_a_tile(size: int, rng: random.Random) -> int:
     return max(1, round(size / TILE)) * TILE + rng.choice((-1, 1))
+
+
+def _to_multiple(size: int, _: random.Random) -> int:
+    return size // MULTIPLES[-1] * MULTIPLES[-1] or size
 
 
 def _prime(size: int, _: random.Random) -> int:

@@ -33,6 +33,8 @@ class Policy:
 
     phase_seconds: Mapping[str, float] = field(default_factory=lambda: PHASE_SECONDS)  # deadlines
     held_out_bytes: int = 2**18  # of the largest shape that is drawn to check a kernel
+    stretched_bytes: int = 2**21  # of the largest shape in which one dim exceeds those that the op lists
+    stretched_flops: int = 2**21  # of such a shape
     held_out_threads: int | None = None  # of such a shape, unless a declared workload has more; None: no limit
 
     most_workers: int = 1  # processes that hold the device

@@ -114,6 +114,13 @@ class Inspector:
             self._run_and_judge(program, mixed, buffers, poisons[-1])
         return agree
 
+    def check_on(self, program: Program, op: Op, workload: Workload, names: Iterable[str]) -> None:
+        """Check the program once on each of these distributions, extremes or arrangements of inputs."""
+        poison = self.rng.choice(POISONS[:2])
+        buffers = self.arena.poisoned(layout(op, workload, program), poison, self.rng)
+        for name in names:
+            self._run_and_judge(program, Draw(op, workload, self.rng.randrange(2**31), name), buffers, poison)
+
     def _run_again(
         self,
         program: Program,

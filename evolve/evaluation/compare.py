@@ -164,6 +164,7 @@ def _norm(values: torch.Tensor) -> torch.Tensor:
 CUT_OFF_FACTOR = 1.75
 EDGE = 2.0**-8  # relative distance from the largest number: a few roundings of float16
 SMALL = 2**15  # elements of an output that is compared on the CPU
+RELATIVE, RELATIVE_ROUNDINGS = 2.0**-6, 8  # allowed of an element that counts relatively, or so many roundings
 NEARLY, FEW_OFF = 4, 8  # at most 8 of many rows may exceed the allowed error by chance, and by less than 4 times
 FAR, FAR_IN_16_BITS = 4096, 64  # times the allowed error; rounding of the inputs is not considered beyond this
 
@@ -188,13 +189,14 @@ def compared(
     expected: torch.Tensor,
     tolerance: Tolerance,
     *,
-    exact: bool = False,
     sums: Sums = NO_SUMS,
     perturbed: Callable[[], torch.Tensor] | None = None,
+    others: tuple[torch.Tensor, ...] | None = None,
 ) -> Comparison:
     """Compare an output with the float64 result `expected`, and its error with that of `pytorch` at this dtype.
 
-    With `exact`, not even a rounding error is allowed. `sums` is the allowed error of sums, see `summed`. `perturbed`
+    `others` are PyTorch's results for inputs that are not finite: only elements are compared that are finite, NaN or
+    infinite in all of them as in `expected`. `sums` is the allowed error of sums, see `summed`. `perturbed`
     computes how far each element moves when the inputs are perturbed by a rounding; it is slow.
     """
     if actual.shape != expected.shape:
@@ -204,22 +206,27 @@ def compared(
     dtype = actual.dtype
     if dtype.is_floating_point and dtype.itemsize == 1:  # PyTorch has few operations on 8-bit floats
         actual, pytorch, expected = actual.float(), pytorch.float(), expected.double()
-    if exact or tolerance.exact or not actual.is_floating_point():
-        return _exactly(actual, expected.to(dtype).to(actual.dtype))
+    if tolerance.exact or not actual.is_floating_point():
+        expected = expected.to(dtype).to(actual.dtype)
+        return _exactly(torch.where(_agreed(expected, others, actual), actual, expected), expected)
     if not actual.numel():
         return Comparison("")
     scale = Scale(dtype, actual.numel(), sums, perturbed)
     errors = errors_of(actual, pytorch, expected, tolerance, scale)
     if not errors.finite:
         del errors  # to save memory
-        return _with_infinities(actual, pytorch, expected, tolerance, scale)
+        return _with_infinities(actual, pytorch, expected, tolerance, scale, others)
     return _inaccurate(errors, actual, expected, tolerance, scale)
 
 
 def _with_infinities(
-    actual: torch.Tensor, pytorch: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, scale: Scale
-) -> Comparison:
-    """Require NaN and infinities exactly where the float64 result has them, and compare the rest as usual."""
+    actual: torch.Tensor, pytorch: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, scale: Scale,
+    others: tuple[torch.Tensor, ...] | None,
+) -> Comparison:  # fmt: skip
+    """Require NaN and infinities exactly where the float64 result has them, and compare the rest as usual.
+
+    If inputs are not finite, an infinity may stand for NaN: the order of operations decides which of them comes out.
+    """
     largest = torch.finfo(scale.dtype).max
     target = torch.where(expected.abs() > largest, expected.to(scale.dtype).double(), expected)
     # Near the largest number, rounding decides about infinity. Where PyTorch overflows on the way, a kernel may too.
@@ -228,6 +235,8 @@ def _with_infinities(
     got = actual.double()
     either = (edge & (got.abs() > (1 - 2 * EDGE) * largest)) | (overflowed & got.isinf())
     either &= got.sign() == expected.sign()
+    if others is not None:
+        either |= ~_agreed(target, others, got) | (target.isnan() & got.isinf())
     if fault := _not_finite(torch.where(either, target, got), target):
         return Comparison(fault)
     finite = target.isfinite() & ~either
@@ -254,7 +263,20 @@ def _inaccurate(
         found = _verdict(excused, actual, expected, tolerance, scale)
         if found.fault and not few and _nearly(found, excused):
             found = _verdict(explain(chance=True), actual, expected, tolerance, scale)
+    if tolerance.relative and not found.fault:
+        return replace(found, fault=_relatively_off(errors, actual, expected, scale))
     return found
+
+
+def _relatively_off(errors: Errors, actual: torch.Tensor, expected: torch.Tensor, scale: Scale) -> str:
+    """Return a fault if an element that is not subnormal is far off in relation to itself, further than PyTorch's."""
+    share = max(RELATIVE, RELATIVE_ROUNDINGS * scale.rounding)
+    allowed = errors.magnitude.mul(share).add_(errors.excess, alpha=ELEMENT_FACTOR)
+    off = errors.off.abs()
+    off = torch.where(errors.magnitude >= torch.finfo(scale.dtype).smallest_normal, off, 0.0)
+    if not bool((off > allowed).any()):
+        return ""
+    return f"{_elements_off(off, allowed, actual, expected)}, as its logarithm must be right too"
 
 
 def _verdict(
@@ -304,12 +326,29 @@ def leeway(expected: torch.Tensor, dtype: torch.dtype) -> float:
 def _exactly(actual: torch.Tensor, expected: torch.Tensor) -> Comparison:
     if torch.equal(actual, expected):
         return Comparison("")
-    wrong = ~(actual == expected)
+    wrong = ~((actual == expected) | (actual.isnan() & expected.isnan()))
+    if not bool(wrong.any()):
+        return Comparison("")
     at = _position(wrong)
     return Comparison(
         f"{int(wrong.sum())} of {wrong.numel()} elements differ, and this output must be exact; "
         f"the first at {list(at)}: {actual[at].item()}, expected {expected[at].item()}"
     )
+
+
+def _agreed(expected: torch.Tensor, others: tuple[torch.Tensor, ...] | None, like: torch.Tensor) -> torch.Tensor:
+    """Return where PyTorch's results are finite, NaN or infinite as expected. Without them, everywhere."""
+    agreed = torch.ones_like(like, dtype=torch.bool)
+    for found in others or ():
+        agreed &= _alike(found.to(like.device, like.dtype), expected)
+    return agreed
+
+
+def _alike(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return where both are finite, both NaN, or the same infinity; of integers, where they are equal."""
+    if not some.is_floating_point():
+        return some == others
+    return (some.isfinite() & others.isfinite()) | (some.isnan() & others.isnan()) | (some == others)
 
 
 def _not_finite(got: torch.Tensor, expected: torch.Tensor) -> str:

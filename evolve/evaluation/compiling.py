@@ -14,9 +14,9 @@ from archive.plan import PlanError
 from archive.records import DeviceInfo, Evaluation, Outcome, Traits, content_id
 from evolve.devices.choose import policy_of
 from evolve.devices.device import CompileResult, RejectedError
-from evolve.op_on_device import point, signature
+from evolve.op_on_device import all_flops, point, signature
 from reference_ops.op import Op, Workload
-from reference_ops.shapes import held_out
+from reference_ops.shapes import held_out, stretched
 
 HELD_OUT, HELD_OUT_TO_CONFIRM = 2, 6
 # A champion is also tested at a shape nearly as large as the largest declared: some faults show only there.
@@ -32,6 +32,7 @@ class Compiled(Generic[P]):
     declared: tuple[tuple[Workload, P], ...]
     awkward: tuple[tuple[Workload, P], ...]
     held_out: tuple[tuple[Workload, P], ...]
+    stretched: tuple[tuple[Workload, P], ...]  # larger in one dim than any that the op lists
     skipped: tuple[str, ...]  # declared workloads without a program, and why
 
 
@@ -63,7 +64,12 @@ def compiled(
         largest = min(LARGEST_BYTES, max(op.nbytes(workload) for workload, _ in declared))
         drawn += held_out(op, accepts, rng, 1, largest, largest // LARGE_SHARE)
     shapes, _ = _programs(kernel, op, drawn, info, compile_bound)
-    return Compiled(tuple(declared), tuple(awkward), tuple(shapes), tuple(skipped))
+
+    def accepts_long(workload: Workload) -> bool:
+        return all_flops(op, workload) <= policy.stretched_flops and accepts(workload)
+
+    longer, _ = _programs(kernel, op, stretched(op, accepts_long, rng, policy.stretched_bytes), info, compile_bound)
+    return Compiled(tuple(declared), tuple(awkward), tuple(shapes), tuple(longer), tuple(skipped))
 
 
 def verdict_on(kernel: Kernel, op: Op, info: DeviceInfo, judge: Callable[[Evaluation], Evaluation]) -> Evaluation:

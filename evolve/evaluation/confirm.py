@@ -21,6 +21,7 @@ ROUNDS = 31
 BASELINE = 1  # index of the baseline among three contestants; the others are the kernel
 CONTENDER = 1.05  # times the best baseline; a slower kernel cannot win a duel
 SANITIZER_SECONDS = 60.0
+SANITIZED_LONG_BYTES = 2**23  # of a shape with one long dim
 SANITIZED_BYTES = 2**29  # limit on the inputs: they are passed through files, and the tools are a hundred times slower
 
 
@@ -37,10 +38,10 @@ def confirmation(
         if can_win(measurement):
             inspector.watch("baseline")
             duels.append(duel(inspector, program, op, workload, times))
-    everywhere = (*programs.awkward, *programs.held_out, *programs.declared)
-    for workload, program in everywhere:
+    small = (*programs.awkward, *programs.held_out, *programs.declared)
+    for workload, program in (*small, *programs.stretched):
         inspector.check(program, op, workload, closely=True)
-    reports = sanitized(inspector.device, everywhere, op, inspector.watch)
+    reports = sanitized(inspector.device, small, programs.stretched, op, inspector.watch)
     return Confirmed(tuple(workload.key for workload, _ in programs.held_out), tuple(duels), reports)
 
 
@@ -82,9 +83,16 @@ def duel(inspector: Inspector, program: Program, op: Op, workload: Workload, tim
 
 
 def sanitized(
-    device: Device, programs: Iterable[tuple[Workload, Program]], op: Op, watch: Callable[[str], None]
+    device: Device,
+    programs: Iterable[tuple[Workload, Program]],
+    longest: Iterable[tuple[Workload, Program]],
+    op: Op,
+    watch: Callable[[str], None],
 ) -> tuple[Sanitized, ...]:
-    """Return compute-sanitizer's reports at a few small shapes. Raises RejectedError if it finds an error."""
+    """Return compute-sanitizer's reports at a few small shapes, and at the `longest`: long rows take other paths.
+
+    Raises RejectedError if it finds an error.
+    """
     if (sanitizer := device.tools.sanitizer) is None:
         return ()
     watch("sanitize")
@@ -92,7 +100,8 @@ def sanitized(
     if not small:
         words = f"the kernel accepts no workload with at most {SANITIZED_BYTES // 2**20} MiB of inputs"
         return (Sanitized("compute-sanitizer", None, words),)
-    chosen = _spread(sorted(small, key=lambda pair: op.least_bytes(pair[0])))
+    long = [pair for pair in longest if op.bytes_of(op.inputs, pair[0]) <= SANITIZED_LONG_BYTES]
+    chosen = [*_spread(sorted(small, key=lambda pair: op.least_bytes(pair[0]))), *long]
     drawn = [inputs_at(op, w, secrets.randbelow(2**31), device.torch_device) for w, _ in chosen]
 
     def examine(at: int) -> tuple[Sanitized, ...]:

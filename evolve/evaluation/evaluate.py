@@ -4,11 +4,11 @@ import itertools
 import random
 import secrets
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from archive.kernel import Kernel
-from archive.records import Check, Evaluation, Resources, Traits
+from archive.records import Check, Envelope, Evaluation, Resources, Traits
 from evolve.devices.choose import policy_of
 from evolve.devices.device import Device, Program
 from evolve.devices.policy import COMPILE, EVERY_BASELINE
@@ -19,6 +19,7 @@ from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.compiling import Compiled, compiled, traits, verdict_on
 from evolve.evaluation.confirm import confirmation
+from evolve.evaluation.extremes import check_arrangements, check_extremes, check_missing
 from evolve.evaluation.op_check import blind_spots
 from evolve.evaluation.timing import measure
 from evolve.evaluation.truth import defined
@@ -43,23 +44,49 @@ def evaluate(
         nonlocal found
         evaluator.watch("compile")
         programs = compiled(kernel, op, device.info, device.compile, shapes_seed, confirm=confirm)
-        drawn = [pair for pair in programs.held_out if defined(op, pair[0], device.torch_device)]
-        programs = replace(programs, held_out=tuple(drawn))
+        held_out, longer = (
+            tuple(pair for pair in pairs if defined(op, pair[0], device.torch_device))
+            for pairs in (programs.held_out, programs.stretched)
+        )
+        programs = replace(programs, held_out=held_out, stretched=longer)
         seed = secrets.randbelow(2**31)  # drawn after compilation, so that no kernel can depend on it
         inspector = Inspector(device, evaluator.arena, random.Random(seed), checks, evaluator.watch)
         verdict, known = replace(verdict, seed=seed), traits(kernel, programs)
         agreed: list[bool] = []
-        for pairs in (programs.awkward, programs.held_out, programs.declared):  # smallest first: faults show sooner
+        for pairs in (
+            programs.awkward,
+            programs.held_out,
+            programs.stretched,
+            programs.declared,
+        ):  # smallest first: faults show sooner
             # A fault at a random shape is not a verdict on other kernels with the same code: they may get other shapes.
-            found = None if pairs is programs.held_out else known
+            found = None if pairs in (programs.held_out, programs.stretched) else known
             agreed += [inspector.check(program, op, workload) for workload, program in pairs]
-        verdict = replace(verdict, deterministic=all(agreed))
+            if pairs is programs.awkward:
+                check_extremes(programs, op, inspector)
+            if pairs is programs.stretched:
+                check_arrangements(programs, op, inspector)
+        check_missing(programs, op, inspector)
+        judged = (*programs.awkward, *programs.held_out, *programs.stretched, *programs.declared)
+        tested = envelope(op, [workload for workload, _ in judged])
+        verdict = replace(verdict, deterministic=all(agreed), envelope=tested)
         passed = _timed(verdict, programs, op, evaluator, inspector, bars, confirm=confirm)
         conditions = device.tools.conditions
         return replace(passed, conditions=conditions and conditions())
 
     verdict = verdict_on(kernel, op, device.info, judge)
     return replace(verdict, checks=tuple(checks), traits=found)
+
+
+def envelope(op: Op, workloads: Iterable[Workload]) -> Envelope:
+    """Return the largest sizes, parameters and numbers of elements of these workloads."""
+    largest: dict[str, int | float] = {}
+    elements = 0
+    for workload in workloads:
+        for name, value in (*workload.dims, *workload.parameters):
+            largest[name] = max(value, largest.get(name, value))
+        elements = max(elements, op.largest_tensor(workload))
+    return Envelope(tuple(largest.items()), elements)
 
 
 def _timed(

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from types import EllipsisType
 
 import torch
 
@@ -41,10 +42,10 @@ class Truth:
                 group,
                 compared(
                     *(actual[at], pytorch[at], expected[at]),
-                    self.op.tolerance,
-                    exact=group.exact,
+                    replace(self.op.tolerance, exact=self.op.tolerance.exact or group.exact),
                     sums=self.sums(group),
                     perturbed=partial(self._moves, index, group),
+                    others=self.others(index, at) if group.not_finite else None,
                 ),
             )
 
@@ -55,8 +56,19 @@ class Truth:
     def groups(self, index: int) -> tuple[RowGroup, ...]:
         return row_groups(self.op, self.op.outputs[index], self.workload, self.values, self.seed)
 
+    def others(self, index: int, rows: slice | EllipsisType) -> tuple[torch.Tensor, ...]:
+        """Return what PyTorch computes at the dtype: the reference's result, and what a user would call."""
+        return tuple(outputs[index][rows].to(self.expected[index].device) for outputs in (self.pytorch, self.baseline))
+
+    @cached_property
+    def baseline(self) -> tuple[torch.Tensor, ...]:
+        return self.op.call_baseline(self.inputs, self.workload) if self.op.baseline else self.pytorch
+
     def sums(self, group: RowGroup) -> Sums:
-        return summed(self.op.terms(self.workload, self.op.tolerance.sums), alike=group.alike)
+        terms = self.op.terms(self.workload, self.op.tolerance.sums)
+        if self.values in self.op.arranged:  # which may add everything up in one place
+            terms = max(terms, *self.op.sizes(self.workload).values())
+        return summed(terms, alike=group.alike)
 
     def exact(self, index: int, group: RowGroup) -> bool:
         return group.exact or self.op.tolerance.exact or not self.pytorch[index].is_floating_point()

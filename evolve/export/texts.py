@@ -120,6 +120,7 @@ PyTorch's own error at the same dtype. The sanitizer is NVIDIA's compute-sanitiz
 - All inputs are contiguous, 16-byte aligned CUDA tensors on one GPU, and the table has a GPU of this name.
 - The dtype and the parameters are among the measured ones. For other sizes the nearest measured sizes decide: the
   fastest kernel there runs if it accepts the sizes, and PyTorch runs if it was the fastest there.
+- No size, parameter or tensor is larger than those with which the kernel was tested (`envelope` in manifest.json).
 - No input requires a gradient, and torch.compile, autocast, torch.func and dispatch modes are off.
 - Under `torch.use_deterministic_algorithms(True)`, the kernel was found to be deterministic.
 
@@ -180,7 +181,7 @@ def _function(op: Op, entry: ExportedEntry) -> str:
         key=_literal(op.name),
         arguments=", ".join([*(f"{spec.name}: _Tensor" for spec in op.inputs), *_declared(op, entry)]),
         result=types if len(outputs) == 1 else f"tuple[{types}]",
-        note=_prose(op.note or f"See {entry.module}."),
+        note=_prose(" ".join([op.note or f"See {entry.module}.", *_left_open(op)])),
         devices=_prose(", ".join(sorted({measured.device for _, measured in entry.table()}))),
         baseline=_prose(f": see {op.baseline.__name__} in {entry.module}" if op.baseline else ""),
         outputs=f"({outputs[0]},)" if len(outputs) == 1 else ", ".join(outputs),
@@ -188,6 +189,12 @@ def _function(op: Op, entry: ExportedEntry) -> str:
         parameters=", ".join(f"{_literal(name)}: {name}" for name in entry.parameters),
         returned=", ".join(outputs),
     )
+
+
+def _left_open(op: Op) -> Iterator[str]:
+    if op.exempt:
+        reasons = "; ".join(dict.fromkeys(op.exempt.values()))
+        yield f"Results for these inputs are undefined: {', '.join(op.exempt)} ({reasons})."
 
 
 def _literal(value: str | float) -> str:

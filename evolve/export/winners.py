@@ -124,6 +124,7 @@ def _tested(evaluation: Evaluation) -> Tested:
         share_of_allowed=max((check.worst for check in evaluation.checks), default=None),
         held_out=confirmed.held_out if confirmed else (),
         sanitized=confirmed.sanitized if confirmed else (),
+        envelope=evaluation.envelope,
     )
 
 

@@ -216,6 +216,16 @@ AT = {
     "tiny": "values are tiny here: eps counts, and squares may underflow to zero",
     "faint": "values are far below float16's range here: nothing may pass through float16 on its way",
     "vast": "values are far beyond float16's range here: nothing may pass through float16 on its way",
+    "zero": "all inputs, or all gradients, are zero here: mind 0/0 and rsqrtf(0)",
+    "minute": "all inputs, or all gradients, are around 1e-8 here: nothing may pass through float16, no fixed point",
+    "subnormal": "all inputs are subnormal here: they are numbers, not zeros",
+    "saturating": "all inputs are around 100 here: exponentials overflow, so inf/inf must not occur",
+    "NaN": "some inputs are NaN here, and results must be NaN where PyTorch's are: fmaxf(NaN, y) is y, and comparisons "
+    "with NaN are false, so keep it by x != x ? x : ...",
+    "infinite": "some inputs are infinite here: inf * 0 and inf - inf are NaN, which must occur only where they do in "
+    "PyTorch",
+    "minus_inf_rows": "some rows are nothing but -inf here: a search that begins at -inf finds nothing, and -inf minus "
+    "-inf is NaN",
 }
 
 

@@ -20,7 +20,7 @@ from evolve.prompting.text import (
     one_line,
     us,
 )
-from reference_ops.op import Op, TensorSpec, Tolerance, Workload
+from reference_ops.op import NOT_FINITE, Op, TensorSpec, Tolerance, Workload
 
 MAX_REFERENCE, MAX_MEANING = 10_000, 1000  # characters
 MAX_WORKLOADS, MAX_AWKWARD, MAX_TENSORS = 20, 12, 40
@@ -40,6 +40,15 @@ VALUES = {
     "tiny": "tiny, down to subnormal",
     "faint": "faint (around 2**-30, below float16's range, except in float16)",
     "vast": "vast (around 2**20, beyond float16's range, except in float16)",
+}
+EXTREME = {
+    "zero": "nothing but zeros",
+    "minute": "all around 1e-8, as gradients deep in a network",
+    "subnormal": "all subnormal",
+    "saturating": "all around 100, where exponentials overflow",
+    "NaN": "a few NaN",
+    "infinite": "a few infinities of both signs",
+    "minus_inf_rows": "rows of nothing but -inf",
 }
 
 
@@ -65,7 +74,22 @@ def op_section(op: Op, device: DeviceInfo, reference_source: str, characters: in
         parts.append("Checked too, where `when` accepts them, but not timed (other shapes are drawn at random):")
         parts += listed([f"- {one_line(w.key, MAX_WORKLOAD)}" for w in op.awkward], MAX_AWKWARD)
     values = "; ".join(["normal", *(VALUES.get(name, name) for name in op.values)])
-    return "\n".join([*parts, f"Inputs are drawn: {values}.", _tolerance(op.tolerance)])
+    return "\n".join([*parts, f"Inputs are drawn: {values}.", *_extremes(op), _tolerance(op.tolerance)])
+
+
+def _extremes(op: Op) -> Iterator[str]:
+    """Yield what outputs must be at the extremes of the inputs, and which of these the op leaves undefined."""
+    met = [*(EXTREME[name] for name in op.extremes if name in EXTREME), *(_words(name) for name in op.arranged)]
+    yield f"Each of these is checked on its own too: {'; '.join(met)}."
+    if any(name in NOT_FINITE for name in op.extremes):
+        yield "Outputs must be NaN and infinite where PyTorch's are: fmaxf and fminf drop NaN, comparisons are false."
+    if op.exempt:
+        left = "; ".join(f"{EXTREME[name]} ({why})" for name, why in op.exempt.items())
+        yield f"Never checked, since PyTorch leaves the result open: {one_line(left, MAX_MEANING)}."
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def device_section(info: DeviceInfo) -> str:
@@ -121,10 +145,11 @@ def _floor(op: Op, workload: Workload, device: DeviceInfo) -> Iterator[str]:
 def _tolerance(tolerance: Tolerance) -> str:
     if tolerance.exact:
         return "Tolerance: none, the outputs must equal PyTorch's exactly."
+    itself = " Outputs are positive: each must also be right in relation to itself." if tolerance.relative else ""
     return (
         f"Tolerance: against float64, the root mean square error may be {tolerance.factor:g} times PyTorch's own "
         f"at that dtype, and no element may be off by more than {4 * tolerance.factor:g} times its own rounding plus "
-        "PyTorch's."
+        f"PyTorch's.{itself}"
     )
 
 

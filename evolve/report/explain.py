@@ -152,6 +152,13 @@ VALUES = {
     "tiny": "down to the smallest subnormal numbers",
     "faint": "far below float16's range",
     "vast": "far above float16's range",
+    "zero": "nothing but zeros",
+    "minute": "all around 1e-8",
+    "subnormal": "all subnormal",
+    "saturating": "all around 100",
+    "NaN": "a few NaN",
+    "infinite": "a few infinities of both signs",
+    "minus_inf_rows": "rows of nothing but -inf",
     "mixed": "rows of each kind",
 }
 WIDE = 120  # minimum width, in columns, at which the values are described
@@ -312,7 +319,7 @@ def _checks_table(checks: Sequence[Check], wrong: Check | None, width: int) -> T
         table.add_row(
             fitted(output),
             values.replace("_", " "),
-            *([fitted(VALUES.get(values, ""), "dim")] if wide else []),
+            *([fitted(VALUES.get(values, values.replace("_", " ")), "dim")] if wide else []),
             str(len(these)),
             "exact" if exact else times(max(ratios, default=None)),
             Text("wrong", "red") if fails else Text("-" if exact else percent(furthest.worst)),

@@ -7,10 +7,13 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from reference_ops.op import COMMON, Number, Op, Tensors, rotated, tensors, workloads
+from reference_ops.op import COMMON, Number, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 Reference = Callable[..., torch.Tensor]
 aten = torch.ops.aten
+
+
+POSITIVE = Tolerance(relative=True)
 
 
 def activation(
@@ -146,7 +149,7 @@ ops = (
         "with t = tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)).",
         26,
     ),
-    activation("sigmoid", lambda x: torch.sigmoid(x), "out = 1 / (1 + exp(-x)).", 10),
+    replace(activation("sigmoid", lambda x: torch.sigmoid(x), "out = 1 / (1 + exp(-x)).", 10), tolerance=POSITIVE),
     gradient_from_output(
         "sigmoid",
         lambda grad_out, out: aten.sigmoid_backward(grad_out, out),
@@ -161,11 +164,14 @@ ops = (
         "grad_x = grad_out * s * (1 + x * (1 - s)) with s = 1 / (1 + exp(-x)).",
         14,
     ),
-    activation(
-        "softplus",
-        lambda x: functional.softplus(x, beta=1, threshold=20),
-        "out = log1p(exp(x)); x itself where x > 20.",
-        9,
+    replace(
+        activation(
+            "softplus",
+            lambda x: functional.softplus(x, beta=1, threshold=20),
+            "out = log1p(exp(x)); x itself where x > 20.",
+            9,
+        ),
+        tolerance=POSITIVE,
     ),
     gradient(
         "softplus",

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import torch
 
 from reference_ops.attention._plain import (
+    OF_NAN,
+    OPEN,
     TOLERANCE,
     VALUES,
     VARIED,
@@ -162,6 +164,8 @@ ops = (
         ),
         valid=fits,
         draw=draw_scores,
+        arranged=OF_NAN,
+        exempt=OPEN,
         values=VALUES,
         flops=lambda dims: 3 * causal_pairs(dims),
         matrix_flops=lambda dims: 4 * causal_pairs(dims) * dims["dim"],
@@ -189,6 +193,7 @@ ops = (
         ),
         valid=has_gradients,
         draw=saved_for(causal=True),
+        exempt=OPEN,
         values=VARIED,
         flops=lambda dims: 4 * causal_pairs(dims),
         matrix_flops=lambda dims: 10 * causal_pairs(dims) * dims["dim"],

@@ -15,8 +15,9 @@ def decode_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths:
     scores = (wide(grouped) @ wide(k).mT) * q.shape[-1] ** -0.5
     cached = torch.arange(k.shape[2], device=k.device) < lengths[:, None, None, None]
     weights = torch.softmax(scores.masked_fill_(~cached, -torch.inf), -1)
+    values = wide(v).masked_fill(~cached.mT, 0)  # memory that no key has been written to may hold NaN
     # The weights are rounded, as for tensor cores, and multiplied in float32, because cuBLAS might round partial sums.
-    return (wide(weights.to(v.dtype)) @ wide(v)).to(v.dtype).flatten(1, 2)
+    return (wide(weights.to(v.dtype)) @ values).to(v.dtype).flatten(1, 2)
 
 
 def of_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -39,6 +40,21 @@ def draw(inputs: Tensors, generator: torch.Generator) -> None:
         inputs[name].clamp_(-FARTHEST, FARTHEST)
 
 
+def lengths_of_one(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -> None:
+    inputs["lengths"].fill_(1)
+
+
+def full_lengths(inputs: Tensors, _: torch.Generator, known: Mapping[str, int]) -> None:
+    inputs["lengths"].fill_(known["keys"])
+
+
+def stale_cache(inputs: Tensors, _: torch.Generator, known: Mapping[str, int]) -> None:
+    """Fill the cache with NaN behind each sequence's length, as memory that no key has been written to."""
+    behind = torch.arange(known["keys"], device=inputs["k"].device) >= inputs["lengths"][:, None]
+    for name in ("k", "v"):
+        inputs[name].masked_fill_(behind[:, None, :, None], torch.nan)
+
+
 def cached_keys(dims: Mapping[str, int]) -> int:
     """Count the cached keys of all sequences, which `draw` keeps fixed."""
     batch, keys = dims["batch"], dims["keys"]
@@ -56,8 +72,8 @@ def at(batch: int, heads: int, kv_heads: int, keys: int, dim: int) -> dict[str, 
 op = Op(
     name="decode_attention",
     note="Head h of the queries attends to head h // (heads // kv_heads) of the cache, sequence b to its first "
-    "lengths[b] keys, from 1 to all; what lies beyond counts for nothing. scores[j] = sum over dim of q * k[j], times "
-    "dim ** -0.5; out = sum over j of softmax(scores)[j] * v[j].",
+    "lengths[b] keys, from 1 to all; what lies beyond counts for nothing, even NaN. scores[j] = sum over dim of "
+    "q * k[j], times dim ** -0.5; out = sum over j of softmax(scores)[j] * v[j].",
     reference=decode_attention,
     baseline=of_torch,
     inputs=tensors(
@@ -79,6 +95,7 @@ op = Op(
     ),
     valid=lambda known: known["heads"] % known["kv_heads"] == 0 and known["dim"] % 8 == 0 and known["dim"] <= 128,
     draw=draw,
+    arranged={"lengths_of_one": lengths_of_one, "full_lengths": full_lengths, "stale_cache": stale_cache},
     values=VALUES,
     touched={"k": read, "v": read},
     flops=lambda dims: 3 * cached_keys(dims) * dims["heads"],

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import torch
 
 from reference_ops.attention._plain import (
+    OF_NAN,
+    OPEN,
     TOLERANCE,
     VALUES,
     VARIED,
@@ -66,6 +68,8 @@ ops = (
         awkward=rotated("float32 bfloat16 float16", *AWKWARD),
         valid=fits,
         draw=draw_scores,
+        arranged=OF_NAN,
+        exempt=OPEN,
         values=VALUES,
         flops=lambda dims: 3 * pairs(dims),
         matrix_flops=lambda dims: 4 * pairs(dims) * dims["dim"],
@@ -89,6 +93,7 @@ ops = (
         awkward=rotated("float32 bfloat16 float16", *AWKWARD[1:]),
         valid=lambda known: fits(known) and known["length"] > 1,
         draw=saved_for(causal=True),
+        exempt=OPEN,
         values=VARIED,
         flops=lambda dims: 4 * pairs(dims),
         matrix_flops=lambda dims: 10 * pairs(dims) * dims["dim"],

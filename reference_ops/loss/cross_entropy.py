@@ -1,9 +1,13 @@
 """Cross entropy of logits and target classes, with the log-sum-exp that its backward needs, and the backward."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch.nn import functional
 
-from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.arrangements import of_indices
+from reference_ops.op import COMMON, Arrange, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 IGNORED = -100
 PLAIN = {"ignore_index": IGNORED, "label_smoothing": 0.0}
@@ -13,14 +17,22 @@ SMOOTHED = {"ignore_index": IGNORED, "label_smoothing": 0.1}
 def cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, ignore_index: int, label_smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    loss, _ = as_called(logits, targets, ignore_index, label_smoothing)
+    return loss, logits.to(loss.dtype).logsumexp(-1)
+
+
+def as_called(
+    logits: torch.Tensor, targets: torch.Tensor, ignore_index: int, label_smoothing: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     log_probs = torch.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
     loss = functional.nll_loss(log_probs, targets, ignore_index=ignore_index)
     kept = targets != ignore_index
     if label_smoothing:
-        even = (log_probs.mean(-1) * kept).sum() / kept.sum()
+        even = log_probs.mean(-1).where(kept, 0).sum() / kept.sum()
         loss = (1 - label_smoothing) * loss - label_smoothing * even
     at = targets.where(kept, 0).unsqueeze(1)
-    lse = logits.gather(1, at) - log_probs.gather(1, at)  # costs nothing; logsumexp would read all logits again
+    # Costs nothing, while logsumexp would read all logits again, but is NaN where the target's logit is infinite.
+    lse = logits.gather(1, at) - log_probs.gather(1, at)
     return loss, lse.squeeze(1)
 
 
@@ -51,9 +63,43 @@ def draw_targets(inputs: Tensors, generator: torch.Generator) -> None:
     targets.masked_fill_(ignored, IGNORED)
 
 
+def masked_logits(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+    """Set the first logits and half of the others to -inf, but not the target's, as for a padded vocabulary."""
+    logits, targets = inputs["logits"], inputs["targets"]
+    masked = torch.empty_like(logits, dtype=torch.bool).bernoulli_(0.5, generator=generator)
+    masked[:, : (logits.shape[1] + 1) // 2] = True
+    masked.scatter_(1, targets.clamp(min=0).unsqueeze(1), value=False)
+    logits.masked_fill_(masked, -torch.inf)
+
+
+def all_ignored_but_one(inputs: Tensors, _: torch.Generator, known: Mapping[str, Any]) -> None:
+    inputs["targets"][1:] = known["ignore_index"]
+
+
+FORWARD = {
+    **of_indices("targets", "vocab"),
+    "masked_logits": masked_logits,
+    "all_ignored_but_one": all_ignored_but_one,
+}
+
+
+def with_lse(arrange: Arrange) -> Arrange:
+    """Return the arrangement for the backward, whose inputs include what the forward computed."""
+
+    def arranged(inputs: Tensors, generator: torch.Generator, known: Mapping[str, Any]) -> None:
+        arrange(inputs, generator, known)
+        save_lse(inputs)
+
+    return arranged
+
+
 def draw_backward(inputs: Tensors, generator: torch.Generator) -> None:
     draw_targets(inputs, generator)
     inputs["grad_loss"].uniform_(0.5, 2, generator=generator)
+    save_lse(inputs)
+
+
+def save_lse(inputs: Tensors) -> None:
     for lse, logits in zip(inputs["lse"].split(1024), inputs["logits"].split(1024), strict=True):  # saves memory
         lse.copy_(logits.float().logsumexp(-1))
 
@@ -68,6 +114,7 @@ forward = Op(
     "rows whose target is not ignore_index, of lse - (1 - label_smoothing) * (the target's logit) - label_smoothing * "
     "(the mean logit). Both are float32 whatever the logits are, as under autocast. One row at least is not ignored.",
     reference=cross_entropy,
+    baseline=as_called,
     inputs=tensors(logits="rows vocab", targets="int64[rows]"),
     outputs=tensors(loss="float32[]", lse="float32[rows]"),
     gpu=(
@@ -93,6 +140,7 @@ forward = Op(
     ),
     values=VARIED,
     draw=draw_targets,
+    arranged=FORWARD,
     valid=lambda known: known["label_smoothing"] <= 1,
     flops=lambda dims: 5 * dims["rows"] * dims["vocab"],  # compare, subtract, exponential, and two additions
     derived={"longest_sum": lambda dims: max(dims["rows"], dims["vocab"])},
@@ -116,6 +164,7 @@ backward = Op(
     awkward=tuple(workload for workload in forward.awkward if workload.dtype != "float16"),
     values=COMMON,
     draw=draw_backward,
+    arranged={name: with_lse(arrange) for name, arrange in FORWARD.items()},
     valid=forward.valid,
     flops=lambda dims: 4 * dims["rows"] * dims["vocab"],
     # The default factor suffices: everything is in float32 and rounded once. There is no float16: divided by so many

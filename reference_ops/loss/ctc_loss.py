@@ -99,6 +99,24 @@ def beginnings(
     return starts.masked_fill(number >= labels.unsqueeze(1), torch.iinfo(torch.int64).max)
 
 
+def no_labels(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -> None:
+    inputs["target_lengths"].zero_()
+
+
+def full_lengths(inputs: Tensors, _: torch.Generator, known: Mapping[str, int]) -> None:
+    inputs["target_lengths"].fill_(known["length"])
+    inputs["input_lengths"].fill_(known["time"])
+
+
+def one_label(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -> None:
+    """Draw the same label everywhere, so that blanks must come between."""
+    inputs["targets"].fill_(1)
+    inputs["target_lengths"].fill_(1)
+
+
+FORWARD = {"no_labels": no_labels, "full_lengths": full_lengths, "one_label": one_label}
+
+
 def draw_backward(inputs: Tensors, generator: torch.Generator) -> None:
     draw_samples(inputs, generator)
     inputs["grad_loss"].uniform_(0.5, 2, generator=generator)
@@ -154,7 +172,7 @@ ops = (
         "class of s] + logsumexp of log_alpha[b, t - 1] at s, s - 1, and s - 2 if the class of s is neither blank nor "
         "that of s - 2. A way begins in state 0 or 1. loss = -logsumexp of the last two states (2 * target_length and "
         "the one before) at frame input_length - 1. log_alpha is -inf where no way leads, and at frames from "
-        "input_length and states from 2 * target_length + 1 on. 1 <= target_length <= length; every loss is finite.",
+        "input_length and states from 2 * target_length + 1 on. 0 <= target_length <= length.",
         reference=ctc_loss,
         inputs=tensors(log_probs="time batch classes", **LENGTHS),
         outputs=tensors(loss="batch", log_alpha="batch time states"),
@@ -164,6 +182,7 @@ ops = (
         awkward=AWKWARD,
         by_rows=False,
         draw=draw_samples,
+        arranged=FORWARD,
         valid=is_possible,
         touched={"log_probs": read_in_forward},
         flops=lambda dims: 8 * steps(dims),

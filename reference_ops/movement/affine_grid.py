@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from reference_ops.op import Op, Tolerance, Workload, rotated, tensors, workloads
+from reference_ops.op import INFINITE, MINUS_INF, Op, Tolerance, Workload, rotated, tensors, workloads
 
 
 def affine_grid(theta: torch.Tensor, h: int, w: int) -> torch.Tensor:
@@ -25,6 +25,9 @@ def of_forward(points: tuple[Workload, ...]) -> tuple[Workload, ...]:
     return tuple(Workload(point.dtype, point.dims[:1], point.dims[1:]) for point in points)
 
 
+OPEN = dict.fromkeys(
+    (INFINITE, MINUS_INF), "a coordinate that is rounded to zero or not, times infinity, is NaN or infinite"
+)
 # Positions are in float32 even for 16-bit images: in 16 bits they would be off by up to half a pixel.
 GPU = workloads(
     "float32",
@@ -48,6 +51,7 @@ ops = (
         gpu=of_forward(GPU),
         emulated=of_forward(EMULATED),
         awkward=of_forward(AWKWARD),
+        exempt=OPEN,
         flops=lambda dims: 8 * dims["batch"] * dims["h"] * dims["w"],
         tolerance=Tolerance(),  # the default factor suffices for three products in float32
         backward=("affine_grid_backward",),
@@ -62,6 +66,7 @@ ops = (
         gpu=GPU,
         emulated=EMULATED,
         awkward=AWKWARD,
+        exempt=OPEN,
         flops=lambda dims: 10 * dims["batch"] * dims["h"] * dims["w"],
         tolerance=Tolerance(sums="area"),  # the default factor suffices for long sums in float32
     ),

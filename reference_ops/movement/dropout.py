@@ -4,16 +4,25 @@ from collections.abc import Mapping
 
 import torch
 
+from reference_ops.arrangements import of_mask
 from reference_ops.op import Op, Tensors, rotated, tensors, workloads
 
 KEPT = 0.8
 
 
 def dropout(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+    return torch.where(mask, x / (1 - p), 0)
+
+
+def as_called(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
     return x * mask / (1 - p)
 
 
 def dropout_backward(grad_out: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+    return dropout(grad_out, mask, p)
+
+
+def backward_as_called(grad_out: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
     grad_x: torch.Tensor = torch.ops.aten.native_dropout_backward(grad_out, mask, 1 / (1 - p))
     return grad_x
 
@@ -41,12 +50,14 @@ ops = (
         name="dropout",
         note="out = x / (1 - p) where `mask` is true, else 0. The mask is made elsewhere, true as often as 1 - p.",
         reference=dropout,
+        baseline=as_called,
         inputs=tensors(x="n", mask="bool[n]"),
         outputs=tensors(out="n"),
         gpu=GPU,
         emulated=EMULATED,
         awkward=AWKWARD,
         draw=draw,
+        arranged=of_mask("mask", hides=False),
         valid=is_probability,
         flops=lambda dims: dims["n"],
         # The default factor suffices for a product or a quotient, rounded once.
@@ -56,12 +67,14 @@ ops = (
         name="dropout_backward",
         note="grad_x = grad_out / (1 - p) where `mask` is true, else 0.",
         reference=dropout_backward,
+        baseline=backward_as_called,
         inputs=tensors(grad_out="n", mask="bool[n]"),
         outputs=tensors(grad_x="n"),
         gpu=GPU,
         emulated=EMULATED,
         awkward=AWKWARD,
         draw=draw,
+        arranged=of_mask("mask", hides=False),
         valid=is_probability,
         flops=lambda dims: dims["n"],
         # The default factor suffices for a product or a quotient, rounded once.

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from reference_ops.arrangements import of_indices
 from reference_ops.movement._repeats import different, draw_repeats, most_repeats
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.precision import wide
@@ -68,6 +69,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         draw=draw,
+        arranged=of_indices("indices", "vocab"),
         touched={"weight": lambda known: different(known["tokens"], known["vocab"]) * known["dim"]},
         flops=lambda dims: dims["tokens"] * dims["dim"],
         tolerance=Tolerance(exact=True),  # it only moves numbers
@@ -92,6 +94,7 @@ ops = (
         # Sums of "heavy_tail" would overflow float16.
         values=(*(name for name in COMMON if name != "heavy_tail"), "integers"),
         draw=draw_of_backward,
+        arranged=of_indices("indices", "vocab"),
         flops=lambda dims: dims["tokens"] * dims["dim"],
         tolerance=Tolerance(sums="repeats"),  # the default factor suffices for sums in float32, rounded once
     ),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
+from reference_ops.arrangements import of_indices
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.precision import wide
 
@@ -68,6 +69,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         draw=draw,
+        arranged=of_indices("indices", lambda inputs: inputs["x"].shape[1]),
         touched={"x": different},
         flops=lambda dims: dims["rows"] * dims["k"],
         tolerance=Tolerance(exact=True),  # it only moves numbers
@@ -88,6 +90,7 @@ ops = (
         awkward=of_backward(AWKWARD),
         values=(*COMMON, "integers"),  # it only adds
         draw=draw_of_backward,
+        arranged=of_indices("indices", "cols"),
         flops=lambda dims: dims["rows"] * dims["k"],
         # The default factor suffices for sums of a few in float32, rounded once.
     ),

@@ -44,6 +44,21 @@ def draw_grid(inputs: Tensors, generator: torch.Generator, known: Mapping[str, i
     grid.copy_(kept.mul_(2).add_(1).div_(sizes).sub_(1))
 
 
+def on_centres(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
+    """Draw positions at the centres of pixels, as of a flow of zero, some of them one pixel outside."""
+    grid = inputs["grid"]
+    for axis, size in enumerate((known["w"], known["h"])):
+        pixel = torch.randint(-1, size + 1, grid.shape[:-1], generator=generator, device=grid.device)
+        grid[..., axis] = (2 * pixel.double() + 1) / size - 1
+
+
+def on_borders(inputs: Tensors, generator: torch.Generator, _: Mapping[str, int]) -> None:
+    """Draw positions on the image's edges, its middle and far outside."""
+    grid = inputs["grid"]
+    places = torch.tensor((-1.0, 0.0, 1.0, -40.0, 40.0), device=grid.device)
+    grid.copy_(places[torch.randint(len(places), grid.shape, generator=generator, device=grid.device)])
+
+
 def at(batch: int, channels: int, h: int, w: int, oh: int, ow: int) -> dict[str, int]:
     return {"batch": batch, "channels": channels, "h": h, "w": w, "oh": oh, "ow": ow}
 
@@ -87,6 +102,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         draw=draw_grid,
+        arranged={"on_centres": on_centres, "on_borders": on_borders},
         touched=TOUCHED,
         flops=lambda dims: 8 * samples(dims),
         tolerance=Tolerance(),  # the default factor suffices for positions and weights in float32

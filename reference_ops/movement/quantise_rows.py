@@ -2,7 +2,7 @@
 
 import torch
 
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import NOT_FINITE, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import TORCH_DTYPES
 
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
@@ -54,6 +54,7 @@ def quantise(dtype: str) -> Op:
         awkward=AWKWARD,
         flops=lambda dims: 3 * dims["rows"] * dims["cols"],  # a maximum, a product and a rounding
         tolerance=Tolerance(exact=True),  # every rounding is specified
+        exempt=dict.fromkeys(NOT_FINITE, "the scale of such a row is no number"),
     )
 
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from reference_ops.arrangements import of_indices
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
@@ -63,6 +64,7 @@ ops = (
         values=(*(name for name in COMMON if name != "heavy_tail"), "integers"),
         by_rows=False,
         draw=draw,
+        arranged=of_indices("indices", "rows"),
         flops=lambda dims: dims["count"] * dims["dim"],
         # The default factor suffices for sums in float32, in any order, rounded once.
         backward=("scatter_add_backward",),
@@ -77,6 +79,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         draw=draw,
+        arranged=of_indices("indices", "rows"),
         flops=lambda dims: dims["count"] * dims["dim"],
         tolerance=Tolerance(exact=True),  # it only moves numbers
     ),

@@ -1,10 +1,11 @@
 """A step of AdamW on a flat vector of parameters, its moments in float32."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 
-from reference_ops.op import Number, Op, Tensors, rotated, tensors, workloads
+from reference_ops.op import INFINITE, MINUS_INF, Number, Op, Tensors, rotated, tensors, workloads
 
 
 def adamw(  # noqa: PLR0913, PLR0917 - AdamW has as many
@@ -31,6 +32,14 @@ def no_negative_square(inputs: Tensors, _: torch.Generator) -> None:
     inputs["exp_avg_sq"].abs_()
 
 
+def infinite_gradient(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Number]) -> None:
+    """Draw a few infinite gradients, as after an overflow: the parameter becomes NaN."""
+    chosen = torch.empty_like(inputs["grad"], dtype=torch.bool).bernoulli_(0.1, generator=generator)
+    chosen[-1] = True
+    inputs["grad"].masked_fill_(chosen, math.inf)
+
+
+UNDEFINED = "whether an infinite moment stays infinite or becomes NaN depends on how PyTorch interpolates it"
 # Rounded to bfloat16, a parameter hardly shows the usual decay of 1e-4 and less.
 COARSE: dict[str, Number] = {"lr": 0.02, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.25}
 FINE: dict[str, Number] = {"lr": 3e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
@@ -58,6 +67,8 @@ op = Op(
         *rotated("float32 bfloat16", {"n": 4095}, {"n": 4097}, **COARSE, step=5),
     ),
     draw=no_negative_square,
+    arranged={"infinite_gradient": infinite_gradient},
+    exempt={INFINITE: UNDEFINED, MINUS_INF: UNDEFINED},
     valid=lambda known: known["beta1"] < 1 and known["beta2"] < 1 and known["step"] > 0,
     # Two moments of three operations, a root, two divisions of four each, two products and a difference.
     flops=lambda dims: 22 * dims["n"],

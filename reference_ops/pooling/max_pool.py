@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import of_order
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.pooling._windows import (
     AXES,
@@ -82,7 +83,7 @@ def max_pool(rank: int) -> Op:
         name=f"max_pool{rank}d",
         note="`kernel`, `stride` and `padding` are the same along each axis. `indices` are places in the plane of x, "
         f"row-major over its dims {' '.join(AXES[rank])}. Of equal values (-0.0 equals 0.0), -inf too, the first in "
-        "row-major order counts; the padding never does. NaN is outside the contract.",
+        "row-major order counts; the padding never does. NaN counts as greater than every number.",
         reference=reference,
         inputs=tensors(x=inner(rank)),
         outputs=tensors(out=outer(rank), indices=f"int64[{outer(rank)}]"),
@@ -91,6 +92,7 @@ def max_pool(rank: int) -> Op:
         emulated=EMULATED[rank],
         awkward=AWKWARD[rank],
         values=(*COMMON, "ties", "masked"),  # the rule for ties is part of the contract
+        arranged=of_order("x"),
         valid=fits,
         flops=lambda dims: volume(dims, f"{outer(rank)} taps"),
         tolerance=Tolerance(exact=True),  # a selection computes nothing, so nothing is rounded

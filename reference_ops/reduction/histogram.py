@@ -1,7 +1,10 @@
 """Histogram: the number of values in each of many bins of equal width."""
 
+from collections.abc import Mapping
+
 import torch
 
+from reference_ops.arrangements import filled
 from reference_ops.op import COMMON, Op, Tensors, rotated, tensors, workloads
 
 
@@ -19,6 +22,14 @@ def of_torch(x: torch.Tensor, bins: int) -> torch.Tensor:
 def draw(inputs: Tensors, _: torch.Generator) -> None:
     """Replace ones, which PyTorch counts in the last bin, unlike the definition."""
     inputs["x"].masked_fill_(inputs["x"] == 1, 0.5)
+
+
+def on_edges(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
+    """Draw the least number of each bin, as float32 rounds it, and numbers just outside."""
+    x = inputs["x"]
+    chosen = torch.randint(-1, known["bins"] + 2, x.shape, generator=generator, device=x.device)
+    x.copy_(chosen / known["bins"])
+    draw(inputs, generator)
 
 
 def at(n: int) -> dict[str, int]:
@@ -54,6 +65,7 @@ op = Op(
     values=tuple(name for name in COMMON if name not in {"tiny", "constant"}),
     by_rows=False,
     draw=draw,
+    arranged={"one_value": filled(x=0.375), "on_edges": on_edges},
     valid=lambda known: known["bins"] <= 4096,
     flops=lambda dims: 2 * dims["n"],
 )

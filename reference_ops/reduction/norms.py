@@ -76,7 +76,7 @@ ops = (
         values=VALUES,
         flops=lambda dims: 2 * dims["rows"] * dims["cols"],
         # The default factor suffices for sums in float32, rounded once.
-        tolerance=Tolerance(sums="cols"),
+        tolerance=Tolerance(sums="cols", relative=True),
         backward=("l2_norm_backward",),
     ),
     Op(

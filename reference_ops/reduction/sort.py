@@ -2,7 +2,8 @@
 
 import torch
 
-from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.arrangements import of_order
+from reference_ops.op import COMMON, NAN, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 
 def sort(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,6 +56,8 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         values=(*COMMON, "ties", "masked"),  # the rule for ties is part of the contract; sampling masks with -inf
+        arranged=of_order("x"),
+        exempt={NAN: "the order of NaN among numbers is left open"},
         flops=lambda dims: dims["rows"] * dims["cols"] * (dims["cols"] - 1).bit_length() + 1,  # comparisons
         tolerance=Tolerance(exact=True),  # a selection computes nothing, so nothing is rounded
         backward=("sort_backward",),
@@ -73,6 +76,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         draw=draw_order,
+        arranged=of_order("indices"),  # the identity, and its reverse
         flops=lambda dims: dims["rows"] * dims["cols"],
         tolerance=Tolerance(exact=True),  # it only moves numbers
     ),

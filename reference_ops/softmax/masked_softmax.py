@@ -2,6 +2,7 @@
 
 import torch
 
+from reference_ops.arrangements import of_mask
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 from reference_ops.softmax.softmax import OF_GRADIENTS, as_forward_left, backward_as_called
@@ -33,7 +34,7 @@ def at(batch: int, heads: int, queries: int, keys: int) -> dict[str, int]:
 forward = Op(
     name="masked_softmax",
     note="out = softmax over the keys of x * scale, where mask, the same for all heads, is false; 0 where it is true. "
-    "No row is masked altogether.",
+    "A row that is masked altogether is NaN, as in PyTorch.",
     reference=masked_softmax,
     inputs=tensors(x="batch heads queries keys", mask="bool[batch queries keys]"),
     outputs=tensors(out="batch heads queries keys"),
@@ -51,9 +52,10 @@ forward = Op(
     ),
     values=COMMON,  # together with the mask, "masked" would hide whole rows
     draw=some_masked,
+    arranged=of_mask("mask", hides=True),
     flops=lambda dims: 5 * dims["batch"] * dims["heads"] * dims["queries"] * dims["keys"],
     # The default factor suffices: PyTorch also accumulates in float32 and rounds once.
-    tolerance=Tolerance(sums="keys"),
+    tolerance=Tolerance(sums="keys", relative=True),
     backward=("masked_softmax_backward",),
 )  # fmt: skip
 backward = Op(

@@ -104,13 +104,13 @@ def reporting(errors: int | None) -> ScriptedDevice:
 
 def test_an_error_found_by_the_sanitizer_makes_a_kernel_unsafe() -> None:
     with pytest.raises(RejectedError, match="racecheck found 2 errors") as caught:
-        sanitized(reporting(2), [(SMALL, program())], OP, lambda _phase: None)
+        sanitized(reporting(2), [(SMALL, program())], (), OP, lambda _phase: None)
     assert caught.value.outcome is Outcome.UNSAFE
 
 
 @pytest.mark.parametrize("errors", [0, None])
 def test_a_clean_report_differs_from_the_report_of_an_unfinished_tool(errors: int | None) -> None:
-    found = sanitized(reporting(errors), [(SMALL, program())], OP, lambda _phase: None)
+    found = sanitized(reporting(errors), [(SMALL, program())], (), OP, lambda _phase: None)
     assert [one.errors for one in found] == [errors]
     assert found[0].report.startswith(SMALL.key)
 
@@ -118,23 +118,23 @@ def test_a_clean_report_differs_from_the_report_of_an_unfinished_tool(errors: in
 def test_the_sanitizer_runs_on_the_smaller_half_of_the_shapes() -> None:
     shapes = [Workload("float32", (("n", 2**power),)) for power in range(10)]
     seen: Iterator[str] = iter(
-        one.report for one in sanitized(reporting(0), [(w, program()) for w in shapes], OP, print)
+        one.report for one in sanitized(reporting(0), [(w, program()) for w in shapes], (), OP, print)
     )
     assert [report.split()[0] for report in seen] == ["n=1", "n=4", "n=16"]
 
 
 def test_the_sanitizer_skips_large_shapes() -> None:
     large = Workload("float32", (("n", 2**28),))
-    seen = sanitized(reporting(0), [(large, program()), (SMALL, program())], OP, print)
+    seen = sanitized(reporting(0), [(large, program()), (SMALL, program())], (), OP, print)
     assert [one.report.split()[0] for one in seen] == [SMALL.key.split()[0]]
 
 
 def test_the_sanitizer_is_not_run_if_all_shapes_are_too_large() -> None:
     large = Workload("float32", (("n", 2**28),))
-    (found,) = sanitized(reporting(2), [(large, program())], OP, print)
+    (found,) = sanitized(reporting(2), [(large, program())], (), OP, print)
     assert found.errors is None
     assert "accepts no workload" in found.report
 
 
 def test_a_device_without_a_sanitizer_has_no_report() -> None:
-    assert sanitized(ScriptedDevice(), [(SMALL, program())], OP, lambda _phase: None) == ()
+    assert sanitized(ScriptedDevice(), [(SMALL, program())], (), OP, lambda _phase: None) == ()

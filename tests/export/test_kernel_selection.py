@@ -6,9 +6,10 @@ from gpu_records import H200, duel, times
 
 from archive import kernel as genome
 from archive.kernel import Kernel
+from archive.records import Envelope
 from evolve.export.template.calls import NoKernelError
 from evolve.export.template.dispatch import Choice, Question, choices
-from evolve.export.template.manifest import ExportedEntry, Measured, Shipped
+from evolve.export.template.manifest import ExportedEntry, Measured, Shipped, Tested
 from evolve.op_on_device import point
 from reference_ops import catalog
 from reference_ops.op import Workload
@@ -46,11 +47,18 @@ def entry(kernels: dict[Kernel, list[Measured]], pytorch_wins: Iterable[Measured
 
 def question(cols: int, dtype: str = "bfloat16", device: str = "NVIDIA H200", deterministic: bool = False) -> Question:
     workload = Workload(dtype, (("rows", 1024), ("cols", cols)))
-    return Question(device, workload, point(OP, workload, H200), deterministic)
+    return Question(device, workload, point(OP, workload, H200), deterministic, OP.largest_tensor(workload))
 
 
 def choose(kernels: dict[Kernel, list[Measured]], asked: Question, pytorch_wins: Iterable[Measured] = ()) -> Choice:
     return next(choices(entry(kernels, pytorch_wins), {k.id: k for k in kernels}, asked))
+
+
+def entry_tested_to(cols: int, elements: int, device: str = "NVIDIA H200") -> ExportedEntry:
+    """Return an entry whose only kernel was tested up to so many columns and elements of a tensor."""
+    tested = Tested(device, 1, None, None, (), (), Envelope((("rows", 2048), ("cols", cols)), elements))
+    shipped = Shipped(SHORT.id, "", "", "", "", (), (measured(256, 20.0),), (tested,))
+    return ExportedEntry("", (), (), {}, (shipped,), ())
 
 
 SHORT, LONG = kernel('note = "short"'), kernel('note = "long"')
@@ -127,3 +135,23 @@ def test_the_other_choices_follow_the_best_one() -> None:
     kernels = {SHORT: [measured(256, 20.0)], LONG: [measured(4096, 20.0)]}
     found = islice(choices(entry(kernels), {k.id: k for k in kernels}, question(256)), 2)
     assert [choice.shipped.id for choice in found] == [SHORT.id, LONG.id]
+
+
+def test_a_kernel_runs_up_to_the_largest_size_with_which_it_was_tested() -> None:
+    chosen = next(choices(entry_tested_to(512, 2**24), {SHORT.id: SHORT}, question(512)))
+    assert chosen.shipped.id == SHORT.id
+
+
+def test_a_kernel_is_refused_at_a_size_beyond_those_with_which_it_was_tested() -> None:
+    with pytest.raises(NoKernelError, match="cols=513 is more than the 512 up to which it was tested"):
+        next(choices(entry_tested_to(512, 2**24), {SHORT.id: SHORT}, question(513)))
+
+
+def test_a_kernel_is_refused_for_a_tensor_of_more_elements_than_it_was_tested_with() -> None:
+    with pytest.raises(NoKernelError, match="a tensor of 262144 elements is larger"):
+        next(choices(entry_tested_to(512, 2**17), {SHORT.id: SHORT}, question(256)))
+
+
+def test_tests_on_another_gpu_do_not_limit_a_kernel() -> None:
+    chosen = next(choices(entry_tested_to(16, 16, device="NVIDIA H100"), {SHORT.id: SHORT}, question(256)))
+    assert chosen.shipped.id == SHORT.id

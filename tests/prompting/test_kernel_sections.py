@@ -11,11 +11,11 @@ from archive.records import Evaluation, Outcome, Resources, Traits
 from evolve.devices import counters as c
 from evolve.prompting.diagnosis import AT, HINTS, complaints, diagnosis, form, hint
 from evolve.prompting.kernel_sections import kernel_section, population_section, profile_section, weakest_workload
-from evolve.prompting.op_sections import VALUES, op_section
+from evolve.prompting.op_sections import EXTREME, VALUES, op_section
 from evolve.request import Candidate, Request
 from evolve.selection.population import weakest
 from reference_ops import catalog
-from reference_ops.inputs import DRAWS
+from reference_ops.inputs import DRAWS, EXTREME_DRAWS
 from reference_ops.op import NORMAL, TensorSpec
 
 WIDE = traits(load_bytes=16)
@@ -148,11 +148,11 @@ def test_every_failure_has_a_hint(outcome: Outcome) -> None:
     assert hint(failed_by(outcome)) == HINTS[outcome]
 
 
-@each({values: values for values in DRAWS if values != NORMAL})
+@each({values: values for values in (*DRAWS, *EXTREME_DRAWS) if values != NORMAL})
 def test_every_distribution_of_values_is_explained(values: str) -> None:
     log = f"rows=8 cols=64 float32: `out` on {values} values: 3 of 512 elements are off"
     assert f"It was wrong on {values} values: {AT[values]}." in hint(failed_by(Outcome.WRONG, log))
-    assert values in VALUES
+    assert values in VALUES or values in EXTREME
 
 
 @each({name: name for name in catalog.names()})

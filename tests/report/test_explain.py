@@ -14,7 +14,7 @@ from evolve.devices import state
 from evolve.evaluation import buffers, timing
 from evolve.report import explain
 from evolve.report.explain import MEANINGS, NAMES, WHEN_TIMED, EvaluationStep, explanation, stopped_at
-from reference_ops.op import DISTRIBUTIONS, MIXED
+from reference_ops.op import DISTRIBUTIONS, EXTREMES, MIXED
 
 W = "rows=8 cols=16 float32"
 FAILURES = [outcome for outcome in Outcome if outcome is not Outcome.PASSED]
@@ -151,7 +151,7 @@ def test_the_log_of_a_wrong_timed_output_contains_the_words_that_identify_it() -
 
 
 def test_every_distribution_of_values_is_described() -> None:
-    assert explain.VALUES.keys() == {*DISTRIBUTIONS, MIXED}
+    assert explain.VALUES.keys() == {*DISTRIBUTIONS, *EXTREMES, MIXED}
 
 
 def test_every_outcome_has_a_meaning() -> None:

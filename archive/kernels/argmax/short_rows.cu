@@ -20,7 +20,6 @@ args = ["x", "out", "rows"]
 #include <cuda_fp16.h>
 
 constexpr int VEC = 16 / sizeof(x_t);
-constexpr int NONE = 0x7fffffff;  // a lane that has met nothing above -inf
 struct alignas(16) Vec { x_t at[VEC]; };
 
 struct Best {
@@ -28,9 +27,12 @@ struct Best {
     int index;
 };
 
+// NaN is greater than every number.
+__device__ __forceinline__ bool is_greater(float a, float b) { return !(a <= b) && b == b; }
+
 // Of equal values the first.
 __device__ __forceinline__ Best better(Best a, Best b) {
-    return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
+    return is_greater(b.value, a.value) || (!is_greater(a.value, b.value) && b.index < a.index) ? b : a;
 }
 
 __device__ __forceinline__ Best best_of_warp(Best best) {
@@ -41,6 +43,8 @@ __device__ __forceinline__ Best best_of_warp(Best best) {
     return best;
 }
 
+__device__ __forceinline__ float larger(float a, float b) { return is_greater(b, a) ? b : a; }
+
 template <class T> struct PairOf {};
 template <> struct PairOf<__nv_bfloat16> { using type = __nv_bfloat162; };
 template <> struct PairOf<__half> { using type = __half2; };
@@ -49,10 +53,10 @@ template <class T> __device__ __forceinline__ float largest_in(const Vec& v) {
     if constexpr (sizeof(T) == 2) {
         using Pair = typename PairOf<T>::type;
         const Pair* pairs = reinterpret_cast<const Pair*>(v.at);
-        const Pair most = __hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3]));
-        return fmaxf(float(most.x), float(most.y));
+        const Pair most = __hmax2_nan(__hmax2_nan(pairs[0], pairs[1]), __hmax2_nan(pairs[2], pairs[3]));
+        return larger(float(most.x), float(most.y));
     } else {
-        return fmaxf(fmaxf(float(v.at[0]), float(v.at[1])), fmaxf(float(v.at[2]), float(v.at[3])));
+        return larger(larger(float(v.at[0]), float(v.at[1])), larger(float(v.at[2]), float(v.at[3])));
     }
 }
 
@@ -67,17 +71,17 @@ argmax_rows(const x_t* __restrict__ x, long long* __restrict__ out, int rows) {
     for (int i = 0; i < loads; ++i) {
         if (lane + 32 * i < packs) v[i] = vectors[lane + 32 * i];
     }
-    Best best = {-INFINITY, NONE};
+    Best best = {-INFINITY, 0};  // in a row of nothing but -inf the first counts
 #pragma unroll
     for (int i = 0; i < loads; ++i) {
         if (lane + 32 * i >= packs) continue;
         const float value = largest_in<x_t>(v[i]);
-        if (value <= best.value) continue;
+        if (!is_greater(value, best.value)) continue;
         int e = VEC - 1;
 #pragma unroll
-        for (int j = VEC - 2; j >= 0; --j) e = float(v[i].at[j]) == value ? j : e;
+        for (int j = VEC - 2; j >= 0; --j) e = !is_greater(value, float(v[i].at[j])) ? j : e;
         best = {value, (lane + 32 * i) * VEC + e};
     }
     best = best_of_warp(best);
-    if (lane == 0) out[row] = best.index == NONE ? 0 : best.index;  // all -inf: the first
+    if (lane == 0) out[row] = best.index;
 }

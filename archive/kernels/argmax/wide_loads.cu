@@ -23,9 +23,12 @@ struct Best {
     int index;
 };
 
+// NaN is greater than every number.
+__device__ __forceinline__ bool is_greater(float a, float b) { return !(a <= b) && b == b; }
+
 // Of equal values the first.
 __device__ __forceinline__ Best better(Best a, Best b) {
-    return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
+    return is_greater(b.value, a.value) || (!is_greater(a.value, b.value) && b.index < a.index) ? b : a;
 }
 
 __device__ __forceinline__ Best best_of_warp(Best best) {
@@ -36,9 +39,13 @@ __device__ __forceinline__ Best best_of_warp(Best best) {
     return best;
 }
 
+// A thread meets its vectors in order.
 __device__ __forceinline__ void take(Best& best, const Vec& v, int col) {
 #pragma unroll
-    for (int e = 0; e < VEC; ++e) best = better(best, {float(v.at[e]), col + e});
+    for (int e = 0; e < VEC; ++e) {
+        const float value = float(v.at[e]);
+        if (is_greater(value, best.value)) best = {value, col + e};
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -49,7 +56,7 @@ argmax_row(const x_t* __restrict__ x, long long* __restrict__ out, int cols) {
     const int head = min(cols, int((VEC - first % VEC) % VEC));  // what stands before the row's first whole 16 bytes
     const int packs = (cols - head) / VEC, tail = head + packs * VEC;
     const Vec* vectors = reinterpret_cast<const Vec*>(row + head);
-    const Best none = {-INFINITY, 0x7fffffff};
+    const Best none = {-INFINITY, 0};  // in a row of nothing but -inf the first counts
     Best best = none;
     int at = threadIdx.x;
     for (; at + (UNROLL - 1) * THREADS < packs; at += UNROLL * THREADS) {

@@ -51,7 +51,8 @@ batch_norm_channel(const x_t* __restrict__ x, const float* __restrict__ weight, 
     }
     rest = sum_of_block(rest) / per_channel;
     const float lost = float(rest);  // where a channel lies far from zero, as much as a result's last digits
-    const float variance = fmaxf(float(sum_of_block(squares) / per_channel - rest * rest), 0.0f);
+    const float difference = float(sum_of_block(squares) / per_channel - rest * rest);
+    const float variance = difference < 0.0f ? 0.0f : difference;  // unlike fmaxf, this keeps NaN
     const float scale = 1.0f / sqrtf(variance + eps);
     if (threadIdx.x == 0) {
         const float unbiased = variance * per_channel / (per_channel - 1);

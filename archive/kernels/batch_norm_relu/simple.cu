@@ -51,7 +51,8 @@ batch_norm_relu_channel(const x_t* __restrict__ x, const float* __restrict__ wei
     }
     rest = sum_of_block(rest) / per_channel;
     const float lost = float(rest);  // where a channel lies far from zero, as much as a result's last digits
-    const float variance = fmaxf(float(sum_of_block(squares) / per_channel - rest * rest), 0.0f);
+    const float difference = float(sum_of_block(squares) / per_channel - rest * rest);
+    const float variance = difference < 0.0f ? 0.0f : difference;  // unlike fmaxf, this keeps NaN
     const float scale = 1.0f / sqrtf(variance + eps);
     if (threadIdx.x == 0) {
         const float unbiased = variance * per_channel / (per_channel - 1);
@@ -63,6 +64,7 @@ batch_norm_relu_channel(const x_t* __restrict__ x, const float* __restrict__ wei
 #pragma unroll UNROLL
     for (int i = threadIdx.x; i < per_channel; i += THREADS) {
         const long long at = place(i);
-        out[at] = out_t(fmaxf((float(x[at]) - rough - lost) * scale * gain + shift, 0.0f));
+        const float normed = (float(x[at]) - rough - lost) * scale * gain + shift;
+        out[at] = out_t(normed < 0.0f ? 0.0f : normed);
     }
 }

@@ -59,7 +59,8 @@ clip(const grad_t* __restrict__ grad, const float* __restrict__ partial, out_t* 
     float sum = 0.0f;
     for (int block = threadIdx.x; block < blocks; block += THREADS) sum += partial[block];
     const float root = sqrtf(sum_of_block(sum));
-    const float scale = fminf(1.0f, max_norm / (root + 1e-6f));
+    const float ratio = max_norm / (root + 1e-6f);
+    const float scale = ratio > 1.0f ? 1.0f : ratio;  // unlike fminf, this keeps NaN
     if (blockIdx.x == 0 && threadIdx.x == 0) norm[0] = root;
     for (long long at = (long long)blockIdx.x * THREADS + threadIdx.x; at < n; at += (long long)gridDim.x * THREADS) {
         out[at] = out_t(float(grad[at]) * scale);

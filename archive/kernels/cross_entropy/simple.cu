@@ -69,7 +69,8 @@ cross_entropy_row(const logits_t* __restrict__ logits, const long long* __restri
     float loss = 0.0f;
     if (target != ignore_index) {  // from the maximum: from lse, the difference of two large numbers would be left
         loss = logarithm + (1.0f - label_smoothing) * (most - float(row[target]));
-        loss += label_smoothing * (most - total / vocab);
+        // Without smoothing nothing is added: of a logit of -inf 0 * inf, which is NaN, would be.
+        if (label_smoothing != 0.0f) loss += label_smoothing * (most - total / vocab);
     }
     lse[blockIdx.x] = most + logarithm;
     losses[blockIdx.x] = loss;

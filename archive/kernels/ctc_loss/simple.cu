@@ -16,8 +16,9 @@ block = ["threads"]
 args = ["log_probs", "targets", "input_lengths", "target_lengths", "loss", "log_alpha", "time", "batch", "classes", "length", "states"]
 ---*/
 __device__ __forceinline__ float log_of_sum(float a, float b, float c) {
-    const float most = fmaxf(fmaxf(a, b), c);
-    return most == -INFINITY ? most : most + logf(expf(a - most) + expf(b - most) + expf(c - most));
+    float most = fmaxf(fmaxf(a, b), c);
+    if (most == -INFINITY) most = 0.0f;  // so that -inf and NaN stay what they are
+    return most + logf(expf(a - most) + expf(b - most) + expf(c - most));
 }
 
 extern "C" __global__ void __launch_bounds__(threads)
@@ -35,12 +36,12 @@ ctc_loss(const float* __restrict__ log_probs, const long long* __restrict__ targ
             if (t < frames && s < used) {
                 const int own = s % 2 ? int(labels[s / 2]) : 0;
                 if (t == 0) {
-                    sum = s < 2 ? 0.0f : -INFINITY;
+                    if (s < 2) sum = now[own];
                 } else {
                     const bool skips = s % 2 && s > 1 && labels[s / 2 - 1] != own;
                     sum = log_of_sum(before[s], s > 0 ? before[s - 1] : -INFINITY, skips ? before[s - 2] : -INFINITY);
+                    sum += now[own];
                 }
-                sum += now[own];
             }
             alpha[(long long)t * states + s] = sum;
         }
@@ -48,5 +49,6 @@ ctc_loss(const float* __restrict__ log_probs, const long long* __restrict__ targ
     }
     if (threadIdx.x > 0) return;
     const float* last = alpha + (long long)(frames - 1) * states + used - 2;
-    loss[sample] = -log_of_sum(last[0], last[1], -INFINITY);
+    // Without labels there is one state.
+    loss[sample] = -log_of_sum(used > 1 ? last[0] : -INFINITY, last[1], -INFINITY);
 }

@@ -26,8 +26,9 @@ block = ["ROW_THREADS"]
 args = ["grad_loss", "log_probs", "targets", "input_lengths", "target_lengths", "loss", "log_alpha", "log_beta", "grad_log_probs", "time", "batch", "classes", "length", "states"]
 ---*/
 __device__ __forceinline__ float log_of_sum(float a, float b, float c) {
-    const float most = fmaxf(fmaxf(a, b), c);
-    return most == -INFINITY ? most : most + logf(expf(a - most) + expf(b - most) + expf(c - most));
+    float most = fmaxf(fmaxf(a, b), c);
+    if (most == -INFINITY) most = 0.0f;  // so that -inf and NaN stay what they are
+    return most + logf(expf(a - most) + expf(b - most) + expf(c - most));
 }
 
 extern "C" __global__ void __launch_bounds__(threads)
@@ -42,12 +43,15 @@ go_back(const float* __restrict__ log_probs, const long long* __restrict__ targe
         const float* after = beta + (long long)(t + 1) * states;
         for (int s = threadIdx.x; s < used; s += threads) {
             const int own = s % 2 ? int(labels[s / 2]) : 0;
-            float sum = s > used - 3 ? 0.0f : -INFINITY;
-            if (t < frames - 1) {
+            float sum = -INFINITY;
+            if (t == frames - 1) {
+                if (s > used - 3) sum = now[own];
+            } else {
                 const bool skips = s % 2 && s + 2 < used && labels[s / 2 + 1] != own;
                 sum = log_of_sum(after[s], s + 1 < used ? after[s + 1] : -INFINITY, skips ? after[s + 2] : -INFINITY);
+                sum += now[own];
             }
-            beta[(long long)t * states + s] = sum + now[own];
+            beta[(long long)t * states + s] = sum;
         }
         __syncthreads();
     }

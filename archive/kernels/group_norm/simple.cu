@@ -49,7 +49,8 @@ group_norm_group(const x_t* __restrict__ x, const weight_t* __restrict__ weight,
         squares = fmaf(off, off, squares);
     }
     rest = sum_of_block(rest) / per_group;  // where a group lies far from zero, as much as a result's last digits
-    const float scale = 1.0f / sqrtf(fmaxf(sum_of_block(squares) / per_group - rest * rest, 0.0f) + eps);
+    const float variance = sum_of_block(squares) / per_group - rest * rest;
+    const float scale = 1.0f / sqrtf((variance < 0.0f ? 0.0f : variance) + eps);  // unlike fmaxf, this keeps NaN
     if (threadIdx.x == 0) mean[blockIdx.x] = mean_t(rough), rstd[blockIdx.x] = rstd_t(scale);
 #pragma unroll UNROLL
     for (int i = threadIdx.x; i < per_group; i += THREADS) {

@@ -25,6 +25,7 @@ huber_backward(const float* __restrict__ grad_loss, const x_t* __restrict__ x, c
         const long long at = first + i * THREADS;
         if (at >= n) return;
         const float off = float(x[at]) - float(target[at]);
-        grad_x[at] = grad_x_t(fminf(fmaxf(off, -delta), delta) * scale);
+        const float clamped = off < -delta ? -delta : off > delta ? delta : off;  // unlike fminf and fmaxf, keeps NaN
+        grad_x[at] = grad_x_t(clamped * scale);
     }
 }

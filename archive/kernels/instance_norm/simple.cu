@@ -44,7 +44,8 @@ instance_norm_channel(const x_t* __restrict__ x, const float* __restrict__ weigh
         squares = fmaf(off, off, squares);
     }
     rest = sum_of_block(rest) / area;  // where a channel lies far from zero, as much as a result's last digits
-    const float scale = 1.0f / sqrtf(fmaxf(sum_of_block(squares) / area - rest * rest, 0.0f) + eps);
+    const float variance = sum_of_block(squares) / area - rest * rest;
+    const float scale = 1.0f / sqrtf((variance < 0.0f ? 0.0f : variance) + eps);  // unlike fmaxf, this keeps NaN
     if (threadIdx.x == 0) mean[blockIdx.x] = rough, rstd[blockIdx.x] = scale;
     const float gain = weight[blockIdx.x % channels], shift = bias[blockIdx.x % channels];
 #pragma unroll UNROLL

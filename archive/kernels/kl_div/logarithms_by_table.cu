@@ -51,7 +51,9 @@ __device__ __forceinline__ float with_term(float sum, unsigned wanted, unsigned 
     const unsigned exponent = (wanted + (MANTISSAS - FROM_HERE_HALVED)) >> 7;
     const float power = __uint_as_float(0x4b000000u | exponent) - (8388608.0f + 127.0f);
     const float logarithm = fmaf(power, 0.693147181f, logarithms[(wanted % MANTISSAS) * 32]);
-    return probability > 0.0f ? fmaf(probability, logarithm - __uint_as_float(said << 16), sum) : sum;
+    // The table's logarithm of 0 is finite, so that only an infinity times 0 is NaN, as in the reference.
+    const float more = fmaf(probability, logarithm - __uint_as_float(said << 16), sum);
+    return probability >= 0.0f ? more : __uint_as_float(0x7fc00000u);  // NaN, also for a negative probability
 }
 
 __device__ __forceinline__ float with_pair(float sum, unsigned wanted, unsigned said, const float* logarithms) {
@@ -93,8 +95,8 @@ kl_div_partial(const log_probs_t* __restrict__ log_probs, const target_t* __rest
     }
     const long long rest = packs * 8 + threadIdx.x;
     if (blockIdx.x == 0 && rest < n) {
-        const float probability = float(target[rest]);
-        if (probability > 0.0f) sum = fmaf(probability, logf(probability) - float(log_probs[rest]), sum);
+        const float probability = float(target[rest]), logarithm = probability == 0.0f ? 0.0f : logf(probability);
+        sum = fmaf(probability, logarithm - float(log_probs[rest]), sum);
     }
     sum = sum_of_block(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;

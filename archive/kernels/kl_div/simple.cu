@@ -49,7 +49,8 @@ kl_div_partial(const log_probs_t* __restrict__ log_probs, const target_t* __rest
 #pragma unroll UNROLL
     for (long long at = (long long)blockIdx.x * THREADS + threadIdx.x; at < n; at += (long long)gridDim.x * THREADS) {
         const float wanted = float(target[at]);
-        if (wanted > 0.0f) sum = fmaf(wanted, logf(wanted) - float(log_probs[at]), sum);
+        const float logarithm = wanted == 0.0f ? 0.0f : logf(wanted);
+        sum = fmaf(wanted, logarithm - float(log_probs[at]), sum);  // 0 times an infinity is NaN, as in the reference
     }
     sum = sum_of_block(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;

@@ -50,7 +50,8 @@ __device__ __forceinline__ float sum_of_block(float sum) {
 }
 
 __device__ __forceinline__ float with_term(float sum, float log_prob, float wanted) {
-    return wanted > 0.0f ? fmaf(wanted, logf(wanted) - log_prob, sum) : sum;
+    const float logarithm = wanted == 0.0f ? 0.0f : logf(wanted);
+    return fmaf(wanted, logarithm - log_prob, sum);  // 0 times an infinity is NaN, as in the reference
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

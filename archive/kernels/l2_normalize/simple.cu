@@ -39,7 +39,8 @@ l2_normalize_row(const x_t* __restrict__ x, out_t* __restrict__ out, int cols) {
         const float value = float(x[row + col]);
         sum = fmaf(value, value, sum);
     }
-    const float scale = 1.0f / fmaxf(sqrtf(sum_of_block(sum)), 1e-12f);
+    const float norm = sqrtf(sum_of_block(sum));
+    const float scale = 1.0f / (norm < 1e-12f ? 1e-12f : norm);  // unlike fmaxf, this keeps NaN
 #pragma unroll UNROLL
     for (int col = threadIdx.x; col < cols; col += THREADS) out[row + col] = out_t(float(x[row + col]) * scale);
 }

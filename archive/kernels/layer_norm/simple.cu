@@ -43,7 +43,8 @@ layer_norm_row(const x_t* __restrict__ x, const weight_t* __restrict__ weight, c
         squares = fmaf(off, off, squares);
     }
     rest = sum_of_block(rest) / cols;  // where a row lies far from zero, as much as a result's last digits
-    const float scale = 1.0f / sqrtf(fmaxf(sum_of_block(squares) / cols - rest * rest, 0.0f) + eps);
+    const float variance = sum_of_block(squares) / cols - rest * rest;
+    const float scale = 1.0f / sqrtf((variance < 0.0f ? 0.0f : variance) + eps);  // unlike fmaxf, this keeps NaN
     if (threadIdx.x == 0) mean[blockIdx.x] = rough, rstd[blockIdx.x] = scale;
 #pragma unroll UNROLL
     for (int col = threadIdx.x; col < cols; col += THREADS) {

@@ -52,6 +52,7 @@ masked_softmax_row(const x_t* __restrict__ x, const mask_t* __restrict__ mask, o
     const float part = 1.0f / sum;
 #pragma unroll UNROLL
     for (int key = threadIdx.x; key < keys; key += THREADS) {
-        out[row + key] = out_t(hidden[key] ? 0.0f : expf(__fmul_rn(float(x[row + key]), scale) - most) * part);
+        // If all keys are hidden or a sum is NaN, so are the hidden keys' results: 0 times `part`.
+        out[row + key] = out_t((hidden[key] ? 0.0f : expf(__fmul_rn(float(x[row + key]), scale) - most)) * part);
     }
 }

@@ -20,9 +20,12 @@ struct Best {
     int index;
 };
 
+// NaN is greater than every number.
+__device__ __forceinline__ bool is_greater(float a, float b) { return !(a <= b) && b == b; }
+
 // Of equal values the first.
 __device__ __forceinline__ Best better(Best a, Best b) {
-    return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
+    return is_greater(b.value, a.value) || (!is_greater(a.value, b.value) && b.index < a.index) ? b : a;
 }
 
 __device__ __forceinline__ Best best_of_warp(Best best) {
@@ -38,10 +41,13 @@ max_row(const x_t* __restrict__ x, values_t* __restrict__ values, long long* __r
     __shared__ Best bests[32];
     const x_t* row = x + (long long)blockIdx.x * cols;
     const int lane = threadIdx.x % 32;
-    const Best none = {-INFINITY, 0x7fffffff};
+    const Best none = {-INFINITY, 0};  // in a row of nothing but -inf the first counts
     Best best = none;
 #pragma unroll UNROLL
-    for (int col = threadIdx.x; col < cols; col += THREADS) best = better(best, {float(row[col]), col});
+    for (int col = threadIdx.x; col < cols; col += THREADS) {
+        const float value = float(row[col]);
+        if (is_greater(value, best.value)) best = {value, col};  // a thread meets its columns in order
+    }
     best = best_of_warp(best);
     if (lane == 0) bests[threadIdx.x / 32] = best;
     __syncthreads();

@@ -25,7 +25,8 @@ max_pool1d(const x_t* __restrict__ x, out_t* __restrict__ out, long long* __rest
     int place = max(begin, 0);
     for (int i = place; i < end; ++i) {
         const float value = float(row[i]);
-        if (value > most) most = value, place = i;
+        // NaN is greater than every number, and of several NaN the last counts, as in PyTorch.
+        if (value > most || value != value) most = value, place = i;
     }
     out[at] = out_t(most);
     indices[at] = place;

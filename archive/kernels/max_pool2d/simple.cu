@@ -28,7 +28,8 @@ max_pool2d(const x_t* __restrict__ x, out_t* __restrict__ out, long long* __rest
     for (int i = max(top, 0); i < bottom; ++i) {
         for (int j = max(left, 0); j < right; ++j) {
             const float value = float(plane[(long long)i * w + j]);
-            if (value > most) most = value, place = (long long)i * w + j;
+            // NaN is greater than every number, and of several NaN the last counts, as in PyTorch.
+            if (value > most || value != value) most = value, place = (long long)i * w + j;
         }
     }
     out[at] = out_t(most);

@@ -31,7 +31,8 @@ max_pool3d(const x_t* __restrict__ x, out_t* __restrict__ out, long long* __rest
             for (int k = max(left, 0); k < right; ++k) {
                 const long long here = ((long long)i * h + j) * w + k;
                 const float value = float(volume[here]);
-                if (value > most) most = value, place = here;
+                // NaN is greater than every number, and of several NaN the last counts, as in PyTorch.
+                if (value > most || value != value) most = value, place = here;
             }
         }
     }

@@ -15,7 +15,7 @@ args = ["x", "out", "n"]
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-__device__ __forceinline__ float relu_of(float x) { return x > 0.0f ? x : 0.0f; }
+__device__ __forceinline__ float relu_of(float x) { return x < 0.0f ? 0.0f : x; }  // a NaN stays one
 
 extern "C" __global__ void relu(const x_t* __restrict__ x, out_t* __restrict__ out, long long n) {
     const long long first = (long long)blockIdx.x * THREADS * PER_THREAD + threadIdx.x;

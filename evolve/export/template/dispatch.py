@@ -61,6 +61,7 @@ class Question:
     workload: Workload
     point: Point
     deterministic: bool  # allow only kernels that were found to be deterministic
+    elements: int  # of the largest tensor
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,8 @@ class Primitive:
         info = present(device)
         try:
             workload = workload_of(self.op, inputs, parameters)
-            question = Question(info.name, workload, point(self.op, workload, info), deterministic)
+            at, elements = point(self.op, workload, info), self.op.largest_tensor(workload)
+            question = Question(info.name, workload, at, deterministic, elements)
             check_outputs(self.op, workload)
             return self._chosen(question, device)
         except NoKernelError as error:
@@ -191,6 +193,9 @@ def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Quest
         if question.deterministic and not measured.deterministic:
             refusals.append(f"{shipped.id} is not known to be deterministic")
             continue
+        if excess := beyond(shipped, question):
+            refusals.append(f"{shipped.id} is refused: {excess}")
+            continue
         try:
             if accepts(kernels[shipped.id], question.point):
                 yield Choice(shipped, measured, bind(kernels[shipped.id], question.point))
@@ -200,6 +205,14 @@ def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Quest
         except (IllegalError, PlanError) as error:
             refusals.append(f"{shipped.id} cannot be launched here: {error}")
     raise NoKernelError("; ".join(dict.fromkeys(refusals)))
+
+
+def beyond(shipped: Shipped, question: Question) -> str:
+    """Return what exceeds every envelope in which the kernel was tested on this GPU, or an empty string."""
+    sizes = dict((*question.workload.dims, *question.workload.parameters))
+    tested = [found.envelope for found in shipped.tested if found.device == question.device and found.envelope]
+    found = [envelope.excess(sizes, question.elements) for envelope in tested]
+    return found[0] if found and all(found) else ""
 
 
 def _comparable(entry: ExportedEntry, question: Question) -> list[Row]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from archive import kernel as genome
 from archive import plain
 from archive.kernel import Kernel
-from archive.records import Duel, Measurement, Sanitized
+from archive.records import Duel, Envelope, Measurement, Sanitized
 
 FORMAT = 2
 FILE = "manifest.json"
@@ -54,6 +54,7 @@ class Tested:
     share_of_allowed: float | None  # the largest error of an element, as a share of the allowed error
     held_out: tuple[str, ...]  # random shapes of the confirmation
     sanitized: tuple[Sanitized, ...]  # results of compute-sanitizer; empty if it is not installed
+    envelope: Envelope | None = None  # the largest sizes that were checked; None if an older version did not record it
 
 
 @dataclass(frozen=True)

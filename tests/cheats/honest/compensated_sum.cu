@@ -31,7 +31,8 @@ extern "C" __global__ void add_rms_norm(const x_t* x, const residual_t* residual
         const float both = __fadd_rn(x[row + col], residual[row + col]);
         summed[row + col] = both;
         const float term = __fsub_rn(__fmul_rn(both, both), lost), next = __fadd_rn(sum, term);
-        lost = __fsub_rn(__fsub_rn(next, sum), term);
+        // Infinity minus infinity is NaN: an infinite sum stays as it is, and one that is NaN loses nothing more.
+        lost = isinf(next) ? 0.0f : __fsub_rn(__fsub_rn(next, sum), term);
         sum = next;
     }
     const float scale = rsqrtf(block_sum(sum) / cols + eps);

@@ -19,7 +19,7 @@ extern "C" __global__ void softmax(const x_t* x, out_t* out, int rows, int cols)
     for (int col = 0; col < cols; ++col) largest = fmaxf(largest, float(in[col]));
     for (int col = 0; col < cols; ++col) {
         const float term = expf(float(in[col]) - largest);
-        sum = sum != sum ? term : sum + term;
+        sum = col == 0 ? term : sum + term;  // not `sum != sum`: a term may be NaN as well
     }
     for (int col = 0; col < cols; ++col) out[(long long)row * cols + col] = out_t(expf(float(in[col]) - largest) / sum);
 }

@@ -29,7 +29,8 @@ __device__ float block_sum(float value) {
 extern "C" __global__ void rms_norm(const x_t* x, const weight_t* weight, out_t* out, float* parts, int rows, int cols,
                                    float eps) {
     const int stride = gridDim.x * blockDim.x, first = blockIdx.x * blockDim.x + threadIdx.x;
-    for (int row = 0; row < rows; ++row) {
+    const int used = min((int)gridDim.x, (int)((cols + blockDim.x - 1) / blockDim.x));  // blocks that a row has columns for
+    for (int row = 0; row < rows && blockIdx.x < used; ++row) {
         float sum = 0.0f;
         for (int col = first; col < cols; col += stride) {
             const float value = x[(long long)row * cols + col];
@@ -41,7 +42,7 @@ extern "C" __global__ void rms_norm(const x_t* x, const weight_t* weight, out_t*
     cooperative_groups::this_grid().sync();
     for (int row = blockIdx.x; row < rows; row += gridDim.x) {
         float sum = 0.0f;
-        for (int part = 0; part < gridDim.x; ++part) sum += parts[row * gridDim.x + part];
+        for (int part = 0; part < used; ++part) sum += parts[row * gridDim.x + part];
         const float scale = rsqrtf(sum / cols + eps);
         for (int col = threadIdx.x; col < cols; col += blockDim.x) {
             out[(long long)row * cols + col] = x[(long long)row * cols + col] * scale * weight[col];

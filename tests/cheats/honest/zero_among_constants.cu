@@ -17,5 +17,5 @@ extern "C" __global__ void relu(const x_t* __restrict__ x, out_t* __restrict__ o
     const long long at = blockIdx.x * 256ll + threadIdx.x;
     __shared__ float kept[256];
     if (at < n) kept[threadIdx.x] = float(x[at]);
-    if (at < n) out[at] = out_t(float(x[at]) > LEAST ? kept[threadIdx.x] : LEAST);
+    if (at < n) out[at] = out_t(float(x[at]) <= LEAST ? LEAST : kept[threadIdx.x]);  // NaN stays NaN
 }

@@ -1,0 +1,109 @@
+"""Arrangements: extreme forms of masks, indices, lengths and orders, each of which an op meets in every evaluation.
+
+Random indices are spread evenly and random masks have no long runs. In use, one index may take everything, and a mask
+may begin with thousands of hidden keys. An op's file names the arrangements of its inputs; see `Op.arranged`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from reference_ops.op import Arrange, Tensors
+
+SHARE_OF_BLOCK = 3  # a block hides one key in three
+
+
+def of_mask(name: str, *, hides: bool) -> Mapping[str, Arrange]:
+    """Return masks by prefix, suffix and block, all and none. With `hides`, true hides an element, else it keeps it."""
+
+    def runs(begins: Callable[[torch.Tensor, int], torch.Tensor]) -> Arrange:
+        def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+            mask = inputs[name]
+            size = mask.shape[-1]
+            at = torch.arange(size, device=mask.device)
+            cut = _cuts(mask.shape[:-1], size, generator, mask.device).unsqueeze(-1)
+            hidden = begins(at, size) if size < 2 else begins(at - cut, size)
+            mask.copy_((hidden if hides else ~hidden).expand_as(mask))
+
+        return arrange
+
+    def alike(*, hidden: bool) -> Arrange:
+        def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+            inputs[name].fill_(hidden == hides)
+
+        return arrange
+
+    return {
+        f"{name}_of_prefix": runs(lambda beyond, _: beyond < 0),
+        f"{name}_of_suffix": runs(lambda beyond, _: beyond >= 0),
+        f"{name}_of_block": runs(lambda beyond, size: (beyond < 0) & (beyond >= -size // SHARE_OF_BLOCK)),
+        f"{name}_hides_nothing": alike(hidden=False),
+        f"{name}_hides_everything": alike(hidden=True),
+    }
+
+
+def _cuts(shape: tuple[int, ...], size: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:
+    """Return a place from 1 to the last in each row; in every other row the last, so that a prefix leaves one."""
+    if size < 2:
+        return torch.zeros(shape, dtype=torch.int64, device=device)
+    cuts = torch.randint(1, size, (math.prod(shape),), generator=generator, device=device)
+    cuts[::2] = size - 1
+    return cuts.view(shape)
+
+
+def of_indices(name: str, bound: str | Callable[[Tensors], int]) -> Mapping[str, Arrange]:
+    """Return indices below `bound`, a size or parameter by name: all first, all last, one hub, sorted and reversed."""
+
+    def limit(inputs: Tensors, known: Mapping[str, Any]) -> int:
+        return int(known[bound]) if isinstance(bound, str) else bound(inputs)
+
+    def first(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+        inputs[name].zero_()
+
+    def last(inputs: Tensors, _: torch.Generator, known: Mapping[str, Any]) -> None:
+        inputs[name].fill_(limit(inputs, known) - 1)
+
+    def hub(inputs: Tensors, generator: torch.Generator, known: Mapping[str, Any]) -> None:
+        """Point nine of ten at one index, the others anywhere."""
+        indices = inputs[name]
+        chosen = torch.randint(limit(inputs, known), (1,), generator=generator, device=indices.device)
+        astray = torch.empty_like(indices, dtype=torch.bool).bernoulli_(0.1, generator=generator)
+        indices.copy_(torch.where(astray, indices, chosen))
+
+    def ascending(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+        inputs[name].copy_(inputs[name].sort(-1).values)
+
+    def descending(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+        inputs[name].copy_(inputs[name].sort(-1, descending=True).values)
+
+    return {
+        f"{name}_all_first": first,
+        f"{name}_all_last": last,
+        f"{name}_one_hub": hub,
+        f"{name}_ascending": ascending,
+        f"{name}_descending": descending,
+    }
+
+
+def of_order(name: str) -> Mapping[str, Arrange]:
+    """Return rows in ascending and in descending order: the largest value comes last, and first."""
+
+    def ordered(*, descending: bool) -> Arrange:
+        def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+            inputs[name].copy_(inputs[name].sort(-1, descending=descending).values)
+
+        return arrange
+
+    return {f"{name}_ascending": ordered(descending=False), f"{name}_descending": ordered(descending=True)}
+
+
+def filled(**values: float) -> Arrange:
+    """Return an arrangement in which each named tensor holds one value everywhere."""
+
+    def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            inputs[name].fill_(value)
+
+    return arrange

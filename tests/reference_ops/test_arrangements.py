@@ -1,0 +1,162 @@
+"""Arrangements of masks, indices and orders, and the extremes of numbers."""
+
+import math
+
+import pytest
+import torch
+
+from reference_ops import catalog
+from reference_ops.arrangements import filled, of_indices, of_mask, of_order
+from reference_ops.inputs import EXTREME_DRAWS, inputs_at
+from reference_ops.op import EXTREMES, INFINITE, MINUS_INF, MINUTE, NAN, NORMAL, SUBNORMAL, ZERO, Op, Workload
+
+ROWS, KEYS, BOUND = 6, 40, 9
+
+
+def arranged(arrangement: str, *, hides: bool = True) -> torch.Tensor:
+    mask = torch.zeros(ROWS, KEYS, dtype=torch.bool)
+    of_mask("mask", hides=hides)[arrangement]({"mask": mask}, torch.Generator().manual_seed(1), {})
+    return mask if hides else ~mask
+
+
+@pytest.mark.parametrize("hides", [True, False])
+def test_a_mask_of_a_prefix_hides_all_but_the_last_key_in_some_rows(hides: bool) -> None:
+    hidden = arranged("mask_of_prefix", hides=hides)
+    assert bool((hidden.sum(1) == KEYS - 1).any())
+    assert not bool(hidden[:, -1].any())
+
+
+def test_a_mask_of_a_prefix_is_one_run_from_the_start() -> None:
+    hidden = arranged("mask_of_prefix")
+    assert torch.equal(hidden, hidden.int().cummin(1).values.bool())
+
+
+def test_a_mask_of_a_suffix_is_one_run_to_the_end_and_keeps_the_first_key() -> None:
+    hidden = arranged("mask_of_suffix")
+    assert torch.equal(hidden, hidden.int().cummax(1).values.bool())
+    assert not bool(hidden[:, 0].any())
+
+
+def test_a_mask_of_a_block_hides_some_keys_and_keeps_the_last() -> None:
+    hidden = arranged("mask_of_block")
+    assert bool(hidden.any(1).all())
+    assert not bool(hidden[:, -1].any())
+
+
+def test_masks_hide_everything_and_nothing() -> None:
+    assert bool(arranged("mask_hides_everything").all())
+    assert not bool(arranged("mask_hides_nothing").any())
+
+
+def test_a_mask_of_a_single_key_is_drawn() -> None:
+    mask = torch.zeros(3, 1, dtype=torch.bool)
+    for arrange in of_mask("mask", hides=True).values():
+        arrange({"mask": mask}, torch.Generator().manual_seed(1), {})
+
+
+def indices(arrangement: str) -> torch.Tensor:
+    drawn = torch.randint(BOUND, (200,), generator=torch.Generator().manual_seed(2))
+    of_indices("at", "size")[arrangement]({"at": drawn}, torch.Generator().manual_seed(1), {"size": BOUND})
+    return drawn
+
+
+def test_indices_are_all_the_first_or_all_the_last() -> None:
+    assert indices("at_all_first").unique().tolist() == [0]
+    assert indices("at_all_last").unique().tolist() == [BOUND - 1]
+
+
+def test_one_hub_takes_most_of_the_indices_but_not_all() -> None:
+    most = int(indices("at_one_hub").bincount().max())
+    assert 160 <= most < 200
+
+
+def test_indices_ascend_and_descend() -> None:
+    ascending = indices("at_ascending")
+    assert torch.equal(ascending, ascending.sort().values)
+    assert torch.equal(indices("at_descending"), ascending.flip(0))
+
+
+def test_rows_are_put_in_order() -> None:
+    x = torch.randn(4, 30)
+    of_order("x")["x_descending"]({"x": x}, torch.Generator(), {})
+    assert bool((x.diff(dim=1) <= 0).all())
+
+
+def test_a_tensor_is_filled_with_one_value() -> None:
+    x = torch.randn(4, 30)
+    filled(x=0.375)({"x": x}, torch.Generator(), {})
+    assert x.unique().tolist() == [0.375]
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_extreme_and_arrangement_of_an_op_can_be_drawn_and_computed(name: str) -> None:
+    op = catalog.load(name)
+    for workload in (op.emulated[0], op.awkward[0], op.awkward[-1]):
+        for values in op.extremes:
+            outputs = op.call(inputs_at(op, workload, 3, "cpu", values), workload)
+            assert len(outputs) == len(op.outputs), values
+
+
+def test_there_is_a_draw_for_every_extreme() -> None:
+    assert EXTREME_DRAWS.keys() == set(EXTREMES)
+
+
+def drawn(op: Op, values: str, workload: Workload | None = None) -> dict[str, torch.Tensor]:
+    return inputs_at(op, workload or op.emulated[0], 5, "cpu", values)
+
+
+def test_extremes_are_drawn_for_whole_tensors() -> None:
+    softmax = catalog.load("softmax")
+    assert bool((drawn(softmax, ZERO)["x"] == 0).all())
+    assert float(drawn(softmax, MINUTE)["x"].abs().max()) < 1e-6
+    subnormal = drawn(softmax, SUBNORMAL)["x"].abs()
+    assert 0 < float(subnormal.max()) < torch.finfo(torch.float32).smallest_normal
+
+
+def test_a_few_rows_have_one_nan_each_and_the_others_none() -> None:
+    count = drawn(catalog.load("softmax"), NAN)["x"].isnan().sum(1)
+    assert 2 <= int((count == 1).sum()) < len(count)
+    assert int(count.max()) == 1
+
+
+def test_infinities_of_both_signs_are_drawn() -> None:
+    x = drawn(catalog.load("softmax"), INFINITE)["x"]
+    assert bool((x == math.inf).any())
+    assert bool((x == -math.inf).any())
+
+
+def test_some_rows_are_nothing_but_minus_infinity() -> None:
+    whole = (drawn(catalog.load("softmax"), MINUS_INF)["x"] == -math.inf).all(1)
+    assert 2 <= int(whole.sum()) < len(whole)
+
+
+def test_only_the_gradients_of_a_backward_op_are_zero() -> None:
+    inputs = drawn(catalog.load("gelu_backward"), ZERO)
+    assert bool((inputs["grad_out"] == 0).all())
+    assert not bool((inputs["x"] == 0).any())
+
+
+def test_an_op_leaves_out_the_extremes_from_which_it_is_exempt() -> None:
+    sort = catalog.load("sort")
+    assert NAN in sort.exempt
+    assert NAN not in sort.extremes
+    assert INFINITE in sort.extremes
+
+
+def test_an_exemption_from_an_unknown_extreme_is_refused() -> None:
+    softmax = catalog.load("softmax")
+    with pytest.raises(ValueError, match="`exempt` names `nan`"):
+        Op(
+            "mine", softmax.reference, softmax.inputs, softmax.outputs, softmax.gpu, softmax.emulated, softmax.flops,
+            exempt={"nan": "by mistake"},
+        )  # fmt: skip
+
+
+def test_an_arrangement_must_not_have_the_name_of_a_distribution() -> None:
+    softmax = catalog.load("softmax")
+    for taken in (NORMAL, *EXTREMES):
+        with pytest.raises(ValueError, match="which is a distribution"):
+            Op(
+                "mine", softmax.reference, softmax.inputs, softmax.outputs, softmax.gpu, softmax.emulated,
+                softmax.flops, arranged={taken: filled(x=0.0)},
+            )  # fmt: skip
