@@ -16,6 +16,7 @@ import torch
 from reference_ops.op import (
     DTYPES,
     EXACT,
+    EXTREME_ROWS,
     INFINITE,
     LARGE,
     MINUS_INF,
@@ -93,8 +94,7 @@ def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = 
     names = (NORMAL,) if values in op.arranged else _distributions(op, values, seed)
     others = EXACT if EXACT in names else LARGE if values == MIXED and seed % LARGE_WEIGHTS == 0 else NORMAL
     varied = _varied(op)
-    if values in OF_GRADIENTS:
-        varied = tuple(spec for spec in varied if spec.name.startswith("grad")) or varied
+    gradients = {spec.name for spec in varied if spec.name.startswith("grad")}
     drawn = {}
     for spec in op.inputs:
         dtype, shape = TORCH_DTYPES[spec.dtype or workload.dtype], op.shape(spec, workload)
@@ -102,13 +102,14 @@ def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = 
             drawn[spec.name] = torch.empty(shape, device=device).normal_(generator=generator).to(dtype)
             continue
         drawn[spec.name] = tensor = torch.empty(shape, device=device, dtype=dtype)
+        spared = OF_GRADIENTS if gradients and spec.name not in gradients else ()
         if spec not in varied:
             fill(tensor, others, generator)
         elif len(names) == 1:
-            fill(tensor, names[0], generator)
+            fill(tensor, NORMAL if names[0] in spared else names[0], generator)
         else:
             for row, name in enumerate(names[: len(tensor)]):
-                fill(tensor[row :: len(names)], name, generator)
+                fill(tensor[row :: len(names)], NORMAL if name in spared else name, generator)
     known = {**op.sizes(workload), **dict(workload.parameters)}
     if op.draw:
         takes_sizes = len(inspect.signature(op.draw).parameters) > 2
@@ -146,9 +147,18 @@ def mixtures_needed(op: Op, workload: Workload) -> int:
     return max(1, 2 + len(op.values) - rows)
 
 
+def meets_extremes_by_rows(op: Op, workload: Workload) -> bool:
+    """Return whether a single draw can hold rows of every extreme, each row of an output depending on one of them."""
+    varied = _varied(op)
+    if not (op.by_rows and _sharing_rows(op) and all(spec.dims[:1] == varied[0].dims[:1] for spec in op.outputs)):
+        return False
+    return op.shape(varied[0], workload)[0] >= 2 * len(op.extremes)
+
+
 def similar_seeds(op: Op, seed: int, count: int) -> range:
     """Return seeds that give other numbers, but draw every row from the same distribution as this seed does."""
-    return range(seed + _mixtures(op), seed + (count + 1) * _mixtures(op), _mixtures(op))
+    step = _mixtures(op) * max(1, len(op.extremes))
+    return range(seed + step, seed + (count + 1) * step, step)
 
 
 def _mixtures(op: Op) -> int:
@@ -158,6 +168,9 @@ def _mixtures(op: Op) -> int:
 
 def _distributions(op: Op, values: str, seed: int) -> tuple[str, ...]:
     """Return the distributions that rows are drawn from in turn; the seed selects the first, as rows may be few."""
+    if values == EXTREME_ROWS:
+        first = seed % len(op.extremes)
+        return op.extremes[first:] + op.extremes[:first]
     if values != MIXED:
         return (values,)
     names = (NORMAL, *op.values)
@@ -335,8 +348,9 @@ def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Genera
 
 def _minus_inf_rows(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Draw normal numbers, and rows along the last dim of nothing but -inf."""
-    rows = _normal(tensor, generator).view(-1, tensor.shape[-1] if tensor.ndim else 1)
-    rows.masked_fill_(_some_rows(len(rows), tensor.device, generator), -math.inf)
+    shape = tensor.shape[:-1]
+    chosen = _some_rows(math.prod(shape), tensor.device, generator).reshape(*shape, *[1] * min(tensor.ndim, 1))
+    _normal(tensor, generator).masked_fill_(chosen, -math.inf)
 
 
 def _some_rows(count: int, device: torch.device, generator: torch.Generator) -> torch.Tensor:

@@ -123,6 +123,8 @@ def unwritten(values: torch.Tensor, right: torch.Tensor, poison: int) -> int:
 
     Elements of one byte may hold any value by chance, so only a large share of them is telling.
     """
+    if values.shape != right.shape:
+        return 0
     count = int((is_poison(values, poison) & ~is_poison(right, poison)).sum())
     by_chance = values.numel() * BY_CHANCE if values.element_size() == 1 else 0
     return count if count > by_chance else 0

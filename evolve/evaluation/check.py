@@ -116,7 +116,7 @@ class Inspector:
 
     def check_on(self, program: Program, op: Op, workload: Workload, names: Iterable[str]) -> None:
         """Check the program once on each of these distributions, extremes or arrangements of inputs."""
-        poison = self.rng.choice(POISONS[:2])
+        poison = POISONS[1]  # the first reads as NaN, which may be right here
         buffers = self.arena.poisoned(layout(op, workload, program), poison, self.rng)
         for name in names:
             self._run_and_judge(program, Draw(op, workload, self.rng.randrange(2**31), name), buffers, poison)

@@ -4,7 +4,7 @@ import itertools
 import random
 import secrets
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from archive.kernel import Kernel
@@ -19,7 +19,7 @@ from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.compiling import Compiled, compiled, traits, verdict_on
 from evolve.evaluation.confirm import confirmation
-from evolve.evaluation.extremes import check_arrangements, check_extremes, check_missing
+from evolve.evaluation.extremes import check_declared, check_extremes, check_missing, check_stretched
 from evolve.evaluation.op_check import blind_spots
 from evolve.evaluation.timing import measure
 from evolve.evaluation.truth import defined
@@ -53,19 +53,20 @@ def evaluate(
         inspector = Inspector(device, evaluator.arena, random.Random(seed), checks, evaluator.watch)
         verdict, known = replace(verdict, seed=seed), traits(kernel, programs)
         agreed: list[bool] = []
-        for pairs in (
-            programs.awkward,
-            programs.held_out,
-            programs.stretched,
-            programs.declared,
-        ):  # smallest first: faults show sooner
-            # A fault at a random shape is not a verdict on other kernels with the same code: they may get other shapes.
-            found = None if pairs in (programs.held_out, programs.stretched) else known
-            agreed += [inspector.check(program, op, workload) for workload, program in pairs]
-            if pairs is programs.awkward:
-                check_extremes(programs, op, inspector)
-            if pairs is programs.stretched:
-                check_arrangements(programs, op, inspector)
+
+        def check(pairs: Sequence[tuple[Workload, Program]]) -> None:
+            agreed.extend(inspector.check(program, op, workload) for workload, program in pairs)
+
+        found = known
+        check(programs.awkward)  # smallest first: faults show sooner
+        check_extremes(programs, op, inspector)
+        # A fault at a random shape is not a verdict on other kernels with the same code: they may get other shapes.
+        found = None
+        check(programs.held_out)
+        check_stretched(programs, op, inspector)
+        found = known
+        check(programs.declared)
+        check_declared(programs, op, inspector, everywhere=confirm)
         check_missing(programs, op, inspector)
         judged = (*programs.awkward, *programs.held_out, *programs.stretched, *programs.declared)
         tested = envelope(op, [workload for workload, _ in judged])

@@ -5,29 +5,46 @@ import itertools
 from evolve.devices.device import Program
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.compiling import Compiled
-from reference_ops.op import Op, Workload
+from reference_ops.inputs import meets_extremes_by_rows
+from reference_ops.op import EXTREME_ROWS, NORMAL, Op, Workload
 
 SMALL_BYTES = 2**22  # of a workload that meets every extreme
 Pair = tuple[Workload, Program]
 
 
 def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check every extreme once per dtype at a small workload.
+    """Check every extreme and every arrangement once per dtype at a small workload.
 
-    Raises RejectedError at the first fault.
+    Where rows are independent, one draw has rows of every extreme. Raises RejectedError at the first fault.
     """
-    everywhere = programs.awkward or (*programs.held_out, *programs.declared)
+    everywhere = (*programs.awkward, *programs.declared)  # listed shapes: a fault there holds for all equal code
     for dtype in dict.fromkeys(workload.dtype for workload, _ in everywhere):
-        workload, program = _chosen([pair for pair in everywhere if pair[0].dtype == dtype], op, inspector)
-        inspector.check_on(program, op, workload, op.extremes)
+        own = [pair for pair in everywhere if pair[0].dtype == dtype]
+        in_rows = [pair for pair in own if meets_extremes_by_rows(op, pair[0])]
+        if small := [pair for pair in in_rows if op.nbytes(pair[0]) <= SMALL_BYTES]:
+            workload, program = inspector.rng.choice(small)
+            inspector.check_on(program, op, workload, (EXTREME_ROWS,))
+            workload, program = _chosen(own, op, inspector)
+            inspector.check_on(program, op, workload, op.arranged)
+        else:
+            awkward = [pair for pair in programs.awkward if pair[0].dtype == dtype]
+            workload, program = _chosen(awkward or own, op, inspector)
+            inspector.check_on(program, op, workload, (*op.extremes, *op.arranged))
 
 
-def check_arrangements(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check all arrangements where one dim is long, and one in turn, or an extreme, at each declared workload."""
+def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
+    """Check normal inputs and every arrangement where one dim is long."""
     for workload, program in programs.stretched:
-        inspector.check_on(program, op, workload, op.arranged)
-    names = sorted(inspector.rng.sample(op.extremes, len(op.extremes)), key=lambda name: name not in op.arranged)
-    for (workload, program), name in zip(programs.declared, itertools.cycle(names), strict=False):
+        inspector.check_on(program, op, workload, (NORMAL, *op.arranged))
+
+
+def check_declared(programs: Compiled[Program], op: Op, inspector: Inspector, *, everywhere: bool) -> None:
+    """Check an extreme or arrangement at a declared workload, or at each in turn: arrangements where there are some."""
+    names = inspector.rng.sample(op.extremes, len(op.extremes))
+    names = [*inspector.rng.sample([*op.arranged], len(op.arranged)), *names]
+    many = everywhere or op.arranged
+    declared = programs.declared if many else (inspector.rng.choice(programs.declared),)
+    for (workload, program), name in zip(declared, itertools.cycle(names), strict=False):
         inspector.check_on(program, op, workload, (name,))
 
 

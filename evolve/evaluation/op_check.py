@@ -49,14 +49,14 @@ def blind_spots(
 ) -> tuple[BlindSpot, ...]:
     """Return what an evaluation at this workload would get wrong; `quick` tries only what evaluations draw.
 
-    A corruption may pass by chance, for example if a number has few bits to lose. It counts only if it passes again
-    with another seed.
+    A corruption may pass by chance, for example if a number has few bits to lose. It counts only if it passes
+    again with other seeds.
     """
     found = _spots(op, workload, seed, torch_device, quick=quick)
     if not found:
         return ()
     others = (_spots(op, workload, seed + turn, torch_device, quick=quick) for turn in range(1, 1 + SECOND_LOOKS))
-    again = {spot.kind for spots in others for spot in spots}
+    again = set.intersection(*({spot.kind for spot in spots} for spots in others))
     return tuple(spot for spot in found if spot.kind in again)
 
 

@@ -79,7 +79,7 @@ def op_section(op: Op, device: DeviceInfo, reference_source: str, characters: in
 
 def _extremes(op: Op) -> Iterator[str]:
     """Yield what outputs must be at the extremes of the inputs, and which of these the op leaves undefined."""
-    met = [*(EXTREME[name] for name in op.extremes if name in EXTREME), *(_words(name) for name in op.arranged)]
+    met = [*(EXTREME[name] for name in op.extremes), *(_words(name) for name in op.arranged)]
     yield f"Each of these is checked on its own too: {'; '.join(met)}."
     if any(name in NOT_FINITE for name in op.extremes):
         yield "Outputs must be NaN and infinite where PyTorch's are: fmaxf and fminf drop NaN, comparisons are false."

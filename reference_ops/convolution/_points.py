@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import torch
 
-from reference_ops.op import Tensors, Workload
+from reference_ops.op import NOT_FINITE, Tensors, Workload
 
 # No "large": such long sums overflow float16. Convolution is linear in both factors, so small integers stay exact.
 LONG_SUMS = ("uniform", "heavy_tail", "shifted", "constant", "tiny", "faint", "integers")
 # The sums run over whole images and batches. With numbers far from zero they overflow float16. With one number per
 # image the results are a few numbers, the same for all channels, and fewer bits may happen to represent them.
 SUMS_OF_BATCHES = ("uniform", "tiny", "faint", "integers")
+# A product of a gradient that is NaN and the zeros around an image.
+OF_PADDING = dict.fromkeys(NOT_FINITE, "whether the padding's zeros are multiplied is left open")
 FARTHEST_BIAS = 64.0
 
 

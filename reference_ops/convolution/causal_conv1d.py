@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.convolution._points import SUMS_OF_BATCHES, as_parameters, near_zero_bias, product, same
+from reference_ops.convolution._points import OF_PADDING, SUMS_OF_BATCHES, as_parameters, near_zero_bias, product, same
 from reference_ops.op import COMMON, OF_PRODUCTS, Op, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import rounded_once
 
@@ -120,6 +120,7 @@ ops = (
         awkward=as_parameters("width", AWKWARD),
         values=SUMS_OF_BATCHES,
         by_rows=False,
+        exempt=OF_PADDING,
         flops=lambda dims: 2 * MULTIPLY_ADDS(dims),
         tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
     ),

@@ -5,6 +5,7 @@ from torch.nn import functional
 
 from reference_ops.convolution._points import (
     LONG_SUMS,
+    OF_PADDING,
     SUMS_OF_BATCHES,
     as_parameters,
     image,
@@ -116,6 +117,7 @@ ops = (
         awkward=as_parameters("r s", AWKWARD),
         values=SUMS_OF_BATCHES,
         by_rows=False,
+        exempt=OF_PADDING,
         flops=product("filters", "channels", "r", "s"),
         matrix_flops=multiply_adds,
         tf32=True,

@@ -5,6 +5,7 @@ from torch.nn import functional
 
 from reference_ops.convolution._points import (
     LONG_SUMS,
+    OF_PADDING,
     SUMS_OF_BATCHES,
     as_parameters,
     image,
@@ -124,6 +125,7 @@ ops = (
         awkward=as_parameters("r s", AWKWARD),
         values=SUMS_OF_BATCHES,
         by_rows=False,
+        exempt=OF_PADDING,
         flops=product("filters", "r", "s", "channels"),
         matrix_flops=multiply_adds,
         tf32=True,

@@ -5,6 +5,7 @@ from torch.nn import functional
 
 from reference_ops.convolution._points import (
     LONG_SUMS,
+    OF_PADDING,
     SUMS_OF_BATCHES,
     as_parameters,
     near_zero_bias,
@@ -121,6 +122,7 @@ ops = (
         awkward=as_parameters("r s", AWKWARD),
         values=SUMS_OF_BATCHES,
         by_rows=False,
+        exempt=OF_PADDING,
         flops=lambda dims: 2 * MULTIPLY_ADDS(dims),
         tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
     ),

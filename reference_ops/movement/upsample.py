@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.op import COMMON, Op, Tolerance, Workload, rotated, tensors, workloads
+from reference_ops.op import COMMON, NOT_FINITE, Op, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.precision import wide
 
 aten = torch.ops.aten
@@ -96,6 +96,7 @@ TIMES_FACTOR = {"oh": lambda known: known["h"] * known["factor"], "ow": lambda k
 # Sums of many large numbers overflow float16.
 MODERATE = tuple(name for name in COMMON if name not in ("heavy_tail", "shifted"))
 
+OF_NO_SHARE = dict.fromkeys(NOT_FINITE, "whether a pixel is multiplied by its share of zero is left open")
 bilinear = (
     Op(
         name="upsample_bilinear",
@@ -110,6 +111,7 @@ bilinear = (
         emulated=resized_as_parameters(EMULATED, backward=False),
         awkward=resized_as_parameters(AWKWARD, backward=False),
         touched={"x": lambda d: d["batch"] * d["channels"] * lines(d["h"], d["oh"]) * lines(d["w"], d["ow"])},
+        exempt=OF_NO_SHARE,
         flops=lambda dims: 8 * elements(dims, "oh", "ow"),
         tolerance=Tolerance(),  # the default factor suffices for positions and weights in float32
         backward=("upsample_bilinear_backward",),
@@ -128,6 +130,7 @@ bilinear = (
         emulated=resized_as_parameters(EMULATED, backward=True),
         awkward=resized_as_parameters(AWKWARD, backward=True),
         values=MODERATE,
+        exempt=OF_NO_SHARE,
         flops=lambda dims: 8 * elements(dims, "oh", "ow"),
         tolerance=Tolerance(),  # the default factor suffices for sums in float32, rounded once
     ),
@@ -164,4 +167,5 @@ nearest = (
         tolerance=Tolerance(),  # the default factor suffices for sums in float32, rounded once
     ),
 )
+OF_NO_SHARE = dict.fromkeys(NOT_FINITE, "whether a pixel is multiplied by its share of zero is left open")
 ops = (*bilinear, *nearest)

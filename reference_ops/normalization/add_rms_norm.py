@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from reference_ops.normalization.rms_norm import AWKWARD, EMULATED, is_many, longest_sum
+from reference_ops.normalization.rms_norm import AWKWARD, EMULATED, OF_INFINITE_ROWS, is_many, longest_sum
 from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
 
 
@@ -40,6 +40,7 @@ ops = (
         ),
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=1e-6),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=1e-6),
+        exempt=OF_INFINITE_ROWS,
         flops=lambda dims: 5 * dims["rows"] * dims["cols"],  # two additions, a square and two multiplications
         # The default factor suffices: PyTorch also rounds the sum once, and computes the norm as in rms_norm.
         tolerance=Tolerance(sums="cols"),

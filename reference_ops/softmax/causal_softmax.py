@@ -18,7 +18,7 @@ def as_called(x: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 def causal_softmax_backward(grad_out: torch.Tensor, out: torch.Tensor, scale: float) -> torch.Tensor:
-    return masked_softmax_backward(grad_out, out, scale).masked_fill(later(out), 0)
+    return masked_softmax_backward(grad_out.masked_fill(later(out), 0), out, scale).masked_fill(later(out), 0)
 
 
 def later(x: torch.Tensor) -> torch.Tensor:

@@ -362,3 +362,52 @@ def test_a_sum_by_one_thread_passes_and_half_precision_does_not(times: float, bi
         judged = functools.partial(compared, kernel[None], expected.float(), expected, Tolerance())
         found.append(judged(perturbed=functools.partial(torch.clone, moves)))
     assert (not any(comparison.fault for comparison in found)) is right
+
+
+def not_finite(actual: list[float], pytorch: list[float], expected: list[float], others: list[list[float]]) -> str:
+    results = tuple(torch.tensor(values) for values in (pytorch, *others))
+    exact = torch.tensor(expected).double()
+    return compared(torch.tensor(actual), results[0], exact, Tolerance(), others=results).fault
+
+
+def test_nan_must_be_kept_where_all_of_pytorch_gives_nan() -> None:
+    assert "not finite where they should be" in not_finite([1.0, 0.0], [1.0, math.nan], [1.0, math.nan], [])
+
+
+def test_an_element_about_which_pytorch_disagrees_with_itself_may_be_anything() -> None:
+    assert not not_finite([1.0, 5.0], [1.0, math.nan], [1.0, 7.0], [])
+    assert not not_finite([1.0, 5.0], [1.0, math.nan], [1.0, math.nan], [[1.0, 7.0]])
+
+
+def test_an_infinity_may_stand_for_nan_but_not_nan_for_an_infinity() -> None:
+    assert not not_finite([1.0, math.inf], [1.0, math.nan], [1.0, math.nan], [])
+    assert not_finite([1.0, math.nan], [1.0, math.inf], [1.0, math.inf], [])
+
+
+def test_an_infinity_of_the_other_sign_is_wrong() -> None:
+    assert not_finite([1.0, -math.inf], [1.0, math.inf], [1.0, math.inf], [])
+
+
+def test_equal_nan_are_equal_where_an_output_must_be_exact() -> None:
+    values = torch.tensor([1.0, math.nan])
+    assert not fault(values, values, values.double(), Tolerance(exact=True))
+    assert fault(torch.tensor([1.0, 2.0]), values, values.double(), Tolerance(exact=True))
+
+
+def test_a_small_probability_that_is_lost_is_found_only_if_its_relative_error_counts() -> None:
+    expected = torch.tensor([0.9, 0.1, 1e-12], dtype=torch.float64)
+    lost = torch.tensor([0.9, 0.1, 0.0])
+    assert not fault(lost, expected.float(), expected, Tolerance())
+    assert "its logarithm must be right" in fault(lost, expected.float(), expected, Tolerance(relative=True))
+
+
+def test_a_relative_error_is_allowed_as_far_as_pytorch_has_it() -> None:
+    expected = torch.tensor([0.9, 0.1, 1e-12], dtype=torch.float64)
+    pytorch = torch.tensor([0.9, 0.1, 1.05e-12])
+    assert not fault(torch.tensor([0.9, 0.1, 0.9e-12]), pytorch, expected, Tolerance(relative=True))
+
+
+def test_a_subnormal_result_has_no_relative_error() -> None:
+    expected = torch.tensor([0.9, 0.1, 1e-39], dtype=torch.float64)
+    lost = torch.tensor([0.9, 0.1, 0.0])
+    assert not fault(lost, expected.float(), expected, Tolerance(relative=True))

@@ -7,8 +7,20 @@ import torch
 
 from reference_ops import catalog
 from reference_ops.arrangements import filled, of_indices, of_mask, of_order
-from reference_ops.inputs import EXTREME_DRAWS, inputs_at
-from reference_ops.op import EXTREMES, INFINITE, MINUS_INF, MINUTE, NAN, NORMAL, SUBNORMAL, ZERO, Op, Workload
+from reference_ops.inputs import EXTREME_DRAWS, inputs_at, meets_extremes_by_rows, row_groups, similar_seeds
+from reference_ops.op import (
+    EXTREME_ROWS,
+    EXTREMES,
+    INFINITE,
+    MINUS_INF,
+    MINUTE,
+    NAN,
+    NORMAL,
+    SUBNORMAL,
+    ZERO,
+    Op,
+    Workload,
+)
 
 ROWS, KEYS, BOUND = 6, 40, 9
 
@@ -92,7 +104,7 @@ def test_a_tensor_is_filled_with_one_value() -> None:
 def test_every_extreme_and_arrangement_of_an_op_can_be_drawn_and_computed(name: str) -> None:
     op = catalog.load(name)
     for workload in (op.emulated[0], op.awkward[0], op.awkward[-1]):
-        for values in op.extremes:
+        for values in (*op.extremes, *op.arranged, EXTREME_ROWS):
             outputs = op.call(inputs_at(op, workload, 3, "cpu", values), workload)
             assert len(outputs) == len(op.outputs), values
 
@@ -160,3 +172,28 @@ def test_an_arrangement_must_not_have_the_name_of_a_distribution() -> None:
                 "mine", softmax.reference, softmax.inputs, softmax.outputs, softmax.gpu, softmax.emulated,
                 softmax.flops, arranged={taken: filled(x=0.0)},
             )  # fmt: skip
+
+
+def test_one_draw_has_rows_of_every_extreme() -> None:
+    softmax = catalog.load("softmax")
+    x = drawn(softmax, EXTREME_ROWS)["x"]
+    assert bool((x == 0).all(1).any())
+    assert bool((x.isnan().sum(1) == 1).any())
+    assert bool((x == -math.inf).all(1).any())
+    groups = row_groups(softmax, softmax.outputs[0], softmax.emulated[0], EXTREME_ROWS, 5)
+    assert {group.values for group in groups} == set(softmax.extremes)
+    assert all(bool((x[group.rows] == 0).all()) == (group.values == ZERO) for group in groups)
+
+
+def test_similar_seeds_draw_the_same_extreme_in_the_same_rows() -> None:
+    softmax = catalog.load("softmax")
+    at = softmax.outputs[0], softmax.emulated[0], EXTREME_ROWS
+    groups = row_groups(softmax, *at, 5)
+    assert all(row_groups(softmax, *at, seed) == groups for seed in similar_seeds(softmax, 5, 4))
+
+
+def test_extremes_share_a_draw_only_where_each_row_of_every_output_depends_on_one_row() -> None:
+    assert meets_extremes_by_rows(catalog.load("softmax"), catalog.load("softmax").emulated[0])
+    layer_norm = catalog.load("layer_norm_backward")  # gradients of weights sum over the rows
+    assert not meets_extremes_by_rows(layer_norm, layer_norm.emulated[0])
+    assert not meets_extremes_by_rows(catalog.load("softmax"), catalog.load("softmax").awkward[-1])

@@ -12,7 +12,7 @@ from each import each
 from reference_ops import catalog
 from reference_ops.inputs import inputs_at
 from reference_ops.op import Op, Workload
-from reference_ops.shapes import held_out
+from reference_ops.shapes import held_out, stretched
 
 MOST_BYTES = 64 << 20
 OPS = {name: catalog.load(name) for name in catalog.names()}
@@ -188,3 +188,32 @@ def test_the_first_shape_has_a_tail_if_the_kernel_accepts_one() -> None:
 
 def listed_sizes(op: Op) -> set[tuple[str, int]]:
     return {size for workload in (*op.gpu, *op.emulated, *op.awkward) for size in workload.dims}
+
+
+def test_every_dim_is_stretched_beyond_the_largest_listed_size_where_there_is_room() -> None:
+    shapes = stretched(catalog.load("softmax"), anything, random.Random(1), 2**21)
+    listed = listed_sizes(catalog.load("softmax"))
+    longest = max(cols for name, cols in listed if name == "cols")
+    assert max(size(shape, "cols") for shape in shapes) > longest
+    assert max(size(shape, "rows") for shape in shapes) > 16384
+
+
+@each(OPS, quick=some())
+def test_stretched_shapes_are_valid_small_and_larger_in_one_dim_than_the_emulated_ones(op: Op) -> None:
+    largest = {dim: max(size(w, dim) for w in op.emulated) for dim, _ in op.gpu[0].dims}
+    for seed in range(3):
+        for shape in stretched(op, anything, random.Random(seed), 2**21):
+            assert op.is_valid(shape)
+            assert op.nbytes(shape) <= 2**21
+            assert any(value > min(largest[dim], size(op.awkward[0], dim)) for dim, value in shape.dims)
+
+
+def test_a_plane_of_more_than_65536_pixels_is_among_the_stretched_shapes_of_pooling() -> None:
+    shapes = stretched(catalog.load("max_pool2d"), anything, random.Random(1), 2**21)
+    assert max(size(shape, "h") * size(shape, "w") for shape in shapes) > 2**16
+
+
+def test_only_accepted_shapes_are_stretched() -> None:
+    shapes = stretched(catalog.load("softmax"), lambda w: size(w, "cols") % 128 == 0, random.Random(1), 2**21)
+    assert shapes
+    assert all(size(shape, "cols") % 128 == 0 for shape in shapes)

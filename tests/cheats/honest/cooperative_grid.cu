@@ -29,7 +29,7 @@ __device__ float block_sum(float value) {
 extern "C" __global__ void rms_norm(const x_t* x, const weight_t* weight, out_t* out, float* parts, int rows, int cols,
                                    float eps) {
     const int stride = gridDim.x * blockDim.x, first = blockIdx.x * blockDim.x + threadIdx.x;
-    const int used = min((int)gridDim.x, (int)((cols + blockDim.x - 1) / blockDim.x));  // blocks that a row has columns for
+    const int used = min(int(gridDim.x), (cols + 255) / 256);  // blocks that have columns of a row
     for (int row = 0; row < rows && blockIdx.x < used; ++row) {
         float sum = 0.0f;
         for (int col = first; col < cols; col += stride) {

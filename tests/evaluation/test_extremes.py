@@ -1,0 +1,135 @@
+"""The check on extremes: each is met at a small workload in every dtype, and a kernel that is wrong there fails."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from each import each
+from scripted_device import ScriptedDevice, program
+
+from archive.records import Check
+from evolve.devices.device import RejectedError
+from evolve.evaluation.buffers import Arena
+from evolve.evaluation.check import Inspector
+from evolve.evaluation.compiling import Compiled
+from evolve.evaluation.evaluate import envelope
+from evolve.evaluation.extremes import check_declared, check_extremes, check_missing, check_stretched
+from reference_ops.arrangements import of_order
+from reference_ops.op import INFINITE, MINUS_INF, MINUTE, NAN, NORMAL, ZERO, Op, Workload, tensors, workloads
+
+Tensors = Mapping[str, torch.Tensor]
+Work = Callable[[Tensors], None]
+DECLARED = workloads("float32 bfloat16", {"rows": 16, "cols": 64})
+SMALL = workloads("float32 bfloat16", {"rows": 9, "cols": 33})
+LONG = workloads("float32", {"rows": 4, "cols": 3000})
+OP = Op(
+    name="clipped",
+    reference=torch.relu,
+    inputs=tensors(x="rows cols"),
+    outputs=tensors(out="rows cols"),
+    gpu=DECLARED,
+    emulated=DECLARED,
+    awkward=SMALL,
+    flops=lambda dims: dims["rows"] * dims["cols"],
+    arranged=of_order("x"),
+)
+
+
+def compiled(work: Work, op: Op = OP) -> Compiled[object]:
+    def all_at(places: tuple[Workload, ...]) -> tuple[tuple[Workload, object], ...]:
+        return tuple((workload, program(work)) for workload in places)
+
+    return Compiled(all_at(op.emulated), all_at(op.awkward), (), all_at(LONG), ())
+
+
+def inspector(checks: list[Check], seed: int = 3) -> Inspector:
+    return Inspector(ScriptedDevice(), Arena("cpu"), random.Random(seed), checks, lambda _phase: None)
+
+
+def run(work: Work, op: Op = OP, seed: int = 3) -> list[Check]:
+    checks: list[Check] = []
+    looking = inspector(checks, seed)
+    check_extremes(compiled(work, op), op, looking)  # type: ignore[arg-type]
+    check_stretched(compiled(work, op), op, looking)  # type: ignore[arg-type]
+    check_declared(compiled(work, op), op, looking, everywhere=False)  # type: ignore[arg-type]
+    check_missing(compiled(work, op), op, looking)  # type: ignore[arg-type]
+    return checks
+
+
+def clipped(tensors: Tensors) -> None:
+    tensors["out"].copy_(tensors["x"].relu())
+
+
+def test_every_extreme_is_met_in_every_dtype() -> None:
+    met = {(check.values, check.workload.split()[-1]) for check in run(clipped)}
+    assert {(name, dtype) for name in (*OP.extremes, *OP.arranged) for dtype in OP.dtypes} <= met
+
+
+def test_every_extreme_is_met_on_its_own_if_rows_depend_on_each_other() -> None:
+    met = {(check.values, check.workload.split()[-1]) for check in run(clipped, replace(OP, by_rows=False))}
+    assert {(name, dtype) for name in (*OP.extremes, *OP.arranged) for dtype in OP.dtypes} <= met
+
+
+def test_every_arrangement_is_met_where_a_dim_is_long() -> None:
+    met = {check.values for check in run(clipped) if check.workload == LONG[0].key}
+    assert met == {NORMAL, *OP.arranged}
+
+
+def test_arrangements_come_first_at_the_declared_workloads() -> None:
+    met = {check.values for check in run(clipped) if check.workload in {place.key for place in DECLARED}}
+    assert met <= {*OP.arranged, *OP.extremes}
+    assert set(OP.arranged) <= met
+
+
+def test_a_distribution_that_no_rows_have_met_is_drawn_on_its_own() -> None:
+    assert set(OP.values) <= {check.values for check in run(clipped)}
+
+
+def test_an_extreme_from_which_an_op_is_exempt_is_not_drawn() -> None:
+    exempt = replace(OP, exempt={NAN: "it is left open"})
+    assert NAN not in {check.values for check in run(clipped, exempt)}
+
+
+def drops_nan(tensors: Tensors) -> None:
+    tensors["out"].copy_(torch.where(tensors["x"] > 0, tensors["x"], 0))
+
+
+def multiplies_by_the_mask(tensors: Tensors) -> None:
+    tensors["out"].copy_(tensors["x"] * (tensors["x"] > 0))
+
+
+def loses_faint_numbers(tensors: Tensors) -> None:
+    tensors["out"].copy_(torch.where(tensors["x"].abs() < 1e-6, 0, tensors["x"]).relu())
+
+
+def adds_a_little_at_zero(tensors: Tensors) -> None:
+    x = tensors["x"]
+    tensors["out"].copy_(torch.where(x.any(1, keepdim=True), x.relu(), 1e-3))
+
+
+def clips_large_numbers(tensors: Tensors) -> None:
+    tensors["out"].copy_(tensors["x"].clamp(0, 1e6))
+
+
+FAULTS = {
+    NAN: drops_nan,
+    INFINITE: clips_large_numbers,
+    MINUS_INF: multiplies_by_the_mask,
+    MINUTE: loses_faint_numbers,
+    ZERO: adds_a_little_at_zero,
+}
+
+
+@each({f"{values} seed {seed}": (values, seed) for values in FAULTS for seed in range(10)})
+def test_a_kernel_that_is_wrong_at_an_extreme_fails_every_time(values: str, seed: int) -> None:
+    with pytest.raises(RejectedError, match=r"values: "):
+        run(FAULTS[values], seed=seed)
+
+
+def test_the_envelope_is_the_largest_of_each_size_parameter_and_tensor() -> None:
+    places = workloads("float32", {"rows": 3, "cols": 100}, {"rows": 50, "cols": 2}, eps=0.5)
+    tested = envelope(OP, [*places, *workloads("float32", {"rows": 1, "cols": 1}, eps=0.75)])
+    assert dict(tested.largest) == {"rows": 50, "cols": 100, "eps": 0.75}
+    assert tested.elements == 300
