@@ -68,6 +68,7 @@ class Program(CompileResult, Protocol):
 
 # Returns microseconds per call of a sequence of calls that the device runs without the host; None if it cannot.
 GraphTime = Callable[[Sequence[Callable[[], object]]], float | None]
+Capture = Callable[[Callable[[], object]], Callable[[], object] | None]
 
 
 class Sanitizer(Protocol):
@@ -99,5 +100,6 @@ class Tools:
 
     conditions: Callable[[], Conditions | None] | None = None  # current clocks and temperature
     graph_time: GraphTime | None = None
+    capture: Capture | None = None  # of a call in a CUDA graph, as a function that replays it; None if it cannot be
     sanitizer: Sanitizer | None = None
     profiler: Profiler | None = None

@@ -114,12 +114,29 @@ class Inspector:
             self._run_and_judge(program, mixed, buffers, poisons[-1])
         return agree
 
-    def check_on(self, program: Program, op: Op, workload: Workload, names: Iterable[str]) -> None:
-        """Check the program once on each of these distributions, extremes or arrangements of inputs."""
+    def check_on(
+        self, program: Program, op: Op, workload: Workload, names: Iterable[str], *, in_graph: bool = False
+    ) -> None:
+        """Check the program once on each of these distributions, extremes or arrangements of inputs.
+
+        With `in_graph`, the call is captured once in a CUDA graph, if the device has them, and replayed on each.
+        """
         poison = POISONS[1]  # the first reads as NaN, which may be right here
         buffers = self.arena.poisoned(layout(op, workload, program), poison, self.rng)
+        capture, tensors = self.device.tools.capture, {name: buffer.tensor for name, buffer in buffers.items()}
+        replay = None
+        if in_graph and capture:  # after a run: the first launch may load code, which a capture cannot
+            self._run(program, Draw(op, workload, self.rng.randrange(2**31)), buffers, as_timed=True)
+            replay = capture(lambda: program.launch(tensors))
         for name in names:
-            self._run_and_judge(program, Draw(op, workload, self.rng.randrange(2**31), name), buffers, poison)
+            draw = Draw(op, workload, self.rng.randrange(2**31), name)
+            try:
+                self._run_and_judge(program, draw, buffers, poison, replay)
+            except RejectedError as error:
+                if replay:
+                    self._run_and_judge(program, draw, buffers, poison)
+                    raise RejectedError(error.outcome, f"{error.log} (only in a CUDA graph)") from error
+                raise
 
     def _run_again(
         self,
@@ -137,8 +154,11 @@ class Inspector:
         if not _same(outputs, found[0][0]):
             found.append((outputs, poison))
 
-    def _run_and_judge(self, program: Program, draw: Draw, buffers: dict[str, Buffer], poison: int) -> None:
-        outputs = self._run(program, draw, buffers, as_timed=self.rng.random() < 0.5)
+    def _run_and_judge(
+        self, program: Program, draw: Draw, buffers: dict[str, Buffer], poison: int,
+        replay: Callable[[], object] | None = None,
+    ) -> None:  # fmt: skip
+        outputs = self._run(program, draw, buffers, as_timed=self.rng.random() < 0.5 or bool(replay), replay=replay)
         self.watch("check")
         self.judge(draw, outputs, poison)
 
@@ -184,14 +204,20 @@ class Inspector:
                     note = SHORT_OF_MEMORY if expected.short_of_memory else ""
                     raise RejectedError(Outcome.WRONG, f"{where}: `{spec.name}`{on}: {comparison.fault}{never}{note}")
 
-    def _run(self, program: Program, draw: Draw, buffers: dict[str, Buffer], *, as_timed: bool) -> Outputs:
-        """Run once and return copies of the outputs. With `as_timed`, the kernel sees what it sees in a timed call."""
+    def _run(
+        self, program: Program, draw: Draw, buffers: dict[str, Buffer], *, as_timed: bool,
+        replay: Callable[[], object] | None = None,
+    ) -> Outputs:  # fmt: skip
+        """Run once and return copies of the outputs. With `as_timed`, the kernel sees what it sees in a timed call.
+
+        `replay` runs the program on the same buffers in another way.
+        """
         for name, values in draw.inputs(self.device).items():
             buffers[name].tensor.copy_(values)
         tensors = {name: buffer.tensor for name, buffer in buffers.items()}
         self.watch("run")
         if as_timed:
-            self.device.time(lambda: program.launch(tensors))
+            self.device.time(replay or (lambda: program.launch(tensors)))
         else:
             self.device.run(program, tensors)
         self._inspect(buffers, draw)

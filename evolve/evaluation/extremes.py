@@ -23,13 +23,14 @@ def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) ->
         in_rows = [pair for pair in own if meets_extremes_by_rows(op, pair[0])]
         if small := [pair for pair in in_rows if op.nbytes(pair[0]) <= SMALL_BYTES]:
             workload, program = inspector.rng.choice(small)
-            inspector.check_on(program, op, workload, (EXTREME_ROWS,))
+            inspector.check_on(program, op, workload, (EXTREME_ROWS,), in_graph=True)
             workload, program = _chosen(own, op, inspector)
             inspector.check_on(program, op, workload, op.arranged)
         else:
             awkward = [pair for pair in programs.awkward if pair[0].dtype == dtype]
             workload, program = _chosen(awkward or own, op, inspector)
-            inspector.check_on(program, op, workload, (*op.extremes, *op.arranged))
+            names = (*op.extremes, *op.arranged)
+            inspector.check_on(program, op, workload, names, in_graph=True)
 
 
 def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:

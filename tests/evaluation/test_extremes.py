@@ -10,7 +10,7 @@ from each import each
 from scripted_device import ScriptedDevice, program
 
 from archive.records import Check
-from evolve.devices.device import RejectedError
+from evolve.devices.device import RejectedError, Tools
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.compiling import Compiled
@@ -133,3 +133,29 @@ def test_the_envelope_is_the_largest_of_each_size_parameter_and_tensor() -> None
     tested = envelope(OP, [*places, *workloads("float32", {"rows": 1, "cols": 1}, eps=0.75)])
     assert dict(tested.largest) == {"rows": 50, "cols": 100, "eps": 0.75}
     assert tested.elements == 300
+
+
+@each({f"seed {seed}": seed for seed in range(5)})
+def test_a_kernel_that_does_nothing_in_a_graph_fails_there_alone(seed: int) -> None:
+    def capture(_: Callable[[], object]) -> Callable[[], object]:
+        return lambda: None
+
+    looking = Inspector(
+        ScriptedDevice(tools=Tools(capture=capture)), Arena("cpu"), random.Random(seed), [], lambda _phase: None
+    )
+    with pytest.raises(RejectedError, match="only in a CUDA graph"):
+        check_extremes(compiled(clipped), OP, looking)  # type: ignore[arg-type]
+
+
+def test_a_call_is_captured_once_per_dtype_and_replayed() -> None:
+    captured: list[str] = []
+
+    def capture(call: Callable[[], object]) -> Callable[[], object]:
+        captured.append("captured")
+        return call
+
+    looking = Inspector(
+        ScriptedDevice(tools=Tools(capture=capture)), Arena("cpu"), random.Random(1), [], lambda _phase: None
+    )
+    check_extremes(compiled(clipped, replace(OP, by_rows=False)), OP, looking)  # type: ignore[arg-type]
+    assert len(captured) == len(OP.dtypes)

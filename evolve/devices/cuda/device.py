@@ -88,6 +88,7 @@ class CudaDevice:
         return Tools(
             conditions=_conditions_here,
             graph_time=self._graph_time,
+            capture=_replay_of,
             sanitizer=self._sanitize if sanitizer.command() else None,
             profiler=self._profile if self._ncu else None,
         )
@@ -198,6 +199,11 @@ class _HeadStart:
         _wait(end.synchronize)
         milliseconds: float = start.elapsed_time(end)
         return milliseconds * 1000
+
+
+def _replay_of(call: Callable[[], object]) -> Callable[[], object] | None:
+    graph = _captured([call])
+    return graph.replay if graph else None
 
 
 def _captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph | None:
