@@ -57,13 +57,16 @@ def held_out(
 def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int) -> tuple[Workload, ...]:
     """Return a workload for each dim in which it is larger than in any that the file lists, as far as bytes allow.
 
-    The other sizes are those of a small listed workload, the largest that leaves room. The last two dims of an image
+    A parameter that is the size of a tensor counts as a dim. The other sizes are those of a small listed workload, the
+    largest that leaves room. The last two dims of an image
     are also stretched together. Counters and indices of too few bits, and loops that end at the largest listed size,
     show here.
     """
     greatest = {name: most for name, (_, most) in _ranges(op.listed).items()}
-    names: list[tuple[str, ...]] = [(name,) for name in greatest if name in dict(op.gpu[0].dims)]
-    names += dict.fromkeys(tensor.dims[-2:] for tensor in op.inputs if len(tensor.dims) > RANK_OF_IMAGES)
+    every = (*op.inputs, *op.outputs)
+    dims = {name for tensor in every for name in tensor.dims}
+    names: list[tuple[str, ...]] = [(name,) for name in greatest if name in dims]
+    names += dict.fromkeys(tensor.dims[-2:] for tensor in every if len(tensor.dims) > RANK_OF_IMAGES)
     found = []
     for together in (some for some in names if set(some) <= greatest.keys()):
         sizes = {name: round(greatest[name] * rng.uniform(*STRETCH)) for name in together}
@@ -74,21 +77,29 @@ def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, m
         )
         fitting = [tried for tried in tries if tried and accepts(tried)]
         if fitting:
-            found.append(max(fitting, key=lambda tried: (dict(tried.dims)[together[0]], op.nbytes(tried))))
+            found.append(max(fitting, key=lambda tried: (_sizes(tried)[together[0]], op.nbytes(tried))))
     return tuple(dict.fromkeys(found))
 
 
 def _resized(op: Op, near: Workload, sizes: Mapping[str, int], most_bytes: int) -> Workload | None:
     """Return the workload with other sizes of some dims, as large as the bytes allow; None if those are not larger."""
-    known = dict(near.dims)
+    known = _sizes(near)
     for shrunk in range(SHRINKS):
         wanted = {name: size >> shrunk for name, size in sizes.items()}
-        tried = replace(near, dims=tuple({**known, **wanted}.items()))
+        tried = replace(
+            near,
+            dims=tuple((name, wanted.get(name, size)) for name, size in near.dims),
+            parameters=tuple((name, wanted.get(name, value)) for name, value in near.parameters),
+        )
         if all(size <= known[name] for name, size in wanted.items()):
             return None
         if op.is_valid(tried) and op.nbytes(tried) <= most_bytes:
             return tried
     return None
+
+
+def _sizes(workload: Workload) -> dict[str, int]:
+    return dict((*workload.dims, *_integers(workload)))
 
 
 def _strangest(few: Iterable[Workload], usual: set[tuple[str, int]], numbers: set[tuple[str, int]]) -> Workload | None:

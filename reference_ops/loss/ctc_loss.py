@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.op import COMMON, NOT_FINITE, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import COMMON, NOT_FINITE, Arrange, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 aten = torch.ops.aten
 Two = tuple[torch.Tensor, torch.Tensor]
@@ -118,9 +118,23 @@ def one_label(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -> Non
 FORWARD = {"no_labels": no_labels, "full_lengths": full_lengths, "one_label": one_label}
 
 
+def with_forward(arrange: Arrange) -> Arrange:
+    """Return the arrangement for the backward, whose inputs include what the forward computed."""
+
+    def arranged(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
+        arrange(inputs, generator, known)
+        save_forward(inputs)
+
+    return arranged
+
+
 def draw_backward(inputs: Tensors, generator: torch.Generator) -> None:
     draw_samples(inputs, generator)
     inputs["grad_loss"].uniform_(0.5, 2, generator=generator)
+    save_forward(inputs)
+
+
+def save_forward(inputs: Tensors) -> None:
     given = (inputs[name] for name in ("targets", "input_lengths", "target_lengths"))
     loss, log_alpha = ctc_loss(inputs["log_probs"].double(), *given)
     inputs["loss"].copy_(loss)
@@ -209,6 +223,7 @@ ops = (
         values=MODERATE,
         by_rows=False,
         draw=draw_backward,
+        arranged={name: with_forward(arrange) for name, arrange in FORWARD.items()},
         exempt=dict.fromkeys(NOT_FINITE, "the gradient of a class that no target has is exp(-inf + loss) in PyTorch"),
         valid=is_possible,
         touched={

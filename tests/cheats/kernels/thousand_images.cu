@@ -1,0 +1,23 @@
+/*---
+op = "affine_grid"
+note = "fools a check of small batches: from the image 1024 on, the transformation of image 1023 is taken"
+
+[knobs]
+THREADS = [256, 128, 512]
+
+[[launch]]
+entry = "affine_grid"
+grid = ["ceil_div(batch * h * w, THREADS)"]
+block = ["THREADS"]
+args = ["theta", "grid", "batch * h * w", "h", "w"]
+---*/
+// caught: wrong
+extern "C" __global__ void __launch_bounds__(THREADS)
+affine_grid(const float* __restrict__ theta, float2* __restrict__ grid, long long total, int h, int w) {
+    const long long at = (long long)blockIdx.x * THREADS + threadIdx.x;
+    if (at >= total) return;
+    const int j = int(at % w), i = int(at / w % h);
+    const float* t = theta + min(at / w / h, 1023ll) * 6;
+    const float x = float(2 * j + 1 - w) / w, y = float(2 * i + 1 - h) / h;
+    grid[at] = make_float2(fmaf(t[0], x, fmaf(t[1], y, t[2])), fmaf(t[3], x, fmaf(t[4], y, t[5])));
+}
