@@ -152,7 +152,7 @@ def meets_extremes_by_rows(op: Op, workload: Workload) -> bool:
     varied = _varied(op)
     if not (op.by_rows and _sharing_rows(op) and all(spec.dims[:1] == varied[0].dims[:1] for spec in op.outputs)):
         return False
-    return op.shape(varied[0], workload)[0] >= 2 * len(op.extremes)
+    return op.shape(varied[0], workload)[0] >= len(op.extremes)
 
 
 def similar_seeds(op: Op, seed: int, count: int) -> range:

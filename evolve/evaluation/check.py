@@ -121,6 +121,8 @@ class Inspector:
 
         With `in_graph`, the call is captured once in a CUDA graph, if the device has them, and replayed on each.
         """
+        if not (names := tuple(names)):
+            return
         poison = POISONS[1]  # the first reads as NaN, which may be right here
         buffers = self.arena.poisoned(layout(op, workload, program), poison, self.rng)
         capture, tensors = self.device.tools.capture, {name: buffer.tensor for name, buffer in buffers.items()}

@@ -66,7 +66,7 @@ def evaluate(
         check_stretched(programs, op, inspector)
         found = known
         check(programs.declared)
-        check_declared(programs, op, inspector, everywhere=confirm)
+        check_declared(programs, op, inspector, confirm=confirm)
         check_missing(programs, op, inspector)
         judged = (*programs.awkward, *programs.held_out, *programs.stretched, *programs.declared)
         tested = envelope(op, [workload for workload, _ in judged])

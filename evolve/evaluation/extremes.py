@@ -13,39 +13,40 @@ Pair = tuple[Workload, Program]
 
 
 def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check every extreme and every arrangement once per dtype at a small workload.
+    """Check every extreme and every arrangement once per dtype at a small workload, for one dtype in a CUDA graph.
 
     Where rows are independent, one draw has rows of every extreme. Raises RejectedError at the first fault.
     """
     everywhere = (*programs.awkward, *programs.declared)  # listed shapes: a fault there holds for all equal code
-    for dtype in dict.fromkeys(workload.dtype for workload, _ in everywhere):
+    dtypes = list(dict.fromkeys(workload.dtype for workload, _ in everywhere))
+    graphed = inspector.rng.choice(dtypes)
+    for dtype in dtypes:
         own = [pair for pair in everywhere if pair[0].dtype == dtype]
         in_rows = [pair for pair in own if meets_extremes_by_rows(op, pair[0])]
         if small := [pair for pair in in_rows if op.nbytes(pair[0]) <= SMALL_BYTES]:
             workload, program = inspector.rng.choice(small)
-            inspector.check_on(program, op, workload, (EXTREME_ROWS,), in_graph=True)
+            inspector.check_on(program, op, workload, (EXTREME_ROWS,), in_graph=dtype == graphed)
             workload, program = _chosen(own, op, inspector)
             inspector.check_on(program, op, workload, op.arranged)
         else:
             awkward = [pair for pair in programs.awkward if pair[0].dtype == dtype]
             workload, program = _chosen(awkward or own, op, inspector)
-            names = (*op.extremes, *op.arranged)
-            inspector.check_on(program, op, workload, names, in_graph=True)
+            inspector.check_on(program, op, workload, (*op.extremes, *op.arranged), in_graph=dtype == graphed)
 
 
 def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check normal inputs and every arrangement where one dim is long."""
+    """Check every arrangement where one dim is long, and rows of every extreme, or normal inputs if rows are few."""
     for workload, program in programs.stretched:
-        inspector.check_on(program, op, workload, (NORMAL, *op.arranged))
+        numbers = EXTREME_ROWS if meets_extremes_by_rows(op, workload) else NORMAL
+        inspector.check_on(program, op, workload, (numbers, *op.arranged))
 
 
-def check_declared(programs: Compiled[Program], op: Op, inspector: Inspector, *, everywhere: bool) -> None:
-    """Check an extreme or arrangement at a declared workload, or at each in turn: arrangements where there are some."""
-    names = inspector.rng.sample(op.extremes, len(op.extremes))
-    names = [*inspector.rng.sample([*op.arranged], len(op.arranged)), *names]
-    many = everywhere or op.arranged
-    declared = programs.declared if many else (inspector.rng.choice(programs.declared),)
-    for (workload, program), name in zip(declared, itertools.cycle(names), strict=False):
+def check_declared(programs: Compiled[Program], op: Op, inspector: Inspector, *, confirm: bool) -> None:
+    """Check the arrangements at the declared workloads, one at each in turn; to confirm, the extremes too."""
+    names = inspector.rng.sample([*op.arranged], len(op.arranged))
+    if confirm:
+        names += inspector.rng.sample(op.extremes, len(op.extremes))
+    for (workload, program), name in zip(programs.declared, itertools.cycle(names), strict=False):
         inspector.check_on(program, op, workload, (name,))
 
 
