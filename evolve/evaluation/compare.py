@@ -340,11 +340,11 @@ def _agreed(expected: torch.Tensor, others: tuple[torch.Tensor, ...] | None, lik
     """Return where PyTorch's results are finite, NaN or infinite as expected. Without them, everywhere."""
     agreed = torch.ones_like(like, dtype=torch.bool)
     for found in others or ():
-        agreed &= _alike(found.to(like.device, like.dtype), expected)
+        agreed &= alike(found.to(like.device, like.dtype), expected)
     return agreed
 
 
-def _alike(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+def alike(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     """Return where both are finite, both NaN, or the same infinity; of integers, where they are equal."""
     if not some.is_floating_point():
         return some == others

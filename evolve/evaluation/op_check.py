@@ -3,16 +3,17 @@
 A corruption that passes is a blind spot: verdicts on that workload mean nothing.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 
-from evolve.evaluation.compare import leeway
+from evolve.evaluation.compare import alike, leeway
 from evolve.evaluation.truth import Truth, truth
 from reference_ops.inputs import RowGroup, inputs_at
-from reference_ops.op import MIXED, NORMAL, Number, Op, Tensors, Workload
+from reference_ops.op import INFINITE, MINUS_INF, MINUTE, MIXED, NAN, NORMAL, Number, Op, Tensors, Workload
 
 VISIBLE_SHARE = 0.05  # of the root mean square, by which one element is corrupted
 VISIBLE_ROUNDINGS = 16  # of the element, added to its change
@@ -21,6 +22,7 @@ BITS_LOST = 3  # of bfloat16's 8 bits; float16 loses as many in a round trip thr
 PLACES_TRIED = 50
 SECOND_LOOKS = 2
 LENIENCY = 16  # times the error allowed for a kernel: fused baselines round differently
+CANNOT = "PyTorch cannot compute it"
 Corruption = Callable[[torch.Tensor, random.Random], torch.Tensor]
 
 
@@ -75,7 +77,7 @@ def _spots(op: Op, workload: Workload, seed: int, torch_device: str, *, quick: b
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a user's reference may raise
-            words = f"PyTorch cannot compute it: {type(error).__name__}: {error}"
+            words = f"{CANNOT}: {type(error).__name__}: {error}"
             spots.append(BlindSpot(workload.key, values, "", "", words))
             continue
         spots += _false_alarms(known)
@@ -85,10 +87,48 @@ def _spots(op: Op, workload: Workload, seed: int, torch_device: str, *, quick: b
             if values == NORMAL:
                 spots += _ignored_inputs(known, torch_device)
         del known  # free it before the next draw: on a GPU each takes gigabytes
+    if declared and not quick and not any(spot.words.startswith(CANNOT) for spot in spots):
+        for values in (*op.extremes, *op.arranged):
+            spots += _lost(op, workload, seed, torch_device, values)
     for name in sorted(unseen):
         words = f"a kernel that ignored `{name}` would pass"
         spots.append(BlindSpot(workload.key, "all", "", f"`{name}` ignored", words))
     return tuple(spots)
+
+
+def _lost(op: Op, workload: Workload, seed: int, torch_device: str, values: str) -> list[BlindSpot]:
+    """Return what is wrong with the check at one extreme or arrangement of the inputs.
+
+    PyTorch's own result must pass. The result must fail if the inputs have lost what is extreme about them, unless this
+    hardly changes it.
+    """
+    known = truth(op, workload, values, seed, inputs_at(op, workload, seed, torch_device, values))
+    spots = [
+        _spot(known, spec.name, "", f"PyTorch's own result for `{spec.name}` is called wrong: {fault}")
+        for index, spec in enumerate(op.outputs)
+        if (fault := known.fault(index, known.pytorch[index]))
+    ]
+    words, lose = LOSSES.get(values, ("", None)) if values in op.extremes else ("indices clipped", clipped_indices)
+    if lose is None:
+        return spots
+    outputs = op.call({name: lose(tensor) for name, tensor in known.inputs.items()}, workload)
+    seen = any(known.fault(index, output) for index, output in enumerate(outputs))
+    if not seen and any(_differs(known, index, output) for index, output in enumerate(outputs)):
+        spots.append(_spot(known, "", words, f"a kernel with {words} would pass"))
+    return spots
+
+
+def _differs(known: Truth, index: int, output: torch.Tensor) -> bool:
+    """Return whether the output differs visibly from PyTorch's where all of PyTorch's results agree."""
+    for group in known.groups(index):
+        found, pytorch, expected = (
+            values[group.rows] for values in (output, known.pytorch[index], known.expected[index])
+        )
+        clear = all(bool(alike(one, expected.to(one.dtype)).all()) for one in known.others(index, group.rows))
+        finite_elsewhere = not torch.equal(found.isfinite(), pytorch.isfinite())
+        if clear and (finite_elsewhere if group.not_finite else _material(known, index, group, output)):
+            return True
+    return False
 
 
 def _false_alarms(known: Truth) -> Iterator[BlindSpot]:
@@ -244,6 +284,39 @@ def _finite_place(output: torch.Tensor, rng: random.Random) -> int:
     return next((place for place, good in zip(places, finite, strict=True) if good), places[0])
 
 
+def without_nan(values: torch.Tensor) -> torch.Tensor:
+    return values.nan_to_num(0.0, math.inf, -math.inf) if _has_extremes(values) else values
+
+
+def without_infinities(values: torch.Tensor) -> torch.Tensor:
+    if not _has_extremes(values):
+        return values
+    limit = torch.finfo(values.dtype).max
+    return torch.where(values.isinf(), values.clamp(-limit, limit), values)
+
+
+def without_faint(values: torch.Tensor) -> torch.Tensor:
+    faint = 1e-3 if values.dtype == torch.float16 else 1e-6
+    return torch.where(values.abs() < faint, 0, values) if _has_extremes(values) else values
+
+
+def _has_extremes(values: torch.Tensor) -> bool:
+    return values.is_floating_point() and values.element_size() > 1  # PyTorch has few operations on 8-bit floats
+
+
+def clipped_indices(values: torch.Tensor) -> torch.Tensor:
+    """Move the greatest and the least index by one, as a kernel with an index cut too short does."""
+    if values.is_floating_point() or values.dtype == torch.bool or not values.numel():
+        return values
+    return values.clamp(max=max(0, int(values.max()) - 1))
+
+
+LOSSES: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    NAN: ("NaN swallowed", without_nan),
+    INFINITE: ("infinities cut off", without_infinities),
+    MINUS_INF: ("infinities cut off", without_infinities),
+    MINUTE: ("faint values lost", without_faint),
+}
 CORRUPTIONS: dict[str, Corruption] = {
     "zeros": zeros,
     "its mean everywhere": mean_filled,

@@ -167,3 +167,12 @@ def test_a_call_is_captured_once_for_one_dtype_and_replayed() -> None:
     )
     check_extremes(compiled(clipped, replace(OP, by_rows=False)), OP, looking)  # type: ignore[arg-type]
     assert len(captured) == 1
+
+
+def test_a_reference_that_refuses_nan_leaves_them_undefined() -> None:
+    def refuses(x: torch.Tensor) -> torch.Tensor:
+        if bool(x.isnan().any()):
+            raise ValueError("no NaN, please")
+        return x.relu()
+
+    run(drops_nan, replace(OP, reference=refuses, by_rows=False))

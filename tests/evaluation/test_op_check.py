@@ -15,7 +15,7 @@ from evolve.evaluation.compare import FLOAT32_UNIT, compared, summed
 from evolve.evaluation.op_check import CORRUPTIONS, BlindSpot, blind_spots, distributions
 from reference_ops import catalog
 from reference_ops.inputs import inputs_at
-from reference_ops.op import Op, Tolerance, Workload, rotated, tensors, workloads
+from reference_ops.op import MINUTE, NAN, Op, Tolerance, Workload, rotated, tensors, workloads
 
 OPS = {name: catalog.load(name) for name in catalog.names()}
 SOME = [catalog.load(name) for name in THOROUGH]
@@ -245,3 +245,28 @@ def test_each_workload_is_checked_at_its_own_dtype() -> None:
     places = rotated("float32 bfloat16", {"rows": 16, "cols": 256}, {"rows": 8, "cols": 512})
     op = rows_op(doubled, emulated=places)
     assert [found(op, place) for place in places] == [(), ()]
+
+
+def test_nan_that_a_kernel_could_swallow_is_reported() -> None:
+    """The output is finite where the input is NaN or not, except in one of two PyTorch results: nothing is judged."""
+    kept = rows_op(lambda x: x * 2)
+    assert "NaN swallowed" not in unnoticed(kept, NAN)
+    tolerated = rows_op(lambda x: torch.where(x.isnan(), 0.25, x * 2), tolerance=Tolerance(factor=1e30))
+    assert {spot.corruption for spot in found(tolerated) if spot.values == MINUTE} == {"faint values lost"}
+
+
+def test_an_op_that_multiplies_faint_gradients_away_has_no_blind_spot_there() -> None:
+    assert "faint values lost" not in unnoticed(rows_op(lambda x: x + 1), MINUTE)
+
+
+def test_a_clipped_index_is_noticed() -> None:
+    gather = catalog.load("gather")
+    spots = blind_spots(gather, gather.emulated[0], SEED, "cpu")
+    assert not [spot for spot in spots if spot.values in gather.arranged]
+
+
+def test_clipping_an_index_that_never_matters_is_reported() -> None:
+    gather = catalog.load("gather")
+    loose = replace(gather, tolerance=Tolerance(factor=1e30))
+    spots = blind_spots(loose, gather.emulated[0], SEED, "cpu")
+    assert "indices clipped" in {spot.corruption for spot in spots if spot.values in gather.arranged}
