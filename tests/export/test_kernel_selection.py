@@ -7,9 +7,10 @@ from gpu_records import H200, duel, times
 from archive import kernel as genome
 from archive.kernel import Kernel
 from archive.records import Envelope
+from evolve.export.template import manifest
 from evolve.export.template.calls import NoKernelError
 from evolve.export.template.dispatch import Choice, Question, choices
-from evolve.export.template.manifest import ExportedEntry, Measured, Shipped, Tested
+from evolve.export.template.manifest import ExportedEntry, Measured, Shipped
 from evolve.op_on_device import point
 from reference_ops import catalog
 from reference_ops.op import Workload
@@ -56,7 +57,7 @@ def choose(kernels: dict[Kernel, list[Measured]], asked: Question, pytorch_wins:
 
 def entry_tested_to(cols: int, elements: int, device: str = "NVIDIA H200") -> ExportedEntry:
     """Return an entry whose only kernel was tested up to so many columns and elements of a tensor."""
-    tested = Tested(device, 1, None, None, (), (), Envelope((("rows", 2048), ("cols", cols)), elements))
+    tested = manifest.Tested(device, 1, None, None, (), (), Envelope((("rows", 2048), ("cols", cols)), elements))
     shipped = Shipped(SHORT.id, "", "", "", "", (), (measured(256, 20.0),), (tested,))
     return ExportedEntry("", (), (), {}, (shipped,), ())
 
