@@ -60,6 +60,12 @@ class Scale:
         return torch.finfo(self.dtype).eps / 2
 
     @property
+    def step(self) -> float:
+        """Distance of neighbouring subnormal numbers, and of zero from the least of them."""
+        limits = torch.finfo(self.dtype)
+        return limits.smallest_normal * limits.eps
+
+    @property
     def inevitable(self) -> float:
         return max(self.rounding, self.sums.unit)
 
@@ -96,7 +102,7 @@ def errors_of(
     *found, largest = torch.stack(norms).tolist()  # one transfer from the GPU
     size, error, pytorch_rms, usual_excess = (norm / math.sqrt(scale.count) for norm in found)
     floor, factor = scale.sums.unit * size, ELEMENT_FACTOR * tolerance.factor
-    least = magnitude.new_full((), max(factor * (usual_excess + floor), TINY))
+    least = magnitude.new_full((), max(factor * (usual_excess + floor), TINY, scale.step))
     return Errors(
         off,
         torch.add(least, magnitude, alpha=factor * scale.inevitable),
@@ -105,7 +111,7 @@ def errors_of(
         size,
         error,
         # With few rows, PyTorch's error may be small by chance: an error that a whole row shares is a single sample.
-        max(pytorch_rms, FLOOR_ROUNDINGS * scale.rounding * size, floor),
+        max(pytorch_rms, FLOOR_ROUNDINGS * scale.rounding * size, floor, scale.step / 2),
         all(map(math.isfinite, found)) and largest <= torch.finfo(scale.dtype).max,
     )
 
@@ -290,7 +296,7 @@ def _verdict(
         fault = _elements_off(errors.off.abs(), errors.allowed, actual, expected)
     elif error > factor * yardstick and error > (allowance := factor * leeway(expected, scale.dtype)) * yardstick:
         fault = (
-            f"the root mean square error is {error:.3g}, {error / max(yardstick, TINY):.1f} times PyTorch's own "
+            f"the root mean square error is {error:.3g}, {error / yardstick:.1f} times PyTorch's own "
             f"{yardstick:.3g}; {allowance:.3g} times is allowed"
         )
     return Comparison(fault, error, yardstick, worst)

@@ -411,3 +411,17 @@ def test_a_subnormal_result_has_no_relative_error() -> None:
     expected = torch.tensor([0.9, 0.1, 1e-39], dtype=torch.float64)
     lost = torch.tensor([0.9, 0.1, 0.0])
     assert not fault(lost, expected.float(), expected, Tolerance(relative=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_subnormal_result_may_be_off_by_one_step(dtype: torch.dtype) -> None:
+    step = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    expected = torch.full((4, 64), 7.0, dtype=torch.float64) * step
+    nearly = (expected + step).to(dtype)
+    assert not fault(nearly, expected.to(dtype), expected, Tolerance())
+
+
+def test_a_subnormal_result_of_float16_must_not_be_lost() -> None:
+    step = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
+    expected = torch.full((400, 64), 70.0, dtype=torch.float64) * step
+    assert fault(torch.zeros(400, 64, dtype=torch.float16), expected.half(), expected, Tolerance())
