@@ -12,6 +12,7 @@ import torch
 
 from reference_ops.op import Arrange, Tensors
 
+FEW_NAN, SHARE_OF_NAN = 2, 64  # elements of a matrix, and one in so many of a vector
 SHARE_OF_BLOCK = 3  # a block hides one key in three
 
 
@@ -107,3 +108,30 @@ def filled(**values: float) -> Arrange:
             inputs[name].fill_(value)
 
     return arrange
+
+
+def nan_in(*names: str) -> Mapping[str, Arrange]:
+    """Return arrangements with NaN in one of these tensors alone, for inputs that the extremes leave normal."""
+
+    def sprinkled(name: str) -> Arrange:
+        def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+            flat = inputs[name].view(-1)
+            count = FEW_NAN if inputs[name].ndim > 1 else 1 + len(flat) // SHARE_OF_NAN
+            places = torch.randint(len(flat), (count,), generator=generator, device=flat.device)
+            flat[places] = math.nan
+
+        return arrange
+
+    return {f"NaN_in_{name}": sprinkled(name) for name in names}
+
+
+def scaled(**factors: float) -> Mapping[str, Arrange]:
+    """Return arrangements in which one of these tensors is multiplied, as by a faint or negative weight of a loss."""
+
+    def times(name: str, factor: float) -> Arrange:
+        def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+            inputs[name].mul_(factor)
+
+        return arrange
+
+    return {f"{name}_scaled": times(name, factor) for name, factor in factors.items()}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from reference_ops.arrangements import nan_in, scaled
 from reference_ops.op import Number, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
@@ -58,6 +59,7 @@ def elementwise(
             gpu=gpu,
             emulated=emulated,
             awkward=awkward,
+            arranged=nan_in("x", "target"),
             flops=lambda dims: flops * dims["n"],
             # The default factor suffices for partial sums in float32, as in PyTorch, added as blocks finish.
             tolerance=Tolerance(sums="added_up"),
@@ -76,6 +78,7 @@ def elementwise(
             emulated=emulated,
             awkward=awkward,
             draw=draw_grad_loss,
+            arranged=scaled(grad_loss=-1e-8),
             flops=lambda dims: flops * dims["n"],
             # The default factor suffices: everything is in float32 and rounded once.
         ),

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import of_indices
+from reference_ops.arrangements import of_indices, scaled
 from reference_ops.op import COMMON, Arrange, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 IGNORED = -100
@@ -164,7 +164,10 @@ backward = Op(
     awkward=tuple(workload for workload in forward.awkward if workload.dtype != "float16"),
     values=COMMON,
     draw=draw_backward,
-    arranged={name: with_lse(arrange) for name, arrange in FORWARD.items()},
+    arranged={
+        **{name: with_lse(arrange) for name, arrange in FORWARD.items()},
+        **scaled(grad_loss=-1e-8),
+    },
     valid=forward.valid,
     flops=lambda dims: 4 * dims["rows"] * dims["vocab"],
     # The default factor suffices: everything is in float32 and rounded once. There is no float16: divided by so many

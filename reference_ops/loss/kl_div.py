@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import nan_in, scaled
 from reference_ops.loss._elementwise import draw_grad_loss
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
@@ -59,6 +60,7 @@ ops = (
         awkward=AWKWARD,
         values=VALUES,
         draw=draw_distributions,
+        arranged=nan_in("log_probs", "target"),
         flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # a logarithm, subtract, multiply and add
         # The logarithms are a hundred times larger than their sum, and bfloat16 has only a few hundred different ones:
         # roundings repeat instead of averaging out. The error is up to six roundings of the loss in PyTorch's order, 11
@@ -83,6 +85,7 @@ ops = (
         awkward=AWKWARD,
         values=VALUES,
         draw=draw_backward,
+        arranged=scaled(grad_loss=-1e-8),
         flops=lambda dims: dims["rows"] * dims["cols"],
         # The default factor suffices for one product, rounded once.
     ),

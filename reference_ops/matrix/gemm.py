@@ -2,6 +2,7 @@
 
 import torch
 
+from reference_ops.arrangements import nan_in
 from reference_ops.matrix._drawing import far_below_one, like_weights
 from reference_ops.op import OF_PRODUCTS, Op, Tensors, Tolerance, rotated, tensors, workloads
 
@@ -48,6 +49,7 @@ ops = (
         awkward=AWKWARD,
         values=OF_PRODUCTS,
         draw=draw,
+        arranged=nan_in("b"),
         flops=lambda dims: dims["m"] * dims["n"],
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],
         # The default factor suffices for float32 sums in any order, rounded once.

@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import nan_in
 from reference_ops.matrix._drawing import like_weights
 from reference_ops.op import OF_PRODUCTS, Op, Tensors, Tolerance, rotated, tensors, workloads
 
@@ -53,6 +54,7 @@ ops = (
         ),
         values=OF_PRODUCTS,
         draw=draw_vector,
+        arranged=nan_in("x"),
         flops=lambda dims: dims["n"],
         matrix_flops=lambda dims: 2 * dims["n"] * dims["k"],
         # The default factor suffices for float32 sums, rounded once.
@@ -78,6 +80,7 @@ ops = (
         ),
         values=OF_PRODUCTS,
         draw=draw_weight,
+        arranged=nan_in("weight"),
         flops=lambda dims: dims["m"] * dims["n"],
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],
         # The default factor suffices for float32 sums, rounded once.

@@ -2,7 +2,7 @@
 
 import torch
 
-from reference_ops.arrangements import of_indices
+from reference_ops.arrangements import nan_in, of_indices, scaled
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
@@ -64,7 +64,7 @@ ops = (
         values=(*(name for name in COMMON if name != "heavy_tail"), "integers"),
         by_rows=False,
         draw=draw,
-        arranged=of_indices("indices", "rows"),
+        arranged={**of_indices("indices", "rows"), **nan_in("src"), **scaled(src=1e-6)},
         flops=lambda dims: dims["count"] * dims["dim"],
         # The default factor suffices for sums in float32, in any order, rounded once.
         backward=("scatter_add_backward",),

@@ -197,3 +197,17 @@ def test_extremes_share_a_draw_only_where_each_row_of_every_output_depends_on_on
     layer_norm = catalog.load("layer_norm_backward")  # gradients of weights sum over the rows
     assert not meets_extremes_by_rows(layer_norm, layer_norm.emulated[0])
     assert not meets_extremes_by_rows(catalog.load("softmax"), catalog.load("softmax").awkward[-1])
+
+
+def test_nan_is_put_into_one_input_alone() -> None:
+    layer_norm = catalog.load("layer_norm")
+    inputs = drawn(layer_norm, "NaN_in_weight")
+    assert {name for name, values in inputs.items() if bool(values.isnan().any())} == {"weight"}
+    assert not bool(inputs["weight"].isnan().all())
+
+
+def test_an_input_is_scaled_alone() -> None:
+    mse = catalog.load("mse_backward")
+    usual, faint = drawn(mse, NORMAL), drawn(mse, "grad_loss_scaled")
+    assert float(faint["grad_loss"]) == pytest.approx(-1e-8 * float(usual["grad_loss"]))
+    assert torch.equal(faint["x"], usual["x"])
