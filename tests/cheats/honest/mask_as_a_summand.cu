@@ -33,12 +33,16 @@ extern "C" __global__ void masked_softmax_row(const x_t* __restrict__ x, const b
     const long long row = (long long)blockIdx.x * keys;
     mask += ((long long)(blockIdx.x / queries / heads) * queries + blockIdx.x % queries) * keys;
     float most = -INFINITY, sum = 0.0f;
-    for (int key = threadIdx.x; key < keys; key += 128) most = fmaxf(most, score_of(float(x[row + key]), mask[key], scale));
+    for (int key = threadIdx.x; key < keys; key += 128) {
+        most = fmaxf(most, score_of(float(x[row + key]), mask[key], scale));
+    }
     for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
     if (threadIdx.x % 32 == 0) mosts[threadIdx.x / 32] = most;
     __syncthreads();
     for (int warp = 0; warp < 4; ++warp) most = fmaxf(most, mosts[warp]);
-    for (int key = threadIdx.x; key < keys; key += 128) sum += expf(score_of(float(x[row + key]), mask[key], scale) - most);
+    for (int key = threadIdx.x; key < keys; key += 128) {
+        sum += expf(score_of(float(x[row + key]), mask[key], scale) - most);
+    }
     sum = sum_of_block(sum);
     for (int key = threadIdx.x; key < keys; key += 128) {
         out[row + key] = out_t(expf(score_of(float(x[row + key]), mask[key], scale) - most) / sum);

@@ -34,7 +34,8 @@ extern "C" __global__ void l2_norm_row(const x_t* __restrict__ x, out_t* __restr
     float sum = 0.0f;
     for (int col = threadIdx.x; col < cols; col += 128) {
         const float value = float(x[col]);
-        const float part = isinf(value) ? 1.0f : isinf(most) && value == value ? 0.0f : most > 0.0f ? value / most : value;
+        const bool beside_infinity = isinf(most) && isfinite(value);
+        const float part = isinf(value) ? 1.0f : beside_infinity ? 0.0f : most > 0.0f ? value / most : value;
         sum = fmaf(part, part, sum);
     }
     sum = sum_of_block(sum);

@@ -11,8 +11,8 @@ args = ["a", "x", "out", "n", "k"]
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-extern "C" __global__ void gemv_row(const a_t* __restrict__ a, const x_t* __restrict__ x, out_t* __restrict__ out, int n,
-                                    int k) {
+extern "C" __global__ void gemv_row(const a_t* __restrict__ a, const x_t* __restrict__ x, out_t* __restrict__ out,
+                                    int n, int k) {
     const int row = blockIdx.x * 64 + threadIdx.x;
     if (row >= n) return;
     double sum = 0.0;
