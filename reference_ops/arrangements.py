@@ -89,7 +89,7 @@ def of_indices(name: str, bound: str | Callable[[Tensors], int]) -> Mapping[str,
 
 
 def of_order(name: str) -> Mapping[str, Arrange]:
-    """Return rows in ascending and in descending order: the largest value comes last, and first."""
+    """Return rows in ascending and in descending order, with the largest value last and first, and half in order."""
 
     def ordered(*, descending: bool) -> Arrange:
         def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
@@ -97,7 +97,28 @@ def of_order(name: str) -> Mapping[str, Arrange]:
 
         return arrange
 
-    return {f"{name}_ascending": ordered(descending=False), f"{name}_descending": ordered(descending=True)}
+    def half(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+        """Put the front half of each row in ascending order, and the rear half in descending order."""
+        rows = inputs[name].view(-1, inputs[name].shape[-1])
+        middle = rows.shape[1] // 2
+        rows[:, :middle] = rows[:, :middle].sort(-1).values
+        rows[:, middle:] = rows[:, middle:].sort(-1, descending=True).values
+
+    return {
+        f"{name}_ascending": ordered(descending=False),
+        f"{name}_descending": ordered(descending=True),
+        f"{name}_half_in_order": half,
+    }
+
+
+def many_nan(name: str) -> Mapping[str, Arrange]:
+    """Return an arrangement in which a quarter of all elements is NaN, for searches that find one of several."""
+
+    def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+        chosen = torch.empty_like(inputs[name], dtype=torch.bool).bernoulli_(0.25, generator=generator)
+        inputs[name].masked_fill_(chosen, math.nan)
+
+    return {f"many_NaN_in_{name}": arrange}
 
 
 def filled(**values: float) -> Arrange:

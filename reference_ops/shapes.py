@@ -71,21 +71,23 @@ def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, m
     for together in (some for some in names if set(some) <= greatest.keys()):
         sizes = {name: round(greatest[name] * rng.uniform(*STRETCH)) for name in together}
         tries = (
-            _resized(op, near, {name: kind(size, rng) for name, size in sizes.items()}, most_bytes)
+            _resized(op, near, sizes, kind, lambda tried: op.nbytes(tried) <= most_bytes and accepts(tried))
             for near in (*op.emulated, *op.awkward)
-            for kind in (_prime, _to_multiple)
+            for kind in (_prime_below, _to_multiple)
         )
-        fitting = [tried for tried in tries if tried and accepts(tried)]
+        fitting = [tried for tried in tries if tried]
         if fitting:
             found.append(max(fitting, key=lambda tried: (_sizes(tried)[together[0]], op.nbytes(tried))))
     return tuple(dict.fromkeys(found))
 
 
-def _resized(op: Op, near: Workload, sizes: Mapping[str, int], most_bytes: int) -> Workload | None:
-    """Return the workload with other sizes of some dims, as large as the bytes allow; None if those are not larger."""
+def _resized(
+    op: Op, near: Workload, sizes: Mapping[str, int], kind: Callable[[int], int], fits: Callable[[Workload], bool]
+) -> Workload | None:
+    """Return the workload with other sizes of some dims, the largest that fit; None if those are not larger."""
     known = _sizes(near)
     for shrunk in range(SHRINKS):
-        wanted = {name: size >> shrunk for name, size in sizes.items()}
+        wanted = {name: kind(max(1, size >> shrunk)) for name, size in sizes.items()}
         tried = replace(
             near,
             dims=tuple((name, wanted.get(name, size)) for name, size in near.dims),
@@ -93,7 +95,7 @@ def _resized(op: Op, near: Workload, sizes: Mapping[str, int], most_bytes: int) 
         )
         if all(size <= known[name] for name, size in wanted.items()):
             return None
-        if op.is_valid(tried) and op.nbytes(tried) <= most_bytes:
+        if op.is_valid(tried) and fits(tried):
             return tried
     return None
 
@@ -216,11 +218,15 @@ def _beside_a_tile(size: int, rng: random.Random) -> int:
     return max(1, round(size / TILE)) * TILE + rng.choice((-1, 1))
 
 
-def _to_multiple(size: int, _: random.Random) -> int:
+def _to_multiple(size: int) -> int:
     return size // MULTIPLES[-1] * MULTIPLES[-1] or size
 
 
 def _prime(size: int, _: random.Random) -> int:
+    return _prime_below(size)
+
+
+def _prime_below(size: int) -> int:
     """Return the largest prime up to this size."""
     while size > 2 and not all(size % divisor for divisor in range(2, math.isqrt(size) + 1)):
         size -= 1

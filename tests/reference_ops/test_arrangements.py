@@ -211,3 +211,15 @@ def test_an_input_is_scaled_alone() -> None:
     usual, faint = drawn(mse, NORMAL), drawn(mse, "grad_loss_scaled")
     assert float(faint["grad_loss"]) == pytest.approx(-1e-8 * float(usual["grad_loss"]))
     assert torch.equal(faint["x"], usual["x"])
+
+
+def test_half_of_each_row_is_in_order() -> None:
+    x = torch.randn(4, 30)
+    of_order("x")["x_half_in_order"]({"x": x}, torch.Generator(), {})
+    assert bool((x[:, :15].diff(dim=1) >= 0).all())
+    assert bool((x[:, 15:].diff(dim=1) <= 0).all())
+
+
+def test_rows_of_a_search_have_several_nan() -> None:
+    count = drawn(catalog.load("argmax"), "many_NaN_in_x")["x"].isnan().sum(1)
+    assert int(count.min()) >= 2
