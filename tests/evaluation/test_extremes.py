@@ -58,6 +58,12 @@ def run(work: Work, op: Op = OP, seed: int = 3) -> list[Check]:
     return checks
 
 
+def run_extremes(work: Work, op: Op) -> list[Check]:
+    checks: list[Check] = []
+    check_extremes(compiled(work, op), op, inspector(checks))  # type: ignore[arg-type]
+    return checks
+
+
 def clipped(tensors: Tensors) -> None:
     tensors["out"].copy_(tensors["x"].relu())
 
@@ -176,3 +182,16 @@ def test_a_reference_that_refuses_nan_leaves_them_undefined() -> None:
         return x.relu()
 
     run(drops_nan, replace(OP, reference=refuses, by_rows=False))
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_an_extreme_at_which_pytorch_itself_is_inexact_is_left_open(by_rows: bool) -> None:
+    def underflows(x: torch.Tensor) -> torch.Tensor:
+        return x / x.square().sum(-1, keepdim=True).sqrt()
+
+    def as_pytorch(tensors: Tensors) -> None:
+        tensors["out"].copy_(underflows(tensors["x"]))
+
+    op = replace(OP, reference=underflows, by_rows=by_rows, exempt={INFINITE: "open", MINUS_INF: "open"})
+    met = {check.values for check in run_extremes(as_pytorch, op)}
+    assert NAN in met
