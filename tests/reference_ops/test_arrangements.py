@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from chosen_ops import some
+from each import each
 
 from reference_ops import catalog
 from reference_ops.arrangements import filled, of_indices, of_mask, of_order
@@ -100,7 +102,7 @@ def test_a_tensor_is_filled_with_one_value() -> None:
     assert x.unique().tolist() == [0.375]
 
 
-@pytest.mark.parametrize("name", catalog.names())
+@each({name: name for name in catalog.names()}, quick=some())
 def test_every_extreme_and_arrangement_of_an_op_can_be_drawn_and_computed(name: str) -> None:
     op = catalog.load(name)
     for workload in (op.emulated[0], op.awkward[0], op.awkward[-1]):
