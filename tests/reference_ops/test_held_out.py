@@ -199,13 +199,11 @@ def test_every_dim_is_stretched_beyond_the_largest_listed_size_where_there_is_ro
 
 
 @each(OPS, quick=some())
-def test_stretched_shapes_are_valid_small_and_larger_in_one_dim_than_the_emulated_ones(op: Op) -> None:
-    largest = {dim: max(size(w, dim) for w in op.emulated) for dim, _ in op.gpu[0].dims}
+def test_stretched_shapes_are_valid_and_small(op: Op) -> None:
     for seed in range(3):
         for shape in stretched(op, anything, random.Random(seed), 2**21):
             assert op.is_valid(shape)
             assert op.nbytes(shape) <= 2**21
-            assert any(value > min(largest[dim], size(op.awkward[0], dim)) for dim, value in shape.dims)
 
 
 def test_a_plane_of_more_than_65536_pixels_is_among_the_stretched_shapes_of_pooling() -> None:
