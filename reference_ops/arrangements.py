@@ -131,6 +131,19 @@ def filled(**values: float) -> Arrange:
     return arrange
 
 
+def then(arrangements: Mapping[str, Arrange], save: Callable[[Tensors], None]) -> Mapping[str, Arrange]:
+    """Return the arrangements for a backward: after each, `save` computes what the forward leaves for it."""
+
+    def saved(arrange: Arrange) -> Arrange:
+        def arranged(inputs: Tensors, generator: torch.Generator, known: Mapping[str, Any]) -> None:
+            arrange(inputs, generator, known)
+            save(inputs)
+
+        return arranged
+
+    return {name: saved(arrange) for name, arrange in arrangements.items()}
+
+
 def nan_in(*names: str) -> Mapping[str, Arrange]:
     """Return arrangements with NaN in one of these tensors alone, for inputs that the extremes leave normal."""
 

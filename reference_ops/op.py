@@ -156,7 +156,7 @@ class Op:
     by_rows: bool = True  # each index of the first dim is computed independently
     draw: Callable[..., None] | None = None  # overwrites the drawn inputs in place; may take sizes and parameters
     # Extreme arrangements of masks, indices and the like, by name; each overwrites normal inputs after `draw`.
-    arranged: "Mapping[str, Arrange]" = field(default_factory=dict)
+    arranged: Mapping[str, Arrange] = field(default_factory=dict)
     exempt: Mapping[str, str] = field(default_factory=dict)  # extremes that the op leaves undefined, and why
     valid: Callable[[Mapping[str, Any]], bool] | None = None  # condition on dims and parameters, if some are invalid
     tolerance: Tolerance = Tolerance()

@@ -58,9 +58,8 @@ def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, m
     """Return a workload for each dim in which it is larger than in any that the file lists, as far as bytes allow.
 
     A parameter that is the size of a tensor counts as a dim. The other sizes are those of a small listed workload, the
-    largest that leaves room. The last two dims of an image
-    are also stretched together. Counters and indices of too few bits, and loops that end at the largest listed size,
-    show here.
+    largest that leaves room. The last two dims of an image are also stretched together. Counters and indices of too few
+    bits, and loops that end at the largest listed size, show here.
     """
     greatest = {name: most for name, (_, most) in _ranges(op.listed).items()}
     every = (*op.inputs, *op.outputs)

@@ -35,6 +35,10 @@ class Compiled(Generic[P]):
     stretched: tuple[tuple[Workload, P], ...]  # larger in one dim than any that the op lists
     skipped: tuple[str, ...]  # declared workloads without a program, and why
 
+    @property
+    def everywhere(self) -> tuple[tuple[Workload, P], ...]:
+        return (*self.awkward, *self.held_out, *self.stretched, *self.declared)
+
 
 def compiled(
     kernel: Kernel, op: Op, info: DeviceInfo, compile_bound: Callable[[Bound], P], shapes_seed: int, *, confirm: bool

@@ -2,12 +2,13 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional
 
-from reference_ops.op import NOT_FINITE, OF_PRODUCTS, Arrange, Tensors, Tolerance
+from reference_ops.arrangements import nan_in
+from reference_ops.op import NOT_FINITE, OF_PRODUCTS, Tensors, Tolerance
 from reference_ops.precision import wide
 
 aten = torch.ops.aten
@@ -155,15 +156,7 @@ def draw_scores(inputs: Tensors, _: torch.Generator) -> None:
         inputs[name].clamp_(-FARTHEST, FARTHEST)
 
 
-def nan_queries(inputs: Tensors, generator: torch.Generator, _: Mapping[str, int]) -> None:
-    """Set one number of some queries to NaN: their outputs become NaN, and no others."""
-    q = inputs["q"]
-    chosen = torch.empty(q.shape[:-1], dtype=torch.bool, device=q.device).bernoulli_(0.25, generator=generator)
-    chosen.view(-1)[-1] = True
-    q[..., -1].masked_fill_(chosen, torch.nan)
-
-
-OF_NAN: Mapping[str, Arrange] = {"nan_queries": nan_queries}
+OF_NAN = nan_in("q")  # the outputs of these queries become NaN, and no others
 # A weight of zero times NaN is NaN.
 OPEN = dict.fromkeys(NOT_FINITE, "whether a hidden key is multiplied by its weight of zero is left open")
 

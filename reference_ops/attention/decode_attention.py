@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import filled
 from reference_ops.attention._plain import FARTHEST, TOLERANCE, VALUES
 from reference_ops.op import Op, Tensors, rotated, tensors, workloads
 from reference_ops.precision import wide
@@ -38,10 +39,6 @@ def draw(inputs: Tensors, generator: torch.Generator) -> None:
     lengths.copy_(lengths[torch.randperm(len(lengths), generator=generator, device=lengths.device)])
     for name in ("q", "k"):
         inputs[name].clamp_(-FARTHEST, FARTHEST)
-
-
-def lengths_of_one(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -> None:
-    inputs["lengths"].fill_(1)
 
 
 def full_lengths(inputs: Tensors, _: torch.Generator, known: Mapping[str, int]) -> None:
@@ -95,7 +92,7 @@ op = Op(
     ),
     valid=lambda known: known["heads"] % known["kv_heads"] == 0 and known["dim"] % 8 == 0 and known["dim"] <= 128,
     draw=draw,
-    arranged={"lengths_of_one": lengths_of_one, "full_lengths": full_lengths, "stale_cache": stale_cache},
+    arranged={"lengths_of_one": filled(lengths=1), "full_lengths": full_lengths, "stale_cache": stale_cache},
     values=VALUES,
     touched={"k": read, "v": read},
     flops=lambda dims: 3 * cached_keys(dims) * dims["heads"],

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import of_indices, scaled
-from reference_ops.op import COMMON, Arrange, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.arrangements import of_indices, scaled, then
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 IGNORED = -100
 PLAIN = {"ignore_index": IGNORED, "label_smoothing": 0.0}
@@ -83,16 +83,6 @@ FORWARD = {
 }
 
 
-def with_lse(arrange: Arrange) -> Arrange:
-    """Return the arrangement for the backward, whose inputs include what the forward computed."""
-
-    def arranged(inputs: Tensors, generator: torch.Generator, known: Mapping[str, Any]) -> None:
-        arrange(inputs, generator, known)
-        save_lse(inputs)
-
-    return arranged
-
-
 def draw_backward(inputs: Tensors, generator: torch.Generator) -> None:
     draw_targets(inputs, generator)
     inputs["grad_loss"].uniform_(0.5, 2, generator=generator)
@@ -164,10 +154,7 @@ backward = Op(
     awkward=tuple(workload for workload in forward.awkward if workload.dtype != "float16"),
     values=COMMON,
     draw=draw_backward,
-    arranged={
-        **{name: with_lse(arrange) for name, arrange in FORWARD.items()},
-        **scaled(grad_loss=-1e-8),
-    },
+    arranged={**then(FORWARD, save_lse), **scaled(grad_loss=-1e-8)},
     valid=forward.valid,
     flops=lambda dims: 4 * dims["rows"] * dims["vocab"],
     # The default factor suffices: everything is in float32 and rounded once. There is no float16: divided by so many

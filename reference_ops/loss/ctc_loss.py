@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.op import COMMON, NOT_FINITE, Arrange, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.arrangements import filled, then
+from reference_ops.op import COMMON, NOT_FINITE, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 aten = torch.ops.aten
 Two = tuple[torch.Tensor, torch.Tensor]
@@ -100,32 +101,16 @@ def beginnings(
     return starts.masked_fill(number >= labels.unsqueeze(1), torch.iinfo(torch.int64).max)
 
 
-def no_labels(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -> None:
-    inputs["target_lengths"].zero_()
-
-
 def full_lengths(inputs: Tensors, _: torch.Generator, known: Mapping[str, int]) -> None:
     inputs["target_lengths"].fill_(known["length"])
     inputs["input_lengths"].fill_(known["time"])
 
 
-def one_label(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -> None:
-    """Draw the same label everywhere, so that blanks must come between."""
-    inputs["targets"].fill_(1)
-    inputs["target_lengths"].fill_(1)
-
-
-FORWARD = {"no_labels": no_labels, "full_lengths": full_lengths, "one_label": one_label}
-
-
-def with_forward(arrange: Arrange) -> Arrange:
-    """Return the arrangement for the backward, whose inputs include what the forward computed."""
-
-    def arranged(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
-        arrange(inputs, generator, known)
-        save_forward(inputs)
-
-    return arranged
+FORWARD = {
+    "no_labels": filled(target_lengths=0),
+    "full_lengths": full_lengths,
+    "one_label": filled(targets=1, target_lengths=1),
+}
 
 
 def draw_backward(inputs: Tensors, generator: torch.Generator) -> None:
@@ -223,7 +208,7 @@ ops = (
         values=MODERATE,
         by_rows=False,
         draw=draw_backward,
-        arranged={name: with_forward(arrange) for name, arrange in FORWARD.items()},
+        arranged=then(FORWARD, save_forward),
         exempt=dict.fromkeys(NOT_FINITE, "the gradient of a class that no target has is exp(-inf + loss) in PyTorch"),
         valid=is_possible,
         touched={

@@ -167,5 +167,4 @@ nearest = (
         tolerance=Tolerance(),  # the default factor suffices for sums in float32, rounded once
     ),
 )
-OF_NO_SHARE = dict.fromkeys(NOT_FINITE, "whether a pixel is multiplied by its share of zero is left open")
 ops = (*bilinear, *nearest)

@@ -14,8 +14,13 @@ from evolve.devices.device import RejectedError, Tools
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.compiling import Compiled
-from evolve.evaluation.evaluate import envelope
-from evolve.evaluation.extremes import check_declared, check_extremes, check_missing, check_stretched
+from evolve.evaluation.evaluate import (
+    check_declared,
+    check_extremes,
+    check_missing,
+    check_stretched,
+    envelope,
+)
 from reference_ops.arrangements import of_order
 from reference_ops.op import INFINITE, MINUS_INF, MINUTE, NAN, NORMAL, ZERO, Op, Workload, tensors, workloads
 

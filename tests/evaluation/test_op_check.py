@@ -247,15 +247,17 @@ def test_each_workload_is_checked_at_its_own_dtype() -> None:
     assert [found(op, place) for place in places] == [(), ()]
 
 
-def test_nan_that_a_kernel_could_swallow_is_reported() -> None:
-    """The output is finite where the input is NaN or not, except in one of two PyTorch results: nothing is judged."""
+def test_an_op_that_keeps_nan_has_no_blind_spot_there() -> None:
     kept = rows_op(lambda x: x * 2)
     assert "NaN swallowed" not in unnoticed(kept, NAN)
+
+
+def test_faint_values_that_a_kernel_could_lose_are_reported() -> None:
     tolerated = rows_op(lambda x: torch.where(x.isnan(), 0.25, x * 2), tolerance=Tolerance(factor=1e30))
     assert {spot.corruption for spot in found(tolerated) if spot.values == MINUTE} == {"faint values lost"}
 
 
-def test_an_op_that_multiplies_faint_gradients_away_has_no_blind_spot_there() -> None:
+def test_an_op_that_hides_faint_values_has_no_blind_spot_there() -> None:
     assert "faint values lost" not in unnoticed(rows_op(lambda x: x + 1), MINUTE)
 
 
@@ -265,7 +267,7 @@ def test_a_clipped_index_is_noticed() -> None:
     assert not [spot for spot in spots if spot.values in gather.arranged]
 
 
-def test_clipping_an_index_that_never_matters_is_reported() -> None:
+def test_a_clipped_index_that_a_tolerance_hides_is_reported() -> None:
     gather = catalog.load("gather")
     loose = replace(gather, tolerance=Tolerance(factor=1e30))
     spots = blind_spots(loose, gather.emulated[0], SEED, "cpu")

@@ -193,7 +193,7 @@ def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Quest
         if question.deterministic and not measured.deterministic:
             refusals.append(f"{shipped.id} is not known to be deterministic")
             continue
-        if excess := beyond(shipped, question):
+        if excess := _beyond(shipped, question):
             refusals.append(f"{shipped.id} is refused: {excess}")
             continue
         try:
@@ -207,7 +207,7 @@ def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Quest
     raise NoKernelError("; ".join(dict.fromkeys(refusals)))
 
 
-def beyond(shipped: Shipped, question: Question) -> str:
+def _beyond(shipped: Shipped, question: Question) -> str:
     """Return what exceeds every envelope in which the kernel was tested on this GPU, or an empty string."""
     sizes = dict((*question.workload.dims, *question.workload.parameters))
     tested = [found.envelope for found in shipped.tested if found.device == question.device and found.envelope]
