@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from reference_ops.inputs import sprinkle_nan
 from reference_ops.op import Arrange, Tensors
 
-FEW_NAN, SHARE_OF_NAN = 2, 64  # elements of a matrix, and one in so many of a vector
+WIDEST_BITS, WIDEST_BITS_IN_FLOAT16 = 14, 6  # of scales along a sum of products: from 2**-14 to 2**14
 SHARE_OF_BLOCK = 3  # a block hides one key in three
 
 
@@ -149,10 +150,7 @@ def nan_in(*names: str) -> Mapping[str, Arrange]:
 
     def sprinkled(name: str) -> Arrange:
         def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
-            flat = inputs[name].view(-1)
-            count = FEW_NAN if inputs[name].ndim > 1 else 1 + len(flat) // SHARE_OF_NAN
-            places = torch.randint(len(flat), (count,), generator=generator, device=flat.device)
-            flat[places] = math.nan
+            sprinkle_nan(inputs[name], generator)
 
         return arrange
 
@@ -169,3 +167,21 @@ def scaled(**factors: float) -> Mapping[str, Arrange]:
         return arrange
 
     return {f"{name}_scaled": times(name, factor) for name, factor in factors.items()}
+
+
+def opposed(**axes: int) -> Mapping[str, Arrange]:
+    """Return an arrangement of two factors whose scales differ along the axis that is summed over, and cancel.
+
+    The products are those of factors without scales, except where float16 underflows. A kernel that gives each row
+    one scale, as for fewer bits, loses most of them.
+    """
+    (first, along), (second, across) = axes.items()
+
+    def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+        some, others = inputs[first].movedim(along, -1), inputs[second].movedim(across, -1)
+        most = WIDEST_BITS_IN_FLOAT16 if some.dtype == torch.float16 else WIDEST_BITS
+        bits = torch.randint(-most, most + 1, some.shape[-1:], generator=generator, device=some.device)
+        some.copy_(torch.ldexp(some, bits))
+        others.copy_(torch.ldexp(others, -bits))
+
+    return {f"{first}_and_{second}_scaled_apart": arrange}

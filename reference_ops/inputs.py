@@ -14,7 +14,6 @@ from types import EllipsisType
 import torch
 
 from reference_ops.op import (
-    DTYPES,
     EXACT,
     EXTREME_ROWS,
     INFINITE,
@@ -24,9 +23,11 @@ from reference_ops.op import (
     MIXED,
     MOVED,
     NAN,
+    NAN_IN_WEIGHTS,
     NORMAL,
     NOT_FINITE,
     SATURATING,
+    SAVED_NAN,
     SHIFTED,
     SUBNORMAL,
     ZERO,
@@ -46,7 +47,8 @@ NEAR_ZERO_BITS = 8  # "tiny" begins where squares are about as large as the usua
 PADDING = 0.25  # share of constant rows that are zero
 CONSTANT_BITS = 6  # squares have 12 bits, and sums of 4096 squares have 24, as many as float32
 # A backward op meets these in its gradients alone: what it gets from the forward is as the forward computes it.
-OF_GRADIENTS = (ZERO, MINUTE, *NOT_FINITE)
+OF_GRADIENTS = (ZERO, MINUTE, NAN, INFINITE, MINUS_INF)
+FEW_NAN, SHARE_OF_NAN = 2, 64
 SHARE_NOT_FINITE = 0.25  # of the rows, or of the elements of a vector
 DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in float16 they are scaled
 SATURATED = 100.0
@@ -75,7 +77,7 @@ class RowGroup:
     @property
     def not_finite(self) -> bool:
         """Whether some inputs are not finite."""
-        return self.values in NOT_FINITE
+        return self.values in (*NOT_FINITE, NAN_IN_WEIGHTS)
 
     @property
     def rows(self) -> slice | EllipsisType:
@@ -91,10 +93,9 @@ def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = 
     distribution.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    names = (NORMAL,) if values in op.arranged else _distributions(op, values, seed)
+    names = (NORMAL,) if values in op.arrangements else _distributions(op, values, seed)
     others = EXACT if EXACT in names else LARGE if values == MIXED and seed % LARGE_WEIGHTS == 0 else NORMAL
-    varied = _varied(op)
-    gradients = {spec.name for spec in varied if spec.name.startswith("grad")}
+    varied = op.varied
     drawn = {}
     for spec in op.inputs:
         dtype, shape = TORCH_DTYPES[spec.dtype or workload.dtype], op.shape(spec, workload)
@@ -102,21 +103,32 @@ def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = 
             drawn[spec.name] = torch.empty(shape, device=device).normal_(generator=generator).to(dtype)
             continue
         drawn[spec.name] = tensor = torch.empty(shape, device=device, dtype=dtype)
-        spared = OF_GRADIENTS if gradients and spec.name not in gradients else ()
         if spec not in varied:
             fill(tensor, others, generator)
-        elif len(names) == 1:
-            fill(tensor, NORMAL if names[0] in spared else names[0], generator)
+            continue
+        of_tensor = [_of_tensor(op, spec, name) for name in names]
+        if len(names) == 1:
+            fill(tensor, of_tensor[0], generator)
         else:
-            for row, name in enumerate(names[: len(tensor)]):
-                fill(tensor[row :: len(names)], NORMAL if name in spared else name, generator)
+            for row, name in enumerate(of_tensor[: len(tensor)]):
+                fill(tensor[row :: len(names)], name, generator)
     known = {**op.sizes(workload), **dict(workload.parameters)}
     if op.draw:
         takes_sizes = len(inspect.signature(op.draw).parameters) > 2
         op.draw(drawn, generator, *([known] * takes_sizes))
     if values in op.arranged:
         op.arranged[values](drawn, generator, known)
+    elif values == NAN_IN_WEIGHTS:
+        for spec in set(op.floating) - set(op.varied):
+            sprinkle_nan(drawn[spec.name], generator)
     return drawn
+
+
+def _of_tensor(op: Op, spec: TensorSpec, values: str) -> str:
+    """Return the distribution of one of the inputs where `values` are drawn: of a backward op, some in a part alone."""
+    if spec.name in op.saved:
+        return NAN if values == SAVED_NAN else NORMAL if values in OF_GRADIENTS else values
+    return NORMAL if values == SAVED_NAN else values
 
 
 def row_groups(op: Op, spec: TensorSpec, workload: Workload, values: str, seed: int) -> tuple[RowGroup, ...]:
@@ -124,7 +136,7 @@ def row_groups(op: Op, spec: TensorSpec, workload: Workload, values: str, seed: 
     names = _distributions(op, values, seed)
     if len(names) == 1:
         return (RowGroup(names[0]),)
-    if spec.dims[:1] != _varied(op)[0].dims[:1]:
+    if spec.dims[:1] != op.varied[0].dims[:1]:
         return (RowGroup(MIXED),)
     rows = op.shape(spec, workload)[0]
     return tuple(RowGroup(name, row, len(names)) for row, name in enumerate(names[:rows]))
@@ -142,15 +154,15 @@ def mixed_seed(op: Op, first: int, weights: int, rng: random.Random) -> int:
 
 def mixtures_needed(op: Op, workload: Workload) -> int:
     """Return how many mixed seeds, each starting one distribution later, draw rows from every distribution."""
-    sharing = _sharing_rows(op) if op.by_rows else ()
+    sharing = op.sharing_rows if op.by_rows else ()
     rows = op.shape(sharing[0], workload)[0] if sharing else 1
     return max(1, 2 + len(op.values) - rows)
 
 
 def meets_extremes_by_rows(op: Op, workload: Workload) -> bool:
     """Return whether a single draw can hold rows of every extreme, each row of an output depending on one of them."""
-    varied = _varied(op)
-    if not (op.by_rows and _sharing_rows(op) and all(spec.dims[:1] == varied[0].dims[:1] for spec in op.outputs)):
+    varied = op.varied
+    if not (op.by_rows and op.sharing_rows and all(spec.dims[:1] == varied[0].dims[:1] for spec in op.outputs)):
         return False
     return op.shape(varied[0], workload)[0] >= len(op.extremes)
 
@@ -177,26 +189,9 @@ def _distributions(op: Op, values: str, seed: int) -> tuple[str, ...]:
     first = seed // (2 * LARGE_WEIGHTS) % len(names)
     names = names[first:] + names[:first]
     # Integer rows need integer weights, which reveal less about the other rows: only every other seed has them.
-    if seed % 2 and set(_varied(op)) < set(_floating(op)):
+    if seed % 2 and set(op.varied) < set(op.floating):
         names = tuple(name for name in names if name != EXACT)
-    return names if op.by_rows and _sharing_rows(op) else names[:1]
-
-
-def _varied(op: Op) -> tuple[TensorSpec, ...]:
-    """Return the inputs that are drawn from the requested distributions; the others are weights and the like."""
-    return _sharing_rows(op) or _floating(op)
-
-
-def _sharing_rows(op: Op) -> tuple[TensorSpec, ...]:
-    """Return the inputs that share their first dim with the first output for which there are such inputs."""
-    for output in op.outputs:
-        if found := tuple(spec for spec in _floating(op) if spec.dims and spec.dims[:1] == output.dims[:1]):
-            return found
-    return ()
-
-
-def _floating(op: Op) -> tuple[TensorSpec, ...]:
-    return tuple(tensor for tensor in op.inputs if not tensor.dtype or DTYPES[tensor.dtype].is_floating_point)
+    return names if op.by_rows and op.sharing_rows else names[:1]
 
 
 def fill(tensor: torch.Tensor, values: str, generator: torch.Generator) -> None:
@@ -326,6 +321,13 @@ def _saturating(tensor: torch.Tensor, generator: torch.Generator) -> None:
     _normal(tensor, generator).mul_(SATURATED)
 
 
+def sprinkle_nan(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Set a few elements of a tensor to NaN, or of a vector one in 64."""
+    flat = tensor.view(-1)
+    count = FEW_NAN if tensor.ndim > 1 else 1 + len(flat) // SHARE_OF_NAN
+    flat[torch.randint(len(flat), (count,), generator=generator, device=flat.device)] = math.nan
+
+
 def _nan(tensor: torch.Tensor, generator: torch.Generator) -> None:
     _scatter(_normal(tensor, generator), torch.full((), math.nan, device=tensor.device), generator)
 
@@ -342,8 +344,7 @@ def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Genera
     rows = tensor.view(len(tensor) if tensor.ndim else 1, -1)
     chosen = _some_rows(len(rows), tensor.device, generator)
     places = torch.randint(rows.shape[1], (len(rows), 1), generator=generator, device=tensor.device)
-    here = torch.zeros(rows.shape, dtype=torch.bool, device=tensor.device).scatter_(1, places, chosen)
-    rows.copy_(torch.where(here, values.to(tensor.dtype).reshape(-1, 1), rows))
+    rows.scatter_(1, places, torch.where(chosen, values.to(tensor.dtype).reshape(-1, 1), rows.gather(1, places)))
 
 
 def _minus_inf_rows(tensor: torch.Tensor, generator: torch.Generator) -> None:

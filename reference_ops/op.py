@@ -53,10 +53,13 @@ DISTRIBUTIONS = (NORMAL, *OF_BATCHES, "faint", MOVED, EXACT, "masked", "ties", "
 # Extremes: each is drawn for whole tensors, so that no other rows hide it, and every op meets each of them.
 ZERO, MINUTE, SUBNORMAL, SATURATING = "zero", "minute", "subnormal", "saturating"
 NAN, INFINITE, MINUS_INF = "NaN", "infinite", "minus_inf_rows"
-NOT_FINITE = (NAN, INFINITE, MINUS_INF)
+SAVED_NAN = "saved_NaN"  # in what a backward op gets from the forward; the other extremes are of its gradients
+NOT_FINITE = (NAN, SAVED_NAN, INFINITE, MINUS_INF)
 EXTREMES = (ZERO, MINUTE, SUBNORMAL, SATURATING, *NOT_FINITE)
+NAN_IN_WEIGHTS = "NaN_in_weights"  # an arrangement of every op with inputs that are not drawn by rows
 EXTREME_ROWS = "extreme_rows"  # rows of every extreme in turn, as in "mixed"
 
+GRADIENT = "grad_"  # begins the names of the gradients that a backward op gets
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -176,9 +179,10 @@ class Op:
             raise ValueError(f"op {self.name}: `{name}` is not a distribution of inputs; there are {listed}")
         for name in set(self.baseline_free) - {tensor.name for tensor in self.outputs}:
             raise ValueError(f"op {self.name}: `baseline_free` names `{name}`, which is not an output")
-        for name in set(self.exempt) - set(EXTREMES):
-            raise ValueError(f"op {self.name}: `exempt` names `{name}`; there are {', '.join(EXTREMES)}")
-        for name in set(self.arranged) & {*DISTRIBUTIONS, *EXTREMES, MIXED, EXTREME_ROWS}:
+        for name in set(self.exempt) - {*EXTREMES, NAN_IN_WEIGHTS}:
+            listed = ", ".join((*EXTREMES, NAN_IN_WEIGHTS))
+            raise ValueError(f"op {self.name}: `exempt` names `{name}`; there are {listed}")
+        for name in set(self.arranged) & {*DISTRIBUTIONS, *EXTREMES, MIXED, EXTREME_ROWS, NAN_IN_WEIGHTS}:
             raise ValueError(f"op {self.name}: `arranged` names `{name}`, which is a distribution of inputs")
         inputs = {tensor.name for tensor in self.inputs}
         for said, named in (("touched", self.touched), ("tolerance.given", self.tolerance.given)):
@@ -219,8 +223,43 @@ class Op:
     @property
     def extremes(self) -> tuple[str, ...]:
         """The extremes that every evaluation draws; "large" numbers saturate too."""
-        usual = (name for name in EXTREMES if name not in self.exempt)
-        return tuple(name for name in usual if name != SATURATING or LARGE not in self.values)
+        left_out = {*self.exempt}
+        if LARGE in self.values:
+            left_out.add(SATURATING)
+        if not self.saved:
+            left_out.add(SAVED_NAN)
+        return tuple(name for name in EXTREMES if name not in left_out)
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """The floating-point inputs that a backward op gets from the forward; none of another op."""
+        if not any(tensor.name.startswith(GRADIENT) for tensor in self.inputs):
+            return ()
+        return tuple(tensor.name for tensor in self.floating if not tensor.name.startswith(GRADIENT))
+
+    @property
+    def floating(self) -> tuple[TensorSpec, ...]:
+        """The floating-point inputs."""
+        return tuple(one for one in self.inputs if not one.dtype or DTYPES[one.dtype].is_floating_point)
+
+    @property
+    def sharing_rows(self) -> tuple[TensorSpec, ...]:
+        """The floating-point inputs that share their first dim with the first output for which there are any."""
+        for output in self.outputs:
+            if found := tuple(spec for spec in self.floating if spec.dims and spec.dims[:1] == output.dims[:1]):
+                return found
+        return ()
+
+    @property
+    def varied(self) -> tuple[TensorSpec, ...]:
+        """The inputs that are drawn from the requested distributions; the others are weights and the like."""
+        return self.sharing_rows or self.floating
+
+    @property
+    def arrangements(self) -> tuple[str, ...]:
+        """The names of all arrangements that every evaluation meets."""
+        strict = set(self.floating) > set(self.varied) and not {NAN, NAN_IN_WEIGHTS} & {*self.exempt}
+        return (*self.arranged, *([NAN_IN_WEIGHTS] if strict else []))
 
     def workloads(self, device_kind: str) -> tuple[Workload, ...]:
         """Return the small workloads for the emulated device, those of the GPU for every other device."""

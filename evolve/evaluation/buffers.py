@@ -81,7 +81,10 @@ class Arena:
 
     def release(self) -> None:
         """Free the memory. The next run allocates it again."""
+        on_gpu = self._memory.is_cuda
         self._memory = self._spare = torch.empty(0, dtype=torch.uint8, device=self._memory.device)
+        if on_gpu:
+            torch.cuda.empty_cache()  # gives it back whole, so that it is not left in pieces
 
     def strayed(self, unused: Iterable[Buffer] = ()) -> torch.Tensor:
         """Return, as a tensor, whether an unused buffer or the memory behind all buffers has changed."""
@@ -136,10 +139,22 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
 
+HUGE_BYTES = 2**31  # workloads with more bytes are judged with the least memory
 # Bytes held per byte of inputs and outputs: buffers, copies, and all of these in float64.
 INPUTS_HELD, OUTPUTS_HELD = 7, 16
+LEAST_INPUTS_HELD, LEAST_OUTPUTS_HELD = 3, 6  # of a huge workload: an output, and the reference in float64
+
+
+def is_huge(op: Op, workload: Workload) -> bool:
+    """Return whether the buffers of this workload must be freed before its outputs are judged."""
+    return op.nbytes(workload) > HUGE_BYTES
 
 
 def bytes_held(op: Op, workload: Workload) -> int:
-    """Return the most memory that an evaluation needs, which is needed when an output's errors must be explained."""
-    return INPUTS_HELD * op.bytes_of(op.inputs, workload) + OUTPUTS_HELD * op.bytes_of(op.outputs, workload)
+    """Return the most memory that an evaluation needs.
+
+    It is needed when an output's errors must be explained; of huge outputs they are explained if memory is left.
+    """
+    huge = is_huge(op, workload)
+    of_inputs, of_outputs = (LEAST_INPUTS_HELD, LEAST_OUTPUTS_HELD) if huge else (INPUTS_HELD, OUTPUTS_HELD)
+    return of_inputs * op.bytes_of(op.inputs, workload) + of_outputs * op.bytes_of(op.outputs, workload)

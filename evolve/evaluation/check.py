@@ -17,6 +17,7 @@ from evolve.evaluation.buffers import (
     Layout,
     bits,
     damaged,
+    is_huge,
     unwritten,
 )
 from evolve.evaluation.truth import truth
@@ -84,6 +85,8 @@ class Inspector:
 
         Expected outputs are computed only after the last run on the same inputs, which are drawn again for this.
         """
+        if is_huge(op, workload):
+            return self._check_huge(program, op, workload)
         usual = Draw(op, workload, self.rng.randrange(2**31))
         once = layout(op, workload, program)
         buffers = self.arena.poisoned(once, POISONS[0], self.rng)
@@ -114,6 +117,28 @@ class Inspector:
             self._run_and_judge(program, mixed, buffers, poisons[-1])
         return agree
 
+    def _check_huge(self, program: Program, op: Op, workload: Workload) -> bool:
+        """Check as usual, but with one set of buffers at a time, which is freed while outputs are judged."""
+        usual, once = Draw(op, workload, self.rng.randrange(2**31)), layout(op, workload, program)
+        first = self._run(program, usual, self.arena.poisoned(once, POISONS[0], self.rng), as_timed=False)
+        other: list[tuple[Outputs, int]] = []
+        for poison in self.rng.sample(POISONS[1:], len(POISONS) - 1):
+            buffers = self.arena.poisoned(once, poison, self.rng, USUAL_ALIGNMENT)
+            outputs = self._run(program, usual, buffers, as_timed=True)
+            if not _same(outputs, first):
+                other = [(outputs, poison)]
+            del buffers, outputs
+        self.arena.release()
+        self.watch("check")
+        agree = not other
+        while other:
+            self.judge(usual, *other.pop())
+        self.judge(usual, first, POISONS[0])
+        del first
+        seed = self._mixed_seed(op, workload.dtype, timed=True)
+        self._run_and_judge_alone(program, replace(usual, seed=seed, values=MIXED), once)
+        return agree
+
     def check_on(
         self, program: Program, op: Op, workload: Workload, names: Iterable[str], *, in_graph: bool = False
     ) -> None:
@@ -122,6 +147,11 @@ class Inspector:
         With `in_graph`, the call is captured once in a CUDA graph, if the device has them, and replayed on each.
         """
         if not (names := tuple(names)):
+            return
+        if is_huge(op, workload):
+            for name in names:
+                draw = Draw(op, workload, self.rng.randrange(2**31), name)
+                self._run_and_judge_alone(program, draw, layout(op, workload, program))
             return
         poison = POISONS[1]  # the first reads as NaN, which may be right here
         buffers = self.arena.poisoned(layout(op, workload, program), poison, self.rng)
@@ -164,6 +194,13 @@ class Inspector:
         self.watch("check")
         self.judge(draw, outputs, poison)
 
+    def _run_and_judge_alone(self, program: Program, draw: Draw, once: Layout) -> None:
+        """Run once and free the buffers before the outputs are judged."""
+        outputs = self._run(program, draw, self.arena.poisoned(once, POISONS[1], self.rng), as_timed=True)
+        self.arena.release()
+        self.watch("check")
+        self.judge(draw, outputs, POISONS[1])
+
     def _leave_memory(self, own: list[torch.Tensor], *, timed: bool) -> None:
         """Put outputs and workspace into a state that occurs in use: as the last call left them, random, or zero.
 
@@ -199,7 +236,7 @@ class Inspector:
             if draw.values in (*draw.op.extremes, EXTREME_ROWS):
                 return  # a user's reference may refuse NaN and the like with any exception
             raise
-        where, whole = draw.workload.key, draw.values in draw.op.arranged
+        where, whole = draw.workload.key, draw.values in draw.op.arrangements
         for index, (spec, actual) in enumerate(zip(draw.op.outputs, outputs, strict=True)):
             for group, comparison in expected.judged(index, actual):
                 if comparison.fault and (whole or group.values in draw.op.extremes) and expected.is_open(index, group):
@@ -223,20 +260,23 @@ class Inspector:
 
         `replay` runs the program on the same buffers in another way.
         """
-        for name, values in draw.inputs(self.device).items():
+        drawn = draw.inputs(self.device)
+        for name, values in drawn.items():
             buffers[name].tensor.copy_(values)
+        if is_huge(draw.op, draw.workload):
+            del values
+            drawn.clear()
         tensors = {name: buffer.tensor for name, buffer in buffers.items()}
         self.watch("run")
         if as_timed:
             self.device.time(replay or (lambda: program.launch(tensors)))
         else:
             self.device.run(program, tensors)
-        self._inspect(buffers, draw)
+        self._inspect(buffers, draw, drawn or draw.inputs(self.device))
         return tuple(buffers[spec.name].tensor.clone() for spec in draw.op.outputs)
 
-    def _inspect(self, buffers: dict[str, Buffer], draw: Draw) -> None:
-        """Raise RejectedError if red zones, unused memory or inputs changed; inputs are drawn again to compare."""
-        fresh = draw.inputs(self.device)
+    def _inspect(self, buffers: dict[str, Buffer], draw: Draw, fresh: Tensors) -> None:
+        """Raise RejectedError if red zones, unused memory or inputs changed, compared with a copy of the inputs."""
         changed = [(bits(buffers[name].tensor) != bits(values)).any() for name, values in fresh.items()]
         unused = [buffer for name, buffer in buffers.items() if name.startswith(UNUSED)]
         outside, far, *inputs = torch.stack([damaged(buffers.values()), self.arena.strayed(unused), *changed]).tolist()

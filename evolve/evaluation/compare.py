@@ -12,9 +12,10 @@ from reference_ops.op import Tolerance
 ELEMENT_FACTOR = 4  # an element's error may exceed the root mean square error by this factor
 FLOAT32_UNIT = 2.0**-24
 FLOOR_ROUNDINGS = 0.25  # of the output's magnitude; PyTorch's error is below this only by chance
-LONGEST_CHAIN = 4096  # numbers that one thread may add up; with many more, float32 loses too much
 BIAS, BIAS_WHEN_ALIKE = 1 / 32, 1 / 16  # share of the roundings that do not cancel: twice the share measured
-THREADS = 256  # threads of a block that sums a row
+THREADS, PAIRS = 256, 8  # threads of a block that sums a row, and additions of pairs that follow
+SHORT_ROW, IN_TURN = 1024, 1 / 4  # of n positive terms added in turn, the error is 0.26 * sqrt(n) roundings
+LONG_ROW = 4096  # of terms that are alike, a single thread may add up so many
 TINY = 1e-38
 FEW = 64  # fewer results than this may all be zero by chance, and PyTorch's all exact
 ENOUGH = 16  # number of errors with a meaningful mean
@@ -34,14 +35,16 @@ NO_SUMS = Sums()
 def summed(terms: int, *, alike: bool) -> Sums:
     """Return the error that is allowed for a sum of this many terms.
 
-    One thread may add up a whole row. Where small terms are added to a large sum, all roundings go the same way. Where
-    terms cancel, such a loss could exceed the result: there, each thread of a block may add up terms / 256 only. Two
-    roundings are always allowed, as in a sum that is multiplied by the inverse of a count.
+    A block of 256 threads may add it up: each thread every 256th term, then the threads' sums in pairs. Where small
+    terms are added to a large sum, all roundings go the same way. A single thread may add up a short row: its roundings
+    cancel, except where the terms are alike. Two roundings are always allowed, as in a sum that is multiplied by the
+    inverse of a count.
     """
     if terms <= 1:
         return NO_SUMS
-    chain, roundings = min(terms, LONGEST_CHAIN), max(2.0, math.sqrt(terms / THREADS))
-    lost = max(math.sqrt(chain), chain * (BIAS_WHEN_ALIKE if alike else BIAS))
+    chain, roundings = min(terms, math.ceil(terms / THREADS) + PAIRS), max(2.0, math.sqrt(terms / THREADS))
+    in_turn = IN_TURN * math.sqrt(min(terms, SHORT_ROW))
+    lost = max(math.sqrt(chain), chain * BIAS, in_turn, min(terms, LONG_ROW) * BIAS_WHEN_ALIKE if alike else 0)
     return Sums(FLOAT32_UNIT * max(lost, roundings), roundings)
 
 
@@ -176,6 +179,16 @@ FAR, FAR_IN_16_BITS = 4096, 64  # times the allowed error; rounding of the input
 
 
 @dataclass(frozen=True)
+class NotFinite:
+    """Facts about a result for inputs that are not finite."""
+
+    results: tuple[torch.Tensor, ...]  # of PyTorch's reference and of its baseline
+    infinite: bool = False  # infinities are among the inputs, not NaN alone
+    of_weights: bool = False  # such inputs are weights, which meet the zeros of a padding
+    depends: Callable[[], torch.Tensor] | None = None  # computes where the result depends on such an input
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Result of a comparison: root mean square errors, and the worst element's error relative to its allowed error."""
 
@@ -197,12 +210,12 @@ def compared(
     *,
     sums: Sums = NO_SUMS,
     perturbed: Callable[[], torch.Tensor] | None = None,
-    others: tuple[torch.Tensor, ...] | None = None,
+    not_finite: NotFinite | None = None,
 ) -> Comparison:
     """Compare an output with the float64 result `expected`, and its error with that of `pytorch` at this dtype.
 
-    `others` are PyTorch's results for inputs that are not finite: only elements are compared that are finite, NaN or
-    infinite in all of them as in `expected`. `sums` is the allowed error of sums, see `summed`. `perturbed`
+    With `not_finite`, only elements are compared that are finite, NaN or infinite in all of PyTorch's results as in
+    `expected`. `sums` is the allowed error of sums, see `summed`. `perturbed`
     computes how far each element moves when the inputs are perturbed by a rounding; it is slow.
     """
     if actual.shape != expected.shape:
@@ -214,24 +227,25 @@ def compared(
         actual, pytorch, expected = actual.float(), pytorch.float(), expected.double()
     if tolerance.exact or not actual.is_floating_point():
         expected = expected.to(dtype).to(actual.dtype)
-        return _exactly(torch.where(_agreed(expected, others, actual), actual, expected), expected)
+        return _exactly(torch.where(_agreed(expected, not_finite, actual), actual, expected), expected)
     if not actual.numel():
         return Comparison("")
     scale = Scale(dtype, actual.numel(), sums, perturbed)
     errors = errors_of(actual, pytorch, expected, tolerance, scale)
     if not errors.finite:
         del errors  # to save memory
-        return _with_infinities(actual, pytorch, expected, tolerance, scale, others)
+        return _with_infinities(actual, pytorch, expected, tolerance, scale, not_finite)
     return _inaccurate(errors, actual, expected, tolerance, scale)
 
 
 def _with_infinities(
     actual: torch.Tensor, pytorch: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, scale: Scale,
-    others: tuple[torch.Tensor, ...] | None,
+    not_finite: NotFinite | None,
 ) -> Comparison:  # fmt: skip
     """Require NaN and infinities exactly where the float64 result has them, and compare the rest as usual.
 
-    If inputs are not finite, an infinity may stand for NaN: the order of operations decides which of them comes out.
+    If inputs are infinite, an infinity may stand for NaN: the order of operations decides which of them comes out.
+    NaN that comes from a product with zero may be missing, because a kernel need not multiply by zero.
     """
     largest = torch.finfo(scale.dtype).max
     target = torch.where(expected.abs() > largest, expected.to(scale.dtype).double(), expected)
@@ -241,9 +255,15 @@ def _with_infinities(
     got = actual.double()
     either = (edge & (got.abs() > (1 - 2 * EDGE) * largest)) | (overflowed & got.isinf())
     either &= got.sign() == expected.sign()
-    if others is not None:
-        either |= ~_agreed(target, others, got) | (target.isnan() & got.isinf())
-    if fault := _not_finite(torch.where(either, target, got), target):
+    either |= ~_agreed(target, not_finite, got)
+    if not_finite and not_finite.infinite:
+        either |= target.isnan() & got.isinf()
+    fault = _not_finite(torch.where(either, target, got), target)
+    if fault and not_finite and not_finite.depends:
+        by_zero = ~not_finite.depends().to(got.device)
+        either |= by_zero if not_finite.of_weights else by_zero & ~target.isfinite()
+        fault = _not_finite(torch.where(either, target, got), target)
+    if fault:
         return Comparison(fault)
     finite = target.isfinite() & ~either
     if not (count := int(finite.sum())):
@@ -275,14 +295,13 @@ def _inaccurate(
 
 
 def _relatively_off(errors: Errors, actual: torch.Tensor, expected: torch.Tensor, scale: Scale) -> str:
-    """Return a fault if an element that is not subnormal is far off in relation to itself, further than PyTorch's."""
+    """Return a fault if an element is far off in relation to itself, further than PyTorch's and than subnormal ones."""
     share = max(RELATIVE, RELATIVE_ROUNDINGS * scale.rounding)
-    allowed = errors.magnitude.mul(share).add_(errors.excess, alpha=ELEMENT_FACTOR)
-    off = errors.off.abs()
-    off = torch.where(errors.magnitude >= torch.finfo(scale.dtype).smallest_normal, off, 0.0)
-    if not bool((off > allowed).any()):
+    least = errors.excess.new_full((), torch.finfo(scale.dtype).smallest_normal)
+    allowed = torch.add(least, errors.magnitude, alpha=share).add_(errors.excess, alpha=ELEMENT_FACTOR)
+    if float(torch.linalg.vector_norm(errors.off / allowed, math.inf)) <= 1:
         return ""
-    return f"{_elements_off(off, allowed, actual, expected)}, as its logarithm must be right too"
+    return f"{_elements_off(errors.off.abs(), allowed, actual, expected)}, as its logarithm must be right too"
 
 
 def _verdict(
@@ -342,10 +361,10 @@ def _exactly(actual: torch.Tensor, expected: torch.Tensor) -> Comparison:
     )
 
 
-def _agreed(expected: torch.Tensor, others: tuple[torch.Tensor, ...] | None, like: torch.Tensor) -> torch.Tensor:
+def _agreed(expected: torch.Tensor, not_finite: NotFinite | None, like: torch.Tensor) -> torch.Tensor:
     """Return where PyTorch's results are finite, NaN or infinite as expected. Without them, everywhere."""
     agreed = torch.ones_like(like, dtype=torch.bool)
-    for found in others or ():
+    for found in not_finite.results if not_finite else ():
         agreed &= alike(found.to(like.device, like.dtype), expected)
     return agreed
 

@@ -96,23 +96,23 @@ def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) ->
             workload, program = inspector.rng.choice(small)
             inspector.check_on(program, op, workload, (EXTREME_ROWS,), in_graph=dtype == graphed)
             workload, program = _chosen(own, op, inspector)
-            inspector.check_on(program, op, workload, op.arranged)
+            inspector.check_on(program, op, workload, op.arrangements)
         else:
             awkward = [pair for pair in programs.awkward if pair[0].dtype == dtype]
             workload, program = _chosen(awkward or own, op, inspector)
-            inspector.check_on(program, op, workload, (*op.extremes, *op.arranged), in_graph=dtype == graphed)
+            inspector.check_on(program, op, workload, (*op.extremes, *op.arrangements), in_graph=dtype == graphed)
 
 
 def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
     """Check every arrangement where one dim is long, and rows of every extreme, or normal inputs if rows are few."""
     for workload, program in programs.stretched:
         numbers = EXTREME_ROWS if meets_extremes_by_rows(op, workload) else NORMAL
-        inspector.check_on(program, op, workload, (numbers, *op.arranged))
+        inspector.check_on(program, op, workload, (numbers, *op.arrangements))
 
 
 def check_declared(programs: Compiled[Program], op: Op, inspector: Inspector, *, confirm: bool) -> None:
     """Check the arrangements at the declared workloads, one at each in turn; to confirm, the extremes too."""
-    names = inspector.rng.sample([*op.arranged], len(op.arranged))
+    names = inspector.rng.sample(op.arrangements, len(op.arrangements))
     if confirm:
         names += inspector.rng.sample(op.extremes, len(op.extremes))
     for (workload, program), name in zip(programs.declared, itertools.cycle(names), strict=False):

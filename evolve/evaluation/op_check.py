@@ -13,9 +13,23 @@ import torch
 from evolve.evaluation.compare import alike, leeway
 from evolve.evaluation.truth import Truth, truth
 from reference_ops.inputs import RowGroup, inputs_at
-from reference_ops.op import INFINITE, MINUS_INF, MINUTE, MIXED, NAN, NORMAL, Number, Op, Tensors, Workload
+from reference_ops.op import (
+    INFINITE,
+    MINUS_INF,
+    MINUTE,
+    MIXED,
+    NAN,
+    NAN_IN_WEIGHTS,
+    NORMAL,
+    SAVED_NAN,
+    Number,
+    Op,
+    Tensors,
+    Workload,
+)
 
 VISIBLE_SHARE = 0.05  # of the root mean square, by which one element is corrupted
+AT_ONCE = 2**26  # elements that are converted to float64 at once
 VISIBLE_ROUNDINGS = 16  # of the element, added to its change
 MATERIAL = 4  # times rounding and PyTorch's own error; a smaller change need not be found
 BITS_LOST = 3  # of bfloat16's 8 bits; float16 loses as many in a round trip through bfloat16; 8-bit types keep one
@@ -88,7 +102,7 @@ def _spots(op: Op, workload: Workload, seed: int, torch_device: str, *, quick: b
                 spots += _ignored_inputs(known, torch_device)
         del known  # free it before the next draw: on a GPU each takes gigabytes
     if declared and not quick and not any(spot.words.startswith(CANNOT) for spot in spots):
-        for values in (*op.extremes, *op.arranged):
+        for values in (*op.extremes, *op.arrangements):
             spots += _lost(op, workload, seed, torch_device, values)
     for name in sorted(unseen):
         words = f"a kernel that ignored `{name}` would pass"
@@ -101,7 +115,7 @@ def _lost(op: Op, workload: Workload, seed: int, torch_device: str, values: str)
 
     It counts only if the loss changes the result visibly, and where evaluations judge this extreme.
     """
-    words, lose = LOSSES.get(values, ("", None)) if values in op.extremes else ("indices clipped", clipped_indices)
+    words, lose = LOSSES.get(values, ("indices clipped", clipped_indices) if values in op.arranged else ("", None))
     if lose is None:
         return
     known = truth(op, workload, values, seed, inputs_at(op, workload, seed, torch_device, values))
@@ -119,9 +133,14 @@ def _differs(known: Truth, index: int, output: torch.Tensor) -> bool:
         found, pytorch, expected = (
             values[group.rows] for values in (output, known.pytorch[index], known.expected[index])
         )
-        clear = all(bool(alike(one, expected.to(one.dtype)).all()) for one in known.others(index, group.rows))
-        finite_elsewhere = not torch.equal(found.isfinite(), pytorch.isfinite())
-        if clear and (finite_elsewhere if group.not_finite else _material(known, index, group, output)):
+        clear = all(bool(alike(one, expected.to(one.dtype)).all()) for one in known.at_dtype(index, group.rows))
+        if not clear:
+            continue
+        if group.not_finite:
+            elsewhere = found.isfinite() != pytorch.isfinite()
+            if bool((elsewhere & known.dependent[index][group.rows]).any()):
+                return True
+        elif _material(known, index, group, output):
             return True
     return False
 
@@ -151,16 +170,21 @@ def _unnoticed(known: Truth, index: int) -> Iterator[BlindSpot]:
     for corruption, spoil in CORRUPTIONS.items():
         if spoil in {one_nan, fewer_bits} and not output.is_floating_point():
             continue
-        spoiled = spoil(output, random.Random(known.seed))
-        if spoil is fewer_bits and known.op.tf32 and output.dtype == torch.float32:
-            spoiled = output.bfloat16().float()  # float16 has all the bits that TF32 has
-        if known.fault(index, spoiled):
-            continue
-        # A single number equals its own mean, and may have no bits to lose by chance.
-        if (known.values == NORMAL and output.numel() > 1) or any(
-            _material(known, index, group, spoiled) for group in known.groups(index)
-        ):
+        if _is_unnoticed(known, index, spoil):
             yield _spot(known, name, corruption, f"`{name}` passes when it is corrupted: {corruption}")
+
+
+def _is_unnoticed(known: Truth, index: int, spoil: Corruption) -> bool:
+    output = known.pytorch[index]
+    if spoil is fewer_bits and known.op.tf32 and output.dtype == torch.float32:
+        spoiled = output.bfloat16().float()  # float16 has all the bits that TF32 has
+    else:
+        spoiled = spoil(output, random.Random(known.seed))
+    if known.fault(index, spoiled):
+        return False
+    # A single number equals its own mean, and may have no bits to lose by chance.
+    everywhere = known.values == NORMAL and output.numel() > 1
+    return everywhere or any(_material(known, index, group, spoiled) for group in known.groups(index))
 
 
 def _ignored_inputs(known: Truth, torch_device: str) -> Iterator[BlindSpot]:
@@ -224,8 +248,12 @@ def _visible(values: torch.Tensor, size: float) -> torch.Tensor:
 
 def _rms(values: torch.Tensor) -> float:
     """Return the root mean square of the finite values."""
-    finite = values.isfinite()
-    return float((torch.where(finite, values, 0.0).square().sum() / finite.sum().clamp(min=1)).sqrt())
+    squares, count = 0.0, 0
+    for part in values.reshape(-1).split(AT_ONCE):  # in float64 the whole may not fit into memory
+        finite = part.isfinite()
+        squares += float(torch.where(finite, part, 0.0).double().square().sum())
+        count += int(finite.sum())
+    return math.sqrt(squares / max(1, count))
 
 
 def zeros(output: torch.Tensor, _: random.Random) -> torch.Tensor:
@@ -233,8 +261,10 @@ def zeros(output: torch.Tensor, _: random.Random) -> torch.Tensor:
 
 
 def mean_filled(output: torch.Tensor, _: random.Random) -> torch.Tensor:
-    values = output.double()
-    return torch.full_like(output, float(torch.where(values.isfinite(), values, torch.nan).nanmean().nan_to_num()))
+    values = output if output.dtype == torch.float64 else output.float()
+    finite = values.isfinite()
+    total = torch.where(finite, values, 0.0).sum(dtype=torch.float64)
+    return torch.full_like(output, float(total / finite.sum().clamp(min=1)))
 
 
 def shuffled_rows(output: torch.Tensor, rng: random.Random) -> torch.Tensor:
@@ -250,7 +280,7 @@ def one_wrong(output: torch.Tensor, rng: random.Random) -> torch.Tensor:
     spoiled = output.clone(memory_format=torch.contiguous_format)
     place = spoiled.view(-1)[at]
     if output.is_floating_point():
-        place.copy_(place.double() + rng.choice((-1, 1)) * _visible(place, _rms(output.double())))
+        place.copy_(place.double() + rng.choice((-1, 1)) * _visible(place, _rms(output)))
     else:
         place ^= torch.ones_like(place)
     return spoiled
@@ -307,7 +337,7 @@ def clipped_indices(values: torch.Tensor) -> torch.Tensor:
 
 
 LOSSES: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    NAN: ("NaN swallowed", without_nan),
+    **dict.fromkeys((NAN, SAVED_NAN, NAN_IN_WEIGHTS), ("NaN swallowed", without_nan)),
     INFINITE: ("infinities cut off", without_infinities),
     MINUS_INF: ("infinities cut off", without_infinities),
     MINUTE: ("faint values lost", without_faint),

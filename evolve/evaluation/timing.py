@@ -13,7 +13,7 @@ import torch
 from archive.records import Measurement, Outcome
 from evolve.devices.device import Device, Program, RejectedError
 from evolve.evaluation.baselines import Baselines
-from evolve.evaluation.buffers import POISONS, USUAL_ALIGNMENT, Buffer, damaged
+from evolve.evaluation.buffers import POISONS, USUAL_ALIGNMENT, Buffer, damaged, is_huge
 from evolve.evaluation.check import Draw, Inspector, layout
 from evolve.op_on_device import all_flops, speed_of_light
 from reference_ops.op import MOVED, NORMAL, SHIFTED, Op, Tensors, Workload
@@ -27,7 +27,7 @@ HOPELESS_BASELINES = 3  # factor of the best baseline, used if no kernel has set
 ANCHOR_SHARE = 4  # samples of the kernel per sample of eager PyTorch
 LEAST_ANCHORS = 3
 MOST_SETS, L2_MULTIPLE = 16, 2
-FEW, HUGE_BYTES = 2, 2**31  # timed calls whose outputs are checked; only one if they are huge
+FEW = 2  # timed calls whose outputs are checked, besides the fastest
 PHYSICAL_MARGIN = 0.8  # factor of the least time at the measured rates, which are not exact
 GRAPH_BELOW_US, GRAPH_CALLS = 20.0, 20
 RESAMPLES, FEWER_RESAMPLES = 1000, 250  # for a reported interval, and for the decision whether to continue
@@ -66,7 +66,7 @@ class Kept:
 class TimedOutputs:
     """Outputs of timed calls that are checked after timing: those of a few random calls and of the fastest one.
 
-    If a kernel skips work in some calls, one of those is the fastest.
+    If a kernel skips work in some calls, one of those is the fastest. Of huge outputs only these are kept.
     """
 
     rng: random.Random
@@ -76,7 +76,7 @@ class TimedOutputs:
 
     def offer(self, took_us: float, draw: Draw, slot: CallSlot) -> None:
         self.offered += 1
-        most = 1 if draw.op.bytes_of(draw.op.outputs, draw.workload) > HUGE_BYTES else FEW
+        most = 0 if is_huge(draw.op, draw.workload) else FEW
         is_fastest = self.fastest is None or took_us < self.fastest.took_us
         chosen = self.rng.random() < most / self.offered  # reservoir sampling: every call is equally likely to be kept
         if not (is_fastest or chosen):
@@ -123,7 +123,7 @@ def measure(
     device.run(program, slots[0].tensors)  # this also finds state that the timed calls have left
     inspector.watch("check")
     check_memory(inspector, slots, workload)
-    if op.nbytes(workload) > HUGE_BYTES:
+    if is_huge(op, workload):
         del slots  # comparing the outputs needs several times this memory
         inspector.arena.release()
     timed_outputs.judge(inspector)
@@ -146,9 +146,9 @@ def measure(
 
 
 def slots_for(inspector: Inspector, program: Program, op: Op, workload: Workload) -> list[CallSlot]:
-    """Return at least two sets of buffers, together larger than the L2 cache, laid out as for a check."""
-    nbytes = op.nbytes(workload)
-    count = min(MOST_SETS, max(2, math.ceil(L2_MULTIPLE * inspector.device.info.l2_bytes / max(1, nbytes))))
+    """Return at least two sets of buffers, together larger than the L2 cache, laid out as for a check; one if huge."""
+    needed = math.ceil(L2_MULTIPLE * inspector.device.info.l2_bytes / max(1, op.nbytes(workload)))
+    count = min(MOST_SETS, max(1 if is_huge(op, workload) else 2, needed))
     once = layout(op, workload, program)
     repeated = {f"{index} {name}": held for index in range(count) for name, held in once.items()}
     buffers = inspector.arena.poisoned(repeated, POISONS[1], inspector.rng, USUAL_ALIGNMENT)

@@ -8,13 +8,17 @@ from types import EllipsisType
 
 import torch
 
-from evolve.evaluation.compare import FEW, FLOAT32_UNIT, SMALL, Comparison, Sums, compared, summed
+from evolve.evaluation.compare import FEW, FLOAT32_UNIT, SMALL, Comparison, NotFinite, Sums, compared, summed
 from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds
-from reference_ops.op import Op, Tensors, Workload
+from reference_ops.op import INFINITE, MINUS_INF, NAN_IN_WEIGHTS, Op, Tensors, Workload
 
 PERTURBATIONS = 6
+MOST_AT_ONCE = 2**28  # elements that are compared at once
 OTHER_DRAWS = 16  # enough that results are not zero in all of them by chance
+SAME = 1e-9  # relative difference of float64 results that differ in the order of additions alone
+STAND_INS = (500.0, -300.0)  # sizes of the numbers that stand for those that are not finite
 PRODUCTS_IN_TURN = 12  # up to this many products added one after the other are no less exact than rounding the inputs
+Rows = slice | EllipsisType  # the index of some rows of an output, which may have no dims
 
 
 @dataclass(frozen=True)
@@ -37,17 +41,17 @@ class Truth:
             for values in (actual, self.pytorch[index], self.expected[index])
         )
         for group in self.groups(index):
-            at = group.rows
-            yield (
-                group,
-                compared(
-                    *(actual[at], pytorch[at], expected[at]),
-                    replace(self.op.tolerance, exact=self.op.tolerance.exact or group.exact),
-                    sums=self.sums(group),
-                    perturbed=partial(self._moves, index, group),
-                    others=self.others(index, at) if group.not_finite else None,
-                ),
-            )
+            for at in _parts(group, expected):
+                yield (
+                    group,
+                    compared(
+                        *(actual[at], pytorch[at], expected[at]),
+                        replace(self.op.tolerance, exact=self.op.tolerance.exact or group.exact),
+                        sums=self.sums(group),
+                        perturbed=partial(self._moves, index, group, at),
+                        not_finite=self.not_finite(index, group, at),
+                    ),
+                )
 
     def fault(self, index: int, actual: torch.Tensor) -> str:
         """Return the first fault that an evaluation would find in an output, or an empty string."""
@@ -60,9 +64,32 @@ class Truth:
     def groups(self, index: int) -> tuple[RowGroup, ...]:
         return row_groups(self.op, self.op.outputs[index], self.workload, self.values, self.seed)
 
-    def others(self, index: int, rows: slice | EllipsisType) -> tuple[torch.Tensor, ...]:
+    def not_finite(self, index: int, group: RowGroup, rows: Rows) -> NotFinite | None:
+        """Return what decides about NaN and infinities where inputs are not finite; None if all inputs are finite."""
+        if not group.not_finite:
+            return None
+        return NotFinite(
+            self.at_dtype(index, rows),
+            infinite=group.values in (INFINITE, MINUS_INF),
+            of_weights=group.values == NAN_IN_WEIGHTS,
+            depends=lambda: self.dependent[index][rows],
+        )
+
+    def at_dtype(self, index: int, rows: Rows) -> tuple[torch.Tensor, ...]:
         """Return what PyTorch computes at the dtype: the reference's result, and what a user would call."""
-        return tuple(outputs[index][rows].to(self.expected[index].device) for outputs in (self.pytorch, self.baseline))
+        device = self.expected[index].device
+        return tuple(outputs[index][rows].to(device) for outputs in (self.pytorch, self.baseline))
+
+    @cached_property
+    def dependent(self) -> tuple[torch.Tensor, ...]:
+        """Where each result changes if other numbers stand for the inputs that are not finite."""
+        large, small = (
+            self.op.call_in_float64(
+                {name: _replaced(values, size, self.seed) for name, values in self.inputs.items()}, self.workload
+            )
+            for size in STAND_INS
+        )
+        return tuple(_differ(one, other) for one, other in zip(large, small, strict=True))
 
     @cached_property
     def baseline(self) -> tuple[torch.Tensor, ...]:
@@ -77,9 +104,9 @@ class Truth:
     def exact(self, index: int, group: RowGroup) -> bool:
         return group.exact or self.op.tolerance.exact or not self.pytorch[index].is_floating_point()
 
-    def _moves(self, index: int, group: RowGroup) -> torch.Tensor:
+    def _moves(self, index: int, group: RowGroup, rows: Rows) -> torch.Tensor:
         """Return how far rounding moves each result; in small groups, at least as far as the usual error."""
-        moves = self.perturbed[index][group.rows]
+        moves = self.perturbed[index][rows]
         return moves.clamp(min=self.usual_errors.get((index, group), 0.0)) if moves.numel() < FEW else moves
 
     @cached_property
@@ -159,6 +186,34 @@ def defined(op: Op, workload: Workload, torch_device: str) -> bool:
     except Exception:  # noqa: BLE001 - a user's reference may refuse sizes with any exception
         return False
     return True
+
+
+def _differ(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return where two results differ by more than another order of additions explains."""
+    if not some.is_floating_point():
+        return some != others
+    return ~((some - others).abs() <= SAME * torch.maximum(some.abs(), others.abs()))
+
+
+def _replaced(values: torch.Tensor, size: float, seed: int) -> torch.Tensor:
+    """Return the values with random numbers of this sign and size in place of those that are not finite."""
+    if not values.is_floating_point() or values.element_size() == 1:  # PyTorch has few operations on 8-bit floats
+        return values
+    generator = torch.Generator(values.device).manual_seed(seed)
+    numbers = torch.empty_like(values).uniform_(0.5, 1, generator=generator).mul_(size)
+    return torch.where(values.isfinite(), values, numbers)
+
+
+def _parts(group: RowGroup, values: torch.Tensor) -> Iterator[Rows]:
+    """Yield the rows of a group, in parts so small that the comparison of each takes little memory."""
+    if values.numel() <= MOST_AT_ONCE or not values.ndim:
+        yield group.rows
+        return
+    rows = range(group.start, len(values), group.step)
+    count = max(1, MOST_AT_ONCE * len(values) // values.numel())
+    for first in range(0, len(rows), count):
+        part = rows[first : first + count]
+        yield slice(part[0], part[-1] + 1, group.step)
 
 
 def _squares(pytorch: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

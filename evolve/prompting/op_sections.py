@@ -47,6 +47,7 @@ EXTREME = {
     "subnormal": "all subnormal",
     "saturating": "all around 100, where exponentials overflow",
     "NaN": "a few NaN",
+    "saved_NaN": "a few NaN in what the forward saved",
     "infinite": "a few infinities of both signs",
     "minus_inf_rows": "rows of nothing but -inf",
 }
@@ -79,7 +80,7 @@ def op_section(op: Op, device: DeviceInfo, reference_source: str, characters: in
 
 def _extremes(op: Op) -> Iterator[str]:
     """Yield what outputs must be at the extremes of the inputs, and which of these the op leaves undefined."""
-    met = [*(EXTREME[name] for name in op.extremes), *(_words(name) for name in op.arranged)]
+    met = [*(EXTREME[name] for name in op.extremes), *(_words(name) for name in op.arrangements)]
     yield f"Each of these is checked on its own too: {'; '.join(met)}."
     if any(name in NOT_FINITE for name in op.extremes):
         yield "Outputs must be NaN and infinite where PyTorch's are: fmaxf and fminf drop NaN, comparisons are false."

@@ -1,19 +1,21 @@
 """Elementwise activations and their gradients. The `note` of each op is its formula."""
 # ruff: noqa: PLW0108 - lambdas have source code that can be shown, unlike builtins of torch
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 from torch.nn import functional
 
-from reference_ops.op import COMMON, Number, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import COMMON, SAVED_NAN, Number, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 Reference = Callable[..., torch.Tensor]
 aten = torch.ops.aten
 
 
 POSITIVE = Tolerance(relative=True)
+NOTHING: Mapping[str, str] = {}
+OF_COMPARISONS = {SAVED_NAN: "which branch NaN takes depends on PyTorch's device"}
 
 
 def activation(
@@ -51,12 +53,13 @@ def gradient(
     note: str,
     flops: int,
     values: tuple[str, ...] = (),
+    exempt: Mapping[str, str] = NOTHING,
     **parameters: Number,
 ) -> Op:
     """Return the op `grad_x = reference(grad_out, x)`."""
     forward = activation(of, reference, note, flops, values, **parameters)
     inputs, outputs = tensors(grad_out="n", x="n"), tensors(grad_x="n")
-    return replace(forward, name=f"{of}_backward", inputs=inputs, outputs=outputs, backward=())
+    return replace(forward, name=f"{of}_backward", inputs=inputs, outputs=outputs, backward=(), exempt=exempt)
 
 
 def gradient_from_output(
@@ -95,7 +98,7 @@ ops = (
     gradient(
         "relu",
         lambda grad_out, x: aten.threshold_backward(grad_out, x, 0),
-        "grad_x = grad_out where x > 0, else 0.",
+        "grad_x = 0 where x <= 0, else grad_out.",
         1,
         ("integers",),
     ),
@@ -124,9 +127,10 @@ ops = (
     gradient(
         "elu",
         lambda grad_out, x, alpha: aten.elu_backward(grad_out, alpha, 1, 1, False, x),
-        "grad_x = grad_out where x > 0, else grad_out * alpha * exp(x).",
+        "grad_x = grad_out * alpha * exp(x) where x <= 0, else grad_out.",
         7,
         ("ties",),
+        OF_COMPARISONS,
         alpha=1.0,
     ),
     # The forward of gelu has its own file.
@@ -200,5 +204,6 @@ ops = (
         lambda grad_out, x: aten.hardswish_backward(grad_out, x),
         "grad_x = 0 where x <= -3, grad_out * (x / 3 + 0.5) where -3 < x < 3, grad_out where x >= 3.",
         5,
+        exempt=OF_COMPARISONS,
     ),
 )

@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import opposed
 from reference_ops.convolution._points import (
     LONG_SUMS,
     OF_PADDING,
@@ -78,6 +79,7 @@ ops = (
         values=LONG_SUMS,
         flops=product("batch", "filters", "oh", "ow"),
         matrix_flops=multiply_adds,
+        arranged=opposed(x=1, weight=1),
         tf32=True,
         tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
         backward=("conv2d_backward_data", "conv2d_backward_weight"),
@@ -99,6 +101,7 @@ ops = (
         values=LONG_SUMS,
         flops=product("batch", "channels", "height", "width"),
         matrix_flops=multiply_adds,
+        arranged=opposed(grad_out=1, weight=0),
         tf32=True,
         tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
     ),
@@ -120,6 +123,7 @@ ops = (
         exempt=OF_PADDING,
         flops=product("filters", "channels", "r", "s"),
         matrix_flops=multiply_adds,
+        arranged=opposed(grad_out=0, x=0),
         tf32=True,
         tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
     ),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import opposed
 from reference_ops.convolution._points import (
     LONG_SUMS,
     SUMS_OF_BATCHES,
@@ -105,6 +106,7 @@ def fused(
         draw=near_zero_bias,
         flops=lambda dims: 2 * product("batch", "filters", "oh", "ow")(dims),  # bias and activation
         matrix_flops=multiply_adds,
+        arranged=opposed(x=1, weight=1),
         tf32=True,
         tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
         backward=backward,

@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import opposed
 from reference_ops.convolution._points import (
     LONG_SUMS,
     OF_PADDING,
@@ -86,6 +87,7 @@ ops = (
         values=LONG_SUMS,
         flops=product("batch", "filters", "oh", "ow"),
         matrix_flops=multiply_adds,
+        arranged=opposed(x=3, weight=3),
         tf32=True,
         tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
         backward=("conv2d_channels_last_backward_data", "conv2d_channels_last_backward_weight"),
@@ -107,6 +109,7 @@ ops = (
         values=LONG_SUMS,
         flops=product("batch", "channels", "height", "width"),
         matrix_flops=multiply_adds,
+        arranged=opposed(grad_out=3, weight=0),
         tf32=True,
         tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
     ),
@@ -128,6 +131,7 @@ ops = (
         exempt=OF_PADDING,
         flops=product("filters", "r", "s", "channels"),
         matrix_flops=multiply_adds,
+        arranged=opposed(grad_out=0, x=0),
         tf32=True,
         tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
     ),

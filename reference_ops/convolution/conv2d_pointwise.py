@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import opposed
 from reference_ops.convolution._points import LONG_SUMS, product
 from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
 
@@ -39,6 +40,7 @@ op = Op(
     values=LONG_SUMS,
     flops=product("batch", "filters", "height", "width"),
     matrix_flops=lambda dims: 2 * product("batch", "filters", "height", "width", "channels")(dims),
+    arranged=opposed(x=1, weight=1),
     tf32=True,
     tolerance=Tolerance(sums="channels"),  # the default factor suffices for a sum in float32, rounded once
 )  # fmt: skip

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import opposed
 from reference_ops.convolution._points import LONG_SUMS, product
 from reference_ops.op import Op, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.precision import rounded_once
@@ -79,6 +80,7 @@ def transposed(
         values=LONG_SUMS,
         flops=product("batch", "filters", *(out for out, _ in axes.values())),
         matrix_flops=lambda dims: 2 * product("batch", "channels", *axes, "filters", *taps)(dims),
+        arranged=opposed(x=1, weight=0),
         tf32=True,
         tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
     )

@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import opposed
 from reference_ops.convolution._points import LONG_SUMS, image, multiply_adds, product
 from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
 
@@ -40,6 +41,7 @@ op = Op(
     values=LONG_SUMS,
     flops=product("batch", "filters", "oh", "ow"),
     matrix_flops=multiply_adds,
+    arranged=opposed(x=1, weight=1),
     tf32=True,
     tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
 )

@@ -2,6 +2,7 @@
 
 import torch
 
+from reference_ops.arrangements import opposed
 from reference_ops.matrix._drawing import far_below_one
 from reference_ops.op import OF_PRODUCTS, Op, Tensors, Tolerance, rotated, tensors, workloads
 
@@ -41,6 +42,7 @@ op = Op(
     draw=draw,
     flops=lambda dims: dims["batch"] * dims["m"] * dims["n"],
     matrix_flops=lambda dims: 2 * dims["batch"] * dims["m"] * dims["n"] * dims["k"],
+    arranged=opposed(a=2, b=1),
     # The default factor suffices for float32 sums, rounded once.
     tolerance=Tolerance(sums="k"),
 )  # fmt: skip

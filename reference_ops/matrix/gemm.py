@@ -2,7 +2,7 @@
 
 import torch
 
-from reference_ops.arrangements import nan_in
+from reference_ops.arrangements import opposed
 from reference_ops.matrix._drawing import far_below_one, like_weights
 from reference_ops.op import OF_PRODUCTS, Op, Tensors, Tolerance, rotated, tensors, workloads
 
@@ -49,9 +49,9 @@ ops = (
         awkward=AWKWARD,
         values=OF_PRODUCTS,
         draw=draw,
-        arranged=nan_in("b"),
         flops=lambda dims: dims["m"] * dims["n"],
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],
+        arranged=opposed(a=1, b=0),
         # The default factor suffices for float32 sums in any order, rounded once.
         tolerance=Tolerance(sums="k"),
         backward=("gemm_backward",),
@@ -73,6 +73,7 @@ ops = (
         draw=draw,
         flops=lambda dims: dims["k"] * (dims["m"] + dims["n"]),
         matrix_flops=lambda dims: 4 * dims["m"] * dims["n"] * dims["k"],
+        arranged=opposed(grad_out=1, b=1),
         # The default factor suffices, as in the forward. grad_b has the longer sums: over all tokens of a batch.
         tolerance=Tolerance(sums="m"),
     ),

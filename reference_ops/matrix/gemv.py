@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import nan_in
+from reference_ops.arrangements import opposed
 from reference_ops.matrix._drawing import like_weights
 from reference_ops.op import OF_PRODUCTS, Op, Tensors, Tolerance, rotated, tensors, workloads
 
@@ -54,9 +54,9 @@ ops = (
         ),
         values=OF_PRODUCTS,
         draw=draw_vector,
-        arranged=nan_in("x"),
         flops=lambda dims: dims["n"],
         matrix_flops=lambda dims: 2 * dims["n"] * dims["k"],
+        arranged=opposed(a=1, x=0),
         # The default factor suffices for float32 sums, rounded once.
         tolerance=Tolerance(sums="k"),
     ),
@@ -80,9 +80,9 @@ ops = (
         ),
         values=OF_PRODUCTS,
         draw=draw_weight,
-        arranged=nan_in("weight"),
         flops=lambda dims: dims["m"] * dims["n"],
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],
+        arranged=opposed(x=1, weight=1),
         # The default factor suffices for float32 sums, rounded once.
         tolerance=Tolerance(sums="k"),
     ),

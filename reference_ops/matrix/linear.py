@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import nan_in
+from reference_ops.arrangements import opposed
 from reference_ops.matrix._drawing import like_weights
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
@@ -50,9 +50,9 @@ def activated(name: str, reference: Callable[..., torch.Tensor], formula: str, e
         values=(*COMMON, "vast"),  # a bias would hide faint sums
         # No "integers": PyTorch lets cuBLAS add partial sums in 16 bits, which are not exact.
         draw=draw,
-        arranged=nan_in("weight", "bias"),
         flops=lambda dims: (1 + each) * dims["m"] * dims["n"],
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],
+        arranged=opposed(x=1, weight=1),
         # The default factor suffices for float32 sums, rounded once at the end.
         tolerance=Tolerance(sums="k"),
     )  # fmt: skip

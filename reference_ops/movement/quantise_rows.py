@@ -2,6 +2,7 @@
 
 import torch
 
+from reference_ops.arrangements import nan_in, scaled
 from reference_ops.op import NOT_FINITE, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import TORCH_DTYPES
 
@@ -83,6 +84,7 @@ def dequantise(dtype: str) -> Op:
         awkward=AWKWARD,
         values=(),  # `draw` draws all inputs
         draw=draw,
+        arranged={**nan_in("scales"), **scaled(scales=2.0**-10)},
         flops=lambda dims: dims["rows"] * dims["cols"],
         # The default factor suffices for a product, rounded once.
     )

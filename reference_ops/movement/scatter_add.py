@@ -1,8 +1,11 @@
 """Scatter-add: rows added to rows that indices select, as in graphs and mixtures of experts, and its backward."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
-from reference_ops.arrangements import nan_in, of_indices, scaled
+from reference_ops.arrangements import nan_in, of_indices
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
@@ -23,6 +26,11 @@ def draw(inputs: Tensors, generator: torch.Generator) -> None:
     """Draw uniform indices, as for tokens with several experts, or nodes with several neighbours."""
     table = inputs["x"] if "x" in inputs else inputs["grad_out"]
     inputs["indices"].random_(0, len(table), generator=generator)
+
+
+def faint_into_zeros(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+    inputs["x"].zero_()
+    inputs["src"].mul_(1e-6)
 
 
 def at(rows: int, count: int, dim: int) -> dict[str, int]:
@@ -64,7 +72,7 @@ ops = (
         values=(*(name for name in COMMON if name != "heavy_tail"), "integers"),
         by_rows=False,
         draw=draw,
-        arranged={**of_indices("indices", "rows"), **nan_in("src"), **scaled(src=1e-6)},
+        arranged={**of_indices("indices", "rows"), **nan_in("src"), "faint_src_into_zeros": faint_into_zeros},
         flops=lambda dims: dims["count"] * dims["dim"],
         # The default factor suffices for sums in float32, in any order, rounded once.
         backward=("scatter_add_backward",),

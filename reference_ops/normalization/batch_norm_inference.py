@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import filled
 from reference_ops.normalization.batch_norm import AWKWARD, CHANNELS, EPS, IMAGES, at, draw_variance, emulated, gpu
 from reference_ops.op import Op, rotated, tensors
 
@@ -28,6 +29,7 @@ op = Op(
     emulated=emulated(eps=EPS),
     awkward=rotated("float32 bfloat16 float16", *AWKWARD, at(1, 1, 1, 1), eps=EPS),
     draw=draw_variance,
+    arranged={"no_variance": filled(running_var=0.0)},
     flops=lambda dims: 2 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
     # The default tolerance suffices for a product and a sum in float32, rounded once.
 )  # fmt: skip

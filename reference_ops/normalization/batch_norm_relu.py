@@ -82,7 +82,7 @@ ops = (
     ),
     Op(
         name="batch_norm_relu_backward",
-        note="With d = grad_out where out > 0, else 0, n = (x - mean) * rstd and g = d * weight: grad_x = rstd * (g - "
+        note="With d = 0 where out <= 0, else grad_out, n = (x - mean) * rstd and g = d * weight: grad_x = rstd * (g - "
         "mean(g) - n * mean(g * n)), means over the per_channel = batch * height * width values of each channel; "
         "grad_weight = sum over those of d * n, grad_bias of d. The weight, its gradient, the bias's and the "
         "statistics are in float32.",

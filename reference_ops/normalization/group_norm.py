@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from reference_ops.arrangements import nan_in
 from reference_ops.inputs import few_bits
 from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
@@ -121,7 +120,6 @@ ops = (
         ),
         valid=divides,
         draw=draw_apart,
-        arranged=nan_in("weight", "bias"),
         flops=lambda dims: 8 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
         # The default factor suffices: the reference sums in float32 and rounds once.
         tolerance=Tolerance(sums="per_group"),

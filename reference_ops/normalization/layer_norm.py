@@ -2,7 +2,6 @@
 
 import torch
 
-from reference_ops.arrangements import nan_in
 from reference_ops.normalization.rms_norm import AWKWARD, is_many
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
@@ -65,7 +64,6 @@ ops = (
         ),
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=EPS),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=EPS),
-        arranged=nan_in("weight", "bias"),
         flops=lambda dims: 8 * dims["rows"] * dims["cols"],
         # The default factor suffices: PyTorch also sums in float32 and rounds once.
         tolerance=Tolerance(sums="cols"),

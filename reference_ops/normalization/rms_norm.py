@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import nan_in
 from reference_ops.op import INFINITE, MINUS_INF, Op, Tolerance, rotated, tensors, workloads
 
 
@@ -61,7 +60,6 @@ ops = (
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=1e-6),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=1e-6),
         exempt=OF_INFINITE_ROWS,
-        arranged=nan_in("weight"),
         flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # square, add, and two multiplications
         # The default factor suffices: at best PyTorch sums in float32 and rounds once.
         tolerance=Tolerance(sums="cols"),

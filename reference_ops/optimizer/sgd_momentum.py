@@ -2,7 +2,6 @@
 
 import torch
 
-from reference_ops.arrangements import nan_in
 from reference_ops.op import Number, Op, rotated, tensors, workloads
 
 
@@ -37,7 +36,6 @@ op = Op(
     awkward=rotated(
         "float32 bfloat16", {"n": 1}, {"n": 31}, {"n": 33}, {"n": 1009}, {"n": 4095}, {"n": 4097}, **SETTINGS
     ),
-    arranged=nan_in("param", "momentum_buffer"),
     flops=lambda dims: 6 * dims["n"],
     # The default factor suffices: PyTorch rounds every intermediate result to float32, and a kernel need not do worse.
 )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from reference_ops.arrangements import nan_in
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
@@ -100,6 +101,7 @@ def scan(
         ),
         values=() if factors else (*COMMON, "integers"),  # factors have one distribution only
         draw=draw_factors if factors else draw_terms,
+        arranged=nan_in("x") if factors and not backward else {},
         flops=lambda dims: (3 if factors and backward else 1) * dims["rows"] * dims["cols"],
         # The default factor suffices for sums in float32 in any order; for products see the note.
         tolerance=Tolerance(sums="cols"),

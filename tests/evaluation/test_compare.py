@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from evolve.evaluation.compare import FLOAT32_UNIT, NO_SUMS, Sums, compared, summed
+from evolve.evaluation.compare import FLOAT32_UNIT, NO_SUMS, NotFinite, Sums, compared, summed
 from reference_ops.op import Tolerance
 
 torch.manual_seed(5)
@@ -209,13 +209,15 @@ def test_a_sum_may_be_added_in_any_order_but_not_in_half_precision(terms: int, c
     assert judged(pytorch.half().float(), sums=summed(terms, alike=False)) != ""
 
 
-@pytest.mark.parametrize(("terms", "right"), [(4096, True), (2**17, False)])
-def test_one_thread_may_lose_a_few_small_terms_next_to_a_large_one(terms: int, right: bool) -> None:
+@pytest.mark.parametrize(("terms", "chains", "right"), [(256, 1, True), (4096, 1, False), (4096, 32, True)])
+def test_one_thread_may_not_lose_hundreds_of_small_terms_next_to_a_large_one(
+    terms: int, chains: int, right: bool
+) -> None:
     """This happens in the sum of a softmax whose logits differ widely."""
     numbers = torch.exp(torch.randn(16, terms) * 4)
     numbers[:, 0] = numbers.amax(-1) * 4
     expected, pytorch = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
-    found = fault(summed_in_chains(numbers, 1), pytorch, expected, Tolerance(), summed(terms, alike=False))
+    found = fault(summed_in_chains(numbers, chains), pytorch, expected, Tolerance(), summed(terms, alike=False))
     assert (found == "") is right
 
 
@@ -224,7 +226,14 @@ def test_equal_terms_may_all_be_rounded_the_same_way() -> None:
     expected, pytorch = terms.double().sum(-1, keepdim=True), terms.sum(-1, keepdim=True)
     in_turn = summed_in_chains(terms, 1)
     assert fault(in_turn, pytorch, expected, Tolerance(), summed(4096, alike=True)) == ""
-    assert fault(in_turn, pytorch, expected, Tolerance()) != ""
+    assert fault(in_turn, pytorch, expected, Tolerance(), summed(4096, alike=False)) != ""
+
+
+def test_terms_of_half_the_digits_do_not_pass_as_rounding_of_their_sum() -> None:
+    numbers = torch.exp(torch.randn(64, 4096))
+    expected, pytorch = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
+    coarse = numbers.half().float().sum(-1, keepdim=True)
+    assert fault(coarse, pytorch, expected, Tolerance(), summed(4096, alike=False)) != ""
 
 
 @pytest.mark.parametrize(("moves", "right"), [(1e-8, True), (1e-12, False), (0.0, False)])
@@ -364,10 +373,17 @@ def test_a_sum_by_one_thread_passes_and_half_precision_does_not(times: float, bi
     assert (not any(comparison.fault for comparison in found)) is right
 
 
-def not_finite(actual: list[float], pytorch: list[float], expected: list[float], others: list[list[float]]) -> str:
+def not_finite(
+    actual: list[float],
+    pytorch: list[float],
+    expected: list[float],
+    others: list[list[float]],
+    *,
+    infinite: bool = True,
+) -> str:
     results = tuple(torch.tensor(values) for values in (pytorch, *others))
-    exact = torch.tensor(expected).double()
-    return compared(torch.tensor(actual), results[0], exact, Tolerance(), others=results).fault
+    exact, context = torch.tensor(expected).double(), NotFinite(results, infinite)
+    return compared(torch.tensor(actual), results[0], exact, Tolerance(), not_finite=context).fault
 
 
 def test_nan_must_be_kept_where_all_of_pytorch_gives_nan() -> None:
@@ -382,6 +398,10 @@ def test_an_element_about_which_pytorch_disagrees_with_itself_may_be_anything() 
 def test_an_infinity_may_stand_for_nan_but_not_nan_for_an_infinity() -> None:
     assert not not_finite([1.0, math.inf], [1.0, math.nan], [1.0, math.nan], [])
     assert not_finite([1.0, math.nan], [1.0, math.inf], [1.0, math.inf], [])
+
+
+def test_an_infinity_may_not_stand_for_nan_where_no_input_is_infinite() -> None:
+    assert not_finite([1.0, math.inf], [1.0, math.nan], [1.0, math.nan], [], infinite=False)
 
 
 def test_an_infinity_of_the_other_sign_is_wrong() -> None:

@@ -75,23 +75,23 @@ def clipped(tensors: Tensors) -> None:
 
 def test_every_extreme_is_met_in_every_dtype() -> None:
     met = {(check.values, check.workload.split()[-1]) for check in run(clipped)}
-    assert {(name, dtype) for name in (*OP.extremes, *OP.arranged) for dtype in OP.dtypes} <= met
+    assert {(name, dtype) for name in (*OP.extremes, *OP.arrangements) for dtype in OP.dtypes} <= met
 
 
 def test_every_extreme_is_met_on_its_own_if_rows_depend_on_each_other() -> None:
     met = {(check.values, check.workload.split()[-1]) for check in run(clipped, replace(OP, by_rows=False))}
-    assert {(name, dtype) for name in (*OP.extremes, *OP.arranged) for dtype in OP.dtypes} <= met
+    assert {(name, dtype) for name in (*OP.extremes, *OP.arrangements) for dtype in OP.dtypes} <= met
 
 
 def test_every_arrangement_is_met_where_a_dim_is_long() -> None:
     met = {check.values for check in run(clipped) if check.workload == LONG[0].key}
-    assert met == {NORMAL, *OP.arranged}  # four rows are too few for all extremes
+    assert met == {NORMAL, *OP.arrangements}  # four rows are too few for all extremes
 
 
 def test_arrangements_come_first_at_the_declared_workloads() -> None:
     met = {check.values for check in run(clipped) if check.workload in {place.key for place in DECLARED}}
-    assert met <= {*OP.arranged, *OP.extremes}
-    assert set(OP.arranged) <= met
+    assert met <= {*OP.arrangements, *OP.extremes}
+    assert set(OP.arrangements) <= met
 
 
 def test_a_champion_meets_extremes_at_declared_workloads_too() -> None:

@@ -106,7 +106,7 @@ def test_a_tensor_is_filled_with_one_value() -> None:
 def test_every_extreme_and_arrangement_of_an_op_can_be_drawn_and_computed(name: str) -> None:
     op = catalog.load(name)
     for workload in (op.emulated[0], op.awkward[0], op.awkward[-1]):
-        for values in (*op.extremes, *op.arranged, EXTREME_ROWS):
+        for values in (*op.extremes, *op.arrangements, EXTREME_ROWS):
             outputs = op.call(inputs_at(op, workload, 3, "cpu", values), workload)
             assert len(outputs) == len(op.outputs), values
 

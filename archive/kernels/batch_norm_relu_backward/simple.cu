@@ -42,7 +42,7 @@ grad_of_channel(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__
 #pragma unroll UNROLL
     for (int i = threadIdx.x; i < per_channel; i += THREADS) {
         const long long at = place(i);
-        const float grad = float(out[at]) > 0.0f ? float(grad_out[at]) : 0.0f;
+        const float grad = float(out[at]) <= 0.0f ? 0.0f : float(grad_out[at]);
         plain += grad;
         along += double(grad) * double(float(x[at]) - centre);
     }
@@ -54,7 +54,7 @@ grad_of_channel(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__
 #pragma unroll UNROLL
     for (int i = threadIdx.x; i < per_channel; i += THREADS) {
         const long long at = place(i);
-        const float grad = float(out[at]) > 0.0f ? float(grad_out[at]) : 0.0f;
+        const float grad = float(out[at]) <= 0.0f ? 0.0f : float(grad_out[at]);
         grad_x[at] = grad_x_t(factor * (grad - shared - (float(x[at]) - centre) * scale * share));
     }
 }

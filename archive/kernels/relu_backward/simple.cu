@@ -15,7 +15,7 @@ args = ["grad_out", "x", "grad_x", "n"]
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-__device__ __forceinline__ float relu_backward_of(float grad, float x) { return x > 0.0f ? grad : 0.0f; }
+__device__ __forceinline__ float relu_backward_of(float grad, float x) { return x <= 0.0f ? 0.0f : grad; }
 
 extern "C" __global__ void
 relu_backward(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x, grad_x_t* __restrict__ grad_x,

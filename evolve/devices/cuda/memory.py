@@ -12,7 +12,7 @@ from cupy.cuda.function import Module
 from cupy_backends.cuda.api import driver
 from cupy_backends.cuda.api.driver import CUDADriverError
 
-from evolve.devices.cuda.program import loaded
+from evolve.devices.cuda.program import current_stream, loaded
 from evolve.devices.object_file import Symbol
 
 FLUSH_BYTES = 2**28  # several times the L2 cache of any GPU to date
@@ -137,7 +137,7 @@ class FreeMemory:
 
     def erase(self) -> None:
         torch.cuda.synchronize()  # kernels that used freed memory may still be running, even on other streams
-        stream = torch.cuda.current_stream().cuda_stream
+        stream = current_stream()
         device = torch.cuda.current_device()
         pool = torch.cuda.memory_stats_as_nested_dict()["allocation"]["large_pool"]
         now = device, pool["allocated"], pool["freed"]
@@ -241,7 +241,7 @@ def compiled(source: str, arch: str) -> bytes:
 def launch(function: Any, blocks: int, threads: int, values: tuple[Any, ...], shared: int = 0) -> None:
     """Enqueue a function on PyTorch's current stream; `values` are ctypes values."""
     addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-    stream = torch.cuda.current_stream().cuda_stream
+    stream = current_stream()
     driver.launchKernel(
         function.ptr, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(addresses), 0
     )  # fmt: skip

@@ -47,7 +47,7 @@ class CudaProgram:
         for workspace in self.bound.workspace:
             if workspace.zero:
                 tensors[workspace.name].zero_()
-        stream = torch.cuda.current_stream().cuda_stream
+        stream = current_stream()
         for launch in self._launches:
             launch.enqueue(lambda name: tensors[name].data_ptr(), stream)
 
@@ -100,6 +100,12 @@ class Launch:
             driver.launchCooperativeKernel(self.function.ptr, *sizes, addresses)
         else:
             driver.launchKernel(self.function.ptr, *sizes, addresses, 0)
+
+
+def current_stream() -> int:
+    """Return the address of PyTorch's current stream; `torch.cuda.current_stream` takes 20 times as long."""
+    stream: int = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())  # noqa: SLF001
+    return stream
 
 
 def loaded(image: bytes) -> Module:
