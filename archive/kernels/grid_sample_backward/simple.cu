@@ -39,21 +39,23 @@ sample_gradients(const grad_out_t* __restrict__ grad_out, const x_t* __restrict_
     const int left = int(floorf(px)), top = int(floorf(py));
     const float across[2] = {1.0f - (px - left), px - left}, down[2] = {1.0f - (py - top), py - top};
     const long long image = at / area * channels;
+    const bool touches = top >= -1 && top < h && left >= -1 && left < w;
     float along_x = 0.0f, along_y = 0.0f;
     for (int channel = 0; channel < channels; ++channel) {
         const float grad = float(grad_out[(image + channel) * area + at % area]);
         const long long plane = (image + channel) * h * w;
+        float values[4];
 #pragma unroll
         for (int corner = 0; corner < 4; ++corner) {
             const int i = corner / 2, j = corner % 2, row = top + i, col = left + j;
             const bool inside = row >= 0 && row < h && col >= 0 && col < w;
             const long long here = plane + (long long)row * w + col;
-            if (!inside) continue;  // an infinite gradient must not meet a pixel that is not there
-            const float value = float(x[here]);
-            along_x += grad * ((j ? value : -value) * down[i]);
-            along_y += grad * ((i ? value : -value) * across[j]);
-            atomicAdd(&sums[here], grad * (down[i] * across[j]));
+            values[corner] = inside ? float(x[here]) : 0.0f;
+            if (inside) atomicAdd(&sums[here], grad * (down[i] * across[j]));
         }
+        if (!touches) continue;  // an infinite gradient must not meet pixels that are not there
+        along_x += grad * ((values[1] - values[0]) * down[0] + (values[3] - values[2]) * down[1]);
+        along_y += grad * ((values[2] - values[0]) * across[0] + (values[3] - values[1]) * across[1]);
     }
     grad_grid[at] = make_float2(along_x * (w / 2.0f), along_y * (h / 2.0f));
 }
