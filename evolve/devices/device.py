@@ -98,6 +98,7 @@ class Profiler(Protocol):
 class Tools:
     """Optional abilities of a device; None for those that it lacks."""
 
+    memory_bytes: int = 0  # of the device's own memory
     conditions: Callable[[], Conditions | None] | None = None  # current clocks and temperature
     graph_time: GraphTime | None = None
     capture: Capture | None = None  # of a call in a CUDA graph, as a function that replays it; None if it cannot be

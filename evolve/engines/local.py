@@ -11,7 +11,7 @@ from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile
 from evolve.devices.choose import policy_of
 from evolve.engines.engine import Job
-from evolve.engines.messages import Done, Exited, Failed, Message, Phase, Precompiled, Ready, Role
+from evolve.engines.messages import WAITING, Done, Exited, Failed, Message, Phase, Precompiled, Ready, Role
 from evolve.engines.pool import JobState, SideJob, Worker, WorkerPool
 from evolve.errors import UserError
 from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequest, TimingResult
@@ -53,7 +53,8 @@ class LocalEngine:
         self._new: deque[JobState] = deque()
         self._compiled: deque[JobState] = deque()
         memory = {Role.EVALUATOR: policy.worker_bytes, Role.COMPILER: compiler_bytes}
-        self._pool = WorkerPool(device_kind, [Role.EVALUATOR] * workers + [Role.COMPILER] * compilers, memory)
+        self._evaluators_to_come = workers - 1  # started when the first has measured the device
+        self._pool = WorkerPool(device_kind, [Role.EVALUATOR] + [Role.COMPILER] * compilers, memory)
 
     @property
     def info(self) -> DeviceInfo:
@@ -172,6 +173,9 @@ class LocalEngine:
                 worker.ready = True
                 self._failed_starts = 0
                 self._info = self._info or device
+                while device and self._evaluators_to_come > 0:
+                    self._evaluators_to_come -= 1
+                    self._pool.add(Role.EVALUATOR, device)
             case Phase(name=name):
                 worker.begin(name)
                 if worker.current:
@@ -199,7 +203,7 @@ class LocalEngine:
         if log:
             yield self._verdict(state, Outcome.DUPLICATE, log)
             return
-        self._watch(state.job.kernel.id, "waiting")
+        self._watch(state.job.kernel.id, WAITING)
         self._compiled.append(state)
 
     def _release(self, worker: Worker, *, tainted: bool = False) -> None:

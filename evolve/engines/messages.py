@@ -12,6 +12,7 @@ from archive import plain
 from archive.records import DeviceInfo, Evaluation, Traits
 from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequest, TimingResult
 
+WAITING = "waiting"  # the phase in which a job waits for other jobs
 BYTES_PER_READ, MOST_READS = 2**16, 64
 
 

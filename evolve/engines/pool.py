@@ -18,6 +18,7 @@ from pathlib import Path
 from archive.records import DeviceInfo, Traits
 from evolve.engines.engine import Job
 from evolve.engines.messages import (
+    WAITING,
     Assignment,
     Channel,
     Exited,
@@ -102,6 +103,10 @@ class WorkerPool:
         except BaseException:
             self.close()
             raise
+
+    def add(self, role: Role, device: DeviceInfo | None) -> None:
+        """Start one more worker."""
+        self.workers.append(self._start_worker(role, device))
 
     def receive(self, seconds: float) -> Iterator[tuple["Worker", Message]]:
         """Yield the messages that arrive within `seconds`. `Exited` comes after all other messages from its worker."""
@@ -253,7 +258,7 @@ class Worker:
 
     def overdue(self, phase_seconds: Mapping[str, float]) -> str:
         """Return a message if the worker has missed a deadline, otherwise an empty string."""
-        if self.idle:
+        if self.idle or self.phase == WAITING:  # another worker's deadline ends the wait
             return ""
         doing = {"compile": "compiling", "profile": "profiling", "": "starting"}.get(self.phase, self.phase)
         since, limit = self.phase_started, phase_seconds.get(self.phase, START_SECONDS)

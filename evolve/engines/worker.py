@@ -24,6 +24,7 @@ from evolve.devices.device import CompileResult
 from evolve.devices.device_errors import gpu_fault, out_of_memory
 from evolve.engines import sandbox
 from evolve.engines.messages import (
+    WAITING,
     Assignment,
     Done,
     Failed,
@@ -37,7 +38,9 @@ from evolve.engines.messages import (
     encode,
 )
 from evolve.engines.sandbox import Bounds
+from evolve.engines.turns import Turns
 from evolve.errors import UserError
+from evolve.evaluation.buffers import bytes_held
 from evolve.evaluation.compiling import precompile
 from evolve.evaluation.evaluate import Evaluator, evaluate
 from evolve.evaluation.profile import profiled
@@ -49,6 +52,8 @@ from reference_ops.listing import user_cache_dir
 from reference_ops.op import Op
 
 ERROR_CHARACTERS = 300
+# Shares of the device's memory: up to the first, workers use it at the same time; up to the second, they keep it.
+SHARED_MEMORY, KEPT_MEMORY = 1 / 4, 1 / 16
 Send = Callable[[Message], None]
 Request = Assignment | ProfileRequest | TimingRequest
 
@@ -103,10 +108,17 @@ def _compile_one(compile_bound: Callable[[Bound], CompileResult], send: Send, bo
 def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project: Path, send: Send) -> None:
     device = choose.make(device_kind, fork.device, Path(fork.cubins))
     info = device.info
+    turns = _turns(device_kind, Path(fork.folder).parent, send)
     sandbox.enter(_bounds(device_kind, fork, project))
     send(Ready(info))
-    evaluator = Evaluator(device, lambda phase: send(Phase(phase)))
-    for request in requests:
+
+    def watch(phase: str) -> None:
+        if turns:
+            turns.take(phase)
+        send(Phase(phase))
+
+    evaluator = Evaluator(device, watch)
+    for request in _one_at_a_time(requests, turns, evaluator):
         if isinstance(request, ProfileRequest):
             send(_profile(request, evaluator))
             continue
@@ -123,6 +135,29 @@ def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project
                 raise
             verdict = _verdict(kernel, op, info, Outcome.CRASHED, log)
         send(Done(verdict, tainted=verdict.outcome in policy_of(device_kind).replaced_after))
+
+
+def _turns(device_kind: str, folder: Path, send: Send) -> Turns | None:
+    """Return turns on a device whose times suffer when other workers use it."""
+    if not policy_of(device_kind).times_are_gpu_times:
+        return None
+    return Turns(folder, torch.accelerator.synchronize, lambda: send(Phase(WAITING)))
+
+
+def _one_at_a_time(requests: Iterator[Request], turns: Turns | None, evaluator: Evaluator) -> Iterator[Request]:
+    """Yield the requests; after each, give back the turn, and the memory if others may need it."""
+    if turns is None:
+        yield from requests
+        return
+    device = evaluator.device
+    for request in requests:
+        op = catalog.load(request.op)
+        most = max((bytes_held(op, workload) for workload in op.workloads(device.info.kind)), default=0)
+        turns.always_alone = most > device.tools.memory_bytes * SHARED_MEMORY
+        yield request
+        if most > device.tools.memory_bytes * KEPT_MEMORY:
+            evaluator.arena.release()
+        turns.leave()
 
 
 def _profile(request: ProfileRequest, evaluator: Evaluator) -> ProfileResult:

@@ -231,8 +231,8 @@ def compared(
     if not actual.numel():
         return Comparison("")
     scale = Scale(dtype, actual.numel(), sums, perturbed)
-    errors = errors_of(actual, pytorch, expected, tolerance, scale)
-    if not errors.finite:
+    errors = None if not_finite else errors_of(actual, pytorch, expected, tolerance, scale)
+    if not errors or not errors.finite:
         del errors  # to save memory
         return _with_infinities(actual, pytorch, expected, tolerance, scale, not_finite)
     return _inaccurate(errors, actual, expected, tolerance, scale)

@@ -86,6 +86,7 @@ class CudaDevice:
     @cached_property
     def tools(self) -> Tools:
         return Tools(
+            memory_bytes=torch.cuda.get_device_properties(0).total_memory,
             conditions=_conditions_here,
             graph_time=self._graph_time,
             capture=_replay_of,

@@ -1,0 +1,126 @@
+"""Turns on a device: checks share it, timing has it alone, and a process that is killed gives its turn back."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evolve.engines.turns import Turns
+
+SECONDS = 10.0  # after which a thread that should not wait is taken to be stuck
+
+
+class Watched:
+    """A worker's turns, with what they have reported."""
+
+    def __init__(self, folder: Path) -> None:
+        self.waits, self.settled = threading.Event(), 0
+        self.turns = Turns(folder, self._settle, self.waits.set)
+
+    def _settle(self) -> None:
+        self.settled += 1
+
+
+@pytest.fixture
+def some(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+def in_thread(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_two_workers_check_at_the_same_time(some: Watched, other: Watched) -> None:
+    some.turns.take("check")
+    other.turns.take("run")
+    assert not other.waits.is_set()
+
+
+def test_timing_waits_until_the_other_worker_has_ended_its_check(some: Watched, other: Watched) -> None:
+    some.turns.take("check")
+    timing = in_thread(lambda: other.turns.take("time"))
+    assert other.waits.wait(SECONDS)
+    assert timing.is_alive()
+    some.turns.leave()
+    timing.join(SECONDS)
+    assert not timing.is_alive()
+
+
+def test_a_check_lets_a_worker_that_waits_to_time_go_first(some: Watched, other: Watched) -> None:
+    some.turns.take("check")
+    timing = in_thread(lambda: other.turns.take("time"))
+    assert other.waits.wait(SECONDS)
+    check = in_thread(lambda: some.turns.take("run"))  # the same turn, but another phase
+    timing.join(SECONDS)
+    assert not timing.is_alive()
+    assert some.waits.wait(SECONDS)
+    other.turns.leave()
+    check.join(SECONDS)
+    assert not check.is_alive()
+
+
+def test_a_worker_keeps_its_turn_for_the_next_phase_if_no_other_waits(some: Watched) -> None:
+    some.turns.take("check")
+    some.turns.take("run")
+    assert some.settled == 0
+
+
+def test_the_device_is_idle_before_a_turn_ends(some: Watched) -> None:
+    some.turns.take("check")
+    some.turns.take("time")
+    some.turns.leave()
+    some.turns.leave()  # there is no turn any more
+    assert some.settled == 2
+
+
+def test_a_device_that_has_failed_does_not_keep_the_turn(tmp_path: Path, other: Watched) -> None:
+    def fail() -> None:
+        raise RuntimeError("an illegal access")
+
+    failed = Turns(tmp_path, fail, lambda: None)
+    failed.take("time")
+    failed.leave()
+    other.turns.take("time")
+    assert not other.waits.is_set()
+
+
+def test_a_worker_that_needs_the_memory_checks_alone(some: Watched, other: Watched) -> None:
+    some.turns.always_alone = True
+    some.turns.take("check")
+    check = in_thread(lambda: other.turns.take("check"))
+    assert other.waits.wait(SECONDS)
+    some.turns.leave()
+    check.join(SECONDS)
+    assert not check.is_alive()
+
+
+def hold(folder: Path, ready: "multiprocessing.synchronize.Event") -> None:
+    turns = Turns(folder, lambda: None, lambda: None)  # the lock lasts as long as the object
+    turns.take("time")
+    ready.set()
+    signal.pause()
+
+
+def test_a_process_that_is_killed_gives_its_turn_back(tmp_path: Path, other: Watched) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    process = context.Process(target=hold, args=(tmp_path, ready), daemon=True)
+    process.start()
+    assert ready.wait(3 * SECONDS)
+    timing = in_thread(lambda: other.turns.take("time"))
+    assert other.waits.wait(SECONDS)
+    assert process.pid
+    os.kill(process.pid, signal.SIGKILL)
+    timing.join(SECONDS)
+    assert not timing.is_alive()
