@@ -34,11 +34,12 @@ def check(bound: Bound, ptx: str) -> tuple[str, ...]:
     shares = SHARES.search(ptx) is not None
     warnings: list[str] = []
     for launch in bound.launches:
-        names = [name for value in launch.args if isinstance(value, Pointer | Pointers) for name in _names(value)]
+        names = _passed(launch)
         read_only = ".nc" in ptx and (len(set(names)) < len(names) or READ_ONLY.search(bound.kernel.source) is not None)
         if (shares or read_only) and launch.entry in (found := entries(ptx)):
             view = View(found[launch.entry], launch)
-            faults = [*_read_only(view), *(_across_blocks(view) if prod(launch.grid) > 1 else ())]
+            among_blocks = _across_blocks(view) if prod(launch.grid) > 1 else ()
+            faults = [*_read_only(view, _held_before(bound, launch)), *among_blocks]
             for fault in faults:
                 if fault.sure:
                     raise RejectedError(Outcome.UNSAFE, f"{fault.text}{FOUND}")
@@ -128,8 +129,17 @@ def _across_blocks(view: View) -> Iterator[Fault]:
         yield from _count_without_fence(view, index)
 
 
-def _read_only(view: View) -> Iterator[Fault]:
-    """Yield read-only loads of what the same launch writes: the cache that serves them is never brought up to date."""
+def _held_before(bound: Bound, launch: BoundLaunch) -> frozenset[str]:
+    """Return the tensors that may hold something before a launch which it could mean to read."""
+    zeroed = frozenset(workspace.name for workspace in bound.workspace if workspace.zero)
+    return zeroed.union(*(_passed(earlier) for earlier in bound.launches[: bound.launches.index(launch)]))
+
+
+def _read_only(view: View, held_before: frozenset[str]) -> Iterator[Fault]:
+    """Yield read-only loads of what the same launch writes: the cache that serves them is never brought up to date.
+
+    The compiler may move them in front of the writes.
+    """
     code = view.entry.code
     loads = [index for index in view.loads if re.search(r"\.nc\b", code[index].operation)]
     for index in loads:
@@ -141,7 +151,7 @@ def _read_only(view: View) -> Iterator[Fault]:
                 "(`__ldg`, or `const` with `__restrict__`) may return old values: use a plain load, or __ldcg for what "
                 "another block writes"
             )
-            yield Fault(text, sure=index in after)
+            yield Fault(text, sure=index in after or not view.buffers[index] & held_before)
 
 
 def _count_without_fence(view: View, count: int) -> Iterator[Fault]:
@@ -156,10 +166,10 @@ def _count_without_fence(view: View, count: int) -> Iterator[Fault]:
         return
     behind = [load for load in view.loads if load in decided and load != count]
     unordered = () if view.fenced(count) else entry.reached([count], view.fenced, backwards=True)
-    place = entry.place(counter.address[0])
+    place = entry.place(counter.address)
     for write in sorted(set(view.writes).intersection(unordered) - {count}):
         read = [load for load in behind if view.buffers[load] & view.buffers[write]]
-        if read and not view.fenced(write) and entry.place(entry.code[write].address[0]) != place:
+        if read and not view.fenced(write) and entry.place(entry.code[write].address) != place:
             text = (
                 f"{view.where(count)}: nothing orders the write to {view.named(write)} before the count in "
                 f"{view.named(count)}, so the block that counts last may read old values: {FENCE}"
@@ -260,8 +270,8 @@ def _waiting(view: View, poll: Poll) -> Fault | None:
     if poll.locks or _tickets(entry, read.address, poll):
         return None
     compared = (*poll.guards, *read.inputs)
-    places = {entry.place(entry.code[ticket].address[0]) for ticket in _tickets(entry, compared, poll)}
-    if places and entry.place(read.address[0]) not in places and Register("%nctaid") not in entry.of(compared):
+    places = {entry.place(entry.code[ticket].address) for ticket in _tickets(entry, compared, poll)}
+    if places and entry.place(read.address) not in places and Register("%nctaid") not in entry.of(compared):
         return None  # it waits for its turn
     text = f"{view.where(poll.read)}: a loop waits until another block changes {view.named(poll.read)}"
     if _numbered(entry, (*read.address, *compared)):
@@ -320,6 +330,11 @@ def _operator(instruction: Instruction) -> str:
     """Return the operator of an atomic, such as `add`."""
     known = {"add", "inc", "dec", "sub", "cas", "exch", "or", "and", "xor", "max", "min"}
     return next((part for part in instruction.operation.split(".") if part in known), "")
+
+
+def _passed(launch: BoundLaunch) -> tuple[str, ...]:
+    pointers = (value for value in launch.args if isinstance(value, Pointer | Pointers))
+    return tuple(name for value in pointers for name in _names(value))
 
 
 def _names(value: Pointer | Pointers) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ GUARD = re.compile(r"@!?(%[\w$]+)\s*")
 IN_BRACKETS = re.compile(r"\[([^\]]*)\]")
 OPERAND = re.compile(r"[%$\w.-]+")
 RESULT = re.compile(r"\s*(?:\{([^}]*)\}|(%[\w$]+|_)(?:\s*\|\s*(%[\w$]+|_))?)")
+NUMBER = re.compile(r"-?\d+")
 PARAMETER = re.compile(r"\w*_param_(\d+)(?:\+(\d+))?")
 WITHOUT_RESULT = frozenset({
     "st", "red", "bra", "brx", "bar", "barrier", "membar", "fence", "ret", "exit", "call", "prefetch", "prefetchu",
@@ -178,15 +179,15 @@ class Entry:
             return self.constant(self.code[at[0]].inputs[0])
         return operand
 
-    def place(self, operand: str) -> tuple[str, int]:
+    def place(self, address: tuple[str, ...]) -> tuple[str, int]:
         """Return where an address lies: a register or parameter, and a constant distance from there."""
-        distance = 0
+        operand, distance = address[0], sum(map(int, filter(NUMBER.fullmatch, address[1:])))
         while len(at := self.writers.get(operand, ())) == 1:
             instruction = self.code[at[0]]
             last = instruction.inputs[-1] if instruction.inputs else ""
             if instruction.operation.startswith("ld.param"):
                 return "".join(instruction.address), distance
-            if instruction.kind == "add" and re.fullmatch(r"-?\d+", last):
+            if instruction.kind == "add" and NUMBER.fullmatch(last):
                 distance += int(last)
             elif instruction.kind not in ("mov", "cvta") or len(instruction.inputs) != 1:
                 break
@@ -251,7 +252,7 @@ def _instruction(text: str, line: int) -> Instruction:
     address = tuple(OPERAND.findall(" ".join(IN_BRACKETS.findall(operands))))
     results: tuple[str, ...] = ()
     kind = operation.partition(".")[0]
-    if kind not in WITHOUT_RESULT and (match := RESULT.match(operands)):
+    if (kind not in WITHOUT_RESULT or ".red." in operation) and (match := RESULT.match(operands)):
         results = tuple(OPERAND.findall(" ".join(group for group in match.groups() if group)))
         operands = operands[match.end() :]
     inputs = tuple(OPERAND.findall(IN_BRACKETS.sub(" ", operands)))
