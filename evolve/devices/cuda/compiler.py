@@ -109,6 +109,9 @@ SHARED_IN_LOG = re.compile(r"(\d+) bytes smem")
 # Special registers that tell one call from another: clocks, counters, the number of a launch, where it runs, and
 # whether it runs in a CUDA graph.
 TELLING = re.compile(rb"%(?:(?:clock|globaltimer|gridid|pm\d)\w*|(?:current_graph_exec|smid|warpid)\b)")
+# Registers of the driver and of the system's shared memory: <cooperative_groups.h> alone needs them.
+OF_THE_DRIVER = re.compile(rb"\.loc\s+(?P<file>\d+)|(?P<name>%(?:envreg\d|reserved_smem_offset)\w*)")
+OWN_FILE = re.compile(rb'(?m)^\s*\.file\s+(\d+)\s+"(?:[^"]*/)?kernel\.cu"')
 
 
 @dataclass(frozen=True)
@@ -249,15 +252,30 @@ def _nvrtc(source: str, arch: str) -> _Output:
 
 def _check_registers(ptx: bytes) -> None:
     """Raise for a kernel that reads a telling register. PTX has one name for each, whatever the source uses."""
-    if found := TELLING.search(ptx):
-        name = found[0].decode()
+    found = TELLING.search(ptx)
+    if name := found[0].decode() if found else _of_the_driver(ptx):
         advice = {
             "%smid": "number blocks by blockIdx",
             "%warpid": "number warps by threadIdx",
             "%current_graph_exec": "a kernel does the same in a graph as outside",
-        }.get(name, "`cuda::atomic::wait` and semaphores read a timer too; poll with `load` instead")
+        }.get(
+            name,
+            "only the driver knows what it holds"
+            if not found
+            else "`cuda::atomic::wait` and semaphores read a timer too; poll with `load` instead",
+        )
         message = f"the kernel reads `{name}`, which differs from call to call: outputs may depend on the inputs only"
         raise RejectedError(Outcome.KEEPS_STATE, f"{message} ({advice})")
+
+
+def _of_the_driver(ptx: bytes) -> str:
+    """Return the name of a register of the driver that the kernel's own text reads, or an empty string."""
+    own, current = {match[1] for match in OWN_FILE.finditer(ptx)}, b""
+    for match in OF_THE_DRIVER.finditer(ptx) if b"%envreg" in ptx or b"%reserved_smem" in ptx else ():
+        if match["name"] and (current in own or not current):
+            return match["name"].decode()
+        current = match["file"] or current
+    return ""
 
 
 def _own_messages(log: str) -> str:
