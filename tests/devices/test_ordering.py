@@ -1,5 +1,8 @@
 """Order among the blocks of a launch, as the compiled code shows it: what is refused, and what only looks alike."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 pytest.importorskip("cupy")
@@ -11,6 +14,7 @@ from archive.kernel import parse
 from archive.records import Outcome
 from evolve.devices.cuda.compiler import Cubin, compile_cubin
 from evolve.devices.device import RejectedError
+from evolve.devices.emulated.device import EmulatedDevice
 
 PLAN = """/*---
 op = "test"
@@ -202,6 +206,12 @@ HONEST = {
     "a count within the block": counted(
         "parts[blockIdx.x] = x[0]; last = atomicAdd_block(&count[0], 1) == 63;"
     ),
+    "a loop that may end early": (
+        "float s = 0; for (int i = 0; i < n && *(volatile int*)count == 0; ++i) s += x[i]; y[0] = s; count[0] = 1;"
+    ),
+    "a smallest distance": (
+        "parts[blockIdx.x] = x[0]; if (atomicMin(flags, n) > n) y[blockIdx.x] = parts[n];"
+    ),
     "counts that nobody reads": (
         "parts[blockIdx.x] = x[0]; atomicAdd(&flags[threadIdx.x], 1); y[blockIdx.x] = parts[blockIdx.x] + x[1];"
     ),
@@ -219,6 +229,18 @@ HONEST = {
 @each(HONEST)
 def test_code_that_only_looks_unordered_is_accepted(body: str) -> None:
     assert not compiled(bound(body)).log
+
+
+def test_the_blocks_of_a_cluster_may_wait_for_each_other_but_cause_a_warning() -> None:
+    body = thread_0(f"{ARRIVE} while (*(volatile int*)count < 64) {{}} __threadfence();") + READ
+    text = bound(body).kernel.text.replace("__global__ void", "__global__ void __cluster_dims__(2, 1, 1)")
+    assert "warning: launch 0" in compiled(replace(bound(body), kernel=parse(text))).log
+
+
+def test_a_barrier_whose_counter_is_set_back_for_later_is_accepted() -> None:
+    wait = "atomicAdd(&count[0], 1); while (*(volatile int*)&count[0] < 64) {}"
+    body = f"{ARRIVE.partition('atomicAdd')[0]} {wait} __threadfence(); sums[blockIdx.x] = x[n]; count[1] = 0;"
+    assert not compiled(bound(thread_0(body) + READ + " y[0] = __ldcg(&sums[n]);", cooperative=True)).log
 
 
 def test_atomics_that_release_and_loads_that_acquire_need_no_fence() -> None:
@@ -254,6 +276,11 @@ def test_a_read_only_load_of_a_zeroed_buffer_before_it_is_written_causes_a_warni
     cubin = compiled(bound("const int i = blockIdx.x * 128 + threadIdx.x; sums[i] = __ldg(&sums[i]) + x[i];"))
     assert "warning" in cubin.log
     assert "read-only load" in cubin.log
+
+
+def test_the_emulated_device_repeats_the_warnings() -> None:
+    device = EmulatedDevice(also_compile=partial(compile_cubin, arch="sm_90a"))
+    assert "read-only load" in device.compile(bound("sums[threadIdx.x] = __ldg(&sums[threadIdx.x]) + x[n];")).log
 
 
 def test_inputs_may_be_read_by_read_only_loads() -> None:

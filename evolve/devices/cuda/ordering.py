@@ -6,7 +6,7 @@ of what the same launch writes.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -15,7 +15,8 @@ from archive.records import Outcome
 from evolve.devices.cuda.ptx import Entry, Instruction, Parameter, Read, Register, entries
 from evolve.devices.device import RejectedError
 
-SHARES = re.compile(r"\b(?:atom|red)\.|\.(?:volatile|relaxed|acquire)\b|\bld\.global\.c[gv]\.")
+SHARES = ("atom.", ".volatile", ".relaxed", ".acquire", "ld.global.cg.", "ld.global.cv.")
+REDUCES = re.compile(r"red\.(?<![a-z]red\.)")  # not `shared.`
 READ_ONLY = re.compile(r"ldg|\.nc\b")  # in the source: loads that the compiler is told to make read-only
 FOUND = " (found in its PTX)"
 OF_ONE_BLOCK = re.compile(r"\.(?:cta|cluster)\b")
@@ -23,6 +24,7 @@ FRESH = re.compile(r"\.(?:volatile|relaxed|acquire|cg|cv)\b")  # loads that no f
 NEUTRAL = {"add": "0", "or": "0", "xor": "0", "sub": "0", "inc": "0"}  # operands with which an atomic changes nothing
 REPEATABLE = frozenset({"or", "and", "max", "min"})
 TICKETS = frozenset({"add", "inc", "dec", "sub"})
+COUNTS = TICKETS | {"or"}
 FENCE = "call __threadfence() between the write and the atomic"
 ALL_AT_ONCE = (
     "set `cooperative = true` in its [[launch]], with a grid that fits on the GPU at once, or use two launches"
@@ -31,7 +33,7 @@ ALL_AT_ONCE = (
 
 def check(bound: Bound, ptx: str) -> tuple[str, ...]:
     """Raise for a launch whose blocks depend on an order that nothing ensures; return warnings of what may be wrong."""
-    shares = SHARES.search(ptx) is not None
+    shares = any(word in ptx for word in SHARES) or REDUCES.search(ptx) is not None
     warnings: list[str] = []
     for launch in bound.launches:
         names = _passed(launch)
@@ -81,6 +83,15 @@ class View:
     def polls(self) -> tuple["Poll", ...]:
         return tuple(poll for index in self.loads if (poll := _poll(self, index)))
 
+    @cached_property
+    def working(self) -> frozenset[int]:
+        """The instructions that show that a loop does more than wait: calls, writes, loads of what nobody writes."""
+        shared = frozenset[str]().union(*(self.buffers[index] for index in self.writes))
+        alone = (index for index in self.loads if not self.buffers[index] & shared)
+        code = enumerate(self.entry.code)
+        unknown = (i for i, each in code if each.kind == "call" or (each.writes and i not in self.buffers))
+        return frozenset((*self.writes, *alone, *unknown))
+
     def fenced(self, index: int) -> bool:
         return self.entry.code[index].is_fence
 
@@ -123,7 +134,7 @@ class Poll:
 def _across_blocks(view: View) -> Iterator[Fault]:
     for poll in view.polls:
         if not view.launch.cooperative and (fault := _waiting(view, poll)):
-            yield fault
+            yield replace(fault, sure=not view.entry.clusters)  # the blocks of a cluster run at once
         yield from _flag_without_fence(view, poll)
     for index in view.loads:
         yield from _count_without_fence(view, index)
@@ -157,7 +168,7 @@ def _read_only(view: View, held_before: frozenset[str]) -> Iterator[Fault]:
 def _count_without_fence(view: View, count: int) -> Iterator[Fault]:
     """Yield a count of blocks by whose result one of them reads what others wrote, if no fence precedes the count."""
     entry, counter = view.entry, view.entry.code[count]
-    if counter.kind != "atom" or _operator(counter) == "cas" or OF_ONE_BLOCK.search(counter.operation):
+    if counter.kind != "atom" or _operator(counter) not in COUNTS or OF_ONE_BLOCK.search(counter.operation):
         return
     if any(Read(count) in entry.of(entry.code[index].address) for index in view.buffers):
         return  # it hands out places or work
@@ -206,8 +217,7 @@ def _poll(view: View, read: int) -> Poll | None:
     if takes and _operator(instruction) not in {"cas", "exch", *REPEATABLE}:
         return None
     for number, body in enumerate(_loops(entry, read)):
-        effects = [i for i in body if i in view.writes and i != read]
-        if effects or any(entry.code[i].kind in ("call", "st", "red") and i in _unknown(view) for i in body):
+        if body - {read} & view.working:
             return None
         again = instruction.address if number == 0 else ()
         if not all(
@@ -223,12 +233,6 @@ def _poll(view: View, read: int) -> Poll | None:
             locks = takes and _operator(instruction) in ("cas", "exch") and not _numbered(entry, instruction.inputs)
             return Poll(read, body, guards, locks)
     return None
-
-
-def _unknown(view: View) -> frozenset[int]:
-    """Return calls, and writes to global memory that no parameter is known to point to."""
-    code = enumerate(view.entry.code)
-    return frozenset(i for i, each in code if each.kind == "call" or (each.writes and i not in view.buffers))
 
 
 def _loops(entry: Entry, index: int) -> Iterator[frozenset[int]]:
@@ -297,8 +301,10 @@ def _flag_without_fence(view: View, poll: Poll) -> Iterator[Fault]:
     entry = view.entry
     after = entry.reached([poll.read], lambda _: False)
     read = [load for load in view.loads if load in after and load != poll.read and load not in poll.body]
-    flags = [i for i in view.writes if i not in poll.body and view.buffers[i] & view.buffers[poll.read]]
-    for flag in flags:
+    for flag in [i for i in view.writes if i not in poll.body and view.buffers[i] & view.buffers[poll.read]]:
+        instruction = entry.code[flag]
+        if not poll.locks and instruction.kind == "st" and entry.constant(instruction.inputs[0]) == "0":
+            continue  # it sets the flag back for later
         unordered = () if view.fenced(flag) else entry.reached([flag], view.fenced, backwards=True)
         for write in sorted(set(view.writes).intersection(unordered)):
             shown = view.buffers[write] - view.buffers[flag]

@@ -107,6 +107,7 @@ class Entry:
     name: str
     code: tuple[Instruction, ...]
     labels: dict[str, int]
+    clusters: bool  # its blocks form clusters
 
     @cached_property
     def following(self) -> tuple[tuple[int, ...], ...]:
@@ -225,10 +226,11 @@ def entries(ptx: str) -> dict[str, Entry]:
     """Return the entries of a module by name."""
     text = COMMENT.sub("", ptx)
     own = {match[1] for match in OWN_FILE.finditer(text)}
-    return {match[1]: _entry(match[1], text, match.end(), own) for match in ENTRY.finditer(text)}
+    return {match[1]: _entry(match, text, own) for match in ENTRY.finditer(text)}
 
 
-def _entry(name: str, text: str, at: int, own_files: set[str]) -> Entry:
+def _entry(head: re.Match[str], text: str, own_files: set[str]) -> Entry:
+    at = head.end()
     code: list[Instruction] = []
     labels: dict[str, int] = {}
     depth, line = 1, 0
@@ -243,7 +245,7 @@ def _entry(name: str, text: str, at: int, own_files: set[str]) -> Entry:
         elif not match["statement"].startswith("."):
             code.append(_instruction(match["statement"], line))
     code.append(Instruction("ret", "", (), (), (), line))  # labels may stand at the end
-    return Entry(name, tuple(code), labels)
+    return Entry(head[1], tuple(code), labels, "cluster" in head[0])
 
 
 def _instruction(text: str, line: int) -> Instruction:

@@ -110,7 +110,7 @@ class EmulatedProgram:
         self.bound = bound
         self._compiled = compiled
         self.resources: tuple[Resources, ...] = ()
-        self.log = ""
+        self.log = compiled.log if compiled else ""
         self._loaded = loaded
         library = loaded.library
         names = tuple(dict.fromkeys(launch.entry for launch in bound.launches))
