@@ -1,5 +1,6 @@
 """Order among the blocks of a launch, as the compiled code shows it: what is refused, and what only looks alike."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -78,6 +79,10 @@ UNFENCED = {
         "parts[blockIdx.x * 8 + threadIdx.x % 8] = x[0]; __syncthreads();"
         + thread_0("last = atomicAdd(count, 1) == 63;"),
     ),
+    "a mark set in a branch": (
+        "__shared__ int mark; if (threadIdx.x == 0) { mark = 0; parts[blockIdx.x] = x[0];"
+        "if (atomicAdd(count, 1) == 63) mark = 1; } __syncthreads(); if (mark == 0) return; y[0] = __ldcg(&parts[n]);"
+    ),
     "a fence on one way alone": counted(
         "parts[blockIdx.x] = x[0]; if (n > 7) __threadfence(); last = atomicAdd(count, 1) == 63;"
     ),
@@ -146,6 +151,10 @@ UNFENCED_FLAGS = {
     "a flag": (
         "parts[blockIdx.x] = x[0]; ((volatile int*)flags)[blockIdx.x] = 1; while (flags[n] == 0) __threadfence();"
     ),
+    "values and a flag in one buffer": (
+        "sums[64 + blockIdx.x] = x[0]; atomicAdd((int*)sums, 1); while (*(volatile int*)sums < 64) {}"
+        "parts[blockIdx.x] = __ldcg(&sums[64 + n]);"
+    ),
     "a lock": (
         "while (atomicCAS(count, 0, 1) != 0) {} __threadfence(); parts[n] = __ldcg(&parts[n]) + x[0];"
         "atomicExch(count, 0);"
@@ -155,7 +164,14 @@ UNFENCED_FLAGS = {
 
 @each(UNFENCED_FLAGS)
 def test_a_flag_without_a_fence_is_refused_even_if_all_blocks_run(body: str) -> None:
-    assert "`parts` before that to" in rejected(bound(thread_0(body) + READ, cooperative=True)).log
+    assert re.search(r"`(parts|sums)` before that to", rejected(bound(thread_0(body) + READ, cooperative=True)).log)
+
+
+def test_a_count_that_does_not_wait_for_the_other_threads_is_refused() -> None:
+    write = "parts[blockIdx.x * 128 + threadIdx.x] = x[threadIdx.x]; __threadfence();"
+    count = f"{thread_0('last = atomicAdd(count, 1) == 63;')} {LAST}"
+    assert "thread 0 counts" in rejected(bound(f"__shared__ bool last; {write} {count}")).log
+    assert not compiled(bound(f"__shared__ bool last; {write} __syncthreads(); {count}")).log
 
 
 HONEST = {
@@ -163,6 +179,10 @@ HONEST = {
     "a fence of every thread": (
         "__shared__ bool last; parts[blockIdx.x * 8 + threadIdx.x % 8] = x[0]; __threadfence(); __syncthreads();"
         + thread_0("last = atomicAdd(count, 1) == 63;") + LAST
+    ),
+    "a value of the first lane of the first warp": (
+        "__shared__ bool last; if (threadIdx.x < 32) { if (threadIdx.x % 32 == 0) { parts[blockIdx.x] = x[0];"
+        "__threadfence(); } }" + thread_0("last = atomicAdd(count, 1) == 63;") + LAST
     ),
     "a fence after the block's barrier": (
         "__shared__ bool last; parts[blockIdx.x * 8 + threadIdx.x % 8] = x[0]; __syncthreads();"
@@ -221,6 +241,11 @@ HONEST = {
     "flags among warps": (
         "__shared__ volatile int ready; ready = 0; __syncthreads(); if (threadIdx.x == 0) { parts[0] = x[0];"
         "__threadfence_block(); ready = 1; } if (threadIdx.x == 64) { while (ready == 0) {} y[0] = x[1]; }"
+    ),
+    "totals and marks in one word": PLACE + thread_0(
+        "float before = 0; if (place > 0) { int word; while ((word = ((volatile int*)flags)[place - 1]) == 0) {}"
+        "before = __int_as_float(word); } y[place] = before;"
+        "((volatile int*)flags)[place] = __float_as_int(before + x[place]);"
     ),
     "a linked list": "int at = 1; while (at > 0) { y[at] = x[at]; at = ((volatile int*)flags)[at]; } flags[n] = 3;",
 }  # fmt: skip

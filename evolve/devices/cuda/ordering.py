@@ -22,6 +22,7 @@ FOUND = " (found in its PTX)"
 OF_ONE_BLOCK = re.compile(r"\.(?:cta|cluster)\b")
 FRESH = re.compile(r"\.(?:volatile|relaxed|acquire|cg|cv)\b")  # loads that no first-level cache answers
 NEUTRAL = {"add": "0", "or": "0", "xor": "0", "sub": "0", "inc": "0"}  # operands with which an atomic changes nothing
+WARP = 32
 REPEATABLE = frozenset({"or", "and", "max", "min"})
 TICKETS = frozenset({"add", "inc", "dec", "sub"})
 COUNTS = TICKETS | {"or"}
@@ -178,6 +179,7 @@ def _count_without_fence(view: View, count: int) -> Iterator[Fault]:
     behind = [load for load in view.loads if load in decided and load != count]
     unordered = () if view.fenced(count) else entry.reached([count], view.fenced, backwards=True)
     place = entry.place(counter.address)
+    yield from _other_threads(view, count, behind)
     for write in sorted(set(view.writes).intersection(unordered) - {count}):
         read = [load for load in behind if view.buffers[load] & view.buffers[write]]
         if read and not view.fenced(write) and entry.place(entry.code[write].address) != place:
@@ -188,6 +190,39 @@ def _count_without_fence(view: View, count: int) -> Iterator[Fault]:
             yield Fault(text)
             return
     yield from _cached(view, count, behind)
+
+
+def _other_threads(view: View, count: int, behind: list[int]) -> Iterator[Fault]:
+    """Yield a count by thread 0 that no barrier of the block separates from what other threads have written."""
+    entry = view.entry
+    first = _of_thread_0(entry)
+    if count not in first or prod(view.launch.block) <= WARP:
+        return
+    early = entry.reached([count], lambda index: entry.code[index].is_barrier, backwards=True)
+    for write in sorted(early.intersection(view.writes) - first):
+        read = [load for load in behind if view.buffers[load] & view.buffers[write]]
+        if read and Register("%tid") in entry.of(entry.code[write].address):
+            text = (
+                f"{view.where(count)}: thread 0 counts the block in {view.named(count)}, but others need not have "
+                f"written {view.named(write)} by then: call __threadfence(), then __syncthreads() before the count"
+            )
+            yield Fault(text)
+            return
+
+
+def _of_thread_0(entry: Entry) -> frozenset[int]:
+    """Return the instructions that run only in the thread whose threadIdx.x is 0."""
+    found = set[int]()
+    for index, instruction in enumerate(entry.code):
+        made = entry.writers.get(instruction.guard, ()) if instruction.kind == "bra" else ()
+        compared = entry.code[made[0]] if len(made) == 1 else None
+        if compared is None or not compared.operation.startswith(("setp.ne.", "setp.eq.")):
+            continue
+        if compared.inputs[1] == "0" and entry.is_register(compared.inputs[0], made[0], "%tid.x"):
+            ways = [_way(entry, side, index) for side in entry.sides(index)]
+            equal = compared.operation.startswith("setp.eq.") != instruction.inverted
+            found |= ways[0] - ways[1] if equal else ways[1] - ways[0]
+    return frozenset(found)
 
 
 def _decided(entry: Entry, count: int) -> frozenset[int]:
@@ -307,14 +342,21 @@ def _flag_without_fence(view: View, poll: Poll) -> Iterator[Fault]:
             continue  # it sets the flag back for later
         unordered = () if view.fenced(flag) else entry.reached([flag], view.fenced, backwards=True)
         for write in sorted(set(view.writes).intersection(unordered)):
-            shown = view.buffers[write] - view.buffers[flag]
-            if not view.fenced(write) and any(view.buffers[load] & shown for load in read):
+            if not view.fenced(write) and any(_shown(view, write, flag, load) for load in read):
                 yield Fault(
                     f"{view.where(flag)}: nothing orders the write to {view.named(write)} before that to "
                     f"{view.named(flag)}, for which other blocks wait: {FENCE} or flag"
                 )
                 return
     yield from _cached(view, poll.read, read)
+
+
+def _shown(view: View, write: int, flag: int, load: int) -> bool:
+    """Return whether a load may read what was written before the flag. In one buffer, types tell flags from values."""
+    shown, kind = view.buffers[write] & view.buffers[load], view.entry.code[write].value
+    return bool(shown - view.buffers[flag]) or (
+        bool(shown) and kind == view.entry.code[load].value != view.entry.code[flag].value
+    )
 
 
 def _cached(view: View, signal: int, loads: list[int]) -> Iterator[Fault]:

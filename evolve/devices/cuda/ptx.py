@@ -22,6 +22,7 @@ GUARD = re.compile(r"@!?(%[\w$]+)\s*")
 IN_BRACKETS = re.compile(r"\[([^\]]*)\]")
 OPERAND = re.compile(r"[%$\w.-]+")
 RESULT = re.compile(r"\s*(?:\{([^}]*)\}|(%[\w$]+|_)(?:\s*\|\s*(%[\w$]+|_))?)")
+SHORT = 6  # instructions of a branch that does no more than choose a value
 NUMBER = re.compile(r"-?\d+")
 PARAMETER = re.compile(r"\w*_param_(\d+)(?:\+(\d+))?")
 WITHOUT_RESULT = frozenset({
@@ -73,6 +74,7 @@ class Instruction(NamedTuple):
     inputs: tuple[str, ...]
     address: tuple[str, ...]  # operands in brackets, empty without memory
     line: int  # of kernel.cu; 0 for code of a header
+    inverted: bool = False  # whether the predicate must be false
 
     @property
     def kind(self) -> str:
@@ -90,6 +92,16 @@ class Instruction(NamedTuple):
     @property
     def writes(self) -> bool:
         return self.is_global and self.kind in ("st", "atom", "red")
+
+    @property
+    def is_barrier(self) -> bool:
+        """Return whether the threads of a block may wait here for each other."""
+        return self.kind in ("bar", "barrier", "mbarrier", "call")
+
+    @property
+    def value(self) -> str:
+        """The type of what is read or written, such as f32."""
+        return self.operation.rpartition(".")[2]
 
     @property
     def is_fence(self) -> bool:
@@ -139,7 +151,7 @@ class Entry:
         while changed:
             changed = False
             for index, instruction in enumerate(self.code):
-                found = self._origins_after(index, instruction, known)
+                found = self._origins_after(index, instruction, known) | _all(known, self.choices.get(index, ()))
                 targets = instruction.results
                 if HELD.search(instruction.operation) and instruction.kind in ("st", "atom", "red"):
                     held = _all(known, instruction.address)
@@ -150,6 +162,18 @@ class Entry:
                         known[target] = before | found
                         changed = True
         return known
+
+    @cached_property
+    def choices(self) -> dict[int, tuple[str, ...]]:
+        """The predicates that decide whether an instruction of a short branch runs, such as `if (...) last = true`."""
+        found: dict[int, tuple[str, ...]] = {}
+        for index, instruction in enumerate(self.code):
+            end = self.labels.get(instruction.inputs[0], 0) if instruction.kind == "bra" and instruction.guard else 0
+            if index < end <= index + SHORT:
+                for within in range(index + 1, end):
+                    if self.code[within].kind == "mov" or HELD.search(self.code[within].operation):
+                        found[within] = (*found.get(within, ()), instruction.guard)
+        return found
 
     def of(self, operands: Iterable[str]) -> frozenset[Origin]:
         """Return what these operands are computed from."""
@@ -179,6 +203,12 @@ class Entry:
         if len(at) == 1 and self.code[at[0]].kind == "mov" and len(self.code[at[0]].inputs) == 1:
             return self.constant(self.code[at[0]].inputs[0])
         return operand
+
+    def is_register(self, operand: str, index: int, name: str) -> bool:
+        """Return whether an operand of the instruction at this index is a special register, such as %tid.x."""
+        own = set(self.writers.get(operand, ()))
+        met = self.reached([index], lambda other: other in own, backwards=True) & own
+        return bool(met) and all(self.code[i].kind == "mov" and self.code[i].inputs == (name,) for i in met)
 
     def place(self, address: tuple[str, ...]) -> tuple[str, int]:
         """Return where an address lies: a register or parameter, and a constant distance from there."""
@@ -258,7 +288,7 @@ def _instruction(text: str, line: int) -> Instruction:
         results = tuple(OPERAND.findall(" ".join(group for group in match.groups() if group)))
         operands = operands[match.end() :]
     inputs = tuple(OPERAND.findall(IN_BRACKETS.sub(" ", operands)))
-    return Instruction(operation, guard[1] if guard else "", results, inputs, address, line)
+    return Instruction(operation, guard[1] if guard else "", results, inputs, address, line, text.startswith("@!"))
 
 
 def _all(known: dict[str, frozenset[Origin]], operands: Iterable[str]) -> frozenset[Origin]:
@@ -267,7 +297,7 @@ def _all(known: dict[str, frozenset[Origin]], operands: Iterable[str]) -> frozen
 
 def _named(operand: str) -> frozenset[Origin]:
     """Return the origin of an operand that no instruction has written."""
-    if operand.startswith(("%ctaid", "%nctaid")):
+    if operand.startswith(("%ctaid", "%nctaid", "%tid")):
         return frozenset({Register(operand.partition(".")[0])})
     if re.match(r"[A-Za-z_$]", operand):
         return frozenset({Symbol(operand.partition("+")[0])})
