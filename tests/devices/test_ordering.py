@@ -9,29 +9,15 @@ import pytest
 pytest.importorskip("cupy")
 
 from each import each
+from unordered import POINT, bound
 
-from archive.binding import Bound, Point, bind
+from archive.binding import Bound, bind
 from archive.kernel import parse
 from archive.records import Outcome
 from evolve.devices.cuda.compiler import Cubin, compile_cubin
 from evolve.devices.device import RejectedError
 from evolve.devices.emulated.device import EmulatedDevice
 
-PLAN = """/*---
-op = "test"
-[workspace]
-parts = { shape = [4096], dtype = "float32" }
-sums = { shape = [4096], dtype = "float32", zero = true }
-flags = { shape = [4096], dtype = "int32", zero = true }
-count = { shape = [2], dtype = "int32", zero = true }
-[[launch]]
-entry = "test"
-grid = [64]
-block = [128]
-args = ["x", "y", "parts", "sums", "flags", "count", "n"]
----*/
-"""
-PARAMETERS = "const float* x, float* y, float* parts, float* sums, int* flags, int* count, int n"
 LAST = "__syncthreads(); if (!last) return; for (int i = threadIdx.x; i < 64; i += 128) y[i] = __ldcg(&parts[i]);"
 READ = "__syncthreads(); y[blockIdx.x] = __ldcg(&parts[(blockIdx.x + 1) % 64]);"
 ARRIVE = "parts[blockIdx.x] = x[blockIdx.x]; __threadfence(); atomicAdd(count, 1);"
@@ -42,14 +28,6 @@ ACQUIRE = """__device__ int seen(const int* at) {
 RELEASE = (
     '__device__ void add(int* at) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(at) : "memory"); }'
 )
-
-
-def bound(body: str, before: str = "", *, blocks: int = 64, cooperative: bool = False) -> Bound:
-    plan = PLAN.replace("grid = [64]", f"grid = [{blocks}]")
-    if cooperative:
-        plan = plan.replace("block = [128]", "block = [128]\ncooperative = true")
-    point = Point("float32", {"n": 4096}, {}, {"x": "float32", "y": "float32"}, 132, 232448)
-    return bind(parse(f'{plan}{before}\nextern "C" __global__ void test({PARAMETERS}) {{\n{body}\n}}\n'), point)
 
 
 def compiled(kernel: Bound) -> Cubin:
@@ -293,8 +271,7 @@ def test_a_read_only_load_of_a_buffer_passed_twice_is_refused() -> None:
     text = bound("kept[threadIdx.x] = x[0]; __syncthreads(); y[0] = parts[threadIdx.x ^ 1];").kernel.text
     text = text.replace('"sums"', '"parts"')
     text = text.replace("float* parts, float* sums", "const float* __restrict__ parts, float* __restrict__ kept")
-    point = Point("float32", {"n": 4096}, {}, {"x": "float32", "y": "float32"}, 132, 232448)
-    assert "read-only load" in rejected(bind(parse(text), point)).log
+    assert "read-only load" in rejected(bind(parse(text), POINT)).log
 
 
 def test_a_read_only_load_of_a_zeroed_buffer_before_it_is_written_causes_a_warning() -> None:

@@ -19,6 +19,7 @@ SHARES = ("atom.", ".volatile", ".relaxed", ".acquire", "ld.global.cg.", "ld.glo
 REDUCES = re.compile(r"red\.(?<![a-z]red\.)")  # not `shared.`
 READ_ONLY = re.compile(r"ldg|\.nc\b")  # in the source: loads that the compiler is told to make read-only
 FOUND = " (found in its PTX)"
+FLOAT = re.compile(r"\.b?f\d+(?:x2)?$")
 OF_ONE_BLOCK = re.compile(r"\.(?:cta|cluster)\b")
 FRESH = re.compile(r"\.(?:volatile|relaxed|acquire|cg|cv)\b")  # loads that no first-level cache answers
 NEUTRAL = {"add": "0", "or": "0", "xor": "0", "sub": "0", "inc": "0"}  # operands with which an atomic changes nothing
@@ -352,11 +353,10 @@ def _flag_without_fence(view: View, poll: Poll) -> Iterator[Fault]:
 
 
 def _shown(view: View, write: int, flag: int, load: int) -> bool:
-    """Return whether a load may read what was written before the flag. In one buffer, types tell flags from values."""
-    shown, kind = view.buffers[write] & view.buffers[load], view.entry.code[write].value
-    return bool(shown - view.buffers[flag]) or (
-        bool(shown) and kind == view.entry.code[load].value != view.entry.code[flag].value
-    )
+    """Return whether a load may read what was written before the flag. In one buffer, floats are no flags."""
+    shown = view.buffers[write] & view.buffers[load]
+    floats = [FLOAT.search(view.entry.code[index].operation) is not None for index in (write, load, flag)]
+    return bool(shown - view.buffers[flag]) or (bool(shown) and floats == [True, True, False])
 
 
 def _cached(view: View, signal: int, loads: list[int]) -> Iterator[Fault]:

@@ -99,11 +99,6 @@ class Instruction(NamedTuple):
         return self.kind in ("bar", "barrier", "mbarrier", "call")
 
     @property
-    def value(self) -> str:
-        """The type of what is read or written, such as f32."""
-        return self.operation.rpartition(".")[2]
-
-    @property
     def is_fence(self) -> bool:
         """Return whether other blocks see earlier writes before later ones. A called function may contain a fence."""
         if self.kind in ("membar", "fence"):
