@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from unordered import POINT, bound
 from archive.binding import Bound, bind
 from archive.kernel import parse
 from archive.records import Outcome
-from evolve.devices.cuda.compiler import Cubin, compile_cubin
+from evolve.devices.cuda.compiler import Cubin, compile_ahead, compile_cubin
 from evolve.devices.device import RejectedError
 from evolve.devices.emulated.device import EmulatedDevice
 
@@ -300,3 +301,12 @@ def test_the_place_is_the_line_of_the_kernels_text() -> None:
     kernel = bound("parts[n] = x[0];\n__shared__ bool last; last = atomicAdd(count, 1) == 63;" + LAST)
     line = 1 + kernel.kernel.text.split("\n").index("__shared__ bool last; last = atomicAdd(count, 1) == 63;" + LAST)
     assert f"launch 0, kernel.cu:{line}: " in rejected(kernel).log
+
+
+def test_code_that_another_process_has_compiled_is_read_again_for_this_plan(tmp_path: Path) -> None:
+    body = thread_0(f"{ARRIVE} while (*(volatile int*)count < 64) {{}} __threadfence();") + READ
+    compile_ahead(bound(body, blocks=1), "sm_90a", tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(RejectedError, match="cooperative"):
+        compile_cubin(bound(body), "sm_90a", tmp_path)
+    assert not list(tmp_path.iterdir())
