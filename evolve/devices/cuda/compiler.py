@@ -145,7 +145,7 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
     for launch in bound.launches:
         _check_launch(launch, entries, bound.kernel.source)
     resources = tuple(_resources(log, entries))
-    unordered = ordering.check(bound, zlib.decompress(ptx).decode())
+    unordered = ordering.check(bound, zlib.decompress(ptx).decode(errors="replace"))
     warnings = _warnings(bound.kernel.source, "\n".join([*unordered, log]), resources)
     variables = _variables(image, specialisation(bound), bound.kernel.source)
     return Cubin(bound, arch, image, entries, resources, warnings, variables)

@@ -172,7 +172,7 @@ def _count_without_fence(view: View, count: int) -> Iterator[Fault]:
     entry, counter = view.entry, view.entry.code[count]
     if counter.kind != "atom" or _operator(counter) not in COUNTS or OF_ONE_BLOCK.search(counter.operation):
         return
-    if any(Read(count) in entry.of(entry.code[index].address) for index in view.buffers):
+    if any(entry.derives(entry.code[index].address, Read(count)) for index in view.buffers):
         return  # it hands out places or work
     decided = _decided(entry, count)
     if not decided:
@@ -202,7 +202,7 @@ def _other_threads(view: View, count: int, behind: list[int]) -> Iterator[Fault]
     early = entry.reached([count], lambda index: entry.code[index].is_barrier, backwards=True)
     for write in sorted(early.intersection(view.writes) - first):
         read = [load for load in behind if view.buffers[load] & view.buffers[write]]
-        if read and Register("%tid") in entry.of(entry.code[write].address):
+        if read and entry.derives(entry.code[write].address, Register("%tid")):
             text = (
                 f"{view.where(count)}: thread 0 counts the block in {view.named(count)}, but others need not have "
                 f"written {view.named(write)} by then: call __threadfence(), then __syncthreads() before the count"
@@ -230,7 +230,7 @@ def _decided(entry: Entry, count: int) -> frozenset[int]:
     """Return the instructions that run only for some results of an atomic; none if it is repeated until it succeeds."""
     found = set[int]()
     for index, instruction in enumerate(entry.code):
-        if not instruction.guard or Read(count) not in entry.of((instruction.guard,)):
+        if not instruction.guard or not entry.derives((instruction.guard,), Read(count)):
             continue
         if instruction.kind not in ("bra", "ret", "exit"):
             found.add(index)
@@ -262,7 +262,7 @@ def _poll(view: View, read: int) -> Poll | None:
             continue
         guards = tuple(
             entry.code[i].guard for i in sorted(body)
-            if entry.code[i].guard and Read(read) in entry.of((entry.code[i].guard,)) and _leaves(entry, i, body)
+            if entry.code[i].guard and entry.derives((entry.code[i].guard,), Read(read)) and _leaves(entry, i, body)
         )  # fmt: skip
         others = [i for i in view.writes if i not in body and view.buffers[i] & view.buffers[read]]
         if guards and others:
@@ -273,12 +273,7 @@ def _poll(view: View, read: int) -> Poll | None:
 
 def _loops(entry: Entry, index: int) -> Iterator[frozenset[int]]:
     """Yield the instructions of each loop with this one, the innermost first."""
-    spans = [
-        (entry.labels[instruction.inputs[0]], end)
-        for end, instruction in enumerate(entry.code)
-        if instruction.kind == "bra" and entry.labels.get(instruction.inputs[0], end + 1) <= end
-    ]
-    for begin, end in sorted(set(spans), key=lambda span: span[1] - span[0]):
+    for begin, end in entry.spans:
         if begin <= index <= end:
 
             def outside(other: int, begin: int = begin, end: int = end) -> bool:
@@ -311,7 +306,7 @@ def _waiting(view: View, poll: Poll) -> Fault | None:
         return None
     compared = (*poll.guards, *read.inputs)
     places = {entry.place(entry.code[ticket].address) for ticket in _tickets(entry, compared, poll)}
-    if places and entry.place(read.address) not in places and Register("%nctaid") not in entry.of(compared):
+    if places and entry.place(read.address) not in places and not entry.derives(compared, Register("%nctaid")):
         return None  # it waits for its turn
     text = f"{view.where(poll.read)}: a loop waits until another block changes {view.named(poll.read)}"
     if _numbered(entry, (*read.address, *compared)):
@@ -329,7 +324,7 @@ def _tickets(entry: Entry, operands: tuple[str, ...], poll: Poll) -> list[int]:
 
 
 def _numbered(entry: Entry, operands: tuple[str, ...]) -> bool:
-    return Register("%ctaid") in entry.of(operands)
+    return entry.derives(operands, Register("%ctaid"))
 
 
 def _flag_without_fence(view: View, poll: Poll) -> Iterator[Fault]:

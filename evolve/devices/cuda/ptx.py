@@ -139,24 +139,33 @@ class Entry:
         return {register: tuple(indices) for register, indices in found.items()}
 
     @cached_property
-    def origins(self) -> dict[str, frozenset[Origin]]:
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """The first and last instruction of each loop, the shortest loop first."""
+        found = {
+            (self.labels[instruction.inputs[0]], end)
+            for end, instruction in enumerate(self.code)
+            if instruction.kind == "bra" and self.labels.get(instruction.inputs[0], end + 1) <= end
+        }
+        return tuple(sorted(found, key=lambda span: (span[1] - span[0], span)))
+
+    @cached_property
+    def origins(self) -> "Origins":
         """What each register, and each variable as `[name]`, is computed from."""
-        known: dict[str, frozenset[Origin]] = {}
+        found = Origins({}, {})
         changed = True
         while changed:
             changed = False
             for index, instruction in enumerate(self.code):
-                found = self._origins_after(index, instruction, known) | _all(known, self.choices.get(index, ()))
+                bits = self._origins_after(index, instruction, found) | found.of(self.choices.get(index, ()))
                 targets = instruction.results
                 if HELD.search(instruction.operation) and instruction.kind in ("st", "atom", "red"):
-                    held = _all(known, instruction.address)
-                    targets = (*targets, *(f"[{origin.name}]" for origin in held if isinstance(origin, Symbol)))
+                    targets = (*targets, *found.variables(instruction.address))
                 for target in targets:
-                    before = known.get(target, frozenset())
-                    if not found <= before:
-                        known[target] = before | found
+                    before = found.known.get(target, 0)
+                    if bits & ~before:
+                        found.known[target] = before | bits
                         changed = True
-        return known
+        return found
 
     @cached_property
     def choices(self) -> dict[int, tuple[str, ...]]:
@@ -172,7 +181,11 @@ class Entry:
 
     def of(self, operands: Iterable[str]) -> frozenset[Origin]:
         """Return what these operands are computed from."""
-        return _all(self.origins, operands)
+        return self.origins.named(self.origins.of(operands))
+
+    def derives(self, operands: Iterable[str], origin: Origin) -> bool:
+        """Return whether any of these operands is computed from this origin."""
+        return self.origins.of(operands) & self.origins.numbers.get(origin, 0) != 0
 
     def reached(self, starts: Iterable[int], stops: Callable[[int], bool], *, backwards: bool = False) -> set[int]:
         """Return the instructions that can run after these ones (or before them) without passing one that stops."""
@@ -231,19 +244,44 @@ class Entry:
         if falls and index + 1 < len(self.code):
             yield index + 1
 
-    def _origins_after(
-        self, index: int, instruction: Instruction, known: dict[str, frozenset[Origin]]
-    ) -> frozenset[Origin]:
+    def _origins_after(self, index: int, instruction: Instruction, found: "Origins") -> int:
         if instruction.reads:
-            return frozenset({Read(index)})
+            return found.number(Read(index))
         if instruction.operation.startswith("ld.param"):
             match = PARAMETER.fullmatch("+".join(instruction.address))
-            return frozenset({Parameter(int(match[1]), int(match[2] or 0))}) if match else frozenset()
-        given = _all(known, instruction.inputs)
+            return found.number(Parameter(int(match[1]), int(match[2] or 0))) if match else 0
+        given = found.of(instruction.inputs)
         if HELD.search(instruction.operation) and instruction.kind in ("ld", "atom"):
-            held = (origin.name for origin in _all(known, instruction.address) if isinstance(origin, Symbol))
-            return given.union(*(known.get(f"[{name}]", frozenset()) for name in held))
+            for variable in found.variables(instruction.address):
+                given |= found.known.get(variable, 0)
         return given
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Sets of origins, each as the bits of an integer: unrolled code makes thousands of large sets."""
+
+    numbers: dict[Origin, int]  # the bit of each origin
+    known: dict[str, int]  # what registers and variables are computed from
+
+    def number(self, origin: Origin) -> int:
+        return self.numbers.setdefault(origin, 1 << len(self.numbers))
+
+    def of(self, operands: Iterable[str]) -> int:
+        bits = 0
+        for operand in operands:
+            known = self.known.get(operand)
+            origin = _named(operand) if known is None else None
+            bits |= (self.number(origin) if origin else 0) if known is None else known
+        return bits
+
+    def named(self, bits: int) -> frozenset[Origin]:
+        return frozenset(origin for origin, bit in self.numbers.items() if bits & bit)
+
+    def variables(self, address: Iterable[str]) -> list[str]:
+        """Return the variables that an address may point to, as `[name]`."""
+        bits = self.of(address)
+        return [f"[{each.name}]" for each, bit in self.numbers.items() if isinstance(each, Symbol) and bits & bit]
 
 
 @lru_cache(maxsize=16)  # all workloads with the same specialised values share their PTX
@@ -286,14 +324,8 @@ def _instruction(text: str, line: int) -> Instruction:
     return Instruction(operation, guard[1] if guard else "", results, inputs, address, line, text.startswith("@!"))
 
 
-def _all(known: dict[str, frozenset[Origin]], operands: Iterable[str]) -> frozenset[Origin]:
-    return frozenset[Origin]().union(*(known.get(operand) or _named(operand) for operand in operands))
-
-
-def _named(operand: str) -> frozenset[Origin]:
+def _named(operand: str) -> Origin | None:
     """Return the origin of an operand that no instruction has written."""
     if operand.startswith(("%ctaid", "%nctaid", "%tid")):
-        return frozenset({Register(operand.partition(".")[0])})
-    if re.match(r"[A-Za-z_$]", operand):
-        return frozenset({Symbol(operand.partition("+")[0])})
-    return frozenset()
+        return Register(operand.partition(".")[0])
+    return Symbol(operand.partition("+")[0]) if re.match(r"[A-Za-z_$]", operand) else None
