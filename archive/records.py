@@ -28,7 +28,7 @@ class Outcome(StrEnum):
     OUT_OF_BOUNDS = "out of bounds"  # it wrote outside its buffers
     CHANGED_INPUT = "changed input"
     KEEPS_STATE = "keeps state"  # a call depends on earlier calls
-    UNSAFE = "unsafe"  # passed the checks, but NVIDIA's sanitizer found a race or an invalid access
+    UNSAFE = "unsafe"  # its code, or NVIDIA's sanitizer, shows a race or an invalid access
     IMPLAUSIBLE = "implausible"  # faster than its inputs can be read
     DUPLICATE = "duplicate"  # not run, because it compiles to the machine code of a kernel judged before
 

@@ -51,6 +51,10 @@ class CompileResult(Protocol):
     """Result of a compilation."""
 
     @property
+    def log(self) -> str:
+        """The compiler's warnings."""
+
+    @property
     def traits(self) -> Traits | None:
         """Traits of the kernel's machine code for one workload; None if it was not compiled for a GPU."""
 
@@ -60,7 +64,6 @@ class Program(CompileResult, Protocol):
 
     bound: Bound
     resources: tuple[Resources, ...]
-    log: str  # the compiler's warnings
 
     def launch(self, tensors: "Mapping[str, torch.Tensor]") -> None:
         """Enqueue every launch of the plan; `tensors` holds the inputs, outputs and workspace by name."""

@@ -9,7 +9,7 @@ MAGIC = b"\x7fELF"
 SECTION_HEADER, SYMBOL = "<IIQQQQIIQQ", "<IBBHQQ"
 SYMBOL_TABLE, WITHOUT_DATA = 2, 8  # types of sections
 WRITABLE = 1
-VARIABLE, FUNCTION, OF_A_THREAD = 1, 2, 6  # kinds of symbols
+VARIABLE, FUNCTION, OF_A_THREAD, RESOLVED = 1, 2, 6, 10  # kinds of symbols; the last are found by running a function
 
 
 class ObjectFileError(ValueError):

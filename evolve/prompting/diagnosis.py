@@ -187,9 +187,10 @@ HINTS = {
         "tables const."
     ),
     Outcome.UNSAFE: (
-        "Its numbers were right by luck: the sanitizer saw a race, a stray access, or a value read before it "
-        "was written. Usual causes: a missing __syncthreads() or __syncwarp(), a buffer in shared memory used "
-        "again too early, workspace read that is not zero = true."
+        "Its numbers are right by luck at best: its code or the sanitizer shows a race, a stray access, or a value "
+        "read before it was written. Usual causes: a missing __syncthreads() or __syncwarp(), a buffer in shared "
+        "memory used again too early, workspace read that is not zero = true; among blocks, a count or flag "
+        "without __threadfence() before it, waiting without `cooperative = true`, __ldg of what the launch writes."
     ),
     Outcome.IMPLAUSIBLE: (
         "It is faster than its inputs can be read, so it cannot have read them all. Every element of every "

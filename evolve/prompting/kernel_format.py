@@ -120,7 +120,9 @@ uint64_t, the fp16 and bf16 types with their intrinsics, `List`. <math.h>, <stdi
 C++ standard library (no std::), and no header of your own.
 - Dynamic shared memory is `extern __shared__ T name[];`, static is at most 48 KB.
 - Blocks of a cooperative launch meet at a counter in workspace with zero = true: after __syncthreads(), thread 0 does \
-__threadfence(), atomicAdd, and waits until all blocks have been counted, then __syncthreads() again.
+__threadfence(), atomicAdd, waits until all blocks have been counted, __threadfence() again, then __syncthreads(). In \
+other launches a block may wait for none but lower tickets, which blocks draw by atomicAdd. What a block writes for \
+others needs __threadfence() before the count or flag that tells them, and no __ldg in the same launch.
 - Tensors are contiguous, row-major and begin at a multiple of 16 bytes, so a 16-byte access (float4, uint4, or a \
 struct alignas(16)) inside a row needs `cols * itemsize(x) % 16 == 0`. Index with long long where a tensor may \
 exceed 2^31 elements.

@@ -117,22 +117,20 @@ MEANINGS = {
     ),
     Outcome.DUPLICATE: Meaning(
         COMPILING,
-        "The compiler produced the machine code of another kernel, with the same launches, so the kernel was not run: "
-        "the other kernel's verdict holds for it.",
+        "Its machine code and launches equal those of another kernel, whose verdict holds, so it was not run.",
         "Change what the GPU does, not only how the source is written.",
     ),
     Outcome.UNSAFE: Meaning(
         CONFIRMATION,
-        "The numbers were right, but NVIDIA's compute-sanitizer found a race between threads, an access outside the "
-        "buffers, or a read of memory that was never written.",
-        "The report below names the place: add the missing barrier, guard the access, or initialise the value.",
+        "Blocks rely on an order that nothing ensures, or NVIDIA's compute-sanitizer found a race or a stray access.",
+        "The report below names the place: add the missing fence or barrier, guard the access, or initialise a value.",
     ),
 }
 # If the process died or missed a deadline, the log names the phase in which that happened.
 STEP_OF_PHASE = {"compile": COMPILING, "baseline": TIME, "time": TIME, "sanitize": CONFIRMATION}
 PHASE = re.compile(rf"^({'|'.join(STEP_OF_PHASE)}) took|\bin ({'|'.join(STEP_OF_PHASE)})\b")
 # Words in a log that show at which of two possible steps the outcome occurred.
-WHEN_TIMED, WHEN_RUN = "wrong when timed", "the kernel changed"
+WHEN_TIMED, WHEN_RUN, WHEN_COMPILED = "wrong when timed", "the kernel changed", "found in its PTX"
 KILLED = (Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.LAUNCH_ERROR)
 
 # Parameters of the evaluator, repeated here for printing; tests compare them with the evaluator's own.
@@ -192,6 +190,8 @@ def stopped_at(evaluation: Evaluation) -> EvaluationStep:
         return TIME
     if evaluation.outcome is Outcome.KEEPS_STATE and WHEN_RUN in evaluation.log:
         return MEMORY
+    if WHEN_COMPILED in evaluation.log:
+        return COMPILING
     return MEANINGS[evaluation.outcome].step
 
 

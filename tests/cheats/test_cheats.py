@@ -5,6 +5,7 @@ the verdicts on its own kernel. The quick run takes a few kernels of each kind, 
 """
 
 from collections import defaultdict
+from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
@@ -23,6 +24,8 @@ UNREADABLE = [file for file in CHEATS if file.kernel is None]
 # A kernel that hangs runs into its deadline; other emulated runs take far less time unless the machine is busy.
 EMULATED_SECONDS = {"compile": 16.0, "run": 12.0, "check": 60.0, "baseline": 60.0, "time": 60.0}
 SECRET = "root:"  # the start of /etc/passwd, which some of the kernels ask the compiler to read
+# These are recognised by what NVRTC makes of them; the emulated device has NVRTC only beside CuPy.
+NEEDS_NVRTC = pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
 QUICK = 4  # number of kernels of each kind in the quick run
 Verdicts = dict[str, list[Evaluation]]
 
@@ -35,6 +38,7 @@ def cases(corpus: tuple[CheatFile, ...], devices: tuple[str, ...] = ("emulated",
         few = quick(meant)
         for file in meant:
             marks = [pytest.mark.gpu] * (device == "cuda") + [pytest.mark.exhaustive] * (file not in few)
+            marks += [NEEDS_NVRTC] * (file.caught == (Outcome.UNSAFE,) and not file.at_confirm)
             found.append(pytest.param(device, file, id=f"{device}-{file.name}", marks=marks))
     return found
 

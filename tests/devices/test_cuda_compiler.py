@@ -182,6 +182,19 @@ def test_variables_that_may_be_constant_are_compared_after_calls(before: str, na
             "of()",
             "outside",
         ),
+        ('__device__ int hi() { int n; asm("mov.u32 %0, %%clock_hi;" : "=r"(n)); return n; }', "hi()", "%clock_hi"),
+        ('__device__ int of() { int n; asm("mov.u32 %0, %%envreg3;" : "=r"(n)); return n; }', "of()", "%envreg3"),
+        (
+            "#include <cooperative_groups.h>\n"
+            '__device__ int of() { int n; asm("mov.u32 %0, %%envreg1;" : "=r"(n)); return n; }',
+            "of()",
+            "only the driver",
+        ),
+        (
+            '__device__ int of() { int n; asm("mov.u32 %0, %%reserved_smem_offset_begin;" : "=r"(n)); return n; }',
+            "of()",
+            "%reserved_smem_offset_begin",
+        ),
     ],
 )
 def test_reading_a_register_that_tells_calls_apart_is_refused(before: str, read: str, name: str) -> None:
@@ -194,6 +207,12 @@ def test_reading_the_time_of_compilation_is_refused() -> None:
     error = rejected(bound("y[0] = y_t(__TIME__[0]);"))
     assert error.outcome is Outcome.KEEPS_STATE
     assert "__TIME__" in error.log
+
+
+@pytest.mark.parametrize("register", ["laneid", "nsmid", "lanemask_lt", "dynamic_smem_size", "cluster_ctarank"])
+def test_registers_that_are_the_same_in_every_call_may_be_read(register: str) -> None:
+    read = f'__device__ int of() {{ int n; asm("mov.u32 %0, %%{register};" : "=r"(n)); return n; }}'
+    compiled(bound("y[0] = y_t(of());", read))
 
 
 def test_infinity_and_nan_are_constant_expressions() -> None:

@@ -11,6 +11,7 @@ from rich.console import Group
 
 from archive.records import Check, Evaluation, Outcome
 from evolve.devices import state
+from evolve.devices.cuda import ordering
 from evolve.evaluation import buffers, timing
 from evolve.report import explain
 from evolve.report.explain import MEANINGS, NAMES, WHEN_TIMED, EvaluationStep, explanation, stopped_at
@@ -109,6 +110,8 @@ def test_a_failed_confirmation_mentions_the_earlier_pass() -> None:
         (Outcome.WRONG, "n=8 float32: `out`: differs", EvaluationStep.NUMBERS),
         (Outcome.KEEPS_STATE, "`calls` keeps its value from one call to the next", EvaluationStep.COMPILING),
         (Outcome.KEEPS_STATE, state.changed(["calls"]).log, EvaluationStep.MEMORY),
+        (Outcome.UNSAFE, "racecheck: a race in shared memory", EvaluationStep.CONFIRMATION),
+        (Outcome.UNSAFE, f"nothing orders the write{ordering.FOUND}", EvaluationStep.COMPILING),
     ],
 )
 def test_the_log_decides_which_of_two_steps_an_outcome_belongs_to(

@@ -1,18 +1,21 @@
 """NVRTC compiler: compiles a bound kernel to a cubin, and checks the plan against it. Needs no GPU."""
 
+import base64
 import contextlib
 import hashlib
 import json
 import os
 import re
+import zlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
 from archive.records import Outcome, Resources, Traits
 from evolve.devices import object_file, state
-from evolve.devices.cuda import cubin
+from evolve.devices.cuda import cubin, ordering
 from evolve.devices.device import RejectedError
 from evolve.devices.object_file import Symbol
 from evolve.devices.prelude import cuda_include_dirs, numbered_source, specialisation
@@ -106,6 +109,9 @@ SHARED_IN_LOG = re.compile(r"(\d+) bytes smem")
 # Special registers that tell one call from another: clocks, counters, the number of a launch, where it runs, and
 # whether it runs in a CUDA graph.
 TELLING = re.compile(rb"%(?:(?:clock|globaltimer|gridid|pm\d)\w*|(?:current_graph_exec|smid|warpid)\b)")
+# Registers of the driver and of the system's shared memory: <cooperative_groups.h> alone needs them.
+OF_THE_DRIVER = re.compile(rb"\.loc\s+(?P<file>\d+)|(?P<name>%(?:envreg\d|reserved_smem_offset)\w*)")
+OWN_FILE = re.compile(rb'(?m)^\s*\.file\s+(\d+)\s+"(?:[^"]*/)?kernel\.cu"')
 
 
 @dataclass(frozen=True)
@@ -134,12 +140,13 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
         raise RejectedError(Outcome.UNSUPPORTED, f"the plan asks for {reserved}, which is not supported yet")
     _check_includes(bound.kernel.source)
     state.check_source(bound.kernel.source)
-    image, log = _found_or_compiled(_source(bound), arch, cache)
+    image, log, ptx = _found_or_compiled(_source(bound), arch, cache)
     entries = cubin.entries(image)
     for launch in bound.launches:
         _check_launch(launch, entries, bound.kernel.source)
     resources = tuple(_resources(log, entries))
-    warnings = _warnings(bound.kernel.source, log, resources)
+    unordered = ordering.check(bound, zlib.decompress(ptx).decode(errors="replace"))
+    warnings = _warnings(bound.kernel.source, "\n".join([*unordered, log]), resources)
     variables = _variables(image, specialisation(bound), bound.kernel.source)
     return Cubin(bound, arch, image, entries, resources, warnings, variables)
 
@@ -147,11 +154,11 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
 def compile_ahead(bound: Bound, arch: str, cubins: Path) -> Cubin:
     """Compile and check, and leave the result in `cubins` for another process that calls `compile_cubin`."""
     compiled = compile_cubin(bound, arch)
-    image, log = _nvrtc(_source(bound), arch)
+    image, log, ptx = _nvrtc(_source(bound), arch)
     file = _cubin_file(cubins, _source(bound), arch)
     partial_file = file.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):  # without the file, the other process compiles again
-        partial_file.write_bytes(json.dumps(log).encode() + b"\n" + image)
+        partial_file.write_bytes(json.dumps([log, base64.b64encode(ptx).decode()]).encode() + b"\n" + image)
         partial_file.replace(file)
     return compiled
 
@@ -165,16 +172,17 @@ def nvrtc_version() -> str:
 
 
 @lru_cache(maxsize=256)
-def _found_or_compiled(source: str, arch: str, cache: Path | None) -> tuple[bytes, str]:
+def _found_or_compiled(source: str, arch: str, cache: Path | None) -> "_Output":
     if cache is None:
         return _nvrtc(source, arch)
     file = _cubin_file(cache, source, arch)
     try:
-        log, _, image = file.read_bytes().partition(b"\n")
+        texts, _, image = file.read_bytes().partition(b"\n")
         file.unlink()
     except OSError:
         return _nvrtc(source, arch)
-    return image, json.loads(log)
+    log, ptx = json.loads(texts)
+    return _Output(image, log, base64.b64decode(ptx))
 
 
 def _cubin_file(folder: Path, source: str, arch: str) -> Path:
@@ -208,8 +216,16 @@ def _in_toolkit(header: str) -> bool:
     return header in EMPTY_HEADERS or any((folder / header).is_file() for folder in cuda_include_dirs())
 
 
+class _Output(NamedTuple):
+    """What NVRTC makes of a source; its PTX is compressed."""
+
+    image: bytes
+    log: str
+    ptx: bytes
+
+
 @lru_cache(maxsize=256)  # workloads that share all specialised values share their cubin
-def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
+def _nvrtc(source: str, arch: str) -> _Output:
     from cupy.cuda import nvrtc
 
     options = [f"-arch={arch}", "-std=c++17", "-default-device", "-lineinfo", "--ptxas-options=-v"]
@@ -222,9 +238,11 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
     )
     try:
         nvrtc.compileProgram(program, options)
-        _check_registers(nvrtc.getPTX(program))
+        ptx = nvrtc.getPTX(program)
+        _check_registers(ptx)
         # CuPy treats the image as a C string and drops its last byte, a zero that nvdisasm and readelf need.
-        return nvrtc.getCUBIN(program) + b"\0", _own_messages(nvrtc.getProgramLog(program))
+        image = nvrtc.getCUBIN(program) + b"\0"
+        return _Output(image, _own_messages(nvrtc.getProgramLog(program)), zlib.compress(ptx, 1))
     except nvrtc.NVRTCError as error:
         log = re.sub(r"(?m)^/\S*/include/", "", _own_messages(nvrtc.getProgramLog(program)).strip()) or str(error)
         raise RejectedError(Outcome.COMPILE_ERROR, log[:LOG_CHARACTERS]) from error
@@ -234,15 +252,30 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
 
 def _check_registers(ptx: bytes) -> None:
     """Raise for a kernel that reads a telling register. PTX has one name for each, whatever the source uses."""
-    if found := TELLING.search(ptx):
-        name = found[0].decode()
+    found = TELLING.search(ptx)
+    if name := found[0].decode() if found else _of_the_driver(ptx):
         advice = {
             "%smid": "number blocks by blockIdx",
             "%warpid": "number warps by threadIdx",
             "%current_graph_exec": "a kernel does the same in a graph as outside",
-        }.get(name, "`cuda::atomic::wait` and semaphores read a timer too; poll with `load` instead")
+        }.get(
+            name,
+            "only the driver knows what it holds"
+            if not found
+            else "`cuda::atomic::wait` and semaphores read a timer too; poll with `load` instead",
+        )
         message = f"the kernel reads `{name}`, which differs from call to call: outputs may depend on the inputs only"
         raise RejectedError(Outcome.KEEPS_STATE, f"{message} ({advice})")
+
+
+def _of_the_driver(ptx: bytes) -> str:
+    """Return the name of a register of the driver that the kernel's own text reads, or an empty string."""
+    own, current = {match[1] for match in OWN_FILE.finditer(ptx)}, b""
+    for match in OF_THE_DRIVER.finditer(ptx) if b"%envreg" in ptx or b"%reserved_smem" in ptx else ():
+        if match["name"] and (current in own or not current):
+            return match["name"].decode()
+        current = match["file"] or current
+    return ""
 
 
 def _own_messages(log: str) -> str:

@@ -37,8 +37,8 @@ FLAGS = (
 CLANG_FLAGS = ("-fno-strict-float-cast-overflow",)
 # Messages of a compiler one of whose processes was killed.
 KILLED = re.compile(r"(?:Killed|Terminated) signal terminated program|(?:ld|as) terminated with signal (?:9|15)\b")
-ZEROED, INITIALISED, FOR_THE_LINKER_ALONE = ".bss", ".data", ".data.rel.ro"
-RUN_BY_THE_LOADER = (".init_array", ".fini_array", ".preinit_array", ".ctors", ".dtors")
+ZEROED, FOR_THE_LINKER_ALONE = ".bss", ".data.rel.ro"
+RUN_BY_THE_LOADER = (".init", ".fini", ".preinit_array", ".ctors", ".dtors")
 
 
 @dataclass(frozen=True)
@@ -244,6 +244,10 @@ def check_runs_only_when_launched(kernel_object: bytes) -> None:
     if any(section.name.startswith(RUN_BY_THE_LOADER) for section in object_file.sections(kernel_object)):
         message = "error: a constructor or a destructor outside of a kernel: globals can only have constant values"
         raise RejectedError(Outcome.COMPILE_ERROR, message)
+    chosen = [symbol.name for symbol in object_file.symbols(kernel_object) if symbol.kind == object_file.RESOLVED]
+    if chosen:
+        message = f"error: `{chosen[0]}` is chosen by a function that runs when the kernel is loaded (ifunc)"
+        raise RejectedError(Outcome.COMPILE_ERROR, message)
 
 
 def lasting_variables(kernel_object: bytes, source: str) -> tuple[str, ...]:
@@ -254,8 +258,13 @@ def lasting_variables(kernel_object: bytes, source: str) -> tuple[str, ...]:
     symbols = object_file.symbols(kernel_object)
     zeroed = [symbol.name for symbol in symbols if _in(symbol, ZEROED)]
     state.check_compiled(zeroed, [symbol.name for symbol in symbols if symbol.section is None], source)
-    kept = [symbol.name for symbol in symbols if _in(symbol, INITIALISED) and not _in(symbol, FOR_THE_LINKER_ALONE)]
+    kept = [symbol.name for symbol in symbols if _writable(symbol) and symbol.name not in zeroed]
     return (*zeroed, *kept)
+
+
+def _writable(symbol: Symbol) -> bool:
+    variable = symbol.kind == object_file.VARIABLE and symbol.section is not None and symbol.section.writable
+    return variable and not _in(symbol, FOR_THE_LINKER_ALONE)
 
 
 def _in(symbol: Symbol, section: str) -> bool:

@@ -110,7 +110,7 @@ class EmulatedProgram:
         self.bound = bound
         self._compiled = compiled
         self.resources: tuple[Resources, ...] = ()
-        self.log = ""
+        self.log = compiled.log if compiled else ""
         self._loaded = loaded
         library = loaded.library
         names = tuple(dict.fromkeys(launch.entry for launch in bound.launches))
@@ -144,8 +144,10 @@ class EmulatedProgram:
         failure = self._loaded.library.evolve_launch(
             call, sizes, ctypes.c_uint(launch.shared), int(launch.cooperative), pointers, message, MESSAGE_BYTES
         )
-        if control_registers(floating_point_environment()) != control_registers(environment):
-            C_LIBRARY.fesetenv(environment)  # or all later arithmetic would be affected
+        left = floating_point_environment()
+        if restore := getattr(C_LIBRARY, "fesetenv", None):
+            restore(environment)  # or all later arithmetic would be affected, and the next call could read the flags
+        if control_registers(left) != control_registers(environment):
             raise RejectedError(Outcome.KEEPS_STATE, f"launch {launch.index}: the kernel changed how the CPU rounds")
         if failure:
             text = message.value.decode(errors="replace")

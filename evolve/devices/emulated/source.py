@@ -31,8 +31,12 @@ DEVICE_WORDS = (
     (r"\b(?:tex[123]D\w*|surf[123]D\w*|cudaTextureObject_t|cudaSurfaceObject_t)\b", "textures and surfaces"),
     (r"\b__pipeline_\w+|\bmemcpy_async\b", "asynchronous copies"),
 )
-# Through them, a kernel could read clocks and random numbers, and change how the processor rounds.
-PROCESSOR_BUILTINS = ("__builtin_ia32_", "__builtin_aarch64_", "__builtin_arm_")
+# Through them, a kernel could read clocks, random numbers and addresses, and change how the processor rounds.
+PROCESSOR_BUILTINS = (
+    "__builtin_ia32_", "__builtin_aarch64_", "__builtin_arm_", "__builtin_neon_", "__builtin_sve_", "__builtin_cpu_",
+    "__builtin_readcyclecounter", "__builtin_readsteadycounter", "__builtin_thread_pointer", "__builtin_frame_address",
+    "__builtin_return_address",
+)  # fmt: skip
 NOT_IN_CUDA = re.compile(r"\b(?:thread_local|_Thread_local|__thread)\b")
 # The compiler must reject these words too, because `##` may form them.
 POISON = (

@@ -13,7 +13,7 @@ grid = ["rows * 2"]
 block = [256]
 args = ["x", "weight", "out", "cols", "eps", "parts", "arrived"]
 ---*/
-// caught: wrong
+// caught: unsafe
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

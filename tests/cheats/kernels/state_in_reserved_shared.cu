@@ -12,7 +12,7 @@ grid = ["ceil_div(n, 256)"]
 block = [256]
 args = ["x", "out", "n"]
 ---*/
-// caught: wrong
+// caught: keeps state
 // on: cuda
 extern "C" __global__ void gelu(const x_t* x, out_t* out, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,0 +1,46 @@
+"""Order among blocks in whole kernels: shipped and honest ones compile for all their workloads, others are refused."""
+
+import re
+
+import pytest
+
+pytest.importorskip("cupy")
+
+from functools import partial
+
+from cheat_files import CheatFile, files
+from each import each
+
+from archive.kernel import Kernel
+from archive.library import op_names, shipped
+from archive.records import DeviceInfo, Evaluation, Outcome
+from evolve.devices.cuda.compiler import compile_cubin
+from evolve.evaluation.compiling import precompile
+from reference_ops import catalog
+
+DEVICES = {
+    "cuda": DeviceInfo(kind="cuda", name="a GPU", arch="sm_90a", sms=132, shared_bytes=232448),
+    "emulated": DeviceInfo(kind="emulated", name="a CPU", arch="sm_90a", sms=4, shared_bytes=232448),
+}
+SHARES = re.compile(r"atomic[A-Z]|volatile|__threadfence|__ldc?g|\basm\b|cooperative = true")
+UNORDERED = {file.name: file for file in files("kernels") if file.caught == (Outcome.UNSAFE,) and not file.at_confirm}
+HONEST = {f"honest/{file.name}": file.kernel for file in files("honest") if file.kernel}
+RIGHT = {**{f"{op}/{kernel.id[:8]}": kernel for op in op_names() for kernel in shipped(op)}, **HONEST}
+
+
+def compiled(kernel: Kernel, device: str) -> Evaluation:
+    compile_bound = partial(compile_cubin, arch=DEVICES[device].arch)
+    return precompile(kernel, catalog.load(kernel.op), DEVICES[device], compile_bound, shapes_seed=7)
+
+
+@each(RIGHT, quick=[name for name, kernel in RIGHT.items() if SHARES.search(kernel.source) and name < "honest/c"])
+def test_a_kernel_that_orders_its_blocks_compiles(kernel: Kernel) -> None:
+    verdict = compiled(kernel, "cuda")
+    assert verdict.outcome is Outcome.PASSED, verdict.log
+
+
+@each(UNORDERED)
+def test_a_kernel_that_does_not_order_its_blocks_is_refused_before_it_runs(file: CheatFile) -> None:
+    assert file.kernel
+    for device in DEVICES:
+        assert compiled(file.kernel, device).outcome is Outcome.UNSAFE
