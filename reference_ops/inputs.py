@@ -80,6 +80,11 @@ class RowGroup:
         return self.values in (*NOT_FINITE, NAN_IN_WEIGHTS)
 
     @property
+    def vanishing(self) -> bool:
+        """Whether the inputs are zero or very small, so that results may follow from a bias alone."""
+        return self.values in (ZERO, MINUTE, SUBNORMAL)
+
+    @property
     def rows(self) -> slice | EllipsisType:
         """Index of these rows in an output, which may have no dims."""
         return ... if self.step == 1 else slice(self.start, None, self.step)

@@ -1,4 +1,4 @@
-"""Comparison of an output with the float64 result: computes its error and the error that is allowed."""
+"""Comparison of an output with the float64 result: whether its errors, NaN and infinities are as allowed."""
 
 import math
 from collections.abc import Callable
@@ -7,168 +7,19 @@ from functools import partial
 
 import torch
 
+from evolve.evaluation.allowed_errors import (
+    ELEMENT_FACTOR,
+    FEW,
+    NO_SUMS,
+    TINY,
+    Errors,
+    Scale,
+    Sums,
+    allow_rounding_of_inputs,
+    allow_worst_of_pytorch,
+    errors_of,
+)
 from reference_ops.op import Tolerance
-
-ELEMENT_FACTOR = 4  # an element's error may exceed the root mean square error by this factor
-FLOAT32_UNIT = 2.0**-24
-FLOOR_ROUNDINGS = 0.25  # of the output's magnitude; PyTorch's error is below this only by chance
-BIAS, BIAS_WHEN_ALIKE = 1 / 32, 1 / 16  # share of the roundings that do not cancel: twice the share measured
-THREADS, PAIRS = 256, 8  # threads of a block that sums a row, and additions of pairs that follow
-SHORT_ROW, IN_TURN = 1024, 1 / 4  # of n positive terms added in turn, the error is 0.26 * sqrt(n) roundings
-LONG_ROW = 4096  # of terms that are alike, a single thread may add up so many
-TINY = 1e-38
-FEW = 64  # fewer results than this may all be zero by chance, and PyTorch's all exact
-ENOUGH = 16  # number of errors with a meaningful mean
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Allowed error of a float32 sum. It covers any order of addition, because a kernel may choose the order."""
-
-    unit: float = FLOAT32_UNIT  # relative error that is always allowed
-    roundings: float = 1.0  # roundings that may add up where terms cancel
-
-
-NO_SUMS = Sums()
-
-
-def summed(terms: int, *, alike: bool) -> Sums:
-    """Return the error that is allowed for a sum of this many terms.
-
-    A block of 256 threads may add it up: each thread every 256th term, then the threads' sums in pairs. Where small
-    terms are added to a large sum, all roundings go the same way. A single thread may add up a short row: its roundings
-    cancel, except where the terms are alike. Two roundings are always allowed, as in a sum that is multiplied by the
-    inverse of a count.
-    """
-    if terms <= 1:
-        return NO_SUMS
-    chain, roundings = min(terms, math.ceil(terms / THREADS) + PAIRS), max(2.0, math.sqrt(terms / THREADS))
-    in_turn = IN_TURN * math.sqrt(min(terms, SHORT_ROW))
-    lost = max(math.sqrt(chain), chain * BIAS, in_turn, min(terms, LONG_ROW) * BIAS_WHEN_ALIKE if alike else 0)
-    return Sums(FLOAT32_UNIT * max(lost, roundings), roundings)
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Quantities that an error is compared with, besides PyTorch's own error."""
-
-    dtype: torch.dtype  # of the output
-    count: int  # number of finite results
-    sums: Sums
-    perturbed: Callable[[], torch.Tensor] | None
-
-    @property
-    def rounding(self) -> float:
-        """Relative rounding error of the output's dtype."""
-        return torch.finfo(self.dtype).eps / 2
-
-    @property
-    def step(self) -> float:
-        """Distance of neighbouring subnormal numbers, and of zero from the least of them."""
-        limits = torch.finfo(self.dtype)
-        return limits.smallest_normal * limits.eps
-
-    @property
-    def inevitable(self) -> float:
-        return max(self.rounding, self.sums.unit)
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Errors of each element and on average. Differences are taken in float64 and stored in float32 to save memory."""
-
-    off: torch.Tensor  # signed
-    allowed: torch.Tensor
-    magnitude: torch.Tensor  # of the result
-    excess: torch.Tensor  # PyTorch's error beyond a rounding
-    size: float  # root mean square of the result
-    error: float  # root mean square error
-    yardstick: float
-    finite: bool  # all results are finite, also after conversion to the output's dtype
-
-
-def errors_of(
-    actual: torch.Tensor,
-    pytorch: torch.Tensor,
-    expected: torch.Tensor,
-    tolerance: Tolerance,
-    scale: Scale,
-) -> Errors:
-    """Compute the errors in few passes over memory: no other step of an evaluation moves more bytes."""
-    magnitude = expected.float().abs_()
-    off = torch.sub(actual, expected, out=_like(expected))
-    pytorch_error = torch.sub(pytorch, expected, out=_like(expected)).abs_()
-    norms = [_norm(values) for values in (magnitude, off, pytorch_error)]
-    # Subtract the rounding of each result: otherwise the error of one large element would excuse all small ones.
-    excess = pytorch_error.sub_(magnitude, alpha=scale.rounding).clamp_(min=0)
-    norms += [_norm(excess), magnitude.max().double()]
-    *found, largest = torch.stack(norms).tolist()  # one transfer from the GPU
-    size, error, pytorch_rms, usual_excess = (norm / math.sqrt(scale.count) for norm in found)
-    floor, factor = scale.sums.unit * size, ELEMENT_FACTOR * tolerance.factor
-    least = magnitude.new_full((), max(factor * (usual_excess + floor), TINY, scale.step))
-    return Errors(
-        off,
-        torch.add(least, magnitude, alpha=factor * scale.inevitable),
-        magnitude,
-        excess,
-        size,
-        error,
-        # With few rows, PyTorch's error may be small by chance: an error that a whole row shares is a single sample.
-        max(pytorch_rms, FLOOR_ROUNDINGS * scale.rounding * size, floor, scale.step / 2),
-        all(map(math.isfinite, found)) and largest <= torch.finfo(scale.dtype).max,
-    )
-
-
-def allow_worst_of_pytorch(errors: Errors, tolerance: Tolerance, scale: Scale) -> Errors:
-    """Allow each element PyTorch's worst error, in proportion to the element.
-
-    Errors of sums of products have heavy tails: among many elements, PyTorch's worst error is far larger than its mean.
-    The error of the largest element does not excuse that of a small one. Overwrites `errors.allowed`.
-    """
-    large = errors.magnitude.clamp(min=errors.size + TINY)
-    worst, worst_share = torch.stack([errors.excess.max(), (errors.excess / large).max()]).tolist()
-    allowed = large.mul_(worst_share).clamp_(max=worst).add_(errors.magnitude, alpha=scale.inevitable)
-    return replace(errors, allowed=torch.maximum(errors.allowed, allowed.mul_(tolerance.factor), out=errors.allowed))
-
-
-def allow_rounding_of_inputs(
-    errors: Errors, perturbed: torch.Tensor, tolerance: Tolerance, scale: Scale, *, chance: bool
-) -> Errors:
-    """Allow the error that rounding the inputs would cause, for example where large terms cancel.
-
-    The mean error may be that of inputs rounded once more; an element's error may be that of inputs rounded as often as
-    float32 rounds a sum. With `chance`, more is allowed, in proportion to PyTorch's errors relative to `perturbed`.
-    These ratios have no heavy tail. They are taken wherever `perturbed` exceeds a rounding.
-    """
-    rounding, least = errors.magnitude * scale.rounding, scale.sums.roundings
-    if chance:
-        usual = max(least, _usual_share(errors, perturbed, rounding, scale))
-        allowed = tolerance.factor * ELEMENT_FACTOR * (rounding + usual * perturbed)
-    else:
-        allowed = tolerance.factor * (rounding + least * perturbed)
-    # For one rounding only: where all elements move far, a larger allowance would hide the loss of half their bits.
-    yardstick = float(_norm(perturbed)) / math.sqrt(scale.count)
-    return replace(errors, allowed=torch.maximum(errors.allowed, allowed), yardstick=max(errors.yardstick, yardstick))
-
-
-def _usual_share(errors: Errors, perturbed: torch.Tensor, rounding: torch.Tensor, scale: Scale) -> float:
-    """Return the root mean square of PyTorch's errors over `perturbed`; 0 if too few elements exceed a rounding."""
-    seen = perturbed > rounding
-    count = int(seen.sum())
-    if count < ENOUGH and not (count and scale.count < FEW):
-        return 0.0
-    return float(_norm(torch.where(seen, errors.excess / perturbed, 0.0))) / math.sqrt(count)
-
-
-def _like(expected: torch.Tensor) -> torch.Tensor:
-    """Return an empty float32 tensor for the result of a float64 computation."""
-    return torch.empty(expected.shape, dtype=torch.float32, device=expected.device)
-
-
-def _norm(values: torch.Tensor) -> torch.Tensor:
-    norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=torch.float64)
-    return norm
-
 
 CUT_OFF_FACTOR = 1.75
 EDGE = 2.0**-8  # relative distance from the largest number: a few roundings of float16
@@ -313,11 +164,13 @@ def _verdict(
     fault = ""
     if worst > 1:
         fault = _elements_off(errors.off.abs(), errors.allowed, actual, expected)
-    elif error > factor * yardstick and error > (allowance := factor * leeway(expected, scale.dtype)) * yardstick:
-        fault = (
-            f"the root mean square error is {error:.3g}, {error / yardstick:.1f} times PyTorch's own "
-            f"{yardstick:.3g}; {allowance:.3g} times is allowed"
-        )
+    elif error > factor * yardstick:
+        times = factor * leeway(expected, scale.dtype, vanishing=scale.sums.vanishing)
+        if error > times * yardstick:
+            fault = (
+                f"the root mean square error is {error:.3g}, {error / yardstick:.1f} times PyTorch's own "
+                f"{yardstick:.3g}; {times:.3g} times is allowed"
+            )
     return Comparison(fault, error, yardstick, worst)
 
 
@@ -333,19 +186,22 @@ def _factor(dtype: torch.dtype, tolerance: Tolerance) -> float:
     return min(tolerance.factor, CUT_OFF_FACTOR) if dtype.itemsize < 4 else tolerance.factor
 
 
-def leeway(expected: torch.Tensor, dtype: torch.dtype) -> float:
+def leeway(expected: torch.Tensor, dtype: torch.dtype, *, vanishing: bool = False) -> float:
     """Return by what factor the mean error may exceed the usual limit; it is larger the fewer rows there are.
 
     All elements of a row may share one error, such as that of its sum, so a single row may be as far off as a single
     element. Rows are weighted by their share of the result. With 16 bits or fewer, most of the error is rounding, which
-    is alike in all rows.
+    is alike in all rows. With `vanishing` inputs only a bias may be left, and equal results share one error.
     """
     rows = expected.reshape(-1, expected.shape[-1] if expected.ndim > 1 else 1)
     count = float(len(rows))
     if dtype.itemsize >= 4:
         sizes = rows.double().square().sum(1)
         count = float(sizes.sum().square() / sizes.square().sum().clamp(min=TINY))
-    return math.sqrt((max(1.0, count) - 1 + ELEMENT_FACTOR**2) / max(1.0, count))
+    if vanishing:
+        count = min(count, len(expected.reshape(-1)[:: 1 + expected.numel() // SMALL].float().unique()))
+    count = max(1.0, count)
+    return math.sqrt((count - 1 + ELEMENT_FACTOR**2) / count)
 
 
 def _exactly(actual: torch.Tensor, expected: torch.Tensor) -> Comparison:

@@ -104,9 +104,11 @@ def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) ->
 
 
 def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check every arrangement where one dim is long, and rows of every extreme, or normal inputs if rows are few."""
+    """Check every arrangement where one dim is long, and long rows of every extreme; else normal inputs."""
+    listed = max(op.shape(op.varied[0], workload)[:1] for workload in op.listed)
     for workload, program in programs.stretched:
-        numbers = EXTREME_ROWS if meets_extremes_by_rows(op, workload) else NORMAL
+        longer_rows = op.shape(op.varied[0], workload)[:1] <= listed  # not just more of them
+        numbers = EXTREME_ROWS if longer_rows and meets_extremes_by_rows(op, workload) else NORMAL
         inspector.check_on(program, op, workload, (numbers, *op.arrangements))
 
 

@@ -250,8 +250,9 @@ def _rms(values: torch.Tensor) -> float:
     """Return the root mean square of the finite values."""
     squares, count = 0.0, 0
     for part in values.reshape(-1).split(AT_ONCE):  # in float64 the whole may not fit into memory
-        finite = part.isfinite()
-        squares += float(torch.where(finite, part, 0.0).double().square().sum())
+        numbers = part.double()
+        finite = numbers.isfinite()
+        squares += float(torch.where(finite, numbers, 0.0).square().sum())
         count += int(finite.sum())
     return math.sqrt(squares / max(1, count))
 

@@ -8,7 +8,8 @@ from types import EllipsisType
 
 import torch
 
-from evolve.evaluation.compare import FEW, FLOAT32_UNIT, SMALL, Comparison, NotFinite, Sums, compared, summed
+from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, Sums, summed
+from evolve.evaluation.compare import SMALL, Comparison, NotFinite, compared
 from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds
 from reference_ops.op import INFINITE, MINUS_INF, NAN_IN_WEIGHTS, Op, Tensors, Workload
 
@@ -99,7 +100,7 @@ class Truth:
         terms = self.op.terms(self.workload, self.op.tolerance.sums)
         if self.values in self.op.arranged:  # which may add everything up in one place
             terms = max(terms, *self.op.sizes(self.workload).values())
-        return summed(terms, alike=group.alike)
+        return replace(summed(terms, alike=group.alike), vanishing=group.vanishing)
 
     def exact(self, index: int, group: RowGroup) -> bool:
         return group.exact or self.op.tolerance.exact or not self.pytorch[index].is_floating_point()

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from evolve.evaluation.compare import FLOAT32_UNIT, NO_SUMS, NotFinite, Sums, compared, summed
+from evolve.evaluation.allowed_errors import FLOAT32_UNIT, NO_SUMS, Sums, summed
+from evolve.evaluation.compare import NotFinite, compared
 from reference_ops.op import Tolerance
 
 torch.manual_seed(5)
@@ -445,3 +446,12 @@ def test_a_subnormal_result_of_float16_must_not_be_lost() -> None:
     step = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
     expected = torch.full((400, 64), 70.0, dtype=torch.float64) * step
     assert fault(torch.zeros(400, 64, dtype=torch.float16), expected.half(), expected, Tolerance())
+
+
+@pytest.mark.parametrize(("distinct", "vanishing"), [(1, True), (1, False), (512, True)])
+def test_equal_results_share_one_error_where_inputs_vanish(distinct: int, vanishing: bool) -> None:
+    """The kernel is off by three roundings in all results, while PyTorch happens to be exact."""
+    expected = (1 + torch.arange(512, dtype=torch.float64) % distinct / 1024).repeat(8)
+    kernel = (expected * (1 + 3 * 2.0**-24)).float()
+    found = compared(kernel, expected.float(), expected, Tolerance(), sums=Sums(vanishing=vanishing))
+    assert (found.fault == "") is (distinct == 1 and vanishing)

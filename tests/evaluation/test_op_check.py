@@ -11,7 +11,8 @@ import torch
 from chosen_ops import THOROUGH
 from each import each
 
-from evolve.evaluation.compare import FLOAT32_UNIT, compared, summed
+from evolve.evaluation.allowed_errors import FLOAT32_UNIT, summed
+from evolve.evaluation.compare import compared
 from evolve.evaluation.op_check import CORRUPTIONS, BlindSpot, blind_spots, distributions
 from reference_ops import catalog
 from reference_ops.inputs import inputs_at
