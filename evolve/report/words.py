@@ -1,7 +1,6 @@
 """Formatting of ids, workloads, times and counts, and the console that prints them."""
 
 import json
-import math
 import os
 import sys
 import time
@@ -13,7 +12,6 @@ from rich.segment import Segment
 
 from archive.characters import escaped
 from archive.kernel import Kernel
-from archive.records import Evaluation
 from evolve.devices.choose import policy_of
 
 PIPED_WIDTH = 120  # width of tables if the output is not a terminal
@@ -95,9 +93,10 @@ def figure(value: float | None) -> str:
 
 
 def times(ratio: float | None) -> str:
+    """Format a ratio of two times with two decimals."""
     if ratio is None:
         return "-"
-    return f"{ratio:.2g}x" if 0 < ratio < 0.01 else f"{ratio:.2f}x" if ratio < 100 else f"{ratio:.0f}x"
+    return "<0.01x" if 0 < ratio < 0.005 else f"{ratio:,.2f}x"
 
 
 def times_label(kind: str) -> str:
@@ -109,7 +108,7 @@ def times_label(kind: str) -> str:
 def times_note(kind: str) -> str:
     """Return a warning to print beside times that are not GPU times; empty for GPU times."""
     label = times_label(kind)
-    return f"{label} of the {kind} device: no statement about a GPU" if label else ""
+    return f"{label} of the {kind} device: they say nothing about speed on a GPU" if label else ""
 
 
 def percent(share: float | None, digits: int = 0) -> str:
@@ -161,16 +160,6 @@ def change(kernel: Kernel, parent: Kernel | None) -> str:
         if changed:
             return ", ".join(changed)
     return idea(kernel)
-
-
-def mean_speedup(evaluation: Evaluation) -> float | None:
-    """Return the geometric mean of the speedups over the timed workloads."""
-    speedups = [max(measurement.speedup, 1e-9) for measurement in evaluation.measurements]
-    return math.exp(sum(map(math.log, speedups)) / len(speedups)) if speedups else None
-
-
-def best_speedup(evaluation: Evaluation) -> float | None:
-    return max((measurement.speedup for measurement in evaluation.measurements), default=None)
 
 
 def outcomes(counts: Mapping[str, int]) -> str:

@@ -34,7 +34,9 @@ def test_no_workloads_have_no_labels() -> None:
 
 def test_times_are_shown_with_three_or_four_digits() -> None:
     assert [figure(value) for value in (1.234, 37.04, 1718.2, None)] == ["1.23", "37.0", "1718", "-"]
-    assert [times(value) for value in (2.936, 250.4, None)] == ["2.94x", "250x", "-"]
+    assert [times(value) for value in (2.936, 250.4, 0.0123, 0.0012, None)] == [
+        "2.94x", "250.40x", "0.01x", "<0.01x", "-",
+    ]  # fmt: skip
 
 
 def test_a_clock_shows_hours_only_from_one_hour_on() -> None:

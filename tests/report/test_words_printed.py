@@ -8,6 +8,7 @@ from records import GPU, failed, failed_reply, kernel
 from rich.text import Text
 
 from archive.kernel import Kernel
+from evolve.report.basis import PYTORCH
 from evolve.report.kernel import difference, kernel_details, reply_details
 from evolve.report.tables import plain_table
 from evolve.report.words import complain, console, print_json, print_text
@@ -68,7 +69,7 @@ def test_details_of_a_hostile_kernel_have_no_control_characters(capsys: Capture)
     verdict = replace(failed(hostile.id), log=HOSTILE, device=replace(GPU, name=HOSTILE))
     reply = replace(failed_reply(HOSTILE), failure=HOSTILE, proposer=HOSTILE, operator=HOSTILE)
     output = console()
-    for part in (*kernel_details(hostile, [reply], [verdict], [], 100), *reply_details(reply)):
+    for part in (*kernel_details(hostile, [reply], [(verdict, PYTORCH)], [], 100), *reply_details(reply)):
         output.print(part, soft_wrap=True)
     output.print(difference(kernel(2), hostile), soft_wrap=True)
     assert not control_characters(capsys.readouterr().out)
