@@ -25,7 +25,7 @@ from evolve.report.basis import basis_of
 from evolve.report.live import REFRESHES_PER_SECOND, CampaignDisplay, CampaignRow, EventLog, RunDisplay, campaign_table
 from evolve.report.progress import BudgetMeter, Watcher, amounts, dollars, ending, without_answer
 from evolve.report.standing import Standing, print_next_steps, print_standing, standing
-from evolve.report.words import clock, counted, listed, times, times_note
+from evolve.report.words import clock, counted, listed, times, times_note, to_continue
 from evolve.search import Search
 from evolve.selection.view import OpView
 from reference_ops.catalog import is_path
@@ -56,7 +56,7 @@ def run_search(session: Session, output: Console) -> RunResult:
     if stopped:
         raise stopped
     ended = events.ended or Ended.NOTHING
-    output.print(reason(session, ended, [after]), soft_wrap=True)
+    output.print(reason(session, ended, [after], output), soft_wrap=True)
     print_next_steps(output, after, search.locator, archive_option(backends.store.path))
     spent = asdict(spent_by(search, backends))
     return RunResult(
@@ -86,7 +86,7 @@ def run_campaign(session: Session, output: Console) -> RunResult:
         raise stopped
     ended = events.ended or Ended.NOTHING
     after = [standing_of(search, backends) for search in session.searches]
-    output.print(reason(session, ended, after), soft_wrap=True)
+    output.print(reason(session, ended, after, output), soft_wrap=True)
     given = archive_option(backends.store.path)
     output.print("\nnext")
     output.print(f"  evolve top{given}   the champions of every op", style="cyan", soft_wrap=True)
@@ -193,7 +193,7 @@ def _replayed_run(search: Search, backends: Backends) -> str:
     return next((options.recorded(run).replay for run in runs if run.id == search.run), "")
 
 
-def reason(session: Session, ended: Ended, after: Sequence[Standing]) -> str:
+def reason(session: Session, ended: Ended, after: Sequence[Standing], output: Console) -> str:
     """Return why the session ended, with the command that continues it under a larger budget."""
     spent = session.spent()
     why, more = ending(ended, session.budget, spent)
@@ -201,7 +201,7 @@ def reason(session: Session, ended: Ended, after: Sequence[Standing]) -> str:
         why, more = without_answer(session.budget, spent)
     elif ended is Ended.NOTHING and (empty := [one for one in after if not one.population]):
         why = _nothing_to_vary(session, empty) if len(empty) == len(after) else f"{why} {_without_kernels(empty)}."
-    return f"{why} To continue: {session.resume_command(more)}" if more else why
+    return f"{why} {to_continue(session.resume_command(more), output)}" if more else why
 
 
 def _nothing_to_vary(session: Session, empty: Sequence[Standing]) -> str:

@@ -267,10 +267,10 @@ def wait_for_device(engine: "Engine", requested: str, output: Console) -> None:
         signals.check()
         info = engine.info
         signals.check()
-    if times_label(info.kind):
+    if label := times_label(info.kind):
         running = f"running on the {info.kind} device"
         running = f"{running}, as requested" if requested else f"no GPU found: {running}"
-        output.print(f"device    {running}, which simulates one on the CPU", style="yellow")
+        output.print(f"device    {running}. Its times are {label}.", style="yellow")
     else:
         output.print(f"device    {info.name} ({info.arch}, {info.sms} multiprocessors)")
 

@@ -17,6 +17,7 @@ from evolve.report.basis import PYTORCH, Basis, basis_of
 from evolve.report.tables import OVER_FIRST, WIDE, WIDER, fitted, headings, measured, narrowed, plain_table, speed_style
 from evolve.report.words import (
     change,
+    command_lines,
     counted,
     idea,
     knobs,
@@ -204,7 +205,8 @@ def print_next_steps(output: Console, standing: Standing, locator: str, given: s
     narrow = longest + max(len(purpose) for _, purpose in steps) + 5 > output.width
     output.print("\nnext")
     for command, purpose in steps:
-        lines = (f"  # {purpose}\n", f"  {command}") if narrow else (f"  {command:<{longest}}   ", purpose)
+        whole = command_lines(command, output.width - 2).replace("\n", "\n  ") if output.is_terminal else command
+        lines = (f"  # {purpose}\n", f"  {whole}") if narrow else (f"  {command:<{longest}}   ", purpose)
         styles = ("dim", "cyan") if narrow else ("cyan", "dim")
         output.print(Text.assemble(*zip(lines, styles, strict=True)), soft_wrap=True)  # so that it can be copied
 

@@ -1,20 +1,23 @@
 """Formatting of ids, workloads, times and counts, and the console that prints them."""
 
+import contextlib
 import json
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from archive.characters import escaped
 from archive.kernel import Kernel
 from evolve.devices.choose import policy_of
 
-PIPED_WIDTH = 120  # width of tables if the output is not a terminal
+PIPED_WIDTH = 80  # width of tables if neither the output nor any other stream is a terminal
 
 
 class SafeConsole(Console):
@@ -29,8 +32,16 @@ class SafeConsole(Console):
 def console(*, stderr: bool = False) -> Console:
     """Return a console without markup, because kernels and logs contain square brackets."""
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPED_WIDTH
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else _piped_width()
     return SafeConsole(file=stream, markup=False, highlight=False, emoji=False, width=width)
+
+
+def _piped_width() -> int:
+    """Return the width of the terminal that the other streams are connected to, in which a pager shows the output."""
+    for stream in (sys.__stderr__, sys.__stdin__):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            return os.get_terminal_size(stream.fileno()).columns or PIPED_WIDTH  # type: ignore[union-attr]
+    return PIPED_WIDTH
 
 
 def print_json(value: object) -> None:
@@ -51,6 +62,7 @@ def complain(message: str, hint: str = "") -> None:
 
 
 ID_SHOWN = 8
+LEAST_HANGING, SHORT_INDENT = 24, 4  # columns: least width of indented text, and the indent if there is less room
 SHORT_DTYPES = {"bfloat16": "bf16", "float64": "fp64", "float32": "fp32", "float16": "fp16"}
 
 
@@ -133,6 +145,40 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 def listed(words: Sequence[str]) -> str:
     """Join the words as in `a, b and c`."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def hanging(begin: Text, text: str, width: int, indent: int = 0) -> list[Text]:
+    """Return the text behind its beginning, on lines that break only between words; paths and commands stay whole."""
+    indent = indent or len(begin.plain)
+    if width - indent < LEAST_HANGING:
+        indent = SHORT_INDENT
+    first = textwrap.TextWrapper(
+        width, initial_indent=begin.plain, subsequent_indent=" " * indent, break_long_words=False,
+        break_on_hyphens=False, drop_whitespace=True,
+    )  # fmt: skip
+    lines = first.wrap(text) or [begin.plain]
+    return [Text.assemble(begin, lines[0][len(begin.plain) :]), *map(Text, lines[1:])]
+
+
+def command_lines(command: str, width: int) -> str:
+    """Return a command that fits the width: it is continued on further lines between its options, as a shell allows."""
+    parts = [part if number == 0 else f"--{part}" for number, part in enumerate(command.split(" --"))]
+    lines = parts[:1]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + 3 > width:
+            lines[-1] += " \\"
+            lines.append(f"    {part}")
+        else:
+            lines[-1] += f" {part}"
+    return "\n".join(lines)
+
+
+def to_continue(command: str, output: Console) -> str:
+    """Return the command that continues a run, on lines of its own if the terminal would break it elsewhere."""
+    line = f"To continue: {command}"
+    if not output.is_terminal or len(line) <= output.width:
+        return line
+    return f"To continue:\n{command_lines(command, output.width)}"
 
 
 def one_line(text: str, most: int = 200) -> str:

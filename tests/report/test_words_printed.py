@@ -1,6 +1,10 @@
 """The escaping of control characters in printed text."""
 
+import fcntl
 import json
+import os
+import struct
+import termios
 from dataclasses import replace
 
 import pytest
@@ -73,3 +77,18 @@ def test_details_of_a_hostile_kernel_have_no_control_characters(capsys: Capture)
         output.print(part, soft_wrap=True)
     output.print(difference(kernel(2), hostile), soft_wrap=True)
     assert not control_characters(capsys.readouterr().out)
+
+
+def test_a_pipe_without_a_terminal_gets_80_columns_and_a_pager_those_of_its_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("evolve.report.words.sys.__stderr__", None)
+    monkeypatch.setattr("evolve.report.words.sys.__stdin__", None)
+    assert console().width == 80
+    main, terminal = os.openpty()
+    fcntl.ioctl(main, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 57, 0, 0))
+    with os.fdopen(terminal) as stream:
+        monkeypatch.setattr("evolve.report.words.sys.__stdin__", stream)
+        assert console().width == 57
+    os.close(main)
