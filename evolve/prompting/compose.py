@@ -116,7 +116,7 @@ def _stable(request: Request, reference_source: str) -> Iterator[PromptSection]:
     lengths = (op_sections.MAX_REFERENCE, op_sections.MAX_REFERENCE * 2 // 5)
     op = tuple(op_sections.op_section(request.op, request.device, reference_source, length) for length in lengths)
     yield PromptSection(Priority.REFERENCE, op)
-    yield PromptSection(Priority.NEEDED, (op_sections.device_section(request.device),))
+    yield PromptSection(Priority.NEEDED, (op_sections.device_section(request.op, request.device),))
 
 
 def _learned(request: Request, operator: str, parents: tuple[Candidate, ...]) -> Iterator[PromptSection]:

@@ -282,3 +282,15 @@ def test_a_second_prompt_has_no_empty_message() -> None:
 
 def test_a_second_prompt_keeps_the_form() -> None:
     assert ask_again("half an edit", "nothing matches", EDITS)[1].content.endswith(ANSWERS[EDITS])
+
+
+def test_an_op_bound_by_memory_is_told_no_rates_of_matrix_products() -> None:
+    assert "TFLOP/s" not in prompt(DRAFT)
+    request, _ = situation(DRAFT)
+    heavy = replace(request, op=replace(OP, flops=lambda dims: 10**6 * dims["rows"] * dims["cols"]))
+    assert "float32 matrix products 50 TFLOP/s" in compose(heavy, DRAFT, (), REFERENCE)[1].content
+
+
+def test_instructions_that_the_emulator_lacks_are_not_taught_there() -> None:
+    assert "# Instructions of sm_90a" in prompt(DRAFT)
+    assert "# Instructions" not in prompt(DRAFT, EMULATOR)
