@@ -69,6 +69,7 @@ class Request:
     known: frozenset[str] = frozenset()  # ids of all kernels of this op in the archive
     tried: Sequence[Attempt] = ()  # every kernel of this op with a verdict on this device, oldest first
     donors: tuple[Candidate, ...] = ()  # champions of other ops on this device
+    pytorch_us: tuple[tuple[str, float], ...] = ()  # the latest best time of PyTorch, by workload; only GPU times
     lessons: tuple[str, ...] = ()  # lessons from earlier attempts, one sentence each
     trials: tuple[Trial, ...] = ()  # earlier proposals of this op, oldest first
     left: Left = field(default=Left())

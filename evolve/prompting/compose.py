@@ -121,6 +121,8 @@ def _stable(request: Request, reference_source: str) -> Iterator[PromptSection]:
 
 def _learned(request: Request, operator: str, parents: tuple[Candidate, ...]) -> Iterator[PromptSection]:
     """Yield the sections that the prompts of a round share, except for a failure that is itself a parent."""
+    if pytorch := kernel_sections.pytorch_section(request):
+        yield PromptSection(Priority.REFERENCE, (pytorch,))
     if request.lessons:
         heading = "# Lessons of earlier attempts at this op on this device"
         lines = [f"- {one_line(lesson, MAX_LESSON)}" for lesson in request.lessons]
@@ -158,7 +160,7 @@ def _parents(request: Request, operator: str, parents: tuple[Candidate, ...]) ->
                 kernel_sections.profile_section(title, parent, request.op, brief=brief) for brief in (False, True)
             )
             yield PromptSection(Priority.PROFILES, (whole, least, f"# {title} as the profiler saw it\n{LEFT_OUT}"))
-    if operator == CROSSOVER:
+    if operator == CROSSOVER and policy_of(request.device.kind).times_are_gpu_times:
         yield PromptSection(Priority.SECOND_PARENT, (kernel_sections.versus_section(*parents),))
 
 
@@ -175,7 +177,8 @@ def task(request: Request, operator: str, parents: tuple[Candidate, ...]) -> str
     """Return the task for the model, which refers to the kernels in the sections above it."""
     if operator == IMPROVE:
         return _improve(parents[0])
-    if operator == CROSSOVER and (best := _faster_everywhere(*parents)):
+    timed = policy_of(request.device.kind).times_are_gpu_times
+    if operator == CROSSOVER and timed and (best := _faster_everywhere(*parents)):
         return _graft(best)
     if operator == SPECIALISE:
         return _specialise(request)
@@ -185,9 +188,9 @@ def task(request: Request, operator: str, parents: tuple[Candidate, ...]) -> str
 
 
 def _improve(parent: Candidate) -> str:
-    weak = weakest(parent.evaluation)
-    there = f" Most is to be gained at {one_line(weak.workload, MAX_WORKLOAD)}." if weak else ""
     on_gpu = policy_of(parent.evaluation.device.kind).times_are_gpu_times
+    weak = weakest(parent.evaluation) if on_gpu else None
+    there = f" Most is to be gained at {one_line(weak.workload, MAX_WORKLOAD)}." if weak else ""
     bottleneck = (
         "its one main bottleneck by the figures above"
         if on_gpu
@@ -215,15 +218,18 @@ def _graft(best: int) -> str:
         f"Parent {best} is the faster one wherever parent {other} runs. Build on parent {best}, and look in parent "
         f"{other} for the one thing that it lacks and that would make it faster still: how the work is divided, how "
         "wide the accesses are, what is kept where, what is not computed twice. Name that thing and what it is to "
-        f"gain; if there is none, say so and change in parent {best} what parent {other} shows to be slow. Say in "
-        "`note` what comes from which."
+        f"gain; if there is none, say so and bring an idea of your own that neither has. Say in `note` what comes from "
+        "which."
     )
 
 
 def _specialise(request: Request) -> str:
     key, best = weakest_workload(request)
     where = one_line(key, MAX_WORKLOAD)
-    held = f"the best of them takes {standing(best)}" if best else "none of them runs it"
+    timed = policy_of(request.device.kind).times_are_gpu_times
+    held = "none of them runs it"
+    if best:
+        held = f"the best of them takes {standing(best)}" if timed else "one of them runs it"
     return (
         f"Write a kernel for the workload where the kernels alive are weakest: {where} ({held}). It need not serve "
         "anything else: let `when` and `dtypes` accept this workload and its like alone, specialise its sizes, and use "

@@ -106,8 +106,8 @@ def device_section(op: Op, info: DeviceInfo) -> str:
     if not policy_of(info.kind).times_are_gpu_times:
         return (
             f"# The device: {one_line(info.name, MAX_NOTE)} ({info.kind})\n"
-            "Kernels run here on an emulator: threads are simulated on a CPU, so every time below is a CPU time of the "
-            "emulator and says little about a GPU. It has no inline PTX, wmma or asynchronous copies. The goal is "
+            "Kernels run here on an emulator: threads are simulated on a CPU, so no times are shown. "
+            "It has no inline PTX, wmma or asynchronous copies. The goal is "
             f"still a kernel that is good on a GPU such as arch {GPU_GOAL}: coalesced, few barriers, enough blocks.\n"
             f"Limits: {_limits(info)}."
         )

@@ -51,7 +51,8 @@ of them and what it is to gain. The same design with other sizes is no answer. C
     CROSSOVER: """\
 Write one kernel that unites what each parent does better. Name for each parent the one thing that makes it faster \
 where it is, then build on the one whose structure can take up the other's. If they win on different sizes, choose \
-between the two ways by a specialised size with `if constexpr`, or by a knob. Say in `note` what comes from which.""",
+between the two ways by a specialised size with `if constexpr`, or by a knob. You may add an idea that neither has, if \
+what unites them calls for it. Say in `note` what comes from which.""",
     REPAIR: """\
 Find the cause of this failure and repair it with the smallest change that keeps the kernel's idea. Say in a sentence \
 what was wrong, and look for the same fault elsewhere in the kernel. Give up the idea only if it cannot work here.""",

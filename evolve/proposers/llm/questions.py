@@ -35,6 +35,7 @@ from reference_ops.op import Op, ops_of
 
 NONCE_CHARACTERS = 7  # the id of a batch request with two parents has no room for more
 MAX_FILE_CHARACTERS = 10_000  # longest file that is shown completely
+MAX_CONSTANT = 200  # characters of a value that a function reads from its module
 
 T = TypeVar("T")
 
@@ -167,8 +168,9 @@ def reference_source(op: Op) -> str:
     if not inspect.isroutine(reference):
         reference = type(reference)
     try:
-        if isinstance(reference, FunctionType) and len(ops_of(inspect.getmodule(reference))) > 1:
-            return "\n\n".join(dict.fromkeys(map(_source, _used(reference, []))))
+        if isinstance(reference, FunctionType) and _stands_alone(reference):
+            used = _used(reference, [])
+            return "\n\n".join(dict.fromkeys([*_constants(reference, used), *map(_source, used)]))
         path = inspect.getsourcefile(reference)
         text = Path(path).read_text(encoding="utf-8") if path else ""
         return text if 0 < len(text) <= MAX_FILE_CHARACTERS else inspect.getsource(reference)
@@ -176,17 +178,35 @@ def reference_source(op: Op) -> str:
         return ""
 
 
-def _used(function: FunctionType, seen: list[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """Return the function and the functions of `reference_ops` that it calls, in the order of their first use."""
+def _used(function: FunctionType, seen: list[FunctionType]) -> list[FunctionType]:
+    """Return the function and those of its module or `reference_ops` that it calls, in order of their first use."""
     if function in seen:
         return seen
     seen.append(function)
     closed = inspect.getclosurevars(function).nonlocals
     for name in dict.fromkeys(_names(function.__code__)):
         other = closed.get(name, function.__globals__.get(name))
-        if isinstance(other, FunctionType) and other.__module__.startswith("reference_ops."):
+        near = isinstance(other, FunctionType) and other.__module__ in (function.__module__, seen[0].__module__)
+        if isinstance(other, FunctionType) and (near or other.__module__.startswith("reference_ops.")):
             _used(other, seen)
     return seen
+
+
+def _stands_alone(function: FunctionType) -> bool:
+    """Return whether the rest of its file is about something else: several ops, or a program with a plain function."""
+    ops = ops_of(inspect.getmodule(function))
+    return len(ops) > 1 or (not ops and "." not in function.__qualname__)
+
+
+def _constants(function: FunctionType, used: Sequence[Callable[..., Any]]) -> Iterator[str]:
+    """Yield the numbers and texts that the functions of a user's program read from their module."""
+    if function.__module__.startswith("reference_ops."):
+        return
+    for one in used:
+        for name in dict.fromkeys(_names(one.__code__)):
+            value = one.__globals__.get(name)
+            if type(value) in (bool, int, float, str, tuple) and len(repr(value)) <= MAX_CONSTANT:
+                yield f"{name} = {value!r}"
 
 
 def _names(code: CodeType) -> Iterator[str]:
