@@ -71,6 +71,7 @@ class Request:
     donors: tuple[Candidate, ...] = ()  # champions of other ops on this device
     pytorch_us: tuple[tuple[str, float], ...] = ()  # the latest best time of PyTorch, by workload; only GPU times
     lessons: tuple[str, ...] = ()  # lessons from earlier attempts, one sentence each
+    untried: bool = False  # the run has no kernel to start from, so that it may ask for several designs first
     trials: tuple[Trial, ...] = ()  # earlier proposals of this op, oldest first
     left: Left = field(default=Left())
 

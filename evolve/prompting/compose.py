@@ -13,7 +13,10 @@ from evolve.prompting import kernel_format, kernel_sections, op_sections
 from evolve.prompting.kernel_sections import standing, weakest_workload
 from evolve.prompting.operators import (
     ANSWERS,
+    ASK_DESIGNS,
     CROSSOVER,
+    DRAFT,
+    DRAFT_DESIGN,
     EXPLORE,
     FENCED,
     FORMS,
@@ -41,6 +44,7 @@ from evolve.selection.population import weakest
 SOURCES = (200_000, 20_000, 8_000)  # limits on the characters of a kernel, tried in this order
 MANY, FEW = 12, 3  # numbers of kernels or failures that get a line each
 MAX_REPLY, MAX_LESSON = 20_000, 300  # characters
+DESIGN_TOKENS = 1500  # room in a prompt for the designs and for the question about one of them
 LEFT_OUT = "(left out for lack of room)"
 
 
@@ -68,6 +72,27 @@ def compose(
     ]
     texts = _fitted(sections, max_tokens - tokens(system) - 2 * TOKENS_PER_MESSAGE)
     return (Message("system", system), Message("user", "\n\n".join(text for text in texts if text)))
+
+
+def compose_designs(
+    request: Request, number: int, reference_source: str, max_tokens: int = MAX_TOKENS
+) -> tuple[Message, ...]:
+    """Return the messages that ask a model for a number of different designs, one line each and without code."""
+    system = f"{kernel_format.ROLE}\n\n{kernel_format.rules()}"
+    asked = f"# Your task\n{ASK_DESIGNS.format(number=number)}"
+    sections = [*_stable(request, reference_source), PromptSection(Priority.NEEDED, (asked,))]
+    room = max_tokens - tokens(system) - 4 * TOKENS_PER_MESSAGE - DESIGN_TOKENS
+    return (Message("system", system), Message("user", "\n\n".join(_fitted(sections, room))))
+
+
+def draft_design(
+    asked: tuple[Message, ...], designs: Sequence[str], number: int, form: str = FENCED
+) -> tuple[Message, ...]:
+    """Return the messages that continue the question about designs and ask for a kernel by one of them."""
+    listed_designs = "\n".join(f"{place}. {design}" for place, design in enumerate(designs, start=1))
+    wanted = DRAFT_DESIGN.format(number=number, design=designs[number - 1])
+    answer = ANSWERS[answer_form(DRAFT, form)]
+    return (*asked, Message("assistant", listed_designs), Message("user", f"{wanted}\n{answer}"))
 
 
 def ask_again(reply: str, failure: str, form: str = FENCED) -> tuple[Message, ...]:

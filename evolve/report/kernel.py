@@ -204,10 +204,12 @@ def evaluation_details(evaluation: Evaluation, width: int, basis: Basis) -> Iter
 
 
 def reply_details(proposal: Proposal) -> Iterator[RenderableType]:
-    """Yield a reply without a kernel, and the reason why no kernel was found in it."""
-    yield Text.assemble((proposal.id, "bold"), f"  {proposal.op}: a reply without a kernel")
+    """Yield a reply without a kernel, and the reason why no kernel was found in it, if one was asked for."""
+    what = "a reply without a kernel" if proposal.failure else "a reply in words, from which kernels are written"
+    yield Text.assemble((proposal.id, "bold"), f"  {proposal.op}: {what}")
     yield _proposal_line(proposal)
-    yield Text(f"reason: {proposal.failure}", "red")
+    if proposal.failure:
+        yield Text(f"reason: {proposal.failure}", "red")
     yield _heading("The reply")
     yield Text(proposal.reply.rstrip() or "(empty)", "" if proposal.reply.strip() else "dim")
 
@@ -313,7 +315,8 @@ def _add_rest(lines: Lineage, kernel_id: str, branch: Tree, *, left_out: int, ev
     failed = lines.failures.get(kernel_id, ())
     if everything:
         for proposal in failed:
-            failure = f"{short(proposal.id)} {proposal.operator}: no kernel: {one_line(proposal.failure)}"
+            what = f"no kernel: {one_line(proposal.failure)}" if proposal.failure else "a reply in words"
+            failure = f"{short(proposal.id)} {proposal.operator}: {what}"
             branch.add(Text(failure, "dim", no_wrap=True, overflow="ellipsis"))
         return
     if left_out:

@@ -137,7 +137,7 @@ class Watcher:
         if proposal.kernel:
             self._known.add(proposal.kernel_id)
             self._proposed[proposal.kernel_id] = proposal
-        else:
+        elif proposal.failure:
             self._failures.append(f"{proposal.operator}: no kernel: {one_line(proposal.failure)}")
         return ()
 

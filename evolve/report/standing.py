@@ -59,7 +59,7 @@ class Standing:
     outcomes: Mapping[str, int] = field(default_factory=dict)  # kernels by outcome, in the order of Outcome
     pending: int = 0  # kernels without a verdict on the device
     held: int = 0  # kernels of the op in the archive
-    unread: int = 0  # replies without a kernel
+    unread: int = 0  # replies without the kernel that was asked for
     verdicts: Mapping[str, Evaluation] = field(default_factory=dict)  # verdicts on the kernels requested by id
     # These cover the champions, the population and the kernels requested by id:
     kernels: Mapping[str, Kernel] = field(default_factory=dict)  # including their first parents
@@ -97,7 +97,7 @@ def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] =
         pending=max(0, held - sum(counts.values())),
         held=held,
         verdicts={verdict.kernel_id: evaluations[verdict.id] for verdict in in_force},
-        unread=store.count(ProposalSummary, "op", op, kernels=[""]).get(op, 0),
+        unread=sum(bool(reply.failure) for reply in store.find(ProposalSummary, op, kernels=[""])),
         kernels={kernel.id: kernel for kernel in store.find(Kernel, ids={*ids, *parents})},
         proposals=proposals,
         children={verdict.kernel_id: _children(store, verdict.kernel_id) for verdict in alive},

@@ -65,6 +65,7 @@ def request(view: OpView, op: Op, wanted: int, *, seed: int, left: Left = UNLIMI
     alive = view.alive()
     return replace(
         plain,
+        untried=not (view.proposals() or view.families()),
         population=view.candidates(alive),
         parents=view.candidates(population.parents(alive, view.used(), wanted, rng)),
         failures=view.candidates(_unrepaired(view)),

@@ -17,7 +17,7 @@ from small_op import BROKEN_TEXT, COMPILE_ERROR, KERNEL, OP, failed
 from archive.kernel import parse
 from archive.records import Check, DeviceInfo, Outcome
 from evolve.devices import counters as c
-from evolve.prompting.compose import ask_again, compose
+from evolve.prompting.compose import ask_again, compose, compose_designs, draft_design
 from evolve.prompting.operators import (
     ANSWERS,
     CROSSOVER,
@@ -72,6 +72,14 @@ def test_the_prompt_matches_its_golden_file(operator: str, device: str, form: st
 def test_the_rules_match_their_golden_file() -> None:
     request, parents = situation(DRAFT)
     assert matches_golden("rules", compose(request, DRAFT, parents, REFERENCE)[0].content)
+
+
+def test_the_question_about_designs_and_the_one_that_follows_match_their_golden_file() -> None:
+    request, _ = situation(DRAFT)
+    asked = compose_designs(replace(request, population=(), failures=(), lessons=()), 2, REFERENCE)
+    drafted = draft_design(asked, ["one warp per row", "one block per row"], 2)
+    assert matches_golden("designs", "\n\n".join(f"[{said.role}]\n{said.content}" for said in drafted[1:]))
+    assert drafted[0] == compose(request, DRAFT, (), REFERENCE)[0]
 
 
 @each({f"{operator} {device}": (operator, device) for operator in OPERATORS for device in DEVICES})

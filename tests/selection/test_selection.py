@@ -260,3 +260,11 @@ def test_a_request_for_the_emulator_has_no_times_of_pytorch_and_no_lessons_from_
     assert view(store).history()[1].sentences()
     asked = request(store, 1)
     assert (asked.pytorch_us, asked.lessons) == ((), ())
+
+
+def test_only_a_run_without_any_kernel_is_untried(store: SqliteStore) -> None:
+    assert request(store, 2).untried
+    assert not request(store, 2, scope=Scope(strategy=BEST_OF_N)).untried
+    store.append(proposal())
+    assert not request(store, 2).untried
+    assert request(store, 2, scope=Scope(run="mine", fresh=True)).untried
