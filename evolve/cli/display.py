@@ -56,7 +56,7 @@ def run_search(session: Session, output: Console) -> RunResult:
     if stopped:
         raise stopped
     ended = events.ended or Ended.NOTHING
-    output.print(reason(session, ended, [after], output), soft_wrap=True)
+    output.print(reason(session, ended, [after], output), soft_wrap=not output.is_terminal)
     print_next_steps(output, after, search.locator, archive_option(backends.store.path))
     spent = asdict(spent_by(search, backends))
     return RunResult(
@@ -86,7 +86,7 @@ def run_campaign(session: Session, output: Console) -> RunResult:
         raise stopped
     ended = events.ended or Ended.NOTHING
     after = [standing_of(search, backends) for search in session.searches]
-    output.print(reason(session, ended, after, output), soft_wrap=True)
+    output.print(reason(session, ended, after, output), soft_wrap=not output.is_terminal)
     given = archive_option(backends.store.path)
     output.print("\nnext")
     output.print(f"  evolve top{given}   the champions of every op", style="cyan", soft_wrap=True)

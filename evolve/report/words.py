@@ -54,11 +54,12 @@ def print_text(text: str, end: str = "\n") -> None:
 
 
 def complain(message: str, hint: str = "") -> None:
-    """Print an error and a hint on standard error, a line each."""
+    """Print an error and a hint on standard error, a line each; a terminal shows them broken between words."""
     output = console(stderr=True)
-    output.print(f"error: {message}", style="red", soft_wrap=True)
-    if hint:
-        output.print(f"       {hint}", soft_wrap=True)
+    for begin, text, style in (("error: ", message, "red"), ("       ", hint, "")):
+        if text:
+            lines = hanging(Text(begin), text, output.width) if output.is_terminal else [Text(f"{begin}{text}")]
+            output.print(*lines, style=style, sep="\n", soft_wrap=True)
 
 
 ID_SHOWN = 8

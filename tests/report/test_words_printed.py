@@ -92,3 +92,19 @@ def test_a_pipe_without_a_terminal_gets_80_columns_and_a_pager_those_of_its_term
         monkeypatch.setattr("evolve.report.words.sys.__stdin__", stream)
         assert console().width == 57
     os.close(main)
+
+
+def test_a_terminal_shows_errors_and_hints_broken_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    message, hint = "there is no kernel whose id begins like this one", "`evolve top` shows the kernels that are alive"
+    complain(message, hint)
+    assert capsys.readouterr().err == f"error: {message}\n       {hint}\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("evolve.report.words.Console.is_terminal", True)
+    complain(message, hint)
+    lines = capsys.readouterr().err.splitlines()
+    assert all(len(line) <= 40 for line in lines)
+    assert " ".join(" ".join(lines).split()) == f"error: {message} {hint}"
