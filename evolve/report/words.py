@@ -121,7 +121,7 @@ def times_label(kind: str) -> str:
 def times_note(kind: str) -> str:
     """Return a warning to print beside times that are not GPU times; empty for GPU times."""
     label = times_label(kind)
-    return f"{label} of the {kind} device: they say nothing about speed on a GPU" if label else ""
+    return f"{label} of the {kind} device; speed needs a GPU" if label else ""
 
 
 def percent(share: float | None, digits: int = 0) -> str:
