@@ -42,9 +42,11 @@ def of_duel(duel: Duel) -> Facts:
 
 
 def of_measurement(measurement: Measurement, basis: Basis = PYTORCH) -> Facts:
-    """Return the record with its ratios. `speedup` is over PyTorch, and None where times are not GPU times."""
+    """Return the record with its ratios. PyTorch's times and `speedup` are None where times are not GPU times."""
+    pytorch = {} if basis.is_pytorch else dict.fromkeys(("eager_us", "compile_us", "autotune_us"))
     return {
         **asdict(measurement),
+        **pytorch,
         "speedup": measurement.speedup if basis.is_pytorch else None,
         "over_first": None if basis.is_pytorch else basis.ratio(measurement),
         "share_of_light": measurement.share_of_light,

@@ -79,7 +79,7 @@ def measurements_table(evaluation: Evaluation, width: int, basis: Basis | None =
 def headings(basis: Basis, *, interval: bool = True, tuned: bool = False) -> list[str]:
     timed = ["time µs", *(["95 %"] if interval else [])]
     if not basis.is_pytorch:
-        return [*timed, OVER_FIRST]
+        return [*timed, *([OVER_FIRST] if basis.first_us else [])]
     return [*timed, "eager", "compile", *(["autotune"] if tuned else []), "speedup", "light"]
 
 
@@ -87,7 +87,7 @@ def measured(m: Measurement, basis: Basis, *, interval: bool = True, tuned: bool
     span = [Text(f"{figure(m.low_us)}–{figure(m.high_us)}", "dim")] if interval else []
     timed, ratio = [Text(figure(m.median_us), "bold"), *span], basis.ratio(m)
     if not basis.is_pytorch:
-        return [*timed, Text(times(ratio), speed_style(ratio))]
+        return [*timed, *([Text(times(ratio), speed_style(ratio))] if basis.first_us else [])]
     return [
         *timed,
         Text(figure(m.eager_us)),

@@ -13,11 +13,15 @@ from standings import archive_of, standing
 from archive.proposals import Run
 from archive.records import DeviceInfo, Evaluation, Traits
 from archive.sqlite import open_archive
-from evolve.report.basis import basis_of, known_basis
+from evolve.cli import kernelbench
+from evolve.report.basis import Basis, basis_of, known_basis
+from evolve.report.facts import of_champion
+from evolve.report.kernelbench import Published, TaskResult
 from evolve.report.live import EventLog, confirmation_line
 from evolve.report.progress import Phases, Watcher
 from evolve.report.standing import Standing, champions_table, footnotes, population_table, standings_table
 from evolve.report.tables import measurements_table
+from evolve.report.words import console
 
 Capture = pytest.CaptureFixture[str]
 ROWS, COLS = "rows=8 cols=16 float32", "rows=2 cols=512 float32"
@@ -69,8 +73,11 @@ def test_a_table_of_ops_has_no_speedup_over_pytorch_on_a_device_without_gpu_time
 
 def test_the_measurements_of_one_kernel_leave_pytorch_out() -> None:
     verdict = timed(FIRST.id, {ROWS: 900.0})
-    header, row = drawn(measurements_table(verdict, 80, known_basis("emulated")))
+    header, row = drawn(measurements_table(verdict, 80, Basis({ROWS: 450.0})))
     assert header.split() == ["rows×cols", "time", "µs", "95", "%", "over", "first"]
+    assert row.split()[-1] == "0.50x"
+    header, row = drawn(measurements_table(verdict, 80, known_basis("emulated")))
+    assert header.split() == ["rows×cols", "time", "µs", "95", "%"]
     assert "12.2" not in row
 
 
@@ -111,6 +118,20 @@ def test_no_command_shows_pytorchs_time_beside_the_emulators(
     assert code == 0
     assert "1.00x" in output or "2.00x" in output
     assert not {"12.2", "12.3", "0.01x", "0.03x", "eager"} & set(output.split())
+
+
+def test_a_level_of_kernelbench_without_gpu_times_is_a_list_of_verdicts(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    champion = of_champion(emulated().champions[0], emulated().basis)
+    assert (champion["eager_us"], champion["speedup"], champion["over_first"]) == (None, None, 2.0)
+    tasks = [TaskResult("1_Softmax", "1_Softmax.py", measured=(champion,)), TaskResult("2_Other", "2_Other.py")]
+    kernelbench._print_result(tasks, Published("H100", {"1_Softmax.py": 250.0}), 1, "emulated", console())
+    output = capsys.readouterr().out
+    assert "fast_0: 1 of 2 tasks correct" in output
+    assert [line.split()[:2] for line in output.splitlines()[3:5]] == [["1_Softmax", "correct"], ["2_Other", "-"]]
+    assert not {"eager", "450", "250.0", "250"} & set(output.split())
 
 
 def test_runs_without_gpu_times_are_compared_over_the_first_kernel(tmp_path: Path, capsys: Capture) -> None:
