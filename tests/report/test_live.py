@@ -1,6 +1,7 @@
 """The live display of a run, and the log without a terminal."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -164,3 +165,11 @@ def test_a_log_has_a_line_per_confirmation(tmp_path: Path) -> None:
     assert "confirmed: won 1 of 2 duels with PyTorch, at best 2.00x; memcheck" in success
     (failure,) = lines(log, watching, failed(kernel(18).id, Outcome.UNSAFE, created=2.0))
     assert "failed its confirmation: unsafe: it is wrong" in failure
+
+
+def test_an_answer_in_words_that_was_asked_for_is_no_failure_on_the_display(tmp_path: Path) -> None:
+    watching = Watcher("softmax", GPU, open_archive(tmp_path / "a.db"), Phases())
+    take(watching, replace(failed_reply("1. one"), operator="designs", failure=""))
+    assert watching.progress().failures == ()
+    take(watching, failed_reply())
+    assert len(watching.progress().failures) == 1

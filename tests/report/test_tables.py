@@ -8,6 +8,7 @@ from records import CPU, GPU, checked, confirmed, failed, failed_reply, kernel, 
 from standings import standing
 
 from archive.records import Outcome
+from evolve.report.kernel import reply_details
 from evolve.report.standing import (
     Standing,
     champions_table,
@@ -130,3 +131,12 @@ def test_skipped_workloads_stand_where_the_other_kernels_have_them() -> None:
     late = replace(passed(FAST.id, GPU, **{keys[2]: 1.0}), skipped=(f"{keys[0]}: no", f"{keys[1]}: no"))
     early = replace(passed(SLOW.id, GPU, **{keys[0]: 1.0, keys[1]: 1.0}), skipped=(f"{keys[2]}: no",))
     assert workloads_in_order([late, early])[:2] == keys[:2]
+
+
+def test_an_answer_in_words_that_was_asked_for_is_no_reply_without_a_kernel() -> None:
+    designs = replace(failed_reply("1. one\n2. two"), operator="designs", failure="")
+    found = standing("softmax", GPU, [FAST], [designs, failed_reply()], [passed(FAST.id, GPU, **{ROWS: 20.0})])
+    assert counts_line(found) == "1 passed, 1 reply without a kernel"
+    printed = "\n".join(line for part in reply_details(designs) for line in drawn(part))
+    assert "a reply in words, from which kernels are written" in printed
+    assert "reason" not in printed
