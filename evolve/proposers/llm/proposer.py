@@ -55,8 +55,7 @@ class LlmProposer:
 
         A reply that cannot be read gets one follow-up prompt. A UserError ends the run if no model can be used.
         """
-        source = reference_source(request.op)
-        waiting = deque(opening(request, self.models, source))
+        waiting = deque(opening(request, self.models, reference_source(request.op)))
         limit, excluded = SpendingLimit(request.left), dict[str, Proposal]()  # the models that failed, by signature
         limit.learn(request.trials)
         unpriced, answered = "", 0
@@ -73,8 +72,7 @@ class LlmProposer:
                 signature, proposal = prompt.model.signature, _proposal(prompt, answer, request)
                 answered += 1
                 limit.pay(signature, answer.cost)
-                if prompt.operator == DESIGNS:
-                    waiting.extend(drafts(request, self.models, source, prompt, answer.text))
+                self._follow_up(prompt, answer, proposal, request, waiting)
                 if answer.unusable:
                     self._unusable[signature] = answer.unusable
                     excluded.setdefault(signature, proposal)
@@ -83,8 +81,6 @@ class LlmProposer:
                     self._unusable.pop(signature, None)
                 self._count_unanswered(answer)
                 unpriced = unpriced or (signature if answer.unpriced and request.left.usd is not None else "")
-                if not (proposal.kernel or answer.failure or prompt.again or prompt.operator == DESIGNS):
-                    waiting.appendleft(prompt.once_more(proposal.reply, proposal.failure))
                 yield proposal
         if excluded and all(model.signature in self._unusable for model in self.models):
             raise self._unusable[self.models[0].signature]
@@ -94,6 +90,15 @@ class LlmProposer:
                 f"{unpriced} does not report what it costs, so a limit in USD cannot be enforced", price_hint()
             )
         self._check_answered()
+
+    def _follow_up(
+        self, prompt: Prompt, answer: Answer, proposal: Proposal, request: Request, waiting: deque[Prompt]
+    ) -> None:
+        """Add the prompts that follow from an answer: drafts of designs, or a second try at an unreadable kernel."""
+        if prompt.operator == DESIGNS:
+            waiting.extend(drafts(request, self.models, reference_source(request.op), prompt, answer.text))
+        elif not (proposal.kernel or answer.failure or answer.unusable or prompt.again):
+            waiting.appendleft(prompt.once_more(proposal.reply, proposal.failure))
 
     def _ask(self, prompt: Prompt, pause: Pause) -> Answer:
         try:
