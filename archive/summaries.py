@@ -159,6 +159,10 @@ class RankedTimes(NamedTuple):
     times: bytes  # of each workload, packed with TIMES
 
     @property
+    def measurements(self) -> tuple[Timing, ...]:
+        return _unpacked(self.workloads, self.times)
+
+    @property
     def passed(self) -> bool:
         return True
 

@@ -69,7 +69,9 @@ class Request:
     known: frozenset[str] = frozenset()  # ids of all kernels of this op in the archive
     tried: Sequence[Attempt] = ()  # every kernel of this op with a verdict on this device, oldest first
     donors: tuple[Candidate, ...] = ()  # champions of other ops on this device
+    pytorch_us: tuple[tuple[str, float], ...] = ()  # the latest best time of PyTorch, by workload; only GPU times
     lessons: tuple[str, ...] = ()  # lessons from earlier attempts, one sentence each
+    untried: bool = False  # the run has no kernel to start from, so that it may ask for several designs first
     trials: tuple[Trial, ...] = ()  # earlier proposals of this op, oldest first
     left: Left = field(default=Left())
 

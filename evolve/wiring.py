@@ -75,5 +75,18 @@ def archive(requested: Path | None, *, read_only: bool = False) -> "SqliteStore"
     try:
         return open_archive(archive_path(requested), read_only=read_only)
     except ArchiveError as error:
-        hint = "`evolve run softmax` creates one; --archive or EVOLVE_ARCHIVE names another" if read_only else ""
-        raise UserError(str(error), hint) from error
+        missing = "`evolve run softmax` creates one; --archive or EVOLVE_ARCHIVE names another" if read_only else ""
+        raise UserError(str(error), archive_hint(error, missing)) from error
+
+
+def readable_archive(requested: Path | None) -> "SqliteStore":
+    """Return the archive without the right to change it, or an empty one in memory if there is none."""
+    from archive.sqlite import open_archive
+
+    return archive(requested, read_only=True) if archive_path(requested).exists() else open_archive(Path(":memory:"))
+
+
+def archive_hint(error: ArchiveError, otherwise: str) -> str:
+    """Return what to do about an archive that cannot be read."""
+    damaged = any(word in str(error) for word in ("is damaged", "malformed"))
+    return "`evolve recover` copies all that can still be read into a new archive" if damaged else otherwise

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from evolve.cli.signals import Stopped, raising_stopped
 
+CORRECT_IT = "correct the file, then give the same command again"
 OK, NOT_FOUND, WRONG_USE, BROKEN_PIPE = 0, 1, 2, 141
 
 
@@ -53,12 +54,14 @@ def _explanation(error: Exception) -> tuple[str, str] | None:
         case UserError():
             return str(error), error.hint
         case ArchiveError():
-            return str(error), "check the path, or name another archive with --archive or EVOLVE_ARCHIVE"
+            from evolve.wiring import archive_hint
+
+            return str(error), archive_hint(error, "check the path, or name another with --archive or EVOLVE_ARCHIVE")
         case PlanError():
             return f"a kernel cannot be read: {error}", "correct its plan; `evolve show` prints a valid one"
         case CatalogError():
             message, _, hint = str(error).partition(". ")
-            return message, hint or "`evolve ops` lists the catalog"
+            return message, hint or CORRECT_IT
     if type(error).__module__ == "sqlite3":  # compared by name, because only the archive may import sqlite3
         return f"the archive cannot be used: {error}", "stop other evolve processes, and check the free disk space"
     return None

@@ -77,7 +77,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
     check_operator(operator, parent or ())
     readable = (out is None and sys.stdout.isatty()) if text is None else text
     models, loaded = read_models(model or ()), catalog.load(op)
-    with closing(wiring.archive(archive)) as store:
+    with closing(wiring.readable_archive(archive)) as store:
         info = _device_to_write_for(store, device)
         count = number or (1 if readable or operator else PROMPTS)
         request = selection.request(OpView(store, loaded.name, info), loaded, count, seed=seed)
@@ -85,7 +85,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
             prompts = prompts_for_operator(request, models, operator, parent or (), store)
         else:
             prompts = questions.prompts(request, models, questions.reference_source(loaded))
-        path = store.path
+    path = wiring.archive_path(archive)
     lines = _readable(prompts) if readable else (f"{questions.batch_line(loaded.name, prompt)}\n" for prompt in prompts)
     _write("".join(lines), out)
     output = console(stderr=True)

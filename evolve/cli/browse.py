@@ -13,6 +13,7 @@ from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, DevicePart, JsonOption, KernelArgument, OpFilter, op_names
 from evolve.errors import UserError
 from evolve.report import facts
+from evolve.report.basis import basis_of
 from evolve.report.kernel import (
     MOST_SHOWN,
     Lineage,
@@ -44,7 +45,7 @@ def top(op: OpFilter = "", device: DevicePart = "", archive: ArchiveOption = Non
             print_standing(output, standing)
             output.print()
     else:
-        output.print(standings_table(found))
+        output.print(standings_table(found, output.width))
         output.print(f"\n{WON_MEANS}\nevolve top OP shows the champions and the population of an op", style="dim")
 
 
@@ -71,7 +72,11 @@ def show(kernel: KernelArgument, archive: ArchiveOption = None, as_json: JsonOpt
             "evaluations": [facts.of_evaluation(evaluation) for evaluation in evaluations],
         })  # fmt: skip
         return
-    for part in kernel_details(found, proposals, evaluations, children, output.width):
+    infos = {evaluation.device.key: evaluation.device for evaluation in evaluations}
+    bases = {key: basis_of(store, found.op, info) for key, info in infos.items()}
+    for part in kernel_details(
+        found, proposals, [(one, bases[one.device.key]) for one in evaluations], children, output.width
+    ):
         output.print(part, soft_wrap=not hasattr(part, "columns"))
 
 

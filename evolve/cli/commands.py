@@ -34,7 +34,8 @@ app = typer.Typer(
 for command in (
     run.run, runs.runs, runs.compare, ops.ops, kernelbench.kernelbench,
     browse.top, browse.show, browse.diff, browse.tree, ask.ask,
-    exchange.tell, evaluate.evaluate, confirm.confirm, profile.profile, exchange.merge, export.export, doctor.doctor,
+    exchange.tell, evaluate.evaluate, confirm.confirm, profile.profile, exchange.merge, exchange.recover,
+    export.export, doctor.doctor,
 ):  # fmt: skip
     app.command()(command)
 

@@ -14,6 +14,7 @@ from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, archive_
 from evolve.cli.session import engine_on
 from evolve.cli.signals import Stopped
 from evolve.report import facts
+from evolve.report.basis import known_basis
 from evolve.report.kernel import duels_table, sanitizer_words
 from evolve.report.live import confirmation_line
 from evolve.report.progress import Phases
@@ -93,7 +94,8 @@ def _confirmed(op: str, locator: str, engine: "Engine", store: "SqliteStore", ou
         style = "" if verdict.confirmed else "red"
         output.print(f"{op}: {confirmation_line(verdict)}", style=style, soft_wrap=True)
         verdicts.append(verdict)
-    champions = [champion for champion in _champions(op, engine, store) if champion.duel]
+    on_gpu = known_basis(engine.info.kind).is_pytorch
+    champions = [champion for champion in _champions(op, engine, store) if champion.duel and on_gpu]
     in_force = {
         evaluation.kernel_id: evaluation
         for evaluation in store.find(Evaluation, op, kernels=[champion.kernel_id for champion in champions])

@@ -12,7 +12,7 @@ from rich.live import Live
 from archive.proposals import Proposal, Run
 from evolve import campaign
 from evolve.budget import Ended, Spent
-from evolve.campaign import GENEROUS, Slice
+from evolve.campaign import Slice
 from evolve.cli import options, signals
 from evolve.cli.options import archive_option
 from evolve.cli.session import Backends, RunEvents, RunResult, Session, spent_by
@@ -21,19 +21,21 @@ from evolve.devices.choose import policy_of
 from evolve.errors import UserError
 from evolve.loop import Event, evolve
 from evolve.report import facts
+from evolve.report.basis import basis_of
 from evolve.report.live import REFRESHES_PER_SECOND, CampaignDisplay, CampaignRow, EventLog, RunDisplay, campaign_table
 from evolve.report.progress import BudgetMeter, Watcher, amounts, dollars, ending, without_answer
 from evolve.report.standing import Standing, print_next_steps, print_standing, standing
-from evolve.report.words import clock, counted, listed, times, times_note
+from evolve.report.words import clock, counted, listed, times, times_note, to_continue
 from evolve.search import Search
 from evolve.selection.view import OpView
 from reference_ops.catalog import is_path
 
 OPS_NAMED = 4  # most ops that are named in one sentence
 COLUMNS_MEAN = (
-    "before, now: best times as a multiple of {goal}, averaged over the workloads; best: best speedup over PyTorch"
+    "before, now: best times as a multiple of the speed of light, averaged over the workloads; "
+    "best: best speedup over PyTorch"
 )
-LIGHT, GUESS = "the speed of light", f"an assumed goal ({GENEROUS:g} times as fast as PyTorch)"
+EMULATED_COLUMNS_MEAN = "best: largest ratio of the time of an op's first kernel to that of its champion"
 
 
 def run_search(session: Session, output: Console) -> RunResult:
@@ -54,7 +56,7 @@ def run_search(session: Session, output: Console) -> RunResult:
     if stopped:
         raise stopped
     ended = events.ended or Ended.NOTHING
-    output.print(reason(session, ended, [after]), soft_wrap=True)
+    output.print(reason(session, ended, [after], output), soft_wrap=not output.is_terminal)
     print_next_steps(output, after, search.locator, archive_option(backends.store.path))
     spent = asdict(spent_by(search, backends))
     return RunResult(
@@ -84,7 +86,7 @@ def run_campaign(session: Session, output: Console) -> RunResult:
         raise stopped
     ended = events.ended or Ended.NOTHING
     after = [standing_of(search, backends) for search in session.searches]
-    output.print(reason(session, ended, after), soft_wrap=True)
+    output.print(reason(session, ended, after, output), soft_wrap=not output.is_terminal)
     given = archive_option(backends.store.path)
     output.print("\nnext")
     output.print(f"  evolve top{given}   the champions of every op", style="cyan", soft_wrap=True)
@@ -105,7 +107,8 @@ def _print_archive(before: Standing, session: Session, output: Console) -> None:
     if not before.held:
         held = f"no kernels for {before.op} yet"
     else:
-        best = max((champion.measurement.speedup for champion in before.champions), default=None)
+        pytorch = before.basis.is_pytorch
+        best = max((champion.measurement.speedup for champion in before.champions if pytorch), default=None)
         found = f", best {times(best)}" if best else ""
         held = (
             f"{counted(before.held, 'kernel')} for {before.op}, "
@@ -190,7 +193,7 @@ def _replayed_run(search: Search, backends: Backends) -> str:
     return next((options.recorded(run).replay for run in runs if run.id == search.run), "")
 
 
-def reason(session: Session, ended: Ended, after: Sequence[Standing]) -> str:
+def reason(session: Session, ended: Ended, after: Sequence[Standing], output: Console) -> str:
     """Return why the session ended, with the command that continues it under a larger budget."""
     spent = session.spent()
     why, more = ending(ended, session.budget, spent)
@@ -198,7 +201,7 @@ def reason(session: Session, ended: Ended, after: Sequence[Standing]) -> str:
         why, more = without_answer(session.budget, spent)
     elif ended is Ended.NOTHING and (empty := [one for one in after if not one.population]):
         why = _nothing_to_vary(session, empty) if len(empty) == len(after) else f"{why} {_without_kernels(empty)}."
-    return f"{why} To continue: {session.resume_command(more)}" if more else why
+    return f"{why} {to_continue(session.resume_command(more), output)}" if more else why
 
 
 def _nothing_to_vary(session: Session, empty: Sequence[Standing]) -> str:
@@ -220,7 +223,8 @@ def _without_kernels(standings: Sequence[Standing]) -> str:
 
 def _row(search: Search, before: dict[str, float | None], backends: Backends) -> CampaignRow:
     view, op = _view(search, backends), search.op.name
-    best = max((timing.speedup for timing in view.leading_times().values()), default=None)
+    basis = basis_of(backends.store, op, backends.engine.info)
+    best = max((basis.ratio(timing) or 0.0 for timing in view.leading_times().values()), default=None)
     return CampaignRow(op, spent_by(search, backends), before[op], _headroom(search, view), best)
 
 
@@ -229,8 +233,9 @@ def _view(search: Search, backends: Backends) -> OpView:
 
 
 def _headroom(search: Search, view: OpView) -> float | None:
-    """Return the op's headroom, or None before the first measurement, while the campaign only assumes one."""
-    return campaign.headroom(search, view) if campaign.is_measured(search, view) else None
+    """Return the op's headroom, or None without GPU times, while the campaign only assumes one."""
+    known = policy_of(view.device.kind).times_are_gpu_times and campaign.is_measured(search, view)
+    return campaign.headroom(search, view) if known else None
 
 
 def _print_campaign_spent(session: Session, rows: list[CampaignRow], started: float, output: Console) -> None:
@@ -241,10 +246,11 @@ def _print_campaign_spent(session: Session, rows: list[CampaignRow], started: fl
     output.print()
     if note := times_note(kind):
         output.print(note, style="yellow")
-    output.print(campaign_table(reached, total=total))
+    gpu_times = policy_of(kind).times_are_gpu_times
+    output.print(campaign_table(reached, total=total, gpu_times=gpu_times))
     if others := len(rows) - len(reached):
         output.print(f"nothing was spent on {counted(others, 'other op')}", style="dim")
-    output.print(COLUMNS_MEAN.format(goal=LIGHT if policy_of(kind).times_are_gpu_times else GUESS), style="dim")
+    output.print(COLUMNS_MEAN if gpu_times else EMULATED_COLUMNS_MEAN, style="dim")
     in_all = f" ({clock(total.seconds)} in all)" if session.before.seconds else ""
     output.print(f"\n{clock(time.monotonic() - started)} spent{in_all}")
 

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import typer
+from rich.text import Text
 
 from archive.kernel import Kernel
 from archive.library import shipped
@@ -29,8 +30,7 @@ from evolve.devices.emulated.compiler import find_compiler
 from evolve.devices.prelude import cuda_include_dirs
 from evolve.engines.sandbox import gaps
 from evolve.errors import UserError
-from evolve.report.tables import fitted, plain_table
-from evolve.report.words import console, counted, listed, print_json
+from evolve.report.words import console, counted, hanging, listed, print_json
 
 OK, MISSING, OPTIONAL = "ok", "missing", "not set"
 STYLES = {OK: "green", MISSING: "red", OPTIONAL: "yellow"}
@@ -65,19 +65,19 @@ def doctor(archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
 
 def _print(findings: list[Finding], usable: list[str]) -> None:
     output = console()
-    table = plain_table("", "", "")
-    table.show_header = False
+    names, states = (max(map(len, column)) for column in zip(*((f.name, f.state) for f in findings), strict=True))
     for finding in findings:
-        table.add_row(fitted(finding.name), fitted(finding.state, STYLES[finding.state]), finding.found)
-    output.print(table)
+        begin = Text.assemble(f"{finding.name:<{names}}  ", (f"{finding.state:<{states}}", STYLES[finding.state]), "  ")
+        output.print(*hanging(begin, finding.found, output.width), sep="\n", soft_wrap=True)
     remedies = [finding for finding in findings if finding.remedy]
     if remedies:
         output.print("\nhow to set up what is missing", style="bold")
         for finding in remedies:
-            output.print(f"  {finding.name}: {finding.remedy}", soft_wrap=True)
+            lines = hanging(Text("  "), f"{finding.name}: {finding.remedy}", output.width, indent=4)
+            output.print(*lines, sep="\n", soft_wrap=True)
     if usable:
         where = "" if any(policy_of(kind).times_are_gpu_times for kind in usable) else f"   (on the {usable[0]} device)"
-        output.print(f"\nnext: evolve run softmax{where}")
+        output.print(f"\nnext: evolve run softmax{where}", soft_wrap=True)
     else:
         output.print("\nNo device can run kernels on this machine yet.", style="red")
 

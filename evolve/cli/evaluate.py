@@ -23,11 +23,12 @@ from evolve.devices import choose
 from evolve.engines.engine import Engine, Job
 from evolve.errors import UserError
 from evolve.report import facts
+from evolve.report.basis import Basis
 from evolve.report.explain import explanation
 from evolve.report.kernel import evaluation_details
 from evolve.report.progress import Phases
 from evolve.report.standing import Standing, devices, origin, print_next_steps, print_standing, standing
-from evolve.report.words import best_speedup, complain, console, counted, one_line, print_json, short, times
+from evolve.report.words import complain, console, counted, one_line, print_json, short, times
 from evolve.selection import selection
 from evolve.selection.view import OpView
 from reference_ops import catalog
@@ -163,23 +164,25 @@ def evaluate_op(work: PendingOp, engine: Engine, store: Store, output: Console) 
         signals.check()
         what = f"{short(evaluation.kernel_id)} {one_line(origin(before, evaluation.kernel_id), ORIGIN_SHOWN)}"
         output.print(
-            f"[{number}/{len(work.kernels)}] {what}: {_verdict(evaluation)}",
+            f"[{number}/{len(work.kernels)}] {what}: {_verdict(evaluation, before.basis)}",
             style="" if evaluation.passed else "red",
             soft_wrap=True,
         )
     return standing(store, work.op, engine.info, named=work.named)
 
 
-def _verdict(evaluation: Evaluation) -> str:
+def _verdict(evaluation: Evaluation, basis: Basis) -> str:
     if evaluation.passed:
-        return f"passed, best {times(best_speedup(evaluation))}"
+        best = basis.best(evaluation)
+        over = "" if basis.is_pytorch else " over the first kernel"
+        return "passed" if best is None else f"passed, best {times(best)}{over}"
     return f"{evaluation.outcome}: {one_line(evaluation.log, REASON_SHOWN)}"
 
 
 def _print_result(result: Standing, targets: Targets, given: str, output: Console) -> None:
     for kernel_id in sorted(targets.kernels & result.verdicts.keys()):
         output.print(f"\n{short(kernel_id)}", style="bold", end="")
-        for part in evaluation_details(result.verdicts[kernel_id], output.width):
+        for part in evaluation_details(result.verdicts[kernel_id], output.width, result.basis):
             output.print(part)
     output.print()
     print_standing(output, result, population=False)

@@ -4,14 +4,14 @@ import shlex
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from archive import exchange
+from archive import exchange, recovery
 from archive.kernel import Kernel
 from archive.proposals import Proposal, Run
 from archive.records import DeviceInfo, Evaluation, Standard
@@ -43,6 +43,9 @@ ParentOption = Annotated[
     list[str] | None,
     typer.Option("--parent", metavar="ID", help="Kernel that the .cu files were made from; repeatable."),
 ]
+
+
+NOUNS = {"AskedQuestion": "question", "Leg": "part of a run", "Standard": "time of PyTorch", "Merged": "merged verdict"}
 
 
 def tell(
@@ -123,6 +126,36 @@ def merge(
         )
 
 
+def recover(
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="New archive.", show_default="beside the old one")
+    ] = None,
+    archive: ArchiveOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy all that can be read of a damaged archive into a new one. The damaged file is not changed."""
+    damaged = wiring.archive_path(archive)
+    into = out or damaged.with_name(f"{damaged.stem}.recovered{damaged.suffix}")
+    try:
+        found = recovery.recover(damaged, into)
+    except ArchiveError as error:
+        hint = "name another file with --out" if into.exists() else "restore the file from a copy"
+        raise UserError(str(error), hint) from error
+    if as_json:
+        print_json({"recovered": str(into), **asdict(found)})
+        return
+    output = console()
+    nouns = [counted(count, NOUNS.get(kind, kind.lower())) for kind, count in found.copied.items() if count]
+    output.print(f"{into}: copied {listed(nouns)}", soft_wrap=True)
+    if found.gaps:
+        output.print(f"lost: parts of the tables {listed(found.gaps)}", style="yellow", soft_wrap=True)
+    if found.refused:
+        output.print(f"lost: {counted(found.refused, 'record')} with damaged values", style="yellow", soft_wrap=True)
+    if not (found.gaps or found.refused):
+        output.print("nothing was lost")
+    output.print(f"next: evolve top --archive {shlex.quote(str(into))}", style="cyan", soft_wrap=True)
+
+
 def _gathered(source: Path) -> list[Record]:
     if not source.is_file():
         raise UserError(f"there is no archive at {source}", "correct the path; nothing was merged")
@@ -130,7 +163,8 @@ def _gathered(source: Path) -> list[Record]:
         with closing(open_archive(source, read_only=True)) as other:
             return gathered(other)
     except ArchiveError as error:
-        raise UserError(str(error), "get another copy of the archive; nothing was merged") from error
+        hint = wiring.archive_hint(error, "get another copy of the archive")
+        raise UserError(str(error), f"{hint}; nothing was merged") from error
 
 
 def _counts(store: Store) -> dict[str, int]:

@@ -38,6 +38,7 @@ from evolve.report.kernelbench import (
     fast_table,
     published,
     tasks_table,
+    verdicts_table,
 )
 from evolve.report.tables import fitted, plain_table
 from evolve.report.words import console, counted, print_json, times_note
@@ -248,6 +249,12 @@ def _device_name(standings: Sequence[dict[str, Any]]) -> str:
 
 def _print_result(tasks: Sequence[TaskResult], theirs: Published, level: int, kind: str, output: Console) -> None:
     output.print(f"\nKernelBench, level {level}", style="bold")
+    if note := times_note(kind):
+        output.print(verdicts_table(tasks))
+        correct = sum(task.correct for task in tasks)
+        output.print(f"\nfast_0: {correct} of {counted(len(tasks), 'task')} correct; fast_1 and fast_2 need GPU times")
+        output.print(note, style="yellow")
+        return
     output.print(tasks_table(tasks, theirs))
     if theirs.hardware:
         output.print(f"published: times that KernelBench publishes for {theirs.hardware}", style="dim")
@@ -256,8 +263,6 @@ def _print_result(tasks: Sequence[TaskResult], theirs: Published, level: int, ki
     output.print(
         f"of {counted(len(tasks), 'task')}; fast_0: correct; fast_p: correct and more than p times as fast", style="dim"
     )
-    if note := times_note(kind):
-        output.print(note, style="yellow")
 
 
 def _print_list(problems: Sequence[Problem], kind: str, output: Console) -> None:

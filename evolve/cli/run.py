@@ -33,7 +33,7 @@ from evolve.cli.session import RunResult, Setup, print_proposer
 from evolve.cli.signals import Stopped
 from evolve.errors import UserError
 from evolve.report.progress import Phases
-from evolve.report.words import console, listed, print_json
+from evolve.report.words import console, listed, print_json, to_continue
 from reference_ops import catalog
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def run_setup(
             again = opened.resume_command()
             return (display.run_search if len(opened.searches) == 1 else display.run_campaign)(opened, output)
     except Stopped:
-        output.print(f"stopped. To continue: {again}", soft_wrap=True)
+        output.print(f"stopped. {to_continue(again, output)}", soft_wrap=True)
         raise
 
 

@@ -1,7 +1,7 @@
 """`evolve runs` and `evolve compare`: what runs cost, and how good their kernels are."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -9,26 +9,29 @@ import typer
 from rich.table import Table
 
 from archive.proposals import Run
-from archive.records import Evaluation
+from archive.records import DeviceInfo, Evaluation
 from archive.store import Store
+from archive.summaries import EvaluationSummary
 from evolve import budget, wiring
 from evolve.budget import History, Spent
 from evolve.cli import lookup, options
 from evolve.cli.options import ArchiveOption, JsonOption, OpFilter
 from evolve.errors import UserError
 from evolve.report import runs as report
+from evolve.report.basis import basis_of, known_basis
 from evolve.report.progress import dollars
 from evolve.report.runs import PER, Trajectory, comparison
-from evolve.report.tables import WIDE, fitted, plain_table
+from evolve.report.tables import WIDE, fitted, narrowed, plain_table
 from evolve.report.words import clock, console, counted, moment, print_json, times, times_label, times_note
 
+OVER_FIRST_KERNEL = "best, on a device without GPU times: over the op's first kernel"
 NOTHING_OWN = "best: `-` if no kernel that the run itself proposed has passed; shipped kernels do not count"
 REPLAYED = "replay: the answers come from the archive; tokens and dollars are those of the recorded run"
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run, what it has spent, and the best speedup of a kernel that it proposed."""
+    """A run, what it has spent, and the best speedup of a kernel that it proposed: over PyTorch or the first kernel."""
 
     run: Run
     spent: Spent
@@ -54,7 +57,7 @@ def runs(op: OpFilter = "", archive: ArchiveOption = None, as_json: JsonOption =
     output = console()
     whole = op or all(line.idle for line in lines)
     listed = [line for line in lines if whole or not line.idle]
-    output.print(_table(listed, wide=output.width >= WIDE))
+    output.print(_table(listed, output.width))
     for remark in _remarks(listed, [] if whole else [line.run.campaign for line in lines if line.idle]):
         output.print(remark, style="dim")
     output.print("\nevolve run --resume RUN continues a run", style="dim")
@@ -67,21 +70,31 @@ def _remarks(listed: Sequence[RunSummary], elsewhere: Sequence[str]) -> Iterator
         yield REPLAYED
     if any(line.spent.evals and line.best is None for line in listed):
         yield NOTHING_OWN
+    if any(line.best and not known_basis(_kind(line.run)).is_pytorch for line in listed):
+        yield OVER_FIRST_KERNEL
     for campaign, others in Counter(elsewhere).items():
         yield f"campaign {campaign} has spent nothing on {counted(others, 'other op')}"
 
 
-def _table(lines: Sequence[RunSummary], *, wide: bool) -> Table:
+def _table(lines: Sequence[RunSummary], width: int) -> Table:
     """Return a table of runs, without empty columns and, on a narrow terminal, without the least important ones."""
     tokens = ["tokens"] if any(line.spent.tokens for line in lines) else []
     usd = ["usd"] if any(line.spent.usd for line in lines) else []
-    device = ["device"] if wide else []
-    campaign = ["campaign"] if wide and any(line.run.campaign for line in lines) else []
+    device = ["device"] if width >= WIDE else []
+    campaign = ["campaign"] if device and any(line.run.campaign for line in lines) else []
     numbers = ["evals", *tokens, *usd, "time", "best"]
     table = plain_table(
-        "run", "op", *device, "when", "proposer", "strategy", *numbers, *campaign, numbers=["run", *numbers]
+        "run",
+        "op",
+        *device,
+        "when",
+        "proposer",
+        "strategy",
+        *numbers,
+        *campaign,
+        numbers=numbers,
+        whole=["run", "when"],
     )
-    table.columns[0].justify = "left"
     for line in lines:
         run, spent = line.run, line.spent
         table.add_row(
@@ -98,7 +111,7 @@ def _table(lines: Sequence[RunSummary], *, wide: bool) -> Table:
             times(line.best),
             *[run.campaign for _ in campaign],
         )
-    return table
+    return narrowed(table, width, ["strategy", "when", "proposer", "time"])
 
 
 def _lines(store: Store, op: str) -> list[RunSummary]:
@@ -112,8 +125,20 @@ def _lines(store: Store, op: str) -> list[RunSummary]:
         own = {proposal.kernel_id for proposal in past.of_run.get(run.id, ())}
         verdicts = [past.in_force[kernel_id] for kernel_id in own if kernel_id in past.in_force]
         best = max((verdict.speedup for verdict in verdicts if verdict.passed), default=0.0)
+        if not known_basis(_kind(run)).is_pytorch:
+            best = _best_over_first(store, run, own)
         lines.append(RunSummary(run, budget.spent(run.id, past), best or None))
     return lines
+
+
+def _best_over_first(store: Store, run: Run, own: Collection[str]) -> float:
+    """Return the largest ratio of the first kernel's times to those of the run's own kernels; 0 without any."""
+    info = next((one for one in store.find(DeviceInfo, run.op) if one.key == run.device), None)
+    if info is None:
+        return 0.0
+    basis = basis_of(store, run.op, info)
+    verdicts = store.find(EvaluationSummary, run.op, device=run.device, in_force=True, kernels=own)
+    return max((basis.best(verdict) or 0.0 for verdict in verdicts if verdict.passed), default=0.0)
 
 
 def _facts(line: RunSummary) -> dict[str, object]:
@@ -125,7 +150,7 @@ def _facts(line: RunSummary) -> dict[str, object]:
         **{name: getattr(run, name) for name in ("op", "device", "created", "proposer", "strategy", "seed")},
         "budget": asdict(run.budget),
         "spent": asdict(line.spent),
-        "best_speedup": line.best,
+        "best_speedup": line.best if known_basis(_kind(run)).is_pytorch else None,
     }
 
 
@@ -166,8 +191,9 @@ def _check(found: Sequence[Run]) -> None:
 def _trajectories(found: Sequence[Run], store: Store) -> list[Trajectory]:
     past = budget.history(store, found[0].op, found[0].device)
     verdicts = [one for one in store.find(Evaluation, found[0].op) if one.device.key == found[0].device]
-    goals = report.slowest(past, verdicts, [run.id for run in found]) if times_note(_kind(found[0])) else None
-    return [report.trajectory(run, past, verdicts, goals) for run in found]
+    info = next((one.device for one in verdicts), None)
+    basis = basis_of(store, found[0].op, info) if info else known_basis(_kind(found[0]))
+    return [report.trajectory(run, past, verdicts, basis) for run in found]
 
 
 def _kind(run: Run) -> str:

@@ -23,6 +23,7 @@ DRAM = Counter("dram__throughput.avg.pct_of_peak_sustained_elapsed", "DRAM, of i
 DRAM_READ = Counter("dram__bytes_read.sum", "read from DRAM", "B")
 DRAM_WRITTEN = Counter("dram__bytes_write.sum", "written to DRAM", "B")
 L2 = Counter("lts__throughput.avg.pct_of_peak_sustained_elapsed", "L2 cache, of its peak", "%")
+L2_BYTES = Counter("lts__t_bytes.sum", "moved through the L2 cache", "B")
 L2_HITS = Counter("lts__t_sector_hit_rate.pct", "sectors found in the L2 cache", "%")
 LOAD_SECTORS = Counter("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "32-byte sectors of global loads", "")
 LOAD_REQUESTS = Counter("l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum", "global load instructions of warps", "")
@@ -44,7 +45,17 @@ BLOCKS_BY_SHARED = Counter("launch__occupancy_limit_shared_mem", "blocks a multi
 WAVES = Counter("launch__waves_per_multiprocessor", "rounds in which the grid's blocks run", "")
 
 COUNTERS = (
-    DURATION, COMPUTE, MEMORY, DRAM, DRAM_READ, DRAM_WRITTEN, L2, L2_HITS, LOAD_SECTORS, LOAD_REQUESTS, STORE_SECTORS,
-    STORE_REQUESTS, SHARED_WAVES, LOAD_CONFLICTS, STORE_CONFLICTS, LOCAL_SECTORS, OCCUPANCY, ISSUE, TENSOR,
-    LONG_SCOREBOARD, SHORT_SCOREBOARD, BARRIER, MATH_THROTTLE, BLOCKS_BY_REGISTERS, BLOCKS_BY_SHARED, WAVES,
+    DURATION, COMPUTE, MEMORY, DRAM, DRAM_READ, DRAM_WRITTEN, L2, L2_BYTES, L2_HITS, LOAD_SECTORS, LOAD_REQUESTS,
+    STORE_SECTORS, STORE_REQUESTS, SHARED_WAVES, LOAD_CONFLICTS, STORE_CONFLICTS, LOCAL_SECTORS, OCCUPANCY, ISSUE,
+    TENSOR, LONG_SCOREBOARD, SHORT_SCOREBOARD, BARRIER, MATH_THROTTLE, BLOCKS_BY_REGISTERS, BLOCKS_BY_SHARED, WAVES,
 )  # fmt: skip
+
+# What a profile of several launches also holds for each of them.
+PER_LAUNCH = (
+    DURATION, DRAM_READ, DRAM_WRITTEN, L2_BYTES, LONG_SCOREBOARD, SHORT_SCOREBOARD, BARRIER, MATH_THROTTLE,
+)  # fmt: skip
+
+
+def of_launch(name: str, number: int) -> str:
+    """Return the name of a counter of one launch; the first launch has the number 1."""
+    return f"{name}[{number}]"

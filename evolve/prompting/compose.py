@@ -13,7 +13,10 @@ from evolve.prompting import kernel_format, kernel_sections, op_sections
 from evolve.prompting.kernel_sections import standing, weakest_workload
 from evolve.prompting.operators import (
     ANSWERS,
+    ASK_DESIGNS,
     CROSSOVER,
+    DRAFT,
+    DRAFT_DESIGN,
     EXPLORE,
     FENCED,
     FORMS,
@@ -41,6 +44,7 @@ from evolve.selection.population import weakest
 SOURCES = (200_000, 20_000, 8_000)  # limits on the characters of a kernel, tried in this order
 MANY, FEW = 12, 3  # numbers of kernels or failures that get a line each
 MAX_REPLY, MAX_LESSON = 20_000, 300  # characters
+DESIGN_TOKENS = 1500  # room in a prompt for the designs and for the question about one of them
 LEFT_OUT = "(left out for lack of room)"
 
 
@@ -68,6 +72,27 @@ def compose(
     ]
     texts = _fitted(sections, max_tokens - tokens(system) - 2 * TOKENS_PER_MESSAGE)
     return (Message("system", system), Message("user", "\n\n".join(text for text in texts if text)))
+
+
+def compose_designs(
+    request: Request, number: int, reference_source: str, max_tokens: int = MAX_TOKENS
+) -> tuple[Message, ...]:
+    """Return the messages that ask a model for a number of different designs, one line each and without code."""
+    system = f"{kernel_format.ROLE}\n\n{kernel_format.rules()}"
+    asked = f"# Your task\n{ASK_DESIGNS.format(number=number)}"
+    sections = [*_stable(request, reference_source), PromptSection(Priority.NEEDED, (asked,))]
+    room = max_tokens - tokens(system) - 4 * TOKENS_PER_MESSAGE - DESIGN_TOKENS
+    return (Message("system", system), Message("user", "\n\n".join(_fitted(sections, room))))
+
+
+def draft_design(
+    asked: tuple[Message, ...], designs: Sequence[str], number: int, form: str = FENCED
+) -> tuple[Message, ...]:
+    """Return the messages that continue the question about designs and ask for a kernel by one of them."""
+    listed_designs = "\n".join(f"{place}. {design}" for place, design in enumerate(designs, start=1))
+    wanted = DRAFT_DESIGN.format(number=number, design=designs[number - 1])
+    answer = ANSWERS[answer_form(DRAFT, form)]
+    return (*asked, Message("assistant", listed_designs), Message("user", f"{wanted}\n{answer}"))
 
 
 def ask_again(reply: str, failure: str, form: str = FENCED) -> tuple[Message, ...]:
@@ -116,11 +141,13 @@ def _stable(request: Request, reference_source: str) -> Iterator[PromptSection]:
     lengths = (op_sections.MAX_REFERENCE, op_sections.MAX_REFERENCE * 2 // 5)
     op = tuple(op_sections.op_section(request.op, request.device, reference_source, length) for length in lengths)
     yield PromptSection(Priority.REFERENCE, op)
-    yield PromptSection(Priority.NEEDED, (op_sections.device_section(request.device),))
+    yield PromptSection(Priority.NEEDED, (op_sections.device_section(request.op, request.device),))
 
 
 def _learned(request: Request, operator: str, parents: tuple[Candidate, ...]) -> Iterator[PromptSection]:
     """Yield the sections that the prompts of a round share, except for a failure that is itself a parent."""
+    if pytorch := kernel_sections.pytorch_section(request):
+        yield PromptSection(Priority.REFERENCE, (pytorch,))
     if request.lessons:
         heading = "# Lessons of earlier attempts at this op on this device"
         lines = [f"- {one_line(lesson, MAX_LESSON)}" for lesson in request.lessons]
@@ -158,7 +185,7 @@ def _parents(request: Request, operator: str, parents: tuple[Candidate, ...]) ->
                 kernel_sections.profile_section(title, parent, request.op, brief=brief) for brief in (False, True)
             )
             yield PromptSection(Priority.PROFILES, (whole, least, f"# {title} as the profiler saw it\n{LEFT_OUT}"))
-    if operator == CROSSOVER:
+    if operator == CROSSOVER and policy_of(request.device.kind).times_are_gpu_times:
         yield PromptSection(Priority.SECOND_PARENT, (kernel_sections.versus_section(*parents),))
 
 
@@ -175,7 +202,8 @@ def task(request: Request, operator: str, parents: tuple[Candidate, ...]) -> str
     """Return the task for the model, which refers to the kernels in the sections above it."""
     if operator == IMPROVE:
         return _improve(parents[0])
-    if operator == CROSSOVER and (best := _faster_everywhere(*parents)):
+    timed = policy_of(request.device.kind).times_are_gpu_times
+    if operator == CROSSOVER and timed and (best := _faster_everywhere(*parents)):
         return _graft(best)
     if operator == SPECIALISE:
         return _specialise(request)
@@ -185,9 +213,9 @@ def task(request: Request, operator: str, parents: tuple[Candidate, ...]) -> str
 
 
 def _improve(parent: Candidate) -> str:
-    weak = weakest(parent.evaluation)
-    there = f" Most is to be gained at {one_line(weak.workload, MAX_WORKLOAD)}." if weak else ""
     on_gpu = policy_of(parent.evaluation.device.kind).times_are_gpu_times
+    weak = weakest(parent.evaluation) if on_gpu else None
+    there = f" Most is to be gained at {one_line(weak.workload, MAX_WORKLOAD)}." if weak else ""
     bottleneck = (
         "its one main bottleneck by the figures above"
         if on_gpu
@@ -215,15 +243,18 @@ def _graft(best: int) -> str:
         f"Parent {best} is the faster one wherever parent {other} runs. Build on parent {best}, and look in parent "
         f"{other} for the one thing that it lacks and that would make it faster still: how the work is divided, how "
         "wide the accesses are, what is kept where, what is not computed twice. Name that thing and what it is to "
-        f"gain; if there is none, say so and change in parent {best} what parent {other} shows to be slow. Say in "
-        "`note` what comes from which."
+        f"gain; if there is none, say so and bring an idea of your own that neither has. Say in `note` what comes from "
+        "which."
     )
 
 
 def _specialise(request: Request) -> str:
     key, best = weakest_workload(request)
     where = one_line(key, MAX_WORKLOAD)
-    held = f"the best of them takes {standing(best)}" if best else "none of them runs it"
+    timed = policy_of(request.device.kind).times_are_gpu_times
+    held = "none of them runs it"
+    if best:
+        held = f"the best of them takes {standing(best)}" if timed else "one of them runs it"
     return (
         f"Write a kernel for the workload where the kernels alive are weakest: {where} ({held}). It need not serve "
         "anything else: let `when` and `dtypes` accept this workload and its like alone, specialise its sizes, and use "

@@ -62,7 +62,8 @@ itemsize(tensor) alone; PyTorch runs the others
 dtypes     = [str]                  the dtypes it accepts; left out: all the op's
 specialize = [names]                dims, integer parameters, lets or `sms` that become compile-time constants
 require    = [bool]                 legal knob settings, over knobs, lets and `sms` too
-[knobs]     NAME = [int, ...]       UPPERCASE tuning macros; the first value is the default, every listed one must work
+[knobs]     NAME = [int, ...]       UPPERCASE tuning macros; every listed value must work. The kernel is checked and \
+timed at the first ones; a tuner may then try some other settings, not all
 [let]       name = int              named integers, in order; each may use those before it
 [workspace] name = {{ shape = [int], dtype = "float32", zero = false }}    scratch memory; dtype may name a tensor
 [[launch]]                          one or more, run in order, each sees what those before it wrote
@@ -79,7 +80,6 @@ conditionals or other calls.
 of C++, and not one of the op's. A float parameter cannot be specialised: pass it in `args`.
 - Limits: 1024 threads a block, z of it 64; y and z of a grid 65535; shared memory as the device has it; at most 64 \
 values a knob, 400 characters an expression, 20,000 a plan. A workload at which the default knobs break one is not run.
-- Not available yet: tensor_maps (TMA descriptors), overlap, library.
 
 Two launches that share scratch memory, as they stand in a plan:
 
@@ -109,8 +109,8 @@ args = ["partial", "out", "parts"]
 __nv_bfloat16, float64 double, int64 long long, int32 int, int16 short, int8 signed char, uint8 unsigned char, bool \
 bool; float8_e4m3fn __nv_fp8_e4m3 and float8_e5m2 __nv_fp8_e5m2, which need <cuda_fp8.h>. So one text serves several \
 dtypes. `float(value)` and `NAME_t(number)` convert. Accumulate in float.
-- Specialised names are `constexpr` and need no argument; branch on them with `if constexpr`. Only knobs are macros: \
-`#if` on anything else is an error.
+- Specialised names are `constexpr int` (long long from 2^31 on) and need no argument; branch on them with \
+`if constexpr`. Only knobs are macros: `#if` on anything else is an error.
 - An entry is extern "C", so no template itself; its helpers may be. A tensor arrives as `const NAME_t*` or, for \
 outputs and workspace, `NAME_t*`; an integer as int or long long, a float parameter as float or double. The \
 number and the sizes of the arguments are checked.
@@ -123,9 +123,9 @@ C++ standard library (no std::), and no header of your own.
 __threadfence(), atomicAdd, waits until all blocks have been counted, __threadfence() again, then __syncthreads(). In \
 other launches a block may wait for none but lower tickets, which blocks draw by atomicAdd. What a block writes for \
 others needs __threadfence() before the count or flag that tells them, and no __ldg in the same launch.
-- Tensors are contiguous, row-major and begin at a multiple of 16 bytes, so a 16-byte access (float4, uint4, or a \
-struct alignas(16)) inside a row needs `cols * itemsize(x) % 16 == 0`. Index with long long where a tensor may \
-exceed 2^31 elements.
+- Tensors are contiguous and row-major, and like workspace they begin at a multiple of 16 bytes, so a 16-byte \
+access (float4, uint4, or a struct alignas(16)) inside a row needs `cols * itemsize(x) % 16 == 0`. Index with long \
+long where a tensor may exceed 2^31 elements.
 
 # What is checked
 - Every output element must be written in every call: outputs arrive filled with garbage, and so does workspace \
@@ -138,7 +138,8 @@ looks for stray accesses, races and values read before they were written.
 new, no clock. A result that is remembered, guessed or computed from part of the inputs counts as cheating, and so \
 does a time shorter than reading the inputs takes.
 - Prefer the same bits each time: floating-point atomics make results differ from call to call, which is recorded.
-- Then it is timed at the listed workloads with a cold L2 cache. What is faster anywhere survives.
+- Then it is timed at the listed workloads with a cold L2 cache: all launches of a call, the gaps between them, and \
+the zeroing of workspace with zero = true. What is faster anywhere survives.
 """
 
 

@@ -1,18 +1,21 @@
 """Prompt sections about kernels: parents in full with measurements and profiles, other kernels in one line each."""
 
+import itertools
 import math
+from statistics import median
 
 from archive.kernel import Kernel
-from archive.records import Evaluation, Measurement, Profile, Resources
+from archive.records import Evaluation, Measurement, Profile, Resources, Traits
 from evolve.devices import counters
-from evolve.devices.counters import COUNTERS, Counter
+from evolve.devices.choose import policy_of
+from evolve.devices.counters import COUNTERS, DURATION, Counter, of_launch
 from evolve.prompting.bottleneck import Counted, bottleneck, side
 from evolve.prompting.diagnosis import complaints, diagnosis, form, hint
-from evolve.prompting.text import MAX_NOTE, MAX_WORKLOAD, clipped, fenced, listed, nbytes, one_line, times, us
+from evolve.prompting.text import MAX_NOTE, MAX_WORKLOAD, THREADS, clipped, fenced, listed, nbytes, one_line, times, us
 from evolve.request import Candidate, Request
 from evolve.selection import population
 from evolve.selection.population import weakest
-from reference_ops.op import Op
+from reference_ops.op import NORMAL, Op
 
 MAX_LOG, MAX_REASON, MAX_MEASUREMENTS = 5_000, 300, 16
 SHORT_ID, MAX_SETTINGS = 8, 4
@@ -25,11 +28,17 @@ def kernel_section(title: str, candidate: Candidate, op: Op, characters: int, mo
     if not evaluation.passed:
         log = fenced("text", clipped(evaluation.log or "(no log)", MAX_LOG))
         return "\n".join([*parts, f"It failed: {evaluation.outcome}.", log])
-    parts += ["It passed. Measured:", *listed([_measured(m) for m in evaluation.measurements], most)]
+    timed = policy_of(evaluation.device.kind).times_are_gpu_times
+    passed = "It passed. Measured:" if timed else "It passed, on the emulator, at:"
+    told = [_measured(m) if timed else f"- {one_line(m.workload, MAX_WORKLOAD)}" for m in evaluation.measurements]
+    parts += [passed, *listed(told, most)]
+    if kernel.plan.settings:
+        setting = ", ".join(f"{name}={value}" for name, value in kernel.plan.settings.items())
+        parts.append(f"- with the first value of each knob: {one_line(setting, MAX_NOTE)}")
     parts += listed(_not_run(evaluation.skipped), most)
     parts += listed([_resources(spent) for spent in evaluation.resources], most)
     if evaluation.traits:
-        parts.append(f"- after compilation: {form(evaluation.traits)}, occupancy {evaluation.traits.occupancy:.0%}")
+        parts.append(f"- after compilation: {form(evaluation.traits)}, {_in_flight(evaluation.traits)}")
     if evaluation.deterministic is False:
         parts.append("- its results differ from call to call")
     if evaluation.log.strip():
@@ -37,6 +46,32 @@ def kernel_section(title: str, candidate: Candidate, op: Op, characters: int, mo
     if found := diagnosis(kernel, evaluation, op):
         parts += ["What shows without a measurement:", *(f"- {sentence}" for sentence in found)]
     return "\n".join(parts)
+
+
+def _in_flight(traits: Traits) -> str:
+    """Return the occupancy, and how many bytes are in flight if every resident thread has one load under way."""
+    flying = traits.occupancy * THREADS * traits.load_bytes
+    return f"occupancy {traits.occupancy:.0%}: one load of each thread is {nbytes(flying)} in flight a multiprocessor"
+
+
+def pytorch_section(request: Request) -> str:
+    """Return the section about PyTorch: its best time on each workload, and how exact it is; empty if unknown."""
+    lines = [f"- {one_line(key, MAX_WORKLOAD)}: {us(time_us)}" for key, time_us in request.pytorch_us]
+    if lines:
+        lines = ["The best of eager and torch.compile, the times to beat:", *listed(lines, MAX_MEASUREMENTS)]
+    checked = next((one.evaluation.checks for one in request.population if one.evaluation.checks), ())
+    errors: dict[str, dict[str, list[float]]] = {}
+    for check in checked:
+        if check.values == NORMAL:
+            of_output = errors.setdefault(check.output, {})
+            of_output.setdefault(check.workload.rpartition(" ")[2], []).append(check.theirs)
+    exact = [
+        f"- `{output}`: {', '.join(f'{dtype} {median(found):.1g}' for dtype, found in of_dtype.items())}"
+        for output, of_dtype in errors.items()
+    ]
+    if exact:
+        lines += ["Its own root mean square error on normal inputs:", *listed(exact, MAX_SETTINGS)]
+    return "\n".join(["# PyTorch here", *lines]) if lines else ""
 
 
 def failure_section(candidate: Candidate, characters: int, log_characters: int = MAX_LOG) -> str:
@@ -150,10 +185,12 @@ def _more(of: list[str]) -> list[str]:
 def _summary(evaluation: Evaluation) -> str:
     if not evaluation.measurements:
         return str(evaluation.outcome)
+    of = "1 workload" if len(evaluation.measurements) == 1 else f"{len(evaluation.measurements)} workloads"
+    if not policy_of(evaluation.device.kind).times_are_gpu_times:
+        return f"passed on {of}"
     mean = _mean([m.speedup for m in evaluation.measurements])
     shares = [m.share_of_light for m in evaluation.measurements if m.share_of_light]
     light = f", {_mean(shares):.0%} of the speed of light" if shares else ""
-    of = "1 workload" if len(evaluation.measurements) == 1 else f"{len(evaluation.measurements)} workloads"
     return f"{times(mean)} the best of PyTorch{light} (geometric mean of {of})"
 
 
@@ -198,10 +235,33 @@ def profile_section(title: str, candidate: Candidate, op: Op, *, brief: bool = F
             if of.name in counted and counted.get(to.name)
         ]
         lines += _moved(counted, op, profile, candidate)
+        lines += _launches(counted)
     if where := side(counted):
         lines.append(f"It is {where}.")
     lines.append(f"The bottleneck: {found.kind}: {found.words}" if found else "No single bottleneck stands out.")
     return "\n".join(lines)
+
+
+STALLS = (
+    counters.LONG_SCOREBOARD, counters.SHORT_SCOREBOARD, counters.BARRIER, counters.MATH_THROTTLE,
+)  # fmt: skip
+
+
+def _launches(counted: Counted) -> list[str]:
+    """Return a line per launch of a profile of several: its time, the bytes that it moved, and why its warps wait."""
+    lines = list[str]()
+    for number in itertools.count(1):
+        own = {counter: counted[name] for counter in COUNTERS if (name := of_launch(counter.name, number)) in counted}
+        if not own:
+            return lines
+        parts = [_value(DURATION, {DURATION.name: own[DURATION]})] if DURATION in own else []
+        dram = own.get(counters.DRAM_READ, 0.0) + own.get(counters.DRAM_WRITTEN, 0.0)
+        parts += [f"{nbytes(dram)} of DRAM"] if dram else []
+        parts += [f"{nbytes(own[counters.L2_BYTES])} through L2"] if counters.L2_BYTES in own else []
+        waits = max((stall for stall in STALLS if own.get(stall)), key=lambda stall: own[stall], default=None)
+        parts += [f"mostly {waits.words}" if waits else ""]
+        lines.append(f"- launch {number}: {', '.join(filter(None, parts))}")
+    return lines
 
 
 def _of_weakest(candidate: Candidate) -> Profile | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from archive.records import DeviceInfo
 from evolve.devices.choose import policy_of
 from evolve.op_on_device import all_flops, speed_of_light
+from evolve.prompting.instructions import instructions_section
 from evolve.prompting.text import (
     BLOCKS,
     MAX_NOTE,
@@ -93,13 +94,21 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def device_section(info: DeviceInfo) -> str:
-    """Return the section about the device: its limits and measured rates."""
+def bound_by_memory(op: Op, device: DeviceInfo) -> bool:
+    """Return whether moving the bytes takes longer than the arithmetic at every workload."""
+    lights = [speed_of_light(op, workload, device) for workload in op.workloads(device.kind)]
+    if not any(light.bytes_us for light in lights):
+        return op.matrix_flops is None  # the device's rates are not known
+    return all(light.bytes_us >= light.arithmetic_us for light in lights)
+
+
+def device_section(op: Op, info: DeviceInfo) -> str:
+    """Return the section about the device: its limits and measured rates, and instructions that the op can use."""
     if not policy_of(info.kind).times_are_gpu_times:
         return (
             f"# The device: {one_line(info.name, MAX_NOTE)} ({info.kind})\n"
-            "Kernels run here on an emulator: threads are simulated on a CPU, so every time below is a CPU time of the "
-            "emulator and says little about a GPU. It has no inline PTX, wmma or asynchronous copies. The goal is "
+            "Kernels run here on an emulator: threads are simulated on a CPU, so no times are shown. "
+            "It has no inline PTX, wmma or asynchronous copies. The goal is "
             f"still a kernel that is good on a GPU such as arch {GPU_GOAL}: coalesced, few barriers, enough blocks.\n"
             f"Limits: {_limits(info)}."
         )
@@ -110,8 +119,12 @@ def device_section(info: DeviceInfo) -> str:
             f"all its threads fit only up to {REGISTERS // THREADS} registers a thread."
         )
     rates = [f"copy bandwidth {info.copy_gb_s:.0f} GB/s"] if info.copy_gb_s else []
-    rates += [f"{dtype} matrix products {rate:.0f} TFLOP/s" for dtype, rate in info.tflops]
-    return "\n".join([*lines, *([f"Measured: {', '.join(rates)}."] if rates else [])])
+    streams = bound_by_memory(op, info)
+    rates += [f"{dtype} matrix products {rate:.0f} TFLOP/s" for dtype, rate in info.tflops if not streams]
+    measured = [f"Measured: {', '.join(rates)}."] if rates else []
+    products = op.matrix_flops is not None and not streams
+    taught = instructions_section(info.arch, products=products, streams=not products)
+    return "\n".join([*lines, *measured, *([f"\n{taught}"] if taught else [])])
 
 
 def _tensor_line(tensor: TensorSpec, role: str) -> str:

@@ -4,6 +4,7 @@ DRAFT, IMPROVE, EXPLORE, CROSSOVER = "draft", "improve", "explore", "crossover"
 REPAIR, SPECIALISE, PORT = "repair", "specialise", "port"
 PARENTS = {DRAFT: 0, IMPROVE: 1, EXPLORE: 0, CROSSOVER: 2, REPAIR: 1, SPECIALISE: 1, PORT: 1}  # number of parents
 OPERATORS = tuple(PARENTS)
+DESIGNS = "designs"  # asks for ideas in words, of which each is then drafted; not an operator, for it makes no kernel
 FENCED, WHOLE, EDITS = "fenced", "whole", "edits"
 FORMS = (FENCED, WHOLE, EDITS)
 EDITED = (IMPROVE, REPAIR, SPECIALISE)  # operators whose answer keeps most of a parent
@@ -51,8 +52,22 @@ of them and what it is to gain. The same design with other sizes is no answer. C
     CROSSOVER: """\
 Write one kernel that unites what each parent does better. Name for each parent the one thing that makes it faster \
 where it is, then build on the one whose structure can take up the other's. If they win on different sizes, choose \
-between the two ways by a specialised size with `if constexpr`, or by a knob. Say in `note` what comes from which.""",
+between the two ways by a specialised size with `if constexpr`, or by a knob. You may add an idea that neither has, if \
+what unites them calls for it. Say in `note` what comes from which.""",
     REPAIR: """\
 Find the cause of this failure and repair it with the smallest change that keeps the kernel's idea. Say in a sentence \
 what was wrong, and look for the same fault elsewhere in the kernel. Give up the idea only if it cannot work here.""",
 }
+
+# The first question about an op without kernels, and the questions that follow from its answer.
+ASK_DESIGNS = """\
+No kernel exists yet for this op. Before any code is written, name {number} really different designs for it. Decide \
+first what bounds the op (bytes, arithmetic or launches). Two designs differ if they divide the work differently among \
+threads, warps and blocks, keep data in different places (registers, shuffles, shared memory, clusters, workspace), \
+take another number of passes or launches, or rest on another algorithm; other sizes or knobs are no other design. \
+Leave out what cannot come near the bound.
+Answer with {number} lines and nothing else, the most promising first, each of the form `1. the idea in a sentence`."""
+DRAFT_DESIGN = """\
+Write a kernel by design {number}: {design}
+The others are written elsewhere. Keep to this one, and choose the details so that it comes as near to its bound as it \
+can. Correct comes before fast. State the idea in `note`."""

@@ -8,8 +8,8 @@ from archive.proposals import Proposal
 from archive.records import Duel, Evaluation, Measurement
 from archive.summaries import ProposalSummary
 from evolve.devices.choose import policy_of
+from evolve.report.basis import PYTORCH, Basis, known_basis
 from evolve.report.standing import Standing
-from evolve.report.words import mean_speedup
 from evolve.selection.population import Champion
 
 Facts = dict[str, Any]
@@ -20,7 +20,7 @@ def of_standing(standing: Standing) -> Facts:
         "op": standing.op,
         "device": standing.device.key,
         "emulated": not policy_of(standing.device.kind).times_are_gpu_times,
-        "champions": [of_champion(champion) for champion in standing.champions],
+        "champions": [of_champion(champion, standing.basis) for champion in standing.champions],
         "population": [_of_survivor(evaluation, standing) for evaluation in standing.population],
         "outcomes": standing.outcomes,
         "pending": standing.pending,
@@ -28,10 +28,10 @@ def of_standing(standing: Standing) -> Facts:
     }
 
 
-def of_champion(champion: Champion) -> Facts:
+def of_champion(champion: Champion, basis: Basis = PYTORCH) -> Facts:
     return {
         "kernel": champion.kernel_id,
-        **of_measurement(champion.measurement),
+        **of_measurement(champion.measurement, basis),
         "confirmed": champion.confirmed is not None,
         "duel": of_duel(champion.duel) if champion.duel else None,
     }
@@ -41,10 +41,14 @@ def of_duel(duel: Duel) -> Facts:
     return {**asdict(duel), "won": duel.won}
 
 
-def of_measurement(measurement: Measurement) -> Facts:
+def of_measurement(measurement: Measurement, basis: Basis = PYTORCH) -> Facts:
+    """Return the record with its ratios. PyTorch's times and `speedup` are None where times are not GPU times."""
+    pytorch = {} if basis.is_pytorch else dict.fromkeys(("eager_us", "compile_us", "autotune_us"))
     return {
         **asdict(measurement),
-        "speedup": measurement.speedup,
+        **pytorch,
+        "speedup": measurement.speedup if basis.is_pytorch else None,
+        "over_first": None if basis.is_pytorch else basis.ratio(measurement),
         "share_of_light": measurement.share_of_light,
     }
 
@@ -79,7 +83,9 @@ def of_evaluation(evaluation: Evaluation) -> Facts:
         "kernel": evaluation.kernel_id,
         **{name: value for name, value in asdict(evaluation).items() if name != "kernel_id"},
         "device": evaluation.device.key,
-        "measurements": [of_measurement(measurement) for measurement in evaluation.measurements],
+        "measurements": [
+            of_measurement(measurement, known_basis(evaluation.device.kind)) for measurement in evaluation.measurements
+        ],
         "confirmed": {**asdict(confirmed), "duels": duels} if confirmed else None,
     }
 
@@ -88,7 +94,8 @@ def _of_survivor(evaluation: Evaluation, standing: Standing) -> Facts:
     kernel, proposal = standing.kernels.get(evaluation.kernel_id), standing.proposals.get(evaluation.kernel_id)
     return {
         "kernel": evaluation.kernel_id,
-        "mean_speedup": mean_speedup(evaluation),
+        "mean_speedup": standing.basis.mean(evaluation) if standing.basis.is_pytorch else None,
+        "mean_over_first": None if standing.basis.is_pytorch else standing.basis.mean(evaluation),
         "workloads": len(evaluation.measurements),
         "knobs": kernel.plan.settings if kernel else {},
         "note": kernel.plan.note if kernel else "",

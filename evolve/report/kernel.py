@@ -18,15 +18,14 @@ from archive.records import Confirmed, DeviceInfo, Duel, Evaluation
 from archive.store import Store
 from archive.summaries import EvaluationSummary, KernelSummary, Origin, ProposalSummary, RankedTimes
 from evolve.devices.choose import policy_of
+from evolve.report.basis import Basis, basis_of, known_basis
 from evolve.report.standing import first_proposals
 from evolve.report.tables import fitted, measurements_table, plain_table
 from evolve.report.words import (
-    best_speedup,
     change,
     counted,
     idea,
     listed,
-    mean_speedup,
     moment,
     one_line,
     percent,
@@ -38,6 +37,7 @@ from evolve.report.words import (
 from evolve.selection.population import fittest
 
 NO_DUEL = "no duel: it is not close to the best of PyTorch on any workload"
+DUELS_NEED_A_GPU = "no duel with PyTorch: that needs a GPU"
 AUDIT_SPEEDUP = 10.0  # a larger speedup is more likely a measurement error
 
 
@@ -46,7 +46,9 @@ def confirmation_details(evaluation: Evaluation) -> Iterator[RenderableType]:
     confirmed = evaluation.confirmed
     if confirmed is None:
         return
-    if confirmed.duels:
+    if not known_basis(evaluation.device.kind).is_pytorch:
+        yield Text(DUELS_NEED_A_GPU)
+    elif confirmed.duels:
         yield duels_table(confirmed.duels)
     else:
         yield Text(NO_DUEL)
@@ -94,7 +96,8 @@ def sanitizer_words(evaluation: Evaluation) -> tuple[str, str]:
 
 def audit(evaluation: Evaluation) -> Iterator[RenderableType]:
     """Yield a list of what was and was not checked if a speedup exceeds 10x, and nothing otherwise."""
-    high = [m for m in evaluation.measurements if m.speedup > AUDIT_SPEEDUP] if evaluation.passed else []
+    comparable = evaluation.passed and known_basis(evaluation.device.kind).is_pytorch
+    high = [m for m in evaluation.measurements if m.speedup > AUDIT_SPEEDUP] if comparable else []
     if not high:
         return
     labels = workload_labels([measurement.workload for measurement in high])
@@ -145,9 +148,13 @@ DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def kernel_details(
-    kernel: Kernel, proposals: list[Proposal], evaluations: list[Evaluation], children: list[Proposal], width: int
+    kernel: Kernel,
+    proposals: list[Proposal],
+    evaluations: list[tuple[Evaluation, Basis]],
+    children: list[Proposal],
+    width: int,
 ) -> Iterator[RenderableType]:
-    """Yield the text of a kernel, its proposals, children and evaluations."""
+    """Yield the text of a kernel, its proposals, children and evaluations, each with what its times are compared to."""
     yield Text.assemble((kernel.id, "bold"), f"  {kernel.op}")
     yield Text()
     yield Syntax(kernel.text.rstrip("\n"), "cuda", theme=THEME, background_color="default", word_wrap=False)
@@ -158,13 +165,13 @@ def kernel_details(
     if children:
         ids = list(dict.fromkeys(short(child.kernel_id) for child in children if child.kernel))
         yield fitted(f"children: {', '.join(ids) or 'none with a kernel'}")
-    for evaluation in reversed(evaluations):
-        yield from evaluation_details(evaluation, width)
+    for evaluation, basis in reversed(evaluations):
+        yield from evaluation_details(evaluation, width, basis)
     if not evaluations:
         yield _heading("Not evaluated yet")
 
 
-def evaluation_details(evaluation: Evaluation, width: int) -> Iterator[RenderableType]:
+def evaluation_details(evaluation: Evaluation, width: int, basis: Basis) -> Iterator[RenderableType]:
     """Yield the outcome, the measurements, the confirmation and the log of one evaluation."""
     confirmed = ", confirmed by a fresh process" if evaluation.confirmed else ""
     style = "green" if evaluation.passed else "red"
@@ -173,7 +180,8 @@ def evaluation_details(evaluation: Evaluation, width: int) -> Iterator[Renderabl
     if evaluation.deterministic is not None:
         facts.append("deterministic" if evaluation.deterministic else "not deterministic")
     if evaluation.measurements:
-        facts.append(f"best {times(best_speedup(evaluation))}, mean {times(mean_speedup(evaluation))}")
+        over = "" if basis.is_pytorch else " over the first kernel"
+        facts.append(f"best {times(basis.best(evaluation))}, mean {times(basis.mean(evaluation))}{over}")
     facts += [
         f"{spent.entry}: {spent.registers} registers, {spent.shared_bytes} B shared"
         + (f", {spent.local_bytes} B spilled" if spent.local_bytes else "")
@@ -183,7 +191,7 @@ def evaluation_details(evaluation: Evaluation, width: int) -> Iterator[Renderabl
     if evaluation.measurements:
         if note := times_note(evaluation.device.kind):
             yield Text(note, "yellow")
-        yield measurements_table(evaluation, width)
+        yield measurements_table(evaluation, width, basis)
     if evaluation.skipped:
         labels = workload_labels([_workload(skipped) for skipped in evaluation.skipped])
         yield Text(f"not accepted ({labels.heading}): {', '.join(labels.of.values())}", "dim")
@@ -196,10 +204,12 @@ def evaluation_details(evaluation: Evaluation, width: int) -> Iterator[Renderabl
 
 
 def reply_details(proposal: Proposal) -> Iterator[RenderableType]:
-    """Yield a reply without a kernel, and the reason why no kernel was found in it."""
-    yield Text.assemble((proposal.id, "bold"), f"  {proposal.op}: a reply without a kernel")
+    """Yield a reply without a kernel, and the reason why no kernel was found in it, if one was asked for."""
+    what = "a reply without a kernel" if proposal.failure else "a reply in words, from which kernels are written"
+    yield Text.assemble((proposal.id, "bold"), f"  {proposal.op}: {what}")
     yield _proposal_line(proposal)
-    yield Text(f"reason: {proposal.failure}", "red")
+    if proposal.failure:
+        yield Text(f"reason: {proposal.failure}", "red")
     yield _heading("The reply")
     yield Text(proposal.reply.rstrip() or "(empty)", "" if proposal.reply.strip() else "dim")
 
@@ -249,6 +259,7 @@ class Lineage:
     roots: Sequence[str]
     alive: Sequence[str]
     failures: Mapping[str, Sequence[ProposalSummary]]  # replies without a kernel, by parent
+    basis: Basis
 
 
 def lineage(store: Store, op: str, device: DeviceInfo) -> Lineage:
@@ -269,9 +280,11 @@ def lineage(store: Store, op: str, device: DeviceInfo) -> Lineage:
     failures: dict[str, list[ProposalSummary]] = defaultdict(list)
     for proposal in store.find(ProposalSummary, op, kernels=[""]):
         failures[proposal.parents[0] if proposal.parents else ""].append(proposal)
-    _, alive = fittest(store.find(RankedTimes, op, device=device.key))
+    ranked = store.find(RankedTimes, op, device=device.key)
+    _, alive = fittest(ranked)
     roots = [kernel_id for kernel_id in places if kernel_id not in parents]
-    return Lineage(store, op, device, parents, children, roots, [one.kernel_id for one in alive], failures)
+    basis, living = basis_of(store, op, device, ranked), [one.kernel_id for one in alive]
+    return Lineage(store, op, device, parents, children, roots, living, failures, basis)
 
 
 def roots_shown(lines: Lineage, *, everything: bool) -> list[str]:
@@ -302,7 +315,8 @@ def _add_rest(lines: Lineage, kernel_id: str, branch: Tree, *, left_out: int, ev
     failed = lines.failures.get(kernel_id, ())
     if everything:
         for proposal in failed:
-            failure = f"{short(proposal.id)} {proposal.operator}: no kernel: {one_line(proposal.failure)}"
+            what = f"no kernel: {one_line(proposal.failure)}" if proposal.failure else "a reply in words"
+            failure = f"{short(proposal.id)} {proposal.operator}: {what}"
             branch.add(Text(failure, "dim", no_wrap=True, overflow="ellipsis"))
         return
     if left_out:
@@ -332,7 +346,7 @@ def _label(lines: Lineage, kernel_id: str) -> Text:
     alive = kernel_id in lines.alive
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(short(kernel_id), "bold" if alive else "")
-    text.append("  ").append_text(_verdict(verdict))
+    text.append("  ").append_text(_verdict(verdict, lines.basis))
     text.append(f"  {proposal.operator if proposal else 'kernel'}")
     if proposal and len(proposal.parents) > 1:
         text.append(f" with {', '.join(map(short, proposal.parents[1:]))}")
@@ -342,12 +356,12 @@ def _label(lines: Lineage, kernel_id: str) -> Text:
     return text
 
 
-def _verdict(verdict: EvaluationSummary | None) -> Text:
+def _verdict(verdict: EvaluationSummary | None, basis: Basis) -> Text:
     if verdict is None:
         return Text("pending", "cyan")
     if not verdict.passed:
         return Text(str(verdict.outcome), "red")
-    return Text(times(verdict.speedup or None), "green")
+    return Text(times(basis.best(verdict)), "green")
 
 
 def _descends(kernel_id: str, ancestor: str, parents: Mapping[str, str]) -> bool:

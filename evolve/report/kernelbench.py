@@ -58,6 +58,15 @@ def fast(tasks: Sequence[TaskResult], over: str, p: float) -> float:
     return sum(won) / len(tasks)
 
 
+def verdicts_table(tasks: Sequence[TaskResult]) -> Table:
+    """Return a table with a row per task that says whether it is correct, for devices without GPU times."""
+    table = plain_table("task", "verdict", "", whole=["verdict"])
+    for task in tasks:
+        missing = "" if task.correct or task.remark else "no correct kernel"
+        table.add_row(fitted(task.name, "bold"), "correct" if task.correct else "-", fitted(task.remark or missing))
+    return table
+
+
 def tasks_table(tasks: Sequence[TaskResult], published: Published) -> Table:
     """Return a table with a row per task: the times here, the speedups, and the published times, if any."""
     numbers = ["kernel\nµs", "eager\nµs", "compile\nµs", "over\neager", "over\ncompile"]

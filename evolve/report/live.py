@@ -12,7 +12,8 @@ from rich.text import Text
 from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation
 from evolve.budget import Spent
-from evolve.report.kernel import NO_DUEL, sanitizer_words
+from evolve.report.basis import known_basis
+from evolve.report.kernel import NO_DUEL, held_out_words, sanitizer_words
 from evolve.report.progress import BudgetMeter, Progress, Watcher, dollars
 from evolve.report.standing import champions_table, counts_line, origin, population_table
 from evolve.report.tables import fitted, plain_table
@@ -117,7 +118,7 @@ class CampaignRow:
     spent: Spent
     before: float | None  # headroom, as a logarithm; None before the first measurement
     after: float | None
-    best: float | None  # speedup over the best of PyTorch
+    best: float | None  # speedup over the best of PyTorch, or over the first kernel if times are not GPU times
 
 
 @dataclass
@@ -149,7 +150,8 @@ class CampaignDisplay:
             below = [fitted(f"{self.current}: {counts_line(current.standing)}", "bold")]
             below += [*active_lines(current, self.proposer)[:1], *failure_lines(current, most=1)]
         yield Text()
-        yield campaign_table(self._visible_rows(console.size.height), current=self.current)
+        gpu_times = not times_label(self.device.kind)
+        yield campaign_table(self._visible_rows(console.size.height), self.current, gpu_times=gpu_times)
         yield Text()
         yield from below
 
@@ -163,12 +165,15 @@ class CampaignDisplay:
         return rows[first : first + most]
 
 
-def campaign_table(rows: Sequence[CampaignRow], current: str = "", total: Spent | None = None) -> Table:
-    """Return a table with a row per op: cost, times as a multiple of the speed of light, and best speedup."""
+def campaign_table(
+    rows: Sequence[CampaignRow], current: str = "", total: Spent | None = None, *, gpu_times: bool = True
+) -> Table:
+    """Return a table with a row per op: cost, GPU times as a multiple of the speed of light, and best speedup."""
     paid = [row.spent for row in rows] + ([total] if total else [])
     tokens = ["tokens"] if any(spent.tokens for spent in paid) else []
     usd = ["usd"] if any(spent.usd for spent in paid) else []
-    numbers = ["evals", *tokens, *usd, "time", "before", "now", "best"]
+    goal = ["before", "now"] if gpu_times else []
+    numbers = ["evals", *tokens, *usd, "time", *goal, "best"]
     table = plain_table("op", *numbers, "", numbers=numbers)
     sums = [replace(rows[0], op="all", spent=total)] if total else []
     for row in [*rows, *sums]:
@@ -179,8 +184,7 @@ def campaign_table(rows: Sequence[CampaignRow], current: str = "", total: Spent 
             *([f"{spent.tokens:,}"] if tokens else []),
             *([dollars(spent.usd)] if usd else []),
             clock(spent.seconds),
-            "" if is_total else multiple_of_light(row.before),
-            "" if is_total else multiple_of_light(row.after),
+            *(["" if is_total else multiple_of_light(room) for room in (row.before, row.after)] if goal else []),
             "" if is_total else times(row.best),
             fitted("running" if row.op == current else "", "cyan"),
         )
@@ -219,13 +223,14 @@ class EventLog:
         self._printed = now
 
     def _improvement(self, won: tuple[Champion, ...]) -> str:
-        best = max(won, key=lambda champion: champion.measurement.speedup)
-        label = self._labels.of.get(best.workload, best.workload)
-        what = one_line(origin(self._watcher.standing(), best.kernel_id), MADE_SHOWN)
-        return (
-            f"{short(best.kernel_id)} {what}: fastest on {counted(len(won), 'workload')}, such as {label} in "
-            f"{figure(best.measurement.median_us)} µs ({times(best.measurement.speedup)})"
-        )
+        standing = self._watcher.standing()
+        best = max(won, key=lambda champion: standing.basis.ratio(champion.measurement) or 0.0)
+        label, ratio = self._labels.of.get(best.workload, best.workload), times(standing.basis.ratio(best.measurement))
+        begin = f"{short(best.kernel_id)} {one_line(origin(standing, best.kernel_id), MADE_SHOWN)}:"
+        fastest = f"fastest on {counted(len(won), 'workload')}, such as {label}"
+        if standing.basis.is_pytorch:
+            return f"{begin} {fastest} in {figure(best.measurement.median_us)} µs ({ratio})"
+        return f"{begin} correct, {fastest} ({ratio} the first kernel)"
 
     def _stamped(self, text: str) -> str:
         return f"{clock(time.monotonic() - self._started):>6}  {self._name}{text}"
@@ -237,6 +242,8 @@ def confirmation_line(evaluation: Evaluation) -> str:
     if evaluation.confirmed is None:
         return f"{kernel} failed its confirmation: {evaluation.outcome}: {one_line(evaluation.log)}"
     duels = evaluation.confirmed.duels
+    if not known_basis(evaluation.device.kind).is_pytorch:
+        return f"{kernel} confirmed: {held_out_words(evaluation.confirmed)}"
     won = sum(duel.won for duel in duels)
     best = max((duel.speedup for duel in duels), default=None)
     sanitizer, _ = sanitizer_words(evaluation)

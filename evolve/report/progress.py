@@ -80,6 +80,7 @@ class Watcher:
         self._failures: deque[str] = deque(maxlen=FAILURES_KEPT)
         self._finished: list[float] = []
         self._spent = Spent()
+        self._last: tuple[str, ...] = ()  # the kernel evaluated last, which another run may have proposed
         self._standing = self._read()
         self._changed = False
 
@@ -123,7 +124,7 @@ class Watcher:
         began = time.monotonic()
         at_work = [active.kernel_id for active in self._phases.now()]
         with closing(open_archive(self._path, read_only=True)) as store:
-            found = standing(store, self._op, self._device, named=[*self._proposed, *at_work])
+            found = standing(store, self._op, self._device, named=[*self._proposed, *at_work, *self._last])
         self._champions = found.champions
         self._seen = time.monotonic()
         self._cost = self._seen - began
@@ -136,12 +137,13 @@ class Watcher:
         if proposal.kernel:
             self._known.add(proposal.kernel_id)
             self._proposed[proposal.kernel_id] = proposal
-        else:
+        elif proposal.failure:
             self._failures.append(f"{proposal.operator}: no kernel: {one_line(proposal.failure)}")
         return ()
 
     def _evaluated(self, evaluation: Evaluation) -> tuple[Champion, ...]:
         again = evaluation.kernel_id in self._judged
+        self._last = (evaluation.kernel_id,)
         self._judged.add(evaluation.kernel_id)
         self._proposed.pop(evaluation.kernel_id, None)
         self._phases.done(evaluation.kernel_id)

@@ -1,7 +1,7 @@
 """Comparison of runs: tables and plots of their best kernels by evaluations, tokens and dollars spent."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, RenderableType
@@ -12,8 +12,9 @@ from archive.proposals import Run
 from archive.records import Evaluation
 from evolve import budget
 from evolve.budget import History, Spent
+from evolve.report.basis import PYTORCH, Basis
 from evolve.report.progress import amounts, dollars
-from evolve.report.tables import fitted, plain_table
+from evolve.report.tables import fitted, narrowed, plain_table
 from evolve.report.words import moment, times
 
 AXES = ("evals", "tokens", "usd")
@@ -25,7 +26,7 @@ class Sample:
     """What a run had spent at one moment, and the quality of its best kernels at that moment."""
 
     spent: Spent
-    # Geometric mean over the workloads of the speedup over PyTorch, clipped at 1; None until a kernel has passed.
+    # Geometric mean over the workloads of the best ratio to the basis, clipped at 1; None until a kernel has passed.
     quality: float | None
 
 
@@ -46,13 +47,10 @@ class Trajectory:
         return reached[-1] if reached else None
 
 
-def trajectory(
-    run: Run, past: History, evaluations: Sequence[Evaluation], goals: Mapping[str, float] | None = None
-) -> Trajectory:
+def trajectory(run: Run, past: History, evaluations: Sequence[Evaluation], basis: Basis = PYTORCH) -> Trajectory:
     """Return the trajectory of a run, counting only its own proposals whose latest verdict is a pass.
 
-    `evaluations` are those of `past`, oldest first. `goals` replace PyTorch's times on a device whose times are not
-    comparable with PyTorch's.
+    `evaluations` are those of `past`, oldest first; their times are compared with those of the basis.
     """
     in_force = {evaluation.kernel_id: evaluation for evaluation in evaluations}
     keys, best = workloads(evaluations), dict[str, float]()
@@ -61,8 +59,7 @@ def trajectory(
         spent += step.spent
         verdict = in_force.get(step.kernel_id)
         for m in verdict.measurements if verdict and verdict.passed else ():
-            speedup = goals[m.workload] / m.median_us if goals else m.speedup
-            best[m.workload] = max(best.get(m.workload, 1.0), speedup)
+            best[m.workload] = max(best.get(m.workload, 1.0), basis.ratio(m) or 1.0)
         mean = sum(math.log(best.get(key, 1.0)) for key in keys) / max(1, len(keys))
         points.append(Sample(spent, math.exp(mean) if best else None))
     return Trajectory(run, tuple(points))
@@ -74,16 +71,6 @@ def workloads(evaluations: Iterable[Evaluation]) -> list[str]:
     timed = ([m.workload for m in e.measurements] for e in evaluations if e.passed)
     named = [*timed, *refused]
     return list(dict.fromkeys(key for keys in named for key in keys))
-
-
-def slowest(past: History, evaluations: Sequence[Evaluation], runs: Iterable[str]) -> dict[str, float]:
-    """Return the time of these runs' slowest kernel on each workload."""
-    made = {proposal.kernel_id for run in runs for proposal in past.of_run.get(run, ())}
-    found: dict[str, float] = {}
-    for evaluation in evaluations:
-        for m in evaluation.measurements if evaluation.kernel_id in made else ():
-            found[m.workload] = max(found.get(m.workload, 0.0), m.median_us)
-    return found
 
 
 def common(trajectories: Sequence[Trajectory], axis: str) -> float:
@@ -99,9 +86,9 @@ def compared(trajectories: Sequence[Trajectory], axis: str) -> list[tuple[float,
 
 
 def thinned(one: Trajectory, axis: str) -> list[tuple[float, float]]:
-    """Return the points to plot: both ends, and where the quality changes."""
-    points = [(float(getattr(point.spent, axis)), point.quality or 1.0) for point in one.points]
-    kept = [(0.0, 1.0)]
+    """Return the points to plot: from the first kernel that passed to the end, those where the quality changes."""
+    points = [(float(getattr(one.spent, axis)), one.quality) for one in one.points if one.quality is not None]
+    kept = points[:1]
     for amount, quality in points:
         if quality != kept[-1][1]:
             kept.append((amount, quality))
@@ -116,13 +103,13 @@ QUALITY = (
     "-: no kernel had passed"
 )
 OVER_PYTORCH = "over the best of PyTorch, 1 where PyTorch is faster,"
-OVER_SLOWEST = "over the slowest kernel of these runs ({note})"
+OVER_FIRST_KERNEL = "over the op's first kernel, 1 where that is faster ({note}),"
 
 
 def comparison(trajectories: Sequence[Trajectory], output: Console, note: str) -> Iterator[RenderableType]:
     """Yield the runs, then their quality per evaluation, token and dollar; `note` is a warning about the times."""
-    yield runs_table(trajectories)
-    yield Text(QUALITY.format(over=OVER_SLOWEST.format(note=note) if note else OVER_PYTORCH), "dim")
+    yield narrowed(runs_table(trajectories), output.width, ["strategy", "when", "proposer", "spent"])
+    yield Text(QUALITY.format(over=OVER_FIRST_KERNEL.format(note=note) if note else OVER_PYTORCH), "dim")
     unicode = has_unicode(output)
     for axis, per in PER.items():
         rows = compared(trajectories, axis)
@@ -218,14 +205,14 @@ def amount(value: float) -> str:
 
 
 def _tick(value: float) -> str:
-    return f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
+    return times(value)
 
 
 def _at(curve: Curve, x: float) -> float | None:
-    """Return the value at x, or None beyond the last point."""
+    """Return the value at x, or None before the first and beyond the last point."""
     if not curve.points or x > curve.points[-1][0] * (1 + 1e-9):
         return None
-    return [y for at, y in curve.points if at <= x * (1 + 1e-9)][-1]
+    return next((y for at, y in reversed(curve.points) if at <= x * (1 + 1e-9)), None)
 
 
 def _heights(curve: Curve, columns: int, rows: int, scale: tuple[float, float, float]) -> list[int | None]:

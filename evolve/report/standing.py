@@ -1,7 +1,7 @@
 """The standing of an op on a device: reads the champions, the population and the counts, and prints them."""
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -13,13 +13,14 @@ from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.store import Store, evaluations_of
 from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, RankedTimes
 from evolve.devices.choose import policy_of
-from evolve.report.tables import WIDE, WIDER, fitted, headings, measured, plain_table
+from evolve.report.basis import PYTORCH, Basis, basis_of
+from evolve.report.tables import OVER_FIRST, WIDE, WIDER, fitted, headings, measured, narrowed, plain_table, speed_style
 from evolve.report.words import (
     change,
+    command_lines,
     counted,
     idea,
     knobs,
-    mean_speedup,
     outcomes,
     short,
     times,
@@ -30,11 +31,16 @@ from evolve.report.words import (
 from evolve.selection import population
 from evolve.selection.population import Champion
 
+EMULATED = ("verdict", OVER_FIRST, "launches", "bytes/load")
 UNCONFIRMED = "?"  # appended to the id of a champion that is not confirmed yet
 HEADING_SHOWN, KINDS_SHOWN = 24, 2
 ALIVE_MEANS = (
     "fittest first: by best known time over the kernel's time, as a geometric mean over all workloads; a workload that "
-    "a kernel does not accept counts as slow. mean: geometric mean of its speedups; on: workloads it accepts"
+    "a kernel does not accept counts as slow. mean: geometric mean of {ratios}; on: workloads it accepts"
+)
+EMULATED_MEANS = (
+    f"{OVER_FIRST}: time of the op's first kernel over this one's, on the CPU",
+    "bytes/load: of the widest load from global memory",
 )
 WON_MEANS = (
     "won: workloads on which a confirmed champion beats the best of PyTorch in a duel; "
@@ -48,17 +54,18 @@ class Standing:
 
     op: str
     device: DeviceInfo
-    champions: tuple[Champion, ...] = ()
+    champions: tuple[Champion, ...] = ()  # in the order of the op's workloads
     population: tuple[Evaluation, ...] = ()  # fittest first
     outcomes: Mapping[str, int] = field(default_factory=dict)  # kernels by outcome, in the order of Outcome
     pending: int = 0  # kernels without a verdict on the device
     held: int = 0  # kernels of the op in the archive
-    unread: int = 0  # replies without a kernel
+    unread: int = 0  # replies without the kernel that was asked for
     verdicts: Mapping[str, Evaluation] = field(default_factory=dict)  # verdicts on the kernels requested by id
     # These cover the champions, the population and the kernels requested by id:
     kernels: Mapping[str, Kernel] = field(default_factory=dict)  # including their first parents
     proposals: Mapping[str, ProposalSummary] = field(default_factory=dict)  # the first proposal of each kernel
     children: Mapping[str, int] = field(default_factory=dict)
+    basis: Basis = PYTORCH
 
     @property
     def judged(self) -> int:
@@ -68,7 +75,8 @@ class Standing:
 
 def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] = ()) -> Standing:
     """Read the standing of an op on a device, with the verdicts on the kernels whose ids are in `named`."""
-    leaders, alive = population.fittest(store.find(RankedTimes, op, device=device.key))
+    ranked = store.find(RankedTimes, op, device=device.key)
+    leaders, alive = population.fittest(ranked)
     in_force = store.find(EvaluationSummary, op, device=device.key, in_force=True, kernels=named) if named else []
     evaluations = evaluations_of(store, {*alive, *leaders.values(), *in_force})
     ids = {*named, *(verdict.kernel_id for verdict in (*alive, *leaders.values()))}
@@ -79,17 +87,39 @@ def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] =
     return Standing(
         op=op,
         device=device,
-        champions=tuple(population.champion(w, evaluations[leader.id]) for w, leader in leaders.items()),
+        champions=tuple(
+            population.champion(workload, evaluations[leaders[workload].id])
+            for workload in workloads_in_order(evaluations.values())
+            if workload in leaders
+        ),
         population=tuple(evaluations[verdict.id] for verdict in alive),
         outcomes={str(outcome): counts[str(outcome)] for outcome in Outcome if str(outcome) in counts},
         pending=max(0, held - sum(counts.values())),
         held=held,
         verdicts={verdict.kernel_id: evaluations[verdict.id] for verdict in in_force},
-        unread=store.count(ProposalSummary, "op", op, kernels=[""]).get(op, 0),
+        unread=sum(bool(reply.failure) for reply in store.find(ProposalSummary, op, kernels=[""])),
         kernels={kernel.id: kernel for kernel in store.find(Kernel, ids={*ids, *parents})},
         proposals=proposals,
         children={verdict.kernel_id: _children(store, verdict.kernel_id) for verdict in alive},
+        basis=basis_of(store, op, device, ranked),
     )
+
+
+def workloads_in_order(evaluations: Iterable[Evaluation]) -> list[str]:
+    """Return all workloads in the order of their op, which each evaluation keeps, also for those that it skipped."""
+    found: list[str] = []
+    every = [
+        keys
+        for one in evaluations
+        for keys in ([m.workload for m in one.measurements], [skipped.partition(": ")[0] for skipped in one.skipped])
+    ]
+    for keys in sorted(every, key=len, reverse=True):
+        at = next((found.index(key) for key in keys if key in found), len(found))
+        for key in keys:
+            if key not in found:
+                found.insert(at, key)
+            at = found.index(key) + 1
+    return found
 
 
 def standings(store: Store, op: str = "", device: str = "") -> list[Standing]:
@@ -147,7 +177,8 @@ def print_standing(
     if population and standing.population:
         output.print("\npopulation", style="bold")
         output.print(population_table(standing, output.width))
-        output.print(ALIVE_MEANS, style="dim")
+        ratios = "its speedups" if standing.basis.is_pytorch else "the first kernel's times over its own"
+        output.print(ALIVE_MEANS.format(ratios=ratios), style="dim")
     output.print(f"\n{counts_line(standing)}")
 
 
@@ -174,17 +205,19 @@ def print_next_steps(output: Console, standing: Standing, locator: str, given: s
     narrow = longest + max(len(purpose) for _, purpose in steps) + 5 > output.width
     output.print("\nnext")
     for command, purpose in steps:
-        lines = (f"  # {purpose}\n", f"  {command}") if narrow else (f"  {command:<{longest}}   ", purpose)
+        whole = command_lines(command, output.width - 2).replace("\n", "\n  ") if output.is_terminal else command
+        lines = (f"  # {purpose}\n", f"  {whole}") if narrow else (f"  {command:<{longest}}   ", purpose)
         styles = ("dim", "cyan") if narrow else ("cyan", "dim")
         output.print(Text.assemble(*zip(lines, styles, strict=True)), soft_wrap=True)  # so that it can be copied
 
 
-def standings_table(found: Sequence[Standing]) -> Table:
+def standings_table(found: Sequence[Standing], width: int) -> Table:
     """Return a table with a row per op and device."""
     numbers = ["won", "best", "worst", "alive", "judged", "pending"]
-    table = plain_table("op", "device", *numbers, "fittest", numbers=numbers)
+    table = plain_table("op", "device", *numbers, "fittest", numbers=numbers, whole=["fittest"])
     for standing in found:
-        speedups = [champion.measurement.speedup for champion in standing.champions]
+        of_pytorch = standing.basis.is_pytorch
+        speedups = [champion.measurement.speedup for champion in standing.champions if of_pytorch]
         won = sum(champion.won for champion in standing.champions)
         unsure = UNCONFIRMED if any(champion.confirmed is None for champion in standing.champions) else ""
         label = times_label(standing.device.kind)
@@ -192,7 +225,7 @@ def standings_table(found: Sequence[Standing]) -> Table:
         table.add_row(
             fitted(standing.op, "bold"),
             fitted(name, "yellow" if label else ""),
-            f"{won}/{len(speedups)}{unsure}",
+            f"{won}/{len(speedups)}{unsure}" if of_pytorch else "-",
             times(max(speedups, default=None)),
             times(min(speedups, default=None)),
             str(len(standing.population)),
@@ -200,7 +233,7 @@ def standings_table(found: Sequence[Standing]) -> Table:
             str(standing.pending),
             short(standing.population[0].kernel_id) if standing.population else "-",
         )
-    return table
+    return narrowed(table, width, ["judged", "worst", "pending", "alive", "fittest"])
 
 
 def headline(standing: Standing) -> Text:
@@ -218,20 +251,26 @@ def champions_table(
     keys = [*workloads, *(key for key in held if key not in workloads)]
     labels = workload_labels(keys)
     tuned = width >= WIDER and any(c.measurement.autotune_us for c in standing.champions)
-    numbers = headings(interval=interval, tuned=tuned)
+    pytorch = standing.basis.is_pytorch
+    numbers = headings(standing.basis, interval=interval, tuned=tuned) if pytorch else [*EMULATED]
     heading = labels.heading if len(labels.heading) <= HEADING_SHOWN else "workload"
-    notes = ["idea"] if width >= WIDE else []
-    table = plain_table(heading, "kernel", *numbers, *notes, numbers=numbers)
+    notes = ["idea"] if width >= WIDE or not pytorch else []
+    whole = ["kernel", *([heading] if max(map(len, labels.of.values()), default=0) <= HEADING_SHOWN else [])]
+    table = plain_table(heading, "kernel", *numbers, *notes, numbers=numbers, whole=whole)
     visible = keys[:most] if 0 < most < len(keys) else keys
     for key in visible:
         champion = held.get(key)
-        cells = _champion_cells(champion, interval=interval, tuned=tuned) if champion else [Text("none yet", "dim")]
+        cells = [Text("none yet", "dim")]
+        if champion and pytorch:
+            cells = [_champion_id(champion), *measured(champion.measurement, PYTORCH, interval=interval, tuned=tuned)]
+        elif champion:
+            cells = [_champion_id(champion), *_emulated_cells(champion, standing)]
         kernel = standing.kernels.get(champion.kernel_id) if champion else None
         note = [fitted(idea(kernel), "dim")] if notes else []
         table.add_row(fitted(labels.of[key]), *cells, *([Text("")] * (1 + len(numbers) - len(cells))), *note)
     if len(visible) < len(keys):
         table.add_row(Text(f"and {len(keys) - len(visible)} more", "dim", no_wrap=True))
-    return table
+    return narrowed(table, width)
 
 
 def population_table(standing: Standing, width: int, most: int = 0) -> Table:
@@ -239,7 +278,9 @@ def population_table(standing: Standing, width: int, most: int = 0) -> Table:
     wide = width >= WIDE
     notes, children = (["idea"], ["children"]) if wide else ([], [])
     numbers = ["#", "mean", "on", *children]
-    table = plain_table("#", "kernel", "mean", "on", "made by", *children, "knobs", *notes, numbers=numbers)
+    table = plain_table(
+        "#", "kernel", "mean", "on", "made by", *children, "knobs", *notes, numbers=numbers, whole=["kernel"]
+    )
     visible = standing.population[:most] if most else standing.population
     for rank, evaluation in enumerate(visible, start=1):
         kernel = standing.kernels.get(evaluation.kernel_id)
@@ -249,14 +290,14 @@ def population_table(standing: Standing, width: int, most: int = 0) -> Table:
         table.add_row(
             str(rank),
             short(evaluation.kernel_id),
-            times(mean_speedup(evaluation)),
+            times(standing.basis.mean(evaluation)),
             f"{len(evaluation.measurements)}/{len(evaluation.measurements) + len(evaluation.skipped)}",
             fitted(proposal.operator if proposal else "-"),
             *count,
             fitted(setting or ("" if wide else idea(kernel))),
             *([fitted(idea(kernel), "dim")] if wide else []),
         )
-    return table
+    return narrowed(table, width, ["children", "made by"])
 
 
 def counts_line(standing: Standing) -> str:
@@ -280,6 +321,8 @@ def footnotes(standing: Standing, workloads: Sequence[str] = ()) -> str:
     parts += [f"all workloads: {labels.throughout}"] if labels.throughout else []
     if any(champion.confirmed is None for champion in standing.champions):
         parts.append(f"{UNCONFIRMED}: not confirmed yet")
+    if not standing.basis.is_pytorch:
+        return "; ".join([*parts, *EMULATED_MEANS]) if standing.champions else "; ".join(parts)
     parts.append("speedup: over the best of eager and torch.compile, with max-autotune")
     if any(champion.measurement.floor_us for champion in standing.champions):
         parts.append("light: share of the speed of light reached")
@@ -290,12 +333,20 @@ def origin(standing: Standing, kernel_id: str) -> str:
     """Return the operator that produced a kernel, and what it changed."""
     kernel, proposal = standing.kernels.get(kernel_id), standing.proposals.get(kernel_id)
     if kernel is None:
-        return short(kernel_id)
+        return proposal.operator if proposal else "kernel"
     parent = standing.kernels.get(proposal.parents[0]) if proposal and proposal.parents else None
     return f"{proposal.operator if proposal else 'kernel'}: {change(kernel, parent)}"
 
 
-def _champion_cells(champion: Champion, *, interval: bool, tuned: bool) -> list[Text]:
+def _champion_id(champion: Champion) -> Text:
     mark = ("", "") if champion.confirmed else (UNCONFIRMED, "yellow")
-    name = Text.assemble(short(champion.kernel_id), mark)
-    return [name, *measured(champion.measurement, interval=interval, tuned=tuned)]
+    return Text.assemble(short(champion.kernel_id), mark)
+
+
+def _emulated_cells(champion: Champion, standing: Standing) -> list[Text]:
+    """Return what is known of a kernel without a GPU: its verdict, launches, and the width of its loads."""
+    verdict = next((one for one in standing.population if one.kernel_id == champion.kernel_id), None)
+    traits, ratio = verdict.traits if verdict else None, standing.basis.ratio(champion.measurement)
+    loads = str(traits.load_bytes) if traits else "-"
+    launches = str(traits.launches) if traits else "-"
+    return [Text("correct", "green"), Text(times(ratio), speed_style(ratio)), Text(launches), Text(loads)]

@@ -2,23 +2,61 @@
 
 from collections.abc import Sequence
 
-from rich.table import Table
+from rich.cells import cell_len
+from rich.console import RenderableType
+from rich.table import Column, Table
 from rich.text import Text
 
 from archive.records import Evaluation, Measurement
+from evolve.report.basis import Basis, known_basis
 from evolve.report.words import figure, percent, times, workload_labels
 
 WIDE = 100  # minimum width, in columns, at which notes are shown
 WIDER = 120  # minimum width, in columns, at which max-autotune is shown beside torch.compile's default
+GAP = 2  # columns between two columns of a table
+LEAST_TEXT = 16  # least width, in columns, that a column of text gets before another column is left out
+OVER_FIRST = "over first"
+# Columns of a table of champions or measurements that are left out, in this order, if it is too wide.
+LESS_IMPORTANT = ("autotune", "95 %", "eager", "compile", "light", "idea", "bytes/load", "launches")
 
 
-def plain_table(*headings: str, numbers: Sequence[str] = ()) -> Table:
-    """Return a table without lines, with the columns in `numbers` aligned to the right."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+def plain_table(*headings: str, numbers: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
+    """Return a table without lines. Columns in `numbers` are aligned right; neither they nor `whole` are cut off."""
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
     for heading in headings:
         right = heading in numbers
-        table.add_column(heading, justify="right" if right else "left", no_wrap=right)
+        table.add_column(heading, justify="right" if right else "left", no_wrap=right or heading in whole)
     return table
+
+
+def narrowed(table: Table, width: int, less_important: Sequence[str] = LESS_IMPORTANT) -> Table:
+    """Return the table without as many of the less important columns, given by their headings, as it needs to fit."""
+    for heading in less_important:
+        if _least_width(table) <= width:
+            break
+        table = _without(table, heading)
+    return table
+
+
+def _least_width(table: Table) -> int:
+    """Return the width that a table needs if only its columns of text are cut off, to a readable length."""
+    columns = [(max(map(_length, [column.header, *column.cells])), column.no_wrap) for column in table.columns]
+    return sum(longest if whole else min(longest, LEAST_TEXT) for longest, whole in columns) + GAP * (len(columns) - 1)
+
+
+def _length(cell: RenderableType) -> int:
+    return cell_len(cell.plain if isinstance(cell, Text) else str(cell))
+
+
+def _without(table: Table, heading: str) -> Table:
+    kept = [column for column in table.columns if column.header != heading]
+    copy = Table(
+        *(Column(header=one.header, justify=one.justify, no_wrap=one.no_wrap) for one in kept),
+        box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold", show_header=table.show_header,
+    )  # fmt: skip
+    for row in zip(*(column.cells for column in kept), strict=True):
+        copy.add_row(*row)
+    return copy
 
 
 def fitted(text: str, style: str = "") -> Text:
@@ -26,42 +64,39 @@ def fitted(text: str, style: str = "") -> Text:
     return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
-def measurements_table(evaluation: Evaluation, width: int) -> Table:
-    """Return a table with a row per workload that a kernel was timed on."""
+def measurements_table(evaluation: Evaluation, width: int, basis: Basis | None = None) -> Table:
+    """Return a table with a row per workload that a kernel was timed on, beside PyTorch only if these are GPU times."""
+    basis = basis or known_basis(evaluation.device.kind)
     labels = workload_labels([measurement.workload for measurement in evaluation.measurements])
     tuned = width >= WIDE and any(measurement.autotune_us for measurement in evaluation.measurements)
-    numbers = headings(interval=True, tuned=tuned)
+    numbers = headings(basis, tuned=tuned)
     table = plain_table(labels.heading, *numbers, numbers=numbers)
     for measurement in evaluation.measurements:
-        cells = measured(measurement, interval=True, tuned=tuned)
-        table.add_row(fitted(labels.of[measurement.workload]), *cells)
-    return table
+        table.add_row(fitted(labels.of[measurement.workload]), *measured(measurement, basis, tuned=tuned))
+    return narrowed(table, width)
 
 
-def headings(*, interval: bool, tuned: bool) -> list[str]:
-    return [
-        "time µs",
-        *(["95 %"] if interval else []),
-        "eager",
-        "compile",
-        *(["autotune"] if tuned else []),
-        "speedup",
-        "light",
-    ]
+def headings(basis: Basis, *, interval: bool = True, tuned: bool = False) -> list[str]:
+    timed = ["time µs", *(["95 %"] if interval else [])]
+    if not basis.is_pytorch:
+        return [*timed, *([OVER_FIRST] if basis.first_us else [])]
+    return [*timed, "eager", "compile", *(["autotune"] if tuned else []), "speedup", "light"]
 
 
-def measured(m: Measurement, *, interval: bool, tuned: bool) -> list[Text]:
+def measured(m: Measurement, basis: Basis, *, interval: bool = True, tuned: bool = False) -> list[Text]:
     span = [Text(f"{figure(m.low_us)}–{figure(m.high_us)}", "dim")] if interval else []
+    timed, ratio = [Text(figure(m.median_us), "bold"), *span], basis.ratio(m)
+    if not basis.is_pytorch:
+        return [*timed, *([Text(times(ratio), speed_style(ratio))] if basis.first_us else [])]
     return [
-        Text(figure(m.median_us), "bold"),
-        *span,
+        *timed,
         Text(figure(m.eager_us)),
         Text(figure(m.compile_us)),
         *([Text(figure(m.autotune_us))] if tuned else []),
-        Text(times(m.speedup), speed_style(m.speedup)),
+        Text(times(ratio), speed_style(ratio)),
         Text(percent(m.share_of_light)),
     ]
 
 
-def speed_style(speedup: float) -> str:
-    return "green" if speedup > 1 else "yellow"
+def speed_style(ratio: float | None) -> str:
+    return "" if ratio is None else "green" if ratio > 1 else "yellow"

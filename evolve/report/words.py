@@ -1,22 +1,23 @@
 """Formatting of ids, workloads, times and counts, and the console that prints them."""
 
+import contextlib
 import json
-import math
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from archive.characters import escaped
 from archive.kernel import Kernel
-from archive.records import Evaluation
 from evolve.devices.choose import policy_of
 
-PIPED_WIDTH = 120  # width of tables if the output is not a terminal
+PIPED_WIDTH = 80  # width of tables if neither the output nor any other stream is a terminal
 
 
 class SafeConsole(Console):
@@ -31,8 +32,16 @@ class SafeConsole(Console):
 def console(*, stderr: bool = False) -> Console:
     """Return a console without markup, because kernels and logs contain square brackets."""
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPED_WIDTH
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else _piped_width()
     return SafeConsole(file=stream, markup=False, highlight=False, emoji=False, width=width)
+
+
+def _piped_width() -> int:
+    """Return the width of the terminal that the other streams are connected to, in which a pager shows the output."""
+    for stream in (sys.__stderr__, sys.__stdin__):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            return os.get_terminal_size(stream.fileno()).columns or PIPED_WIDTH  # type: ignore[union-attr]
+    return PIPED_WIDTH
 
 
 def print_json(value: object) -> None:
@@ -45,14 +54,16 @@ def print_text(text: str, end: str = "\n") -> None:
 
 
 def complain(message: str, hint: str = "") -> None:
-    """Print an error and a hint on standard error, a line each."""
+    """Print an error and a hint on standard error, a line each; a terminal shows them broken between words."""
     output = console(stderr=True)
-    output.print(f"error: {message}", style="red", soft_wrap=True)
-    if hint:
-        output.print(f"       {hint}", soft_wrap=True)
+    for begin, text, style in (("error: ", message, "red"), ("       ", hint, "")):
+        if text:
+            lines = hanging(Text(begin), text, output.width) if output.is_terminal else [Text(f"{begin}{text}")]
+            output.print(*lines, style=style, sep="\n", soft_wrap=True)
 
 
 ID_SHOWN = 8
+LEAST_HANGING, SHORT_INDENT = 24, 4  # columns: least width of indented text, and the indent if there is less room
 SHORT_DTYPES = {"bfloat16": "bf16", "float64": "fp64", "float32": "fp32", "float16": "fp16"}
 
 
@@ -95,9 +106,10 @@ def figure(value: float | None) -> str:
 
 
 def times(ratio: float | None) -> str:
+    """Format a ratio of two times with two decimals."""
     if ratio is None:
         return "-"
-    return f"{ratio:.2g}x" if 0 < ratio < 0.01 else f"{ratio:.2f}x" if ratio < 100 else f"{ratio:.0f}x"
+    return "<0.01x" if 0 < ratio < 0.005 else f"{ratio:,.2f}x"
 
 
 def times_label(kind: str) -> str:
@@ -109,7 +121,7 @@ def times_label(kind: str) -> str:
 def times_note(kind: str) -> str:
     """Return a warning to print beside times that are not GPU times; empty for GPU times."""
     label = times_label(kind)
-    return f"{label} of the {kind} device: no statement about a GPU" if label else ""
+    return f"{label} of the {kind} device; speed needs a GPU" if label else ""
 
 
 def percent(share: float | None, digits: int = 0) -> str:
@@ -134,6 +146,40 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 def listed(words: Sequence[str]) -> str:
     """Join the words as in `a, b and c`."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def hanging(begin: Text, text: str, width: int, indent: int = 0) -> list[Text]:
+    """Return the text behind its beginning, on lines that break only between words; paths and commands stay whole."""
+    indent = indent or len(begin.plain)
+    if width - indent < LEAST_HANGING:
+        indent = SHORT_INDENT
+    first = textwrap.TextWrapper(
+        width, initial_indent=begin.plain, subsequent_indent=" " * indent, break_long_words=False,
+        break_on_hyphens=False, drop_whitespace=True,
+    )  # fmt: skip
+    lines = first.wrap(text) or [begin.plain]
+    return [Text.assemble(begin, lines[0][len(begin.plain) :]), *map(Text, lines[1:])]
+
+
+def command_lines(command: str, width: int) -> str:
+    """Return a command that fits the width: it is continued on further lines between its options, as a shell allows."""
+    parts = [part if number == 0 else f"--{part}" for number, part in enumerate(command.split(" --"))]
+    lines = parts[:1]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + 3 > width:
+            lines[-1] += " \\"
+            lines.append(f"    {part}")
+        else:
+            lines[-1] += f" {part}"
+    return "\n".join(lines)
+
+
+def to_continue(command: str, output: Console) -> str:
+    """Return the command that continues a run, on lines of its own if the terminal would break it elsewhere."""
+    line = f"To continue: {command}"
+    if not output.is_terminal or len(line) <= output.width:
+        return line
+    return f"To continue:\n{command_lines(command, output.width)}"
 
 
 def one_line(text: str, most: int = 200) -> str:
@@ -161,16 +207,6 @@ def change(kernel: Kernel, parent: Kernel | None) -> str:
         if changed:
             return ", ".join(changed)
     return idea(kernel)
-
-
-def mean_speedup(evaluation: Evaluation) -> float | None:
-    """Return the geometric mean of the speedups over the timed workloads."""
-    speedups = [max(measurement.speedup, 1e-9) for measurement in evaluation.measurements]
-    return math.exp(sum(map(math.log, speedups)) / len(speedups)) if speedups else None
-
-
-def best_speedup(evaluation: Evaluation) -> float | None:
-    return max((measurement.speedup for measurement in evaluation.measurements), default=None)
 
 
 def outcomes(counts: Mapping[str, int]) -> str:

@@ -87,7 +87,7 @@ class History:
 
     def _note(self, proposal: ProposalSummary) -> None:
         verdict = self._verdicts.get(proposal.kernel_id)
-        if verdict or not proposal.kernel_id:
+        if verdict or (proposal.failure and not proposal.kernel_id):
             new = self._first.get(proposal.kernel_id) == proposal.id
             passed = verdict is not None and verdict.passed and new
             logs = self._gained.get(proposal.kernel_id, {}) if passed else {}

@@ -121,8 +121,11 @@ class Lessons:
         """Return whether a setting of the design has passed."""
         return family in self._sound
 
-    def sentences(self) -> tuple[str, ...]:
-        """Return the most important sentences first: what helped, the best knobs, what harmed, why kernels fail, ..."""
+    def sentences(self, *, timed: bool = True) -> tuple[str, ...]:
+        """Return the most important sentences first: what helped, the best knobs, what harmed, why kernels fail, ...
+
+        Without `timed`, those that rest on times are left out: a gain on the emulator is none on a GPU.
+        """
         for family in self._changed:
             self._effects.pop(family, None)
             self._places.pop(family, None)
@@ -132,10 +135,8 @@ class Lessons:
             if change := self._change(family):
                 self._changes[family] = change
         self._changed.clear()
-        found = (
-            *self._gains(), *self._knobs(), *self._losses(), *self._failures(), *self._hopeless(), *self._no_effect(),
-        )  # fmt: skip
-        return found[:MOST]
+        gains = (*self._gains(), *self._knobs(), *self._losses()) if timed else ()
+        return (*gains, *self._failures(), *self._hopeless(), *self._no_effect())[:MOST]
 
     def _change(self, family: str) -> Change | None:
         """Return the change by the design's first proposal whose parents passed and share a workload with it."""

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from archive.kernel import Kernel
-from archive.records import Evaluation, Outcome
+from archive.records import Evaluation, Outcome, Standard
 from archive.summaries import EvaluationSummary
+from evolve.devices.choose import policy_of
 from evolve.request import Candidate, Left, ReadWhenAsked, Request
 from evolve.selection import population
 from evolve.selection.duplicates import Duplicates
@@ -56,6 +57,7 @@ def request(view: OpView, op: Op, wanted: int, *, seed: int, left: Left = UNLIMI
         run=view.scope.run,
         known=view.known(),
         trials=history.trials(),
+        pytorch_us=_pytorch_times(view, op),
         left=left,
     )
     if view.scope.strategy == BEST_OF_N:
@@ -63,13 +65,28 @@ def request(view: OpView, op: Op, wanted: int, *, seed: int, left: Left = UNLIMI
     alive = view.alive()
     return replace(
         plain,
+        untried=not (view.proposals() or view.families()),
         population=view.candidates(alive),
         parents=view.candidates(population.parents(alive, view.used(), wanted, rng)),
         failures=view.candidates(_unrepaired(view)),
         tried=ReadWhenAsked(view.tried),
         donors=_donors(view, rng),
-        lessons=lessons.sentences(),
+        lessons=lessons.sentences(timed=policy_of(view.device.kind).times_are_gpu_times),
     )
+
+
+def _pytorch_times(view: OpView, op: Op) -> tuple[tuple[str, float], ...]:
+    """Return the latest best time of PyTorch on each workload, from evaluations or `evolve ops --measure`."""
+    if not policy_of(view.device.kind).times_are_gpu_times:
+        return ()
+    times = {
+        standard.workload: standard.best_us
+        for standard in view.store.find(Standard, op.name)
+        if standard.device.key == view.device.key
+    }
+    times |= {workload: timing.baseline_us for workload, timing in view.latest_times().items()}
+    keys = [workload.key for workload in op.workloads(view.device.kind)]
+    return tuple((key, times[key]) for key in keys if key in times)
 
 
 def unprofiled(request: Request) -> list[tuple[Kernel, str]]:

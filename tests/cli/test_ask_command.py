@@ -1,6 +1,7 @@
 """`evolve ask` writes prompts as text or as a batch, for any operator or a given one."""
 
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -211,3 +212,26 @@ def test_a_file_that_cannot_be_written_is_an_error(capsys: Capture) -> None:
     code, _, errors = evolve(capsys, "ask", "softmax", "--out", "no/such/folder.jsonl")
     assert code == 2
     assert "choose another file for --out" in errors
+
+
+def test_prompts_are_written_from_an_archive_that_must_not_be_changed(
+    archive: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[bool] = []
+    genuine = sqlite3.connect
+
+    def connect(path: str | Path, **options: object) -> sqlite3.Connection:
+        opened.append("mode=ro" in str(path))
+        return genuine(path, **options)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr("archive.sqlite.sqlite3.connect", connect)
+    assert evolve(capsys, "ask", "softmax", "--text")[0] == 0
+    assert opened == [True]
+
+
+def test_prompts_need_no_archive_and_create_none(capsys: Capture) -> None:
+    code, output, errors = evolve(capsys, "ask", "softmax", "--text", "--archive", "folder/none.db")
+    assert code == 0
+    assert "# The op: softmax" in output
+    assert "--archive folder/none.db" in errors
+    assert not Path("folder").exists()

@@ -50,7 +50,7 @@ def test_top_says_what_the_population_is_sorted_by(archive: Path, capsys: Captur
 
 
 def test_top_marks_emulated_times(archive: Path, capsys: Capture) -> None:
-    assert "no statement about a GPU" in evolve(capsys, "top", "softmax", "--device", "cpu")[1]
+    assert "speed needs a GPU" in evolve(capsys, "top", "softmax", "--device", "cpu")[1]
 
 
 def test_top_prints_the_tables_as_json(archive: Path, capsys: Capture) -> None:

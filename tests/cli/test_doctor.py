@@ -112,3 +112,14 @@ def test_a_tested_or_older_version_has_no_remark(project: str, installed: str) -
 
 def test_the_package_includes_its_tested_versions() -> None:
     assert "\ntorch==" in (resources.files("evolve") / "tested_versions.txt").read_text()
+
+
+@pytest.mark.parametrize("columns", ["50", "80", "120"])
+def test_no_word_of_the_report_is_broken_or_cut_off(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    found = findings(capsys)
+    words = evolve(capsys, "doctor")[1].split()
+    for finding in found.values():
+        assert not set(f"{finding['found']} {finding['remedy']}".split()) - set(words)

@@ -175,6 +175,28 @@ def test_a_damaged_archive_is_an_error_without_traceback(archive: Path, capsys: 
     code, _, errors = evolve(capsys, "top")
     assert code == 2
     assert "is damaged: row" in errors
+    assert "evolve recover" in errors
+
+
+def test_a_damaged_archive_is_recovered_into_a_new_one(archive: Path, capsys: Capture) -> None:
+    filled(archive)
+    with closing(sqlite3.connect(archive)) as connection, connection:
+        connection.execute("UPDATE evaluations SET outcome = 'splendid' WHERE rowid = 1")
+    code, output, _ = evolve(capsys, "recover")
+    assert code == 0
+    assert "copied 2 runs, 5 kernels, 6 proposals and 4 evaluations" in output
+    assert "lost: 1 record with damaged values" in output
+    into = Path("archive.recovered.db")
+    assert f"next: evolve top --archive {into}" in output
+    assert evolve(capsys, "top", "--archive", into)[0] == 0
+    code, _, errors = evolve(capsys, "recover")
+    assert (code, "exists already" in errors, "--out" in errors) == (2, True, True)
+
+
+def test_nothing_is_recovered_from_a_file_that_is_no_archive(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "words.db").write_text("words" * 999)
+    code, _, errors = evolve(capsys, "recover", "--archive", tmp_path / "words.db")
+    assert (code, "nothing can be read" in errors) == (2, True)
 
 
 def test_a_kernel_with_control_characters_is_rejected(capsys: Capture) -> None:

@@ -46,8 +46,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
 def test_a_run_ends_with_a_table_of_champions(finished: tuple[Path, int, str]) -> None:
     _, code, output = finished
     assert code == 0, output
-    assert "no statement about a GPU" in output
-    assert re.search(r"8192 fp32 +[0-9a-f]{8} +\d", output)
+    assert "speed needs a GPU" in output
+    assert re.search(r"8192 fp32 +[0-9a-f]{8} +correct +\d", output)
     assert "All 2 evaluations are used" in output
     assert "evolve top gelu" in output
 

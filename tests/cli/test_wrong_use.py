@@ -163,3 +163,10 @@ def test_commands_that_only_look_something_up_do_not_load_torch(capsys: Capture,
         env=environment({"EVOLVE_ARCHIVE": str(filled(tmp_path / "archive.db")), "PYTHONPATH": str(ROOT)}),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["run broken.py", "run no_op.py", "run nowhere.py", "top --archive words.db"])
+def test_the_list_of_ops_is_not_offered_for_a_fault_in_a_file(arguments: str, capsys: Capture) -> None:
+    errors = evolve(capsys, *arguments.split())[2]
+    assert "lists the catalog" not in errors
+    assert len(errors.splitlines()) == 2

@@ -96,8 +96,19 @@ def test_a_count_that_one_launch_lacks_is_left_out() -> None:
 
 def test_counters_are_listed_in_the_order_in_which_they_are_explained() -> None:
     names = [counter.name for counter in counters.COUNTERS]
-    found = [name for name, _ in combined(rows(TWO_LAUNCHES))]
+    found = [name for name, _ in combined(rows(TWO_LAUNCHES)) if "[" not in name]
     assert found == sorted(found, key=names.index)
+
+
+def test_of_several_launches_each_keeps_its_time_and_bytes() -> None:
+    found = dict(combined(rows(TWO_LAUNCHES)))
+    assert [found[counters.of_launch(TIME, number)] for number in (1, 2)] == [3000.0, 1000.0]
+    assert [found[counters.of_launch(READ, number)] for number in (1, 2)] == [1048576.0, 1024.0]
+    assert counters.of_launch(TIME, 3) not in found
+
+
+def test_the_only_launch_is_not_repeated() -> None:
+    assert not [name for name, _ in combined(rows(TWO_LAUNCHES)[:1]) if "[" in name]
 
 
 def test_a_whole_run_is_counted() -> None:

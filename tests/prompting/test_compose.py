@@ -5,6 +5,7 @@ Rewrite the golden files with `EVOLVE_UPDATE_GOLDEN=1 pytest tests/prompting`, t
 
 import itertools
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from prompted import DONOR_TEXT, EMULATOR, GPU, LESSONS, REFERENCE, SLOW, alive,
 from small_op import BROKEN_TEXT, COMPILE_ERROR, KERNEL, OP, failed
 
 from archive.kernel import parse
-from archive.records import DeviceInfo, Outcome
-from evolve.prompting.compose import ask_again, compose
+from archive.records import Check, DeviceInfo, Outcome
+from evolve.devices import counters as c
+from evolve.prompting.compose import ask_again, compose, compose_designs, draft_design
 from evolve.prompting.operators import (
     ANSWERS,
     CROSSOVER,
@@ -70,6 +72,14 @@ def test_the_prompt_matches_its_golden_file(operator: str, device: str, form: st
 def test_the_rules_match_their_golden_file() -> None:
     request, parents = situation(DRAFT)
     assert matches_golden("rules", compose(request, DRAFT, parents, REFERENCE)[0].content)
+
+
+def test_the_question_about_designs_and_the_one_that_follows_match_their_golden_file() -> None:
+    request, _ = situation(DRAFT)
+    asked = compose_designs(replace(request, population=(), failures=(), lessons=()), 2, REFERENCE)
+    drafted = draft_design(asked, ["one warp per row", "one block per row"], 2)
+    assert matches_golden("designs", "\n\n".join(f"[{said.role}]\n{said.content}" for said in drafted[1:]))
+    assert drafted[0] == compose(request, DRAFT, (), REFERENCE)[0]
 
 
 @each({f"{operator} {device}": (operator, device) for operator in OPERATORS for device in DEVICES})
@@ -217,8 +227,57 @@ def test_a_profile_names_one_bottleneck() -> None:
     assert prompt(IMPROVE).count("The bottleneck: ") == 1
 
 
-def test_on_the_emulator_the_prompt_says_that_times_are_cpu_times() -> None:
-    assert "CPU time of the emulator" in prompt(IMPROVE, EMULATOR)
+@each({operator: operator for operator in OPERATORS})
+def test_prompts_on_the_emulator_show_no_times_and_no_speedups(operator: str) -> None:
+    told = prompt(operator, EMULATOR).partition("# The device")[2]
+    told = told.replace("".join(LESSONS), "").replace(LESSONS[0], "")
+    assert not re.search(r"\d us\b|\d\.\d+x|times as fast|Most is to be gained", told)
+    assert "no times are shown" in told
+
+
+def test_a_prompt_gives_the_times_to_beat_and_how_exact_pytorch_is() -> None:
+    request, _ = situation(DRAFT)
+    assert "# PyTorch here" not in prompt(DRAFT)
+    keys = [workload.key for workload in OP.gpu]
+    checks = tuple(Check(key, "normal", "out", 1e-7, error, 0.5) for key, error in zip(keys, (6e-8, 2e-3), strict=True))
+    first, *others = request.population
+    seen = replace(first, evaluation=replace(first.evaluation, checks=checks))
+    informed = replace(request, pytorch_us=((keys[0], 40.25), (keys[1], 21.5)), population=(seen, *others))
+    told = compose(informed, DRAFT, (), REFERENCE)[1].content
+    assert f"\n- {keys[0]}: 40.25 us\n- {keys[1]}: 21.5 us\n" in told
+    assert "- `out`: float32 6e-08, bfloat16 0.002" in told
+
+
+def test_a_parent_is_shown_with_its_setting_and_the_bytes_in_flight() -> None:
+    told = prompt(IMPROVE)
+    assert "- with the first value of each knob: WARPS=4" in told
+    assert "occupancy 75%: one load of each thread is 6 KiB in flight a multiprocessor" in told
+
+
+def test_a_crossover_may_bring_an_idea_of_its_own() -> None:
+    request, (fast, slow) = situation(CROSSOVER)
+    beaten = replace(slow, evaluation=replace(slow.evaluation, measurements=slow.evaluation.measurements[:1]))
+    told = compose(request, CROSSOVER, (fast, beaten), REFERENCE)[1].content
+    assert "You may add an idea that neither has" in prompt(CROSSOVER)
+    assert "bring an idea of your own that neither has" in told
+
+
+def test_each_launch_of_a_profiled_parent_has_its_time_bytes_and_first_reason_to_wait() -> None:
+    request, (parent,) = situation(IMPROVE)
+    (profile,) = parent.profiles
+    own = (
+        (c.DURATION, 12_400.0),
+        (c.DRAM_READ, 2.0**25),
+        (c.L2_BYTES, 2.0**26),
+        (c.BARRIER, 0.5),
+        (c.LONG_SCOREBOARD, 4.0),
+    )
+    each_launch = tuple((c.of_launch(counter.name, number), value) for number in (1, 2) for counter, value in own)
+    seen = replace(parent, profiles=(replace(profile, counters=(*profile.counters, *each_launch)),))
+    told = compose(request, IMPROVE, (seen,), REFERENCE)[1].content
+    words = "12.4 us, 32 MiB of DRAM, 64 MiB through L2, mostly warps waiting for global or local memory"
+    assert f"\n- launch 1: {words}\n- launch 2: {words}\n" in told
+    assert "- launch 1" not in prompt(IMPROVE)
 
 
 def test_on_the_emulator_the_goal_is_still_a_gpu() -> None:
@@ -282,3 +341,15 @@ def test_a_second_prompt_has_no_empty_message() -> None:
 
 def test_a_second_prompt_keeps_the_form() -> None:
     assert ask_again("half an edit", "nothing matches", EDITS)[1].content.endswith(ANSWERS[EDITS])
+
+
+def test_an_op_bound_by_memory_is_told_no_rates_of_matrix_products() -> None:
+    assert "TFLOP/s" not in prompt(DRAFT)
+    request, _ = situation(DRAFT)
+    heavy = replace(request, op=replace(OP, flops=lambda dims: 10**6 * dims["rows"] * dims["cols"]))
+    assert "float32 matrix products 50 TFLOP/s" in compose(heavy, DRAFT, (), REFERENCE)[1].content
+
+
+def test_instructions_that_the_emulator_lacks_are_not_taught_there() -> None:
+    assert "# Instructions of sm_90a" in prompt(DRAFT)
+    assert "# Instructions" not in prompt(DRAFT, EMULATOR)

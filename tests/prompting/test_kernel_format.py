@@ -1,6 +1,7 @@
 """The rules that open every prompt, compared with what the grammar and the compiler accept."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from each import each
@@ -10,7 +11,8 @@ from archive import binding, plan_reader
 from archive.binding import bind
 from archive.kernel import parse_for
 from evolve.devices.cuda.compiler import EMPTY_HEADERS, PRELUDE
-from evolve.devices.prelude import C_TYPES
+from evolve.devices.prelude import C_TYPES, specialisation
+from evolve.evaluation.buffers import LEAST_ALIGNMENT
 from evolve.op_on_device import point, signature
 from evolve.prompting.kernel_format import rules
 from reference_ops.op import Workload
@@ -23,6 +25,9 @@ op = "center_rows"
 {SECOND_EXAMPLE}---*/
 extern "C" __global__ void sum_parts() {{}}
 """
+
+
+BOUND = bind(KERNEL, point(OP, OP.gpu[0], GPU))
 
 
 def test_the_example_is_a_kernel() -> None:
@@ -72,3 +77,14 @@ def test_the_host_headers_in_the_rules_can_be_included(header: str) -> None:
 def test_the_names_in_the_rules_are_defined_by_the_prelude(name: str) -> None:
     assert name in rules()
     assert re.search(rf"\b{name}\b", PRELUDE)
+
+
+def test_the_rules_say_nothing_of_grammar_that_is_refused() -> None:
+    assert [word for word in ("tensor_maps", "TMA", "overlap", "library =") if word in rules()] == []
+
+
+def test_the_rules_give_the_types_of_specialised_names_and_the_alignment_that_is_kept() -> None:
+    assert f"multiple of {LEAST_ALIGNMENT} bytes" in rules()
+    for value, type_name in ((7, "int"), (2**31, "long long")):
+        assert f"constexpr {type_name} n = " in specialisation(replace(BOUND, constants=(("n", value),)))
+    assert "`constexpr int` (long long from 2^31 on)" in rules()

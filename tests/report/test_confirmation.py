@@ -76,4 +76,11 @@ def test_the_audit_names_a_missing_sanitizer() -> None:
 
 def test_a_failed_kernel_has_no_audit_and_unrecorded_errors_are_mentioned() -> None:
     assert audited(failed("k")) == ""
-    assert "not yet the errors of its outputs were not recorded" in audited(passed("k", CPU, **{W: 5.0}))
+    assert "not yet the errors of its outputs were not recorded" in audited(passed("k", GPU, **{W: 5.0}))
+
+
+def test_times_that_are_not_gpu_times_have_no_duels_and_no_audit() -> None:
+    emulated = confirmed("k", CPU, **{W: 5.0})
+    assert audited(emulated) == ""
+    details = [str(part) for part in confirmation_details(emulated)]
+    assert details[0] == "no duel with PyTorch: that needs a GPU"

@@ -128,7 +128,7 @@ def test_figures_that_an_older_version_did_not_record_are_not_claimed() -> None:
 
 def test_emulated_times_are_marked_as_saying_nothing_about_a_gpu() -> None:
     printed = text(checked(passed("k", CPU, **{W: 50.0})))
-    assert "no statement about a GPU" in printed
+    assert "speed needs a GPU" in printed
     assert "GB/s" not in printed
 
 

@@ -1,6 +1,7 @@
 """The live display of a run, and the log without a terminal."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,16 @@ def test_a_log_has_a_line_per_improvement_and_none_for_the_rest(tmp_path: Path) 
     assert lines(log, watching, passed(kernel(2).id, GPU, **{WORKLOADS[0]: 26.0})) == []
 
 
+def test_a_kernel_that_another_run_proposed_and_has_beaten_since_is_named_by_its_idea(tmp_path: Path) -> None:
+    store = open_archive(tmp_path / "a.db")
+    watching = Watcher("softmax", GPU, store, Phases())
+    log = EventLog(watching, WORKLOADS, time.monotonic())
+    store.append(proposal(kernel(1), run="other"), proposal(kernel(2), run="other"))
+    store.append(passed(kernel(2).id, GPU, **{WORKLOADS[0]: 20.0}))
+    (line,) = lines(log, watching, passed(kernel(1).id, GPU, **{WORKLOADS[0]: 25.0}))
+    assert f"{kernel(1).id[:8]} knobs: number 1: fastest on" in line
+
+
 def test_a_kernel_slower_than_an_archived_one_is_not_an_improvement(tmp_path: Path) -> None:
     store = open_archive(tmp_path / "a.db")
     store.append(kernel(1), passed(kernel(1).id, GPU, **{WORKLOADS[0]: 20.0}))
@@ -154,3 +165,11 @@ def test_a_log_has_a_line_per_confirmation(tmp_path: Path) -> None:
     assert "confirmed: won 1 of 2 duels with PyTorch, at best 2.00x; memcheck" in success
     (failure,) = lines(log, watching, failed(kernel(18).id, Outcome.UNSAFE, created=2.0))
     assert "failed its confirmation: unsafe: it is wrong" in failure
+
+
+def test_an_answer_in_words_that_was_asked_for_is_no_failure_on_the_display(tmp_path: Path) -> None:
+    watching = Watcher("softmax", GPU, open_archive(tmp_path / "a.db"), Phases())
+    take(watching, replace(failed_reply("1. one"), operator="designs", failure=""))
+    assert watching.progress().failures == ()
+    take(watching, failed_reply())
+    assert len(watching.progress().failures) == 1

@@ -1,12 +1,23 @@
 """Tables of champions, populations and measurements."""
 
+from dataclasses import replace
+
 import pytest
 from drawn import drawn
 from records import CPU, GPU, checked, confirmed, failed, failed_reply, kernel, passed, proposal
 from standings import standing
 
 from archive.records import Outcome
-from evolve.report.standing import Standing, champions_table, counts_line, footnotes, headline, population_table
+from evolve.report.kernel import reply_details
+from evolve.report.standing import (
+    Standing,
+    champions_table,
+    counts_line,
+    footnotes,
+    headline,
+    population_table,
+    workloads_in_order,
+)
 from evolve.report.tables import measurements_table
 
 ROWS, COLS = "rows=8 cols=16 float32", "rows=2 cols=512 float32"
@@ -85,7 +96,7 @@ def test_many_kinds_of_failure_are_preceded_by_their_total() -> None:
 
 def test_the_headline_of_an_emulated_device_has_a_note_about_its_times() -> None:
     emulated = standing("softmax", CPU, [FAST], [], [passed(FAST.id, CPU, **{ROWS: 20.0})])
-    assert "no statement about a GPU" in headline(emulated).plain
+    assert "speed needs a GPU" in headline(emulated).plain
 
 
 def test_verdicts_of_other_devices_are_ignored() -> None:
@@ -96,3 +107,36 @@ def test_verdicts_of_other_devices_are_ignored() -> None:
 
 def test_the_measurements_of_a_failed_kernel_are_an_empty_table() -> None:
     assert len(drawn(measurements_table(failed(BAD.id, Outcome.CRASHED), 80))) <= 1
+
+
+@pytest.mark.parametrize("width", [40, 50, 80, 120])
+def test_the_champions_keep_their_workloads_and_ids_at_any_width(width: int) -> None:
+    lines = drawn(champions_table(some_standing(), width), width)
+    assert [line.split()[:3] for line in lines[1:]] == [
+        ["8×16", "fp32", f"{FAST.id[:8]}?"],
+        ["2×512", "fp32", f"{SLOW.id[:8]}?"],
+    ]
+
+
+def test_workloads_keep_the_order_of_the_op_if_the_first_kernel_accepts_only_the_last_ones() -> None:
+    keys = [f"rows={rows} cols=16 float32" for rows in (64, 16, 8, 2)]
+    late = replace(passed(FAST.id, GPU, **{keys[2]: 1.0, keys[3]: 1.0}), skipped=(f"{keys[0]}: no", f"{keys[1]}: no"))
+    all_of_them = passed(SLOW.id, GPU, 2.0, **dict.fromkeys(keys, 9.0))
+    found = standing("softmax", GPU, [FAST, SLOW], [], [late, all_of_them])
+    assert [champion.workload for champion in found.champions] == keys
+
+
+def test_skipped_workloads_stand_where_the_other_kernels_have_them() -> None:
+    keys = [f"rows={rows} cols=16 float32" for rows in (64, 16, 8)]
+    late = replace(passed(FAST.id, GPU, **{keys[2]: 1.0}), skipped=(f"{keys[0]}: no", f"{keys[1]}: no"))
+    early = replace(passed(SLOW.id, GPU, **{keys[0]: 1.0, keys[1]: 1.0}), skipped=(f"{keys[2]}: no",))
+    assert workloads_in_order([late, early])[:2] == keys[:2]
+
+
+def test_an_answer_in_words_that_was_asked_for_is_no_reply_without_a_kernel() -> None:
+    designs = replace(failed_reply("1. one\n2. two"), operator="designs", failure="")
+    found = standing("softmax", GPU, [FAST], [designs, failed_reply()], [passed(FAST.id, GPU, **{ROWS: 20.0})])
+    assert counts_line(found) == "1 passed, 1 reply without a kernel"
+    printed = "\n".join(line for part in reply_details(designs) for line in drawn(part))
+    assert "a reply in words, from which kernels are written" in printed
+    assert "reason" not in printed

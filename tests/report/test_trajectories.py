@@ -1,6 +1,6 @@
 """Trajectories of runs: the quality of the best kernels as a function of what was spent."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +10,8 @@ from archive.proposals import Cost, Leg, Proposal, Run
 from archive.records import Evaluation
 from evolve.budget import History, Spent
 from evolve.report import runs
-from evolve.report.runs import Trajectory, common, compared, slowest, thinned
+from evolve.report.basis import PYTORCH, Basis
+from evolve.report.runs import Curve, Trajectory, common, compared, plot, thinned
 
 W, V = "rows=8 cols=16 float32", "rows=2 cols=512 float32"
 RUN, OTHER = Run("run", "softmax", GPU.key, "a model", 0, 0.0), Run("other", "softmax", GPU.key, "offline", 0, 0.0)
@@ -36,8 +37,8 @@ def past(records: Records) -> History:
     return History([Leg("run", 0.0), Leg("other", 0.0)], proposals, [*map(brief_evaluation, evaluations(records))])
 
 
-def trajectory(run: Run, records: Records, goals: Mapping[str, float] | None = None) -> Trajectory:
-    return runs.trajectory(run, past(records), evaluations(records), goals)
+def trajectory(run: Run, records: Records, basis: Basis = PYTORCH) -> Trajectory:
+    return runs.trajectory(run, past(records), evaluations(records), basis)
 
 
 TWO_KERNELS: Records = (
@@ -105,14 +106,20 @@ def test_an_axis_on_which_one_run_spent_nothing_has_no_rows() -> None:
     assert compared(trajectories, "usd") == []
 
 
-def test_goals_replace_the_times_of_pytorch_where_these_are_not_meaningful() -> None:
-    goals = slowest(past(TWO_KERNELS), evaluations(TWO_KERNELS), ["run"])
-    assert goals == {W: 80.0, V: 200.0}
-    assert trajectory(RUN, TWO_KERNELS, goals).points[-1].quality == pytest.approx((80 / 50 * 200 / 12.5) ** 0.5)
+def test_without_gpu_times_the_quality_is_over_the_first_kernel_and_1_where_that_is_faster() -> None:
+    first = Basis({W: 50.0, V: 200.0})
+    assert [point.quality for point in trajectory(RUN, TWO_KERNELS, first).points[1:]] == pytest.approx([1, 1, 4])
 
 
-def test_a_plot_gets_the_points_at_which_the_quality_changes() -> None:
+def test_a_plot_begins_with_the_first_kernel_that_passed_and_gets_the_points_at_which_the_quality_changes() -> None:
     points = thinned(trajectory(RUN, TWO_KERNELS), "evals")
-    assert [spent for spent, _ in points] == [0, 1, 2, 2]
-    assert [quality for _, quality in points] == pytest.approx([1, 2**0.5, 4, 4])
-    assert thinned(trajectory(OTHER, TWO_KERNELS), "evals") == [(0.0, 1.0)]
+    assert [spent for spent, _ in points] == [1, 2, 2]
+    assert [quality for _, quality in points] == pytest.approx([2**0.5, 4, 4])
+    assert thinned(trajectory(OTHER, TWO_KERNELS), "evals") == []
+
+
+def test_a_plot_is_empty_up_to_the_first_kernel_that_passed() -> None:
+    late = plot([Curve([(50.0, 2.0), (100.0, 2.0)])], 60, 4, unicode=False)
+    drawn = [line.plain.partition("|")[2] for line in late if "|" in line.plain]
+    first = min(line.index("A") for line in drawn if "A" in line)
+    assert 0.4 * 60 < first < 0.6 * 60

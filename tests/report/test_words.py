@@ -1,8 +1,25 @@
 """Formatting of workloads, times and counts."""
 
-from records import kernel
+import io
+import shlex
 
-from evolve.report.words import change, clock, counted, figure, one_line, times, workload_labels
+import pytest
+from records import kernel
+from rich.console import Console
+from rich.text import Text
+
+from evolve.report.words import (
+    change,
+    clock,
+    command_lines,
+    counted,
+    figure,
+    hanging,
+    one_line,
+    times,
+    to_continue,
+    workload_labels,
+)
 
 
 def test_a_workload_is_labelled_by_the_sizes_that_differ() -> None:
@@ -34,7 +51,9 @@ def test_no_workloads_have_no_labels() -> None:
 
 def test_times_are_shown_with_three_or_four_digits() -> None:
     assert [figure(value) for value in (1.234, 37.04, 1718.2, None)] == ["1.23", "37.0", "1718", "-"]
-    assert [times(value) for value in (2.936, 250.4, None)] == ["2.94x", "250x", "-"]
+    assert [times(value) for value in (2.936, 250.4, 0.0123, 0.0012, None)] == [
+        "2.94x", "250.40x", "0.01x", "<0.01x", "-",
+    ]  # fmt: skip
 
 
 def test_a_clock_shows_hours_only_from_one_hour_on() -> None:
@@ -56,3 +75,29 @@ def test_a_change_of_knobs_is_described_with_their_names() -> None:
 
 def test_a_change_of_code_is_described_by_the_kernels_note() -> None:
     assert change(kernel(2), kernel(1)) == "number 2"
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_text_behind_its_beginning_breaks_only_between_words(width: int) -> None:
+    path = "/opt/" + "long/" * 20
+    lines = [line.plain for line in hanging(Text("archive  "), f"{path} does not exist yet, so it is created", width)]
+    assert " ".join(" ".join(lines).split()) == f"archive {path} does not exist yet, so it is created"
+    assert all(len(line) <= width or path in line for line in lines)
+
+
+COMMAND = "evolve run softmax --device emulated --archive /tmp/some/folder/archive.db --resume e049b5e7 --evals 12"
+
+
+@pytest.mark.parametrize("width", [50, 80])
+def test_a_command_that_is_too_long_for_a_line_is_continued_between_its_options(width: int) -> None:
+    lines = command_lines(COMMAND, width)
+    assert all(len(line) <= width for line in lines.splitlines())
+    assert shlex.split(lines.replace("\\\n", "")) == COMMAND.split()
+    assert "--resume e049b5e7" in lines
+    assert "\n" not in command_lines(COMMAND, 120)
+
+
+def test_a_command_is_broken_for_terminals_only() -> None:
+    terminal = Console(file=io.StringIO(), width=80, force_terminal=True)
+    assert to_continue(COMMAND, terminal) == f"To continue:\n{command_lines(COMMAND, 80)}"
+    assert to_continue(COMMAND, Console(file=io.StringIO(), width=80)) == f"To continue: {COMMAND}"

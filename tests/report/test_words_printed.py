@@ -1,6 +1,10 @@
 """The escaping of control characters in printed text."""
 
+import fcntl
 import json
+import os
+import struct
+import termios
 from dataclasses import replace
 
 import pytest
@@ -8,6 +12,7 @@ from records import GPU, failed, failed_reply, kernel
 from rich.text import Text
 
 from archive.kernel import Kernel
+from evolve.report.basis import PYTORCH
 from evolve.report.kernel import difference, kernel_details, reply_details
 from evolve.report.tables import plain_table
 from evolve.report.words import complain, console, print_json, print_text
@@ -68,7 +73,38 @@ def test_details_of_a_hostile_kernel_have_no_control_characters(capsys: Capture)
     verdict = replace(failed(hostile.id), log=HOSTILE, device=replace(GPU, name=HOSTILE))
     reply = replace(failed_reply(HOSTILE), failure=HOSTILE, proposer=HOSTILE, operator=HOSTILE)
     output = console()
-    for part in (*kernel_details(hostile, [reply], [verdict], [], 100), *reply_details(reply)):
+    for part in (*kernel_details(hostile, [reply], [(verdict, PYTORCH)], [], 100), *reply_details(reply)):
         output.print(part, soft_wrap=True)
     output.print(difference(kernel(2), hostile), soft_wrap=True)
     assert not control_characters(capsys.readouterr().out)
+
+
+def test_a_pipe_without_a_terminal_gets_80_columns_and_a_pager_those_of_its_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("evolve.report.words.sys.__stderr__", None)
+    monkeypatch.setattr("evolve.report.words.sys.__stdin__", None)
+    assert console().width == 80
+    main, terminal = os.openpty()
+    fcntl.ioctl(main, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 57, 0, 0))
+    with os.fdopen(terminal) as stream:
+        monkeypatch.setattr("evolve.report.words.sys.__stdin__", stream)
+        assert console().width == 57
+    os.close(main)
+
+
+def test_a_terminal_shows_errors_and_hints_broken_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    message, hint = "there is no kernel whose id begins like this one", "`evolve top` shows the kernels that are alive"
+    complain(message, hint)
+    assert capsys.readouterr().err == f"error: {message}\n       {hint}\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("evolve.report.words.Console.is_terminal", True)
+    complain(message, hint)
+    lines = capsys.readouterr().err.splitlines()
+    assert all(len(line) <= 40 for line in lines)
+    assert " ".join(" ".join(lines).split()) == f"error: {message} {hint}"

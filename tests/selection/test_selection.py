@@ -5,11 +5,11 @@ from pathlib import Path
 
 import bad_kernels
 import pytest
-from records import CPU, confirmed, failed, kernel, passed
+from records import CPU, GPU, confirmed, failed, kernel, passed
 from records import proposal as record_of
 
 from archive.proposals import Proposal
-from archive.records import DeviceInfo, Evaluation, Outcome, Profile, Traits
+from archive.records import DeviceInfo, Evaluation, Outcome, Profile, Standard, Traits
 from archive.sqlite import SqliteStore, merge, open_archive
 from evolve.request import Left, Request
 from evolve.selection import selection
@@ -242,3 +242,29 @@ def test_a_view_updated_step_by_step_equals_a_new_one(store: SqliteStore) -> Non
         store.append(of_twice(verdict))
         assert dict(seen.bars()) == dict(view(store).bars())
         assert selection.request(seen, OP, 4, seed=1) == selection.request(view(store), OP, 4, seed=1)
+
+
+def test_a_request_has_pytorchs_latest_times_from_evaluations_or_measured_alone(store: SqliteStore) -> None:
+    key = OP.gpu[0].key
+    store.append(Standard("twice", key, GPU, 80.0, compile_us=60.0, created=1.0))
+    asked = selection.request(view(store, device=GPU), OP, 1, seed=1)
+    assert asked.pytorch_us == ((key, 60.0),)
+    store.append(proposal(), replace(passed(FIRST.id, GPU, **{key: 20.0}), op="twice"))
+    assert selection.request(view(store, device=GPU), OP, 1, seed=1).pytorch_us == ((key, 100.0),)
+
+
+def test_a_request_for_the_emulator_has_no_times_of_pytorch_and_no_lessons_from_times(store: SqliteStore) -> None:
+    key = OP.workloads("emulated")[0].key
+    store.append(proposal(), of_twice(passed(FIRST.id, CPU, **{key: 90.0})))
+    store.append(proposal(SECOND, "improve", (FIRST.id,)), of_twice(passed(SECOND.id, CPU, **{key: 9.0})))
+    assert view(store).history()[1].sentences()
+    asked = request(store, 1)
+    assert (asked.pytorch_us, asked.lessons) == ((), ())
+
+
+def test_only_a_run_without_any_kernel_is_untried(store: SqliteStore) -> None:
+    assert request(store, 2).untried
+    assert not request(store, 2, scope=Scope(strategy=BEST_OF_N)).untried
+    store.append(proposal())
+    assert not request(store, 2).untried
+    assert request(store, 2, scope=Scope(run="mine", fresh=True)).untried

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archive.binding import Bound
-from evolve.devices.counters import COUNTERS
+from evolve.devices.counters import COUNTERS, PER_LAUNCH, of_launch
 from evolve.devices.cuda import replay
 from evolve.devices.cuda.compiler import Cubin
 from evolve.devices.device import Counted
@@ -207,7 +207,10 @@ def _number(text: str) -> float | None:
 
 
 def combined(launches: Sequence[Launch]) -> tuple[tuple[str, float], ...]:
-    """Combine the launches: add counts, average ratios weighted by time, and take launch facts from the longest one."""
+    """Combine the launches: add counts, average ratios weighted by time, and take launch facts from the longest one.
+
+    The most telling counters of each of several launches follow.
+    """
     times = [launch.get(DURATION, 0.0) for launch in launches]
     longest = launches[times.index(max(times))]
     found = []
@@ -221,4 +224,6 @@ def combined(launches: Sequence[Launch]) -> tuple[tuple[str, float], ...]:
             value = sum(share * time for share, time in held) / sum(time for _, time in held) if held else None
         if value is not None:
             found.append((name, value))
+    for number, launch in enumerate(launches, start=1) if len(launches) > 1 else ():
+        found += [(of_launch(name, number), launch[name]) for name, *_ in PER_LAUNCH if name in launch]
     return tuple(found)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from archive.proposals import Cost, Proposal, Question
 from evolve.errors import UserError
+from evolve.prompting.operators import DESIGNS
 from evolve.prompting.text import estimated_tokens
 from evolve.proposers.llm import models as model_words
 from evolve.proposers.llm.chat import (
@@ -23,7 +24,7 @@ from evolve.proposers.llm.chat import (
 )
 from evolve.proposers.llm.endpoint import Endpoints, first_model
 from evolve.proposers.llm.models import OPENAI_URL, Model, price_hint
-from evolve.proposers.llm.questions import Prompt, prompts, reference_source
+from evolve.proposers.llm.questions import Prompt, drafts, opening, reference_source
 from evolve.proposers.llm.reply import proposal_from
 from evolve.request import Left, Request, Trial
 
@@ -54,7 +55,7 @@ class LlmProposer:
 
         A reply that cannot be read gets one follow-up prompt. A UserError ends the run if no model can be used.
         """
-        waiting = deque(prompts(request, self.models, reference_source(request.op)))
+        waiting = deque(opening(request, self.models, reference_source(request.op)))
         limit, excluded = SpendingLimit(request.left), dict[str, Proposal]()  # the models that failed, by signature
         limit.learn(request.trials)
         unpriced, answered = "", 0
@@ -71,6 +72,7 @@ class LlmProposer:
                 signature, proposal = prompt.model.signature, _proposal(prompt, answer, request)
                 answered += 1
                 limit.pay(signature, answer.cost)
+                self._follow_up(prompt, answer, proposal, request, waiting)
                 if answer.unusable:
                     self._unusable[signature] = answer.unusable
                     excluded.setdefault(signature, proposal)
@@ -79,8 +81,6 @@ class LlmProposer:
                     self._unusable.pop(signature, None)
                 self._count_unanswered(answer)
                 unpriced = unpriced or (signature if answer.unpriced and request.left.usd is not None else "")
-                if not (proposal.kernel or answer.failure or prompt.again):
-                    waiting.appendleft(prompt.once_more(proposal.reply, proposal.failure))
                 yield proposal
         if excluded and all(model.signature in self._unusable for model in self.models):
             raise self._unusable[self.models[0].signature]
@@ -90,6 +90,15 @@ class LlmProposer:
                 f"{unpriced} does not report what it costs, so a limit in USD cannot be enforced", price_hint()
             )
         self._check_answered()
+
+    def _follow_up(
+        self, prompt: Prompt, answer: Answer, proposal: Proposal, request: Request, waiting: deque[Prompt]
+    ) -> None:
+        """Add the prompts that follow from an answer: drafts of designs, or a second try at an unreadable kernel."""
+        if prompt.operator == DESIGNS:
+            waiting.extend(drafts(request, self.models, reference_source(request.op), prompt, answer.text))
+        elif not (proposal.kernel or answer.failure or answer.unusable or prompt.again):
+            waiting.appendleft(prompt.once_more(proposal.reply, proposal.failure))
 
     def _ask(self, prompt: Prompt, pause: Pause) -> Answer:
         try:
@@ -161,6 +170,8 @@ def _proposal(prompt: Prompt, answer: Answer, request: Request) -> Proposal:
         return replace(origin, failure=f"{UNUSABLE}{answer.unusable}")
     if answer.failure:
         return replace(origin, reply=answer.text, failure=answer.failure)
+    if prompt.operator == DESIGNS:
+        return replace(origin, reply=answer.text)  # not a failure: it was not asked for a kernel
     return proposal_from(answer.text, request.op, origin, prompt.kernels)
 
 

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import inspect
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +14,11 @@ from typing import Any, TypeVar
 
 from archive.exchange import encode_custom_id, request_line
 from archive.kernel import Kernel
-from evolve.prompting.compose import ask_again, compose
+from evolve.prompting.compose import ask_again, compose, compose_designs, draft_design
 from evolve.prompting.kernel_sections import weakest_workload
 from evolve.prompting.operators import (
     CROSSOVER,
+    DESIGNS,
     DRAFT,
     EXPLORE,
     IMPROVE,
@@ -25,7 +27,7 @@ from evolve.prompting.operators import (
     SPECIALISE,
     answer_form,
 )
-from evolve.prompting.text import Message
+from evolve.prompting.text import Message, one_line
 from evolve.proposers.llm import bandit
 from evolve.proposers.llm.chat import Call
 from evolve.proposers.llm.models import Model
@@ -35,6 +37,12 @@ from reference_ops.op import Op, ops_of
 
 NONCE_CHARACTERS = 7  # the id of a batch request with two parents has no room for more
 MAX_FILE_CHARACTERS = 10_000  # longest file that is shown completely
+MAX_CONSTANT = 200  # characters of a value that a function reads from its module
+
+# Designs that are asked for at most, and how often each is written, so that one bad kernel does not end an idea.
+MOST_DESIGNS, IMPLEMENTATIONS = 5, 2
+MAX_DESIGN = 400  # characters
+NUMBERED, ITEM = re.compile(r"\s*(?:\*\*)?\d+[.)]\s*(.*\S)"), re.compile(r"\s*[-*+]\s+(.*\S)")
 
 T = TypeVar("T")
 
@@ -85,6 +93,46 @@ def prompt_for(
     messages = compose(request, operator, parents, reference_source, model.form, model.prompt_tokens)
     nonce = _nonce(request.run, request.seed, index)
     return Prompt(model, operator, tuple(kernel.id for kernel in kernels), messages, nonce, kernels)
+
+
+def opening(request: Request, models: Sequence[Model], reference_source: str) -> tuple[Prompt, ...]:
+    """Return the first prompts: for an op without kernels one that asks for designs, else those of `prompts`."""
+    number = designs_wanted(request)
+    if not number:
+        return prompts(request, models, reference_source)
+    model = random.Random(request.seed).choice(list(models))
+    messages = compose_designs(request, number, reference_source, model.prompt_tokens)
+    return (Prompt(model, DESIGNS, (), messages, _nonce(request.run, request.seed, DESIGNS)),)
+
+
+def designs_wanted(request: Request) -> int:
+    """Return for how many designs to ask: each is to be written more than once, unless few kernels are wanted."""
+    wanted = request.wanted if request.left.evals is None else min(request.wanted, request.left.evals - 1)
+    return min(MOST_DESIGNS, max(2, wanted // IMPLEMENTATIONS)) if request.untried and wanted > 1 else 0
+
+
+def drafts(
+    request: Request, models: Sequence[Model], reference_source: str, asked: Prompt, reply: str
+) -> tuple[Prompt, ...]:
+    """Return prompts for kernels by the designs in a reply, in turn, or those of `prompts` if it has less than two."""
+    found = designs_in(reply)[:MOST_DESIGNS]
+    plain = prompts(request, models, reference_source)
+    if len(found) < 2:
+        return plain
+    return tuple(
+        replace(prompt, messages=draft_design(asked.messages, found, index % len(found) + 1, prompt.model.form))
+        for index, prompt in enumerate(plain)
+    )
+
+
+def designs_in(reply: str) -> list[str]:
+    """Return the designs in a reply: its numbered lines, or else its list items, without repetitions."""
+    lines = without_thoughts(reply).splitlines()
+    for mark in (NUMBERED, ITEM):
+        found = [one_line(match[1].replace("**", ""), MAX_DESIGN) for line in lines if (match := mark.match(line))]
+        if found:
+            return list({design.casefold(): design for design in found}.values())
+    return []
 
 
 def batch_line(op: str, prompt: Prompt) -> str:
@@ -167,8 +215,9 @@ def reference_source(op: Op) -> str:
     if not inspect.isroutine(reference):
         reference = type(reference)
     try:
-        if isinstance(reference, FunctionType) and len(ops_of(inspect.getmodule(reference))) > 1:
-            return "\n\n".join(dict.fromkeys(map(_source, _used(reference, []))))
+        if isinstance(reference, FunctionType) and _stands_alone(reference):
+            used = _used(reference, [])
+            return "\n\n".join(dict.fromkeys([*_constants(reference, used), *map(_source, used)]))
         path = inspect.getsourcefile(reference)
         text = Path(path).read_text(encoding="utf-8") if path else ""
         return text if 0 < len(text) <= MAX_FILE_CHARACTERS else inspect.getsource(reference)
@@ -176,17 +225,35 @@ def reference_source(op: Op) -> str:
         return ""
 
 
-def _used(function: FunctionType, seen: list[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """Return the function and the functions of `reference_ops` that it calls, in the order of their first use."""
+def _used(function: FunctionType, seen: list[FunctionType]) -> list[FunctionType]:
+    """Return the function and those of its module or `reference_ops` that it calls, in order of their first use."""
     if function in seen:
         return seen
     seen.append(function)
     closed = inspect.getclosurevars(function).nonlocals
     for name in dict.fromkeys(_names(function.__code__)):
         other = closed.get(name, function.__globals__.get(name))
-        if isinstance(other, FunctionType) and other.__module__.startswith("reference_ops."):
+        near = isinstance(other, FunctionType) and other.__module__ in (function.__module__, seen[0].__module__)
+        if isinstance(other, FunctionType) and (near or other.__module__.startswith("reference_ops.")):
             _used(other, seen)
     return seen
+
+
+def _stands_alone(function: FunctionType) -> bool:
+    """Return whether the rest of its file is about something else: several ops, or a program with a plain function."""
+    ops = ops_of(inspect.getmodule(function))
+    return len(ops) > 1 or (not ops and "." not in function.__qualname__)
+
+
+def _constants(function: FunctionType, used: Sequence[Callable[..., Any]]) -> Iterator[str]:
+    """Yield the numbers and texts that the functions of a user's program read from their module."""
+    if function.__module__.startswith("reference_ops."):
+        return
+    for one in used:
+        for name in dict.fromkeys(_names(one.__code__)):
+            value = one.__globals__.get(name)
+            if type(value) in (bool, int, float, str, tuple) and len(repr(value)) <= MAX_CONSTANT:
+                yield f"{name} = {value!r}"
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from each import each
@@ -84,8 +85,42 @@ def test_a_second_prompt_has_another_nonce() -> None:
     assert prompt.once_more("Warps.", "no kernel").nonce not in {one.nonce for one in prompts(SITUATION, (ONE,), "")}
 
 
-def test_the_reference_source_is_its_whole_file() -> None:
-    assert reference_source(OP).startswith('"""A small op with kernels')
+def test_the_reference_source_of_a_file_with_one_op_is_the_whole_file() -> None:
+    twice = Path(__file__).parents[2] / "samples" / "twice.py"
+    assert reference_source(catalog.load(str(twice))) == twice.read_text()
+
+
+PROGRAM = """\
+import torch
+
+EPS = 1e-3
+STORY = "a long story of how the model is trained"
+
+
+def scaled(x):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
+
+
+def twice_normed(x):
+    return 2 * scaled(x)
+
+
+def train():
+    return STORY
+
+
+examples = [lambda: (torch.randn(4, 8),)]
+"""
+
+
+def test_of_a_plain_function_its_source_with_what_it_uses_is_shown_and_not_its_whole_file(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    shown = reference_source(catalog.load(f"{program}:twice_normed@{program}"))
+    assert "return 2 * scaled(x)" in shown
+    assert "def scaled(x):" in shown
+    assert "EPS = 0.001" in shown
+    assert "train" not in shown
 
 
 def test_a_reference_without_python_source_has_an_empty_source() -> None:
