@@ -10,26 +10,29 @@ from rich.console import Console
 
 from archive.records import Evaluation
 from evolve import wiring
-from evolve.cli.options import ArchiveOption, JsonOption, op_names
+from evolve.cli import lookup
+from evolve.cli.options import ArchiveOption, ExampleOption, JsonOption, op_names, with_example
 from evolve.report.tables import fitted, plain_table
 from evolve.report.words import complain, console, print_json, short, times, workload_labels
 
 if TYPE_CHECKING:
     from evolve.export.package import ExportReport
 
+OPS_HELP = "Ops, files or functions to export, as they were named for `evolve run` [default: all with champions]."
 TRUST_HELP = "Also export kernels measured in merged archives but not tested here; use it for your own archives."
 
 
 def export(
     ops: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[OPS]...", help="Ops to export [default: all that have champions].",
+        typer.Argument(metavar="[OPS]...", help=OPS_HELP,
                        autocompletion=op_names, show_default=False),
     ] = None,
     name: Annotated[str, typer.Option("--name", help="Name of the Python package.")] = "primitives",
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder to write to [default: the package's name].")
     ] = None,
+    example: ExampleOption = None,
     trust_merged: Annotated[bool, typer.Option("--trust-merged", help=TRUST_HELP)] = False,
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
@@ -37,17 +40,20 @@ def export(
     """Write the kernels that beat PyTorch as a Python package. Only times on GPUs count."""
     from evolve.export.package import export as write_package
     from reference_ops import catalog
+    from reference_ops.catalog import CatalogError
 
+    named = with_example(tuple(ops or ()), example)
     with closing(wiring.archive(archive, read_only=True)) as store:
-        chosen, unknown = ops or [], []
-        if not ops:
-            evaluated = sorted(store.count(Evaluation, "op"))
-            chosen = [op for op in evaluated if op in catalog.names()]
-            unknown = [op for op in evaluated if op not in chosen]
-        loaded = [(catalog.load(op), catalog.locate(op)) for op in chosen]
+        loaded = []
+        for op in named or sorted(store.count(Evaluation, "op")):
+            locator = lookup.recorded_locator(store, op)
+            try:
+                loaded.append((catalog.load(locator), catalog.locate(locator)))
+            except CatalogError as error:
+                if named:
+                    raise
+                complain(f"{op} is left out: {error}", "name its file: evolve export FILE.py, or module:function")
         report = write_package(store, loaded, out or Path(name), name, trust_merged=trust_merged)
-    for op in unknown:
-        complain(f"{op} is not in the catalog, so it is left out", "give the path of its file: evolve export FILE.py")
     if as_json:
         print_json({**asdict(report), "folder": str(report.folder)})
     else:

@@ -46,6 +46,15 @@ def locator(op: str) -> str:
     return catalog.lasting(op)
 
 
+def recorded_locator(store: Store, op: str) -> str:
+    """Return the locator of the last run of this op, or the op itself if it names a file or an op of the catalog."""
+    from reference_ops import catalog
+
+    if is_path(op) or op in catalog.names():
+        return op
+    return next((run.words[0] for run in reversed(store.find(Run, op)) if run.words), op)
+
+
 def op_name(op: str) -> str:
     """Return the name of an op in the archive. The op is loaded only if it is defined in a file."""
     if not is_path(op):

@@ -3,6 +3,7 @@
 import inspect
 import keyword
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,15 +12,15 @@ from pathlib import Path
 from archive.store import Store
 from evolve.errors import UserError
 from evolve.export import runtime_copy, texts, winners
-from evolve.export.runtime_copy import NotPortableError, check_foreign_imports
+from evolve.export.portable import portable
+from evolve.export.runtime_copy import NotPortableError
 from evolve.export.template import manifest
-from evolve.export.template.calls import NoKernelError, check_outputs
 from evolve.export.template.manifest import ExportedEntry
 from evolve.export.winners import NoWinnerError
+from reference_ops import catalog
 from reference_ops.op import Number, Op
 
 TAKEN_PACKAGES = (*runtime_copy.ROOTS, "torch", "cupy", "numpy", "test", "tests")
-TAKEN_FUNCTIONS = ("explain", "kernels", "ops")  # functions and modules of every package
 
 
 @dataclass(frozen=True)
@@ -96,40 +97,15 @@ def export(
         except NotPortableError as error:
             skipped.append(SkippedOp(op.name, str(error)))
         except NoWinnerError as error:
-            skipped.append(SkippedOp(op.name, str(error), error.hint))
+            run = (
+                f"run `evolve run {shlex.quote(catalog.loaded_as(op))}` on a machine with an NVIDIA GPU to find kernels"
+            )
+            hint = error.hint or f"{run}; times of the emulated device are never exported"
+            skipped.append(SkippedOp(op.name, str(error), hint))
     if not parts:
         raise _nothing(skipped)
     _write(folder, name, _files(name, list(parts.values())))
     return ExportReport(folder, name, tuple(part.report for part in parts.values()), tuple(skipped))
-
-
-def check_op(op: Op, path: Path) -> None:
-    """Raise a NotPortableError unless the package can hold the op's file and a function for it."""
-    if (
-        not op.name.isidentifier()
-        or keyword.iskeyword(op.name)
-        or op.name.startswith("_")
-        or op.name in TAKEN_FUNCTIONS
-    ):
-        raise NotPortableError(f"its name `{op.name}` cannot be the name of a function in the package: rename the op")
-    if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
-        raise NotPortableError(f"its file {path.name} cannot be a module of the package: rename it")
-    names = [*(spec.name for spec in (*op.inputs, *op.outputs)), *op.parameters]
-    for name in names:
-        if keyword.iskeyword(name) or names.count(name) > 1:
-            raise NotPortableError(f"`{name}` is a Python keyword or the name of two arguments: rename the tensor")
-    known = {dim for spec in op.inputs for dim in spec.dims}
-    for name, _ in op.gpu[0].dims:
-        if name not in known:
-            raise NotPortableError(f"no input has the dim `{name}`, so its size cannot be read from a call")
-    if all(spec.dtype for spec in op.inputs):
-        raise NotPortableError("every input has a fixed dtype, so the workload's dtype cannot be read from a call")
-    check_foreign_imports(path.read_text(encoding="utf-8"))
-    try:
-        for workload in op.gpu:
-            check_outputs(op, workload)
-    except NoKernelError as error:
-        raise NotPortableError(str(error)) from error
 
 
 def defaults(op: Op) -> Mapping[str, Number | None]:
@@ -147,14 +123,14 @@ def defaults(op: Op) -> Mapping[str, Number | None]:
 
 
 def _op_files(op: Op, path: Path, store: Store, *, trust_merged: bool) -> _OpFiles:
-    check_op(op, path)
+    defined = portable(op, path)
     kernels = winners.fitting(op, store)
     confirmed = winners.confirmed_on_gpus(op, store, kernels, trust_merged=trust_merged)
     rows = winners.rows(op, confirmed, kernels)
     best = winners.champions(rows)
     shipped = winners.shipped(rows, best, kernels, confirmed)
-    module = f"ops/{path.stem}.py"
-    source, imports = runtime_copy.ported(path.read_text(encoding="utf-8"), f"ops.{path.stem}")
+    module = f"ops/{defined.stem}.py"
+    source, imports = runtime_copy.ported(defined.source, f"ops.{defined.stem}")
     entry = ExportedEntry(
         module=module,
         inputs=tuple(_declared(op, spec.name) for spec in op.inputs),
@@ -223,9 +199,10 @@ def _nothing(skipped: Sequence[SkippedOp]) -> UserError:
     if not skipped:
         return UserError("there is no op to export", "name an op, such as softmax")
     reasons = "\n".join(f"  {op.name}: {op.reason}" for op in skipped)
-    run = f"run `evolve run {skipped[0].name}` on a machine with an NVIDIA GPU to find kernels"
-    hint = next((op.hint for op in skipped if op.hint), f"{run}; times of the emulated device are never exported")
-    return UserError(f"nothing can be exported\n{reasons}", hint)
+    hint = next((op.hint for op in skipped if op.hint), "")
+    return UserError(
+        f"nothing can be exported\n{reasons}", hint or "correct what is said of the first, and export it again"
+    )
 
 
 def _write(folder: Path, name: str, files: Mapping[str, str]) -> None:

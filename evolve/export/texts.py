@@ -1,7 +1,7 @@
 """Texts of an exported package: its functions, its pyproject.toml and its README.
 
 Archives are untrusted, and so are the names of devices and tools in them. Every value in a template is either a name
-that `check_op` has checked or a result of `_literal`, `_prose` or `_cell`, so no text can become code.
+that `portable` has checked or a result of `_literal`, `_prose` or `_cell`, so no text can become code.
 """
 
 import json

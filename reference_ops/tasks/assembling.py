@@ -14,6 +14,7 @@ from reference_ops.op import COMMON, NORMAL, Number, Op, TensorSpec, Workload
 from reference_ops.precision import TORCH_DTYPES
 from reference_ops.tasks.smaller import Smaller
 from reference_ops.tasks.source import TaskError, identifier, named_dims
+from reference_ops.tasks.standalone import Origin, module_text
 from reference_ops.tasks.tracing import Fact, Traced, reference_of, shapes_of
 from reference_ops.tasks.weights import drawing, without_inert
 
@@ -60,8 +61,8 @@ class _Names:
     points: dict[Shapes, dict[str, int]]  # values of symbolic dims, by the shapes at that size
 
 
-def assembled(name: str, sizes: Sizes, note: str, forward: Callable[..., Any], module: str) -> Op:
-    """Return the op of a task. `forward` and `module` locate the task's source."""
+def assembled(name: str, sizes: Sizes, note: str, origin: Origin) -> Op:
+    """Return the op of a task."""
     own, each = sizes.gpu[0], sizes.each
     names, dtype = _names(sizes), _dtype(own)
     by_point = {tuple(names.points[shapes_of(found)].values()): found for found in each}
@@ -80,7 +81,7 @@ def assembled(name: str, sizes: Sizes, note: str, forward: Callable[..., Any], m
     op = Op(
         name=name,
         note=note,
-        reference=_with_source(reference_of(each), names.parameters, forward, module),
+        reference=_with_source(reference_of(each), names.parameters, origin),
         inputs=_specs(tensors, names, dtype),
         outputs=_specs(zip(names.outputs, own.outputs, strict=True), names, dtype),
         gpu=_workloads(sizes.gpu, names, dtype),
@@ -94,7 +95,10 @@ def assembled(name: str, sizes: Sizes, note: str, forward: Callable[..., Any], m
         draw=drawing(each, names.tensors, frozenset(own.inputs)),
         valid=lambda known: found_at(known) is not None,
     )
-    return _with_values(op, sizes, own, drawing(each, names.tensors, _drawn_by_task(own)))
+    free = _with_values(op, sizes, own, drawing(each, names.tensors, _drawn_by_task(own)))
+    return replace(
+        free, standalone=lambda: module_text(op, origin, [found.call for found in sizes.gpu], names.parameters)
+    )
 
 
 def _names(sizes: Sizes) -> _Names:
@@ -204,15 +208,13 @@ def _values(found: Traced, parameters: Mapping[str, str]) -> tuple[tuple[str, Nu
     return tuple((name, found.constants[constant]) for constant, name in parameters.items())
 
 
-def _with_source(
-    reference: Callable[..., Any], parameters: Mapping[str, str], forward: Callable[..., Any], module: str
-) -> Callable[..., Any]:
+def _with_source(reference: Callable[..., Any], parameters: Mapping[str, str], origin: Origin) -> Callable[..., Any]:
     """Make the reference take the op's names of parameters, and `inspect` find the task's source for it."""
     constants = {name: constant for constant, name in parameters.items()}
 
     def called(*tensors: torch.Tensor, **given: Number) -> Any:
         return reference(*tensors, **{constants[name]: value for name, value in given.items()})
 
-    called.__wrapped__ = forward  # type: ignore[attr-defined]
-    called.__module__ = module
+    called.__wrapped__ = origin.forward  # type: ignore[attr-defined]
+    called.__module__ = origin.module
     return called

@@ -5,16 +5,17 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
-
 from reference_ops.op import Op
 from reference_ops.tasks.assembling import Sizes, assembled
+from reference_ops.tasks.calling import module_of
 from reference_ops.tasks.smaller import fits
 from reference_ops.tasks.source import TaskError, identifier, read
+from reference_ops.tasks.standalone import Origin
 from reference_ops.tasks.tracing import Case, traced
 
 MARK = "evolve_op"  # attribute set by the decorator, with the function's examples and its name as an op
@@ -40,7 +41,10 @@ def load(path: Path, name: str, example: str) -> Op:
     first = (inspect.getdoc(function) or "").split("\n")[0]
     note = first or f"The function {function.__name__} of {path.name}."
     named = identifier(marked.get("name") or function.__name__, set())
-    return assembled(named, Sizes(found, small), note, function, module.__name__)
+    written = next(key for key, value in vars(module).items() if value is function)
+    text = path.read_text(encoding="utf-8")
+    origin = Origin(function, module.__name__, path.name, text, (written,), (f"_calling.module_of({written})",))
+    return assembled(named, Sizes(found, small), note, origin)
 
 
 def file_of(locator: str) -> str:
@@ -95,11 +99,6 @@ def _function(module: ModuleType, name: str, path: Path) -> Callable[..., Any]:
 
 
 def _case(function: Callable[..., Any], example: Example) -> Case:
-    def model() -> nn.Module:
-        made = nn.Module()
-        made.forward = function
-        return made
-
     def inputs() -> Sequence[Any]:
         given = example()
         if isinstance(given, dict):
@@ -108,7 +107,7 @@ def _case(function: Callable[..., Any], example: Example) -> Case:
             return bound.args
         return given if isinstance(given, tuple | list) else (given,)
 
-    return Case(model, inputs)
+    return Case(partial(module_of, function), inputs)
 
 
 def _examples(path: Path) -> list[Example]:

@@ -133,7 +133,7 @@ class Primitive:
             workload = workload_of(self.op, inputs, parameters)
             at, elements = point(self.op, workload, info), self.op.largest_tensor(workload)
             question = Question(info.name, workload, at, deterministic, elements)
-            check_outputs(self.op, workload)
+            check_outputs(self.op, workload, inputs)
             return self._chosen(question, device)
         except NoKernelError as error:
             return Decision(str(error))
