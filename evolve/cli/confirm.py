@@ -13,6 +13,7 @@ from evolve.cli import lookup, signals
 from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, archive_option, op_names
 from evolve.cli.session import engine_on
 from evolve.cli.signals import Stopped
+from evolve.engines import trial
 from evolve.report import facts
 from evolve.report.kernel import duels_table, sanitizer_words
 from evolve.report.live import confirmation_line
@@ -64,10 +65,9 @@ def confirm(
 
 def _named(ops: list[str]) -> Iterator[tuple[str, str]]:
     """Yield the name and the locator of each op on the command line."""
-    from reference_ops import catalog
 
     for op in ops:
-        yield catalog.load(op).name, lookup.locator(op)
+        yield trial.load(op).name, lookup.locator(op)
 
 
 def _archived(store: "SqliteStore") -> Iterator[tuple[str, str]]:

@@ -20,6 +20,7 @@ from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, archive_
 from evolve.cli.session import starting_engine, wait_for_device
 from evolve.cli.signals import Stopped
 from evolve.devices import choose
+from evolve.engines import trial
 from evolve.engines.engine import Engine, Job
 from evolve.errors import UserError
 from evolve.report import facts
@@ -116,7 +117,7 @@ def parse_targets(targets: Sequence[str], store: Store) -> Targets:
     """Return the ops and kernels that the command line names; kernels in files are archived at once."""
     kernels = [target for target in targets if target.endswith(".cu")]
     defined = [target for target in targets if is_path(target) and target not in kernels]
-    files = {catalog.load(target).name: catalog.lasting(target) for target in defined}
+    files = {trial.load(target).name: catalog.lasting(target) for target in defined}
     named = [target for target in targets if target not in (*kernels, *defined)]
     ops = {**files, **{name: name for name in named}}
     if not kernels:

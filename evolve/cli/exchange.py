@@ -20,6 +20,7 @@ from archive.store import ArchiveError, Record, Store
 from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, ExampleOption, JsonOption, archive_option, with_example
+from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.proposers.tell import SUFFIXES, TELL, TellProposer, ops_in
 from evolve.report.words import console, counted, idea, listed, one_line, print_json, short
@@ -185,7 +186,7 @@ def take_files(
 
     `locators` name ops outside the catalog. `operator` and `parents` apply to the kernels in `.cu` files.
     """
-    own = [catalog.load(locator) for locator in locators]
+    own = [trial.load(locator) for locator in locators]
     known = {kernel.id: kernel for kernel in store.find(Kernel)}
     result = []
     for op in [_op(label, own) for label in ops_in(holding)]:

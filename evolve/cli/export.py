@@ -12,6 +12,8 @@ from archive.records import Evaluation
 from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, ExampleOption, JsonOption, op_names, with_example
+from evolve.engines import trial
+from evolve.errors import UserError
 from evolve.report.tables import fitted, plain_table
 from evolve.report.words import complain, console, print_json, short, times, workload_labels
 
@@ -48,8 +50,8 @@ def export(
         for op in named or sorted(store.count(Evaluation, "op")):
             locator = lookup.recorded_locator(store, op)
             try:
-                loaded.append((catalog.load(locator), catalog.locate(locator)))
-            except CatalogError as error:
+                loaded.append((trial.load(locator), catalog.locate(locator)))
+            except (CatalogError, UserError) as error:
                 if named:
                     raise
                 complain(f"{op} is left out: {error}", "name its file: evolve export FILE.py, or module:function")

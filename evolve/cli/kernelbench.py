@@ -29,6 +29,7 @@ from evolve.cli.options import (
 )
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
+from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.report.kernelbench import (
     THRESHOLDS,
@@ -166,8 +167,8 @@ def _loaded(files: Sequence[Path], kind: str, gets_kernels: "Callable[[Op], bool
         for index, path in enumerate(files, start=1):
             status.update(f"loading {path.stem} ({index} of {len(files)})")
             try:
-                op = catalog.load(str(path))
-            except catalog.CatalogError as error:
+                op = trial.load(str(path))
+            except (catalog.CatalogError, UserError) as error:
                 problems.append(Problem(path, remark=str(error).removeprefix(f"{path} ")))
                 continue
             remark = _misfit(op, kind) or _blind_spot(op, kind, gets_kernels)

@@ -13,6 +13,7 @@ from evolve.cli.options import ArchiveOption, JsonOption, KernelArgument
 from evolve.cli.session import engine_on
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
+from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.report.profile import facts_of_profile, profile_details
 from evolve.report.progress import Phases
@@ -61,9 +62,8 @@ def profile(
 
 def _loaded(requested: str, kernel: Kernel, workload: str) -> "Op":
     """Load the kernel's op, or raise a UserError if it is another op or lacks the workload."""
-    from reference_ops import catalog
 
-    op = catalog.load(requested or kernel.op)
+    op = trial.load(requested or kernel.op)
     if op.name != kernel.op:
         raise UserError(
             f"{short(kernel.id)} is a kernel of {kernel.op}, not of {op.name}", "give the file of its own op"

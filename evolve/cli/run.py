@@ -31,6 +31,7 @@ from evolve.cli.options import (
 )
 from evolve.cli.session import RunResult, Setup, print_proposer
 from evolve.cli.signals import Stopped
+from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.report.progress import Phases
 from evolve.report.words import console, listed, print_json
@@ -149,7 +150,7 @@ def run_setup(
 
 def _loaded(locators: Sequence[str]) -> "list[tuple[Op, str]]":
     """Return each op once, with the locator by which worker processes find it."""
-    found = [(catalog.load(op), lookup.locator(op)) for op in locators]
+    found = [(trial.load(op), lookup.locator(op)) for op in locators]
     return list({op.name: (op, locator) for op, locator in found}.values())
 
 

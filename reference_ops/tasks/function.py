@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,8 +58,8 @@ def file_of(locator: str) -> str:
     if added:
         sys.path.insert(0, here)
     try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
+        spec = _found(module)
+    except (ImportError, ValueError, KeyError):
         spec = None
     finally:
         if added:
@@ -66,6 +67,16 @@ def file_of(locator: str) -> str:
     if not (spec and spec.origin):
         raise TaskError(f"there is no module `{module}`, neither in {here} nor installed")
     return f"{spec.origin}:{function}"
+
+
+def _found(module: str) -> ModuleSpec | None:
+    """Find a module. `importlib.util.find_spec` would run the packages that contain it."""
+    first, *parts = module.split(".")
+    spec, name = importlib.util.find_spec(first), first
+    for part in parts:
+        name = f"{name}.{part}"
+        spec = PathFinder.find_spec(name, spec.submodule_search_locations) if spec else None
+    return spec
 
 
 def imported(path: Path) -> ModuleType:
