@@ -13,7 +13,6 @@ from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, ExampleOption, JsonOption, op_names, with_example
 from evolve.engines import trial
-from evolve.errors import UserError
 from evolve.report.tables import fitted, plain_table
 from evolve.report.words import complain, console, print_json, short, times, workload_labels
 
@@ -42,19 +41,15 @@ def export(
     """Write the kernels that beat PyTorch as a Python package. Only times on GPUs count."""
     from evolve.export.package import export as write_package
     from reference_ops import catalog
-    from reference_ops.catalog import CatalogError
 
     named = with_example(tuple(ops or ()), example)
     with closing(wiring.archive(archive, read_only=True)) as store:
-        loaded = []
-        for op in named or sorted(store.count(Evaluation, "op")):
-            locator = lookup.recorded_locator(store, op)
-            try:
-                loaded.append((trial.load(locator), catalog.locate(locator)))
-            except (CatalogError, UserError) as error:
-                if named:
-                    raise
-                complain(f"{op} is left out: {error}", "name its file: evolve export FILE.py, or module:function")
+        evaluated = sorted(store.count(Evaluation, "op"))
+        elsewhere = [op for op in named or evaluated if op in evaluated and op not in catalog.names()]
+        for op in elsewhere:
+            complain(f"{op} is not in the catalog, so it is left out", lookup.how_to_name(store, op, "evolve export"))
+        chosen = [op for op in named or evaluated if op not in elsewhere]
+        loaded = [(trial.load(op), catalog.locate(op)) for op in chosen]
         report = write_package(store, loaded, out or Path(name), name, trust_merged=trust_merged)
     if as_json:
         print_json({**asdict(report), "folder": str(report.folder)})

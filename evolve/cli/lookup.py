@@ -1,5 +1,6 @@
 """Lookup of kernels, runs and ops named on the command line."""
 
+import shlex
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -47,13 +48,15 @@ def locator(op: str) -> str:
     return catalog.lasting(op)
 
 
-def recorded_locator(store: Store, op: str) -> str:
-    """Return the locator of the last run of this op, or the op itself if it names a file or an op of the catalog."""
-    from reference_ops import catalog
+def how_to_name(store: Store, op: str, command: str) -> str:
+    """Return a hint how to name an op outside the catalog: as its last run did, if the archive has one.
 
-    if is_path(op) or op in catalog.names():
-        return op
-    return next((run.words[0] for run in reversed(store.find(Run, op)) if run.words), op)
+    The command is only shown: an archive may come from elsewhere, and loading a file runs it.
+    """
+    named = next((run.words[0] for run in reversed(store.find(Run, op)) if run.words and is_path(run.words[0])), "")
+    return (
+        f"name it as its last run did: {command} {shlex.quote(named)}" if named else f"give its file: {command} FILE.py"
+    )
 
 
 def op_name(op: str) -> str:

@@ -177,7 +177,7 @@ def test_the_gradients_of_a_robust_kbench_task_are_refused_with_what_to_do() -> 
 
 
 @pytest.mark.parametrize("words", [(), ("fused",)])
-def test_a_function_is_found_by_the_run_that_evolved_it(
+def test_a_function_named_alone_or_not_at_all_is_left_out_with_the_command_that_exports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     locator = program(tmp_path)
@@ -187,6 +187,9 @@ def test_a_function_is_found_by_the_run_that_evolved_it(
     store.append(Run("run", "fused", "cuda NVIDIA H200", "offline", 0, 1.0, words=(locator,)))
     monkeypatch.chdir(tmp_path)
     code, output, errors = evolve(capsys, "export", *words, "--archive", tmp_path / "archive.db")
+    assert (code, output) == (2, "")
+    assert f"evolve export {locator}" in " ".join(errors.split())
+    code, output, errors = evolve(capsys, "export", locator, "--archive", tmp_path / "archive.db")
     assert (code, errors) == (0, "")
     assert "fused(x, weight, power=1.0)" in output
 
