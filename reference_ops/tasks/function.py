@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from reference_ops.op import Op
 from reference_ops.tasks.assembling import Sizes, assembled
 from reference_ops.tasks.calling import module_of
-from reference_ops.tasks.smaller import fits
+from reference_ops.tasks.resizing import resized
 from reference_ops.tasks.source import TaskError, identifier, read
 from reference_ops.tasks.standalone import Origin
 from reference_ops.tasks.tracing import Case, traced
@@ -26,7 +27,8 @@ Example = Callable[[], Any]
 def load(path: Path, name: str, example: str) -> Op:
     """Return a function as an op.
 
-    Dims that vary among the examples are symbolic, and dims that vary together share a name.
+    Dims that vary among the examples are symbolic, and dims that vary together share a name. If all examples have the
+    same shapes, every dim is symbolic that can change.
     """
     module = imported(path)
     function = _function(module, name, path)
@@ -38,14 +40,24 @@ def load(path: Path, name: str, example: str) -> Op:
             f"`...:{function.__name__}@inputs.py`), or decorate it with `@evolve.op(lambda: (torch.randn(8, 4096),))`"
         )
     found = [traced(_case(function, one)) for one in examples]
-    small = [one for one in found if fits(one)]
+    known = resized(found)
+    sizes = Sizes(known.examples, known.small.emulated, known.small.awkward, known.small.varied)
     first = (inspect.getdoc(function) or "").split("\n")[0]
     note = first or f"The function {function.__name__} of {path.name}."
     named = identifier(marked.get("name") or function.__name__, set())
     written = next(key for key, value in vars(module).items() if value is function)
     text = path.read_text(encoding="utf-8")
     origin = Origin(function, module.__name__, path.name, text, (written,), (f"_calling.module_of({written})",))
-    return assembled(named, Sizes(found, small), note, origin)
+    op = assembled(named, sizes, note, origin)
+    return replace(op, note=f"{op.note} {_freedom(op)}")
+
+
+def _freedom(op: Op) -> str:
+    """Return a sentence about the sizes that a kernel must not rely on."""
+    free = [name for name, _ in op.gpu[0].dims]
+    if not free:
+        return "All its sizes are fixed."
+    return f"Sizes that vary: {', '.join(free)}. Those given as numbers are fixed."
 
 
 def file_of(locator: str) -> str:

@@ -142,11 +142,12 @@ def shapes_of(found: Traced) -> tuple[tuple[int, ...], ...]:
 
 
 def _without_values(value: Any, drawn: Drawn) -> Any:
-    """Return a tensor that the task made earlier without its values, and count it as drawn by `torch.randn`."""
+    """Return a tensor that the task made earlier without its values. Real numbers count as drawn by `torch.randn`."""
     if not isinstance(value, torch.Tensor) or value.is_meta:
         return value
     made = value.detach().to(META)
-    drawn.plain.append(("randn", made))
+    if made.is_floating_point():
+        drawn.plain.append(("randn", made))
     return made
 
 
