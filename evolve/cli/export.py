@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from evolve.export.package import ExportReport
 
 OPS_HELP = "Ops, files or functions to export, as they were named for `evolve run` [default: all with champions]."
+PYTORCH_HELP = "Also export ops for which no kernel has won on a GPU yet, as functions that run PyTorch."
 TRUST_HELP = "Also export kernels measured in merged archives but not tested here; use it for your own archives."
 
 
-def export(
+def export(  # noqa: PLR0913, PLR0917 - one per option
     ops: Annotated[
         list[str] | None,
         typer.Argument(metavar="[OPS]...", help=OPS_HELP,
@@ -34,6 +35,7 @@ def export(
         Path | None, typer.Option("--out", metavar="DIR", help="Folder to write to [default: the package's name].")
     ] = None,
     example: ExampleOption = None,
+    pytorch_too: Annotated[bool, typer.Option("--pytorch-too", help=PYTORCH_HELP)] = False,
     trust_merged: Annotated[bool, typer.Option("--trust-merged", help=TRUST_HELP)] = False,
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
@@ -48,9 +50,13 @@ def export(
         elsewhere = [op for op in named or evaluated if op in evaluated and op not in catalog.names()]
         for op in elsewhere:
             complain(f"{op} is not in the catalog, so it is left out", lookup.how_to_name(store, op, "evolve export"))
+        if elsewhere and len(elsewhere) == len(named or evaluated):
+            raise typer.Exit(2)
         chosen = [op for op in named or evaluated if op not in elsewhere]
         loaded = [(trial.load(op), catalog.locate(op)) for op in chosen]
-        report = write_package(store, loaded, out or Path(name), name, trust_merged=trust_merged)
+        report = write_package(
+            store, loaded, out or Path(name), name, trust_merged=trust_merged, pytorch_too=pytorch_too
+        )
     if as_json:
         print_json({**asdict(report), "folder": str(report.folder)})
     else:
@@ -61,6 +67,9 @@ def _print_report(report: "ExportReport", output: Console) -> None:
     output.print(f"{report.folder}: the package {report.package}", style="bold")
     for exported in report.ops:
         output.print(f"\n{exported.call}", style="bold")
+        if not exported.kernels:
+            output.print("no kernel has won on a GPU yet: PyTorch runs")
+            continue
         wins = [(kernel, win) for kernel in exported.kernels for win in kernel.wins]
         labels = workload_labels(list(dict.fromkeys(win.workload for _, win in wins)))
         table = plain_table("kernel", labels.heading, "speedup", "device", "idea", numbers=["speedup"])

@@ -9,17 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from archive.kernel import Kernel
 from archive.store import Store
 from evolve.errors import UserError
 from evolve.export import runtime_copy, texts, winners
 from evolve.export.portable import portable
 from evolve.export.runtime_copy import NotPortableError
 from evolve.export.template import manifest
-from evolve.export.template.manifest import ExportedEntry
+from evolve.export.template.manifest import ExportedEntry, Shipped
 from evolve.export.winners import NoWinnerError
 from reference_ops import catalog
 from reference_ops.op import Number, Op
 
+OTHERWISE = "--pytorch-too exports a function that runs PyTorch; times of the emulated device are never exported"
 TAKEN_PACKAGES = (*runtime_copy.ROOTS, "torch", "cupy", "numpy", "test", "tests")
 
 
@@ -79,11 +81,13 @@ def export(
     name: str = "primitives",
     *,
     trust_merged: bool = False,
+    pytorch_too: bool = False,
 ) -> ExportReport:
     """Write the package `name` into `folder`. Each op is given with the file that defines it.
 
     With `trust_merged`, evaluations from merged archives count too. An op without a confirmed kernel that beats PyTorch
-    on a GPU is skipped with the reason. Raise a UserError if no op is left.
+    on a GPU is skipped with the reason, or has a function that runs PyTorch if `pytorch_too`. Raise a UserError if no
+    op is left.
     """
     _check_target(folder, name)
     parts: dict[str, _OpFiles] = {}
@@ -93,15 +97,15 @@ def export(
             skipped.append(SkippedOp(op.name, f"an op of this name is exported already; this one is in {path}"))
             continue
         try:
-            parts[op.name] = _op_files(op, path, store, trust_merged=trust_merged)
+            chosen = _chosen(op, store, trust_merged=trust_merged, pytorch_too=pytorch_too)
+            parts[op.name] = _op_files(op, path, chosen)
         except NotPortableError as error:
             skipped.append(SkippedOp(op.name, str(error)))
         except NoWinnerError as error:
             run = (
                 f"run `evolve run {shlex.quote(catalog.loaded_as(op))}` on a machine with an NVIDIA GPU to find kernels"
             )
-            hint = error.hint or f"{run}; times of the emulated device are never exported"
-            skipped.append(SkippedOp(op.name, str(error), hint))
+            skipped.append(SkippedOp(op.name, str(error), f"{error.hint or run}; {OTHERWISE}"))
     if not parts:
         raise _nothing(skipped)
     _write(folder, name, _files(name, list(parts.values())))
@@ -122,13 +126,30 @@ def defaults(op: Op) -> Mapping[str, Number | None]:
     return dict(sorted(found.items(), key=lambda item: item[1] is not None))
 
 
-def _op_files(op: Op, path: Path, store: Store, *, trust_merged: bool) -> _OpFiles:
-    defined = portable(op, path)
+@dataclass(frozen=True)
+class _Chosen:
+    """The kernels of one op that a package contains, and the champions that they are among."""
+
+    shipped: tuple[Shipped, ...]
+    best: winners.Champions
+    kernels: Mapping[str, Kernel]
+
+
+def _chosen(op: Op, store: Store, *, trust_merged: bool, pytorch_too: bool) -> _Chosen:
     kernels = winners.fitting(op, store)
-    confirmed = winners.confirmed_on_gpus(op, store, kernels, trust_merged=trust_merged)
-    rows = winners.rows(op, confirmed, kernels)
-    best = winners.champions(rows)
-    shipped = winners.shipped(rows, best, kernels, confirmed)
+    try:
+        confirmed = winners.confirmed_on_gpus(op, store, kernels, trust_merged=trust_merged)
+        rows = winners.rows(op, confirmed, kernels)
+        best = winners.champions(rows)
+        return _Chosen(winners.shipped(rows, best, kernels, confirmed), best, kernels)
+    except NoWinnerError:
+        if not pytorch_too:
+            raise
+        return _Chosen((), {}, kernels)
+
+
+def _op_files(op: Op, path: Path, chosen: _Chosen) -> _OpFiles:
+    defined, shipped, best = portable(op, path), chosen.shipped, chosen.best
     module = f"ops/{defined.stem}.py"
     source, imports = runtime_copy.ported(defined.source, f"ops.{defined.stem}")
     entry = ExportedEntry(
@@ -144,7 +165,7 @@ def _op_files(op: Op, path: Path, store: Store, *, trust_merged: bool) -> _OpFil
         tuple(ExportedKernel(kernel.id, kernel.note, _wins(kernel.id, best)) for kernel in shipped),
         texts.call(op, entry),
     )
-    files = {module: source, **{kernel.file: kernels[kernel.id].text for kernel in shipped}}
+    files = {module: source, **{kernel.file: chosen.kernels[kernel.id].text for kernel in shipped}}
     return _OpFiles(op, entry, report, files, frozenset(imports))
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 from commandline import evolve
-from gpu_records import archive_of, confirmed, everywhere, imported
+from gpu_records import EMULATOR, archive_of, confirmed, everywhere, imported
 
 from archive.kernel import Kernel, parse
 from archive.proposals import Run
@@ -204,3 +204,26 @@ def test_a_function_is_exported_with_its_examples_as_it_was_run(
     words = ("export", "mymodule:fused", "--example", "inputs.py", "--archive", tmp_path / "archive.db")
     assert evolve(capsys, *words)[0] == 0
     assert (tmp_path / "primitives/primitives/ops/fused.py").is_file()
+
+
+def test_a_function_can_be_exported_before_a_gpu_has_run_a_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    locator = program(tmp_path)
+    op = catalog.load(locator)
+    kernel = simple(op)
+    archive_of(tmp_path, kernel, confirmed(kernel, everywhere(op, 50.0), EMULATOR))
+    monkeypatch.chdir(tmp_path)
+    words = ("export", locator, "--archive", tmp_path / "archive.db", "--name", "package_without_kernels")
+    code, _, errors = evolve(capsys, *words)
+    assert code == 2
+    assert "none of its kernels was evaluated on a GPU" in errors
+    assert "--pytorch-too exports a function that runs PyTorch" in " ".join(errors.split())
+    code, output, _ = evolve(capsys, *words, "--pytorch-too")
+    assert code == 0
+    assert "fused(x, weight, power=1.0)\nno kernel has won on a GPU yet: PyTorch runs" in output
+    package = imported(tmp_path / "package_without_kernels", "package_without_kernels")
+    x, weight = torch.randn(6, 8), torch.randn(8)
+    torch.testing.assert_close(package.fused(x, weight), torch.tanh(x * 2 * weight))
+    assert "Has no kernel yet: everywhere, PyTorch runs." in package.fused.__doc__
+    assert package.kernels() == {"fused": ()}
