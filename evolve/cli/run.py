@@ -143,7 +143,8 @@ def run_setup(
             print_proposer(proposer.name, setup.budget, output)
             resuming = [word for word in command if word != "--all"]
             backends = session.Backends(proposer, engine, store, phases)
-            opened = session.opened(setup, loaded, backends, resuming)
+            with output.status("looking for kernels to start from"):
+                opened = session.opened(setup, loaded, backends, resuming)
             again = opened.resume_command()
             return (display.run_search if len(opened.searches) == 1 else display.run_campaign)(opened, output)
     except Stopped:
