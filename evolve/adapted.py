@@ -23,13 +23,15 @@ def kernels_for(task: Op) -> Iterator[Kernel]:
 
 
 def adapted(kernel: Kernel, task: Op, twin: Twin) -> Kernel | None:
-    """Return the kernel with the task's names, or None if names or types stand in the way."""
+    """Return the kernel with the task's names, or None if names, types or dtypes stand in the way."""
     floats = {name: value for name, value in twin.parameters.items() if isinstance(value, float)}
     renamed = {old: new for old, new in twin.tensors.items() if old != new}
     theirs = {spec.name for spec in (*task.inputs, *task.outputs)}
     workspace = [spec for spec in twin.op.outputs if spec.name not in twin.tensors]
     types = {spec.name: C_TYPES.get(spec.dtype, "") for spec in workspace}
     if theirs & {*renamed, *types} or not all(types.values()):
+        return None
+    if kernel.plan.dtypes and not {*kernel.plan.dtypes} & {*task.dtypes}:
         return None
     source = kernel.source
     for launch in kernel.plan.launches:

@@ -1,5 +1,6 @@
 """The catalog's kernels, adapted to tasks that compute the same: they pass the evaluation as kernels of the task."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,45 @@ def test_an_adapted_kernel_passes_as_a_kernel_of_the_task(tmp_path: Path, name: 
     verdicts = [evaluate(kernel, op, evaluator, shapes_seed=0, bars={}) for kernel in kernels]
     assert {verdict.outcome for verdict in verdicts} <= {Outcome.PASSED, Outcome.ILLEGAL, Outcome.UNSUPPORTED}
     assert any(verdict.passed for verdict in verdicts), [verdict.log for verdict in verdicts]
+
+
+DEFINITION = {
+    "name": "norm_h64",
+    "axes": {"tokens": {"type": "var"}, "hidden": {"type": "const", "value": 64}},
+    "inputs": {
+        "states": {"shape": ["tokens", "hidden"], "dtype": "bfloat16"},
+        "scale": {"shape": ["hidden"], "dtype": "bfloat16"},
+    },
+    "outputs": {"output": {"shape": ["tokens", "hidden"], "dtype": "bfloat16"}},
+    "reference": (
+        "import torch\n\ndef run(states, scale):\n    x = states.to(torch.float32)\n"
+        "    y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)\n"
+        "    return (y * scale.to(torch.float32)).to(states.dtype)\n"
+    ),
+}
+
+
+def test_tasks_of_robust_kbench_and_flashinfer_bench_start_from_kernels_too(tmp_path: Path) -> None:
+    (tmp_path / "norm_h64.json").write_text(json.dumps(DEFINITION))
+    random = {"states": {"type": "random"}, "scale": {"type": "random"}}
+    workloads = [json.dumps({"axes": {"tokens": tokens}, "inputs": random}) for tokens in (7, 33)]
+    (tmp_path / "norm_h64.jsonl").write_text("\n".join(workloads))
+    for locator in (tmp_path / "norm_h64.json", Path(__file__).parent / "samples" / "robust_kbench" / "rms"):
+        (twin,) = twins(catalog.load(str(locator)))
+        assert (twin.op.name, twin.parameters) == ("rms_norm", {"eps": 1e-5})
+        assert len(list(kernels_for(catalog.load(str(locator))))) == len(library.shipped("rms_norm"))
+
+
+def test_a_kernel_for_other_dtypes_than_the_tasks_is_left_out(tmp_path: Path) -> None:
+    op = task(tmp_path, "my_softmax")
+    (twin,) = twins(op)
+    simple = library.shipped("softmax")[-1]
+    half = parse(simple.text.replace("note = ", 'dtypes = ["bfloat16"]\nnote = ', 1))
+    both = parse(simple.text.replace("note = ", 'dtypes = ["bfloat16", "float32"]\nnote = ', 1))
+    assert adapted(half, op, twin) is None
+    found = adapted(both, op, twin)
+    assert found
+    assert found.plan.dtypes == ("float32",)
 
 
 def test_every_kernel_of_softmax_is_adapted_and_says_where_it_comes_from(tmp_path: Path) -> None:
