@@ -12,9 +12,10 @@ import resource
 import select
 import signal
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -25,7 +26,8 @@ from reference_ops.op import Op
 
 LIMIT_VARIABLE, LIMIT_SECONDS = "EVOLVE_LOAD_SECONDS", 60.0
 GRACE_SECONDS, TICK_SECONDS = 5.0, 0.02
-LOADED, RAISED, OVERDUE = b"loaded", b"raised ", b"Timeout ("
+LOADED, RAISED, THREAD = b"\0loaded", b"\0raised ", b"\0thread "
+OVERDUE = b"Timeout ("  # as faulthandler writes it
 REPORT_BYTES = 2**16
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')  # as faulthandler writes it, innermost first
 MAIN = 'move it below `if __name__ == "__main__":`'
@@ -44,11 +46,28 @@ class _Ending:
 
 
 def load(locator: str) -> Op:
-    """Load an op. Raise a UserError if its file ends, crashes or blocks the process that loads it."""
-    if catalog.is_path(locator) and hasattr(os, "fork"):
+    """Load an op. Raise a UserError if its file ends, crashes or blocks the process that loads it.
+
+    What a file prints goes to standard error, because standard output may be JSON. It gets no input from the terminal.
+    """
+    if not catalog.is_path(locator):
+        return catalog.load(locator)
+    if hasattr(os, "fork"):
         path = catalog.locate(locator)
         _try(catalog.lasting(locator), path, path.stat().st_mtime_ns)
-    return catalog.load(locator)
+    with contextlib.redirect_stdout(sys.stderr), _no_input():
+        return catalog.load(locator)
+
+
+@contextlib.contextmanager
+def _no_input() -> Iterator[None]:
+    before = sys.stdin
+    with Path(os.devnull).open(encoding="utf-8") as nothing:
+        sys.stdin = nothing
+        try:
+            yield
+        finally:
+            sys.stdin = before
 
 
 @functools.lru_cache(maxsize=512)
@@ -61,6 +80,9 @@ def _try(locator: str, path: Path, _changed: int) -> None:
     if ending.loaded:
         return
     where = f"{path}{_line(ending.report.decode(errors='replace'), path)}"
+    if THREAD in ending.report:
+        name = ending.report.rpartition(THREAD)[2].decode(errors="replace")
+        raise UserError(f"{where} starts a thread that keeps running ({name})", f"make it a daemon, or {MAIN}")
     raised = ending.report.rpartition(RAISED)[2].decode(errors="replace") if RAISED in ending.report else ""
     if raised:
         raise UserError(f"{where} raises {raised} while it is loaded", f"catch it, or {MAIN}")
@@ -170,7 +192,8 @@ def _load(locator: str, seconds: float, report: int) -> NoReturn:
     except BaseException as error:  # noqa: BLE001
         os.write(report, RAISED + type(error).__name__.encode())
         leave(1)
-    os.write(report, LOADED)
+    lasting = [one for one in threading.enumerate() if one is not threading.current_thread() and not one.daemon]
+    os.write(report, THREAD + lasting[0].name.encode() if lasting else LOADED)
     leave(0)
 
 

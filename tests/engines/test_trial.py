@@ -70,6 +70,22 @@ def test_a_sound_file_is_loaded_and_its_errors_stay_what_they_were(tmp_path: Pat
         trial.load(program(tmp_path, "1 / 0"))
 
 
+def test_a_thread_that_would_keep_the_command_from_ending_is_found(tmp_path: Path) -> None:
+    text = "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,), name='endless').start()"
+    with pytest.raises(UserError, match=r"mymodule\.py starts a thread that keeps running \(endless\)"):
+        trial.load(program(tmp_path, text))
+
+
+def test_a_file_that_asks_for_input_does_not_wait_for_it(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match=r"mymodule\.py, line 1, cannot be an op: EOFError"):
+        trial.load(program(tmp_path, "input('name? ')"))
+
+
+def test_what_a_file_prints_is_not_on_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trial.load(program(tmp_path, "print('hello')"))
+    assert capsys.readouterr() == ("", "hello\n")
+
+
 def test_a_changed_file_is_tried_again(tmp_path: Path) -> None:
     locator = program(tmp_path, "")
     assert trial.load(locator)
