@@ -11,7 +11,7 @@ def op(*examples: Callable[[], Any], name: str = "") -> Callable[[F], F]:
 
     Each example is a function that creates new inputs. The marked function itself does not change.
     `evolve run file.py:function` evolves kernels for it. The examples are the workloads, and dims that differ between
-    them are symbolic. One example should be small enough for a CPU.
+    them are symbolic. With a single example, or several of the same shapes, every dim is symbolic that can change.
     """
 
     for example in examples:

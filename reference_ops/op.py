@@ -165,6 +165,8 @@ class Op:
     tolerance: Tolerance = Tolerance()
     backward: tuple[str, ...] = ()  # the ops that compute its gradients
     note: str = ""
+    # Returns a module that defines the op without its file, for ops that are made from someone else's file.
+    standalone: Callable[[], str] | None = None
 
     def __post_init__(self) -> None:
         if not NAME.match(self.name):

@@ -15,7 +15,16 @@ from archive.records import DeviceInfo, Evaluation, Profile
 from archive.store import Store
 from evolve import wiring
 from evolve.cli import lookup
-from evolve.cli.options import ArchiveOption, ModelOption, OpArgument, SeedOption, archive_option
+from evolve.cli.options import (
+    ArchiveOption,
+    ExampleOption,
+    ModelOption,
+    OpArgument,
+    SeedOption,
+    archive_option,
+    with_example,
+)
+from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.prompting.operators import CROSSOVER, EXPLORE, IMPROVE, OPERATORS, PARENTS, PORT, REPAIR, SPECIALISE
 from evolve.report.standing import devices
@@ -23,7 +32,6 @@ from evolve.report.words import console, counted, listed, print_text, short
 from evolve.request import Candidate, Request
 from evolve.selection import selection
 from evolve.selection.view import OpView
-from reference_ops import catalog
 from reference_ops.catalog import is_path
 
 if TYPE_CHECKING:
@@ -68,6 +76,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
     out: OutOption = None,
     device: DeviceOption = "",
     seed: SeedOption = 0,
+    example: ExampleOption = None,
     archive: ArchiveOption = None,
 ) -> None:
     """Print prompts for a language model, or write a batch. A batch is JSONL for OpenAI's Batch API."""
@@ -76,7 +85,8 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
 
     check_operator(operator, parent or ())
     readable = (out is None and sys.stdout.isatty()) if text is None else text
-    models, loaded = read_models(model or ()), catalog.load(op)
+    (op,) = with_example((op,), example)
+    models, loaded = read_models(model or ()), trial.load(op)
     with closing(wiring.readable_archive(archive)) as store:
         info = _device_to_write_for(store, device)
         count = number or (1 if readable or operator else PROMPTS)

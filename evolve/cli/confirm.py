@@ -1,6 +1,6 @@
 """`evolve confirm`: test champions again in a fresh process, with more checks than a first evaluation makes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +10,18 @@ from rich.console import Console
 from archive.records import Evaluation
 from evolve import wiring
 from evolve.cli import lookup, signals
-from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, archive_option, op_names
+from evolve.cli.options import (
+    ArchiveOption,
+    DeviceOption,
+    ExampleOption,
+    JsonOption,
+    archive_option,
+    op_names,
+    with_example,
+)
 from evolve.cli.session import engine_on
 from evolve.cli.signals import Stopped
+from evolve.engines import trial
 from evolve.report import facts
 from evolve.report.basis import known_basis
 from evolve.report.kernel import duels_table, sanitizer_words
@@ -33,15 +42,16 @@ def confirm(
         typer.Argument(metavar="[OP]...", help="Names of ops, or paths of Python files [default: all in the archive].",
                        autocompletion=op_names, show_default=False),
     ] = None,
+    example: ExampleOption = None,
     device: DeviceOption = "",
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Test champions again in a fresh process. This adds held-out shapes, duels with PyTorch and compute-sanitizer."""
-    output = console(stderr=as_json)
+    output, named = console(stderr=as_json), with_example(tuple(ops or ()), example)
     try:
         with closing(wiring.archive(archive)) as store:
-            locators = dict(_named(ops)) if ops else dict(_archived(store))
+            locators = dict(_named(named)) if ops else dict(_archived(store))
             with engine_on(device, Phases(), output) as engine:
                 parts = [_confirmed(op, locator, engine, store, output) for op, locator in locators.items()]
                 any_champion = any(_champions(op, engine, store) for op in locators)
@@ -63,12 +73,10 @@ def confirm(
         raise typer.Exit(1)
 
 
-def _named(ops: list[str]) -> Iterator[tuple[str, str]]:
+def _named(ops: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the name and the locator of each op on the command line."""
-    from reference_ops import catalog
-
     for op in ops:
-        yield catalog.load(op).name, lookup.locator(op)
+        yield trial.load(op).name, lookup.locator(op)
 
 
 def _archived(store: "SqliteStore") -> Iterator[tuple[str, str]]:
@@ -77,7 +85,7 @@ def _archived(store: "SqliteStore") -> Iterator[tuple[str, str]]:
         if op in op_names():
             yield op, op
         else:
-            complain(f"{op} is not in the catalog, so it is left out", "give its file: evolve confirm FILE.py")
+            complain(f"{op} is not in the catalog, so it is left out", lookup.how_to_name(store, op, "evolve confirm"))
 
 
 def _champions(op: str, engine: "Engine", store: "SqliteStore") -> tuple[Champion, ...]:

@@ -42,7 +42,7 @@ def run_search(session: Session, output: Console) -> RunResult:
     """Evolve one op until the search ends. Stopped is raised again once the summary is printed."""
     (search,), backends = session.searches, session.backends
     _print_archive(standing_of(search, backends), session, output)
-    events = RunEvents(evolve(search, session.seeds(), backends.proposer, backends.engine, backends.store))
+    events = RunEvents(evolve(search, session.seeds, backends.proposer, backends.engine, backends.store))
     started, stopped = time.monotonic(), None
     try:
         with closing(events):
@@ -72,7 +72,7 @@ def run_campaign(session: Session, output: Console) -> RunResult:
     output.print(f"campaign  {session.id} over {counted(len(session.searches), 'op')}{spent}", soft_wrap=True)
     before = {search.op.name: _headroom(search, _view(search, backends)) for search in session.searches}
     events = RunEvents(
-        campaign.campaign(session.searches, session.seeds(), backends.proposer, backends.engine, backends.store)
+        campaign.campaign(session.searches, session.seeds, backends.proposer, backends.engine, backends.store)
     )
     stopped = None
     try:

@@ -15,11 +15,21 @@ from archive.records import DeviceInfo, Evaluation
 from archive.store import Store
 from evolve import wiring
 from evolve.cli import lookup, signals
-from evolve.cli.exchange import take_files
-from evolve.cli.options import ArchiveOption, DeviceOption, JsonOption, archive_option, kernel_ids, op_names
+from evolve.cli.exchange import ADD_FILE, take_files, without_op
+from evolve.cli.options import (
+    ArchiveOption,
+    DeviceOption,
+    ExampleOption,
+    JsonOption,
+    archive_option,
+    kernel_ids,
+    op_names,
+    with_example,
+)
 from evolve.cli.session import starting_engine, wait_for_device
 from evolve.cli.signals import Stopped
 from evolve.devices import choose
+from evolve.engines import trial
 from evolve.engines.engine import Engine, Job
 from evolve.errors import UserError
 from evolve.report import facts
@@ -47,6 +57,7 @@ def evaluate(
     explain: Annotated[
         str, typer.Option("--explain", metavar="ID", help=EXPLAIN_HELP, autocompletion=kernel_ids, show_default=False)
     ] = "",
+    example: ExampleOption = None,
     device: DeviceOption = "",
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
@@ -56,11 +67,13 @@ def evaluate(
         print_explanation(explain, targets or [], device, archive, as_json=as_json)
         return
     output = console(stderr=as_json)
+    sources = [target for target in targets or [] if target.endswith(".cu")]
+    named = [*sources, *with_example(tuple(one for one in targets or () if one not in sources), example)]
     try:
         with closing(wiring.archive(archive)) as store:
-            check_targets(targets or [])
+            check_targets(named)
             with starting_engine(device, Phases(), output) as engine:
-                chosen = parse_targets(targets or [], store)
+                chosen = parse_targets(named, store)
                 wait_for_device(engine, device, output)
                 pending = list(pending_ops(chosen, engine.info, store))
                 results = [evaluate_op(work, engine, store, output) for work in pending]
@@ -117,12 +130,15 @@ def parse_targets(targets: Sequence[str], store: Store) -> Targets:
     """Return the ops and kernels that the command line names; kernels in files are archived at once."""
     kernels = [target for target in targets if target.endswith(".cu")]
     defined = [target for target in targets if is_path(target) and target not in kernels]
-    files = {catalog.load(target).name: catalog.lasting(target) for target in defined}
+    files = {trial.load(target).name: catalog.lasting(target) for target in defined}
     named = [target for target in targets if target not in (*kernels, *defined)]
     ops = {**files, **{name: name for name in named}}
     if not kernels:
         return Targets(ops, frozenset(), frozenset())
-    taken = [one.proposal for one in take_files(tuple(Path(target) for target in kernels), defined, store)]
+    told, strangers = take_files(tuple(Path(target) for target in kernels), defined, store)
+    for complaint in without_op(tuple(Path(target) for target in kernels), strangers):
+        complain(complaint, ADD_FILE)
+    taken = [one.proposal for one in told]
     for proposal in taken:
         if proposal.kernel is None:
             complain(one_line(proposal.failure, 300))
@@ -148,7 +164,7 @@ def pending_ops(targets: Targets, info: DeviceInfo, store: Store) -> Iterator[Pe
         elif pending:
             complain(
                 f"{op} is not in the catalog, so {counted(len(pending), 'kernel')} stay pending",
-                "give the file that defines the op: evolve evaluate FILE.py",
+                lookup.how_to_name(store, op, "evolve evaluate"),
             )
 
 

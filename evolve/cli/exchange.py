@@ -1,8 +1,9 @@
 """`evolve tell` and `evolve merge`: add kernels and replies from files, or other archives, to the archive."""
 
+import difflib
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,8 +21,9 @@ from archive.store import ArchiveError, Record, Store
 from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, ExampleOption, JsonOption, archive_option, with_example
+from evolve.engines import trial
 from evolve.errors import UserError
-from evolve.proposers.tell import SUFFIXES, TELL, TellProposer, ops_in
+from evolve.proposers.tell import SUFFIXES, TELL, TellProposer, ops_in, places_of
 from evolve.report.words import console, counted, idea, listed, one_line, print_json, short
 from evolve.request import Request
 from reference_ops import catalog
@@ -63,10 +65,12 @@ def tell(
     check_operator(operator, parent or ())
     holding, named = parted(files)
     own = with_example(named, example)
-    complaints = unassigned(holding)
     with closing(wiring.archive(archive)) as store:
         parents = tuple(lookup.kernel(store, prefix).id for prefix in parent or ())
-        taken = take_files(holding, own, store, operator or TELL, parents)
+        taken, strangers = take_files(holding, own, store, operator or TELL, parents)
+        complaints = [*unassigned(holding), *without_op(holding, strangers)]
+        if strangers and not taken:
+            raise UserError("\n       ".join(complaints), ADD_FILE)
         path = store.path
     if as_json:
         print_json([
@@ -83,8 +87,19 @@ def tell(
             output.print(f"next: evolve evaluate {locators.get(name, name)}{archive_option(path)}", soft_wrap=True)
     for complaint in complaints:
         console(stderr=True).print(complaint, style="red", soft_wrap=True)
+    if strangers:
+        again = f"{ADD_FILE}, and give the same files again: what is archived stays as it is"
+        console(stderr=True).print(f"       {again}", style="dim", soft_wrap=True)
     if not any(one.proposal.kernel for one in taken):
         lookup.absent("no kernel was found in these files", "correct the errors above; `evolve show ID` prints a reply")
+
+
+def without_op(holding: tuple[Path, ...], strangers: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each op that was not found, with the places of its kernels and replies."""
+    for name in strangers:
+        close = difflib.get_close_matches(name, catalog.names(), n=2)
+        meant = f"; did you mean {' or '.join(close)}?" if close else ""
+        yield f"{'; '.join(places_of(holding, name))}: the catalog has no op `{name}`{meant}"
 
 
 def _print_taken(taken: "Taken", output: Console) -> None:
@@ -177,6 +192,7 @@ def _counts(store: Store) -> dict[str, int]:
     }
 
 
+ADD_FILE = "add the file that defines the op to the command"
 DEFINING = (".py", ".json")
 EVERYTHING = 10**9
 NO_DEVICE = DeviceInfo(kind="", name="", arch="", sms=0, shared_bytes=0)  # kernels from files may be for any device
@@ -214,23 +230,24 @@ def take_files(
     store: Store,
     operator: str = TELL,
     parents: tuple[str, ...] = (),
-) -> list[Taken]:
-    """Archive the kernels and replies in the files. Nothing is archived unless all their ops are found.
+) -> tuple[list[Taken], list[str]]:
+    """Archive the kernels and replies in the files; return them, and the names of ops that were not found.
 
     `locators` name ops outside the catalog. `operator` and `parents` apply to the kernels in `.cu` files.
     """
-    own = [catalog.load(locator) for locator in locators]
+    own = [trial.load(locator) for locator in locators]
     known = {kernel.id: kernel for kernel in store.find(Kernel)}
+    named = {label: _op(label, own) for label in ops_in(holding)}
     result = []
-    for op in [_op(label, own) for label in ops_in(holding)]:
+    for op in filter(None, named.values()):
         request = Request(op=op, device=NO_DEVICE, wanted=EVERYTHING, seed=0)
         for proposal in TellProposer(holding, TELL, known, operator, parents).propose(request):
             dated = replace(proposal, created=proposal.created or time.time())
             result.append(Taken(dated, new=store.append(dated) > 0))
-    return result
+    return result, [label for label, op in named.items() if op is None]
 
 
-def _op(label: str, own: list[Op]) -> Op:
+def _op(label: str, own: list[Op]) -> Op | None:
     """Return the op that a file names, from the ops given on the command line or from the catalog."""
     for op in own:
         if exchange.labels(label, op.name):
@@ -238,7 +255,4 @@ def _op(label: str, own: list[Op]) -> Op:
     for name in catalog.names():
         if exchange.labels(label, name):
             return catalog.load(name)
-    raise UserError(
-        f"the files contain kernels or replies for the op `{label}`, which is not in the catalog",
-        "add the file that defines the op to the command",
-    )
+    return None

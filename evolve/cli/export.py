@@ -10,26 +10,32 @@ from rich.console import Console
 
 from archive.records import Evaluation
 from evolve import wiring
-from evolve.cli.options import ArchiveOption, JsonOption, op_names
+from evolve.cli import lookup
+from evolve.cli.options import ArchiveOption, ExampleOption, JsonOption, op_names, with_example
+from evolve.engines import trial
 from evolve.report.tables import fitted, plain_table
 from evolve.report.words import complain, console, print_json, short, times, workload_labels
 
 if TYPE_CHECKING:
     from evolve.export.package import ExportReport
 
+OPS_HELP = "Ops, files or functions to export, as they were named for `evolve run` [default: all with champions]."
+PYTORCH_HELP = "Also export ops for which no kernel has won on a GPU yet, as functions that run PyTorch."
 TRUST_HELP = "Also export kernels measured in merged archives but not tested here; use it for your own archives."
 
 
-def export(
+def export(  # noqa: PLR0913, PLR0917 - one per option
     ops: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[OPS]...", help="Ops to export [default: all that have champions].",
+        typer.Argument(metavar="[OPS]...", help=OPS_HELP,
                        autocompletion=op_names, show_default=False),
     ] = None,
     name: Annotated[str, typer.Option("--name", help="Name of the Python package.")] = "primitives",
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder to write to [default: the package's name].")
     ] = None,
+    example: ExampleOption = None,
+    pytorch_too: Annotated[bool, typer.Option("--pytorch-too", help=PYTORCH_HELP)] = False,
     trust_merged: Annotated[bool, typer.Option("--trust-merged", help=TRUST_HELP)] = False,
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
@@ -38,16 +44,19 @@ def export(
     from evolve.export.package import export as write_package
     from reference_ops import catalog
 
+    named = with_example(tuple(ops or ()), example)
     with closing(wiring.archive(archive, read_only=True)) as store:
-        chosen, unknown = ops or [], []
-        if not ops:
-            evaluated = sorted(store.count(Evaluation, "op"))
-            chosen = [op for op in evaluated if op in catalog.names()]
-            unknown = [op for op in evaluated if op not in chosen]
-        loaded = [(catalog.load(op), catalog.locate(op)) for op in chosen]
-        report = write_package(store, loaded, out or Path(name), name, trust_merged=trust_merged)
-    for op in unknown:
-        complain(f"{op} is not in the catalog, so it is left out", "give the path of its file: evolve export FILE.py")
+        evaluated = sorted(store.count(Evaluation, "op"))
+        elsewhere = [op for op in named or evaluated if op in evaluated and op not in catalog.names()]
+        for op in elsewhere:
+            complain(f"{op} is not in the catalog, so it is left out", lookup.how_to_name(store, op, "evolve export"))
+        if elsewhere and len(elsewhere) == len(named or evaluated):
+            raise typer.Exit(2)
+        chosen = [op for op in named or evaluated if op not in elsewhere]
+        loaded = [(trial.load(op), catalog.locate(op)) for op in chosen]
+        report = write_package(
+            store, loaded, out or Path(name), name, trust_merged=trust_merged, pytorch_too=pytorch_too
+        )
     if as_json:
         print_json({**asdict(report), "folder": str(report.folder)})
     else:
@@ -58,6 +67,9 @@ def _print_report(report: "ExportReport", output: Console) -> None:
     output.print(f"{report.folder}: the package {report.package}", style="bold")
     for exported in report.ops:
         output.print(f"\n{exported.call}", style="bold")
+        if not exported.kernels:
+            output.print("no kernel has won on a GPU yet: PyTorch runs")
+            continue
         wins = [(kernel, win) for kernel in exported.kernels for win in kernel.wins]
         labels = workload_labels(list(dict.fromkeys(win.workload for _, win in wins)))
         table = plain_table("kernel", labels.heading, "speedup", "device", "idea", numbers=["speedup"])

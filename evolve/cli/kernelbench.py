@@ -29,6 +29,7 @@ from evolve.cli.options import (
 )
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
+from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.report.kernelbench import (
     THRESHOLDS,
@@ -148,14 +149,17 @@ def _always(_: "Op") -> bool:
 
 
 def _gets_kernels(run_options: RunOptions, archive: Path | None) -> "Callable[[Op], bool]":
-    """Return a predicate for ops whose kernels the run will evaluate: a model writes some, or the archive has some."""
+    """Return a predicate for ops whose kernels the run will evaluate: a model's, archived ones, or adapted ones."""
     if wiring.proposer(run_options.proposer, run_options.models).name != options.OFFLINE:
         return _always
-    if not wiring.archive_path(archive).exists():
-        return lambda _: False
-    with closing(wiring.archive(archive, read_only=True)) as store:
-        known = set(store.count(Kernel, "op"))
-    return lambda op: op.name in known
+    from evolve import adapted
+
+    known = set[str]()
+    if wiring.archive_path(archive).exists():
+        with closing(wiring.archive(archive, read_only=True)) as store:
+            known = set(store.count(Kernel, "op"))
+    seeded = not (run_options.no_seeds or run_options.fresh)
+    return lambda op: op.name in known or (seeded and any(True for _ in adapted.kernels_for(op)))
 
 
 def _loaded(files: Sequence[Path], kind: str, gets_kernels: "Callable[[Op], bool]", output: Console) -> list[Problem]:
@@ -167,8 +171,8 @@ def _loaded(files: Sequence[Path], kind: str, gets_kernels: "Callable[[Op], bool
         for index, path in enumerate(files, start=1):
             status.update(f"loading {path.stem} ({index} of {len(files)})")
             try:
-                op = catalog.load(str(path))
-            except catalog.CatalogError as error:
+                op = trial.load(str(path))
+            except (catalog.CatalogError, UserError) as error:
                 problems.append(Problem(path, remark=str(error).removeprefix(f"{path} ")))
                 continue
             remark = _misfit(op, kind) or _blind_spot(op, kind, gets_kernels)

@@ -1,5 +1,6 @@
 """Lookup of kernels, runs and ops named on the command line."""
 
+import shlex
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -9,6 +10,7 @@ from archive.kernel import Kernel
 from archive.proposals import Proposal, Run
 from archive.store import Store
 from archive.summaries import KernelSummary, ProposalSummary
+from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.report.words import complain, idea, listed, one_line, short
 from reference_ops.catalog import is_path
@@ -46,13 +48,23 @@ def locator(op: str) -> str:
     return catalog.lasting(op)
 
 
+def how_to_name(store: Store, op: str, command: str) -> str:
+    """Return a hint how to name an op outside the catalog: as its last run did, if the archive has one.
+
+    The command is only shown: an archive may come from elsewhere, and loading a file runs it.
+    """
+    named = next((run.words[0] for run in reversed(store.find(Run, op)) if run.words and is_path(run.words[0])), "")
+    return (
+        f"name it as its last run did: {command} {shlex.quote(named)}" if named else f"give its file: {command} FILE.py"
+    )
+
+
 def op_name(op: str) -> str:
     """Return the name of an op in the archive. The op is loaded only if it is defined in a file."""
     if not is_path(op):
         return op
-    from reference_ops import catalog
 
-    return catalog.load(op).name
+    return trial.load(op).name
 
 
 def _matching(store: Store, prefix: str) -> Kernel | Proposal:

@@ -20,6 +20,7 @@ from evolve.cli.options import ArchiveOption, JsonOption, SeedOption, op_names
 from evolve.cli.session import engine_on
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
+from evolve.engines import trial
 from evolve.engines.engine import TimesPyTorch
 from evolve.errors import UserError
 from evolve.evaluation.requests import TimingRequest, TimingResult
@@ -156,7 +157,7 @@ def _loaded(requested: Sequence[str], family: str) -> tuple[list[Loaded], bool]:
     loaded, missing = [], False
     for name in requested or catalog.names():
         try:
-            loaded.append(Loaded(catalog.family(name), catalog.load(name), catalog.lasting(name)))
+            loaded.append(Loaded(catalog.family(name), trial.load(name), catalog.lasting(name)))
         except catalog.CatalogError as error:
             if requested:
                 raise

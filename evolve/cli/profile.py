@@ -9,10 +9,11 @@ from archive.kernel import Kernel
 from archive.records import Evaluation
 from evolve import wiring
 from evolve.cli import lookup
-from evolve.cli.options import ArchiveOption, JsonOption, KernelArgument
+from evolve.cli.options import ArchiveOption, ExampleOption, JsonOption, KernelArgument, with_example
 from evolve.cli.session import engine_on
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
+from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.report.profile import facts_of_profile, profile_details
 from evolve.report.progress import Phases
@@ -30,13 +31,14 @@ def profile(
     kernel: KernelArgument,
     op: Annotated[str, typer.Argument(metavar="[FILE.py]", help=OP_HELP, show_default=False)] = "",
     workload: Annotated[str, typer.Option("--workload", metavar="TEXT", help=WORKLOAD_HELP, show_default=False)] = "",
+    example: ExampleOption = None,
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Profile a kernel on this GPU with NVIDIA's ncu. Print its counters and its bottleneck."""
     output = console(stderr=as_json)
     with closing(wiring.archive(archive)) as store:
-        found = lookup.kernel(store, kernel)
+        found, op = lookup.kernel(store, kernel), with_example((op,), example)[0]
         loaded = _loaded(op, found, workload)
         if not policy_of(kind := choose.device_kind()).times_are_gpu_times:
             raise UserError("profiling needs an NVIDIA GPU, and none was found", "`evolve doctor` says what is missing")
@@ -61,9 +63,8 @@ def profile(
 
 def _loaded(requested: str, kernel: Kernel, workload: str) -> "Op":
     """Load the kernel's op, or raise a UserError if it is another op or lacks the workload."""
-    from reference_ops import catalog
 
-    op = catalog.load(requested or kernel.op)
+    op = trial.load(requested or kernel.op)
     if op.name != kernel.op:
         raise UserError(
             f"{short(kernel.id)} is a kernel of {kernel.op}, not of {op.name}", "give the file of its own op"

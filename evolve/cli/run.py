@@ -31,6 +31,7 @@ from evolve.cli.options import (
 )
 from evolve.cli.session import RunResult, Setup, print_proposer
 from evolve.cli.signals import Stopped
+from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.report.progress import Phases
 from evolve.report.words import console, listed, print_json, to_continue
@@ -136,10 +137,14 @@ def run_setup(
                 _check_proposer(proposer.name, setup)
             session.wait_for_device(engine, run_options.device, output)
             _check_workloads([op for op, _ in loaded], engine.info.kind)
+            for op, locator in loaded:
+                if catalog.is_path(locator):
+                    output.print(f"op        {_described(op)}", soft_wrap=not output.is_terminal)
             print_proposer(proposer.name, setup.budget, output)
             resuming = [word for word in command if word != "--all"]
             backends = session.Backends(proposer, engine, store, phases)
-            opened = session.opened(setup, loaded, backends, resuming)
+            with output.status("looking for kernels to start from"):
+                opened = session.opened(setup, loaded, backends, resuming)
             again = opened.resume_command()
             return (display.run_search if len(opened.searches) == 1 else display.run_campaign)(opened, output)
     except Stopped:
@@ -149,14 +154,28 @@ def run_setup(
 
 def _loaded(locators: Sequence[str]) -> "list[tuple[Op, str]]":
     """Return each op once, with the locator by which worker processes find it."""
-    found = [(catalog.load(op), lookup.locator(op)) for op in locators]
+    found = [(trial.load(op), lookup.locator(op)) for op in locators]
     return list({op.name: (op, locator) for op, locator in found}.values())
+
+
+def _described(op: "Op") -> str:
+    """Return an op's tensors with their dims: names are sizes that may vary, numbers are fixed."""
+    inputs, outputs = (
+        ", ".join(f"{spec.name}[{' '.join(spec.dims)}]" for spec in specs) for specs in (op.inputs, op.outputs)
+    )
+    free = [name for name, _ in op.gpu[0].dims]
+    may_vary = f"{listed(free)} may vary" if free else "for exactly these sizes"
+    return f"{op.name}: {inputs} -> {outputs}; {may_vary}; {listed(op.dtypes)}"
 
 
 def _check_workloads(ops: "Sequence[Op]", kind: str) -> None:
     if large := [op.name for op in ops if not op.workloads(kind)]:
+        from reference_ops.tasks.smaller import MOST_ELEMENTS, MOST_OPERATIONS, MOST_OUTPUTS
+
+        limits = f"{MOST_OUTPUTS:,} outputs, {MOST_ELEMENTS:,} elements in all, {MOST_OPERATIONS:,} operations"
         raise UserError(
-            f"no workload of {listed(large)} is small enough for the {kind} device", "run it on a machine with a GPU"
+            f"no workload of {listed(large)} is small enough for the {kind} device, which takes at most {limits}",
+            "add an example that is as small as that, or run it on a machine with a GPU",
         )
 
 

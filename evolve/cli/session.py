@@ -68,7 +68,7 @@ class Session:
     searches: tuple[Search, ...]
     budget: Budget  # the total budget
     before: Spent  # the part of it that earlier legs spent
-    seeded: bool
+    seeds: tuple[Proposal, ...]  # shipped kernels to start from
     command: tuple[str, ...]  # the command that resumes the session, without --resume and limits
     given: Budget = field(default=Budget())  # limits given when the session was resumed
 
@@ -76,17 +76,6 @@ class Session:
         """Return the command that resumes this session, with the larger limits in `more`, if any."""
         limits = options.with_limits(self.given, more or Budget())
         return shlex.join([*self.command, "--resume", self.id, *options.budget_arguments(limits)])
-
-    def seeds(self) -> list[Proposal]:
-        """Return the shipped kernels that the device supports, as proposals whose ids are the same in every run."""
-        ops = [search.op.name for search in self.searches] if self.seeded else []
-        device = self.backends.engine.info.kind
-        return [
-            Proposal(op, "seed", SEED_PROPOSER, kernel, created=time.time())
-            for op in ops
-            for kernel in library.shipped(op)
-            if choose.supports(device, kernel)
-        ]
 
     def spent(self) -> Spent:
         """Return the total over all runs and legs so far."""
@@ -192,10 +181,24 @@ def opened(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, c
     ]  # fmt: skip
     before = sum((spent_by(search, backends) for search in searches), Spent()) if setup.runs else Spent()
     left = budget.left(total, before)
+    given = setup.run_options
+    seeds = () if given.no_seeds or given.fresh else tuple(_seeds([op for op, _ in loaded], kind))
     deadline = float("inf") if left.seconds is None else time.monotonic() + left.seconds
     searches = [replace(search, budget=left, deadline=deadline) for search in searches]
-    seeded = not (setup.run_options.no_seeds or setup.run_options.fresh)
-    return Session(backends, identity, tuple(searches), total, before, seeded, tuple(command), setup.given)
+    return Session(backends, identity, tuple(searches), total, before, seeds, tuple(command), setup.given)
+
+
+def _seeds(ops: Sequence[Op], device: str) -> Iterator[Proposal]:
+    """Yield the shipped kernels that the device supports, as proposals whose ids are the same in every run.
+
+    A task or function that computes the same as an op of the catalog gets the kernels of that op, adapted.
+    """
+    from evolve import adapted
+
+    for op in ops:
+        for kernel in adapted.kernels_for(op) if op.standalone else library.shipped(op.name):
+            if choose.supports(device, kernel):
+                yield Proposal(op.name, "seed", SEED_PROPOSER, kernel, created=time.time())
 
 
 def spent_by(search: Search, backends: Backends) -> Spent:

@@ -3,23 +3,26 @@
 import inspect
 import keyword
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from archive.kernel import Kernel
 from archive.store import Store
 from evolve.errors import UserError
 from evolve.export import runtime_copy, texts, winners
-from evolve.export.runtime_copy import NotPortableError, check_foreign_imports
+from evolve.export.portable import portable
+from evolve.export.runtime_copy import NotPortableError
 from evolve.export.template import manifest
-from evolve.export.template.calls import NoKernelError, check_outputs
-from evolve.export.template.manifest import ExportedEntry
+from evolve.export.template.manifest import ExportedEntry, Shipped
 from evolve.export.winners import NoWinnerError
+from reference_ops import catalog
 from reference_ops.op import Number, Op
 
+OTHERWISE = "--pytorch-too exports a function that runs PyTorch; times of the emulated device are never exported"
 TAKEN_PACKAGES = (*runtime_copy.ROOTS, "torch", "cupy", "numpy", "test", "tests")
-TAKEN_FUNCTIONS = ("explain", "kernels", "ops")  # functions and modules of every package
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,13 @@ def export(
     name: str = "primitives",
     *,
     trust_merged: bool = False,
+    pytorch_too: bool = False,
 ) -> ExportReport:
     """Write the package `name` into `folder`. Each op is given with the file that defines it.
 
     With `trust_merged`, evaluations from merged archives count too. An op without a confirmed kernel that beats PyTorch
-    on a GPU is skipped with the reason. Raise a UserError if no op is left.
+    on a GPU is skipped with the reason, or has a function that runs PyTorch if `pytorch_too`. Raise a UserError if no
+    op is left.
     """
     _check_target(folder, name)
     parts: dict[str, _OpFiles] = {}
@@ -92,44 +97,19 @@ def export(
             skipped.append(SkippedOp(op.name, f"an op of this name is exported already; this one is in {path}"))
             continue
         try:
-            parts[op.name] = _op_files(op, path, store, trust_merged=trust_merged)
+            chosen = _chosen(op, store, trust_merged=trust_merged, pytorch_too=pytorch_too)
+            parts[op.name] = _op_files(op, path, chosen)
         except NotPortableError as error:
             skipped.append(SkippedOp(op.name, str(error)))
         except NoWinnerError as error:
-            skipped.append(SkippedOp(op.name, str(error), error.hint))
+            run = (
+                f"run `evolve run {shlex.quote(catalog.loaded_as(op))}` on a machine with an NVIDIA GPU to find kernels"
+            )
+            skipped.append(SkippedOp(op.name, str(error), f"{error.hint or run}; {OTHERWISE}"))
     if not parts:
         raise _nothing(skipped)
     _write(folder, name, _files(name, list(parts.values())))
     return ExportReport(folder, name, tuple(part.report for part in parts.values()), tuple(skipped))
-
-
-def check_op(op: Op, path: Path) -> None:
-    """Raise a NotPortableError unless the package can hold the op's file and a function for it."""
-    if (
-        not op.name.isidentifier()
-        or keyword.iskeyword(op.name)
-        or op.name.startswith("_")
-        or op.name in TAKEN_FUNCTIONS
-    ):
-        raise NotPortableError(f"its name `{op.name}` cannot be the name of a function in the package: rename the op")
-    if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
-        raise NotPortableError(f"its file {path.name} cannot be a module of the package: rename it")
-    names = [*(spec.name for spec in (*op.inputs, *op.outputs)), *op.parameters]
-    for name in names:
-        if keyword.iskeyword(name) or names.count(name) > 1:
-            raise NotPortableError(f"`{name}` is a Python keyword or the name of two arguments: rename the tensor")
-    known = {dim for spec in op.inputs for dim in spec.dims}
-    for name, _ in op.gpu[0].dims:
-        if name not in known:
-            raise NotPortableError(f"no input has the dim `{name}`, so its size cannot be read from a call")
-    if all(spec.dtype for spec in op.inputs):
-        raise NotPortableError("every input has a fixed dtype, so the workload's dtype cannot be read from a call")
-    check_foreign_imports(path.read_text(encoding="utf-8"))
-    try:
-        for workload in op.gpu:
-            check_outputs(op, workload)
-    except NoKernelError as error:
-        raise NotPortableError(str(error)) from error
 
 
 def defaults(op: Op) -> Mapping[str, Number | None]:
@@ -146,15 +126,32 @@ def defaults(op: Op) -> Mapping[str, Number | None]:
     return dict(sorted(found.items(), key=lambda item: item[1] is not None))
 
 
-def _op_files(op: Op, path: Path, store: Store, *, trust_merged: bool) -> _OpFiles:
-    check_op(op, path)
+@dataclass(frozen=True)
+class _Chosen:
+    """The kernels of one op that a package contains, and the champions that they are among."""
+
+    shipped: tuple[Shipped, ...]
+    best: winners.Champions
+    kernels: Mapping[str, Kernel]
+
+
+def _chosen(op: Op, store: Store, *, trust_merged: bool, pytorch_too: bool) -> _Chosen:
     kernels = winners.fitting(op, store)
-    confirmed = winners.confirmed_on_gpus(op, store, kernels, trust_merged=trust_merged)
-    rows = winners.rows(op, confirmed, kernels)
-    best = winners.champions(rows)
-    shipped = winners.shipped(rows, best, kernels, confirmed)
-    module = f"ops/{path.stem}.py"
-    source, imports = runtime_copy.ported(path.read_text(encoding="utf-8"), f"ops.{path.stem}")
+    try:
+        confirmed = winners.confirmed_on_gpus(op, store, kernels, trust_merged=trust_merged)
+        rows = winners.rows(op, confirmed, kernels)
+        best = winners.champions(rows)
+        return _Chosen(winners.shipped(rows, best, kernels, confirmed), best, kernels)
+    except NoWinnerError:
+        if not pytorch_too:
+            raise
+        return _Chosen((), {}, kernels)
+
+
+def _op_files(op: Op, path: Path, chosen: _Chosen) -> _OpFiles:
+    defined, shipped, best = portable(op, path), chosen.shipped, chosen.best
+    module = f"ops/{defined.stem}.py"
+    source, imports = runtime_copy.ported(defined.source, f"ops.{defined.stem}")
     entry = ExportedEntry(
         module=module,
         inputs=tuple(_declared(op, spec.name) for spec in op.inputs),
@@ -168,7 +165,7 @@ def _op_files(op: Op, path: Path, store: Store, *, trust_merged: bool) -> _OpFil
         tuple(ExportedKernel(kernel.id, kernel.note, _wins(kernel.id, best)) for kernel in shipped),
         texts.call(op, entry),
     )
-    files = {module: source, **{kernel.file: kernels[kernel.id].text for kernel in shipped}}
+    files = {module: source, **{kernel.file: chosen.kernels[kernel.id].text for kernel in shipped}}
     return _OpFiles(op, entry, report, files, frozenset(imports))
 
 
@@ -223,9 +220,10 @@ def _nothing(skipped: Sequence[SkippedOp]) -> UserError:
     if not skipped:
         return UserError("there is no op to export", "name an op, such as softmax")
     reasons = "\n".join(f"  {op.name}: {op.reason}" for op in skipped)
-    run = f"run `evolve run {skipped[0].name}` on a machine with an NVIDIA GPU to find kernels"
-    hint = next((op.hint for op in skipped if op.hint), f"{run}; times of the emulated device are never exported")
-    return UserError(f"nothing can be exported\n{reasons}", hint)
+    hint = next((op.hint for op in skipped if op.hint), "")
+    return UserError(
+        f"nothing can be exported\n{reasons}", hint or "correct what is said of the first, and export it again"
+    )
 
 
 def _write(folder: Path, name: str, files: Mapping[str, str]) -> None:

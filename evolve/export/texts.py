@@ -1,7 +1,7 @@
 """Texts of an exported package: its functions, its pyproject.toml and its README.
 
 Archives are untrusted, and so are the names of devices and tools in them. Every value in a template is either a name
-that `check_op` has checked or a result of `_literal`, `_prose` or `_cell`, so no text can become code.
+that `portable` has checked or a result of `_literal`, `_prose` or `_cell`, so no text can become code.
 """
 
 import json
@@ -55,7 +55,7 @@ FUNCTION = '''
 def {name}({arguments}) -> {result}:
     """{note}
 
-    Has kernels for {devices}. On other devices, and where no kernel is faster, PyTorch runs{baseline}.
+    {devices}, PyTorch runs{baseline}.
     """
     {outputs} = _PRIMITIVES[{key}](({inputs}), {{{parameters}}})
     return {returned}
@@ -182,13 +182,20 @@ def _function(op: Op, entry: ExportedEntry) -> str:
         arguments=", ".join([*(f"{spec.name}: _Tensor" for spec in op.inputs), *_declared(op, entry)]),
         result=types if len(outputs) == 1 else f"tuple[{types}]",
         note=_prose(" ".join([op.note or f"See {entry.module}.", *_left_open(op)])),
-        devices=_prose(", ".join(sorted({measured.device for _, measured in entry.table()}))),
+        devices=_prose(_devices(entry)),
         baseline=_prose(f": see {op.baseline.__name__} in {entry.module}" if op.baseline else ""),
         outputs=f"({outputs[0]},)" if len(outputs) == 1 else ", ".join(outputs),
         inputs=", ".join(spec.name for spec in op.inputs) + ("," if len(op.inputs) == 1 else ""),
         parameters=", ".join(f"{_literal(name)}: {name}" for name in entry.parameters),
         returned=", ".join(outputs),
     )
+
+
+def _devices(entry: ExportedEntry) -> str:
+    if not entry.kernels:
+        return "Has no kernel yet: everywhere"
+    devices = ", ".join(sorted({measured.device for _, measured in entry.table()}))
+    return f"Has kernels for {devices}. On other devices, and where no kernel is faster"
 
 
 def _left_open(op: Op) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Selection of kernels for export: the confirmed kernels that beat PyTorch on a GPU, with their times."""
 
 import hashlib
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from archive import kernel as genome
@@ -13,6 +14,7 @@ from evolve.devices.choose import policy_of
 from evolve.export.template.manifest import Measured, Shipped, Tested
 from evolve.op_on_device import point, signature
 from evolve.selection import population
+from reference_ops import catalog
 from reference_ops.op import Op
 
 Row = tuple[str, Measured]  # a kernel's id and one of its times
@@ -34,6 +36,7 @@ def confirmed_on_gpus(
 
     Evaluations from merged archives count only with `trust_merged`: a package should contain times measured here.
     """
+    named = shlex.quote(catalog.loaded_as(op))
     merged = set() if trust_merged else {one.evaluation_id for one in store.find(Merged, op.name)}
     every = [e for e in store.find(Evaluation, op.name) if policy_of(e.device.kind).times_are_gpu_times]
     on_gpus = [e for e in every if e.id not in merged]
@@ -42,7 +45,7 @@ def confirmed_on_gpus(
     if not on_gpus:
         raise NoWinnerError(
             "all its evaluations come from merged archives; none was made on this machine",
-            f"run `evolve confirm {op.name}` to test the kernels on this machine's GPU; if the merged archives are "
+            f"run `evolve confirm {named}` to test the kernels on this machine's GPU; if the merged archives are "
             "your own, --trust-merged exports them as they are",
         )
     verdicts = [population.latest(on_gpus, key) for key in dict.fromkeys(e.device.key for e in on_gpus)]
@@ -52,7 +55,7 @@ def confirmed_on_gpus(
     confirmed = [e for e in passed if e.confirmed]
     if not confirmed:
         raise NoWinnerError(
-            "its champions are not confirmed yet", f"run `evolve confirm {op.name}` on the same GPU to test them again"
+            "its champions are not confirmed yet", f"run `evolve confirm {named}` on the same GPU to test them again"
         )
     return confirmed
 

@@ -19,6 +19,7 @@ from evolve.request import Request
 TELL = "tell"
 MAX_BYTES = 2**30
 SUFFIXES = (".cu", ".jsonl")
+LINES_SHOWN = 12
 NO_OP = "neither its custom_id, which `evolve ask` did not write, nor a kernel in the reply names an op"
 NAMED_OP = re.compile(r"""^\s*op\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 
@@ -86,6 +87,22 @@ def unassigned(files: tuple[Path, ...]) -> tuple[str, ...]:
         for entry in _entries(files)
         if entry.reply and not (entry.custom_id or entry.named_op or entry.default_op)
     )
+
+
+def places_of(files: tuple[Path, ...], label: str) -> tuple[str, ...]:
+    """Return the files, and the lines of batches, that hold kernels or replies for the op that `label` stands for."""
+    found: dict[str, list[int]] = {}
+    for entry in _entries(files):
+        if label == (entry.custom_id.op if entry.custom_id else entry.named_op or entry.default_op):
+            found.setdefault(entry.file.name, []).append(entry.line)
+    return tuple(f"{name}{_numbered([line for line in lines if line])}" for name, lines in found.items())
+
+
+def _numbered(lines: list[int]) -> str:
+    if not lines:
+        return ""
+    more = f" and {len(lines) - LINES_SHOWN} more" if len(lines) > LINES_SHOWN else ""
+    return f", line{'s' * (len(lines) > 1)} {', '.join(map(str, lines[:LINES_SHOWN]))}{more}"
 
 
 @dataclass(frozen=True)

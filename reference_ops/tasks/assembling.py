@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from reference_ops.op import COMMON, NORMAL, Number, Op, TensorSpec, Workload
 from reference_ops.precision import TORCH_DTYPES
 from reference_ops.tasks.smaller import Smaller
 from reference_ops.tasks.source import TaskError, identifier, named_dims
+from reference_ops.tasks.standalone import Origin, module_text
 from reference_ops.tasks.tracing import Fact, Traced, reference_of, shapes_of
 from reference_ops.tasks.weights import drawing, without_inert
 
@@ -60,10 +61,9 @@ class _Names:
     points: dict[Shapes, dict[str, int]]  # values of symbolic dims, by the shapes at that size
 
 
-def assembled(name: str, sizes: Sizes, note: str, forward: Callable[..., Any], module: str) -> Op:
-    """Return the op of a task. `forward` and `module` locate the task's source."""
-    own, each = sizes.gpu[0], sizes.each
-    names, dtype = _names(sizes), _dtype(own)
+def assembled(name: str, sizes: Sizes, note: str, origin: Origin) -> Op:
+    """Return the op of a task."""
+    own, each, names = sizes.gpu[0], sizes.each, _names(sizes)
     by_point = {tuple(names.points[shapes_of(found)].values()): found for found in each}
     symbolic = tuple(names.points[shapes_of(own)])
 
@@ -76,16 +76,15 @@ def assembled(name: str, sizes: Sizes, note: str, forward: Callable[..., Any], m
     def product_operations(known: Mapping[str, Any]) -> int:
         return found.operations if (found := found_at(known)) else 0
 
-    tensors = [(names.tensors[tensor], fact) for tensor, fact in (*own.inputs.items(), *own.weights.items())]
     op = Op(
         name=name,
         note=note,
-        reference=_with_source(reference_of(each), names.parameters, forward, module),
-        inputs=_specs(tensors, names, dtype),
-        outputs=_specs(zip(names.outputs, own.outputs, strict=True), names, dtype),
-        gpu=_workloads(sizes.gpu, names, dtype),
-        emulated=_workloads(sizes.emulated, names, dtype),
-        awkward=_workloads(sizes.awkward, names, dtype),
+        reference=_with_source(reference_of(each), names.parameters, origin),
+        inputs=_specs([*names.tensors.values()], [[*_given(found).values()] for found in sizes.gpu], sizes, names),
+        outputs=_specs(names.outputs, [found.outputs for found in sizes.gpu], sizes, names),
+        gpu=_workloads(sizes.gpu, names),
+        emulated=_workloads(sizes.emulated, names),
+        awkward=_workloads(sizes.awkward, names),
         flops=output_elements,
         matrix_flops=product_operations if _products(own) else None,
         tf32=any(by_convolution for _, _, by_convolution in own.products),
@@ -94,7 +93,10 @@ def assembled(name: str, sizes: Sizes, note: str, forward: Callable[..., Any], m
         draw=drawing(each, names.tensors, frozenset(own.inputs)),
         valid=lambda known: found_at(known) is not None,
     )
-    return _with_values(op, sizes, own, drawing(each, names.tensors, _drawn_by_task(own)))
+    free = _with_values(op, sizes, own, drawing(each, names.tensors, _drawn_by_task(own)))
+    return replace(
+        free, standalone=lambda: module_text(op, origin, [found.call for found in sizes.gpu], names.parameters)
+    )
 
 
 def _names(sizes: Sizes) -> _Names:
@@ -111,17 +113,33 @@ def _names(sizes: Sizes) -> _Names:
     return _Names(tensors, tuple(outputs), parameters, dims, points)
 
 
-def _workloads(tracings: Sequence[Traced], names: _Names, dtype: torch.dtype) -> tuple[Workload, ...]:
+def _workloads(tracings: Sequence[Traced], names: _Names) -> tuple[Workload, ...]:
     points = (tuple(names.points[shapes_of(found)].items()) for found in tracings)
     constants = (_values(found, names.parameters) for found in tracings)
-    return tuple(dict.fromkeys(Workload(NAMES[dtype], *both) for both in zip(points, constants, strict=True)))
+    dtypes = (NAMES[_dtype(found)] for found in tracings)
+    return tuple(dict.fromkeys(Workload(*parts) for parts in zip(dtypes, points, constants, strict=True)))
 
 
-def _specs(named: Iterable[tuple[str, Fact]], names: _Names, dtype: torch.dtype) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(tensor, names.dims[tensor], "" if fact.dtype == dtype else _named(fact.dtype, tensor))
-        for tensor, fact in named
-    )
+def _given(found: Traced) -> dict[str, Fact]:
+    return {**found.inputs, **found.weights}
+
+
+def _specs(
+    tensors: Sequence[str], facts: Sequence[Sequence[Fact]], sizes: Sizes, names: _Names
+) -> tuple[TensorSpec, ...]:
+    """Return the declarations of these tensors, whose facts are given for each of the task's own sizes."""
+    usual = tuple(_dtype(found) for found in sizes.gpu)
+    specs = []
+    for tensor, each in zip(tensors, zip(*facts, strict=True), strict=True):
+        dtypes = tuple(fact.dtype for fact in each)
+        if dtypes != usual and len(set(dtypes)) > 1:
+            seen = " and ".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in dtypes))
+            first = " and ".join(dict.fromkeys(NAMES[dtype] for dtype in usual))
+            raise TaskError(
+                f"`{tensor}` is {seen} where the first tensor is {first}; give the examples of each dtype apart"
+            )
+        specs.append(TensorSpec(tensor, names.dims[tensor], "" if dtypes == usual else _named(dtypes[0], tensor)))
+    return tuple(specs)
 
 
 def _with_values(op: Op, sizes: Sizes, own: Traced, draw: Callable[..., None]) -> Op:
@@ -136,10 +154,10 @@ def _with_values(op: Op, sizes: Sizes, own: Traced, draw: Callable[..., None]) -
     if cheap is None or _drawn_by_task(own) == frozenset(own.inputs) or cheap.operations > MOST_TRIED:
         return op
     free = replace(op, values=COMMON, draw=draw)
-    workload = next(w for w in (*op.emulated, *op.awkward, *op.gpu) if _matches(op, w, cheap))
-    if not sound(free, workload, NORMAL):
+    workloads = [one for one in (*op.emulated, *op.awkward, *op.gpu) if _matches(op, one, cheap)]
+    if not all(sound(free, one, NORMAL) for one in workloads):
         return op
-    return replace(free, values=tuple(name for name in COMMON if sound(free, workload, name)))
+    return replace(free, values=tuple(name for name in COMMON if all(sound(free, one, name) for one in workloads)))
 
 
 def _matches(op: Op, workload: Workload, found: Traced) -> bool:
@@ -204,15 +222,13 @@ def _values(found: Traced, parameters: Mapping[str, str]) -> tuple[tuple[str, Nu
     return tuple((name, found.constants[constant]) for constant, name in parameters.items())
 
 
-def _with_source(
-    reference: Callable[..., Any], parameters: Mapping[str, str], forward: Callable[..., Any], module: str
-) -> Callable[..., Any]:
+def _with_source(reference: Callable[..., Any], parameters: Mapping[str, str], origin: Origin) -> Callable[..., Any]:
     """Make the reference take the op's names of parameters, and `inspect` find the task's source for it."""
     constants = {name: constant for constant, name in parameters.items()}
 
     def called(*tensors: torch.Tensor, **given: Number) -> Any:
         return reference(*tensors, **{constants[name]: value for name, value in given.items()})
 
-    called.__wrapped__ = forward  # type: ignore[attr-defined]
-    called.__module__ = module
+    called.__wrapped__ = origin.forward  # type: ignore[attr-defined]
+    called.__module__ = origin.module
     return called

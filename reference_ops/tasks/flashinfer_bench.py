@@ -16,8 +16,10 @@ from reference_ops.names import TAKEN
 from reference_ops.op import COMMON, DTYPES, NORMAL, Number, Op, Tensors, TensorSpec, Workload
 from reference_ops.precision import TORCH_DTYPES
 from reference_ops.tasks.assembling import sound
+from reference_ops.tasks.calling import Call, in_order, module_of
 from reference_ops.tasks.smaller import MOST_ELEMENTS, MOST_OUTPUTS
 from reference_ops.tasks.source import TaskError, identifier, run_text
+from reference_ops.tasks.standalone import Origin, module_text
 from reference_ops.tasks.tracing import InFloat64
 
 MOST_WORKLOADS, SMALL = 6, 4
@@ -60,6 +62,11 @@ def load(path: Path) -> Op:
         draw=_drawing(definition, every, names, root),
         valid=lambda known: any(all(known[name] == size for name, size in dims) for dims in every),
     )
+    made = f"_calling.module_of(_calling.in_order(run, {[*definition['outputs']]}))"
+    origin = Origin(run, run.__module__, path.name, definition["reference"], ("run",), (made,))
+    arguments = tuple((names[name], None) for name in definition["inputs"])
+    call = Call(module_of(run), arguments, tuple(one.name for one in op.inputs))
+    op = replace(op, standalone=lambda: module_text(op, origin, [call], {}))
     if not op.emulated or not sound(op, op.emulated[0], NORMAL):
         return op
     return replace(op, values=tuple(name for name in COMMON if sound(op, op.emulated[0], name)))
@@ -167,14 +174,12 @@ def _workload(definition: Json, workload: Json, names: Mapping[str, str], dtype:
 
 def _reference(run: Callable[..., Any], definition: Json, names: Mapping[str, str]) -> Callable[..., Any]:
     order = [(name, spec["shape"] is None) for name, spec in definition["inputs"].items()]
-    outputs = list(definition["outputs"])
+    ordered = in_order(run, [*definition["outputs"]])
 
     def called(tensors: tuple[torch.Tensor, ...], scalars: Mapping[str, Number]) -> tuple[torch.Tensor, ...]:
         rest = iter(tensors)
         given = [scalars[names[name]] if scalar else next(rest) for name, scalar in order]
-        result = run(*given)
-        if isinstance(result, dict):
-            return tuple(result[name] for name in outputs)
+        result = ordered(*given)
         return tuple(result) if isinstance(result, tuple | list) else (result,)
 
     def reference(*tensors: torch.Tensor, **scalars: Number) -> tuple[torch.Tensor, ...]:

@@ -5,16 +5,19 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
-
 from reference_ops.op import Op
 from reference_ops.tasks.assembling import Sizes, assembled
-from reference_ops.tasks.smaller import fits
+from reference_ops.tasks.calling import module_of
+from reference_ops.tasks.resizing import resized
 from reference_ops.tasks.source import TaskError, identifier, read
+from reference_ops.tasks.standalone import Origin
 from reference_ops.tasks.tracing import Case, traced
 
 MARK = "evolve_op"  # attribute set by the decorator, with the function's examples and its name as an op
@@ -24,7 +27,8 @@ Example = Callable[[], Any]
 def load(path: Path, name: str, example: str) -> Op:
     """Return a function as an op.
 
-    Dims that vary among the examples are symbolic, and dims that vary together share a name.
+    Dims that vary among the examples are symbolic, and dims that vary together share a name. If all examples have the
+    same shapes, every dim is symbolic that can change.
     """
     module = imported(path)
     function = _function(module, name, path)
@@ -36,11 +40,24 @@ def load(path: Path, name: str, example: str) -> Op:
             f"`...:{function.__name__}@inputs.py`), or decorate it with `@evolve.op(lambda: (torch.randn(8, 4096),))`"
         )
     found = [traced(_case(function, one)) for one in examples]
-    small = [one for one in found if fits(one)]
+    known = resized(found)
+    sizes = Sizes(known.examples, known.small.emulated, known.small.awkward, known.small.varied)
     first = (inspect.getdoc(function) or "").split("\n")[0]
     note = first or f"The function {function.__name__} of {path.name}."
     named = identifier(marked.get("name") or function.__name__, set())
-    return assembled(named, Sizes(found, small), note, function, module.__name__)
+    written = next(key for key, value in vars(module).items() if value is function)
+    text = path.read_text(encoding="utf-8")
+    origin = Origin(function, module.__name__, path.name, text, (written,), (f"_calling.module_of({written})",))
+    op = assembled(named, sizes, note, origin)
+    return replace(op, note=f"{op.note} {_freedom(op)}")
+
+
+def _freedom(op: Op) -> str:
+    """Return a sentence about the sizes that a kernel must not rely on."""
+    free = [name for name, _ in op.gpu[0].dims]
+    if not free:
+        return "All its sizes are fixed."
+    return f"Sizes that vary: {', '.join(free)}. Those given as numbers are fixed."
 
 
 def file_of(locator: str) -> str:
@@ -53,8 +70,8 @@ def file_of(locator: str) -> str:
     if added:
         sys.path.insert(0, here)
     try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
+        spec = _found(module)
+    except (ImportError, ValueError, KeyError):
         spec = None
     finally:
         if added:
@@ -62,6 +79,16 @@ def file_of(locator: str) -> str:
     if not (spec and spec.origin):
         raise TaskError(f"there is no module `{module}`, neither in {here} nor installed")
     return f"{spec.origin}:{function}"
+
+
+def _found(module: str) -> ModuleSpec | None:
+    """Find a module. `importlib.util.find_spec` would run the packages that contain it."""
+    first, *parts = module.split(".")
+    spec, name = importlib.util.find_spec(first), first
+    for part in parts:
+        name = f"{name}.{part}"
+        spec = PathFinder.find_spec(name, spec.submodule_search_locations) if spec else None
+    return spec
 
 
 def imported(path: Path) -> ModuleType:
@@ -95,11 +122,6 @@ def _function(module: ModuleType, name: str, path: Path) -> Callable[..., Any]:
 
 
 def _case(function: Callable[..., Any], example: Example) -> Case:
-    def model() -> nn.Module:
-        made = nn.Module()
-        made.forward = function
-        return made
-
     def inputs() -> Sequence[Any]:
         given = example()
         if isinstance(given, dict):
@@ -108,7 +130,7 @@ def _case(function: Callable[..., Any], example: Example) -> Case:
             return bound.args
         return given if isinstance(given, tuple | list) else (given,)
 
-    return Case(model, inputs)
+    return Case(partial(module_of, function), inputs)
 
 
 def _examples(path: Path) -> list[Example]:

@@ -11,6 +11,7 @@ from reference_ops.op import Op
 from reference_ops.tasks.assembling import assembled, sized
 from reference_ops.tasks.smaller import smaller
 from reference_ops.tasks.source import read
+from reference_ops.tasks.standalone import Origin
 from reference_ops.tasks.tracing import Case, traced
 
 
@@ -28,7 +29,16 @@ def load(path: Path) -> Op:
         note += f" The random numbers that it draws come in as {', '.join(own.drawn_inside)}."
     if own.left_out:
         note += f" Left out, since its random mask has no right answer: {', '.join(own.left_out)}."
-    return assembled(name_of(path), found, note + inert, module.Model.forward, source.module_name)
+    origin = Origin(module.Model.forward, source.module_name, path.name, source.text, *_made(module))
+    return assembled(name_of(path), found, note + inert, origin)
+
+
+def _made(module: ModuleType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the file that make the module, and the expression that does."""
+    if not hasattr(module, "get_init_inputs"):
+        return ("Model",), ("_calling.skeleton(Model)[0]",)
+    stars = "**" if isinstance(module.get_init_inputs(), dict) else "*"
+    return ("Model", "get_init_inputs"), (f"_calling.skeleton(lambda: Model({stars}get_init_inputs()))[0]",)
 
 
 def case_of(module: ModuleType, sizes: Mapping[str, int]) -> Case:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from reference_ops.op import Op
+from reference_ops.tasks.excerpt import is_mark
 from reference_ops.tasks.light_imports import light_imports
 from reference_ops.tasks.source import ROBUST_KBENCH_FILES, TaskError, config_of
 
@@ -78,11 +79,5 @@ def _defines_ops(tree: ast.Module) -> bool:
 
 def _is_decorated(tree: ast.Module) -> bool:
     """Return whether a function is decorated with `@evolve.op(...)` or `@op(...)`."""
-    calls = [
-        decorator.func
-        for part in tree.body
-        if isinstance(part, ast.FunctionDef)
-        for decorator in part.decorator_list
-        if isinstance(decorator, ast.Call)
-    ]
-    return any(ast.unparse(called).split(".")[-1] == "op" for called in calls)
+    functions = (part for part in tree.body if isinstance(part, ast.FunctionDef))
+    return any(is_mark(decorator) for function in functions for decorator in function.decorator_list)

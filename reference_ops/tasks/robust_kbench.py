@@ -15,9 +15,11 @@ from torch import nn
 
 from reference_ops.op import DTYPES, Op
 from reference_ops.tasks.assembling import assembled, sized
+from reference_ops.tasks.calling import flat
 from reference_ops.tasks.smaller import smaller
 from reference_ops.tasks.source import ROBUST_KBENCH_FILES, TaskError, config_of, read
-from reference_ops.tasks.tracing import Case, Traced, flat, traced
+from reference_ops.tasks.standalone import Origin
+from reference_ops.tasks.tracing import Case, Traced, traced
 
 MOST_SETTINGS = 6
 GRADIENT = "grad_out"  # name of an output's gradient
@@ -33,14 +35,20 @@ def load(path: Path) -> Op:
     own, *others = (traced(_case(module, one, backward=backward)) for one in settings)
     sizes = {name: value for name, value in {**settings[0][0], **settings[0][1]}.items() if _is_size(value)}
     small = smaller(lambda changed: _case(module, _changed(settings[0], changed), backward=backward), own, sizes)
-    gpu = [own, *(other for other in others if tuple(other.weights) == tuple(own.weights))]
+    alike = [tuple(other.weights) == tuple(own.weights) for other in (own, *others)]
+    gpu = list(itertools.compress((own, *others), alike))
+    each = (_accepted(module.Model, init) for init, _ in itertools.compress(settings, alike))
     name = re.sub(r"\W+", "_", path.parent.name).lower()
     note = f"robust-kbench's {path.parent.name}, a module in training mode."
     if backward:
         note += " Gradients of its inputs and weights; PyTorch's time includes the forward."
     named = f"rk_{name}_backward" if backward else f"rk_{name}"
     found, inert = sized(gpu, small)
-    op = assembled(named, found, note + inert, module.Model.forward, source.module_name)
+    made = tuple(f"_calling.skeleton(lambda: Model(**{given!r}))[0]" for given in each)
+    obstacle = "autograd computes its gradients from the forward: export the forward instead" if backward else ""
+    forward = module.Model.forward
+    origin = Origin(forward, source.module_name, path.name, source.text, ("Model",), made, obstacle)
+    op = assembled(named, found, note + inert, origin)
     return op if not backward else _renamed(op, found.gpu[0])
 
 

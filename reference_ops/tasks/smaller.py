@@ -41,7 +41,7 @@ class Tries:
             with contextlib.suppress(Exception):  # at invalid sizes a task may raise anything
                 found = traced(self.case_at(sizes))
                 self.left -= found.steps
-                self.known[key] = found if _alike(found, self.own) else None
+                self.known[key] = found if alike(found, self.own) else None
         return self.known[key]
 
 
@@ -204,7 +204,7 @@ def _cost(found: Traced) -> float:
     return found.elements / MOST_ELEMENTS + found.operations / MOST_OPERATIONS
 
 
-def _alike(found: Traced, own: Traced) -> bool:
+def alike(found: Traced, own: Traced) -> bool:
     """Return whether one kernel could compute both: all tensors agree in all but their sizes."""
 
     def structure(one: Traced) -> object:

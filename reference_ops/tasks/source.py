@@ -69,6 +69,7 @@ class Source:
     """A file's syntax tree, read once, so that later changes of the file do not matter."""
 
     path: Path
+    text: str
     tree: ast.Module
 
     @property
@@ -90,7 +91,8 @@ class Source:
 
 
 def read(path: Path) -> Source:
-    return Source(path, ast.parse(path.read_text(encoding="utf-8"), str(path)))
+    text = path.read_text(encoding="utf-8")
+    return Source(path, text, ast.parse(text, str(path)))
 
 
 def run_text(text: str | bytes, name: str, path: Path) -> ModuleType:

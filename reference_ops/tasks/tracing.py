@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,17 +15,9 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
+from reference_ops.tasks.calling import META, Call, flat, parameters_and_buffers, skeleton
 from reference_ops.tasks.source import TaskError
-from reference_ops.tasks.watching import (
-    META,
-    RANDOM,
-    Drawn,
-    Forward,
-    Watch,
-    WithoutValues,
-    parameters_and_buffers,
-    skeleton,
-)
+from reference_ops.tasks.watching import Drawn, Forward, Watch, WithoutValues
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 ROUNDING = {"float", "half", "bfloat16"}
@@ -76,6 +69,19 @@ class Traced:
     def operations(self) -> int:
         return sum(count for count, _, _ in self.products)
 
+    @cached_property
+    def call(self) -> Call:
+        """The task as a function of its inputs and weights."""
+        return Call(
+            self.skeleton,
+            self.arguments,
+            tuple(self.inputs),
+            tuple(self.weights),
+            tuple((name, fact.shape, str(fact.dtype).removeprefix("torch.")) for name, fact in self.idle.items()),
+            self.changed,
+            self.drawn_inside,
+        )
+
 
 def traced(case: Case) -> Traced:
     """Trace a task. Raises TaskError if it cannot be an op, and any error of the task itself if sizes do not match."""
@@ -103,7 +109,10 @@ def _traced(case: Case) -> Traced:
             watch.follow(name, value)
         with watch, Forward(watch) as forward:
             result = functional_call(model, own, tuple(arguments.values()))
-    outputs = flat(result)
+    try:
+        outputs = flat(result)
+    except TypeError as error:
+        raise TaskError(str(error)) from error
     used = frozenset().union(*(watch.sources(output) for output in outputs))
     facts = {name: Fact(tuple(value.shape), value.dtype) for name, value in own.items()}
     drawn_inside = {
@@ -132,21 +141,13 @@ def shapes_of(found: Traced) -> tuple[tuple[int, ...], ...]:
     return tuple(fact.shape for fact in (*found.inputs.values(), *found.weights.values()))
 
 
-def flat(result: object) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that a forward returns, in order and without None."""
-    if isinstance(result, torch.Tensor):
-        return (result,)
-    if isinstance(result, tuple | list):
-        return tuple(tensor for part in result if part is not None for tensor in flat(part))
-    raise TaskError(f"it returns {type(result).__name__}, but an op's outputs must be tensors")
-
-
 def _without_values(value: Any, drawn: Drawn) -> Any:
-    """Return a tensor that the task made earlier without its values, and count it as drawn by `torch.randn`."""
+    """Return a tensor that the task made earlier without its values. Real numbers count as drawn by `torch.randn`."""
     if not isinstance(value, torch.Tensor) or value.is_meta:
         return value
     made = value.detach().to(META)
-    drawn.plain.append(("randn", made))
+    if made.is_floating_point():
+        drawn.plain.append(("randn", made))
     return made
 
 
@@ -185,19 +186,6 @@ def _quiet() -> Iterator[None]:
         kind.set_default_validate_args(before)
 
 
-class GivenRandom(TorchFunctionMode):
-    """A mode that replaces the random numbers that a forward draws with given tensors, in the same order."""
-
-    def __init__(self, numbers: list[torch.Tensor]) -> None:
-        super().__init__()
-        self.numbers = numbers
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return self.numbers.pop(0) if func in RANDOM else func(*args, **(kwargs or {}))
-
-
 class InFloat64(TorchFunctionMode):
     """A mode that computes in float64 even where the task converts to a lower precision, to get exact results."""
 
@@ -221,26 +209,9 @@ def reference_of(tracings: Sequence[Traced]) -> Callable[..., tuple[torch.Tensor
             raise TaskError("the task has no size with these shapes")
         if tensors and tensors[0].dtype == torch.float64:
             return _in_float64(found, tensors, parameters)
-        return _called(found, tensors, parameters)
+        return found.call(tensors, parameters)
 
     return reference
-
-
-def _called(found: Traced, tensors: tuple[torch.Tensor, ...], parameters: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-    names = (*found.inputs, *found.weights)
-    given = {
-        name: tensor.clone() if name in found.changed else tensor for name, tensor in zip(names, tensors, strict=True)
-    }
-    float_dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
-    weights = {name: given[name] for name in found.weights}
-    for name, fact in found.idle.items():  # no output depends on their values
-        dtype = float_dtype if fact.dtype.is_floating_point else fact.dtype
-        weights[name] = torch.zeros(fact.shape, dtype=dtype, device=tensors[0].device)
-    arguments = tuple(given[name] if name in given else parameters.get(name, value) for name, value in found.arguments)
-    with GivenRandom([given[name] for name in found.drawn_inside]) if found.drawn_inside else contextlib.nullcontext():
-        if not weights:
-            return flat(found.skeleton(*arguments))
-        return flat(functional_call(found.skeleton, weights, arguments))
 
 
 def _in_float64(
@@ -250,7 +221,7 @@ def _in_float64(
     torch.set_default_dtype(torch.float64)
     try:
         with InFloat64():
-            return _called(found, tensors, parameters)
+            return found.call(tensors, parameters)
     finally:
         torch.set_default_dtype(before)
 

@@ -1,28 +1,15 @@
-"""Modes that a task runs under: they build its module without values, and record random draws and dependencies."""
+"""Modes that a task is traced under: they compute no values, and record random draws and dependencies."""
 
-import contextlib
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
+from reference_ops.tasks.calling import META, RANDOM, OnDevice
 from reference_ops.tasks.source import TaskError
-
-NEW = frozenset([
-    "rand", "randn", "randint", "randperm", "zeros", "ones", "empty", "full", "eye", "arange", "linspace", "logspace",
-    "tensor", "as_tensor", "normal", "tril_indices", "triu_indices", "range", "hann_window", "hamming_window",
-])  # fmt: skip
-
-
-META = "meta"  # PyTorch's device for tensors that have a shape and a dtype, but no values
 
 
 class WithoutValues(TorchDispatchMode):
@@ -47,90 +34,8 @@ class WithoutValues(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-class OnDevice(TorchFunctionMode):
-    """A mode that creates tensors on this device, even where the task names another one."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self.device = device
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
-        if name in {"cuda", "cpu"} and args and isinstance(args[0], torch.Tensor):
-            return args[0].to(self.device)
-        if name == "to":
-            args = tuple(self.device if _is_device(arg) else arg for arg in args)
-        if name in NEW or kwargs.get("device") is not None:
-            kwargs["device"] = self.device
-        kwargs.pop("pin_memory", None)
-        return func(*args, **kwargs)
-
-
-def skeleton(make: Callable[[], nn.Module]) -> tuple[nn.Module, list[str]]:
-    """Return the module on the meta device, without values, and the random layers switched off in it, in words."""
-    try:
-        with torch.no_grad(), seeded("cpu"), OnDevice(META):
-            model = make()
-    except Exception:  # noqa: BLE001 - the constructor reads values, which meta tensors lack
-        with torch.no_grad(), seeded("cpu"), OnDevice("cpu"):
-            model = make()
-    switched_off = make_deterministic(model)
-    return model.to(META), switched_off
-
-
-def make_deterministic(model: nn.Module) -> list[str]:
-    """Make outputs depend on inputs, parameters and buffers alone; return the layers switched off, in words.
-
-    Running statistics are removed, because in training mode no output depends on them. Tensors that are plain
-    attributes become buffers, so that the caller can supply them.
-    """
-    switched_off = []
-    for name, part in model.named_modules():
-        if isinstance(part, _NormBase) and part.training:
-            part.track_running_stats = False
-            part.running_mean = part.running_var = part.num_batches_tracked = None
-        if isinstance(part, _DropoutNd) and part.p > 0 and part.training:
-            switched_off.append(f"{name or 'dropout'} (p={part.p:g})")
-            part.p = 0.0
-        if isinstance(part, nn.RNNBase | nn.MultiheadAttention) and part.dropout and part.training:
-            switched_off.append(f"{name} (dropout={part.dropout:g})")
-            part.dropout = 0.0
-        if isinstance(part, nn.RNNBase):  # on a GPU this would move the weights to other memory
-            part.flatten_parameters = lambda: None  # type: ignore[method-assign]
-        for key, value in list(vars(part).items()):
-            if isinstance(value, torch.Tensor):
-                delattr(part, key)
-                part.register_buffer(key, value.detach())
-    return switched_off
-
-
-def parameters_and_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers by their dotted names, each once."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-@contextlib.contextmanager
-def seeded(device: str, seed: int = 0) -> Iterator[None]:
-    """Seed torch's random numbers, restore their state afterwards, and silence warnings of the task."""
-    with (
-        warnings.catch_warnings(),
-        torch.random.fork_rng(devices=[torch.cuda.current_device()] if device.startswith("cuda") else []),
-    ):
-        warnings.simplefilter("ignore")
-        torch.manual_seed(seed)
-        yield
-
-
-def _is_device(value: object) -> bool:
-    return isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in {"cuda", "cpu"})
-
-
 MOST_STEPS = 100_000
 STRUCTURED = frozenset(["tril", "triu", "diag", "diag_embed", "diagonal_backward", "eye", "tril_indices", "one_hot"])
-RANDOM = frozenset([torch.rand, torch.randn, torch.rand_like, torch.randn_like])
 RECURRENT = frozenset(["lstm", "gru", "rnn_tanh", "rnn_relu"])
 STATISTICS = frozenset(["running_mean", "running_var"])
 

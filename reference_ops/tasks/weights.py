@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from reference_ops.op import Tensors
+from reference_ops.tasks.calling import OnDevice, make_deterministic, parameters_and_buffers, seeded
 from reference_ops.tasks.tracing import Fact, Traced, reference_of, shapes_of
-from reference_ops.tasks.watching import OnDevice, make_deterministic, parameters_and_buffers, seeded
 
 NEAR = 0.2  # a weight initialised to a constant is drawn within this share of it, as after some training
 NEAR_ZERO = 0.1

@@ -12,6 +12,7 @@ from commandline import evolve, filled, written
 from gpu_records import archive_of, confirmed, everywhere, simple
 from records import kernel
 
+from archive.exchange import encode_custom_id
 from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import Evaluation
@@ -100,6 +101,54 @@ def test_a_line_without_an_op_is_rejected_with_its_number_and_the_reason(line: s
     code, _, errors = evolve(capsys, "tell", "junk.jsonl")
     assert code == 1
     assert f"junk.jsonl, {why}" in errors
+
+
+def batch(*kernels: Kernel) -> Path:
+    body = {"model": "some-model", "choices": [{"message": {"content": ""}}]}
+    lines = []
+    for one in kernels:
+        answer = {**body, "choices": [{"message": {"content": f"```cuda\n{one.text}```"}}]}
+        custom_id = encode_custom_id(one.op, "draft", (), "k3f9")
+        lines.append(json.dumps({"custom_id": custom_id, "response": {"status_code": 200, "body": answer}}))
+    Path("replies.jsonl").write_text("\n".join(lines))
+    return Path("replies.jsonl")
+
+
+def test_answers_for_an_unknown_op_are_named_and_the_others_are_taken(archive: Path, capsys: Capture) -> None:
+    good = simple("softmax")
+    replies = batch(kernel(1, op="sofmax"), good, kernel(2, op="unheard_of"), kernel(3, op="sofmax"))
+    stranger = written(Path("stranger.cu"), kernel(4, op="unheard_of"))
+    code, output, errors = evolve(capsys, "tell", replies, stranger)
+    assert code == 0
+    assert f"added     {good.id[:8]}  softmax" in output
+    assert "replies.jsonl, lines 1, 4: the catalog has no op `sofmax`; did you mean softmax" in errors
+    assert "replies.jsonl, line 3; stranger.cu: the catalog has no op `unheard_of`" in errors
+    assert "add the file that defines the op" in errors
+    assert [k.id for k in open_archive(archive).find(Kernel)] == [good.id]
+
+
+def test_answers_for_an_unknown_op_can_be_told_again_with_its_file(archive: Path, capsys: Capture) -> None:
+    replies = batch(simple("softmax"), GOOD)
+    assert evolve(capsys, "tell", replies)[0] == 0
+    code, output, errors = evolve(capsys, "tell", replies, TWICE)
+    assert (code, errors) == (0, "")
+    assert output.count("known") == 1
+    assert output.count("added") == 1
+
+
+def test_a_batch_for_unknown_ops_alone_is_refused(archive: Path, capsys: Capture) -> None:
+    code, _, errors = evolve(capsys, "tell", batch(kernel(1, op="unheard_of"), kernel(2, op="never_seen")))
+    assert code == 2
+    assert "line 1: the catalog has no op `unheard_of`" in errors
+    assert "line 2: the catalog has no op `never_seen`" in errors
+
+
+def test_evaluate_leaves_out_a_kernel_for_an_unknown_op(archive: Path, capsys: Capture) -> None:
+    stranger, good = (written(Path(f"{one.op}.cu"), one) for one in (kernel(1, op="unheard_of"), GOOD))
+    code, output, errors = evolve(capsys, "evaluate", stranger, good, TWICE, "--device", "emulated")
+    assert code == 0
+    assert "unheard_of.cu: the catalog has no op `unheard_of`" in errors
+    assert "twice" in output
 
 
 def test_tell_prints_proposals_as_json(capsys: Capture) -> None:

@@ -114,6 +114,7 @@ def get_init_inputs():
     code, _, errors = evolve(capsys, "run", "large.py", *OFFLINE)
     assert code == 2
     assert "no workload of kb_large is small enough for the emulated device" in errors
+    assert "at most 20,000 outputs, 300,000 elements in all" in " ".join(errors.split())
 
 
 @pytest.mark.usefixtures("folder", "shared_engine")
@@ -121,9 +122,12 @@ def test_a_function_runs_with_example_inputs_from_a_file(capsys: Capture) -> Non
     function, inputs = SAMPLES / "marked.py", SAMPLES / "product_inputs.py"
     Path("product.cu").write_text(PRODUCT)
     assert evolve(capsys, "tell", "product.cu", function)[0] != 0  # the file has two functions
-    code, output, _ = evolve(capsys, "run", f"{function}:product", "--example", inputs, "--evals", "1", *OFFLINE)
+    code, output, _ = evolve(
+        capsys, "run", f"{function}:product", "--example", inputs, "--evals", "1", "--no-seeds", *OFFLINE
+    )
     assert code == 1
     assert "no kernels for product" in output
+    assert "product: a[a_0 a_1], b[a_1 b_1] -> out[a_0 b_1]; a_0, a_1 and b_1 may vary; float32" in output
 
 
 PRODUCT = KERNEL.replace("kb1_1_scaledtanh", "product")

@@ -36,11 +36,11 @@ def test_inputs_that_do_not_fit_the_op_have_no_kernel(inputs: tuple[torch.Tensor
 def test_a_topk_of_more_values_than_a_row_has_gets_no_kernel() -> None:
     workload = Workload("float32", (("rows", 4), ("cols", 8)), (("k", 9),))
     with pytest.raises(NoKernelError, match=r"`values` is of torch.float32, \(4, 8\)"):
-        check_outputs(TOPK, workload)
+        check_outputs(TOPK, workload, (X,))
 
 
 def test_a_call_that_pytorch_accepts_may_have_a_kernel() -> None:
-    check_outputs(TOPK, Workload("float32", (("rows", 4), ("cols", 8)), (("k", 8),)))
+    check_outputs(TOPK, Workload("float32", (("rows", 4), ("cols", 8)), (("k", 8),)), (X,))
 
 
 def test_tensors_on_the_cpu_have_no_kernel() -> None:

@@ -280,9 +280,9 @@ def test_an_op_whose_file_needs_more_than_torch_is_refused(tmp_path: Path, line:
         export_double(tmp_path, line=line)
 
 
-def test_an_op_with_a_dim_that_no_input_has_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no input has the dim `m`"):
-        export_double(tmp_path, out="m", points='{"n": 64, "m": 64}')
+def test_an_op_with_a_dim_that_no_tensor_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no tensor has the dim `m`"):
+        export_double(tmp_path, points='{"n": 64, "m": 64}')
 
 
 def test_an_op_whose_reference_gives_another_shape_is_refused(tmp_path: Path) -> None:

@@ -255,7 +255,9 @@ def test_dims_of_a_function_are_inferred_from_its_examples() -> None:
     assert dims(op(f"{MARKED}:weighted")) == {"x": ("x_0", "x_1"), "weight": ("x_1",), "out": ("x_0", "x_1")}
     product = op(f"{MARKED}:product@{EXAMPLES}")
     assert dims(product) == {"a": ("a_0", "a_1"), "b": ("a_1", "b_1"), "out": ("a_0", "b_1")}
-    assert product.note == "The function product of marked.py."
+    assert product.note == (
+        "The function product of marked.py. Sizes that vary: a_0, a_1, b_1. Those given as numbers are fixed."
+    )
 
 
 def test_a_single_decorated_function_needs_no_name() -> None:

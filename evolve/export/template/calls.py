@@ -82,11 +82,12 @@ def workload_of(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str,
     free = {x.dtype for spec, x in zip(op.inputs, inputs, strict=True) if not spec.dtype}
     if len(free) != 1 or not free <= NAMES.keys():
         raise NoKernelError("the inputs are of different dtypes" if len(free) > 1 else "no kernel takes this dtype")
-    workload = Workload(
-        dtype=NAMES[free.pop()],
-        dims=tuple((name, sizes[name]) for name, _ in op.gpu[0].dims),
-        parameters=tuple((name, type(value)(parameters[name])) for name, value in op.parameters.items()),
-    )
+    given = tuple((name, type(value)(parameters[name])) for name, value in op.parameters.items())
+    dtype, names = NAMES[free.pop()], [name for name, _ in op.gpu[0].dims]
+    if not sizes.keys() >= set(names):  # an output alone has the others, such as the rows that a convolution returns
+        for spec, out in zip(op.outputs, _outputs(op, inputs, dict(given)), strict=False):
+            sizes.update(zip(spec.dims, out.shape, strict=False))
+    workload = Workload(dtype, tuple((name, sizes.get(name, 0)) for name in names), given)
     for spec, x in zip(op.inputs, inputs, strict=True):
         if x.dtype != TORCH_DTYPES[spec.dtype or workload.dtype] or tuple(x.shape) != _shape(op, workload, spec.name):
             raise NoKernelError(f"`{spec.name}` of {x.dtype}, {tuple(x.shape)}, does not fit {workload.key}")
@@ -95,23 +96,12 @@ def workload_of(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str,
     return workload
 
 
-def check_outputs(op: Op, workload: Workload) -> None:
+def check_outputs(op: Op, workload: Workload, inputs: Sequence[torch.Tensor]) -> None:
     """Raise a NoKernelError unless PyTorch accepts the call and returns the outputs that the op declares.
 
-    The reference runs on the meta device, without data. A kernel therefore never runs where PyTorch raises an error,
-    such as for the eight largest of four values.
+    A kernel therefore never runs where PyTorch raises an error, such as for the eight largest of four values.
     """
-    metas = {
-        spec.name: torch.empty(
-            op.shape(spec, workload), dtype=TORCH_DTYPES[spec.dtype or workload.dtype], device="meta"
-        )
-        for spec in op.inputs
-    }
-    try:
-        with torch.no_grad():
-            outputs = op.call(metas, workload)
-    except Exception as error:  # PyTorch then runs and raises the error to the caller
-        raise NoKernelError(f"the reference refuses {workload.key}: {error}") from error
+    outputs = _outputs(op, inputs, dict(workload.parameters))
     for spec, out in itertools.zip_longest(op.outputs, outputs):
         if spec is None or out is None:
             raise NoKernelError(f"the reference returns {len(outputs)} outputs, the op declares {len(op.outputs)}")
@@ -120,6 +110,25 @@ def check_outputs(op: Op, workload: Workload) -> None:
             raise NoKernelError(
                 f"the reference's `{spec.name}` is of {out.dtype}, {tuple(out.shape)}, not as declared: {workload.key}"
             )
+
+
+def _outputs(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str, Number]) -> tuple[torch.Tensor, ...]:
+    """Return the reference's outputs without values, from the meta device.
+
+    PyTorch has operations that the meta device lacks, such as bincount. Only they are computed with the given inputs.
+    """
+    metas = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in inputs]
+    try:
+        with torch.no_grad():
+            try:
+                outputs = op.reference(*metas, **parameters)
+            except NotImplementedError:
+                outputs = op.reference(*inputs, **parameters)
+    except Exception as error:  # PyTorch then runs and raises the error to the caller
+        shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
+        reason = f"{type(error).__name__}: {error}"
+        raise NoKernelError(f"the reference refuses inputs of {shapes}: {reason}") from error
+    return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
 
 
 def _shape(op: Op, workload: Workload, tensor: str) -> tuple[int, ...]:

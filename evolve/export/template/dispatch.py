@@ -133,7 +133,7 @@ class Primitive:
             workload = workload_of(self.op, inputs, parameters)
             at, elements = point(self.op, workload, info), self.op.largest_tensor(workload)
             question = Question(info.name, workload, at, deterministic, elements)
-            check_outputs(self.op, workload)
+            check_outputs(self.op, workload, inputs)
             return self._chosen(question, device)
         except NoKernelError as error:
             return Decision(str(error))
@@ -219,6 +219,8 @@ def _comparable(entry: ExportedEntry, question: Question) -> list[Row]:
     """Return the measurements on this GPU with this dtype and these parameters."""
     workload = question.workload
     rows = list(entry.table())
+    if not rows:
+        raise NoKernelError("the package has no kernel for it")
     rows, devices = _kept(rows, [m.device for _, m in rows], question.device)
     if not rows:
         raise NoKernelError(f"nothing was measured on {question.device}, only on {devices}")

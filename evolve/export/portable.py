@@ -1,0 +1,104 @@
+"""Portable ops: whether a package can hold an op and a function for it, and the op's module there."""
+
+import keyword
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from evolve.export.runtime_copy import NotPortableError, check_foreign_imports
+from evolve.export.template.calls import NoKernelError, check_outputs, workload_of
+from reference_ops.inputs import inputs_at
+from reference_ops.op import Op, Workload, ops_of
+from reference_ops.precision import TORCH_DTYPES
+from reference_ops.tasks.source import TaskError, run_text
+
+TAKEN_FUNCTIONS = ("explain", "kernels", "ops")  # functions and modules of every package
+
+
+@dataclass(frozen=True)
+class OpModule:
+    """The module of a package that defines an op, before its imports are adapted to the package."""
+
+    stem: str
+    source: str
+    op: Op  # as this module defines it
+
+
+def portable(op: Op, path: Path) -> OpModule:
+    """Return the module of an op from this file. Raise a NotPortableError that says why a package cannot hold it."""
+    _check_names(op)
+    module = _module(op, path)
+    for workload in op.gpu:
+        _check_call(module.op, op, workload)
+    return module
+
+
+def _check_names(op: Op) -> None:
+    if (
+        not op.name.isidentifier()
+        or keyword.iskeyword(op.name)
+        or op.name.startswith("_")
+        or op.name in TAKEN_FUNCTIONS
+    ):
+        raise NotPortableError(f"its name `{op.name}` cannot be the name of a function in the package: rename the op")
+    names = [*(spec.name for spec in (*op.inputs, *op.outputs)), *op.parameters]
+    for name in names:
+        if keyword.iskeyword(name) or names.count(name) > 1:
+            raise NotPortableError(f"`{name}` is a Python keyword or the name of two arguments: rename the tensor")
+    known = {dim for spec in (*op.inputs, *op.outputs) for dim in spec.dims}
+    for name, _ in op.gpu[0].dims:
+        if name not in known:
+            raise NotPortableError(f"no tensor has the dim `{name}`, so its size cannot be read from a call")
+    if all(spec.dtype for spec in op.inputs):
+        raise NotPortableError("every input has a fixed dtype, so the workload's dtype cannot be read from a call")
+
+
+def _module(op: Op, path: Path) -> OpModule:
+    """Return the op's file, or what stands for it if the op was made from someone else's file."""
+    if op.standalone is None:
+        if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
+            raise NotPortableError(f"its file {path.name} cannot be a module of the package: rename it")
+        source = path.read_text(encoding="utf-8")
+        check_foreign_imports(source)
+        return OpModule(path.stem, source, op)
+    try:
+        source = op.standalone()
+    except TaskError as error:
+        raise NotPortableError(str(error)) from error
+    check_foreign_imports(source)
+    try:
+        alone = ops_of(run_text(source, f"exported_{op.name}", path))[0]
+    except Exception as error:  # whatever a part of a user's file may raise
+        reason = f"{type(error).__name__}: {error}"
+        raise NotPortableError(f"what it needs of {path.name} does not work without the rest: {reason}") from error
+    return OpModule(op.name, source, alone)
+
+
+def _check_call(exported: Op, op: Op, workload: Workload) -> None:
+    """Check that a call at this workload is recognised as such, and that the op returns what it declares there."""
+    try:
+        if not _needs_values(exported, op, workload):
+            return
+        small = (*op.emulated, workload)[0]
+        check_outputs(exported, small, tuple(inputs_at(op, small, 0, "cpu").values()))
+    except NoKernelError as error:
+        raise NotPortableError(str(error)) from error
+
+
+def _needs_values(exported: Op, op: Op, workload: Workload) -> bool:
+    """Check the op without values. Return whether PyTorch computes it only with values."""
+    metas = [
+        torch.empty(op.shape(spec, workload), dtype=TORCH_DTYPES[spec.dtype or workload.dtype], device="meta")
+        for spec in op.inputs
+    ]
+    try:
+        read = workload_of(exported, metas, dict(workload.parameters))
+        if read != workload:
+            raise NotPortableError(f"a call at {workload.key} cannot be told from one at {read.key}")
+        check_outputs(exported, read, metas)
+    except NoKernelError as error:
+        if isinstance(error.__cause__, NotImplementedError):
+            return True
+        raise
+    return False

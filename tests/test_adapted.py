@@ -1,0 +1,132 @@
+"""The catalog's kernels, adapted to tasks that compute the same: they pass the evaluation as kernels of the task."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command import run
+
+from archive import library
+from archive.kernel import parse
+from archive.records import Outcome
+from evolve.adapted import adapted, kernels_for
+from evolve.devices import choose
+from evolve.evaluation.evaluate import Evaluator, evaluate
+from reference_ops import catalog
+from reference_ops.op import Op
+from reference_ops.twins import Twin, twins
+
+FUNCTIONS = """
+import torch
+
+def my_softmax(values):
+    return torch.softmax(values, -1)
+
+def my_norm(x, scale, shift):
+    return torch.nn.functional.layer_norm(x, (x.shape[-1],), scale, shift, 1e-5)
+
+def my_leaky(x):
+    return torch.nn.functional.leaky_relu(x, 0.01)
+
+def my_product(left, right):
+    return left @ right
+"""
+INPUTS = {
+    "my_softmax": "torch.randn(8, 4, 96)",
+    "my_norm": "(torch.randn(12, 64), torch.randn(64), torch.randn(64))",
+    "my_leaky": "torch.randn(12, 64)",
+    "my_product": "(torch.randn(16, 24), torch.randn(24, 40))",
+}
+
+
+def task(folder: Path, name: str) -> Op:
+    return catalog.load(locator(folder, name))
+
+
+def locator(folder: Path, name: str) -> str:
+    (folder / "functions.py").write_text(FUNCTIONS)
+    (folder / "inputs.py").write_text(f"import torch\nexamples = [lambda: {INPUTS[name]}]\n")
+    return f"{folder}/functions.py:{name}@{folder}/inputs.py"
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_an_adapted_kernel_passes_as_a_kernel_of_the_task(tmp_path: Path, name: str) -> None:
+    op = task(tmp_path, name)
+    evaluator = Evaluator(choose.make("emulated"), lambda _phase: None)
+    kernels = [kernel for kernel in kernels_for(op) if choose.supports("emulated", kernel)]
+    assert kernels
+    verdicts = [evaluate(kernel, op, evaluator, shapes_seed=0, bars={}) for kernel in kernels]
+    assert {verdict.outcome for verdict in verdicts} <= {Outcome.PASSED, Outcome.ILLEGAL, Outcome.UNSUPPORTED}
+    assert any(verdict.passed for verdict in verdicts), [verdict.log for verdict in verdicts]
+
+
+DEFINITION = {
+    "name": "norm_h64",
+    "axes": {"tokens": {"type": "var"}, "hidden": {"type": "const", "value": 64}},
+    "inputs": {
+        "states": {"shape": ["tokens", "hidden"], "dtype": "bfloat16"},
+        "scale": {"shape": ["hidden"], "dtype": "bfloat16"},
+    },
+    "outputs": {"output": {"shape": ["tokens", "hidden"], "dtype": "bfloat16"}},
+    "reference": (
+        "import torch\n\ndef run(states, scale):\n    x = states.to(torch.float32)\n"
+        "    y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)\n"
+        "    return (y * scale.to(torch.float32)).to(states.dtype)\n"
+    ),
+}
+
+
+def test_tasks_of_robust_kbench_and_flashinfer_bench_start_from_kernels_too(tmp_path: Path) -> None:
+    (tmp_path / "norm_h64.json").write_text(json.dumps(DEFINITION))
+    random = {"states": {"type": "random"}, "scale": {"type": "random"}}
+    workloads = [json.dumps({"axes": {"tokens": tokens}, "inputs": random}) for tokens in (7, 33)]
+    (tmp_path / "norm_h64.jsonl").write_text("\n".join(workloads))
+    for locator in (tmp_path / "norm_h64.json", Path(__file__).parent / "samples" / "robust_kbench" / "rms"):
+        (twin,) = twins(catalog.load(str(locator)))
+        assert (twin.op.name, twin.parameters) == ("rms_norm", {"eps": 1e-5})
+        assert len(list(kernels_for(catalog.load(str(locator))))) == len(library.shipped("rms_norm"))
+
+
+def test_a_kernel_for_other_dtypes_than_the_tasks_is_left_out(tmp_path: Path) -> None:
+    op = task(tmp_path, "my_softmax")
+    (twin,) = twins(op)
+    simple = library.shipped("softmax")[-1]
+    half = parse(simple.text.replace("note = ", 'dtypes = ["bfloat16"]\nnote = ', 1))
+    both = parse(simple.text.replace("note = ", 'dtypes = ["bfloat16", "float32"]\nnote = ', 1))
+    assert adapted(half, op, twin) is None
+    found = adapted(both, op, twin)
+    assert found
+    assert found.plan.dtypes == ("float32",)
+
+
+def test_every_kernel_of_softmax_is_adapted_and_says_where_it_comes_from(tmp_path: Path) -> None:
+    kernels = list(kernels_for(task(tmp_path, "my_softmax")))
+    assert len(kernels) == len(library.shipped("softmax"))
+    assert all(kernel.plan.note.endswith("(a kernel of softmax, adapted)") for kernel in kernels)
+    assert all(kernel.op == "my_softmax" for kernel in kernels)
+
+
+def test_an_output_that_the_task_lacks_becomes_workspace_and_a_parameter_a_constant(tmp_path: Path) -> None:
+    (kernel,) = kernels_for(task(tmp_path, "my_norm"))
+    assert [workspace.name for workspace in kernel.plan.workspace] == ["mean", "rstd"]
+    assert "constexpr float eps = 1e-05f;" in kernel.source
+    assert not any("eps" in str(argument) for argument in kernel.plan.launches[0].args)
+
+
+def test_a_kernel_whose_names_clash_with_the_tasks_is_left_out(tmp_path: Path) -> None:
+    op = task(tmp_path, "my_softmax")
+    (twin,) = twins(op)
+    swapped = Twin(twin.op, {"x": "values", "out": "x"}, twin.dims, twin.parameters)
+    simple = library.shipped("softmax")[-1]
+    assert adapted(simple, op, twin)
+    assert adapted(simple, op, swapped) is None
+    let = simple.text.replace("\n[[launch]]", '\n[let]\nvalues = "cols"\n\n[[launch]]', 1)
+    assert adapted(parse(let), op, twin) is None
+
+
+def test_a_run_of_a_task_starts_from_the_catalogs_kernels(tmp_path: Path) -> None:
+    name = locator(tmp_path, "my_leaky")
+    code, output = run(tmp_path, "run", name, "--device", "emulated", "--evals", "2", "--proposer", "offline")
+    assert code == 0
+    assert "(a kernel of leaky_relu, adapted)" in run(tmp_path, "top", "my_leaky", "--json")[1]
+    assert "2 passed" in output
