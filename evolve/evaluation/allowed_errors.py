@@ -24,7 +24,8 @@ ENOUGH = 16  # number of errors with a meaningful mean
 class Sums:
     """Allowed error of a float32 sum. It covers any order of addition, because a kernel may choose the order."""
 
-    unit: float = FLOAT32_UNIT  # relative error that is always allowed
+    unit: float = FLOAT32_UNIT  # relative error that is always allowed on average
+    element: float = FLOAT32_UNIT  # and of one element
     roundings: float = 1.0  # roundings that may add up where terms cancel
     vanishing: bool = False  # the inputs are zero or very small, so that a bias may be all that is left
 
@@ -35,17 +36,19 @@ NO_SUMS = Sums()
 def summed(terms: int, *, alike: bool) -> Sums:
     """Return the error that is allowed for a sum of this many terms.
 
-    A block of 256 threads may add it up: each thread every 256th term, then the threads' sums in pairs. Where small
-    terms are added to a large sum, all roundings go the same way. A single thread may add up a short row: its roundings
-    cancel, except where the terms are alike. Two roundings are always allowed, as in a sum that is multiplied by the
-    inverse of a count.
+    On average, that of a block of 256 threads: each adds up every 256th term, then their sums are added in pairs. A
+    single thread may add up a short row, whose roundings cancel, and a longer one of terms that are alike. A single
+    element may be as far off as where one thread adds small terms to a large sum: all roundings go the same way. Two
+    roundings are always allowed, as in a sum that is multiplied by the inverse of a count.
     """
     if terms <= 1:
         return NO_SUMS
-    chain, roundings = min(terms, math.ceil(terms / THREADS) + PAIRS), max(2.0, math.sqrt(terms / THREADS))
-    in_turn = IN_TURN * math.sqrt(min(terms, SHORT_ROW))
-    lost = max(math.sqrt(chain), chain * BIAS, in_turn, min(terms, LONG_ROW) * BIAS_WHEN_ALIKE if alike else 0)
-    return Sums(FLOAT32_UNIT * max(lost, roundings), roundings)
+    chain, row = min(terms, math.ceil(terms / THREADS) + PAIRS, LONG_ROW), min(terms, LONG_ROW)
+    roundings, one_way = max(2.0, math.sqrt(terms / THREADS)), BIAS_WHEN_ALIKE if alike else BIAS
+    in_turn = row * one_way if alike else IN_TURN * math.sqrt(min(terms, SHORT_ROW))
+    usual = max(math.sqrt(chain), chain * BIAS, in_turn)
+    worst = max(math.sqrt(row), row * one_way)
+    return Sums(FLOAT32_UNIT * max(usual, roundings), FLOAT32_UNIT * max(worst, roundings), roundings)
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Scale:
 
     @property
     def inevitable(self) -> float:
-        return max(self.rounding, self.sums.unit)
+        return max(self.rounding, self.sums.element)
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def errors_of(
     *found, largest = torch.stack(norms if most < WIDE else [*norms, norms[0]]).tolist()  # one transfer from the GPU
     size, error, pytorch_rms, usual_excess = (norm / math.sqrt(scale.count) for norm in found)
     floor, factor = scale.sums.unit * size, ELEMENT_FACTOR * tolerance.factor
-    least = magnitude.new_full((), max(factor * (usual_excess + floor), TINY, scale.step))
+    least = magnitude.new_full((), max(factor * (usual_excess + scale.sums.element * size), TINY, scale.step))
     return Errors(
         off,
         torch.add(least, magnitude, alpha=factor * scale.inevitable),

@@ -32,9 +32,9 @@ __device__ float block_sum(float value) {
 extern "C" __global__ void clip(const grad_t* __restrict__ grad, float* partial, int* arrived, out_t* out, float* norm,
                                 long long n, float max_norm) {
     const long long first = (long long)blockIdx.x * 256 + threadIdx.x, stride = (long long)gridDim.x * 256;
-    float sum = 0.0f;
-    for (long long at = first; at < n; at += stride) sum = fmaf(float(grad[at]), float(grad[at]), sum);
-    sum = block_sum(sum);
+    double squares = 0.0;  // tens of millions of terms
+    for (long long at = first; at < n; at += stride) squares += double(float(grad[at])) * double(float(grad[at]));
+    float sum = block_sum(float(squares));
     if (threadIdx.x == 0) {
         partial[blockIdx.x] = sum;
         __threadfence();

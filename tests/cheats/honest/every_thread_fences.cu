@@ -30,12 +30,12 @@ __device__ float block_sum(float value) {
 
 extern "C" __global__ void mse(const x_t* __restrict__ x, const target_t* __restrict__ target, float* partial,
                                unsigned* arrived, float* loss, long long n) {
-    float sum = 0.0f;
+    double squares = 0.0;  // tens of millions of terms
     for (long long at = (long long)blockIdx.x * 256 + threadIdx.x; at < n; at += (long long)gridDim.x * 256) {
         const float off = float(x[at]) - float(target[at]);
-        sum = fmaf(off, off, sum);
+        squares += double(off) * double(off);
     }
-    sum = block_sum(sum);
+    float sum = block_sum(float(squares));
     bool last = false;
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
     __threadfence();
