@@ -132,7 +132,7 @@ class Watcher:
     def _note_proposal(self, proposal: Proposal) -> tuple[Champion, ...]:
         repeated = proposal.kernel_id in self._known or not proposal.kernel
         if proposal.run:  # shipped kernels do not belong to a run and cost nothing
-            self._spent += budget.paid(proposal.cost) + Spent(evals=int(repeated))
+            self._spent += budget.paid(proposal.cost) + Spent(evals=int(repeated and proposal.answered))
         if proposal.kernel:
             self._known.add(proposal.kernel_id)
             self._proposed[proposal.kernel_id] = proposal

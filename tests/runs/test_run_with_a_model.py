@@ -93,3 +93,15 @@ def test_the_key_is_nowhere_in_the_archive_or_the_output(
     key = endpoint.environment["OPENAI_API_KEY"]
     assert key.encode() not in Path(store.path).read_bytes()
     assert key not in output
+
+
+def test_minutes_bound_a_run_whose_endpoint_never_answers(tmp_path: Path) -> None:
+    with ScriptedEndpoint(otherwise=stall()) as endpoint:
+        code, output = run(
+            tmp_path, "run", TWICE, "--device", "emulated", "--minutes", "0.05", extra=endpoint.environment
+        )
+        assert endpoint.hung_up.wait(10)
+    assert "The time is up." in output
+    assert code == 1
+    failures = {proposal.failure for proposal in open_archive(tmp_path / ".evolve" / "archive.db").find(Proposal)}
+    assert failures == {"the deadline passed before an answer arrived"}

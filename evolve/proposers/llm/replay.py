@@ -46,6 +46,7 @@ class Recorded:
         waiting: MutableSequence[Prompt],
         ask: Callable[[Prompt, Pause], Answer],
         may_start: Callable[[Prompt, Sequence[Prompt]], bool],
+        _deadline: float = float("inf"),
     ) -> Generator[tuple[Prompt, Answer], None, None]:
         """Yield the answers like `chat.ask_concurrently`, but in the order of their arrival in the recorded run."""
         running: list[Prompt] = []
