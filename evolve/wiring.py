@@ -56,7 +56,8 @@ def replaying(store: Store, run: str, *, tune: bool = True) -> "Proposer":
 
     exchanges = replay.recorded(store, run)
     answering = replay.Recorded(run, exchanges)
-    return _with_tuner(LlmProposer(replay.models(exchanges), answering, answering.in_recorded_order), tune=tune)
+    models = LlmProposer(replay.models(exchanges), answering, answering.in_recorded_order)
+    return replay.AsManyProposals(_with_tuner(models, tune=tune), [replay.number_of_proposals(store, run)])
 
 
 def _with_tuner(models: "Proposer", *, tune: bool) -> "Proposer":

@@ -40,7 +40,8 @@ def run_search(session: Session, output: Console) -> RunResult:
     """Evolve one op until the search ends. Stopped is raised again once the summary is printed."""
     (search,), backends = session.searches, session.backends
     _print_archive(standing_of(search, backends), session, output)
-    events = RunEvents(evolve(search, session.seeds(), backends.proposer, backends.engine, backends.store))
+    engine, store = session.working
+    events = RunEvents(evolve(search, session.seeds(), backends.proposer, engine, store))
     started, stopped = time.monotonic(), None
     try:
         with closing(events):
@@ -119,7 +120,7 @@ def _print_archive(before: Standing, session: Session, output: Console) -> None:
 def _show_events(session: Session, events: RunEvents[Event], output: Console) -> None:
     """Show a live display on a terminal, a line per improvement elsewhere."""
     (search,), backends = session.searches, session.backends
-    watcher = Watcher(search.op.name, backends.engine.info, backends.store, backends.phases)
+    watcher = Watcher(search.op.name, backends.engine.info, backends.store, backends.phases, session.working[1])
     workloads = workloads_of(search, backends)
     meter = BudgetMeter(time.monotonic(), search.deadline, session.budget, session.before)
     if output.is_terminal and not output.is_dumb_terminal:
@@ -194,7 +195,9 @@ def reason(session: Session, ended: Ended, after: Sequence[Standing]) -> str:
     """Return why the session ended, with the command that continues it under a larger budget."""
     spent = session.spent()
     why, more = ending(ended, session.budget, spent)
-    if ended is Ended.NOTHING and session.backends.proposer.name != options.OFFLINE:
+    if ended is Ended.NOTHING and session.replay:
+        why, more = f"All proposals of run {session.replay} are replayed.", None
+    elif ended is Ended.NOTHING and session.backends.proposer.name != options.OFFLINE:
         why, more = without_answer(session.budget, spent)
     elif ended is Ended.NOTHING and (empty := [one for one in after if not one.population]):
         why = _nothing_to_vary(session, empty) if len(empty) == len(after) else f"{why} {_without_kernels(empty)}."

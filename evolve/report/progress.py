@@ -14,6 +14,7 @@ from rich.table import Table
 from archive.proposals import Budget, Proposal
 from archive.records import DeviceInfo, Evaluation
 from archive.sqlite import SqliteStore, open_archive
+from archive.store import Store
 from archive.summaries import EvaluationSummary, KernelSummary
 from evolve import budget
 from evolve.budget import Ended, Spent
@@ -68,13 +69,18 @@ class Phases:
 
 
 class Watcher:
-    """An observer of a run: it notes events and reads the archive for the display. It is thread-safe."""
+    """An observer of a run: it notes events and reads the archive for the display. It is thread-safe.
 
-    def __init__(self, op: str, device: DeviceInfo, store: SqliteStore, phases: Phases) -> None:
+    `seen` is what the run itself sees of the archive, if that is not all of it.
+    """
+
+    def __init__(
+        self, op: str, device: DeviceInfo, store: SqliteStore, phases: Phases, seen: Store | None = None
+    ) -> None:
         self._op, self._device, self._path, self._phases = op, device, store.path, phases
         self._lock = threading.Lock()
-        self._known = {kernel.id for kernel in store.find(KernelSummary, op)}
-        judged = store.find(EvaluationSummary, op, device=device.key, in_force=True)
+        self._known = {kernel.id for kernel in (seen or store).find(KernelSummary, op)}
+        judged = (seen or store).find(EvaluationSummary, op, device=device.key, in_force=True)
         self._judged = {verdict.kernel_id for verdict in judged}
         self._proposed: dict[str, Proposal] = {}  # in this run, by kernel id
         self._failures: deque[str] = deque(maxlen=FAILURES_KEPT)

@@ -1,5 +1,6 @@
 """A whole `evolve run` against a scripted endpoint over real HTTP, with the faults that endpoints have."""
 
+import shutil
 from pathlib import Path
 
 import bad_kernels
@@ -7,7 +8,7 @@ import pytest
 from command import TWICE, run
 from scripted_endpoint import Rule, ScriptedEndpoint, answer, in_fence, stall, status, truncated
 
-from archive.proposals import Proposal
+from archive.proposals import Proposal, Run
 from archive.records import Evaluation, Outcome
 from archive.sqlite import SqliteStore, open_archive
 
@@ -93,6 +94,30 @@ def test_the_key_is_nowhere_in_the_archive_or_the_output(
     key = endpoint.environment["OPENAI_API_KEY"]
     assert key.encode() not in Path(store.path).read_bytes()
     assert key not in output
+
+
+def test_a_recorded_run_is_replayed_in_its_own_archive_after_other_runs(
+    finished: tuple[SqliteStore, int, str, ScriptedEndpoint], tmp_path: Path
+) -> None:
+    original, archive = finished[0], tmp_path / "archive.db"
+    original.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    shutil.copyfile(original.path, archive)
+    grow = run(tmp_path, "run", TWICE, "--device", "emulated", "--archive", str(archive), "--evals", "3",
+               "--proposer", "offline", "--no-tune")  # fmt: skip
+    assert grow[0] == 0, grow[1]
+    (recorded, _) = (store := open_archive(archive)).find(Run)
+    before = {evaluation.id for evaluation in store.find(Evaluation)}
+    code, output = run(tmp_path, "run", TWICE, "--device", "emulated", "--archive", str(archive),
+                       "--replay", recorded.id)  # fmt: skip
+    assert code == 0, output
+    replay = store.find(Run)[-1].id
+    said = [
+        [(p.operator, p.reply, p.kernel_id) for p in store.find(Proposal) if p.run == one]
+        for one in (recorded.id, replay)
+    ]
+    assert said[1] == said[0]
+    assert {one.outcome for one in store.find(Evaluation) if one.id not in before} <= {Outcome.DUPLICATE}
+    assert "failed its confirmation: passed" not in output
 
 
 def test_minutes_bound_a_run_whose_endpoint_never_answers(tmp_path: Path) -> None:
