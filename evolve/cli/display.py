@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 
@@ -21,6 +21,7 @@ from evolve.devices.choose import policy_of
 from evolve.errors import UserError
 from evolve.loop import Event, evolve
 from evolve.report import facts
+from evolve.report.failures import failed_requests, failures_line
 from evolve.report.live import REFRESHES_PER_SECOND, CampaignDisplay, CampaignRow, EventLog, RunDisplay, campaign_table
 from evolve.report.progress import BudgetMeter, Watcher, amounts, dollars, ending, without_answer
 from evolve.report.standing import Standing, print_next_steps, print_standing, standing
@@ -52,6 +53,7 @@ def run_search(session: Session, output: Console) -> RunResult:
     output.print()
     print_standing(output, after, workloads_of(search, backends), population=False)
     _print_spent(session, started, output)
+    _print_failures(session, output)
     if stopped:
         raise stopped
     ended = events.ended or Ended.NOTHING
@@ -81,6 +83,7 @@ def run_campaign(session: Session, output: Console) -> RunResult:
         stopped = caught
     rows = [_row(search, before, backends) for search in session.searches]
     _print_campaign_spent(session, rows, started, output)
+    _print_failures(session, output)
     if stopped:
         raise stopped
     ended = events.ended or Ended.NOTHING
@@ -131,6 +134,7 @@ def _show_events(session: Session, events: RunEvents[Event], output: Console) ->
                 signals.check()
     else:
         log = EventLog(watcher, workloads, meter.started)
+        backends.phases.heard = _printing_waits(log, output)
         for event in events:
             for line in log.lines(event):
                 output.print(line, soft_wrap=True)
@@ -162,11 +166,30 @@ def _show_campaign_events(
             op: EventLog(watchers[op], workloads_of(search, backends), meter.started, op)
             for op, search in searches.items()
         }
+        backends.phases.heard = _printing_waits(next(iter(logs.values())), output)
         for event in events:
             if not isinstance(event, Slice):
                 for line in logs[event.op].lines(event):
                     output.print(line, soft_wrap=True)
             signals.check()
+
+
+def _printing_waits(log: EventLog, output: Console) -> Callable[[str], None]:
+    """Return a function that prints why a question waits. It is called by the thread that waits."""
+
+    def heard(reason: str) -> None:
+        for line in log.waits(reason):
+            output.print(line, soft_wrap=True)
+
+    return heard
+
+
+def _print_failures(session: Session, output: Console) -> None:
+    """Print for each op how many requests of the run gave no kernel, and why."""
+    store = session.backends.store
+    for search in session.searches:
+        if failed := failed_requests(store, search.op.name, search.run):
+            output.print(failures_line(failed, archive_option(store.path)), style="yellow", soft_wrap=True)
 
 
 def _print_spent(session: Session, started: float, output: Console) -> None:

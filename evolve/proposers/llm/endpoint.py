@@ -49,17 +49,21 @@ TOO_MANY_TOKENS = re.compile(r"max_tokens|max_completion_tokens|maximum context|
 OTHER_NAME = {MAX_TOKENS_NAME: OPENAI_MAX_TOKENS_NAME, OPENAI_MAX_TOKENS_NAME: MAX_TOKENS_NAME}
 
 
+Watch = Callable[[str, str], None]  # is told a call's key and why it waits, or an empty text when the wait is over
+
+
+def unwatched(_key: str, _reason: str) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Endpoints:
-    """A chat with the servers of a run's models. It remembers which parameters each model refused.
-
-    `watch` is told why a call waits, by a key of the call, and an empty text when it waits no longer.
-    """
+    """A chat with the servers of a run's models. It remembers which parameters each model refused."""
 
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     max_retries: int = MAX_RETRIES
     rate_limit: Callable[[], RateLimit] = RateLimit
-    watch: Callable[[str, str], None] = lambda _key, _reason: None
+    watch: Watch = unwatched
     _clients: dict[str, openai.OpenAI] = field(default_factory=dict, repr=False, compare=False)
     _rate_limits: dict[str, RateLimit] = field(default_factory=dict, repr=False, compare=False)
     _replacements: dict[str, dict[str, str]] = field(default_factory=dict, repr=False, compare=False)

@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableSequence, Sequence
@@ -10,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from archive.proposals import Cost, Proposal, Question
-from evolve.errors import UserError
+from evolve.errors import UserError, kind_of
 from evolve.prompting.text import estimated_tokens
 from evolve.proposers.llm import models as model_words
 from evolve.proposers.llm.chat import (
@@ -23,7 +22,7 @@ from evolve.proposers.llm.chat import (
     ask_concurrently,
     pause_until,
 )
-from evolve.proposers.llm.endpoint import TOO_MANY_TOKENS, Endpoints, first_model
+from evolve.proposers.llm.endpoint import TOO_MANY_TOKENS, Endpoints, Watch, first_model, unwatched
 from evolve.proposers.llm.models import OPENAI_URL, Model, price_hint
 from evolve.proposers.llm.questions import Prompt, prompts, reference_source
 from evolve.proposers.llm.reply import proposal_from
@@ -32,7 +31,6 @@ from evolve.request import Left, Request, Trial
 MOST_UNANSWERED = 32  # prompts in a row without any answer, after which the run stops
 MOST_ALIKE = 8  # the same if all fail for the same reason
 TOO_LATE = "the deadline passed before an answer arrived"
-VARYING = re.compile(r"\S*\d\S*")  # numbers and ids in a reason
 
 Dispatch = Callable[
     [MutableSequence[Prompt], Callable[[Prompt, Pause], Answer], Callable[[Prompt, Sequence[Prompt]], bool], float],
@@ -118,7 +116,7 @@ class LlmProposer:
 
     def _hopeful(self) -> bool:
         """Return whether it makes sense to go on asking, because not all of the last prompts failed."""
-        alike = {VARYING.sub("", reason) for reason in self._unanswered[-MOST_ALIKE:]}
+        alike = {kind_of(reason) for reason in self._unanswered[-MOST_ALIKE:]}
         return len(self._unanswered) < (MOST_ALIKE if len(alike) == 1 else MOST_UNANSWERED)
 
     def _check_answered(self) -> None:
@@ -137,8 +135,13 @@ class LlmProposer:
         )
 
 
-def from_environment(words: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> LlmProposer:
-    """Return the proposer for the models given by `--model`, or by OPENAI_BASE_URL and OPENAI_API_KEY."""
+def from_environment(
+    words: Sequence[str] = (), environment: Mapping[str, str] = os.environ, watch: Watch = unwatched
+) -> LlmProposer:
+    """Return the proposer for the models given by `--model`, or by OPENAI_BASE_URL and OPENAI_API_KEY.
+
+    `watch` is told why a call waits.
+    """
     models = model_words.read_models(words, environment)
     key = environment.get(model_words.KEY_ENV, "").strip()
     server = environment.get(model_words.URL_ENV, "").strip()
@@ -152,7 +155,7 @@ def from_environment(words: Sequence[str] = (), environment: Mapping[str, str] =
     if not words and server:
         (default,) = models
         models = (replace(default, name=first_model(default.base_url, key, default.timeout_seconds)),)
-    return LlmProposer(models, Endpoints(environment))
+    return LlmProposer(models, Endpoints(environment, watch=watch))
 
 
 def _has_room(prompt: Prompt, running: Sequence[Prompt]) -> bool:
