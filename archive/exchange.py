@@ -16,6 +16,8 @@ MAX_CUSTOM_ID, MIN_LABEL, HASH_CHARACTERS = 64, 12, 8
 MAX_EXCERPT = 300
 REFUSED, CUT_OFF = "the model refused", "the reply was cut off"
 FILTERED, EMPTY = "the reply was stopped", "the reply is empty"
+MAX_REPLY = 300_000  # characters of a reply that are kept
+LEFT_OUT = "[... {} characters of the reply are not kept ...]"
 MAX_USD = 1e6  # larger prices in replies are ignored
 MAX_COUNT = 10**9  # larger token counts in replies are ignored
 
@@ -72,8 +74,16 @@ def completion(body: object) -> BatchReply:
     if not isinstance(choice, dict) or not isinstance(message, dict):
         said = f": {_excerpt(body['error'])}" if body.get("error") else ""
         return replace(reply, failure=f"the response holds no choices{said}")
-    text, refusal = _text(message.get("content")), _text(message.get("refusal"))
+    text, refusal = shortened(_text(message.get("content"))), _text(message.get("refusal"))
     return replace(reply, text=text, failure=_unfinished(_text(choice.get("finish_reason")), text, refusal))
+
+
+def shortened(text: str) -> str:
+    """Return a reply with a mark in place of its middle if it is longer than any that a model should give."""
+    if len(text) <= MAX_REPLY:
+        return text
+    head, tail = MAX_REPLY * 2 // 3, MAX_REPLY // 3
+    return f"{text[:head]}\n{LEFT_OUT.format(len(text) - head - tail)}\n{text[-tail:]}"
 
 
 def storable(text: str) -> str:

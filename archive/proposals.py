@@ -55,6 +55,11 @@ class Proposal:
     def kernel_id(self) -> str:
         return self.kernel.id if self.kernel else ""
 
+    @property
+    def answered(self) -> bool:
+        """Whether there was a reply. A request that got none costs nothing and counts as no try."""
+        return bool(self.kernel or self.reply or self.cost.tokens)
+
     @cached_property
     def id(self) -> str:
         """A hash that ignores the time and the cost, so that a proposal told twice is one record."""
@@ -79,7 +84,7 @@ class AskedQuestion:
 class Budget:
     """The limits of a run: what it may spend, and the result that is good enough. None means no limit."""
 
-    evals: int | None = None  # evaluations, plus proposals that give nothing to evaluate
+    evals: int | None = None  # evaluations, plus replies that give nothing to evaluate
     tokens: int | None = None
     usd: float | None = None
     seconds: float | None = None

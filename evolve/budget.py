@@ -31,7 +31,7 @@ class Ended(StrEnum):
 class Spent:
     """What a run, or a part of it, has cost."""
 
-    evals: int = 0  # evaluations, and proposals that gave nothing to evaluate
+    evals: int = 0  # evaluations, and replies that gave nothing to evaluate
     tokens: int = 0
     usd: float = 0.0
     seconds: float = 0.0
@@ -147,7 +147,8 @@ def _steps(run: str, past: History) -> Iterator[tuple[float, str, int, int, floa
             if first:
                 yield given(first), kernel_id, 1, 0, 0.0
         else:
-            yield proposal.created, kernel_id if first else "", 1, proposal.tokens, proposal.usd
+            tried = int(bool(kernel_id or proposal.tokens))  # a request that got no reply is no try
+            yield proposal.created, kernel_id if first else "", tried, proposal.tokens, proposal.usd
         known.add(kernel_id)
     for verdict in _not_proposed(run, past, known):
         yield given(verdict), "", 1, 0, 0.0

@@ -1,4 +1,6 @@
-"""UserError, the exception for errors that the user can correct. A bad kernel gets an Evaluation instead."""
+"""UserError, the exception for errors that the user can correct, and kinds of failures that are no exceptions."""
+
+import re
 
 
 class UserError(Exception):
@@ -7,3 +9,11 @@ class UserError(Exception):
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+
+
+VARYING = re.compile(r"\S*\d\S*")
+
+
+def kind_of(failure: str) -> str:
+    """Return the reason of a failure without numbers and ids, so that it is equal for failures of one kind."""
+    return VARYING.sub("#", failure)

@@ -55,7 +55,8 @@ def one_round(
     proposals = yield from keep(proposer.propose(request), view.store)
     spent = sum((budget.paid(proposal.cost) for proposal in proposals), spent)
     new = {proposal.kernel_id for proposal in proposals if proposal.kernel} - request.known
-    spent += Spent(evals=len(proposals) - len(new))  # new kernels count when they are evaluated
+    # New kernels count when they are evaluated, and requests without a reply not at all.
+    spent += Spent(evals=sum(proposal.answered for proposal in proposals) - len(new))
     spent = yield from settle(search, spent, engine, view)
     return spent, search.over(view, spent) or (None if proposals else Ended.NOTHING)
 

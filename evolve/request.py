@@ -50,7 +50,7 @@ class Left:
 
     tokens: int | None = None
     usd: float | None = None
-    evals: int | None = None  # proposals without a kernel count too
+    evals: int | None = None  # replies without a kernel count too
     deadline: float = float("inf")  # on the clock of time.monotonic; no model is called after it
 
 

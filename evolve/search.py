@@ -53,5 +53,7 @@ class Search:
         """Return the next request for a proposer, with the limits on what it may still spend."""
         left = budget.left(self.budget, spent)
         wanted = GENERATION if left.evals is None else min(GENERATION, left.evals)
+        if left.evals is not None and not view.alive():  # keep a part for what follows the first verdicts
+            wanted = min(wanted, max(1, left.evals // 2))
         limits = Left(left.tokens, left.usd, left.evals, self.deadline)
         return selection.request(view, self.op, wanted, seed=self.seed, left=limits)

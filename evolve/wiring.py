@@ -32,9 +32,16 @@ def engine(kind: str, watch: Callable[[str, str], None] | None = None) -> "Local
     return LocalEngine(kind, workers, watch, compilers=compilers)
 
 
-def proposer(requested: str = "", models: tuple[str, ...] = (), *, tune: bool = True) -> "Proposer":
+def proposer(
+    requested: str = "",
+    models: tuple[str, ...] = (),
+    watch: Callable[[str, str], None] | None = None,
+    *,
+    tune: bool = True,
+) -> "Proposer":
     """Return the requested proposer; by default `llm` if a model is named or a key or base URL is set, else `offline`.
 
+    `watch` is told a key and the reason when a question to a model waits for its server, and an empty text afterwards.
     If `tune` is false, the knobs of the models' kernels are not tuned.
     """
     if requested not in ("", "offline", "llm"):
@@ -44,9 +51,10 @@ def proposer(requested: str = "", models: tuple[str, ...] = (), *, tune: bool = 
         from evolve.proposers.tuner.proposer import OfflineProposer
 
         return OfflineProposer()
+    from evolve.proposers.llm.endpoint import unwatched
     from evolve.proposers.llm.proposer import from_environment
 
-    return _with_tuner(from_environment(models), tune=tune)
+    return _with_tuner(from_environment(models, watch=watch or unwatched), tune=tune)
 
 
 def replaying(store: Store, run: str, *, tune: bool = True) -> "Proposer":
@@ -56,7 +64,8 @@ def replaying(store: Store, run: str, *, tune: bool = True) -> "Proposer":
 
     exchanges = replay.recorded(store, run)
     answering = replay.Recorded(run, exchanges)
-    return _with_tuner(LlmProposer(replay.models(exchanges), answering, answering.in_recorded_order), tune=tune)
+    models = LlmProposer(replay.models(exchanges), answering, answering.in_recorded_order)
+    return replay.AsManyProposals(_with_tuner(models, tune=tune), [replay.number_of_proposals(store, run)])
 
 
 def _with_tuner(models: "Proposer", *, tune: bool) -> "Proposer":

@@ -7,6 +7,7 @@ import typer
 from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import Evaluation
+from archive.store import Store
 from archive.summaries import ProposalSummary
 from evolve import wiring
 from evolve.cli import lookup
@@ -14,6 +15,7 @@ from evolve.cli.options import ArchiveOption, DevicePart, JsonOption, KernelArgu
 from evolve.errors import UserError
 from evolve.report import facts
 from evolve.report.basis import basis_of
+from evolve.report.failures import MOST_LISTED, failed_requests, failures_table, reasons, tally
 from evolve.report.kernel import (
     MOST_SHOWN,
     Lineage,
@@ -29,9 +31,20 @@ from evolve.report.words import console, print_json
 from reference_ops.catalog import is_path
 
 
-def top(op: OpFilter = "", device: DevicePart = "", archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
+def top(
+    op: OpFilter = "",
+    device: DevicePart = "",
+    failures: Annotated[
+        bool, typer.Option("--failures", help="List the requests to models that gave no kernel, and why.")
+    ] = False,
+    archive: ArchiveOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show the champions and the population of each op."""
     store = wiring.archive(archive, read_only=True)
+    if failures:
+        _list_failures(store, lookup.op_name(op), as_json=as_json)
+        return
     found = standings(store, lookup.op_name(op), device)
     if as_json:
         print_json([facts.of_standing(standing) for standing in found])
@@ -47,6 +60,21 @@ def top(op: OpFilter = "", device: DevicePart = "", archive: ArchiveOption = Non
     else:
         output.print(standings_table(found, output.width))
         output.print(f"\n{WON_MEANS}\nevolve top OP shows the champions and the population of an op", style="dim")
+
+
+def _list_failures(store: Store, op: str, *, as_json: bool) -> None:
+    failed = failed_requests(store, op)
+    if as_json:
+        print_json([facts.of_proposal(proposal) for proposal in failed])
+    if not failed:
+        lookup.absent(f"every request{f' for {op}' if op else ''} gave a kernel", "`evolve runs` lists the runs")
+    if as_json:
+        return
+    output = console()
+    output.print(failures_table(failed, output.width))
+    if len(failed) > MOST_LISTED:
+        output.print(f"and {len(failed) - MOST_LISTED} older ones", style="dim")
+    output.print(f"\n{tally(reasons(one.failure for one in failed))}\nevolve show ID shows the reply", style="dim")
 
 
 def show(kernel: KernelArgument, archive: ArchiveOption = None, as_json: JsonOption = False) -> None:

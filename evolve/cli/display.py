@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 
@@ -22,6 +22,7 @@ from evolve.errors import UserError
 from evolve.loop import Event, evolve
 from evolve.report import facts
 from evolve.report.basis import basis_of
+from evolve.report.failures import failed_requests, failures_line
 from evolve.report.live import REFRESHES_PER_SECOND, CampaignDisplay, CampaignRow, EventLog, RunDisplay, campaign_table
 from evolve.report.progress import BudgetMeter, Watcher, amounts, dollars, ending, without_answer
 from evolve.report.standing import Standing, print_next_steps, print_standing, standing
@@ -42,7 +43,8 @@ def run_search(session: Session, output: Console) -> RunResult:
     """Evolve one op until the search ends. Stopped is raised again once the summary is printed."""
     (search,), backends = session.searches, session.backends
     _print_archive(standing_of(search, backends), session, output)
-    events = RunEvents(evolve(search, session.seeds, backends.proposer, backends.engine, backends.store))
+    engine, store = session.working
+    events = RunEvents(evolve(search, session.seeds, backends.proposer, engine, store))
     started, stopped = time.monotonic(), None
     try:
         with closing(events):
@@ -53,6 +55,7 @@ def run_search(session: Session, output: Console) -> RunResult:
     output.print()
     print_standing(output, after, workloads_of(search, backends), population=False)
     _print_spent(session, started, output)
+    _print_failures(session, output)
     if stopped:
         raise stopped
     ended = events.ended or Ended.NOTHING
@@ -82,6 +85,7 @@ def run_campaign(session: Session, output: Console) -> RunResult:
         stopped = caught
     rows = [_row(search, before, backends) for search in session.searches]
     _print_campaign_spent(session, rows, started, output)
+    _print_failures(session, output)
     if stopped:
         raise stopped
     ended = events.ended or Ended.NOTHING
@@ -122,7 +126,7 @@ def _print_archive(before: Standing, session: Session, output: Console) -> None:
 def _show_events(session: Session, events: RunEvents[Event], output: Console) -> None:
     """Show a live display on a terminal, a line per improvement elsewhere."""
     (search,), backends = session.searches, session.backends
-    watcher = Watcher(search.op.name, backends.engine.info, backends.store, backends.phases)
+    watcher = Watcher(search.op.name, backends.engine.info, backends.store, backends.phases, session.working[1])
     workloads = workloads_of(search, backends)
     meter = BudgetMeter(time.monotonic(), search.deadline, session.budget, session.before)
     if output.is_terminal and not output.is_dumb_terminal:
@@ -133,6 +137,7 @@ def _show_events(session: Session, events: RunEvents[Event], output: Console) ->
                 signals.check()
     else:
         log = EventLog(watcher, workloads, meter.started)
+        backends.phases.heard = _printing_waits(log, output)
         for event in events:
             for line in log.lines(event):
                 output.print(line, soft_wrap=True)
@@ -164,11 +169,30 @@ def _show_campaign_events(
             op: EventLog(watchers[op], workloads_of(search, backends), meter.started, op)
             for op, search in searches.items()
         }
+        backends.phases.heard = _printing_waits(next(iter(logs.values())), output)
         for event in events:
             if not isinstance(event, Slice):
                 for line in logs[event.op].lines(event):
                     output.print(line, soft_wrap=True)
             signals.check()
+
+
+def _printing_waits(log: EventLog, output: Console) -> Callable[[str], None]:
+    """Return a function that prints why a question waits. It is called by the thread that waits."""
+
+    def heard(reason: str) -> None:
+        for line in log.waits(reason):
+            output.print(line, soft_wrap=True)
+
+    return heard
+
+
+def _print_failures(session: Session, output: Console) -> None:
+    """Print for each op how many requests of the run gave no kernel, and why."""
+    store = session.backends.store
+    for search in session.searches:
+        if failed := failed_requests(store, search.op.name, search.run):
+            output.print(failures_line(failed, archive_option(store.path)), style="yellow", soft_wrap=True)
 
 
 def _print_spent(session: Session, started: float, output: Console) -> None:
@@ -197,7 +221,9 @@ def reason(session: Session, ended: Ended, after: Sequence[Standing], output: Co
     """Return why the session ended, with the command that continues it under a larger budget."""
     spent = session.spent()
     why, more = ending(ended, session.budget, spent)
-    if ended is Ended.NOTHING and session.backends.proposer.name != options.OFFLINE:
+    if ended is Ended.NOTHING and session.replay:
+        why, more = f"All proposals of run {session.replay} are replayed.", None
+    elif ended is Ended.NOTHING and session.backends.proposer.name != options.OFFLINE:
         why, more = without_answer(session.budget, spent)
     elif ended is Ended.NOTHING and (empty := [one for one in after if not one.population]):
         why = _nothing_to_vary(session, empty) if len(empty) == len(after) else f"{why} {_without_kernels(empty)}."

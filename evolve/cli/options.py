@@ -111,13 +111,27 @@ EXAMPLES = {
     UNTIL_SOL: "give a share of the speed of light such as 0.95",
 }
 MINUTES_HELP = (
-    f"Minutes to run; confirming the champions takes extra time [default: {OFFLINE_MINUTES:g}, or {MODEL_MINUTES:g} "
+    f"Minutes to run, after which questions in flight are given up; evaluations under way are finished, and confirming "
+    f"the champions takes extra time [default: {OFFLINE_MINUTES:g}, or {MODEL_MINUTES:g} "
     "with a model, unless --evals or, with a model, --tokens or --usd is given]."
 )
 MinutesOption = Annotated[float | None, typer.Option(MINUTES, help=MINUTES_HELP, show_default=False)]
-EvalsOption = Annotated[int | None, typer.Option(EVALS, help="Maximum number of evaluations.")]
-TokensOption = Annotated[int | None, typer.Option(TOKENS, help="Maximum number of tokens to use on models.")]
-UsdOption = Annotated[float | None, typer.Option(USD, help="Maximum amount to spend on models, in US dollars.")]
+EVALS_HELP = "Maximum number of evaluations, and of replies without a kernel; questions without a reply do not count."
+EvalsOption = Annotated[int | None, typer.Option(EVALS, help=EVALS_HELP)]
+KEPT = (
+    "A question is sent only if a reply as long as the longest so far can still be paid for, and at the end max_tokens "
+    "limits the reply"
+)
+TOKENS_HELP = (
+    f"Maximum number of tokens to use on models. {KEPT}. It can be exceeded by what a model's first prompt has more "
+    "than estimated, or by one reply per question in flight if the server ignores max_tokens."
+)
+USD_HELP = (
+    f"Maximum amount to spend on models, in US dollars. {KEPT}, by the prices in the .toml file. Where only the server "
+    "tells prices, the first reply may exceed it."
+)
+TokensOption = Annotated[int | None, typer.Option(TOKENS, help=TOKENS_HELP)]
+UsdOption = Annotated[float | None, typer.Option(USD, help=USD_HELP)]
 
 
 def parse_budget(

@@ -122,7 +122,8 @@ def run_setup(
         for locator in setup.locators:
             catalog.locate(locator)
         if not run_options.replay:
-            proposer = wiring.proposer(run_options.proposer, run_options.models, tune=not run_options.no_tune)
+            tune = not run_options.no_tune
+            proposer = wiring.proposer(run_options.proposer, run_options.models, phases.wait, tune=tune)
             _check_proposer(proposer.name, setup)
         with ExitStack() as stack:
             engine = stack.enter_context(session.starting_engine(run_options.device, phases, output))

@@ -15,10 +15,11 @@ from archive.summaries import EvaluationSummary
 from evolve import budget, wiring
 from evolve.budget import History, Spent
 from evolve.cli import lookup, options
-from evolve.cli.options import ArchiveOption, JsonOption, OpFilter
+from evolve.cli.options import ArchiveOption, JsonOption, OpFilter, archive_option
 from evolve.errors import UserError
 from evolve.report import runs as report
 from evolve.report.basis import basis_of, known_basis
+from evolve.report.failures import failed_requests, failures_line
 from evolve.report.progress import dollars
 from evolve.report.runs import PER, Trajectory, comparison
 from evolve.report.tables import WIDE, fitted, narrowed, plain_table
@@ -58,6 +59,11 @@ def runs(op: OpFilter = "", archive: ArchiveOption = None, as_json: JsonOption =
     whole = op or all(line.idle for line in lines)
     listed = [line for line in lines if whole or not line.idle]
     output.print(_table(listed, output.width))
+    for line in listed:
+        if failed := failed_requests(store, line.run.op, line.run.id):
+            output.print(
+                f"{line.run.id}: {failures_line(failed, archive_option(store.path))}", style="dim", soft_wrap=True
+            )
     for remark in _remarks(listed, [] if whole else [line.run.campaign for line in lines if line.idle]):
         output.print(remark, style="dim")
     output.print("\nevolve run --resume RUN continues a run", style="dim")

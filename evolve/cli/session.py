@@ -8,6 +8,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -24,9 +25,10 @@ from evolve.devices import choose
 from evolve.devices.choose import policy_of
 from evolve.engines.engine import Engine
 from evolve.errors import UserError
+from evolve.replayed import RecordedVerdicts, seen_by
 from evolve.report.words import listed, times_label
 from evolve.request import Proposer
-from evolve.search import Search
+from evolve.search import GENERATION, Search
 from evolve.selection.view import EVOLVE, STRATEGIES, Scope
 from reference_ops.op import Op
 
@@ -71,9 +73,21 @@ class Session:
     seeds: tuple[Proposal, ...]  # shipped kernels to start from
     command: tuple[str, ...]  # the command that resumes the session, without --resume and limits
     given: Budget = field(default=Budget())  # limits given when the session was resumed
+    replay: str = ""  # id of the run that is replayed
+
+    @cached_property
+    def working(self) -> tuple[Engine, Store]:
+        """Return the engine and the store for the search: for a replay, with what the recorded run saw."""
+        engine, store = self.backends.engine, self.backends.store
+        if not self.replay:
+            return engine, store
+        (run,) = store.find(Run, ids=[self.replay])
+        return RecordedVerdicts(engine, run, store), seen_by(run, store, engine.info)
 
     def resume_command(self, more: Budget | None = None) -> str:
         """Return the command that resumes this session, with the larger limits in `more`, if any."""
+        if self.replay:  # a replay begins again, which takes little time because verdicts are repeated too
+            return shlex.join([*self.command, "--replay", self.replay])
         limits = options.with_limits(self.given, more or Budget())
         return shlex.join([*self.command, "--resume", self.id, *options.budget_arguments(limits)])
 
@@ -120,6 +134,11 @@ def resumed(requested: str, ops: Sequence[str], given: RunOptions, limits: Budge
     for run in found:
         options.check_unchanged(run, given)
     first = found[0]
+    if source := options.recorded(first).replay:
+        raise UserError(
+            f"run {first.id} replays run {source}, and a replay cannot be continued where it stopped",
+            f"replay it again: evolve run {options.locator(first)} --replay {source}",
+        )
     named = {lookup.op_name(op): op for op in ops}
     if named and len(named) < len(found):
         raise UserError(
@@ -132,7 +151,7 @@ def resumed(requested: str, ops: Sequence[str], given: RunOptions, limits: Budge
 
 
 def replayed(ops: Sequence[str], given: RunOptions, limits: Budget, archive: Path | None) -> Setup:
-    """Set up a replay of a recorded run: same options and number of evaluations, with answers from the archive."""
+    """Set up a replay of a recorded run: same options and number of proposals, with answers from the archive."""
     with closing(wiring.archive(archive, read_only=True)) as store:
         run = lookup.one(store, given.replay)
         lookup.runs(store, run.id, ops)  # raises an error if the run belongs to another op
@@ -158,7 +177,9 @@ def _evaluations(store: Store, run: Run) -> int:
             f"run {run.id} has no model answers to replay",
             "choose a run with a model as its proposer; `evolve runs` shows the proposers",
         )
-    return max(1, budget.spent(run.id, budget.history(store, run.op, run.device)).evals)
+    spent = budget.spent(run.id, budget.history(store, run.op, run.device)).evals
+    # The number that is left decides how many proposals are requested at once.
+    return max(run.budget.evals, spent) if run.budget.evals else spent + 2 * GENERATION
 
 
 def opened(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, command: Sequence[str]) -> Session:
@@ -185,7 +206,9 @@ def opened(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, c
     seeds = () if given.no_seeds or given.fresh else tuple(_seeds([op for op, _ in loaded], kind))
     deadline = float("inf") if left.seconds is None else time.monotonic() + left.seconds
     searches = [replace(search, budget=left, deadline=deadline) for search in searches]
-    return Session(backends, identity, tuple(searches), total, before, seeds, tuple(command), setup.given)
+    return Session(
+        backends, identity, tuple(searches), total, before, seeds, tuple(command), setup.given, given.replay
+    )
 
 
 def _seeds(ops: Sequence[Op], device: str) -> Iterator[Proposal]:

@@ -12,7 +12,9 @@ from rich.text import Text
 from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation
 from evolve.budget import Spent
+from evolve.errors import kind_of
 from evolve.report.basis import known_basis
+from evolve.report.failures import tally
 from evolve.report.kernel import NO_DUEL, held_out_words, sanitizer_words
 from evolve.report.progress import BudgetMeter, Progress, Watcher, dollars
 from evolve.report.standing import champions_table, counts_line, origin, population_table
@@ -42,6 +44,7 @@ class RunDisplay:
             fitted(counts_line(progress.standing), "bold"),
             *active_lines(progress, self.proposer),
             *failure_lines(progress, most=_failures_shown(height)),
+            *waiting_lines(progress),
         ]
         free = height - 1 - 2 - len(below)  # header and budget; a last empty line prevents scrolling
         champions, population = _table_rows(free, len(self.workloads), len(progress.standing.population))
@@ -91,6 +94,17 @@ def active_lines(progress: Progress, proposer: str) -> list[Text]:
 
 def failure_lines(progress: Progress, most: int) -> list[Text]:
     return [one_line_text(("failed  ", "red"), (failure, "dim")) for failure in progress.failures[:most]]
+
+
+def waiting_lines(progress: Progress) -> list[Text]:
+    """Return a line on the requests without a kernel, and one on a wait for a server, if there are any."""
+    lines = []
+    if progress.unread:
+        lines.append(one_line_text(("no kernel ", "red"), (tally(progress.unread), "dim")))
+    if progress.waits:
+        more = f" (and {len(progress.waits) - 1} more)" if len(progress.waits) > 1 else ""
+        lines.append(one_line_text(("waiting ", "yellow"), f"{one_line(progress.waits[0])}{more}"))
+    return lines
 
 
 def _failures_shown(height: int) -> int:
@@ -149,6 +163,7 @@ class CampaignDisplay:
         if current:
             below = [fitted(f"{self.current}: {counts_line(current.standing)}", "bold")]
             below += [*active_lines(current, self.proposer)[:1], *failure_lines(current, most=1)]
+            below += waiting_lines(current)
         yield Text()
         gpu_times = not times_label(self.device.kind)
         yield campaign_table(self._visible_rows(console.size.height), self.current, gpu_times=gpu_times)
@@ -201,23 +216,38 @@ QUIET_SECONDS = 60.0  # after this long without a line, one with the counts is p
 
 
 class EventLog:
-    """A log of events: a line per improvement or confirmation, and one per minute without either."""
+    """A log of events: a line per improvement, confirmation or new failure, and one per minute without any."""
 
     def __init__(self, watcher: Watcher, workloads: Sequence[str], started: float, name: str = "") -> None:
         self._watcher, self._started, self._name = watcher, started, f"{name}: " if name else ""
         self._labels = workload_labels(workloads)
         self._printed = time.monotonic()
+        self._kinds = set[str]()  # the failures and waits of which one has been printed
+        self._waited = float("-inf")
+
+    def waits(self, reason: str) -> Iterator[str]:
+        """Yield a line on a wait for a server, unless one was printed shortly before."""
+        now = time.monotonic()
+        if kind_of(reason) not in self._kinds or now - self._waited > QUIET_SECONDS:
+            self._kinds.add(kind_of(reason))
+            self._waited = now
+            yield self._stamped(f"waiting: {one_line(reason)}")
 
     def lines(self, event: Proposal | Evaluation) -> Iterator[str]:
         again = isinstance(event, Evaluation) and self._watcher.has_judged(event.kernel_id)
         won = self._watcher.take(event)
         now = time.monotonic()
-        if isinstance(event, Evaluation) and again:
+        if isinstance(event, Proposal) and event.failure and kind_of(event.failure) not in self._kinds:
+            self._kinds.add(kind_of(event.failure))
+            yield self._stamped(f"no kernel ({event.operator}): {one_line(event.failure)}")
+        elif isinstance(event, Evaluation) and again:
             yield self._stamped(confirmation_line(event))
         elif won:
             yield self._stamped(self._improvement(won))
         elif now - self._printed > QUIET_SECONDS:
-            yield self._stamped(counts_line(self._watcher.standing()))
+            unread = self._watcher.unread()
+            also = f"; no kernel: {tally(unread)}" if unread else ""
+            yield self._stamped(f"{counts_line(self._watcher.standing())}{also}")
         else:
             return
         self._printed = now

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 
@@ -14,9 +14,11 @@ from rich.table import Table
 from archive.proposals import Budget, Proposal
 from archive.records import DeviceInfo, Evaluation
 from archive.sqlite import SqliteStore, open_archive
+from archive.store import Store
 from archive.summaries import EvaluationSummary, KernelSummary
 from evolve import budget
 from evolve.budget import Ended, Spent
+from evolve.report.failures import reasons
 from evolve.report.standing import Standing, standing
 from evolve.report.tables import WIDE, fitted
 from evolve.report.words import clock, counted, one_line, short
@@ -49,13 +51,17 @@ class Progress:
     evaluated: int  # in this run, not counting confirmations
     per_second: float
     spent: Spent = field(default=Spent())  # does not include the time
+    unread: tuple[tuple[int, str], ...] = ()  # requests of this run without a kernel by reason, most frequent first
+    waits: tuple[str, ...] = ()  # why questions wait for their server
 
 
 class Phases:
-    """The current phase of each kernel under evaluation. Engines may report from any thread."""
+    """The current phase of each kernel under evaluation, and why questions wait. Any thread may report."""
 
     def __init__(self) -> None:
         self._now: dict[str, str] = {}
+        self._waits: dict[str, str] = {}
+        self.heard: Callable[[str], None] | None = None  # called with each reason to wait
 
     def watch(self, kernel_id: str, phase: str) -> None:
         self._now[kernel_id] = SAME_PHASE.get(phase, phase)
@@ -63,21 +69,39 @@ class Phases:
     def done(self, kernel_id: str) -> None:
         self._now.pop(kernel_id, None)
 
+    def wait(self, key: str, reason: str) -> None:
+        """Note why the question with this key waits; an empty reason ends the wait."""
+        if not reason:
+            self._waits.pop(key, None)
+            return
+        self._waits[key] = reason
+        if self.heard:
+            self.heard(reason)
+
+    def waits(self) -> tuple[str, ...]:
+        return tuple(self._waits.values())
+
     def now(self) -> tuple[Active, ...]:
         return tuple(Active(kernel_id, phase) for kernel_id, phase in list(self._now.items()))
 
 
 class Watcher:
-    """An observer of a run: it notes events and reads the archive for the display. It is thread-safe."""
+    """An observer of a run: it notes events and reads the archive for the display. It is thread-safe.
 
-    def __init__(self, op: str, device: DeviceInfo, store: SqliteStore, phases: Phases) -> None:
+    `seen` is what the run itself sees of the archive, if that is not all of it.
+    """
+
+    def __init__(
+        self, op: str, device: DeviceInfo, store: SqliteStore, phases: Phases, seen: Store | None = None
+    ) -> None:
         self._op, self._device, self._path, self._phases = op, device, store.path, phases
         self._lock = threading.Lock()
-        self._known = {kernel.id for kernel in store.find(KernelSummary, op)}
-        judged = store.find(EvaluationSummary, op, device=device.key, in_force=True)
+        self._known = {kernel.id for kernel in (seen or store).find(KernelSummary, op)}
+        judged = (seen or store).find(EvaluationSummary, op, device=device.key, in_force=True)
         self._judged = {verdict.kernel_id for verdict in judged}
         self._proposed: dict[str, Proposal] = {}  # in this run, by kernel id
         self._failures: deque[str] = deque(maxlen=FAILURES_KEPT)
+        self._unread: list[str] = []
         self._finished: list[float] = []
         self._spent = Spent()
         self._last: tuple[str, ...] = ()  # the kernel evaluated last, which another run may have proposed
@@ -112,7 +136,14 @@ class Watcher:
                 evaluated=len(self._finished),
                 per_second=self._rate(),
                 spent=self._spent,
+                unread=tuple(reasons(self._unread)),
+                waits=self._phases.waits(),
             )
+
+    def unread(self) -> tuple[tuple[int, str], ...]:
+        """Return how many requests of this run gave no kernel, by reason, most frequent first."""
+        with self._lock:
+            return tuple(reasons(self._unread))
 
     def _now(self) -> Standing:
         if self._changed:
@@ -133,11 +164,12 @@ class Watcher:
     def _note_proposal(self, proposal: Proposal) -> tuple[Champion, ...]:
         repeated = proposal.kernel_id in self._known or not proposal.kernel
         if proposal.run:  # shipped kernels do not belong to a run and cost nothing
-            self._spent += budget.paid(proposal.cost) + Spent(evals=int(repeated))
+            self._spent += budget.paid(proposal.cost) + Spent(evals=int(repeated and proposal.answered))
         if proposal.kernel:
             self._known.add(proposal.kernel_id)
             self._proposed[proposal.kernel_id] = proposal
         elif proposal.failure:
+            self._unread.append(proposal.failure)
             self._failures.append(f"{proposal.operator}: no kernel: {one_line(proposal.failure)}")
         return ()
 

@@ -1,5 +1,6 @@
 """Runs replayed from recorded replies: they need no key and no network, and always give the same run."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +8,11 @@ from pathlib import Path
 import pytest
 from command import TWICE
 from fake_engine import FakeEngine
+from records import CPU
 from scripted_endpoint import KEY, ScriptedEndpoint, Step, answer, in_fence, status
-from scripted_runs import faster_and_faster, kernel
+from scripted_runs import PricedModel, faster_and_faster, kernel, op
 
-from archive.proposals import AskedQuestion, Budget, Proposal
+from archive.proposals import AskedQuestion, Budget, Proposal, Run
 from archive.records import Evaluation
 from archive.sqlite import SqliteStore, open_archive
 from evolve import wiring
@@ -21,10 +23,12 @@ from evolve.proposers.llm.endpoint import Endpoints
 from evolve.proposers.llm.models import Model
 from evolve.proposers.llm.proposer import LlmProposer
 from evolve.proposers.tuner.proposer import FinishingProposer, OfflineProposer
+from evolve.replayed import RecordedVerdicts, seen_by
 from evolve.request import Proposer
 from evolve.search import Search
 from evolve.selection.view import Scope
 from reference_ops import catalog
+from reference_ops.op import Op
 
 EVALS, SEED = 60, 11
 
@@ -48,6 +52,12 @@ def run(store: SqliteStore, proposer: Proposer) -> None:
 
 def recorded(archive: Path, *, tune: bool) -> SqliteStore:
     store = open_archive(archive)
+    record_into(store, tune=tune)
+    return store
+
+
+def record_into(store: SqliteStore, *, tune: bool) -> None:
+    store.append(Run("run", "twice", CPU.key, "m-1, m-2", SEED, time.time()))
     with pytest.MonkeyPatch.context() as patch, ScriptedEndpoint(steps(0)) as one, ScriptedEndpoint(steps(1)) as other:
         patch.setenv("NO_PROXY", "127.0.0.1")
         models = LlmProposer(
@@ -58,7 +68,6 @@ def recorded(archive: Path, *, tune: bool) -> SqliteStore:
             Endpoints({"THE_KEY": KEY}, 0),
         )
         run(store, FinishingProposer(models, OfflineProposer()) if tune else models)
-    return store
 
 
 @pytest.fixture(scope="module")
@@ -130,13 +139,64 @@ def test_the_tuner_repeats_its_proposals_in_a_replay(tmp_path: Path) -> None:
     assert said(again) == said(original)
 
 
-def test_when_the_answers_are_used_up_the_failure_says_so(original: SqliteStore, tmp_path: Path) -> None:
-    store = open_archive(tmp_path / "long.db")
+def test_a_replay_ends_with_the_recorded_proposals_even_if_its_budget_is_larger(
+    original: SqliteStore, tmp_path: Path
+) -> None:
+    store = open_archive(tmp_path / "a.db")
     search = Search("run", catalog.load(TWICE), TWICE, SEED, Budget(evals=EVALS + 20), scope=Scope("run"))
     for _ in evolve(search, (), wiring.replaying(original, "run", tune=False), FakeEngine(faster_and_faster), store):
         pass
-    failures = [proposal.failure for proposal in store.find(Proposal)]
-    assert any("run run has no further answer from m-" in failure for failure in failures)
+    assert len(store.find(Proposal)) == len(original.find(Proposal))
+
+
+def grown(folder: Path, *, tune: bool) -> SqliteStore:
+    """Return an archive with a recorded run between two others that proposed many kernels, and another op's kernels."""
+    store = open_archive(folder / "grown.db")
+    evolve_more(store, "before", 100)
+    record_into(store, tune=tune)
+    evolve_more(store, "after", 300)
+    evolve_more(store, "elsewhere", 1, op("thrice"))
+    return store
+
+
+def evolve_more(store: SqliteStore, run: str, first: int, of: Op | None = None) -> None:
+    task = of or catalog.load(TWICE)
+    model = PricedModel(written={task.name: first})
+    search = Search(run, task, TWICE, SEED, Budget(evals=24), scope=Scope(run))
+    for _ in evolve(search, (), model, FakeEngine(faster_and_faster), store):
+        pass
+
+
+def replay_within(store: SqliteStore, *, tune: bool) -> FakeEngine:
+    """Replay the recorded run in its own archive, and return the engine."""
+    (recorded_run,), engine = store.find(Run, ids=["run"]), FakeEngine(faster_and_faster)
+    seen = seen_by(recorded_run, store, engine.info)
+    search = Search("again", catalog.load(TWICE), TWICE, SEED, Budget(evals=EVALS), scope=Scope("again"))
+    proposer = wiring.replaying(store, "run", tune=tune)
+    for _ in evolve(search, (), proposer, RecordedVerdicts(engine, recorded_run, store), seen):
+        pass
+    return engine
+
+
+@pytest.mark.parametrize("tune", [False, True], ids=["models", "models and tuner"])
+def test_a_replay_in_an_archive_that_has_grown_asks_what_the_run_asked_and_evaluates_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, tune: bool
+) -> None:
+    store = grown(tmp_path, tune=tune)
+    verdicts = len(store.find(Evaluation))
+    engine = replay_within(store, tune=tune)
+    first, second = (
+        [(p.operator, p.proposer, p.kernel_id, p.parents, p.failure) for p in store.find(Proposal) if p.run == run]
+        for run in ("run", "again")
+    )
+    assert second == first
+    asked = {one.proposal_id: one.question for one in store.find(AskedQuestion)}
+    first_asked, second_asked = (
+        [asked[p.id].messages for p in store.find(Proposal) if p.run == run and p.id in asked]
+        for run in ("run", "again")
+    )
+    assert second_asked == first_asked
+    assert (engine.jobs, len(store.find(Evaluation))) == ([], verdicts)
 
 
 def test_a_run_without_a_model_cannot_be_replayed(original: SqliteStore) -> None:

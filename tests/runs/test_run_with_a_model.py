@@ -1,13 +1,14 @@
 """A whole `evolve run` against a scripted endpoint over real HTTP, with the faults that endpoints have."""
 
+import shutil
 from pathlib import Path
 
 import bad_kernels
 import pytest
 from command import TWICE, run
-from scripted_endpoint import Rule, ScriptedEndpoint, answer, in_fence, stall, status, truncated
+from scripted_endpoint import Rule, ScriptedEndpoint, Step, answer, in_fence, stall, status, truncated
 
-from archive.proposals import Proposal
+from archive.proposals import Proposal, Run
 from archive.records import Evaluation, Outcome
 from archive.sqlite import SqliteStore, open_archive
 
@@ -93,3 +94,70 @@ def test_the_key_is_nowhere_in_the_archive_or_the_output(
     key = endpoint.environment["OPENAI_API_KEY"]
     assert key.encode() not in Path(store.path).read_bytes()
     assert key not in output
+
+
+def test_a_recorded_run_is_replayed_in_its_own_archive_after_other_runs(
+    finished: tuple[SqliteStore, int, str, ScriptedEndpoint], tmp_path: Path
+) -> None:
+    original, archive = finished[0], tmp_path / "archive.db"
+    original.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    shutil.copyfile(original.path, archive)
+    grow = run(tmp_path, "run", TWICE, "--device", "emulated", "--archive", str(archive), "--evals", "3",
+               "--proposer", "offline", "--no-tune")  # fmt: skip
+    assert grow[0] == 0, grow[1]
+    (recorded, _) = (store := open_archive(archive)).find(Run)
+    before = {evaluation.id for evaluation in store.find(Evaluation)}
+    code, output = run(tmp_path, "run", TWICE, "--device", "emulated", "--archive", str(archive),
+                       "--replay", recorded.id)  # fmt: skip
+    assert code == 0, output
+    replay = store.find(Run)[-1].id
+    said = [
+        [(p.operator, p.reply, p.kernel_id) for p in store.find(Proposal) if p.run == one]
+        for one in (recorded.id, replay)
+    ]
+    assert said[1] == said[0]
+    assert {one.outcome for one in store.find(Evaluation) if one.id not in before} <= {Outcome.DUPLICATE}
+    assert "failed its confirmation: passed" not in output
+
+
+def test_minutes_bound_a_run_whose_endpoint_never_answers(tmp_path: Path) -> None:
+    with ScriptedEndpoint(otherwise=stall()) as endpoint:
+        code, output = run(
+            tmp_path, "run", TWICE, "--device", "emulated", "--minutes", "0.05", extra=endpoint.environment
+        )
+        assert endpoint.hung_up.wait(10)
+    assert "The time is up." in output
+    assert code == 1
+    failures = {proposal.failure for proposal in open_archive(tmp_path / ".evolve" / "archive.db").find(Proposal)}
+    assert failures == {"the deadline passed before an answer arrived"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [(status(500, "the GPU is on fire"), "status 500"), (status(400, "maximum context length is 8192"), "status 400")],
+    ids=["500", "context"],
+)
+def test_a_run_whose_requests_all_fail_says_why_while_it_runs_and_lists_them_afterwards(
+    tmp_path: Path, fault: Step, words: str
+) -> None:
+    with ScriptedEndpoint(otherwise=fault) as endpoint:
+        code, output = run(tmp_path, "run", TWICE, "--device", "emulated", "--evals", "5", extra=endpoint.environment)
+    assert code == 2, output
+    first, *_ = (line for line in output.splitlines() if "no kernel (draft): " in line)
+    assert words in first
+    store = open_archive(tmp_path / ".evolve" / "archive.db")
+    failed = store.find(Proposal)
+    assert f"{len(failed)} requests without a kernel: {len(failed)} x the request failed with {words}" in output
+    assert f"answered none of the last {len(failed)} questions: the request failed with {words}" in output
+    assert "0 evaluations" in output
+    assert f"{len(failed)} x the request failed with {words}" in run(tmp_path, "runs")[1]
+    listed = run(tmp_path, "top", "twice", "--failures")[1]
+    assert all(proposal.id[:8] in listed for proposal in failed)
+
+
+def test_a_wait_for_a_server_that_is_busy_is_shown_with_its_reason(tmp_path: Path) -> None:
+    busy = [status(429, "slow down", retry_after="1")]
+    with ScriptedEndpoint(busy, otherwise=answer(in_fence(GOOD.text))) as endpoint:
+        _, output = run(tmp_path, "run", TWICE, "--device", "emulated", "--evals", "1", extra=endpoint.environment)
+    assert "waiting: scripted-1 again in 1 s: the request failed with status 429: " in output
+    assert "slow down" in output

@@ -5,7 +5,9 @@ with ScriptedEndpoint([status(429), answer(KERNEL)], otherwise=answer("no more")
 """
 
 import json
+import select
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +18,7 @@ Body = dict[str, Any]
 MODEL, KEY = "scripted-1", "sk-scripted-secret"
 USAGE: Body = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
 RETRY_AFTER = "0.02"
-MAX_STALL_SECONDS = 60.0
+MAX_STALL_SECONDS, POLL_SECONDS = 60.0, 0.02
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -119,11 +121,37 @@ def hang_up() -> Step:
 
 
 def stall() -> Step:
-    """Send nothing until the endpoint closes or a minute has passed."""
+    """Send nothing until the client hangs up, the endpoint closes or a minute has passed."""
 
     def step(handler: Handler) -> None:
-        handler.server.endpoint.closing.wait(MAX_STALL_SECONDS)
+        endpoint = handler.server.endpoint
+        ends = time.monotonic() + MAX_STALL_SECONDS
+        while time.monotonic() < ends and not endpoint.closing.wait(POLL_SECONDS):
+            if select.select([handler.connection], [], [], 0)[0]:
+                endpoint.hung_up.set()
+                break
         handler.close_connection = True
+
+    return step
+
+
+def drip(seconds: float) -> Step:
+    """Send a space now and then, as gateways do while a model thinks, and never an answer."""
+
+    def step(handler: Handler) -> None:
+        endpoint = handler.server.endpoint
+        handler.send_response(200)
+        handler.send_header("Content-Type", "application/json")
+        handler.send_header("Content-Length", "1000000")
+        handler.end_headers()
+        handler.close_connection = True
+        ends = time.monotonic() + MAX_STALL_SECONDS
+        while time.monotonic() < ends and not endpoint.closing.wait(seconds):
+            try:
+                handler.wfile.write(b" ")
+            except OSError:
+                endpoint.hung_up.set()
+                return
 
     return step
 
@@ -161,6 +189,7 @@ class ScriptedEndpoint:
     requests: list[Recorded] = field(default_factory=list)
     delivered: list[str] = field(default_factory=list)  # bodies of good answers that were sent completely
     closing: threading.Event = field(default_factory=threading.Event)
+    hung_up: threading.Event = field(default_factory=threading.Event)  # a client closed a connection before the answer
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Generator, MutableSequence, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from queue import SimpleQueue
-from typing import Protocol, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, TypeVar
 
 from archive.exchange import BatchReply
 from archive.proposals import Cost
@@ -16,6 +16,7 @@ from evolve.proposers.llm.models import Model, Prices
 
 UNUSABLE = "not asked any more for now: "  # prefix of the archived failure if a model cannot be used
 WINDOW_SECONDS = 60.0  # limits are given per minute
+GRACE_SECONDS = 0.5  # after the deadline, in which requests in flight may end by themselves
 
 P = TypeVar("P")
 A = TypeVar("A")
@@ -30,6 +31,13 @@ class Call:
     model: Model
     operator: str
     messages: tuple[Message, ...]
+    deadline: float = float("inf")  # on the clock of time.monotonic; the answer is given up after it
+    reply_limit: int | None = None  # tokens that the rest of the budget can pay for; None if that is no limit
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters in the body of the request, besides model and messages."""
+        return (replace(self.model, max_tokens=self.reply_limit) if self.reply_limit else self.model).parameters
 
 
 @dataclass(frozen=True)
@@ -61,12 +69,15 @@ def ask_concurrently(
     waiting: MutableSequence[P],
     ask: Callable[[P, Pause], A],
     may_start: Callable[[P, Sequence[P]], bool],
+    deadline: float = float("inf"),
 ) -> Generator[tuple[P, A], None, None]:
     """Ask all waiting prompts, several at a time, and yield each answer as soon as it arrives.
 
     `waiting` may grow meanwhile. `may_start` gets a prompt and those in flight; prompts that may not start stay in
     `waiting`. If `ask` raises, the prompts in flight are finished first. Closing the generator cancels them without
-    waiting. The threads are daemons, because a ThreadPoolExecutor would keep the interpreter alive if a server stalls.
+    waiting. Soon after the deadline, a value of time.monotonic, prompts in flight are given up: `ask`, which must then
+    return at once, gives their answers. The threads are daemons, because a ThreadPoolExecutor would keep the
+    interpreter alive if a server stalls.
     """
     done: SimpleQueue[tuple[P, Future[A]]] = SimpleQueue()
     cancelled = threading.Event()
@@ -86,7 +97,7 @@ def ask_concurrently(
                 threading.Thread(target=settle, args=(prompt,), daemon=True, name="prompt").start()
             if not running:
                 break
-            prompt, future = done.get()
+            prompt, future = _next_done(done, deadline) or _given_up(running[0], ask, pause)
             running.remove(prompt)
             if raised := future.exception():
                 error = error or raised
@@ -111,6 +122,19 @@ def take_startable(
             running.append(prompt)
             found.append(prompt)
     return found
+
+
+def _next_done(done: "SimpleQueue[tuple[P, Future[A]]]", deadline: float) -> "tuple[P, Future[A]] | None":
+    """Return the prompt that is answered next, or None if the deadline passes before."""
+    left = max(deadline + GRACE_SECONDS - time.monotonic(), 0.0)
+    try:
+        return done.get(timeout=None if left == float("inf") else min(left, threading.TIMEOUT_MAX))
+    except Empty:
+        return None
+
+
+def _given_up(prompt: P, ask: Callable[[P, Pause], A], pause: Pause) -> "tuple[P, Future[A]]":
+    return prompt, _settled(prompt, lambda one: ask(one, pause))
 
 
 def _settled(prompt: P, ask: Callable[[P], A]) -> Future[A]:

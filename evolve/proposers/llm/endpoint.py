@@ -18,10 +18,20 @@ import openai
 from archive.exchange import completion, storable
 from evolve.errors import UserError
 from evolve.prompting.text import estimated_tokens
-from evolve.proposers.llm.chat import Answer, Call, Pause, RateLimit, cost_of
+from evolve.proposers.llm.chat import (
+    Answer,
+    Call,
+    CancelledError,
+    DeadlinePassedError,
+    Pause,
+    RateLimit,
+    cost_of,
+)
 from evolve.proposers.llm.models import MAX_TOKENS_NAME, OPENAI_MAX_TOKENS_NAME, Model
 
-CONNECT_SECONDS, MAX_RETRIES, MAX_CHANGES = 10.0, 4, 6
+CONNECT_SECONDS, LIST_SECONDS, MAX_RETRIES, MAX_CHANGES = 10.0, 10.0, 4, 6
+LEAST_SECONDS = 0.05  # shortest time-out of a request, because 0 would mean none
+MAX_BYTES = 1 << 25  # of a response; the rest of a longer one is not read
 PLACEHOLDER_KEY = "none"  # a local server needs no key, but the client requires one
 MAX_REASON, SHORTEST_SECRET = 600, 4  # characters
 SHORTEST_IN_REPLY = 8  # a local server's key is often a short word that kernels contain too
@@ -35,7 +45,15 @@ LONGEST_SECONDS = 900.0  # longest Retry-After that is respected
 REFUSES = re.compile(
     r"unsupported|not support|unknown|unrecogni[sz]ed|not permitted|not allowed|unexpected|extra inputs|deprecated"
 )
+TOO_MANY_TOKENS = re.compile(r"max_tokens|max_completion_tokens|maximum context|context length")
 OTHER_NAME = {MAX_TOKENS_NAME: OPENAI_MAX_TOKENS_NAME, OPENAI_MAX_TOKENS_NAME: MAX_TOKENS_NAME}
+
+
+Watch = Callable[[str, str], None]  # is told a call's key and why it waits, or an empty text when the wait is over
+
+
+def unwatched(_key: str, _reason: str) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -45,6 +63,7 @@ class Endpoints:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     max_retries: int = MAX_RETRIES
     rate_limit: Callable[[], RateLimit] = RateLimit
+    watch: Watch = unwatched
     _clients: dict[str, openai.OpenAI] = field(default_factory=dict, repr=False, compare=False)
     _rate_limits: dict[str, RateLimit] = field(default_factory=dict, repr=False, compare=False)
     _replacements: dict[str, dict[str, str]] = field(default_factory=dict, repr=False, compare=False)
@@ -53,13 +72,16 @@ class Endpoints:
     def ask(self, call: Call, pause: Pause) -> Answer:
         """Send a call without the parameters that the model refuses, and retry if a failure may be temporary."""
         rate_limit, started = self._rate_limit(call.model), time.monotonic()
-        tokens = estimated_tokens(call.messages) + (call.model.max_tokens or 0)
+        tokens = estimated_tokens(call.messages) + (call.reply_limit or call.model.max_tokens or 0)
         key, retries, changes = secrets.token_hex(16), 0, 0
         rng = random.Random(key)
         while True:
-            sent = rate_limit.acquire(call.model, tokens, pause)
-            parameters = accepted(call.model.parameters, self._replacements_for(call.model))
-            found = self._send(call, parameters, f"{key}-{changes}")
+            try:
+                sent = rate_limit.acquire(call.model, tokens, pause)
+            finally:
+                self.watch(key, "")
+            parameters = accepted(call.parameters, self._replacements_for(call.model))
+            found = self._send(call, parameters, f"{key}-{changes}", pause)
             if isinstance(found, str):  # a parameter that this model refuses
                 changes += 1
                 continue
@@ -67,30 +89,37 @@ class Endpoints:
                 sent.tokens = max(found.cost.tokens, 1)
                 return replace(found, cost=replace(found.cost, seconds=time.monotonic() - started))
             sent.tokens = 0
+            pause(0.0)  # a fault after the deadline is not the server's
             wait = found.wait_seconds
             if retries >= min(found.retries, self.max_retries) or (wait or 0.0) > LONGEST_SECONDS:
                 return _failed(found, parameters)
-            if wait is not None:
-                rate_limit.hold(wait)
+            delay = back_off(retries, rng) if wait is None else wait
+            self.watch(key, f"{call.model.signature} again in {max(delay, 1.0):.0f} s: {found.reason}")
+            if wait is None:
+                pause(delay)
             else:
-                pause(back_off(retries, rng))
+                rate_limit.hold(delay)
             retries += 1
 
-    def _send(self, call: Call, parameters: dict[str, Any], key: str) -> "Answer | Fault | str":
+    def _send(self, call: Call, parameters: dict[str, Any], key: str, pause: Pause) -> "Answer | Fault | str":
         """Send one request. Return its answer, its fault, or the name of a parameter that the model refuses."""
         model, secret = call.model, self._key(call.model)
         conversation: Any = [{"role": message.role, "content": message.content} for message in call.messages]
+        ends = min(time.monotonic() + model.timeout_seconds, call.deadline)
         try:
             # The raw response is read, because client versions differ in how they parse a malformed one.
-            raw = self._client(model).chat.completions.with_raw_response.create(
+            with self._client(model).chat.completions.with_streaming_response.create(
                 model=model.name,
                 messages=conversation,
                 extra_body=parameters,
                 extra_headers={"Idempotency-Key": key},
-            )
-            text = raw.http_response.text
+                timeout=_timeout(ends - time.monotonic()),
+            ) as raw:
+                text = _body(raw.iter_bytes(), ends, pause)
+        except (CancelledError, DeadlinePassedError):
+            raise
         except Exception as error:  # noqa: BLE001 - the client lets errors of the HTTP library through
-            refused = _refused(error, parameters)
+            refused = _refused(error, call, parameters)
             if refused and self._replace(model, refused):
                 return refused
             return fault_of(error, model, secret)
@@ -99,12 +128,8 @@ class Endpoints:
     def _client(self, model: Model) -> openai.OpenAI:
         with self._lock:
             if model.signature not in self._clients:
-                seconds = model.timeout_seconds
-                timeout = openai.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
                 key = self._key(model) or PLACEHOLDER_KEY
-                self._clients[model.signature] = openai.OpenAI(
-                    base_url=model.base_url, api_key=key, timeout=timeout, max_retries=0
-                )
+                self._clients[model.signature] = openai.OpenAI(base_url=model.base_url, api_key=key, max_retries=0)
             return self._clients[model.signature]
 
     def _key(self, model: Model) -> str:
@@ -132,7 +157,7 @@ def first_model(base_url: str, key: str, seconds: float) -> str:
     hint = "Name a model with --model."
     try:
         with openai.OpenAI(
-            base_url=base_url, api_key=key or PLACEHOLDER_KEY, timeout=min(seconds, 60.0), max_retries=2
+            base_url=base_url, api_key=key or PLACEHOLDER_KEY, timeout=min(seconds, LIST_SECONDS), max_retries=1
         ) as client:
             listed = json.loads(client.models.with_raw_response.list().http_response.text)
     except Exception as error:  # noqa: BLE001 - the client lets errors of the HTTP library through
@@ -146,6 +171,28 @@ def first_model(base_url: str, key: str, seconds: float) -> str:
     if not isinstance(name, str) or not name:
         raise UserError(f"{model.endpoint} offers no models", hint)
     return name
+
+
+def _timeout(seconds: float) -> openai.Timeout:
+    seconds = max(seconds, LEAST_SECONDS)
+    return openai.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
+
+
+class TooLongError(ValueError):
+    """A response is longer than any useful one."""
+
+
+def _body(chunks: Iterable[bytes], ends: float, pause: Pause) -> str:
+    """Read a response. A server that sends a little now and then does not get more time than a silent one."""
+    found = bytearray()
+    for chunk in chunks:
+        pause(0.0)
+        found += chunk
+        if len(found) > MAX_BYTES:
+            raise TooLongError(f"the response is longer than {MAX_BYTES >> 20} MiB")
+        if time.monotonic() > ends:
+            raise TimeoutError
+    return found.decode(errors="replace")
 
 
 def _answer(text: str, call: Call, parameters: Mapping[str, Any], secret: str) -> Answer:
@@ -189,7 +236,7 @@ def fault_of(error: Exception, model: Model, secret: str) -> Fault:
     if isinstance(error, openai.APIConnectionError) and type(error.__cause__).__name__ in UNREACHABLE:
         hint = "Check the address (OPENAI_BASE_URL, or what follows the @ of --model), and that the server is up."
         return Fault(reason, RETRIES, unusable=f"no server answers at {model.endpoint}: {reason}", hint=hint)
-    if isinstance(error, openai.APITimeoutError):
+    if _timed_out(error):
         return Fault(reason, RETRIES_AFTER_TIME_OUT)
     connection = isinstance(error, openai.APIConnectionError) or not isinstance(error, openai.OpenAIError | ValueError)
     return Fault(reason, RETRIES if connection else 0)
@@ -212,16 +259,20 @@ def _of_status(error: openai.APIStatusError, reason: str, model: Model) -> Fault
     return Fault(reason, RETRIES, requested_wait(error.response.headers, time.time()))
 
 
+def _timed_out(error: Exception) -> bool:
+    return isinstance(error, openai.APITimeoutError | TimeoutError) or type(error).__name__.endswith("Timeout")
+
+
 def _reason(error: Exception) -> str:
-    if isinstance(error, openai.APITimeoutError):
+    if _timed_out(error):
         return "the model did not answer in time"
-    if isinstance(error, openai.APIConnectionError):
-        cause = error.__cause__
+    if isinstance(error, openai.APIConnectionError) or type(error).__module__.startswith("httpx"):
+        cause = error.__cause__ if isinstance(error, openai.APIConnectionError) else error
         return f"the connection failed: {type(cause).__name__}: {cause}" if cause else "the connection failed"
     if isinstance(error, openai.APIStatusError):
         return f"the request failed with status {error.status_code}: {error.message}"
     if isinstance(error, ValueError | RecursionError):
-        return f"the response is not JSON: {error}"
+        return str(error) if isinstance(error, TooLongError) else f"the response is not JSON: {error}"
     return f"the request failed: {type(error).__name__}: {error}"
 
 
@@ -263,9 +314,12 @@ def code_of(body: object, key: str) -> str:
     return ""
 
 
-def _refused(error: Exception, parameters: Mapping[str, Any]) -> str:
+def _refused(error: Exception, call: Call, parameters: Mapping[str, Any]) -> str:
     if not isinstance(error, openai.APIStatusError):
         return ""
+    if call.reply_limit and error.status_code in (400, 422) and TOO_MANY_TOKENS.search(error.message.lower()):
+        # The budget would allow a longer reply than this model can give.
+        return next((name for name in OTHER_NAME if name in parameters), "")
     return refused_parameter(error.status_code, error.message, error.body, parameters)
 
 

@@ -1,5 +1,6 @@
 """The LLM proposer: it asks language models, several prompts at a time, within the run's spending limits."""
 
+import math
 import os
 import time
 from collections import deque
@@ -8,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from archive.proposals import Cost, Proposal, Question
-from evolve.errors import UserError
+from evolve.errors import UserError, kind_of
 from evolve.prompting.operators import DESIGNS
 from evolve.prompting.text import estimated_tokens
 from evolve.proposers.llm import models as model_words
@@ -22,16 +23,18 @@ from evolve.proposers.llm.chat import (
     ask_concurrently,
     pause_until,
 )
-from evolve.proposers.llm.endpoint import Endpoints, first_model
+from evolve.proposers.llm.endpoint import TOO_MANY_TOKENS, Endpoints, Watch, first_model, unwatched
 from evolve.proposers.llm.models import OPENAI_URL, Model, price_hint
 from evolve.proposers.llm.questions import Prompt, drafts, opening, reference_source
 from evolve.proposers.llm.reply import proposal_from
 from evolve.request import Left, Request, Trial
 
 MOST_UNANSWERED = 32  # prompts in a row without any answer, after which the run stops
+MOST_ALIKE = 8  # the same if all fail for the same reason
+TOO_LATE = "the deadline passed before an answer arrived"
 
 Dispatch = Callable[
-    [MutableSequence[Prompt], Callable[[Prompt, Pause], Answer], Callable[[Prompt, Sequence[Prompt]], bool]],
+    [MutableSequence[Prompt], Callable[[Prompt, Pause], Answer], Callable[[Prompt, Sequence[Prompt]], bool], float],
     Generator[tuple[Prompt, Answer], None, None],
 ]
 
@@ -56,22 +59,30 @@ class LlmProposer:
         A reply that cannot be read gets one follow-up prompt. A UserError ends the run if no model can be used.
         """
         waiting = deque(opening(request, self.models, reference_source(request.op)))
-        limit, excluded = SpendingLimit(request.left), dict[str, Proposal]()  # the models that failed, by signature
+        limit = SpendingLimit(request.left, keeps_half=not (request.population or request.failures))
+        excluded = dict[str, Proposal]()  # the models that failed, by signature
         limit.learn(request.trials)
         unpriced, answered = "", 0
+        reply_limits = dict[str, int | None]()  # by the nonce of the prompt
 
         def may_start(prompt: Prompt, running: Sequence[Prompt]) -> bool:
             usable = prompt.model.signature not in excluded and _in_time(request, answered + len(running))
-            return usable and _has_room(prompt, running) and limit.admits(prompt.call, [one.call for one in running])
+            others = [one.call for one in running]
+            if not (usable and self._hopeful() and _has_room(prompt, running) and limit.admits(prompt.call, others)):
+                return False
+            reply_limits[prompt.nonce] = limit.reply_limit(prompt.call, others)
+            return True
 
         def ask(prompt: Prompt, pause: Pause) -> Answer:
-            return self._ask(prompt, pause_until(request.left.deadline, pause))
+            until = request.left.deadline
+            call = replace(prompt.call, deadline=until, reply_limit=reply_limits[prompt.nonce])
+            return self._ask(call, pause_until(until, pause))
 
-        with closing(self.dispatch(waiting, ask, may_start)) as found:
+        with closing(self.dispatch(waiting, ask, may_start, request.left.deadline)) as found:
             for prompt, answer in found:
                 signature, proposal = prompt.model.signature, _proposal(prompt, answer, request)
-                answered += 1
-                limit.pay(signature, answer.cost)
+                answered += proposal.answered
+                limit.pay(prompt.call, answer.cost)
                 self._follow_up(prompt, answer, proposal, request, waiting)
                 if answer.unusable:
                     self._unusable[signature] = answer.unusable
@@ -100,32 +111,46 @@ class LlmProposer:
         elif not (proposal.kernel or answer.failure or answer.unusable or prompt.again):
             waiting.appendleft(prompt.once_more(proposal.reply, proposal.failure))
 
-    def _ask(self, prompt: Prompt, pause: Pause) -> Answer:
+    def _ask(self, call: Call, pause: Pause) -> Answer:
         try:
-            return self.chat.ask(prompt.call, pause)
+            return self.chat.ask(call, pause)
         except DeadlinePassedError:
-            return Answer(failure="the deadline passed before an answer arrived")
+            return Answer(failure=TOO_LATE)
 
     def _count_unanswered(self, answer: Answer) -> None:
         if answer.text or answer.cost.tokens:
             self._unanswered.clear()
-        else:
+        elif answer.failure != TOO_LATE:
             self._unanswered.append(answer.failure)
 
+    def _hopeful(self) -> bool:
+        """Return whether it makes sense to go on asking, because not all of the last prompts failed."""
+        alike = {kind_of(reason) for reason in self._unanswered[-MOST_ALIKE:]}
+        return len(self._unanswered) < (MOST_ALIKE if len(alike) == 1 else MOST_UNANSWERED)
+
     def _check_answered(self) -> None:
-        """Raise a UserError after too many unanswered prompts, because a limit in tokens would never end the run."""
-        if len(self._unanswered) < MOST_UNANSWERED:
+        """Raise a UserError after too many unanswered prompts, because no limit but the time would end the run."""
+        if self._hopeful():
             return
-        reason = self._unanswered[-1]
+        number, reason = len(self._unanswered), self._unanswered[-1]
         self._unanswered.clear()
+        too_long = TOO_MANY_TOKENS.search(reason.lower())
+        shorter = (
+            "Shorter prompts: `--model models.toml` with prompt_tokens = 8000 under [[model]]. " if too_long else ""
+        )
         raise UserError(
-            f"{self.name} answered none of the last {MOST_UNANSWERED} questions: {reason}",
-            "`evolve run --resume last` continues the run once the cause is removed.",
+            f"{self.name} answered none of the last {number} questions: {reason}",
+            f"{shorter}`evolve run --resume last` continues the run once the cause is removed.",
         )
 
 
-def from_environment(words: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> LlmProposer:
-    """Return the proposer for the models given by `--model`, or by OPENAI_BASE_URL and OPENAI_API_KEY."""
+def from_environment(
+    words: Sequence[str] = (), environment: Mapping[str, str] = os.environ, watch: Watch = unwatched
+) -> LlmProposer:
+    """Return the proposer for the models given by `--model`, or by OPENAI_BASE_URL and OPENAI_API_KEY.
+
+    `watch` is told why a call waits.
+    """
     models = model_words.read_models(words, environment)
     key = environment.get(model_words.KEY_ENV, "").strip()
     server = environment.get(model_words.URL_ENV, "").strip()
@@ -139,7 +164,7 @@ def from_environment(words: Sequence[str] = (), environment: Mapping[str, str] =
     if not words and server:
         (default,) = models
         models = (replace(default, name=first_model(default.base_url, key, default.timeout_seconds)),)
-    return LlmProposer(models, Endpoints(environment))
+    return LlmProposer(models, Endpoints(environment, watch=watch))
 
 
 def _has_room(prompt: Prompt, running: Sequence[Prompt]) -> bool:
@@ -176,21 +201,27 @@ def _proposal(prompt: Prompt, answer: Answer, request: Request) -> Proposal:
 
 
 MARGIN = 2.0  # a reply is assumed to be at most this many times as long as the longest so far
-LEAST_REPLY = 8_192  # tokens that are reserved for a reply even if earlier ones were shorter
+LEAST_REPLY = 32_768  # tokens that are reserved for a reply even if earlier ones were shorter
+LEAST_USEFUL = 1_024  # tokens; for a reply that must be shorter, no prompt is sent
+LONGEST_REPLY = 131_072  # tokens; replies are not limited while so much is left for each prompt in flight
 DEARER = 8.0  # highest ratio of the prices of a completion token and a prompt token at any provider
 UNKNOWN = float("inf")
 
 
 @dataclass
 class SpendingLimit:
-    """A limit that admits a prompt if all prompts in flight stay within it, or if the prompt is alone.
+    """A limit that admits a prompt if the longest reply to it can be paid for beside all prompts in flight.
 
-    It is therefore exceeded by one reply at most, unless a reply is longer than expected.
+    As the rest of the budget gets small, replies are limited to what it can pay for. The budget can still be exceeded
+    by what is not known beforehand: a model's first prompt may have a few more tokens than estimated, a server may
+    ignore the limit of a reply, and the price of the first reply may be known only to the server.
     """
 
     left: Left
+    keeps_half: bool = False  # for what follows the first verdicts, if more than one prompt can be paid for
     longest: dict[str, int] = field(default_factory=dict)  # tokens of the longest reply, by signature
     dearest: dict[str, float] = field(default_factory=dict)  # highest price in USD per token, by signature
+    underestimated: dict[str, float] = field(default_factory=dict)  # a prompt's tokens over their estimate, at most
     tokens: int = 0  # spent so far, like `usd`
     usd: float = 0.0
 
@@ -199,44 +230,84 @@ class SpendingLimit:
         for trial in trials:
             self._see(trial.proposer, trial.cost)
 
-    def pay(self, signature: str, cost: Cost) -> None:
-        """Count the cost of a reply."""
+    def pay(self, call: Call, cost: Cost) -> None:
+        """Count the cost of the reply to a call."""
         self.tokens += cost.tokens
         self.usd += cost.usd
+        signature = call.model.signature
+        ratio = cost.prompt_tokens / max(estimated_tokens(call.messages), 1)
+        self.underestimated[signature] = max(self.underestimated.get(signature, 1.0), ratio)
         self._see(signature, cost)
 
-    def admits(self, call: Call, in_flight: Iterable[Call]) -> bool:
+    def admits(self, call: Call, in_flight: Sequence[Call]) -> bool:
         """Return whether one more call is within the limits, in addition to those in flight."""
-        tokens, usd = self.left.tokens, self.left.usd
-        if tokens is None and usd is None:
-            return True
-        if _reached(self.tokens, tokens) or _reached(self.usd, usd):
+        expected = self._reply(call.model)
+        if self.keeps_half and (self.tokens or in_flight) and self._is_half_spent(call, in_flight):
             return False
-        expected = [self._most(one) for one in in_flight]
-        if not expected:
-            return True
-        most_tokens, most_usd = (sum(column) for column in zip(*expected, self._most(call), strict=True))
-        fits_tokens = tokens is None or self.tokens + most_tokens <= tokens
-        return fits_tokens and (usd is None or self.usd + most_usd <= usd)
+        if in_flight:
+            return self._room(call, in_flight) >= expected or not self._limited
+        useful = max(LEAST_USEFUL, self.longest.get(call.model.signature, 0))
+        return self._room(call, in_flight) >= min(useful, expected)
 
-    def _most(self, call: Call) -> tuple[float, float]:
-        """Return the maximum that a call is expected to cost, in tokens and in USD."""
-        model = call.model
-        prompt, seen = estimated_tokens(call.messages), self.longest.get(model.signature)
-        reply = UNKNOWN if seen is None else max(MARGIN * seen, LEAST_REPLY)
+    def reply_limit(self, call: Call, in_flight: Sequence[Call]) -> int | None:
+        """Return the most tokens that the reply to an admitted call may have, or None without such a limit."""
+        room, own = self._room(call, in_flight), call.model.max_tokens or UNKNOWN
+        if not self._limited or room >= LONGEST_REPLY * (1 + len(in_flight)):
+            return None
+        limit = min(room, self._reply(call.model))
+        return None if limit >= own else int(limit)
+
+    def _is_half_spent(self, call: Call, in_flight: Sequence[Call]) -> bool:
+        """Return whether this call and those in flight may take more than half of a limit."""
+        spent = [(self.tokens, self.usd), *(self._most(one, self._reply(one.model)) for one in (*in_flight, call))]
+        limits = self.left.tokens, self.left.usd
+        return any(
+            limit is not None and sum(column) > limit / 2
+            for limit, column in zip(limits, zip(*spent, strict=True), strict=True)
+        )
+
+    @property
+    def _limited(self) -> bool:
+        return self.left.tokens is not None or self.left.usd is not None
+
+    def _room(self, call: Call, in_flight: Sequence[Call]) -> float:
+        """Return how many tokens the reply to a call may have so that it and all calls in flight can be paid for."""
+        spent = [(float(self.tokens), self.usd), *(self._most(one, self._reply(one.model)) for one in in_flight)]
+        tokens, usd = (sum(column) for column in zip(*[*spent, self._most(call, 0.0)], strict=True))
+        room = UNKNOWN if self.left.tokens is None else self.left.tokens - tokens
+        if self.left.usd is None:
+            return room
+        if self.left.usd <= self.usd:
+            return -UNKNOWN
+        _, price = self._prices(call.model)
+        if price == UNKNOWN:  # the first reply tells it
+            return -UNKNOWN if in_flight else room
+        left_usd = self.left.usd - usd
+        return min(room, left_usd / price if price else math.copysign(UNKNOWN, left_usd))
+
+    def _reply(self, model: Model) -> float:
+        """Return how many tokens a reply is expected to have at most."""
+        seen = self.longest.get(model.signature)
+        expected = UNKNOWN if seen is None else max(MARGIN * seen, LEAST_REPLY)
         if model.max_tokens is not None and (seen or 0) <= model.max_tokens:
-            reply = min(reply, model.max_tokens)
-        if model.usd_per_million:
-            dearer = max(model.usd_per_million.prompt, model.usd_per_million.cached or 0.0)
-            return prompt + reply, (prompt * dearer + reply * model.usd_per_million.completion) / 1e6
-        per_token = self.dearest.get(model.signature)
-        return prompt + reply, UNKNOWN if per_token is None else per_token * (prompt + DEARER * reply)
+            return min(expected, model.max_tokens)
+        return expected
+
+    def _most(self, call: Call, reply: float) -> tuple[float, float]:
+        """Return the maximum that a call with a reply of this length is expected to cost, in tokens and in USD."""
+        prompt = estimated_tokens(call.messages) * self.underestimated.get(call.model.signature, 1.0)
+        of_prompt, of_reply = self._prices(call.model)
+        usd = UNKNOWN if of_reply == UNKNOWN else prompt * of_prompt + (reply * of_reply if of_reply else 0.0)
+        return prompt + reply, usd
+
+    def _prices(self, model: Model) -> tuple[float, float]:
+        """Return the prices of a token of a prompt and of a reply in USD."""
+        if prices := model.usd_per_million:
+            return max(prices.prompt, prices.cached or 0.0) / 1e6, prices.completion / 1e6
+        per_token = self.dearest.get(model.signature, UNKNOWN)
+        return per_token, DEARER * per_token
 
     def _see(self, signature: str, cost: Cost) -> None:
         if cost.tokens:
             self.longest[signature] = max(self.longest.get(signature, 0), cost.completion_tokens)
             self.dearest[signature] = max(self.dearest.get(signature, 0.0), cost.usd / cost.tokens)
-
-
-def _reached(spent: float, limit: float | None) -> bool:
-    return limit is not None and spent >= limit

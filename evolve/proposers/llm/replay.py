@@ -1,17 +1,19 @@
 """Replay of an earlier run's answers from the archive, without a key or a network."""
 
 import json
-from collections.abc import Callable, Generator, MutableSequence, Sequence
+from collections.abc import Callable, Generator, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
 
 from archive.exchange import unfinished
 from archive.proposals import AskedQuestion, Proposal, Question
 from archive.store import Store
+from archive.summaries import ProposalSummary
 from evolve.errors import UserError
 from evolve.prompting.operators import ANSWERS, EDITS, FENCED, WHOLE
 from evolve.proposers.llm.chat import UNUSABLE, Answer, Call, Pause, take_startable
 from evolve.proposers.llm.models import MAX_TOKENS_NAME, OPENAI_MAX_TOKENS_NAME, Model
 from evolve.proposers.llm.questions import Prompt
+from evolve.request import Proposer, Request
 
 Conversation = tuple[tuple[str, str], ...]
 
@@ -37,7 +39,11 @@ class Recorded:
         found = self._next(call)
         if found is None:
             kind = f"{call.model.signature} ({call.operator})"
-            return Answer(failure=f"run {self.run} has no further answer from {kind}")
+            raise UserError(
+                f"the replay of run {self.run} has come to ask for an answer that the run did not get: "
+                f"none from {kind} is left, while {len(self.unused)} others are",
+                "It differs from the run because the device, the package or earlier records of the archive differ.",
+            )
         self.unused.remove(found)
         return _answer(found)
 
@@ -46,12 +52,18 @@ class Recorded:
         waiting: MutableSequence[Prompt],
         ask: Callable[[Prompt, Pause], Answer],
         may_start: Callable[[Prompt, Sequence[Prompt]], bool],
+        _deadline: float = float("inf"),
     ) -> Generator[tuple[Prompt, Answer], None, None]:
-        """Yield the answers like `chat.ask_concurrently`, but in the order of their arrival in the recorded run."""
+        """Yield the answers like `chat.ask_concurrently`, but in the order of their arrival in the recorded run.
+
+        When all answers are used, the remaining prompts are dropped.
+        """
         running: list[Prompt] = []
         while take_startable(waiting, running, may_start) or running:
             prompt = min(running, key=self._position)
             running.remove(prompt)
+            if not self.unused:  # here the recorded run ended
+                return
             yield prompt, ask(prompt, lambda _: None)
 
     def _position(self, prompt: Prompt) -> tuple[int, bool]:
@@ -77,6 +89,30 @@ def recorded(store: Store, run: str) -> list[Exchange]:
     if not found:
         raise UserError(f"run {run} asked no model, so it cannot be replayed", "`evolve runs` lists the runs.")
     return found
+
+
+@dataclass(frozen=True)
+class AsManyProposals:
+    """A proposer that ends after as many proposals as the recorded run made, with models and tuner together."""
+
+    proposer: Proposer
+    left: list[int]  # how many are left; a list, because it is counted down
+
+    @property
+    def name(self) -> str:
+        return self.proposer.name
+
+    def propose(self, request: Request) -> Iterator[Proposal]:
+        proposals = self.proposer.propose(request) if self.left[0] else ()
+        for proposal in proposals:
+            self.left[0] -= 1
+            yield proposal
+            if not self.left[0]:
+                return
+
+
+def number_of_proposals(store: Store, run: str) -> int:
+    return len(store.find(ProposalSummary, run=run))
 
 
 def models(exchanges: Sequence[Exchange]) -> tuple[Model, ...]:

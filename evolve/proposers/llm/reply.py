@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from archive import kernel as genome
+from archive.exchange import LEFT_OUT
 from archive.kernel import Kernel
 from archive.plan import PlanError
 from archive.proposals import Proposal
@@ -65,6 +66,8 @@ def _missing(reply: str) -> str:
     text = without_thoughts(reply)
     if not text.strip():
         return "the reply holds nothing but reasoning" if reply.strip() else "the reply is empty"
+    if LEFT_OUT.partition("{}")[2] in text:
+        return f"the reply is too long to be kept whole, and what is kept holds no code that begins with {genome.OPEN}"
     if "__global__" in text:
         return f"the code in the reply has no plan: a kernel begins with its plan in a comment, {genome.OPEN}"
     return f"the reply holds no kernel: no code that begins with {genome.OPEN}"

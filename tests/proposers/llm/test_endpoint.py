@@ -272,3 +272,39 @@ def test_a_password_in_the_address_is_never_shown() -> None:
     found = Endpoints({}, max_retries=0).ask(call, Waiting().pause)
     assert found.unusable
     assert "hidden" not in f"{found!r} {call!r} {found.unusable} {found.unusable.hint}"
+
+
+def limited(*steps: Step, tokens: int = 5_000) -> tuple[list[Answer], ScriptedEndpoint]:
+    """Return the answers to calls whose replies the budget limits."""
+    with ScriptedEndpoint(steps) as endpoint:
+        call = Call(replace(PLAIN, base_url=endpoint.base_url), "draft", MESSAGES, reply_limit=tokens)
+        chat = Endpoints({"THE_KEY": KEY}, 0)
+        return [chat.ask(call, Waiting().pause) for _ in range(2)], endpoint
+
+
+def test_the_limit_of_a_reply_by_the_budget_is_sent() -> None:
+    _, endpoint = limited(HELLO, HELLO)
+    assert sent(endpoint) == [{"max_tokens": 5_000}] * 2
+
+
+def test_a_limit_beyond_what_the_model_can_give_is_not_sent_again() -> None:
+    large = status(400, "max_tokens is too large: 5000. This model supports at most 4096.")
+    found, endpoint = limited(large, status(400, "maximum context length is 4096"), HELLO, HELLO)
+    assert [answer.text for answer in found] == ["hello", "hello"]
+    assert sent(endpoint) == [{"max_tokens": 5_000}, {"max_completion_tokens": 5_000}, {}, {}]
+
+
+def test_a_wait_is_told_with_its_reason_until_it_is_over() -> None:
+    told: list[tuple[str, str]] = []
+    with ScriptedEndpoint(
+        [status(429, "slow down", retry_after="7"), status(500, "broken", retry_after=""), HELLO]
+    ) as endpoint:
+        waiting = Waiting()
+        chat = Endpoints({}, 4, lambda: RateLimit(waiting.clock), lambda key, text: told.append((key, text)))
+        chat.ask(Call(replace(PLAIN, base_url=endpoint.base_url), "draft", MESSAGES), waiting.pause)
+    assert len({key for key, _ in told}) == 1
+    said = [text for _, text in told]
+    assert [bool(text) for text in said] == [False, True, False, True, False]
+    assert "scripted-1 again in 7 s: the request failed with status 429" in said[1]
+    assert "slow down" in said[1]
+    assert "broken" in said[3]

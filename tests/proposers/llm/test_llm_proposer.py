@@ -23,8 +23,10 @@ from scripted_endpoint import (
 )
 from small_op import BROKEN_TEXT, COMPILE_ERROR, KERNEL, KERNEL_TEXT, SLOW_TEXT, failed, request
 
+from archive.exchange import MAX_REPLY
 from archive.kernel import parse
 from evolve.errors import UserError
+from evolve.proposers.llm.endpoint import MAX_BYTES
 
 GOOD = answer(in_fence(KERNEL_TEXT))
 BROKEN = failed(parse(BROKEN_TEXT))
@@ -124,6 +126,26 @@ def test_one_fault_among_many_requests_costs_one_proposal() -> None:
 
 def test_a_truncated_reply_keeps_its_text() -> None:
     assert only(proposals(answer("/*--- half", finish_reason="length"))).reply == "/*--- half"
+
+
+def test_the_middle_of_a_huge_reply_is_not_kept_and_the_reply_says_so() -> None:
+    huge = f"{'first ' * 50_000}{'more ' * 1_600_000}{in_fence(KERNEL_TEXT)}"
+    proposal = only(proposals(answer(huge)))
+    assert proposal.kernel == KERNEL
+    assert len(proposal.reply) < MAX_REPLY + 200
+    assert proposal.reply.startswith("first first")
+    assert proposal.reply.endswith(in_fence(KERNEL_TEXT))
+    assert f"{len(huge) - MAX_REPLY} characters of the reply are not kept" in proposal.reply
+
+
+def test_a_huge_reply_without_a_kernel_is_a_failure_that_names_its_length() -> None:
+    proposal = proposals(answer("word " * 1_600_000))[0]
+    assert proposal.failure.startswith("the reply is too long to be kept whole")
+
+
+def test_a_response_without_end_is_not_read_to_its_end() -> None:
+    endless = raw(" " * (MAX_BYTES + 10))
+    assert only(proposals(endless)).failure == "the response is longer than 32 MiB"
 
 
 def test_a_failure_does_not_contain_the_key() -> None:

@@ -1,9 +1,11 @@
 """Replay: which recorded answer a call gets."""
 
+import pytest
 from each import each
 from small_op import KERNEL
 
 from archive.proposals import Cost, Proposal, Question
+from evolve.errors import UserError
 from evolve.prompting.operators import ANSWERS, EDITS, FENCED, WHOLE
 from evolve.prompting.text import Message
 from evolve.proposers.llm.chat import UNUSABLE, Answer, Call
@@ -38,7 +40,8 @@ def test_equal_calls_get_their_answers_in_order() -> None:
 
 def test_an_answer_is_given_only_to_its_own_model_and_operator() -> None:
     chat = Recorded("r", [exchange("a", "1", "improve"), exchange("a", "2", model="m-2")])
-    assert ask(chat, "a").failure == "run r has no further answer from m-1 (draft)"
+    with pytest.raises(UserError, match=r"run r .* none from m-1 \(draft\) is left, while 2 others are"):
+        ask(chat, "a")
     assert (ask(chat, "a", "improve").text, ask(chat, "a", model="m-2").text) == ("1", "2")
 
 
@@ -51,7 +54,16 @@ def test_answers_come_in_the_recorded_order() -> None:
 
 def test_no_answer_is_given_twice() -> None:
     chat = Recorded("r", [exchange("a", "1")])
-    assert [bool(ask(chat, "a").failure) for _ in range(2)] == [False, True]
+    ask(chat, "a")
+    with pytest.raises(UserError):
+        ask(chat, "a")
+
+
+def test_prompts_that_remain_when_all_answers_are_used_are_dropped() -> None:
+    chat = Recorded("r", [exchange("a", "1")])
+    waiting = [Prompt(Model("m-1"), "draft", (), (Message("user", words),), words) for words in ("a", "b")]
+    found = chat.in_recorded_order(waiting, lambda one, pause: chat.ask(one.call, pause), lambda *_: True)
+    assert [one.nonce for one, _ in found] == ["a"]
 
 
 def test_an_answer_has_its_recorded_cost() -> None:

@@ -1,5 +1,6 @@
 """Several models at once and the limits of their spending, over real HTTP with servers whose faults are scripted."""
 
+import itertools
 import time
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,8 @@ from scripted_endpoint import (
     ScriptedEndpoint,
     Step,
     answer,
+    drip,
+    hang_up,
     in_fence,
     stall,
     status,
@@ -22,8 +25,8 @@ from archive.kernel import parse
 from archive.proposals import Proposal
 from evolve.errors import UserError
 from evolve.proposers.llm.endpoint import Endpoints
-from evolve.proposers.llm.models import Model
-from evolve.proposers.llm.proposer import MOST_UNANSWERED, LlmProposer
+from evolve.proposers.llm.models import CONCURRENCY, Model
+from evolve.proposers.llm.proposer import MOST_ALIKE, MOST_UNANSWERED, LlmProposer
 from evolve.request import Left
 
 GOOD = answer(in_fence(KERNEL_TEXT))
@@ -105,8 +108,38 @@ def test_without_budget_no_request_is_sent(left: Left) -> None:
 
 def test_there_is_no_second_prompt_beyond_the_budget() -> None:
     with ScriptedEndpoint([answer("Use warps.")], otherwise=GOOD) as endpoint:
-        found = list(proposer(endpoint).propose(replace(request(4), left=Left(tokens=110))))
+        found = list(proposer(endpoint).propose(replace(request(4), left=Left(tokens=9_000))))
     assert [proposal.reply for proposal in found] == ["Use warps."]
+
+
+@pytest.mark.parametrize(
+    "failure", [status(500, "out of order"), status(400, "no"), hang_up()], ids=["500", "400", "hang up"]
+)
+def test_requests_that_all_fail_alike_end_the_run_with_the_words_of_the_server(failure: Step) -> None:
+    said: list[Proposal] = []
+    with ScriptedEndpoint(otherwise=failure) as endpoint:
+        asked = proposer(endpoint)
+        rounds = (asked.propose(replace(request(4), left=Left(tokens=10**6))) for _ in range(9))
+        with pytest.raises(UserError) as stopped:
+            said.extend(itertools.chain.from_iterable(rounds))
+    assert len(endpoint.requests) == MOST_ALIKE
+    assert f"answered none of the last {MOST_ALIKE} questions: {said[-1].failure}" in str(stopped.value)
+
+
+def test_numbers_and_ids_in_the_words_of_a_server_do_not_make_failures_differ() -> None:
+    words = "maximum context length is 8192 tokens, you requested {0} (request req_{0}x)"
+    failing = [status(400, words.format(number)) for number in range(20)]
+    with ScriptedEndpoint(failing) as endpoint, pytest.raises(UserError, match="maximum context length") as stopped:
+        list(proposer(endpoint).propose(request(20)))
+    assert MOST_ALIKE <= len(endpoint.requests) < MOST_ALIKE + CONCURRENCY
+    assert "prompt_tokens = " in stopped.value.hint
+
+
+def test_requests_that_fail_do_not_use_up_the_evaluations_that_are_left() -> None:
+    steps = [status(400, "one"), status(400, "two"), GOOD]
+    with ScriptedEndpoint(steps) as endpoint:
+        found = list(proposer(endpoint).propose(replace(request(3), left=Left(evals=1))))
+    assert [proposal.answered for proposal in found] == [False, False, True]
 
 
 def test_second_prompts_count_towards_the_number_of_proposals() -> None:
@@ -130,13 +163,30 @@ def test_no_wait_for_retry_after_extends_beyond_the_deadline() -> None:
     assert len(endpoint.requests) <= 4
 
 
+@pytest.mark.parametrize("silence", [stall(), drip(0.1)], ids=["silent", "drip"])
+def test_requests_in_flight_are_given_up_when_the_deadline_passes(silence: Step) -> None:
+    with ScriptedEndpoint(otherwise=silence) as endpoint:
+        began = time.monotonic()
+        found = list(
+            proposer(endpoint, 4, timeout_seconds=600).propose(replace(request(3), left=Left(deadline=began + 0.5)))
+        )
+        assert time.monotonic() - began < 30
+        assert endpoint.hung_up.wait(10)
+    assert [proposal.failure for proposal in found] == ["the deadline passed before an answer arrived"] * 3
+
+
+def test_a_server_that_sends_a_little_now_and_then_has_no_more_time_than_a_silent_one() -> None:
+    assert only(proposals(drip(0.1), timeout_seconds=1.0)).failure == "the model did not answer in time"
+
+
 def test_a_model_that_never_answers_ends_the_run() -> None:
     def ask_on(asked: LlmProposer) -> None:
         for _ in range(MOST_UNANSWERED):
             list(asked.propose(replace(request(4), left=Left(tokens=10**6))))
 
-    words = answer("Use warps.")
-    with ScriptedEndpoint([*[status(400)] * 20, words], otherwise=status(400)) as endpoint:
+    words, letters = answer("Use warps."), itertools.cycle("abcdefgh")
+    failures = [status(400, next(letters)) for _ in range(60)]  # they differ, so that it takes longer to give up
+    with ScriptedEndpoint([*failures[:20], words, *failures[20:]]) as endpoint:
         with pytest.raises(UserError, match="answered none of the last"):
             ask_on(proposer(endpoint))
         assert 20 + MOST_UNANSWERED < len(endpoint.requests) <= 20 + MOST_UNANSWERED + 8
