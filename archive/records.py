@@ -54,6 +54,11 @@ class DeviceInfo:
         return f"{self.kind} {self.name}"
 
 
+def kind_in(key: str) -> str:
+    """Return the kind of the device with this key."""
+    return key.partition(" ")[0]
+
+
 @dataclass(frozen=True)
 class Measurement:
     """The time of one kernel on one workload, and of the baselines, which were timed within the same minute."""

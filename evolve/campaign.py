@@ -96,7 +96,9 @@ def campaign(
 ) -> Generator[Event | Slice, None, Ended]:
     """Yield each slice when it begins, then its events, and return the reason why the campaign ended."""
     views = {search.run: OpView(store, search.op.name, engine.info, search.scope) for search in searches}
-    yield from loop.keep(seeds, store)
+    kept = yield from loop.keep(seeds, store)
+    for view in views.values():
+        view.ask_for(seed.kernel_id for seed in kept)
     ended = yield from share_out(searches, proposer, engine, views)
     for search in searches:
         with search.leg(store):

@@ -32,7 +32,7 @@ def evolve(
     view = OpView(store, search.op.name, engine.info, search.scope)
     spent, ended = Spent(), None
     with search.leg(store):
-        yield from keep(seeds, store)
+        view.ask_for(seed.kernel_id for seed in (yield from keep(seeds, store)))
         while not ended:
             spent, ended = yield from one_round(search, spent, proposer, engine, view)
             if ended:

@@ -8,7 +8,7 @@ from pathlib import Path
 import bad_kernels
 import pytest
 from fake_engine import FakeEngine, verdict
-from records import CPU
+from records import CPU, GPU, passed
 
 from archive.kernel import Kernel
 from archive.proposals import Budget, Leg, Proposal
@@ -243,3 +243,15 @@ def test_the_archive_records_when_a_run_ended_even_if_it_was_stopped(store: Sqli
         run(store, engine_by_threads(stop_after=0), tries=2)
     assert all(leg.ended >= leg.started > 0 for leg in store.find(Leg))
     assert len(store.find(Leg)) == 2
+
+
+def test_a_run_without_a_gpu_evaluates_its_own_kernels_but_not_what_a_gpu_has_judged(store: SqliteStore) -> None:
+    merged = bad_kernels.twice_kernel(note="merged")
+    store.append(Proposal("twice", "draft", "model", merged, created=1.0))
+    store.append(
+        replace(passed(merged.id, GPU, w=1.0), op="twice"), replace(passed(SEED.kernel_id, GPU, w=1.0), op="twice")
+    )
+    engine = engine_by_threads()
+    run(store, engine)
+    assert merged.id not in {kernel.id for kernel in engine.evaluated}
+    assert SEED.kernel_id in {kernel.id for kernel in engine.evaluated}

@@ -62,7 +62,10 @@ def evaluate(
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Evaluate pending kernels, or explain a verdict. Pending kernels have no verdict on this device yet."""
+    """Evaluate pending kernels, or explain a verdict. Pending kernels have no verdict on this device yet.
+
+    What a GPU has judged is evaluated on the emulated device only if its op or file is named.
+    """
     if explain:
         print_explanation(explain, targets or [], device, archive, as_json=as_json)
         return
@@ -154,7 +157,7 @@ def parse_targets(targets: Sequence[str], store: Store) -> Targets:
 def pending_ops(targets: Targets, info: DeviceInfo, store: Store) -> Iterator[PendingOp]:
     """Yield the ops to evaluate with their pending kernels, and warn about pending ops outside the catalog."""
     for op in targets.ops or sorted(store.count(Kernel, "op")):
-        pending = OpView(store, op, info).pending()
+        pending = OpView(store, op, info).pending(every=not targets.everything)
         if op in targets.restricted:
             pending = [kernel_id for kernel_id in pending if kernel_id in targets.kernels]
         if not targets.everything:

@@ -206,9 +206,7 @@ def opened(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, c
     seeds = () if given.no_seeds or given.fresh else tuple(_seeds([op for op, _ in loaded], kind))
     deadline = float("inf") if left.seconds is None else time.monotonic() + left.seconds
     searches = [replace(search, budget=left, deadline=deadline) for search in searches]
-    return Session(
-        backends, identity, tuple(searches), total, before, seeds, tuple(command), setup.given, given.replay
-    )
+    return Session(backends, identity, tuple(searches), total, before, seeds, tuple(command), setup.given, given.replay)
 
 
 def _seeds(ops: Sequence[Op], device: str) -> Iterator[Proposal]:

@@ -155,6 +155,7 @@ VALUES = {
     "subnormal": "all subnormal",
     "saturating": "all around 100",
     "NaN": "a few NaN",
+    "saved_NaN": "a few NaN in what the forward saved",
     "infinite": "a few infinities of both signs",
     "minus_inf_rows": "rows of nothing but -inf",
     "mixed": "rows of each kind",

@@ -11,7 +11,7 @@ from rich.text import Text
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.store import Store, evaluations_of
-from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, RankedTimes
+from archive.summaries import BriefEvaluation, EvaluationSummary, KernelSummary, ProposalSummary, RankedTimes
 from evolve.devices.choose import policy_of
 from evolve.report.basis import PYTORCH, Basis, basis_of
 from evolve.report.tables import OVER_FIRST, WIDE, WIDER, fitted, headings, measured, narrowed, plain_table, speed_style
@@ -30,6 +30,7 @@ from evolve.report.words import (
 )
 from evolve.selection import population
 from evolve.selection.population import Champion
+from evolve.selection.view import judged_on_gpus
 
 EMULATED = ("verdict", OVER_FIRST, "launches", "bytes/load")
 UNCONFIRMED = "?"  # appended to the id of a champion that is not confirmed yet
@@ -57,7 +58,7 @@ class Standing:
     champions: tuple[Champion, ...] = ()  # in the order of the op's workloads
     population: tuple[Evaluation, ...] = ()  # fittest first
     outcomes: Mapping[str, int] = field(default_factory=dict)  # kernels by outcome, in the order of Outcome
-    pending: int = 0  # kernels without a verdict on the device
+    pending: int = 0  # kernels without a verdict on the device, or on a GPU if this device is none
     held: int = 0  # kernels of the op in the archive
     unread: int = 0  # replies without the kernel that was asked for
     verdicts: Mapping[str, Evaluation] = field(default_factory=dict)  # verdicts on the kernels requested by id
@@ -94,7 +95,7 @@ def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] =
         ),
         population=tuple(evaluations[verdict.id] for verdict in alive),
         outcomes={str(outcome): counts[str(outcome)] for outcome in Outcome if str(outcome) in counts},
-        pending=max(0, held - sum(counts.values())),
+        pending=max(0, held - sum(counts.values()) - _judged_elsewhere(store, op, device)),
         held=held,
         verdicts={verdict.kernel_id: evaluations[verdict.id] for verdict in in_force},
         unread=sum(bool(reply.failure) for reply in store.find(ProposalSummary, op, kernels=[""])),
@@ -120,6 +121,13 @@ def workloads_in_order(evaluations: Iterable[Evaluation]) -> list[str]:
                 found.insert(at, key)
             at = found.index(key) + 1
     return found
+
+
+def _judged_elsewhere(store: Store, op: str, device: DeviceInfo) -> int:
+    """Return how many kernels have no verdict on this device and need none, because a GPU has judged them."""
+    if not (elsewhere := judged_on_gpus(store, op, device)):
+        return 0
+    return len(elsewhere.difference(one.kernel_id for one in store.find(BriefEvaluation, op, device=device.key)))
 
 
 def standings(store: Store, op: str = "", device: str = "") -> list[Standing]:

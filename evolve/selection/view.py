@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from archive.kernel import Kernel
-from archive.records import DeviceInfo, Evaluation, Merged, Outcome, Profile
+from archive.records import DeviceInfo, Evaluation, Merged, Outcome, Profile, kind_in
 from archive.store import Store, evaluations_of, uncollected
-from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, Timing
+from archive.summaries import BriefEvaluation, EvaluationSummary, KernelSummary, ProposalSummary, Timing
+from evolve.devices.choose import policy_of
 from evolve.request import Candidate, Tried
 from evolve.selection import population
 from evolve.selection.duplicates import oldest_by_code
@@ -33,6 +34,14 @@ class Scope:
 EVERYTHING = Scope()
 
 
+def judged_on_gpus(store: Store, op: str, device: DeviceInfo) -> frozenset[str]:
+    """Return the kernels that GPUs have judged, for a device whose own verdicts say less; none for a GPU."""
+    if policy_of(device.kind).times_are_gpu_times:
+        return frozenset()
+    keys = [key for key in store.count(EvaluationSummary, "device", op) if policy_of(kind_in(key)).times_are_gpu_times]
+    return frozenset(one.kernel_id for key in keys for one in store.find(BriefEvaluation, op, device=key))
+
+
 class OpView:
     """An op on a device as archived. Every method sees all records that any process has appended up to then.
 
@@ -50,6 +59,7 @@ class OpView:
         self._used = Counter[str]()  # how often each kernel was a parent
         self._families: dict[str, str] = {}  # family of each kernel that counts
         self._waiting: dict[str, None] = {}  # kernels that count and have no verdict, oldest first
+        self._asked = set[str]()  # kernels that the run proposed or starts from
         self._repairs: list[ProposalSummary] = []
         self._read = [0, 0, 0]  # row numbers of the last kernel, proposal and evaluation read
         self._kernels: dict[str, Kernel] = {}
@@ -113,10 +123,19 @@ class OpView:
 
     # What remains to be done.
 
-    def pending(self) -> list[str]:
-        """Return the kernels that count and have no verdict on the device, oldest first."""
+    def ask_for(self, kernels: Iterable[str]) -> None:
+        """Count these kernels as pending even if they were evaluated on a GPU and this device has no GPU times."""
+        self._asked.update(kernels)
+
+    def pending(self, *, every: bool = False) -> list[str]:
+        """Return the kernels that count and have no verdict on the device, oldest first.
+
+        Without `every`, a device without GPU times leaves out what a GPU has judged, unless it was asked for or the run
+        itself has proposed it.
+        """
         self._refresh()
-        return list(self._waiting)
+        elsewhere = frozenset[str]() if every or not self._waiting else judged_on_gpus(self.store, self.op, self.device)
+        return [kernel_id for kernel_id in self._waiting if kernel_id not in elsewhere or kernel_id in self._asked]
 
     def unconfirmed(self) -> list[Kernel]:
         """Return the champions that are not confirmed, or only by a confirmation merged from another archive."""
@@ -273,6 +292,8 @@ class OpView:
         if self.scope.fresh and proposal.run != self.scope.run:
             return
         kernel_id, late = proposal.kernel_id, False
+        if proposal.run and proposal.run == self.scope.run:
+            self._asked.add(kernel_id)
         if self._proposals and proposal.created < self._proposals[-1].created:
             insort(self._proposals, proposal, key=lambda one: (one.created, one.number))
             late = True

@@ -4,15 +4,18 @@ import json
 import re
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from bad_kernels import twice_kernel
 from command import TWICE, run, start
 from commandline import evolve, written
+from records import GPU, passed
 
 from archive.kernel import Kernel
-from archive.proposals import Budget, Run
+from archive.library import shipped
+from archive.proposals import Budget, Proposal, Run
 from archive.records import Evaluation
 from archive.sqlite import open_archive
 from evolve.cli.app import main
@@ -201,3 +204,16 @@ def test_pending_kernels_of_an_op_outside_the_catalog_are_named(capsys: Capture)
     code, _, errors = evolve(capsys, "evaluate", *EMULATED)
     assert code == 1
     assert "twice is not in the catalog" in errors
+
+
+@pytest.mark.usefixtures("folder", "shared_engine")
+def test_evaluate_takes_what_a_gpu_has_judged_only_if_its_op_is_named(capsys: Capture) -> None:
+    made = shipped("gelu")[0]
+    store = open_archive(ARCHIVE)
+    store.append(
+        Proposal("gelu", "seed", "shipped", made, created=1.0), replace(passed(made.id, GPU, w=1.0), op="gelu")
+    )
+    store.close()
+    code, _, errors = evolve(capsys, "evaluate", *EMULATED)
+    assert (code, "nothing to evaluate" in errors) == (1, True)
+    assert "1 kernel to evaluate" in evolve(capsys, "evaluate", "gelu", *EMULATED)[1]

@@ -17,7 +17,9 @@ from reference_ops.op import (
     MINUS_INF,
     MINUTE,
     NAN,
+    NAN_IN_WEIGHTS,
     NORMAL,
+    SAVED_NAN,
     SUBNORMAL,
     ZERO,
     Op,
@@ -112,7 +114,7 @@ def test_every_extreme_and_arrangement_of_an_op_can_be_drawn_and_computed(name: 
 
 
 def test_there_is_a_draw_for_every_extreme() -> None:
-    assert EXTREME_DRAWS.keys() == set(EXTREMES)
+    assert EXTREME_DRAWS.keys() == set(EXTREMES) - {SAVED_NAN}  # which is NaN in some of the inputs
 
 
 def drawn(op: Op, values: str, workload: Workload | None = None) -> dict[str, torch.Tensor]:
@@ -202,10 +204,31 @@ def test_extremes_share_a_draw_only_where_each_row_of_every_output_depends_on_on
 
 
 def test_nan_is_put_into_one_input_alone() -> None:
-    layer_norm = catalog.load("layer_norm")
-    inputs = drawn(layer_norm, "NaN_in_weight")
-    assert {name for name, values in inputs.items() if bool(values.isnan().any())} == {"weight"}
-    assert not bool(inputs["weight"].isnan().all())
+    inputs = drawn(catalog.load("cumprod"), "NaN_in_x")
+    assert bool(inputs["x"].isnan().any())
+    assert not bool(inputs["x"].isnan().all())
+
+
+def nan_at(op: str, values: str) -> set[str]:
+    """Return the inputs that have NaN, but not everywhere."""
+    found = drawn(catalog.load(op), values).items()
+    return {name for name, tensor in found if bool(tensor.isnan().any()) and not bool(tensor.isnan().all())}
+
+
+def test_nan_is_put_into_the_weights_and_nothing_else() -> None:
+    assert nan_at("layer_norm", NAN_IN_WEIGHTS) == {"weight", "bias"}
+
+
+def test_a_backward_op_meets_nan_in_its_gradients_and_in_what_the_forward_saved_one_at_a_time() -> None:
+    assert nan_at("gelu_backward", NAN) == {"grad_out"}
+    assert nan_at("gelu_backward", SAVED_NAN) == {"x"}
+
+
+def test_scales_that_cancel_along_a_sum_leave_the_products_as_they_are() -> None:
+    gemm = catalog.load("gemm")
+    usual, apart = drawn(gemm, NORMAL), drawn(gemm, "a_and_b_scaled_apart")
+    assert not torch.equal(usual["a"], apart["a"])
+    assert torch.allclose(apart["a"].double() @ apart["b"].double(), usual["a"].double() @ usual["b"].double())
 
 
 def test_an_input_is_scaled_alone() -> None:

@@ -100,9 +100,14 @@ def test_the_headline_of_an_emulated_device_has_a_note_about_its_times() -> None
 
 
 def test_verdicts_of_other_devices_are_ignored() -> None:
-    found = standing("softmax", CPU, [FAST], [], [passed(FAST.id, GPU, **{ROWS: 20.0})])
+    found = standing("softmax", GPU, [FAST], [], [passed(FAST.id, CPU, **{ROWS: 20.0})])
     assert not found.champions
     assert found.pending == 1
+
+
+def test_a_kernel_that_a_gpu_has_judged_does_not_wait_for_the_emulated_device() -> None:
+    judged, waiting = passed(FAST.id, GPU, **{ROWS: 20.0}), standing("softmax", CPU, [FAST], [], [])
+    assert (standing("softmax", CPU, [FAST], [], [judged]).pending, waiting.pending) == (0, 1)
 
 
 def test_the_measurements_of_a_failed_kernel_are_an_empty_table() -> None:

@@ -143,7 +143,7 @@ def test_a_run_whose_requests_all_fail_says_why_while_it_runs_and_lists_them_aft
     with ScriptedEndpoint(otherwise=fault) as endpoint:
         code, output = run(tmp_path, "run", TWICE, "--device", "emulated", "--evals", "5", extra=endpoint.environment)
     assert code == 2, output
-    first, *_ = (line for line in output.splitlines() if "no kernel (draft): " in line)
+    first, *_ = (line for line in output.splitlines() if "no kernel (designs): " in line)
     assert words in first
     store = open_archive(tmp_path / ".evolve" / "archive.db")
     failed = store.find(Proposal)

@@ -54,6 +54,26 @@ def test_a_kernel_judged_only_on_another_device_is_pending_on_this_one(store: Sq
     assert view(store, device=replace(CPU, name="another")).pending() == [FIRST.id]
 
 
+def of_gpu(evaluation: Evaluation) -> Evaluation:
+    return replace(evaluation, op="twice", device=GPU)
+
+
+def test_what_a_gpu_has_judged_is_not_pending_on_a_device_without_gpu_times(store: SqliteStore) -> None:
+    store.append(proposal(), proposal(SECOND), of_gpu(passed(FIRST.id, w=1.0)))
+    assert view(store).pending() == [SECOND.id]
+    assert view(store, device=replace(GPU, name="another GPU")).pending() == [FIRST.id, SECOND.id]
+    assert view(store).pending(every=True) == [FIRST.id, SECOND.id]
+
+
+def test_what_a_run_starts_from_or_proposes_is_pending_even_if_a_gpu_has_judged_it(store: SqliteStore) -> None:
+    store.append(proposal(), replace(proposal(SECOND), run="run"), of_gpu(passed(FIRST.id, w=1.0)))
+    store.append(of_gpu(passed(SECOND.id, w=1.0)))
+    seen = view(store, Scope("run"))
+    assert seen.pending() == [SECOND.id]
+    seen.ask_for([FIRST.id])
+    assert seen.pending() == [FIRST.id, SECOND.id]
+
+
 def test_champions_are_listed_as_unconfirmed_until_they_are_confirmed(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_twice(passed(FIRST.id, w=1.0, v=9.0)))
     store.append(of_twice(passed(SECOND.id, w=1.5, v=2.0)))
