@@ -150,16 +150,14 @@ VALUES = {
     "tiny": "down to the smallest subnormal numbers",
     "faint": "far below float16's range",
     "vast": "far above float16's range",
-    "zero": "nothing but zeros",
-    "minute": "all around 1e-8",
+    "zero": "nothing but zeros", "minute": "all around 1e-8",
     "subnormal": "all subnormal",
     "saturating": "all around 100",
-    "NaN": "a few NaN",
-    "saved_NaN": "a few NaN in what the forward saved",
+    "NaN": "a few NaN", "saved_NaN": "a few NaN in what the forward saved",
     "infinite": "a few infinities of both signs",
     "minus_inf_rows": "rows of nothing but -inf",
     "mixed": "rows of each kind",
-}
+}  # fmt: skip
 WIDE = 120  # minimum width, in columns, at which the values are described
 
 
