@@ -1,7 +1,7 @@
 """Errors of an output relative to the float64 result, and the errors that are allowed."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +16,7 @@ THREADS, PAIRS = 256, 8  # threads of a block that sums a row, and additions of 
 SHORT_ROW, IN_TURN = 1024, 1 / 4  # of n positive terms added in turn, the error is 0.26 * sqrt(n) roundings
 LONG_ROW = 4096  # of terms that are alike, a single thread may add up so many
 TINY, WIDE = 1e-38, 1e38
+LEAST_QUICK, MOST_QUICK = 1e-15, 1e18  # squares below 1e-38 do not count beside the sum, and none exceeds 1e38
 FEW = 64  # fewer results than this may all be zero by chance, and PyTorch's all exact
 ENOUGH = 16  # number of errors with a meaningful mean
 
@@ -101,15 +102,13 @@ def errors_of(
     magnitude = expected.float().abs_()
     off = torch.sub(actual, expected, out=_like(expected))
     pytorch_error = torch.sub(pytorch, expected, out=_like(expected)).abs_()
-    norms = [_norm(values) for values in (magnitude, off, pytorch_error)]
     # Subtract the rounding of each result: otherwise the error of one large element would excuse all small ones.
-    excess = pytorch_error.sub_(magnitude, alpha=scale.rounding).clamp_(min=0)
-    norms.append(_norm(excess))
+    excess = torch.sub(pytorch_error, magnitude, alpha=scale.rounding).clamp_(min=0)
     most = torch.finfo(scale.dtype).max
-    if most < WIDE:  # otherwise what does not fit is infinite in float32 too
-        norms.append(magnitude.max().double())
-    *found, largest = torch.stack(norms if most < WIDE else [*norms, norms[0]]).tolist()  # one transfer from the GPU
-    size, error, pytorch_rms, usual_excess = (norm / math.sqrt(scale.count) for norm in found)
+    largest = magnitude.max() if most < WIDE else None  # what does not fit is infinite in float32 too
+    found = norms([magnitude, off, pytorch_error, excess], *([] if largest is None else [largest]))
+    del pytorch_error  # to save memory
+    size, error, pytorch_rms, usual_excess = (norm / math.sqrt(scale.count) for norm in found[:4])
     floor, factor = scale.sums.unit * size, ELEMENT_FACTOR * tolerance.factor
     least = magnitude.new_full((), max(factor * (usual_excess + scale.sums.element * size), TINY, scale.step))
     return Errors(
@@ -121,7 +120,7 @@ def errors_of(
         error,
         # With few rows, PyTorch's error may be small by chance: an error that a whole row shares is a single sample.
         max(pytorch_rms, FLOOR_ROUNDINGS * scale.rounding * size, floor, scale.step / 2),
-        all(map(math.isfinite, found)) and (most > WIDE or largest <= most),
+        all(map(math.isfinite, found)) and (most > WIDE or found[4] <= most),
     )
 
 
@@ -153,7 +152,7 @@ def allow_rounding_of_inputs(
     else:
         allowed = tolerance.factor * (rounding + least * perturbed)
     # For one rounding only: where all elements move far, a larger allowance would hide the loss of half their bits.
-    yardstick = float(_norm(perturbed)) / math.sqrt(scale.count)
+    yardstick = norms([perturbed])[0] / math.sqrt(scale.count)
     return replace(errors, allowed=torch.maximum(errors.allowed, allowed), yardstick=max(errors.yardstick, yardstick))
 
 
@@ -163,7 +162,7 @@ def _usual_share(errors: Errors, perturbed: torch.Tensor, rounding: torch.Tensor
     count = int(seen.sum())
     if count < ENOUGH and not (count and scale.count < FEW):
         return 0.0
-    return float(_norm(torch.where(seen, errors.excess / perturbed, 0.0))) / math.sqrt(count)
+    return norms([torch.where(seen, errors.excess / perturbed, 0.0)])[0] / math.sqrt(count)
 
 
 def _like(expected: torch.Tensor) -> torch.Tensor:
@@ -171,6 +170,18 @@ def _like(expected: torch.Tensor) -> torch.Tensor:
     return torch.empty(expected.shape, dtype=torch.float32, device=expected.device)
 
 
-def _norm(values: torch.Tensor) -> torch.Tensor:
-    norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=torch.float64)
-    return norm
+def norms(tensors: Sequence[torch.Tensor], *others: torch.Tensor, quick: bool | None = None) -> list[float]:
+    """Return the Euclidean norm of each float32 tensor, then the other single values, in one transfer from the GPU.
+
+    On a GPU (`quick`) squares are first summed in float32, which moves a quarter of the bytes. A norm for which squares
+    may have left float32's range is computed again in float64. On the CPU such sums are not exact enough.
+    """
+    quick = tensors[0].is_cuda if quick is None else quick
+    dtype = torch.float32 if quick else torch.float64
+    found = [torch.linalg.vector_norm(values, dtype=dtype) for values in tensors]
+    results: list[float] = torch.stack([value.double() for value in (*found, *others)]).tolist()
+    for index, values in enumerate(tensors if quick else ()):
+        zero = results[index] == 0 and float(torch.linalg.vector_norm(values, math.inf)) == 0
+        if not (zero or LEAST_QUICK < results[index] < MOST_QUICK):
+            results[index] = float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    return results
