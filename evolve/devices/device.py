@@ -97,6 +97,28 @@ class Profiler(Protocol):
         """Run the kernel once under a profiler, in a separate process; `outputs` are sizes in bytes."""
 
 
+Results = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]  # an output, PyTorch's result, and the float64 result
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """Error that is allowed of an element: a constant, a share of the result and a multiple of PyTorch's excess."""
+
+    constant: float
+    of_result: float
+    of_excess: float = 0.0
+
+
+class ErrorPasses(Protocol):
+    """Computes errors of large outputs in few passes over memory; see `Errors` of the evaluation for their meaning."""
+
+    def takes(self, results: Results) -> bool: ...
+
+    def norms(self, results: Results, rounding: float) -> list[float]: ...
+
+    def worst(self, results: Results, rounding: float, allowances: Sequence[Allowance]) -> list[float]: ...
+
+
 @dataclass(frozen=True)
 class Tools:
     """Optional abilities of a device; None for those that it lacks."""
@@ -107,3 +129,4 @@ class Tools:
     capture: Capture | None = None  # of a call in a CUDA graph, as a function that replays it; None if it cannot be
     sanitizer: Sanitizer | None = None
     profiler: Profiler | None = None
+    errors: ErrorPasses | None = None

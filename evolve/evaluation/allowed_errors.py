@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from evolve.devices.device import Allowance
 from reference_ops.op import Tolerance
 
 ELEMENT_FACTOR = 4  # an element's error may exceed the root mean square error by this factor
@@ -15,7 +16,7 @@ BIAS, BIAS_WHEN_ALIKE = 1 / 32, 1 / 16  # share of the roundings that do not can
 THREADS, PAIRS = 256, 8  # threads of a block that sums a row, and additions of pairs that follow
 SHORT_ROW, IN_TURN = 1024, 1 / 4  # of n positive terms added in turn, the error is 0.26 * sqrt(n) roundings
 LONG_ROW = 4096  # of terms that are alike, a single thread may add up so many
-TINY, WIDE = 1e-38, 1e38
+TINY = 1e-38
 LEAST_QUICK, MOST_QUICK = 1e-15, 1e18  # squares below 1e-38 do not count beside the sum, and none exceeds 1e38
 FEW = 64  # fewer results than this may all be zero by chance, and PyTorch's all exact
 ENOUGH = 16  # number of errors with a meaningful mean
@@ -78,6 +79,17 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """Mean errors of an output, and the errors that are allowed, as they follow from norms over all elements."""
+
+    size: float  # root mean square of the result
+    error: float  # root mean square error
+    yardstick: float  # root mean square error of PyTorch, or of what is always allowed
+    allowance: Allowance  # of one element
+    finite: bool  # all results are finite, also after conversion to the output's dtype
+
+
+@dataclass(frozen=True)
 class Errors:
     """Errors of each element and on average. Differences are taken in float64 and stored in float32 to save memory."""
 
@@ -85,10 +97,28 @@ class Errors:
     allowed: torch.Tensor
     magnitude: torch.Tensor  # of the result
     excess: torch.Tensor  # PyTorch's error beyond a rounding
-    size: float  # root mean square of the result
-    error: float  # root mean square error
+    size: float  # these are as in `Limits`
+    error: float
     yardstick: float
-    finite: bool  # all results are finite, also after conversion to the output's dtype
+    finite: bool
+
+
+def limits_of(found: Sequence[float], tolerance: Tolerance, scale: Scale) -> Limits:
+    """Return what follows from norms of the result, of the output's error, of PyTorch's, and of its excess.
+
+    The fifth number is the largest magnitude of a result.
+    """
+    size, error, pytorch_rms, usual_excess = (norm / math.sqrt(scale.count) for norm in found[:4])
+    floor, factor = scale.sums.unit * size, ELEMENT_FACTOR * tolerance.factor
+    least = max(factor * (usual_excess + scale.sums.element * size), TINY, scale.step)
+    return Limits(
+        size,
+        error,
+        # With few rows, PyTorch's error may be small by chance: an error that a whole row shares is a single sample.
+        max(pytorch_rms, FLOOR_ROUNDINGS * scale.rounding * size, floor, scale.step / 2),
+        Allowance(least, factor * scale.inevitable),
+        all(map(math.isfinite, found)) and found[4] <= torch.finfo(scale.dtype).max,
+    )
 
 
 def errors_of(
@@ -104,24 +134,11 @@ def errors_of(
     pytorch_error = torch.sub(pytorch, expected, out=_like(expected)).abs_()
     # Subtract the rounding of each result: otherwise the error of one large element would excuse all small ones.
     excess = torch.sub(pytorch_error, magnitude, alpha=scale.rounding).clamp_(min=0)
-    most = torch.finfo(scale.dtype).max
-    largest = magnitude.max() if most < WIDE else None  # what does not fit is infinite in float32 too
-    found = norms([magnitude, off, pytorch_error, excess], *([] if largest is None else [largest]))
+    limits = limits_of(norms([magnitude, off, pytorch_error, excess], magnitude.max()), tolerance, scale)
     del pytorch_error  # to save memory
-    size, error, pytorch_rms, usual_excess = (norm / math.sqrt(scale.count) for norm in found[:4])
-    floor, factor = scale.sums.unit * size, ELEMENT_FACTOR * tolerance.factor
-    least = magnitude.new_full((), max(factor * (usual_excess + scale.sums.element * size), TINY, scale.step))
-    return Errors(
-        off,
-        torch.add(least, magnitude, alpha=factor * scale.inevitable),
-        magnitude,
-        excess,
-        size,
-        error,
-        # With few rows, PyTorch's error may be small by chance: an error that a whole row shares is a single sample.
-        max(pytorch_rms, FLOOR_ROUNDINGS * scale.rounding * size, floor, scale.step / 2),
-        all(map(math.isfinite, found)) and (most > WIDE or found[4] <= most),
-    )
+    least = magnitude.new_full((), limits.allowance.constant)
+    allowed = torch.add(least, magnitude, alpha=limits.allowance.of_result)
+    return Errors(off, allowed, magnitude, excess, limits.size, limits.error, limits.yardstick, limits.finite)
 
 
 def allow_worst_of_pytorch(errors: Errors, tolerance: Tolerance, scale: Scale) -> Errors:

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from evolve.devices.device import Allowance, ErrorPasses, Results
 from evolve.evaluation.allowed_errors import (
     ELEMENT_FACTOR,
     FEW,
@@ -18,6 +19,7 @@ from evolve.evaluation.allowed_errors import (
     allow_rounding_of_inputs,
     allow_worst_of_pytorch,
     errors_of,
+    limits_of,
 )
 from reference_ops.op import Tolerance
 
@@ -53,6 +55,23 @@ class Comparison:
         return 0 < self.worst <= times and self.error <= times * self.pytorch_error
 
 
+def clearly_right(results: Results, tolerance: Tolerance, sums: Sums, passes: ErrorPasses) -> Comparison | None:
+    """Compare a large output by the same rules as `compared`, without storing errors.
+
+    Return None unless the output is finite and right by the strictest of these rules.
+    """
+    actual = results[0]
+    if tolerance.exact or actual.numel() <= SMALL or not (_same_shapes(results) and passes.takes(results)):
+        return None
+    scale = Scale(actual.dtype, actual.numel(), sums, None)
+    limits = limits_of(passes.norms(results, scale.rounding), tolerance, scale)
+    if not limits.finite or limits.error > _factor(scale.dtype, tolerance) * limits.yardstick:
+        return None
+    allowances = [limits.allowance, *([_relative_allowance(scale)] if tolerance.relative else [])]
+    ratios = passes.worst(results, scale.rounding, allowances)
+    return Comparison("", limits.error, limits.yardstick, ratios[0]) if all(ratio <= 1 for ratio in ratios) else None
+
+
 def compared(
     actual: torch.Tensor,
     pytorch: torch.Tensor,
@@ -66,8 +85,8 @@ def compared(
     """Compare an output with the float64 result `expected`, and its error with that of `pytorch` at this dtype.
 
     With `not_finite`, only elements are compared that are finite, NaN or infinite in all of PyTorch's results as in
-    `expected`. `sums` is the allowed error of sums, see `summed`. `perturbed`
-    computes how far each element moves when the inputs are perturbed by a rounding; it is slow.
+    `expected`. `sums` is the allowed error of sums, see `summed`. `perturbed` computes how far each element moves when
+    the inputs are perturbed by a rounding; it is slow.
     """
     if actual.shape != expected.shape:
         return Comparison(f"the shape is {tuple(actual.shape)}, expected {tuple(expected.shape)}")
@@ -126,6 +145,10 @@ def _with_infinities(
     return _inaccurate(errors_of(got, own, target, tolerance, scale), got, target, tolerance, scale)
 
 
+def _same_shapes(results: Results) -> bool:
+    return results[0].shape == results[1].shape == results[2].shape
+
+
 def _inaccurate(
     errors: Errors, actual: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, scale: Scale
 ) -> Comparison:
@@ -147,12 +170,17 @@ def _inaccurate(
 
 def _relatively_off(errors: Errors, actual: torch.Tensor, expected: torch.Tensor, scale: Scale) -> str:
     """Return a fault if an element is far off in relation to itself, further than PyTorch's and than subnormal ones."""
-    share = max(RELATIVE, RELATIVE_ROUNDINGS * scale.rounding)
-    least = errors.excess.new_full((), torch.finfo(scale.dtype).smallest_normal)
-    allowed = torch.add(least, errors.magnitude, alpha=share).add_(errors.excess, alpha=ELEMENT_FACTOR)
+    one = _relative_allowance(scale)
+    least = errors.excess.new_full((), one.constant)
+    allowed = torch.add(least, errors.magnitude, alpha=one.of_result).add_(errors.excess, alpha=one.of_excess)
     if float(torch.linalg.vector_norm(errors.off / allowed, math.inf)) <= 1:
         return ""
     return f"{_elements_off(errors.off.abs(), allowed, actual, expected)}, as its logarithm must be right too"
+
+
+def _relative_allowance(scale: Scale) -> Allowance:
+    share = max(RELATIVE, RELATIVE_ROUNDINGS * scale.rounding)
+    return Allowance(torch.finfo(scale.dtype).smallest_normal, share, ELEMENT_FACTOR)
 
 
 def _verdict(

@@ -8,8 +8,9 @@ from types import EllipsisType
 
 import torch
 
+from evolve.devices.device import ErrorPasses
 from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, Sums, summed
-from evolve.evaluation.compare import SMALL, Comparison, NotFinite, compared
+from evolve.evaluation.compare import SMALL, Comparison, NotFinite, clearly_right, compared
 from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds
 from reference_ops.op import INFINITE, MINUS_INF, NAN_IN_WEIGHTS, Op, Tensors, Workload
 
@@ -33,6 +34,7 @@ class Truth:
     inputs: Tensors
     pytorch: tuple[torch.Tensor, ...]
     expected: tuple[torch.Tensor, ...]
+    passes: ErrorPasses | None = None  # of the device, for large outputs
 
     def judged(self, index: int, actual: torch.Tensor) -> Iterator[tuple[RowGroup, Comparison]]:
         """Compare one output, one group of rows at a time."""
@@ -42,13 +44,17 @@ class Truth:
             for values in (actual, self.pytorch[index], self.expected[index])
         )
         for group in self.groups(index):
+            tolerance = replace(self.op.tolerance, exact=self.op.tolerance.exact or group.exact)
             for at in _parts(group, expected):
+                results, sums = (actual[at], pytorch[at], expected[at]), self.sums(group)
+                passes = None if group.not_finite else self.passes
                 yield (
                     group,
-                    compared(
-                        *(actual[at], pytorch[at], expected[at]),
-                        replace(self.op.tolerance, exact=self.op.tolerance.exact or group.exact),
-                        sums=self.sums(group),
+                    (passes and clearly_right(results, tolerance, sums, passes))
+                    or compared(
+                        *results,
+                        tolerance,
+                        sums=sums,
                         perturbed=partial(self._moves, index, group, at),
                         not_finite=self.not_finite(index, group, at),
                     ),
@@ -173,10 +179,12 @@ class Truth:
         return tuple(total.div_(PERTURBATIONS).sqrt_() for total in moved)
 
 
-def truth(op: Op, workload: Workload, values: str, seed: int, inputs: Tensors) -> Truth:
+def truth(
+    op: Op, workload: Workload, values: str, seed: int, inputs: Tensors, passes: ErrorPasses | None = None
+) -> Truth:
     """Compute the expected outputs. Called only after the candidate has run on the same inputs."""
     expected = op.call_in_float64(inputs, workload)
-    return Truth(op, workload, values, seed, inputs, op.call(inputs, workload), expected)
+    return Truth(op, workload, values, seed, inputs, op.call(inputs, workload), expected, passes)
 
 
 def defined(op: Op, workload: Workload, torch_device: str) -> bool:

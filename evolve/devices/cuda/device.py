@@ -18,6 +18,7 @@ from archive.records import Conditions, DeviceInfo, Outcome, Sanitized
 from evolve.devices import state
 from evolve.devices.cuda import POLICY, memory, profiler, sanitizer
 from evolve.devices.cuda.compiler import compile_cubin
+from evolve.devices.cuda.error_passes import CudaErrorPasses
 from evolve.devices.cuda.memory import VariableWatch
 from evolve.devices.cuda.profiler import Ncu
 from evolve.devices.cuda.program import CudaProgram
@@ -92,6 +93,7 @@ class CudaDevice:
             capture=_replay_of,
             sanitizer=self._sanitize if sanitizer.command() else None,
             profiler=self._profile if self._ncu else None,
+            errors=CudaErrorPasses(self.info.arch, self.info.sms),
         )
 
     @cached_property
