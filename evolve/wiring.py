@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archive.store import ArchiveError, Store
+from evolve.devices import choose
 from evolve.devices.choose import policy_of
 from evolve.errors import UserError
 
@@ -21,15 +22,18 @@ if TYPE_CHECKING:
 DEFAULT_ARCHIVE = Path(".evolve/archive.db")
 
 
-def engine(kind: str, watch: Callable[[str, str], None] | None = None) -> "LocalEngine":
-    """Return an engine with as many local worker processes as the device's policy and the CPU cores allow."""
+def engine(kind: str, watch: Callable[[str, str], None] | None = None, gpus: str = "") -> "LocalEngine":
+    """Return an engine with as many local worker processes as the device's policy and the CPU cores allow.
+
+    `gpus` are the cards to use, as in `0,2` or `all`; by default the device's first.
+    """
     from evolve.engines.local import LocalEngine
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     policy = policy_of(kind)
     workers = max(1, min(policy.most_workers, cores))
     compilers = max(1, min(policy.most_compilers, cores - 2)) if policy.most_compilers else 0
-    return LocalEngine(kind, workers, watch, compilers=compilers)
+    return LocalEngine(kind, workers, watch, compilers=compilers, cards=choose.cards(kind, gpus))
 
 
 def proposer(

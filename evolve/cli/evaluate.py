@@ -20,6 +20,7 @@ from evolve.cli.options import (
     ArchiveOption,
     DeviceOption,
     ExampleOption,
+    GpusOption,
     JsonOption,
     archive_option,
     kernel_ids,
@@ -59,6 +60,7 @@ def evaluate(
     ] = "",
     example: ExampleOption = None,
     device: DeviceOption = "",
+    gpus: GpusOption = "",
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -75,7 +77,7 @@ def evaluate(
     try:
         with closing(wiring.archive(archive)) as store:
             check_targets(named)
-            with starting_engine(device, Phases(), output) as engine:
+            with starting_engine(device, Phases(), output, gpus) as engine:
                 chosen = parse_targets(named, store)
                 wait_for_device(engine, device, output)
                 pending = list(pending_ops(chosen, engine.info, store))

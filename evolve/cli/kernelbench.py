@@ -18,6 +18,7 @@ from evolve.cli.options import (
     ArchiveOption,
     DeviceOption,
     EvalsOption,
+    GpusOption,
     JsonOption,
     MinutesOption,
     ModelOption,
@@ -80,6 +81,7 @@ def kernelbench(  # noqa: PLR0913, PLR0917 - one per option
     tokens: TokensOption = None,
     usd: UsdOption = None,
     device: DeviceOption = "",
+    gpus: GpusOption = "",
     proposer: ProposerOption = "",
     model: ModelOption = None,
     seed: RunSeedOption = None,
@@ -89,7 +91,7 @@ def kernelbench(  # noqa: PLR0913, PLR0917 - one per option
     """Evolve kernels for a whole level of KernelBench. Loading its problem files executes them."""
     limits = options.parse_budget(minutes, evals, tokens, usd, None)
     output, kind = console(stderr=as_json), choose.device_kind(device)
-    run_options = RunOptions(device, proposer, tuple(model or ()), seed=seed)
+    run_options = RunOptions(device, proposer, tuple(model or ()), seed=seed, gpus=gpus)
     files = _files(folder, level, _numbers(only))
     gets_kernels = _always if listed else _gets_kernels(run_options, archive)
     problems = _loaded(files, kind, gets_kernels, output)

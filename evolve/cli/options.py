@@ -57,6 +57,11 @@ DeviceOption = Annotated[
     typer.Option("--device", metavar="|".join(choose.kinds()), help="Device that runs the kernels.",
                  autocompletion=device_kinds, show_default="cuda if a GPU is found"),
 ]  # fmt: skip
+GpusOption = Annotated[
+    str,
+    typer.Option("--gpus", metavar="0,2|all", show_default="the first",
+                 help="GPUs of this machine to use, by number; all must be of one kind."),
+]  # fmt: skip
 DevicePart = Annotated[str, typer.Option("--device", metavar="TEXT", help="Show only devices with TEXT in their name.")]
 ProposerOption = Annotated[
     str,
@@ -203,9 +208,10 @@ class RunOptions:
     no_seeds: bool = False
     strategy: str = ""
     seed: int | None = None
+    gpus: str = ""  # may change when a run is resumed, so it is not recorded
 
     def arguments(self) -> list[str]:
-        """Return the options as command-line arguments, except strategy and seed, which a Run has fields for."""
+        """Return the options that are recorded as arguments, except strategy and seed, which a Run has fields for."""
         from evolve.proposers.llm.models import without_secrets
 
         words: list[str] = []
@@ -244,7 +250,7 @@ def check_unchanged(run: Run, given: RunOptions) -> None:
     before = recorded(run)
     for field in fields(RunOptions):
         value, old = getattr(given, field.name), getattr(before, field.name)
-        if value in ("", (), None, False) or value == old:
+        if value in ("", (), None, False) or value == old or field.name == "gpus":
             continue
         option = "--" + {"models": "model"}.get(field.name, field.name).replace("_", "-")
         if field.name == "models":

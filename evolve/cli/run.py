@@ -18,6 +18,7 @@ from evolve.cli.options import (
     DeviceOption,
     EvalsOption,
     ExampleOption,
+    GpusOption,
     JsonOption,
     MinutesOption,
     ModelOption,
@@ -77,6 +78,7 @@ def run(  # noqa: PLR0913, PLR0917 - one per option
     usd: UsdOption = None,
     until_sol: UntilSolOption = None,
     device: DeviceOption = "",
+    gpus: GpusOption = "",
     proposer: ProposerOption = "",
     model: ModelOption = None,
     strategy: StrategyOption = "",
@@ -92,7 +94,7 @@ def run(  # noqa: PLR0913, PLR0917 - one per option
 ) -> None:
     """Evolve kernels for ops. Results are archived as they arrive; the same command continues from them."""
     limits = options.parse_budget(minutes, evals, tokens, usd, until_sol)
-    given = RunOptions(device, proposer, tuple(model or ()), replay, fresh, no_tune, no_seeds, strategy, seed)
+    given = RunOptions(device, proposer, tuple(model or ()), replay, fresh, no_tune, no_seeds, strategy, seed, gpus)
     named = with_example(tuple(ops or ()), example)
     command = ["evolve", "run", *named, *(["--all"] if every else []), *_location(device, archive)]
     if resume:
@@ -126,7 +128,7 @@ def run_setup(
             proposer = wiring.proposer(run_options.proposer, run_options.models, phases.wait, tune=tune)
             _check_proposer(proposer.name, setup)
         with ExitStack() as stack:
-            engine = stack.enter_context(session.starting_engine(run_options.device, phases, output))
+            engine = stack.enter_context(session.starting_engine(run_options.device, phases, output, run_options.gpus))
             what = setup.locators[0] if len(setup.locators) == 1 else f"{len(setup.locators)} ops"
             with output.status(f"loading {what}"):
                 from evolve.cli import display

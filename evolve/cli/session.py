@@ -147,7 +147,8 @@ def resumed(requested: str, ops: Sequence[str], given: RunOptions, limits: Budge
             f"leave out the ops to resume all of it: --resume {first.campaign}; or start a new run without --resume",
         )
     locators = tuple(named.get(run.op, options.locator(run)) for run in found)
-    return Setup(locators, options.recorded(first), options.with_limits(first.budget, limits), tuple(found), limits)
+    run_options = replace(options.recorded(first), gpus=given.gpus)
+    return Setup(locators, run_options, options.with_limits(first.budget, limits), tuple(found), limits)
 
 
 def replayed(ops: Sequence[str], given: RunOptions, limits: Budget, archive: Path | None) -> Setup:
@@ -160,6 +161,7 @@ def replayed(ops: Sequence[str], given: RunOptions, limits: Budget, archive: Pat
     run_options = replace(
         before,
         device=given.device,
+        gpus=given.gpus,
         replay=run.id,
         fresh=given.fresh or before.fresh,
         no_tune=given.no_tune or before.no_tune,
@@ -274,11 +276,11 @@ def engine_on(requested: str, phases: "Phases", output: Console) -> Iterator[Eng
 
 
 @contextlib.contextmanager
-def starting_engine(requested: str, phases: "Phases", output: Console) -> Iterator[Engine]:
+def starting_engine(requested: str, phases: "Phases", output: Console, gpus: str = "") -> Iterator[Engine]:
     """Yield an engine that is still starting, so that the caller can load ops meanwhile. It is closed on exit."""
     with output.status("looking for a GPU"):
         kind = choose.device_kind(requested)
-    engine = wiring.engine(kind, phases.watch)
+    engine = wiring.engine(kind, phases.watch, gpus)
     try:
         yield engine
     finally:

@@ -33,6 +33,12 @@ class DeviceFolder(Protocol):
     def missing(self) -> str:
         """Return why the device cannot run on this machine, or an empty string."""
 
+    def cards(self) -> tuple[str, ...]:
+        """Return the names of the device's cards on this machine, such as several GPUs; one empty name if it has none.
+
+        A process that finds a name in the policy's `card_variable` uses that card alone.
+        """
+
     def make(self, known: "DeviceInfo | None", cubins: Path | None) -> "Device":
         """Return the device. `known` is what an earlier worker measured; compilers leave their results in `cubins`."""
 
@@ -76,6 +82,24 @@ def check_kind(requested: str) -> None:
 
 def missing(kind: str) -> str:
     return _folder(kind).missing()
+
+
+def cards(kind: str, requested: str = "") -> tuple[str, ...]:
+    """Return the requested cards of a device, given as numbers like `0,2` or as `all`; by default its first card."""
+    if not requested:
+        return ("",)
+    found = _folder(kind).cards()
+    if not policy_of(kind).card_variable:
+        raise UserError(f"--gpus {requested}: the {kind} device has no GPUs", "leave out --gpus, or name --device cuda")
+    if requested == "all":
+        return found
+    numbers = [text.strip() for text in requested.split(",")]
+    known = [str(number) for number in range(len(found))]
+    if wrong := next((text for text in numbers if text not in known), None):
+        raise UserError(f"--gpus {requested}: there is no GPU `{wrong}`", f"choose from {', '.join(known)}, or say all")
+    if len(set(numbers)) < len(numbers):
+        raise UserError(f"--gpus {requested} names a GPU twice", "name each GPU once")
+    return tuple(found[int(text)] for text in numbers)
 
 
 def make(kind: str, known: "DeviceInfo | None" = None, cubins: Path | None = None) -> "Device":

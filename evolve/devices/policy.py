@@ -37,7 +37,8 @@ class Policy:
     stretched_flops: int = 2**21  # of such a shape
     held_out_threads: int | None = None  # of such a shape, unless a declared workload has more; None: no limit
 
-    most_workers: int = 1  # processes that hold the device
+    most_workers: int = 1  # processes that hold the device, or one of its cards
+    card_variable: str = ""  # environment variable that limits a process to one card; empty if there is only one
     most_compilers: int = 0  # processes that compile ahead for them and do not hold the device
     # Limit on a worker's memory. None for CUDA, which reserves too much address space for a limit.
     worker_bytes: int | None = None

@@ -4,7 +4,7 @@ import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from archive.kernel import Kernel
@@ -28,7 +28,11 @@ ENDLESS = ("run", "time")
 
 
 class LocalEngine:
-    """Engine that evaluates on this machine. `watch` is called with a kernel's id and the phase that it enters."""
+    """Engine that evaluates on this machine. `watch` is called with a kernel's id and the phase that it enters.
+
+    With several `cards` of the device, such as GPUs, each has `workers` evaluators, and the first one stands for the
+    device: on it champions are confirmed, kernels are profiled and PyTorch is timed.
+    """
 
     def __init__(
         self,
@@ -38,13 +42,15 @@ class LocalEngine:
         phase_seconds: Mapping[str, float] | None = None,
         compilers: int = 0,
         compiler_bytes: int = COMPILER_BYTES,
+        cards: Sequence[str] = ("",),
     ) -> None:
         self._kind, policy = device_kind, policy_of(device_kind)
         self._shared_memory = policy.kernels_are_native_code  # a kernel can write to all of its worker's memory
         self._watch = watch or (lambda _kernel, _phase: None)
         self._phase_seconds = phase_seconds or policy.phase_seconds
         self._compiles_ahead = compilers > 0
-        self._info: DeviceInfo | None = None
+        self._cards = tuple(cards)
+        self._infos: dict[str, DeviceInfo] = {}  # by card, as its first worker measured it
         self._failed_starts = 0
         self._last_profile = ProfileResult(None)
         self._failed_profiles: dict[tuple[str, str], ProfileResult] = {}  # by kernel and workload
@@ -53,15 +59,16 @@ class LocalEngine:
         self._new: deque[JobState] = deque()
         self._compiled: deque[JobState] = deque()
         memory = {Role.EVALUATOR: policy.worker_bytes, Role.COMPILER: compiler_bytes}
-        self._evaluators_to_come = workers - 1  # started when the first has measured the device
-        self._pool = WorkerPool(device_kind, [Role.EVALUATOR] + [Role.COMPILER] * compilers, memory)
+        self._workers_per_card = workers
+        roles = [(Role.EVALUATOR, card) for card in self._cards] + [(Role.COMPILER, "")] * compilers
+        self._pool = WorkerPool(device_kind, roles, memory)
 
     @property
     def info(self) -> DeviceInfo:
-        """The device. Waits until the first worker is ready."""
-        while self._info is None:
+        """The device, as its first card. Waits until its first worker is ready."""
+        while self._cards[0] not in self._infos:
             self._step()
-        return self._info
+        return self._infos[self._cards[0]]
 
     def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
         self._drop_unfinished()
@@ -111,7 +118,7 @@ class LocalEngine:
         """Give the request to an idle evaluator, and wait for an answer or for the end of the worker."""
         self._drop_unfinished()
         info = self.info
-        while not (idle := [worker for worker in self._pool.workers if worker.idle and worker.role is Role.EVALUATOR]):
+        while not (idle := [worker for worker in self._pool.workers if worker.idle and self._is_first(worker)]):
             self._step()
         idle[0].give(side_job, info)
         self._watch(side_job.subject, phase)
@@ -149,10 +156,13 @@ class LocalEngine:
                 self._take_next_job()
             if not queue:
                 continue
-            if last_stage and worker.jobs and (queue[0].job.confirm or queue[0].fault):  # needs a fresh process
-                if not any(other.role is Role.EVALUATOR and not other.jobs for other in self._pool.workers):
-                    self._replace(worker)
-                continue
+            if last_stage and (queue[0].job.confirm or queue[0].fault):  # needs a fresh process, on the first card
+                if not self._is_first(worker):
+                    continue
+                if worker.jobs:
+                    if not any(self._is_first(other) and not other.jobs for other in self._pool.workers):
+                        self._replace(worker)
+                    continue
             state = queue.popleft()
             worker.give(state, info)
             self._watch(state.job.kernel.id, worker.phase)
@@ -172,10 +182,8 @@ class LocalEngine:
             case Ready(device=device):
                 worker.ready = True
                 self._failed_starts = 0
-                self._info = self._info or device
-                while device and self._evaluators_to_come > 0:
-                    self._evaluators_to_come -= 1
-                    self._pool.add(Role.EVALUATOR, device)
+                if device and worker.card not in self._infos:
+                    self._measured(worker.card, device)
             case Phase(name=name):
                 worker.begin(name)
                 if worker.current:
@@ -194,6 +202,19 @@ class LocalEngine:
                 yield from self._handle_failure(worker, failed)
             case Exited(status=status):
                 yield from self._handle_exit(worker, status)
+
+    def _is_first(self, worker: Worker) -> bool:
+        return worker.role is Role.EVALUATOR and worker.card == self._cards[0]
+
+    def _measured(self, card: str, device: DeviceInfo) -> None:
+        """Start the card's other evaluators. Raises UserError if it is of another kind: ranking is per device."""
+        self._infos[card] = device
+        for other, info in self._infos.items():
+            if info.key != device.key:
+                message = f"GPU {other} is {info.name} and GPU {card} is {device.name}: their times cannot be compared"
+                raise UserError(message, "name GPUs of one kind with --gpus, and start a run for each kind")
+        for _ in range(self._workers_per_card - 1):
+            self._pool.add(Role.EVALUATOR, device, card)
 
     def _handle_compiled(self, state: JobState) -> Iterator[Evaluation]:
         job, traits = state.job, state.traits
@@ -256,7 +277,7 @@ class LocalEngine:
             self._new.appendleft(state)
 
     def _replace(self, worker: Worker) -> None:
-        self._pool.replace(worker, self._info)
+        self._pool.replace(worker, self._infos.get(worker.card))
 
     def _verdict(self, state: JobState, outcome: Outcome, log: str) -> Evaluation:
         seconds = round(time.monotonic() - state.started, 3)

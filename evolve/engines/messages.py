@@ -33,6 +33,7 @@ class Fork:
     cubins: str  # folder to which compilers write what evaluators load
     memory_bytes: int | None  # limit on the worker's memory; None on CUDA, which reserves terabytes of addresses
     device: DeviceInfo | None  # as an earlier worker measured it, so that nothing is measured twice
+    card: str = ""  # the only card of the device that the worker may use, such as one GPU of several; empty: its first
 
 
 @dataclass(frozen=True)

@@ -83,9 +83,11 @@ class SideJob:
 
 
 class WorkerPool:
-    """Pool that keeps one worker running for each of the given roles."""
+    """Pool that keeps one worker running for each of the given roles, on the given card of the device."""
 
-    def __init__(self, device_kind: str, roles: Sequence[Role], memory_bytes: Mapping[Role, int | None]) -> None:
+    def __init__(
+        self, device_kind: str, roles: Sequence[tuple[Role, str]], memory_bytes: Mapping[Role, int | None]
+    ) -> None:
         remove_leftover_folders()
         self._memory_bytes = memory_bytes
         self.workers: list[Worker] = []
@@ -98,15 +100,15 @@ class WorkerPool:
             self._cubins = self.folder / "cubins"
             self._cubins.mkdir()
             self._fork_server = ForkServer(device_kind, self.folder)
-            for role in roles:
-                self.workers.append(self._start_worker(role, None))
+            for role, card in roles:
+                self.workers.append(self._start_worker(role, None, card))
         except BaseException:
             self.close()
             raise
 
-    def add(self, role: Role, device: DeviceInfo | None) -> None:
+    def add(self, role: Role, device: DeviceInfo | None, card: str) -> None:
         """Start one more worker."""
-        self.workers.append(self._start_worker(role, device))
+        self.workers.append(self._start_worker(role, device, card))
 
     def receive(self, seconds: float) -> Iterator[tuple["Worker", Message]]:
         """Yield the messages that arrive within `seconds`. `Exited` comes after all other messages from its worker."""
@@ -126,7 +128,7 @@ class WorkerPool:
 
     def replace(self, worker: "Worker", device: DeviceInfo | None) -> None:
         """Start a new worker without waiting for the old one to end, which may take a while."""
-        self.workers[self.workers.index(worker)] = self._start_worker(worker.role, device)
+        self.workers[self.workers.index(worker)] = self._start_worker(worker.role, device, worker.card)
         if worker.status is None:
             self._ending[worker.number] = worker
             self.fork_server.kill(worker.number)
@@ -152,12 +154,12 @@ class WorkerPool:
             raise RuntimeError("the engine was closed")
         return self._fork_server
 
-    def _start_worker(self, role: Role, device: DeviceInfo | None) -> "Worker":
+    def _start_worker(self, role: Role, device: DeviceInfo | None, card: str) -> "Worker":
         number = next(self._numbers)
         folder = self.folder / f"worker-{number}"
         folder.mkdir()
-        fork = Fork(number, role, str(folder), str(self._cubins), self._memory_bytes[role], device)
-        return Worker(number, role, folder, self.fork_server.fork(fork))
+        fork = Fork(number, role, str(folder), str(self._cubins), self._memory_bytes[role], device, card)
+        return Worker(number, role, card, folder, self.fork_server.fork(fork))
 
     def _receive_from(self, worker: "Worker") -> Iterator[tuple["Worker", Message]]:
         for line in worker.channel.receive():
@@ -228,8 +230,8 @@ class WorkerPool:
 class Worker:
     """One forked process and its current work."""
 
-    def __init__(self, number: int, role: Role, folder: Path, channel: Channel) -> None:
-        self.number, self.role, self.folder, self.channel = number, role, folder, channel
+    def __init__(self, number: int, role: Role, card: str, folder: Path, channel: Channel) -> None:
+        self.number, self.role, self.card, self.folder, self.channel = number, role, card, folder, channel
         self.pid = 0
         self.status: int | None = None  # set once the process has ended
         self.ready = False

@@ -40,6 +40,7 @@ from evolve.engines.messages import (
 from evolve.engines.sandbox import Bounds
 from evolve.engines.turns import Turns
 from evolve.errors import UserError
+from evolve.evaluation import baselines
 from evolve.evaluation.buffers import bytes_held
 from evolve.evaluation.compiling import precompile
 from evolve.evaluation.evaluate import Evaluator, evaluate
@@ -106,9 +107,11 @@ def _compile_one(compile_bound: Callable[[Bound], CompileResult], send: Send, bo
 
 
 def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project: Path, send: Send) -> None:
+    if fork.card and policy_of(device_kind).card_variable:
+        os.environ[policy_of(device_kind).card_variable] = fork.card
     device = choose.make(device_kind, fork.device, Path(fork.cubins))
     info = device.info
-    turns = _turns(device_kind, Path(fork.folder).parent, send)
+    turns = _turns(device_kind, Path(fork.folder).parent / f"turns-{fork.card}", send)
     sandbox.enter(_bounds(device_kind, fork, project))
     send(Ready(info))
 
@@ -117,7 +120,7 @@ def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project
             turns.take(phase)
         send(Phase(phase))
 
-    evaluator = Evaluator(device, watch)
+    evaluator = Evaluator(device, watch, baselines.cache(fork.card))
     for request in _one_at_a_time(requests, turns, evaluator):
         if isinstance(request, ProfileRequest):
             send(_profile(request, evaluator))
@@ -141,6 +144,7 @@ def _turns(device_kind: str, folder: Path, send: Send) -> Turns | None:
     """Return turns on a device whose times suffer when other workers use it."""
     if not policy_of(device_kind).times_are_gpu_times:
         return None
+    folder.mkdir(exist_ok=True)
     return Turns(folder, torch.accelerator.synchronize, lambda: send(Phase(WAITING)))
 
 

@@ -92,8 +92,9 @@ class BaselineCache:
         return self.folder / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.json"
 
 
-def cache() -> BaselineCache:
-    return BaselineCache(user_cache_dir() / "baselines")
+def cache(card: str = "") -> BaselineCache:
+    """Return the cache of a device, or of one of its cards: cards of one kind differ slightly."""
+    return BaselineCache(user_cache_dir() / "baselines" / card)
 
 
 def switched_off() -> bool:

@@ -28,7 +28,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
     """Yield a worker that was given two jobs."""
     own_end, worker_end = socket.socketpair()
     with own_end, worker_end:
-        made = Worker(0, Role.EVALUATOR, tmp_path, Channel(own_end))
+        made = Worker(0, Role.EVALUATOR, "", tmp_path, Channel(own_end))
         made.jobs = 2
         yield made
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +29,7 @@ POLICY = Policy(
     stretched_bytes=2**21,
     stretched_flops=2**34,
     most_workers=2,
+    card_variable="CUDA_VISIBLE_DEVICES",
     most_compilers=12,
     no_profiler="NVIDIA's profiler ncu was not found; run `evolve doctor` to see how to install it",
     no_sanitizer="compute-sanitizer was not found, so races and stray accesses were not looked for",
@@ -38,18 +40,32 @@ def missing() -> str:
     return "" if find_spec("cupy") and gpu_found() else "no usable NVIDIA GPU was found"
 
 
+def cards() -> tuple[str, ...]:
+    """Return the GPUs that this process may use, named as CUDA_VISIBLE_DEVICES names them."""
+    count, _ = _found()
+    named = [name.strip() for name in os.environ.get(POLICY.card_variable, "").split(",") if name.strip()]
+    return tuple(named[:count] or map(str, range(count)))
+
+
 def gpu_found() -> bool:
     """Return whether there is a GPU and a driver new enough for PyTorch's CUDA, without importing PyTorch."""
     built_for = _cuda_of_torch()
+    count, version = _found()
+    # A driver supports its own major version of CUDA and all older ones.
+    return count > 0 and 0 < built_for <= version // 1000
+
+
+def _found() -> tuple[int, int]:
+    """Return the number of usable GPUs and the newest version of CUDA that the driver supports; zeros without one."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return False
+        return 0, 0
     count, version = ctypes.c_int(), ctypes.c_int()
-    found = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0, 0
     driver.cuDriverGetVersion(ctypes.byref(version))
-    # A driver supports its own major version of CUDA and all older ones.
-    return found and 0 < built_for <= version.value // 1000
+    return count.value, version.value
 
 
 def _cuda_of_torch() -> int:

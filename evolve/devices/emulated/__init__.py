@@ -42,6 +42,10 @@ def missing() -> str:
     return ""  # the first worker reports a missing compiler
 
 
+def cards() -> tuple[str, ...]:
+    return ("",)
+
+
 def make(_known: "DeviceInfo | None", _cubins: Path | None) -> "Device":
     from evolve.devices.emulated.device import EmulatedDevice
 

@@ -1,0 +1,179 @@
+"""Several cards of one device, such as GPUs: all of them evaluate, and the first stands for the device."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import bad_kernels
+import pytest
+
+from archive.kernel import Kernel
+from archive.records import Outcome
+from evolve import devices, wiring
+from evolve.devices import choose
+from evolve.engines.engine import Job
+from evolve.engines.local import LocalEngine
+from evolve.errors import UserError
+
+# A GPU in all but its arithmetic: each process sees the card that an environment variable names.
+FAKE_GPU = """
+import os
+import time
+
+from archive.records import DeviceInfo
+from evolve.devices.device import Tools
+from evolve.devices.policy import Policy
+
+POLICY = Policy(needs=("PyTorch",), card_variable="FAKE_GPU_VISIBLE", most_workers=2, held_out_bytes=2**13)
+
+
+def missing():
+    return ""
+
+
+def cards():
+    return tuple(os.environ.get("FAKE_GPUS", "0,1").split(","))
+
+
+def make(known, cubins):
+    return FakeGpu(os.environ.get(POLICY.card_variable, "first"))
+
+
+def supports(kernel):
+    return True
+
+
+def preload():
+    pass
+
+
+class FakeProgram:
+    resources, traits = (), None
+
+    def __init__(self, bound, card):
+        self.bound, self.log = bound, f"on card {card}"
+
+    def launch(self, tensors):
+        time.sleep(0.002)
+        tensors["out"].copy_(2 * tensors["x"])
+
+
+class FakeGpu:
+    torch_device = "cpu"
+    tools = Tools()
+
+    def __init__(self, card):
+        self.card = card
+        self.info = DeviceInfo("fakegpu", "Other" if card == "odd" else "Fake", "sm_1", sms=1, shared_bytes=1024)
+
+    def compile(self, bound):
+        return FakeProgram(bound, self.card)
+
+    def run(self, program, tensors):
+        program.launch(tensors)
+
+    def time(self, call):
+        start = time.perf_counter_ns()
+        call()
+        return (time.perf_counter_ns() - start) / 1000
+"""
+FOUND_BY_WORKERS = "import evolve.devices\n\nevolve.devices.__path__.append({folder!r})\n"
+TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
+
+
+@pytest.fixture(autouse=True)
+def fake_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Add the fake GPU to the devices of this process and of every process that it starts."""
+    (tmp_path / "fakegpu").mkdir()
+    (tmp_path / "fakegpu" / "__init__.py").write_text(FAKE_GPU)
+    (tmp_path / "sitecustomize.py").write_text(FOUND_BY_WORKERS.format(folder=str(tmp_path)))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    monkeypatch.setattr(devices, "__path__", [*devices.__path__, str(tmp_path)])
+    yield
+    sys.modules.pop("evolve.devices.fakegpu", None)
+
+
+def kernels(count: int) -> list[Kernel]:
+    return [bad_kernels.twice_kernel(note=f"kernel {number}") for number in range(count)]
+
+
+def used(engine: LocalEngine, jobs: list[Job]) -> set[str]:
+    """Evaluate the jobs, all of which must pass, and return the logs, which name the cards that ran them."""
+    verdicts = list(engine.evaluate(jobs))
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.PASSED] * len(jobs), [v.log for v in verdicts]
+    return {verdict.log for verdict in verdicts}
+
+
+@pytest.fixture
+def two() -> Iterator[LocalEngine]:
+    engine = LocalEngine("fakegpu", 1, cards=("1", "0"))
+    yield engine
+    engine.close()
+
+
+def test_every_card_evaluates(two: LocalEngine) -> None:
+    assert used(two, [Job(kernel, TWICE) for kernel in kernels(8)]) == {"on card 0", "on card 1"}
+
+
+def test_champions_are_confirmed_on_the_first_card_alone(two: LocalEngine) -> None:
+    assert used(two, [Job(kernel, TWICE, confirm=True) for kernel in kernels(3)]) == {"on card 1"}
+
+
+def test_each_card_gets_as_many_workers_as_the_policy_allows() -> None:
+    engine = wiring.engine("fakegpu", gpus="all")
+    try:
+        used(engine, [Job(kernel, TWICE) for kernel in kernels(2)])
+        while len(engine._pool.workers) < 4:
+            engine._step()
+        assert sorted(worker.card for worker in engine._pool.workers) == ["0", "0", "1", "1"]
+    finally:
+        engine.close()
+
+
+def test_one_gpu_that_is_listed_twice_serves_as_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_GPUS", "0,0")
+    engine = wiring.engine("fakegpu", gpus="0,1")
+    try:
+        assert used(engine, [Job(kernel, TWICE) for kernel in kernels(4)]) == {"on card 0"}
+    finally:
+        engine.close()
+
+
+def test_a_worker_that_is_replaced_keeps_its_card(two: LocalEngine) -> None:
+    used(two, [Job(kernel, TWICE) for kernel in kernels(4)])
+    for worker in list(two._pool.workers):
+        two._replace(worker)
+    assert sorted(worker.card for worker in two._pool.workers) == ["0", "1"]
+    assert used(two, [Job(kernel, TWICE) for kernel in kernels(8)]) == {"on card 0", "on card 1"}
+
+
+def test_cards_of_different_kinds_are_refused() -> None:
+    engine = LocalEngine("fakegpu", 1, cards=("0", "odd"))
+    try:
+        with pytest.raises(UserError, match="GPU 0 is Fake and GPU odd is Other"):
+            list(engine.evaluate([Job(kernel, TWICE) for kernel in kernels(50)]))
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "requested", "message"),
+    [
+        ("fakegpu", "2", "there is no GPU `2`"),
+        ("fakegpu", "0,x", "there is no GPU `x`"),
+        ("fakegpu", "1,1", "names a GPU twice"),
+        ("fakegpu", "0,", "there is no GPU ``"),
+        ("emulated", "0", "the emulated device has no GPUs"),
+    ],
+)
+def test_wrong_gpus_are_named(kind: str, requested: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        choose.cards(kind, requested)
+
+
+def test_gpus_are_chosen_by_number_among_those_that_the_environment_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_GPUS", "GPU-a,GPU-b,GPU-c")
+    assert choose.cards("fakegpu", "2,0") == ("GPU-c", "GPU-a")
+    assert choose.cards("fakegpu", "all") == ("GPU-a", "GPU-b", "GPU-c")
+    assert choose.cards("fakegpu") == ("",)
