@@ -47,11 +47,20 @@ class DeviceInfo:
     torch: str = ""
     copy_gb_s: float = 0.0
     tflops: tuple[tuple[str, float], ...] = ()  # matrix product rate by dtype
+    # Measured like the rates; 0 if unknown, as in records of earlier versions.
+    l2_gb_s: float = 0.0  # reading from the L2
+    launch_us: float = 0.0  # what one more launch in the same stream costs
+    grid_barrier_us: float = 0.0  # one barrier of all blocks of a cooperative launch
 
     @property
     def key(self) -> str:
         """The kind and the name. Measurements are compared only between equal keys."""
         return f"{self.kind} {self.name}"
+
+
+def device_fields(info: DeviceInfo) -> dict[str, Any]:
+    """Return the fields of a device for its id, without unknown ones that earlier versions did not have."""
+    return _identifying(asdict(info))
 
 
 def kind_in(key: str) -> str:
@@ -104,7 +113,8 @@ class Standard:
 
     @cached_property
     def id(self) -> str:
-        return content_id(asdict(self))
+        fields = asdict(self)
+        return content_id({**fields, "device": _identifying(fields["device"])})
 
     @property
     def best_us(self) -> float:
@@ -259,6 +269,7 @@ class Evaluation:
         for measurement in fields["measurements"]:
             _drop_absent(measurement, "autotune_us", "graph_us")
         _drop_absent(fields, "checks", "conditions", "confirmed", "traits", "envelope")
+        fields["device"] = _identifying(fields["device"])
         return content_id(fields)
 
     @property
@@ -276,6 +287,11 @@ class Merged:
     @property
     def id(self) -> str:
         return self.evaluation_id
+
+
+def _identifying(device: dict[str, Any]) -> dict[str, Any]:
+    later = ("l2_gb_s", "launch_us", "grid_barrier_us")
+    return {name: value for name, value in device.items() if value or name not in later}
 
 
 def _drop_absent(fields: dict[str, Any], *names: str) -> None:

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, astuple, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from archive import plain
@@ -24,6 +24,7 @@ from archive.records import (
     Standard,
     Traits,
     content_id,
+    device_fields,
 )
 from archive.soundness import LAST_MOMENT, UnsoundError, check
 from archive.summaries import (
@@ -108,7 +109,7 @@ def _question_rows(proposal_id: str, op: str, question: Question) -> Iterator[tu
 
 def _evaluation_rows(evaluation: Evaluation) -> Iterator[tuple[str, Row]]:
     device = asdict(evaluation.device)
-    device_id = content_id(device)
+    device_id = content_id(device_fields(evaluation.device))
     deterministic = None if evaluation.deterministic is None else int(evaluation.deterministic)
     yield "evaluations", (
         evaluation.id, evaluation.kernel_id, evaluation.op, device_id, str(evaluation.outcome), evaluation.log,
@@ -118,7 +119,7 @@ def _evaluation_rows(evaluation: Evaluation) -> Iterator[tuple[str, Row]]:
         json.dumps(asdict(evaluation.confirmed)) if evaluation.confirmed else None,
         json.dumps(asdict(evaluation.traits)) if evaluation.traits else None,
     )  # fmt: skip
-    yield "devices", (device_id, *list(device.values())[:-1], json.dumps(device["tflops"]))
+    yield "devices", (device_id, *(device | {"tflops": json.dumps(device["tflops"])}).values())
     for measurement in evaluation.measurements:
         yield "measurements", (evaluation.id, *astuple(measurement))
     yield "evaluation_summaries", _summary_row(summary(evaluation))
@@ -224,10 +225,13 @@ def run(row: Row) -> Run:
         return found
 
 
+TFLOPS = 1 + [field.name for field in fields(DeviceInfo)].index("tflops")  # column of `devices`, after the id
+
+
 def device(row: Row) -> DeviceInfo:
     with _row("devices", row[0]):
-        tflops = tuple(_row_of("tflops", 2, pair) for pair in _list("tflops", row[-1]))
-        info = replace(DeviceInfo(*row[1:-1]), tflops=tflops)
+        tflops = tuple(_row_of("tflops", 2, pair) for pair in _list("tflops", row[TFLOPS]))
+        info = replace(DeviceInfo(*row[1:]), tflops=tflops)
         check(info)
         return info
 

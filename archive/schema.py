@@ -239,4 +239,9 @@ MIGRATIONS: tuple[Step, ...] = (
         "CREATE INDEX profiles_by_op ON profiles (op)",
         "CREATE INDEX standards_by_op ON standards (op)",
     ),
+    (
+        "ALTER TABLE devices ADD COLUMN l2_gb_s REAL NOT NULL DEFAULT 0",
+        "ALTER TABLE devices ADD COLUMN launch_us REAL NOT NULL DEFAULT 0",
+        "ALTER TABLE devices ADD COLUMN grid_barrier_us REAL NOT NULL DEFAULT 0",
+    ),
 )

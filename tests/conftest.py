@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
-LONGEST = ("test_cheats.py", "test_killed_runs.py", "test_running.py")
+LONGEST = ("test_cheats.py", "test_ordering_corpus.py", "test_killed_runs.py", "test_running.py")
 
 collect_ignore: list[str] = []
 collect_ignore_glob: list[str] = []

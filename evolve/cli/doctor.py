@@ -94,7 +94,7 @@ def _findings(archive: Path | None) -> Iterator[Finding]:
     yield _profiler()
     yield from (Finding("isolation", OPTIONAL, gap) for gap in gaps())
     yield _model()
-    yield _archive(archive)
+    yield from _archive(archive)
     kernels = {name: len(shipped(name)) for name in op_names()}
     yield Finding(
         "shipped kernels", OK,
@@ -222,15 +222,34 @@ def _model() -> Finding:
     return Finding("language model", OPTIONAL, "neither OPENAI_API_KEY nor OPENAI_BASE_URL is set", remedy)
 
 
-def _archive(requested: Path | None) -> Finding:
+def _archive(requested: Path | None) -> Iterator[Finding]:
+    """Yield what the archive holds, and the rates that evaluations have measured on each GPU."""
     path = wiring.archive_path(requested)
     if not path.exists():
-        return Finding("archive", OPTIONAL, f"{path} does not exist yet", "`evolve run softmax` creates it")
+        yield Finding("archive", OPTIONAL, f"{path} does not exist yet", "`evolve run softmax` creates it")
+        return
     try:
         with closing(wiring.archive(requested, read_only=True)) as store:
             kernels, evaluations = sum(store.count(Kernel, "op").values()), sum(store.count(Evaluation, "op").values())
-            devices = ", ".join(sorted({info.name for info in store.find(DeviceInfo)}))
+            newest = {info.key: info for info in store.find(DeviceInfo)}
     except (UserError, ArchiveError) as error:
-        return Finding("archive", MISSING, str(error), "name another archive with --archive or EVOLVE_ARCHIVE")
+        yield Finding("archive", MISSING, str(error), "name another archive with --archive or EVOLVE_ARCHIVE")
+        return
     held = f"{counted(kernels, 'kernel')}, {counted(evaluations, 'evaluation')}"
-    return Finding("archive", OK, f"{path}: {held}{f' on {devices}' if devices else ''}")
+    devices = ", ".join(sorted({info.name for info in newest.values()}))
+    yield Finding("archive", OK, f"{path}: {held}{f' on {devices}' if devices else ''}")
+    for _, info in sorted(newest.items()):
+        if measured := _rates(info):
+            yield Finding("measured rates", OK, f"{info.name}: {', '.join(measured)}")
+
+
+def _rates(info: DeviceInfo) -> Iterable[str]:
+    """Return the rates and costs that are known of a device."""
+    named = {
+        f"copy {info.copy_gb_s:.0f} GB/s": info.copy_gb_s,
+        f"L2 {info.l2_gb_s:.0f} GB/s": info.l2_gb_s,
+        f"launch {info.launch_us:.1f} us": info.launch_us,
+        f"grid barrier {info.grid_barrier_us:.1f} us": info.grid_barrier_us,
+    }
+    known = [text for text, value in named.items() if value]
+    return [*known, *(f"{dtype} products {rate:.0f} TFLOP/s" for dtype, rate in info.tflops)]

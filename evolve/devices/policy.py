@@ -35,7 +35,8 @@ class Policy:
     held_out_bytes: int = 2**18  # of the largest shape that is drawn to check a kernel
     stretched_bytes: int = 2**21  # of the largest shape in which one dim exceeds those that the op lists
     stretched_flops: int = 2**21  # of such a shape
-    held_out_threads: int | None = None  # of such a shape, unless a declared workload has more; None: no limit
+    stretched_steps: int | None = None  # rows of such a shape times threads of a block; None: no limit
+    held_out_threads: int | None = None  # of a held-out shape, unless a declared workload has more; None: no limit
 
     most_workers: int = 1  # processes that hold the device, or one of its cards
     card_variable: str = ""  # environment variable that limits a process to one card; empty if there is only one

@@ -70,7 +70,9 @@ def compiled(
     shapes, _ = _programs(kernel, op, drawn, info, compile_bound)
 
     def accepts_long(workload: Workload) -> bool:
-        return all_flops(op, workload) <= policy.stretched_flops and accepts(workload)
+        if all_flops(op, workload) > policy.stretched_flops or not accepts(workload):
+            return False
+        return policy.stretched_steps is None or _steps(kernel, op, workload, info) <= policy.stretched_steps
 
     longer, _ = _programs(kernel, op, stretched(op, accepts_long, rng, policy.stretched_bytes), info, compile_bound)
     return Compiled(tuple(declared), tuple(awkward), tuple(shapes), tuple(longer), tuple(skipped))
@@ -160,3 +162,9 @@ def _threads(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> in
     """Return the total number of threads of all launches."""
     launches = bound_at(kernel, op, workload, info).launches
     return sum(math.prod(launch.grid) * math.prod(launch.block) for launch in launches)
+
+
+def _steps(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> int:
+    """Return the steps of all threads of one block that goes through all rows, one after the other."""
+    rows = max(math.prod(op.shape(tensor, workload)[:-1]) for tensor in op.outputs)
+    return rows * max(math.prod(launch.block) for launch in bound_at(kernel, op, workload, info).launches)

@@ -121,6 +121,9 @@ def device_section(op: Op, info: DeviceInfo) -> str:
     rates = [f"copy bandwidth {info.copy_gb_s:.0f} GB/s"] if info.copy_gb_s else []
     streams = bound_by_memory(op, info)
     rates += [f"{dtype} matrix products {rate:.0f} TFLOP/s" for dtype, rate in info.tflops if not streams]
+    rates += [f"reads from the L2 {info.l2_gb_s:.0f} GB/s"] if info.l2_gb_s else []
+    rates += [f"{info.launch_us:.1f} us for one more launch"] if info.launch_us else []
+    rates += [f"{info.grid_barrier_us:.1f} us for one barrier of a cooperative grid"] if info.grid_barrier_us else []
     measured = [f"Measured: {', '.join(rates)}."] if rates else []
     products = op.matrix_flops is not None and not streams
     taught = instructions_section(info.arch, products=products, streams=not products)

@@ -10,7 +10,7 @@ from records import CPU, GPU, checked, confirmed, failed, failed_reply, kernel, 
 from archive import schema
 from archive.kernel import Kernel
 from archive.proposals import AskedQuestion, Budget, Cost, Leg, Proposal, Question, Run
-from archive.records import Evaluation, Merged, Profile, Standard, Traits
+from archive.records import DeviceInfo, Evaluation, Merged, Profile, Standard, Traits
 from archive.schema import MIGRATIONS
 from archive.sqlite import SqliteStore, merge, open_archive
 from archive.store import ArchiveError
@@ -230,6 +230,13 @@ def test_records_of_version_1_keep_their_ids_so_that_merging_them_twice_adds_not
     old = open_archive(version_1(tmp_path / "old.db"))
     assert old.find(Evaluation)[0].id == EVALUATION_1[0]
     assert (merge(old, store), merge(store, old), merge(store, old), merge(old, store)) == (0, 1, 0, 0)
+
+
+def test_the_costs_measured_on_a_device_are_kept(store: SqliteStore) -> None:
+    measured = replace(GPU, l2_gb_s=5500.0, launch_us=1.9, grid_barrier_us=1.2)
+    store.append(passed("k", GPU, w=3.5), passed("m", measured, created=2.0, w=3.5))
+    assert store.find(DeviceInfo) == [GPU, measured]
+    assert [evaluation.device for evaluation in store.find(Evaluation)] == [GPU, measured]
 
 
 def test_a_failing_migration_leaves_the_archive_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

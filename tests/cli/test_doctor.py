@@ -1,13 +1,17 @@
 """`evolve doctor` on this machine."""
 
 import json
+from contextlib import closing
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import evolve, filled
+from commandline import BEST, evolve, filled
+from records import GPU, passed
 
+from archive.sqlite import open_archive
 from evolve.cli.doctor import compared_with_tested
 
 Capture = pytest.CaptureFixture[str]
@@ -73,6 +77,17 @@ def test_a_missing_profiler_has_a_remedy(capsys: Capture, monkeypatch: pytest.Mo
     found = findings(capsys)["ncu"]
     assert found["state"] == "not set"
     assert "nsight-compute" in found["remedy"]
+
+
+def test_rates_measured_on_a_gpu_are_shown(capsys: Capture, tmp_path: Path) -> None:
+    path = Path(filled(tmp_path / "a.db"))
+    before = findings(capsys, "--archive", path)["measured rates"]["found"]
+    assert before == f"{GPU.name}: copy 4000 GB/s, float32 products 50 TFLOP/s"
+    measured = replace(GPU, l2_gb_s=5512.3, launch_us=1.94, grid_barrier_us=1.25)
+    with closing(open_archive(path)) as store:
+        store.append(passed(BEST.id, measured, created=2.0, w=20.0))
+    found = findings(capsys, "--archive", path)["measured rates"]["found"]
+    assert ", L2 5512 GB/s, launch 1.9 us, grid barrier 1.2 us, " in found
 
 
 def test_the_archive_is_shown_with_its_counts(capsys: Capture, tmp_path: Path) -> None:

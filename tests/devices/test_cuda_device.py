@@ -130,6 +130,13 @@ def test_known_rates_are_not_measured_again(device: CudaDevice) -> None:
     assert CudaDevice(known).info == known
 
 
+def test_reading_from_the_l2_launches_and_grid_barriers_are_measured(device: CudaDevice) -> None:
+    info = device.info
+    assert info.copy_gb_s < info.l2_gb_s < 20 * info.copy_gb_s
+    assert 0.3 < info.launch_us < 20
+    assert 0.3 < info.grid_barrier_us < 20
+
+
 def test_known_rates_of_another_gpu_are_not_used(device: CudaDevice) -> None:
     assert CudaDevice(replace(device.info, name="another", copy_gb_s=1.0)).info.copy_gb_s > 10.0
 

@@ -1,8 +1,7 @@
 """Turns on a device: checks share it, timing has it alone, and a process that is killed gives its turn back."""
 
-import multiprocessing
-import os
-import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -105,22 +104,24 @@ def test_a_worker_that_needs_the_memory_checks_alone(some: Watched, other: Watch
     assert not check.is_alive()
 
 
-def hold(folder: Path, ready: "multiprocessing.synchronize.Event") -> None:
-    turns = Turns(folder, lambda: None, lambda: None)  # the lock lasts as long as the object
-    turns.take("time")
-    ready.set()
-    signal.pause()
+# Needs only `evolve`: a new interpreter does not find the modules of the tests.
+HOLD = """
+import signal, sys
+from pathlib import Path
+from evolve.engines.turns import Turns
+turns = Turns(Path(sys.argv[1]), lambda: None, lambda: None)  # the lock lasts as long as the object
+turns.take("time")
+print("ready", flush=True)
+signal.pause()
+"""
 
 
 def test_a_process_that_is_killed_gives_its_turn_back(tmp_path: Path, other: Watched) -> None:
-    context = multiprocessing.get_context("spawn")
-    ready = context.Event()
-    process = context.Process(target=hold, args=(tmp_path, ready), daemon=True)
-    process.start()
-    assert ready.wait(3 * SECONDS)
-    timing = in_thread(lambda: other.turns.take("time"))
-    assert other.waits.wait(SECONDS)
-    assert process.pid
-    os.kill(process.pid, signal.SIGKILL)
-    timing.join(SECONDS)
-    assert not timing.is_alive()
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        timing = in_thread(lambda: other.turns.take("time"))
+        assert other.waits.wait(SECONDS)
+        process.kill()
+        timing.join(SECONDS)
+        assert not timing.is_alive()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +16,12 @@ from archive.records import Evaluation, Outcome, Traits
 from evolve.devices.device import Program, RejectedError
 from evolve.evaluation.compiling import compiled, precompile
 from evolve.evaluation.evaluate import Evaluator, evaluate
+from reference_ops import catalog
 
 NARROW = Traits("aa", 4, 16, 100, 32, 128, 1, tensor_cores=False, atomics=True, occupancy=1.0)
 WIDE = Traits("bb", 16, 4, 50, 64, 64, 3, tensor_cores=True, atomics=False, occupancy=0.5)
 KERNEL = twice_kernel()
+HONEST = Path(__file__).parents[1] / "cheats" / "honest"
 BLOCKS = 8192  # number of blocks on OP's GPU workloads, with 128 threads each
 
 
@@ -127,6 +130,19 @@ def test_an_emulated_device_gets_no_shapes_that_need_very_many_threads(kind: str
     ]
     assert 2**16 < max(met) <= most
     assert kind == "emulated" or max(met) > 2**19
+
+
+@pytest.mark.parametrize("kind", ["emulated", "cuda"])
+def test_an_emulated_device_gets_no_long_shapes_that_one_large_block_would_loop_over_for_seconds(kind: str) -> None:
+    op, one_block = catalog.load("add_rms_norm"), parse((HONEST / "one_block_in_all.cu").read_text())
+    a_block_of_32 = parse(one_block.text.replace("block = [1024]", "block = [32]"))
+
+    def most_rows(kernel: Kernel) -> int:
+        programs = compiled(kernel, op, replace(INFO, kind=kind), ScriptedProgram, 1, confirm=False)
+        return max(dict(workload.dims)["rows"] for workload, _ in programs.stretched)
+
+    assert most_rows(a_block_of_32) > 16_384
+    assert (most_rows(one_block) <= 8192) == (kind == "emulated")
 
 
 def test_a_kernel_is_not_run_at_a_shape_that_the_reference_refuses() -> None:

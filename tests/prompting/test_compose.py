@@ -350,6 +350,16 @@ def test_an_op_bound_by_memory_is_told_no_rates_of_matrix_products() -> None:
     assert "float32 matrix products 50 TFLOP/s" in compose(heavy, DRAFT, (), REFERENCE)[1].content
 
 
+def test_measured_costs_of_the_device_are_told() -> None:
+    request, _ = situation(DRAFT)
+    measured = replace(request.device, l2_gb_s=5512.3, launch_us=1.94, grid_barrier_us=1.25)
+    text = compose(replace(request, device=measured), DRAFT, (), REFERENCE)[1].content
+    assert (
+        "reads from the L2 5512 GB/s, 1.9 us for one more launch, 1.2 us for one barrier of a cooperative grid." in text
+    )
+    assert "one more launch" not in prompt(DRAFT)
+
+
 def test_instructions_that_the_emulator_lacks_are_not_taught_there() -> None:
     assert "# Instructions of sm_90a" in prompt(DRAFT)
     assert "# Instructions" not in prompt(DRAFT, EMULATOR)

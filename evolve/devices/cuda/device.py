@@ -3,7 +3,6 @@
 import ctypes
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from cupy_backends.cuda.api.driver import CUDADriverError
 from archive.binding import Bound
 from archive.records import Conditions, DeviceInfo, Outcome, Sanitized
 from evolve.devices import state
-from evolve.devices.cuda import POLICY, memory, profiler, sanitizer
+from evolve.devices.cuda import POLICY, memory, profiler, rates, sanitizer
 from evolve.devices.cuda.compiler import compile_cubin
 from evolve.devices.cuda.error_passes import CudaErrorPasses
 from evolve.devices.cuda.memory import VariableWatch
@@ -29,9 +28,6 @@ MOST_CYCLES = 40_000_000  # 20 ms
 LONGER, SHORTER = 2, 0.98
 GRAPH_REPLAYS = 7
 RESOURCE_ERRORS = ("OUT_OF_RESOURCES", "COOPERATIVE_LAUNCH_TOO_LARGE")
-COPY_BYTES = 2**31
-MATRIX = 8192
-REPEATS = 5
 SUCCESS = 0
 SM_CLOCK, MEMORY_CLOCK, GPU_TEMPERATURE = 1, 2, 0
 # Reasons for low clocks. An idle GPU and clocks set by a user are left out: they are not faults.
@@ -79,8 +75,8 @@ class CudaDevice:
         )
         known = self._known
         if known and known.key == facts.key:
-            return replace(facts, copy_gb_s=known.copy_gb_s, tflops=known.tflops)
-        measured = replace(facts, copy_gb_s=copy_gb_s(), tflops=matrix_tflops())
+            return rates.kept(facts, known)
+        measured = rates.measured(facts)
         torch.cuda.empty_cache()  # otherwise gigabytes would be overwritten before every run
         return measured
 
@@ -231,48 +227,6 @@ def _wait(synchronize: Callable[[], object]) -> object:
         return synchronize()
     except RuntimeError as error:
         raise RejectedError(Outcome.CRASHED, str(error).splitlines()[0]) from error
-
-
-def copy_gb_s() -> float:
-    """Measure the rate of a device-to-device copy, in bytes read plus bytes written."""
-    free, _ = torch.cuda.mem_get_info()
-    nbytes = min(COPY_BYTES, free // 4)
-    source = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return round(2 * nbytes / _best_seconds(lambda: target.copy_(source)) / 1e9, 1)
-
-
-def matrix_tflops() -> tuple[tuple[str, float], ...]:
-    """Measure matrix products on random data. TF32 is off for `float32`, as is PyTorch's default, and on for `tf32`."""
-    rates = [("tf32", _tf32_tflops())]
-    for dtype, size in ((torch.bfloat16, MATRIX), (torch.float16, MATRIX), (torch.float32, MATRIX // 4)):
-        a = torch.randn(size, size, device="cuda").to(dtype)
-        seconds = _best_seconds(lambda a=a: a @ a)  # type: ignore[misc]
-        rates.append((str(dtype).removeprefix("torch."), round(2 * size**3 / seconds / 1e12, 1)))
-    return tuple(rates)
-
-
-def _tf32_tflops() -> float:
-    a = torch.randn(MATRIX, MATRIX, device="cuda")
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        return round(2 * MATRIX**3 / _best_seconds(lambda: a @ a) / 1e12, 1)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
-
-
-def _best_seconds(call: Callable[[], object]) -> float:
-    call()
-    times: list[float] = []
-    for _ in range(REPEATS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1000)
-    return min(times)
 
 
 def conditions(pci_bus_id: str) -> Conditions | None:

@@ -238,10 +238,13 @@ def compiled(source: str, arch: str) -> bytes:
         nvrtc.destroyProgram(program)
 
 
-def launch(function: Any, blocks: int, threads: int, values: tuple[Any, ...], shared: int = 0) -> None:
+def launch(
+    function: Any, blocks: int, threads: int, values: tuple[Any, ...], shared: int = 0, *, cooperative: bool = False
+) -> None:
     """Enqueue a function on PyTorch's current stream; `values` are ctypes values."""
-    addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-    stream = current_stream()
-    driver.launchKernel(
-        function.ptr, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(addresses), 0
-    )  # fmt: skip
+    addresses = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
+    sizes = (blocks, 1, 1, threads, 1, 1, shared, current_stream())
+    if cooperative:
+        driver.launchCooperativeKernel(function.ptr, *sizes, ctypes.addressof(addresses))
+    else:
+        driver.launchKernel(function.ptr, *sizes, ctypes.addressof(addresses), 0)

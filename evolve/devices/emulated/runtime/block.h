@@ -96,7 +96,7 @@ static void run_threads();
 
 static Fibre* take_fibre() {
     Fibre* fibre = any_fibre();
-    prepare(fibre->context, fibre->stack, STACK_BYTES, run_threads);
+    prepare(fibre->context, fibre->top - STACK_BYTES, STACK_BYTES, run_threads);
     block->starting = fibre;
     return fibre;
 }

@@ -12,10 +12,13 @@
 namespace evolve {
 
 constexpr size_t STACK_BYTES = 128 << 10;
+// Stacks begin at different offsets. At equal ones, all would compete for the same few sets of the CPU's caches.
+constexpr size_t OFFSET_BYTES = 320, OFFSETS = 128, MAPPED_BYTES = STACK_BYTES + OFFSETS * OFFSET_BYTES;
 
 struct Fibre {
     Context context;
     char* stack;
+    char* top;
     Fibre* next;
 };
 
@@ -25,7 +28,8 @@ static pthread_mutex_t spare_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static Fibre* new_fibre() {
     size_t page = size_t(sysconf(_SC_PAGESIZE));
-    void* memory = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    static unsigned made;
+    void* memory = mmap(nullptr, MAPPED_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
         fputs("the emulator has no memory for the stack of another thread\n", stderr);
         abort();
@@ -33,6 +37,7 @@ static Fibre* new_fibre() {
     mprotect(memory, page, PROT_NONE);
     Fibre* fibre = static_cast<Fibre*>(calloc(1, sizeof(Fibre)));
     fibre->stack = static_cast<char*>(memory);
+    fibre->top = fibre->stack + MAPPED_BYTES - __atomic_fetch_add(&made, 1, __ATOMIC_RELAXED) % OFFSETS * OFFSET_BYTES;
     return fibre;
 }
 
@@ -75,7 +80,7 @@ static void free_spare_fibres(unsigned kept) {
     Fibre** rest = &spare_fibres;
     while (*rest && kept--) rest = &(*rest)->next;
     while (Fibre* fibre = pop(*rest)) {
-        munmap(fibre->stack, STACK_BYTES);
+        munmap(fibre->stack, MAPPED_BYTES);
         free(fibre);
     }
 }
