@@ -60,6 +60,11 @@ class Proposal:
         """Whether there was a reply. A request that got none costs nothing and counts as no try."""
         return bool(self.kernel or self.reply or self.cost.tokens)
 
+    @property
+    def tried(self) -> bool:
+        """Whether it counts as an evaluation: a kernel, or a reply that should have held one. Ideas in words do not."""
+        return bool(self.kernel or (self.answered and self.failure))
+
     @cached_property
     def id(self) -> str:
         """A hash that ignores the time and the cost, so that a proposal told twice is one record."""

@@ -158,13 +158,14 @@ SOURCES: dict[type, Source] = {
         "SELECT kernel_id, parents FROM proposals p", "ORDER BY created, p.rowid", _by("op"), _each(Origin._make),
     ),
     BriefProposal: Source(
-        "SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds FROM proposals p",
+        """SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds, failure <> ''
+           FROM proposals p""",
         "ORDER BY created, p.rowid",
         _by("op", "run"),
         _each(BriefProposal._make),
     ),
     BriefEvaluation: Source(
-        "SELECT kernel_id, created, seconds, outcome = 'passed', speedup FROM evaluation_summaries",
+        "SELECT kernel_id, created, seconds, outcome = 'passed', speedup, run FROM evaluation_summaries",
         "ORDER BY created, number",
         _by("op", "device"),
         _each(BriefEvaluation._make),

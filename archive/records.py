@@ -261,6 +261,7 @@ class Evaluation:
     confirmed: Confirmed | None = None
     traits: Traits | None = None
     envelope: Envelope | None = None  # None: unknown, or not passed
+    run: str = ""  # the run that made it; empty if it was made outside of a run, or by an earlier version
 
     @cached_property
     def id(self) -> str:
@@ -268,7 +269,7 @@ class Evaluation:
         fields = asdict(self)
         for measurement in fields["measurements"]:
             _drop_absent(measurement, "autotune_us", "graph_us")
-        _drop_absent(fields, "checks", "conditions", "confirmed", "traits", "envelope")
+        _drop_absent(fields, "checks", "conditions", "confirmed", "traits", "envelope", "run")
         fields["device"] = _identifying(fields["device"])
         return content_id(fields)
 
@@ -296,7 +297,7 @@ def _identifying(device: dict[str, Any]) -> dict[str, Any]:
 
 def _drop_absent(fields: dict[str, Any], *names: str) -> None:
     for name in names:
-        if fields[name] in (None, ()):
+        if fields[name] in (None, (), ""):
             del fields[name]
 
 

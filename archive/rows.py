@@ -15,6 +15,7 @@ from archive.records import (
     Conditions,
     Confirmed,
     DeviceInfo,
+    Envelope,
     Evaluation,
     Measurement,
     Merged,
@@ -118,17 +119,19 @@ def _evaluation_rows(evaluation: Evaluation) -> Iterator[tuple[str, Row]]:
         json.dumps(asdict(evaluation.conditions)) if evaluation.conditions else None,
         json.dumps(asdict(evaluation.confirmed)) if evaluation.confirmed else None,
         json.dumps(asdict(evaluation.traits)) if evaluation.traits else None,
+        json.dumps(asdict(evaluation.envelope)) if evaluation.envelope else None, evaluation.run,
     )  # fmt: skip
     yield "devices", (device_id, *(device | {"tflops": json.dumps(device["tflops"])}).values())
     for measurement in evaluation.measurements:
         yield "measurements", (evaluation.id, *astuple(measurement))
-    yield "evaluation_summaries", _summary_row(summary(evaluation))
+    yield "evaluation_summaries", _summary_row(summary(evaluation), evaluation.run)
 
 
-def _summary_row(found: EvaluationSummary) -> Row:
+def _summary_row(found: EvaluationSummary, run: str) -> Row:
     return (
         None, found.id, found.kernel_id, found.op, found.device, str(found.outcome), found.created, found.seconds,
         int(found.confirmed), 0, found.code, found.traits_json, found.log, found.speedup, found.workloads, found.times,
+        run,
     )  # fmt: skip
 
 
@@ -250,6 +253,7 @@ def evaluation(row: Row, devices: Mapping[str, DeviceInfo], measurements: list[M
             conditions=_written(Conditions, "conditions", row[13]) if row[13] else None,
             confirmed=_written(Confirmed, "confirmed", row[14]) if row[14] else None,
             traits=_written(Traits, "traits", row[15]) if row[15] else None,
+            envelope=_written(Envelope, "envelope", row[16]) if row[16] else None, run=row[17],
         )  # fmt: skip
         check(found)
         return found

@@ -244,4 +244,15 @@ MIGRATIONS: tuple[Step, ...] = (
         "ALTER TABLE devices ADD COLUMN launch_us REAL NOT NULL DEFAULT 0",
         "ALTER TABLE devices ADD COLUMN grid_barrier_us REAL NOT NULL DEFAULT 0",
     ),
+    (
+        # The largest sizes that were checked, as JSON, and the run that made the evaluation.
+        "ALTER TABLE evaluations ADD COLUMN envelope TEXT",
+        "ALTER TABLE evaluations ADD COLUMN run TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE evaluation_summaries ADD COLUMN run TEXT NOT NULL DEFAULT ''",
+        # What processes work on at the moment. These are not records: merges and recovery leave them out.
+        """CREATE TABLE claims (
+            kernel_id TEXT NOT NULL, device TEXT NOT NULL, holder TEXT NOT NULL, host TEXT NOT NULL,
+            pid INTEGER NOT NULL, born TEXT NOT NULL, expires REAL NOT NULL, PRIMARY KEY (kernel_id, device))
+        WITHOUT ROWID""",
+    ),
 )

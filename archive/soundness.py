@@ -25,7 +25,7 @@ MOMENTS = ("created", "started", "ended")
 # Text from models, compilers and servers, which may contain anything; it is escaped wherever it is shown.
 SPEECH = ("log", "reply", "failure", "report", "parameters", "messages", "skipped")
 
-NAMES: dict[type, str] = {str: "be text", bool: "be true or false"}
+NAMES: dict[Any, str] = {str: "be text", bool: "be true or false", int | float: "be a number"}
 
 Test = Callable[[Any], str]  # returns where a value is wrong and why; empty if it is valid
 
@@ -105,8 +105,9 @@ def _test(hint: Any, kind: object, name: str) -> Test:
     """Return the test for a field of a kind of record."""
     arguments = get_args(hint)
     if get_origin(hint) in (Union, UnionType):
-        (given,) = (one for one in arguments if one is not type(None))
-        return partial(_optional, _test(given, kind, name))
+        given = [one for one in arguments if one is not type(None)]
+        # Several types are those of an op's parameter, which may be negative, true or false.
+        return partial(_optional, _test(given[0], kind, name) if len(given) == 1 else partial(_instance, hint))
     if get_origin(hint) is tuple:
         tests = [_test(one, kind, name) for one in arguments if one is not Ellipsis]
         return partial(_sequence, tests[0]) if Ellipsis in arguments else partial(_row, tests)

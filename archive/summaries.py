@@ -102,6 +102,7 @@ class BriefProposal(NamedTuple):
     tokens: int
     usd: float
     seconds: float  # how long the model took
+    failed: bool = False  # whether the reply should have held a kernel and does not
 
 
 class BriefEvaluation(NamedTuple):
@@ -112,6 +113,7 @@ class BriefEvaluation(NamedTuple):
     seconds: float
     passed: bool
     speedup: float  # as in EvaluationSummary
+    run: str = ""  # the run that made it; empty if it was made outside of a run, or by an earlier version
 
 
 class EvaluationSummary(NamedTuple):

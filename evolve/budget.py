@@ -85,9 +85,15 @@ class History:
         first = bisect_left(self.evaluations, start, key=_created)
         return self.evaluations[first : bisect_right(self.evaluations, end, key=_created)]
 
-    def is_of_another(self, kernel_id: str, run: str, leg: Leg) -> bool:
-        """Return whether another, concurrent run proposed the kernel, and nothing proposed it before this leg began."""
-        proposals = self._of_kernel.get(kernel_id, ())
+    def is_of_another(self, verdict: BriefEvaluation, run: str, leg: Leg) -> bool:
+        """Return whether another, concurrent run made the verdict.
+
+        Verdicts of earlier versions do not say so: they are taken for another run's if that run proposed the kernel,
+        and nothing proposed it before this leg began.
+        """
+        if verdict.run:
+            return verdict.run != run
+        proposals = self._of_kernel.get(verdict.kernel_id, ())
         if any(not proposal.run or proposal.created < leg.started for proposal in proposals):
             return False
         return any(proposal.run != run for proposal in proposals)
@@ -145,9 +151,10 @@ def _steps(run: str, past: History) -> Iterator[tuple[float, str, int, int, floa
         if kernel_id and kernel_id not in known and not _before(first, proposal):
             yield proposal.created, "", 0, proposal.tokens, proposal.usd  # its evaluation counts once it is made
             if first:
-                yield given(first), kernel_id, 1, 0, 0.0
+                yield given(first), kernel_id, int(first.run in ("", run)), 0, 0.0
         else:
-            tried = int(bool(kernel_id or proposal.tokens))  # a request that got no reply is no try
+            # A request that got no reply is no try, and neither are ideas in words, which were asked for.
+            tried = int(bool(kernel_id or (proposal.tokens and proposal.failed)))
             yield proposal.created, kernel_id if first else "", tried, proposal.tokens, proposal.usd
         known.add(kernel_id)
     for verdict in _not_proposed(run, past, known):
@@ -190,11 +197,14 @@ def _before(verdict: BriefEvaluation | None, proposal: BriefProposal) -> bool:
 
 
 def _not_proposed(run: str, past: History, own: set[str]) -> Iterator[BriefEvaluation]:
-    """Yield this run's verdicts on kernels that it did not propose: shipped kernels, and those left by other runs."""
-    for leg, end in _stretches(run, past):
+    """Yield this run's verdicts on kernels that it did not propose: shipped kernels, and those of other runs."""
+    first = [verdict for verdict in past.judged.values() if verdict.kernel_id not in own]
+    yield from (verdict for verdict in first if verdict.run == run)
+    unnamed = {verdict.kernel_id for verdict in first if not verdict.run}
+    for leg, end in _stretches(run, past) if unnamed else ():
         for verdict in past.began_between(leg.started, min(end, _next(leg, past.legs))):
-            first = past.judged[verdict.kernel_id] is verdict
-            if first and verdict.kernel_id not in own and not past.is_of_another(verdict.kernel_id, run, leg):
+            is_first = verdict.kernel_id in unnamed and past.judged[verdict.kernel_id] is verdict
+            if is_first and not past.is_of_another(verdict, run, leg):
                 yield verdict
 
 
@@ -222,8 +232,8 @@ def _activity(run: str, leg: Leg, past: History) -> Iterator[tuple[float, float]
         if proposal.created >= leg.started:
             yield proposal.created - proposal.seconds, proposal.created
     for verdict in past.began_between(leg.started, math.inf):
-        kernel_id = verdict.kernel_id
-        if kernel_id in own or (verdict.created < over and not past.is_of_another(kernel_id, run, leg)):
+        ours = verdict.run == run or (not verdict.run and verdict.kernel_id in own)
+        if ours or (verdict.created < over and not past.is_of_another(verdict, run, leg)):
             yield verdict.created, given(verdict)
 
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from archive.proposals import Budget, Proposal
@@ -13,7 +13,7 @@ from evolve import budget, loop
 from evolve.budget import Ended, Spent
 from evolve.engines.engine import Engine
 from evolve.loop import Event
-from evolve.request import Proposer
+from evolve.request import Bounded, Proposer
 from evolve.search import Search
 from evolve.selection.view import OpView
 
@@ -99,11 +99,11 @@ def campaign(
     kept = yield from loop.keep(seeds, store)
     for view in views.values():
         view.ask_for(seed.kernel_id for seed in kept)
-    ended = yield from share_out(searches, proposer, engine, views)
+    ended = yield from share_out(searches, Bounded(proposer), engine, views)
     for search in searches:
         with search.leg(store):
             yield Slice(search, confirming=True)
-            yield from loop.confirm(search.locator, engine, views[search.run])
+            yield from loop.confirm(search.locator, engine, views[search.run], search.share)
     return ended
 
 
@@ -114,8 +114,12 @@ def share_out(
     running = {search.run: search for search in searches}
     accounts = {search.run: _account(search, views[search.run]) for search in searches}
     spent, reason = Spent(), Ended.LIGHT
-    while chosen := next_run(accounts[run] for run in running):
+    aside = set[str]()  # those with nothing left but what other processes are working on
+    while chosen := _next_run(accounts, running, aside):
         search, view, before, began = running[chosen], views[chosen], spent, time.monotonic()
+        if chosen in aside:
+            aside.remove(chosen)
+            search.share.others_work(view, search.deadline)
         with search.leg(view.store):  # a leg per slice, so that the archive shows which op took the time
             yield Slice(search)
             spent, ended = yield from loop.one_round(search, spent, proposer, engine, view)
@@ -124,10 +128,16 @@ def share_out(
         accounts[chosen] = accounts[chosen].after(paid, headroom(search, view))
         if ended not in (None, Ended.LIGHT, Ended.NOTHING):
             return ended
-        if ended:
+        if ended is Ended.NOTHING and search.share.met:
+            aside.add(chosen)
+        elif ended:
             del running[chosen]
             reason = ended if ended is Ended.NOTHING else reason
     return reason
+
+
+def _next_run(accounts: Mapping[str, Account], running: Collection[str], aside: Collection[str]) -> str | None:
+    return next_run(accounts[run] for run in running if run not in aside) or next_run(accounts[run] for run in aside)
 
 
 def headroom(search: Search, view: OpView) -> float:

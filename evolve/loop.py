@@ -6,6 +6,7 @@ without a verdict are evaluated first, and no step is done twice.
 
 import time
 from collections.abc import Generator, Iterable
+from itertools import chain
 from typing import TypeVar
 
 from archive.proposals import Proposal
@@ -14,10 +15,11 @@ from archive.store import Store
 from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.engines.engine import Engine, Job
-from evolve.request import Proposer, Request
+from evolve.request import Bounded, Proposer
 from evolve.search import Search
 from evolve.selection import selection
 from evolve.selection.view import OpView
+from evolve.sharing import Share
 
 CONFIRMING_ROUNDS = 4  # if a champion fails, the next round confirms its successor
 
@@ -29,14 +31,16 @@ def evolve(
     search: Search, seeds: Iterable[Proposal], proposer: Proposer, engine: Engine, store: Store
 ) -> Generator[Event, None, Ended]:
     """Yield each proposal and evaluation once it is archived, and return the reason why the run ended."""
-    view = OpView(store, search.op.name, engine.info, search.scope)
+    view, proposer = OpView(store, search.op.name, engine.info, search.scope), Bounded(proposer)
     spent, ended = Spent(), None
     with search.leg(store):
         view.ask_for(seed.kernel_id for seed in (yield from keep(seeds, store)))
         while not ended:
             spent, ended = yield from one_round(search, spent, proposer, engine, view)
+            if ended is Ended.NOTHING and search.share.others_work(view, search.deadline):
+                ended = search.over(view, spent)  # go on with what follows from the verdicts of others
             if ended:
-                yield from confirm(search.locator, engine, view)
+                yield from confirm(search.locator, engine, view, search.share)
             if ended is Ended.LIGHT:  # go on if the fast champion has failed its confirmation
                 ended = search.over(view, spent)
     return ended
@@ -50,41 +54,37 @@ def one_round(
     if ended := search.over(view, spent):
         return spent, ended
     request = search.request(view, spent)
-    if search.profiled and profile(search, request, engine, view.store):
+    if search.profile(request, engine, view.store):
         request = search.request(view, spent)
-    proposals = yield from keep(proposer.propose(request), view.store)
+    proposals = yield from keep(search.share.unproposed(view, request, proposer.propose(request)), view.store)
     spent = sum((budget.paid(proposal.cost) for proposal in proposals), spent)
     new = {proposal.kernel_id for proposal in proposals if proposal.kernel} - request.known
-    # New kernels count when they are evaluated, and requests without a reply not at all.
-    spent += Spent(evals=sum(proposal.answered for proposal in proposals) - len(new))
+    # New kernels count when they are evaluated, and requests without a reply or for ideas in words not at all.
+    spent += Spent(evals=sum(proposal.tried for proposal in proposals) - len(new))
     spent = yield from settle(search, spent, engine, view)
     return spent, search.over(view, spent) or (None if proposals else Ended.NOTHING)
 
 
-def profile(search: Search, request: Request, engine: Engine, store: Store) -> int:
-    """Profile unprofiled parents at the workload with the most to gain, and return the number of new profiles."""
-    profiles = (engine.profile(kernel, search.locator, at) for kernel, at in selection.unprofiled(request))
-    return store.append(*(profile for profile in profiles if profile))
-
-
-def confirm(locator: str, engine: Engine, view: OpView) -> Generator[Evaluation, None, None]:
+def confirm(locator: str, engine: Engine, view: OpView, share: Share) -> Generator[Evaluation, None, None]:
     """Test the champions again in fresh processes. This ignores the deadline, but the number of rounds is bounded."""
     for _ in range(CONFIRMING_ROUNDS):
-        jobs = [Job(kernel, locator, confirm=True) for kernel in view.unconfirmed()]
-        yield from keep(engine.evaluate(jobs), view.store)
+        waiting = [(kernel, view.last_read(kernel.id)) for kernel in view.unconfirmed()]
+        jobs = (Job(kernel, locator, confirm=True) for kernel, seen in waiting if share.take(view, kernel.id, seen))
+        yield from keep(share.judged(view, engine.evaluate(jobs)), view.store)
+        share.others_work(view)
 
 
 def settle(search: Search, spent: Spent, engine: Engine, view: OpView) -> Generator[Event, None, Spent]:
     """Evaluate kernels without a verdict, as far as the budget allows, and return the total spent."""
-    waiting = view.pending()[: budget.left(search.budget, spent).evals]
-    agenda = selection.agenda(view, waiting)
-    repeated = yield from keep(agenda.repeated, view.store)
+    share = search.share
+    agenda = selection.agenda(view, share.free(view, view.pending())[: budget.left(search.budget, spent).evals])
+    repeated = (verdict for verdict in agenda.repeated if share.take(view, verdict.kernel_id))
     jobs = (
         Job(kernel, search.locator, agenda.bars, duplicates=agenda.duplicates)
-        for kernel in agenda.new if time.monotonic() < search.deadline
+        for kernel in agenda.new if time.monotonic() < search.deadline and share.take(view, kernel.id)
     )  # fmt: skip
-    evaluated = yield from keep(engine.evaluate(jobs), view.store)
-    return spent + Spent(evals=len(repeated) + len(evaluated))
+    verdicts = yield from keep(share.judged(view, chain(repeated, engine.evaluate(jobs))), view.store)
+    return spent + Spent(evals=len(verdicts))
 
 
 def keep(records: Iterable[E], store: Store) -> Generator[E, None, list[E]]:

@@ -116,3 +116,24 @@ class Proposer(Protocol):
 
     def propose(self, request: Request) -> Iterator[Proposal]:
         """Yield proposals as they arrive, or none if nothing is left to try."""
+
+
+MOST_UNCOUNTED = 100  # proposals in a row that count as no evaluation, after which a proposer is no longer asked
+
+
+class Bounded:
+    """A proposer that stops after too many requests without a reply, which no budget of evaluations ends."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self._proposer, self._uncounted = proposer, 0
+
+    @property
+    def name(self) -> str:
+        return self._proposer.name
+
+    def propose(self, request: Request) -> Iterator[Proposal]:
+        if self._uncounted >= MOST_UNCOUNTED:
+            return
+        for proposal in self._proposer.propose(request):
+            self._uncounted = 0 if proposal.tried else self._uncounted + 1
+            yield proposal

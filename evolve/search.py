@@ -9,9 +9,11 @@ from archive.proposals import Budget, Leg
 from archive.store import Store
 from evolve import budget
 from evolve.budget import Ended, Spent
+from evolve.engines.engine import Engine
 from evolve.request import Left, Request
 from evolve.selection import selection
 from evolve.selection.view import EVERYTHING, OpView, Scope
+from evolve.sharing import Share
 from reference_ops.op import Op
 
 GENERATION = 8  # proposals requested at once
@@ -29,6 +31,7 @@ class Search:
     deadline: float = float("inf")  # on the clock of time.monotonic; when the budget's seconds are used up
     scope: Scope = EVERYTHING
     profiled: bool = False  # whether the proposer uses a profiler's counters
+    share: Share = field(default_factory=Share)  # of the work on an archive that other runs use as well
 
     @contextmanager
     def leg(self, store: Store) -> Iterator[None]:
@@ -57,3 +60,9 @@ class Search:
             wanted = min(wanted, max(1, left.evals // 2))
         limits = Left(left.tokens, left.usd, left.evals, self.deadline)
         return selection.request(view, self.op, wanted, seed=self.seed, left=limits)
+
+    def profile(self, request: Request, engine: Engine, store: Store) -> int:
+        """Profile parents at the workload with the most to gain, if the proposer uses that; return how many are new."""
+        at = selection.unprofiled(request) if self.profiled else []
+        profiles = (engine.profile(kernel, self.locator, workload) for kernel, workload in at)
+        return store.append(*(profile for profile in profiles if profile))

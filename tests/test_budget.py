@@ -72,6 +72,20 @@ def test_work_of_a_concurrent_run_counts_for_that_run() -> None:
     assert spent("other", both) == Spent(evals=1, seconds=11.0)
 
 
+def test_an_evaluation_counts_for_the_run_that_made_it_whichever_run_proposed_the_kernel() -> None:
+    shared = history(
+        Leg("run", 0.0, 9.0), Leg("other", 1.0, 9.0), proposed(1, 2.0), proposed(2, 2.0), proposed(3, 2.0, run="other"),
+        replace(judged(1, 3.0), run="run"), replace(judged(2, 3.0), run="other"), replace(judged(3, 3.0), run="other"),
+    )  # fmt: skip
+    assert (spent("run", shared).evals, spent("other", shared).evals) == (1, 2)
+    assert [step.kernel_id for step in steps("run", shared)][-2:] == [kernel(1).id, kernel(2).id]
+
+
+def test_ideas_in_words_cost_their_tokens_but_no_evaluation() -> None:
+    ideas = replace(failed_reply(), operator="designs", failure="", run="run", created=1.0, cost=Cost(100, 50))
+    assert spent("run", history(Leg("run", 0.0), ideas)) == Spent(0, 150, 0.0, 1.0)
+
+
 def test_the_time_of_a_killed_run_ends_with_its_last_record() -> None:
     killed = history(Leg("run", 0.0), proposed(1, 10.0), Leg("run", 5000.0), judged(1, 5020.0, seconds=0.0))
     assert spent("run", killed).seconds == 10.0 + 20.0

@@ -1,6 +1,8 @@
 """Tests of how the loop keeps to its budgets, with a scripted model and engine."""
 
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ from archive.sqlite import SqliteStore, open_archive
 from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.loop import evolve
-from evolve.request import Left
+from evolve.prompting.operators import DESIGNS
+from evolve.request import MOST_UNCOUNTED, Left, Request
 from evolve.search import GENERATION, Search
 from evolve.selection import population
 from evolve.selection.view import OpView, Scope
@@ -126,3 +129,59 @@ def test_a_fresh_run_does_not_evaluate_leftovers_of_other_runs(store: SqliteStor
     assert model.written["twice"] == 108
     assert spent(store, "second").evals == 8
     assert spent(store).evals == 3
+
+
+@dataclass
+class Silent:
+    """A model whose requests never get a reply, and which never stops asking."""
+
+    name: str = "a model"
+    asked: int = 0
+
+    def propose(self, request: Request) -> Iterator[Proposal]:
+        for _ in range(request.wanted):
+            self.asked += 1
+            yield Proposal("twice", "draft", self.name, None, run=request.run, failure="500", call=str(self.asked))
+
+
+def test_requests_without_a_reply_end_the_run_although_they_count_as_no_evaluation(store: SqliteStore) -> None:
+    model = Silent()
+    search = Search("run", op(), TWICE, 7, Budget(evals=1000), time.monotonic() + 60.0, SCOPE)
+    assert outcome(evolve(search, [], model, timed_engine(), store)) is Ended.NOTHING
+    assert MOST_UNCOUNTED <= model.asked < MOST_UNCOUNTED + GENERATION
+
+
+@dataclass
+class Planner(PricedModel):
+    """A model that first answers with ideas in words."""
+
+    def propose(self, request: Request) -> Iterator[Proposal]:
+        if not request.known:
+            yield Proposal("twice", DESIGNS, self.name, None, run=request.run, reply="1. one 2. two", cost=PRICE)
+        yield from super().propose(request)
+
+
+def test_ideas_in_words_use_up_no_evaluation(store: SqliteStore) -> None:
+    engine = timed_engine()
+    assert run(store, Budget(evals=8), Planner(), engine) is Ended.EVALS
+    assert len(engine.evaluated) == 8
+    assert spent(store).evals == 8
+
+
+@pytest.mark.parametrize(("evals", "first"), [(1, 1), (2, 1), (5, 2), (8, 4), (15, 7), (16, 8), (1000, 8)])
+def test_half_of_a_small_budget_of_evaluations_is_kept_for_what_follows_the_first_verdicts(
+    store: SqliteStore, evals: int, first: int
+) -> None:
+    search, view = Search("run", op(), TWICE, 7, Budget(evals=evals)), OpView(store, "twice", CPU)
+    assert search.request(view, Spent()).wanted == first
+    run(store, Budget(evals=1), PricedModel(), timed_engine())
+    assert search.request(view, Spent(evals=1)).wanted == min(GENERATION, evals - 1)  # a kernel is alive
+
+
+def test_the_first_questions_of_a_small_budget_leave_room_for_others(store: SqliteStore) -> None:
+    """The second half is asked for when the first verdicts are known."""
+    events = list[object]()
+    model, search = PricedModel(), Search("run", op(), TWICE, 7, Budget(evals=8), time.monotonic() + 60.0, SCOPE)
+    outcome(evolve(search, [], model, timed_engine(), store), events)
+    kinds = "".join("p" if isinstance(event, Proposal) else "e" for event in events)
+    assert kinds.startswith("ppppeeeeppppeeee")

@@ -68,6 +68,8 @@ def _explanation(error: Exception) -> tuple[str, str] | None:
 
 
 def _exit_code(ended: SystemExit) -> int:
+    if isinstance(ended.__context__, BrokenPipeError):  # rich and typer turn it into an exit with status 1
+        return _close_output()
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from archive.claims import claims_on
 from archive.records import Evaluation
 from evolve import wiring
 from evolve.cli import lookup, signals
@@ -19,7 +20,7 @@ from evolve.cli.options import (
     op_names,
     with_example,
 )
-from evolve.cli.session import engine_on
+from evolve.cli.session import engine_on, print_waits
 from evolve.cli.signals import Stopped
 from evolve.engines import trial
 from evolve.report import facts
@@ -30,6 +31,7 @@ from evolve.report.progress import Phases
 from evolve.report.words import complain, console, listed, print_json, short
 from evolve.selection.population import Champion
 from evolve.selection.view import OpView
+from evolve.sharing import Share
 
 if TYPE_CHECKING:
     from archive.sqlite import SqliteStore
@@ -52,8 +54,10 @@ def confirm(
     try:
         with closing(wiring.archive(archive)) as store:
             locators = dict(_named(named)) if ops else dict(_archived(store))
-            with engine_on(device, Phases(), output) as engine:
-                parts = [_confirmed(op, locator, engine, store, output) for op, locator in locators.items()]
+            with engine_on(device, phases := Phases(), output) as engine, claims_on(store.path) as claims:
+                share = Share(claims, phases.wait)
+                print_waits(phases, output)
+                parts = [_confirmed((op, locator), engine, store, share, output) for op, locator in locators.items()]
                 any_champion = any(_champions(op, engine, store) for op in locators)
     except Stopped:
         output.print("stopped. Finished confirmations are in the archive; the same command continues from them.")
@@ -92,12 +96,14 @@ def _champions(op: str, engine: "Engine", store: "SqliteStore") -> tuple[Champio
     return OpView(store, op, engine.info).champions()
 
 
-def _confirmed(op: str, locator: str, engine: "Engine", store: "SqliteStore", output: Console) -> list[Evaluation]:
+def _confirmed(
+    named: tuple[str, str], engine: "Engine", store: "SqliteStore", share: Share, output: Console
+) -> list[Evaluation]:
     """Confirm an op's champions, print each verdict as it arrives and all duels at the end."""
     from evolve import loop
 
-    verdicts = []
-    for verdict in loop.confirm(locator, engine, OpView(store, op, engine.info)):
+    verdicts, (op, locator) = [], named
+    for verdict in loop.confirm(locator, engine, OpView(store, op, engine.info), share):
         signals.check()
         style = "" if verdict.confirmed else "red"
         output.print(f"{op}: {confirmation_line(verdict)}", style=style, soft_wrap=True)

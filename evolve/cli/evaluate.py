@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from archive.claims import claims_on
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation
 from archive.store import Store
@@ -27,7 +27,7 @@ from evolve.cli.options import (
     op_names,
     with_example,
 )
-from evolve.cli.session import starting_engine, wait_for_device
+from evolve.cli.session import print_waits, starting_engine, wait_for_device
 from evolve.cli.signals import Stopped
 from evolve.devices import choose
 from evolve.engines import trial
@@ -42,6 +42,7 @@ from evolve.report.standing import Standing, devices, origin, print_next_steps, 
 from evolve.report.words import complain, console, counted, one_line, print_json, short, times
 from evolve.selection import selection
 from evolve.selection.view import OpView
+from evolve.sharing import Share
 from reference_ops import catalog
 from reference_ops.catalog import is_path
 
@@ -77,11 +78,13 @@ def evaluate(
     try:
         with closing(wiring.archive(archive)) as store:
             check_targets(named)
-            with starting_engine(device, Phases(), output, gpus) as engine:
+            with starting_engine(device, phases := Phases(), output, gpus) as engine, claims_on(store.path) as claims:
+                share = Share(claims, phases.wait)
+                print_waits(phases, output)
                 chosen = parse_targets(named, store)
                 wait_for_device(engine, device, output)
                 pending = list(pending_ops(chosen, engine.info, store))
-                results = [evaluate_op(work, engine, store, output) for work in pending]
+                results = [evaluate_op(work, engine, store, share, output) for work in pending]
             given = archive_option(store.path)
     except Stopped:
         output.print("stopped. Finished evaluations are in the archive; the same command continues from them.")
@@ -173,23 +176,45 @@ def pending_ops(targets: Targets, info: DeviceInfo, store: Store) -> Iterator[Pe
             )
 
 
-def evaluate_op(work: PendingOp, engine: Engine, store: Store, output: Console) -> Standing:
-    """Evaluate an op's kernels, archive and print each verdict, and return the op's standing afterwards."""
+def evaluate_op(work: PendingOp, engine: Engine, store: Store, share: Share, output: Console) -> Standing:
+    """Evaluate an op's kernels, archive and print each verdict, and return the op's standing afterwards.
+
+    Kernels that another process is evaluating are left to it, and taken over if it ends without a verdict.
+    """
     if work.kernels:
         output.print(f"{work.op}: {counted(len(work.kernels), 'kernel')} to evaluate", style="bold")
-    before = standing(store, work.op, engine.info, named=work.kernels)
-    agenda = selection.agenda(OpView(store, work.op, engine.info), work.kernels)
-    jobs = (Job(kernel, work.locator, agenda.bars, duplicates=agenda.duplicates) for kernel in agenda.new)
-    for number, evaluation in enumerate(chain(agenda.repeated, engine.evaluate(jobs)), start=1):
-        store.append(evaluation)
-        signals.check()
-        what = f"{short(evaluation.kernel_id)} {one_line(origin(before, evaluation.kernel_id), ORIGIN_SHOWN)}"
-        output.print(
-            f"[{number}/{len(work.kernels)}] {what}: {_verdict(evaluation, before.basis)}",
-            style="" if evaluation.passed else "red",
-            soft_wrap=True,
-        )
+    before, view = standing(store, work.op, engine.info, named=work.kernels), OpView(store, work.op, engine.info)
+    left, number = list(work.kernels), 0
+    while left:
+        for evaluation in share.judged(view, _evaluations(work, share.free(view, left), engine, view, share)):
+            store.append(evaluation)
+            signals.check()
+            number += 1
+            what = f"{short(evaluation.kernel_id)} {one_line(origin(before, evaluation.kernel_id), ORIGIN_SHOWN)}"
+            output.print(
+                f"[{number}/{len(work.kernels)}] {what}: {_verdict(evaluation, before.basis)}",
+                style="" if evaluation.passed else "red",
+                soft_wrap=True,
+            )
+        judged = view.verdicts()
+        left = [one for one in left if one not in judged] if share.others_work(view) else []
+    if others := len(work.kernels) - number:
+        output.print(f"another process has evaluated {counted(others, 'kernel')}")
     return standing(store, work.op, engine.info, named=work.named)
+
+
+def _evaluations(
+    work: PendingOp, kernels: Sequence[str], engine: Engine, view: OpView, share: Share
+) -> Iterator[Evaluation]:
+    """Yield the verdicts on these kernels, except those that another process claims first."""
+    agenda = selection.agenda(view, kernels)
+    jobs = (
+        Job(kernel, work.locator, agenda.bars, duplicates=agenda.duplicates)
+        for kernel in agenda.new
+        if share.take(view, kernel.id)
+    )
+    yield from (verdict for verdict in agenda.repeated if share.take(view, verdict.kernel_id))
+    yield from engine.evaluate(jobs)
 
 
 def _verdict(evaluation: Evaluation, basis: Basis) -> str:

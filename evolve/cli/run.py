@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from archive.claims import claims_on
 from archive.proposals import Budget
 from evolve import wiring
 from evolve.cli import lookup, options, session
@@ -145,7 +146,8 @@ def run_setup(
                     output.print(f"op        {_described(op)}", soft_wrap=not output.is_terminal)
             print_proposer(proposer.name, setup.budget, output)
             resuming = [word for word in command if word != "--all"]
-            backends = session.Backends(proposer, engine, store, phases)
+            claims = stack.enter_context(claims_on(store.path))
+            backends = session.Backends(proposer, engine, store, phases, claims)
             with output.status("looking for kernels to start from"):
                 opened = session.opened(setup, loaded, backends, resuming)
             again = opened.resume_command()

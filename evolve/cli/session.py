@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from rich.console import Console
 
 from archive import library
+from archive.claims import Claims
 from archive.proposals import Budget, Proposal, Run
 from archive.store import Store
 from evolve import budget, wiring
@@ -30,6 +31,7 @@ from evolve.report.words import listed, times_label
 from evolve.request import Proposer
 from evolve.search import GENERATION, Search
 from evolve.selection.view import EVOLVE, STRATEGIES, Scope
+from evolve.sharing import Share
 from reference_ops.op import Op
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class Backends:
     engine: Engine
     store: "SqliteStore"
     phases: "Phases"
+    claims: Claims | None = None  # on kernels of the archive; None if no other process uses it
 
 
 @dataclass(frozen=True)
@@ -197,9 +200,10 @@ def opened(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, c
     _check_device(runs, backends.engine.info.key)
     identity = runs[0].campaign or runs[0].id
     with_model = backends.proposer.name != OFFLINE
+    claims = None if setup.run_options.replay else backends.claims  # a replay repeats verdicts that are known
     searches = [
-        Search(run.id, op, locator, run.seed, total,
-               scope=Scope(run.id, run.strategy, setup.run_options.fresh), profiled=with_model)
+        Search(run.id, op, locator, run.seed, total, scope=Scope(run.id, run.strategy, setup.run_options.fresh),
+               profiled=with_model, share=Share(claims, backends.phases.wait))
         for run, (op, locator) in zip(runs, loaded, strict=True)
     ]  # fmt: skip
     before = sum((spent_by(search, backends) for search in searches), Spent()) if setup.runs else Spent()
@@ -299,6 +303,18 @@ def wait_for_device(engine: "Engine", requested: str, output: Console) -> None:
         output.print(f"device    {running}. Its times are {label}.", style="yellow")
     else:
         output.print(f"device    {info.name} ({info.arch}, {info.sms} multiprocessors)")
+
+
+def print_waits(phases: "Phases", output: Console) -> None:
+    """Print every reason to wait from now on, each once."""
+    printed = set[str]()
+
+    def heard(reason: str) -> None:
+        if reason not in printed:
+            printed.add(reason)
+            output.print(f"waiting: {reason}", soft_wrap=True)
+
+    phases.heard = heard
 
 
 def print_proposer(name: str, budget: Budget, output: Console) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from archive.binding import Bound
 from archive.records import Conditions, DeviceInfo, Outcome, Resources, Sanitized, Traits
+from evolve.devices.error_passes import ErrorPasses
 
 if TYPE_CHECKING:
     import torch
@@ -95,28 +96,6 @@ class Profiler(Protocol):
         self, bound: Bound, inputs: "Mapping[str, torch.Tensor]", outputs: Mapping[str, int], seconds: float
     ) -> Counted:
         """Run the kernel once under a profiler, in a separate process; `outputs` are sizes in bytes."""
-
-
-Results = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]  # an output, PyTorch's result, and the float64 result
-
-
-@dataclass(frozen=True)
-class Allowance:
-    """Error that is allowed of an element: a constant, a share of the result and a multiple of PyTorch's excess."""
-
-    constant: float
-    of_result: float
-    of_excess: float = 0.0
-
-
-class ErrorPasses(Protocol):
-    """Computes errors of large outputs in few passes over memory; see `Errors` of the evaluation for their meaning."""
-
-    def takes(self, results: Results) -> bool: ...
-
-    def norms(self, results: Results, rounding: float) -> list[float]: ...
-
-    def worst(self, results: Results, rounding: float, allowances: Sequence[Allowance]) -> list[float]: ...
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from evolve.devices.device import Allowance
+from evolve.devices.error_passes import Allowance
 from reference_ops.op import Tolerance
 
 ELEMENT_FACTOR = 4  # an element's error may exceed the root mean square error by this factor

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from evolve.devices.device import Allowance, ErrorPasses, Results
+from evolve.devices.error_passes import Allowance, ErrorPasses, Results
 from evolve.evaluation.allowed_errors import (
     ELEMENT_FACTOR,
     FEW,

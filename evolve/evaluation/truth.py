@@ -8,7 +8,7 @@ from types import EllipsisType
 
 import torch
 
-from evolve.devices.device import ErrorPasses
+from evolve.devices.error_passes import ErrorPasses
 from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, Sums, summed
 from evolve.evaluation.compare import SMALL, Comparison, NotFinite, clearly_right, compared
 from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds

@@ -95,9 +95,9 @@ class Watcher:
         self, op: str, device: DeviceInfo, store: SqliteStore, phases: Phases, seen: Store | None = None
     ) -> None:
         self._op, self._device, self._path, self._phases = op, device, store.path, phases
-        self._lock = threading.Lock()
-        self._known = {kernel.id for kernel in (seen or store).find(KernelSummary, op)}
-        judged = (seen or store).find(EvaluationSummary, op, device=device.key, in_force=True)
+        self._lock, self._seen_store = threading.Lock(), seen or store  # read only by the thread that takes events
+        self._known = {kernel.id for kernel in self._seen_store.find(KernelSummary, op)}
+        judged = self._seen_store.find(EvaluationSummary, op, device=device.key, in_force=True)
         self._judged = {verdict.kernel_id for verdict in judged}
         self._proposed: dict[str, Proposal] = {}  # in this run, by kernel id
         self._failures: deque[str] = deque(maxlen=FAILURES_KEPT)
@@ -114,8 +114,13 @@ class Watcher:
             return self._now()
 
     def has_judged(self, kernel_id: str) -> bool:
-        """Return whether the kernel already has a verdict on this device, so that the next one is a confirmation."""
-        return kernel_id in self._judged
+        """Return whether the verdict that was just archived is not the kernel's first on this device.
+
+        The first may have been given by another process.
+        """
+        if kernel_id in self._judged:
+            return True
+        return len(self._seen_store.find(EvaluationSummary, self._op, device=self._device.key, kernels=[kernel_id])) > 1
 
     def take(self, event: Proposal | Evaluation) -> tuple[Champion, ...]:
         """Note an archived event, and return the new champions that it brought."""
@@ -164,7 +169,7 @@ class Watcher:
     def _note_proposal(self, proposal: Proposal) -> tuple[Champion, ...]:
         repeated = proposal.kernel_id in self._known or not proposal.kernel
         if proposal.run:  # shipped kernels do not belong to a run and cost nothing
-            self._spent += budget.paid(proposal.cost) + Spent(evals=int(repeated and proposal.answered))
+            self._spent += budget.paid(proposal.cost) + Spent(evals=int(repeated and proposal.tried))
         if proposal.kernel:
             self._known.add(proposal.kernel_id)
             self._proposed[proposal.kernel_id] = proposal
@@ -174,7 +179,7 @@ class Watcher:
         return ()
 
     def _evaluated(self, evaluation: Evaluation) -> tuple[Champion, ...]:
-        again = evaluation.kernel_id in self._judged
+        again = self.has_judged(evaluation.kernel_id)
         self._last = (evaluation.kernel_id,)
         self._judged.add(evaluation.kernel_id)
         self._proposed.pop(evaluation.kernel_id, None)

@@ -139,13 +139,18 @@ class OpView:
 
     def unconfirmed(self) -> list[Kernel]:
         """Return the champions that are not confirmed, or only by a confirmation merged from another archive."""
-        leading = dict.fromkeys(leader.kernel_id for leader in self.leaders().values())
+        in_force = {leader.kernel_id: leader.confirmed for leader in self.leaders().values()}
+        leading = list(in_force)
         confirmed = self.store.find(EvaluationSummary, self.op, device=self.device.key, confirmed=True, kernels=leading)
         merged = {one.evaluation_id for one in self.store.find(Merged, ids=[verdict.id for verdict in confirmed])}
         tested = {verdict.kernel_id for verdict in confirmed if verdict.id not in merged}
-        in_force = {leader.kernel_id: leader.confirmed for leader in self.leaders().values()}
         waiting = [one for one in leading if one in self._all and not (in_force[one] and one in tested)]
         return list(self.kernels(waiting).values())
+
+    def last_read(self, kernel_id: str) -> str:
+        """Return the id of the current verdict on a kernel as of the last reading, or an empty string."""
+        verdict = self._judged.get(kernel_id)
+        return verdict.id if verdict else ""
 
     # The fittest.
 

@@ -1,7 +1,7 @@
 import sqlite3
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from records import CPU, GPU, checked, confirmed, failed, failed_reply, kernel, 
 from archive import schema
 from archive.kernel import Kernel
 from archive.proposals import AskedQuestion, Budget, Cost, Leg, Proposal, Question, Run
-from archive.records import DeviceInfo, Evaluation, Merged, Profile, Standard, Traits
+from archive.records import DeviceInfo, Envelope, Evaluation, Merged, Profile, Standard, Traits
 from archive.schema import MIGRATIONS
 from archive.sqlite import SqliteStore, merge, open_archive
 from archive.store import ArchiveError
@@ -69,6 +69,20 @@ def test_traits_and_profiles_come_back_equal(store: SqliteStore) -> None:
     store.append(verdict, profile)
     assert store.find(Evaluation) == [verdict]
     assert store.find(Profile) == [profile]
+
+
+def test_no_field_of_an_evaluation_is_lost(store: SqliteStore) -> None:
+    traits = Traits("c0de", 16, 4, 1024, 40, 256, 1, tensor_cores=False, atomics=True, occupancy=0.5)
+    envelope = Envelope((("rows", 64), ("eps", 1e-5), ("dim", -1), ("causal", True)), 4096)
+    full = replace(
+        checked(confirmed("k", a=1.0)), log="slow", skipped=("b: too long",), deterministic=True, seed=3,
+        seconds=2.5, traits=traits, envelope=envelope, run="r",
+    )  # fmt: skip
+    left_out = [field.name for field in fields(Evaluation) if getattr(full, field.name) == field.default]
+    assert left_out == []
+    store.append(full)
+    assert store.find(Evaluation) == [full]
+    assert store.find(Evaluation)[0].id == full.id
 
 
 def test_times_of_pytorch_come_back_equal_by_op_and_oldest_first(store: SqliteStore) -> None:

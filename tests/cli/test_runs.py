@@ -87,6 +87,15 @@ def test_a_run_without_a_passing_kernel_of_its_own_has_a_note(
     assert why in evolve(capsys, "runs", "--archive", archive)[1]
 
 
+def test_a_replay_cannot_be_resumed_and_the_hint_replays_it_again(archive: Path, capsys: Capture) -> None:
+    run = Run("ffff6666", "topk", GPU.key, "a model", 7, 4e3, words=("topk", "--replay", "aaaa1111"))
+    open_archive(archive).append(run)
+    code, output, errors = evolve(capsys, "run", "--resume", "ffff6666", "--archive", str(archive))
+    assert (code, output) == (2, "")
+    assert "run ffff6666 replays run aaaa1111, and a replay cannot be continued" in " ".join(errors.split())
+    assert "evolve run topk --replay aaaa1111" in " ".join(errors.split())
+
+
 def test_a_replay_is_marked(archive: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     store = open_archive(archive)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import torch
 
-from evolve.devices.device import Allowance, ErrorPasses, Results
+from evolve.devices.error_passes import Allowance, ErrorPasses, Results
 from evolve.evaluation.allowed_errors import NO_SUMS
 from evolve.evaluation.compare import SMALL, clearly_right, compared
 from reference_ops.op import Tolerance

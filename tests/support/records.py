@@ -36,13 +36,14 @@ def proposal(of: Kernel, *parents: str, operator: str = "knobs", run: str = "run
 
 def brief_proposal(of: Proposal) -> BriefProposal:
     """Return the summary that the archive gives when a query needs only a proposal's cost."""
-    return BriefProposal(of.kernel_id, of.run, of.created, of.cost.tokens, of.cost.usd, of.cost.seconds)
+    cost = of.cost
+    return BriefProposal(of.kernel_id, of.run, of.created, cost.tokens, cost.usd, cost.seconds, bool(of.failure))
 
 
 def brief_evaluation(of: Evaluation) -> BriefEvaluation:
     """Return the summary that the archive gives when a query needs only an evaluation's time and best speedup."""
     best = max((measurement.speedup for measurement in of.measurements), default=0.0)
-    return BriefEvaluation(of.kernel_id, of.created, of.seconds, of.passed, best)
+    return BriefEvaluation(of.kernel_id, of.created, of.seconds, of.passed, best, of.run)
 
 
 def failed_reply(text: str = "I cannot.") -> Proposal:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from evolve.devices.cuda.memory import function, launch
-from evolve.devices.device import Allowance, Results
+from evolve.devices.error_passes import Allowance, Results
 
 THREADS, BLOCKS_PER_SM = 256, 8
 MOST_ELEMENTS = 2**32 - 1  # the kernels count in 32 bits

@@ -62,11 +62,11 @@ class LlmProposer:
         limit = SpendingLimit(request.left, keeps_half=not (request.population or request.failures))
         excluded = dict[str, Proposal]()  # the models that failed, by signature
         limit.learn(request.trials)
-        unpriced, answered = "", 0
+        unpriced, tried = "", 0
         reply_limits = dict[str, int | None]()  # by the nonce of the prompt
 
         def may_start(prompt: Prompt, running: Sequence[Prompt]) -> bool:
-            usable = prompt.model.signature not in excluded and _in_time(request, answered + len(running))
+            usable = prompt.model.signature not in excluded and _in_time(request, tried + len(running))
             others = [one.call for one in running]
             if not (usable and self._hopeful() and _has_room(prompt, running) and limit.admits(prompt.call, others)):
                 return False
@@ -81,7 +81,7 @@ class LlmProposer:
         with closing(self.dispatch(waiting, ask, may_start, request.left.deadline)) as found:
             for prompt, answer in found:
                 signature, proposal = prompt.model.signature, _proposal(prompt, answer, request)
-                answered += proposal.answered
+                tried += proposal.tried
                 limit.pay(prompt.call, answer.cost)
                 self._follow_up(prompt, answer, proposal, request, waiting)
                 if answer.unusable:
