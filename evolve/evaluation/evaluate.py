@@ -178,7 +178,7 @@ class Evaluator:
     timed: dict[tuple[str, str], Baselines] = field(default_factory=dict)  # by op and workload
 
     def __post_init__(self) -> None:
-        self.arena = Arena(self.device.torch_device)
+        self.arena = Arena(self.device.torch_device, self.device.tools.fenced)
 
     def baselines_for(self, op: Op, workload: Workload) -> Baselines:
         """Return the baselines' times, timed now or before. Raises UserError if wrong results would pass here."""
