@@ -35,6 +35,7 @@ class Policy:
     held_out_bytes: int = 2**18  # of the largest shape that is drawn to check a kernel
     stretched_bytes: int = 2**21  # of the largest shape in which one dim exceeds those that the op lists
     stretched_flops: int = 2**21  # of such a shape
+    beyond_elements: int | None = None  # a champion is checked on a tensor of more; None: on none
     held_out_threads: int | None = None  # of such a shape, unless a declared workload has more; None: no limit
 
     most_workers: int = 1  # processes that hold the device

@@ -15,6 +15,7 @@ from evolve.devices.policy import COMPILE, EVERY_BASELINE
 from evolve.errors import UserError
 from evolve.evaluation import baselines
 from evolve.evaluation.baselines import BaselineCache, Baselines
+from evolve.evaluation.beyond import Beyond, check_beyond
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.compiling import Compiled, compiled, traits, verdict_on
@@ -71,11 +72,13 @@ def evaluate(
         check(programs.declared)
         check_declared(programs, op, inspector, confirm=confirm)
         check_missing(programs, op, inspector)
-        tested = envelope(op, [workload for workload, _ in programs.everywhere])
-        verdict = replace(verdict, deterministic=all(agreed), envelope=tested)
+        verdict = replace(verdict, deterministic=all(agreed))
         passed = _timed(verdict, programs, op, evaluator, inspector, bars, confirm=confirm)
+        tested = [workload for workload, _ in programs.everywhere]
+        if confirm:
+            tested += _beyond(inspector, kernel, op, passed)
         conditions = device.tools.conditions
-        return replace(passed, conditions=conditions and conditions())
+        return replace(passed, envelope=envelope(op, tested), conditions=conditions and conditions())
 
     verdict = verdict_on(kernel, op, device.info, judge)
     return replace(verdict, checks=tuple(checks), traits=found)
@@ -166,6 +169,16 @@ def _timed(
         resources=_largest_resources([program for _, program in declared]),
         confirmed=confirmation(programs, op, inspector, baseline_times, measurements) if confirm else None,
     )
+
+
+def _beyond(inspector: Inspector, kernel: Kernel, op: Op, passed: Evaluation) -> tuple[Workload, ...]:
+    """Return the workload beyond 32 bits at which a champion was checked, if the device and the kernel allow one."""
+    device = inspector.device
+    if (elements := policy_of(device.info.kind).beyond_elements) is None:
+        return ()
+    listed = {workload.key: workload for workload in op.workloads(device.info.kind)}
+    measured = tuple((listed[one.workload], one.median_us / 1e6) for one in passed.measurements)
+    return check_beyond(inspector, kernel, op, Beyond(elements, device.tools.memory_bytes, measured))
 
 
 @dataclass

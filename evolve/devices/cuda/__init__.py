@@ -27,6 +27,7 @@ POLICY = Policy(
     held_out_bytes=2**25,
     stretched_bytes=2**21,
     stretched_flops=2**34,
+    beyond_elements=2**31,
     most_workers=2,
     most_compilers=12,
     no_profiler="NVIDIA's profiler ncu was not found; run `evolve doctor` to see how to install it",
