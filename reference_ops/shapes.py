@@ -265,10 +265,15 @@ def with_rows(op: Op, near: Workload, count: int) -> Workload:
     return replace(near, dims=tuple((name, count if name == rows else size) for name, size in near.dims))
 
 
+def without_rows(op: Op, workload: Workload) -> tuple[tuple[str, Number], ...]:
+    """Return all sizes and parameters except the number of rows."""
+    rows = op.varied[0].dims[:1]
+    return (*(size for size in workload.dims if size[0] not in rows), *workload.parameters)
+
+
 def thinned(op: Op, near: Workload) -> Iterator[Workload]:
     """Yield the workload with few rows, then with more, for kernels that accept no other number of rows."""
-    rows = op.varied[0].dims[0] if op.varied and op.varied[0].dims else ""
-    size = dict(near.dims).get(rows, 1)
+    size = dict(near.dims).get("".join(op.varied[0].dims[:1]), 1)
     for count in FEW_ROWS:
         if count < size and op.is_valid(tried := with_rows(op, near, count)):
             yield tried

@@ -14,7 +14,7 @@ PHASE_SECONDS: Mapping[str, float] = {
     "check": 60.0,
     "baseline": 300.0,
     "time": 60.0,
-    "sanitize": 120.0,
+    "sanitize": 240.0,
     "profile": 120.0,
 }
 

@@ -17,7 +17,7 @@ from evolve.devices.device import Program, RejectedError
 from evolve.evaluation.buffers import POISONS, bits, bytes_held, damaged
 from evolve.evaluation.check import Draw, Inspector, layout
 from evolve.evaluation.compiling import bound_at
-from evolve.evaluation.truth import Truth, truth
+from evolve.evaluation.truth import Truth, defined, truth
 from evolve.op_on_device import all_flops
 from reference_ops.op import NORMAL, Op, Tensors, TensorSpec, Workload
 from reference_ops.shapes import beyond, prime_below, with_rows
@@ -49,6 +49,9 @@ def check_beyond(inspector: Inspector, kernel: Kernel, op: Op, limits: Beyond) -
     Raises RejectedError if it is wrong there.
     """
     for workload in (one for one in beyond(op, limits.elements) if limits.allows(op, one)):
+        few = with_rows(op, workload, LEAST_ROWS)
+        if not (op.is_valid(few) and defined(op, few, inspector.device.torch_device)):
+            continue
         if (program := _compiled(inspector, kernel, op, workload)) is None:
             continue
         inspector.watch("time")  # alone on the device, because little memory is left for others

@@ -48,11 +48,11 @@ def evaluate(
         nonlocal found
         evaluator.watch("compile")
         programs = compiled(kernel, op, device.info, device.compile, shapes_seed, confirm=confirm)
-        held_out, longer = (
+        held_out, longer, thin = (
             tuple(pair for pair in pairs if defined(op, pair[0], device.torch_device))
-            for pairs in (programs.held_out, programs.stretched)
+            for pairs in (programs.held_out, programs.stretched, programs.thin)
         )
-        programs = replace(programs, held_out=held_out, stretched=longer)
+        programs = replace(programs, held_out=held_out, stretched=longer, thin=thin)
         seed = secrets.randbelow(2**31)  # drawn after compilation, so that no kernel can depend on it
         inspector = Inspector(device, evaluator.arena, random.Random(seed), checks, evaluator.watch)
         verdict, known = replace(verdict, seed=seed), traits(kernel, programs)

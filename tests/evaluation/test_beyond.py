@@ -38,7 +38,8 @@ extern "C" __global__ void summed(const x_t* x, out_t* out, long long rows, long
     {body}
 }}
 """
-SUM = "if (i >= rows) return; double sum = 0; for (int c = 0; c < cols; ++c) sum += float(x[{at}]); out[i] = out_t(float(sum));"
+SUM = "if (i >= rows) return; double sum = 0; for (int c = 0; c < cols; ++c) sum += float(x[{at}]); "
+SUM += "out[i] = out_t(float(sum));"
 FAR, WRAPS = SUM.format(at="i * cols + c"), SUM.format(at="(i * cols + c) & {mask}")
 COLUMNS = "if (i >= cols) return; double sum = 0; for (long long r = 0; r < rows; ++r) sum += float(x[{at}]); "
 COLUMNS += "out[i] = out_t(float(sum));"
