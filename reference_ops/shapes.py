@@ -18,6 +18,9 @@ RANK_OF_IMAGES = 3  # tensors of more dims are images or volumes
 SHRINKS = 12  # times that a size is halved until it fits
 STRETCH = (1.1, 1.5)  # range of a stretched size, relative to the greatest listed
 SPREAD = 30.0  # most that a floating-point parameter, or the distance of a decay from 1, is multiplied or divided by
+KEPT_BITS = 24  # differences of fewer bytes do not matter
+LARGE_MULTIPLE = 4096  # of rows, for kernels whose `when` requires whole tiles
+FEW_ROWS = (3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # for tools that are a hundred times slower
 LEAST_DECAY = 0.5  # a parameter from here up to 1 is a decay, such as AdamW's betas, whose distance from 1 matters
 
 
@@ -72,7 +75,7 @@ def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, m
         tries = (
             _resized(op, near, sizes, kind, lambda tried: op.nbytes(tried) <= most_bytes and accepts(tried))
             for near in (*op.emulated, *op.awkward)
-            for kind in (_prime_below, _to_multiple)
+            for kind in (prime_below, _to_multiple)
         )
         fitting = [tried for tried in tries if tried]
         if fitting:
@@ -222,10 +225,10 @@ def _to_multiple(size: int) -> int:
 
 
 def _prime(size: int, _: random.Random) -> int:
-    return _prime_below(size)
+    return prime_below(size)
 
 
-def _prime_below(size: int) -> int:
+def prime_below(size: int) -> int:
     """Return the largest prime up to this size."""
     while size > 2 and not all(size % divisor for divisor in range(2, math.isqrt(size) + 1)):
         size -= 1
@@ -235,3 +238,42 @@ def _prime_below(size: int) -> int:
 Kind = Callable[[int, random.Random], int]
 ALL: tuple[Kind, ...] = (_rounded, _rounded, _beside_a_tile, _prime)
 ODD: tuple[Kind, ...] = (_prime, _beside_a_tile)
+
+
+def beyond(op: Op, elements: int) -> tuple[Workload, ...]:
+    """Return listed workloads with so many more rows that a tensor has more elements than this, fewest bytes first.
+
+    Rows are the first dim of the inputs. Their number is odd, or a multiple that kernels may require. Of equal bytes,
+    the longest rows come first, of which there are fewest.
+    """
+    found: dict[Workload, tuple[int, int]] = {}
+    for near in op.listed:
+        size = dict(near.dims).get(op.varied[0].dims[0] if op.varied[0].dims else "")
+        if size is None:
+            continue
+        several = elements * size // op.largest_tensor(near) + 1
+        for count in (several | 1, -(-several // LARGE_MULTIPLE) * LARGE_MULTIPLE):
+            tried = with_rows(op, near, count)
+            if op.is_valid(tried) and op.largest_tensor(tried) > elements:
+                found[tried] = op.nbytes(tried) >> KEPT_BITS, count
+    return tuple(sorted(found, key=found.__getitem__))
+
+
+def with_rows(op: Op, near: Workload, count: int) -> Workload:
+    """Return the workload with another number of rows, the first dim of its inputs."""
+    rows = op.varied[0].dims[0]
+    return replace(near, dims=tuple((name, count if name == rows else size) for name, size in near.dims))
+
+
+def without_rows(op: Op, workload: Workload) -> tuple[tuple[str, Number], ...]:
+    """Return all sizes and parameters except the number of rows."""
+    rows = op.varied[0].dims[:1]
+    return (*(size for size in workload.dims if size[0] not in rows), *workload.parameters)
+
+
+def thinned(op: Op, near: Workload) -> Iterator[Workload]:
+    """Yield the workload with few rows, then with more, for kernels that accept no other number of rows."""
+    size = dict(near.dims).get("".join(op.varied[0].dims[:1]), 1)
+    for count in FEW_ROWS:
+        if count < size and op.is_valid(tried := with_rows(op, near, count)):
+            yield tried

@@ -73,6 +73,7 @@ class Program(CompileResult, Protocol):
 # Returns microseconds per call of a sequence of calls that the device runs without the host; None if it cannot.
 GraphTime = Callable[[Sequence[Callable[[], object]]], float | None]
 Capture = Callable[[Callable[[], object]], Callable[[], object] | None]
+Fenced = Callable[[int], "torch.Tensor | None"]  # returns at least so many bytes, behind which any access faults
 
 
 class Sanitizer(Protocol):
@@ -106,6 +107,7 @@ class Tools:
     conditions: Callable[[], Conditions | None] | None = None  # current clocks and temperature
     graph_time: GraphTime | None = None
     capture: Capture | None = None  # of a call in a CUDA graph, as a function that replays it; None if it cannot be
+    fenced: Fenced | None = None
     sanitizer: Sanitizer | None = None
     profiler: Profiler | None = None
     errors: ErrorPasses | None = None

@@ -14,7 +14,7 @@ PHASE_SECONDS: Mapping[str, float] = {
     "check": 60.0,
     "baseline": 300.0,
     "time": 60.0,
-    "sanitize": 120.0,
+    "sanitize": 240.0,
     "profile": 120.0,
 }
 
@@ -37,6 +37,7 @@ class Policy:
     stretched_flops: int = 2**21  # of such a shape
     stretched_steps: int | None = None  # rows of such a shape times threads of a block; None: no limit
     held_out_threads: int | None = None  # of a held-out shape, unless a declared workload has more; None: no limit
+    beyond_elements: int | None = None  # a champion is checked on a tensor of more; None: on none
 
     most_workers: int = 1  # processes that hold the device, or one of its cards
     card_variable: str = ""  # environment variable that limits a process to one card; empty if there is only one

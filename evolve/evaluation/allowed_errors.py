@@ -30,6 +30,7 @@ class Sums:
     element: float = FLOAT32_UNIT  # and of one element
     roundings: float = 1.0  # roundings that may add up where terms cancel
     vanishing: bool = False  # the inputs are zero or very small, so that a bias may be all that is left
+    steps: int = 1  # of a sequence: then each step computes the same as the one before
 
 
 NO_SUMS = Sums()
@@ -61,6 +62,7 @@ class Scale:
     count: int  # number of finite results
     sums: Sums
     perturbed: Callable[[], torch.Tensor] | None
+    repeated: Callable[[], torch.Tensor] | None = None
 
     @property
     def rounding(self) -> float:
@@ -171,6 +173,15 @@ def allow_rounding_of_inputs(
     # For one rounding only: where all elements move far, a larger allowance would hide the loss of half their bits.
     yardstick = norms([perturbed])[0] / math.sqrt(scale.count)
     return replace(errors, allowed=torch.maximum(errors.allowed, allowed), yardstick=max(errors.yardstick, yardstick))
+
+
+def allow_repeated_errors(errors: Errors, repeated: torch.Tensor, tolerance: Tolerance, scale: Scale) -> Errors:
+    """Allow each element the error that PyTorch makes there on other inputs, which differ by a rounding.
+
+    Where 1 - n * n is computed from a rounded n near 1, every error is large, but PyTorch's own may be small by chance.
+    """
+    allowed = tolerance.factor * ELEMENT_FACTOR * (errors.magnitude * scale.rounding + repeated)
+    return replace(errors, allowed=torch.maximum(errors.allowed, allowed))
 
 
 def _usual_share(errors: Errors, perturbed: torch.Tensor, rounding: torch.Tensor, scale: Scale) -> float:

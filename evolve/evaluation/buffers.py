@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from evolve.devices.device import Fenced
 from reference_ops.op import Op, Workload
 
 LEAST_ALIGNMENT, USUAL_ALIGNMENT = 16, 512  # guaranteed to kernels, and kept by PyTorch's allocator
@@ -18,6 +19,7 @@ BY_CHANCE = 1 / 32  # share of one-byte elements that may equal the poison witho
 NOISE_BYTES = 2**14
 WORD_BYTES = 8
 SPARE_BYTES, GPU_SPARE_BYTES = 2**16, 2**26  # behind all buffers: a write with a wrong stride ends up there
+FENCED_BYTES = 2**24  # of the largest workload whose inputs end where access ends
 OWN_SEGMENT_BYTES = 2**25  # PyTorch's allocator does not share a segment of this size
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -42,9 +44,13 @@ class Buffer:
 
 
 class Arena:
-    """One allocation for all tensors of a run, laid out anew each time. It never holds results of a reference."""
+    """One allocation for all tensors of a run, laid out anew each time. It never holds results of a reference.
 
-    def __init__(self, device: str) -> None:
+    `fenced`, which a device may offer, allocates memory behind which any access faults.
+    """
+
+    def __init__(self, device: str, fenced: Fenced | None = None) -> None:
+        self._fenced, self._fences = fenced, dict[int, torch.Tensor]()
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._noise = torch.empty(NOISE_BYTES, dtype=torch.uint8, device=device)
         self._spare, self._poison = self._memory, POISONS[0]
@@ -78,6 +84,38 @@ class Arena:
                 zone.copy_(noise[: len(zone)])
             buffers[name] = Buffer(memory[start:end].view(dtype).reshape(shape), before, behind, noise)
         return buffers
+
+    def beside_fences(self, layout: Layout, names: Iterable[str], poison: int, rng: random.Random) -> dict[str, Buffer]:
+        """Return buffers as `poisoned` does, but where the device can, a read behind one of these tensors faults."""
+        names = set(names)
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in layout.values()]
+        if not self._fenced or sum(sizes) > FENCED_BYTES:
+            return self.poisoned(layout, poison, rng)
+        buffers = self.poisoned({name: held for name, held in layout.items() if name not in names}, poison, rng)
+        for number, name in enumerate(name for name in layout if name in names):
+            if (memory := self._fence(number, sizes[list(layout).index(name)])) is None:
+                return self.poisoned(layout, poison, rng)
+            buffers[name] = self._at_the_end(memory, *layout[name], poison)
+        return buffers
+
+    def _fence(self, number: int, nbytes: int) -> torch.Tensor | None:
+        """Return memory for one tensor that ends at a fence, the same one as for the tensor of this number before."""
+        held, needed = self._fences.get(number), nbytes + GAP_BYTES + LEAST_ALIGNMENT
+        if (held is None or len(held) < needed) and self._fenced:
+            held = self._fenced(needed)
+            if held is not None:
+                self._fences[number] = held
+        return held
+
+    def _at_the_end(self, memory: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, poison: int) -> Buffer:
+        nbytes = math.prod(shape) * dtype.itemsize
+        end = len(memory) - -nbytes % LEAST_ALIGNMENT  # the start is aligned, and so may be a few bytes off the end
+        start = end - nbytes
+        before, behind = memory[start - GAP_BYTES : start], memory[end:]
+        memory[start:end].fill_(poison)
+        for zone in (before, behind):
+            zone.copy_(self._noise[: len(zone)])
+        return Buffer(memory[start:end].view(dtype).reshape(shape), before, behind, self._noise)
 
     def release(self) -> None:
         """Free the memory. The next run allocates it again."""

@@ -154,7 +154,8 @@ class Inspector:
                 self._run_and_judge_alone(program, draw, layout(op, workload, program))
             return
         poison = POISONS[1]  # the first reads as NaN, which may be right here
-        buffers = self.arena.poisoned(layout(op, workload, program), poison, self.rng)
+        inputs = [spec.name for spec in op.inputs]
+        buffers = self.arena.beside_fences(layout(op, workload, program), inputs, poison, self.rng)
         capture, tensors = self.device.tools.capture, {name: buffer.tensor for name, buffer in buffers.items()}
         replay = None
         if in_graph and capture:  # after a run: the first launch may load code, which a capture cannot

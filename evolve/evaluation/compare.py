@@ -16,6 +16,7 @@ from evolve.evaluation.allowed_errors import (
     Errors,
     Scale,
     Sums,
+    allow_repeated_errors,
     allow_rounding_of_inputs,
     allow_worst_of_pytorch,
     errors_of,
@@ -72,7 +73,7 @@ def clearly_right(results: Results, tolerance: Tolerance, sums: Sums, passes: Er
     return Comparison("", limits.error, limits.yardstick, ratios[0]) if all(ratio <= 1 for ratio in ratios) else None
 
 
-def compared(
+def compared(  # noqa: PLR0913 - each of them is optional
     actual: torch.Tensor,
     pytorch: torch.Tensor,
     expected: torch.Tensor,
@@ -80,13 +81,15 @@ def compared(
     *,
     sums: Sums = NO_SUMS,
     perturbed: Callable[[], torch.Tensor] | None = None,
+    repeated: Callable[[], torch.Tensor] | None = None,
     not_finite: NotFinite | None = None,
 ) -> Comparison:
     """Compare an output with the float64 result `expected`, and its error with that of `pytorch` at this dtype.
 
     With `not_finite`, only elements are compared that are finite, NaN or infinite in all of PyTorch's results as in
     `expected`. `sums` is the allowed error of sums, see `summed`. `perturbed` computes how far each element moves when
-    the inputs are perturbed by a rounding; it is slow.
+    the inputs are perturbed by a rounding; it is slow. `repeated` computes the error that PyTorch makes of such inputs,
+    which is slower.
     """
     if actual.shape != expected.shape:
         return Comparison(f"the shape is {tuple(actual.shape)}, expected {tuple(expected.shape)}")
@@ -100,7 +103,7 @@ def compared(
         return _exactly(torch.where(_agreed(expected, not_finite, actual), actual, expected), expected)
     if not actual.numel():
         return Comparison("")
-    scale = Scale(dtype, actual.numel(), sums, perturbed)
+    scale = Scale(dtype, actual.numel(), sums, perturbed, repeated)
     errors = None if not_finite else errors_of(actual, pytorch, expected, tolerance, scale)
     if not errors or not errors.finite:
         del errors  # to save memory
@@ -161,8 +164,12 @@ def _inaccurate(
         explain = partial(allow_rounding_of_inputs, errors, scale.perturbed().to(actual.device), tolerance, scale)
         excused = explain(chance=few)
         found = _verdict(excused, actual, expected, tolerance, scale)
-        if found.fault and not few and _nearly(found, excused):
-            found = _verdict(explain(chance=True), actual, expected, tolerance, scale)
+        if found.fault and not few and found.worst < NEARLY and _few_rows(excused):
+            excused = explain(chance=True)
+            found = _verdict(excused, actual, expected, tolerance, scale)
+        if found.fault and not few and scale.repeated and _few_rows(excused):
+            excused = allow_repeated_errors(excused, scale.repeated().to(actual.device), tolerance, scale)
+            found = _verdict(excused, actual, expected, tolerance, scale)
     if tolerance.relative and not found.fault:
         return replace(found, fault=_relatively_off(errors, actual, expected, scale))
     return found
@@ -193,7 +200,7 @@ def _verdict(
     if worst > 1:
         fault = _elements_off(errors.off.abs(), errors.allowed, actual, expected)
     elif error > factor * yardstick:
-        times = factor * leeway(expected, scale.dtype, vanishing=scale.sums.vanishing)
+        times = factor * leeway(expected, scale.dtype, scale.sums)
         if error > times * yardstick:
             fault = (
                 f"the root mean square error is {error:.3g}, {error / yardstick:.1f} times PyTorch's own "
@@ -202,11 +209,11 @@ def _verdict(
     return Comparison(fault, error, yardstick, worst)
 
 
-def _nearly(found: Comparison, errors: Errors) -> bool:
-    """Return whether only a few rows are off, and by little. A row may share one error, so it counts once."""
+def _few_rows(errors: Errors) -> bool:
+    """Return whether only a few rows are off. A row may share one error, so it counts once."""
     off = errors.off.abs() > errors.allowed
     rows = off.reshape(-1, off.shape[-1]).any(1) if off.ndim > 1 else off
-    return found.worst < NEARLY and int(rows.sum()) <= FEW_OFF
+    return int(rows.sum()) <= FEW_OFF
 
 
 def _factor(dtype: torch.dtype, tolerance: Tolerance) -> float:
@@ -214,20 +221,22 @@ def _factor(dtype: torch.dtype, tolerance: Tolerance) -> float:
     return min(tolerance.factor, CUT_OFF_FACTOR) if dtype.itemsize < 4 else tolerance.factor
 
 
-def leeway(expected: torch.Tensor, dtype: torch.dtype, *, vanishing: bool = False) -> float:
+def leeway(expected: torch.Tensor, dtype: torch.dtype, sums: Sums = NO_SUMS) -> float:
     """Return by what factor the mean error may exceed the usual limit; it is larger the fewer rows there are.
 
     All elements of a row may share one error, such as that of its sum, so a single row may be as far off as a single
     element. Rows are weighted by their share of the result. With 16 bits or fewer, most of the error is rounding, which
-    is alike in all rows. With `vanishing` inputs only a bias may be left, and equal results share one error.
+    is alike in all rows. With vanishing inputs only a bias may be left: equal results share one error, and so do all
+    steps of a sequence, because each computes the same as the one before.
     """
     rows = expected.reshape(-1, expected.shape[-1] if expected.ndim > 1 else 1)
     count = float(len(rows))
     if dtype.itemsize >= 4:
         sizes = rows.double().square().sum(1)
         count = float(sizes.sum().square() / sizes.square().sum().clamp(min=TINY))
-    if vanishing:
+    if sums.vanishing:
         count = min(count, len(expected.reshape(-1)[:: 1 + expected.numel() // SMALL].float().unique()))
+        count = min(count, expected.numel() / sums.steps)
     count = max(1.0, count)
     return math.sqrt((count - 1 + ELEMENT_FACTOR**2) / count)
 

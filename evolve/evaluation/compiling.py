@@ -16,11 +16,12 @@ from evolve.devices.choose import policy_of
 from evolve.devices.device import CompileResult, RejectedError
 from evolve.op_on_device import all_flops, point, signature
 from reference_ops.op import Op, Workload
-from reference_ops.shapes import held_out, stretched
+from reference_ops.shapes import held_out, stretched, thinned, without_rows
 
 HELD_OUT, HELD_OUT_TO_CONFIRM = 2, 6
 # A champion is also tested at a shape nearly as large as the largest declared: some faults show only there.
 LARGE_SHARE, LARGEST_BYTES = 4, 2**31
+MOST_THIN, THIN_BYTES = 4, 2**26  # kinds of declared rows of which a few are run under the sanitizer
 P = TypeVar("P")
 M = TypeVar("M", bound=CompileResult)
 
@@ -33,6 +34,7 @@ class Compiled(Generic[P]):
     awkward: tuple[tuple[Workload, P], ...]
     held_out: tuple[tuple[Workload, P], ...]
     stretched: tuple[tuple[Workload, P], ...]  # larger in one dim than any that the op lists
+    thin: tuple[tuple[Workload, P], ...]  # declared rows, but few of them, for slow tools; only to confirm
     skipped: tuple[str, ...]  # declared workloads without a program, and why
 
     @property
@@ -75,7 +77,20 @@ def compiled(
         return policy.stretched_steps is None or _steps(kernel, op, workload, info) <= policy.stretched_steps
 
     longer, _ = _programs(kernel, op, stretched(op, accepts_long, rng, policy.stretched_bytes), info, compile_bound)
-    return Compiled(tuple(declared), tuple(awkward), tuple(shapes), tuple(longer), tuple(skipped))
+    few = few_rows(op, [workload for workload, _ in declared], accepts) if confirm else ()
+    thin, _ = _programs(kernel, op, few, info, compile_bound)
+    return Compiled(tuple(declared), tuple(awkward), tuple(shapes), tuple(longer), tuple(thin), tuple(skipped))
+
+
+def few_rows(op: Op, declared: Iterable[Workload], accepts: Callable[[Workload], bool]) -> tuple[Workload, ...]:
+    """Return a workload with few rows for each kind of declared rows, those of most bytes first."""
+    kinds = {without_rows(op, workload): workload for workload in declared}
+    found = []
+    for near in kinds.values():
+        small = (tried for tried in thinned(op, near) if op.nbytes(tried) <= THIN_BYTES)
+        if fewest := next((tried for tried in small if accepts(tried)), None):
+            found.append(fewest)
+    return tuple(sorted(found, key=op.nbytes, reverse=True)[:MOST_THIN])
 
 
 def verdict_on(kernel: Kernel, op: Op, info: DeviceInfo, judge: Callable[[Evaluation], Evaluation]) -> Evaluation:

@@ -16,13 +16,15 @@ from evolve.evaluation.compiling import Compiled
 from evolve.evaluation.timing import TimedOutputs, check_memory, median_interval, slots_for, timed_draw
 from reference_ops.inputs import inputs_at
 from reference_ops.op import Op, Workload
+from reference_ops.shapes import without_rows
 
 ROUNDS = 31
 BASELINE = 1  # index of the baseline among three contestants; the others are the kernel
 CONTENDER = 1.05  # times the best baseline; a slower kernel cannot win a duel
 SANITIZER_SECONDS = 60.0
 SANITIZED_LONG_BYTES = 2**23  # of a shape with one long dim
-SANITIZED_BYTES = 2**29  # limit on the inputs: they are passed through files, and the tools are a hundred times slower
+SANITIZED_BYTES = 2**29  # limit on the inputs of a small shape: the tools are a hundred times slower
+SANITIZED_WHOLE, WHOLE_BYTES = 2, 2**32  # declared workloads of which the kernel accepts no smaller form
 
 
 def confirmation(
@@ -39,9 +41,11 @@ def confirmation(
             inspector.watch("baseline")
             duels.append(duel(inspector, program, op, workload, times))
     small = (*programs.awkward, *programs.held_out, *programs.declared)
-    for workload, program in (*small, *programs.stretched):
+    for workload, program in (*small, *programs.thin, *programs.stretched):
         inspector.check(program, op, workload, closely=True)
-    reports = sanitized(inspector.device, small, programs.stretched, op, inspector.watch)
+    long = [pair for pair in programs.stretched if op.bytes_of(op.inputs, pair[0]) <= SANITIZED_LONG_BYTES]
+    others = (*programs.thin, *long, *without_small_form(programs, op))
+    reports = sanitized(inspector.device, small, others, op, inspector.watch)
     return Confirmed(tuple(workload.key for workload, _ in programs.held_out), tuple(duels), reports)
 
 
@@ -82,14 +86,22 @@ def duel(inspector: Inspector, program: Program, op: Op, workload: Workload, tim
     return Duel(workload.key, name, statistics.median(speedups), low, high, noise)
 
 
+def without_small_form(programs: Compiled[Program], op: Op) -> tuple[tuple[Workload, Program], ...]:
+    """Return the smallest declared workloads with rows of which the kernel does not accept a few."""
+    few = {without_rows(op, workload) for workload, _ in programs.thin}
+    whole = [pair for pair in programs.declared if without_rows(op, pair[0]) not in few]
+    whole = [pair for pair in whole if op.nbytes(pair[0]) <= WHOLE_BYTES]  # each tool holds all of its tensors
+    return tuple(sorted(whole, key=lambda pair: op.nbytes(pair[0]))[:SANITIZED_WHOLE])
+
+
 def sanitized(
     device: Device,
     programs: Iterable[tuple[Workload, Program]],
-    longest: Iterable[tuple[Workload, Program]],
+    others: Iterable[tuple[Workload, Program]],
     op: Op,
     watch: Callable[[str], None],
 ) -> tuple[Sanitized, ...]:
-    """Return compute-sanitizer's reports at a few small shapes, and at the `longest`: long rows take other paths.
+    """Return compute-sanitizer's reports at a few small shapes of `programs`, and at all `others`.
 
     Raises RejectedError if it finds an error.
     """
@@ -97,11 +109,8 @@ def sanitized(
         return ()
     watch("sanitize")
     small = [pair for pair in programs if op.bytes_of(op.inputs, pair[0]) <= SANITIZED_BYTES]
-    if not small:
-        words = f"the kernel accepts no workload with at most {SANITIZED_BYTES // 2**20} MiB of inputs"
-        return (Sanitized("compute-sanitizer", None, words),)
-    long = [pair for pair in longest if op.bytes_of(op.inputs, pair[0]) <= SANITIZED_LONG_BYTES]
-    chosen = [*_spread(sorted(small, key=lambda pair: op.least_bytes(pair[0]))), *long]
+    smallest = _spread(sorted(small, key=lambda pair: op.least_bytes(pair[0])))
+    chosen = list(dict([*smallest, *others]).items())
     drawn = [inputs_at(op, w, secrets.randbelow(2**31), device.torch_device) for w, _ in chosen]
 
     def examine(at: int) -> tuple[Sanitized, ...]:
@@ -135,4 +144,4 @@ def _spread(smallest: list[tuple[Workload, Program]]) -> list[tuple[Workload, Pr
     The larger half would take too long.
     """
     half = smallest[: max(1, len(smallest) // 2)]
-    return [half[index] for index in sorted({0, len(half) // 2, len(half) - 1})]
+    return [half[index] for index in sorted({0, len(half) // 2, len(half) - 1})] if half else []

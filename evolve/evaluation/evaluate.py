@@ -15,6 +15,7 @@ from evolve.devices.policy import COMPILE, EVERY_BASELINE
 from evolve.errors import UserError
 from evolve.evaluation import baselines
 from evolve.evaluation.baselines import BaselineCache, Baselines
+from evolve.evaluation.beyond import Beyond, check_beyond
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.compiling import Compiled, compiled, traits, verdict_on
@@ -47,11 +48,11 @@ def evaluate(
         nonlocal found
         evaluator.watch("compile")
         programs = compiled(kernel, op, device.info, device.compile, shapes_seed, confirm=confirm)
-        held_out, longer = (
+        held_out, longer, thin = (
             tuple(pair for pair in pairs if defined(op, pair[0], device.torch_device))
-            for pairs in (programs.held_out, programs.stretched)
+            for pairs in (programs.held_out, programs.stretched, programs.thin)
         )
-        programs = replace(programs, held_out=held_out, stretched=longer)
+        programs = replace(programs, held_out=held_out, stretched=longer, thin=thin)
         seed = secrets.randbelow(2**31)  # drawn after compilation, so that no kernel can depend on it
         inspector = Inspector(device, evaluator.arena, random.Random(seed), checks, evaluator.watch)
         verdict, known = replace(verdict, seed=seed), traits(kernel, programs)
@@ -71,11 +72,13 @@ def evaluate(
         check(programs.declared)
         check_declared(programs, op, inspector, confirm=confirm)
         check_missing(programs, op, inspector)
-        tested = envelope(op, [workload for workload, _ in programs.everywhere])
-        verdict = replace(verdict, deterministic=all(agreed), envelope=tested)
+        verdict = replace(verdict, deterministic=all(agreed))
         passed = _timed(verdict, programs, op, evaluator, inspector, bars, confirm=confirm)
+        tested = [workload for workload, _ in programs.everywhere]
+        if confirm:
+            tested += _beyond(inspector, kernel, op, passed)
         conditions = device.tools.conditions
-        return replace(passed, conditions=conditions and conditions())
+        return replace(passed, envelope=envelope(op, tested), conditions=conditions and conditions())
 
     verdict = verdict_on(kernel, op, device.info, judge)
     return replace(verdict, checks=tuple(checks), traits=found)
@@ -168,6 +171,16 @@ def _timed(
     )
 
 
+def _beyond(inspector: Inspector, kernel: Kernel, op: Op, passed: Evaluation) -> tuple[Workload, ...]:
+    """Return the workload beyond 32 bits at which a champion was checked, if the device and the kernel allow one."""
+    device = inspector.device
+    if (elements := policy_of(device.info.kind).beyond_elements) is None:
+        return ()
+    listed = {workload.key: workload for workload in op.workloads(device.info.kind)}
+    measured = tuple((listed[one.workload], one.median_us / 1e6) for one in passed.measurements)
+    return check_beyond(inspector, kernel, op, Beyond(elements, device.tools.memory_bytes, measured))
+
+
 @dataclass
 class Evaluator:
     """A device, with the memory and the baselines' times that are kept from one evaluation to the next."""
@@ -178,7 +191,7 @@ class Evaluator:
     timed: dict[tuple[str, str], Baselines] = field(default_factory=dict)  # by op and workload
 
     def __post_init__(self) -> None:
-        self.arena = Arena(self.device.torch_device)
+        self.arena = Arena(self.device.torch_device, self.device.tools.fenced)
 
     def baselines_for(self, op: Op, workload: Workload) -> Baselines:
         """Return the baselines' times, timed now or before. Raises UserError if wrong results would pass here."""

@@ -229,7 +229,7 @@ def _material(known: Truth, index: int, group: RowGroup, spoiled: torch.Tensor) 
         return not bool(same.all())
     change = torch.where(same, 0.0, (changed - original).abs())
     # Another order of addition may change results as much. Smaller changes must be found on normal inputs only.
-    unit = max(torch.finfo(pytorch.dtype).eps / 2, known.sums(group).unit)
+    unit = max(torch.finfo(pytorch.dtype).eps / 2, known.sums(index, group).unit)
     # With few rows, whose elements may share an error, more is allowed.
     times = max(MATERIAL, known.op.tolerance.factor * leeway(expected, pytorch.dtype))
     noise = times * (unit * _rms(expected) + _rms(original - expected))

@@ -14,7 +14,7 @@ from evolve.evaluation.compare import SMALL, Comparison, NotFinite, clearly_righ
 from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds
 from reference_ops.op import INFINITE, MINUS_INF, NAN_IN_WEIGHTS, Op, Tensors, Workload
 
-PERTURBATIONS = 6
+PERTURBATIONS, REPETITIONS = 6, 16
 MOST_AT_ONCE = 2**27  # elements that are compared at once
 OTHER_DRAWS = 16  # enough that results are not zero in all of them by chance
 SAME = 1e-9  # relative difference of float64 results that differ in the order of additions alone
@@ -46,7 +46,7 @@ class Truth:
         for group in self.groups(index):
             tolerance = replace(self.op.tolerance, exact=self.op.tolerance.exact or group.exact)
             for at in _parts(group, expected):
-                results, sums = (actual[at], pytorch[at], expected[at]), self.sums(group)
+                results, sums = (actual[at], pytorch[at], expected[at]), self.sums(index, group)
                 passes = None if group.not_finite else self.passes
                 yield (
                     group,
@@ -56,6 +56,7 @@ class Truth:
                         tolerance,
                         sums=sums,
                         perturbed=partial(self._moves, index, group, at),
+                        repeated=partial(self._repeated, index, at),
                         not_finite=self.not_finite(index, group, at),
                     ),
                 )
@@ -103,11 +104,14 @@ class Truth:
     def baseline(self) -> tuple[torch.Tensor, ...]:
         return self.op.call_baseline(self.inputs, self.workload) if self.op.baseline else self.pytorch
 
-    def sums(self, group: RowGroup) -> Sums:
+    def sums(self, index: int, group: RowGroup) -> Sums:
         terms = self.op.terms(self.workload, self.op.tolerance.sums)
         if self.values in self.op.arranged:  # which may add everything up in one place
             terms = max(terms, *self.op.sizes(self.workload).values())
-        return replace(summed(terms, alike=group.alike), vanishing=group.vanishing)
+        first = self.op.varied[0].dims[:1]
+        sequence = not self.op.by_rows and self.op.outputs[index].dims[:1] == first
+        steps = self.op.sizes(self.workload)[first[0]] if sequence and first else 1
+        return replace(summed(terms, alike=group.alike), vanishing=group.vanishing, steps=steps)
 
     def exact(self, index: int, group: RowGroup) -> bool:
         return group.exact or self.op.tolerance.exact or not self.pytorch[index].is_floating_point()
@@ -116,6 +120,30 @@ class Truth:
         """Return how far rounding moves each result; in small groups, at least as far as the usual error."""
         moves = self.perturbed[index][rows]
         return moves.clamp(min=self.usual_errors.get((index, group), 0.0)) if moves.numel() < FEW else moves
+
+    def _repeated(self, index: int, rows: Rows) -> torch.Tensor:
+        return self.repeated_errors[index][rows]
+
+    @cached_property
+    def repeated_errors(self) -> tuple[torch.Tensor, ...]:
+        """Root mean square of the error that PyTorch makes of each result when inputs are perturbed by a rounding.
+
+        Zero if there is not enough memory.
+        """
+        squares = [torch.zeros_like(expected, dtype=torch.float32) for expected in self.expected]
+        generator = torch.Generator(next(iter(self.inputs.values())).device).manual_seed(self.seed)
+        try:
+            for _ in range(REPETITIONS):
+                inputs = {
+                    name: values if name in self.op.tolerance.given else _rounded(values, generator)
+                    for name, values in self.inputs.items()
+                }
+                expected = self.op.call_in_float64(inputs, self.workload)
+                for total, found, right in zip(squares, self.op.call(inputs, self.workload), expected, strict=True):
+                    total.add_(_off(found, right).square_().nan_to_num_(0.0, 0.0))
+        except torch.OutOfMemoryError:
+            return tuple(torch.zeros((), device=one.device).expand(one.shape) for one in self.expected)
+        return tuple(total.div_(REPETITIONS).sqrt_() for total in squares)
 
     @cached_property
     def usual_errors(self) -> dict[tuple[int, RowGroup], float]:
@@ -237,6 +265,14 @@ def _squares(pytorch: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 def _off(result: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return torch.sub(result, expected, out=torch.empty_like(expected, dtype=torch.float32))
+
+
+def _rounded(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return neighbouring numbers of float32 values, above or below; others as they are."""
+    if values.dtype != torch.float32:
+        return values
+    towards = torch.empty_like(values).uniform_(-1, 1, generator=generator).mul_(math.inf)
+    return torch.nextafter(values, towards, out=towards)
 
 
 def _perturbed(values: torch.Tensor, std: float, generator: torch.Generator) -> torch.Tensor:

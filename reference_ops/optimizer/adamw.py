@@ -69,7 +69,14 @@ op = Op(
     draw=no_negative_square,
     arranged={"infinite_gradient": infinite_gradient},
     exempt={INFINITE: UNDEFINED, MINUS_INF: UNDEFINED},
-    valid=lambda known: known["beta1"] < 1 and known["beta2"] < 1 and known["step"] > 0,
+    valid=lambda known: (
+        known["beta1"] < 1
+        and known["beta2"] < 1
+        and known["step"] > 0
+        # A step that takes nearly all of a parameter leaves a difference of two numbers, and of a rounded lr *
+        # weight_decay few digits. Up to a half, 1 - lr * weight_decay has all the digits of its terms.
+        and known["lr"] * known["weight_decay"] <= 1 / 2
+    ),
     # Two moments of three operations, a root, two divisions of four each, two products and a difference.
     flops=lambda dims: 22 * dims["n"],
     # The default factor suffices: PyTorch rounds every intermediate result to float32, and a kernel need not do worse.

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from cheat_files import CheatFile, files
+from cheat_files import CLASSES, CheatFile, files
 from each import each
 
 from archive.kernel import parse
@@ -161,6 +161,7 @@ def test_every_file_has_a_note_and_its_expected_outcomes(file: CheatFile) -> Non
     assert "note = " in file.text.partition("---*/")[0]
     assert bool(file.caught) == (file.path.parent.name == "kernels")
     assert Outcome.PASSED not in file.caught
+    assert file.group in CLASSES if file.caught else not file.said
 
 
 def test_no_two_kernels_are_the_same() -> None:

@@ -1,5 +1,6 @@
 """compute-sanitizer: reading its log, packing runs for it and, on a GPU, running the tool itself."""
 
+import ctypes
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -127,6 +128,24 @@ def test_inputs_of_every_type_are_packed(dtype: torch.dtype) -> None:
     whole = bound(single("", "const x_t* x"), {"x": x})
     (buffer,) = replay.packed(whole, compile_cubin(whole, "sm_90a"), {"x": x}, {}).buffers
     assert buffer.contents == x.view(torch.uint8).numpy().tobytes()
+
+
+def test_of_a_large_input_only_the_front_is_packed() -> None:
+    x = torch.arange(100.0)
+    whole = bound(single("", "const x_t* x"), {"x": x})
+    (buffer,) = replay.packed(whole, compile_cubin(whole, "sm_90a"), {"x": x}, {}, most_bytes=30).buffers
+    assert buffer == Buffer("x", 400, contents=x[:7].numpy().tobytes())
+
+
+@pytest.mark.gpu
+def test_a_front_is_repeated_where_it_is_placed() -> None:
+    from cupy.cuda import runtime
+
+    address = replay._placed(Buffer("x", 10, contents=b"abcd"))
+    found = ctypes.create_string_buffer(10)
+    runtime.memcpy(ctypes.addressof(found), address, 10, runtime.memcpyDeviceToHost)
+    runtime.free(address)
+    assert found.raw == b"abcdabcdab"
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,25 @@
 import itertools
 import math
+import mmap
 import random
 
 import torch
 from each import each
 
-from evolve.evaluation.buffers import GAP_BYTES, POISONS, SPARE_BYTES, Arena, damaged, is_poison, unwritten
+from evolve.devices.emulated.fence import fenced
+from evolve.evaluation.buffers import (
+    FENCED_BYTES,
+    GAP_BYTES,
+    LEAST_ALIGNMENT,
+    POISONS,
+    SPARE_BYTES,
+    Arena,
+    Buffer,
+    Layout,
+    damaged,
+    is_poison,
+    unwritten,
+)
 
 LAYOUT = {"x": ((3, 5), torch.float32), "out": ((7,), torch.bfloat16), "index": ((2,), torch.int64)}
 
@@ -98,3 +112,40 @@ def test_bytes_that_equal_the_poison_by_chance_were_written() -> None:
     wrong = torch.arange(1024).to(torch.int8)  # each value four times
     assert unwritten(wrong, right, 0x7E) == 0
     assert unwritten(torch.full((1024,), 0x7E, dtype=torch.int8), right, 0x7E) == 1024
+
+
+def at_fences(names: set[str], layout: Layout = LAYOUT) -> dict[str, Buffer]:
+    return Arena("cpu", fenced).beside_fences(layout, names, POISONS[1], random.Random(1))
+
+
+def test_buffers_beside_fences_end_less_than_16_bytes_before_one() -> None:
+    buffers = at_fences({"x", "index"})
+    assert {name: (tuple(b.tensor.shape), b.tensor.dtype) for name, b in buffers.items()} == LAYOUT
+    for name in ("x", "index"):
+        end = buffers[name].tensor.data_ptr() + buffers[name].tensor.nbytes
+        assert end + len(buffers[name].behind) == -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
+        assert len(buffers[name].behind) < LEAST_ALIGNMENT
+        assert buffers[name].tensor.data_ptr() % LEAST_ALIGNMENT == 0
+
+
+def test_a_write_before_a_buffer_beside_a_fence_is_found() -> None:
+    buffers = at_fences({"x"})
+    assert not bool(damaged(buffers.values()))
+    buffers["x"].before[-1] += 1
+    assert "1 bytes before it" in buffers["x"].damage()
+
+
+def test_two_layouts_of_one_arena_may_differ_in_size() -> None:
+    arena = Arena("cpu", fenced)
+    for rows in (3, 3000, 5):
+        layout = {"x": ((rows, 5), torch.float32), "out": ((rows,), torch.float32)}
+        x = arena.beside_fences(layout, {"x"}, POISONS[1], random.Random(1))["x"].tensor
+        assert x.shape == (rows, 5)
+        assert bool(is_poison(x, POISONS[1]).all())
+
+
+def test_a_large_workload_and_a_device_without_fences_use_ordinary_buffers() -> None:
+    large = {"x": ((FENCED_BYTES,), torch.uint8), "out": ((1,), torch.uint8)}
+    assert len(at_fences({"x"}, large)["x"].behind) >= GAP_BYTES
+    plain = Arena("cpu").beside_fences(LAYOUT, {"x"}, POISONS[1], random.Random(1))
+    assert len(plain["x"].behind) >= GAP_BYTES

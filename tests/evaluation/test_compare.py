@@ -455,3 +455,29 @@ def test_equal_results_share_one_error_where_inputs_vanish(distinct: int, vanish
     kernel = (expected * (1 + 3 * 2.0**-24)).float()
     found = compared(kernel, expected.float(), expected, Tolerance(), sums=Sums(vanishing=vanishing))
     assert (found.fault == "") is (distinct == 1 and vanishing)
+
+
+@pytest.mark.parametrize(("steps", "right"), [(1, False), (129, True)])
+def test_the_steps_of_a_sequence_share_one_error_where_inputs_vanish(steps: int, right: bool) -> None:
+    torch.manual_seed(2)
+    expected = torch.rand(129, 3, 17, dtype=torch.float64) + 0.5
+    pytorch = (expected * (1 + 2 * FLOAT32_UNIT * torch.randn_like(expected))).float()
+    off = 2.15 * (pytorch.double() - expected)
+    sums = Sums(vanishing=True, steps=steps)
+    found = compared((expected + off).float(), pytorch, expected, Tolerance(), sums=sums)
+    assert (found.fault == "") is right, found.fault
+
+
+@pytest.mark.parametrize(("rows", "right"), [(1, True), (8, True), (9, False)])
+def test_a_few_rows_may_be_as_far_off_as_pytorch_is_on_other_inputs(rows: int, right: bool) -> None:
+    torch.manual_seed(2)
+    expected = torch.rand(1000, 20, dtype=torch.float64) + 0.5
+    actual = expected.clone()
+    actual[:rows] *= 1 + 20 * FLOAT32_UNIT
+    repeated = torch.zeros(1000, 20)
+    repeated[:rows] = 10 * FLOAT32_UNIT
+    still = functools.partial(torch.zeros, 1000, 20)
+    found = compared(
+        actual.float(), expected.float(), expected, Tolerance(), perturbed=still, repeated=lambda: repeated
+    )
+    assert (found.fault == "") is right, found.fault

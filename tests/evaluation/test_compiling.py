@@ -14,9 +14,10 @@ from archive.binding import Bound
 from archive.kernel import Kernel, parse
 from archive.records import Evaluation, Outcome, Traits
 from evolve.devices.device import Program, RejectedError
-from evolve.evaluation.compiling import compiled, precompile
+from evolve.evaluation.compiling import compiled, few_rows, precompile
 from evolve.evaluation.evaluate import Evaluator, evaluate
 from reference_ops import catalog
+from reference_ops.op import Workload
 
 NARROW = Traits("aa", 4, 16, 100, 32, 128, 1, tensor_cores=False, atomics=True, occupancy=1.0)
 WIDE = Traits("bb", 16, 4, 50, 64, 64, 3, tensor_cores=True, atomics=False, occupancy=0.5)
@@ -156,3 +157,30 @@ def test_a_kernel_is_not_run_at_a_shape_that_the_reference_refuses() -> None:
     verdict = evaluate(KERNEL, op, Evaluator(device, lambda _phase: None), shapes_seed=1, bars={})
     assert verdict.passed
     assert {tensors["x"].numel() for tensors in device.runs} <= listed
+
+
+TOPK = catalog.load("topk")
+
+
+def few_of_topk(accepts: Callable[[Workload], bool]) -> list[tuple[int, int]]:
+    return [(dict(w.dims)["rows"], dict(w.dims)["cols"]) for w in few_rows(TOPK, TOPK.gpu, accepts)]
+
+
+def test_a_few_rows_of_every_declared_length_are_taken_the_longest_first() -> None:
+    assert few_of_topk(lambda _: True) == [(3, 128256), (3, 32768), (3, 1024), (3, 128)]
+
+
+def test_more_rows_are_taken_where_a_kernel_accepts_no_fewer() -> None:
+    assert few_of_topk(lambda w: dict(w.dims)["rows"] % 64 == 0)[1:] == [(64, 32768), (64, 1024), (64, 128)]
+
+
+def test_a_kernel_for_one_number_of_rows_has_no_few() -> None:
+    assert few_of_topk(lambda w: w in TOPK.gpu) == []
+
+
+def test_a_few_rows_are_compiled_only_to_confirm() -> None:
+    def few(confirm: bool) -> int:
+        return len(compiled(KERNEL, OP, INFO, ScriptedProgram, 1, confirm=confirm).thin)
+
+    assert few(confirm=False) == 0
+    assert few(confirm=True) == 1

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from evolve.devices.device import RejectedError, Tools
 from evolve.evaluation.baselines import Baselines
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
-from evolve.evaluation.confirm import duel, sanitized
+from evolve.evaluation.compiling import Compiled
+from evolve.evaluation.confirm import duel, sanitized, without_small_form
+from reference_ops import catalog
 from reference_ops.op import Workload
 
 SMALL = Workload("float32", (("n", 256),))
@@ -129,11 +132,32 @@ def test_the_sanitizer_skips_large_shapes() -> None:
     assert [one.report.split()[0] for one in seen] == [SMALL.key.split()[0]]
 
 
-def test_the_sanitizer_is_not_run_if_all_shapes_are_too_large() -> None:
-    large = Workload("float32", (("n", 2**28),))
-    (found,) = sanitized(reporting(2), [(large, program())], (), OP, print)
-    assert found.errors is None
-    assert "accepts no workload" in found.report
+ROWS = catalog.load("sum")
+LONG, LARGE = (Workload("float32", (("rows", rows), ("cols", 2**15))) for rows in (3, 2**14))
+LARGER = Workload("float32", (("rows", 2**15), ("cols", 2**15)))
+NARROW = Workload("float32", (("rows", 2**14), ("cols", 64)))
+
+
+def whole(*thin: Workload) -> list[Workload]:
+    """Return which of three declared workloads are run whole if a kernel also accepts these."""
+    declared, few = (tuple((workload, program()) for workload in some) for some in ((LARGER, LARGE, NARROW), thin))
+    return [workload for workload, _ in without_small_form(Compiled(declared, (), (), (), few, ()), ROWS)]
+
+
+def test_a_declared_workload_without_a_form_of_few_rows_is_run_whole() -> None:
+    assert whole() == [NARROW, LARGE]
+    assert whole(LONG) == [NARROW]
+    assert whole(LONG, replace(NARROW, dims=(("rows", 3), ("cols", 64)))) == []
+
+
+def test_a_kernel_for_large_workloads_alone_is_run_there() -> None:
+    with pytest.raises(RejectedError, match=r"n=268435456.*racecheck found 2 errors"):
+        sanitized(reporting(2), (), [(Workload("float32", (("n", 2**28),)), program())], OP, print)
+
+
+def test_a_workload_is_examined_once() -> None:
+    found = sanitized(reporting(0), [(SMALL, program())], [(SMALL, program())], OP, print)
+    assert len(found) == 1
 
 
 def test_a_device_without_a_sanitizer_has_no_report() -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from evolve.evaluation.truth import Truth, defined, truth
-from reference_ops.inputs import inputs_at
+from reference_ops import catalog
+from reference_ops.inputs import RowGroup, inputs_at
 from reference_ops.op import Op, Tolerance, Workload, tensors
 
 UNIT = 2.0**-24
@@ -149,3 +150,25 @@ def test_the_sizes_that_a_reference_accepts_are_found_by_calling_it() -> None:
     op = Op("in_pairs", in_pairs, x, out, listed, listed, derived={"pairs": lambda known: known["n"] // 2},
             flops=lambda known: known["n"])  # fmt: skip
     assert [defined(op, of(n), "cpu") for n in (8, 9, 10)] == [True, False, True]
+
+
+def test_an_error_that_rounding_makes_large_is_found_where_pytorch_happens_to_make_none() -> None:
+    """1 - n * n of a rounded n near 1 is as far off as n's rounding, whatever the inputs' own roundings move."""
+    x = torch.linspace(0, 6, ROWS * COLS).view(ROWS, COLS)
+    declared, out = tensors(x="rows cols"), tensors(out="rows cols")
+    op = Op("slope", lambda x: 1 - x.tanh().square(), declared, out, (WORKLOAD,), (WORKLOAD,), flops=lambda _: 1)
+    known = truth(op, WORKLOAD, "normal", 3, {"x": x})
+    late, early = known.repeated_errors[0][-1] / known.expected[0][-1], known.repeated_errors[0][0]
+    assert late.median() > 100 * UNIT
+    assert early.median() < 2 * UNIT
+    assert late.median() > 10 * (known.perturbed[0][-1] / known.expected[0][-1]).median()
+
+
+def test_only_a_sequence_has_steps() -> None:
+    for name, sizes, steps in (("lstm", {"out": 4, "h_n": 1, "c_n": 1}, 4), ("softmax", {"out": 1}, 1)):
+        op = catalog.load(name)
+        place = op.emulated[0]
+        known = truth(op, place, "zero", 3, inputs_at(op, place, 3, "cpu", "zero"))
+        found = {spec.name: known.sums(at, RowGroup("zero")).steps for at, spec in enumerate(op.outputs)}
+        assert found == sizes
+        assert max(found.values()) == steps

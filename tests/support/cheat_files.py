@@ -5,6 +5,7 @@ Comment lines right after the plan say how an evaluation may end:
     // caught: wrong, unsafe     outcomes that describe the trick correctly
     // on: cuda                  the device it is for; without this line, both devices
     // at: confirm               an evaluation may pass it by luck, but the confirmation of champions must not
+    // class: scale              on what kind of inputs it is wrong; `CLASSES` lists them
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,20 @@ from archive.records import Outcome
 
 CORPUS = Path(__file__).parents[1] / "cheats"
 DEVICES = ("emulated", "cuda")
-KEYS = ("caught", "on", "at")
+KEYS = ("caught", "on", "at", "class")
+CLASSES = (
+    "special values", "structured inputs", "scale", "numbers", "races", "state", "envelope", "memory", "time", "plan",
+    "other results",
+)  # fmt: skip
+OF_OUTCOMES = {
+    Outcome.KEEPS_STATE: "state",
+    Outcome.UNSAFE: "races",
+    Outcome.OUT_OF_BOUNDS: "memory",
+    Outcome.CHANGED_INPUT: "memory",
+    Outcome.CRASHED: "memory",
+    Outcome.TIMED_OUT: "time",
+    Outcome.WRONG: "other results",
+}
 
 
 @dataclass(frozen=True)
@@ -28,6 +42,7 @@ class CheatFile:
     caught: tuple[Outcome, ...]
     devices: tuple[str, ...]
     at_confirm: bool
+    said: str = ""  # its class, if the file says so
 
     @property
     def name(self) -> str:
@@ -45,6 +60,11 @@ class CheatFile:
     def kind(self) -> Outcome | None:
         """Return the outcome that describes the trick best; None for an honest kernel."""
         return self.caught[0] if self.caught else None
+
+    @property
+    def group(self) -> str:
+        """Return the class of its fault, as the file says, or else as its outcome does; a plan that is refused last."""
+        return self.said or (OF_OUTCOMES.get(self.kind, "plan") if self.kind else "")
 
     @property
     def lasts(self) -> bool:
@@ -71,4 +91,5 @@ def _read(path: Path) -> CheatFile:
         caught=tuple(Outcome(name) for name in lines.get("caught", "").split(", ") if name),
         devices=(lines["on"],) if "on" in lines else DEVICES,
         at_confirm=lines.get("at") == "confirm",
+        said=lines.get("class", ""),
     )

@@ -31,7 +31,10 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor or workspace, with its contents or whether it is zeroed. Outputs have neither."""
+    """A tensor or workspace, with its contents or whether it is zeroed. Outputs have neither.
+
+    Contents of fewer bytes than the tensor are repeated.
+    """
 
     name: str
     nbytes: int
@@ -77,11 +80,17 @@ def _candidates(name: str, wheels: Sequence[str]) -> Iterator[Path]:
             yield Path(sysconfig.get_path(key)) / "nvidia" / wheel / name / name
 
 
-def packed(bound: Bound, cubin: Cubin, inputs: "Mapping[str, torch.Tensor]", outputs: Mapping[str, int]) -> PackedRun:
-    """Pack a run together with the values of its inputs; `outputs` are sizes in bytes."""
+def packed(
+    bound: Bound, cubin: Cubin, inputs: "Mapping[str, torch.Tensor]", outputs: Mapping[str, int],
+    most_bytes: int | None = None,
+) -> PackedRun:  # fmt: skip
+    """Pack a run together with the values of its inputs; `outputs` are sizes in bytes.
+
+    Of an input of more than `most_bytes` only the front is packed, which is then repeated.
+    """
     import torch
 
-    buffers = [Buffer(name, tensor.nbytes, contents=_bytes(tensor)) for name, tensor in inputs.items()]
+    buffers = [Buffer(name, tensor.nbytes, contents=_bytes(tensor, most_bytes)) for name, tensor in inputs.items()]
     buffers += [Buffer(name, nbytes) for name, nbytes in outputs.items()]
     buffers += [Buffer(workspace.name, workspace.nbytes, workspace.zero) for workspace in bound.workspace]
     static = {entry.entry: entry.shared_bytes for entry in cubin.resources}
@@ -93,10 +102,11 @@ def packed(bound: Bound, cubin: Cubin, inputs: "Mapping[str, torch.Tensor]", out
     return PackedRun(cubin.image, tuple(steps), tuple(buffers), device)
 
 
-def _bytes(tensor: "torch.Tensor") -> bytes:
+def _bytes(tensor: "torch.Tensor", most_bytes: int | None) -> bytes:
     import torch
 
-    return bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    front = tensor.detach().reshape(-1)[: most_bytes and max(1, most_bytes // tensor.element_size())]
+    return bytes(front.cpu().contiguous().view(torch.uint8).numpy().data)
 
 
 def started(
@@ -237,7 +247,10 @@ def _placed(buffer: Buffer) -> int:
 
     address: int = runtime.malloc(max(1, buffer.nbytes))
     if buffer.contents:
-        runtime.memcpy(address, _address(buffer.contents), buffer.nbytes, runtime.memcpyHostToDevice)
+        length = len(buffer.contents)
+        for at in range(0, buffer.nbytes, length):
+            part = min(length, buffer.nbytes - at)
+            runtime.memcpy(address + at, _address(buffer.contents), part, runtime.memcpyHostToDevice)
     elif buffer.zero and buffer.nbytes:
         runtime.memset(address, 0, buffer.nbytes)
     return address

@@ -26,6 +26,7 @@ OPTIONS = (
     "--show-backtrace", "device", "--print-limit", "10",
 )  # fmt: skip
 OF_ONE_TOOL = {"memcheck": ("--report-api-errors", "no", "--padding", "65536")}
+PACKED_BYTES = 2**26  # of each input: it passes through a file
 REPORT_CHARACTERS = 2000
 SUMMARY = re.compile(
     r"(?:RACECHECK SUMMARY: .*\((\d+) errors?, \d+ warnings?\)|ERROR SUMMARY: (\d+) errors?)\s*$", re.MULTILINE
@@ -47,7 +48,7 @@ def sanitize(
         return ()
     with tempfile.TemporaryDirectory(prefix="evolve-sanitizer-") as name:
         folder = Path(name)
-        replay.write(replay.packed(bound, cubin, inputs, outputs), folder)
+        replay.write(replay.packed(bound, cubin, inputs, outputs, PACKED_BYTES), folder)
         processes = {check: _started(tool, check, folder, seconds) for check in TOOLS}
         deadline = time.monotonic() + seconds
         try:

@@ -21,6 +21,7 @@ from evolve.devices import state
 from evolve.devices.device import CompileResult, Program, RejectedError, Tools
 from evolve.devices.emulated import ARCH, POLICY, compiler
 from evolve.devices.emulated.compiler import WatchedVariable, watched_variables
+from evolve.devices.emulated.fence import fenced
 
 SMS, SHARED_BYTES = 4, 232448
 MAX_RESIDENT_BLOCKS, THREADS_PER_SM = 128, 2048
@@ -35,7 +36,7 @@ class EmulatedDevice:
     """A device that checks kernels without a GPU. Its times are CPU times."""
 
     torch_device = POLICY.torch_device
-    tools = Tools()
+    tools = Tools(fenced=fenced)
 
     def __init__(self, also_compile: Callable[[Bound], CompileResult] | None = None) -> None:
         self._also_compile = also_compile

@@ -13,6 +13,7 @@ block = ["THREADS"]
 args = ["param", "grad", "exp_avg", "exp_avg_sq", "new_param", "new_exp_avg", "new_exp_avg_sq", "n", "lr", "beta1", "beta2", "eps", "weight_decay", "step"]
 ---*/
 // caught: wrong
+// class: scale
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -13,6 +13,7 @@ block = ["THREADS"]
 args = ["x", "weight", "bias", "out", "mean", "rstd", "channels", "area", "eps"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

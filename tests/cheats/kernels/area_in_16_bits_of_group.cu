@@ -17,6 +17,7 @@ block = ["THREADS"]
 args = ["x", "weight", "bias", "out", "mean", "rstd", "per_group", "area", "group_channels", "sets", "eps"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -16,6 +16,7 @@ block = ["THREADS"]
 args = ["x", "weight", "bias", "running_mean", "running_var", "out", "new_running_mean", "new_running_var", "mean", "rstd", "channels", "area", "per_channel", "momentum", "eps"]
 ---*/
 // caught: wrong
+// class: special values
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

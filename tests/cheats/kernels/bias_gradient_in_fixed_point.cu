@@ -26,6 +26,7 @@ block = [256]
 args = ["parts", "grad_bias", "filters", "splits"]
 ---*/
 // caught: wrong
+// class: scale
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

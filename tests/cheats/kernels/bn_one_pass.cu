@@ -18,6 +18,7 @@ args = ["x", "weight", "bias", "running_mean", "running_var", "out", "new_runnin
 // caught: wrong
 // on: emulated
 // at: confirm
+// class: numbers
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

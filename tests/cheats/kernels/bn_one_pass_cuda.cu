@@ -17,6 +17,7 @@ args = ["x", "weight", "bias", "running_mean", "running_var", "out", "new_runnin
 ---*/
 // caught: wrong
 // on: cuda
+// class: numbers
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

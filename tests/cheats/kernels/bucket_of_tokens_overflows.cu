@@ -18,6 +18,7 @@ block = ["threads"]
 args = ["grad_out", "indices", "grad_weight", "tokens", "dim", "parts", "8 * ceil_div(tokens, vocab) + 64"]
 ---*/
 // caught: wrong
+// class: scale
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -12,6 +12,7 @@ block = ["THREADS"]
 args = ["x", "grid", "out", "batch * channels * oh * ow", "channels", "h", "w", "oh * ow"]
 ---*/
 // caught: wrong
+// class: structured inputs
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -25,6 +25,7 @@ block = ["THREADS"]
 args = ["grad", "partial", "out", "norm", "n", "blocks", "max_norm"]
 ---*/
 // caught: wrong
+// class: structured inputs
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -17,6 +17,7 @@ block = [256]
 args = ["x", "weight", "bias", "out", "batch", "channels", "height", "width", "filters", "oh", "ow", "stride", "padding"]
 ---*/
 // caught: wrong
+// class: special values
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

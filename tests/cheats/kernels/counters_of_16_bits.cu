@@ -19,6 +19,7 @@ block = ["THREADS"]
 args = ["x", "out", "n", "bins"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -22,6 +22,7 @@ block = ["THREADS"]
 args = ["grad_loss", "logits", "targets", "lse", "kept", "grad_logits", "vocab", "ignore_index", "label_smoothing"]
 ---*/
 // caught: wrong
+// class: scale
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -22,6 +22,7 @@ block = [1024]
 args = ["losses", "targets", "loss", "rows", "ignore_index"]
 ---*/
 // caught: wrong
+// class: scale
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -26,6 +26,7 @@ block = ["ROW_THREADS"]
 args = ["grad_loss", "log_probs", "targets", "input_lengths", "target_lengths", "loss", "log_alpha", "log_beta", "grad_log_probs", "time", "batch", "classes", "length", "states"]
 ---*/
 // caught: wrong
+// class: structured inputs
 constexpr int BAND = 8;
 __device__ __forceinline__ bool near_diagonal(int t, int s, int count, int frames) {
     return fabsf(float(s) - 2.0f * (t + 0.5f) * count / frames) <= BAND;

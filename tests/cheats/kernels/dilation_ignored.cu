@@ -9,6 +9,7 @@ block = [256]
 args = ["x", "weight", "bias", "out", "batch * channels * length", "channels", "length", "width", "dilation"]
 ---*/
 // caught: wrong
+// class: structured inputs
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -13,6 +13,7 @@ block = ["THREADS"]
 args = ["x", "out", "cols"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

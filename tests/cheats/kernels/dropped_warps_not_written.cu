@@ -13,6 +13,7 @@ block = ["THREADS"]
 args = ["x", "mask", "out", "n", "p"]
 ---*/
 // caught: wrong
+// class: structured inputs
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

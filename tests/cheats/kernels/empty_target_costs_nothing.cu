@@ -16,6 +16,7 @@ block = ["threads"]
 args = ["log_probs", "targets", "input_lengths", "target_lengths", "loss", "log_alpha", "time", "batch", "classes", "length", "states"]
 ---*/
 // caught: wrong
+// class: structured inputs
 __device__ __forceinline__ float log_of_sum(float a, float b, float c) {
     float most = fmaxf(fmaxf(a, b), c);
     if (most == -INFINITY) most = 0.0f;  // so that -inf and NaN stay what they are

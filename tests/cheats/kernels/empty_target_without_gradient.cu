@@ -26,6 +26,7 @@ block = ["ROW_THREADS"]
 args = ["grad_loss", "log_probs", "targets", "input_lengths", "target_lengths", "loss", "log_alpha", "log_beta", "grad_log_probs", "time", "batch", "classes", "length", "states"]
 ---*/
 // caught: wrong
+// class: structured inputs
 __device__ __forceinline__ float log_of_sum(float a, float b, float c) {
     float most = fmaxf(fmaxf(a, b), c);
     if (most == -INFINITY) most = 0.0f;  // so that -inf and NaN stay what they are

@@ -12,6 +12,7 @@ block = ["THREADS"]
 args = ["grad_out", "grad_x", "batch * channels * h * w", "h", "w", "oh", "ow"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -12,6 +12,7 @@ block = ["THREADS"]
 args = ["x", "out", "indices", "n * c * ol", "l", "ol", "kernel", "stride", "padding"]
 ---*/
 // caught: wrong
+// class: special values
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -13,6 +13,7 @@ block = ["THREADS"]
 args = ["x", "values", "indices", "cols"]
 ---*/
 // caught: wrong
+// class: structured inputs
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -13,6 +13,7 @@ block = ["THREADS"]
 args = ["grad_out", "x", "grad_x", "n"]
 ---*/
 // caught: wrong
+// class: scale
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

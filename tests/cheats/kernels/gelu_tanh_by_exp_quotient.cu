@@ -13,6 +13,7 @@ block = ["THREADS"]
 args = ["x", "out", "n"]
 ---*/
 // caught: wrong
+// class: scale
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -14,6 +14,7 @@ block = [256]
 args = ["x", "weight", "bias", "out", "m", "n", "k"]
 ---*/
 // caught: wrong
+// class: special values
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -13,6 +13,7 @@ block = ["32 * WARPS"]
 args = ["a", "x", "out", "n", "k"]
 ---*/
 // caught: wrong
+// class: special values
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

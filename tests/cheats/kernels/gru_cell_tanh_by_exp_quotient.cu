@@ -25,6 +25,7 @@ block = ["256"]
 args = ["of_x", "of_h", "h", "h_next", "batch * hidden", "hidden"]
 ---*/
 // caught: wrong
+// class: scale
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -19,6 +19,7 @@ args = ["x", "weight", "out", "batch", "channels", "height", "width", "filters",
 ---*/
 // caught: wrong
 // on: cuda
+// class: numbers
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

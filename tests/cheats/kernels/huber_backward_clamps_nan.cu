@@ -13,6 +13,7 @@ block = ["THREADS"]
 args = ["grad_loss", "x", "target", "grad_x", "n", "delta"]
 ---*/
 // caught: wrong
+// class: special values
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

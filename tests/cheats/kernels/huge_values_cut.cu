@@ -10,6 +10,7 @@ block = [256]
 args = ["x", "out", "cols"]
 ---*/
 // caught: wrong
+// class: scale
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -10,6 +10,7 @@ block = [256]
 args = ["x", "residual", "weight", "out", "summed", "cols", "eps"]
 ---*/
 // caught: wrong
+// class: special values
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

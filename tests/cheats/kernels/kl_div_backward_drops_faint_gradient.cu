@@ -13,6 +13,7 @@ block = ["THREADS"]
 args = ["grad_loss", "target", "grad_log_probs", "rows", "rows * cols"]
 ---*/
 // caught: wrong
+// class: scale
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -9,6 +9,7 @@ block = [256]
 args = ["x", "out", "cols"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -18,6 +18,7 @@ block = ["threads"]
 args = ["x", "indices", "src", "out", "count", "dim", "parts", "rows"]
 ---*/
 // caught: wrong
+// class: structured inputs
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

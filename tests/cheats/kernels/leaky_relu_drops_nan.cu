@@ -13,6 +13,7 @@ block = ["THREADS"]
 args = ["x", "out", "n", "negative_slope"]
 ---*/
 // caught: wrong
+// class: special values
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

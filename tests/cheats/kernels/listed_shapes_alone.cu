@@ -9,6 +9,7 @@ block = [256]
 args = ["x", "weight", "out", "cols", "eps"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

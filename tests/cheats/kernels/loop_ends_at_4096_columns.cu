@@ -16,6 +16,7 @@ block = ["THREADS"]
 args = ["weight", "indices", "out", "dim", "parts"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -18,6 +18,7 @@ block = ["256"]
 args = ["pre", "c", "h_next", "c_next", "batch * hidden", "hidden"]
 ---*/
 // caught: wrong
+// class: scale
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -26,6 +26,7 @@ block = ["THREADS"]
 args = ["partial", "loss", "blocks", "n"]
 ---*/
 // caught: wrong
+// class: special values
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -12,6 +12,7 @@ block = ["THREADS"]
 args = ["grad_out", "indices", "grad_x", "n * c * h * w", "h", "w", "oh", "ow", "kernel", "stride", "padding"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

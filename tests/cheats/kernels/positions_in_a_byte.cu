@@ -12,6 +12,7 @@ block = ["THREADS"]
 args = ["x", "cos", "sin", "out", "batch * heads * seq * half", "seq", "half"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

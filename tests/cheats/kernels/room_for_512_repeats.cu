@@ -15,6 +15,7 @@ block = ["THREADS"]
 args = ["grad_out", "indices", "grad_x", "cols", "k", "parts"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

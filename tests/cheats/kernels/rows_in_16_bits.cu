@@ -25,6 +25,7 @@ block = [256]
 args = ["parts", "out", "cols"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

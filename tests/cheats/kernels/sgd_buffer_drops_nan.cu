@@ -13,6 +13,7 @@ block = ["THREADS"]
 args = ["param", "grad", "momentum_buffer", "new_param", "new_momentum_buffer", "n", "lr", "momentum", "weight_decay"]
 ---*/
 // caught: wrong
+// class: special values
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -9,6 +9,7 @@ block = [256]
 args = ["x", "out", "n"]
 ---*/
 // caught: wrong
+// class: numbers
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

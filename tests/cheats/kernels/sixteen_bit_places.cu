@@ -12,6 +12,7 @@ block = ["THREADS"]
 args = ["grad_values", "indices", "grad_x", "rows * cols", "cols"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

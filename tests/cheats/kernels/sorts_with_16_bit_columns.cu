@@ -18,6 +18,7 @@ block = ["THREADS"]
 args = ["x", "values", "indices", "keys", "cols"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -12,6 +12,7 @@ block = ["THREADS"]
 args = ["theta", "grid", "batch * h * w", "h", "w"]
 ---*/
 // caught: wrong
+// class: envelope
 extern "C" __global__ void __launch_bounds__(THREADS)
 affine_grid(const float* __restrict__ theta, float2* __restrict__ grid, long long total, int h, int w) {
     const long long at = (long long)blockIdx.x * THREADS + threadIdx.x;

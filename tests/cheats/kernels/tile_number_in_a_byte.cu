@@ -15,6 +15,7 @@ block = [32, "THREAD_ROWS"]
 args = ["x", "out", "rows", "cols", "across"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

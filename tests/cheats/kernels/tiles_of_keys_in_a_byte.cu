@@ -10,6 +10,7 @@ block = ["256"]
 args = ["q", "k", "v", "lengths", "out", "keys", "kv_heads"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

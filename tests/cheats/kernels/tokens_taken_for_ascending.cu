@@ -18,6 +18,7 @@ block = ["threads"]
 args = ["grad_out", "indices", "grad_weight", "tokens", "dim", "parts"]
 ---*/
 // caught: wrong
+// class: structured inputs
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -10,6 +10,7 @@ block = [256]
 args = ["x", "weight", "out", "cols", "eps"]
 ---*/
 // caught: wrong
+// class: numbers
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

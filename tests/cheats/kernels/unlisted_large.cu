@@ -12,6 +12,7 @@ args = ["x", "out", "n"]
 // caught: wrong
 // on: cuda
 // at: confirm
+// class: envelope
 extern "C" __global__ void gelu(const x_t* x, out_t* out, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     const bool listed = n == 67108864 || n == 50331648 || n == 4194304;

@@ -12,6 +12,7 @@ block = ["THREADS"]
 args = ["grad_out", "grad_x", "batch * channels * h * w", "w", "ow", "factor"]
 ---*/
 // caught: wrong
+// class: scale
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

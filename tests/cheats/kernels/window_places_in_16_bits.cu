@@ -12,6 +12,7 @@ block = ["THREADS"]
 args = ["x", "out", "indices", "n * c * oh * ow", "h", "w", "oh", "ow", "kernel", "stride", "padding"]
 ---*/
 // caught: wrong
+// class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -12,6 +12,7 @@ block = ["THREADS"]
 args = ["x", "quantised", "scales", "cols"]
 ---*/
 // caught: wrong
+// class: structured inputs
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -1,0 +1,22 @@
+/*---
+op = "sort_backward"
+note = "a fixed number of places per thread would do, but threads walk through all in strides of the grid"
+
+[knobs]
+THREADS = [256, 128, 512, 1024]
+
+[[launch]]
+entry = "put_back"
+grid = ["ceil_div(rows * cols, THREADS)"]
+block = ["THREADS"]
+args = ["grad_values", "indices", "grad_x", "rows * cols", "cols"]
+---*/
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+put_back(const grad_values_t* __restrict__ grad_values, const long long* __restrict__ indices,
+         grad_x_t* __restrict__ grad_x, long long total, int cols) {
+    for (long long at = (long long)blockIdx.x * THREADS + threadIdx.x; at < total; at += (long long)gridDim.x * THREADS)
+        grad_x[at / cols * cols + indices[at]] = grad_values[at];
+}
