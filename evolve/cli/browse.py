@@ -6,9 +6,9 @@ import typer
 
 from archive.kernel import Kernel
 from archive.proposals import Proposal
-from archive.records import Evaluation
+from archive.records import DeviceInfo, Evaluation
 from archive.store import Store
-from archive.summaries import ProposalSummary
+from archive.summaries import KernelSummary, ProposalSummary
 from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, DevicePart, JsonOption, KernelArgument, OpFilter, op_names
@@ -26,8 +26,16 @@ from evolve.report.kernel import (
     reply_details,
     roots_shown,
 )
-from evolve.report.standing import WON_MEANS, devices, print_standing, standings, standings_table
-from evolve.report.words import console, print_json
+from evolve.report.standing import (
+    WON_MEANS,
+    devices,
+    first_proposals,
+    print_standing,
+    standings,
+    standings_table,
+    unmeasured_table,
+)
+from evolve.report.words import console, counted, print_json
 from reference_ops.catalog import is_path
 
 
@@ -45,7 +53,10 @@ def top(
     if failures:
         _list_failures(store, lookup.op_name(op), as_json=as_json)
         return
-    found = standings(store, lookup.op_name(op), device)
+    name = lookup.op_name(op)
+    found = standings(store, name, device)
+    if not (found or device) and _print_unmeasured(store, name, as_json=as_json):
+        return
     if as_json:
         print_json([facts.of_standing(standing) for standing in found])
     if not found:
@@ -60,6 +71,22 @@ def top(
     else:
         output.print(standings_table(found, output.width))
         output.print(f"\n{WON_MEANS}\nevolve top OP shows the champions and the population of an op", style="dim")
+
+
+def _print_unmeasured(store: Store, op: str, *, as_json: bool) -> bool:
+    """Print the kernels of an op that no device has evaluated, or how many there are; return whether there are any."""
+    kernels = store.find(Kernel, op) if op else []
+    held = store.count(KernelSummary, "op", op)
+    if held and as_json:
+        print_json([facts.of_unmeasured(op, kernels)] if op else [])
+    elif held:
+        output = console()
+        output.print(f"{op or counted(len(held), 'op')}: {counted(sum(held.values()), 'kernel')}, none evaluated yet")
+        if op:
+            proposals = first_proposals(store, [kernel.id for kernel in kernels])
+            output.print(unmeasured_table(kernels, proposals, output.width))
+        output.print(f"\nevolve run {op or 'softmax'} evaluates them; their speed needs a GPU", style="dim")
+    return bool(held)
 
 
 def _list_failures(store: Store, op: str, *, as_json: bool) -> None:
@@ -134,7 +161,9 @@ def tree(
     if as_json:
         print_json([facts.of_proposal(proposal) for proposal in store.find(ProposalSummary, name)])
         return
-    found = devices(store, name, device)
+    found: list[DeviceInfo | None] = [*devices(store, name, device)]
+    if not found and not device and store.count(KernelSummary, "op", name):
+        found = [None]
     if not found:
         lookup.absent(*_nothing(op, device, proposed=bool(store.count(Kernel, "op", name))))
     root = lookup.kernel(store, kernel) if kernel else None
@@ -147,7 +176,8 @@ def tree(
 def _print_tree(lines: Lineage, root: str, *, everything: bool) -> None:
     output = console()
     everything = everything or len(lines.parents) + len(lines.roots) <= MOST_SHOWN
-    output.print(f"{lines.op} on {lines.device.name}", style="bold")
+    where = f"on {lines.device.name}" if lines.device else "evaluated on no device yet"
+    output.print(f"{lines.op} {where}", style="bold")
     for kernel_id in [root] if root else roots_shown(lines, everything=everything):
         output.print(lineage_tree(lines, kernel_id, output.width, everything=everything))
     if not everything:
