@@ -13,7 +13,7 @@ from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, DevicePart, JsonOption, KernelArgument, OpFilter, op_names
 from evolve.errors import UserError
-from evolve.report import facts
+from evolve.report import facts, gains
 from evolve.report.basis import basis_of
 from evolve.report.failures import MOST_LISTED, failed_requests, failures_table, reasons, tally
 from evolve.report.kernel import (
@@ -27,12 +27,12 @@ from evolve.report.kernel import (
     roots_shown,
 )
 from evolve.report.standing import (
-    WON_MEANS,
+    ELSEWHERE_MEANS,
+    UNCONFIRMED,
     devices,
     first_proposals,
     print_standing,
     standings,
-    standings_table,
     unmeasured_table,
 )
 from evolve.report.words import console, counted, print_json
@@ -53,6 +53,9 @@ def top(
     if failures:
         _list_failures(store, lookup.op_name(op), as_json=as_json)
         return
+    if not op:
+        _print_overview(store, device, as_json=as_json)
+        return
     name = lookup.op_name(op)
     found = standings(store, name, device)
     if not (found or device) and _print_unmeasured(store, name, as_json=as_json):
@@ -60,33 +63,50 @@ def top(
     if as_json:
         print_json([facts.of_standing(standing) for standing in found])
     if not found:
-        lookup.absent(*_nothing(op, device, proposed=bool(store.count(Kernel, "op", lookup.op_name(op)))))
+        lookup.absent(*_nothing(op, device, proposed=bool(store.count(Kernel, "op", name))))
     if as_json:
         return
     output = console()
-    if op or len(found) == 1:
-        for standing in found:
-            print_standing(output, standing)
-            output.print()
-    else:
-        output.print(standings_table(found, output.width))
-        output.print(f"\n{WON_MEANS}\nevolve top OP shows the champions and the population of an op", style="dim")
+    for standing in found:
+        print_standing(output, standing)
+        output.print()
+
+
+def _print_overview(store: Store, device: str, *, as_json: bool) -> None:
+    """Print a line per op and device, most to gain first."""
+    found = gains.reached_everywhere(store, device)
+    if as_json:
+        print_json([gains.facts(one) for one in found])
+    held = set(store.count(KernelSummary, "op"))
+    if not found and (device or not held):
+        lookup.absent(*_nothing("", device, proposed=False))
+    if as_json:
+        return
+    output = console()
+    if found:
+        output.print(gains.reached_table(found, output.width))
+        output.print(f"\n{gains.MEANS}; {UNCONFIRMED}: a champion is not confirmed yet", style="dim")
+        if any(one.elsewhere for one in found):
+            output.print(ELSEWHERE_MEANS, style="dim")
+    if (waiting := len(held.difference(one.op for one in found))) and not device:
+        others = "other " if found else ""
+        output.print(f"{counted(waiting, f'{others}op')} with kernels that no device has evaluated yet")
+        output.print("evolve run softmax evaluates those of an op; their speed needs a GPU", style="dim")
+    output.print("evolve top OP shows the champions and the population of an op", style="dim")
 
 
 def _print_unmeasured(store: Store, op: str, *, as_json: bool) -> bool:
-    """Print the kernels of an op that no device has evaluated, or how many there are; return whether there are any."""
-    kernels = store.find(Kernel, op) if op else []
-    held = store.count(KernelSummary, "op", op)
-    if held and as_json:
-        print_json([facts.of_unmeasured(op, kernels)] if op else [])
-    elif held:
+    """Print the kernels of an op that no device has evaluated, and return whether there are any."""
+    kernels = store.find(Kernel, op)
+    if kernels and as_json:
+        print_json([facts.of_unmeasured(op, kernels)])
+    elif kernels:
         output = console()
-        output.print(f"{op or counted(len(held), 'op')}: {counted(sum(held.values()), 'kernel')}, none evaluated yet")
-        if op:
-            proposals = first_proposals(store, [kernel.id for kernel in kernels])
-            output.print(unmeasured_table(kernels, proposals, output.width))
-        output.print(f"\nevolve run {op or 'softmax'} evaluates them; their speed needs a GPU", style="dim")
-    return bool(held)
+        output.print(f"{op}: {counted(len(kernels), 'kernel')}, none evaluated yet", style="bold")
+        proposals = first_proposals(store, [kernel.id for kernel in kernels])
+        output.print(unmeasured_table(kernels, proposals, output.width))
+        output.print(f"\nevolve run {op} evaluates them; their speed needs a GPU", style="dim")
+    return bool(kernels)
 
 
 def _list_failures(store: Store, op: str, *, as_json: bool) -> None:

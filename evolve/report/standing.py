@@ -24,7 +24,6 @@ from evolve.report.words import (
     outcomes,
     short,
     times,
-    times_label,
     times_note,
     workload_labels,
 )
@@ -44,10 +43,6 @@ ALIVE_MEANS = (
 EMULATED_MEANS = (
     f"{OVER_FIRST}: time of the op's first kernel over this one's, on the CPU",
     "bytes/load: of the widest load from global memory",
-)
-WON_MEANS = (
-    "won: workloads on which a confirmed champion beats the best of PyTorch in a duel; "
-    f"{UNCONFIRMED}: at least one champion is not confirmed yet"
 )
 
 
@@ -222,31 +217,6 @@ def print_next_steps(output: Console, standing: Standing, locator: str, given: s
         lines = (f"  # {purpose}\n", f"  {whole}") if narrow else (f"  {command:<{longest}}   ", purpose)
         styles = ("dim", "cyan") if narrow else ("cyan", "dim")
         output.print(Text.assemble(*zip(lines, styles, strict=True)), soft_wrap=True)  # so that it can be copied
-
-
-def standings_table(found: Sequence[Standing], width: int) -> Table:
-    """Return a table with a row per op and device."""
-    numbers = ["won", "best", "worst", "alive", "judged", "pending"]
-    table = plain_table("op", "device", *numbers, "fittest", numbers=numbers, whole=["fittest"])
-    for standing in found:
-        of_pytorch = standing.basis.is_pytorch
-        speedups = [champion.measurement.speedup for champion in standing.champions if of_pytorch]
-        won = sum(champion.won for champion in standing.champions)
-        unsure = UNCONFIRMED if any(champion.confirmed is None for champion in standing.champions) else ""
-        label = times_label(standing.device.kind)
-        name = f"{standing.device.name} ({label})" if label else standing.device.name
-        table.add_row(
-            fitted(standing.op, "bold"),
-            fitted(name, "yellow" if label else ""),
-            f"{won}/{len(speedups)}{unsure}" if of_pytorch else "-",
-            times(max(speedups, default=None)),
-            times(min(speedups, default=None)),
-            str(len(standing.population)),
-            str(standing.judged),
-            str(standing.pending),
-            short(standing.population[0].kernel_id) if standing.population else "-",
-        )
-    return narrowed(table, width, ["judged", "worst", "pending", "alive", "fittest"])
 
 
 def headline(standing: Standing) -> Text:

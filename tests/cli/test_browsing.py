@@ -33,7 +33,7 @@ def parsed(capsys: Capture, *arguments: object) -> Any:
 def test_top_has_a_row_per_op_and_device(archive: Path, capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "top")
     assert code == 0
-    assert [line.split()[0] for line in output.splitlines()[1:4]] == ["softmax", "softmax", "unheard_of"]
+    assert [line.split()[0] for line in output.splitlines()[1:4]] == ["softmax?", "unheard_of?", "softmax?"]
     assert "Some CPU (CPU times)" in output
 
 
@@ -180,11 +180,37 @@ def test_show_names_the_workloads_that_a_kernel_does_not_accept(archive: Path, c
     assert "not accepted (rows×cols): 2×512 fp32\n" in evolve(capsys, "show", CHILD.id)[1]
 
 
-def test_top_counts_only_the_wins_of_confirmed_champions(archive: Path, capsys: Capture) -> None:
-    assert " 0/2? " in evolve(capsys, "top")[1]
+def test_the_overview_has_geometric_means_and_marks_champions_that_are_not_confirmed(
+    archive: Path, capsys: Capture
+) -> None:
+    rows = [line.split() for line in evolve(capsys, "top")[1].splitlines()]
+    (row,) = [row for row in rows if row[:1] == ["softmax?"] and "GPU" in row]
+    assert row[-6:] == ["45%", "40%", "4.47x", "4.00x", "2/2", "3"]  # of 10/20 and 10/25, and of 100/20 and 100/25
     store = open_archive(archive)
-    store.append(confirmed(BEST.id, GPU, 2.0, **{ROWS: 20.0, COLS: 99.5}), failed(CHILD.id, created=2.0))
-    assert " 1/2 " in evolve(capsys, "top")[1]
+    store.append(confirmed(BEST.id, GPU, 2.0, **{ROWS: 20.0, COLS: 125.0}), failed(CHILD.id, created=2.0))
+    store.append(failed(BEST.id, created=3.0), confirmed(BEST.id, GPU, 4.0, **{ROWS: 20.0, COLS: 125.0}))
+    rows = [line.split() for line in evolve(capsys, "top")[1].splitlines()]
+    (row,) = [row for row in rows if row[:1] == ["softmax"] and "GPU" in row]
+    assert row[-6:-1] == ["20%", "8%", "2.00x", "0.80x", "1/2"]
+
+
+def test_the_overview_begins_with_most_to_gain(archive: Path, capsys: Capture) -> None:
+    found = parsed(capsys, "top", "--json")
+    assert [(one["op"], one["emulated"]) for one in found] == [
+        ("softmax", False), ("unheard_of", False), ("softmax", True),
+    ]  # fmt: skip
+    store = open_archive(archive)
+    far = replace(passed(BEST.id, GPU, 5.0, n=1000.0), op="far")
+    store.append(proposal(kernel(7, op="far")), replace(far, kernel_id=kernel(7, op="far").id))
+    assert parsed(capsys, "top", "--json")[0]["op"] == "far"
+
+
+@pytest.mark.usefixtures("fresh")
+def test_the_overview_marks_what_was_measured_elsewhere(capsys: Capture) -> None:
+    output = evolve(capsys, "top")[1]
+    assert "softmax*" in output
+    assert "Some GPU" in output
+    assert "measured elsewhere on such a GPU" in output
 
 
 def test_top_as_json_marks_confirmed_champions(archive: Path, capsys: Capture) -> None:

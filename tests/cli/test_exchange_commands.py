@@ -220,7 +220,7 @@ def test_a_damaged_archive_is_an_error_without_traceback(archive: Path, capsys: 
     filled(archive)
     with closing(sqlite3.connect(archive)) as connection, connection:
         connection.execute("UPDATE evaluations SET outcome = 'splendid'")
-    code, _, errors = evolve(capsys, "top")
+    code, _, errors = evolve(capsys, "top", "softmax")
     assert code == 2
     assert "is damaged: row" in errors
     assert "evolve recover" in errors

@@ -108,7 +108,7 @@ def test_square_brackets_in_a_message_are_printed_as_they_are(capsys: Capture, t
 def test_an_unexpected_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path) -> None:
     monkeypatch.setattr("evolve.cli.browse.standings", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        evolve(capsys, "top", "--archive", filled(tmp_path / "a.db"))
+        evolve(capsys, "top", "softmax", "--archive", filled(tmp_path / "a.db"))
 
 
 def test_a_closed_pipe_ends_a_command_quietly(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""What the champions of an op reach on a device, and what is left to gain: the geometric means over its workloads."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from archive.records import DeviceInfo
+from archive.store import Store
+from archive.summaries import EvaluationSummary, RankedTimes, Timing
+from evolve.devices.choose import policy_of
+from evolve.report.standing import ELSEWHERE, UNCONFIRMED, devices
+from evolve.report.tables import fitted, narrowed, plain_table
+from evolve.report.words import percent, times, times_label
+from evolve.selection import population
+
+MEANS = (
+    "light and speedup: geometric means over all workloads of the champions' share of the speed of light, and of "
+    "their speedup over the best of PyTorch; faster: workloads on which they are faster; most to gain first"
+)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What the champions of one op reach on one device. Shares and speedups exist for GPU times only."""
+
+    op: str
+    device: DeviceInfo
+    timings: tuple[Timing, ...]  # of the champion on each workload
+    judged: int = 0  # kernels with a verdict
+    confirmed: bool = True  # whether all champions are
+    elsewhere: bool = False  # whether the times of a champion ship with the package
+
+    @property
+    def on_gpu(self) -> bool:
+        return policy_of(self.device.kind).times_are_gpu_times
+
+    @property
+    def lights(self) -> list[float]:
+        return [share for timing in self.timings if self.on_gpu and (share := timing.share_of_light)]
+
+    @property
+    def speedups(self) -> list[float]:
+        return [timing.speedup for timing in self.timings] if self.on_gpu else []
+
+    @property
+    def to_gain(self) -> float:
+        """The factor by which kernels at the speed of light would be faster; 0 if it is unknown."""
+        light = geometric_mean(self.lights)
+        return 1 / light if light else 0.0
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """Return the geometric mean of positive numbers, or None if there are none."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def reached_everywhere(store: Store, part: str = "") -> list[Reached]:
+    """Return what the champions of each op reach on each device with `part` in its key, most to gain first."""
+    ops = sorted(store.count(EvaluationSummary, "op"))
+    found = [_reached(store, op, info) for op in ops for info in devices(store, op, part)]
+    return sorted(found, key=lambda one: (not one.on_gpu, -one.to_gain, one.op))
+
+
+def _reached(store: Store, op: str, device: DeviceInfo) -> Reached:
+    leaders = population.leaders(store.find(RankedTimes, op, device=device.key))
+    timings = tuple(
+        timing for workload, one in leaders.items() for timing in one.measurements if timing.workload == workload
+    )
+    shipped = store.find(EvaluationSummary, op, ids={one.id for one in leaders.values()}, shipped=True)
+    judged = store.count(EvaluationSummary, "device", op, device=device.key, in_force=True)
+    return Reached(
+        op, device, timings, judged.get(device.key, 0), all(one.confirmed for one in leaders.values()), bool(shipped)
+    )
+
+
+def reached_table(found: Sequence[Reached], width: int) -> Table:
+    """Return a table with a row per op and device."""
+    numbers = ["light", "worst", "speedup", "worst ", "faster", "judged"]
+    table = plain_table("op", "device", *numbers, numbers=numbers, whole=["op"])
+    for one in found:
+        label = times_label(one.device.kind)
+        marks = ("" if one.confirmed else UNCONFIRMED) + (ELSEWHERE if one.elsewhere else "")
+        name = f"{one.device.name} ({label})" if label else one.device.name
+        faster = sum(speedup > 1 for speedup in one.speedups)
+        table.add_row(
+            fitted(f"{one.op}{marks}", "bold"),
+            fitted(name, "yellow" if label else ""),
+            percent(geometric_mean(one.lights)),
+            percent(min(one.lights, default=None)),
+            times(geometric_mean(one.speedups)),
+            times(min(one.speedups, default=None)),
+            f"{faster}/{len(one.speedups)}" if one.on_gpu else "-",
+            str(one.judged),
+        )
+    return narrowed(table, width, ["judged", "worst ", "worst", "faster"])
+
+
+def facts(one: Reached) -> dict[str, Any]:
+    """Return a row of the table as plain values."""
+    return {
+        "op": one.op,
+        "device": one.device.key,
+        "emulated": not one.on_gpu,
+        "workloads": len(one.timings),
+        "light": geometric_mean(one.lights),
+        "worst_light": min(one.lights, default=None),
+        "speedup": geometric_mean(one.speedups),
+        "worst_speedup": min(one.speedups, default=None),
+        "faster": sum(speedup > 1 for speedup in one.speedups),
+        "judged": one.judged,
+        "confirmed": one.confirmed,
+        "measured_elsewhere": one.elsewhere,
+    }
