@@ -13,13 +13,17 @@ from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, ExampleOption, JsonOption, op_names, with_example
 from evolve.engines import trial
+from evolve.errors import UserError
+from evolve.report.standing import ELSEWHERE, ELSEWHERE_MEANS
 from evolve.report.tables import fitted, plain_table
-from evolve.report.words import complain, console, print_json, short, times, workload_labels
+from evolve.report.words import complain, console, counted, listed, print_json, short, times, workload_labels
 
 if TYPE_CHECKING:
     from evolve.export.package import ExportReport
 
+CALLS_SHOWN = 6  # calls without a kernel
 OPS_HELP = "Ops, files or functions to export, as they were named for `evolve run` [default: all with champions]."
+ALL_HELP = "Export every op of the catalog; where no kernel has won yet, PyTorch runs."
 PYTORCH_HELP = "Also export ops for which no kernel has won on a GPU yet, as functions that run PyTorch."
 TRUST_HELP = "Also export kernels measured in merged archives but not tested here; use it for your own archives."
 
@@ -35,6 +39,7 @@ def export(  # noqa: PLR0913, PLR0917 - one per option
         Path | None, typer.Option("--out", metavar="DIR", help="Folder to write to [default: the package's name].")
     ] = None,
     example: ExampleOption = None,
+    every: Annotated[bool, typer.Option("--all", help=ALL_HELP)] = False,
     pytorch_too: Annotated[bool, typer.Option("--pytorch-too", help=PYTORCH_HELP)] = False,
     trust_merged: Annotated[bool, typer.Option("--trust-merged", help=TRUST_HELP)] = False,
     archive: ArchiveOption = None,
@@ -44,7 +49,9 @@ def export(  # noqa: PLR0913, PLR0917 - one per option
     from evolve.export.package import export as write_package
     from reference_ops import catalog
 
-    named = with_example(tuple(ops or ()), example)
+    if ops and every:
+        raise UserError(f"--all takes every op of the catalog, got also {listed(ops)}", "leave out --all, or the ops")
+    named = with_example(tuple(catalog.names() if every else ops or ()), example)
     with closing(wiring.archive(archive, read_only=True)) as store:
         evaluated = sorted(store.count(Evaluation, "op"))
         elsewhere = [op for op in named or evaluated if op in evaluated and op not in catalog.names()]
@@ -53,10 +60,11 @@ def export(  # noqa: PLR0913, PLR0917 - one per option
         if elsewhere and len(elsewhere) == len(named or evaluated):
             raise typer.Exit(2)
         chosen = [op for op in named or evaluated if op not in elsewhere]
-        loaded = [(trial.load(op), catalog.locate(op)) for op in chosen]
-        report = write_package(
-            store, loaded, out or Path(name), name, trust_merged=trust_merged, pytorch_too=pytorch_too
-        )
+        with console(stderr=True).status(f"exporting {counted(len(chosen), 'op')}"):
+            loaded = [(trial.load(op), catalog.locate(op)) for op in chosen]
+            report = write_package(
+                store, loaded, out or Path(name), name, trust_merged=trust_merged, pytorch_too=pytorch_too or every
+            )
     if as_json:
         print_json({**asdict(report), "folder": str(report.folder)})
     else:
@@ -65,20 +73,29 @@ def export(  # noqa: PLR0913, PLR0917 - one per option
 
 def _print_report(report: "ExportReport", output: Console) -> None:
     output.print(f"{report.folder}: the package {report.package}", style="bold")
+    without = [exported.name for exported in report.ops if not exported.kernels]
+    if len(without) > CALLS_SHOWN:
+        shown = f"{', '.join(without[:CALLS_SHOWN])} and {len(without) - CALLS_SHOWN} more"
+        output.print(f"\nno kernel has won on a GPU yet, so that PyTorch runs: {shown}")
     for exported in report.ops:
-        output.print(f"\n{exported.call}", style="bold")
         if not exported.kernels:
-            output.print("no kernel has won on a GPU yet: PyTorch runs")
+            if len(without) <= CALLS_SHOWN:
+                output.print(f"\n{exported.call}", style="bold")
+                output.print("no kernel has won on a GPU yet: PyTorch runs")
             continue
+        output.print(f"\n{exported.call}", style="bold")
         wins = [(kernel, win) for kernel in exported.kernels for win in kernel.wins]
         labels = workload_labels(list(dict.fromkeys(win.workload for _, win in wins)))
         table = plain_table("kernel", labels.heading, "speedup", "device", "idea", numbers=["speedup"])
         for kernel, win in wins:
             table.add_row(
-                short(kernel.id), fitted(labels.of[win.workload]), times(win.speedup), fitted(win.device),
+                short(kernel.id), fitted(labels.of[win.workload]), times(win.speedup),
+                fitted(f"{win.device}{ELSEWHERE if win.elsewhere else ''}"),
                 fitted(kernel.note, "dim"),
             )  # fmt: skip
         output.print(table)
+    if any(win.elsewhere for exported in report.ops for kernel in exported.kernels for win in kernel.wins):
+        output.print(f"\n{ELSEWHERE_MEANS}", style="dim")
     for skipped in report.skipped:
         hint = f" ({skipped.hint})" if skipped.hint else ""
         output.print(f"\nwithout {skipped.name}: {skipped.reason}{hint}", style="yellow")

@@ -32,6 +32,7 @@ class Win:
     workload: str
     device: str
     speedup: float  # in the paired timing
+    elsewhere: bool = False  # measured on another machine with such a GPU
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def _op_files(op: Op, path: Path, chosen: _Chosen) -> _OpFiles:
 
 def _wins(kernel: str, best: winners.Champions) -> tuple[Win, ...]:
     return tuple(
-        Win(measured.times.workload, measured.device, measured.duel.speedup)
+        Win(measured.times.workload, measured.device, measured.duel.speedup, measured.elsewhere)
         for winner, measured in best.values()
         if winner == kernel and measured.duel and measured.duel.won
     )
@@ -218,7 +219,7 @@ def _check_target(folder: Path, name: str) -> None:
 
 def _nothing(skipped: Sequence[SkippedOp]) -> UserError:
     if not skipped:
-        return UserError("there is no op to export", "name an op, such as softmax")
+        return UserError("there is no op to export", "name an op, such as softmax, or take every op with --all")
     reasons = "\n".join(f"  {op.name}: {op.reason}" for op in skipped)
     hint = next((op.hint for op in skipped if op.hint), "")
     return UserError(

@@ -34,7 +34,8 @@ def confirmed_on_gpus(
 ) -> list[Evaluation]:
     """Return the latest evaluations of confirmed kernels on GPUs. Raise a NoWinnerError if there is none.
 
-    Evaluations from merged archives count only with `trust_merged`: a package should contain times measured here.
+    Evaluations from merged archives count only with `trust_merged`: a package should contain times measured here, or
+    those that ship with evolve, which are marked as measured elsewhere.
     """
     named = shlex.quote(catalog.loaded_as(op))
     merged = set() if trust_merged else {one.evaluation_id for one in store.find(Merged, op.name)}
@@ -154,6 +155,7 @@ def _measured(op: Op, kernel: Kernel, evaluation: Evaluation) -> Iterator[Measur
             workspace_bytes=sum(workspace.nbytes for workspace in bound.workspace),
             deterministic=evaluation.deterministic,
             duel=evaluation.confirmed.duel(workload.key) if evaluation.confirmed else None,
+            elsewhere=evaluation.shipped,
         )
 
 

@@ -32,6 +32,7 @@ class Measured:
     workspace_bytes: int = 0
     deterministic: bool | None = None
     duel: Duel | None = None  # a paired timing against the fastest of PyTorch, in a fresh process
+    elsewhere: bool = False  # measured on another machine with such a GPU, and not on the one that wrote the package
 
     @property
     def wins(self) -> bool:
