@@ -19,6 +19,7 @@ from evolve.cli import (
     run,
     runs,
     ship,
+    verify,
 )
 
 EPILOG = "Start with `evolve doctor`, then `evolve run softmax`."
@@ -35,7 +36,7 @@ app = typer.Typer(
 for command in (
     run.run, runs.runs, runs.compare, ops.ops, kernelbench.kernelbench,
     browse.top, browse.show, browse.diff, browse.tree, ask.ask,
-    exchange.tell, evaluate.evaluate, confirm.confirm, profile.profile, exchange.merge, exchange.recover,
+    exchange.tell, evaluate.evaluate, confirm.confirm, verify.verify, profile.profile, exchange.merge, exchange.recover,
     export.export, doctor.doctor,
 ):  # fmt: skip
     app.command()(command)
