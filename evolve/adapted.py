@@ -14,10 +14,10 @@ from reference_ops.twins import Twin, twins
 C_TYPES = {"float32": "float", "float64": "double", "int64": "long long", "int32": "int"}
 
 
-def kernels_for(task: Op) -> Iterator[Kernel]:
+def kernels_for(task: Op, *, plain: bool = False) -> Iterator[Kernel]:
     """Yield the shipped kernels of all ops that compute the same as the task, as far as they can be adapted."""
     for twin in twins(task):
-        for kernel in library.shipped(twin.op.name):
+        for kernel in library.plain(twin.op.name) if plain else library.shipped(twin.op.name):
             if found := adapted(kernel, task, twin):
                 yield found
 

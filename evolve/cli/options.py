@@ -192,7 +192,7 @@ def budget_arguments(budget: Budget) -> list[str]:
 
 
 VALUED = {"--device": "device", "--proposer": "proposer", "--model": "models", "--replay": "replay"}
-FLAGS = {"--fresh": "fresh", "--no-tune": "no_tune", "--no-seeds": "no_seeds"}
+FLAGS = {"--fresh": "fresh", "--no-tune": "no_tune", "--no-seeds": "no_seeds", "--no-champions": "no_champions"}
 
 
 @dataclass(frozen=True)
@@ -208,6 +208,7 @@ class RunOptions:
     no_seeds: bool = False
     strategy: str = ""
     seed: int | None = None
+    no_champions: bool = False
     gpus: str = ""  # may change when a run is resumed, so it is not recorded
 
     def arguments(self) -> list[str]:

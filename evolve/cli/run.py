@@ -61,6 +61,9 @@ StrategyOption = Annotated[
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Use only kernels that this run itself proposes.")]
 NoTuneOption = Annotated[bool, typer.Option("--no-tune", help="Do not tune the knobs of the models' kernels.")]
 NoSeedsOption = Annotated[bool, typer.Option("--no-seeds", help="Do not start from the shipped kernels.")]
+NoChampionsOption = Annotated[
+    bool, typer.Option("--no-champions", help="Of the shipped kernels, start only from the plain ones (simple.cu).")
+]
 ReplayOption = Annotated[
     str, typer.Option(metavar="RUN", help="Replay the answers of a recorded run instead of asking a model.")
 ]
@@ -87,6 +90,7 @@ def run(  # noqa: PLR0913, PLR0917 - one per option
     fresh: FreshOption = False,
     no_tune: NoTuneOption = False,
     no_seeds: NoSeedsOption = False,
+    no_champions: NoChampionsOption = False,
     replay: ReplayOption = "",
     resume: ResumeOption = "",
     example: ExampleOption = None,
@@ -95,7 +99,9 @@ def run(  # noqa: PLR0913, PLR0917 - one per option
 ) -> None:
     """Evolve kernels for ops. Results are archived as they arrive; the same command continues from them."""
     limits = options.parse_budget(minutes, evals, tokens, usd, until_sol)
-    given = RunOptions(device, proposer, tuple(model or ()), replay, fresh, no_tune, no_seeds, strategy, seed, gpus)
+    given = RunOptions(
+        device, proposer, tuple(model or ()), replay, fresh, no_tune, no_seeds, strategy, seed, no_champions, gpus
+    )
     named = with_example(tuple(ops or ()), example)
     command = ["evolve", "run", *named, *(["--all"] if every else []), *_location(device, archive)]
     if resume:

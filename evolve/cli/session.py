@@ -169,6 +169,7 @@ def replayed(ops: Sequence[str], given: RunOptions, limits: Budget, archive: Pat
         fresh=given.fresh or before.fresh,
         no_tune=given.no_tune or before.no_tune,
         no_seeds=given.no_seeds or before.no_seeds,
+        no_champions=given.no_champions or before.no_champions,
         strategy=given.strategy or before.strategy,
         seed=before.seed if given.seed is None else given.seed,
     )
@@ -202,40 +203,53 @@ def opened(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, c
     with_model = backends.proposer.name != OFFLINE
     claims = None if setup.run_options.replay else backends.claims  # a replay repeats verdicts that are known
     searches = [
-        Search(run.id, op, locator, run.seed, total, scope=_scope(run, setup.run_options),
+        Search(run.id, op, locator, run.seed, total, scope=_scope(run, op, setup.run_options),
                profiled=with_model, share=Share(claims, backends.phases.wait))
         for run, (op, locator) in zip(runs, loaded, strict=True)
     ]  # fmt: skip
     before = sum((spent_by(search, backends) for search in searches), Spent()) if setup.runs else Spent()
     left = budget.left(total, before)
     given = setup.run_options
-    start = () if given.no_seeds or given.fresh else tuple(_seeds([op for op, _ in loaded], kind))
+    start = (
+        () if given.no_seeds or given.fresh else tuple(_seeds([op for op, _ in loaded], kind, plain=given.no_champions))
+    )
     deadline = float("inf") if left.seconds is None else time.monotonic() + left.seconds
     searches = [replace(search, budget=left, deadline=deadline) for search in searches]
     return Session(backends, identity, tuple(searches), total, before, start, tuple(command), setup.given, given.replay)
 
 
-def _scope(run: Run, given: RunOptions) -> Scope:
-    without = seeds.kernels(run.op) if given.no_seeds else []
-    return Scope(run.id, run.strategy, given.fresh, frozenset(kernel.id for kernel in without))
+def _scope(run: Run, op: Op, given: RunOptions) -> Scope:
+    """Return what counts in a run: shipped kernels that it does not start from do not, whatever is known of them."""
+    kept = {kernel.id for kernel in _shipped(op, plain=True)} if given.no_champions and not given.no_seeds else set()
+    left_out = _shipped(op, knobs=True) if given.no_seeds or given.no_champions else []
+    return Scope(
+        run.id, run.strategy, given.fresh, frozenset(kernel.id for kernel in left_out if kernel.id not in kept)
+    )
 
 
-def _seeds(ops: Sequence[Op], device: str) -> Iterator[Proposal]:
+def _seeds(ops: Sequence[Op], device: str, *, plain: bool) -> Iterator[Proposal]:
     """Yield the shipped kernels that the device supports, as proposals whose ids are the same in every run.
+
+    On a GPU they include those with other knobs, with which they have won on some GPU.
+    """
+    for op in ops:
+        for kernel in _shipped(op, plain=plain, knobs=policy_of(device).times_are_gpu_times):
+            if choose.supports(device, kernel):
+                yield seeds.proposal(kernel, time.time())
+
+
+def _shipped(op: Op, *, plain: bool = False, knobs: bool = False) -> list[Kernel]:
+    """Return the shipped kernels of an op, or only its plain one; `knobs` adds those with other knobs.
 
     A task or function that computes the same as an op of the catalog gets the kernels of that op, adapted.
     """
     from evolve import adapted
 
-    for op in ops:
-        for kernel in adapted.kernels_for(op) if op.standalone else _shipped(op.name, device):
-            if choose.supports(device, kernel):
-                yield seeds.proposal(kernel, time.time())
-
-
-def _shipped(op: str, device: str) -> list[Kernel]:
-    """Return the shipped kernels; on a GPU also with other knobs, with which they have won on some GPU."""
-    return seeds.kernels(op) if policy_of(device).times_are_gpu_times else library.shipped(op)
+    if op.standalone:
+        return list(adapted.kernels_for(op, plain=plain))
+    if plain:
+        return library.plain(op.name)
+    return seeds.kernels(op.name) if knobs else library.shipped(op.name)
 
 
 def spent_by(search: Search, backends: Backends) -> Spent:

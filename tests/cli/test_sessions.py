@@ -1,15 +1,18 @@
 """Sessions: the searches of a resumed campaign, and the reason that is printed when it ends."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
-from records import CPU
+from records import CPU, GPU, confirmed
 from scripted_runs import PricedModel, kernel, op
+from shipping import ship
 
+from archive import library, measured
 from archive.proposals import Budget, Proposal, Run
-from archive.records import Evaluation, Measurement, Outcome
+from archive.records import DeviceInfo, Evaluation, Measurement, Outcome
 from archive.sqlite import SqliteStore, open_archive
 from evolve.budget import Ended
 from evolve.cli.display import reason, standing_of
@@ -20,6 +23,7 @@ from evolve.proposers.tuner.proposer import OfflineProposer
 from evolve.report.progress import Phases
 from evolve.report.words import console
 from evolve.request import Proposer
+from reference_ops import catalog
 
 FILES = ("one.py", "two.py")
 LIMITS = Budget(evals=4)
@@ -89,3 +93,39 @@ def test_the_end_of_a_campaign_names_the_op_without_a_kernel(store: SqliteStore)
 
 def test_a_campaign_ends_when_its_model_has_no_more_to_offer(store: SqliteStore) -> None:
     assert ending(campaign(store, ["one", "two"], PricedModel())) == "The proposer has no further proposals."
+
+
+def starting(store: SqliteStore, given: RunOptions, device: DeviceInfo = CPU) -> Session:
+    softmax = catalog.load("softmax")
+    backends = Backends(OfflineProposer(), FakeEngine(info=device), store, Phases())
+    return opened(Setup(("softmax",), given, LIMITS), [(softmax, "softmax")], backends, [])
+
+
+def test_a_run_starts_from_every_shipped_kernel(store: SqliteStore) -> None:
+    session = starting(store, RunOptions(), GPU)
+    assert [seed.kernel_id for seed in session.seeds] == [kernel.id for kernel in library.shipped("softmax")]
+    assert session.searches[0].scope.excluded == frozenset()
+
+
+def test_a_run_without_champions_starts_from_the_plain_kernel(store: SqliteStore) -> None:
+    session = starting(store, RunOptions(no_champions=True))
+    (plain,) = library.plain("softmax")
+    assert [seed.kernel_id for seed in session.seeds] == [plain.id]
+    assert session.searches[0].scope.excluded == {kernel.id for kernel in library.shipped("softmax")} - {plain.id}
+
+
+def test_a_run_without_seeds_starts_from_nothing_that_ships(store: SqliteStore) -> None:
+    session = starting(store, RunOptions(no_seeds=True))
+    assert session.seeds == ()
+    assert session.searches[0].scope.excluded == {kernel.id for kernel in library.shipped("softmax")}
+
+
+def test_a_run_on_a_gpu_starts_from_the_settings_that_won_on_some_gpu(
+    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (plain,) = library.plain("softmax")
+    tuned = plain.with_knobs({"THREADS": 512})
+    verdict = measured.as_shipped(confirmed(tuned.id, replace(GPU, name="Another GPU"), 1.0, w=5.0))
+    ship(tmp_path / "kernels", monkeypatch, plain, found=[measured.MeasuredKernel("k0.cu", tuned, verdict)])
+    assert [seed.kernel_id for seed in starting(store, RunOptions(), GPU).seeds] == [plain.id, tuned.id]
+    assert [seed.kernel_id for seed in starting(store, RunOptions()).seeds] == [plain.id]
