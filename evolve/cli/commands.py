@@ -13,6 +13,7 @@ from evolve.cli import (
     evaluate,
     exchange,
     export,
+    figures,
     kernelbench,
     ops,
     profile,
@@ -41,6 +42,7 @@ for command in (
 ):  # fmt: skip
     app.command()(command)
 app.command("ship")(ship.ship_champions)
+app.command()(figures.figures)
 
 
 def _print_version(requested: bool) -> None:

@@ -84,8 +84,8 @@ def _named(ops: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _archived(store: "SqliteStore") -> Iterator[tuple[str, str]]:
-    """Yield the name and the locator of each evaluated op, and warn about ops that are not in the catalog."""
-    for op in sorted(store.count(Evaluation, "op")):
+    """Yield the name and the locator of each op that was evaluated here, and warn about those outside the catalog."""
+    for op in sorted(store.count(Evaluation, "op", shipped=False)):
         if op in op_names():
             yield op, op
         else:

@@ -188,9 +188,7 @@ class KnownTimes:
 
 def _known(archive: Path, names: Sequence[str], part: str) -> KnownTimes:
     """Return the archived times of these ops, or of all, on the device with `part` in its key."""
-    if not archive.exists():
-        return KnownTimes()
-    with closing(wiring.archive(archive, read_only=True)) as store:
+    with closing(wiring.readable_archive(archive)) as store:
         standards = [one for name in names or [""] for one in store.find(Standard, name)]
         ops = names or sorted(store.count(Evaluation, "op"))
         newest = [one for op in ops for one in _newest(store, op)]

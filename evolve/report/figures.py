@@ -1,0 +1,197 @@
+"""Figures of the README: a table and one picture of what the shipped champions reach, drawn from shipped measurements.
+
+Everything here is text. The same measurements give the same text, so that a check can compare them.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+
+from archive.measured import MeasuredKernel
+from archive.records import Measurement
+from evolve.report.gains import geometric_mean
+from evolve.report.words import counted, percent, times
+from evolve.selection import population
+from reference_ops.listing import Listed
+
+BEGIN = "<!-- figures: `evolve figures` writes what follows, up to the end -->"
+END = "<!-- end of figures -->"
+PICTURE = ".github/figures.svg"
+NONE_YET = (
+    "No measurements ship with this version yet: its kernels are correct starting points, to be measured and evolved\n"
+    "on your GPU. Earlier runs on one H200 are in [archive/README.md](archive/README.md)."
+)
+
+
+@dataclass(frozen=True)
+class FamilyFigures:
+    """What the champions of one family of ops reach on one GPU."""
+
+    family: str
+    ops: int
+    measurements: tuple[Measurement, ...]  # of the champion on each workload
+
+    @property
+    def lights(self) -> list[float]:
+        return [share for one in self.measurements if (share := one.share_of_light)]
+
+    @property
+    def speedups(self) -> list[float]:
+        return [one.speedup for one in self.measurements]
+
+    @property
+    def over_eager(self) -> list[float]:
+        return [one.eager_us / one.median_us for one in self.measurements]
+
+
+@dataclass(frozen=True)
+class DeviceFigures:
+    """The figures of one GPU, with all families together as the last row."""
+
+    device: str
+    families: tuple[FamilyFigures, ...]
+    toolchains: tuple[str, ...]
+    dates: tuple[str, str]  # of the first and the last measurement
+
+    @property
+    def total(self) -> FamilyFigures:
+        every = tuple(one for family in self.families for one in family.measurements)
+        return FamilyFigures("all", sum(family.ops for family in self.families), every)
+
+
+def of_devices(ops: Iterable[Listed], shipped: Mapping[str, Sequence[MeasuredKernel]]) -> list[DeviceFigures]:
+    """Return the figures of each GPU, the one with the most workloads first; `shipped` holds what ships of each op."""
+    listed = {op.name: op for op in ops}
+    by_device: dict[str, dict[str, list[MeasuredKernel]]] = defaultdict(lambda: defaultdict(list))
+    for name, found in shipped.items():
+        for one in found:
+            by_device[one.evaluation.device.name][name].append(one)
+    figures = [_device(name, of_op, listed) for name, of_op in by_device.items()]
+    kept = [one for one in figures if one.families]
+    return sorted(kept, key=lambda one: (-len(one.total.measurements), one.device))
+
+
+def _device(name: str, of_op: Mapping[str, Sequence[MeasuredKernel]], listed: Mapping[str, Listed]) -> DeviceFigures:
+    families: dict[str, dict[str, list[Measurement]]] = defaultdict(dict)
+    for op, found in sorted(of_op.items()):
+        best = _champions(listed[op], found) if op in listed else []
+        if best:
+            families[listed[op].family][op] = best
+    evaluations = [one.evaluation for found in of_op.values() for one in found]
+    toolchains = {f"PyTorch {one.device.torch}, driver {one.device.driver}" for one in evaluations if one.device.torch}
+    dates = sorted(one.created for one in evaluations)
+    return DeviceFigures(
+        name,
+        tuple(
+            FamilyFigures(family, len(ops), tuple(one for best in ops.values() for one in best))
+            for family, ops in sorted(families.items())
+        ),
+        tuple(sorted(toolchains)),
+        (_day(dates[0]), _day(dates[-1])),
+    )
+
+
+def _champions(op: Listed, found: Sequence[MeasuredKernel]) -> list[Measurement]:
+    """Return the champions' times at the op's workloads of today."""
+    winners = population.leaders(one.evaluation for one in found)
+    return [population.champion(w, evaluation).measurement for w, evaluation in winners.items() if w in op.gpu]
+
+
+def section(devices: Sequence[DeviceFigures]) -> str:
+    """Return the part of the README between its marks."""
+    if not devices:
+        return f"{BEGIN}\n{NONE_YET}\n{END}"
+    parts = [f"![Share of the speed of light and speedup of each family]({PICTURE})"]
+    parts += [table(one) for one in devices]
+    return "\n\n".join([BEGIN, *parts, END])
+
+
+def table(figures: DeviceFigures) -> str:
+    """Return a Markdown table with a row per family."""
+    head = f"{figures.device}; {'; '.join(figures.toolchains)}; {' to '.join(dict.fromkeys(figures.dates))}."
+    lines = [
+        f"| {figures.device} | ops | workloads | light | worst | over PyTorch's best | worst | over eager |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in (*figures.families, figures.total):
+        cells = [
+            row.family, str(row.ops), str(len(row.measurements)), percent(geometric_mean(row.lights)),
+            percent(min(row.lights, default=None)), times(geometric_mean(row.speedups)),
+            times(min(row.speedups, default=None)), times(geometric_mean(row.over_eager)),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    means = (
+        "Geometric means over the workloads of the champions that ship. *light*: share of the speed of light;\n"
+        "*PyTorch's best*: the fastest of eager, `torch.compile` and `max-autotune`."
+    )
+    return "\n".join([*lines, "", f"{head} {means}"])
+
+
+def with_section(readme: str, written: str) -> str | None:
+    """Return the README with this section between its marks, or None if it has no marks."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return f"{before}{written}{after}" if begin and end else None
+
+
+ROW, LEFT, PANEL, TOP = 22, 150, 250, 56  # pixels
+RIGHT = LEFT + PANEL + 70  # where the second panel begins
+LIGHT_COLOUR, SPEED_COLOUR, WORST_COLOUR, TEXT_COLOUR = "#2f7ed8", "#3a9d5d", "#b03a2e", "#24292f"
+LEGEND = "bars: geometric means; red: the worst workload; dashed: the speed of light, and PyTorch"
+
+
+def picture(figures: DeviceFigures) -> str:
+    """Return an SVG with two bars per family: the share of the speed of light, and the speedup over PyTorch's best."""
+    rows = (*figures.families, figures.total)
+    most = 1.05 * max(1.0, *(geometric_mean(row.speedups) or 0.0 for row in rows))
+    bottom = TOP + ROW * len(rows)
+    width, height = RIGHT + PANEL + 60, bottom + 24
+    title = f"Champions that ship, on {figures.device}: {counted(len(figures.total.measurements), 'workload')}"
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'font-family="sans-serif" font-size="12" fill="{TEXT_COLOUR}">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        _text(10, 20, title, 14),
+        _text(LEFT, TOP - 12, "share of the speed of light"),
+        _text(RIGHT, TOP - 12, "speedup over PyTorch's best"),
+        *(line for number, row in enumerate(rows) for line in _bars(row, TOP + ROW * number, most)),
+        *(_dashed(x, bottom) for x in (LEFT + PANEL, RIGHT + PANEL / most)),
+        _text(10, bottom + 16, LEGEND),
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _bars(row: FamilyFigures, y: int, most: float) -> Iterator[str]:
+    light, speedup = geometric_mean(row.lights), geometric_mean(row.speedups)
+    yield _text(10, y + 14, row.family)
+    if light is not None:
+        yield from _bar(LEFT, y, min(light, 1.0), LIGHT_COLOUR, percent(light))
+        yield _mark(LEFT + PANEL * min(1.0, *row.lights), y)
+    if speedup is not None:
+        yield from _bar(RIGHT, y, speedup / most, SPEED_COLOUR, times(speedup))
+        yield _mark(RIGHT + PANEL * min(most, *row.speedups) / most, y)
+
+
+def _text(x: float, y: float, words: str, size: int = 12) -> str:
+    return f'<text x="{x}" y="{y}" font-size="{size}">{escape(words)}</text>'
+
+
+def _bar(x: int, y: int, share: float, colour: str, label: str) -> Iterator[str]:
+    length = PANEL * share
+    yield f'<rect x="{x}" y="{y + 3}" width="{length:.1f}" height="{ROW - 8}" fill="{colour}"/>'
+    yield f'<text x="{x + length + 5:.1f}" y="{y + 14}">{escape(label)}</text>'
+
+
+def _dashed(x: float, bottom: int) -> str:
+    return f'<line x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{bottom}" stroke="#999" stroke-dasharray="3 3"/>'
+
+
+def _mark(x: float, y: int) -> str:
+    return f'<rect x="{x - 1:.1f}" y="{y + 1}" width="2" height="{ROW - 4}" fill="{WORST_COLOUR}"/>'
+
+
+def _day(created: float) -> str:
+    return datetime.fromtimestamp(created, UTC).strftime("%d %B %Y")
