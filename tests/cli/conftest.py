@@ -46,7 +46,7 @@ def emulated_engine() -> Iterator[Engine]:
 def shared_engine(emulated_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make commands on the emulated device use the shared engine; any other device is an error."""
 
-    def engine(kind: str, _watch: object = None) -> Engine:
+    def engine(kind: str, _watch: object = None, _gpus: str = "") -> Engine:
         assert kind == "emulated"
         return KeptOpen(emulated_engine)
 
