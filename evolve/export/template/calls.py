@@ -19,9 +19,11 @@ class NoKernelError(Exception):
     """PyTorch runs instead of a kernel; the message says why."""
 
 
-def obstacle(inputs: Sequence[torch.Tensor], parameters: Mapping[str, Number], op: Op) -> str:
+def obstacle(
+    inputs: Sequence[torch.Tensor], parameters: Mapping[str, Number], op: Op, device_type: str = "cuda"
+) -> str:
     """Return why PyTorch must run regardless of the sizes; empty if a kernel may run."""
-    return _state() or _inputs(inputs) or _parameters(parameters, op)
+    return _state() or _inputs(inputs, device_type) or _parameters(parameters, op)
 
 
 def _state() -> str:
@@ -37,11 +39,11 @@ def _state() -> str:
     return ""
 
 
-def _inputs(inputs: Sequence[torch.Tensor]) -> str:
+def _inputs(inputs: Sequence[torch.Tensor], device_type: str) -> str:
     if not all(type(x) in (torch.Tensor, Parameter) for x in inputs):
         return "an input is not a plain tensor"
     device = inputs[0].device
-    if device.type != "cuda":
+    if device.type != device_type:
         return f"the inputs are on the {device.type.upper()}"
     grad = torch.is_grad_enabled()
     for x in inputs:
@@ -69,6 +71,8 @@ def _parameters(parameters: Mapping[str, Number], op: Op) -> str:
         value = parameters[name]
         if type(value) is not int and not (type(value) is float and isinstance(measured, float)):
             return f"`{name}` is not a plain {type(measured).__name__}"
+        if type(value) is int and not -(2**31) <= value < 2**31:
+            return f"`{name}` does not fit in 4 bytes"
     return ""
 
 
