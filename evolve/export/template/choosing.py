@@ -26,6 +26,7 @@ class Question:
     deterministic: bool  # allow only kernels that were found to be deterministic
     elements: int  # of the largest tensor
     free: Mapping[str, frozenset[str]]  # the free parameters of each kernel by its id; of PyTorch by ""
+    sizes: frozenset[str] = frozenset()  # parameters that are the size of a tensor, such as `k` of topk
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Choice:
 def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Question) -> Iterator[Choice]:
     """Yield the kernels to try, best first, then raise a NoKernelError that says why each was refused."""
     refusals: list[str] = []
-    for shipped, measured in _ranked(_comparable(entry, question), question.workload):
+    for shipped, measured in _ranked(_comparable(entry, question), question):
         if shipped is None or not measured.wins:
             raise NoKernelError(f"PyTorch was the fastest at {measured.times.workload}, the nearest that was measured")
         if question.deterministic and not measured.deterministic:
@@ -90,7 +91,7 @@ def _comparable(entry: ExportedEntry, question: Question) -> list[Row]:
 def _alike(row: Row, question: Question) -> bool:
     """Return whether all parameters that are not free have the values with which they were measured."""
     shipped, measured = row
-    free = question.free[shipped.id if shipped else ""]
+    free = question.free[shipped.id if shipped else ""] | question.sizes
     return all(measured.parameters.get(name) == v for name, v in question.workload.parameters if name not in free)
 
 
@@ -100,20 +101,21 @@ def _kept(rows: list[Row], matches: list[bool], values: list[object]) -> tuple[l
     return kept, ", ".join(dict.fromkeys(str(value) for value in values))
 
 
-def _ranked(rows: list[Row], workload: Workload) -> list[Row]:
+def _ranked(rows: list[Row], question: Question) -> list[Row]:
     """Return the rows sorted by distance from the workload, then by parameters in common, then by time."""
-    dims, parameters = dict(workload.dims), dict(workload.parameters)
+    parameters = dict(question.workload.parameters)
+    sizes = dict(question.workload.dims) | {name: int(parameters[name]) for name in question.sizes}
     return sorted(
         rows,
         key=lambda row: (
-            _distance(row[1].dims, dims),
+            _distance({**row[1].parameters, **row[1].dims}, sizes),
             _different(row[1].parameters, parameters),
             row[1].times.median_us,
         ),
     )
 
 
-def _distance(measured: Mapping[str, int], requested: Mapping[str, int]) -> float:
+def _distance(measured: Mapping[str, Number], requested: Mapping[str, int]) -> float:
     """Return a distance based on ratios of sizes: 1 and 2 are as far apart as 1000 and 2000."""
     return math.hypot(*(math.log(measured[name] / size) for name, size in requested.items()))
 

@@ -1,6 +1,5 @@
 """Dispatch of calls in an exported package: to the kernel that was fastest at the nearest sizes, or to PyTorch."""
 
-import inspect
 import threading
 import warnings
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,9 @@ from archive.kernel import Kernel
 from evolve.export.template import manifest
 from evolve.export.template.calls import NoKernelError, check_outputs, obstacle, workload_of
 from evolve.export.template.choosing import Question, choices
+from evolve.export.template.folding import Folds, Shape, as_kernel_reads, folds
 from evolve.export.template.free import free_for_kernel, free_for_sizes
+from evolve.export.template.gradients import DIVIDE, Differentiable, Gradients, Step
 from evolve.export.template.launching import Gpus, Launchable, Machine, Tensors
 from evolve.export.template.manifest import ExportedEntry
 from evolve.op_on_device import point
@@ -26,6 +27,7 @@ CAPTURING = (
     "PyTorch runs, because the first call for these sizes is made while a CUDA graph is captured and its kernel is not "
     "compiled yet; call it once before the capture"
 )
+NOTHING = ExportedEntry("", (), (), {}, (), ())
 MOST_DECISIONS = 4096  # more than a model has shapes; lengths that never repeat would fill the memory
 
 
@@ -37,6 +39,8 @@ class Decision:
     kernel: str = ""
     ready: Launchable | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
+    inputs: tuple[Shape, ...] = ()  # shapes in which the kernel reads the inputs
+    outputs: tuple[Shape, ...] | None = None  # shapes in which the caller gets the outputs, if they differ
 
 
 @dataclass(frozen=True)
@@ -57,28 +61,38 @@ class Primitive:
     def __init__(self, op: Op, entry: ExportedEntry, folder: Path, machine: Machine | None = None) -> None:
         self.op = op
         self.entry = entry
+        self.gradients = Gradients(op, ())
         self._folder = folder
         self._machine = machine or Gpus()
         self._decisions: dict[object, Decision] = {}
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
-        if torch.compiler.is_compiling() or obstacle(inputs, parameters, self.op, self._machine.device_type):
-            return self.pytorch(inputs, parameters)
-        ready = self._decide(inputs, parameters).ready
-        return ready.launch(inputs, parameters) if ready else self.pytorch(inputs, parameters)
+        """Run a kernel where one wins, PyTorch elsewhere."""
+        outputs = self.run(inputs, parameters)
+        return self.pytorch(inputs, parameters) if outputs is None else outputs
 
     @property
-    def signature(self) -> inspect.Signature:
-        """The exported function's signature: the inputs, then the parameters with their defaults."""
-        parameter = partial(inspect.Parameter, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        defaults = {name: inspect.Parameter.empty if d is None else d for name, d in self.entry.parameters.items()}
-        return inspect.Signature(
-            [
-                *(parameter(spec.name) for spec in self.op.inputs),
-                *(parameter(name, default=default) for name, default in defaults.items()),
-            ]
-        )
+    def device_type(self) -> str:
+        return self._machine.device_type
+
+    def run(self, views: Tensors, parameters: Mapping[str, Number]) -> Tensors | None:
+        """Return the op's outputs if a kernel wins for these inputs, whose leading dims may be unfolded; else None."""
+        if self._obstacle(views, parameters):
+            return None
+        decision = self._decide(views, parameters)
+        ready = decision.ready
+        if ready is None:
+            return None
+        if not (torch.is_grad_enabled() and any(x.requires_grad for x in views)):
+            outputs = ready.launch(tuple(map(as_kernel_reads, views, decision.inputs)), parameters)
+        else:
+            folded = tuple(x.reshape(shape) for x, shape in zip(views, decision.inputs, strict=True))
+            apply: Any = Differentiable.apply
+            outputs = apply(self.gradients, partial(_launched, decision, parameters), parameters, *folded)
+        if decision.outputs is None:
+            return outputs
+        return tuple([out.view(shape) for out, shape in zip(outputs, decision.outputs, strict=True)])
 
     def pytorch(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
         """Run PyTorch, as a user would without this package.
@@ -89,20 +103,34 @@ class Primitive:
         outputs = (self.op.baseline or self.op.reference)(*inputs, **parameters)
         return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
 
-    def explain(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Explanation:
-        reason = obstacle(inputs, parameters, self.op, self._machine.device_type)
-        decision = Decision(reason) if reason else self._decide(inputs, parameters)
+    def explain(self, views: Tensors, parameters: Mapping[str, Number]) -> Explanation:
+        reason = self._obstacle(views, parameters)
+        decision = Decision(reason) if reason else self._decide(views, parameters)
         return Explanation(self.op.name, decision.kernel, decision.reason)
 
-    def _decide(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Decision:
+    def _obstacle(self, views: Tensors, parameters: Mapping[str, Number]) -> str:
+        return obstacle(views, parameters, self.op, self._machine.device_type) or self._no_gradient(views)
+
+    def _no_gradient(self, views: Tensors) -> str:
+        if not torch.is_grad_enabled():
+            return ""
+        learning = frozenset(s.name for s, x in zip(self.op.inputs, views, strict=True) if x.requires_grad)
+        if learning and (missing := self.gradients.missing(learning)):
+            return f"the package has no gradient of {self.op.name} to {', '.join(sorted(missing))}"
+        return ""
+
+    def _decide(self, views: Tensors, parameters: Mapping[str, Number]) -> Decision:
         deterministic = torch.are_deterministic_algorithms_enabled()
-        shapes = tuple((x.shape, x.dtype) for x in inputs)
-        fixed = tuple(parameters[name] for name in self._fixed)
-        key = (shapes, fixed, inputs[0].device, deterministic)
+        key = (
+            tuple([(x.shape, x.dtype) for x in views]),
+            tuple([parameters[name] for name in self._fixed]),
+            views[0].device,
+            deterministic,
+        )
         decision = self._decisions.get(key)
         if decision is None:
             with self._lock:
-                decision = self._decisions.get(key) or self._decided(inputs, parameters, deterministic)
+                decision = self._decisions.get(key) or self._decided(views, parameters, deterministic)
                 if len(self._decisions) >= MOST_DECISIONS:
                     self._decisions.clear()
                 if decision.reason != CAPTURING:
@@ -111,25 +139,29 @@ class Primitive:
             return Decision(f"no kernel was tested with the combination {dict(parameters)}")
         return decision
 
-    def _decided(self, inputs: Tensors, parameters: Mapping[str, Number], deterministic: bool) -> Decision:
+    def _decided(self, views: Tensors, parameters: Mapping[str, Number], deterministic: bool) -> Decision:
         if self._machine.capturing():
-            warnings.warn(f"{self.op.name}: {CAPTURING}", stacklevel=5)
+            warnings.warn(f"{self.op.name}: {CAPTURING}", stacklevel=6)
             return Decision(CAPTURING)
-        device = inputs[0].device
+        device = views[0].device
         info = self._machine.info(device)
         try:
-            workload = workload_of(self.op, inputs, parameters)
+            with torch.no_grad():
+                found = folds(self.op, [x.shape for x in views])
+                inputs = [x.reshape(shape) for x, shape in zip(views, found.inputs, strict=True)]
+                workload = workload_of(self.op, inputs, parameters)
+                check_outputs(self.op, workload, inputs)
             at, elements = point(self.op, workload, info), self.op.largest_tensor(workload)
-            question = Question(info.name, workload, at, deterministic, elements, self._free)
-            check_outputs(self.op, workload, inputs)
-            return self._chosen(question, device)
+            question = Question(info.name, workload, at, deterministic, elements, self._free, self._sizes)
+            return self._chosen(question, device, found)
         except NoKernelError as error:
             return Decision(str(error))
 
-    def _chosen(self, question: Question, device: torch.device) -> Decision:
+    def _chosen(self, question: Question, device: torch.device, found: Folds) -> Decision:
+        workload = question.workload
         for choice in choices(self.entry, self._kernels, question):
             try:
-                ready = self._machine.prepare(self.op, question.workload, choice.bound, device)
+                ready = self._machine.prepare(self.op, workload, choice.bound, device)
             except NoKernelError:
                 continue
             measured = choice.measured
@@ -137,7 +169,9 @@ class Primitive:
                 f"it was {measured.speedup:.2f} times as fast as the best of eager and torch.compile "
                 f"at {measured.times.workload} on {measured.device}"
             )
-            return Decision(reason, choice.shipped.id, ready, self.op.sizes(question.workload))
+            shapes = [(spec, self.op.shape(spec, workload)) for spec in self.op.outputs]
+            outputs = tuple(found.unfolded(*pair) for pair in shapes) if found.leading is not None else None
+            return Decision(reason, choice.shipped.id, ready, self.op.sizes(workload), found.inputs, outputs)
         raise AssertionError("`choices` must end with a NoKernelError")
 
     @cached_property
@@ -151,9 +185,21 @@ class Primitive:
         return {**free, "": free_for_sizes(self.op)}
 
     @cached_property
+    def _sizes(self) -> frozenset[str]:
+        """The parameters that are the size of a tensor."""
+        dims = {dim for spec in (*self.op.inputs, *self.op.outputs) for dim in spec.dims}
+        return frozenset(self.op.parameters) & dims
+
+    @cached_property
     def _fixed(self) -> tuple[str, ...]:
         """The parameters that are not free for some kernel. Only on these does a decision depend."""
         return tuple(name for name in self.op.parameters if not all(name in free for free in self._free.values()))
+
+
+def _launched(decision: Decision, parameters: Mapping[str, Number], inputs: Tensors) -> Tensors:
+    ready: Any = decision.ready
+    launched: Tensors = ready.launch(tuple(map(as_kernel_reads, inputs, decision.inputs)), parameters)
+    return launched
 
 
 def op(module: ModuleType, name: str) -> Op:
@@ -161,21 +207,23 @@ def op(module: ModuleType, name: str) -> Op:
     return next(op for op in ops_of(module) if op.name == name)
 
 
-def load(folder: Path, ops: Iterable[Op]) -> dict[str, Primitive]:
-    """Return the primitives of the package in this folder, by name."""
+def load(folder: Path, modules: Iterable[ModuleType], machine: Machine | None = None) -> dict[str, Primitive]:
+    """Return the primitives of the package in this folder, by name, from the modules that define its ops."""
     entries = manifest.read(folder)
-    return {op.name: Primitive(op, entries[op.name], folder) for op in ops}
+    ops = {op.name: op for module in modules for op in ops_of(module)}
+    primitives = {name: Primitive(ops[name], entry, folder, machine) for name, entry in entries.items()}
+    for primitive in primitives.values():
+        primitive.gradients = gradients_of(primitive.op, ops, primitives, machine)
+    return primitives
 
 
-def explain(
-    primitives: Mapping[str, Primitive], name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]
-) -> Explanation:
-    """Return what a call with these arguments would run. Compiles the kernel if necessary."""
-    if name not in primitives:
-        raise ValueError(f"there is no `{name}` in this package, only {', '.join(primitives)}")
-    primitive = primitives[name]
-    bound = primitive.signature.bind(*arguments, **named)
-    bound.apply_defaults()
-    values = dict(bound.arguments)
-    inputs = tuple(values.pop(spec.name) for spec in primitive.op.inputs)
-    return primitive.explain(inputs, values)
+def gradients_of(
+    op: Op, ops: Mapping[str, Op], primitives: Mapping[str, Primitive], machine: Machine | None
+) -> Gradients:
+    """Return the steps of an op's backward: exported ops, or else PyTorch's own backward."""
+    steps = []
+    for name in op.backward:
+        if name in ops and name not in DIVIDE:
+            run = primitives[name] if name in primitives else Primitive(ops[name], NOTHING, Path(), machine).pytorch
+            steps.append(Step(ops[name], run))
+    return Gradients(op, tuple(steps))
