@@ -80,6 +80,6 @@ def test_tf32_rules_kernels_out_that_may_use_it_where_it_is_off(monkeypatch: pyt
 
 
 def test_a_parameter_of_another_type_rules_kernels_out() -> None:
-    from evolve.export.template.calls import _parameters
+    from evolve.export.template.calls import parameter_fault
 
-    assert _parameters({"k": 8.0}, TOPK) == "`k` is not a plain int"
+    assert parameter_fault({"k": 8.0}, TOPK) == "`k` is not a plain int"

@@ -22,7 +22,7 @@ def obstacle(
     inputs: Sequence[torch.Tensor], parameters: Mapping[str, Number], op: Op, device_type: str = "cuda"
 ) -> str:
     """Return why PyTorch must run regardless of the sizes; empty if a kernel may run."""
-    return _state() or _inputs(inputs, device_type) or _parameters(parameters, op) or _precision(inputs, op)
+    return _state() or _inputs(inputs, device_type) or parameter_fault(parameters, op) or _precision(inputs, op)
 
 
 def _state() -> str:
@@ -60,7 +60,7 @@ def _precision(inputs: Sequence[torch.Tensor], op: Op) -> str:
     return ""
 
 
-def _parameters(parameters: Mapping[str, Number], op: Op) -> str:
+def parameter_fault(parameters: Mapping[str, Number], op: Op) -> str:
     for name, measured in op.parameters.items():
         value = parameters[name]
         if type(value) is not int and not (type(value) is float and isinstance(measured, float)):
@@ -127,6 +127,13 @@ def _outputs(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str, Nu
         reason = f"{type(error).__name__}: {error}"
         raise NoKernelError(f"the reference refuses inputs of {shapes}: {reason}") from error
     return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+
+
+def contiguous_outputs(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return outputs of PyTorch as a kernel writes them: contiguous, and in memory of their own."""
+    taken = {x.untyped_storage().data_ptr() for x in inputs}
+    own = [out.clone() if out.untyped_storage().data_ptr() in taken else out for out in outputs]
+    return tuple(out.contiguous() for out in own)
 
 
 def _shape(op: Op, workload: Workload, tensor: str) -> tuple[int, ...]:

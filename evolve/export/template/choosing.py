@@ -26,6 +26,7 @@ class Question:
     deterministic: bool  # allow only kernels that were found to be deterministic
     elements: int  # of the largest tensor
     free: Mapping[str, frozenset[str]]  # the free parameters of each kernel by its id; of PyTorch by ""
+    compiled: bool = False  # within torch.compile, whose code is then the alternative
     sizes: frozenset[str] = frozenset()  # parameters that are the size of a tensor, such as `k` of topk
 
 

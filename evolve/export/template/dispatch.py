@@ -10,12 +10,13 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from archive.kernel import Kernel
 from evolve.export.template import manifest
-from evolve.export.template.calls import NoKernelError, check_outputs, obstacle, workload_of
+from evolve.export.template.calls import NoKernelError, check_outputs, obstacle, parameter_fault, workload_of
 from evolve.export.template.choosing import Question, choices
-from evolve.export.template.folding import Folds, Shape, as_kernel_reads, folds
+from evolve.export.template.folding import Folds, Shape, as_kernel_reads, folds, takes_more_dims
 from evolve.export.template.free import free_for_kernel, free_for_sizes
 from evolve.export.template.gradients import DIVIDE, Differentiable, Gradients, Step
 from evolve.export.template.launching import Gpus, Launchable, Machine, Tensors
@@ -23,6 +24,7 @@ from evolve.export.template.manifest import ExportedEntry
 from evolve.op_on_device import point
 from reference_ops.op import Number, Op, ops_of
 
+EAGER, COMPILED = "eager", "compiled"  # where a call is made: this decides what a kernel must beat
 CAPTURING = (
     "PyTorch runs, because the first call for these sizes is made while a CUDA graph is captured and its kernel is not "
     "compiled yet; call it once before the capture"
@@ -76,11 +78,11 @@ class Primitive:
     def device_type(self) -> str:
         return self._machine.device_type
 
-    def run(self, views: Tensors, parameters: Mapping[str, Number]) -> Tensors | None:
+    def run(self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER) -> Tensors | None:
         """Return the op's outputs if a kernel wins for these inputs, whose leading dims may be unfolded; else None."""
         if self._obstacle(views, parameters):
             return None
-        decision = self._decide(views, parameters)
+        decision = self._decide(views, parameters, where)
         ready = decision.ready
         if ready is None:
             return None
@@ -119,18 +121,19 @@ class Primitive:
             return f"the package has no gradient of {self.op.name} to {', '.join(sorted(missing))}"
         return ""
 
-    def _decide(self, views: Tensors, parameters: Mapping[str, Number]) -> Decision:
+    def _decide(self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER) -> Decision:
         deterministic = torch.are_deterministic_algorithms_enabled()
         key = (
             tuple([(x.shape, x.dtype) for x in views]),
             tuple([parameters[name] for name in self._fixed]),
             views[0].device,
             deterministic,
+            where,
         )
         decision = self._decisions.get(key)
         if decision is None:
             with self._lock:
-                decision = self._decisions.get(key) or self._decided(views, parameters, deterministic)
+                decision = self._decisions.get(key) or self._decided(views, parameters, where)
                 if len(self._decisions) >= MOST_DECISIONS:
                     self._decisions.clear()
                 if decision.reason != CAPTURING:
@@ -139,23 +142,48 @@ class Primitive:
             return Decision(f"no kernel was tested with the combination {dict(parameters)}")
         return decision
 
-    def _decided(self, views: Tensors, parameters: Mapping[str, Number], deterministic: bool) -> Decision:
+    def wins(self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number]) -> bool:
+        """Return whether a kernel wins in a compiled graph, for tensors without memory. Compiles nothing."""
+        if device.type != self._machine.device_type or parameter_fault(parameters, self.op):
+            return False
+        try:
+            question, _ = self._question(metas, device, parameters, COMPILED)
+            next(choices(self.entry, self._kernels, question))
+        except NoKernelError:
+            return False
+        return True
+
+    def _decided(self, views: Tensors, parameters: Mapping[str, Number], where: str) -> Decision:
         if self._machine.capturing():
             warnings.warn(f"{self.op.name}: {CAPTURING}", stacklevel=6)
             return Decision(CAPTURING)
-        device = views[0].device
-        info = self._machine.info(device)
         try:
-            with torch.no_grad():
-                found = folds(self.op, [x.shape for x in views])
-                inputs = [x.reshape(shape) for x, shape in zip(views, found.inputs, strict=True)]
-                workload = workload_of(self.op, inputs, parameters)
-                check_outputs(self.op, workload, inputs)
-            at, elements = point(self.op, workload, info), self.op.largest_tensor(workload)
-            question = Question(info.name, workload, at, deterministic, elements, self._free, self._sizes)
-            return self._chosen(question, device, found)
+            question, found = self._question(views, views[0].device, parameters, where)
+            return self._chosen(question, views[0].device, found)
         except NoKernelError as error:
             return Decision(str(error))
+
+    def _question(
+        self, views: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str
+    ) -> tuple[Question, Folds]:
+        """Return what must be decided for these tensors. Raise a NoKernelError if they do not fit the op."""
+        info = self._machine.info(device)
+        with torch.no_grad():
+            found = folds(self.op, [x.shape for x in views])
+            inputs = [x.reshape(shape) for x, shape in zip(views, found.inputs, strict=True)]
+            workload = workload_of(self.op, inputs, parameters)
+            check_outputs(self.op, workload, inputs)
+        question = Question(
+            device=info.name,
+            workload=workload,
+            point=point(self.op, workload, info),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            elements=self.op.largest_tensor(workload),
+            free=self._free,
+            sizes=self._sizes,
+            compiled=where == COMPILED,
+        )
+        return question, found
 
     def _chosen(self, question: Question, device: torch.device, found: Folds) -> Decision:
         workload = question.workload
@@ -183,6 +211,12 @@ class Primitive:
         """The free parameters of each kernel, and under "" those of PyTorch."""
         free = {name: free_for_kernel(self.op, kernel) for name, kernel in self._kernels.items()}
         return {**free, "": free_for_sizes(self.op)}
+
+    @cached_property
+    def takes_more_dims(self) -> bool:
+        """Whether leading dims may be folded into rows although nobody has said so."""
+        with _disable_current_modes():
+            return takes_more_dims(self.op)
 
     @cached_property
     def _sizes(self) -> frozenset[str]:
@@ -224,6 +258,7 @@ def gradients_of(
     steps = []
     for name in op.backward:
         if name in ops and name not in DIVIDE:
-            run = primitives[name] if name in primitives else Primitive(ops[name], NOTHING, Path(), machine).pytorch
-            steps.append(Step(ops[name], run))
+            primitive = primitives.get(name) or Primitive(ops[name], NOTHING, Path(), machine)
+            run = primitive if name in primitives else primitive.pytorch
+            steps.append(Step(ops[name], run, primitive.pytorch))
     return Gradients(op, tuple(steps))

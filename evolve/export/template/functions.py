@@ -1,19 +1,19 @@
 """Functions of an exported package: each runs a kernel where one wins, and PyTorch's function of the same arguments
 elsewhere."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from evolve.export.template.calls import NoKernelError
 from evolve.export.template.dispatch import Explanation, Primitive
-from evolve.export.template.folding import folds
 from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Form, cast, whole
+from evolve.export.template.registering import Registry
 from reference_ops.op import Op
 
 ELSEWHERE = object()  # PyTorch must run
+# Marks a function that is called while a graph is traced, whose result is a constant of the graph.
+constant: Callable[[Callable[..., bool]], Callable[..., bool]] = torch.compiler.assume_constant_result
 REFUSALS = (TypeError, AttributeError, IndexError, ValueError, RuntimeError, ArithmeticError)
 NOT_EXPORTED = "the package has no kernel for it"
 
@@ -21,14 +21,15 @@ NOT_EXPORTED = "the package has no kernel for it"
 class Function:
     """A function of the package."""
 
-    def __init__(self, form: Form, primitives: Mapping[str, Primitive]) -> None:
+    def __init__(self, form: Form, primitives: Mapping[str, Primitive], registry: Registry | None = None) -> None:
         self.form = form
+        self._registry = registry
         self.primitives = {name: primitives[name] for name in form.ops if name in primitives}
         self._device_type = next(iter(primitives.values())).device_type
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
-            return self.form.pytorch(*arguments, **named)
+            return self._traced(arguments, named)
         result = self.attempt(arguments, named)
         return self.form.pytorch(*arguments, **named) if result is ELSEWHERE else result
 
@@ -43,6 +44,16 @@ class Function:
             if outputs is not None:
                 return call.finish(outputs)
         return ELSEWHERE
+
+    def _traced(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Return the result in a graph that is being traced: by opaque ops where a kernel wins, or else by PyTorch."""
+        registry = self._registry
+        calls = self._lowered(arguments, named) if registry else NOT_EXPORTED
+        if registry and not isinstance(calls, str):
+            for call in calls:
+                if _defined(registry, call.op) and registry.ask(call.op, call.views, call.parameters):
+                    return call.finish(registry.run(call.op, call.views, call.parameters))
+        return self.form.pytorch(*arguments, **named)
 
     def explain(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Explanation:
         """Return what a call would run, and why."""
@@ -83,6 +94,17 @@ class Function:
         return {FLOAT32: torch.float32, NOTHING: torch.float64}.get(self.form.autocast)
 
 
+@constant
+def _defined(registry: Registry, name: str) -> bool:
+    """Define an opaque op while a graph is traced."""
+    return registry.define(name)
+
+
+@constant
+def _takes_more_dims(primitive: Primitive) -> bool:
+    return primitive.takes_more_dims
+
+
 def own(op: Op, primitive: Primitive) -> Form:
     """Return the form of an op that PyTorch lacks: its arguments are the op's inputs and parameters."""
     names = [spec.name for spec in op.inputs]
@@ -98,8 +120,8 @@ def own(op: Op, primitive: Primitive) -> Form:
     def lower(*arguments: Any, **named: Any) -> Call | str:
         views, parameters = split(arguments, named)
         ranks = [x.dim() == len(spec.dims) for spec, x in zip(op.inputs, views, strict=True)]
-        if not all(ranks) and (fault := _not_by_rows(op, views, parameters)):
-            return fault
+        if not all(ranks) and not _takes_more_dims(primitive):
+            return f"PyTorch does something else with other dims than those of {op.name}"
         return Call(op.name, views, parameters, whole)
 
     def pytorch(*arguments: Any, **named: Any) -> Any:
@@ -109,37 +131,21 @@ def own(op: Op, primitive: Primitive) -> Form:
     return Form(op.name, (op.name,), lower, pytorch, "", (), result, own=True)
 
 
-def _not_by_rows(op: Op, views: tuple[Tensor, ...], parameters: Mapping[str, Any]) -> str:
-    """Return why an op may not take leading dims as rows: PyTorch must do the same with them, judging by shapes."""
-    if not op.by_rows:
-        return "its rows depend on each other, so other dims cannot stand for them"
-    try:
-        found = folds(op, [x.shape for x in views])
-    except NoKernelError as error:
-        return str(error)
-    metas = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in views]
-    folded = [torch.empty(shape, dtype=x.dtype, device="meta") for shape, x in zip(found.inputs, views, strict=True)]
-    unfolded, rows = (_shapes(op, given, parameters) for given in (metas, folded))
-    expected = [found.unfolded(spec, shape) for spec, shape in zip(op.outputs, rows, strict=False)]
-    return "" if unfolded == expected else "PyTorch does something else with more dims"
-
-
-def _shapes(op: Op, inputs: list[Tensor], parameters: Mapping[str, Any]) -> list[tuple[int, ...]]:
-    outputs = op.reference(*inputs, **parameters)
-    return [tuple(out.shape) for out in ((outputs,) if isinstance(outputs, Tensor) else outputs)]
-
-
 def named(forms: Iterable[Form], names: Collection[str]) -> list[Form]:
     """Return the forms of these names."""
     return [form for form in forms if form.name in names]
 
 
-def functions(forms: Iterable[Form], primitives: Mapping[str, Primitive]) -> dict[str, Function]:
-    """Return the functions of a package by name: these forms, and one for each other op."""
-    found = {form.name: Function(form, primitives) for form in forms}
+def functions(forms: Iterable[Form], primitives: Mapping[str, Primitive], namespace: str = "") -> dict[str, Function]:
+    """Return the functions of a package by name: these forms, and one for each other op.
+
+    With a namespace, graphs of torch.compile use ops that are registered under it.
+    """
+    registry = Registry(namespace, primitives) if namespace else None
+    found = {form.name: Function(form, primitives, registry) for form in forms}
     for name, primitive in primitives.items():
         if name not in found:
-            found[name] = Function(own(primitive.op, primitive), primitives)
+            found[name] = Function(own(primitive.op, primitive), primitives, registry)
     return dict(sorted(found.items()))
 
 

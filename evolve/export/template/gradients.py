@@ -19,6 +19,7 @@ class Step:
 
     op: Op
     run: Callable[[Tensors, Mapping[str, Number]], Tensors]
+    pytorch: Callable[[Tensors, Mapping[str, Number]], Tensors]
 
     @property
     def gives(self) -> frozenset[str]:
