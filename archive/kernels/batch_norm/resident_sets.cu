@@ -1,0 +1,183 @@
+/*---
+op = "batch_norm"
+note = "the values of a channel stay in the registers of one block or of several that wait for each other; mean and variance of the parts meet through memory once per set, so x is read once and out written once; a persistent grid, several blocks on a multiprocessor so that some read while others write"
+specialize = ["per", "area", "vec", "pieces", "parts", "share", "teams", "channels"]
+require = ["parts <= sms * PER_SM", "THREADS * PER_SM <= 2048", "(pieces * max(1, vec * itemsize(x) // 4) + 32) * THREADS * PER_SM <= 65536"]
+
+[knobs]
+THREADS = [512, 256, 1024]
+VECTORS = [8, 4, 2]
+PER_SM = [2, 1, 4]
+
+[let]
+area = "height * width"
+per = "per_channel"
+count = "channels"
+full = "16 // itemsize(x)"
+vec = "min(full, 1 + (1 - min(1, area % 2)) + 2 * (1 - min(1, area % 4)) + 4 * (1 - min(1, area % 8)))"
+most = "min(32, VECTORS * full // vec)"
+parts = "ceil_div(per, THREADS * most * vec)"
+share = "ceil_div(per // vec, parts) * vec"
+pieces = "ceil_div(share, THREADS * vec)"
+teams = "min(count, sms * PER_SM // parts)"
+
+[workspace]
+met = { shape = ["count", "parts", 2], dtype = "float64" }
+arrived = { shape = ["count"], dtype = "int32", zero = true }
+
+[[launch]]
+entry = "batch_norm_sets"
+grid = ["teams * parts"]
+block = ["THREADS"]
+args = ["x", "weight", "bias", "running_mean", "running_var", "out", "new_running_mean", "new_running_var", "mean", "rstd", "met", "arrived", "count", "momentum", "eps"]
+cooperative = true
+---*/
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+constexpr int WARPS = THREADS / 32;
+
+// Neighbouring values that one access moves.
+template <class T> struct alignas(sizeof(T) * vec < 16 ? sizeof(T) * vec : 16) Pack { T at[vec]; };
+
+__device__ __forceinline__ void put(float* to, float a, float b) { to[0] = a, to[1] = b; }
+__device__ __forceinline__ void put(__half* to, float a, float b) {
+    *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b);
+}
+__device__ __forceinline__ void put(__nv_bfloat16* to, float a, float b) {
+    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
+}
+
+template <class T> __device__ __forceinline__ void store(T* to, const float (&from)[vec]) {
+    Pack<T> result;
+#pragma unroll
+    for (int e = 0; e + 1 < vec; e += 2) put(&result.at[e], from[e], from[e + 1]);
+    if constexpr (vec == 1) result.at[0] = T(from[0]);
+    *reinterpret_cast<Pack<T>*>(to) = result;
+}
+
+// Two sums over the block, in every thread; each USE has its own shared memory.
+template <int USE> __device__ __forceinline__ void sum_of_block(double& a, double& b) {
+    __shared__ double of_a[WARPS], of_b[WARPS];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        a += __shfl_xor_sync(0xffffffffu, a, step);
+        b += __shfl_xor_sync(0xffffffffu, b, step);
+    }
+    if (lane == 0) of_a[warp] = a, of_b[warp] = b;
+    __syncthreads();
+    a = lane < WARPS ? of_a[lane] : 0.0;
+    b = lane < WARPS ? of_b[lane] : 0.0;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        a += __shfl_xor_sync(0xffffffffu, a, step);
+        b += __shfl_xor_sync(0xffffffffu, b, step);
+    }
+}
+
+// What the parts of a set found, in the first warp of each part's block.
+__device__ __forceinline__ void meet(double* met, int* arrived, int part, double a, double b) {
+    if (threadIdx.x == 0) {
+        met[2 * part] = a, met[2 * part + 1] = b;
+        __threadfence();
+        atomicAdd(arrived, 1);
+        while (atomicAdd(arrived, 0) < parts) {}
+        __threadfence();
+    }
+    __syncwarp();
+}
+
+__device__ __forceinline__ double sum_of_warp(double sum) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return sum;
+}
+
+__device__ __forceinline__ long long place(int set, int at) { return (at / area * (long long)channels + set) * area + at % area; }
+
+extern "C" __global__ void __launch_bounds__(THREADS, PER_SM)
+batch_norm_sets(const x_t* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
+                const float* __restrict__ running_mean, const float* __restrict__ running_var,
+                out_t* __restrict__ out, float* __restrict__ new_running_mean, float* __restrict__ new_running_var,
+                float* __restrict__ mean,
+                float* __restrict__ rstd, double* met, int* arrived, int count, float momentum, float eps) {
+    __shared__ double joint[2];
+    const int part = blockIdx.x % parts, first = part * share, end = min(first + share, per);
+    for (int set = blockIdx.x / parts; set < count; set += teams) {
+        Pack<x_t> held[pieces];
+#pragma unroll
+        for (int i = 0; i < pieces; ++i) {
+            const int at = first + (i * THREADS + threadIdx.x) * vec;
+            if (at < end) held[i] = *reinterpret_cast<const Pack<x_t>*>(x + place(set, at));
+            else held[i] = Pack<x_t>{};
+        }
+        double sum = 0.0, none = 0.0;
+#pragma unroll
+        for (int i = 0; i < pieces; ++i) {
+            float some = 0.0f;
+#pragma unroll
+            for (int e = 0; e < vec; ++e) some += float(held[i].at[e]);
+            sum += some;
+        }
+        sum_of_block<0>(sum, none);
+        const int own = max(end - first, 0);
+        const float near = own > 0 ? float(sum / own) : 0.0f;
+        double rest = 0.0, squares = 0.0;
+#pragma unroll
+        for (int i = 0; i < pieces; ++i) {
+            if (first + (i * THREADS + int(threadIdx.x)) * vec >= end) continue;
+            float some = 0.0f, others = 0.0f;
+#pragma unroll
+            for (int e = 0; e < vec; ++e) {
+                const float off = float(held[i].at[e]) - near;
+                some += off;
+                others = fmaf(off, off, others);
+            }
+            rest += some, squares += others;
+        }
+        sum_of_block<1>(rest, squares);
+        double middle = own > 0 ? sum / own : 0.0, spread = squares;  // the mean and what lies round it
+        if (isfinite(float(rest)) && own > 0) middle = near + rest / own, spread -= rest * rest / own;
+        if constexpr (parts > 1) {
+            if (threadIdx.x < 32) {
+                double* all = met + (long long)set * parts * 2;
+                meet(all, arrived + set, part, middle, spread);
+                const volatile double* of = all;
+                double total = 0.0;
+                for (int p = threadIdx.x; p < parts; p += 32) total += max(min(share, per - p * share), 0) * of[2 * p];
+                total = sum_of_warp(total) / per;
+                double wide = 0.0;
+                for (int p = threadIdx.x; p < parts; p += 32) {
+                    const double off = of[2 * p] - total;
+                    wide += of[2 * p + 1] + max(min(share, per - p * share), 0) * off * off;
+                }
+                wide = sum_of_warp(wide);
+                if (threadIdx.x == 0) joint[0] = total, joint[1] = wide;
+            }
+            __syncthreads();
+            middle = joint[0], spread = joint[1];
+        }
+        const float rough = float(middle), lost = float(middle - rough);  // of a set far from zero, its last digits
+        const float difference = float(spread / per), variance = difference < 0.0f ? 0.0f : difference;  // NaN stays
+        const float scale = 1.0f / sqrtf(variance + eps);
+        if (part == 0 && threadIdx.x == 0) {
+            const float unbiased = variance * per / (per - 1);
+            new_running_mean[set] = (1.0f - momentum) * running_mean[set] + momentum * rough;
+            new_running_var[set] = (1.0f - momentum) * running_var[set] + momentum * unbiased;
+            mean[set] = rough, rstd[set] = scale;
+        }
+#pragma unroll
+        for (int i = 0; i < pieces; ++i) {
+            const int at = first + (i * THREADS + threadIdx.x) * vec;
+            if (at >= end) continue;
+            const float gain = float(weight[set]), shift = float(bias[set]);
+            float result[vec];
+#pragma unroll
+            for (int e = 0; e < vec; ++e) {
+                result[e] = (float(held[i].at[e]) - rough - lost) * scale * gain + shift;
+            }
+            store(out + place(set, at), result);
+        }
+    }
+}

@@ -1,0 +1,164 @@
+/*---
+op = "batch_norm_relu_backward"
+note = "grad_out, x and out of a channel are read once and stay in the registers of one block or of several that wait for each other; both sums of the parts meet through memory once per set; a persistent grid, several blocks on a multiprocessor so that some read while others write"
+specialize = ["per", "area", "vec", "pieces", "parts", "share", "teams", "channels"]
+require = ["parts <= sms * PER_SM", "THREADS * PER_SM <= 2048", "(2 * pieces * max(1, vec * itemsize(x) // 4) + 32) * THREADS * PER_SM <= 65536"]
+
+[knobs]
+THREADS = [512, 256, 1024]
+VECTORS = [4, 8, 2]
+PER_SM = [2, 1, 4]
+
+[let]
+area = "height * width"
+per = "per_channel"
+count = "channels"
+full = "16 // itemsize(x)"
+vec = "min(full, 1 + (1 - min(1, area % 2)) + 2 * (1 - min(1, area % 4)) + 4 * (1 - min(1, area % 8)))"
+most = "min(32, VECTORS * full // vec)"
+parts = "ceil_div(per, THREADS * most * vec)"
+share = "ceil_div(per // vec, parts) * vec"
+pieces = "ceil_div(share, THREADS * vec)"
+teams = "min(count, sms * PER_SM // parts)"
+
+[workspace]
+met = { shape = ["count", "parts", 2], dtype = "float64" }
+arrived = { shape = ["count"], dtype = "int32", zero = true }
+
+[[launch]]
+entry = "grad_of_sets"
+grid = ["teams * parts"]
+block = ["THREADS"]
+args = ["grad_out", "x", "out", "mean", "rstd", "weight", "grad_x", "grad_weight", "grad_bias", "met", "arrived", "count"]
+cooperative = true
+---*/
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+constexpr int WARPS = THREADS / 32;
+
+// Neighbouring values that one access moves.
+template <class T> struct alignas(sizeof(T) * vec < 16 ? sizeof(T) * vec : 16) Pack { T at[vec]; };
+
+__device__ __forceinline__ void put(float* to, float a, float b) { to[0] = a, to[1] = b; }
+__device__ __forceinline__ void put(__half* to, float a, float b) {
+    *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b);
+}
+__device__ __forceinline__ void put(__nv_bfloat16* to, float a, float b) {
+    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
+}
+
+template <class T> __device__ __forceinline__ void store(T* to, const float (&from)[vec]) {
+    Pack<T> result;
+#pragma unroll
+    for (int e = 0; e + 1 < vec; e += 2) put(&result.at[e], from[e], from[e + 1]);
+    if constexpr (vec == 1) result.at[0] = T(from[0]);
+    *reinterpret_cast<Pack<T>*>(to) = result;
+}
+
+// Two sums over the block, in every thread; each USE has its own shared memory.
+template <int USE> __device__ __forceinline__ void sum_of_block(double& a, double& b) {
+    __shared__ double of_a[WARPS], of_b[WARPS];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        a += __shfl_xor_sync(0xffffffffu, a, step);
+        b += __shfl_xor_sync(0xffffffffu, b, step);
+    }
+    if (lane == 0) of_a[warp] = a, of_b[warp] = b;
+    __syncthreads();
+    a = lane < WARPS ? of_a[lane] : 0.0;
+    b = lane < WARPS ? of_b[lane] : 0.0;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        a += __shfl_xor_sync(0xffffffffu, a, step);
+        b += __shfl_xor_sync(0xffffffffu, b, step);
+    }
+}
+
+// What the parts of a set found, in the first warp of each part's block.
+__device__ __forceinline__ void meet(double* met, int* arrived, int part, double a, double b) {
+    if (threadIdx.x == 0) {
+        met[2 * part] = a, met[2 * part + 1] = b;
+        __threadfence();
+        atomicAdd(arrived, 1);
+        while (atomicAdd(arrived, 0) < parts) {}
+        __threadfence();
+    }
+    __syncwarp();
+}
+
+__device__ __forceinline__ double sum_of_warp(double sum) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return sum;
+}
+
+__device__ __forceinline__ long long place(int set, int at) { return (at / area * (long long)channels + set) * area + at % area; }
+
+extern "C" __global__ void __launch_bounds__(THREADS, PER_SM)
+grad_of_sets(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x, const out_t* __restrict__ out,
+             const float* __restrict__ mean, const float* __restrict__ rstd, const float* __restrict__ weight,
+             grad_x_t* __restrict__ grad_x, float* __restrict__ grad_weight, float* __restrict__ grad_bias, double* met,
+             int* arrived, int count) {
+    __shared__ double joint[2];
+    const int part = blockIdx.x % parts, first = part * share, end = min(first + share, per);
+    for (int set = blockIdx.x / parts; set < count; set += teams) {
+        Pack<grad_out_t> grad[pieces];
+        Pack<x_t> held[pieces];
+        Pack<out_t> made[pieces];
+#pragma unroll
+        for (int i = 0; i < pieces; ++i) {
+            const int at = first + (i * THREADS + threadIdx.x) * vec;
+            grad[i] = Pack<grad_out_t>{}, held[i] = Pack<x_t>{};
+            if (at < end) {
+                grad[i] = *reinterpret_cast<const Pack<grad_out_t>*>(grad_out + place(set, at));
+                held[i] = *reinterpret_cast<const Pack<x_t>*>(x + place(set, at));
+                made[i] = *reinterpret_cast<const Pack<out_t>*>(out + place(set, at));
+            }
+        }
+        const float centre = mean[set], scale = rstd[set];
+        double plain = 0.0, along = 0.0;  // what is far from zero all but cancels
+#pragma unroll
+        for (int i = 0; i < pieces; ++i) {
+            if (first + (i * THREADS + int(threadIdx.x)) * vec >= end) continue;
+#pragma unroll
+            for (int e = 0; e < vec; ++e) {
+                if (float(made[i].at[e]) <= 0.0f) grad[i].at[e] = grad_out_t(0.0f);
+                const float one = float(grad[i].at[e]);
+                plain += one;
+                along += double(one) * double(float(held[i].at[e]) - centre);
+            }
+        }
+        sum_of_block<0>(plain, along);
+        if constexpr (parts > 1) {
+            if (threadIdx.x < 32) {
+                double* all = met + (long long)set * parts * 2;
+                meet(all, arrived + set, part, plain, along);
+                const volatile double* of = all;
+                plain = along = 0.0;
+                for (int p = threadIdx.x; p < parts; p += 32) plain += of[2 * p], along += of[2 * p + 1];
+                plain = sum_of_warp(plain), along = sum_of_warp(along);
+                if (threadIdx.x == 0) joint[0] = plain, joint[1] = along;
+            }
+            __syncthreads();
+            plain = joint[0], along = joint[1];
+        }
+        along *= scale;
+        if (part == 0 && threadIdx.x == 0) grad_weight[set] = float(along), grad_bias[set] = float(plain);
+        const float shared = float(plain / per), slope = float(along / per), factor = scale * weight[set];
+#pragma unroll
+        for (int i = 0; i < pieces; ++i) {
+            const int at = first + (i * THREADS + threadIdx.x) * vec;
+            if (at >= end) continue;
+            float result[vec];
+#pragma unroll
+            for (int e = 0; e < vec; ++e) {
+                const float off = float(held[i].at[e]) - centre;
+                result[e] = factor * (float(grad[i].at[e]) - shared - off * scale * slope);
+            }
+            store(grad_x + place(set, at), result);
+        }
+        if constexpr (parts == 1) __syncthreads();  // the sums have been read
+    }
+}
