@@ -96,6 +96,7 @@ add_layer_norm_rows(const x_t* __restrict__ x, const residual_t* __restrict__ re
         fetch(other, residual + row * cols, chunk, inside);
     };
     float sum = 0.0f;
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         read(chunk);
 #pragma unroll
@@ -108,6 +109,7 @@ add_layer_norm_rows(const x_t* __restrict__ x, const residual_t* __restrict__ re
     }
     const float rough = sum_of_row<0>(sum) / cols;
     float rest = 0.0f, squares = 0.0f;
+#pragma unroll 1
     for (int chunk = chunks - 1; chunk >= 0; --chunk) {
         if (chunk < chunks - 1) read(chunk);
 #pragma unroll
@@ -125,6 +127,7 @@ add_layer_norm_rows(const x_t* __restrict__ x, const residual_t* __restrict__ re
     const float variance = sum_of_row<2>(squares) / cols - rest * rest;
     const float scale = 1.0f / sqrtf((variance < 0.0f ? 0.0f : variance) + eps);  // unlike fmaxf, this keeps NaN
     if (inside && threadIdx.x % threads == 0) mean[row] = rough, rstd[row] = scale;
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         if (chunk > 0) read(chunk);
 #pragma unroll

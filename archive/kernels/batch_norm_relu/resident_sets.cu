@@ -1,13 +1,13 @@
 /*---
 op = "batch_norm_relu"
-note = "the values of a channel stay in the registers of one block or of several that wait for each other; mean and variance of the parts meet through memory once per set, so x is read once and out written once; a persistent grid, several blocks on a multiprocessor so that some read while others write"
-specialize = ["per", "area", "vec", "pieces", "parts", "share", "teams", "channels"]
-require = ["parts <= sms * PER_SM", "THREADS * PER_SM <= 2048", "(pieces * max(1, vec * itemsize(x) // 4) + 32) * THREADS * PER_SM <= 65536"]
+note = "the values of a channel stay in the shared memory of one block or of several that wait for each other; mean and variance of the parts meet through memory once per set, so x is read once and out written once; a persistent grid, several blocks on a multiprocessor so that some read while others write"
+specialize = ["per", "area", "vec", "loads", "parts", "share", "per_sm", "teams", "channels"]
+require = ["parts <= sms * per_sm"]
 
 [knobs]
-THREADS = [512, 256, 1024]
-VECTORS = [8, 4, 2]
-PER_SM = [2, 1, 4]
+KILOBYTES = [54, 36, 72, 110]
+THREADS = [256, 512]
+LOADS = [4, 2, 8]
 
 [let]
 area = "height * width"
@@ -15,11 +15,12 @@ per = "per_channel"
 count = "channels"
 full = "16 // itemsize(x)"
 vec = "min(full, 1 + (1 - min(1, area % 2)) + 2 * (1 - min(1, area % 4)) + 4 * (1 - min(1, area % 8)))"
-most = "min(32, VECTORS * full // vec)"
-parts = "ceil_div(per, THREADS * most * vec)"
+loads = "min(16, LOADS * full // vec)"
+parts = "ceil_div(per * itemsize(x), KILOBYTES * 1024 // 1 // 16 * 16)"
 share = "ceil_div(per // vec, parts) * vec"
-pieces = "ceil_div(share, THREADS * vec)"
-teams = "min(count, sms * PER_SM // parts)"
+bytes = "ceil_div(share * itemsize(x), 16) * 16"
+per_sm = "min(1024 // THREADS, 227 * 1024 // (bytes + 2048))"
+teams = "min(count, sms * per_sm // parts)"
 
 [workspace]
 met = { shape = ["count", "parts", 2], dtype = "float64" }
@@ -29,13 +30,15 @@ arrived = { shape = ["count"], dtype = "int32", zero = true }
 entry = "batch_norm_relu_sets"
 grid = ["teams * parts"]
 block = ["THREADS"]
+shared = "bytes"
 args = ["x", "weight", "bias", "running_mean", "running_var", "out", "new_running_mean", "new_running_var", "mean", "rstd", "met", "arrived", "count", "momentum", "eps"]
 cooperative = true
 ---*/
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-constexpr int WARPS = THREADS / 32;
+constexpr int WARPS = THREADS / 32, ROUND = THREADS * loads;
+extern __shared__ uint4 memory[];
 
 // Neighbouring values that one access moves.
 template <class T> struct alignas(sizeof(T) * vec < 16 ? sizeof(T) * vec : 16) Pack { T at[vec]; };
@@ -96,45 +99,48 @@ __device__ __forceinline__ double sum_of_warp(double sum) {
 
 __device__ __forceinline__ long long place(int set, int at) { return (at / area * (long long)channels + set) * area + at % area; }
 
-extern "C" __global__ void __launch_bounds__(THREADS, PER_SM)
+extern "C" __global__ void __launch_bounds__(THREADS, per_sm)
 batch_norm_relu_sets(const x_t* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
                      const float* __restrict__ running_mean, const float* __restrict__ running_var,
                      out_t* __restrict__ out, float* __restrict__ new_running_mean, float* __restrict__ new_running_var,
                      float* __restrict__ mean,
                      float* __restrict__ rstd, double* met, int* arrived, int count, float momentum, float eps) {
     __shared__ double joint[2];
-    const int part = blockIdx.x % parts, first = part * share, end = min(first + share, per);
+    Pack<x_t>* const held = reinterpret_cast<Pack<x_t>*>(memory);
+    const int part = blockIdx.x % parts, first = part * share, own = max(min(share, per - first), 0), packs = own / vec;
     for (int set = blockIdx.x / parts; set < count; set += teams) {
-        Pack<x_t> held[pieces];
-#pragma unroll
-        for (int i = 0; i < pieces; ++i) {
-            const int at = first + (i * THREADS + threadIdx.x) * vec;
-            if (at < end) held[i] = *reinterpret_cast<const Pack<x_t>*>(x + place(set, at));
-            else held[i] = Pack<x_t>{};
-        }
         double sum = 0.0, none = 0.0;
+        for (int begin = threadIdx.x; begin < packs; begin += ROUND) {
+            Pack<x_t> some[loads];
 #pragma unroll
-        for (int i = 0; i < pieces; ++i) {
-            float some = 0.0f;
+            for (int i = 0; i < loads; ++i) {
+                const int at = begin + i * THREADS;
+                if (at < packs) some[i] = *reinterpret_cast<const Pack<x_t>*>(x + place(set, first + at * vec));
+                else some[i] = Pack<x_t>{};
+            }
 #pragma unroll
-            for (int e = 0; e < vec; ++e) some += float(held[i].at[e]);
-            sum += some;
+            for (int i = 0; i < loads; ++i) {
+                float few = 0.0f;
+#pragma unroll
+                for (int e = 0; e < vec; ++e) few += float(some[i].at[e]);
+                sum += few;
+                if (begin + i * THREADS < packs) held[begin + i * THREADS] = some[i];
+            }
         }
         sum_of_block<0>(sum, none);
-        const int own = max(end - first, 0);
         const float near = own > 0 ? float(sum / own) : 0.0f;
         double rest = 0.0, squares = 0.0;
-#pragma unroll
-        for (int i = 0; i < pieces; ++i) {
-            if (first + (i * THREADS + int(threadIdx.x)) * vec >= end) continue;
-            float some = 0.0f, others = 0.0f;
+#pragma unroll 4
+        for (int at = threadIdx.x; at < packs; at += THREADS) {
+            const Pack<x_t> some = held[at];
+            float few = 0.0f, others = 0.0f;
 #pragma unroll
             for (int e = 0; e < vec; ++e) {
-                const float off = float(held[i].at[e]) - near;
-                some += off;
+                const float off = float(some.at[e]) - near;
+                few += off;
                 others = fmaf(off, off, others);
             }
-            rest += some, squares += others;
+            rest += few, squares += others;
         }
         sum_of_block<1>(rest, squares);
         double middle = own > 0 ? sum / own : 0.0, spread = squares;  // the mean and what lies round it
@@ -167,18 +173,17 @@ batch_norm_relu_sets(const x_t* __restrict__ x, const float* __restrict__ weight
             new_running_var[set] = (1.0f - momentum) * running_var[set] + momentum * unbiased;
             mean[set] = rough, rstd[set] = scale;
         }
-#pragma unroll
-        for (int i = 0; i < pieces; ++i) {
-            const int at = first + (i * THREADS + threadIdx.x) * vec;
-            if (at >= end) continue;
-            const float gain = float(weight[set]), shift = float(bias[set]);
+        const float gain = weight[set], shift = bias[set];
+#pragma unroll 4
+        for (int at = threadIdx.x; at < packs; at += THREADS) {
+            const Pack<x_t> some = held[at];
             float result[vec];
 #pragma unroll
             for (int e = 0; e < vec; ++e) {
-                const float y = (float(held[i].at[e]) - rough - lost) * scale * gain + shift;
+                const float y = (float(some.at[e]) - rough - lost) * scale * gain + shift;
                 result[e] = y < 0.0f ? 0.0f : y;
             }
-            store(out + place(set, at), result);
+            store(out + place(set, first + at * vec), result);
         }
     }
 }

@@ -111,6 +111,7 @@ causal_softmax_rows(const x_t* __restrict__ x, out_t* __restrict__ out, long lon
             }
         }
     };
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         read(chunk);
         float higher = most;
@@ -134,6 +135,7 @@ causal_softmax_rows(const x_t* __restrict__ x, out_t* __restrict__ out, long lon
     const float own = most;
     reduce_row(most, sum);
     const float part = chunks == 1 ? exp_of(own - most) / sum : 1.0f / sum;
+#pragma unroll 1
     for (int chunk = chunks - 1; chunk >= 0; --chunk) {
         if (chunk < chunks - 1) read(chunk);
 #pragma unroll

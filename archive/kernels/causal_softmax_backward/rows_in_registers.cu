@@ -102,6 +102,7 @@ causal_softmax_backward_rows(const grad_out_t* __restrict__ grad_out, const out_
         fetch(held, out + row * keys, chunk, seen);
     };
     double sum = 0.0;  // where the gradient is about as large, little but its rounding would be left
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         read(chunk);
 #pragma unroll
@@ -113,6 +114,7 @@ causal_softmax_backward_rows(const grad_out_t* __restrict__ grad_out, const out_
         }
     }
     sum = sum_of_row<0>(sum);
+#pragma unroll 1
     for (int chunk = chunks - 1; chunk >= 0; --chunk) {
         if (chunk < chunks - 1) read(chunk);
 #pragma unroll

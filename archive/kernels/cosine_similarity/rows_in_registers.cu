@@ -73,6 +73,7 @@ cosine_of_rows(const x_t* __restrict__ x, const y_t* __restrict__ y, out_t* __re
     Pack<x_t> one[pieces];
     Pack<y_t> two[pieces];
     float dot = 0.0f, xx = 0.0f, yy = 0.0f;
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         fetch(one, x + row * cols, chunk, inside);
         fetch(two, y + row * cols, chunk, inside);

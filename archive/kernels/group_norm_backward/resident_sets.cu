@@ -1,13 +1,13 @@
 /*---
 op = "group_norm_backward"
-note = "grad_out and x of a group of an image are read once and stay in the registers of one block or of several that wait for each other; a block sums by channel, which serves the gradient of x and, added up over the images by a second launch, those of weight and bias; a persistent grid"
-specialize = ["per", "area", "vec", "pieces", "parts", "share", "teams", "in_group", "sets", "spans"]
-require = ["spans * (THREADS // 32 + 1) * 8 <= 40960", "parts <= sms * PER_SM", "THREADS * PER_SM <= 2048", "(2 * pieces * max(1, vec * itemsize(x) // 4) + 32) * THREADS * PER_SM <= 65536"]
+note = "grad_out and x of a group of an image are read once and stay in the shared memory of one block or of several that wait for each other; a block sums by channel, which serves the gradient of x and, added up over the images by a second launch, those of weight and bias; a persistent grid"
+specialize = ["per", "area", "vec", "loads", "parts", "share", "per_sm", "teams", "in_group", "sets", "spans", "bytes"]
+require = ["spans * (THREADS // 32 + 1) * 8 <= 16384", "parts <= sms * per_sm"]
 
 [knobs]
-THREADS = [512, 256, 1024]
-VECTORS = [4, 8, 2]
-PER_SM = [2, 1, 4]
+KILOBYTES = [54, 36, 72, 110]
+THREADS = [256, 512]
+LOADS = [2, 4, 1]
 
 [let]
 area = "height * width"
@@ -16,12 +16,13 @@ count = "batch * sets"
 in_group = "channels // sets"
 full = "16 // itemsize(x)"
 vec = "min(full, 1 + (1 - min(1, area % 2)) + 2 * (1 - min(1, area % 4)) + 4 * (1 - min(1, area % 8)))"
-most = "min(32, VECTORS * full // vec)"
-parts = "ceil_div(per, THREADS * most * vec)"
+loads = "min(16, LOADS * full // vec)"
+parts = "ceil_div(per * itemsize(x), KILOBYTES * 1024 // 2 // 16 * 16)"
 share = "ceil_div(per // vec, parts) * vec"
-pieces = "ceil_div(share, THREADS * vec)"
+bytes = "2 * ceil_div(share * itemsize(x), 16) * 16"
 spans = "min(in_group, ceil_div(share, area) + 1)"
-teams = "min(count, sms * PER_SM // parts)"
+per_sm = "min(1024 // THREADS, 227 * 1024 // (bytes + 2048 + spans * (THREADS // 32 + 1) * 8))"
+teams = "min(count, sms * per_sm // parts)"
 
 [workspace]
 plain_sums = { shape = ["count", "parts", "spans"], dtype = "float32" }
@@ -33,6 +34,7 @@ arrived = { shape = ["count"], dtype = "int32", zero = true }
 entry = "grad_of_groups"
 grid = ["teams * parts"]
 block = ["THREADS"]
+shared = "bytes"
 args = ["grad_out", "x", "mean", "rstd", "weight", "grad_x", "plain_sums", "along_sums", "met", "arrived", "count"]
 cooperative = true
 
@@ -45,7 +47,8 @@ args = ["plain_sums", "along_sums", "grad_weight", "grad_bias", "batch"]
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-constexpr int WARPS = THREADS / 32;
+constexpr int WARPS = THREADS / 32, ROUND = THREADS * loads;
+extern __shared__ uint4 memory[];
 
 // Neighbouring values that one access moves.
 template <class T> struct alignas(sizeof(T) * vec < 16 ? sizeof(T) * vec : 16) Pack { T at[vec]; };
@@ -84,55 +87,59 @@ __device__ __forceinline__ double sum_of_warp(double sum) {
     return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, PER_SM)
+extern "C" __global__ void __launch_bounds__(THREADS, per_sm)
 grad_of_groups(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x, const mean_t* __restrict__ mean,
                const rstd_t* __restrict__ rstd, const weight_t* __restrict__ weight,
                grad_x_t* __restrict__ grad_x, float* __restrict__ plain_sums, float* __restrict__ along_sums,
                double* met, int* arrived, int count) {
     __shared__ float of_plain[spans][WARPS + 1], of_along[spans][WARPS + 1];
     __shared__ double joint[2];
-    const int part = blockIdx.x % parts, first = part * share, end = min(first + share, per);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Pack<grad_out_t>* const grad = reinterpret_cast<Pack<grad_out_t>*>(memory);
+    Pack<x_t>* const held = reinterpret_cast<Pack<x_t>*>(memory + bytes / 32);
+    const int part = blockIdx.x % parts, first = part * share, packs = max(min(share, per - first), 0) / vec;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, lowest = first / area;
     for (int set = blockIdx.x / parts; set < count; set += teams) {
-        Pack<grad_out_t> grad[pieces];
-        Pack<x_t> held[pieces];
-#pragma unroll
-        for (int i = 0; i < pieces; ++i) {
-            const int at = first + (i * THREADS + threadIdx.x) * vec;
-            grad[i] = Pack<grad_out_t>{}, held[i] = Pack<x_t>{};
-            if (at < end) {
-                grad[i] = *reinterpret_cast<const Pack<grad_out_t>*>(grad_out + set * (long long)per + at);
-                held[i] = *reinterpret_cast<const Pack<x_t>*>(x + set * (long long)per + at);
-            }
-        }
         const float centre = float(mean[set]), scale = float(rstd[set]);
         const int first_channel = set % sets * in_group;
-        float plain[pieces], along[pieces];
+        for (int begin = threadIdx.x; begin < packs; begin += ROUND) {
+            Pack<grad_out_t> some[loads];
+            Pack<x_t> others[loads];
 #pragma unroll
-        for (int i = 0; i < pieces; ++i) {
-            plain[i] = along[i] = 0.0f;
-            const int at = first + (i * THREADS + threadIdx.x) * vec;
-            if (at >= end) continue;
+            for (int i = 0; i < loads; ++i) {
+                const int at = begin + i * THREADS;
+                if (at >= packs) continue;
+                some[i] = *reinterpret_cast<const Pack<grad_out_t>*>(grad_out + set * (long long)per + first + at * vec);
+                others[i] = *reinterpret_cast<const Pack<x_t>*>(x + set * (long long)per + first + at * vec);
+            }
 #pragma unroll
-            for (int e = 0; e < vec; ++e) {
-                const float off = float(held[i].at[e]) - centre, one = float(grad[i].at[e]);
-                plain[i] += one;
-                along[i] = fmaf(one, off, along[i]);
+            for (int i = 0; i < loads; ++i) {
+                const int at = begin + i * THREADS;
+                if (at >= packs) continue;
+                grad[at] = some[i], held[at] = others[i];
             }
         }
+        __syncthreads();
         for (int slot = 0; slot < spans; ++slot) {  // the channels of this part
-            float a = 0.0f, b = 0.0f;
+            const int from = max(((lowest + slot) * area - first) / vec, 0);
+            const int to = min(((lowest + slot + 1) * area - first) / vec, packs);
+            float plain = 0.0f, along = 0.0f;
+#pragma unroll 2
+            for (int at = from + threadIdx.x; at < to; at += THREADS) {
+                const Pack<grad_out_t> some = grad[at];
+                const Pack<x_t> other = held[at];
 #pragma unroll
-            for (int i = 0; i < pieces; ++i) {
-                const bool own = (first + (i * THREADS + int(threadIdx.x)) * vec) / area - first / area == slot;
-                a += own ? plain[i] : 0.0f, b += own ? along[i] : 0.0f;
+                for (int e = 0; e < vec; ++e) {
+                    const float off = float(other.at[e]) - centre, one = float(some.at[e]);
+                    plain += one;
+                    along = fmaf(one, off, along);
+                }
             }
 #pragma unroll
             for (int step = 16; step > 0; step /= 2) {
-                a += __shfl_xor_sync(0xffffffffu, a, step);
-                b += __shfl_xor_sync(0xffffffffu, b, step);
+                plain += __shfl_xor_sync(0xffffffffu, plain, step);
+                along += __shfl_xor_sync(0xffffffffu, along, step);
             }
-            if (lane == 0) of_plain[slot][warp] = a, of_along[slot][warp] = b;
+            if (lane == 0) of_plain[slot][warp] = plain, of_along[slot][warp] = along;
         }
         __syncthreads();
         if (warp == 0) {
@@ -144,8 +151,8 @@ grad_of_groups(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ 
                 other *= scale;
                 const long long at = ((long long)set * parts + part) * spans + slot;
                 plain_sums[at] = float(one), along_sums[at] = float(other);
-                if (first / area + slot < in_group) {
-                    const float gain = float(weight[first_channel + first / area + slot]);
+                if (lowest + slot < in_group) {
+                    const float gain = float(weight[first_channel + lowest + slot]);
                     a += one * gain, b += other * gain;
                 }
             }
@@ -162,18 +169,19 @@ grad_of_groups(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ 
         }
         __syncthreads();
         const float shared = float(joint[0] / per), slope = float(joint[1] / per);
-#pragma unroll
-        for (int i = 0; i < pieces; ++i) {
-            const int at = first + (i * THREADS + threadIdx.x) * vec;
-            if (at >= end) continue;
-            const float gain = float(weight[first_channel + at / area]);
+#pragma unroll 2
+        for (int at = threadIdx.x; at < packs; at += THREADS) {
+            const int channel = first_channel + (first + at * vec) / area;
+            const float gain = float(weight[channel]);
+            const Pack<grad_out_t> some = grad[at];
+            const Pack<x_t> other = held[at];
             float result[vec];
 #pragma unroll
             for (int e = 0; e < vec; ++e) {
-                const float off = float(held[i].at[e]) - centre;
-                result[e] = scale * (float(grad[i].at[e]) * gain - shared - off * scale * slope);
+                const float off = float(other.at[e]) - centre;
+                result[e] = scale * (float(some.at[e]) * gain - shared - off * scale * slope);
             }
-            store(grad_x + set * (long long)per + at, result);
+            store(grad_x + set * (long long)per + first + at * vec, result);
         }
     }
 }

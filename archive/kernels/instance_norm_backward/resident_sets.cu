@@ -1,24 +1,25 @@
 /*---
 op = "instance_norm_backward"
-note = "grad_out and x of a channel of an image are read once and stay in the registers of one block or of several that wait for each other; both sums of the parts meet through memory once per set; a persistent grid, several blocks on a multiprocessor so that some read while others write"
-specialize = ["per", "area", "vec", "pieces", "parts", "share", "teams", "channels"]
-require = ["parts <= sms * PER_SM", "THREADS * PER_SM <= 2048", "(2 * pieces * max(1, vec * itemsize(x) // 4) + 32) * THREADS * PER_SM <= 65536"]
+note = "grad_out and x of a channel of an image are read once and stay in the shared memory of one block or of several that wait for each other; both sums of the parts meet through memory once per set; a persistent grid, several blocks on a multiprocessor so that some read while others write"
+specialize = ["per", "area", "vec", "loads", "parts", "share", "per_sm", "teams", "channels", "bytes"]
+require = ["parts <= sms * per_sm"]
 
 [knobs]
-THREADS = [512, 256, 1024]
-VECTORS = [4, 8, 2]
-PER_SM = [2, 1, 4]
+KILOBYTES = [54, 36, 72, 110]
+THREADS = [256, 512]
+LOADS = [2, 4, 1]
 
 [let]
 per = "area"
 count = "batch * channels"
 full = "16 // itemsize(x)"
 vec = "min(full, 1 + (1 - min(1, area % 2)) + 2 * (1 - min(1, area % 4)) + 4 * (1 - min(1, area % 8)))"
-most = "min(32, VECTORS * full // vec)"
-parts = "ceil_div(per, THREADS * most * vec)"
+loads = "min(16, LOADS * full // vec)"
+parts = "ceil_div(per * itemsize(x), KILOBYTES * 1024 // 2 // 16 * 16)"
 share = "ceil_div(per // vec, parts) * vec"
-pieces = "ceil_div(share, THREADS * vec)"
-teams = "min(count, sms * PER_SM // parts)"
+bytes = "2 * ceil_div(share * itemsize(x), 16) * 16"
+per_sm = "min(1024 // THREADS, 227 * 1024 // (bytes + 2048))"
+teams = "min(count, sms * per_sm // parts)"
 
 [workspace]
 plain_sums = { shape = ["batch", "channels"], dtype = "float32" }
@@ -30,6 +31,7 @@ arrived = { shape = ["count"], dtype = "int32", zero = true }
 entry = "grad_of_sets"
 grid = ["teams * parts"]
 block = ["THREADS"]
+shared = "bytes"
 args = ["grad_out", "x", "mean", "rstd", "weight", "grad_x", "plain_sums", "along_sums", "met", "arrived", "count"]
 cooperative = true
 
@@ -42,7 +44,8 @@ args = ["plain_sums", "along_sums", "grad_weight", "grad_bias", "batch"]
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-constexpr int WARPS = THREADS / 32;
+constexpr int WARPS = THREADS / 32, ROUND = THREADS * loads;
+extern __shared__ uint4 memory[];
 
 // Neighbouring values that one access moves.
 template <class T> struct alignas(sizeof(T) * vec < 16 ? sizeof(T) * vec : 16) Pack { T at[vec]; };
@@ -103,35 +106,39 @@ __device__ __forceinline__ double sum_of_warp(double sum) {
 
 __device__ __forceinline__ long long place(int set, int at) { return set * (long long)per + at; }
 
-extern "C" __global__ void __launch_bounds__(THREADS, PER_SM)
+extern "C" __global__ void __launch_bounds__(THREADS, per_sm)
 grad_of_sets(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x,
              const float* __restrict__ mean, const float* __restrict__ rstd, const float* __restrict__ weight,
              grad_x_t* __restrict__ grad_x, float* __restrict__ plain_sums, float* __restrict__ along_sums, double* met,
              int* arrived, int count) {
     __shared__ double joint[2];
-    const int part = blockIdx.x % parts, first = part * share, end = min(first + share, per);
+    Pack<grad_out_t>* const grad = reinterpret_cast<Pack<grad_out_t>*>(memory);
+    Pack<x_t>* const held = reinterpret_cast<Pack<x_t>*>(memory + bytes / 32);
+    const int part = blockIdx.x % parts, first = part * share, packs = max(min(share, per - first), 0) / vec;
     for (int set = blockIdx.x / parts; set < count; set += teams) {
-        Pack<grad_out_t> grad[pieces];
-        Pack<x_t> held[pieces];
-#pragma unroll
-        for (int i = 0; i < pieces; ++i) {
-            const int at = first + (i * THREADS + threadIdx.x) * vec;
-            grad[i] = Pack<grad_out_t>{}, held[i] = Pack<x_t>{};
-            if (at < end) {
-                grad[i] = *reinterpret_cast<const Pack<grad_out_t>*>(grad_out + place(set, at));
-                held[i] = *reinterpret_cast<const Pack<x_t>*>(x + place(set, at));
-            }
-        }
         const float centre = mean[set], scale = rstd[set];
         double plain = 0.0, along = 0.0;  // what is far from zero all but cancels
+        for (int begin = threadIdx.x; begin < packs; begin += ROUND) {
+            Pack<grad_out_t> some[loads];
+            Pack<x_t> others[loads];
 #pragma unroll
-        for (int i = 0; i < pieces; ++i) {
-            if (first + (i * THREADS + int(threadIdx.x)) * vec >= end) continue;
+            for (int i = 0; i < loads; ++i) {
+                const int at = begin + i * THREADS;
+                if (at >= packs) continue;
+                some[i] = *reinterpret_cast<const Pack<grad_out_t>*>(grad_out + place(set, first + at * vec));
+                others[i] = *reinterpret_cast<const Pack<x_t>*>(x + place(set, first + at * vec));
+            }
 #pragma unroll
-            for (int e = 0; e < vec; ++e) {
-                const float one = float(grad[i].at[e]);
-                plain += one;
-                along += double(one) * double(float(held[i].at[e]) - centre);
+            for (int i = 0; i < loads; ++i) {
+                const int at = begin + i * THREADS;
+                if (at >= packs) continue;
+#pragma unroll
+                for (int e = 0; e < vec; ++e) {
+                    const float one = float(some[i].at[e]);
+                    plain += one;
+                    along += double(one) * double(float(others[i].at[e]) - centre);
+                }
+                grad[at] = some[i], held[at] = others[i];
             }
         }
         sum_of_block<0>(plain, along);
@@ -147,23 +154,24 @@ grad_of_sets(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x,
             }
             __syncthreads();
             plain = joint[0], along = joint[1];
+        } else {
+            __syncthreads();  // the sums have been read
         }
         along *= scale;
         if (part == 0 && threadIdx.x == 0) plain_sums[set] = float(plain), along_sums[set] = float(along);
         const float shared = float(plain / per), slope = float(along / per), factor = scale * weight[set % channels];
-#pragma unroll
-        for (int i = 0; i < pieces; ++i) {
-            const int at = first + (i * THREADS + threadIdx.x) * vec;
-            if (at >= end) continue;
+#pragma unroll 2
+        for (int at = threadIdx.x; at < packs; at += THREADS) {
+            const Pack<grad_out_t> some = grad[at];
+            const Pack<x_t> other = held[at];
             float result[vec];
 #pragma unroll
             for (int e = 0; e < vec; ++e) {
-                const float off = float(held[i].at[e]) - centre;
-                result[e] = factor * (float(grad[i].at[e]) - shared - off * scale * slope);
+                const float off = float(other.at[e]) - centre;
+                result[e] = factor * (float(some.at[e]) - shared - off * scale * slope);
             }
-            store(grad_x + place(set, at), result);
+            store(grad_x + place(set, first + at * vec), result);
         }
-        if constexpr (parts == 1) __syncthreads();  // the sums have been read
     }
 }
 

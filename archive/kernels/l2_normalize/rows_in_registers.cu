@@ -88,6 +88,7 @@ l2_normalize_rows(const x_t* __restrict__ x, out_t* __restrict__ out, int rows) 
     const bool inside = row < rows;
     Pack<x_t> held[pieces];
     float sum = 0.0f;
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         fetch(held, x + row * cols, chunk, inside);
 #pragma unroll
@@ -98,6 +99,7 @@ l2_normalize_rows(const x_t* __restrict__ x, out_t* __restrict__ out, int rows) 
     }
     const float norm = sqrtf(sum_of_row<0>(sum));
     const float scale = 1.0f / (norm < 1e-12f ? 1e-12f : norm);  // unlike fmaxf, this keeps NaN
+#pragma unroll 1
     for (int chunk = chunks - 1; chunk >= 0; --chunk) {
         if (chunk < chunks - 1) fetch(held, x + row * cols, chunk, inside);
 #pragma unroll

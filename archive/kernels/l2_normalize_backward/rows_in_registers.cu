@@ -94,6 +94,7 @@ l2_normalize_rows_backward(const grad_out_t* __restrict__ grad_out, const x_t* _
         fetch(grad, grad_out + row * cols, chunk, inside);
     };
     float squares = 0.0f, products = 0.0f;
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         read(chunk);
 #pragma unroll
@@ -109,6 +110,7 @@ l2_normalize_rows_backward(const grad_out_t* __restrict__ grad_out, const x_t* _
     squares = sum_of_row<0>(squares);
     products = sum_of_row<1>(products);
     const float scale = 1.0f / fmaxf(sqrtf(squares), 1e-12f), share = products * scale * scale;
+#pragma unroll 1
     for (int chunk = chunks - 1; chunk >= 0; --chunk) {
         if (chunk < chunks - 1) read(chunk);
 #pragma unroll

@@ -89,6 +89,7 @@ layer_norm_rows(const x_t* __restrict__ x, const weight_t* __restrict__ weight, 
     const bool inside = row < rows;
     Pack<x_t> held[pieces];
     float sum = 0.0f;
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         fetch(held, x + row * cols, chunk, inside);
 #pragma unroll
@@ -99,6 +100,7 @@ layer_norm_rows(const x_t* __restrict__ x, const weight_t* __restrict__ weight, 
     }
     const float rough = sum_of_row<0>(sum) / cols;
     float rest = 0.0f, squares = 0.0f;
+#pragma unroll 1
     for (int chunk = chunks - 1; chunk >= 0; --chunk) {
         if (chunk < chunks - 1) fetch(held, x + row * cols, chunk, inside);
 #pragma unroll
@@ -116,6 +118,7 @@ layer_norm_rows(const x_t* __restrict__ x, const weight_t* __restrict__ weight, 
     const float variance = sum_of_row<2>(squares) / cols - rest * rest;
     const float scale = 1.0f / sqrtf((variance < 0.0f ? 0.0f : variance) + eps);  // unlike fmaxf, this keeps NaN
     if (inside && threadIdx.x % threads == 0) mean[row] = rough, rstd[row] = scale;
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         if (chunk > 0) fetch(held, x + row * cols, chunk, inside);
 #pragma unroll

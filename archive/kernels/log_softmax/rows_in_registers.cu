@@ -104,6 +104,7 @@ log_softmax_rows(const x_t* __restrict__ x, out_t* __restrict__ out, int rows) {
     const bool inside = row < rows;
     Pack<x_t> held[pieces];
     float most = LOWEST, sum = 0.0f;
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         fetch(held, x + row * cols, chunk, inside);
         float higher = most;
@@ -124,6 +125,7 @@ log_softmax_rows(const x_t* __restrict__ x, out_t* __restrict__ out, int rows) {
     }
     reduce_row(most, sum);
     const float logarithm = logf(sum);
+#pragma unroll 1
     for (int chunk = chunks - 1; chunk >= 0; --chunk) {
         if (chunk < chunks - 1) fetch(held, x + row * cols, chunk, inside);
 #pragma unroll

@@ -99,6 +99,7 @@ log_softmax_backward_rows(const grad_out_t* __restrict__ grad_out, const out_t* 
         fetch(held, out + row * cols, chunk, inside);
     };
     double sum = 0.0;  // large terms may cancel; where exp(out) is 1, all that is left is its rounding
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         read(chunk);
 #pragma unroll
@@ -108,6 +109,7 @@ log_softmax_backward_rows(const grad_out_t* __restrict__ grad_out, const out_t* 
         }
     }
     sum = sum_of_row<0>(sum);
+#pragma unroll 1
     for (int chunk = chunks - 1; chunk >= 0; --chunk) {
         if (chunk < chunks - 1) read(chunk);
 #pragma unroll

@@ -120,6 +120,7 @@ masked_softmax_rows(const x_t* __restrict__ x, const mask_t* __restrict__ mask, 
             }
         }
     };
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         read(chunk);
         float higher = most;
@@ -143,6 +144,7 @@ masked_softmax_rows(const x_t* __restrict__ x, const mask_t* __restrict__ mask, 
     const float own = most;
     reduce_row(most, sum);
     const float part = chunks == 1 ? exp_of(own - most) / sum : 1.0f / sum;
+#pragma unroll 1
     for (int chunk = chunks - 1; chunk >= 0; --chunk) {
         if (chunk < chunks - 1) read(chunk);
 #pragma unroll

@@ -101,6 +101,7 @@ masked_softmax_backward_rows(const grad_out_t* __restrict__ grad_out, const out_
         fetch(held, out + row * keys, chunk, inside);
     };
     double sum = 0.0;  // where the gradient is about as large, little but its rounding would be left
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         read(chunk);
 #pragma unroll
@@ -110,6 +111,7 @@ masked_softmax_backward_rows(const grad_out_t* __restrict__ grad_out, const out_
         }
     }
     sum = sum_of_row<0>(sum);
+#pragma unroll 1
     for (int chunk = chunks - 1; chunk >= 0; --chunk) {
         if (chunk < chunks - 1) read(chunk);
 #pragma unroll

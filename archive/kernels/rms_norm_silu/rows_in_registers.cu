@@ -104,6 +104,7 @@ rms_norm_silu_rows(const x_t* __restrict__ x, const z_t* __restrict__ z, const w
             for (int e = 0; e < vec; ++e) value[i][e] = gated(float(held[i].at[e]), float(gate[i].at[e]));
         }
     };
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         read(chunk);
 #pragma unroll
@@ -113,6 +114,7 @@ rms_norm_silu_rows(const x_t* __restrict__ x, const z_t* __restrict__ z, const w
         }
     }
     const float scale = rsqrtf(sum_of_row<0>(sum) / cols + eps);
+#pragma unroll 1
     for (int chunk = chunks - 1; chunk >= 0; --chunk) {
         if (chunk < chunks - 1) read(chunk);
 #pragma unroll

@@ -100,6 +100,7 @@ softmax_backward_rows(const grad_out_t* __restrict__ grad_out, const out_t* __re
         fetch(held, out + row * cols, chunk, inside);
     };
     double sum = 0.0;  // where the gradient is about as large, little but its rounding would be left
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         read(chunk);
 #pragma unroll
@@ -109,6 +110,7 @@ softmax_backward_rows(const grad_out_t* __restrict__ grad_out, const out_t* __re
         }
     }
     sum = sum_of_row<0>(sum);
+#pragma unroll 1
     for (int chunk = chunks - 1; chunk >= 0; --chunk) {
         if (chunk < chunks - 1) read(chunk);
 #pragma unroll
