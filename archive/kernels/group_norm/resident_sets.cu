@@ -108,7 +108,7 @@ group_norm_sets(const x_t* __restrict__ x, const weight_t* __restrict__ weight, 
     Pack<x_t>* const held = reinterpret_cast<Pack<x_t>*>(memory);
     const int part = blockIdx.x % parts, first = part * share, own = max(min(share, per - first), 0), packs = own / vec;
     for (int set = blockIdx.x / parts; set < count; set += teams) {
-        double sum = 0.0, none = 0.0;
+        double sum = 0.0, none = 0.0;  // some distributions a float rounds all one way
         for (int begin = threadIdx.x; begin < packs; begin += ROUND) {
             Pack<x_t> some[loads];
 #pragma unroll
@@ -119,10 +119,8 @@ group_norm_sets(const x_t* __restrict__ x, const weight_t* __restrict__ weight, 
             }
 #pragma unroll
             for (int i = 0; i < loads; ++i) {
-                float few = 0.0f;
 #pragma unroll
-                for (int e = 0; e < vec; ++e) few += float(some[i].at[e]);
-                sum += few;
+                for (int e = 0; e < vec; ++e) sum += double(float(some[i].at[e]));
                 if (begin + i * THREADS < packs) held[begin + i * THREADS] = some[i];
             }
         }
@@ -143,7 +141,7 @@ group_norm_sets(const x_t* __restrict__ x, const weight_t* __restrict__ weight, 
         }
         sum_of_block<1>(rest, squares);
         double middle = own > 0 ? sum / own : 0.0, spread = squares;  // the mean and what lies round it
-        if (isfinite(float(rest)) && own > 0) middle = near + rest / own, spread -= rest * rest / own;
+        if (own > 0) spread -= rest * rest / own;
         if constexpr (parts > 1) {
             if (threadIdx.x < 32) {
                 double* all = met + (long long)set * parts * 2;

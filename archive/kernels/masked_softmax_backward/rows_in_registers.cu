@@ -6,7 +6,7 @@ require = ["threads * groups <= 1024", "2 * pieces * max(1, vec * itemsize(out) 
 
 [knobs]
 ROW_LOADS = [2, 1, 4, 8]
-HELD = [4, 2, 8]
+HELD = [2, 4, 8]
 BLOCK = [128, 256, 512]
 
 [let]
