@@ -127,8 +127,8 @@ PyTorch's own error at the same dtype. The sanitizer is NVIDIA's compute-sanitiz
 - No size or tensor is larger than those with which the kernel was tested (`envelope` in manifest.json).
 - Where an input requires a gradient, PyTorch's backward or an exported one gives it. Statistics that an op returns
   beside its result, such as `lse`, have no gradient. Gradients of gradients come from PyTorch.
-- In torch.compile and torch.export, graphs hold an opaque op where a kernel beats what the compiler makes of the op, and
-  PyTorch elsewhere. Under vmap and forward-mode differentiation, PyTorch runs. Autocast gives inputs the dtype
+- In torch.compile and torch.export, graphs hold an opaque op where a kernel beats what the compiler makes of the op,
+  and PyTorch elsewhere. Under vmap and forward-mode differentiation, PyTorch runs. Autocast gives inputs the dtype
   that it gives to PyTorch's op; where that is not known, PyTorch runs.
 - Under `torch.use_deterministic_algorithms(True)`, the kernel was found to be deterministic.
 
