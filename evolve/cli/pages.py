@@ -44,3 +44,30 @@ def report(
         raise UserError(f"cannot write {output}: {error.strerror}", "name another file with --output") from error
     size = f"{len(text.encode(errors='replace')) / 1e6:.1f} MB"
     console().print(f"{output}: {counted(len(names) or len(held), 'op')}, {size}; open it in a browser", soft_wrap=True)
+
+
+def serve(
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 for any free one.")] = 8642,
+    show: Annotated[bool, typer.Option("--open", help="Open a browser.")] = False,
+    archive: ArchiveOption = None,
+) -> None:
+    """Serve the archive's pages to a browser on this machine, live while a run writes."""
+    try:
+        from evolve.pages import server, site
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"`evolve serve` needs the package {error.name}",
+            "pip install 'evolve-kernels[web]'; `evolve report` works without it",
+        ) from error
+    wiring.archive(archive, read_only=True).close()
+    bound = server.listening(port)
+    address = f"http://localhost:{bound.getsockname()[1]}/"
+    output = console()
+    output.print(f"{address}  (Ctrl-C ends it)", soft_wrap=True)
+    number = bound.getsockname()[1]
+    tunnel = f"only this machine can connect; from another one: ssh -L {number}:127.0.0.1:{number} HOST"
+    output.print(tunnel, style="dim", soft_wrap=True)
+    if show:
+        typer.launch(address)
+    path = wiring.archive_path(archive)
+    server.serve(path, site.Site(path.name), bound)

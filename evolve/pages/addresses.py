@@ -17,6 +17,10 @@ def kernel_page(kernel_id: str) -> str:
     return f"kernel/{quote(kernel_id, safe='')}"
 
 
+def kernel_file(kernel_id: str) -> str:
+    return f"{kernel_page(kernel_id)}.cu"
+
+
 def run_page(run: str) -> str:
     return f"run/{quote(run, safe='')}"
 
@@ -31,6 +35,22 @@ def runs_compared(a: str, b: str) -> str:
 
 def devices_compared(op: str) -> str:
     return f"compare/devices/{quote(op, safe='')}"
+
+
+class Absent(Exception):  # noqa: N818 - not an error of anybody
+    """There is no page at an address."""
+
+    def __init__(self, title: str, message: str) -> None:
+        super().__init__(title)
+        self.title, self.message = title, message
+
+
+class Moved(Exception):  # noqa: N818 - not an error of anybody
+    """The page is at another address, such as that of the whole id."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.address = address
 
 
 class Links(Protocol):

@@ -10,7 +10,7 @@ from archive.summaries import EvaluationSummary, ProposalSummary
 from evolve.report.standing import Standing, first_proposals
 from evolve.report.words import change
 
-DEEPEST = 200  # generations of ancestors that are read
+MOST = 300  # kernels; of a larger family, those nearest to the population are read
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ def ancestry(store: Store, kernel_id: str) -> list[str]:
 
 
 def _with_ancestors(store: Store, ids: Iterable[str]) -> dict[str, ProposalSummary | None]:
-    """Return the first proposal of each kernel and of all its ancestors through first parents."""
+    """Return the first proposal of each kernel and of its ancestors through first parents, nearest first."""
     found: dict[str, ProposalSummary | None] = {}
     waiting = list(ids)
-    for _ in range(DEEPEST):
-        proposals = first_proposals(store, waiting) if waiting else {}
+    while waiting and len(found) < MOST:
+        proposals = first_proposals(store, waiting)
         found |= {kernel_id: proposals.get(kernel_id) for kernel_id in waiting}
         parents = (one.parents[0] for one in proposals.values() if one.parents)
         waiting = [parent for parent in dict.fromkeys(parents) if parent not in found]

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 from collections.abc import Iterator, Sequence
-from importlib import resources
 
 from markupsafe import Markup
 
@@ -15,7 +14,7 @@ from evolve.pages.addresses import InOneFile
 from evolve.pages.kernel_page import kernel_page
 from evolve.pages.op_page import OpPage, op_page
 from evolve.pages.overview import overview
-from evolve.pages.render import Page, Renderer, document
+from evolve.pages.render import Page, Renderer, document, static
 from evolve.pages.roofline import roofline
 from evolve.pages.run_page import run_lines, run_page
 from evolve.pages.svg import element
@@ -93,11 +92,6 @@ def _pages(
 def _section(page: Page) -> Markup:
     """Return a page as a section that the script shows at its addresses; without scripts all sections are shown."""
     return element("section", page.body, class_="page", data_page=page.address or "/", data_title=page.title)
-
-
-def static(name: str) -> str:
-    """Return one of our own files that pages need."""
-    return (resources.files("evolve.pages") / "static" / name).read_text(encoding="utf-8")
 
 
 def _digest(text: str) -> str:

@@ -1,8 +1,10 @@
 """Rendering: views become HTML through templates that escape everything, and plots are drawn beside them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 from typing import Any
 
 import jinja2
@@ -11,6 +13,7 @@ from markupsafe import Markup
 from archive.characters import escaped
 from evolve.pages import addresses, code, svg
 from evolve.pages.addresses import Links
+from evolve.pages.comparison import DeviceComparison, KernelComparison, RunComparison
 from evolve.pages.kernel_page import Judged, KernelPage
 from evolve.pages.op_page import AXES, Moment, OpPage
 from evolve.pages.overview import OpLine, Overview
@@ -19,10 +22,11 @@ from evolve.pages.run_page import RunLine, RunPage
 from evolve.pages.svg import Axis, Bar, BarGroup, Dot, Line
 from evolve.report import words
 from evolve.report.progress import dollars
-from evolve.report.runs import amount
+from evolve.report.runs import UNITS, amount
 from evolve.report.standing import Standing
 from evolve.selection.population import Champion
 
+DOTS_DRAWN = 1_000  # most kernels in the plot of the best so far
 OPS_DRAWN = 40  # most ops in the plot of the overview
 WORKLOADS_DRAWN = 16  # most workloads in the plot of an op
 KNOBS = "knobs"  # the tuner's operator
@@ -77,6 +81,26 @@ class Renderer:
     def runs(self, lines: Sequence[RunLine]) -> Page:
         return self._page(addresses.RUNS, "Runs", "runs.html", lines=lines)
 
+    def kernels_compared(self, view: KernelComparison) -> Page:
+        a, b = words.short(view.a.id), words.short(view.b.id)
+        return self._page(
+            addresses.kernels_compared(view.a.id, view.b.id), f"{a} and {b}", "compare_kernels.html", view=view,
+            difference=code.difference(view.a.text, view.b.text, (a, b)),
+        )  # fmt: skip
+
+    def runs_compared(self, view: RunComparison) -> Page:
+        a, b = (side.run.id for side in view.sides)
+        return self._page(
+            addresses.runs_compared(a, b), f"Runs {words.short(a)} and {words.short(b)}", "compare_runs.html",
+            view=view, names=svg.legend([words.short(a), words.short(b)]),
+            curves=[_qualities(view, axis) for axis in ("evals", "tokens", "usd")],
+        )  # fmt: skip
+
+    def devices_compared(self, view: DeviceComparison) -> Page:
+        return self._page(
+            addresses.devices_compared(view.op), f"{view.op} by device", "compare_devices.html", view=view
+        )
+
     def absent(self, title: str, message: str) -> Page:
         return self._page(addresses.OVERVIEW, title, "absent.html", heading=title, message=message)
 
@@ -108,8 +132,9 @@ class Renderer:
         over = "PyTorch" if view.standing.basis.is_pytorch else "the first kernel"
         best = [(one.spent[axis], one.best) for one in _turns(view.moments)]
         best.append((view.spent[axis], best[-1][1]))
+        shown = view.moments[:: math.ceil(len(view.moments) / DOTS_DRAWN)] if axis == 0 else ()
         dots = [Dot(one.spent[axis], one.ratio, f"{words.short(one.kernel_id)}: {words.times(one.ratio)}",
-                    self.links(addresses.kernel_page(one.kernel_id))) for one in view.moments]  # fmt: skip
+                    self.links(addresses.kernel_page(one.kernel_id))) for one in shown]  # fmt: skip
         return svg.plot(
             f"Kernels of {view.standing.op} and the best so far, over {AXES[axis]}",
             (
@@ -118,8 +143,21 @@ class Renderer:
                 Axis("", words.times, log=True),
             ),
             [Line("best so far", best)],
-            dots if axis == 0 else (),
+            dots,
         )  # fmt: skip
+
+
+def _qualities(view: RunComparison, axis: str) -> Markup:
+    """Return the best so far of both runs over what they had spent by then; nothing if neither spent any of it."""
+    lines = [
+        Line(side.run.id, [(float(getattr(one.spent, axis)), one.best) for one in side.qualities])
+        for side in view.sides
+    ]
+    if not any(x for line in lines for x, _ in line.points):
+        return Markup("")
+    title = f"best so far over {UNITS[axis]}"
+    across = Axis(UNITS[axis], dollars if axis == "usd" else amount)
+    return svg.plot(title, (across, Axis("", words.times)), lines)
 
 
 def _turns(moments: Sequence[Moment]) -> list[Moment]:
@@ -202,3 +240,8 @@ def document(page: Page, *, style: Markup, script: Markup, live: bool, policy: s
     """Return a whole document with one page, or with several in `page.body`."""
     template = _templates().get_template("document.html")
     return template.render(page=page, style=style, script=script, live=live, policy=policy)
+
+
+def static(name: str) -> str:
+    """Return one of our own files that pages need."""
+    return (resources.files("evolve.pages") / "static" / name).read_text(encoding="utf-8")

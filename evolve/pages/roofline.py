@@ -1,6 +1,5 @@
 """Points of an op's roofline: the work and the traffic of each workload, and what its champion achieves of it."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,15 +34,22 @@ def roofline(op: str, device: DeviceInfo, champions: Sequence[Champion]) -> tupl
 
     Ops from elsewhere have none, because loading a user's file would run it.
     """
-    if not policy_of(device.kind).times_are_gpu_times or not device.copy_gb_s or catalog.is_path(op):
+    if not policy_of(device.kind).times_are_gpu_times or not device.copy_gb_s or not (found := known(op)):
         return ()
-    with contextlib.suppress(CatalogError):
-        found = catalog.load(op)
-        by_key = {workload.key: workload for workload in found.gpu}
-        known = [(by_key[one.workload], one) for one in champions if one.workload in by_key]
-        points = [_point(found, workload, device, one) for workload, one in known]
-        return tuple(one for one in points if one)
-    return ()
+    by_key = {workload.key: workload for workload in found.gpu}
+    kept = [(by_key[one.workload], one) for one in champions if one.workload in by_key]
+    points = [_point(found, workload, device, one) for workload, one in kept]
+    return tuple(one for one in points if one)
+
+
+def known(op: str) -> Op | None:
+    """Load an op of the catalog, and PyTorch with it; None for any other op."""
+    if catalog.is_path(op):
+        return None
+    try:
+        return catalog.load(op)
+    except CatalogError:
+        return None
 
 
 def _point(op: Op, workload: Workload, device: DeviceInfo, champion: Champion) -> RooflinePoint | None:

@@ -1,13 +1,14 @@
 """A run's page: its budget, what it spent on which model and operator, and what it found."""
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from archive.kernel import Kernel
 from archive.proposals import Run
 from archive.records import DeviceInfo
 from archive.store import Store
-from archive.summaries import EvaluationSummary, ProposalSummary, RankedTimes
+from archive.summaries import BriefEvaluation, BriefProposal, EvaluationSummary, ProposalSummary, RankedTimes
 from evolve import budget
 from evolve.budget import History, Spent
 from evolve.report.basis import Basis, basis_of, known_basis
@@ -171,14 +172,20 @@ def _best(
 
 def run_lines(store: Store, op: str = "") -> list[RunLine]:
     """Return a line per run, newest first."""
-    lines = []
-    for run in reversed(store.find(Run, op)):
-        proposals = store.find(ProposalSummary, run=run.id)
-        own = list({one.kernel_id for one in proposals if one.kernel_id})
-        verdicts = [one for one in _verdicts(store, run, own).values() if one.passed]
-        gpu = known_basis(run.device.partition(" ")[0]).is_pytorch
-        best = max((one.speedup for one in verdicts), default=None) if gpu else None
-        tokens = sum(one.prompt_tokens + one.completion_tokens for one in proposals)
-        spent = Spent(len(own), tokens, sum(one.usd for one in proposals))
-        lines.append(RunLine(run, spent, len(proposals), best))
-    return lines
+    runs = store.find(Run, op)
+    of_run = defaultdict[str, list[BriefProposal]](list)
+    for proposal in store.find(BriefProposal, op):
+        of_run[proposal.run].append(proposal)
+    latest: dict[tuple[str, str], dict[str, float]] = {}  # by op and device: speedups of the kernels that passed
+    for run in runs:
+        key = run.op, run.device
+        if key not in latest and known_basis(run.device.partition(" ")[0]).is_pytorch:
+            verdicts = {one.kernel_id: one for one in store.find(BriefEvaluation, run.op, device=run.device)}
+            latest[key] = {one.kernel_id: one.speedup for one in verdicts.values() if one.passed}
+    return [_line(run, of_run[run.id], latest.get((run.op, run.device), {})) for run in reversed(runs)]
+
+
+def _line(run: Run, proposals: Sequence[BriefProposal], speedups: Mapping[str, float]) -> RunLine:
+    own = {one.kernel_id for one in proposals if one.kernel_id}
+    spent = Spent(len(own), sum(one.tokens for one in proposals), sum(one.usd for one in proposals))
+    return RunLine(run, spent, len(proposals), max((speedups[one] for one in own if one in speedups), default=None))

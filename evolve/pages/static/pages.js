@@ -157,20 +157,36 @@
     }
   }
   function listen() {
-    const source = new EventSource("/events");
-    let waiting = false;
-    source.addEventListener("open", () => say("live"));
-    source.addEventListener("error", () => say("no connection"));
-    source.addEventListener("changed", async () => {
-      if (waiting || document.hidden) { waiting = true; return; }
-      waiting = true;
+    // A browser allows only a few connections to one server, so that hidden tabs give theirs back.
+    let source = null;
+    let busy = false;
+    let again = false;
+    async function update() {
+      again = busy;
+      if (busy) return;
+      busy = true;
       await refresh().catch(() => {});
+      busy = false;
       say(`updated ${new Date().toLocaleTimeString()}`);
-      waiting = false;
-    });
+      if (again) update();
+    }
+    function connect() {
+      if (source || document.hidden) return;
+      source = new EventSource("/events");
+      source.addEventListener("open", () => say("live"));
+      source.addEventListener("error", () => say("no connection"));
+      source.addEventListener("changed", update);
+    }
     document.addEventListener("visibilitychange", () => {
-      if (!document.hidden && waiting) { waiting = false; refresh().catch(() => {}); }
+      if (document.hidden) {
+        if (source) source.close();
+        source = null;
+      } else {
+        connect();
+        update();
+      }
     });
+    connect();
   }
 
   if (pages.length) {
