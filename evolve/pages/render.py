@@ -139,7 +139,7 @@ class Renderer:
             f"Kernels of {view.standing.op} and the best so far, over {AXES[axis]}",
             (
                 Axis(f"{AXES[axis]} spent on the op; ratio to {over}, mean over workloads",
-                     dollars if AXES[axis] == "dollars" else amount),
+                     _dollars if AXES[axis] == "dollars" else amount),
                 Axis("", words.times, log=True),
             ),
             [Line("best so far", best)],
@@ -156,8 +156,12 @@ def _qualities(view: RunComparison, axis: str) -> Markup:
     if not any(x for line in lines for x, _ in line.points):
         return Markup("")
     title = f"best so far over {UNITS[axis]}"
-    across = Axis(UNITS[axis], dollars if axis == "usd" else amount)
+    across = Axis(UNITS[axis], _dollars if axis == "usd" else amount)
     return svg.plot(title, (across, Axis("", words.times)), lines)
+
+
+def _dollars(usd: float) -> str:
+    return f"${usd:g}"
 
 
 def _turns(moments: Sequence[Moment]) -> list[Moment]:

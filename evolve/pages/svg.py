@@ -94,9 +94,10 @@ def _plain(value: object) -> str:
 
 
 def picture(width: int, height: int, title: str, *children: Markup, kind: str = "plot") -> Markup:
-    """Return an SVG that scales with its container and is read as an image with this title."""
+    """Return an SVG that scales with its container. A screen reader reads its title, and any links in it."""
+    role = "group" if any("<a " in child for child in children) else "img"
     return element(
-        "svg", element("title", title), *children, class_=kind, viewBox=f"0 0 {width} {height}", role="img",
+        "svg", element("title", title), *children, class_=kind, viewBox=f"0 0 {width} {height}", role=role,
         preserveAspectRatio="xMinYMin meet", aria_label=title,
     )  # fmt: skip
 
@@ -203,7 +204,7 @@ def _log_ticks(low: float, high: float, most: int) -> list[float]:
 def bars(title: str, groups: Sequence[BarGroup]) -> Markup:
     """Return horizontal bars, each group scaled to its own longest bar, with a line at the group's mark."""
     drawn, top = [], 0
-    room = WIDTH - LABEL_WIDTH - 90
+    room = WIDTH - LABEL_WIDTH - 130
     for group in groups:
         longest = max((bar.value for bar in group.bars), default=1.0) or 1.0
         height = len(group.bars) * (BAR + GAP)
