@@ -4,8 +4,9 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def write_listing(ops: Sequence[Listed], package: Path = PACKAGE) -> None:
         part.replace(file)
 
 
-def op_files(package: Path = PACKAGE) -> dict[str, Path]:
+@cache
+def op_files(package: Path = PACKAGE) -> Mapping[str, Path]:
     """Return the files that define ops, by name without suffix."""
     found = sorted(path for path in package.glob("*/*.py") if path.parent.name not in WITHOUT_OPS)
     return {path.stem: path for path in found if not path.stem.startswith("_")}

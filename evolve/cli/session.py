@@ -172,8 +172,9 @@ def replayed(ops: Sequence[str], given: RunOptions, limits: Budget, archive: Pat
         strategy=given.strategy or before.strategy,
         seed=before.seed if given.seed is None else given.seed,
     )
-    limits = options.with_limits(Budget(evals=evals), limits)
-    return Setup(tuple(ops) or (options.locator(run),), run_options, limits)
+    # With more evaluations left, more would be asked at once than the run asked; with fewer, the replay ends earlier.
+    asked = replace(limits, evals=evals if limits.evals is None else min(limits.evals, evals))
+    return Setup(tuple(ops) or (options.locator(run),), run_options, options.with_limits(Budget(), asked))
 
 
 def _evaluations(store: Store, run: Run) -> int:

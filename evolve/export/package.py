@@ -12,7 +12,7 @@ from pathlib import Path
 from archive.kernel import Kernel
 from archive.store import Store
 from evolve.errors import UserError
-from evolve.export import runtime_copy, texts, winners
+from evolve.export import families, runtime_copy, texts, winners
 from evolve.export.portable import portable
 from evolve.export.runtime_copy import NotPortableError
 from evolve.export.template import manifest
@@ -163,7 +163,7 @@ def _op_files(op: Op, path: Path, chosen: _Chosen) -> _OpFiles:
     report = ExportedOp(
         op.name,
         tuple(ExportedKernel(kernel.id, kernel.note, _wins(kernel.id, best)) for kernel in shipped),
-        texts.call(op, entry),
+        ", ".join(texts.call(one) for one in texts.functions([(op, entry)])),
     )
     files = {module: source, **{kernel.file: chosen.kernels[kernel.id].text for kernel in shipped}}
     return _OpFiles(op, entry, report, files, frozenset(imports))
@@ -191,7 +191,7 @@ def _files(name: str, parts: Sequence[_OpFiles]) -> dict[str, str]:
         "py.typed": "",
         manifest.FILE: manifest.text({part.op.name: part.entry for part in parts}),
         "ops/__init__.py": '"""References: what the kernels compute, in PyTorch."""\n',
-        **runtime_copy.files({module for part in parts for module in part.imports}),
+        **runtime_copy.files({*families.of_ops([part.op.name for part in parts]), *_imports(parts)}),
     }
     for part in parts:
         inside.update(part.files)
@@ -200,6 +200,10 @@ def _files(name: str, parts: Sequence[_OpFiles]) -> dict[str, str]:
         "README.md": texts.readme(name, exported),
         **{f"{name}/{path}": text for path, text in inside.items()},
     }
+
+
+def _imports(parts: Sequence[_OpFiles]) -> set[str]:
+    return {module for part in parts for module in part.imports}
 
 
 def _check_target(folder: Path, name: str) -> None:

@@ -17,7 +17,7 @@ HOMES = {
     "reference_ops": f"{RUNTIME}.reference_ops",
 }
 ROOTS = ("evolve", "archive", "reference_ops")
-ENTRY = "evolve.export.template.dispatch"
+ENTRY = "evolve.export.template.functions"
 DOCSTRING = '"""Copied from evolve-kernels, which generated this package. Make changes there."""\n'
 
 

@@ -1,3 +1,4 @@
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import islice
 
@@ -9,7 +10,7 @@ from archive.kernel import Kernel
 from archive.records import Envelope
 from evolve.export.template import manifest
 from evolve.export.template.calls import NoKernelError
-from evolve.export.template.dispatch import Choice, Question, choices
+from evolve.export.template.choosing import Choice, Question, choices
 from evolve.export.template.manifest import ExportedEntry, Measured, Shipped
 from evolve.op_on_device import point
 from reference_ops import catalog
@@ -48,7 +49,10 @@ def entry(kernels: dict[Kernel, list[Measured]], pytorch_wins: Iterable[Measured
 
 def question(cols: int, dtype: str = "bfloat16", device: str = "NVIDIA H200", deterministic: bool = False) -> Question:
     workload = Workload(dtype, (("rows", 1024), ("cols", cols)))
-    return Question(device, workload, point(OP, workload, H200), deterministic, OP.largest_tensor(workload))
+    return Question(device, workload, point(OP, workload, H200), deterministic, OP.largest_tensor(workload), FREE)
+
+
+FREE: dict[str, frozenset[str]] = defaultdict(frozenset)
 
 
 def choose(kernels: dict[Kernel, list[Measured]], asked: Question, pytorch_wins: Iterable[Measured] = ()) -> Choice:

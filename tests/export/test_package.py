@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -28,19 +29,20 @@ def package(folder: Path) -> ModuleType:
 
 def test_a_single_output_is_returned_as_a_tensor(package: ModuleType) -> None:
     x = torch.randn(3, 5)
-    torch.testing.assert_close(package.softmax(x), torch.softmax(x, -1))
+    torch.testing.assert_close(package.softmax(x, -1), torch.softmax(x, -1))
 
 
-def test_a_parameter_has_its_default(package: ModuleType) -> None:
-    x, weight = torch.randn(3, 5), torch.randn(5)
-    expected = torch.nn.functional.rms_norm(x, (5,), weight, 1e-6)
-    torch.testing.assert_close(package.rms_norm(x, weight), expected)
-
-
-def test_a_parameter_can_be_passed(package: ModuleType) -> None:
-    x, weight = torch.randn(3, 5), torch.randn(5)
+def test_a_function_has_the_arguments_of_pytorch(package: ModuleType) -> None:
+    x, weight = torch.randn(2, 3, 5), torch.randn(5)
     expected = torch.nn.functional.rms_norm(x, (5,), weight, 0.5)
-    torch.testing.assert_close(package.rms_norm(x, weight, eps=0.5), expected)
+    torch.testing.assert_close(package.rms_norm(x, (5,), weight, eps=0.5), expected)
+
+
+def test_an_op_that_pytorch_lacks_has_its_own_arguments_and_defaults(package: ModuleType) -> None:
+    x, residual, weight = torch.randn(2, 3, 5), torch.randn(2, 3, 5), torch.randn(5)
+    out, summed = package.add_rms_norm(x, residual, weight)
+    torch.testing.assert_close(summed, x + residual)
+    torch.testing.assert_close(out, torch.nn.functional.rms_norm(summed, (5,), weight, 1e-6))
 
 
 def test_several_outputs_are_returned_as_a_tuple_in_order(package: ModuleType) -> None:
@@ -50,7 +52,7 @@ def test_several_outputs_are_returned_as_a_tuple_in_order(package: ModuleType) -
 
 def test_gradients_flow(package: ModuleType) -> None:
     x = torch.randn(3, 5, requires_grad=True)
-    package.softmax(x)[:, 0].sum().backward()
+    package.softmax(x, -1)[:, 0].sum().backward()
     y = x.detach().clone().requires_grad_()
     torch.softmax(y, -1)[:, 0].sum().backward()
     torch.testing.assert_close(x.grad, y.grad)
@@ -58,7 +60,7 @@ def test_gradients_flow(package: ModuleType) -> None:
 
 def test_wrong_shapes_raise_the_error_of_pytorch(package: ModuleType) -> None:
     with pytest.raises(RuntimeError, match="normalized_shape"):
-        package.rms_norm(torch.randn(3, 5), torch.randn(6))
+        package.rms_norm(torch.randn(3, 5), (6,), torch.randn(6))
 
 
 def test_a_topk_of_more_values_than_a_row_has_raises_the_error_of_pytorch(package: ModuleType) -> None:
@@ -68,23 +70,23 @@ def test_a_topk_of_more_values_than_a_row_has_raises_the_error_of_pytorch(packag
 
 def test_more_dims_than_the_op_declares_are_computed(package: ModuleType) -> None:
     x = torch.randn(2, 3, 5)
-    torch.testing.assert_close(package.softmax(x), torch.softmax(x, -1))
+    torch.testing.assert_close(package.softmax(x, -1), torch.softmax(x, -1))
 
 
 def test_torch_compile_sees_one_graph(package: ModuleType) -> None:
     x, weight = torch.randn(3, 5), torch.randn(5)
     compiled: Callable[..., torch.Tensor] = torch.compile(package.rms_norm, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(x, weight), package.rms_norm(x, weight))
+    torch.testing.assert_close(compiled(x, (5,), weight, 1e-6), package.rms_norm(x, (5,), weight, 1e-6))
 
 
 def test_vmap_works(package: ModuleType) -> None:
     x = torch.randn(2, 3, 5)
-    batched: Callable[..., torch.Tensor] = torch.vmap(package.softmax)
+    batched: Callable[..., torch.Tensor] = torch.vmap(partial(package.softmax, dim=-1))
     torch.testing.assert_close(batched(x), torch.softmax(x, -1))
 
 
 def test_explain_says_why_pytorch_runs(package: ModuleType) -> None:
-    explanation = package.explain("rms_norm", torch.randn(3, 5), weight=torch.randn(5))
+    explanation = package.explain("rms_norm", torch.randn(3, 5), (5,), weight=torch.randn(5), eps=1e-6)
     assert str(explanation) == "rms_norm: PyTorch, because the inputs are on the CPU"
 
 
@@ -119,7 +121,7 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 import torch, primitives_on_cpu
 x = torch.randn(3, 5)
-assert torch.equal(primitives_on_cpu.softmax(x), torch.softmax(x, -1))
+assert torch.equal(primitives_on_cpu.softmax(x, -1), torch.softmax(x, -1))
 primitives_on_cpu._runtime.launching  # loads all of the runtime except what needs CuPy
 """
 

@@ -76,5 +76,5 @@ class FakeEngine:
 def use_as_gpu(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     """Make commands find a GPU and evaluate on this engine."""
     monkeypatch.setattr(choose, "device_kind", lambda _requested="": "cuda")
-    monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None: engine)
+    monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None, _gpus="": engine)
     return engine
