@@ -6,7 +6,7 @@ specialize = ["length", "width", "dilation", "padding", "vec", "beside", "packs"
 
 [knobs]
 THREADS = [256, 128, 512]
-LOADS = [4, 2, 8, 1]
+LOADS = [4, 1, 2, 8]
 
 [let]
 full = "16 // itemsize(grad_out)"

@@ -5,7 +5,7 @@ specialize = ["blocks", "rounds"]
 require = ["THREADS * LOADS * KEPT * 16 <= 212992"]
 
 [knobs]
-KEPT = [3, 2, 1]
+KEPT = [3, 1, 2]
 LOADS = [4, 2, 8]
 THREADS = [1024, 512]
 

@@ -5,7 +5,7 @@ when = "r <= 8 and s <= 8 and stride <= 4 and padding < r and padding < s and he
 specialize = ["stride", "padding", "r", "s", "channels", "height", "width", "oh", "ow", "per", "vin", "vout", "bands", "chunks", "total"]
 
 [knobs]
-PER = [4, 8, 2]
+PER = [4, 2, 8]
 ROWS = [1, 2, 4]
 THREADS = [128, 256]
 

@@ -5,7 +5,7 @@ when = "r * s <= 49 and s <= 8 and stride <= 4 and padding < r and padding < s a
 specialize = ["stride", "padding", "r", "s", "channels", "height", "width", "oh", "ow", "per", "vin", "vout", "chunks", "splits", "share"]
 
 [knobs]
-PER = [8, 4, 2]
+PER = [8, 2, 4]
 THREADS = [128, 256]
 BLOCKS = [8, 4, 16]
 

@@ -6,7 +6,7 @@ specialize = ["cols", "vec", "width"]
 require = ["WARPS * width * 4 <= 196608"]
 
 [knobs]
-WARPS = [4, 2, 1, 8]
+WARPS = [4, 1, 2, 8]
 
 [let]
 full = "16 // itemsize(grad_out)"

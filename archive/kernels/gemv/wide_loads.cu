@@ -6,7 +6,7 @@ require = ["WARPS <= 16"]
 
 [knobs]
 WARPS = [8, 4, 16]
-OF_WEIGHT = [2, 4, 1]
+OF_WEIGHT = [2, 1, 4]
 LOADS = [4, 2, 8]
 
 [let]

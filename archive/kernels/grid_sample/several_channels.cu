@@ -4,7 +4,7 @@ note = "a thread computes where a position lies and its four shares once, for se
 specialize = ["channels", "h", "w", "area", "turns", "across"]
 
 [knobs]
-CHANNELS = [4, 8, 2, 16]
+CHANNELS = [4, 2, 8, 16]
 THREADS = [256, 128, 512]
 
 [let]

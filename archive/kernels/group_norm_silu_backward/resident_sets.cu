@@ -7,7 +7,7 @@ require = ["spans * (THREADS // 32 + 1) * 8 <= 16384", "parts <= sms * per_sm"]
 [knobs]
 KILOBYTES = [54, 36, 72, 110]
 THREADS = [256, 512]
-LOADS = [2, 4, 1]
+LOADS = [2, 1, 4]
 
 [let]
 area = "height * width"

@@ -4,7 +4,7 @@ note = "16-byte loads of both tensors, several in flight; a block's sum in doubl
 specialize = ["blocks"]
 
 [knobs]
-THREADS = [256, 512, 128]
+THREADS = [256, 128, 512]
 LOADS = [4, 2, 8]
 BLOCKS = [8, 4, 16]
 

@@ -4,7 +4,7 @@ note = "16-byte accesses at any size, all of a thread's loads before their first
 
 [knobs]
 THREADS = [256, 128, 512]
-LOADS = [2, 4, 1]
+LOADS = [2, 1, 4]
 
 [let]
 total = "n"

@@ -6,7 +6,7 @@ require = ["WARPS <= 16"]
 
 [knobs]
 WARPS = [8, 4, 16]
-OF_WEIGHT = [4, 2, 1]
+OF_WEIGHT = [4, 1, 2]
 OF_X = [4, 1, 2]
 LOADS = [2, 1, 4]
 

@@ -5,7 +5,7 @@ when = "kernel <= 8 and stride <= 8 and l < 2147483648"
 specialize = ["kernel", "stride", "padding", "l", "ol", "per", "vin", "vout", "bands", "chunks", "total"]
 
 [knobs]
-PER = [8, 4, 2]
+PER = [8, 2, 4]
 THREADS = [128, 256]
 
 [let]

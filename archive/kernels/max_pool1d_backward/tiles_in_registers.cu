@@ -5,7 +5,7 @@ when = "kernel <= 8 and stride <= 8 and l < 2147483648"
 specialize = ["kernel", "stride", "padding", "l", "ol", "per", "vin", "vout", "bands", "chunks", "total"]
 
 [knobs]
-PER = [4, 8, 2]
+PER = [4, 2, 8]
 THREADS = [128, 256]
 
 [let]

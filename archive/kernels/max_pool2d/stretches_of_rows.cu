@@ -5,7 +5,7 @@ when = "kernel <= 8 and stride <= 8 and h * w < 2147483648"
 specialize = ["kernel", "stride", "padding", "h", "w", "oh", "ow", "per", "vin", "vout", "bands", "chunks", "total"]
 
 [knobs]
-PER = [8, 4, 2]
+PER = [8, 2, 4]
 ROWS = [1, 2, 4]
 THREADS = [128, 256]
 

@@ -6,7 +6,7 @@ require = ["threads * groups <= 1024", "pieces * max(1, vec * itemsize(x) // 4) 
 
 [knobs]
 ROW_LOADS = [2, 1, 4, 8]
-HELD = [4, 8, 2]
+HELD = [4, 2, 8]
 BLOCK = [128, 256, 512]
 
 [let]

@@ -4,8 +4,8 @@ note = "a thread keeps the sines and cosines of its pairs and turns them in seve
 specialize = ["seq", "pairs", "vec", "packs", "heads", "turns"]
 
 [knobs]
-HEADS = [4, 2, 8, 1]
-THREADS = [128, 256, 64]
+HEADS = [4, 1, 2, 8]
+THREADS = [128, 64, 256]
 
 [let]
 pairs = "half"

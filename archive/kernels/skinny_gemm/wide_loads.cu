@@ -7,8 +7,8 @@ require = ["WARPS <= 16"]
 
 [knobs]
 WARPS = [8, 4, 16]
-OF_WEIGHT = [4, 2, 1]
-OF_X = [8, 4, 2, 1]
+OF_WEIGHT = [4, 1, 2]
+OF_X = [8, 1, 2, 4]
 LOADS = [2, 1, 4]
 
 [let]

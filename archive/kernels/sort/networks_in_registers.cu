@@ -5,7 +5,7 @@ when = "cols <= 8192"
 specialize = ["cols", "size", "each", "threads", "groups"]
 
 [knobs]
-EACH = [32, 16, 8]
+EACH = [32, 8, 16]
 BLOCK = [128, 64, 256]
 
 [let]

@@ -5,7 +5,7 @@ specialize = ["h", "w", "oh", "ow", "vec", "bands", "chunks", "total"]
 
 [knobs]
 ROWS = [8, 4, 16, 32]
-PER = [8, 4, 2]
+PER = [8, 2, 4]
 THREADS = [128, 256]
 
 [let]

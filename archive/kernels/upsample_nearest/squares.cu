@@ -6,7 +6,7 @@ specialize = ["w", "ow", "factor", "vec", "run", "chunks", "total"]
 
 [knobs]
 THREADS = [256, 128, 512]
-PER = [16, 32, 8]
+PER = [16, 8, 32]
 
 [let]
 full = "16 // itemsize(x)"
