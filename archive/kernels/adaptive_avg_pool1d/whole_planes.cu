@@ -1,7 +1,7 @@
 /*---
 op = "adaptive_avg_pool1d"
 note = "a block reads whole rows, as many as fill some kilobytes, in one stretch of 16-byte loads into shared memory, where as many lanes as a window deserves add it up"
-when = "l * itemsize(x) <= 32768"
+when = "l * itemsize(x) <= 16384 or l % 8 == 0 and l * itemsize(x) <= 32768"
 specialize = ["l", "ol", "planes", "lanes", "elements"]
 require = ["elements * itemsize(x) <= 196608"]
 

@@ -3,7 +3,7 @@ op = "adaptive_avg_pool2d"
 note = "a block reads whole planes, as many as fill some kilobytes, in one stretch of 16-byte loads into shared memory, where as many lanes as a window deserves add it up"
 when = "h * w * itemsize(x) <= 16384"
 specialize = ["h", "w", "oh", "ow", "planes", "lanes", "elements"]
-require = ["elements * itemsize(x) <= 98304"]
+require = ["elements * itemsize(x) <= 196608"]
 
 [knobs]
 KILOBYTES = [16, 8, 32]

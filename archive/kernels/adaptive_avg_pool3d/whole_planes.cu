@@ -1,7 +1,7 @@
 /*---
 op = "adaptive_avg_pool3d"
 note = "a block reads whole volumes, as many as fill some kilobytes, in one stretch of 16-byte loads into shared memory, where as many lanes as a window deserves add it up"
-when = "d * h * w * itemsize(x) <= 24576"
+when = "d * h * w * itemsize(x) <= 16384 or d * h * w % 8 == 0 and d * h * w * itemsize(x) <= 32768"
 specialize = ["d", "h", "w", "od", "oh", "ow", "planes", "lanes", "elements"]
 require = ["elements * itemsize(x) <= 196608"]
 
