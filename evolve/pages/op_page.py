@@ -1,10 +1,7 @@
 """An op's page: its champions and population on one device, how they were found, and what they cost."""
 
-import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from archive.proposals import Run
 from archive.records import DeviceInfo, Outcome
@@ -13,23 +10,13 @@ from archive.summaries import BriefEvaluation, BriefProposal, EvaluationSummary,
 from evolve.devices.choose import policy_of
 from evolve.errors import kind_of
 from evolve.pages.lineage import Family, family_of
-from evolve.report.basis import Basis
+from evolve.report.best_so_far import Moment, moments
 from evolve.report.standing import Standing, devices, standing
 from evolve.report.words import one_line
 
 REASONS_READ = 400  # newest failures of each outcome that are read for their reasons
 REASONS_SHOWN = 4
 AXES = ("evaluations", "tokens", "dollars")
-
-
-@dataclass(frozen=True)
-class Moment:
-    """A kernel that passed: how much had been spent by then, its ratio to the basis, and the best so far."""
-
-    kernel_id: str
-    spent: tuple[float, float, float]  # in the order of AXES
-    ratio: float  # geometric mean over its workloads
-    best: float  # geometric mean over all workloads of the best ratio so far, at least 1
 
 
 @dataclass(frozen=True)
@@ -102,36 +89,6 @@ def _main(store: Store, op: str, found: Sequence[DeviceInfo]) -> DeviceInfo | No
         key=lambda one: (policy_of(one.kind).times_are_gpu_times, counts.get(one.key, 0)),
         default=None,
     )
-
-
-def moments(
-    ranked: Sequence[RankedTimes],
-    evaluations: Sequence[BriefEvaluation],
-    proposals: Sequence[BriefProposal],
-    basis: Basis,
-) -> list[Moment]:
-    """Return the kernels that passed in the order of their evaluation, with the best so far after each."""
-    evaluated = [one.created for one in evaluations]
-    asked = [one.created for one in proposals]
-    tokens = [0, *accumulate(one.tokens for one in proposals)]
-    usd = [0.0, *accumulate(one.usd for one in proposals)]
-    workloads = dict.fromkeys(timing.workload for one in ranked for timing in one.measurements)
-    best, found = dict.fromkeys(workloads, 0.0), []
-    total = 0.0  # of the logarithms of the best ratios
-    for one in sorted(ranked, key=lambda one: one.created):
-        logs = []
-        for timing in one.measurements:
-            log = math.log(max(basis.ratio(timing) or 1.0, 1e-9))
-            logs.append(log)
-            if log > best[timing.workload]:
-                total += log - best[timing.workload]
-                best[timing.workload] = log
-        at = bisect_right(asked, one.created)
-        spent = float(bisect_right(evaluated, one.created)), float(tokens[at]), usd[at]
-        if logs:
-            mean = math.exp(sum(logs) / len(logs))
-            found.append(Moment(one.kernel_id, spent, mean, math.exp(total / len(workloads))))
-    return found
 
 
 def _outcome(store: Store, op: str, device: DeviceInfo, outcome: str, number: int) -> OutcomeLine:

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import PurePath
 
 from archive.kernel import Kernel
 from archive.proposals import Run
@@ -15,7 +13,7 @@ from evolve.devices.choose import policy_of
 from evolve.report.standing import devices
 from evolve.report.words import idea
 from evolve.selection import population
-from reference_ops.listing import op_files, read_listing
+from reference_ops.listing import families
 
 OTHER = "own ops"
 RUNS_SHOWN = 8
@@ -195,14 +193,8 @@ def _gain(lines: Sequence[OpLine], ideas: Mapping[str, str]) -> Gain | None:
 
 
 def family(op: str) -> str:
-    """Return the family of an op of the catalog, without importing the catalog's files."""
-    return _families().get(op) or _families().get(op.partition("_backward")[0]) or OTHER
-
-
-@cache
-def _families() -> Mapping[str, str]:
-    by_file = {name: PurePath(file).parent.name for name, file in op_files().items()}
-    return {**by_file, **{op.name: op.family for op in read_listing() or ()}}
+    """Return the family of an op of the catalog."""
+    return families().get(op, OTHER)
 
 
 def _mean(ratios: Sequence[float]) -> float | None:

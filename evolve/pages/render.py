@@ -15,12 +15,13 @@ from evolve.pages import addresses, code, svg
 from evolve.pages.addresses import Links
 from evolve.pages.comparison import DeviceComparison, KernelComparison, RunComparison
 from evolve.pages.kernel_page import Judged, KernelPage
-from evolve.pages.op_page import AXES, Moment, OpPage
+from evolve.pages.op_page import AXES, OpPage
 from evolve.pages.overview import OpLine, Overview
 from evolve.pages.roofline import RooflinePoint
 from evolve.pages.run_page import RunLine, RunPage
 from evolve.pages.svg import Axis, Bar, BarGroup, Dot, Line
 from evolve.report import words
+from evolve.report.best_so_far import Moment
 from evolve.report.progress import dollars
 from evolve.report.runs import UNITS, amount
 from evolve.report.standing import Standing

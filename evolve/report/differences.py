@@ -1,11 +1,13 @@
-"""Differences of two texts, line by line and side by side, with the characters that changed within a line."""
+"""Differences of two texts, line by line and side by side, with the words that changed within a line."""
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 CONTEXT = 3  # unchanged lines shown around a change
-SIMILAR = 0.5  # lines at least this alike are compared character by character
+SIMILAR = 0.6  # lines at least this alike are compared word by word
+WORD = re.compile(r"\w+|\s+|[^\w\s]")
 LONG = 400  # characters; longer lines are not
 
 
@@ -66,13 +68,14 @@ def _compared(left: str | None, right: str | None) -> tuple[tuple[Part, ...], tu
     whole = tuple(() if one is None else (Part(one, changed=True),) for one in (left, right))
     if left is None or right is None or max(len(left), len(right)) > LONG:
         return whole[0], whole[1]
-    matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
+    ours, theirs = WORD.findall(left), WORD.findall(right)
+    matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
     if matcher.ratio() < SIMILAR:
         return whole[0], whole[1]
     old, new = [], []
     for kind, start, end, begin, stop in matcher.get_opcodes():
         if end > start:
-            old.append(Part(left[start:end], kind != "equal"))
+            old.append(Part("".join(ours[start:end]), kind != "equal"))
         if stop > begin:
-            new.append(Part(right[begin:stop], kind != "equal"))
+            new.append(Part("".join(theirs[begin:stop]), kind != "equal"))
     return tuple(old), tuple(new)

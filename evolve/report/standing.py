@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +14,7 @@ from archive.store import Store, evaluations_of
 from archive.summaries import BriefEvaluation, EvaluationSummary, KernelSummary, ProposalSummary, RankedTimes
 from evolve.devices.choose import policy_of
 from evolve.report.basis import PYTORCH, Basis, basis_of
+from evolve.report.best_so_far import moments, sparkline
 from evolve.report.tables import OVER_FIRST, WIDE, WIDER, fitted, headings, measured, narrowed, plain_table, speed_style
 from evolve.report.words import (
     change,
@@ -188,6 +189,25 @@ def print_standing(
         ratios = "its speedups" if standing.basis.is_pytorch else "the first kernel's times over its own"
         output.print(ALIVE_MEANS.format(ratios=ratios), style="dim")
     output.print(f"\n{counts_line(standing)}")
+
+
+def of_dtype(standing: Standing, dtype: str) -> Standing:
+    """Return the standing with the champions of one dtype only; an empty dtype stands for all."""
+    kept = tuple(one for one in standing.champions if not dtype or dtype in one.workload.split())
+    return replace(standing, champions=kept)
+
+
+def best_so_far_line(store: Store, standing: Standing, *, unicode: bool) -> str:
+    """Return a small curve of the best so far over the evaluations, or nothing if only one kernel passed."""
+    key = standing.device.key
+    ranked = store.find(RankedTimes, standing.op, device=key)
+    found = moments(ranked, store.find(BriefEvaluation, standing.op, device=key), [], standing.basis)
+    if len(found) < 2:
+        return ""
+    curve = sparkline([(one.spent[0], one.best) for one in found], unicode=unicode)
+    arrow = "→" if unicode else "to"
+    spent = counted(int(found[-1].spent[0]), "evaluation")
+    return f"best so far {curve} {times(found[0].best)} {arrow} {times(found[-1].best)} in {spent}, mean over workloads"
 
 
 def print_next_steps(output: Console, standing: Standing, locator: str, given: str) -> None:

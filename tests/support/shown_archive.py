@@ -57,15 +57,15 @@ def fill(path: Path, kernels: int = 24) -> SqliteStore:
 
 def champion(op: str = "softmax") -> Kernel:
     """Return the kernel that is the fastest of an op, confirmed, profiled, and proposed by a model."""
-    return _noted(library.shipped(op)[-1], f"one warp per row, 16-byte loads {SCRIPT}")
+    return noted(library.shipped(op)[-1], f"one warp per row, 16-byte loads {SCRIPT}")
 
 
 def broken(op: str = "softmax") -> Kernel:
     """Return a kernel that does not compile; terminal codes are in its log."""
-    return _noted(library.shipped(op)[0], "does not compile")
+    return noted(library.shipped(op)[0], "does not compile")
 
 
-def _noted(kernel: Kernel, note: str) -> Kernel:
+def noted(kernel: Kernel, note: str) -> Kernel:
     return kernel.with_plan(replace(kernel.plan, note=note))
 
 
@@ -104,7 +104,7 @@ def _run(op: str, run: str, number: int, kernels: int) -> Iterator[Record]:
 
 def _varied(op: str, note: str, rng: random.Random) -> Kernel:
     base = rng.choice(library.shipped(op))
-    text = _noted(base, note).text
+    text = noted(base, note).text
     return parse(f"{text}__device__ int extra_{rng.getrandbits(24):x}(int a) {{ return a + 1; }}\n")
 
 

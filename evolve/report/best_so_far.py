@@ -1,0 +1,71 @@
+"""How the best kernel of an op improved: after how many evaluations, tokens and dollars, and as a small curve."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from archive.summaries import BriefEvaluation, BriefProposal, RankedTimes
+from evolve.report.basis import Basis
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+PLAIN = "_.-=+*#@"  # for terminals without Unicode
+COLUMNS = 16  # of a small curve
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A kernel that passed: what had been spent by then, its ratio to the basis, and the best so far."""
+
+    kernel_id: str
+    spent: tuple[float, float, float]  # evaluations, tokens and dollars
+    ratio: float  # geometric mean over its workloads
+    best: float  # geometric mean over all workloads of the best ratio so far, at least 1
+
+
+def moments(
+    ranked: Sequence[RankedTimes],
+    evaluations: Sequence[BriefEvaluation],
+    proposals: Sequence[BriefProposal],
+    basis: Basis,
+) -> list[Moment]:
+    """Return the kernels that passed in the order of their evaluation, with the best so far after each."""
+    evaluated = [one.created for one in evaluations]
+    asked = [one.created for one in proposals]
+    tokens = [0, *accumulate(one.tokens for one in proposals)]
+    usd = [0.0, *accumulate(one.usd for one in proposals)]
+    best: dict[str, float] = {}
+    workloads, found, total = set[str](), [], 0.0
+    for keys in {one.workloads for one in ranked}:
+        workloads.update(keys.split("\n"))
+    for one in sorted(ranked, key=lambda one: one.created):
+        logs = []
+        for timing in one.measurements:
+            log = math.log(max(basis.ratio(timing) or 1.0, 1e-9))
+            logs.append(log)
+            held = best.get(timing.workload, 0.0)
+            if log > held:
+                total += log - held
+                best[timing.workload] = log
+        at = bisect_right(asked, one.created)
+        spent = float(bisect_right(evaluated, one.created)), float(tokens[at]), usd[at]
+        if logs:
+            mean = math.exp(sum(logs) / len(logs))
+            found.append(Moment(one.kernel_id, spent, mean, math.exp(total / len(workloads))))
+    return found
+
+
+def sparkline(points: Sequence[tuple[float, float]], columns: int = COLUMNS, *, unicode: bool = True) -> str:
+    """Return a curve one line high: the last value at or before each of some evenly spaced places, low to high."""
+    if not points:
+        return ""
+    blocks = BLOCKS if unicode else PLAIN
+    places, values = [x for x, _ in points], [y for _, y in points]
+    low, high = min(values), max(values)
+    drawn = []
+    for column in range(columns):
+        at = places[0] + (places[-1] - places[0]) * column / max(1, columns - 1)
+        value = values[bisect_right(places, at * (1 + 1e-12)) - 1]
+        drawn.append(blocks[round((value - low) / (high - low) * (len(blocks) - 1)) if high > low else 0])
+    return "".join(drawn)
