@@ -23,7 +23,7 @@ from evolve.report.failures import failed_requests, failures_line
 from evolve.report.progress import dollars
 from evolve.report.runs import PER, Trajectory, comparison
 from evolve.report.tables import WIDE, fitted, narrowed, plain_table
-from evolve.report.words import clock, console, counted, moment, print_json, times, times_label, times_note
+from evolve.report.words import clock, console, counted, moment, print_json, say, times, times_label, times_note
 
 OVER_FIRST_KERNEL = "best, on a device without GPU times: over the op's first kernel"
 NOTHING_OWN = "best: `-` if no kernel that the run itself proposed has passed; shipped kernels do not count"
@@ -61,9 +61,7 @@ def runs(op: OpFilter = "", archive: ArchiveOption = None, as_json: JsonOption =
     output.print(_table(listed, output.width))
     for line in listed:
         if failed := failed_requests(store, line.run.op, line.run.id):
-            output.print(
-                f"{line.run.id}: {failures_line(failed, archive_option(store.path))}", style="dim", soft_wrap=True
-            )
+            say(output, f"{line.run.id}: {failures_line(failed, archive_option(store.path))}", "dim")
     for remark in _remarks(listed, [] if whole else [line.run.campaign for line in lines if line.idle]):
         output.print(remark, style="dim")
     output.print("\nevolve run --resume RUN continues a run", style="dim")
