@@ -38,6 +38,7 @@ from evolve.report.kernel import (
     beside,
     difference,
     kernel_details,
+    left_out_words,
     lineage,
     lineage_tree,
     reply_details,
@@ -246,7 +247,7 @@ def _print_tree(output: Console, lines: Lineage, root: str, *, everything: bool)
     for kernel_id in [root] if root else roots_shown(lines, everything=everything):
         output.print(lineage_tree(lines, kernel_id, output.width, everything=everything))
     if not everything:
-        output.print("only ancestors of the kernels that are alive; --all shows every kernel", style="dim")
+        output.print(left_out_words(lines, root), style="dim", soft_wrap=True)
     output.print()
 
 

@@ -35,7 +35,18 @@ from evolve.report.output import EVERYTHING, csv_of
 from evolve.report.progress import dollars
 from evolve.report.runs import PER, Trajectory, comparison, has_unicode
 from evolve.report.tables import WIDE, fitted, narrowed, plain_table
-from evolve.report.words import clock, console, counted, moment, print_json, print_text, times, times_label, times_note
+from evolve.report.words import (
+    clock,
+    console,
+    counted,
+    moment,
+    print_json,
+    print_text,
+    say,
+    times,
+    times_label,
+    times_note,
+)
 from reference_ops.listing import families
 
 OVER_FIRST_KERNEL = "best, on a device without GPU times: over the op's first kernel"
@@ -106,9 +117,7 @@ def runs(  # noqa: PLR0913, PLR0917 - one per option
     output.print(_table(listed, output.width, unicode=has_unicode(output)))
     for line in listed:
         if failed := failed_requests(store, line.run.op, line.run.id):
-            output.print(
-                f"{line.run.id}: {failures_line(failed, archive_option(store.path))}", style="dim", soft_wrap=True
-            )
+            say(output, f"{line.run.id}: {failures_line(failed, archive_option(store.path))}", "dim")
     for remark in _remarks(listed, [] if whole else [line.run.campaign for line in lines if line.idle]):
         output.print(remark, style="dim")
     output.print("\nevolve run --resume RUN continues a run", style="dim")

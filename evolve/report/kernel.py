@@ -330,6 +330,13 @@ def roots_shown(lines: Lineage, *, everything: bool) -> list[str]:
     return [root for root in lines.roots if visible is None or root in visible]
 
 
+def left_out_words(lines: Lineage, root: str = "") -> str:
+    """Return what a tree of the population's ancestors leaves out, and how to see it."""
+    others = 0 if root else len(lines.roots) - len(roots_shown(lines, everything=False))
+    whole = f"{counted(others, 'whole tree')} and " if others else ""
+    return f"left out: {whole}branches without kernels that are alive; --all shows every kernel"
+
+
 def lineage_tree(lines: Lineage, root: str, width: int, *, everything: bool) -> Tree:
     """Return the tree below `root`, or only the population's ancestors in it, as deep as the width allows."""
     visible = None if everything else _ancestors_of_population(lines)

@@ -88,12 +88,20 @@ class Phases:
 class Watcher:
     """An observer of a run: it notes events and reads the archive for the display. It is thread-safe.
 
-    `seen` is what the run itself sees of the archive, if that is not all of it.
+    `seen` is what the run itself sees of the archive, if that is not all of it. `only_run` is a run that uses no
+    kernels but its own.
     """
 
     def __init__(
-        self, op: str, device: DeviceInfo, store: SqliteStore, phases: Phases, seen: Store | None = None
+        self,
+        op: str,
+        device: DeviceInfo,
+        store: SqliteStore,
+        phases: Phases,
+        seen: Store | None = None,
+        only_run: str = "",
     ) -> None:
+        self._only_run = only_run
         self._op, self._device, self._path, self._phases = op, device, store.path, phases
         self._lock, self._seen_store = threading.Lock(), seen or store  # read only by the thread that takes events
         self._known = {kernel.id for kernel in self._seen_store.find(KernelSummary, op)}
@@ -160,7 +168,8 @@ class Watcher:
         began = time.monotonic()
         at_work = [active.kernel_id for active in self._phases.now()]
         with closing(open_archive(self._path, read_only=True)) as store:
-            found = standing(store, self._op, self._device, named=[*self._proposed, *at_work, *self._last])
+            named = [*self._proposed, *at_work, *self._last]
+            found = standing(store, self._op, self._device, named, self._only_run)
         self._champions = found.champions
         self._seen = time.monotonic()
         self._cost = self._seen - began

@@ -1,6 +1,7 @@
 """The standing of an op on a device: reads the champions, the population and the counts, and prints them."""
 
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -40,10 +41,10 @@ ALIVE_MEANS = (
     "fittest first: by best known time over the kernel's time, as a geometric mean over all workloads; a workload that "
     "a kernel does not accept counts as slow. mean: geometric mean of {ratios}; on: workloads it accepts"
 )
-EMULATED_MEANS = (
-    f"{OVER_FIRST}: time of the op's first kernel over this one's, on the CPU",
-    "bytes/load: of the widest load from global memory",
-)
+EMULATED_MEANS = {
+    OVER_FIRST: f"{OVER_FIRST}: time of the op's first kernel over this one's, on the CPU",
+    "bytes/load": "bytes/load: of the widest load from global memory",
+}
 WON_MEANS = (
     "won: workloads on which a confirmed champion beats the best of PyTorch in a duel; "
     f"{UNCONFIRMED}: at least one champion is not confirmed yet"
@@ -61,13 +62,21 @@ class Standing:
     outcomes: Mapping[str, int] = field(default_factory=dict)  # kernels by outcome, in the order of Outcome
     pending: int = 0  # kernels without a verdict on the device, or on a GPU if this device is none
     held: int = 0  # kernels of the op in the archive
-    unread: int = 0  # replies without the kernel that was asked for
+    unread: int = 0  # requests that gave no kernel
     verdicts: Mapping[str, Evaluation] = field(default_factory=dict)  # verdicts on the kernels requested by id
     # These cover the champions, the population and the kernels requested by id:
     kernels: Mapping[str, Kernel] = field(default_factory=dict)  # including their first parents
     proposals: Mapping[str, ProposalSummary] = field(default_factory=dict)  # the first proposal of each kernel
     children: Mapping[str, int] = field(default_factory=dict)
     basis: Basis = PYTORCH
+    only_run: str = ""  # id of the run whose own kernels are covered, and no others; empty for all kernels
+
+    @property
+    def leading(self) -> tuple[str, int] | None:
+        """The champion that ranks first over all workloads, and the number of workloads that it is champion of."""
+        won = Counter(champion.kernel_id for champion in self.champions)
+        ranked = (verdict.kernel_id for verdict in self.population)
+        return next(((kernel_id, won[kernel_id]) for kernel_id in ranked if won[kernel_id]), None)
 
     @property
     def judged(self) -> int:
@@ -75,17 +84,21 @@ class Standing:
         return sum(self.outcomes.values())
 
 
-def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] = ()) -> Standing:
-    """Read the standing of an op on a device, with the verdicts on the kernels whose ids are in `named`."""
-    ranked = store.find(RankedTimes, op, device=device.key)
+def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] = (), only_run: str = "") -> Standing:
+    """Read the standing of an op on a device, with the verdicts on the kernels whose ids are in `named`.
+
+    With `only_run`, the kernels that this run has not proposed are left out, but the basis remains that of the op.
+    """
+    every = store.find(RankedTimes, op, device=device.key)
+    own = _proposed_by(only_run, store, op) if only_run else None
+    ranked = every if own is None else [one for one in every if one.kernel_id in own]
     leaders, alive = population.fittest(ranked)
     in_force = store.find(EvaluationSummary, op, device=device.key, in_force=True, kernels=named) if named else []
     evaluations = evaluations_of(store, {*alive, *leaders.values(), *in_force})
     ids = {*named, *(verdict.kernel_id for verdict in (*alive, *leaders.values()))}
     proposals = first_proposals(store, ids)
     parents = (proposal.parents[0] for proposal in proposals.values() if proposal.parents)
-    held = store.count(KernelSummary, "op", op).get(op, 0)
-    counts = store.count(EvaluationSummary, "outcome", op, device=device.key, in_force=True)
+    counts, held, pending = _counts(store, op, device, own)
     return Standing(
         op=op,
         device=device,
@@ -96,15 +109,35 @@ def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] =
         ),
         population=tuple(evaluations[verdict.id] for verdict in alive),
         outcomes={str(outcome): counts[str(outcome)] for outcome in Outcome if str(outcome) in counts},
-        pending=max(0, held - sum(counts.values()) - _judged_elsewhere(store, op, device)),
+        pending=pending,
         held=held,
         verdicts={verdict.kernel_id: evaluations[verdict.id] for verdict in in_force},
-        unread=sum(bool(reply.failure) for reply in store.find(ProposalSummary, op, kernels=[""])),
+        unread=sum(
+            bool(reply.failure) and only_run in {"", reply.run}
+            for reply in store.find(ProposalSummary, op, kernels=[""])
+        ),
         kernels={kernel.id: kernel for kernel in store.find(Kernel, ids={*ids, *parents})},
         proposals=proposals,
         children={verdict.kernel_id: _children(store, verdict.kernel_id) for verdict in alive},
-        basis=basis_of(store, op, device, ranked),
+        basis=basis_of(store, op, device, every),
+        only_run=only_run,
     )
+
+
+def _proposed_by(run: str, store: Store, op: str) -> frozenset[str]:
+    return frozenset(one.kernel_id for one in store.find(ProposalSummary, op, run=run) if one.kernel_id)
+
+
+def _counts(
+    store: Store, op: str, device: DeviceInfo, own: frozenset[str] | None
+) -> tuple[Mapping[str, int], int, int]:
+    """Return the kernels by outcome, the kernels held and those pending: of all kernels, or of a run's own."""
+    if own is None:
+        counts = store.count(EvaluationSummary, "outcome", op, device=device.key, in_force=True)
+        held = store.count(KernelSummary, "op", op).get(op, 0)
+        return counts, held, max(0, held - sum(counts.values()) - _judged_elsewhere(store, op, device))
+    judged = store.find(EvaluationSummary, op, device=device.key, in_force=True, kernels=own) if own else []
+    return Counter(str(one.outcome) for one in judged), len(own), len(own) - len(judged)
 
 
 def workloads_in_order(evaluations: Iterable[Evaluation]) -> list[str]:
@@ -181,8 +214,9 @@ def print_standing(
     """Print the champions beside PyTorch, the population if requested, and the number of kernels per outcome."""
     output.print(headline(standing))
     if standing.champions or workloads:
-        output.print(champions_table(standing, output.width, workloads))
-        output.print(footnotes(standing, workloads), style="dim")
+        table = champions_table(standing, output.width, workloads)
+        output.print(table)
+        output.print(footnotes(standing, workloads, [str(column.header) for column in table.columns]), style="dim")
     if population and standing.population:
         output.print("\npopulation", style="bold")
         output.print(population_table(standing, output.width))
@@ -216,10 +250,11 @@ def print_next_steps(output: Console, standing: Standing, locator: str, given: s
     steps = []
     if standing.judged:
         purpose = "all kernels that are alive" if standing.population else "the outcome of every kernel"
+        purpose += ", those of other runs too" if standing.only_run else ""
         steps.append((f"evolve top {standing.op}{given}", purpose))
-    if standing.population:
-        fittest = standing.population[0].kernel_id
-        steps.append((f"evolve show {short(fittest)}{given}", "the fittest kernel"))
+    if standing.leading:
+        kernel_id, won = standing.leading
+        steps.append((f"evolve show {short(kernel_id)}{given}", _place(won, len(standing.champions))))
     if any(champion.confirmed is None for champion in standing.champions):
         there = "" if on_gpu else f" --device {standing.device.kind}"
         steps.append((f"evolve confirm {op}{there}{given}", "confirm the champions in a fresh process"))
@@ -237,6 +272,15 @@ def print_next_steps(output: Console, standing: Standing, locator: str, given: s
         lines = (f"  # {purpose}\n", f"  {whole}") if narrow else (f"  {command:<{longest}}   ", purpose)
         styles = ("dim", "cyan") if narrow else ("cyan", "dim")
         output.print(Text.assemble(*zip(lines, styles, strict=True)), soft_wrap=True)  # so that it can be copied
+
+
+def _place(won: int, workloads: int) -> str:
+    """Return what the champion that ranks first over all workloads has won."""
+    if workloads == 1:
+        return "the champion"
+    if won == workloads:
+        return "the champion of every workload"
+    return f"the best champion over all workloads; champion of {won} of {workloads}"
 
 
 def standings_table(found: Sequence[Standing], width: int) -> Table:
@@ -267,6 +311,8 @@ def standings_table(found: Sequence[Standing], width: int) -> Table:
 def headline(standing: Standing) -> Text:
     """Return the op and the device, with a warning if the times are not GPU times."""
     text = Text.assemble((standing.op, "bold"), " on ", standing.device.name)
+    if standing.only_run:
+        text.append(f", only kernels that run {standing.only_run} proposed")
     note = times_note(standing.device.kind)
     return text.append(f"  ({note})", "yellow") if note else text
 
@@ -336,23 +382,27 @@ def counts_line(standing: Standing) -> str:
     listed = {**counts, **dict.fromkeys(failures, 0), "failed": sum(failures.values())} if summed else counts
     parts = [outcomes(listed)] if listed else ["nothing evaluated yet"]
     if standing.unread:
-        parts.append(f"{counted(standing.unread, 'reply', 'replies')} without a kernel")
+        parts.append(f"{counted(standing.unread, 'request')} without a kernel")
     if standing.pending:
         parts.append(f"{standing.pending} pending")
     return ", ".join(parts) + (f" ({outcomes(failures)})" if summed else "")
 
 
-def footnotes(standing: Standing, workloads: Sequence[str] = ()) -> str:
-    """Return what the columns of the champions table mean, and what all its rows have in common."""
+def footnotes(standing: Standing, workloads: Sequence[str] = (), shown: Collection[str] | None = None) -> str:
+    """Return what the columns of the champions table mean, and what all its rows have in common.
+
+    `shown` are the headings of the columns if a narrow terminal leaves some out.
+    """
     labels = workload_labels([*workloads] or [champion.workload for champion in standing.champions])
     parts = [f"sizes: {labels.heading}"] if len(labels.heading) > HEADING_SHOWN else []
     parts += [f"all workloads: {labels.throughout}"] if labels.throughout else []
     if any(champion.confirmed is None for champion in standing.champions):
         parts.append(f"{UNCONFIRMED}: not confirmed yet")
     if not standing.basis.is_pytorch:
-        return "; ".join([*parts, *EMULATED_MEANS]) if standing.champions else "; ".join(parts)
+        meant = [words for name, words in EMULATED_MEANS.items() if shown is None or name in shown]
+        return "; ".join([*parts, *(meant if standing.champions else [])])
     parts.append("speedup: over the best of eager and torch.compile, with max-autotune")
-    if any(champion.measurement.floor_us for champion in standing.champions):
+    if any(champion.measurement.floor_us for champion in standing.champions) and (shown is None or "light" in shown):
         parts.append("light: share of the speed of light reached")
     return "; ".join(parts)
 

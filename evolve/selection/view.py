@@ -30,6 +30,11 @@ class Scope:
     strategy: str = EVOLVE  # best-of-n, the control experiment, makes every request as if it were the first
     fresh: bool = False  # only kernels that this run itself has proposed
 
+    @property
+    def only_run(self) -> str:
+        """The run whose own kernels are the only ones used, or an empty string."""
+        return self.run if self.fresh else ""
+
 
 EVERYTHING = Scope()
 

@@ -67,7 +67,7 @@ def test_the_display_has_champions_budget_outcomes_and_failures(tmp_path: Path) 
         "20 evaluated",
         "11.0",  # the fastest time
         "9.09x",
-        "14 passed, 6 wrong, 1 reply without a kernel, 1 pending",
+        "14 passed, 6 wrong, 1 request without a kernel, 1 pending",
         f"{kernel(77).id[:8]} check",
         "draft: no kernel: no kernel in the reply",
         f"{kernel(17).id[:8]} wrong: it is wrong",

@@ -174,3 +174,19 @@ def test_a_wait_for_a_server_that_is_busy_is_shown_with_its_reason(tmp_path: Pat
         )
     assert "waiting: scripted-1 again in 1 s: the request failed with status 429: " in output
     assert "slow down" in output
+
+
+def test_a_fresh_run_shows_its_own_champions_in_an_archive_with_better_ones(
+    tmp_path: Path, emulated_engine: Engine
+) -> None:
+    (tmp_path / "known.cu").write_text(GOOD.text)
+    common = ("--device", "emulated")
+    run_here(emulated_engine, tmp_path, "evaluate", "known.cu", TWICE, *common)
+    with ScriptedEndpoint(otherwise=answer(in_fence(REPAIRED.text))) as endpoint:
+        code, output = run_here(
+            emulated_engine, tmp_path, "run", TWICE, "--fresh", "--evals", "2", *common, extra=endpoint.environment
+        )
+    assert code == 0, output
+    assert "a fresh run uses only its own" in output
+    assert REPAIRED.id[:8] in output
+    assert GOOD.id[:8] not in output
