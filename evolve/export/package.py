@@ -190,7 +190,8 @@ def _files(name: str, parts: Sequence[_OpFiles]) -> dict[str, str]:
     """Return the text of every file by its path in the folder."""
     exported = [(part.op, part.entry) for part in parts]
     inside = {
-        "__init__.py": texts.init(exported),
+        "__init__.py": texts.init(name, exported),
+        "nn.py": texts.nn(exported),
         "py.typed": "",
         manifest.FILE: manifest.text({part.op.name: part.entry for part in parts}),
         "ops/__init__.py": '"""References: what the kernels compute, in PyTorch."""\n',

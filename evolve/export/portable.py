@@ -13,18 +13,9 @@ from reference_ops.op import Op, Workload, ops_of
 from reference_ops.precision import TORCH_DTYPES
 from reference_ops.tasks.source import TaskError, run_text
 
-TAKEN_FUNCTIONS = (
-    "explain",
-    "kernels",
-    "ops",
-    "options",
-    "set_options",
-    "nn",
-    "optim",
-    "patch",
+TAKEN_FUNCTIONS = (  # functions and modules of every package
+    *("backend", "enabled", "explain", "graph_pass", "kernels", "nn", "ops", "options", "patch", "set_options"),
     "unpatch",
-    "enabled",
-    "selftest",
 )
 
 

@@ -16,33 +16,52 @@ from pathlib import Path
 from archive.characters import escaped
 from evolve.export import families
 from evolve.export.template.forms import Form
+from evolve.export.template.layers import LAYERS
 from evolve.export.template.manifest import ExportedEntry, Tested
 from reference_ops.op import Op
 
 MARKUP = re.compile(r"[\\`*_{}\[\]<>()#!|~&$:@]|(?<=www)\.")
 Exported = Sequence[tuple[Op, ExportedEntry]]
 
-EVERY = ("explain", "kernels", "options", "set_options")  # functions of every package
+EVERY = (
+    "backend",
+    "enabled",
+    "explain",
+    "graph_pass",
+    "kernels",
+    "options",
+    "patch",
+    "set_options",
+    "unpatch",
+)  # functions of every package
 INIT = '''"""CUDA kernels for PyTorch ops. A kernel runs where it was measured to be faster; elsewhere PyTorch runs."""
 
 from collections.abc import Sequence as _Sequence
+from contextlib import AbstractContextManager as _AbstractContextManager
 from pathlib import Path as _Path
 from typing import Any as _Any
 
 from torch import Tensor as _Tensor
 from torch import dtype as _dtype
+from torch.nn import Module as _Module
 
 from ._runtime import dispatch as _dispatch
 from ._runtime import functions as _functions
+from ._runtime import layers as _layers
+from ._runtime import redirecting as _redirecting
 from ._runtime.dispatch import Explanation as _Explanation
+from ._runtime.layers import Patched as _Patched
 from ._runtime.manifest import Shipped as _Shipped
 from ._runtime.options import options, set_options
+from ._runtime.redirecting import Redirected as _Redirected
 {imports}
 
 __all__ = [{exported}]
 
-_PRIMITIVES = _dispatch.load(_Path(__file__).parent, [{modules}])
+_HERE = _Path(__file__).parent
+_PRIMITIVES = _dispatch.load(_HERE, [{modules}])
 _FUNCTIONS = _functions.functions([{forms}], _PRIMITIVES, f"{{__name__}}_kernels")
+_LAYERS = _layers.made(_FUNCTIONS, f"{{__name__}}.nn")
 
 
 def explain(function: str, *arguments: _Any, **named: _Any) -> _Explanation:
@@ -50,10 +69,43 @@ def explain(function: str, *arguments: _Any, **named: _Any) -> _Explanation:
     return _functions.explain(_FUNCTIONS, function, arguments, named)
 
 
+def patch(model: _Module) -> _Patched:
+    """Exchange a model's layers in place for those of `{name}.nn`. Returns what was exchanged, and why not others."""
+    return _layers.patch(model, _LAYERS)
+
+
+def unpatch(model: _Module) -> tuple[str, ...]:
+    """Undo `patch`. Returns the names of the layers."""
+    return _layers.unpatch(model, _LAYERS)
+
+
+def enabled() -> _AbstractContextManager[_Redirected]:
+    """Redirect a program's own calls of PyTorch in a block: `with enabled() as report: ...; print(report)`."""
+    return _redirecting.enabled(_FUNCTIONS)
+
+
+def graph_pass() -> _redirecting.GraphPass:
+    """Return a pass that redirects the calls in a graph of torch.compile, before ops are decomposed."""
+    return _redirecting.GraphPass(_FUNCTIONS, (_HERE / "manifest.json").read_text(encoding="utf-8"))
+
+
+def backend(module: _Any, inputs: list[_Any]) -> _Any:
+    """Compile with Inductor after `graph_pass`: `torch.compile(model, backend={name}.backend)`."""
+    return _redirecting.backend(graph_pass())(module, inputs)
+
+
 def kernels() -> dict[str, tuple[_Shipped, ...]]:
     """Return the kernels of this package by op, with their measured times."""
     return {{name: primitive.entry.kernels for name, primitive in _PRIMITIVES.items()}}
 {functions}'''
+
+NN = '''"""Layers of torch.nn whose forward calls functions of this package. Their state dicts are those of torch.nn."""
+
+from . import _LAYERS
+
+__all__ = [{names}]
+
+{layers}'''
 
 FUNCTION = '''
 
@@ -100,6 +152,14 @@ PyTorch: than eager PyTorch in eager code, than torch.compile in compiled code. 
     import torch, {name}
 {calls}
     print({name}.explain("{first}", ...))   # which kernel a call with these arguments runs, and why
+
+A model in plain torch needs no change. Each of these says what it replaced and what it left, and why:
+
+    print({name}.patch(model))                                # exchanges layers in place; `unpatch` undoes it
+    with {name}.enabled() as report: ...                      # redirects the calls in a block; print(report)
+    compiled = torch.compile(model, backend={name}.backend)   # redirects the calls in the graph, then Inductor
+
+`{name}.nn` holds the layers, to build models with. `{name}.graph_pass()` is the pass alone, with a `uuid`.
 
 ## What was measured
 Times are medians of GPU time in microseconds with cold caches. `compile` is the faster of torch.compile's default and
@@ -149,7 +209,15 @@ If a chosen kernel fails to compile or to launch, the call raises an error. PyTo
 """
 
 
-def init(exported: Exported) -> str:
+def nn(exported: Exported) -> str:
+    """Return the package's `nn.py`."""
+    functions_of_it = {one.name for one in functions(exported)}
+    names = sorted(layer.kind.__name__ for layer in LAYERS if layer.function in functions_of_it)
+    lines = [f'{name} = _LAYERS["{name}"]\n' for name in names]
+    return NN.format(names=", ".join(_literal(name) for name in names), layers="".join(lines))
+
+
+def init(name: str, exported: Exported) -> str:
     """Return the package's `__init__.py`."""
     exported = sorted(exported, key=lambda one: one[0].name)
     described = functions(exported)
@@ -160,6 +228,7 @@ def init(exported: Exported) -> str:
     imports = [f"from ._runtime import {module} as _{module}" for module in sorted(modules)]
     picked = [f"*_functions.named(_{module}.FORMS, {_names(some)})" for module, some in sorted(modules.items())]
     return INIT.format(
+        name=name,
         imports="\n".join([*imports, *(f"from .ops import {stem} as _{stem}" for stem in stems)]),
         exported=", ".join(_literal(name) for name in sorted([*names, *EVERY])),
         modules=", ".join(f"_{stem}" for stem in stems),

@@ -1,6 +1,8 @@
 """An exported package on a machine without a GPU, where PyTorch computes all results."""
 
+import importlib
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -143,3 +145,33 @@ def test_the_package_installs_with_all_its_files(folder: Path, tmp_path: Path) -
 
 def files_of(package: Path) -> set[str]:
     return {str(p.relative_to(package)) for p in package.rglob("*") if p.is_file() and p.suffix != ".pyc"}
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.softmax = torch.nn.RMSNorm(8, eps=1e-6), torch.nn.Softmax(-1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.softmax(self.norm(x))  # type: ignore[no-any-return]
+
+
+def test_a_model_is_patched_and_unpatched(package: ModuleType) -> None:
+    model = Block()
+    assert package.patch(model).replaced == ("norm", "softmax")
+    assert type(model.norm) is importlib.import_module(f"{package.__name__}.nn").RMSNorm
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(model(x), Block()(x))
+    assert pickle.loads(pickle.dumps(model)).state_dict().keys() == model.state_dict().keys()
+    assert package.unpatch(model) == ("norm", "softmax")
+
+
+def test_calls_in_a_block_are_redirected_and_reported(package: ModuleType) -> None:
+    with package.enabled() as report:
+        Block()(torch.randn(3, 8))
+    assert "softmax: 1 calls by PyTorch, at first because the inputs are on the CPU" in str(report)
+
+
+def test_options_of_a_package_hold_for_a_block(package: ModuleType) -> None:
+    with package.options(allow=()):
+        assert package.explain("softmax", torch.randn(3, 5), -1).reason == "the inputs are on the CPU"

@@ -29,7 +29,7 @@ class Function:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
-            return self._traced(arguments, named)
+            return self.traced(arguments, named)
         result = self.attempt(arguments, named)
         return self.form.pytorch(*arguments, **named) if result is ELSEWHERE else result
 
@@ -45,7 +45,7 @@ class Function:
                 return call.finish(outputs)
         return ELSEWHERE
 
-    def _traced(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    def traced(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Return the result in a graph that is being traced: by opaque ops where a kernel wins, or else by PyTorch."""
         registry = self._registry
         calls = self._lowered(arguments, named) if registry else NOT_EXPORTED

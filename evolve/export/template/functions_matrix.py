@@ -1,5 +1,6 @@
 """Products of matrices, attention and lookups with PyTorch's signatures."""
 
+import operator
 from typing import Any
 
 import torch
@@ -126,6 +127,7 @@ def _index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha:
 
 
 ATTENTION = ("attention", "causal_attention", "grouped_query_attention")
+OF_MATMUL = (operator.matmul, Tensor.matmul, Tensor.__matmul__)
 OF_ATTENTION = functional.scaled_dot_product_attention
 FORMS = (
     Form("linear", ("skinny_gemm", "gemv"), linear, functional.linear, LOW),
@@ -135,7 +137,7 @@ FORMS = (
         matmul,
         torch.matmul,
         LOW,
-        (Tensor.matmul, Tensor.__matmul__),
+        OF_MATMUL,
     ),
     Form("mm", ("gemm", "skinny_gemm"), mm, torch.mm, LOW, (Tensor.mm,)),
     Form("bmm", ("batched_gemm",), bmm, torch.bmm, LOW, (Tensor.bmm,)),

@@ -139,7 +139,7 @@ def _local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: fl
 
 FORMS = (
     Form("layer_norm", ("layer_norm",), layer_norm, functional.layer_norm, FLOAT32),
-    Form("rms_norm", ("rms_norm",), rms_norm, functional.rms_norm),
+    Form("rms_norm", ("rms_norm",), rms_norm, functional.rms_norm, "", (torch.rms_norm,)),
     Form("group_norm", ("group_norm",), group_norm, functional.group_norm, FLOAT32),
     Form("instance_norm", ("instance_norm",), instance_norm, functional.instance_norm, NOTHING),
     Form("batch_norm", ("batch_norm", "batch_norm_inference"), batch_norm, functional.batch_norm, NOTHING),

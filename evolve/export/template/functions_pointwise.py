@@ -72,6 +72,10 @@ def _form(lower: Callable[..., Lowered], pytorch: Callable[..., Any], *same: Cal
     return Form(name, ops, lower, pytorch, FLOAT32 if name == "softplus" else NOTHING, same)
 
 
+def _gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    return functional.gelu(input, approximate=approximate)
+
+
 FORMS = (
     _form(relu, functional.relu, torch.relu, Tensor.relu),
     _form(silu, functional.silu),
@@ -79,7 +83,7 @@ FORMS = (
     _form(hardswish, functional.hardswish),
     _form(elu, functional.elu),
     _form(leaky_relu, functional.leaky_relu),
-    _form(gelu, functional.gelu),
+    _form(gelu, _gelu, functional.gelu),
     _form(sigmoid, torch.sigmoid, functional.sigmoid, Tensor.sigmoid),
     _form(tanh, torch.tanh, functional.tanh, Tensor.tanh),
     _form(softplus, functional.softplus),
