@@ -2,11 +2,11 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from archive.summaries import BriefEvaluation, BriefProposal, RankedTimes
+from archive.summaries import TIMES, BriefEvaluation, BriefProposal, RankedTimes
 from evolve.report.basis import Basis
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -41,19 +41,27 @@ def moments(
         workloads.update(keys.split("\n"))
     for one in sorted(ranked, key=lambda one: one.created):
         logs = []
-        for timing in one.measurements:
-            log = math.log(max(basis.ratio(timing) or 1.0, 1e-9))
+        for workload, log in _logs(one, basis):
             logs.append(log)
-            held = best.get(timing.workload, 0.0)
+            held = best.get(workload, 0.0)
             if log > held:
                 total += log - held
-                best[timing.workload] = log
+                best[workload] = log
         at = bisect_right(asked, one.created)
         spent = float(bisect_right(evaluated, one.created)), float(tokens[at]), usd[at]
         if logs:
             mean = math.exp(sum(logs) / len(logs))
             found.append(Moment(one.kernel_id, spent, mean, math.exp(total / len(workloads))))
     return found
+
+
+def _logs(one: RankedTimes, basis: Basis) -> Iterator[tuple[str, float]]:
+    """Yield the logarithm of the ratio on each workload. Reads the packed times, because there may be thousands."""
+    for workload, (us, _, _, baseline_us, _) in zip(
+        one.workloads.split("\n"), TIMES.iter_unpack(one.times), strict=True
+    ):
+        compared_us = baseline_us if basis.first_us is None else basis.first_us.get(workload, us)
+        yield workload, math.log(max(compared_us / us, 1e-9))
 
 
 def sparkline(points: Sequence[tuple[float, float]], columns: int = COLUMNS, *, unicode: bool = True) -> str:
