@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -36,32 +36,30 @@ def moments(
     tokens = [0, *accumulate(one.tokens for one in proposals)]
     usd = [0.0, *accumulate(one.usd for one in proposals)]
     best: dict[str, float] = {}
-    workloads, found, total = set[str](), [], 0.0
+    workloads, found, total = set[str](), [], 0.0  # the sum of the logarithms of the best ratios
     for keys in {one.workloads for one in ranked}:
         workloads.update(keys.split("\n"))
     for one in sorted(ranked, key=lambda one: one.created):
-        logs = []
-        for workload, log in _logs(one, basis):
-            logs.append(log)
-            held = best.get(workload, 0.0)
-            if log > held:
-                total += log - held
-                best[workload] = log
+        ratios = _ratios(one, basis)
+        for workload, ratio in ratios:
+            held = best.get(workload, 1.0)
+            if ratio > held:
+                total += math.log(ratio / held)
+                best[workload] = ratio
         at = bisect_right(asked, one.created)
         spent = float(bisect_right(evaluated, one.created)), float(tokens[at]), usd[at]
-        if logs:
-            mean = math.exp(sum(logs) / len(logs))
+        if ratios:
+            mean = math.prod(ratio for _, ratio in ratios) ** (1 / len(ratios))
             found.append(Moment(one.kernel_id, spent, mean, math.exp(total / len(workloads))))
     return found
 
 
-def _logs(one: RankedTimes, basis: Basis) -> Iterator[tuple[str, float]]:
-    """Yield the logarithm of the ratio on each workload. Reads the packed times, because there may be thousands."""
-    for workload, (us, _, _, baseline_us, _) in zip(
-        one.workloads.split("\n"), TIMES.iter_unpack(one.times), strict=True
-    ):
-        compared_us = baseline_us if basis.first_us is None else basis.first_us.get(workload, us)
-        yield workload, math.log(max(compared_us / us, 1e-9))
+def _ratios(one: RankedTimes, basis: Basis) -> list[tuple[str, float]]:
+    """Return the ratio on each workload. Reads the packed times, because there may be tens of thousands."""
+    timed = zip(one.workloads.split("\n"), TIMES.iter_unpack(one.times), strict=True)
+    if basis.first_us is None:
+        return [(workload, baseline_us / us) for workload, (us, _, _, baseline_us, _) in timed]
+    return [(workload, basis.first_us.get(workload, us) / us) for workload, (us, *_) in timed]
 
 
 def sparkline(points: Sequence[tuple[float, float]], columns: int = COLUMNS, *, unicode: bool = True) -> str:
