@@ -95,7 +95,8 @@ def _evaluations(connection: sqlite3.Connection, found: Iterable[Row]) -> Iterat
 
 def _questions(connection: sqlite3.Connection, found: Iterable[Row]) -> Iterator[AskedQuestion]:
     every = list(found)
-    texts = dict(connection.execute("SELECT id, text FROM texts")) if every else {}
+    wanted = list({text_id for row in every for text_id in rows.texts_of(row)})
+    texts = dict(connection.execute(f"SELECT id, text FROM texts WHERE id {GIVEN}", [json.dumps(wanted)]))  # noqa: S608
     return (rows.asked_question(row, texts) for row in every)
 
 

@@ -13,6 +13,7 @@ from evolve.errors import UserError
 from evolve.report.words import console, counted, listed
 
 REPORT = Path("report.html")
+WEB = ("starlette", "uvicorn")  # the extra `web`
 OpsArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[OP...]", help="Show only these ops.", autocompletion=op_names, show_default=False),
@@ -24,7 +25,7 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write.")] = REPORT,
     kernels: Annotated[
         int, typer.Option("--kernels", min=0, help="Kernels with a page of their own, per op and device.")
-    ] = 60,
+    ] = 30,
     archive: ArchiveOption = None,
 ) -> None:
     """Write the archive's pages into one HTML file that needs no network."""
@@ -55,6 +56,8 @@ def serve(
     try:
         from evolve.pages import server, site
     except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in WEB:
+            raise
         raise UserError(
             f"`evolve serve` needs the package {error.name}",
             "pip install 'evolve-kernels[web]'; `evolve report` works without it",

@@ -28,7 +28,7 @@ from evolve.cli.options import (
 )
 from evolve.errors import UserError
 from evolve.report import runs as report
-from evolve.report.basis import basis_of, known_basis
+from evolve.report.basis import Basis, basis_of, known_basis
 from evolve.report.best_so_far import sparkline
 from evolve.report.failures import failed_requests, failures_line
 from evolve.report.output import EVERYTHING, csv_of
@@ -179,6 +179,7 @@ def _table(lines: Sequence[RunSummary], width: int, *, unicode: bool) -> Table:
 
 def _lines(store: Store, op: str) -> list[RunSummary]:
     pasts = defaultdict[str, dict[str, History]](dict)  # by op and device
+    bases: dict[tuple[str, str], Basis] = {}
     lines = []
     for run in store.find(Run, op):
         of_op = pasts[run.op]
@@ -189,7 +190,9 @@ def _lines(store: Store, op: str) -> list[RunSummary]:
         verdicts = [past.in_force[kernel_id] for kernel_id in own if kernel_id in past.in_force]
         best = max((verdict.speedup for verdict in verdicts if verdict.passed), default=0.0)
         if not known_basis(_kind(run)).is_pytorch:
-            best = _best_over_first(store, run, own)
+            if (run.op, run.device) not in bases:
+                bases[run.op, run.device] = _basis_of_run(store, run)
+            best = _best_over_first(store, run, own, bases[run.op, run.device])
         lines.append(RunSummary(run, budget.spent(run.id, past), best or None, tuple(_curve(run, past))))
     return lines
 
@@ -204,12 +207,13 @@ def _curve(run: Run, past: History) -> Iterator[tuple[float, float]]:
             yield float(number), best
 
 
-def _best_over_first(store: Store, run: Run, own: Collection[str]) -> float:
-    """Return the largest ratio of the first kernel's times to those of the run's own kernels; 0 without any."""
+def _basis_of_run(store: Store, run: Run) -> Basis:
     info = next((one for one in store.find(DeviceInfo, run.op) if one.key == run.device), None)
-    if info is None:
-        return 0.0
-    basis = basis_of(store, run.op, info)
+    return basis_of(store, run.op, info) if info else known_basis(_kind(run))
+
+
+def _best_over_first(store: Store, run: Run, own: Collection[str], basis: Basis) -> float:
+    """Return the largest ratio of the first kernel's times to those of the run's own kernels; 0 without any."""
     verdicts = store.find(EvaluationSummary, run.op, device=run.device, in_force=True, kernels=own)
     return max((basis.best(verdict) or 0.0 for verdict in verdicts if verdict.passed), default=0.0)
 

@@ -20,14 +20,15 @@ from evolve.pages.run_page import run_lines, run_page
 from evolve.pages.svg import element
 from evolve.report.standing import devices
 
-KERNELS = 60  # kernel pages per op and device: the population, the champions and their nearest ancestors
+KERNELS = 30  # kernel pages per op and device: the population, the champions and their nearest ancestors
+RUNS = 10  # run pages per op and device, the newest
 
 
 def report(store: SqliteStore, ops: Sequence[str], kernels: int = KERNELS) -> str:
     """Return a document with the overview, and the pages of these ops, their runs and their leading kernels."""
     views = list(_op_views(store, ops))
     shown = dict.fromkeys(kernel_id for view in views for kernel_id in _leading(view, kernels))
-    runs = dict.fromkeys(run.id for view in views for run in view.runs)
+    runs = dict.fromkeys(run.id for view in views for run in view.runs[:RUNS])
     known = {
         addresses.OVERVIEW,
         addresses.RUNS,

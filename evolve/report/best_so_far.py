@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from archive.summaries import BriefEvaluation, BriefProposal, RankedTimes
+from archive.summaries import TIMES, BriefEvaluation, BriefProposal, RankedTimes
 from evolve.report.basis import Basis
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -36,24 +36,30 @@ def moments(
     tokens = [0, *accumulate(one.tokens for one in proposals)]
     usd = [0.0, *accumulate(one.usd for one in proposals)]
     best: dict[str, float] = {}
-    workloads, found, total = set[str](), [], 0.0
+    workloads, found, total = set[str](), [], 0.0  # the sum of the logarithms of the best ratios
     for keys in {one.workloads for one in ranked}:
         workloads.update(keys.split("\n"))
     for one in sorted(ranked, key=lambda one: one.created):
-        logs = []
-        for timing in one.measurements:
-            log = math.log(max(basis.ratio(timing) or 1.0, 1e-9))
-            logs.append(log)
-            held = best.get(timing.workload, 0.0)
-            if log > held:
-                total += log - held
-                best[timing.workload] = log
+        ratios = _ratios(one, basis)
+        for workload, ratio in ratios:
+            held = best.get(workload, 1.0)
+            if ratio > held:
+                total += math.log(ratio / held)
+                best[workload] = ratio
         at = bisect_right(asked, one.created)
         spent = float(bisect_right(evaluated, one.created)), float(tokens[at]), usd[at]
-        if logs:
-            mean = math.exp(sum(logs) / len(logs))
+        if ratios:
+            mean = math.prod(ratio for _, ratio in ratios) ** (1 / len(ratios))
             found.append(Moment(one.kernel_id, spent, mean, math.exp(total / len(workloads))))
     return found
+
+
+def _ratios(one: RankedTimes, basis: Basis) -> list[tuple[str, float]]:
+    """Return the ratio on each workload. Reads the packed times, because there may be tens of thousands."""
+    timed = zip(one.workloads.split("\n"), TIMES.iter_unpack(one.times), strict=True)
+    if basis.first_us is None:
+        return [(workload, baseline_us / us) for workload, (us, _, _, baseline_us, _) in timed]
+    return [(workload, basis.first_us.get(workload, us) / us) for workload, (us, *_) in timed]
 
 
 def sparkline(points: Sequence[tuple[float, float]], columns: int = COLUMNS, *, unicode: bool = True) -> str:

@@ -2,12 +2,13 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import shown_archive
-from commandline import evolve
+from commandline import evolve as evolve_command
 from shown_archive import RUNS, SCRIPT
 
 from archive.proposals import Leg
@@ -164,7 +165,7 @@ def test_a_port_in_use_is_an_error_with_a_hint(path: Path, capsys: pytest.Captur
     taken = listening(0)
     taken.listen()
     try:
-        code, _, errors = evolve(capsys, "serve", "--port", taken.getsockname()[1], "--archive", path)
+        code, _, errors = evolve_command(capsys, "serve", "--port", taken.getsockname()[1], "--archive", path)
     finally:
         taken.close()
     assert code == 2
@@ -188,3 +189,17 @@ def test_kernels_runs_and_devices_can_be_compared(client: TestClient) -> None:
 )
 def test_what_cannot_be_compared_says_so(client: TestClient, page: str) -> None:
     assert client.get(f"/compare/{page}").status_code == 404
+
+
+def test_without_the_extra_it_is_named(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import evolve.pages
+
+    monkeypatch.delitem(sys.modules, "evolve.pages.server")
+    monkeypatch.delattr(evolve.pages, "server")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    code, _, errors = evolve_command(capsys, "serve", "--archive", path)
+    assert code == 2
+    assert "evolve-kernels[web]" in errors
+    assert "evolve report" in errors
