@@ -159,8 +159,7 @@ SOURCES: dict[type, Source] = {
         "SELECT kernel_id, parents FROM proposals p", "ORDER BY created, p.rowid", _by("op"), _each(Origin._make),
     ),
     BriefProposal: Source(
-        """SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds, failure <> ''
-           FROM proposals p""",
+        "SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds FROM proposals p",
         "ORDER BY created, p.rowid",
         _by("op", "run"),
         _each(BriefProposal._make),

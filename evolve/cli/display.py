@@ -26,7 +26,7 @@ from evolve.report.basis import basis_of
 from evolve.report.failures import failed_requests, failures_line
 from evolve.report.live import REFRESHES_PER_SECOND, CampaignDisplay, CampaignRow, EventLog, RunDisplay, campaign_table
 from evolve.report.progress import BudgetMeter, Watcher, amounts, dollars, ending, without_answer
-from evolve.report.standing import Standing, print_next_steps, print_standing, standing
+from evolve.report.standing import Standing, print_commands, print_next_steps, print_standing, standing
 from evolve.report.words import clock, counted, listed, say, say_command, times, times_note
 from evolve.search import Search
 from evolve.selection.view import OpView
@@ -93,9 +93,8 @@ def run_campaign(session: Session, output: Console) -> RunResult:
     after = [standing_of(search, backends) for search in session.searches]
     _print_reason(session, ended, after, output)
     given = archive_option(backends.store.path)
-    output.print("\nnext")
-    output.print(f"  evolve top{given}   the champions of every op", style="cyan", soft_wrap=True)
-    output.print(f"  evolve runs{given}  the cost of each run", style="cyan", soft_wrap=True)
+    steps = [(f"evolve top{given}", "the champions of every op"), (f"evolve runs{given}", "the cost of each run")]
+    print_commands(output, steps)
     return _campaign_result(session, rows, after, ended)
 
 

@@ -175,7 +175,7 @@ MINUTES_HELP = (
     "with a model, unless --evals or, with a model, --tokens or --usd is given]."
 )
 MinutesOption = Annotated[float | None, typer.Option(MINUTES, help=MINUTES_HELP, show_default=False)]
-EVALS_HELP = "Maximum number of evaluations, and of replies without a kernel; questions without a reply do not count."
+EVALS_HELP = "Maximum number of evaluations; questions that give no kernel do not count."
 EvalsOption = Annotated[int | None, typer.Option(EVALS, help=EVALS_HELP)]
 KEPT = (
     "A question is sent only if a reply as long as the longest so far can still be paid for, and at the end max_tokens "

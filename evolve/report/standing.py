@@ -24,6 +24,7 @@ from evolve.report.words import (
     idea,
     knobs,
     outcomes,
+    say,
     short,
     times,
     times_label,
@@ -262,16 +263,23 @@ def print_next_steps(output: Console, standing: Standing, locator: str, given: s
         steps.append((f"evolve export {op}{given}", "write the champions as a package"))
     elif standing.champions:
         steps.append((f"evolve run {op}{given}", "on a machine with a GPU: measure the same kernels there"))
+    print_commands(output, steps)
+
+
+def print_commands(output: Console, steps: Sequence[tuple[str, str]]) -> None:
+    """Print what to do next: commands with their purposes beside them or, on a narrow terminal, above them."""
     if not steps:
         return
     longest = max(len(command) for command, _ in steps)
     narrow = longest + max(len(purpose) for _, purpose in steps) + 5 > output.width
     output.print("\nnext")
     for command, purpose in steps:
-        whole = command_lines(command, output.width - 2).replace("\n", "\n  ") if output.is_terminal else command
-        lines = (f"  # {purpose}\n", f"  {whole}") if narrow else (f"  {command:<{longest}}   ", purpose)
-        styles = ("dim", "cyan") if narrow else ("cyan", "dim")
-        output.print(Text.assemble(*zip(lines, styles, strict=True)), soft_wrap=True)  # so that it can be copied
+        if narrow:
+            whole = command_lines(command, output.width - 2) if output.is_terminal else command
+            say(output, purpose, "dim", begin="  # ")
+            output.print(Text("  " + whole.replace("\n", "\n  "), "cyan"), soft_wrap=True)  # so that it can be copied
+        else:
+            output.print(Text.assemble((f"  {command:<{longest}}   ", "cyan"), (purpose, "dim")), soft_wrap=True)
 
 
 def _place(won: int, workloads: int) -> str:

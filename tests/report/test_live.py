@@ -81,6 +81,23 @@ def test_the_display_shows_population_and_champions_in_a_small_terminal(tmp_path
     assert sum("improve" in line for line in lines) >= 3
 
 
+def test_a_kernel_whose_profile_is_finished_is_no_longer_shown_as_being_worked_on(tmp_path: Path) -> None:
+    watching, phases = watcher(tmp_path)
+    phases.done(kernel(77).id)
+    phases.watch(kernel(19).id, "profile")
+    assert any(f"confirm {kernel(19).id[:8]} profile" in line for line in drawn(display(watching)))
+    phases.watch(kernel(19).id, "")
+    assert any("waiting for a model" in line for line in drawn(display(watching)))
+
+
+def test_a_narrow_display_leaves_out_the_bar_before_it_cuts_off_what_the_run_is_doing(tmp_path: Path) -> None:
+    watching, phases = watcher(tmp_path)
+    phases.watch(kernel(19).id, "check")
+    line = drawn(display(watching), 50, 24)[1]
+    assert line.startswith("confirming the champions  0:30, 20 evaluated")
+    assert len(line) <= 50
+
+
 def test_an_empty_display_waits_for_the_proposer(tmp_path: Path) -> None:
     watching = Watcher("softmax", CPU, open_archive(tmp_path / "a.db"), Phases())
     text = "\n".join(drawn(display(watching)))
