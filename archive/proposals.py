@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from archive.kernel import Kernel
-from archive.records import content_id
+from archive.records import SHIPPED, content_id
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,11 @@ class Proposal:
     @property
     def kernel_id(self) -> str:
         return self.kernel.id if self.kernel else ""
+
+    @property
+    def shipped(self) -> bool:
+        """Whether it is of a kernel as it ships with the package."""
+        return SHIPPED in (self.proposer, self.run)
 
     @property
     def answered(self) -> bool:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from archive import plain
 from archive.kernel import Kernel
 from archive.proposals import Cost, Proposal
-from archive.records import Evaluation, Measurement, Outcome, Traits
+from archive.records import SHIPPED, Evaluation, Measurement, Outcome, Traits
 
 LOG_CHARACTERS = 600
 FREE = Cost()
@@ -71,6 +71,11 @@ class ProposalSummary(NamedTuple):
     cached_tokens: int
     reasoning_tokens: int
     usd: float
+
+    @property
+    def shipped(self) -> bool:
+        """Whether it is of a kernel as it ships with the package."""
+        return SHIPPED in (self.proposer, self.run)
 
     @property
     def cost(self) -> Cost:

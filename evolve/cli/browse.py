@@ -8,7 +8,7 @@ from rich.console import Console
 
 from archive.kernel import Kernel
 from archive.proposals import Proposal
-from archive.records import Evaluation, Outcome
+from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.store import Store
 from archive.summaries import KernelSummary, ProposalSummary
 from evolve import wiring
@@ -53,13 +53,15 @@ from evolve.report.standing import (
     best_so_far_line,
     champions_table,
     devices,
+    first_proposals,
     of_dtype,
     print_standing,
     standings,
     standings_table,
+    unmeasured_table,
 )
 from evolve.report.tables import WIDE
-from evolve.report.words import console, print_json, print_text
+from evolve.report.words import console, counted, print_json, print_text
 from reference_ops.catalog import is_path
 from reference_ops.listing import families
 
@@ -98,6 +100,9 @@ def top(  # noqa: PLR0913, PLR0917 - one per option
         _list_kernels(store, kernel_lines(store, ops, choice, sort or "best"), as_json=as_json, as_csv=as_csv)
         return
     found = [of_dtype(one, choice.dtype) for one in standings(store, name, device) if _of_family(one.op, family)]
+    filtered = family or choice.dtype or device
+    if not (found or filtered) and _print_unmeasured(store, name, as_json=as_json):
+        return
     if as_json:
         print_json([facts.of_standing(standing) for standing in found])
     if not found:
@@ -150,6 +155,22 @@ def _known_outcome(given: str) -> str:
 
 def _of_family(op: str, family: str) -> bool:
     return family in ("", families().get(op))
+
+
+def _print_unmeasured(store: Store, op: str, *, as_json: bool) -> bool:
+    """Print the kernels of an op that no device has evaluated, or how many there are; return whether there are any."""
+    kernels = store.find(Kernel, op) if op else []
+    held = store.count(KernelSummary, "op", op)
+    if held and as_json:
+        print_json([facts.of_unmeasured(op, kernels)] if op else [])
+    elif held:
+        output = console()
+        output.print(f"{op or counted(len(held), 'op')}: {counted(sum(held.values()), 'kernel')}, none evaluated yet")
+        if op:
+            proposals = first_proposals(store, [kernel.id for kernel in kernels])
+            output.print(unmeasured_table(kernels, proposals, output.width))
+        output.print(f"\nevolve run {op or 'softmax'} evaluates them; their speed needs a GPU", style="dim")
+    return bool(held)
 
 
 def _list_failures(store: Store, op: str, *, as_json: bool) -> None:
@@ -229,7 +250,9 @@ def tree(
     if as_json:
         print_json([facts.of_proposal(proposal) for proposal in store.find(ProposalSummary, name)])
         return
-    found = devices(store, name, device)
+    found: list[DeviceInfo | None] = [*devices(store, name, device)]
+    if not found and not device and store.count(KernelSummary, "op", name):
+        found = [None]
     if not found:
         lookup.absent(*_nothing(op, device, proposed=bool(store.count(Kernel, "op", name))))
     root = lookup.kernel(store, kernel) if kernel else None
@@ -243,7 +266,8 @@ def tree(
 
 def _print_tree(output: Console, lines: Lineage, root: str, *, everything: bool) -> None:
     everything = everything or len(lines.parents) + len(lines.roots) <= MOST_SHOWN
-    output.print(f"{lines.op} on {lines.device.name}", style="bold")
+    where = f"on {lines.device.name}" if lines.device else "evaluated on no device yet"
+    output.print(f"{lines.op} {where}", style="bold")
     for kernel_id in [root] if root else roots_shown(lines, everything=everything):
         output.print(lineage_tree(lines, kernel_id, output.width, everything=everything))
     if not everything:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from archive import seeds
 from archive.claims import claims_on
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation
@@ -51,7 +52,7 @@ TARGETS_HELP = "Ops, or .cu files with kernels, plus the op's file if it is not 
 ORIGIN_SHOWN, REASON_SHOWN = 60, 200  # characters
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913, PLR0917 - one per option
     targets: Annotated[
         list[str] | None,
         typer.Argument(metavar="[OP | FILE.cu]...", help=TARGETS_HELP, autocompletion=op_names, show_default=False),
@@ -59,6 +60,9 @@ def evaluate(
     explain: Annotated[
         str, typer.Option("--explain", metavar="ID", help=EXPLAIN_HELP, autocompletion=kernel_ids, show_default=False)
     ] = "",
+    shipped: Annotated[
+        bool, typer.Option("--shipped", help="Also evaluate the kernels of the named ops that ship with evolve.")
+    ] = False,
     example: ExampleOption = None,
     device: DeviceOption = "",
     gpus: GpusOption = "",
@@ -69,6 +73,8 @@ def evaluate(
 
     What a GPU has judged is evaluated on the emulated device only if its op or file is named.
     """
+    if shipped and not targets:
+        raise UserError("--shipped needs an OP", "name ops, such as softmax; `evolve ops` lists them")
     if explain:
         print_explanation(explain, targets or [], device, archive, as_json=as_json)
         return
@@ -83,7 +89,7 @@ def evaluate(
                 print_waits(phases, output)
                 chosen = parse_targets(named, store)
                 wait_for_device(engine, device, output)
-                pending = list(pending_ops(chosen, engine.info, store))
+                pending = list(pending_ops(chosen, engine.info, store, shipped=shipped))
                 results = [evaluate_op(work, engine, store, share, output) for work in pending]
             given = archive_option(store.path)
     except Stopped:
@@ -159,10 +165,15 @@ def parse_targets(targets: Sequence[str], store: Store) -> Targets:
     return Targets({**{op: op for op in found}, **ops}, ids, frozenset(found.difference(named)))
 
 
-def pending_ops(targets: Targets, info: DeviceInfo, store: Store) -> Iterator[PendingOp]:
-    """Yield the ops to evaluate with their pending kernels, and warn about pending ops outside the catalog."""
+def pending_ops(targets: Targets, info: DeviceInfo, store: Store, *, shipped: bool = False) -> Iterator[PendingOp]:
+    """Yield the ops to evaluate with their pending kernels, and warn about pending ops outside the catalog.
+
+    With `shipped`, the kernels that ship with the package count as pending too.
+    """
     for op in targets.ops or sorted(store.count(Kernel, "op")):
-        pending = OpView(store, op, info).pending(every=not targets.everything)
+        view = OpView(store, op, info)
+        view.ask_for(kernel.id for kernel in (seeds.kernels(op) if shipped else []))
+        pending = view.pending(every=not targets.everything)
         if op in targets.restricted:
             pending = [kernel_id for kernel_id in pending if kernel_id in targets.kernels]
         if not targets.everything:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rich.console import Console
 
-from archive import library
+from archive import library, seeds
 from archive.claims import Claims
+from archive.kernel import Kernel
 from archive.proposals import Budget, Proposal, Run
 from archive.store import Store
 from evolve import budget, wiring
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from archive.sqlite import SqliteStore
     from evolve.report.progress import Phases
 
-SEED_PROPOSER = "shipped"
 E = TypeVar("E")
 
 
@@ -203,17 +203,22 @@ def opened(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, c
     with_model = backends.proposer.name != OFFLINE
     claims = None if setup.run_options.replay else backends.claims  # a replay repeats verdicts that are known
     searches = [
-        Search(run.id, op, locator, run.seed, total, scope=Scope(run.id, run.strategy, setup.run_options.fresh),
+        Search(run.id, op, locator, run.seed, total, scope=_scope(run, setup.run_options),
                profiled=with_model, share=Share(claims, backends.phases.wait))
         for run, (op, locator) in zip(runs, loaded, strict=True)
     ]  # fmt: skip
     before = sum((spent_by(search, backends) for search in searches), Spent()) if setup.runs else Spent()
     left = budget.left(total, before)
     given = setup.run_options
-    seeds = () if given.no_seeds or given.fresh else tuple(_seeds([op for op, _ in loaded], kind))
+    start = () if given.no_seeds or given.fresh else tuple(_seeds([op for op, _ in loaded], kind))
     deadline = float("inf") if left.seconds is None else time.monotonic() + left.seconds
     searches = [replace(search, budget=left, deadline=deadline) for search in searches]
-    return Session(backends, identity, tuple(searches), total, before, seeds, tuple(command), setup.given, given.replay)
+    return Session(backends, identity, tuple(searches), total, before, start, tuple(command), setup.given, given.replay)
+
+
+def _scope(run: Run, given: RunOptions) -> Scope:
+    without = seeds.kernels(run.op) if given.no_seeds else []
+    return Scope(run.id, run.strategy, given.fresh, frozenset(kernel.id for kernel in without))
 
 
 def _seeds(ops: Sequence[Op], device: str) -> Iterator[Proposal]:
@@ -224,9 +229,14 @@ def _seeds(ops: Sequence[Op], device: str) -> Iterator[Proposal]:
     from evolve import adapted
 
     for op in ops:
-        for kernel in adapted.kernels_for(op) if op.standalone else library.shipped(op.name):
+        for kernel in adapted.kernels_for(op) if op.standalone else _shipped(op.name, device):
             if choose.supports(device, kernel):
-                yield Proposal(op.name, "seed", SEED_PROPOSER, kernel, created=time.time())
+                yield seeds.proposal(kernel, time.time())
+
+
+def _shipped(op: str, device: str) -> list[Kernel]:
+    """Return the shipped kernels; on a GPU also with other knobs, with which they have won on some GPU."""
+    return seeds.kernels(op) if policy_of(device).times_are_gpu_times else library.shipped(op)
 
 
 def spent_by(search: Search, backends: Backends) -> Spent:

@@ -33,10 +33,12 @@ from evolve.report.words import (
 )
 from evolve.selection import population
 from evolve.selection.population import Champion
-from evolve.selection.view import judged_on_gpus
+from evolve.selection.view import judged_on_gpus, unasked
 
 EMULATED = ("verdict", OVER_FIRST, "launches", "bytes/load")
 UNCONFIRMED = "?"  # appended to the id of a champion that is not confirmed yet
+ELSEWHERE = "*"  # appended to the id of a kernel whose times ship with the package
+ELSEWHERE_MEANS = f"{ELSEWHERE}: measured elsewhere on such a GPU and shipped; `evolve verify` measures it here"
 HEADING_SHOWN, KINDS_SHOWN = 24, 2
 ALIVE_MEANS = (
     "fittest first: by best known time over the kernel's time, as a geometric mean over all workloads; a workload that "
@@ -70,6 +72,7 @@ class Standing:
     proposals: Mapping[str, ProposalSummary] = field(default_factory=dict)  # the first proposal of each kernel
     children: Mapping[str, int] = field(default_factory=dict)
     basis: Basis = PYTORCH
+    elsewhere: frozenset[str] = frozenset()  # kernels whose verdict ships with the package
     only_run: str = ""  # id of the run whose own kernels are covered, and no others; empty for all kernels
 
     @property
@@ -122,6 +125,7 @@ def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] =
         children={verdict.kernel_id: _children(store, verdict.kernel_id) for verdict in alive},
         basis=basis_of(store, op, device, every),
         only_run=only_run,
+        elsewhere=frozenset(one.kernel_id for one in evaluations.values() if one.shipped),
     )
 
 
@@ -136,7 +140,7 @@ def _counts(
     if own is None:
         counts = store.count(EvaluationSummary, "outcome", op, device=device.key, in_force=True)
         held = store.count(KernelSummary, "op", op).get(op, 0)
-        return counts, held, max(0, held - sum(counts.values()) - _judged_elsewhere(store, op, device))
+        return counts, held, max(0, held - sum(counts.values()) - _not_waiting(store, op, device))
     judged = store.find(EvaluationSummary, op, device=device.key, in_force=True, kernels=own) if own else []
     return Counter(str(one.outcome) for one in judged), len(own), len(own) - len(judged)
 
@@ -158,11 +162,12 @@ def workloads_in_order(evaluations: Iterable[Evaluation]) -> list[str]:
     return found
 
 
-def _judged_elsewhere(store: Store, op: str, device: DeviceInfo) -> int:
-    """Return how many kernels have no verdict on this device and need none, because a GPU has judged them."""
-    if not (elsewhere := judged_on_gpus(store, op, device)):
-        return 0
-    return len(elsewhere.difference(one.kernel_id for one in store.find(BriefEvaluation, op, device=device.key)))
+def _not_waiting(store: Store, op: str, device: DeviceInfo) -> int:
+    """Return how many kernels have no verdict on this device and need none: judged on a GPU, or only shipped."""
+    elsewhere = judged_on_gpus(store, op, device)
+    if elsewhere:
+        elsewhere = elsewhere.difference(one.kernel_id for one in store.find(BriefEvaluation, op, device=device.key))
+    return len(elsewhere | unasked(store, op, device))
 
 
 def standings(store: Store, op: str = "", device: str = "") -> list[Standing]:
@@ -344,9 +349,12 @@ def champions_table(
         champion = held.get(key)
         cells = [Text("none yet", "dim")]
         if champion and pytorch:
-            cells = [_champion_id(champion), *measured(champion.measurement, PYTORCH, interval=interval, tuned=tuned)]
+            cells = [
+                _champion_id(champion, standing),
+                *measured(champion.measurement, PYTORCH, interval=interval, tuned=tuned),
+            ]
         elif champion:
-            cells = [_champion_id(champion), *_emulated_cells(champion, standing)]
+            cells = [_champion_id(champion, standing), *_emulated_cells(champion, standing)]
         kernel = standing.kernels.get(champion.kernel_id) if champion else None
         note = [fitted(idea(kernel), "dim")] if notes else []
         table.add_row(fitted(labels.of[key]), *cells, *([Text("")] * (1 + len(numbers) - len(cells))), *note)
@@ -371,7 +379,7 @@ def population_table(standing: Standing, width: int, most: int = 0) -> Table:
         count = [str(standing.children.get(evaluation.kernel_id, 0))] if wide else []
         table.add_row(
             str(rank),
-            short(evaluation.kernel_id),
+            f"{short(evaluation.kernel_id)}{ELSEWHERE if evaluation.shipped else ''}",
             times(standing.basis.mean(evaluation)),
             f"{len(evaluation.measurements)}/{len(evaluation.measurements) + len(evaluation.skipped)}",
             fitted(proposal.operator if proposal else "-"),
@@ -380,6 +388,18 @@ def population_table(standing: Standing, width: int, most: int = 0) -> Table:
             *([fitted(idea(kernel), "dim")] if wide else []),
         )
     return narrowed(table, width, ["children", "made by"])
+
+
+def unmeasured_table(kernels: Sequence[Kernel], proposals: Mapping[str, ProposalSummary], width: int) -> Table:
+    """Return a table with a row per kernel of an op that no device has evaluated."""
+    table = plain_table("kernel", "made by", "knobs", "idea", whole=["kernel"])
+    for kernel in kernels:
+        made = proposals.get(kernel.id)
+        table.add_row(
+            short(kernel.id), fitted(made.proposer if made else "-"), fitted(knobs(kernel.settings)),
+            fitted(idea(kernel), "dim"),
+        )  # fmt: skip
+    return narrowed(table, width, ["knobs"])
 
 
 def counts_line(standing: Standing) -> str:
@@ -406,6 +426,8 @@ def footnotes(standing: Standing, workloads: Sequence[str] = (), shown: Collecti
     parts += [f"all workloads: {labels.throughout}"] if labels.throughout else []
     if any(champion.confirmed is None for champion in standing.champions):
         parts.append(f"{UNCONFIRMED}: not confirmed yet")
+    if any(champion.kernel_id in standing.elsewhere for champion in standing.champions):
+        parts.append(ELSEWHERE_MEANS)
     if not standing.basis.is_pytorch:
         meant = [words for name, words in EMULATED_MEANS.items() if shown is None or name in shown]
         return "; ".join([*parts, *(meant if standing.champions else [])])
@@ -424,9 +446,10 @@ def origin(standing: Standing, kernel_id: str) -> str:
     return f"{proposal.operator if proposal else 'kernel'}: {change(kernel, parent)}"
 
 
-def _champion_id(champion: Champion) -> Text:
-    mark = ("", "") if champion.confirmed else (UNCONFIRMED, "yellow")
-    return Text.assemble(short(champion.kernel_id), mark)
+def _champion_id(champion: Champion, standing: Standing) -> Text:
+    mark = "" if champion.confirmed else UNCONFIRMED
+    mark += ELSEWHERE if champion.kernel_id in standing.elsewhere else ""
+    return Text.assemble(short(champion.kernel_id), (mark, "yellow"))
 
 
 def _emulated_cells(champion: Champion, standing: Standing) -> list[Text]:
