@@ -12,8 +12,6 @@ from evolve.export.template.registering import Registry
 from reference_ops.op import Op
 
 ELSEWHERE = object()  # PyTorch must run
-# Marks a function that is called while a graph is traced, whose result is a constant of the graph.
-constant: Callable[[Callable[..., bool]], Callable[..., bool]] = torch.compiler.assume_constant_result
 REFUSALS = (TypeError, AttributeError, IndexError, ValueError, RuntimeError, ArithmeticError)
 NOT_EXPORTED = "the package has no kernel for it"
 
@@ -94,13 +92,22 @@ class Function:
         return {FLOAT32: torch.float32, NOTHING: torch.float64}.get(self.form.autocast)
 
 
-@constant
+def _constant(function: Callable[..., bool]) -> Callable[..., bool]:
+    """Mark a function that is called while a graph is traced, whose result is a constant of the graph.
+
+    This is `torch.compiler.assume_constant_result`, which would import the compiler: half of PyTorch's own start.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
+    return function
+
+
+@_constant
 def _defined(registry: Registry, name: str) -> bool:
     """Define an opaque op while a graph is traced."""
     return registry.define(name)
 
 
-@constant
+@_constant
 def _takes_more_dims(primitive: Primitive) -> bool:
     return primitive.takes_more_dims
 
