@@ -207,11 +207,12 @@ async def changes(pages: Pages) -> AsyncGenerator[str]:
 
 
 def listening(port: int) -> socket.socket:
-    """Return a socket bound to the loopback address. Port 0 stands for any free port."""
+    """Return a socket that listens on the loopback address. Port 0 stands for any free port."""
     found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((HOST, port))
+        found.listen()  # a browser that comes before the server is ready waits
     except OSError as error:
         found.close()
         raise UserError(

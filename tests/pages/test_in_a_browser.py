@@ -37,14 +37,20 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def site(path: Path) -> Iterator[str]:
+def served(path: Path) -> tuple[subprocess.Popen[str], str]:
+    """Start the server of an archive; return it and its address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "evolve", "serve", "--port", "0", "--archive", str(path)],
         env=environment({"PYTHONUNBUFFERED": "1"}), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout
-    yield process.stdout.readline().split()[0]
+    return process, process.stdout.readline().split()[0]
+
+
+@pytest.fixture(scope="module")
+def site(path: Path) -> Iterator[str]:
+    process, address = served(path)
+    yield address
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
 
@@ -157,6 +163,22 @@ def test_a_page_changes_while_a_run_writes_and_keeps_its_filter(tab: Browser, si
     store.close()
     tab.until("document.querySelector('[data-part=champions]').textContent.includes('30.3')")
     assert tab.run(f"{tools}.querySelector('input').value") == "THREADS"
+    assert not tab.complaints
+
+
+def test_a_page_without_anything_fills_itself_once_something_is_written(
+    tab: Browser, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    path = tmp_path / "empty.db"
+    open_archive(path).close()
+    process, address = served(path)
+    request.addfinalizer(process.kill)
+    tab.open(address)
+    assert "no evaluations yet" in tab.run("document.body.innerText")
+    tab.until("document.getElementById('status').textContent === 'live'")
+    shown_archive.fill(path, 4).close()
+    tab.until("document.querySelectorAll('table.data tbody tr').length > 3")
+    tab.until("document.querySelector('[data-part=ops] th button') !== null")
     assert not tab.complaints
 
 

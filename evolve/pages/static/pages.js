@@ -142,19 +142,30 @@
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
     if (!answer.ok) return;
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-    for (const part of document.querySelectorAll("[data-part]")) {
-      const found = fresh.querySelector(`[data-part="${CSS.escape(part.dataset.part)}"]`);
-      if (!found || part.contains(document.activeElement)) continue;  // nobody loses what they are typing
-      if (part.dataset.text === found.innerHTML) continue;
-      const text = found.innerHTML;
-      const placed = document.importNode(found, true);
-      const before = part.cloneNode(false);
-      before.append(...part.childNodes);
-      part.replaceChildren(...placed.childNodes);
-      enhance(part);
-      carryOver(before, part);
-      part.dataset.text = text;
+    const now = document.getElementById("content");
+    const then = fresh.getElementById("content");
+    const names = (main) => [...main.querySelectorAll("[data-part]")].map((part) => part.dataset.part).join();
+    if (names(now) !== names(then) || !names(now)) {
+      replace(now, then);
+      return;
     }
+    for (const part of now.querySelectorAll("[data-part]")) {
+      replace(part, then.querySelector(`[data-part="${CSS.escape(part.dataset.part)}"]`));
+    }
+  }
+  function replace(part, found) {
+    const text = found.innerHTML;
+    const field = document.activeElement;
+    if (part.dataset.text === text || (part.contains(field) && field.matches("input"))) return;  // nobody loses a word
+    const opened = [...part.querySelectorAll("details")].map((one) => one.open);
+    const before = part.cloneNode(false);
+    before.append(...part.childNodes);
+    part.replaceChildren(...document.importNode(found, true).childNodes);
+    const details = [...part.querySelectorAll("details")];
+    if (details.length === opened.length) details.forEach((one, place) => { one.open = opened[place]; });
+    enhance(part);
+    carryOver(before, part);
+    part.dataset.text = text;
   }
   function listen() {
     // A browser allows only a few connections to one server, so that hidden tabs give theirs back.
