@@ -26,9 +26,9 @@ def plain(op_name: str) -> list[Kernel]:
     return [_read(name, text) for name, text in texts(op_name).items() if name == PLAIN]
 
 
-def texts(op_name: str, suffix: str = KERNEL) -> dict[str, str]:
-    """Return the texts of an op's kernels, or of its measurements, by file name in order."""
-    own = folder() / op_name
+def texts(op_name: str, suffix: str = KERNEL, root: Traversable | None = None) -> dict[str, str]:
+    """Return the texts of an op's kernels, or of its measurements, by file name in order; `root` is another folder."""
+    own = (root or folder()) / op_name
     if not own.is_dir():
         return {}
     files = sorted((file for file in own.iterdir() if file.name.endswith(suffix)), key=lambda file: file.name)

@@ -9,6 +9,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from archive import library, measured
@@ -34,11 +35,11 @@ def kernels(op: str) -> list[Kernel]:
     return list({one.id: one for one in (*shipped, *(found.kernel for found in measurements(op)))}.values())
 
 
-def measurements(op: str) -> list[MeasuredKernel]:
-    """Return what ships of measurements of an op's kernels, by device in the order of their names."""
+def measurements(op: str, root: Traversable | None = None) -> list[MeasuredKernel]:
+    """Return what was measured of an op's shipped kernels, by device; `root` is another folder of kernels."""
     # Shipped texts are canonical, so that they need no parsing, which would take most of the time.
-    texts = {name: Kernel(text) for name, text in library.texts(op).items()}
-    files = library.texts(op, library.MEASURED).items()
+    texts = {name: Kernel(text) for name, text in library.texts(op, root=root).items()}
+    files = library.texts(op, library.MEASURED, root).items()
     try:
         return [one for name, text in files for one in measured.read(f"{op}/{name}", text, texts)]
     except MeasuredError as error:

@@ -85,12 +85,13 @@ def archive_path(requested: Path | None) -> Path:
 def archive(requested: Path | None, *, read_only: bool = False) -> "SqliteStore":
     """Return the archive with what ships with the package.
 
-    If nothing has been archived yet and no file was requested, a reader gets an archive in memory.
+    If nothing has been archived yet, a reader gets an archive in memory, unless --archive names a file.
     """
     from archive import seeds
 
     path = archive_path(requested)
-    if read_only and requested is None and not path.exists():
+    named = requested is not None and str(requested) != os.environ.get("EVOLVE_ARCHIVE")
+    if read_only and not named and not path.exists():
         return seeds.opened(IN_MEMORY)
     try:
         return seeds.opened(path, read_only=read_only)

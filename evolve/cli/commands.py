@@ -19,6 +19,7 @@ from evolve.cli import (
     profile,
     run,
     runs,
+    ship,
 )
 
 EPILOG = "Start with `evolve doctor`, then `evolve run softmax`."
@@ -39,6 +40,7 @@ for command in (
     export.export, doctor.doctor,
 ):  # fmt: skip
     app.command()(command)
+app.command("ship")(ship.ship_champions)
 
 
 def _print_version(requested: bool) -> None:
