@@ -137,7 +137,7 @@ def test_minutes_bound_a_run_whose_endpoint_never_answers(tmp_path: Path, emulat
         assert endpoint.hung_up.wait(10)
     assert "The time is up." in output
     assert code == 1
-    failures = {proposal.failure for proposal in open_archive(tmp_path / ".evolve" / "archive.db").find(Proposal)}
+    failures = {one.failure for one in open_archive(tmp_path / ".evolve" / "archive.db").find(Proposal, "twice")}
     assert failures == {"the deadline passed before an answer arrived"}
 
 
@@ -157,7 +157,7 @@ def test_a_run_whose_requests_all_fail_says_why_while_it_runs_and_lists_them_aft
     first, *_ = (line for line in output.splitlines() if "no kernel (designs): " in line)
     assert words in first
     store = open_archive(tmp_path / ".evolve" / "archive.db")
-    failed = store.find(Proposal)
+    failed = store.find(Proposal, "twice")
     assert f"{len(failed)} requests without a kernel: {len(failed)} x the request failed with {words}" in output
     assert f"answered none of the last {len(failed)} questions: the request failed with {words}" in output
     assert "0 evaluations" in output
