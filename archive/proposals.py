@@ -62,13 +62,8 @@ class Proposal:
 
     @property
     def answered(self) -> bool:
-        """Whether there was a reply. A request that got none costs nothing and counts as no try."""
+        """Whether there was a reply. A request that got none costs nothing."""
         return bool(self.kernel or self.reply or self.cost.tokens)
-
-    @property
-    def tried(self) -> bool:
-        """Whether it counts as an evaluation: a kernel, or a reply that should have held one. Ideas in words do not."""
-        return bool(self.kernel or (self.answered and self.failure))
 
     @cached_property
     def id(self) -> str:

@@ -95,7 +95,8 @@ def _evaluations(connection: sqlite3.Connection, found: Iterable[Row]) -> Iterat
 
 def _questions(connection: sqlite3.Connection, found: Iterable[Row]) -> Iterator[AskedQuestion]:
     every = list(found)
-    texts = dict(connection.execute("SELECT id, text FROM texts")) if every else {}
+    wanted = list({text_id for row in every for text_id in rows.texts_of(row)})
+    texts = dict(connection.execute(f"SELECT id, text FROM texts WHERE id {GIVEN}", [json.dumps(wanted)]))  # noqa: S608
     return (rows.asked_question(row, texts) for row in every)
 
 
@@ -159,8 +160,7 @@ SOURCES: dict[type, Source] = {
         "SELECT kernel_id, parents FROM proposals p", "ORDER BY created, p.rowid", _by("op"), _each(Origin._make),
     ),
     BriefProposal: Source(
-        """SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds, failure <> ''
-           FROM proposals p""",
+        "SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds FROM proposals p",
         "ORDER BY created, p.rowid",
         _by("op", "run"),
         _each(BriefProposal._make),

@@ -107,7 +107,6 @@ class BriefProposal(NamedTuple):
     tokens: int
     usd: float
     seconds: float  # how long the model took
-    failed: bool = False  # whether the reply should have held a kernel and does not
 
 
 class BriefEvaluation(NamedTuple):

@@ -1,11 +1,13 @@
 """Listing of the catalog: what each op declares, cached on disk so that listing ops need not import PyTorch."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,16 @@ def write_listing(ops: Sequence[Listed], package: Path = PACKAGE) -> None:
         part.replace(file)
 
 
-def op_files(package: Path = PACKAGE) -> dict[str, Path]:
+@cache
+@functools.cache
+def families() -> Mapping[str, str]:
+    """Return the family of each op by its name, from the cached listing, or else as far as files' names tell."""
+    by_file = {name: path.parent.name for name, path in op_files().items()}
+    backward = {f"{name}_backward": family for name, family in by_file.items()}
+    return {**backward, **by_file, **{op.name: op.family for op in read_listing() or ()}}
+
+
+def op_files(package: Path = PACKAGE) -> Mapping[str, Path]:
     """Return the files that define ops, by name without suffix."""
     found = sorted(path for path in package.glob("*/*.py") if path.parent.name not in WITHOUT_OPS)
     return {path.stem: path for path in found if not path.stem.startswith("_")}

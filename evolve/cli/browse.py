@@ -1,17 +1,33 @@
 """`evolve top`, `show`, `diff` and `tree`: show what the archive holds, without importing torch."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from archive.kernel import Kernel
 from archive.proposals import Proposal
-from archive.records import DeviceInfo, Evaluation
+from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.store import Store
 from archive.summaries import KernelSummary, ProposalSummary
 from evolve import wiring
-from evolve.cli import lookup
-from evolve.cli.options import ArchiveOption, DevicePart, JsonOption, KernelArgument, OpFilter, op_names
+from evolve.cli import lookup, options
+from evolve.cli.options import (
+    ArchiveOption,
+    CsvOption,
+    DevicePart,
+    DtypePart,
+    FamilyPart,
+    JsonOption,
+    KernelArgument,
+    OpFilter,
+    OutcomePart,
+    ProposerPart,
+    RunPart,
+    SincePart,
+    op_names,
+)
 from evolve.errors import UserError
 from evolve.report import facts, gains
 from evolve.report.basis import basis_of
@@ -19,80 +35,146 @@ from evolve.report.failures import MOST_LISTED, failed_requests, failures_table,
 from evolve.report.kernel import (
     MOST_SHOWN,
     Lineage,
+    beside,
     difference,
     kernel_details,
+    left_out_words,
     lineage,
     lineage_tree,
     reply_details,
     roots_shown,
 )
+from evolve.report.kernels import PENDING, SORTS, Choice, KernelLine, kernel_lines, kernels_table
+from evolve.report.output import EVERYTHING, csv_of, paged
+from evolve.report.runs import has_unicode
 from evolve.report.standing import (
     ELSEWHERE_MEANS,
     UNCONFIRMED,
+    Standing,
+    best_so_far_line,
+    champions_table,
     devices,
     first_proposals,
+    of_dtype,
     print_standing,
     standings,
     unmeasured_table,
 )
-from evolve.report.words import console, counted, print_json
+from evolve.report.tables import WIDE
+from evolve.report.words import console, counted, print_json, print_text
 from reference_ops.catalog import is_path
+from reference_ops.listing import families
+
+KERNELS_LISTED = 50
 
 
-def top(
+def top(  # noqa: PLR0913, PLR0917 - one per option
     op: OpFilter = "",
+    family: FamilyPart = "",
     device: DevicePart = "",
+    dtype: DtypePart = "",
+    outcome: OutcomePart = "",
+    proposer: ProposerPart = "",
+    run: RunPart = "",
+    since: SincePart = "",
+    sort: Annotated[str, typer.Option("--sort", metavar="|".join(SORTS), help="List kernels, sorted by this.")] = "",
     failures: Annotated[
         bool, typer.Option("--failures", help="List the requests to models that gave no kernel, and why.")
     ] = False,
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
+    as_csv: CsvOption = False,
 ) -> None:
-    """Show the champions and the population of each op."""
+    """Show the champions and the population of each op, or list kernels by outcome, proposer, run or time."""
+    options.check_sort(sort, SORTS)
+    options.check_family(family)
     store = wiring.archive(archive, read_only=True)
+    name = lookup.op_name(op)
     if failures:
-        _list_failures(store, lookup.op_name(op), as_json=as_json)
+        _list_failures(store, name, as_json=as_json)
+        return
+    choice = Choice(device, options.known_dtype(dtype), _known_outcome(outcome), proposer,
+                    lookup.one(store, run).id if run else "", options.moment_of(since))  # fmt: skip
+    if choice.of_kernels or sort:
+        ops = [one for one in store.count(KernelSummary, "op", name) if _of_family(one, family)]
+        _list_kernels(store, kernel_lines(store, ops, choice, sort or "best"), as_json=as_json, as_csv=as_csv)
         return
     if not op:
-        _print_overview(store, device, as_json=as_json)
+        _print_overview(store, choice, family, as_json=as_json, as_csv=as_csv)
         return
-    name = lookup.op_name(op)
-    found = standings(store, name, device)
-    if not (found or device) and _print_unmeasured(store, name, as_json=as_json):
+    found = [of_dtype(one, choice.dtype) for one in standings(store, name, device) if _of_family(one.op, family)]
+    filtered = family or choice.dtype or device
+    if not (found or filtered) and _print_unmeasured(store, name, as_json=as_json):
         return
     if as_json:
         print_json([facts.of_standing(standing) for standing in found])
     if not found:
         lookup.absent(*_nothing(op, device, proposed=bool(store.count(Kernel, "op", name))))
-    if as_json:
-        return
-    output = console()
-    for standing in found:
-        print_standing(output, standing)
-        output.print()
+    if as_csv:
+        print_text("\n".join(csv_of(champions_table(one, EVERYTHING)) for one in found), end="")
+    elif not as_json:
+        _print_standings(store, found)
 
 
-def _print_overview(store: Store, device: str, *, as_json: bool) -> None:
+def _print_overview(store: Store, choice: Choice, family: str, *, as_json: bool, as_csv: bool) -> None:
     """Print a line per op and device, most to gain first."""
-    found = gains.reached_everywhere(store, device)
+    held = {op for op in store.count(KernelSummary, "op") if _of_family(op, family)}
+    found = [one for one in gains.reached_everywhere(store, choice.device, choice.dtype) if one.op in held]
     if as_json:
         print_json([gains.facts(one) for one in found])
-    held = set(store.count(KernelSummary, "op"))
-    if not found and (device or not held):
-        lookup.absent(*_nothing("", device, proposed=False))
-    if as_json:
+    if not found and (choice.device or not held):
+        lookup.absent(*_nothing("", choice.device, proposed=False))
+    if as_csv:
+        print_text(csv_of(gains.reached_table(found, EVERYTHING)), end="")
+    if as_json or as_csv:
         return
     output = console()
-    if found:
-        output.print(gains.reached_table(found, output.width))
-        output.print(f"\n{gains.MEANS}; {UNCONFIRMED}: a champion is not confirmed yet", style="dim")
-        if any(one.elsewhere for one in found):
-            output.print(ELSEWHERE_MEANS, style="dim")
-    if (waiting := len(held.difference(one.op for one in found))) and not device:
-        others = "other " if found else ""
-        output.print(f"{counted(waiting, f'{others}op')} with kernels that no device has evaluated yet")
-        output.print("evolve run softmax evaluates those of an op; their speed needs a GPU", style="dim")
-    output.print("evolve top OP shows the champions and the population of an op", style="dim")
+    with paged(output):
+        if found:
+            output.print(gains.reached_table(found, output.width))
+            output.print(f"\n{gains.MEANS}; {UNCONFIRMED}: a champion is not confirmed yet", style="dim")
+            if any(one.elsewhere for one in found):
+                output.print(ELSEWHERE_MEANS, style="dim")
+        if (waiting := len(held.difference(one.op for one in found))) and not choice.device:
+            others = "other " if found else ""
+            output.print(f"{counted(waiting, f'{others}op')} with kernels that no device has evaluated yet")
+            output.print("evolve run softmax evaluates those of an op; their speed needs a GPU", style="dim")
+        output.print("evolve top OP shows the champions and the population of an op", style="dim")
+
+
+def _print_standings(store: Store, found: Sequence[Standing]) -> None:
+    output = console()
+    with paged(output):
+        for standing in found:
+            print_standing(output, standing)
+            if curve := best_so_far_line(store, standing, unicode=has_unicode(output)):
+                output.print(curve)
+            output.print()
+
+
+def _list_kernels(store: Store, lines: Sequence[KernelLine], *, as_json: bool, as_csv: bool) -> None:
+    if as_json:
+        print_json([facts.of_kernel_line(line) for line in lines])
+    if not lines:
+        lookup.absent("no kernel in the archive is like that", "leave out a filter; `evolve top` shows the ops")
+    if as_csv:
+        print_text(csv_of(kernels_table(store, lines, EVERYTHING)), end="")
+    elif not as_json:
+        output = console()
+        output.print(kernels_table(store, lines[:KERNELS_LISTED], output.width))
+        if len(lines) > KERNELS_LISTED:
+            output.print(f"and {len(lines) - KERNELS_LISTED} more; --csv and --json list all", style="dim")
+
+
+def _known_outcome(given: str) -> str:
+    known = [*map(str, Outcome), PENDING]
+    if given and not any(one.startswith(given.lower()) for one in known):
+        raise UserError(f"there is no outcome `{given}`", f"choose one of: {', '.join(known)}")
+    return given.lower()
+
+
+def _of_family(op: str, family: str) -> bool:
+    return family in ("", families().get(op))
 
 
 def _print_unmeasured(store: Store, op: str, *, as_json: bool) -> bool:
@@ -149,10 +231,10 @@ def show(kernel: KernelArgument, archive: ArchiveOption = None, as_json: JsonOpt
         return
     infos = {evaluation.device.key: evaluation.device for evaluation in evaluations}
     bases = {key: basis_of(store, found.op, info) for key, info in infos.items()}
-    for part in kernel_details(
-        found, proposals, [(one, bases[one.device.key]) for one in evaluations], children, output.width
-    ):
-        output.print(part, soft_wrap=not hasattr(part, "columns"))
+    judged = [(one, bases[one.device.key]) for one in evaluations]
+    with paged(output):
+        for part in kernel_details(found, proposals, judged, children, output.width):
+            output.print(part, soft_wrap=not hasattr(part, "columns"))
 
 
 def diff(a: KernelArgument, b: KernelArgument, archive: ArchiveOption = None) -> None:
@@ -162,7 +244,12 @@ def diff(a: KernelArgument, b: KernelArgument, archive: ArchiveOption = None) ->
     if first.id == second.id:
         console().print(f"{first.id} is the same kernel")
         return
-    console().print(difference(first, second), soft_wrap=True)
+    output = console()
+    with paged(output):
+        if output.is_terminal and output.width >= WIDE:  # elsewhere the lines can be searched and applied as a patch
+            output.print(beside(first, second, output.width))
+        else:
+            output.print(difference(first, second), soft_wrap=True)
 
 
 def tree(
@@ -189,19 +276,20 @@ def tree(
     root = lookup.kernel(store, kernel) if kernel else None
     if root and root.op != name:
         raise UserError(f"{kernel} is a kernel of {root.op}, not of {name}", f"try `evolve tree {root.op} {kernel}`")
-    for info in found:
-        _print_tree(lineage(store, name, info), root.id if root else "", everything=everything)
-
-
-def _print_tree(lines: Lineage, root: str, *, everything: bool) -> None:
     output = console()
+    with paged(output):
+        for info in found:
+            _print_tree(output, lineage(store, name, info), root.id if root else "", everything=everything)
+
+
+def _print_tree(output: Console, lines: Lineage, root: str, *, everything: bool) -> None:
     everything = everything or len(lines.parents) + len(lines.roots) <= MOST_SHOWN
     where = f"on {lines.device.name}" if lines.device else "evaluated on no device yet"
     output.print(f"{lines.op} {where}", style="bold")
     for kernel_id in [root] if root else roots_shown(lines, everything=everything):
         output.print(lineage_tree(lines, kernel_id, output.width, everything=everything))
     if not everything:
-        output.print("only ancestors of the kernels that are alive; --all shows every kernel", style="dim")
+        output.print(left_out_words(lines, root), style="dim", soft_wrap=True)
     output.print()
 
 

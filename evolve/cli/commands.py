@@ -16,6 +16,7 @@ from evolve.cli import (
     figures,
     kernelbench,
     ops,
+    pages,
     profile,
     run,
     runs,
@@ -36,7 +37,7 @@ app = typer.Typer(
 )
 for command in (
     run.run, runs.runs, runs.compare, ops.ops, kernelbench.kernelbench,
-    browse.top, browse.show, browse.diff, browse.tree, ask.ask,
+    browse.top, browse.show, browse.diff, browse.tree, pages.serve, pages.report, ask.ask,
     exchange.tell, evaluate.evaluate, confirm.confirm, verify.verify, profile.profile, exchange.merge, exchange.recover,
     export.export, doctor.doctor,
 ):  # fmt: skip

@@ -40,7 +40,7 @@ from evolve.report.explain import explanation
 from evolve.report.kernel import evaluation_details
 from evolve.report.progress import Phases
 from evolve.report.standing import Standing, devices, origin, print_next_steps, print_standing, standing
-from evolve.report.words import complain, console, counted, one_line, print_json, short, times
+from evolve.report.words import SHORT_INDENT, complain, console, counted, one_line, print_json, say, short, times
 from evolve.selection import selection
 from evolve.selection.view import OpView
 from evolve.sharing import Share
@@ -202,11 +202,8 @@ def evaluate_op(work: PendingOp, engine: Engine, store: Store, share: Share, out
             signals.check()
             number += 1
             what = f"{short(evaluation.kernel_id)} {one_line(origin(before, evaluation.kernel_id), ORIGIN_SHOWN)}"
-            output.print(
-                f"[{number}/{len(work.kernels)}] {what}: {_verdict(evaluation, before.basis)}",
-                style="" if evaluation.passed else "red",
-                soft_wrap=True,
-            )
+            line = f"[{number}/{len(work.kernels)}] {what}: {_verdict(evaluation, before.basis)}"
+            say(output, line, "" if evaluation.passed else "red", indent=SHORT_INDENT)
         judged = view.verdicts()
         left = [one for one in left if one not in judged] if share.others_work(view) else []
     if others := len(work.kernels) - number:

@@ -86,10 +86,10 @@ def _print_report(report: "ExportReport", output: Console) -> None:
         output.print(f"\n{exported.call}", style="bold")
         wins = [(kernel, win) for kernel in exported.kernels for win in kernel.wins]
         labels = workload_labels(list(dict.fromkeys(win.workload for _, win in wins)))
-        table = plain_table("kernel", labels.heading, "speedup", "device", "idea", numbers=["speedup"])
+        table = plain_table("kernel", labels.heading, "speedup", "over", "device", "idea", numbers=["speedup"])
         for kernel, win in wins:
             table.add_row(
-                short(kernel.id), fitted(labels.of[win.workload]), times(win.speedup),
+                short(kernel.id), fitted(labels.of[win.workload]), times(win.speedup), win.over,
                 fitted(f"{win.device}{ELSEWHERE if win.elsewhere else ''}"),
                 fitted(kernel.note, "dim"),
             )  # fmt: skip

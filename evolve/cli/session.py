@@ -28,7 +28,7 @@ from evolve.devices.choose import policy_of
 from evolve.engines.engine import Engine
 from evolve.errors import UserError
 from evolve.replayed import RecordedVerdicts, seen_by
-from evolve.report.words import listed, times_label
+from evolve.report.words import listed, say, times_label
 from evolve.request import Proposer
 from evolve.search import GENERATION, Search
 from evolve.selection.view import EVOLVE, STRATEGIES, Scope
@@ -173,8 +173,9 @@ def replayed(ops: Sequence[str], given: RunOptions, limits: Budget, archive: Pat
         strategy=given.strategy or before.strategy,
         seed=before.seed if given.seed is None else given.seed,
     )
-    limits = options.with_limits(Budget(evals=evals), limits)
-    return Setup(tuple(ops) or (options.locator(run),), run_options, limits)
+    # With more evaluations left, more would be asked at once than the run asked; with fewer, the replay ends earlier.
+    asked = replace(limits, evals=evals if limits.evals is None else min(limits.evals, evals))
+    return Setup(tuple(ops) or (options.locator(run),), run_options, options.with_limits(Budget(), asked))
 
 
 def _evaluations(store: Store, run: Run) -> int:
@@ -336,7 +337,7 @@ def print_waits(phases: "Phases", output: Console) -> None:
     def heard(reason: str) -> None:
         if reason not in printed:
             printed.add(reason)
-            output.print(f"waiting: {reason}", soft_wrap=True)
+            say(output, reason, begin="waiting: ")
 
     phases.heard = heard
 
@@ -348,8 +349,6 @@ def print_proposer(name: str, budget: Budget, output: Console) -> None:
         return
     configured = os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")
     why = "" if configured else "no OPENAI_API_KEY or OPENAI_BASE_URL: "
-    output.print(
-        f"proposer  {why}the offline proposer varies the knobs of known kernels", soft_wrap=not output.is_terminal
-    )
+    say(output, f"{why}the offline proposer varies the knobs of known kernels", begin="proposer  ")
     if unused := [option for option, limit in ((TOKENS, budget.tokens), (USD, budget.usd)) if limit is not None]:
         output.print(f"budget    no model is asked, so {listed(unused)} cannot end the run", style="yellow")

@@ -95,8 +95,10 @@ def cards(kind: str, requested: str = "") -> tuple[str, ...]:
         return found
     numbers = [text.strip() for text in requested.split(",")]
     known = [str(number) for number in range(len(found))]
-    if wrong := next((text for text in numbers if text not in known), None):
-        raise UserError(f"--gpus {requested}: there is no GPU `{wrong}`", f"choose from {', '.join(known)}, or say all")
+    if wrong := [text for text in numbers if text not in known]:
+        raise UserError(
+            f"--gpus {requested}: there is no GPU `{wrong[0]}`", f"choose of {', '.join(known)}, or say all"
+        )
     if len(set(numbers)) < len(numbers):
         raise UserError(f"--gpus {requested} names a GPU twice", "name each GPU once")
     return tuple(found[int(text)] for text in numbers)

@@ -10,6 +10,7 @@ from archive.records import Duel, Evaluation, Measurement
 from archive.summaries import ProposalSummary
 from evolve.devices.choose import policy_of
 from evolve.report.basis import PYTORCH, Basis, known_basis
+from evolve.report.kernels import KernelLine
 from evolve.report.standing import Standing
 from evolve.selection.population import Champion
 
@@ -67,6 +68,22 @@ def of_measurement(measurement: Measurement, basis: Basis = PYTORCH) -> Facts:
 
 def of_kernel(kernel: Kernel) -> Facts:
     return {"kernel": kernel.id, "op": kernel.op, "note": kernel.plan.note, "knobs": kernel.plan.settings}
+
+
+def of_kernel_line(line: KernelLine) -> Facts:
+    proposal = line.proposal
+    return {
+        "kernel": line.kernel_id,
+        "op": line.op,
+        "device": line.device.key,
+        "outcome": line.outcome,
+        "best": line.best,
+        "mean": line.mean,
+        "operator": proposal.operator if proposal else "",
+        "proposer": proposal.proposer if proposal else "",
+        "run": proposal.run if proposal else "",
+        "created": line.created,
+    }
 
 
 def of_proposal(proposal: Proposal | ProposalSummary) -> Facts:

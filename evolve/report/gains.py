@@ -58,17 +58,23 @@ def geometric_mean(values: Iterable[float]) -> float | None:
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
-def reached_everywhere(store: Store, part: str = "") -> list[Reached]:
-    """Return what the champions of each op reach on each device with `part` in its key, most to gain first."""
+def reached_everywhere(store: Store, part: str = "", dtype: str = "") -> list[Reached]:
+    """Return what the champions of each op reach on each device with `part` in its key, most to gain first.
+
+    A `dtype` restricts this to workloads of that type.
+    """
     ops = sorted(store.count(EvaluationSummary, "op"))
-    found = [_reached(store, op, info) for op in ops for info in devices(store, op, part)]
+    found = [_reached(store, op, info, dtype) for op in ops for info in devices(store, op, part)]
     return sorted(found, key=lambda one: (not one.on_gpu, -one.to_gain, one.op))
 
 
-def _reached(store: Store, op: str, device: DeviceInfo) -> Reached:
+def _reached(store: Store, op: str, device: DeviceInfo, dtype: str) -> Reached:
     leaders = population.leaders(store.find(RankedTimes, op, device=device.key))
     timings = tuple(
-        timing for workload, one in leaders.items() for timing in one.measurements if timing.workload == workload
+        timing
+        for workload, one in leaders.items()
+        for timing in one.measurements
+        if timing.workload == workload and (not dtype or dtype in workload.split())
     )
     shipped = store.find(EvaluationSummary, op, ids={one.id for one in leaders.values()}, shipped=True)
     judged = store.count(EvaluationSummary, "device", op, device=device.key, in_force=True)

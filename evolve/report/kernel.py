@@ -19,6 +19,7 @@ from archive.store import Store
 from archive.summaries import EvaluationSummary, KernelSummary, Origin, ProposalSummary, RankedTimes
 from evolve.devices.choose import policy_of
 from evolve.report.basis import PYTORCH, Basis, basis_of, known_basis
+from evolve.report.differences import Side, side_by_side
 from evolve.report.standing import first_proposals
 from evolve.report.tables import fitted, measurements_table, plain_table
 from evolve.report.words import (
@@ -146,6 +147,7 @@ def _audited(evaluation: Evaluation) -> tuple[list[str], list[str]]:
 
 FENCED_KERNEL = re.compile(rf"^[ \t]*(?:`{{3,}}|~{{3,}}).*\n(?:[ \t]*//.*\n)*{re.escape(OPEN)}", re.MULTILINE)
 THEME = "ansi_dark"
+NUMBER_COLUMNS = 4  # for the number of a line
 NOT_EVALUATED = Text("not evaluated", "dim")
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -225,6 +227,41 @@ def difference(a: Kernel, b: Kernel) -> RenderableType:
     return Group(*(Text(line, DIFF_STYLES.get(line[:1], "")) for line in lines))
 
 
+def beside(a: Kernel, b: Kernel, width: int) -> RenderableType:
+    """Return two kernels' texts side by side, highlighted, without the lines that are far from any change."""
+    half = (width - 2 * NUMBER_COLUMNS - 5) // 2
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for kernel in (a, b):
+        table.add_column("", justify="right", width=NUMBER_COLUMNS, style="dim")
+        table.add_column(f"{short(kernel.id)}  {one_line(kernel.plan.note, max(1, half - 10))}", width=half)
+    highlighting = Syntax("", "cuda", theme=THEME, background_color="default")
+    for number, group in enumerate(side_by_side(a.text, b.text)):
+        if number:
+            table.add_row("", Text("…", "dim"), "", Text("…", "dim"))
+        for pair in group:
+            table.add_row(*_side(pair.left, "red", highlighting, changed=pair.changed),
+                          *_side(pair.right, "green", highlighting, changed=pair.changed))  # fmt: skip
+    return table
+
+
+def _side(side: Side, color: str, highlighting: Syntax, *, changed: bool) -> tuple[str, Text]:
+    if not side.number:
+        return "", Text()
+    text = highlighting.highlight(side.text.expandtabs(4) or " ")
+    text.right_crop(1)  # the newline that highlighting adds
+    if changed and "\t" in side.text:
+        text.stylize(color)
+    elif changed:
+        at = 0
+        for part in side.parts:
+            text.stylize(
+                f"bold {color} underline" if part.changed and len(side.parts) > 1 else color, at, at + len(part.text)
+            )
+            at += len(part.text)
+    text.overflow, text.no_wrap = "fold", False
+    return str(side.number), text
+
+
 def _heading(text: str, style: str = "") -> Text:
     return Text(f"\n{text}", f"bold {style}".strip())
 
@@ -300,6 +337,13 @@ def roots_shown(lines: Lineage, *, everything: bool) -> list[str]:
     """Return the roots of all trees, or of those that the population descends from."""
     visible = None if everything else _ancestors_of_population(lines)
     return [root for root in lines.roots if visible is None or root in visible]
+
+
+def left_out_words(lines: Lineage, root: str = "") -> str:
+    """Return what a tree of the population's ancestors leaves out, and how to see it."""
+    others = 0 if root else len(lines.roots) - len(roots_shown(lines, everything=False))
+    whole = f"{counted(others, 'whole tree')} and " if others else ""
+    return f"left out: {whole}branches without kernels that are alive; --all shows every kernel"
 
 
 def lineage_tree(lines: Lineage, root: str, width: int, *, everything: bool) -> Tree:

@@ -31,6 +31,11 @@ class Scope:
     fresh: bool = False  # only kernels that this run itself has proposed
     excluded: frozenset[str] = frozenset()  # shipped kernels that do not count unless somebody else proposes them
 
+    @property
+    def only_run(self) -> str:
+        """The run whose own kernels are the only ones used, or an empty string."""
+        return self.run if self.fresh else ""
+
 
 EVERYTHING = Scope()
 

@@ -138,7 +138,7 @@ def test_a_kernel_that_crashes_gets_a_verdict_too(name: str, engine: Engine) -> 
 def test_commands_run_on_the_engine_that_wiring_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None: InProcessEngine())
+    monkeypatch.setattr(wiring, "engine", lambda _kind, _watch=None, _gpus="": InProcessEngine())
     monkeypatch.setattr(LocalEngine, "__init__", lambda *_: pytest.fail("a command made an engine of its own"))
     archive, file = tmp_path / "archive.db", tmp_path / "twice.cu"
     file.write_text(twice_kernel().text)

@@ -29,7 +29,7 @@ def test_its_info_says_that_it_is_emulated(device: EmulatedDevice) -> None:
 
 
 def test_it_has_no_clocks_no_graphs_and_no_sanitizer(device: EmulatedDevice) -> None:
-    assert device.tools == Tools()
+    assert device.tools == Tools(fenced=device.tools.fenced)
 
 
 @pytest.mark.parametrize("word", ["thread_local", "__thread"])

@@ -146,6 +146,13 @@ def test_an_emulated_device_gets_no_long_shapes_that_one_large_block_would_loop_
     assert (most_rows(one_block) <= 8192) == (kind == "emulated")
 
 
+def test_a_kernel_that_launches_nothing_at_a_shape_is_compiled_there() -> None:
+    nothing = parse(KERNEL.text.replace('grid = ["ceil_div(n, THREADS)"]', 'grid = ["n // 2147483648"]'))
+    programs = compiled(nothing, OP, replace(INFO, kind="emulated"), ScriptedProgram, 1, confirm=False)
+    assert programs.stretched
+    assert not any(program.bound.launches for _, program in programs.stretched)
+
+
 def test_a_kernel_is_not_run_at_a_shape_that_the_reference_refuses() -> None:
     listed = {dict(workload.dims)["n"] for workload in (*OP.gpu, *OP.awkward)}
 

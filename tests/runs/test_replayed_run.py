@@ -12,10 +12,12 @@ from records import CPU
 from scripted_endpoint import KEY, ScriptedEndpoint, Step, answer, in_fence, status
 from scripted_runs import PricedModel, faster_and_faster, kernel, op
 
-from archive.proposals import AskedQuestion, Budget, Proposal, Run
+from archive.proposals import AskedQuestion, Budget, Proposal, Question, Run
 from archive.records import Evaluation
 from archive.sqlite import SqliteStore, open_archive
 from evolve import wiring
+from evolve.cli import session
+from evolve.cli.options import RunOptions
 from evolve.errors import UserError
 from evolve.loop import evolve
 from evolve.prompting.operators import EDITS
@@ -139,14 +141,15 @@ def test_the_tuner_repeats_its_proposals_in_a_replay(tmp_path: Path) -> None:
     assert said(again) == said(original)
 
 
-def test_a_replay_ends_with_the_recorded_proposals_even_if_its_budget_is_larger(
-    original: SqliteStore, tmp_path: Path
-) -> None:
-    store = open_archive(tmp_path / "a.db")
-    search = Search("run", catalog.load(TWICE), TWICE, SEED, Budget(evals=EVALS + 20), scope=Scope("run"))
-    for _ in evolve(search, (), wiring.replaying(original, "run", tune=False), FakeEngine(faster_and_faster), store):
-        pass
-    assert len(store.find(Proposal)) == len(original.find(Proposal))
+@pytest.mark.parametrize(("given", "used"), [(None, EVALS), (EVALS + 20, EVALS), (9, 9)])
+def test_a_replay_evaluates_no_more_than_the_run_did(given: int | None, used: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    store = open_archive(path)
+    question = Question("m-1", "http://127.0.0.1", "{}", (("user", "a kernel?"),))
+    asked = Proposal("twice", "draft", "m-1", None, run="run", reply="a reply", created=time.time(), question=question)
+    store.append(Run("run", "twice", CPU.key, "m-1", SEED, time.time(), budget=Budget(evals=EVALS)), asked)
+    setup = session.replayed((TWICE,), RunOptions(replay="run"), Budget(evals=given), path)
+    assert setup.budget.evals == used
 
 
 def grown(folder: Path, *, tune: bool) -> SqliteStore:

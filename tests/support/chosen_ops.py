@@ -1,6 +1,10 @@
 """Selections of ops for tests that would take too long over the whole catalog."""
 
+from collections import defaultdict
+from functools import cache
+
 from reference_ops import catalog
+from reference_ops.op import Op
 
 # Ops whose results are exact or off by one rounding, so that tests with new seeds each time cannot fail by chance.
 EXACT = (
@@ -10,13 +14,14 @@ EXACT = (
 THOROUGH = ("add_rms_norm", "causal_conv1d", "gelu", "rms_norm", "softmax", "topk")
 
 
-def some() -> list[str]:
+@cache
+def some() -> tuple[str, ...]:
     """Return the ops with optimised kernels, and one op of each family, together with a backward op if it has one."""
-    chosen = list(THOROUGH)
-    for family in sorted({catalog.family(name) for name in catalog.names()}):
-        others = [catalog.load(name) for name in catalog.names() if catalog.family(name) == family]
-        others = [op for op in others if op.name not in THOROUGH and "_backward" not in op.name]
-        if others:
-            first = max(others, key=lambda op: (bool(op.backward), op.name))
-            chosen += [first.name, *first.backward[:1]]
-    return sorted(set(chosen))
+    chosen, by_family = list(THOROUGH), defaultdict[str, list[Op]](list)
+    for name in catalog.names():
+        if name not in THOROUGH and "_backward" not in name:
+            by_family[catalog.family(name)].append(catalog.load(name))
+    for family in sorted(by_family):
+        first = max(by_family[family], key=lambda op: (bool(op.backward), op.name))
+        chosen += [first.name, *first.backward[:1]]
+    return tuple(sorted(set(chosen)))
