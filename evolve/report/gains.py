@@ -89,17 +89,16 @@ def reached_table(found: Sequence[Reached], width: int) -> Table:
     table = plain_table("op", "device", *numbers, numbers=numbers, whole=["op"])
     for one in found:
         label = times_label(one.device.kind)
-        marks = ("" if one.confirmed else UNCONFIRMED) + (ELSEWHERE if one.elsewhere else "")
         name = f"{one.device.name} ({label})" if label else one.device.name
         faster = sum(speedup > 1 for speedup in one.speedups)
         table.add_row(
-            fitted(f"{one.op}{marks}", "bold"),
-            fitted(name, "yellow" if label else ""),
+            fitted(one.op, "bold"),
+            fitted(f"{name}{ELSEWHERE if one.elsewhere else ''}", "yellow" if label else ""),
             percent(geometric_mean(one.lights)),
             percent(min(one.lights, default=None)),
             times(geometric_mean(one.speedups)),
             times(min(one.speedups, default=None)),
-            f"{faster}/{len(one.speedups)}" if one.on_gpu else "-",
+            f"{faster}/{len(one.speedups)}{'' if one.confirmed else UNCONFIRMED}" if one.on_gpu else "-",
             str(one.judged),
         )
     return narrowed(table, width, ["judged", "worst ", "worst", "faster"])
