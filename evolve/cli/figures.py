@@ -36,7 +36,8 @@ def figures(
         )
     for name in stale:
         _write(folder / name, wanted[name])
-    console().print(f"{listed(stale)} written" if stale else f"{listed(list(wanted))} are current", soft_wrap=True)
+    there = [name for name, text in wanted.items() if text is not None]
+    console().print(f"written: {listed(stale)}" if stale else f"current: {listed(there)}", soft_wrap=True)
 
 
 def _files(folder: Path) -> dict[str, str | None]:
