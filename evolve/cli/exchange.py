@@ -24,7 +24,7 @@ from evolve.cli.options import ArchiveOption, ExampleOption, JsonOption, archive
 from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.proposers.tell import SUFFIXES, TELL, TellProposer, ops_in, places_of
-from evolve.report.words import console, counted, idea, listed, one_line, print_json, say, say_command, short
+from evolve.report.words import console, counted, idea, listed, one_line, print_json, say, say_command, short, typed
 from evolve.request import Request
 from reference_ops import catalog
 from reference_ops.catalog import is_path
@@ -82,7 +82,7 @@ def tell(
         output = console()
         for one in taken:
             _print_taken(one, output)
-        locators = {lookup.op_name(locator): shlex.quote(locator) for locator in own}
+        locators = {lookup.op_name(locator): typed(locator) for locator in own}
         for name in dict.fromkeys(one.proposal.op for one in taken if one.proposal.kernel):
             say_command(output, "next:", f"evolve evaluate {locators.get(name, name)}{archive_option(path)}")
     for complaint in complaints:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import secrets
-import shlex
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -27,7 +26,7 @@ from evolve.devices.choose import policy_of
 from evolve.engines.engine import Engine
 from evolve.errors import UserError
 from evolve.replayed import RecordedVerdicts, seen_by
-from evolve.report.words import listed, say, times_label
+from evolve.report.words import listed, say, times_label, typed
 from evolve.request import Proposer
 from evolve.search import GENERATION, Search
 from evolve.selection.view import EVOLVE, STRATEGIES, Scope
@@ -90,9 +89,9 @@ class Session:
     def resume_command(self, more: Budget | None = None) -> str:
         """Return the command that resumes this session, with the larger limits in `more`, if any."""
         if self.replay:  # a replay begins again, which takes little time because verdicts are repeated too
-            return shlex.join([*self.command, "--replay", self.replay])
+            return typed(*self.command, "--replay", self.replay)
         limits = options.with_limits(self.given, more or Budget())
-        return shlex.join([*self.command, "--resume", self.id, *options.budget_arguments(limits)])
+        return typed(*self.command, "--resume", self.id, *options.budget_arguments(limits))
 
     def spent(self) -> Spent:
         """Return the total over all runs and legs so far."""
@@ -140,7 +139,7 @@ def resumed(requested: str, ops: Sequence[str], given: RunOptions, limits: Budge
     if source := options.recorded(first).replay:
         raise UserError(
             f"run {first.id} replays run {source}, and a replay cannot be continued where it stopped",
-            f"replay it again: evolve run {options.locator(first)} --replay {source}",
+            f"replay it again: evolve run {typed(options.locator(first))} --replay {source}",
         )
     named = {lookup.op_name(op): op for op in ops}
     if named and len(named) < len(found):
