@@ -47,7 +47,12 @@ ParentOption = Annotated[
 ]
 
 
-NOUNS = {"AskedQuestion": "question", "Leg": "part of a run", "Standard": "time of PyTorch", "Merged": "merged verdict"}
+NOUNS = {
+    "AskedQuestion": ("question", ""),
+    "Leg": ("part of a run", "parts of runs"),
+    "Standard": ("time of PyTorch", "times of PyTorch"),
+    "Merged": ("merged verdict", ""),
+}
 
 
 def tell(
@@ -160,7 +165,7 @@ def recover(
         print_json({"recovered": str(into), **asdict(found)})
         return
     output = console()
-    nouns = [counted(count, NOUNS.get(kind, kind.lower())) for kind, count in found.copied.items() if count]
+    nouns = [counted(count, *NOUNS.get(kind, (kind.lower(), ""))) for kind, count in found.copied.items() if count]
     say(output, f"{into}: copied {listed(nouns)}")
     if found.gaps:
         say(output, f"lost: parts of the tables {listed(found.gaps)}", "yellow")

@@ -183,6 +183,9 @@ def hanging(begin: Text, text: str, width: int, indent: int = 0) -> list[Text]:
     )  # fmt: skip
     lines = [line.replace(KEPT_SPACE, " ") for line in first.wrap(_with_whole_commands(text, width - indent))]
     lines = lines or [begin.plain]
+    word = lines[0][len(begin.plain) :]
+    if len(lines[0]) > width >= SHORT_INDENT + len(word):  # a long path has room on a line of its own only
+        return [Text.assemble(begin), Text(" " * SHORT_INDENT + word), *map(Text, lines[1:])]
     return [Text.assemble(begin, lines[0][len(begin.plain) :]), *map(Text, lines[1:])]
 
 

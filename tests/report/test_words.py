@@ -128,3 +128,10 @@ def test_a_command_to_type_has_short_paths_and_is_quoted(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     words = ("run", f"{tmp_path}/m.py:f@{tmp_path}/some inputs.py", "/elsewhere/a.db")
     assert typed(*words) == "run 'm.py:f@some inputs.py' /elsewhere/a.db"
+
+
+def test_a_path_that_is_too_long_behind_its_beginning_has_a_line_of_its_own() -> None:
+    path = "/opt/" + "long/" * 8
+    lines = [line.plain for line in hanging(Text("CUDA headers       ok       "), f"{path} (13.5)", 60)]
+    assert lines[:2] == ["CUDA headers       ok       ", f"    {path}"]
+    assert all(len(line) <= 60 for line in lines)
