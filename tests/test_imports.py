@@ -22,6 +22,11 @@ RESERVED = {
     "cupy_backends": ("evolve/devices/cuda/", "evolve/export/template/"),
     "rich": ("evolve/cli/", "evolve/report/"),
     "typer": ("evolve/cli/",),
+    "jinja2": ("evolve/pages/",),
+    "markupsafe": ("evolve/pages/",),
+    "pygments": ("evolve/pages/",),
+    "starlette": ("evolve/pages/server.py",),
+    "uvicorn": ("evolve/pages/server.py",),
     "openai": ("evolve/proposers/llm/endpoint.py",),
     "sqlite3": ("archive/",),
 }

@@ -15,6 +15,7 @@ from evolve.cli import (
     export,
     kernelbench,
     ops,
+    pages,
     profile,
     run,
     runs,
@@ -33,7 +34,7 @@ app = typer.Typer(
 )
 for command in (
     run.run, runs.runs, runs.compare, ops.ops, kernelbench.kernelbench,
-    browse.top, browse.show, browse.diff, browse.tree, ask.ask,
+    browse.top, browse.show, browse.diff, browse.tree, pages.serve, pages.report, ask.ask,
     exchange.tell, evaluate.evaluate, confirm.confirm, profile.profile, exchange.merge, exchange.recover,
     export.export, doctor.doctor,
 ):  # fmt: skip

@@ -27,11 +27,12 @@ TAKEN_PACKAGES = (*runtime_copy.ROOTS, "torch", "cupy", "numpy", "test", "tests"
 
 @dataclass(frozen=True)
 class Win:
-    """A workload on which this kernel is the fastest one and won the paired timing against the best of PyTorch."""
+    """A workload on which this kernel is the fastest one and beats PyTorch."""
 
     workload: str
     device: str
-    speedup: float  # in the paired timing
+    speedup: float
+    over: str  # "PyTorch", or "eager PyTorch" where torch.compile is as fast
 
 
 @dataclass(frozen=True)
@@ -171,9 +172,11 @@ def _op_files(op: Op, path: Path, chosen: _Chosen) -> _OpFiles:
 
 def _wins(kernel: str, best: winners.Champions) -> tuple[Win, ...]:
     return tuple(
-        Win(measured.times.workload, measured.device, measured.duel.speedup)
+        Win(measured.times.workload, measured.device, measured.speedup, "PyTorch")
+        if measured.wins
+        else Win(measured.times.workload, measured.device, measured.speedup_over_eager, "eager PyTorch")
         for winner, measured in best.values()
-        if winner == kernel and measured.duel and measured.duel.won
+        if winner == kernel and measured.wins_eager
     )
 
 

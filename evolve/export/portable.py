@@ -13,7 +13,19 @@ from reference_ops.op import Op, Workload, ops_of
 from reference_ops.precision import TORCH_DTYPES
 from reference_ops.tasks.source import TaskError, run_text
 
-TAKEN_FUNCTIONS = ("explain", "kernels", "ops")  # functions and modules of every package
+TAKEN_FUNCTIONS = (
+    "explain",
+    "kernels",
+    "ops",
+    "options",
+    "set_options",
+    "nn",
+    "optim",
+    "patch",
+    "unpatch",
+    "enabled",
+    "selftest",
+)
 
 
 @dataclass(frozen=True)

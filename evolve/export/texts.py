@@ -22,6 +22,7 @@ from reference_ops.op import Op
 MARKUP = re.compile(r"[\\`*_{}\[\]<>()#!|~&$:@]|(?<=www)\.")
 Exported = Sequence[tuple[Op, ExportedEntry]]
 
+EVERY = ("explain", "kernels", "options", "set_options")  # functions of every package
 INIT = '''"""CUDA kernels for PyTorch ops. A kernel runs where it was measured to be faster; elsewhere PyTorch runs."""
 
 from collections.abc import Sequence as _Sequence
@@ -35,6 +36,7 @@ from ._runtime import dispatch as _dispatch
 from ._runtime import functions as _functions
 from ._runtime.dispatch import Explanation as _Explanation
 from ._runtime.manifest import Shipped as _Shipped
+from ._runtime.options import options, set_options
 {imports}
 
 __all__ = [{exported}]
@@ -91,7 +93,7 @@ README = """\
 # {name}
 
 CUDA kernels behind functions with PyTorch's own arguments. A kernel runs only where it was measured to be faster than
-eager PyTorch and torch.compile. Everywhere else PyTorch runs, so every call works.
+PyTorch: than eager PyTorch in eager code, than torch.compile in compiled code. Everywhere else PyTorch runs.
 
     pip install ".[cuda13]"    # or cuda12; without CuPy or an NVIDIA GPU, PyTorch runs
 
@@ -102,8 +104,9 @@ eager PyTorch and torch.compile. Everywhere else PyTorch runs, so every call wor
 ## What was measured
 Times are medians of GPU time in microseconds with cold caches. `compile` is the faster of torch.compile's default and
 max-autotune modes. The speedup comes from a paired timing: a separate process times the kernel and the fastest of
-PyTorch in turn. The range is the 95 % confidence interval of the median. A kernel runs if the low end of this interval
-is above the noise, which is measured by timing the kernel against itself.
+PyTorch in turn. The range is the 95 % confidence interval of the median. A kernel wins if the low end of this interval
+is above the noise, which is measured by timing the kernel against itself. Where torch.compile was the fastest of
+PyTorch and the kernel is not faster than that, it runs in eager code alone, if its time is below that of eager PyTorch.
 
 | op | workload | GPU | kernel | kernel us | eager us | compile us | speedup |
 | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -127,10 +130,14 @@ PyTorch's own error at the same dtype. The sanitizer is NVIDIA's compute-sanitiz
 - No size or tensor is larger than those with which the kernel was tested (`envelope` in manifest.json).
 - Where an input requires a gradient, PyTorch's backward or an exported one gives it. Statistics that an op returns
   beside its result, such as `lse`, have no gradient. Gradients of gradients come from PyTorch.
-- In torch.compile and torch.export, graphs hold an opaque op where a kernel beats what the compiler makes of the op, and
-  PyTorch elsewhere. Under vmap and forward-mode differentiation, PyTorch runs. Autocast gives inputs the dtype
+- In torch.compile and torch.export, graphs hold an opaque op where a kernel beats what the compiler makes of the op,
+  and PyTorch elsewhere. Under vmap and forward-mode differentiation, PyTorch runs. Autocast gives inputs the dtype
   that it gives to PyTorch's op; where that is not known, PyTorch runs.
-- Under `torch.use_deterministic_algorithms(True)`, the kernel was found to be deterministic.
+- Under `torch.use_deterministic_algorithms(True)` or `options(deterministic=True)`, the kernel was found to be
+  deterministic. `options(workspace_limit=, allow=, pin=)` restrict the choice further, for a block or with
+  `set_options` for the process.
+- In eager code the kernel was faster than eager PyTorch, in a graph of torch.compile faster than that, too. A kernel
+  below 60 us must also be launched in less time than PyTorch's takes. Each choice is logged at debug level.
 
 A kernel is compiled for the sizes of the first call that needs it, which takes a few hundredths of a second.
 Before you capture a CUDA graph, make the same call once. Otherwise the graph captures PyTorch, with a warning.
@@ -154,7 +161,7 @@ def init(exported: Exported) -> str:
     picked = [f"*_functions.named(_{module}.FORMS, {_names(some)})" for module, some in sorted(modules.items())]
     return INIT.format(
         imports="\n".join([*imports, *(f"from .ops import {stem} as _{stem}" for stem in stems)]),
-        exported=", ".join(_literal(name) for name in sorted([*names, "explain", "kernels"])),
+        exported=", ".join(_literal(name) for name in sorted([*names, *EVERY])),
         modules=", ".join(f"_{stem}" for stem in stems),
         forms=", ".join(picked),
         first=names[0],
@@ -317,7 +324,7 @@ def _lines(op: Op, entry: ExportedEntry) -> Iterator[str]:
     for kernel, measured in entry.table():
         times, duel = measured.times, measured.duel
         compiled = min((time for time in (times.compile_us, times.autotune_us) if time), default=None)
-        winner = kernel.id if kernel else "PyTorch runs"
+        winner = (kernel.id if measured.wins else f"{kernel.id} in eager code") if kernel else "PyTorch runs"
         speedup = f"{duel.speedup:.2f} ({duel.low:.2f} to {duel.high:.2f})" if duel else f"{measured.speedup:.2f}"
         yield (
             f"| {op.name} | {_cell(times.workload)} | {_cell(measured.device)} | {winner} | {times.median_us:.1f} "

@@ -9,6 +9,7 @@ from archive.kernel import Kernel
 from archive.plan import PlanError
 from evolve.export.template.calls import NoKernelError
 from evolve.export.template.manifest import ExportedEntry, Measured, Shipped
+from evolve.export.template.options import Options
 from reference_ops.op import Number, Workload
 
 Row = tuple[Shipped | None, Measured]
@@ -20,10 +21,11 @@ COUNTERS = ("step",)
 class Question:
     """A workload on one device for which to choose a kernel."""
 
+    op: str
     device: str  # its name
     workload: Workload
     point: Point
-    deterministic: bool  # allow only kernels that were found to be deterministic
+    options: Options
     elements: int  # of the largest tensor
     free: Mapping[str, frozenset[str]]  # the free parameters of each kernel by its id; of PyTorch by ""
     compiled: bool = False  # within torch.compile, whose code is then the alternative
@@ -41,25 +43,50 @@ class Choice:
 
 def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Question) -> Iterator[Choice]:
     """Yield the kernels to try, best first, then raise a NoKernelError that says why each was refused."""
+    if refusal := question.options.refusal(question.op):
+        raise NoKernelError(refusal)
+    pinned, faster = question.options.pinned(question.op), "torch.compile" if question.compiled else "PyTorch"
     refusals: list[str] = []
+    tried: set[str] = set()
     for shipped, measured in _ranked(_comparable(entry, question), question):
-        if shipped is None or not measured.wins:
-            raise NoKernelError(f"PyTorch was the fastest at {measured.times.workload}, the nearest that was measured")
-        if question.deterministic and not measured.deterministic:
-            refusals.append(f"{shipped.id} is not known to be deterministic")
+        if not pinned and (shipped is None or not measured.beats_pytorch(compiled=question.compiled)):
+            raise NoKernelError(f"{faster} was the fastest at {measured.times.workload}, the nearest that was measured")
+        if shipped is None or shipped.id in tried:
             continue
-        if excess := _beyond(shipped, question):
-            refusals.append(f"{shipped.id} is refused: {excess}")
+        tried.add(shipped.id)
+        if refusal := _refused(shipped, measured, question):
+            refusals.append(f"{shipped.id} {refusal}")
             continue
         try:
             if accepts(kernels[shipped.id], question.point):
-                yield Choice(shipped, measured, bind(kernels[shipped.id], question.point))
+                bound = bind(kernels[shipped.id], question.point)
+                if (limit := question.options.workspace_limit) is not None and _workspace(bound) > limit:
+                    refusals.append(
+                        f"{shipped.id} needs {_workspace(bound)} bytes of workspace, and {limit} are allowed"
+                    )
+                    continue
+                yield Choice(shipped, measured, bound)
                 refusals.append(f"{shipped.id} exceeds a limit of this device")
             else:
                 refusals.append(f"{shipped.id} does not accept {question.workload.key}")
         except (IllegalError, PlanError) as error:
             refusals.append(f"{shipped.id} cannot be launched here: {error}")
     raise NoKernelError("; ".join(dict.fromkeys(refusals)))
+
+
+def _refused(shipped: Shipped, measured: Measured, question: Question) -> str:
+    """Return why the options or the tests rule a kernel out; empty if they do not."""
+    pinned = question.options.pinned(question.op)
+    if pinned and shipped.id != pinned:
+        return f"gives way to {pinned}, to which the options pin {question.op}"
+    if question.options.is_deterministic and not measured.deterministic:
+        return "is not known to be deterministic"
+    excess = _beyond(shipped, question)
+    return f"is refused: {excess}" if excess else ""
+
+
+def _workspace(bound: Bound) -> int:
+    return sum(workspace.nbytes for workspace in bound.workspace)
 
 
 def _beyond(shipped: Shipped, question: Question) -> str:

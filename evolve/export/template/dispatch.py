@@ -1,5 +1,6 @@
 """Dispatch of calls in an exported package: to the kernel that was fastest at the nearest sizes, or to PyTorch."""
 
+import logging
 import threading
 import warnings
 from collections.abc import Iterable, Mapping
@@ -20,7 +21,8 @@ from evolve.export.template.folding import Folds, Shape, as_kernel_reads, folds,
 from evolve.export.template.free import free_for_kernel, free_for_sizes
 from evolve.export.template.gradients import DIVIDE, Differentiable, Gradients, Step
 from evolve.export.template.launching import Gpus, Launchable, Machine, Tensors
-from evolve.export.template.manifest import ExportedEntry
+from evolve.export.template.manifest import ExportedEntry, Measured
+from evolve.export.template.options import current
 from evolve.op_on_device import point
 from reference_ops.op import Number, Op, ops_of
 
@@ -29,7 +31,9 @@ CAPTURING = (
     "PyTorch runs, because the first call for these sizes is made while a CUDA graph is captured and its kernel is not "
     "compiled yet; call it once before the capture"
 )
+LOG = logging.getLogger(__name__)
 NOTHING = ExportedEntry("", (), (), {}, (), ())
+SHORT_US = 60.0  # above this, no launch takes longer than its kernel
 MOST_DECISIONS = 4096  # more than a model has shapes; lengths that never repeat would fill the memory
 
 
@@ -122,12 +126,13 @@ class Primitive:
         return ""
 
     def _decide(self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER) -> Decision:
-        deterministic = torch.are_deterministic_algorithms_enabled()
+        chosen = current()
         key = (
             tuple([(x.shape, x.dtype) for x in views]),
             tuple([parameters[name] for name in self._fixed]),
             views[0].device,
-            deterministic,
+            chosen,
+            chosen.is_deterministic,
             where,
         )
         decision = self._decisions.get(key)
@@ -138,6 +143,7 @@ class Primitive:
                     self._decisions.clear()
                 if decision.reason != CAPTURING:
                     self._decisions[key] = decision
+                LOG.debug("%s", Explanation(self.op.name, decision.kernel, decision.reason))
         if decision.ready and self.op.valid and not self.op.valid({**decision.sizes, **parameters}):
             return Decision(f"no kernel was tested with the combination {dict(parameters)}")
         return decision
@@ -159,7 +165,7 @@ class Primitive:
             return Decision(CAPTURING)
         try:
             question, found = self._question(views, views[0].device, parameters, where)
-            return self._chosen(question, views[0].device, found)
+            return self._chosen(question, views, found)
         except NoKernelError as error:
             return Decision(str(error))
 
@@ -174,10 +180,11 @@ class Primitive:
             workload = workload_of(self.op, inputs, parameters)
             check_outputs(self.op, workload, inputs)
         question = Question(
+            op=self.op.name,
             device=info.name,
             workload=workload,
             point=point(self.op, workload, info),
-            deterministic=torch.are_deterministic_algorithms_enabled(),
+            options=current(),
             elements=self.op.largest_tensor(workload),
             free=self._free,
             sizes=self._sizes,
@@ -185,22 +192,34 @@ class Primitive:
         )
         return question, found
 
-    def _chosen(self, question: Question, device: torch.device, found: Folds) -> Decision:
-        workload = question.workload
+    def _chosen(self, question: Question, views: Tensors, found: Folds) -> Decision:
+        workload, device = question.workload, views[0].device
         for choice in choices(self.entry, self._kernels, question):
             try:
                 ready = self._machine.prepare(self.op, workload, choice.bound, device)
             except NoKernelError:
                 continue
-            measured = choice.measured
-            reason = (
-                f"it was {measured.speedup:.2f} times as fast as the best of eager and torch.compile "
-                f"at {measured.times.workload} on {measured.device}"
-            )
+            measured, reason = choice.measured, _reason(choice.measured, question)
+            if fault := self._costs_more(ready, measured, question, views):
+                raise NoKernelError(fault)
             shapes = [(spec, self.op.shape(spec, workload)) for spec in self.op.outputs]
             outputs = tuple(found.unfolded(*pair) for pair in shapes) if found.leading is not None else None
             return Decision(reason, choice.shipped.id, ready, self.op.sizes(workload), found.inputs, outputs)
         raise AssertionError("`choices` must end with a NoKernelError")
+
+    def _costs_more(self, ready: Launchable, measured: Measured, question: Question, views: Tensors) -> str:
+        """Return why a short kernel does not pay: the host may take longer to launch it than to call PyTorch."""
+        times = measured.times
+        if question.compiled or question.options.pinned(self.op.name) or times.median_us > SHORT_US:
+            return ""
+        parameters = dict(question.workload.parameters)
+        with torch.no_grad():
+            inputs = tuple(map(as_kernel_reads, views, folds(self.op, [x.shape for x in views]).inputs))
+            ours = self._machine.host_us(lambda: ready.launch(inputs, parameters))
+            theirs = self._machine.host_us(lambda: self.pytorch(inputs, parameters))
+        if max(ours, times.median_us) < max(theirs, times.eager_us):
+            return ""
+        return f"launching it takes {ours:.0f} us of the host's time, and PyTorch {max(theirs, times.eager_us):.0f} us"
 
     @cached_property
     def _kernels(self) -> dict[str, Kernel]:
@@ -228,6 +247,13 @@ class Primitive:
     def _fixed(self) -> tuple[str, ...]:
         """The parameters that are not free for some kernel. Only on these does a decision depend."""
         return tuple(name for name in self.op.parameters if not all(name in free for free in self._free.values()))
+
+
+def _reason(measured: Measured, question: Question) -> str:
+    over, speedup = "eager PyTorch", measured.speedup_over_eager
+    if question.compiled:
+        over, speedup = "the best of eager and torch.compile", measured.speedup
+    return f"it was {speedup:.2f} times as fast as {over} at {measured.times.workload} on {measured.device}"
 
 
 def _launched(decision: Decision, parameters: Mapping[str, Number], inputs: Tensors) -> Tensors:

@@ -1,6 +1,7 @@
 """Compilation of a bound kernel, and launches on the caller's GPU and stream. The first kernel imports CuPy."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from reference_ops.op import Number, Op, Workload
 from reference_ops.precision import TORCH_DTYPES
 
 Tensors = tuple[torch.Tensor, ...]
+HOST_CALLS = 5
 
 
 class KernelError(RuntimeError):
@@ -37,6 +39,10 @@ class Machine(Protocol):
 
     @property
     def device_type(self) -> str: ...
+
+    @property
+    def host_us(self) -> Callable[[Callable[[], object]], float]:
+        """Return the time that the host needs to enqueue a call."""
 
     def info(self, device: torch.device) -> DeviceInfo:
         """Return the facts about a device that plans, the compiler and the table need."""
@@ -122,6 +128,10 @@ class Gpus:
     def info(self, device: torch.device) -> DeviceInfo:
         return _present(device)
 
+    @property
+    def host_us(self) -> Callable[[Callable[[], object]], float]:
+        return host_us
+
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
@@ -140,6 +150,16 @@ class Gpus:
         except RejectedError as error:
             raise refusal(error, op, workload, bound) from error
         return Ready(program, bind_context, device, Buffers.of(op, workload, bound), slots(op, bound.kernel))
+
+
+def host_us(call: Callable[[], object]) -> float:
+    """Return the shortest of a few times in microseconds; the device need not finish what is enqueued."""
+    times = []
+    for _ in range(HOST_CALLS):
+        start = time.perf_counter_ns()
+        call()
+        times.append(time.perf_counter_ns() - start)
+    return min(times) / 1000
 
 
 def refusal(error: RejectedError, op: Op, workload: Workload, bound: Bound) -> Exception:
