@@ -1,4 +1,4 @@
-"""Correct kernels that use a trick to look fast, compared on a GPU with themselves without it: does it change the times?"""
+"""Correct kernels that use a trick to look fast, compared on a GPU with themselves without it: do times differ?"""
 
 import sys
 from pathlib import Path
