@@ -36,6 +36,7 @@ from evolve.report.words import (
 )
 from evolve.selection.population import fittest
 
+NO_OTHER_SHAPES = "correct on the listed shapes; no other was found that op and kernel accept"
 NO_DUEL = "no duel: it is not close to the best of PyTorch on any workload"
 DUELS_NEED_A_GPU = "no duel with PyTorch: that needs a GPU"
 AUDIT_SPEEDUP = 10.0  # a larger speedup is more likely a measurement error
@@ -78,7 +79,11 @@ def duels_table(duels: tuple[Duel, ...], kernels: dict[str, str] | None = None) 
 
 def held_out_words(confirmed: Confirmed) -> str:
     shapes = confirmed.held_out
-    return f"correct on {counted(len(shapes), 'shape')} drawn at random: {', '.join(shapes)}" if shapes else "no shapes"
+    return (
+        f"correct on {counted(len(shapes), 'shape')} drawn at random: {', '.join(shapes)}"
+        if shapes
+        else NO_OTHER_SHAPES
+    )
 
 
 def sanitizer_words(evaluation: Evaluation) -> tuple[str, str]:
