@@ -20,7 +20,7 @@ from archive.store import Store
 from evolve import budget, wiring
 from evolve.budget import Ended, Spent
 from evolve.cli import lookup, options, signals
-from evolve.cli.options import OFFLINE, TOKENS, USD, RunOptions, op_names
+from evolve.cli.options import LLM, OFFLINE, TOKENS, USD, RunOptions, op_names
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
 from evolve.engines.engine import Engine
@@ -149,7 +149,8 @@ def resumed(requested: str, ops: Sequence[str], given: RunOptions, limits: Budge
             f"leave out the ops to resume all of it: --resume {first.campaign}; or start a new run without --resume",
         )
     locators = tuple(named.get(run.op, options.locator(run)) for run in found)
-    run_options = replace(options.recorded(first), gpus=given.gpus)
+    proposer = OFFLINE if first.proposer == OFFLINE else LLM  # not what the environment would choose today
+    run_options = replace(options.recorded(first), gpus=given.gpus, proposer=proposer)
     return Setup(locators, run_options, options.with_limits(first.budget, limits), tuple(found), limits)
 
 
