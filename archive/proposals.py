@@ -89,7 +89,7 @@ class AskedQuestion:
 class Budget:
     """The limits of a run: what it may spend, and the result that is good enough. None means no limit."""
 
-    evals: int | None = None  # evaluations, plus replies that give nothing to evaluate
+    evals: int | None = None  # evaluations; requests that give no kernel do not count
     tokens: int | None = None
     usd: float | None = None
     seconds: float | None = None

@@ -8,26 +8,26 @@ from archive import library
 from archive.kernel import CLOSE, OPEN, Kernel, parse_for
 from archive.plan import Argument, Expression, Launch, Plan, PlanError, Workspace, print_plan
 from evolve.op_on_device import signature
+from reference_ops.equivalents import Equivalent, equivalents
 from reference_ops.op import Number, Op
-from reference_ops.twins import Twin, twins
 
 C_TYPES = {"float32": "float", "float64": "double", "int64": "long long", "int32": "int"}
 
 
 def kernels_for(task: Op, *, plain: bool = False) -> Iterator[Kernel]:
     """Yield the shipped kernels of all ops that compute the same as the task, as far as they can be adapted."""
-    for twin in twins(task):
-        for kernel in library.plain(twin.op.name) if plain else library.shipped(twin.op.name):
-            if found := adapted(kernel, task, twin):
+    for same in equivalents(task):
+        for kernel in library.plain(same.op.name) if plain else library.shipped(same.op.name):
+            if found := adapted(kernel, task, same):
                 yield found
 
 
-def adapted(kernel: Kernel, task: Op, twin: Twin) -> Kernel | None:
+def adapted(kernel: Kernel, task: Op, same: Equivalent) -> Kernel | None:
     """Return the kernel with the task's names, or None if names, types or dtypes stand in the way."""
-    floats = {name: value for name, value in twin.parameters.items() if isinstance(value, float)}
-    renamed = {old: new for old, new in twin.tensors.items() if old != new}
+    floats = {name: value for name, value in same.parameters.items() if isinstance(value, float)}
+    renamed = {old: new for old, new in same.tensors.items() if old != new}
     theirs = {spec.name for spec in (*task.inputs, *task.outputs)}
-    workspace = [spec for spec in twin.op.outputs if spec.name not in twin.tensors]
+    workspace = [spec for spec in same.op.outputs if spec.name not in same.tensors]
     types = {spec.name: C_TYPES.get(spec.dtype, "") for spec in workspace}
     if theirs & {*renamed, *types} or not all(types.values()):
         return None
@@ -43,7 +43,7 @@ def adapted(kernel: Kernel, task: Op, twin: Twin) -> Kernel | None:
     lines = [f"using {old}_t = {new}_t;" for old, new in renamed.items()]
     lines += [f"using {name}_t = {kind};" for name, kind in types.items()]
     lines += [f"constexpr float {name} = {value!r}f;" for name, value in floats.items()]
-    plan = _plan(kernel.plan, task, twin, floats)
+    plan = _plan(kernel.plan, task, same, floats)
     spaces = tuple(Workspace(spec.name, spec.dims, spec.dtype) for spec in workspace)
     plan = replace(plan, workspace=(*plan.workspace, *spaces))
     text = "".join(f"{line}\n" for line in lines)
@@ -53,16 +53,16 @@ def adapted(kernel: Kernel, task: Op, twin: Twin) -> Kernel | None:
         return None
 
 
-def _plan(plan: Plan, task: Op, twin: Twin, floats: Mapping[str, Number]) -> Plan:
+def _plan(plan: Plan, task: Op, same: Equivalent, floats: Mapping[str, Number]) -> Plan:
     """Return the plan with the task's tensors. The op's dims and whole parameters become lets."""
     known = {spec for tensor in (*task.inputs, *task.outputs) for spec in tensor.dims}
-    given: dict[str, str] = {name: text for name, text in twin.dims.items() if text != name or name not in known}
-    given |= {name: str(value) for name, value in twin.parameters.items() if name not in floats}
-    words = {**twin.tensors, **{name: f"({text})" for name, text in given.items()}}
+    given: dict[str, str] = {name: text for name, text in same.dims.items() if text != name or name not in known}
+    given |= {name: str(value) for name, value in same.parameters.items() if name not in floats}
+    words = {**same.tensors, **{name: f"({text})" for name, text in given.items()}}
     lets = tuple((name, int(text) if text.lstrip("-").isdigit() else text) for name, text in given.items())
 
     def in_words(text: Expression) -> Expression:
-        return _replaced(text, twin.tensors)
+        return _replaced(text, same.tensors)
 
     def launched(launch: Launch) -> Launch:
         return replace(
@@ -70,19 +70,19 @@ def _plan(plan: Plan, task: Op, twin: Twin, floats: Mapping[str, Number]) -> Pla
             grid=tuple(map(in_words, launch.grid)),
             block=tuple(map(in_words, launch.block)),
             shared=in_words(launch.shared),
-            args=tuple(_argument(one, twin.tensors) for one in launch.args if one not in floats),
+            args=tuple(_argument(one, same.tensors) for one in launch.args if one not in floats),
         )
 
     return replace(
         plan,
         op=task.name,
-        note=f"{plan.note} (a kernel of {twin.op.name}, adapted)",
+        note=f"{plan.note} (a kernel of {same.op.name}, adapted)",
         when=str(_replaced(plan.when, words)),
         dtypes=tuple(dtype for dtype in plan.dtypes if dtype in task.dtypes),
         require=tuple(str(in_words(one)) for one in plan.require),
         let=(*lets, *((name, in_words(value)) for name, value in plan.let)),
         workspace=tuple(
-            replace(one, shape=tuple(map(in_words, one.shape)), dtype=twin.tensors.get(one.dtype, one.dtype))
+            replace(one, shape=tuple(map(in_words, one.shape)), dtype=same.tensors.get(one.dtype, one.dtype))
             for one in plan.workspace
         ),
         launches=tuple(map(launched, plan.launches)),

@@ -5,6 +5,8 @@ the archive need none of them.
 """
 
 import os
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from evolve.request import Proposer
 
 DEFAULT_ARCHIVE, IN_MEMORY = Path(".evolve/archive.db"), Path(":memory:")
+DAMAGED = re.compile(r"the archive (.+?) (?:is damaged|cannot be merged)")  # the beginning of an error
 
 
 def engine(kind: str, watch: Callable[[str, str], None] | None = None, gpus: str = "") -> "LocalEngine":
@@ -109,5 +112,8 @@ def readable_archive(requested: Path | None) -> "SqliteStore":
 
 def archive_hint(error: ArchiveError, otherwise: str) -> str:
     """Return what to do about an archive that cannot be read."""
-    damaged = any(word in str(error) for word in ("is damaged", "malformed"))
-    return "`evolve recover` copies all that can still be read into a new archive" if damaged else otherwise
+    if not any(word in str(error) for word in ("is damaged", "malformed")):
+        return otherwise
+    named = DAMAGED.match(str(error))
+    given = f" --archive {shlex.quote(named[1])}" if named and Path(named[1]) != DEFAULT_ARCHIVE else ""
+    return f"`evolve recover{given}` copies all that can still be read into a new archive"

@@ -162,6 +162,7 @@ class Op:
     arranged: Mapping[str, Arrange] = field(default_factory=dict)
     exempt: Mapping[str, str] = field(default_factory=dict)  # extremes that the op leaves undefined, and why
     valid: Callable[[Mapping[str, Any]], bool] | None = None  # condition on dims and parameters, if some are invalid
+    only_listed: bool = False  # no shapes are valid but those of the workloads
     tolerance: Tolerance = Tolerance()
     backward: tuple[str, ...] = ()  # the ops that compute its gradients
     note: str = ""

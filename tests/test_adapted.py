@@ -14,8 +14,8 @@ from evolve.devices import choose
 from evolve.engines.engine import Engine
 from evolve.evaluation.evaluate import Evaluator, evaluate
 from reference_ops import catalog
+from reference_ops.equivalents import Equivalent, equivalents
 from reference_ops.op import Op
-from reference_ops.twins import Twin, twins
 
 FUNCTIONS = """
 import torch
@@ -83,19 +83,19 @@ def test_tasks_of_robust_kbench_and_flashinfer_bench_start_from_kernels_too(tmp_
     workloads = [json.dumps({"axes": {"tokens": tokens}, "inputs": random}) for tokens in (7, 33)]
     (tmp_path / "norm_h64.jsonl").write_text("\n".join(workloads))
     for locator in (tmp_path / "norm_h64.json", Path(__file__).parent / "samples" / "robust_kbench" / "rms"):
-        (twin,) = twins(catalog.load(str(locator)))
-        assert (twin.op.name, twin.parameters) == ("rms_norm", {"eps": 1e-5})
+        (same,) = equivalents(catalog.load(str(locator)))
+        assert (same.op.name, same.parameters) == ("rms_norm", {"eps": 1e-5})
         assert len(list(kernels_for(catalog.load(str(locator))))) == len(library.shipped("rms_norm"))
 
 
 def test_a_kernel_for_other_dtypes_than_the_tasks_is_left_out(tmp_path: Path) -> None:
     op = task(tmp_path, "my_softmax")
-    (twin,) = twins(op)
+    (same,) = equivalents(op)
     simple = library.shipped("softmax")[-1]
     half = parse(simple.text.replace("note = ", 'dtypes = ["bfloat16"]\nnote = ', 1))
     both = parse(simple.text.replace("note = ", 'dtypes = ["bfloat16", "float32"]\nnote = ', 1))
-    assert adapted(half, op, twin) is None
-    found = adapted(both, op, twin)
+    assert adapted(half, op, same) is None
+    found = adapted(both, op, same)
     assert found
     assert found.plan.dtypes == ("float32",)
 
@@ -118,13 +118,13 @@ def test_an_output_that_the_task_lacks_becomes_workspace_and_a_parameter_a_const
 
 def test_a_kernel_whose_names_clash_with_the_tasks_is_left_out(tmp_path: Path) -> None:
     op = task(tmp_path, "my_softmax")
-    (twin,) = twins(op)
-    swapped = Twin(twin.op, {"x": "values", "out": "x"}, twin.dims, twin.parameters)
+    (same,) = equivalents(op)
+    swapped = Equivalent(same.op, {"x": "values", "out": "x"}, same.dims, same.parameters)
     simple = library.shipped("softmax")[-1]
-    assert adapted(simple, op, twin)
+    assert adapted(simple, op, same)
     assert adapted(simple, op, swapped) is None
     let = simple.text.replace("\n[[launch]]", '\n[let]\nvalues = "cols"\n\n[[launch]]', 1)
-    assert adapted(parse(let), op, twin) is None
+    assert adapted(parse(let), op, same) is None
 
 
 def test_a_run_of_a_task_starts_from_the_catalogs_kernels(tmp_path: Path, emulated_engine: Engine) -> None:

@@ -1,7 +1,6 @@
 """`evolve ask`: write the prompts for language models, as text for people or as JSONL for batch services."""
 
 import random
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -28,7 +27,7 @@ from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.prompting.operators import CROSSOVER, EXPLORE, IMPROVE, OPERATORS, PARENTS, PORT, REPAIR, SPECIALISE
 from evolve.report.standing import devices
-from evolve.report.words import console, counted, listed, print_text, say, short
+from evolve.report.words import console, counted, listed, print_text, say, short, typed
 from evolve.request import Candidate, Request
 from evolve.selection import selection
 from evolve.selection.view import OpView
@@ -101,7 +100,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
     output = console(stderr=True)
     recipients = "" if readable else f" for {listed([one.signature for one in models])}"
     say(output, f"{counted(len(prompts), 'prompt')}{recipients} about {loaded.name} on {info.name}")
-    locator = f" {shlex.quote(op)}" if is_path(op) else ""
+    locator = f" {typed(op)}" if is_path(op) else ""
     next_step = _next_step(prompts, f"{locator}{archive_option(path)}", readable=readable)
     say(output, next_step, "dim", begin="next: ")
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from archive.kernel import Kernel
 from archive.proposals import Proposal
@@ -215,7 +216,8 @@ def show(kernel: KernelArgument, archive: ArchiveOption = None, as_json: JsonOpt
         if as_json:
             print_json({**facts.of_proposal(found), "reply": found.reply})
         else:
-            output.print(*reply_details(found), sep="\n", soft_wrap=True)
+            for line in reply_details(found):
+                output.print(line, soft_wrap=not output.is_terminal)
         return
     proposals = store.find(Proposal, found.op, kernels=[found.id])
     children = store.find(Proposal, found.op, parents=[found.id])
@@ -234,7 +236,8 @@ def show(kernel: KernelArgument, archive: ArchiveOption = None, as_json: JsonOpt
     judged = [(one, bases[one.device.key]) for one in evaluations]
     with paged(output):
         for part in kernel_details(found, proposals, judged, children, output.width):
-            output.print(part, soft_wrap=not hasattr(part, "columns"))
+            text = isinstance(part, Text)  # on a terminal it breaks between words, unlike the kernel's code
+            output.print(part, soft_wrap=not (text and output.is_terminal) and not hasattr(part, "columns"))
 
 
 def diff(a: KernelArgument, b: KernelArgument, archive: ArchiveOption = None) -> None:

@@ -1,6 +1,5 @@
 """Output of a run or campaign: the opening lines, the live display or log, and the closing summary."""
 
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -27,7 +26,7 @@ from evolve.report.failures import failed_requests, failures_line
 from evolve.report.live import REFRESHES_PER_SECOND, CampaignDisplay, CampaignRow, EventLog, RunDisplay, campaign_table
 from evolve.report.progress import BudgetMeter, Watcher, amounts, dollars, ending, without_answer
 from evolve.report.standing import Standing, print_commands, print_next_steps, print_standing, standing
-from evolve.report.words import clock, counted, listed, say, say_command, times, times_note
+from evolve.report.words import clock, counted, listed, say, say_command, times, times_note, typed
 from evolve.search import Search
 from evolve.selection.view import OpView
 from reference_ops.catalog import is_path
@@ -246,7 +245,7 @@ def reason(session: Session, ended: Ended, after: Sequence[Standing]) -> tuple[s
 
 def _nothing_to_vary(session: Session, empty: Sequence[Standing]) -> str:
     path = next((search.locator for search in session.searches if is_path(search.locator)), "")
-    tell = " ".join(["evolve tell FILE.cu", *([shlex.quote(path)] if path else [])])
+    tell = " ".join(["evolve tell FILE.cu", *([typed(path)] if path else [])])
     return (
         f"There is no kernel to vary: {_without_kernels(empty)}. Set OPENAI_API_KEY or OPENAI_BASE_URL to let a model "
         f"write kernels, or add your own with `{tell}`."

@@ -76,7 +76,8 @@ def _print(findings: list[Finding], usable: list[str]) -> None:
             say(output, f"{finding.name}: {finding.remedy}", begin="  ", indent=4)
     if usable:
         where = "" if any(policy_of(kind).times_are_gpu_times for kind in usable) else f"   (on the {usable[0]} device)"
-        output.print(f"\nnext: evolve run softmax{where}", soft_wrap=True)
+        output.print()
+        say(output, f"evolve run softmax{where}", begin="next: ")
     else:
         output.print("\nNo device can run kernels on this machine yet.", style="red")
 

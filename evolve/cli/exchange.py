@@ -24,7 +24,7 @@ from evolve.cli.options import ArchiveOption, ExampleOption, JsonOption, archive
 from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.proposers.tell import SUFFIXES, TELL, TellProposer, ops_in, places_of
-from evolve.report.words import console, counted, idea, listed, one_line, print_json, say, say_command, short
+from evolve.report.words import console, counted, idea, listed, one_line, print_json, say, say_command, short, typed
 from evolve.request import Request
 from reference_ops import catalog
 from reference_ops.catalog import is_path
@@ -47,7 +47,12 @@ ParentOption = Annotated[
 ]
 
 
-NOUNS = {"AskedQuestion": "question", "Leg": "part of a run", "Standard": "time of PyTorch", "Merged": "merged verdict"}
+NOUNS = {
+    "AskedQuestion": ("question", ""),
+    "Leg": ("part of a run", "parts of runs"),
+    "Standard": ("time of PyTorch", "times of PyTorch"),
+    "Merged": ("merged verdict", ""),
+}
 
 
 def tell(
@@ -82,7 +87,7 @@ def tell(
         output = console()
         for one in taken:
             _print_taken(one, output)
-        locators = {lookup.op_name(locator): shlex.quote(locator) for locator in own}
+        locators = {lookup.op_name(locator): typed(locator) for locator in own}
         for name in dict.fromkeys(one.proposal.op for one in taken if one.proposal.kernel):
             say_command(output, "next:", f"evolve evaluate {locators.get(name, name)}{archive_option(path)}")
     for complaint in complaints:
@@ -160,7 +165,7 @@ def recover(
         print_json({"recovered": str(into), **asdict(found)})
         return
     output = console()
-    nouns = [counted(count, NOUNS.get(kind, kind.lower())) for kind, count in found.copied.items() if count]
+    nouns = [counted(count, *NOUNS.get(kind, (kind.lower(), ""))) for kind, count in found.copied.items() if count]
     say(output, f"{into}: copied {listed(nouns)}")
     if found.gaps:
         say(output, f"lost: parts of the tables {listed(found.gaps)}", "yellow")

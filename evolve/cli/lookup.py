@@ -1,6 +1,5 @@
 """Lookup of kernels, runs and ops named on the command line."""
 
-import shlex
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -12,7 +11,7 @@ from archive.store import Store
 from archive.summaries import KernelSummary, ProposalSummary
 from evolve.engines import trial
 from evolve.errors import UserError
-from evolve.report.words import complain, idea, listed, one_line, short
+from evolve.report.words import complain, idea, listed, one_line, short, typed
 from reference_ops.catalog import is_path
 
 CANDIDATES_SHOWN = 8
@@ -54,9 +53,7 @@ def how_to_name(store: Store, op: str, command: str) -> str:
     The command is only shown: an archive may come from elsewhere, and loading a file runs it.
     """
     named = next((run.words[0] for run in reversed(store.find(Run, op)) if run.words and is_path(run.words[0])), "")
-    return (
-        f"name it as its last run did: {command} {shlex.quote(named)}" if named else f"give its file: {command} FILE.py"
-    )
+    return f"name it as its last run did: {command} {typed(named)}" if named else f"give its file: {command} FILE.py"
 
 
 def op_name(op: str) -> str:

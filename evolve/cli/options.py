@@ -160,7 +160,7 @@ def with_example(ops: tuple[str, ...], example: Path | None) -> tuple[str, ...]:
 
 OFFLINE_MINUTES, MODEL_MINUTES, MOST_MINUTES = 2.0, 10.0, 100_000.0
 MOST, DIGITS_SHOWN = 1e15, 24  # upper bound of every limit; number of digits that an error shows
-OFFLINE = "offline"
+OFFLINE, LLM = "offline", "llm"
 MINUTES, EVALS, TOKENS, USD, UNTIL_SOL = "--minutes", "--evals", "--tokens", "--usd", "--until-sol"
 EXAMPLES = {
     MINUTES: "give a number of minutes such as 5 or 0.5",

@@ -1,6 +1,5 @@
 """`evolve run`: propose and evaluate kernels, keep the fittest, and show the progress."""
 
-import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -36,7 +35,7 @@ from evolve.cli.signals import Stopped
 from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.report.progress import Phases
-from evolve.report.words import console, listed, print_json, say, say_command
+from evolve.report.words import console, listed, print_json, say, say_command, typed
 from reference_ops import catalog
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ def run_setup(
 ) -> RunResult:
     """Load the ops, start the workers, run the session and print its output; `command` starts it again."""
     command = [*command] or ["evolve", "run", *setup.locators, *_location(setup.run_options.device, archive)]
-    again, phases = shlex.join([*command, *_repeated(setup, limits)]), Phases()
+    again, phases = typed(*command, *_repeated(setup, limits)), Phases()
     try:
         run_options, proposer = setup.run_options, None
         session.check_strategy(run_options.strategy)

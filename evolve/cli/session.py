@@ -3,7 +3,6 @@
 import contextlib
 import os
 import secrets
-import shlex
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -22,13 +21,13 @@ from archive.store import Store
 from evolve import budget, wiring
 from evolve.budget import Ended, Spent
 from evolve.cli import lookup, options, signals
-from evolve.cli.options import OFFLINE, TOKENS, USD, RunOptions, op_names
+from evolve.cli.options import LLM, OFFLINE, TOKENS, USD, RunOptions, op_names
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
 from evolve.engines.engine import Engine
 from evolve.errors import UserError
 from evolve.replayed import RecordedVerdicts, seen_by
-from evolve.report.words import listed, say, times_label
+from evolve.report.words import listed, say, times_label, typed
 from evolve.request import Proposer
 from evolve.search import GENERATION, Search
 from evolve.selection.view import EVOLVE, STRATEGIES, Scope
@@ -90,9 +89,9 @@ class Session:
     def resume_command(self, more: Budget | None = None) -> str:
         """Return the command that resumes this session, with the larger limits in `more`, if any."""
         if self.replay:  # a replay begins again, which takes little time because verdicts are repeated too
-            return shlex.join([*self.command, "--replay", self.replay])
+            return typed(*self.command, "--replay", self.replay)
         limits = options.with_limits(self.given, more or Budget())
-        return shlex.join([*self.command, "--resume", self.id, *options.budget_arguments(limits)])
+        return typed(*self.command, "--resume", self.id, *options.budget_arguments(limits))
 
     def spent(self) -> Spent:
         """Return the total over all runs and legs so far."""
@@ -140,7 +139,7 @@ def resumed(requested: str, ops: Sequence[str], given: RunOptions, limits: Budge
     if source := options.recorded(first).replay:
         raise UserError(
             f"run {first.id} replays run {source}, and a replay cannot be continued where it stopped",
-            f"replay it again: evolve run {options.locator(first)} --replay {source}",
+            f"replay it again: evolve run {typed(options.locator(first))} --replay {source}",
         )
     named = {lookup.op_name(op): op for op in ops}
     if named and len(named) < len(found):
@@ -150,7 +149,8 @@ def resumed(requested: str, ops: Sequence[str], given: RunOptions, limits: Budge
             f"leave out the ops to resume all of it: --resume {first.campaign}; or start a new run without --resume",
         )
     locators = tuple(named.get(run.op, options.locator(run)) for run in found)
-    run_options = replace(options.recorded(first), gpus=given.gpus)
+    proposer = OFFLINE if first.proposer == OFFLINE else LLM  # not what the environment would choose today
+    run_options = replace(options.recorded(first), gpus=given.gpus, proposer=proposer)
     return Setup(locators, run_options, options.with_limits(first.budget, limits), tuple(found), limits)
 
 

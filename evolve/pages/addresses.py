@@ -37,7 +37,7 @@ def devices_compared(op: str) -> str:
     return f"compare/devices/{quote(op, safe='')}"
 
 
-class Absent(Exception):  # noqa: N818 - not an error of anybody
+class Absent(Exception):  # noqa: N818 - an answer, not an error
     """There is no page at an address."""
 
     def __init__(self, title: str, message: str) -> None:
@@ -45,7 +45,7 @@ class Absent(Exception):  # noqa: N818 - not an error of anybody
         self.title, self.message = title, message
 
 
-class Moved(Exception):  # noqa: N818 - not an error of anybody
+class Moved(Exception):  # noqa: N818 - an answer, not an error
     """The page is at another address, such as that of the whole id."""
 
     def __init__(self, address: str) -> None:

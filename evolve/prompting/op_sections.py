@@ -73,7 +73,8 @@ def op_section(op: Op, device: DeviceInfo, reference_source: str, characters: in
         *listed([f"- {_workload_line(op, workload, device)}" for workload in op.workloads(device.kind)], MAX_WORKLOADS),
     ]
     if op.awkward:
-        parts.append("Checked too, where `when` accepts them, but not timed (other shapes are drawn at random):")
+        others = "" if op.only_listed else " (other shapes are drawn at random)"
+        parts.append(f"Checked too, where `when` accepts them, but not timed{others}:")
         parts += listed([f"- {one_line(w.key, MAX_WORKLOAD)}" for w in op.awkward], MAX_AWKWARD)
     values = "; ".join(["normal", *(VALUES.get(name, name) for name in op.values)])
     return "\n".join([*parts, f"Inputs are drawn: {values}.", *_extremes(op), _tolerance(op.tolerance)])

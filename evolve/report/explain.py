@@ -12,8 +12,9 @@ from rich.text import Text
 
 from archive.kernel import Kernel
 from archive.records import Check, Conditions, Evaluation, Outcome
+from evolve.report.basis import known_basis
 from evolve.report.kernel import audit, confirmation_details
-from evolve.report.tables import fitted, measurements_table, plain_table
+from evolve.report.tables import fitted, measurements_table, narrowed, plain_table
 from evolve.report.words import counted, figure, idea, moment, percent, short, times, times_note, workload_labels
 
 
@@ -158,6 +159,7 @@ VALUES = {
     "minus_inf_rows": "rows of nothing but -inf",
     "mixed": "rows of each kind",
 }  # fmt: skip
+INDENT = 3  # columns before the details of a step
 WIDE = 120  # minimum width, in columns, at which the values are described
 
 
@@ -308,7 +310,7 @@ def _checks_table(checks: Sequence[Check], wrong: Check | None, width: int) -> T
     wide = width >= WIDE
     numbers = ["judged", "error", "worst"]
     described = ["description"] if wide else []
-    table = plain_table("output", "values", *described, *numbers, "worst at", numbers=numbers)
+    table = plain_table("output", "values", *described, *numbers, "worst at", numbers=numbers, whole=["values"])
     for output, values in dict.fromkeys((check.output, check.values) for check in checks):
         these = [check for check in checks if (check.output, check.values) == (output, values)]
         fails = wrong is not None and wrong in these
@@ -324,7 +326,7 @@ def _checks_table(checks: Sequence[Check], wrong: Check | None, width: int) -> T
             Text("wrong", "red") if fails else Text("-" if exact else percent(furthest.worst)),
             fitted("" if exact else furthest.workload, "dim"),
         )
-    return table
+    return narrowed(table, width - INDENT, ["worst at"])
 
 
 def _repeatability(verdict: Evaluation) -> Text:
@@ -344,7 +346,7 @@ def _time(verdict: Evaluation, width: int) -> Iterator[RenderableType]:
     if not verdict.measurements:
         yield Text("Times are recorded only for kernels that passed.", "dim")
         return
-    yield measurements_table(verdict, width - 3)
+    yield measurements_table(verdict, width - INDENT)
     labels = workload_labels([measurement.workload for measurement in verdict.measurements]).of
     counts = {m.samples for m in verdict.measurements}
     each = ", ".join(f"{m.samples} at {labels[m.workload]}" for m in verdict.measurements)
@@ -388,6 +390,10 @@ def _confirmation(verdict: Evaluation) -> Iterator[RenderableType]:
             "The kernel was not tested again in a fresh process, with duels and the sanitizer. Champions are confirmed "
             f"at the end of a run or by `evolve confirm {verdict.op}`; only confirmed kernels are exported."
         )
+        return
+    if not known_basis(verdict.device.kind).is_pytorch:
+        yield Text("All figures above are from a fresh process with new seeds; every shape was checked once more.")
+        yield from confirmation_details(verdict)
         return
     won = [duel.workload for duel in verdict.confirmed.duels if duel.won]
     yield Text(

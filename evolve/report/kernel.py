@@ -38,6 +38,7 @@ from evolve.report.words import (
 from evolve.selection.population import fittest
 from evolve.selection.view import unasked
 
+NO_OTHER_SHAPES = "correct on the listed shapes; no other was found that op and kernel accept"
 NO_DUEL = "no duel: it is not close to the best of PyTorch on any workload"
 DUELS_NEED_A_GPU = "no duel with PyTorch: that needs a GPU"
 MEASURED_ELSEWHERE = "measured elsewhere and shipped with the package; `evolve verify` measures it on this machine"
@@ -81,7 +82,11 @@ def duels_table(duels: tuple[Duel, ...], kernels: dict[str, str] | None = None) 
 
 def held_out_words(confirmed: Confirmed) -> str:
     shapes = confirmed.held_out
-    return f"correct on {counted(len(shapes), 'shape')} drawn at random: {', '.join(shapes)}" if shapes else "no shapes"
+    return (
+        f"correct on {counted(len(shapes), 'shape')} drawn at random: {', '.join(shapes)}"
+        if shapes
+        else NO_OTHER_SHAPES
+    )
 
 
 def sanitizer_words(evaluation: Evaluation) -> tuple[str, str]:

@@ -1,6 +1,5 @@
 """The standing of an op on a device: reads the champions, the population and the counts, and prints them."""
 
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from evolve.report.words import (
     short,
     times,
     times_note,
+    typed,
     workload_labels,
 )
 from evolve.selection import population
@@ -247,7 +247,7 @@ def best_so_far_line(store: Store, standing: Standing, *, unicode: bool) -> str:
 
 def print_next_steps(output: Console, standing: Standing, locator: str, given: str) -> None:
     """Print commands to continue with. `locator` identifies the op, and the arguments in `given` the archive."""
-    op, on_gpu = shlex.quote(locator), policy_of(standing.device.kind).times_are_gpu_times
+    op, on_gpu = typed(locator), policy_of(standing.device.kind).times_are_gpu_times
     steps = []
     if standing.judged:
         purpose = "all kernels that are alive" if standing.population else "the outcome of every kernel"

@@ -4,11 +4,13 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -181,6 +183,9 @@ def hanging(begin: Text, text: str, width: int, indent: int = 0) -> list[Text]:
     )  # fmt: skip
     lines = [line.replace(KEPT_SPACE, " ") for line in first.wrap(_with_whole_commands(text, width - indent))]
     lines = lines or [begin.plain]
+    word = lines[0][len(begin.plain) :]
+    if len(lines[0]) > width >= SHORT_INDENT + len(word):  # a long path has room on a line of its own only
+        return [Text.assemble(begin), Text(" " * SHORT_INDENT + word), *map(Text, lines[1:])]
     return [Text.assemble(begin, lines[0][len(begin.plain) :]), *map(Text, lines[1:])]
 
 
@@ -191,6 +196,12 @@ def _with_whole_commands(text: str, most: int) -> str:
         return found[0].replace(" ", KEPT_SPACE) if cell_len(found[0]) <= most else found[0]
 
     return COMMAND.sub(kept, text)
+
+
+def typed(*words: str) -> str:
+    """Return words as a person would type them in a shell: quoted, and with paths below the working directory short."""
+    here = f"{Path.cwd()}/"
+    return shlex.join(word.removeprefix(here).replace(f"@{here}", "@") for word in words)
 
 
 def command_lines(command: str, width: int) -> str:

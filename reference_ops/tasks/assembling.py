@@ -12,17 +12,16 @@ from reference_ops.inputs import inputs_at
 from reference_ops.names import TAKEN
 from reference_ops.op import COMMON, NORMAL, Number, Op, TensorSpec, Workload
 from reference_ops.precision import TORCH_DTYPES
-from reference_ops.tasks.smaller import Smaller
+from reference_ops.tasks.smaller import At, Smaller
 from reference_ops.tasks.source import TaskError, identifier, named_dims
 from reference_ops.tasks.standalone import Origin, module_text
-from reference_ops.tasks.tracing import Fact, Traced, reference_of, shapes_of
+from reference_ops.tasks.tracing import Fact, Shapes, Traced, reference_of, shapes_of
 from reference_ops.tasks.weights import drawing, without_inert
 
 INERT_SHOWN = 5  # names of weights without influence, in a note
 MOST_TRIED = 1_000_000_000  # most operations of a call that tries a distribution of inputs
 MOST_ERROR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3, torch.float64: 1e-9}
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,7 @@ class Sizes:
     emulated: Sequence[Traced] = ()
     awkward: Sequence[Traced] = ()
     varied: Sequence[Traced] = ()  # used only to find out which dims are equal
+    at: At | None = None  # traces the task at any other sizes
 
     @property
     def each(self) -> list[Traced]:
@@ -40,14 +40,15 @@ class Sizes:
         return list({shapes_of(found): found for found in (*self.gpu, *self.emulated, *self.awkward)}.values())
 
 
-def sized(gpu: Sequence[Traced], small: Smaller) -> tuple[Sizes, str]:
-    """Leave out weights without influence, and return a sentence that names them."""
+def sized(gpu: Sequence[Traced], small: Smaller, at: At | None = None) -> tuple[Sizes, str]:
+    """Leave out weights without influence, and return a sentence that names them. `at` traces the task at any sizes."""
     parts = (gpu, small.emulated, small.awkward, small.varied)
     every, inert = without_inert([*itertools.chain(*parts)])
     rest = iter(every)
     kept = [list(itertools.islice(rest, len(part))) for part in parts]
     named = ", ".join(inert[:INERT_SHOWN]) + (f" and {len(inert) - INERT_SHOWN} more" * (len(inert) > INERT_SHOWN))
-    return Sizes(*kept), f" No output depends on {named}: left out." if inert else ""
+    gpu, emulated, awkward, varied = kept
+    return Sizes(gpu, emulated, awkward, varied, at), f" No output depends on {named}: left out." if inert else ""
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,14 @@ class _Names:
     parameters: dict[str, str]  # of constants, by the task's names
     dims: dict[str, tuple[str, ...]]  # of tensors and outputs, by their names
     points: dict[Shapes, dict[str, int]]  # values of symbolic dims, by the shapes at that size
+    settable: dict[str, tuple[str, ...]]  # by symbolic dim, the task's sizes that have the same value everywhere
 
 
 def assembled(name: str, sizes: Sizes, note: str, origin: Origin) -> Op:
     """Return the op of a task."""
-    own, each, names = sizes.gpu[0], sizes.each, _names(sizes)
-    by_point = {tuple(names.points[shapes_of(found)].values()): found for found in each}
-    symbolic = tuple(names.points[shapes_of(own)])
-
-    def found_at(known: Mapping[str, Any]) -> Traced | None:
-        return by_point.get(tuple(known[dim] for dim in symbolic))
+    own, names = sizes.gpu[0], _names(sizes)
+    points = _Points(sizes, names)
+    found_at = points.at
 
     def output_elements(known: Mapping[str, Any]) -> int:
         return sum(math.prod(fact.shape) for fact in found.outputs) if (found := found_at(known)) else 0
@@ -79,7 +78,7 @@ def assembled(name: str, sizes: Sizes, note: str, origin: Origin) -> Op:
     op = Op(
         name=name,
         note=note,
-        reference=_with_source(reference_of(each), names.parameters, origin),
+        reference=_with_source(reference_of(points.find), names.parameters, origin),
         inputs=_specs([*names.tensors.values()], [[*_given(found).values()] for found in sizes.gpu], sizes, names),
         outputs=_specs(names.outputs, [found.outputs for found in sizes.gpu], sizes, names),
         gpu=_workloads(sizes.gpu, names),
@@ -90,13 +89,104 @@ def assembled(name: str, sizes: Sizes, note: str, origin: Origin) -> Op:
         tf32=any(by_convolution for _, _, by_convolution in own.products),
         values=(),
         by_rows=False,
-        draw=drawing(each, names.tensors, frozenset(own.inputs)),
-        valid=lambda known: found_at(known) is not None,
+        draw=drawing(points.find, names.tensors, frozenset(own.inputs)),
+        valid=points.is_valid,
+        only_listed=not points.traceable,
     )
-    free = _with_values(op, sizes, own, drawing(each, names.tensors, _drawn_by_task(own)))
+    free = _with_values(op, sizes, own, drawing(points.find, names.tensors, _drawn_by_task(own)))
     return replace(
         free, standalone=lambda: module_text(op, origin, [found.call for found in sizes.gpu], names.parameters)
     )
+
+
+class _Points:
+    """The task at every size met so far. Where sizes can be set freely, others are traced when they come up.
+
+    Whether a size is found depends on nothing but the size, so that all processes agree on the shapes that they draw.
+    """
+
+    def __init__(self, sizes: Sizes, names: _Names) -> None:
+        self._names, self._trace = names, sizes.at if _can_be_set(sizes, names) else None
+        self._symbolic = tuple(names.points[shapes_of(sizes.gpu[0])])
+        self._by_shapes = {shapes_of(found): found for found in sizes.each}
+        self._by_point: dict[tuple[int, ...], Traced | None]
+        self._by_point = {tuple(names.points[shapes].values()): found for shapes, found in self._by_shapes.items()}
+        self._bound = _bound(sizes, names)
+        self._given = [names.dims[tensor] for tensor in names.tensors.values()]
+
+    @property
+    def traceable(self) -> bool:
+        """Whether other sizes than those known in advance can be found."""
+        return self._trace is not None
+
+    def at(self, known: Mapping[str, Any]) -> Traced | None:
+        """Return the task where the symbolic dims have these values, or None if it has no such size."""
+        point = tuple(known[dim] for dim in self._symbolic)
+        if point not in self._by_point:
+            self._by_point[point] = found = self._traced(dict(zip(self._symbolic, point, strict=True)))
+            if found:
+                self._by_shapes[shapes_of(found)] = found
+        return self._by_point[point]
+
+    def is_valid(self, known: Mapping[str, Any]) -> bool:
+        """Return whether the task has this size, with the numbers that go with it, such as a number of columns."""
+        found = self.at(known)
+        return found is not None and all(
+            known[self._names.parameters[constant]] == found.constants[constant] for constant in self._bound
+        )
+
+    def find(self, shapes: Shapes) -> Traced | None:
+        """Return the task at the size with these shapes of inputs and weights, or None if it has no such size."""
+        if shapes not in self._by_shapes and self._trace:
+            pairs = zip(itertools.chain(*self._given), itertools.chain(*shapes), strict=True)
+            known = {dim: size for dim, size in pairs if dim in self._symbolic}
+            if known.keys() == set(self._symbolic):
+                self.at(known)
+        return self._by_shapes.get(shapes)
+
+    def _traced(self, point: Mapping[str, int]) -> Traced | None:
+        sizes = {size: point[dim] for dim in point for size in self._names.settable[dim]} if self._trace else {}
+        found = self._trace(sizes) if self._trace else None
+        if found is None:
+            return None
+        shapes = _by_name(found, self._names.tensors, self._names.outputs)
+        expected = {
+            tensor: tuple(point[dim] if dim in point else int(dim) for dim in self._names.dims[tensor])
+            for tensor in shapes
+        }
+        return found if shapes == expected else None
+
+
+def _bound(sizes: Sizes, names: _Names) -> tuple[str, ...]:
+    """Return the whole numbers among the task's constants that depend on its sizes."""
+    return tuple(
+        constant
+        for constant, value in sizes.gpu[0].constants.items()
+        if constant in names.parameters
+        and type(value) is int
+        and any(found.constants[constant] != value for found in sizes.each)
+    )
+
+
+def _can_be_set(sizes: Sizes, names: _Names) -> bool:
+    """Return whether the task can be traced at any value of its symbolic dims, with random numbers as inputs."""
+    own = sizes.gpu[0]
+    constants = [found.constants for found in sizes.each]
+    free = {name for name, values in _columns([dict(found.case.sizes) for found in sizes.each]).items() if values}
+    settable = [size for dim in names.settable.values() for size in dim]
+    return (
+        bool(names.settable)
+        and all(names.settable.values())
+        and free <= set(settable)
+        and not (own.weights or _drawn_by_task(own))
+        and all(one == constants[0] for one in constants)
+    )
+
+
+def _columns(rows: Sequence[Mapping[str, int]]) -> dict[str, tuple[int, ...]]:
+    """Return for each name its values in all rows, or nothing if they do not differ."""
+    columns = {name: tuple(row[name] for row in rows) for name in rows[0]}
+    return {name: values if len(set(values)) > 1 else () for name, values in columns.items()}
 
 
 def _names(sizes: Sizes) -> _Names:
@@ -110,7 +200,12 @@ def _names(sizes: Sizes) -> _Names:
     examples = [_by_name(found, tensors, outputs) for found in compared]
     dims, values = named_dims(examples, [dict(found.case.sizes) for found in compared], taken)
     points = {shapes_of(found): value for found, value in zip(each, values, strict=False)}
-    return _Names(tensors, tuple(outputs), parameters, dims, points)
+    columns = _columns([dict(found.case.sizes) for found in compared])
+    settable = {
+        dim: tuple(size for size, values_of_size in columns.items() if values_of_size == seen)
+        for dim, seen in _columns(values).items()
+    }
+    return _Names(tensors, tuple(outputs), parameters, dims, points, settable)
 
 
 def _workloads(tracings: Sequence[Traced], names: _Names) -> tuple[Workload, ...]:

@@ -61,6 +61,7 @@ def load(path: Path) -> Op:
         by_rows=False,
         draw=_drawing(definition, every, names, root),
         valid=lambda known: any(all(known[name] == size for name, size in dims) for dims in every),
+        only_listed=True,
     )
     made = f"_calling.module_of(_calling.in_order(run, {[*definition['outputs']]}))"
     origin = Origin(run, run.__module__, path.name, definition["reference"], ("run",), (made,))

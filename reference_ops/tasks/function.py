@@ -40,7 +40,7 @@ def load(path: Path, name: str, example: str) -> Op:
         )
     found = [traced(_case(function, one)) for one in examples]
     known = resized(found)
-    sizes = Sizes(known.examples, known.small.emulated, known.small.awkward, known.small.varied)
+    sizes = Sizes(known.examples, known.small.emulated, known.small.awkward, known.small.varied, known.at)
     first = (inspect.getdoc(function) or "").split("\n")[0]
     note = first or f"The function {function.__name__} of {path.name}."
     named = identifier(marked.get("name") or function.__name__, set())

@@ -9,7 +9,7 @@ from torch import nn
 
 from reference_ops.op import Op
 from reference_ops.tasks.assembling import assembled, sized
-from reference_ops.tasks.smaller import smaller
+from reference_ops.tasks.smaller import smaller, tracer
 from reference_ops.tasks.source import read
 from reference_ops.tasks.standalone import Origin
 from reference_ops.tasks.tracing import Case, traced
@@ -21,7 +21,8 @@ def load(path: Path) -> Op:
     module, sizes = source.run(), source.sizes()
     own = traced(case_of(module, sizes))
     small = smaller(lambda changed: case_of(source.run(changed), changed), own, sizes)
-    found, inert = sized([own], small)
+    at = tracer(lambda changed: case_of(source.run({**sizes, **changed}), {**sizes, **changed}), own)
+    found, inert = sized([own], small, at)
     note = f"KernelBench's {_place(path)}, a module in training mode."
     if own.weights:
         note += " Weights are named as in the module, with _ for a dot."

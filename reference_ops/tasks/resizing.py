@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from reference_ops.tasks.calling import OnDevice, seeded
-from reference_ops.tasks.smaller import Smaller, alike, fits, smaller
+from reference_ops.tasks.smaller import At, Smaller, alike, fits, smaller, tracer
 from reference_ops.tasks.tracing import Case, Traced, traced
 
 MOST_STEPS = 20_000  # operations to trace while looking for sizes that change together
@@ -22,6 +22,7 @@ class Resized:
 
     examples: list[Traced]
     small: Smaller
+    at: At | None = None  # traces the function at any sizes that it accepts
 
 
 def resized(examples: Sequence[Traced]) -> Resized:
@@ -37,7 +38,9 @@ def resized(examples: Sequence[Traced]) -> Resized:
         kinds = list({tuple(fact.dtype for fact in one.inputs.values()): one for one in examples}.values())
         again = (traced(_at(kind, names, dict(one.case.sizes))) for one in found.emulated for kind in kinds)
         small = list({(_shapes(one), _dtypes(one)): one for one in (*small, *again)}.values())
-    return Resized(known, Smaller(tuple(small), found.awkward, found.varied))
+
+    at = tracer(lambda changed: _at(own, names, {**_sizes(own, names), **changed}), own)
+    return Resized(known, Smaller(tuple(small), found.awkward, found.varied), at)
 
 
 def _shapes(found: Traced) -> tuple[tuple[int, ...], ...]:

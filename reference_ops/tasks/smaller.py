@@ -16,6 +16,7 @@ ODD = (31, 33, 7, 1)
 AWKWARD = 6
 FEW, SEVERAL = (1, 3), 8
 Sizes = dict[str, int]
+At = Callable[[Mapping[str, int]], Traced | None]
 
 
 @dataclass
@@ -202,6 +203,18 @@ def _changed(found: Traced, sizes: Sizes) -> set[str]:
 
 def _cost(found: Traced) -> float:
     return found.elements / MOST_ELEMENTS + found.operations / MOST_OPERATIONS
+
+
+def tracer(case_at: Callable[[Mapping[str, int]], Case], own: Traced) -> At:
+    """Return a function that traces a task at other sizes, and returns None where it does not accept them."""
+
+    def at(sizes: Mapping[str, int]) -> Traced | None:
+        with contextlib.suppress(Exception):  # at invalid sizes a task may raise anything
+            found = traced(case_at(sizes))
+            return found if alike(found, own) else None
+        return None
+
+    return at
 
 
 def alike(found: Traced, own: Traced) -> bool:

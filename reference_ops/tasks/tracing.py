@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -136,7 +136,11 @@ def _traced(case: Case) -> Traced:
     )
 
 
-def shapes_of(found: Traced) -> tuple[tuple[int, ...], ...]:
+Shapes = tuple[tuple[int, ...], ...]
+Find = Callable[[Shapes], Traced | None]  # returns the task at the size with these shapes of inputs and weights
+
+
+def shapes_of(found: Traced) -> Shapes:
     """Return the shapes of inputs and weights, which identify one size of a task."""
     return tuple(fact.shape for fact in (*found.inputs.values(), *found.weights.values()))
 
@@ -199,12 +203,11 @@ class InFloat64(TorchFunctionMode):
         return func(*doubled, **named)
 
 
-def reference_of(tracings: Sequence[Traced]) -> Callable[..., tuple[torch.Tensor, ...]]:
+def reference_of(find: Find) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Return the task as a function of tensors, whose shapes select one of the task's sizes."""
-    by_shapes = {shapes_of(found): found for found in tracings}
 
     def reference(*tensors: torch.Tensor, **parameters: Any) -> tuple[torch.Tensor, ...]:
-        found = by_shapes.get(tuple([tuple(tensor.shape) for tensor in tensors]))
+        found = find(tuple([tuple(tensor.shape) for tensor in tensors]))
         if found is None:
             raise TaskError("the task has no size with these shapes")
         if tensors and tensors[0].dtype == torch.float64:

@@ -8,7 +8,8 @@ from torch import nn
 
 from reference_ops.op import Tensors
 from reference_ops.tasks.calling import OnDevice, make_deterministic, parameters_and_buffers, seeded
-from reference_ops.tasks.tracing import Fact, Traced, reference_of, shapes_of
+from reference_ops.tasks.source import TaskError
+from reference_ops.tasks.tracing import Fact, Find, Traced, reference_of
 
 NEAR = 0.2  # a weight initialised to a constant is drawn within this share of it, as after some training
 NEAR_ZERO = 0.1
@@ -36,18 +37,17 @@ class Distribution:
             tensor.uniform_(self.least, self.greatest, generator=generator)
 
 
-def drawing(
-    tracings: Sequence[Traced], names: Mapping[str, str], own: frozenset[str]
-) -> Callable[[Tensors, torch.Generator], None]:
+def drawing(find: Find, names: Mapping[str, str], own: frozenset[str]) -> Callable[[Tensors, torch.Generator], None]:
     """Return a function that draws the weights, and the inputs in `own` as the task itself draws them.
 
     `names` maps the task's names of tensors to those of the op.
     """
-    by_shapes = {shapes_of(found): found for found in tracings}
     known: dict[tuple[int, str], dict[str, Distribution]] = {}
 
     def draw(inputs: Tensors, generator: torch.Generator) -> None:
-        found = by_shapes[tuple(tuple(tensor.shape) for tensor in inputs.values())]
+        found = find(tuple(tuple(tensor.shape) for tensor in inputs.values()))
+        if found is None:
+            raise TaskError("the task has no size with these shapes")
         device = str(next(iter(inputs.values())).device)
         if found.weights:
             key = (id(found), device)
@@ -175,7 +175,7 @@ def _influences(found: Traced) -> dict[str, float]:
     weights = dict(zip(found.weights, doubled[len(found.inputs) :], strict=True))
     variables = {name: weight.requires_grad_() for name, weight in weights.items() if weight.is_floating_point()}
     with torch.enable_grad():
-        outputs = reference_of([found])(*doubled, **found.constants)
+        outputs = reference_of(lambda _: found)(*doubled, **found.constants)
         ends = [output for output in outputs if output.requires_grad]
         directions = [torch.empty_like(output).normal_(generator=generator) for output in ends]
         gradients = torch.autograd.grad(ends, list(variables.values()), directions, allow_unused=True)

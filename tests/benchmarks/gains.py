@@ -1,4 +1,4 @@
-"""Correct kernels that use a trick to look fast, compared with honest twins on a GPU: does it change the times?"""
+"""Correct kernels that use a trick to look fast, compared on a GPU with themselves without it: do times differ?"""
 
 import sys
 from pathlib import Path
@@ -18,20 +18,20 @@ def main() -> None:
     engine = wiring.engine("cuda")
     try:
         for name, trick in tricks:
-            twin = trick.with_knobs({"TRICK": 0})
-            found = {e.kernel_id: e for e in engine.evaluate([Job(trick, trick.op), Job(twin, twin.op)])}
-            for line in _lines(name, found[trick.id], found[twin.id]):
+            plain = trick.with_knobs({"TRICK": 0})
+            found = {e.kernel_id: e for e in engine.evaluate([Job(trick, trick.op), Job(plain, plain.op)])}
+            for line in _lines(name, found[trick.id], found[plain.id]):
                 print(line, flush=True)
     finally:
         engine.close()
 
 
-def _lines(name: str, trick: Evaluation, twin: Evaluation) -> list[str]:
+def _lines(name: str, trick: Evaluation, plain: Evaluation) -> list[str]:
     if not trick.passed:
         return [f"{name:24} {trick.outcome}: {trick.log[:80]}"]
-    honest = {m.workload: m.median_us for m in twin.measurements}
+    honest = {m.workload: m.median_us for m in plain.measurements}
     return [
-        f"{name:24} {m.workload:50} {m.median_us:8.2f} us, its twin {honest[m.workload]:8.2f}: "
+        f"{name:24} {m.workload:50} {m.median_us:8.2f} us, without {honest[m.workload]:8.2f}: "
         f"{m.median_us / honest[m.workload] - 1:+.1%}"
         for m in trick.measurements
         if m.workload in honest

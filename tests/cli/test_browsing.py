@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from commandline import BEST, CHILD, COLS, REPLY, ROWS, WAITING, WRONG, evolve, filled
 from records import GPU, checked, confirmed, failed, kernel, passed, proposal
+from rich.text import Text
 from shipping import ship
 
 from archive import measured
@@ -315,3 +316,14 @@ def test_every_screen_can_be_drawn_at_any_width(
     monkeypatch.setenv("COLUMNS", width)
     commands = (["top"], ["top", "softmax"], ["show", BEST.id], ["diff", BEST.id, CHILD.id], ["tree", "softmax"])
     assert [evolve(capsys, *command)[0] for command in commands] == [0] * len(commands)
+
+
+def test_sentences_about_a_kernel_break_between_words_on_a_terminal(
+    archive: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = Text.from_ansi(evolve(capsys, "show", REPLY.id)[1]).plain.splitlines()
+    begin = next(index for index, line in enumerate(lines) if REPLY.id in line)
+    assert all(len(line.rstrip()) <= 40 for line in lines)
+    assert " ".join(" ".join(lines[begin : begin + 2]).split()) == f"{REPLY.id} softmax: a reply without a kernel"

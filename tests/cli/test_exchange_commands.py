@@ -14,6 +14,7 @@ from records import kernel
 
 from archive.exchange import encode_custom_id
 from archive.kernel import Kernel
+from archive.proposals import Leg
 from archive.records import Evaluation
 from archive.sqlite import open_archive
 from reference_ops import catalog
@@ -223,16 +224,18 @@ def test_a_damaged_archive_is_an_error_without_traceback(archive: Path, capsys: 
     code, _, errors = evolve(capsys, "top", "softmax")
     assert code == 2
     assert "is damaged: row" in errors
-    assert "evolve recover" in errors
+    assert "`evolve recover --archive archive.db`" in errors
 
 
 def test_a_damaged_archive_is_recovered_into_a_new_one(archive: Path, capsys: Capture) -> None:
     filled(archive)
+    with closing(open_archive(archive)) as store:
+        store.append(Leg("run", 1.0, 2.0), Leg("run", 3.0, 4.0))
     with closing(sqlite3.connect(archive)) as connection, connection:
         connection.execute("UPDATE evaluations SET outcome = 'splendid' WHERE rowid = 1")
     code, output, _ = evolve(capsys, "recover")
     assert code == 0
-    assert "copied 2 runs, 5 kernels, 6 proposals and 4 evaluations" in output
+    assert "copied 2 runs, 2 parts of runs, 5 kernels, 6 proposals and 4 evaluations" in output
     assert "lost: 1 record with damaged values" in output
     into = Path("archive.recovered.db")
     assert f"next: evolve top --archive {into}" in output

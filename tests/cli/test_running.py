@@ -20,11 +20,25 @@ from archive.records import Evaluation
 from archive.sqlite import open_archive
 from evolve.cli.app import main
 from evolve.selection.population import champions, latest
+from reference_ops import catalog
 
 Capture = pytest.CaptureFixture[str]
 EMULATED = ("--device", "emulated")
 OFFLINE = ("--proposer", "offline", *EMULATED)
 ARCHIVE = Path(".evolve/archive.db")
+KERNEL_OF_DOUBLED = """/*---
+op = "doubled"
+[[launch]]
+entry = "doubled"
+grid = ["ceil_div(x_0 * x_1, 128)"]
+block = [128]
+args = ["x", "out", "x_0", "x_1"]
+---*/
+extern "C" __global__ void doubled(const x_t* x, out_t* out, int rows, int cols) {
+    int i = blockIdx.x * 128 + threadIdx.x;
+    if (i < rows * cols) out[i] = out_t(LISTED ? 2.0f * float(x[i]) : 0.0f);
+}
+"""
 GOOD, WRONG = twice_kernel(note="good"), twice_kernel("out[i] = x[i];", note="wrong")
 
 
@@ -215,3 +229,16 @@ def test_evaluate_takes_what_a_gpu_has_judged_only_if_its_op_is_named(capsys: Ca
     code, _, errors = evolve(capsys, "evaluate", *EMULATED)
     assert (code, "nothing to evaluate" in errors) == (1, True)
     assert "1 kernel to evaluate" in evolve(capsys, "evaluate", "gelu", *EMULATED)[1]
+
+
+@pytest.mark.usefixtures("folder", "shared_engine")
+def test_a_kernel_that_is_right_only_at_the_listed_sizes_of_a_function_is_wrong(capsys: Capture) -> None:
+    Path("functions.py").write_text("def doubled(x):\n    return x * 2\n")
+    Path("inputs.py").write_text("import torch\nexamples = [lambda: (torch.randn(40, 512),)]\n")
+    locator = "functions.py:doubled@inputs.py"
+    listed = {dict(workload.dims)["x_1"] for workload in catalog.load(locator).listed}
+    kernel = KERNEL_OF_DOUBLED.replace("LISTED", " || ".join(f"cols == {size}" for size in listed))
+    Path("cheat.cu").write_text(kernel)
+    Path("honest.cu").write_text(kernel.replace("cols == 512", "true"))
+    _, output, _ = evolve(capsys, "evaluate", "cheat.cu", "honest.cu", locator, *EMULATED)
+    assert "1 passed, 1 wrong" in output

@@ -11,6 +11,8 @@ from records import CPU, GPU, kernel, passed, proposal
 from archive.proposals import Budget, Cost, Leg, Run
 from archive.records import Evaluation, Outcome
 from archive.sqlite import open_archive
+from evolve.cli import session
+from evolve.cli.options import RunOptions
 
 ROWS = "rows=8 cols=16 float32"
 Capture = pytest.CaptureFixture[str]
@@ -189,3 +191,17 @@ def test_runs_that_cannot_be_compared_or_resumed_are_explained(
     assert code == 2
     assert message in errors
     assert "Traceback" not in errors
+
+
+def test_a_run_that_asked_a_model_is_not_resumed_without_one(archive: Path, capsys: Capture) -> None:
+    code, _, errors = evolve(capsys, "run", "--resume", "aaaa", "--evals", "9", "--archive", archive)
+    assert code == 2
+    assert "no language model is configured" in errors
+
+
+def test_a_run_without_a_model_is_resumed_without_one_although_a_key_is_set(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-paid")
+    setup = session.resumed("eeee", (), RunOptions(), Budget(evals=9), archive)
+    assert setup.run_options.proposer == "offline"

@@ -189,7 +189,7 @@ def test_a_function_named_alone_or_not_at_all_is_left_out_with_the_command_that_
     monkeypatch.chdir(tmp_path)
     code, output, errors = evolve(capsys, "export", *words, "--archive", tmp_path / "archive.db")
     assert (code, output) == (2, "")
-    assert f"evolve export {locator}" in " ".join(errors.split())
+    assert "evolve export mymodule.py:fused@inputs.py" in " ".join(errors.split())
     code, output, errors = evolve(capsys, "export", locator, "--archive", tmp_path / "archive.db")
     assert (code, errors) == (0, "")
     assert "fused(x, weight, power=1.0)" in output

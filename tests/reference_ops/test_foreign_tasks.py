@@ -1,6 +1,7 @@
 """Ops made from tasks in foreign formats and from functions."""
 
 import json
+import random
 import struct
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from reference_ops import catalog
 from reference_ops.catalog import CatalogError
 from reference_ops.inputs import inputs_at
 from reference_ops.op import Op
+from reference_ops.shapes import held_out
 from reference_ops.tasks.flashinfer_bench import stored
 from reference_ops.tasks.source import identifier, named_dims
 
@@ -310,3 +312,12 @@ def test_names_are_valid_and_unique() -> None:
     assert [identifier(text, taken) for text in ("gn.weight", "gn_weight", "size", "3d", "int")] == [
         "gn_weight", "gn_weight_2", "size_2", "_3d", "int_2",
     ]  # fmt: skip
+
+
+def test_shapes_that_no_list_names_are_drawn_for_a_problem_without_weights() -> None:
+    found = catalog.load(str(TANH))
+    drawn = held_out(found, lambda _: True, random.Random(1), 5, 2**20)
+    assert len({one.dims for one in drawn} - {one.dims for one in found.listed}) == 5
+    for workload in drawn:
+        (own,) = found.call(inputs_at(found, workload, 0, "cpu"), workload)
+        assert tuple(own.shape) == found.shape(found.outputs[0], workload)

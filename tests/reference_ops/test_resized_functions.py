@@ -1,5 +1,6 @@
 """Functions with one example: which of their sizes become free, and at which other sizes kernels are checked."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 from reference_ops import catalog
 from reference_ops.catalog import CatalogError
 from reference_ops.inputs import inputs_at
-from reference_ops.op import Op
+from reference_ops.op import Op, Workload
+from reference_ops.shapes import held_out
 from reference_ops.tasks.smaller import MOST_ELEMENTS
 
 FUNCTIONS = """
@@ -46,6 +48,9 @@ def wide(x):
 
 def second(x, y):
     return x + y
+
+def paired(x):
+    return x.reshape(x.shape[0], -1, 2).sum(2)
 """
 
 
@@ -145,3 +150,45 @@ def test_dtypes_that_do_not_go_together_are_refused_with_what_to_do(tmp_path: Pa
     half = "(torch.zeros(8, 64).half(), torch.zeros(8, 64).bfloat16())"
     with pytest.raises(CatalogError, match="`y` is float32 and bfloat16 where the first tensor is float32 and float16"):
         op(tmp_path, "second", "(torch.zeros(8, 64), torch.zeros(8, 64))", half)
+
+
+def unlisted(found: Op) -> tuple[Workload, ...]:
+    drawn = held_out(found, lambda _: True, random.Random(3), 5, 2**20)
+    assert not {one.dims for one in drawn} & {one.dims for one in found.listed}
+    return drawn
+
+
+def test_shapes_that_no_list_names_are_drawn_for_a_function_and_computed(tmp_path: Path) -> None:
+    found = op(tmp_path, "scaled", "lambda: (torch.randn(256, 512), torch.randn(512))")
+    drawn = unlisted(found)
+    assert len(drawn) == 5
+    for workload in drawn:
+        inputs = inputs_at(found, workload, 0, "cpu")
+        (own,), (exact,) = found.call(inputs, workload), found.call_in_float64(inputs, workload)
+        assert tuple(own.shape) == found.shape(found.outputs[0], workload)
+        assert torch.allclose(own.double(), exact, atol=1e-5)
+    assert not found.only_listed
+
+
+def test_only_shapes_that_the_function_accepts_are_drawn(tmp_path: Path) -> None:
+    found = op(tmp_path, "paired", "lambda: (torch.randn(64, 256),)")
+    assert all(dict(one.dims)["x_1"] % 2 == 0 for one in unlisted(found))
+
+
+def test_another_process_would_find_the_same_shapes(tmp_path: Path) -> None:
+    examples = "lambda: (torch.randn(64, 96), torch.randn(96, 64))"
+    first, second = (unlisted(op(tmp_path, "product", examples)) for _ in range(2))
+    assert first
+    assert first == second
+
+
+def test_only_listed_shapes_count_where_indices_depend_on_the_sizes(tmp_path: Path) -> None:
+    found = op(tmp_path, "looked_up", "(torch.randint(0, 9, (40,)), torch.randn(9, 16))")
+    assert found.only_listed
+    assert not unlisted(found)
+
+
+def test_a_number_that_must_equal_a_size_is_never_drawn_apart_from_it(tmp_path: Path) -> None:
+    found = op(tmp_path, "normalised", "lambda: (torch.randn(512, 512), 512)")
+    drawn = held_out(found, lambda _: True, random.Random(3), 9, 2**20)
+    assert all(dict(one.parameters)["columns"] == dict(one.dims)["x_1"] for one in drawn)

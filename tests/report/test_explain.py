@@ -159,3 +159,18 @@ def test_every_distribution_of_values_is_described() -> None:
 
 def test_every_outcome_has_a_meaning() -> None:
     assert MEANINGS.keys() == set(Outcome)
+
+
+def test_the_confirmation_without_gpu_times_counts_no_duels() -> None:
+    printed = text(checked(confirmed("k", CPU, **{W: 50.0})))
+    assert "from a fresh process with new seeds" in printed
+    assert "Won:" not in printed
+
+
+@pytest.mark.parametrize("width", [50, 60, 80])
+def test_the_kinds_of_values_are_whole_at_any_width(width: int) -> None:
+    check = Check(W, "minus_inf_rows", "out", 1e-3, 1e-3, 0.5)
+    verdict = replace(checked(passed("k", GPU, **{W: 50.0})), checks=(check,))
+    printed = lines(verdict, width=width)
+    assert any("minus inf rows" in line for line in printed)
+    assert all(len(line) <= width for line in printed)

@@ -3,6 +3,7 @@
 import io
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from records import kernel
@@ -20,6 +21,7 @@ from evolve.report.words import (
     say,
     say_command,
     times,
+    typed,
     workload_labels,
 )
 
@@ -120,3 +122,16 @@ def test_a_paragraph_breaks_between_words_and_keeps_commands_in_backticks_whole(
     assert all(len(line) <= width for line in lines)
     assert any("`evolve top softmax --failures`" in line for line in lines)
     assert printed(width, terminal=False, say=lambda output: say(output, text)) == [text]
+
+
+def test_a_command_to_type_has_short_paths_and_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("run", f"{tmp_path}/m.py:f@{tmp_path}/some inputs.py", "/elsewhere/a.db")
+    assert typed(*words) == "run 'm.py:f@some inputs.py' /elsewhere/a.db"
+
+
+def test_a_path_that_is_too_long_behind_its_beginning_has_a_line_of_its_own() -> None:
+    path = "/opt/" + "long/" * 8
+    lines = [line.plain for line in hanging(Text("CUDA headers       ok       "), f"{path} (13.5)", 60)]
+    assert lines[:2] == ["CUDA headers       ok       ", f"    {path}"]
+    assert all(len(line) <= 60 for line in lines)

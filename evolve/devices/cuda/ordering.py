@@ -87,7 +87,7 @@ class View:
 
     @cached_property
     def working(self) -> frozenset[int]:
-        """The instructions that show that a loop does more than wait: calls, writes, loads of what nobody writes."""
+        """The instructions that show that a loop does more than wait: calls, writes, loads of what is never written."""
         shared = frozenset[str]().union(*(self.buffers[index] for index in self.writes))
         alone = (index for index in self.loads if not self.buffers[index] & shared)
         code = enumerate(self.entry.code)

@@ -233,7 +233,7 @@ class Primitive:
 
     @cached_property
     def takes_more_dims(self) -> bool:
-        """Whether leading dims may be folded into rows although nobody has said so."""
+        """Whether leading dims may be folded into rows, found by trying."""
         with _disable_current_modes():
             return takes_more_dims(self.op)
 

@@ -38,11 +38,11 @@ class Recorded:
         pause(0.0)
         found = self._next(call)
         if found is None:
-            kind = f"{call.model.signature} ({call.operator})"
             raise UserError(
-                f"the replay of run {self.run} has come to ask for an answer that the run did not get: "
-                f"none from {kind} is left, while {len(self.unused)} others are",
-                "It differs from the run because the device, the package or earlier records of the archive differ.",
+                f"the replay of run {self.run} differs from the run: it has one more question of the kind "
+                f"`{call.operator}` for {call.model.signature}, and {len(self.unused)} recorded answers are left over",
+                "the device, the package or earlier records of the archive differ, or another run used the archive at "
+                "the same time; what was replayed so far is archived",
             )
         self.unused.remove(found)
         return _answer(found)

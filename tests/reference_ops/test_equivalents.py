@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from reference_ops import catalog
+from reference_ops.equivalents import equivalents
 from reference_ops.op import Op
-from reference_ops.twins import twins
 
 PROBLEM = """
 import torch
@@ -49,17 +49,17 @@ def problem(folder: Path, forward: str, shape: str = "batch, features", init: st
 def test_a_task_is_recognised_by_what_it_computes(
     tmp_path: Path, forward: str, shape: str, name: str, dims: dict[str, str]
 ) -> None:
-    (twin,) = twins(problem(tmp_path, forward, shape))
-    assert (twin.op.name, dict(twin.dims)) == (name, dims)
-    assert dict(twin.tensors) == {"x": "x", "out": "out"}
+    (equivalent,) = equivalents(problem(tmp_path, forward, shape))
+    assert (equivalent.op.name, dict(equivalent.dims)) == (name, dims)
+    assert dict(equivalent.tensors) == {"x": "x", "out": "out"}
 
 
 def test_weights_and_parameters_are_matched_too(tmp_path: Path) -> None:
-    (twin,) = twins(problem(tmp_path, "self.norm(x)", "batch, features, width", "[(features, width)]"))
-    assert twin.op.name == "layer_norm"
-    assert dict(twin.dims) == {"rows": "batch", "cols": "features * width"}
-    assert dict(twin.tensors) == {"x": "x", "weight": "norm_weight", "bias": "norm_bias", "out": "out"}
-    assert twin.parameters == {"eps": 1e-5}
+    (equivalent,) = equivalents(problem(tmp_path, "self.norm(x)", "batch, features, width", "[(features, width)]"))
+    assert equivalent.op.name == "layer_norm"
+    assert dict(equivalent.dims) == {"rows": "batch", "cols": "features * width"}
+    assert dict(equivalent.tensors) == {"x": "x", "weight": "norm_weight", "bias": "norm_bias", "out": "out"}
+    assert equivalent.parameters == {"eps": 1e-5}
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_weights_and_parameters_are_matched_too(tmp_path: Path) -> None:
         "x.unfold(1, 2, 2)",
     ],
 )
-def test_a_task_that_only_resembles_an_op_has_no_twin(tmp_path: Path, forward: str) -> None:
-    assert twins(problem(tmp_path, forward)) == []
+def test_a_task_that_only_resembles_an_op_has_no_equivalent(tmp_path: Path, forward: str) -> None:
+    assert equivalents(problem(tmp_path, forward)) == []
 
 
 def test_a_wrong_name_misleads_nobody(tmp_path: Path) -> None:
     (tmp_path / "softmax.py").write_text("import torch\ndef my_softmax(x):\n    return torch.relu(x)\n")
     (tmp_path / "inputs.py").write_text("import torch\nexamples = [lambda: torch.randn(8, 64)]\n")
-    (twin,) = twins(catalog.load(f"{tmp_path}/softmax.py:my_softmax@{tmp_path}/inputs.py"))
-    assert twin.op.name == "relu"
+    (equivalent,) = equivalents(catalog.load(f"{tmp_path}/softmax.py:my_softmax@{tmp_path}/inputs.py"))
+    assert equivalent.op.name == "relu"

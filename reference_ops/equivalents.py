@@ -1,4 +1,4 @@
-"""Twins: ops of the catalog that compute the same as a task, shown by running both on the task's own inputs."""
+"""Equivalents: ops of the catalog that compute the same as a task, shown by running both on the task's own inputs."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ LEADING, TRAILING = "leading", "trailing"  # which dims of a task are one dim of
 
 
 @dataclass(frozen=True)
-class Twin:
+class Equivalent:
     """An op of the catalog, in terms of the task: its tensors, its dims as products, and its parameters."""
 
     op: Op
@@ -26,7 +26,7 @@ class Twin:
     parameters: Mapping[str, Number]
 
 
-def twins(task: Op) -> list[Twin]:
+def equivalents(task: Op) -> list[Equivalent]:
     """Return the ops of the catalog that compute the same as the task, in the order of their names."""
     if not task.emulated or task.parameters:  # a CPU must compute it, and its kernels would need constants as arguments
         return []
@@ -40,14 +40,14 @@ def twins(task: Op) -> list[Twin]:
     with torch.no_grad():
         expected = [(workload, inputs, task.call_in_float64(inputs, workload)) for workload, inputs in drawn]
         found = (_first_equal(task, catalog.load(name), expected) for name in catalog.names())
-        return [twin for twin in found if twin]
+        return [same for same in found if same]
 
 
 def _first_equal(
     task: Op, op: Op, expected: Sequence[tuple[Workload, Tensors, tuple[torch.Tensor, ...]]]
-) -> Twin | None:
-    candidates = (Twin(op, *names, given) for names in _matches(task, op) for given in _parameters(op))
-    return next((twin for twin in candidates if all(_equal(task, twin, *one) for one in expected)), None)
+) -> Equivalent | None:
+    candidates = (Equivalent(op, *names, given) for names in _matches(task, op) for given in _parameters(op))
+    return next((same for same in candidates if all(_equal(task, same, *one) for one in expected)), None)
 
 
 def _matches(task: Op, op: Op) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
@@ -90,14 +90,14 @@ def _parameters(op: Op) -> Iterator[dict[str, Number]]:
             yield from ({**given, "eps": eps} for eps in EPSILONS)
 
 
-def _equal(task: Op, twin: Twin, workload: Workload, inputs: Tensors, expected: Sequence[torch.Tensor]) -> bool:
-    sizes = {name: product_of(text, task.sizes(workload)) for name, text in twin.dims.items()}
+def _equal(task: Op, same: Equivalent, workload: Workload, inputs: Tensors, expected: Sequence[torch.Tensor]) -> bool:
+    sizes = {name: product_of(text, task.sizes(workload)) for name, text in same.dims.items()}
     try:
         given = [
             _doubled(value).reshape(spec.shape(sizes))
-            for spec, value in zip(twin.op.inputs, inputs.values(), strict=True)
+            for spec, value in zip(same.op.inputs, inputs.values(), strict=True)
         ]
-        found = twin.op.reference(*given, **twin.parameters)
+        found = same.op.reference(*given, **same.parameters)
     except Exception:  # noqa: BLE001 - the op refuses such inputs
         return False
     outputs = (found,) if isinstance(found, torch.Tensor) else found
