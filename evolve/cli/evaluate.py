@@ -17,11 +17,15 @@ from evolve import wiring
 from evolve.cli import lookup, signals
 from evolve.cli.exchange import ADD_FILE, take_files, without_op
 from evolve.cli.options import (
+    LOCAL,
+    AddressOption,
     ArchiveOption,
     DeviceOption,
+    EngineOption,
     ExampleOption,
     GpusOption,
     JsonOption,
+    Machines,
     archive_option,
     kernel_ids,
     op_names,
@@ -51,7 +55,7 @@ TARGETS_HELP = "Ops, or .cu files with kernels, plus the op's file if it is not 
 ORIGIN_SHOWN, REASON_SHOWN = 60, 200  # characters
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913, PLR0917 - one per option
     targets: Annotated[
         list[str] | None,
         typer.Argument(metavar="[OP | FILE.cu]...", help=TARGETS_HELP, autocompletion=op_names, show_default=False),
@@ -62,6 +66,8 @@ def evaluate(
     example: ExampleOption = None,
     device: DeviceOption = "",
     gpus: GpusOption = "",
+    engine: EngineOption = LOCAL,
+    address: AddressOption = "",
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -78,13 +84,14 @@ def evaluate(
     try:
         with closing(wiring.archive(archive)) as store:
             check_targets(named)
-            with starting_engine(device, phases := Phases(), output, gpus) as engine, claims_on(store.path) as claims:
+            phases, machines = Phases(), Machines(gpus, engine, address)
+            with starting_engine(device, phases, output, machines) as started, claims_on(store.path) as claims:
                 share = Share(claims, phases.wait)
                 print_waits(phases, output)
                 chosen = parse_targets(named, store)
-                wait_for_device(engine, device, output)
-                pending = list(pending_ops(chosen, engine.info, store))
-                results = [evaluate_op(work, engine, store, share, output) for work in pending]
+                wait_for_device(started, device, output)
+                pending = list(pending_ops(chosen, started.info, store))
+                results = [evaluate_op(work, started, store, share, output) for work in pending]
             given = archive_option(store.path)
     except Stopped:
         output.print("stopped. Finished evaluations are in the archive; the same command continues from them.")
