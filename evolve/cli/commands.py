@@ -18,6 +18,7 @@ from evolve.cli import (
     profile,
     run,
     runs,
+    work,
 )
 
 EPILOG = "Start with `evolve doctor`, then `evolve run softmax`."
@@ -34,7 +35,7 @@ app = typer.Typer(
 for command in (
     run.run, runs.runs, runs.compare, ops.ops, kernelbench.kernelbench,
     browse.top, browse.show, browse.diff, browse.tree, ask.ask,
-    exchange.tell, evaluate.evaluate, confirm.confirm, profile.profile, exchange.merge, exchange.recover,
+    exchange.tell, evaluate.evaluate, work.work, confirm.confirm, profile.profile, exchange.merge, exchange.recover,
     export.export, doctor.doctor,
 ):  # fmt: skip
     app.command()(command)
