@@ -1,23 +1,53 @@
-"""Library of the kernels that ship with the package, as readable files."""
+"""Library of the kernels that ship with the package, as readable files, with what was measured of them on GPUs."""
 
+import hashlib
 from importlib import resources
+from importlib.resources.abc import Traversable
 
 from archive.kernel import Kernel, parse
 from archive.plan import PlanError
 
+KERNEL, MEASURED = ".cu", ".json"
+PLAIN = "simple.cu"  # the first kernel of each op: correct, short, and not fast
+
+
+def folder() -> Traversable:
+    """Return the folder of the shipped kernels, with one folder for each op."""
+    return resources.files("archive") / "kernels"
+
 
 def shipped(op_name: str) -> list[Kernel]:
     """Return the kernels in `kernels/<op_name>/`, sorted by file name; none if there is no such folder."""
-    folder = resources.files("archive") / "kernels" / op_name
-    if not folder.is_dir():
-        return []
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(".cu")), key=lambda file: file.name)
-    return [_read(file.name, file.read_text(encoding="utf-8")) for file in files]
+    return [_read(name, text) for name, text in texts(op_name).items()]
+
+
+def plain(op_name: str) -> list[Kernel]:
+    """Return the op's first kernel, or an empty list if it has none."""
+    return [_read(name, text) for name, text in texts(op_name).items() if name == PLAIN]
+
+
+def texts(op_name: str, suffix: str = KERNEL, root: Traversable | None = None) -> dict[str, str]:
+    """Return the texts of an op's kernels, or of its measurements, by file name in order; `root` is another folder."""
+    own = (root or folder()) / op_name
+    if not own.is_dir():
+        return {}
+    files = sorted((file for file in own.iterdir() if file.name.endswith(suffix)), key=lambda file: file.name)
+    return {file.name: file.read_text(encoding="utf-8") for file in files}
 
 
 def op_names() -> list[str]:
     """Return the names of the ops that have shipped kernels."""
-    return sorted(folder.name for folder in (resources.files("archive") / "kernels").iterdir() if folder.is_dir())
+    return sorted(each.name for each in folder().iterdir() if each.is_dir())
+
+
+def digest() -> str:
+    """Return a hash of all shipped kernels and measurements."""
+    found = hashlib.sha256()
+    for op_name in op_names():
+        for suffix in (KERNEL, MEASURED):
+            for name, text in texts(op_name, suffix).items():
+                found.update(f"{op_name}/{name}\n{len(text)}\n{text}".encode())
+    return found.hexdigest()
 
 
 def _read(name: str, text: str) -> Kernel:

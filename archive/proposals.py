@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from archive.kernel import Kernel
-from archive.records import content_id
+from archive.records import SHIPPED, content_id
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class Proposal:
         return self.kernel.id if self.kernel else ""
 
     @property
-    def answered(self) -> bool:
-        """Whether there was a reply. A request that got none costs nothing and counts as no try."""
-        return bool(self.kernel or self.reply or self.cost.tokens)
+    def shipped(self) -> bool:
+        """Whether it is of a kernel as it ships with the package."""
+        return SHIPPED in (self.proposer, self.run)
 
     @property
-    def tried(self) -> bool:
-        """Whether it counts as an evaluation: a kernel, or a reply that should have held one. Ideas in words do not."""
-        return bool(self.kernel or (self.answered and self.failure))
+    def answered(self) -> bool:
+        """Whether there was a reply. A request that got none costs nothing."""
+        return bool(self.kernel or self.reply or self.cost.tokens)
 
     @cached_property
     def id(self) -> str:

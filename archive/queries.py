@@ -10,7 +10,7 @@ from typing import Any
 from archive import rows
 from archive.kernel import Kernel
 from archive.proposals import AskedQuestion, Leg, Proposal, Run
-from archive.records import DeviceInfo, Evaluation, Measurement, Merged, Profile, Standard
+from archive.records import SHIPPED, DeviceInfo, Evaluation, Measurement, Merged, Profile, Standard
 from archive.rows import Row
 from archive.store import Filters, uncollected
 from archive.summaries import (
@@ -95,7 +95,8 @@ def _evaluations(connection: sqlite3.Connection, found: Iterable[Row]) -> Iterat
 
 def _questions(connection: sqlite3.Connection, found: Iterable[Row]) -> Iterator[AskedQuestion]:
     every = list(found)
-    texts = dict(connection.execute("SELECT id, text FROM texts")) if every else {}
+    wanted = list({text_id for row in every for text_id in rows.texts_of(row)})
+    texts = dict(connection.execute(f"SELECT id, text FROM texts WHERE id {GIVEN}", [json.dumps(wanted)]))  # noqa: S608
     return (rows.asked_question(row, texts) for row in every)
 
 
@@ -121,6 +122,7 @@ def _by(*names: str, **columns: str) -> dict[str, str]:
 COUNTED_BY = ("op", "device", "outcome")
 GIVEN = "IN (SELECT value FROM json_each(?))"  # any number of values, which one parameter holds as JSON
 ID_IN, ID_PREFIX = f"id {GIVEN}", "id BETWEEN ? AND ?"
+SHIPPED_IN = f"(run = '{SHIPPED}') = ?"
 OF_PARENTS = f"p.id IN (SELECT proposal_id FROM children WHERE parent {GIVEN})"  # noqa: S608 - constants only
 
 SOURCES: dict[type, Source] = {
@@ -150,7 +152,7 @@ SOURCES: dict[type, Source] = {
                   completion_tokens, seconds, cached_tokens, reasoning_tokens, usd
            FROM proposals p""",
         "ORDER BY created, p.rowid",
-        _by("op", "run", ids=ID_IN, prefix=ID_PREFIX, kernels=f"kernel_id {GIVEN}", parents=OF_PARENTS,
+        _by("op", "run", "proposer", ids=ID_IN, prefix=ID_PREFIX, kernels=f"kernel_id {GIVEN}", parents=OF_PARENTS,
             after="p.rowid > ?"),
         _each(rows.proposal_summary),
     ),
@@ -158,8 +160,7 @@ SOURCES: dict[type, Source] = {
         "SELECT kernel_id, parents FROM proposals p", "ORDER BY created, p.rowid", _by("op"), _each(Origin._make),
     ),
     BriefProposal: Source(
-        """SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds, failure <> ''
-           FROM proposals p""",
+        "SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds FROM proposals p",
         "ORDER BY created, p.rowid",
         _by("op", "run"),
         _each(BriefProposal._make),
@@ -180,7 +181,7 @@ SOURCES: dict[type, Source] = {
     Evaluation: Source(
         "SELECT * FROM evaluations",
         "ORDER BY created, rowid",
-        _by("op", ids=ID_IN, kernels=f"kernel_id {GIVEN}"),
+        _by("op", ids=ID_IN, kernels=f"kernel_id {GIVEN}", shipped=SHIPPED_IN),
         _evaluations,
     ),
     EvaluationSummary: Source(
@@ -190,7 +191,7 @@ SOURCES: dict[type, Source] = {
         "",
         _by("op", "device", "outcome", "in_force", "confirmed", "code", fastest="", newest="",
             measured="(speedup > 0) = ?",
-            passed="(outcome = 'passed') = ?", ids=ID_IN, kernels=f"kernel_id {GIVEN}",
+            passed="(outcome = 'passed') = ?", shipped=SHIPPED_IN, ids=ID_IN, kernels=f"kernel_id {GIVEN}",
             after="number > ?"),
         _oldest_first,
     ),

@@ -12,6 +12,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+# The proposer of the kernels that ship with the package, and the run of the verdicts and proposals that ship with them.
+SHIPPED = "shipped"
+
 
 class Outcome(StrEnum):
     """The verdict on a kernel. Everything but PASSED comes with a log that says why."""
@@ -284,6 +287,11 @@ class Evaluation:
     @property
     def passed(self) -> bool:
         return self.outcome is Outcome.PASSED
+
+    @property
+    def shipped(self) -> bool:
+        """Whether it ships with the package, so that it was not made on this machine."""
+        return self.run == SHIPPED
 
 
 @dataclass(frozen=True)

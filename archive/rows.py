@@ -204,6 +204,12 @@ def proposal(row: Row) -> Proposal:
         return record
 
 
+def texts_of(row: Row) -> list[str]:
+    """Return the ids of the texts of a question."""
+    with _row("questions", row[0]):
+        return [text for _, text in (_row_of("messages", 2, message) for message in _list("messages", row[5]))]
+
+
 def asked_question(row: Row, texts: Mapping[str, str]) -> AskedQuestion:
     with _row("questions", row[0]):
         messages = [_row_of("messages", 2, message) for message in _list("messages", row[5])]

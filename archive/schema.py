@@ -255,4 +255,8 @@ MIGRATIONS: tuple[Step, ...] = (
             pid INTEGER NOT NULL, born TEXT NOT NULL, expires REAL NOT NULL, PRIMARY KEY (kernel_id, device))
         WITHOUT ROWID""",
     ),
+    (
+        # Hashes of what packages ship whose kernels and verdicts have been added. These are not records.
+        "CREATE TABLE seeded (digest TEXT PRIMARY KEY, added REAL NOT NULL)",
+    ),
 )

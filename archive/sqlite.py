@@ -48,6 +48,15 @@ class SqliteStore:
         with self._naming_damage():
             return queries.count(self.connection, kind, by, op, filters)
 
+    def has_seeds(self, digest: str) -> bool:
+        """Return whether the kernels and verdicts of the package with this digest have been added."""
+        with self._naming_damage():
+            return bool(self.connection.execute("SELECT 1 FROM seeded WHERE digest = ?", [digest]).fetchone())
+
+    def note_seeds(self, digest: str, added: float) -> None:
+        with self.connection:
+            self.connection.execute("INSERT OR IGNORE INTO seeded VALUES (?, ?)", (digest, added))
+
     def close(self) -> None:
         self.connection.close()
 
@@ -92,9 +101,12 @@ def open_archive(path: Path, *, read_only: bool = False) -> SqliteStore:
 
 
 def gathered(source: SqliteStore) -> list[Record]:
-    """Return every record of an archive, to be merged into another. Raises ArchiveError if one is not valid."""
+    """Return every record of an archive, to be merged into another. Raises ArchiveError if one is not valid.
+
+    Verdicts that ship with the package are left out: every archive has those of its own package.
+    """
     proposed: list[Record] = [*source.find(Run), *source.find(Leg), *source.find(Proposal), *source.find(AskedQuestion)]
-    found: list[Record] = [*source.find(Evaluation), *source.find(Profile), *source.find(Standard)]
+    found: list[Record] = [*source.find(Evaluation, shipped=False), *source.find(Profile), *source.find(Standard)]
     records: list[Record] = [*source.find(Kernel), *proposed, *found]
     now = time.time()
     for record in records:

@@ -42,6 +42,8 @@ class Filters(TypedDict, total=False):
     passed: bool
     in_force: bool  # whether it is the latest evaluation of its kernel on its device
     confirmed: bool
+    proposer: str
+    shipped: bool  # whether the verdict ships with the package
     measured: bool  # whether it has times
     code: str
     outline: str

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from archive import plain
 from archive.kernel import Kernel
 from archive.proposals import Cost, Proposal
-from archive.records import Evaluation, Measurement, Outcome, Traits
+from archive.records import SHIPPED, Evaluation, Measurement, Outcome, Traits
 
 LOG_CHARACTERS = 600
 FREE = Cost()
@@ -73,6 +73,11 @@ class ProposalSummary(NamedTuple):
     usd: float
 
     @property
+    def shipped(self) -> bool:
+        """Whether it is of a kernel as it ships with the package."""
+        return SHIPPED in (self.proposer, self.run)
+
+    @property
     def cost(self) -> Cost:
         if not (self.prompt_tokens or self.completion_tokens or self.seconds or self.usd):
             return FREE
@@ -102,7 +107,6 @@ class BriefProposal(NamedTuple):
     tokens: int
     usd: float
     seconds: float  # how long the model took
-    failed: bool = False  # whether the reply should have held a kernel and does not
 
 
 class BriefEvaluation(NamedTuple):

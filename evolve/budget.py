@@ -31,7 +31,7 @@ class Ended(StrEnum):
 class Spent:
     """What a run, or a part of it, has cost."""
 
-    evals: int = 0  # evaluations, and replies that gave nothing to evaluate
+    evals: int = 0  # evaluations, and replies with kernels that were evaluated before
     tokens: int = 0
     usd: float = 0.0
     seconds: float = 0.0
@@ -153,9 +153,8 @@ def _steps(run: str, past: History) -> Iterator[tuple[float, str, int, int, floa
             if first:
                 yield given(first), kernel_id, int(first.run in ("", run)), 0, 0.0
         else:
-            # A request that got no reply is no try, and neither are ideas in words, which were asked for.
-            tried = int(bool(kernel_id or (proposal.tokens and proposal.failed)))
-            yield proposal.created, kernel_id if first else "", tried, proposal.tokens, proposal.usd
+            known_before = int(bool(kernel_id))  # requests that gave no kernel count as no evaluation
+            yield proposal.created, kernel_id if first else "", known_before, proposal.tokens, proposal.usd
         known.add(kernel_id)
     for verdict in _not_proposed(run, past, known):
         yield given(verdict), "", 1, 0, 0.0

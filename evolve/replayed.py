@@ -1,16 +1,16 @@
 """Replay of a run on what it saw: the archive as it was when the run began, and the verdicts that the run then got."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
 from archive.kernel import Kernel
 from archive.proposals import Proposal, Run
-from archive.records import DeviceInfo, Evaluation, Merged, Profile, Standard
+from archive.records import SHIPPED, DeviceInfo, Evaluation, Merged, Profile, Standard
 from archive.sqlite import SqliteStore, open_archive
 from archive.store import Filters, R, Record, Store
-from archive.summaries import EvaluationSummary
+from archive.summaries import EvaluationSummary, ProposalSummary
 from evolve.engines.engine import Engine, Job
 
 
@@ -35,8 +35,11 @@ class SeenStore:
 def seen_by(run: Run, whole: Store, device: DeviceInfo) -> SeenStore:
     """Return the archive as it was when the run began, as far as a search for the run's op on the device reads it."""
     proposals = [one for one in whole.find(Proposal, run.op) if one.created < run.created]
-    evaluations = [one for one in whole.find(Evaluation, run.op) if one.created < run.created]
-    donated = whole.find(Evaluation, ids=list(_best_of_others(run, whole, device)))
+    planted = {one.kernel_id for one in whole.find(ProposalSummary, proposer=SHIPPED) if one.created < run.created}
+    found = [one for one in whole.find(Evaluation, run.op) if one.created < run.created]
+    # A shipped verdict is older than its archive: it was there if its kernel was.
+    evaluations = [one for one in found if not one.shipped or one.kernel_id in planted]
+    donated = whole.find(Evaluation, ids=list(_best_of_others(run, whole, device, planted)))
     evaluated = {one.kernel_id for one in (*evaluations, *donated)}
     kept = evaluated | {proposal.kernel_id for proposal in proposals}
     ids = {one.id for one in evaluations}
@@ -52,9 +55,14 @@ def seen_by(run: Run, whole: Store, device: DeviceInfo) -> SeenStore:
     return SeenStore(seen, whole)
 
 
-def _best_of_others(run: Run, whole: Store, device: DeviceInfo) -> Iterator[str]:
+def _best_of_others(run: Run, whole: Store, device: DeviceInfo, planted: Collection[str]) -> Iterator[str]:
     """Yield the evaluation with the largest speedup of each other op, because kernels may be ported from there."""
-    found = whole.find(EvaluationSummary, device=device.key, passed=True, measured=True)
+    measured = [
+        (one, shipped)
+        for shipped in (True, False)
+        for one in whole.find(EvaluationSummary, device=device.key, passed=True, measured=True, shipped=shipped)
+    ]
+    found = [one for one, shipped in measured if not shipped or one.kernel_id in planted]
     latest = {one.kernel_id: one for one in found if one.created < run.created and one.op != run.op}
     best: dict[str, EvaluationSummary] = {}
     for one in latest.values():

@@ -50,7 +50,7 @@ class Left:
 
     tokens: int | None = None
     usd: float | None = None
-    evals: int | None = None  # replies without a kernel count too
+    evals: int | None = None  # evaluations; requests that give no kernel count as none
     deadline: float = float("inf")  # on the clock of time.monotonic; no model is called after it
 
 
@@ -118,22 +118,22 @@ class Proposer(Protocol):
         """Yield proposals as they arrive, or none if nothing is left to try."""
 
 
-MOST_UNCOUNTED = 100  # proposals in a row that count as no evaluation, after which a proposer is no longer asked
+MOST_FRUITLESS = 100  # requests in a row without a kernel, after which a proposer is no longer asked
 
 
 class Bounded:
-    """A proposer that stops after too many requests without a reply, which no budget of evaluations ends."""
+    """A proposer that stops after too many requests without a kernel, which no budget of evaluations ends."""
 
     def __init__(self, proposer: Proposer) -> None:
-        self._proposer, self._uncounted = proposer, 0
+        self._proposer, self._fruitless = proposer, 0
 
     @property
     def name(self) -> str:
         return self._proposer.name
 
     def propose(self, request: Request) -> Iterator[Proposal]:
-        if self._uncounted >= MOST_UNCOUNTED:
+        if self._fruitless >= MOST_FRUITLESS:
             return
         for proposal in self._proposer.propose(request):
-            self._uncounted = 0 if proposal.tried else self._uncounted + 1
+            self._fruitless = 0 if proposal.kernel else self._fruitless + 1
             yield proposal

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from evolve.engines.ray_engine import RayEngine
     from evolve.request import Proposer
 
-DEFAULT_ARCHIVE = Path(".evolve/archive.db")
+DEFAULT_ARCHIVE, IN_MEMORY = Path(".evolve/archive.db"), Path(":memory:")
 
 
 def engine(kind: str, watch: Callable[[str, str], None] | None = None, gpus: str = "") -> "LocalEngine":
@@ -106,20 +106,28 @@ def archive_path(requested: Path | None) -> Path:
 
 
 def archive(requested: Path | None, *, read_only: bool = False) -> "SqliteStore":
-    from archive.sqlite import open_archive
+    """Return the archive with what ships with the package.
 
+    If nothing has been archived yet, a reader gets an archive in memory, unless --archive names a file.
+    """
+    from archive import seeds
+
+    path = archive_path(requested)
+    named = requested is not None and str(requested) != os.environ.get("EVOLVE_ARCHIVE")
+    if read_only and not named and not path.exists():
+        return seeds.opened(IN_MEMORY)
     try:
-        return open_archive(archive_path(requested), read_only=read_only)
+        return seeds.opened(path, read_only=read_only)
     except ArchiveError as error:
         missing = "`evolve run softmax` creates one; --archive or EVOLVE_ARCHIVE names another" if read_only else ""
         raise UserError(str(error), archive_hint(error, missing)) from error
 
 
 def readable_archive(requested: Path | None) -> "SqliteStore":
-    """Return the archive without the right to change it, or an empty one in memory if there is none."""
-    from archive.sqlite import open_archive
+    """Return the archive without the right to change it, or one in memory if there is none."""
+    from archive import seeds
 
-    return archive(requested, read_only=True) if archive_path(requested).exists() else open_archive(Path(":memory:"))
+    return archive(requested, read_only=True) if archive_path(requested).exists() else seeds.opened(IN_MEMORY)
 
 
 def archive_hint(error: ArchiveError, otherwise: str) -> str:

@@ -17,6 +17,7 @@ NEARBY = 2  # large shapes are up to this many times smaller or larger than a de
 RANK_OF_IMAGES = 3  # tensors of more dims are images or volumes
 SHRINKS = 12  # times that a size is halved until it fits
 STRETCH = (1.1, 1.5)  # range of a stretched size, relative to the greatest listed
+STRETCH_OF_IMAGES = (1.25, 1.5)  # the same for each dim of an image, so that 224 x 224 becomes more than 2**16 elements
 SPREAD = 30.0  # most that a floating-point parameter, or the distance of a decay from 1, is multiplied or divided by
 KEPT_BITS = 24  # differences of fewer bytes do not matter
 LARGE_MULTIPLE = 4096  # of rows, for kernels whose `when` requires whole tiles
@@ -71,7 +72,8 @@ def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, m
     names += dict.fromkeys(tensor.dims[-2:] for tensor in every if len(tensor.dims) > RANK_OF_IMAGES)
     found = []
     for together in (some for some in names if set(some) <= greatest.keys()):
-        sizes = {name: round(greatest[name] * rng.uniform(*STRETCH)) for name in together}
+        stretch = STRETCH if len(together) == 1 else STRETCH_OF_IMAGES
+        sizes = {name: round(greatest[name] * rng.uniform(*stretch)) for name in together}
         tries = (
             _resized(op, near, sizes, kind, lambda tried: op.nbytes(tried) <= most_bytes and accepts(tried))
             for near in (*op.emulated, *op.awkward)

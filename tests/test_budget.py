@@ -37,9 +37,9 @@ def test_a_kernel_counts_once_it_is_evaluated() -> None:
     assert spent("run", history(*waiting, judged(1, 2.0))) == Spent(evals=1, tokens=150, usd=0.5, seconds=2.5)
 
 
-def test_a_reply_without_a_kernel_costs_its_tokens_and_a_try() -> None:
+def test_a_reply_without_a_kernel_costs_its_tokens_but_no_evaluation() -> None:
     reply = replace(failed_reply(), run="run", created=1.0, cost=Cost(100, 50, usd=0.25))
-    assert spent("run", history(Leg("run", 0.0), reply)) == Spent(1, 150, 0.25, 1.0)
+    assert spent("run", history(Leg("run", 0.0), reply)) == Spent(0, 150, 0.25, 1.0)
 
 
 def test_a_known_kernel_counts_as_a_try_without_a_second_evaluation() -> None:

@@ -31,7 +31,7 @@ from evolve.sharing import OTHERS, Share
 EVALUATION_SECONDS = 0.02
 SETTINGS = 17
 TEXT = bad_kernels.twice_kernel().text.replace("[128, 64, 256]", str([128 + 8 * number for number in range(SETTINGS)]))
-SEED = Proposal("twice", "seed", "shipped", parse(TEXT), created=1.0)
+SEED = Proposal("twice", "seed", "tell", parse(TEXT), created=1.0)
 
 
 @pytest.fixture

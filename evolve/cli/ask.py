@@ -28,7 +28,7 @@ from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.prompting.operators import CROSSOVER, EXPLORE, IMPROVE, OPERATORS, PARENTS, PORT, REPAIR, SPECIALISE
 from evolve.report.standing import devices
-from evolve.report.words import console, counted, listed, print_text, short
+from evolve.report.words import console, counted, listed, print_text, say, short
 from evolve.request import Candidate, Request
 from evolve.selection import selection
 from evolve.selection.view import OpView
@@ -100,10 +100,10 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
     _write("".join(lines), out)
     output = console(stderr=True)
     recipients = "" if readable else f" for {listed([one.signature for one in models])}"
-    output.print(f"{counted(len(prompts), 'prompt')}{recipients} about {loaded.name} on {info.name}", soft_wrap=True)
+    say(output, f"{counted(len(prompts), 'prompt')}{recipients} about {loaded.name} on {info.name}")
     locator = f" {shlex.quote(op)}" if is_path(op) else ""
     next_step = _next_step(prompts, f"{locator}{archive_option(path)}", readable=readable)
-    output.print(f"next: {next_step}", style="dim", soft_wrap=True)
+    say(output, next_step, "dim", begin="next: ")
 
 
 def _next_step(prompts: "tuple[Prompt, ...]", given: str, *, readable: bool) -> str:

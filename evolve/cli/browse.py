@@ -1,17 +1,33 @@
 """`evolve top`, `show`, `diff` and `tree`: show what the archive holds, without importing torch."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from archive.kernel import Kernel
 from archive.proposals import Proposal
-from archive.records import Evaluation
+from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.store import Store
-from archive.summaries import ProposalSummary
+from archive.summaries import KernelSummary, ProposalSummary
 from evolve import wiring
-from evolve.cli import lookup
-from evolve.cli.options import ArchiveOption, DevicePart, JsonOption, KernelArgument, OpFilter, op_names
+from evolve.cli import lookup, options
+from evolve.cli.options import (
+    ArchiveOption,
+    CsvOption,
+    DevicePart,
+    DtypePart,
+    FamilyPart,
+    JsonOption,
+    KernelArgument,
+    OpFilter,
+    OutcomePart,
+    ProposerPart,
+    RunPart,
+    SincePart,
+    op_names,
+)
 from evolve.errors import UserError
 from evolve.report import facts
 from evolve.report.basis import basis_of
@@ -19,47 +35,142 @@ from evolve.report.failures import MOST_LISTED, failed_requests, failures_table,
 from evolve.report.kernel import (
     MOST_SHOWN,
     Lineage,
+    beside,
     difference,
     kernel_details,
+    left_out_words,
     lineage,
     lineage_tree,
     reply_details,
     roots_shown,
 )
-from evolve.report.standing import WON_MEANS, devices, print_standing, standings, standings_table
-from evolve.report.words import console, print_json
+from evolve.report.kernels import PENDING, SORTS, Choice, KernelLine, kernel_lines, kernels_table
+from evolve.report.output import EVERYTHING, csv_of, paged
+from evolve.report.runs import has_unicode
+from evolve.report.standing import (
+    WON_MEANS,
+    Standing,
+    best_so_far_line,
+    champions_table,
+    devices,
+    first_proposals,
+    of_dtype,
+    print_standing,
+    standings,
+    standings_table,
+    unmeasured_table,
+)
+from evolve.report.tables import WIDE
+from evolve.report.words import console, counted, print_json, print_text
 from reference_ops.catalog import is_path
+from reference_ops.listing import families
+
+KERNELS_LISTED = 50
 
 
-def top(
+def top(  # noqa: PLR0913, PLR0917 - one per option
     op: OpFilter = "",
+    family: FamilyPart = "",
     device: DevicePart = "",
+    dtype: DtypePart = "",
+    outcome: OutcomePart = "",
+    proposer: ProposerPart = "",
+    run: RunPart = "",
+    since: SincePart = "",
+    sort: Annotated[str, typer.Option("--sort", metavar="|".join(SORTS), help="List kernels, sorted by this.")] = "",
     failures: Annotated[
         bool, typer.Option("--failures", help="List the requests to models that gave no kernel, and why.")
     ] = False,
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
+    as_csv: CsvOption = False,
 ) -> None:
-    """Show the champions and the population of each op."""
+    """Show the champions and the population of each op, or list kernels by outcome, proposer, run or time."""
+    options.check_sort(sort, SORTS)
+    options.check_family(family)
     store = wiring.archive(archive, read_only=True)
+    name = lookup.op_name(op)
     if failures:
-        _list_failures(store, lookup.op_name(op), as_json=as_json)
+        _list_failures(store, name, as_json=as_json)
         return
-    found = standings(store, lookup.op_name(op), device)
+    choice = Choice(device, options.known_dtype(dtype), _known_outcome(outcome), proposer,
+                    lookup.one(store, run).id if run else "", options.moment_of(since))  # fmt: skip
+    if choice.of_kernels or sort:
+        ops = [one for one in store.count(KernelSummary, "op", name) if _of_family(one, family)]
+        _list_kernels(store, kernel_lines(store, ops, choice, sort or "best"), as_json=as_json, as_csv=as_csv)
+        return
+    found = [of_dtype(one, choice.dtype) for one in standings(store, name, device) if _of_family(one.op, family)]
+    filtered = family or choice.dtype or device
+    if not (found or filtered) and _print_unmeasured(store, name, as_json=as_json):
+        return
     if as_json:
         print_json([facts.of_standing(standing) for standing in found])
     if not found:
-        lookup.absent(*_nothing(op, device, proposed=bool(store.count(Kernel, "op", lookup.op_name(op)))))
-    if as_json:
-        return
+        lookup.absent(*_nothing(op, device, proposed=bool(store.count(Kernel, "op", name))))
+    if as_csv:
+        _print_csv(found, whole=bool(op) or len(found) == 1)
+    elif not as_json:
+        _print_standings(store, found, whole=bool(op) or len(found) == 1)
+
+
+def _print_standings(store: Store, found: Sequence[Standing], *, whole: bool) -> None:
     output = console()
-    if op or len(found) == 1:
-        for standing in found:
-            print_standing(output, standing)
-            output.print()
-    else:
+    if not whole:
         output.print(standings_table(found, output.width))
         output.print(f"\n{WON_MEANS}\nevolve top OP shows the champions and the population of an op", style="dim")
+        return
+    with paged(output):
+        for standing in found:
+            print_standing(output, standing)
+            if curve := best_so_far_line(store, standing, unicode=has_unicode(output)):
+                output.print(curve)
+            output.print()
+
+
+def _print_csv(found: Sequence[Standing], *, whole: bool) -> None:
+    tables = [champions_table(one, EVERYTHING) for one in found] if whole else [standings_table(found, EVERYTHING)]
+    print_text("\n".join(csv_of(table) for table in tables), end="")
+
+
+def _list_kernels(store: Store, lines: Sequence[KernelLine], *, as_json: bool, as_csv: bool) -> None:
+    if as_json:
+        print_json([facts.of_kernel_line(line) for line in lines])
+    if not lines:
+        lookup.absent("no kernel in the archive is like that", "leave out a filter; `evolve top` shows the ops")
+    if as_csv:
+        print_text(csv_of(kernels_table(store, lines, EVERYTHING)), end="")
+    elif not as_json:
+        output = console()
+        output.print(kernels_table(store, lines[:KERNELS_LISTED], output.width))
+        if len(lines) > KERNELS_LISTED:
+            output.print(f"and {len(lines) - KERNELS_LISTED} more; --csv and --json list all", style="dim")
+
+
+def _known_outcome(given: str) -> str:
+    known = [*map(str, Outcome), PENDING]
+    if given and not any(one.startswith(given.lower()) for one in known):
+        raise UserError(f"there is no outcome `{given}`", f"choose one of: {', '.join(known)}")
+    return given.lower()
+
+
+def _of_family(op: str, family: str) -> bool:
+    return family in ("", families().get(op))
+
+
+def _print_unmeasured(store: Store, op: str, *, as_json: bool) -> bool:
+    """Print the kernels of an op that no device has evaluated, or how many there are; return whether there are any."""
+    kernels = store.find(Kernel, op) if op else []
+    held = store.count(KernelSummary, "op", op)
+    if held and as_json:
+        print_json([facts.of_unmeasured(op, kernels)] if op else [])
+    elif held:
+        output = console()
+        output.print(f"{op or counted(len(held), 'op')}: {counted(sum(held.values()), 'kernel')}, none evaluated yet")
+        if op:
+            proposals = first_proposals(store, [kernel.id for kernel in kernels])
+            output.print(unmeasured_table(kernels, proposals, output.width))
+        output.print(f"\nevolve run {op or 'softmax'} evaluates them; their speed needs a GPU", style="dim")
+    return bool(held)
 
 
 def _list_failures(store: Store, op: str, *, as_json: bool) -> None:
@@ -102,10 +213,10 @@ def show(kernel: KernelArgument, archive: ArchiveOption = None, as_json: JsonOpt
         return
     infos = {evaluation.device.key: evaluation.device for evaluation in evaluations}
     bases = {key: basis_of(store, found.op, info) for key, info in infos.items()}
-    for part in kernel_details(
-        found, proposals, [(one, bases[one.device.key]) for one in evaluations], children, output.width
-    ):
-        output.print(part, soft_wrap=not hasattr(part, "columns"))
+    judged = [(one, bases[one.device.key]) for one in evaluations]
+    with paged(output):
+        for part in kernel_details(found, proposals, judged, children, output.width):
+            output.print(part, soft_wrap=not hasattr(part, "columns"))
 
 
 def diff(a: KernelArgument, b: KernelArgument, archive: ArchiveOption = None) -> None:
@@ -115,7 +226,12 @@ def diff(a: KernelArgument, b: KernelArgument, archive: ArchiveOption = None) ->
     if first.id == second.id:
         console().print(f"{first.id} is the same kernel")
         return
-    console().print(difference(first, second), soft_wrap=True)
+    output = console()
+    with paged(output):
+        if output.is_terminal and output.width >= WIDE:  # elsewhere the lines can be searched and applied as a patch
+            output.print(beside(first, second, output.width))
+        else:
+            output.print(difference(first, second), soft_wrap=True)
 
 
 def tree(
@@ -134,24 +250,28 @@ def tree(
     if as_json:
         print_json([facts.of_proposal(proposal) for proposal in store.find(ProposalSummary, name)])
         return
-    found = devices(store, name, device)
+    found: list[DeviceInfo | None] = [*devices(store, name, device)]
+    if not found and not device and store.count(KernelSummary, "op", name):
+        found = [None]
     if not found:
         lookup.absent(*_nothing(op, device, proposed=bool(store.count(Kernel, "op", name))))
     root = lookup.kernel(store, kernel) if kernel else None
     if root and root.op != name:
         raise UserError(f"{kernel} is a kernel of {root.op}, not of {name}", f"try `evolve tree {root.op} {kernel}`")
-    for info in found:
-        _print_tree(lineage(store, name, info), root.id if root else "", everything=everything)
-
-
-def _print_tree(lines: Lineage, root: str, *, everything: bool) -> None:
     output = console()
+    with paged(output):
+        for info in found:
+            _print_tree(output, lineage(store, name, info), root.id if root else "", everything=everything)
+
+
+def _print_tree(output: Console, lines: Lineage, root: str, *, everything: bool) -> None:
     everything = everything or len(lines.parents) + len(lines.roots) <= MOST_SHOWN
-    output.print(f"{lines.op} on {lines.device.name}", style="bold")
+    where = f"on {lines.device.name}" if lines.device else "evaluated on no device yet"
+    output.print(f"{lines.op} {where}", style="bold")
     for kernel_id in [root] if root else roots_shown(lines, everything=everything):
         output.print(lineage_tree(lines, kernel_id, output.width, everything=everything))
     if not everything:
-        output.print("only ancestors of the kernels that are alive; --all shows every kernel", style="dim")
+        output.print(left_out_words(lines, root), style="dim", soft_wrap=True)
     output.print()
 
 

@@ -15,9 +15,11 @@ from evolve.cli import (
     export,
     kernelbench,
     ops,
+    pages,
     profile,
     run,
     runs,
+    ship,
     work,
 )
 
@@ -34,11 +36,12 @@ app = typer.Typer(
 )
 for command in (
     run.run, runs.runs, runs.compare, ops.ops, kernelbench.kernelbench,
-    browse.top, browse.show, browse.diff, browse.tree, ask.ask,
+    browse.top, browse.show, browse.diff, browse.tree, pages.serve, pages.report, ask.ask,
     exchange.tell, evaluate.evaluate, work.work, confirm.confirm, profile.profile, exchange.merge, exchange.recover,
     export.export, doctor.doctor,
 ):  # fmt: skip
     app.command()(command)
+app.command("ship")(ship.ship_champions)
 
 
 def _print_version(requested: bool) -> None:

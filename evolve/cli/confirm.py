@@ -28,7 +28,7 @@ from evolve.report.basis import known_basis
 from evolve.report.kernel import duels_table, sanitizer_words
 from evolve.report.live import confirmation_line
 from evolve.report.progress import Phases
-from evolve.report.words import complain, console, listed, print_json, short
+from evolve.report.words import complain, console, listed, print_json, say, say_command, short
 from evolve.selection.population import Champion
 from evolve.selection.view import OpView
 from evolve.sharing import Share
@@ -106,7 +106,7 @@ def _confirmed(
     for verdict in loop.confirm(locator, engine, OpView(store, op, engine.info), share):
         signals.check()
         style = "" if verdict.confirmed else "red"
-        output.print(f"{op}: {confirmation_line(verdict)}", style=style, soft_wrap=True)
+        say(output, f"{op}: {confirmation_line(verdict)}", style)
         verdicts.append(verdict)
     on_gpu = known_basis(engine.info.kind).is_pytorch
     champions = [champion for champion in _champions(op, engine, store) if champion.duel and on_gpu]
@@ -121,9 +121,9 @@ def _confirmed(
         output.print(duels_table(duels, {champion.workload: champion.kernel_id for champion in champions}))
         for kernel_id in dict.fromkeys(champion.kernel_id for champion in champions):
             words, style = sanitizer_words(in_force[kernel_id])
-            output.print(f"{short(kernel_id)} under the sanitizer: {words}", style=style, soft_wrap=True)
+            say(output, f"{short(kernel_id)} under the sanitizer: {words}", style)
     for verdict in verdicts:
         if not verdict.confirmed:
             command = f"evolve evaluate --explain {short(verdict.kernel_id)}{archive_option(store.path)}"
-            output.print(f"why {short(verdict.kernel_id)} failed: {command}", style="dim", soft_wrap=True)
+            say_command(output, f"why {short(verdict.kernel_id)} failed:", command, "dim")
     return verdicts

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 
 from archive.proposals import Proposal, Run
+from archive.store import Store
 from evolve import campaign
 from evolve.budget import Ended, Spent
 from evolve.campaign import Slice
@@ -25,8 +26,8 @@ from evolve.report.basis import basis_of
 from evolve.report.failures import failed_requests, failures_line
 from evolve.report.live import REFRESHES_PER_SECOND, CampaignDisplay, CampaignRow, EventLog, RunDisplay, campaign_table
 from evolve.report.progress import BudgetMeter, Watcher, amounts, dollars, ending, without_answer
-from evolve.report.standing import Standing, print_next_steps, print_standing, standing
-from evolve.report.words import clock, counted, listed, times, times_note, to_continue
+from evolve.report.standing import Standing, print_commands, print_next_steps, print_standing, standing
+from evolve.report.words import clock, counted, listed, say, say_command, times, times_note
 from evolve.search import Search
 from evolve.selection.view import OpView
 from reference_ops.catalog import is_path
@@ -42,7 +43,7 @@ EMULATED_COLUMNS_MEAN = "best: largest ratio of the time of an op's first kernel
 def run_search(session: Session, output: Console) -> RunResult:
     """Evolve one op until the search ends. Stopped is raised again once the summary is printed."""
     (search,), backends = session.searches, session.backends
-    _print_archive(standing_of(search, backends), session, output)
+    _print_archive(search, session, output)
     engine, store = session.working
     events = RunEvents(evolve(search, session.seeds, backends.proposer, engine, store))
     started, stopped = time.monotonic(), None
@@ -51,7 +52,7 @@ def run_search(session: Session, output: Console) -> RunResult:
             _show_events(session, events, output)
     except (Stopped, UserError) as caught:  # a UserError means that a model can no longer be used
         stopped = caught
-    after = standing_of(search, backends)
+    after = standing(store, search.op.name, engine.info, only_run=search.scope.only_run)
     output.print()
     print_standing(output, after, workloads_of(search, backends), population=False)
     _print_spent(session, started, output)
@@ -59,7 +60,7 @@ def run_search(session: Session, output: Console) -> RunResult:
     if stopped:
         raise stopped
     ended = events.ended or Ended.NOTHING
-    output.print(reason(session, ended, [after], output), soft_wrap=not output.is_terminal)
+    _print_reason(session, ended, [after], output)
     print_next_steps(output, after, search.locator, archive_option(backends.store.path))
     spent = asdict(spent_by(search, backends))
     return RunResult(
@@ -70,9 +71,9 @@ def run_search(session: Session, output: Console) -> RunResult:
 def run_campaign(session: Session, output: Console) -> RunResult:
     """Evolve several ops until their shared budget ends. Stopped is raised again once the summary is printed."""
     backends, started = session.backends, time.monotonic()
-    output.print(f"archive   {backends.store.path}", soft_wrap=not output.is_terminal)
+    say(output, str(backends.store.path), begin="archive   ")
     spent = f", {amounts(session.before)} spent so far" if session.before.evals else ""
-    output.print(f"campaign  {session.id} over {counted(len(session.searches), 'op')}{spent}", soft_wrap=True)
+    say(output, f"{session.id} over {counted(len(session.searches), 'op')}{spent}", begin="campaign  ")
     before = {search.op.name: _headroom(search, _view(search, backends)) for search in session.searches}
     events = RunEvents(
         campaign.campaign(session.searches, session.seeds, backends.proposer, backends.engine, backends.store)
@@ -90,24 +91,25 @@ def run_campaign(session: Session, output: Console) -> RunResult:
         raise stopped
     ended = events.ended or Ended.NOTHING
     after = [standing_of(search, backends) for search in session.searches]
-    output.print(reason(session, ended, after, output), soft_wrap=not output.is_terminal)
+    _print_reason(session, ended, after, output)
     given = archive_option(backends.store.path)
-    output.print("\nnext")
-    output.print(f"  evolve top{given}   the champions of every op", style="cyan", soft_wrap=True)
-    output.print(f"  evolve runs{given}  the cost of each run", style="cyan", soft_wrap=True)
+    steps = [(f"evolve top{given}", "the champions of every op"), (f"evolve runs{given}", "the cost of each run")]
+    print_commands(output, steps)
     return _campaign_result(session, rows, after, ended)
 
 
 def standing_of(search: Search, backends: Backends) -> Standing:
-    return standing(backends.store, search.op.name, backends.engine.info)
+    return standing(backends.store, search.op.name, backends.engine.info, only_run=search.scope.only_run)
 
 
 def workloads_of(search: Search, backends: Backends) -> list[str]:
     return [workload.key for workload in search.op.workloads(backends.engine.info.kind)]
 
 
-def _print_archive(before: Standing, session: Session, output: Console) -> None:
+def _print_archive(search: Search, session: Session, output: Console) -> None:
     """Print what the archive holds for the op, and what the run has spent in earlier legs."""
+    backends = session.backends
+    before = standing(backends.store, search.op.name, backends.engine.info)
     if not before.held:
         held = f"no kernels for {before.op} yet"
     else:
@@ -116,17 +118,18 @@ def _print_archive(before: Standing, session: Session, output: Console) -> None:
         found = f", best {times(best)}" if best else ""
         held = (
             f"{counted(before.held, 'kernel')} for {before.op}, "
-            f"{before.judged} evaluated on this device{found}; the run continues from them"
+            f"{before.judged} evaluated on this device{found}; "
+            f"{'a fresh run uses only its own' if search.scope.fresh else 'the run continues from them'}"
         )
-    output.print(f"archive   {session.backends.store.path}: {held}", soft_wrap=not output.is_terminal)
+    say(output, f"{backends.store.path}: {held}", begin="archive   ")
     spent = f", {amounts(session.before)} spent so far" if session.before.seconds or session.before.evals else ""
-    output.print(f"run       {session.id}{spent}", soft_wrap=not output.is_terminal)
+    say(output, f"{session.id}{spent}", begin="run       ")
 
 
 def _show_events(session: Session, events: RunEvents[Event], output: Console) -> None:
     """Show a live display on a terminal, a line per improvement elsewhere."""
     (search,), backends = session.searches, session.backends
-    watcher = Watcher(search.op.name, backends.engine.info, backends.store, backends.phases, session.working[1])
+    watcher = _watcher(search, backends, session.working[1])
     workloads = workloads_of(search, backends)
     meter = BudgetMeter(time.monotonic(), search.deadline, session.budget, session.before)
     if output.is_terminal and not output.is_dumb_terminal:
@@ -144,13 +147,17 @@ def _show_events(session: Session, events: RunEvents[Event], output: Console) ->
             signals.check()
 
 
+def _watcher(search: Search, backends: Backends, seen: Store) -> Watcher:
+    return Watcher(search.op.name, backends.engine.info, backends.store, backends.phases, seen, search.scope.only_run)
+
+
 def _show_campaign_events(
     session: Session, events: RunEvents[Event | Slice], before: dict[str, float | None], output: Console
 ) -> None:
     """Show a live table of the ops on a terminal, a line per improvement elsewhere."""
     backends, info = session.backends, session.backends.engine.info
     searches = {search.op.name: search for search in session.searches}
-    watchers = {op: Watcher(op, info, backends.store, backends.phases) for op in searches}
+    watchers = {op: _watcher(search, backends, backends.store) for op, search in searches.items()}
     meter = BudgetMeter(time.monotonic(), session.searches[0].deadline, session.budget, session.before)
     if output.is_terminal and not output.is_dumb_terminal:
         rows = {op: _row(search, before, backends) for op, search in searches.items()}
@@ -192,7 +199,7 @@ def _print_failures(session: Session, output: Console) -> None:
     store = session.backends.store
     for search in session.searches:
         if failed := failed_requests(store, search.op.name, search.run):
-            output.print(failures_line(failed, archive_option(store.path)), style="yellow", soft_wrap=True)
+            say(output, failures_line(failed, archive_option(store.path)), "yellow")
 
 
 def _print_spent(session: Session, started: float, output: Console) -> None:
@@ -217,8 +224,15 @@ def _replayed_run(search: Search, backends: Backends) -> str:
     return next((options.recorded(run).replay for run in runs if run.id == search.run), "")
 
 
-def reason(session: Session, ended: Ended, after: Sequence[Standing], output: Console) -> str:
-    """Return why the session ended, with the command that continues it under a larger budget."""
+def _print_reason(session: Session, ended: Ended, after: Sequence[Standing], output: Console) -> None:
+    why, command = reason(session, ended, after)
+    say(output, why)
+    if command:
+        say_command(output, "To continue:", command)
+
+
+def reason(session: Session, ended: Ended, after: Sequence[Standing]) -> tuple[str, str]:
+    """Return why the session ended and, if more can be done, the command that continues it under a larger budget."""
     spent = session.spent()
     why, more = ending(ended, session.budget, spent)
     if ended is Ended.NOTHING and session.replay:
@@ -227,7 +241,7 @@ def reason(session: Session, ended: Ended, after: Sequence[Standing], output: Co
         why, more = without_answer(session.budget, spent)
     elif ended is Ended.NOTHING and (empty := [one for one in after if not one.population]):
         why = _nothing_to_vary(session, empty) if len(empty) == len(after) else f"{why} {_without_kernels(empty)}."
-    return f"{why} {to_continue(session.resume_command(more), output)}" if more else why
+    return why, session.resume_command(more) if more else ""
 
 
 def _nothing_to_vary(session: Session, empty: Sequence[Standing]) -> str:

@@ -30,7 +30,7 @@ from evolve.devices.emulated.compiler import find_compiler
 from evolve.devices.prelude import cuda_include_dirs
 from evolve.engines.sandbox import gaps
 from evolve.errors import UserError
-from evolve.report.words import console, counted, hanging, listed, print_json
+from evolve.report.words import console, counted, hanging, listed, print_json, say
 
 OK, MISSING, OPTIONAL = "ok", "missing", "not set"
 STYLES = {OK: "green", MISSING: "red", OPTIONAL: "yellow"}
@@ -73,8 +73,7 @@ def _print(findings: list[Finding], usable: list[str]) -> None:
     if remedies:
         output.print("\nhow to set up what is missing", style="bold")
         for finding in remedies:
-            lines = hanging(Text("  "), f"{finding.name}: {finding.remedy}", output.width, indent=4)
-            output.print(*lines, sep="\n", soft_wrap=True)
+            say(output, f"{finding.name}: {finding.remedy}", begin="  ", indent=4)
     if usable:
         where = "" if any(policy_of(kind).times_are_gpu_times for kind in usable) else f"   (on the {usable[0]} device)"
         output.print(f"\nnext: evolve run softmax{where}", soft_wrap=True)

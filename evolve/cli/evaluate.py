@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from archive import seeds
 from archive.claims import claims_on
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation
@@ -43,7 +44,7 @@ from evolve.report.explain import explanation
 from evolve.report.kernel import evaluation_details
 from evolve.report.progress import Phases
 from evolve.report.standing import Standing, devices, origin, print_next_steps, print_standing, standing
-from evolve.report.words import complain, console, counted, one_line, print_json, short, times
+from evolve.report.words import SHORT_INDENT, complain, console, counted, one_line, print_json, say, short, times
 from evolve.selection import selection
 from evolve.selection.view import OpView
 from evolve.sharing import Share
@@ -63,6 +64,9 @@ def evaluate(  # noqa: PLR0913, PLR0917 - one per option
     explain: Annotated[
         str, typer.Option("--explain", metavar="ID", help=EXPLAIN_HELP, autocompletion=kernel_ids, show_default=False)
     ] = "",
+    shipped: Annotated[
+        bool, typer.Option("--shipped", help="Also evaluate the kernels of the named ops that ship with evolve.")
+    ] = False,
     example: ExampleOption = None,
     device: DeviceOption = "",
     gpus: GpusOption = "",
@@ -75,6 +79,8 @@ def evaluate(  # noqa: PLR0913, PLR0917 - one per option
 
     What a GPU has judged is evaluated on the emulated device only if its op or file is named.
     """
+    if shipped and not targets:
+        raise UserError("--shipped needs an OP", "name ops, such as softmax; `evolve ops` lists them")
     if explain:
         print_explanation(explain, targets or [], device, archive, as_json=as_json)
         return
@@ -90,7 +96,7 @@ def evaluate(  # noqa: PLR0913, PLR0917 - one per option
                 print_waits(phases, output)
                 chosen = parse_targets(named, store)
                 wait_for_device(started, device, output)
-                pending = list(pending_ops(chosen, started.info, store))
+                pending = list(pending_ops(chosen, started.info, store, shipped=shipped))
                 results = [evaluate_op(work, started, store, share, output) for work in pending]
             given = archive_option(store.path)
     except Stopped:
@@ -166,10 +172,15 @@ def parse_targets(targets: Sequence[str], store: Store) -> Targets:
     return Targets({**{op: op for op in found}, **ops}, ids, frozenset(found.difference(named)))
 
 
-def pending_ops(targets: Targets, info: DeviceInfo, store: Store) -> Iterator[PendingOp]:
-    """Yield the ops to evaluate with their pending kernels, and warn about pending ops outside the catalog."""
+def pending_ops(targets: Targets, info: DeviceInfo, store: Store, *, shipped: bool = False) -> Iterator[PendingOp]:
+    """Yield the ops to evaluate with their pending kernels, and warn about pending ops outside the catalog.
+
+    With `shipped`, the kernels that ship with the package count as pending too.
+    """
     for op in targets.ops or sorted(store.count(Kernel, "op")):
-        pending = OpView(store, op, info).pending(every=not targets.everything)
+        view = OpView(store, op, info)
+        view.ask_for(kernel.id for kernel in (seeds.kernels(op) if shipped else []))
+        pending = view.pending(every=not targets.everything)
         if op in targets.restricted:
             pending = [kernel_id for kernel_id in pending if kernel_id in targets.kernels]
         if not targets.everything:
@@ -198,11 +209,8 @@ def evaluate_op(work: PendingOp, engine: Engine, store: Store, share: Share, out
             signals.check()
             number += 1
             what = f"{short(evaluation.kernel_id)} {one_line(origin(before, evaluation.kernel_id), ORIGIN_SHOWN)}"
-            output.print(
-                f"[{number}/{len(work.kernels)}] {what}: {_verdict(evaluation, before.basis)}",
-                style="" if evaluation.passed else "red",
-                soft_wrap=True,
-            )
+            line = f"[{number}/{len(work.kernels)}] {what}: {_verdict(evaluation, before.basis)}"
+            say(output, line, "" if evaluation.passed else "red", indent=SHORT_INDENT)
         judged = view.verdicts()
         left = [one for one in left if one not in judged] if share.others_work(view) else []
     if others := len(work.kernels) - number:

@@ -24,7 +24,7 @@ from evolve.cli.options import ArchiveOption, ExampleOption, JsonOption, archive
 from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.proposers.tell import SUFFIXES, TELL, TellProposer, ops_in, places_of
-from evolve.report.words import console, counted, idea, listed, one_line, print_json, short
+from evolve.report.words import console, counted, idea, listed, one_line, print_json, say, say_command, short
 from evolve.request import Request
 from reference_ops import catalog
 from reference_ops.catalog import is_path
@@ -84,12 +84,12 @@ def tell(
             _print_taken(one, output)
         locators = {lookup.op_name(locator): shlex.quote(locator) for locator in own}
         for name in dict.fromkeys(one.proposal.op for one in taken if one.proposal.kernel):
-            output.print(f"next: evolve evaluate {locators.get(name, name)}{archive_option(path)}", soft_wrap=True)
+            say_command(output, "next:", f"evolve evaluate {locators.get(name, name)}{archive_option(path)}")
     for complaint in complaints:
-        console(stderr=True).print(complaint, style="red", soft_wrap=True)
+        say(console(stderr=True), complaint, "red")
     if strangers:
         again = f"{ADD_FILE}, and give the same files again: what is archived stays as it is"
-        console(stderr=True).print(f"       {again}", style="dim", soft_wrap=True)
+        say(console(stderr=True), again, "dim", begin="       ")
     if not any(one.proposal.kernel for one in taken):
         lookup.absent("no kernel was found in these files", "correct the errors above; `evolve show ID` prints a reply")
 
@@ -106,10 +106,10 @@ def _print_taken(taken: "Taken", output: Console) -> None:
     proposal = taken.proposal
     if proposal.kernel:
         state = "added   " if taken.new else "known   "
-        output.print(f"{state}  {short(proposal.kernel_id)}  {proposal.op}: {idea(proposal.kernel)}", soft_wrap=True)
+        say(output, f"{proposal.op}: {idea(proposal.kernel)}", begin=f"{state}  {short(proposal.kernel_id)}  ")
     else:
         why = one_line(proposal.failure, 300)
-        output.print(f"rejected  {short(proposal.id)}  {proposal.op}: {why}", style="red", soft_wrap=True)
+        say(output, f"{proposal.op}: {why}", "red", begin=f"rejected  {short(proposal.id)}  ")
 
 
 def merge(
@@ -131,13 +131,13 @@ def merge(
     output = console()
     for source, new in results:
         added = ", ".join(f"{count} {kind}" for kind, count in new.items() if count) or "nothing"
-        output.print(f"{source}: added {added} to {store.path}", soft_wrap=True)
+        say(output, f"{source}: added {added} to {store.path}")
     if verdicts := sum(new["evaluations"] for _, new in results):
-        output.print(
+        say(
+            output,
             f"{counted(verdicts, 'evaluation was', 'evaluations were')} made elsewhere. They rank kernels here, but "
             "`evolve export` leaves them out until `evolve confirm OP` has tested the champions on this machine",
-            style="yellow",
-            soft_wrap=True,
+            "yellow",
         )
 
 
@@ -161,14 +161,14 @@ def recover(
         return
     output = console()
     nouns = [counted(count, NOUNS.get(kind, kind.lower())) for kind, count in found.copied.items() if count]
-    output.print(f"{into}: copied {listed(nouns)}", soft_wrap=True)
+    say(output, f"{into}: copied {listed(nouns)}")
     if found.gaps:
-        output.print(f"lost: parts of the tables {listed(found.gaps)}", style="yellow", soft_wrap=True)
+        say(output, f"lost: parts of the tables {listed(found.gaps)}", "yellow")
     if found.refused:
         output.print(f"lost: {counted(found.refused, 'record')} with damaged values", style="yellow", soft_wrap=True)
     if not (found.gaps or found.refused):
         output.print("nothing was lost")
-    output.print(f"next: evolve top --archive {shlex.quote(str(into))}", style="cyan", soft_wrap=True)
+    say_command(output, "next:", f"evolve top --archive {shlex.quote(str(into))}", "cyan")
 
 
 def _gathered(source: Path) -> list[Record]:

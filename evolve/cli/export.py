@@ -72,10 +72,10 @@ def _print_report(report: "ExportReport", output: Console) -> None:
             continue
         wins = [(kernel, win) for kernel in exported.kernels for win in kernel.wins]
         labels = workload_labels(list(dict.fromkeys(win.workload for _, win in wins)))
-        table = plain_table("kernel", labels.heading, "speedup", "device", "idea", numbers=["speedup"])
+        table = plain_table("kernel", labels.heading, "speedup", "over", "device", "idea", numbers=["speedup"])
         for kernel, win in wins:
             table.add_row(
-                short(kernel.id), fitted(labels.of[win.workload]), times(win.speedup), fitted(win.device),
+                short(kernel.id), fitted(labels.of[win.workload]), times(win.speedup), win.over, fitted(win.device),
                 fitted(kernel.note, "dim"),
             )  # fmt: skip
         output.print(table)

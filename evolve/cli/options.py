@@ -1,21 +1,25 @@
 """Options shared by several commands, budgets given on the command line, and the options recorded with a run."""
 
 import shlex
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from archive import library
+from archive.plan import DTYPES
 from archive.proposals import Budget, Run
 from archive.store import ArchiveError
 from archive.summaries import KernelSummary
 from evolve import wiring
 from evolve.devices import choose
 from evolve.errors import UserError
-from evolve.report.words import listed
+from evolve.report.words import SHORT_DTYPES, listed
+from reference_ops.listing import families
 
 
 def op_names(incomplete: str = "") -> list[str]:
@@ -95,6 +99,56 @@ ExampleOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
+FamilyPart = Annotated[str, typer.Option("--family", metavar="NAME", help="Show only ops of this family.")]
+DtypePart = Annotated[str, typer.Option("--dtype", metavar="NAME", help="Show only workloads of this dtype.")]
+OutcomePart = Annotated[
+    str, typer.Option("--outcome", metavar="TEXT", help="List kernels with this outcome, such as wrong or pending.")
+]
+ProposerPart = Annotated[
+    str, typer.Option("--proposer", metavar="TEXT", help="Show only what a proposer with TEXT in its name made.")
+]
+RunPart = Annotated[str, typer.Option("--run", metavar="RUN", help="List the kernels of a run, or `last`.")]
+SincePart = Annotated[
+    str, typer.Option("--since", metavar="TIME", help="Show only what was made since, such as 2h, 3d or 2026-01-31.")
+]
+CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV instead of tables.")]
+AGES = {"m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 7 * 86_400.0}
+
+
+def moment_of(text: str) -> float:
+    """Return the time that is meant by `2h`, `3d`, `2026-01-31` or `2026-01-31 14:30`; 0 for an empty text."""
+    if not text:
+        return 0.0
+    number, unit = text[:-1], text[-1]
+    if unit in AGES and number.replace(".", "", 1).isdecimal():
+        return time.time() - float(number) * AGES[unit]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise UserError(
+            f"--since {text} is no time", "give an age such as 30m, 2h or 3d, or a day such as 2026-01-31"
+        ) from None
+
+
+def known_dtype(given: str) -> str:
+    """Return the whole name of a dtype that may be given short, such as bf16."""
+    names = {**{short: name for name, short in SHORT_DTYPES.items()}, **{name: name for name in DTYPES}}
+    if given and given not in names:
+        raise UserError(f"there is no dtype `{given}`", f"choose one of: {', '.join(DTYPES)}")
+    return names.get(given, "")
+
+
+def check_family(given: str) -> None:
+    known = sorted(set(families().values()))
+    if given and given not in known:
+        raise UserError(f"there is no family `{given}`", f"choose one of: {', '.join(known)}")
+
+
+def check_sort(given: str, known: Sequence[str]) -> None:
+    if given and given not in known:
+        raise UserError(f"--sort must be one of {', '.join(known)}, got {given}", f"choose one of: {', '.join(known)}")
+
+
 def archive_option(path: Path) -> str:
     """Return the option that makes a command use this archive; empty for the default archive."""
     return "" if path == wiring.DEFAULT_ARCHIVE else f" --archive {shlex.quote(str(path))}"
@@ -129,7 +183,7 @@ MINUTES_HELP = (
     "with a model, unless --evals or, with a model, --tokens or --usd is given]."
 )
 MinutesOption = Annotated[float | None, typer.Option(MINUTES, help=MINUTES_HELP, show_default=False)]
-EVALS_HELP = "Maximum number of evaluations, and of replies without a kernel; questions without a reply do not count."
+EVALS_HELP = "Maximum number of evaluations; questions that give no kernel do not count."
 EvalsOption = Annotated[int | None, typer.Option(EVALS, help=EVALS_HELP)]
 KEPT = (
     "A question is sent only if a reply as long as the longest so far can still be paid for, and at the end max_tokens "

@@ -40,7 +40,7 @@ from evolve.cli.signals import Stopped
 from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.report.progress import Phases
-from evolve.report.words import console, listed, print_json, to_continue
+from evolve.report.words import console, listed, print_json, say, say_command
 from reference_ops import catalog
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def run_setup(
             _check_workloads([op for op, _ in loaded], engine.info.kind)
             for op, locator in loaded:
                 if catalog.is_path(locator):
-                    output.print(f"op        {_described(op)}", soft_wrap=not output.is_terminal)
+                    say(output, _described(op), begin="op        ")
             print_proposer(proposer.name, setup.budget, output)
             resuming = [word for word in command if word != "--all"]
             claims = stack.enter_context(claims_on(store.path))
@@ -162,7 +162,7 @@ def run_setup(
             again = opened.resume_command()
             return (display.run_search if len(opened.searches) == 1 else display.run_campaign)(opened, output)
     except Stopped:
-        output.print(f"stopped. {to_continue(again, output)}", soft_wrap=True)
+        say_command(output, "stopped. To continue:", again)
         raise
 
 

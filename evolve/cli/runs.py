@@ -1,7 +1,7 @@
 """`evolve runs` and `evolve compare`: what runs cost, and how good their kernels are."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -15,15 +15,39 @@ from archive.summaries import EvaluationSummary
 from evolve import budget, wiring
 from evolve.budget import History, Spent
 from evolve.cli import lookup, options
-from evolve.cli.options import ArchiveOption, JsonOption, OpFilter, archive_option
+from evolve.cli.options import (
+    ArchiveOption,
+    CsvOption,
+    DevicePart,
+    FamilyPart,
+    JsonOption,
+    OpFilter,
+    ProposerPart,
+    SincePart,
+    archive_option,
+)
 from evolve.errors import UserError
 from evolve.report import runs as report
-from evolve.report.basis import basis_of, known_basis
+from evolve.report.basis import Basis, basis_of, known_basis
+from evolve.report.best_so_far import sparkline
 from evolve.report.failures import failed_requests, failures_line
+from evolve.report.output import EVERYTHING, csv_of
 from evolve.report.progress import dollars
-from evolve.report.runs import PER, Trajectory, comparison
+from evolve.report.runs import PER, Trajectory, comparison, has_unicode
 from evolve.report.tables import WIDE, fitted, narrowed, plain_table
-from evolve.report.words import clock, console, counted, moment, print_json, times, times_label, times_note
+from evolve.report.words import (
+    clock,
+    console,
+    counted,
+    moment,
+    print_json,
+    print_text,
+    say,
+    times,
+    times_label,
+    times_note,
+)
+from reference_ops.listing import families
 
 OVER_FIRST_KERNEL = "best, on a device without GPU times: over the op's first kernel"
 NOTHING_OWN = "best: `-` if no kernel that the run itself proposed has passed; shipped kernels do not count"
@@ -37,6 +61,7 @@ class RunSummary:
     run: Run
     spent: Spent
     best: float | None
+    curve: tuple[tuple[float, float], ...] = ()  # kernels proposed by then, and the best so far
 
     @property
     def idle(self) -> bool:
@@ -44,26 +69,55 @@ class RunSummary:
         return bool(self.run.campaign) and not self.spent.something
 
 
-def runs(op: OpFilter = "", archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
+SORTED_BY: Mapping[str, Callable[[RunSummary], float | str]] = {
+    "when": lambda line: line.run.created,
+    "op": lambda line: line.run.op,
+    "best": lambda line: line.best or 0.0,
+    "evals": lambda line: line.spent.evals,
+    "tokens": lambda line: line.spent.tokens,
+    "usd": lambda line: line.spent.usd,
+}
+SORTS = tuple(SORTED_BY)
+
+
+def runs(  # noqa: PLR0913, PLR0917 - one per option
+    op: OpFilter = "",
+    family: FamilyPart = "",
+    device: DevicePart = "",
+    proposer: ProposerPart = "",
+    since: SincePart = "",
+    sort: Annotated[str, typer.Option("--sort", metavar="|".join(SORTS), help="Sort by this, smallest first.")] = "",
+    archive: ArchiveOption = None,
+    as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+) -> None:
     """List the runs with their costs and best speedups. Only kernels that a run itself proposed count."""
+    options.check_sort(sort, SORTS)
+    options.check_family(family)
+    began = options.moment_of(since)
     store = wiring.archive(archive, read_only=True)
-    lines = _lines(store, lookup.op_name(op))
+    lines = [
+        line for line in _lines(store, lookup.op_name(op))
+        if device.lower() in line.run.device.lower() and proposer.lower() in line.run.proposer.lower()
+        and line.run.created >= began and family in ("", families().get(line.run.op))
+    ]  # fmt: skip
+    lines.sort(key=SORTED_BY[sort or "when"])
     if as_json:
         print_json([_facts(line) for line in lines])
     if not lines:
         of = f" of {op}" if op else ""
         lookup.absent(f"the archive holds no runs{of} yet", f"`evolve run {op or 'softmax'}` makes one")
-    if as_json:
+    if as_csv:
+        print_text(csv_of(_table(lines, EVERYTHING, unicode=True)), end="")
+    if as_json or as_csv:
         return
     output = console()
     whole = op or all(line.idle for line in lines)
     listed = [line for line in lines if whole or not line.idle]
-    output.print(_table(listed, output.width))
+    output.print(_table(listed, output.width, unicode=has_unicode(output)))
     for line in listed:
         if failed := failed_requests(store, line.run.op, line.run.id):
-            output.print(
-                f"{line.run.id}: {failures_line(failed, archive_option(store.path))}", style="dim", soft_wrap=True
-            )
+            say(output, f"{line.run.id}: {failures_line(failed, archive_option(store.path))}", "dim")
     for remark in _remarks(listed, [] if whole else [line.run.campaign for line in lines if line.idle]):
         output.print(remark, style="dim")
     output.print("\nevolve run --resume RUN continues a run", style="dim")
@@ -82,13 +136,14 @@ def _remarks(listed: Sequence[RunSummary], elsewhere: Sequence[str]) -> Iterator
         yield f"campaign {campaign} has spent nothing on {counted(others, 'other op')}"
 
 
-def _table(lines: Sequence[RunSummary], width: int) -> Table:
+def _table(lines: Sequence[RunSummary], width: int, *, unicode: bool) -> Table:
     """Return a table of runs, without empty columns and, on a narrow terminal, without the least important ones."""
     tokens = ["tokens"] if any(line.spent.tokens for line in lines) else []
     usd = ["usd"] if any(line.spent.usd for line in lines) else []
     device = ["device"] if width >= WIDE else []
     campaign = ["campaign"] if device and any(line.run.campaign for line in lines) else []
     numbers = ["evals", *tokens, *usd, "time", "best"]
+    curve = ["best so far"] if width >= WIDE and any(len(line.curve) > 1 for line in lines) else []
     table = plain_table(
         "run",
         "op",
@@ -97,9 +152,10 @@ def _table(lines: Sequence[RunSummary], width: int) -> Table:
         "proposer",
         "strategy",
         *numbers,
+        *curve,
         *campaign,
         numbers=numbers,
-        whole=["run", "when"],
+        whole=["run", "when", "best so far"],
     )
     for line in lines:
         run, spent = line.run, line.spent
@@ -115,13 +171,15 @@ def _table(lines: Sequence[RunSummary], width: int) -> Table:
             *[dollars(spent.usd) for _ in usd],
             clock(spent.seconds),
             times(line.best),
+            *[sparkline(line.curve, unicode=unicode) for _ in curve],
             *[run.campaign for _ in campaign],
         )
-    return narrowed(table, width, ["strategy", "when", "proposer", "time"])
+    return narrowed(table, width, ["best so far", "strategy", "when", "proposer", "time"])
 
 
 def _lines(store: Store, op: str) -> list[RunSummary]:
     pasts = defaultdict[str, dict[str, History]](dict)  # by op and device
+    bases: dict[tuple[str, str], Basis] = {}
     lines = []
     for run in store.find(Run, op):
         of_op = pasts[run.op]
@@ -132,17 +190,30 @@ def _lines(store: Store, op: str) -> list[RunSummary]:
         verdicts = [past.in_force[kernel_id] for kernel_id in own if kernel_id in past.in_force]
         best = max((verdict.speedup for verdict in verdicts if verdict.passed), default=0.0)
         if not known_basis(_kind(run)).is_pytorch:
-            best = _best_over_first(store, run, own)
-        lines.append(RunSummary(run, budget.spent(run.id, past), best or None))
+            if (run.op, run.device) not in bases:
+                bases[run.op, run.device] = _basis_of_run(store, run)
+            best = _best_over_first(store, run, own, bases[run.op, run.device])
+        lines.append(RunSummary(run, budget.spent(run.id, past), best or None, tuple(_curve(run, past))))
     return lines
 
 
-def _best_over_first(store: Store, run: Run, own: Collection[str]) -> float:
-    """Return the largest ratio of the first kernel's times to those of the run's own kernels; 0 without any."""
+def _curve(run: Run, past: History) -> Iterator[tuple[float, float]]:
+    """Yield the best speedup so far after each of the run's kernels; nothing without GPU times."""
+    best = 0.0
+    for number, proposal in enumerate(past.of_run.get(run.id, ()) if known_basis(_kind(run)).is_pytorch else (), 1):
+        verdict = past.in_force.get(proposal.kernel_id)
+        if verdict and verdict.passed:
+            best = max(best, verdict.speedup)
+            yield float(number), best
+
+
+def _basis_of_run(store: Store, run: Run) -> Basis:
     info = next((one for one in store.find(DeviceInfo, run.op) if one.key == run.device), None)
-    if info is None:
-        return 0.0
-    basis = basis_of(store, run.op, info)
+    return basis_of(store, run.op, info) if info else known_basis(_kind(run))
+
+
+def _best_over_first(store: Store, run: Run, own: Collection[str], basis: Basis) -> float:
+    """Return the largest ratio of the first kernel's times to those of the run's own kernels; 0 without any."""
     verdicts = store.find(EvaluationSummary, run.op, device=run.device, in_force=True, kernels=own)
     return max((basis.best(verdict) or 0.0 for verdict in verdicts if verdict.passed), default=0.0)
 

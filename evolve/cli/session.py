@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rich.console import Console
 
-from archive import library
+from archive import library, seeds
 from archive.claims import Claims
+from archive.kernel import Kernel
 from archive.proposals import Budget, Proposal, Run
 from archive.store import Store
 from evolve import budget, wiring
@@ -27,7 +28,7 @@ from evolve.devices.choose import policy_of
 from evolve.engines.engine import Engine
 from evolve.errors import UserError
 from evolve.replayed import RecordedVerdicts, seen_by
-from evolve.report.words import listed, times_label
+from evolve.report.words import listed, say, times_label
 from evolve.request import Proposer
 from evolve.search import GENERATION, Search
 from evolve.selection.view import EVOLVE, STRATEGIES, Scope
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from archive.sqlite import SqliteStore
     from evolve.report.progress import Phases
 
-SEED_PROPOSER = "shipped"
 E = TypeVar("E")
 
 
@@ -203,17 +203,22 @@ def opened(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, c
     with_model = backends.proposer.name != OFFLINE
     claims = None if setup.run_options.replay else backends.claims  # a replay repeats verdicts that are known
     searches = [
-        Search(run.id, op, locator, run.seed, total, scope=Scope(run.id, run.strategy, setup.run_options.fresh),
+        Search(run.id, op, locator, run.seed, total, scope=_scope(run, setup.run_options),
                profiled=with_model, share=Share(claims, backends.phases.wait))
         for run, (op, locator) in zip(runs, loaded, strict=True)
     ]  # fmt: skip
     before = sum((spent_by(search, backends) for search in searches), Spent()) if setup.runs else Spent()
     left = budget.left(total, before)
     given = setup.run_options
-    seeds = () if given.no_seeds or given.fresh else tuple(_seeds([op for op, _ in loaded], kind))
+    start = () if given.no_seeds or given.fresh else tuple(_seeds([op for op, _ in loaded], kind))
     deadline = float("inf") if left.seconds is None else time.monotonic() + left.seconds
     searches = [replace(search, budget=left, deadline=deadline) for search in searches]
-    return Session(backends, identity, tuple(searches), total, before, seeds, tuple(command), setup.given, given.replay)
+    return Session(backends, identity, tuple(searches), total, before, start, tuple(command), setup.given, given.replay)
+
+
+def _scope(run: Run, given: RunOptions) -> Scope:
+    without = seeds.kernels(run.op) if given.no_seeds else []
+    return Scope(run.id, run.strategy, given.fresh, frozenset(kernel.id for kernel in without))
 
 
 def _seeds(ops: Sequence[Op], device: str) -> Iterator[Proposal]:
@@ -224,9 +229,14 @@ def _seeds(ops: Sequence[Op], device: str) -> Iterator[Proposal]:
     from evolve import adapted
 
     for op in ops:
-        for kernel in adapted.kernels_for(op) if op.standalone else library.shipped(op.name):
+        for kernel in adapted.kernels_for(op) if op.standalone else _shipped(op.name, device):
             if choose.supports(device, kernel):
-                yield Proposal(op.name, "seed", SEED_PROPOSER, kernel, created=time.time())
+                yield seeds.proposal(kernel, time.time())
+
+
+def _shipped(op: str, device: str) -> list[Kernel]:
+    """Return the shipped kernels; on a GPU also with other knobs, with which they have won on some GPU."""
+    return seeds.kernels(op) if policy_of(device).times_are_gpu_times else library.shipped(op)
 
 
 def spent_by(search: Search, backends: Backends) -> Spent:
@@ -316,7 +326,7 @@ def print_waits(phases: "Phases", output: Console) -> None:
     def heard(reason: str) -> None:
         if reason not in printed:
             printed.add(reason)
-            output.print(f"waiting: {reason}", soft_wrap=True)
+            say(output, reason, begin="waiting: ")
 
     phases.heard = heard
 
@@ -328,8 +338,6 @@ def print_proposer(name: str, budget: Budget, output: Console) -> None:
         return
     configured = os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")
     why = "" if configured else "no OPENAI_API_KEY or OPENAI_BASE_URL: "
-    output.print(
-        f"proposer  {why}the offline proposer varies the knobs of known kernels", soft_wrap=not output.is_terminal
-    )
+    say(output, f"{why}the offline proposer varies the knobs of known kernels", begin="proposer  ")
     if unused := [option for option, limit in ((TOKENS, budget.tokens), (USD, budget.usd)) if limit is not None]:
         output.print(f"budget    no model is asked, so {listed(unused)} cannot end the run", style="yellow")

@@ -20,6 +20,7 @@ TICK_SECONDS = 0.2
 MOST_COMPILED_AHEAD = 8  # compiled kernels waiting for an evaluator
 JOBS_PER_WORKER = 200
 START_ATTEMPTS = 3
+DONE = ""  # the phase of a kernel that is being worked on no more
 MOST_FAILED_PROFILES = 3  # in a row; after that, no more are tried
 COMPILER_BYTES = 8 * 2**30
 # Signals sent by a user or by a system short of memory, not caused by a kernel. The job is retried once.
@@ -29,6 +30,8 @@ ENDLESS = ("run", "time")
 
 class LocalEngine:
     """Engine that evaluates on this machine. `watch` is called with a kernel's id and the phase that it enters.
+
+    At the end of what is no evaluation, the phase is empty.
 
     With several `cards` of the device, such as GPUs, each has `workers` evaluators, and the first one stands for the
     device: on it champions are confirmed, kernels are profiled and PyTorch is timed.
@@ -125,6 +128,7 @@ class LocalEngine:
         self._watch(side_job.subject, phase)
         while side_job.answer is None and not side_job.fault:
             self._step()
+        self._watch(side_job.subject, DONE)
         return side_job
 
     def _drop_unfinished(self) -> None:

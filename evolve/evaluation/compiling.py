@@ -180,7 +180,10 @@ def _threads(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> in
 
 
 def _steps(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> int:
-    """Return the steps of all threads of one block that goes through all rows, one after the other."""
+    """Return the steps of all threads of a block that goes through rows one after the other, if there is one.
+
+    A launch of fewer threads than rows has such a block. Others end after a few steps for each of their threads.
+    """
     rows = max(math.prod(op.shape(tensor, workload)[:-1]) for tensor in op.outputs)
-    launches = bound_at(kernel, op, workload, info).launches
-    return rows * max((math.prod(launch.block) for launch in launches), default=0)  # all may have a grid of 0
+    launches = [(math.prod(one.grid), math.prod(one.block)) for one in bound_at(kernel, op, workload, info).launches]
+    return rows * max((threads for blocks, threads in launches if blocks * threads < rows), default=0)

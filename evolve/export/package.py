@@ -12,7 +12,7 @@ from pathlib import Path
 from archive.kernel import Kernel
 from archive.store import Store
 from evolve.errors import UserError
-from evolve.export import runtime_copy, texts, winners
+from evolve.export import families, runtime_copy, texts, winners
 from evolve.export.portable import portable
 from evolve.export.runtime_copy import NotPortableError
 from evolve.export.template import manifest
@@ -27,11 +27,12 @@ TAKEN_PACKAGES = (*runtime_copy.ROOTS, "torch", "cupy", "numpy", "test", "tests"
 
 @dataclass(frozen=True)
 class Win:
-    """A workload on which this kernel is the fastest one and won the paired timing against the best of PyTorch."""
+    """A workload on which this kernel is the fastest one and beats PyTorch."""
 
     workload: str
     device: str
-    speedup: float  # in the paired timing
+    speedup: float
+    over: str  # "PyTorch", or "eager PyTorch" where torch.compile is as fast
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def _op_files(op: Op, path: Path, chosen: _Chosen) -> _OpFiles:
     report = ExportedOp(
         op.name,
         tuple(ExportedKernel(kernel.id, kernel.note, _wins(kernel.id, best)) for kernel in shipped),
-        texts.call(op, entry),
+        ", ".join(texts.call(one) for one in texts.functions([(op, entry)])),
     )
     files = {module: source, **{kernel.file: chosen.kernels[kernel.id].text for kernel in shipped}}
     return _OpFiles(op, entry, report, files, frozenset(imports))
@@ -171,9 +172,11 @@ def _op_files(op: Op, path: Path, chosen: _Chosen) -> _OpFiles:
 
 def _wins(kernel: str, best: winners.Champions) -> tuple[Win, ...]:
     return tuple(
-        Win(measured.times.workload, measured.device, measured.duel.speedup)
+        Win(measured.times.workload, measured.device, measured.speedup, "PyTorch")
+        if measured.wins
+        else Win(measured.times.workload, measured.device, measured.speedup_over_eager, "eager PyTorch")
         for winner, measured in best.values()
-        if winner == kernel and measured.duel and measured.duel.won
+        if winner == kernel and measured.wins_eager
     )
 
 
@@ -187,11 +190,12 @@ def _files(name: str, parts: Sequence[_OpFiles]) -> dict[str, str]:
     """Return the text of every file by its path in the folder."""
     exported = [(part.op, part.entry) for part in parts]
     inside = {
-        "__init__.py": texts.init(exported),
+        "__init__.py": texts.init(name, exported),
+        "nn.py": texts.nn(exported),
         "py.typed": "",
         manifest.FILE: manifest.text({part.op.name: part.entry for part in parts}),
         "ops/__init__.py": '"""References: what the kernels compute, in PyTorch."""\n',
-        **runtime_copy.files({module for part in parts for module in part.imports}),
+        **runtime_copy.files({*families.of_ops([part.op.name for part in parts]), *_imports(parts)}),
     }
     for part in parts:
         inside.update(part.files)
@@ -200,6 +204,10 @@ def _files(name: str, parts: Sequence[_OpFiles]) -> dict[str, str]:
         "README.md": texts.readme(name, exported),
         **{f"{name}/{path}": text for path, text in inside.items()},
     }
+
+
+def _imports(parts: Sequence[_OpFiles]) -> set[str]:
+    return {module for part in parts for module in part.imports}
 
 
 def _check_target(folder: Path, name: str) -> None:

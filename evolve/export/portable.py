@@ -13,7 +13,10 @@ from reference_ops.op import Op, Workload, ops_of
 from reference_ops.precision import TORCH_DTYPES
 from reference_ops.tasks.source import TaskError, run_text
 
-TAKEN_FUNCTIONS = ("explain", "kernels", "ops")  # functions and modules of every package
+TAKEN_FUNCTIONS = (  # functions and modules of every package
+    *("backend", "enabled", "explain", "graph_pass", "kernels", "nn", "ops", "options", "patch", "set_options"),
+    "unpatch",
+)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ HOMES = {
     "reference_ops": f"{RUNTIME}.reference_ops",
 }
 ROOTS = ("evolve", "archive", "reference_ops")
-ENTRY = "evolve.export.template.dispatch"
+ENTRIES = ("evolve.export.template.layers", "evolve.export.template.redirecting")
 DOCSTRING = '"""Copied from evolve-kernels, which generated this package. Make changes there."""\n'
 
 
@@ -26,9 +26,9 @@ class NotPortableError(Exception):
 
 
 def files(modules: set[str]) -> dict[str, str]:
-    """Return the runtime's files by path in the package: the entry, these modules and everything they import."""
+    """Return the runtime's files by path in the package: the entries, these modules and everything they import."""
     copied: dict[str, str] = {}
-    waiting, seen = [ENTRY, *sorted(modules)], set[str]()
+    waiting, seen = [*ENTRIES, *sorted(modules)], set[str]()
     while waiting:
         module = waiting.pop()
         if module in seen:

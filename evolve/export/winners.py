@@ -85,10 +85,12 @@ def shipped(
 
     A champion's times on workloads that another kernel wins are used if the other kernel refuses a nearby shape.
     """
-    winners = dict.fromkeys(kernel for kernel, measured in best.values() if measured.wins)
+    winners = dict.fromkeys(kernel for kernel, measured in best.values() if measured.wins_eager)
     if not winners:
-        raise NoWinnerError("no kernel was faster than eager PyTorch and torch.compile in a paired timing on a GPU")
-    won = {place for place, (_, measured) in best.items() if measured.wins}
+        raise NoWinnerError(
+            "no kernel was faster than eager PyTorch on a GPU, in a paired timing where that was the best of PyTorch"
+        )
+    won = {place for place, (_, measured) in best.items() if measured.wins_eager}
     there = [(kernel, measured) for kernel, measured in rows if (measured.device, measured.times.workload) in won]
     return tuple(
         _shipped(
@@ -102,7 +104,7 @@ def shipped(
 
 def pytorch_wins(best: Champions) -> tuple[Measured, ...]:
     """Return the champions' times on the workloads where PyTorch is faster."""
-    return tuple(measured for _, measured in best.values() if not measured.wins)
+    return tuple(measured for _, measured in best.values() if not measured.wins_eager)
 
 
 def _shipped(kernel: Kernel, measured: tuple[Measured, ...], tested: tuple[Tested, ...]) -> Shipped:

@@ -62,8 +62,7 @@ def _first_times(store: Store, op: str, ranked: Iterable[RankedTimes]) -> dict[s
     """Return by workload the time of the kernel that was added first of those that passed there."""
     by_kernel = {one.kernel_id: one for one in ranked}
     first: dict[str, float] = {}
-    for kernel in store.find(KernelSummary, op) if by_kernel else ():
-        if one := by_kernel.get(kernel.id):
-            for timed in one.measurements:
-                first.setdefault(timed.workload, timed.median_us)
+    for kernel in store.find(KernelSummary, op, ids=list(by_kernel)):
+        for timed in by_kernel[kernel.id].measurements:
+            first.setdefault(timed.workload, timed.median_us)
     return first

@@ -1,5 +1,6 @@
 """Facts: what the tables show, as plain values for --json."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +10,7 @@ from archive.records import Duel, Evaluation, Measurement
 from archive.summaries import ProposalSummary
 from evolve.devices.choose import policy_of
 from evolve.report.basis import PYTORCH, Basis, known_basis
+from evolve.report.kernels import KernelLine
 from evolve.report.standing import Standing
 from evolve.selection.population import Champion
 
@@ -20,12 +22,23 @@ def of_standing(standing: Standing) -> Facts:
         "op": standing.op,
         "device": standing.device.key,
         "emulated": not policy_of(standing.device.kind).times_are_gpu_times,
-        "champions": [of_champion(champion, standing.basis) for champion in standing.champions],
+        "champions": [
+            {**of_champion(champion, standing.basis), "measured_elsewhere": champion.kernel_id in standing.elsewhere}
+            for champion in standing.champions
+        ],
         "population": [_of_survivor(evaluation, standing) for evaluation in standing.population],
         "outcomes": standing.outcomes,
         "pending": standing.pending,
         "replies_without_kernel": standing.unread,
     }
+
+
+def of_unmeasured(op: str, kernels: Sequence[Kernel]) -> Facts:
+    """Return what is known of an op that no device has evaluated, with the keys of a standing."""
+    return {
+        "op": op, "device": None, "champions": [], "population": [], "outcomes": {}, "pending": 0,
+        "replies_without_kernel": 0, "kernels": [of_kernel(kernel) for kernel in kernels],
+    }  # fmt: skip
 
 
 def of_champion(champion: Champion, basis: Basis = PYTORCH) -> Facts:
@@ -55,6 +68,22 @@ def of_measurement(measurement: Measurement, basis: Basis = PYTORCH) -> Facts:
 
 def of_kernel(kernel: Kernel) -> Facts:
     return {"kernel": kernel.id, "op": kernel.op, "note": kernel.plan.note, "knobs": kernel.plan.settings}
+
+
+def of_kernel_line(line: KernelLine) -> Facts:
+    proposal = line.proposal
+    return {
+        "kernel": line.kernel_id,
+        "op": line.op,
+        "device": line.device.key,
+        "outcome": line.outcome,
+        "best": line.best,
+        "mean": line.mean,
+        "operator": proposal.operator if proposal else "",
+        "proposer": proposal.proposer if proposal else "",
+        "run": proposal.run if proposal else "",
+        "created": line.created,
+    }
 
 
 def of_proposal(proposal: Proposal | ProposalSummary) -> Facts:
@@ -103,4 +132,5 @@ def _of_survivor(evaluation: Evaluation, standing: Standing) -> Facts:
         "proposer": proposal.proposer if proposal else "",
         "parents": list(proposal.parents) if proposal else [],
         "children": standing.children.get(evaluation.kernel_id, 0),
+        "measured_elsewhere": evaluation.shipped,
     }

@@ -33,8 +33,8 @@ def tally(found: Sequence[tuple[int, str]], characters: int = REASON_CHARACTERS)
 
 def failed_requests(store: Store, op: str = "", run: str = "") -> list[ProposalSummary]:
     """Return the requests that gave no kernel, oldest first."""
-    found = store.find(ProposalSummary, op, run=run) if run else store.find(ProposalSummary, op, kernels=[""])
-    return [proposal for proposal in found if proposal.failure and not proposal.kernel_id]
+    found = store.find(ProposalSummary, op, kernels=[""])
+    return [proposal for proposal in found if proposal.failure and run in ("", proposal.run)]
 
 
 def failures_line(failed: Sequence[ProposalSummary], given: str = "") -> str:

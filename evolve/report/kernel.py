@@ -14,11 +14,12 @@ from rich.tree import Tree
 
 from archive.kernel import OPEN, Kernel
 from archive.proposals import Proposal
-from archive.records import Confirmed, DeviceInfo, Duel, Evaluation
+from archive.records import SHIPPED, Confirmed, DeviceInfo, Duel, Evaluation
 from archive.store import Store
 from archive.summaries import EvaluationSummary, KernelSummary, Origin, ProposalSummary, RankedTimes
 from evolve.devices.choose import policy_of
-from evolve.report.basis import Basis, basis_of, known_basis
+from evolve.report.basis import PYTORCH, Basis, basis_of, known_basis
+from evolve.report.differences import Side, side_by_side
 from evolve.report.standing import first_proposals
 from evolve.report.tables import fitted, measurements_table, plain_table
 from evolve.report.words import (
@@ -35,9 +36,11 @@ from evolve.report.words import (
     workload_labels,
 )
 from evolve.selection.population import fittest
+from evolve.selection.view import unasked
 
 NO_DUEL = "no duel: it is not close to the best of PyTorch on any workload"
 DUELS_NEED_A_GPU = "no duel with PyTorch: that needs a GPU"
+MEASURED_ELSEWHERE = "measured elsewhere and shipped with the package; `evolve verify` measures it on this machine"
 AUDIT_SPEEDUP = 10.0  # a larger speedup is more likely a measurement error
 
 
@@ -144,6 +147,8 @@ def _audited(evaluation: Evaluation) -> tuple[list[str], list[str]]:
 
 FENCED_KERNEL = re.compile(rf"^[ \t]*(?:`{{3,}}|~{{3,}}).*\n(?:[ \t]*//.*\n)*{re.escape(OPEN)}", re.MULTILINE)
 THEME = "ansi_dark"
+NUMBER_COLUMNS = 4  # for the number of a line
+NOT_EVALUATED = Text("not evaluated", "dim")
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -176,6 +181,8 @@ def evaluation_details(evaluation: Evaluation, width: int, basis: Basis) -> Iter
     confirmed = ", confirmed by a fresh process" if evaluation.confirmed else ""
     style = "green" if evaluation.passed else "red"
     yield _heading(f"On {evaluation.device.name}: {evaluation.outcome}{confirmed}", style)
+    if evaluation.shipped:
+        yield Text(MEASURED_ELSEWHERE, "yellow")
     facts = [moment(evaluation.created), f"{evaluation.seconds:.1f} s" if evaluation.seconds else ""]
     if evaluation.deterministic is not None:
         facts.append("deterministic" if evaluation.deterministic else "not deterministic")
@@ -220,6 +227,41 @@ def difference(a: Kernel, b: Kernel) -> RenderableType:
     return Group(*(Text(line, DIFF_STYLES.get(line[:1], "")) for line in lines))
 
 
+def beside(a: Kernel, b: Kernel, width: int) -> RenderableType:
+    """Return two kernels' texts side by side, highlighted, without the lines that are far from any change."""
+    half = (width - 2 * NUMBER_COLUMNS - 5) // 2
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for kernel in (a, b):
+        table.add_column("", justify="right", width=NUMBER_COLUMNS, style="dim")
+        table.add_column(f"{short(kernel.id)}  {one_line(kernel.plan.note, max(1, half - 10))}", width=half)
+    highlighting = Syntax("", "cuda", theme=THEME, background_color="default")
+    for number, group in enumerate(side_by_side(a.text, b.text)):
+        if number:
+            table.add_row("", Text("…", "dim"), "", Text("…", "dim"))
+        for pair in group:
+            table.add_row(*_side(pair.left, "red", highlighting, changed=pair.changed),
+                          *_side(pair.right, "green", highlighting, changed=pair.changed))  # fmt: skip
+    return table
+
+
+def _side(side: Side, color: str, highlighting: Syntax, *, changed: bool) -> tuple[str, Text]:
+    if not side.number:
+        return "", Text()
+    text = highlighting.highlight(side.text.expandtabs(4) or " ")
+    text.right_crop(1)  # the newline that highlighting adds
+    if changed and "\t" in side.text:
+        text.stylize(color)
+    elif changed:
+        at = 0
+        for part in side.parts:
+            text.stylize(
+                f"bold {color} underline" if part.changed and len(side.parts) > 1 else color, at, at + len(part.text)
+            )
+            at += len(part.text)
+    text.overflow, text.no_wrap = "fold", False
+    return str(side.number), text
+
+
 def _heading(text: str, style: str = "") -> Text:
     return Text(f"\n{text}", f"bold {style}".strip())
 
@@ -229,7 +271,7 @@ def _proposal_line(proposal: Proposal) -> Text:
     if proposal.parents:
         parts.append(f"of {', '.join(map(short, proposal.parents))}")
     if proposal.run:
-        parts.append(f"in run {proposal.run}")
+        parts.append("elsewhere" if proposal.run == SHIPPED else f"in run {proposal.run}")
     cost = proposal.cost
     if cost.prompt_tokens or cost.completion_tokens:
         parts.append(f"({cost.prompt_tokens} + {cost.completion_tokens} tokens, {cost.seconds:.0f} s)")
@@ -253,16 +295,17 @@ class Lineage:
 
     store: Store
     op: str
-    device: DeviceInfo
+    device: DeviceInfo | None  # None if no device has evaluated any of them
     parents: Mapping[str, str]  # the first parent of each kernel that has parents
     children: Mapping[str, Sequence[str]]
     roots: Sequence[str]
     alive: Sequence[str]
     failures: Mapping[str, Sequence[ProposalSummary]]  # replies without a kernel, by parent
     basis: Basis
+    unasked: frozenset[str] = frozenset()  # shipped kernels that wait for no verdict
 
 
-def lineage(store: Store, op: str, device: DeviceInfo) -> Lineage:
+def lineage(store: Store, op: str, device: DeviceInfo | None) -> Lineage:
     """Arrange the kernels of an op by their first parents."""
     places = {kernel.id: place for place, kernel in enumerate(store.find(KernelSummary, op))}
     above: dict[str, str] = {}
@@ -280,17 +323,27 @@ def lineage(store: Store, op: str, device: DeviceInfo) -> Lineage:
     failures: dict[str, list[ProposalSummary]] = defaultdict(list)
     for proposal in store.find(ProposalSummary, op, kernels=[""]):
         failures[proposal.parents[0] if proposal.parents else ""].append(proposal)
+    roots = [kernel_id for kernel_id in places if kernel_id not in parents]
+    if device is None:
+        return Lineage(store, op, None, parents, children, roots, [], failures, PYTORCH, frozenset(places))
     ranked = store.find(RankedTimes, op, device=device.key)
     _, alive = fittest(ranked)
-    roots = [kernel_id for kernel_id in places if kernel_id not in parents]
     basis, living = basis_of(store, op, device, ranked), [one.kernel_id for one in alive]
-    return Lineage(store, op, device, parents, children, roots, living, failures, basis)
+    waiting_for_none = unasked(store, op, device)
+    return Lineage(store, op, device, parents, children, roots, living, failures, basis, waiting_for_none)
 
 
 def roots_shown(lines: Lineage, *, everything: bool) -> list[str]:
     """Return the roots of all trees, or of those that the population descends from."""
     visible = None if everything else _ancestors_of_population(lines)
     return [root for root in lines.roots if visible is None or root in visible]
+
+
+def left_out_words(lines: Lineage, root: str = "") -> str:
+    """Return what a tree of the population's ancestors leaves out, and how to see it."""
+    others = 0 if root else len(lines.roots) - len(roots_shown(lines, everything=False))
+    whole = f"{counted(others, 'whole tree')} and " if others else ""
+    return f"left out: {whole}branches without kernels that are alive; --all shows every kernel"
 
 
 def lineage_tree(lines: Lineage, root: str, width: int, *, everything: bool) -> Tree:
@@ -338,7 +391,8 @@ def _ancestors_of_population(lines: Lineage) -> set[str]:
 
 def _label(lines: Lineage, kernel_id: str) -> Text:
     proposal = first_proposals(lines.store, [kernel_id]).get(kernel_id)
-    of_kernel = lines.store.find(EvaluationSummary, kernels=[kernel_id], device=lines.device.key, in_force=True)
+    key = lines.device.key if lines.device else ""
+    of_kernel = lines.store.find(EvaluationSummary, kernels=[kernel_id], device=key, in_force=True)
     verdict = of_kernel[0] if of_kernel else None
     first_parent = proposal.parents[0] if proposal and proposal.parents else ""
     kernels = {kernel.id: kernel for kernel in lines.store.find(Kernel, ids=[kernel_id, first_parent])}
@@ -346,7 +400,7 @@ def _label(lines: Lineage, kernel_id: str) -> Text:
     alive = kernel_id in lines.alive
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(short(kernel_id), "bold" if alive else "")
-    text.append("  ").append_text(_verdict(verdict, lines.basis))
+    text.append("  ").append_text(NOT_EVALUATED if kernel_id in lines.unasked else _verdict(verdict, lines.basis))
     text.append(f"  {proposal.operator if proposal else 'kernel'}")
     if proposal and len(proposal.parents) > 1:
         text.append(f" with {', '.join(map(short, proposal.parents[1:]))}")

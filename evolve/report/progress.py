@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from archive.proposals import Budget, Proposal
 from archive.records import DeviceInfo, Evaluation
@@ -64,6 +65,10 @@ class Phases:
         self.heard: Callable[[str], None] | None = None  # called with each reason to wait
 
     def watch(self, kernel_id: str, phase: str) -> None:
+        """Note the phase that a kernel enters; an empty one ends the work on it."""
+        if not phase:
+            self.done(kernel_id)
+            return
         self._now[kernel_id] = SAME_PHASE.get(phase, phase)
 
     def done(self, kernel_id: str) -> None:
@@ -88,12 +93,20 @@ class Phases:
 class Watcher:
     """An observer of a run: it notes events and reads the archive for the display. It is thread-safe.
 
-    `seen` is what the run itself sees of the archive, if that is not all of it.
+    `seen` is what the run itself sees of the archive, if that is not all of it. `only_run` is a run that uses no
+    kernels but its own.
     """
 
     def __init__(
-        self, op: str, device: DeviceInfo, store: SqliteStore, phases: Phases, seen: Store | None = None
+        self,
+        op: str,
+        device: DeviceInfo,
+        store: SqliteStore,
+        phases: Phases,
+        seen: Store | None = None,
+        only_run: str = "",
     ) -> None:
+        self._only_run = only_run
         self._op, self._device, self._path, self._phases = op, device, store.path, phases
         self._lock, self._seen_store = threading.Lock(), seen or store  # read only by the thread that takes events
         self._known = {kernel.id for kernel in self._seen_store.find(KernelSummary, op)}
@@ -160,7 +173,8 @@ class Watcher:
         began = time.monotonic()
         at_work = [active.kernel_id for active in self._phases.now()]
         with closing(open_archive(self._path, read_only=True)) as store:
-            found = standing(store, self._op, self._device, named=[*self._proposed, *at_work, *self._last])
+            named = [*self._proposed, *at_work, *self._last]
+            found = standing(store, self._op, self._device, named, self._only_run)
         self._champions = found.champions
         self._seen = time.monotonic()
         self._cost = self._seen - began
@@ -169,7 +183,7 @@ class Watcher:
     def _note_proposal(self, proposal: Proposal) -> tuple[Champion, ...]:
         repeated = proposal.kernel_id in self._known or not proposal.kernel
         if proposal.run:  # shipped kernels do not belong to a run and cost nothing
-            self._spent += budget.paid(proposal.cost) + Spent(evals=int(repeated and proposal.tried))
+            self._spent += budget.paid(proposal.cost) + Spent(evals=int(repeated and proposal.kernel is not None))
         if proposal.kernel:
             self._known.add(proposal.kernel_id)
             self._proposed[proposal.kernel_id] = proposal
@@ -262,15 +276,16 @@ class BudgetMeter:
 
 
 def _bar(share: float | None, words: str, beside: str, width: int) -> RenderableType:
-    row = Table.grid(padding=(0, 2, 0, 0), expand=False)
+    """Return a bar with words beside it, or the words alone where a bar of a readable length does not fit."""
+    row, room = Table.grid(padding=(0, 2, 0, 0), expand=False), width - len(words) - len(beside) - 4
     drawn = ProgressBar(
         total=1.0,
         completed=min(share or 0.0, 1.0),
-        width=max(LEAST_BAR, width - len(words) - len(beside) - 4),
+        width=room,
         complete_style="cyan",
         finished_style="green",
     )
-    row.add_row(drawn, fitted(words), fitted(beside))
+    row.add_row(*([drawn] if room >= LEAST_BAR else []), Text(words, no_wrap=True), fitted(beside))
     return row
 
 

@@ -1,8 +1,9 @@
 """The standing of an op on a device: reads the champions, the population and the counts, and prints them."""
 
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +15,7 @@ from archive.store import Store, evaluations_of
 from archive.summaries import BriefEvaluation, EvaluationSummary, KernelSummary, ProposalSummary, RankedTimes
 from evolve.devices.choose import policy_of
 from evolve.report.basis import PYTORCH, Basis, basis_of
+from evolve.report.best_so_far import moments, sparkline
 from evolve.report.tables import OVER_FIRST, WIDE, WIDER, fitted, headings, measured, narrowed, plain_table, speed_style
 from evolve.report.words import (
     change,
@@ -22,6 +24,7 @@ from evolve.report.words import (
     idea,
     knobs,
     outcomes,
+    say,
     short,
     times,
     times_label,
@@ -30,19 +33,21 @@ from evolve.report.words import (
 )
 from evolve.selection import population
 from evolve.selection.population import Champion
-from evolve.selection.view import judged_on_gpus
+from evolve.selection.view import judged_on_gpus, unasked
 
 EMULATED = ("verdict", OVER_FIRST, "launches", "bytes/load")
 UNCONFIRMED = "?"  # appended to the id of a champion that is not confirmed yet
+ELSEWHERE = "*"  # appended to the id of a kernel whose times ship with the package
+ELSEWHERE_MEANS = f"{ELSEWHERE}: measured elsewhere on such a GPU and shipped; `evolve verify` measures it here"
 HEADING_SHOWN, KINDS_SHOWN = 24, 2
 ALIVE_MEANS = (
     "fittest first: by best known time over the kernel's time, as a geometric mean over all workloads; a workload that "
     "a kernel does not accept counts as slow. mean: geometric mean of {ratios}; on: workloads it accepts"
 )
-EMULATED_MEANS = (
-    f"{OVER_FIRST}: time of the op's first kernel over this one's, on the CPU",
-    "bytes/load: of the widest load from global memory",
-)
+EMULATED_MEANS = {
+    OVER_FIRST: f"{OVER_FIRST}: time of the op's first kernel over this one's, on the CPU",
+    "bytes/load": "bytes/load: of the widest load from global memory",
+}
 WON_MEANS = (
     "won: workloads on which a confirmed champion beats the best of PyTorch in a duel; "
     f"{UNCONFIRMED}: at least one champion is not confirmed yet"
@@ -60,13 +65,22 @@ class Standing:
     outcomes: Mapping[str, int] = field(default_factory=dict)  # kernels by outcome, in the order of Outcome
     pending: int = 0  # kernels without a verdict on the device, or on a GPU if this device is none
     held: int = 0  # kernels of the op in the archive
-    unread: int = 0  # replies without the kernel that was asked for
+    unread: int = 0  # requests that gave no kernel
     verdicts: Mapping[str, Evaluation] = field(default_factory=dict)  # verdicts on the kernels requested by id
     # These cover the champions, the population and the kernels requested by id:
     kernels: Mapping[str, Kernel] = field(default_factory=dict)  # including their first parents
     proposals: Mapping[str, ProposalSummary] = field(default_factory=dict)  # the first proposal of each kernel
     children: Mapping[str, int] = field(default_factory=dict)
     basis: Basis = PYTORCH
+    elsewhere: frozenset[str] = frozenset()  # kernels whose verdict ships with the package
+    only_run: str = ""  # id of the run whose own kernels are covered, and no others; empty for all kernels
+
+    @property
+    def leading(self) -> tuple[str, int] | None:
+        """The champion that ranks first over all workloads, and the number of workloads that it is champion of."""
+        won = Counter(champion.kernel_id for champion in self.champions)
+        ranked = (verdict.kernel_id for verdict in self.population)
+        return next(((kernel_id, won[kernel_id]) for kernel_id in ranked if won[kernel_id]), None)
 
     @property
     def judged(self) -> int:
@@ -74,17 +88,21 @@ class Standing:
         return sum(self.outcomes.values())
 
 
-def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] = ()) -> Standing:
-    """Read the standing of an op on a device, with the verdicts on the kernels whose ids are in `named`."""
-    ranked = store.find(RankedTimes, op, device=device.key)
+def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] = (), only_run: str = "") -> Standing:
+    """Read the standing of an op on a device, with the verdicts on the kernels whose ids are in `named`.
+
+    With `only_run`, the kernels that this run has not proposed are left out, but the basis remains that of the op.
+    """
+    every = store.find(RankedTimes, op, device=device.key)
+    own = _proposed_by(only_run, store, op) if only_run else None
+    ranked = every if own is None else [one for one in every if one.kernel_id in own]
     leaders, alive = population.fittest(ranked)
     in_force = store.find(EvaluationSummary, op, device=device.key, in_force=True, kernels=named) if named else []
     evaluations = evaluations_of(store, {*alive, *leaders.values(), *in_force})
     ids = {*named, *(verdict.kernel_id for verdict in (*alive, *leaders.values()))}
     proposals = first_proposals(store, ids)
     parents = (proposal.parents[0] for proposal in proposals.values() if proposal.parents)
-    held = store.count(KernelSummary, "op", op).get(op, 0)
-    counts = store.count(EvaluationSummary, "outcome", op, device=device.key, in_force=True)
+    counts, held, pending = _counts(store, op, device, own)
     return Standing(
         op=op,
         device=device,
@@ -95,15 +113,36 @@ def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] =
         ),
         population=tuple(evaluations[verdict.id] for verdict in alive),
         outcomes={str(outcome): counts[str(outcome)] for outcome in Outcome if str(outcome) in counts},
-        pending=max(0, held - sum(counts.values()) - _judged_elsewhere(store, op, device)),
+        pending=pending,
         held=held,
         verdicts={verdict.kernel_id: evaluations[verdict.id] for verdict in in_force},
-        unread=sum(bool(reply.failure) for reply in store.find(ProposalSummary, op, kernels=[""])),
+        unread=sum(
+            bool(reply.failure) and only_run in {"", reply.run}
+            for reply in store.find(ProposalSummary, op, kernels=[""])
+        ),
         kernels={kernel.id: kernel for kernel in store.find(Kernel, ids={*ids, *parents})},
         proposals=proposals,
         children={verdict.kernel_id: _children(store, verdict.kernel_id) for verdict in alive},
-        basis=basis_of(store, op, device, ranked),
+        basis=basis_of(store, op, device, every),
+        only_run=only_run,
+        elsewhere=frozenset(one.kernel_id for one in evaluations.values() if one.shipped),
     )
+
+
+def _proposed_by(run: str, store: Store, op: str) -> frozenset[str]:
+    return frozenset(one.kernel_id for one in store.find(ProposalSummary, op, run=run) if one.kernel_id)
+
+
+def _counts(
+    store: Store, op: str, device: DeviceInfo, own: frozenset[str] | None
+) -> tuple[Mapping[str, int], int, int]:
+    """Return the kernels by outcome, the kernels held and those pending: of all kernels, or of a run's own."""
+    if own is None:
+        counts = store.count(EvaluationSummary, "outcome", op, device=device.key, in_force=True)
+        held = store.count(KernelSummary, "op", op).get(op, 0)
+        return counts, held, max(0, held - sum(counts.values()) - _not_waiting(store, op, device))
+    judged = store.find(EvaluationSummary, op, device=device.key, in_force=True, kernels=own) if own else []
+    return Counter(str(one.outcome) for one in judged), len(own), len(own) - len(judged)
 
 
 def workloads_in_order(evaluations: Iterable[Evaluation]) -> list[str]:
@@ -123,11 +162,12 @@ def workloads_in_order(evaluations: Iterable[Evaluation]) -> list[str]:
     return found
 
 
-def _judged_elsewhere(store: Store, op: str, device: DeviceInfo) -> int:
-    """Return how many kernels have no verdict on this device and need none, because a GPU has judged them."""
-    if not (elsewhere := judged_on_gpus(store, op, device)):
-        return 0
-    return len(elsewhere.difference(one.kernel_id for one in store.find(BriefEvaluation, op, device=device.key)))
+def _not_waiting(store: Store, op: str, device: DeviceInfo) -> int:
+    """Return how many kernels have no verdict on this device and need none: judged on a GPU, or only shipped."""
+    elsewhere = judged_on_gpus(store, op, device)
+    if elsewhere:
+        elsewhere = elsewhere.difference(one.kernel_id for one in store.find(BriefEvaluation, op, device=device.key))
+    return len(elsewhere | unasked(store, op, device))
 
 
 def standings(store: Store, op: str = "", device: str = "") -> list[Standing]:
@@ -180,8 +220,9 @@ def print_standing(
     """Print the champions beside PyTorch, the population if requested, and the number of kernels per outcome."""
     output.print(headline(standing))
     if standing.champions or workloads:
-        output.print(champions_table(standing, output.width, workloads))
-        output.print(footnotes(standing, workloads), style="dim")
+        table = champions_table(standing, output.width, workloads)
+        output.print(table)
+        output.print(footnotes(standing, workloads, [str(column.header) for column in table.columns]), style="dim")
     if population and standing.population:
         output.print("\npopulation", style="bold")
         output.print(population_table(standing, output.width))
@@ -190,16 +231,36 @@ def print_standing(
     output.print(f"\n{counts_line(standing)}")
 
 
+def of_dtype(standing: Standing, dtype: str) -> Standing:
+    """Return the standing with the champions of one dtype only; an empty dtype stands for all."""
+    kept = tuple(one for one in standing.champions if not dtype or dtype in one.workload.split())
+    return replace(standing, champions=kept)
+
+
+def best_so_far_line(store: Store, standing: Standing, *, unicode: bool) -> str:
+    """Return a small curve of the best so far over the evaluations, or nothing if only one kernel passed."""
+    key = standing.device.key
+    ranked = store.find(RankedTimes, standing.op, device=key)
+    found = moments(ranked, store.find(BriefEvaluation, standing.op, device=key), [], standing.basis)
+    if len(found) < 2:
+        return ""
+    curve = sparkline([(one.spent[0], one.best) for one in found], unicode=unicode)
+    arrow = "→" if unicode else "to"
+    spent = counted(int(found[-1].spent[0]), "evaluation")
+    return f"best so far {curve} {times(found[0].best)} {arrow} {times(found[-1].best)} in {spent}, mean over workloads"
+
+
 def print_next_steps(output: Console, standing: Standing, locator: str, given: str) -> None:
     """Print commands to continue with. `locator` identifies the op, and the arguments in `given` the archive."""
     op, on_gpu = shlex.quote(locator), policy_of(standing.device.kind).times_are_gpu_times
     steps = []
     if standing.judged:
         purpose = "all kernels that are alive" if standing.population else "the outcome of every kernel"
+        purpose += ", those of other runs too" if standing.only_run else ""
         steps.append((f"evolve top {standing.op}{given}", purpose))
-    if standing.population:
-        fittest = standing.population[0].kernel_id
-        steps.append((f"evolve show {short(fittest)}{given}", "the fittest kernel"))
+    if standing.leading:
+        kernel_id, won = standing.leading
+        steps.append((f"evolve show {short(kernel_id)}{given}", _place(won, len(standing.champions))))
     if any(champion.confirmed is None for champion in standing.champions):
         there = "" if on_gpu else f" --device {standing.device.kind}"
         steps.append((f"evolve confirm {op}{there}{given}", "confirm the champions in a fresh process"))
@@ -207,16 +268,32 @@ def print_next_steps(output: Console, standing: Standing, locator: str, given: s
         steps.append((f"evolve export {op}{given}", "write the champions as a package"))
     elif standing.champions:
         steps.append((f"evolve run {op}{given}", "on a machine with a GPU: measure the same kernels there"))
+    print_commands(output, steps)
+
+
+def print_commands(output: Console, steps: Sequence[tuple[str, str]]) -> None:
+    """Print what to do next: commands with their purposes beside them or, on a narrow terminal, above them."""
     if not steps:
         return
     longest = max(len(command) for command, _ in steps)
     narrow = longest + max(len(purpose) for _, purpose in steps) + 5 > output.width
     output.print("\nnext")
     for command, purpose in steps:
-        whole = command_lines(command, output.width - 2).replace("\n", "\n  ") if output.is_terminal else command
-        lines = (f"  # {purpose}\n", f"  {whole}") if narrow else (f"  {command:<{longest}}   ", purpose)
-        styles = ("dim", "cyan") if narrow else ("cyan", "dim")
-        output.print(Text.assemble(*zip(lines, styles, strict=True)), soft_wrap=True)  # so that it can be copied
+        if narrow:
+            whole = command_lines(command, output.width - 2) if output.is_terminal else command
+            say(output, purpose, "dim", begin="  # ")
+            output.print(Text("  " + whole.replace("\n", "\n  "), "cyan"), soft_wrap=True)  # so that it can be copied
+        else:
+            output.print(Text.assemble((f"  {command:<{longest}}   ", "cyan"), (purpose, "dim")), soft_wrap=True)
+
+
+def _place(won: int, workloads: int) -> str:
+    """Return what the champion that ranks first over all workloads has won."""
+    if workloads == 1:
+        return "the champion"
+    if won == workloads:
+        return "the champion of every workload"
+    return f"the best champion over all workloads; champion of {won} of {workloads}"
 
 
 def standings_table(found: Sequence[Standing], width: int) -> Table:
@@ -247,6 +324,8 @@ def standings_table(found: Sequence[Standing], width: int) -> Table:
 def headline(standing: Standing) -> Text:
     """Return the op and the device, with a warning if the times are not GPU times."""
     text = Text.assemble((standing.op, "bold"), " on ", standing.device.name)
+    if standing.only_run:
+        text.append(f", only kernels that run {standing.only_run} proposed")
     note = times_note(standing.device.kind)
     return text.append(f"  ({note})", "yellow") if note else text
 
@@ -270,9 +349,12 @@ def champions_table(
         champion = held.get(key)
         cells = [Text("none yet", "dim")]
         if champion and pytorch:
-            cells = [_champion_id(champion), *measured(champion.measurement, PYTORCH, interval=interval, tuned=tuned)]
+            cells = [
+                _champion_id(champion, standing),
+                *measured(champion.measurement, PYTORCH, interval=interval, tuned=tuned),
+            ]
         elif champion:
-            cells = [_champion_id(champion), *_emulated_cells(champion, standing)]
+            cells = [_champion_id(champion, standing), *_emulated_cells(champion, standing)]
         kernel = standing.kernels.get(champion.kernel_id) if champion else None
         note = [fitted(idea(kernel), "dim")] if notes else []
         table.add_row(fitted(labels.of[key]), *cells, *([Text("")] * (1 + len(numbers) - len(cells))), *note)
@@ -297,7 +379,7 @@ def population_table(standing: Standing, width: int, most: int = 0) -> Table:
         count = [str(standing.children.get(evaluation.kernel_id, 0))] if wide else []
         table.add_row(
             str(rank),
-            short(evaluation.kernel_id),
+            f"{short(evaluation.kernel_id)}{ELSEWHERE if evaluation.shipped else ''}",
             times(standing.basis.mean(evaluation)),
             f"{len(evaluation.measurements)}/{len(evaluation.measurements) + len(evaluation.skipped)}",
             fitted(proposal.operator if proposal else "-"),
@@ -308,6 +390,18 @@ def population_table(standing: Standing, width: int, most: int = 0) -> Table:
     return narrowed(table, width, ["children", "made by"])
 
 
+def unmeasured_table(kernels: Sequence[Kernel], proposals: Mapping[str, ProposalSummary], width: int) -> Table:
+    """Return a table with a row per kernel of an op that no device has evaluated."""
+    table = plain_table("kernel", "made by", "knobs", "idea", whole=["kernel"])
+    for kernel in kernels:
+        made = proposals.get(kernel.id)
+        table.add_row(
+            short(kernel.id), fitted(made.proposer if made else "-"), fitted(knobs(kernel.settings)),
+            fitted(idea(kernel), "dim"),
+        )  # fmt: skip
+    return narrowed(table, width, ["knobs"])
+
+
 def counts_line(standing: Standing) -> str:
     """Return the number of kernels with each outcome; more than two kinds of failure are added up first."""
     counts = standing.outcomes
@@ -316,23 +410,29 @@ def counts_line(standing: Standing) -> str:
     listed = {**counts, **dict.fromkeys(failures, 0), "failed": sum(failures.values())} if summed else counts
     parts = [outcomes(listed)] if listed else ["nothing evaluated yet"]
     if standing.unread:
-        parts.append(f"{counted(standing.unread, 'reply', 'replies')} without a kernel")
+        parts.append(f"{counted(standing.unread, 'request')} without a kernel")
     if standing.pending:
         parts.append(f"{standing.pending} pending")
     return ", ".join(parts) + (f" ({outcomes(failures)})" if summed else "")
 
 
-def footnotes(standing: Standing, workloads: Sequence[str] = ()) -> str:
-    """Return what the columns of the champions table mean, and what all its rows have in common."""
+def footnotes(standing: Standing, workloads: Sequence[str] = (), shown: Collection[str] | None = None) -> str:
+    """Return what the columns of the champions table mean, and what all its rows have in common.
+
+    `shown` are the headings of the columns if a narrow terminal leaves some out.
+    """
     labels = workload_labels([*workloads] or [champion.workload for champion in standing.champions])
     parts = [f"sizes: {labels.heading}"] if len(labels.heading) > HEADING_SHOWN else []
     parts += [f"all workloads: {labels.throughout}"] if labels.throughout else []
     if any(champion.confirmed is None for champion in standing.champions):
         parts.append(f"{UNCONFIRMED}: not confirmed yet")
+    if any(champion.kernel_id in standing.elsewhere for champion in standing.champions):
+        parts.append(ELSEWHERE_MEANS)
     if not standing.basis.is_pytorch:
-        return "; ".join([*parts, *EMULATED_MEANS]) if standing.champions else "; ".join(parts)
+        meant = [words for name, words in EMULATED_MEANS.items() if shown is None or name in shown]
+        return "; ".join([*parts, *(meant if standing.champions else [])])
     parts.append("speedup: over the best of eager and torch.compile, with max-autotune")
-    if any(champion.measurement.floor_us for champion in standing.champions):
+    if any(champion.measurement.floor_us for champion in standing.champions) and (shown is None or "light" in shown):
         parts.append("light: share of the speed of light reached")
     return "; ".join(parts)
 
@@ -346,9 +446,10 @@ def origin(standing: Standing, kernel_id: str) -> str:
     return f"{proposal.operator if proposal else 'kernel'}: {change(kernel, parent)}"
 
 
-def _champion_id(champion: Champion) -> Text:
-    mark = ("", "") if champion.confirmed else (UNCONFIRMED, "yellow")
-    return Text.assemble(short(champion.kernel_id), mark)
+def _champion_id(champion: Champion, standing: Standing) -> Text:
+    mark = "" if champion.confirmed else UNCONFIRMED
+    mark += ELSEWHERE if champion.kernel_id in standing.elsewhere else ""
+    return Text.assemble(short(champion.kernel_id), (mark, "yellow"))
 
 
 def _emulated_cells(champion: Champion, standing: Standing) -> list[Text]:

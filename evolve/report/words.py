@@ -3,12 +3,14 @@
 import contextlib
 import json
 import os
+import re
 import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
@@ -58,11 +60,28 @@ def complain(message: str, hint: str = "") -> None:
     output = console(stderr=True)
     for begin, text, style in (("error: ", message, "red"), ("       ", hint, "")):
         if text:
-            lines = hanging(Text(begin), text, output.width) if output.is_terminal else [Text(f"{begin}{text}")]
-            output.print(*lines, style=style, sep="\n", soft_wrap=True)
+            say(output, text, style, begin=begin)
+
+
+def say(output: Console, text: str, style: str = "", *, begin: str = "", indent: int = 0) -> None:
+    """Print a paragraph: on a terminal with breaks between words only and commands in backticks whole, else one line.
+
+    Further lines are indented by `indent` or, if that is 0, by the length of `begin`.
+    """
+    lines = hanging(Text(begin), text, output.width, indent) if output.is_terminal else [Text(f"{begin}{text}")]
+    output.print(*lines, style=style, sep="\n", soft_wrap=True)
+
+
+def say_command(output: Console, begin: str, command: str, style: str = "") -> None:
+    """Print a command to copy: behind its beginning or, where a terminal would break it, on lines of its own."""
+    line = f"{begin} {command}"
+    if output.is_terminal and cell_len(line) > output.width:
+        line = f"{begin}\n{command_lines(command, output.width)}"
+    output.print(Text(line), style=style, soft_wrap=True)
 
 
 ID_SHOWN = 8
+COMMAND, KEPT_SPACE = re.compile(r"`[^`\n]+`\S*"), "\N{NO-BREAK SPACE}"
 LEAST_HANGING, SHORT_INDENT = 24, 4  # columns: least width of indented text, and the indent if there is less room
 SHORT_DTYPES = {"bfloat16": "bf16", "float64": "fp64", "float32": "fp32", "float16": "fp16"}
 
@@ -149,7 +168,10 @@ def listed(words: Sequence[str]) -> str:
 
 
 def hanging(begin: Text, text: str, width: int, indent: int = 0) -> list[Text]:
-    """Return the text behind its beginning, on lines that break only between words; paths and commands stay whole."""
+    """Return the text behind its beginning, on lines that break only between words.
+
+    Paths stay whole, and so do commands in backticks that fit on a line.
+    """
     indent = indent or len(begin.plain)
     if width - indent < LEAST_HANGING:
         indent = SHORT_INDENT
@@ -157,8 +179,18 @@ def hanging(begin: Text, text: str, width: int, indent: int = 0) -> list[Text]:
         width, initial_indent=begin.plain, subsequent_indent=" " * indent, break_long_words=False,
         break_on_hyphens=False, drop_whitespace=True,
     )  # fmt: skip
-    lines = first.wrap(text) or [begin.plain]
+    lines = [line.replace(KEPT_SPACE, " ") for line in first.wrap(_with_whole_commands(text, width - indent))]
+    lines = lines or [begin.plain]
     return [Text.assemble(begin, lines[0][len(begin.plain) :]), *map(Text, lines[1:])]
+
+
+def _with_whole_commands(text: str, most: int) -> str:
+    """Return the text; in commands in backticks of at most `most` columns, spaces at which no line is broken."""
+
+    def kept(found: re.Match[str]) -> str:
+        return found[0].replace(" ", KEPT_SPACE) if cell_len(found[0]) <= most else found[0]
+
+    return COMMAND.sub(kept, text)
 
 
 def command_lines(command: str, width: int) -> str:
@@ -172,14 +204,6 @@ def command_lines(command: str, width: int) -> str:
         else:
             lines[-1] += f" {part}"
     return "\n".join(lines)
-
-
-def to_continue(command: str, output: Console) -> str:
-    """Return the command that continues a run, on lines of its own if the terminal would break it elsewhere."""
-    line = f"To continue: {command}"
-    if not output.is_terminal or len(line) <= output.width:
-        return line
-    return f"To continue:\n{command_lines(command, output.width)}"
 
 
 def one_line(text: str, most: int = 200) -> str:

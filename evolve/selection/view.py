@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from archive.kernel import Kernel
-from archive.records import DeviceInfo, Evaluation, Merged, Outcome, Profile, kind_in
+from archive.records import SHIPPED, DeviceInfo, Evaluation, Merged, Outcome, Profile, kind_in
 from archive.store import Store, evaluations_of, uncollected
 from archive.summaries import BriefEvaluation, EvaluationSummary, KernelSummary, ProposalSummary, Timing
 from evolve.devices.choose import policy_of
@@ -29,9 +29,23 @@ class Scope:
     run: str = ""
     strategy: str = EVOLVE  # best-of-n, the control experiment, makes every request as if it were the first
     fresh: bool = False  # only kernels that this run itself has proposed
+    excluded: frozenset[str] = frozenset()  # shipped kernels that do not count unless somebody else proposes them
+
+    @property
+    def only_run(self) -> str:
+        """The run whose own kernels are the only ones used, or an empty string."""
+        return self.run if self.fresh else ""
 
 
 EVERYTHING = Scope()
+
+
+def unasked(store: Store, op: str, device: DeviceInfo) -> frozenset[str]:
+    """Return the kernels that only ship with the package and have no verdict on the device."""
+    shipped = {one.kernel_id for one in store.find(ProposalSummary, op, proposer=SHIPPED)}
+    proposed = {one.kernel_id for one in store.find(ProposalSummary, op, kernels=shipped) if not one.shipped}
+    judged = store.find(EvaluationSummary, op, device=device.key, kernels=shipped)
+    return frozenset(shipped - proposed - {verdict.kernel_id for verdict in judged})
 
 
 def judged_on_gpus(store: Store, op: str, device: DeviceInfo) -> frozenset[str]:
@@ -45,7 +59,8 @@ def judged_on_gpus(store: Store, op: str, device: DeviceInfo) -> frozenset[str]:
 class OpView:
     """An op on a device as archived. Every method sees all records that any process has appended up to then.
 
-    A kernel counts if the scope includes it; verdicts on other kernels are used only to find duplicates.
+    A kernel counts if the scope includes it; verdicts on other kernels are used only to find duplicates. A kernel that
+    only ships with the package counts once it has a verdict on the device, or is asked for.
     """
 
     def __init__(self, store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> None:
@@ -59,6 +74,7 @@ class OpView:
         self._used = Counter[str]()  # how often each kernel was a parent
         self._families: dict[str, str] = {}  # family of each kernel that counts
         self._waiting: dict[str, None] = {}  # kernels that count and have no verdict, oldest first
+        self._dormant: dict[str, list[ProposalSummary]] = {}  # shipped kernels that do not count, with their proposals
         self._asked = set[str]()  # kernels that the run proposed or starts from
         self._repairs: list[ProposalSummary] = []
         self._read = [0, 0, 0]  # row numbers of the last kernel, proposal and evaluation read
@@ -124,8 +140,10 @@ class OpView:
     # What remains to be done.
 
     def ask_for(self, kernels: Iterable[str]) -> None:
-        """Count these kernels as pending even if they were evaluated on a GPU and this device has no GPU times."""
+        """Count these kernels as pending, also shipped ones, and those that were evaluated on a GPU if this is none."""
         self._asked.update(kernels)
+        for kernel_id in self._dormant.keys() & self._asked - self.scope.excluded:
+            self._wake(kernel_id)
 
     def pending(self, *, every: bool = False) -> list[str]:
         """Return the kernels that count and have no verdict on the device, oldest first.
@@ -138,10 +156,12 @@ class OpView:
         return [kernel_id for kernel_id in self._waiting if kernel_id not in elsewhere or kernel_id in self._asked]
 
     def unconfirmed(self) -> list[Kernel]:
-        """Return the champions that are not confirmed, or only by a confirmation merged from another archive."""
+        """Return the champions that are not confirmed, or only elsewhere: in another archive, or before the package."""
         in_force = {leader.kernel_id: leader.confirmed for leader in self.leaders().values()}
         leading = list(in_force)
-        confirmed = self.store.find(EvaluationSummary, self.op, device=self.device.key, confirmed=True, kernels=leading)
+        confirmed = self.store.find(
+            EvaluationSummary, self.op, device=self.device.key, confirmed=True, shipped=False, kernels=leading
+        )
         merged = {one.evaluation_id for one in self.store.find(Merged, ids=[verdict.id for verdict in confirmed])}
         tested = {verdict.kernel_id for verdict in confirmed if verdict.id not in merged}
         waiting = [one for one in leading if one in self._all and not (in_force[one] and one in tested)]
@@ -276,16 +296,35 @@ class OpView:
         kernels = self.store.find(KernelSummary, self.op, after=self._read[0])
         numbers = ([one.number for one in records] for records in (kernels, proposals, verdicts))
         self._read = [max(new, default=last) for new, last in zip(numbers, self._read, strict=True)]
+        shipped = {one.kernel_id for one in proposals if one.shipped}
         for kernel in kernels:
             self._all[kernel.id] = kernel
             self._by_outline[kernel.outline].append(kernel.id)
-            if not self.scope.fresh:
+            if kernel.id in shipped:
+                self._dormant[kernel.id] = []
+            elif not self.scope.fresh:
                 self._count(kernel)
         for proposal in proposals:
-            self._take_proposal(proposal)
+            if proposal.shipped and proposal.kernel_id in self._dormant:
+                self._dormant[proposal.kernel_id].append(proposal)
+            else:
+                self._wake(proposal.kernel_id)
+                self._take_proposal(proposal)
+        called = (self._asked | {verdict.kernel_id for verdict in verdicts}) & self._dormant.keys()
+        for kernel_id in sorted(called - self.scope.excluded):
+            self._wake(kernel_id)
         for verdict in verdicts:
             self._newest[verdict.workloads] = verdict
             self._take_verdict(verdict)
+
+    def _wake(self, kernel_id: str) -> None:
+        """Count a shipped kernel from now on."""
+        if kernel_id in self._dormant:
+            proposals = self._dormant.pop(kernel_id)
+            if not self.scope.fresh:
+                self._count(self._all[kernel_id])
+            for proposal in proposals:
+                self._take_proposal(proposal)
 
     def _count(self, kernel: KernelSummary) -> None:
         if kernel.id not in self._families:
@@ -294,8 +333,8 @@ class OpView:
                 self._waiting[kernel.id] = None
 
     def _take_proposal(self, proposal: ProposalSummary) -> None:
-        if self.scope.fresh and proposal.run != self.scope.run:
-            return
+        if (self.scope.fresh and proposal.run != self.scope.run) or proposal.run == SHIPPED:
+            return  # who proposed a shipped kernel elsewhere is not part of this archive's history
         kernel_id, late = proposal.kernel_id, False
         if proposal.run and proposal.run == self.scope.run:
             self._asked.add(kernel_id)
@@ -369,4 +408,4 @@ class OpView:
         return self._told(self._judged[kernel_id]) if kernel_id in self._judged else None
 
     def _counts(self, kernel_id: str) -> bool:
-        return not self.scope.fresh or kernel_id in self._families
+        return kernel_id in self._families if self.scope.fresh else kernel_id not in self._dormant

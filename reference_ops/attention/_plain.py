@@ -91,17 +91,22 @@ def summed(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def of_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Call PyTorch's attention as in training, which also returns the log-sum-exp that the backward needs."""
+    """Call PyTorch's attention as in training, which also returns the log-sum-exp that the backward needs.
+
+    Gradients flow to inputs that require them, through `out` alone, as in PyTorch.
+    """
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
     if q.dtype == torch.float32:  # only the 16-bit kernels share heads
         k, v = repeated(k, q), repeated(v, q)
     with torch.enable_grad():
-        query, key, value = (tensor.detach().requires_grad_() for tensor in (q, k, v))
+        query, key, value = (q, k, v) if learns else (tensor.detach().requires_grad_() for tensor in (q, k, v))
         shared = q.shape[1] != k.shape[1]
         out = functional.scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=shared)
     for name in ("_saved_logsumexp", "_saved_log_sumexp"):
         lse = getattr(out.grad_fn, name, None)
         if lse is not None:
-            return out.detach().contiguous(), lse.flatten(2)[..., : q.shape[2]].contiguous()
+            out = out if learns else out.detach()
+            return out.contiguous(), lse.flatten(2)[..., : q.shape[2]].contiguous()
     return attended(q, k, v, causal)
 
 

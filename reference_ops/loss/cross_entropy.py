@@ -15,7 +15,7 @@ SMOOTHED = {"ignore_index": IGNORED, "label_smoothing": 0.1}
 
 
 def cross_entropy(
-    logits: torch.Tensor, targets: torch.Tensor, ignore_index: int, label_smoothing: float
+    logits: torch.Tensor, targets: torch.Tensor, ignore_index: int = IGNORED, label_smoothing: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     loss, _ = as_called(logits, targets, ignore_index, label_smoothing)
     return loss, logits.to(loss.dtype).logsumexp(-1)

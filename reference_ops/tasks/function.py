@@ -1,7 +1,6 @@
 """Functions of a user's program as ops, with dims inferred from example inputs."""
 
 import importlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -82,9 +81,11 @@ def file_of(locator: str) -> str:
 
 
 def _found(module: str) -> ModuleSpec | None:
-    """Find a module. `importlib.util.find_spec` would run the packages that contain it."""
+    """Find a module. `importlib.util.find_spec` would run the packages that contain it, or return a loaded namesake."""
     first, *parts = module.split(".")
-    spec, name = importlib.util.find_spec(first), first
+    importlib.invalidate_caches()  # the file may have been written a moment ago
+    specs = (finder.find_spec(first, None) for finder in sys.meta_path)
+    spec, name = next((spec for spec in specs if spec), None), first
     for part in parts:
         name = f"{name}.{part}"
         spec = PathFinder.find_spec(name, spec.submodule_search_locations) if spec else None

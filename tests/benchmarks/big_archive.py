@@ -11,7 +11,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,6 +28,9 @@ from archive.records import Check, DeviceInfo, Evaluation, Measurement, Outcome,
 from archive.sqlite import SqliteStore, open_archive  # noqa: E402
 from archive.store import Record  # noqa: E402
 from evolve.loop import evolve  # noqa: E402
+from evolve.pages.roofline import known  # noqa: E402
+from evolve.pages.server import Pages  # noqa: E402
+from evolve.pages.site import Site  # noqa: E402
 from evolve.request import Request  # noqa: E402
 from evolve.search import Search  # noqa: E402
 from reference_ops import catalog  # noqa: E402
@@ -65,7 +68,7 @@ def main() -> None:
     options.add_argument("--kernels", type=int, default=100_000)
     options.add_argument("--archive", type=Path, default=Path(".evolve/big.db"), help="created if it does not exist")
     options.add_argument("--rounds", type=int, default=ROUNDS)
-    options.add_argument("--only", choices=("make", "commands", "rounds"), help="run only this part")
+    options.add_argument("--only", choices=("make", "commands", "pages", "rounds"), help="run only this part")
     given = options.parse_args()
     if not given.archive.exists():
         began = time.monotonic()
@@ -74,6 +77,9 @@ def main() -> None:
     print(f"{given.archive}: {given.archive.stat().st_size / 1e6:.0f} MB", flush=True)
     if given.only in (None, "commands"):
         for row in commands(given.archive):
+            print(row, flush=True)
+    if given.only in (None, "pages"):
+        for row in pages(given.archive):
             print(row, flush=True)
     if given.only in (None, "rounds"):
         for row in rounds(given.archive, given.rounds):
@@ -222,10 +228,41 @@ def commands(archive: Path) -> Iterator[Row]:
     store.close()
     op = next(iter(SHARES))
     for words in (
-        ["top"], ["top", op], ["tree", op], ["runs"], ["show", first], ["diff", first, second], ["ops"], ["ask", op],
-        ["doctor"],
+        ["top"], ["top", op], ["top", op, "--outcome", "wrong"], ["tree", op], ["runs"], ["show", first],
+        ["diff", first, second], ["ops"], ["ask", op], ["doctor"],
     ):  # fmt: skip
         yield _command(words, archive)
+
+
+def pages(archive: Path) -> Iterator[Row]:
+    """Make the pages that a browser asks for: each once, then after another kernel was judged, then unchanged."""
+    store = open_archive(archive)
+    first, second = _two_kernels(store)
+    op, run = next(iter(SHARES)), store.find(Run)[-1].id
+    made = Pages(archive, Site(archive.name))
+    yield _timed("op and PyTorch are loaded", lambda: known(op))
+    addresses = ("/", f"/op/{op}", f"/kernel/{first}", f"/compare/kernels/{first}/{second}", f"/run/{run}", "/runs")
+    for address in addresses:
+        yield _timed(f"page {_shown(address)}", lambda: made.get(address))  # noqa: B023 - called at once
+    rng = random.Random(0)
+    kernel = _design(op, rng)
+    store.append(
+        Proposal(op, "draft", "made up", kernel, created=time.time()), _evaluation(kernel, GPU, time.time(), rng)
+    )
+    for address in addresses:
+        yield _timed(f"page {_shown(address)}, changed", lambda: made.get(address))  # noqa: B023
+    yield _timed("page /, as it was", lambda: made.get("/"))
+    store.close()
+
+
+def _shown(address: str) -> str:
+    return "/".join(word[:12] for word in address.split("/"))
+
+
+def _timed(what: str, make: Callable[[], object]) -> Row:
+    began = _moment()
+    make()
+    return Row(what, *_between(began, _moment()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def _two_kernels(store: SqliteStore) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from command import TWICE
 from commandline import BEST, CHILD, WRONG, evolve, filled
 from records import CPU, GPU, kernel, passed, proposal
 
+from archive import seeds
 from archive.exchange import decode_custom_id
 from archive.kernel import Kernel, parse
 from archive.sqlite import open_archive
@@ -217,6 +218,7 @@ def test_a_file_that_cannot_be_written_is_an_error(capsys: Capture) -> None:
 def test_prompts_are_written_from_an_archive_that_must_not_be_changed(
     archive: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    seeds.opened(archive).close()  # adds what ships with the package, once
     opened: list[bool] = []
     genuine = sqlite3.connect
 

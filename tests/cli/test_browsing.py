@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from commandline import BEST, CHILD, COLS, REPLY, ROWS, WAITING, WRONG, evolve, filled
 from records import GPU, checked, confirmed, failed, kernel, passed, proposal
+from shipping import ship
 
+from archive import measured
 from archive.sqlite import open_archive
 
 Capture = pytest.CaptureFixture[str]
@@ -22,7 +24,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def parsed(capsys: Capture, *arguments: str) -> Any:
+def parsed(capsys: Capture, *arguments: object) -> Any:
     code, output, _ = evolve(capsys, *arguments)
     assert code == 0
     return json.loads(output)
@@ -65,11 +67,76 @@ def test_top_prints_the_tables_as_json(archive: Path, capsys: Capture) -> None:
     assert (gpu["emulated"], cpu["emulated"]) == (False, True)
 
 
-def test_top_of_an_empty_archive_exits_with_code_1_and_suggests_a_command(tmp_path: Path, capsys: Capture) -> None:
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, as after installation on a machine without a GPU; the package ships two measured kernels."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EVOLVE_ARCHIVE", raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+    verdict = measured.as_shipped(checked(confirmed(BEST.id, GPU, **{ROWS: 20.0, COLS: 30.0})))
+    found = measured.MeasuredKernel("k0.cu", BEST, verdict, measured.Origin("improve", "some-model", created=9.0))
+    ship(tmp_path / "shipped", monkeypatch, BEST, WRONG, found=[found])
+    return tmp_path
+
+
+@pytest.mark.usefixtures("fresh")
+def test_shipped_times_are_shown_with_their_device_before_anything_is_archived(capsys: Capture) -> None:
+    code, output, _ = evolve(capsys, "top", "softmax")
+    assert code == 0
+    assert "softmax on Some GPU" in output
+    assert f"{BEST.id[:8]}*" in output
+    assert "measured elsewhere" in output
+    assert "1 passed" in output
+    assert "pending" not in output
+
+
+@pytest.mark.usefixtures("fresh")
+def test_shipped_times_are_marked_in_json(capsys: Capture) -> None:
+    (found,) = parsed(capsys, "top", "softmax", "--json")
+    assert [champion["measured_elsewhere"] for champion in found["champions"]] == [True, True]
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_shipped_kernel_is_shown_with_who_proposed_it(capsys: Capture) -> None:
+    code, output, _ = evolve(capsys, "show", BEST.id)
+    assert code == 0
+    assert "by some-model: improve elsewhere" in output
+    assert "On Some GPU: passed, confirmed by a fresh process" in output
+    assert "measured elsewhere" in output
+
+
+@pytest.mark.usefixtures("fresh")
+def test_shipped_kernels_can_be_compared_and_drawn_as_a_tree(capsys: Capture) -> None:
+    assert "+note" in evolve(capsys, "diff", BEST.id, WRONG.id)[1]
+    output = evolve(capsys, "tree", "softmax", "--all")[1]
+    assert f"{BEST.id[:8]}  3.75x" in output
+    assert f"{WRONG.id[:8]}  not evaluated" in output
+
+
+@pytest.mark.usefixtures("fresh")
+def test_looking_creates_no_archive(capsys: Capture, fresh: Path) -> None:
+    evolve(capsys, "top")
+    assert not (fresh / ".evolve").exists()
+
+
+def test_shipped_kernels_that_were_never_measured_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    ship(tmp_path / "shipped", monkeypatch, BEST, WRONG)
+    code, output, _ = evolve(capsys, "top", "softmax", "--archive", open_archive(tmp_path / "a.db").path)
+    assert code == 0
+    assert "softmax: 2 kernels, none evaluated yet" in output
+    assert BEST.id[:8] in output
+    (found,) = parsed(capsys, "top", "softmax", "--json", "--archive", tmp_path / "a.db")
+    assert [one["kernel"] for one in found["kernels"]] == [BEST.id, WRONG.id]
+    assert "softmax evaluated on no device yet" in evolve(capsys, "tree", "softmax", "--archive", tmp_path / "a.db")[1]
+
+
+def test_top_of_an_archive_without_evaluations_suggests_a_command(tmp_path: Path, capsys: Capture) -> None:
     open_archive(tmp_path / "empty.db").close()
-    code, output, errors = evolve(capsys, "top", "--archive", tmp_path / "empty.db")
-    assert (code, output) == (1, "")
-    assert "evolve run softmax" in errors
+    code, output, _ = evolve(capsys, "top", "--archive", tmp_path / "empty.db")
+    assert code == 0
+    assert "evolve run softmax" in output
 
 
 def test_top_of_an_unknown_op_points_to_the_catalog(archive: Path, capsys: Capture) -> None:

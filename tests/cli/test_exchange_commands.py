@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from bad_kernels import twice_kernel
 from command import TWICE
-from commandline import evolve, filled, written
+from commandline import evolve, filled, told, written
 from gpu_records import archive_of, confirmed, everywhere, simple
 from records import kernel
 
 from archive.exchange import encode_custom_id
 from archive.kernel import Kernel
-from archive.proposals import Proposal
 from archive.records import Evaluation
 from archive.sqlite import open_archive
 from reference_ops import catalog
@@ -37,7 +36,7 @@ def test_tell_archives_kernels_and_prints_the_next_command(archive: Path, capsys
     assert code == 0
     assert f"added     {GOOD.id[:8]}  twice: one element a thread" in output
     assert f"evolve evaluate {TWICE}" in output
-    assert [k.id for k in open_archive(archive).find(Kernel)] == [GOOD.id]
+    assert [one.kernel_id for one in told(archive)] == [GOOD.id]
 
 
 def test_telling_a_file_twice_changes_nothing(archive: Path, capsys: Capture) -> None:
@@ -45,7 +44,7 @@ def test_telling_a_file_twice_changes_nothing(archive: Path, capsys: Capture) ->
         code, output, _ = evolve(capsys, "tell", written(Path("good.cu"), GOOD), TWICE)
     assert code == 0
     assert "known" in output
-    assert len(open_archive(archive).find(Proposal)) == 1
+    assert len(told(archive)) == 1
 
 
 def test_a_malformed_kernel_is_rejected_with_its_line(archive: Path, capsys: Capture) -> None:
@@ -124,7 +123,7 @@ def test_answers_for_an_unknown_op_are_named_and_the_others_are_taken(archive: P
     assert "replies.jsonl, lines 1, 4: the catalog has no op `sofmax`; did you mean softmax" in errors
     assert "replies.jsonl, line 3; stranger.cu: the catalog has no op `unheard_of`" in errors
     assert "add the file that defines the op" in errors
-    assert [k.id for k in open_archive(archive).find(Kernel)] == [good.id]
+    assert [one.kernel_id for one in told(archive)] == [good.id]
 
 
 def test_answers_for_an_unknown_op_can_be_told_again_with_its_file(archive: Path, capsys: Capture) -> None:
@@ -167,7 +166,7 @@ def test_prompts_are_written_as_a_batch_and_its_replies_are_archived(archive: Pa
     replies = [{"custom_id": r["custom_id"], "response": {"status_code": 200, "body": answer}} for r in requests[:1]]
     Path("replies.jsonl").write_text("".join(f"{json.dumps(reply)}\n" for reply in replies))
     assert evolve(capsys, "tell", "replies.jsonl", TWICE)[0] == 0
-    (proposed,) = open_archive(archive).find(Proposal)
+    (proposed,) = told(archive)
     assert (proposed.kernel_id, proposed.proposer, proposed.operator) == (GOOD.id, "some-model", "draft")
 
 
@@ -182,7 +181,7 @@ def test_merging_twice_adds_records_once(archive: Path, capsys: Capture, tmp_pat
 def test_merging_a_missing_file_adds_nothing(archive: Path, capsys: Capture, tmp_path: Path) -> None:
     source = filled(tmp_path / "source.db")
     assert evolve(capsys, "merge", source, "nowhere.db")[0] == 2
-    assert open_archive(archive).find(Kernel) == []
+    assert told(archive) == []
 
 
 def test_a_damaged_archive_among_several_is_named_and_nothing_is_merged(
@@ -195,7 +194,7 @@ def test_a_damaged_archive_among_several_is_named_and_nothing_is_merged(
     assert code == 2
     assert "bad.db is damaged: row" in errors
     assert "nothing was merged" in errors
-    assert open_archive(archive).find(Kernel) == []
+    assert told(archive) == []
 
 
 def test_a_merge_counts_evaluations_made_elsewhere(archive: Path, capsys: Capture, tmp_path: Path) -> None:
@@ -269,7 +268,7 @@ def test_kernels_of_several_ops_can_be_told_at_once(archive: Path, capsys: Captu
     code, output, _ = evolve(capsys, "tell", written(Path("a.cu"), kernel(1)), written(Path("b.cu"), GOOD), TWICE)
     assert code == 0
     assert "evolve evaluate softmax" in output
-    assert len(open_archive(archive).find(Kernel)) == 2
+    assert len(told(archive)) == 2
 
 
 def test_a_kernel_can_be_told_with_its_operator_and_parent(archive: Path, capsys: Capture, tmp_path: Path) -> None:
@@ -277,7 +276,7 @@ def test_a_kernel_can_be_told_with_its_operator_and_parent(archive: Path, capsys
     assert evolve(capsys, "tell", str(first), TWICE)[0] == 0
     code, _, _ = evolve(capsys, "tell", str(second), TWICE, "--operator", "improve", "--parent", GOOD.id[:8])
     assert code == 0
-    (child,) = [p for p in open_archive(archive).find(Proposal) if p.kernel_id == TUNED.id]
+    (child,) = [p for p in told(archive) if p.kernel_id == TUNED.id]
     assert (child.operator, child.parents, child.proposer) == ("improve", (GOOD.id,), "tell")
 
 
@@ -296,4 +295,4 @@ def test_a_wrong_operator_or_parent_is_explained(
     code, _, errors = evolve(capsys, "tell", str(proposed), TWICE, *words)
     assert code != 0
     assert message in errors
-    assert not archive.exists() or open_archive(archive).find(Proposal) == []
+    assert not archive.exists() or told(archive) == []

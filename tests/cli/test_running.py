@@ -210,9 +210,7 @@ def test_pending_kernels_of_an_op_outside_the_catalog_are_named(capsys: Capture)
 def test_evaluate_takes_what_a_gpu_has_judged_only_if_its_op_is_named(capsys: Capture) -> None:
     made = shipped("gelu")[0]
     store = open_archive(ARCHIVE)
-    store.append(
-        Proposal("gelu", "seed", "shipped", made, created=1.0), replace(passed(made.id, GPU, w=1.0), op="gelu")
-    )
+    store.append(Proposal("gelu", "seed", "tell", made, created=1.0), replace(passed(made.id, GPU, w=1.0), op="gelu"))
     store.close()
     code, _, errors = evolve(capsys, "evaluate", *EMULATED)
     assert (code, "nothing to evaluate" in errors) == (1, True)

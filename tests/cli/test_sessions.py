@@ -18,7 +18,6 @@ from evolve.cli.session import Backends, Session, Setup, opened
 from evolve.errors import UserError
 from evolve.proposers.tuner.proposer import OfflineProposer
 from evolve.report.progress import Phases
-from evolve.report.words import console
 from evolve.request import Proposer
 
 FILES = ("one.py", "two.py")
@@ -46,9 +45,8 @@ def campaign(store: SqliteStore, defined: Sequence[str], proposer: Proposer | No
 
 def ending(session: Session) -> str:
     """Return the reason that is printed when nothing is left to try."""
-    return reason(
-        session, Ended.NOTHING, [standing_of(search, session.backends) for search in session.searches], console()
-    )
+    standings = [standing_of(search, session.backends) for search in session.searches]
+    return reason(session, Ended.NOTHING, standings)[0]
 
 
 def judged(number: int, name: str, outcome: Outcome) -> tuple[Proposal, Evaluation]:

@@ -31,8 +31,8 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("top", "there is no archive at .evolve/archive.db"),
-        ("show abc", "there is no archive"),
+        ("top --archive nowhere.db", "there is no archive at nowhere.db"),
+        ("show abc --archive nowhere.db", "there is no archive"),
         ("top --archive words.db", "not a database"),
         ("top --archive .", "cannot open the archive"),
         ("run sofmax", "softmax"),
@@ -56,11 +56,10 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("run softmax --until-sol 95", "speed of light"),
         ("run softmax --all", "leave out --all"),
         ("run softmax --strategy luck", "evolve, best-of-n"),
-        ("run softmax --resume last", "there is no archive"),
-        ("run softmax --replay 12ab", "there is no archive"),
+        ("run softmax --resume last", "there is no run of softmax yet"),
+        ("run softmax --replay 12ab", "no run's id begins with `12ab`"),
         ("run softmax --device emulated --proposer offline --fresh", "leave out --fresh"),
-        ("runs", "there is no archive"),
-        ("compare a b", "there is no archive"),
+        ("compare a b", "no run's id begins with `a`"),
         ("run", "OP"),
         ("run softmax --turbo", "--turbo"),
         ("evolute", "evolute"),
@@ -71,7 +70,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("tell stranger.cu", "unheard_of"),
         ("evaluate sofmax", "softmax"),
         ("evaluate stranger.cu", "unheard_of"),
-        ("evaluate --explain abc", "there is no archive"),
+        ("evaluate --explain abc --archive nowhere.db", "there is no archive"),
         ("evaluate --explain abc --device tpu", "cuda, emulated"),
         ("confirm sofmax", "softmax"),
         ("confirm softmax --device tpu", "cuda, emulated"),
@@ -79,7 +78,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("ask softmax --out no/such/folder/file", "cannot be written"),
         ("merge nowhere.db", "nowhere.db"),
         ("merge words.db", "not a database"),
-        ("export", "no archive"),
+        ("export --archive nowhere.db", "no archive"),
     ],
 )
 def test_a_usage_error_is_explained(arguments: str, message: str, capsys: Capture) -> None:
@@ -97,7 +96,7 @@ def test_an_export_without_gpu_times_names_the_op(capsys: Capture, tmp_path: Pat
 
 
 def test_the_second_line_of_an_error_is_a_hint(capsys: Capture) -> None:
-    lines = evolve(capsys, "top")[2].splitlines()
+    lines = evolve(capsys, "top", "--archive", "nowhere.db")[2].splitlines()
     assert lines[0].startswith("error: ")
     assert "evolve run softmax" in lines[1]
 

@@ -78,6 +78,13 @@ def test_a_profile_comes_back_from_the_worker(engine: LocalEngine) -> None:
         assert engine.unprofiled == ""
 
 
+def test_the_last_phase_of_a_profile_is_empty(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    phases, kernel = list[tuple[str, str]](), noted("counts")
+    monkeypatch.setattr(engine, "_watch", lambda subject, phase: phases.append((subject, phase)))
+    engine.profile(kernel, TWICE, HERE)
+    assert (phases[0], phases[-1]) == ((kernel.id, "profile"), (kernel.id, ""))
+
+
 def test_evaluations_and_profiles_take_turns_in_one_worker(engine: LocalEngine) -> None:
     kernel = noted("counts")
     for _ in range(2):

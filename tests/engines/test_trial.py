@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import run
+from commandline import evolve
 from processes import all_gone
 
 from archive.sqlite import open_archive
@@ -130,10 +130,14 @@ def test_the_packages_of_a_module_are_not_run_to_find_it(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("command", ["run", "ask", "confirm", "evaluate", "export", "ops", "tell k.cu"])
-def test_every_command_survives_a_file_that_ends_the_process(tmp_path: Path, command: str) -> None:
+def test_every_command_survives_a_file_that_ends_the_process(
+    tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     locator = program(tmp_path, "import os\nos._exit(0)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVOLVE_ARCHIVE", str(tmp_path / "archive.db"))
     (tmp_path / "k.cu").write_text('/*---\nop = "fused"\n---*/')
     open_archive(tmp_path / "archive.db")
-    code, output = run(tmp_path, *command.split(), locator, extra={"EVOLVE_ARCHIVE": str(tmp_path / "archive.db")})
+    code, _, errors = evolve(capsys, *command.split(), locator)
     assert code == 2
-    assert "mymodule.py, line 2, ends the process that loads it with exit status 0" in output.replace("\n       ", " ")
+    assert "mymodule.py, line 2, ends the process that loads it with exit status 0" in errors.replace("\n       ", " ")

@@ -16,7 +16,7 @@ EXEMPT = [op for op in map(catalog.load, catalog.names()) if op.exempt]
 def docstring(op: Op) -> str:
     """Return the docstring of the op's exported function, on one line."""
     entry = ExportedEntry(f"ops/{op.name}.py", (), (), dict(op.parameters), (), ())
-    module = ast.parse(texts.init([(op, entry)]))
+    module = ast.parse(texts.init("primitives", [(op, entry)]))
     function = next(node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == op.name)
     return " ".join((ast.get_docstring(function) or "").split())
 

@@ -1,16 +1,20 @@
+from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import pytest
 from gpu_records import H200, duel, times
 
 from archive import kernel as genome
 from archive.kernel import Kernel
-from archive.records import Envelope
+from archive.records import Duel, Envelope
 from evolve.export.template import manifest
 from evolve.export.template.calls import NoKernelError
-from evolve.export.template.dispatch import Choice, Question, choices
+from evolve.export.template.choosing import Choice, Question, choices
 from evolve.export.template.manifest import ExportedEntry, Measured, Shipped
+from evolve.export.template.options import Options, current, options, set_options
 from evolve.op_on_device import point
 from reference_ops import catalog
 from reference_ops.op import Workload
@@ -48,7 +52,11 @@ def entry(kernels: dict[Kernel, list[Measured]], pytorch_wins: Iterable[Measured
 
 def question(cols: int, dtype: str = "bfloat16", device: str = "NVIDIA H200", deterministic: bool = False) -> Question:
     workload = Workload(dtype, (("rows", 1024), ("cols", cols)))
-    return Question(device, workload, point(OP, workload, H200), deterministic, OP.largest_tensor(workload))
+    chosen = Options(deterministic=deterministic)
+    return Question("softmax", device, workload, point(OP, workload, H200), chosen, OP.largest_tensor(workload), FREE)
+
+
+FREE: dict[str, frozenset[str]] = defaultdict(frozenset)
 
 
 def choose(kernels: dict[Kernel, list[Measured]], asked: Question, pytorch_wins: Iterable[Measured] = ()) -> Choice:
@@ -156,3 +164,53 @@ def test_a_kernel_is_refused_for_a_tensor_of_more_elements_than_it_was_tested_wi
 def test_tests_on_another_gpu_do_not_limit_a_kernel() -> None:
     chosen = next(choices(entry_tested_to(16, 16, device="NVIDIA H100"), {SHORT.id: SHORT}, question(256)))
     assert chosen.shipped.id == SHORT.id
+
+
+def asked_with(cols: int = 256, **chosen: Any) -> Question:
+    return replace(question(cols), options=replace(Options(), **chosen))
+
+
+def test_a_kernel_as_fast_as_the_compiler_runs_in_eager_code_alone() -> None:
+    even = replace(measured(256, 60.0), duel=Duel("w", "compile", 1.0, 0.99, 1.01, 0.01))
+    assert choose({SHORT: [even]}, question(256)).shipped.id == SHORT.id
+    with pytest.raises(NoKernelError, match=r"torch.compile was the fastest"):
+        choose({SHORT: [even]}, replace(question(256), compiled=True))
+
+
+def test_a_pinned_kernel_runs_although_another_is_faster_or_pytorch_is() -> None:
+    kernels = {SHORT: [measured(256, 20.0)], LONG: [measured(256, 90.0)]}
+    asked = asked_with(pin=(("softmax", LONG.id),))
+    assert choose(kernels, asked).shipped.id == LONG.id
+    assert choose({LONG: [measured(4096, 20.0)]}, asked, pytorch_wins=[measured(256, 120.0)]).shipped.id == LONG.id
+
+
+def test_an_op_pinned_to_pytorch_has_no_kernel() -> None:
+    with pytest.raises(NoKernelError, match="the options pin softmax to PyTorch"):
+        choose({SHORT: [measured(256, 20.0)]}, asked_with(pin=(("softmax", "pytorch"),)))
+
+
+def test_an_op_that_is_not_allowed_has_no_kernel() -> None:
+    with pytest.raises(NoKernelError, match="the options allow no kernels of softmax"):
+        choose({SHORT: [measured(256, 20.0)]}, asked_with(allow=frozenset({"gelu"})))
+
+
+def test_a_kernel_that_needs_more_workspace_than_allowed_gives_way() -> None:
+    hungry = kernel('[workspace]\nsums = { shape = ["rows"], dtype = "float32" }')
+    kernels = {hungry: [measured(256, 20.0)], LONG: [measured(256, 30.0)]}
+    assert choose(kernels, asked_with(workspace_limit=4096)).shipped.id == hungry.id
+    assert choose(kernels, asked_with(workspace_limit=4095)).shipped.id == LONG.id
+
+
+def test_options_hold_for_a_block_and_add_to_those_around_it() -> None:
+    with options(deterministic=True), options(pin={"softmax": "pytorch"}):
+        assert current() == Options(deterministic=True, pin=(("softmax", "pytorch"),))
+    assert current() == Options()
+
+
+def test_defaults_hold_for_the_process_until_they_are_taken_back() -> None:
+    set_options(workspace_limit=0)
+    try:
+        assert current().workspace_limit == 0
+    finally:
+        set_options()
+    assert current() == Options()

@@ -1,9 +1,12 @@
 """An exported package on a machine without a GPU, where PyTorch computes all results."""
 
+import importlib
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -28,19 +31,20 @@ def package(folder: Path) -> ModuleType:
 
 def test_a_single_output_is_returned_as_a_tensor(package: ModuleType) -> None:
     x = torch.randn(3, 5)
-    torch.testing.assert_close(package.softmax(x), torch.softmax(x, -1))
+    torch.testing.assert_close(package.softmax(x, -1), torch.softmax(x, -1))
 
 
-def test_a_parameter_has_its_default(package: ModuleType) -> None:
-    x, weight = torch.randn(3, 5), torch.randn(5)
-    expected = torch.nn.functional.rms_norm(x, (5,), weight, 1e-6)
-    torch.testing.assert_close(package.rms_norm(x, weight), expected)
-
-
-def test_a_parameter_can_be_passed(package: ModuleType) -> None:
-    x, weight = torch.randn(3, 5), torch.randn(5)
+def test_a_function_has_the_arguments_of_pytorch(package: ModuleType) -> None:
+    x, weight = torch.randn(2, 3, 5), torch.randn(5)
     expected = torch.nn.functional.rms_norm(x, (5,), weight, 0.5)
-    torch.testing.assert_close(package.rms_norm(x, weight, eps=0.5), expected)
+    torch.testing.assert_close(package.rms_norm(x, (5,), weight, eps=0.5), expected)
+
+
+def test_an_op_that_pytorch_lacks_has_its_own_arguments_and_defaults(package: ModuleType) -> None:
+    x, residual, weight = torch.randn(2, 3, 5), torch.randn(2, 3, 5), torch.randn(5)
+    out, summed = package.add_rms_norm(x, residual, weight)
+    torch.testing.assert_close(summed, x + residual)
+    torch.testing.assert_close(out, torch.nn.functional.rms_norm(summed, (5,), weight, 1e-6))
 
 
 def test_several_outputs_are_returned_as_a_tuple_in_order(package: ModuleType) -> None:
@@ -50,7 +54,7 @@ def test_several_outputs_are_returned_as_a_tuple_in_order(package: ModuleType) -
 
 def test_gradients_flow(package: ModuleType) -> None:
     x = torch.randn(3, 5, requires_grad=True)
-    package.softmax(x)[:, 0].sum().backward()
+    package.softmax(x, -1)[:, 0].sum().backward()
     y = x.detach().clone().requires_grad_()
     torch.softmax(y, -1)[:, 0].sum().backward()
     torch.testing.assert_close(x.grad, y.grad)
@@ -58,7 +62,7 @@ def test_gradients_flow(package: ModuleType) -> None:
 
 def test_wrong_shapes_raise_the_error_of_pytorch(package: ModuleType) -> None:
     with pytest.raises(RuntimeError, match="normalized_shape"):
-        package.rms_norm(torch.randn(3, 5), torch.randn(6))
+        package.rms_norm(torch.randn(3, 5), (6,), torch.randn(6))
 
 
 def test_a_topk_of_more_values_than_a_row_has_raises_the_error_of_pytorch(package: ModuleType) -> None:
@@ -68,23 +72,23 @@ def test_a_topk_of_more_values_than_a_row_has_raises_the_error_of_pytorch(packag
 
 def test_more_dims_than_the_op_declares_are_computed(package: ModuleType) -> None:
     x = torch.randn(2, 3, 5)
-    torch.testing.assert_close(package.softmax(x), torch.softmax(x, -1))
+    torch.testing.assert_close(package.softmax(x, -1), torch.softmax(x, -1))
 
 
 def test_torch_compile_sees_one_graph(package: ModuleType) -> None:
     x, weight = torch.randn(3, 5), torch.randn(5)
     compiled: Callable[..., torch.Tensor] = torch.compile(package.rms_norm, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(x, weight), package.rms_norm(x, weight))
+    torch.testing.assert_close(compiled(x, (5,), weight, 1e-6), package.rms_norm(x, (5,), weight, 1e-6))
 
 
 def test_vmap_works(package: ModuleType) -> None:
     x = torch.randn(2, 3, 5)
-    batched: Callable[..., torch.Tensor] = torch.vmap(package.softmax)
+    batched: Callable[..., torch.Tensor] = torch.vmap(partial(package.softmax, dim=-1))
     torch.testing.assert_close(batched(x), torch.softmax(x, -1))
 
 
 def test_explain_says_why_pytorch_runs(package: ModuleType) -> None:
-    explanation = package.explain("rms_norm", torch.randn(3, 5), weight=torch.randn(5))
+    explanation = package.explain("rms_norm", torch.randn(3, 5), (5,), weight=torch.randn(5), eps=1e-6)
     assert str(explanation) == "rms_norm: PyTorch, because the inputs are on the CPU"
 
 
@@ -119,7 +123,8 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 import torch, primitives_on_cpu
 x = torch.randn(3, 5)
-assert torch.equal(primitives_on_cpu.softmax(x), torch.softmax(x, -1))
+assert torch.equal(primitives_on_cpu.softmax(x, -1), torch.softmax(x, -1))
+assert "torch._dynamo" not in sys.modules  # the compiler, which takes longer to import than all of the package
 primitives_on_cpu._runtime.launching  # loads all of the runtime except what needs CuPy
 """
 
@@ -141,3 +146,33 @@ def test_the_package_installs_with_all_its_files(folder: Path, tmp_path: Path) -
 
 def files_of(package: Path) -> set[str]:
     return {str(p.relative_to(package)) for p in package.rglob("*") if p.is_file() and p.suffix != ".pyc"}
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.softmax = torch.nn.RMSNorm(8, eps=1e-6), torch.nn.Softmax(-1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.softmax(self.norm(x))  # type: ignore[no-any-return]
+
+
+def test_a_model_is_patched_and_unpatched(package: ModuleType) -> None:
+    model = Block()
+    assert package.patch(model).replaced == ("norm", "softmax")
+    assert type(model.norm) is importlib.import_module(f"{package.__name__}.nn").RMSNorm
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(model(x), Block()(x))
+    assert pickle.loads(pickle.dumps(model)).state_dict().keys() == model.state_dict().keys()
+    assert package.unpatch(model) == ("norm", "softmax")
+
+
+def test_calls_in_a_block_are_redirected_and_reported(package: ModuleType) -> None:
+    with package.enabled() as report:
+        Block()(torch.randn(3, 8))
+    assert "softmax: 1 calls by PyTorch, at first because the inputs are on the CPU" in str(report)
+
+
+def test_options_of_a_package_hold_for_a_block(package: ModuleType) -> None:
+    with package.options(allow=()):
+        assert package.explain("softmax", torch.randn(3, 5), -1).reason == "the inputs are on the CPU"

@@ -218,9 +218,12 @@ def test_a_name_that_cannot_be_a_package_is_refused(tmp_path: Path, name: str) -
         exported(tmp_path, "softmax", package=name)
 
 
-def test_a_parameter_has_a_default_if_all_workloads_share_its_value(tmp_path: Path) -> None:
-    report = exported(tmp_path, "rms_norm", "topk")
-    assert [op.call for op in report.ops] == ["rms_norm(x, weight, eps=1e-06)", "topk(x, k)"]
+def test_the_report_gives_the_calls_of_the_functions(tmp_path: Path) -> None:
+    report = exported(tmp_path, "rms_norm", "add_rms_norm")
+    assert [op.call for op in report.ops] == [
+        "rms_norm(input, normalized_shape, weight=None, eps=None)",
+        "add_rms_norm(x, residual, weight, eps=1e-06)",
+    ]
 
 
 USER_OP = """\

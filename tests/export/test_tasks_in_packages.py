@@ -1,5 +1,6 @@
 """Exported packages of functions and of tasks in foreign formats, on a machine without a GPU."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -201,6 +202,7 @@ def test_a_function_is_exported_with_its_examples_as_it_was_run(
     kernel = simple(op)
     archive_of(tmp_path, kernel, confirmed(kernel, everywhere(op, 50.0)))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mymodule", raising=False)  # another test may have loaded its namesake
     words = ("export", "mymodule:fused", "--example", "inputs.py", "--archive", tmp_path / "archive.db")
     assert evolve(capsys, *words)[0] == 0
     assert (tmp_path / "primitives/primitives/ops/fused.py").is_file()

@@ -8,7 +8,7 @@ from standings import archive_of
 
 from archive.proposals import Proposal
 from archive.records import Evaluation
-from evolve.report.kernel import Lineage, lineage, lineage_tree
+from evolve.report.kernel import Lineage, left_out_words, lineage, lineage_tree
 
 ROWS = "rows=8 cols=16 float32"
 
@@ -62,3 +62,9 @@ def test_a_reply_without_a_kernel_is_below_its_parent() -> None:
     reply = Proposal("softmax", "improve", "model", None, (parent.id,), reply="no", failure="no kernel in the reply")
     lines = of([proposal(parent), reply, failed_reply()])
     assert "no kernel in the reply" in "\n".join(drawn(lineage_tree(lines, parent.id, 80, everything=True)))
+
+
+def test_whole_trees_that_are_left_out_are_counted() -> None:
+    lines = of([proposal(kernel(n)) for n in (1, 2, 3)], [passed(kernel(1).id, GPU, **{ROWS: 50.0})])
+    assert "left out: 2 whole trees and branches" in left_out_words(lines)
+    assert "whole tree" not in left_out_words(lines, kernel(1).id)

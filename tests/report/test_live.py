@@ -67,7 +67,7 @@ def test_the_display_has_champions_budget_outcomes_and_failures(tmp_path: Path) 
         "20 evaluated",
         "11.0",  # the fastest time
         "9.09x",
-        "14 passed, 6 wrong, 1 reply without a kernel, 1 pending",
+        "14 passed, 6 wrong, 1 request without a kernel, 1 pending",
         f"{kernel(77).id[:8]} check",
         "draft: no kernel: no kernel in the reply",
         f"{kernel(17).id[:8]} wrong: it is wrong",
@@ -79,6 +79,23 @@ def test_the_display_shows_population_and_champions_in_a_small_terminal(tmp_path
     lines = drawn(display(watcher(tmp_path)[0]), 80, 24)
     assert sum("256" in line for line in lines) + sum("fp32" in line for line in lines) >= 8
     assert sum("improve" in line for line in lines) >= 3
+
+
+def test_a_kernel_whose_profile_is_finished_is_no_longer_shown_as_being_worked_on(tmp_path: Path) -> None:
+    watching, phases = watcher(tmp_path)
+    phases.done(kernel(77).id)
+    phases.watch(kernel(19).id, "profile")
+    assert any(f"confirm {kernel(19).id[:8]} profile" in line for line in drawn(display(watching)))
+    phases.watch(kernel(19).id, "")
+    assert any("waiting for a model" in line for line in drawn(display(watching)))
+
+
+def test_a_narrow_display_leaves_out_the_bar_before_it_cuts_off_what_the_run_is_doing(tmp_path: Path) -> None:
+    watching, phases = watcher(tmp_path)
+    phases.watch(kernel(19).id, "check")
+    line = drawn(display(watching), 50, 24)[1]
+    assert line.startswith("confirming the champions  0:30, 20 evaluated")
+    assert len(line) <= 50
 
 
 def test_an_empty_display_waits_for_the_proposer(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from drawn import drawn
 from records import CPU, GPU, checked, confirmed, failed, failed_reply, kernel, passed, proposal
-from standings import standing
+from standings import archive_of, standing
 
 from archive.records import Outcome
+from evolve.report import standing as standings
 from evolve.report.kernel import reply_details
 from evolve.report.standing import (
     Standing,
@@ -16,9 +17,11 @@ from evolve.report.standing import (
     footnotes,
     headline,
     population_table,
+    print_next_steps,
     workloads_in_order,
 )
 from evolve.report.tables import measurements_table
+from evolve.report.words import console
 
 ROWS, COLS = "rows=8 cols=16 float32", "rows=2 cols=512 float32"
 FAST, SLOW, BAD = kernel(1), kernel(2), kernel(3)
@@ -85,7 +88,7 @@ def test_the_population_table_counts_children_in_a_wide_terminal() -> None:
 
 
 def test_every_outcome_is_counted() -> None:
-    assert counts_line(some_standing()) == "2 passed, 1 wrong, 1 reply without a kernel, 1 pending"
+    assert counts_line(some_standing()) == "2 passed, 1 wrong, 1 request without a kernel, 1 pending"
 
 
 def test_many_kinds_of_failure_are_preceded_by_their_total() -> None:
@@ -141,7 +144,50 @@ def test_skipped_workloads_stand_where_the_other_kernels_have_them() -> None:
 def test_an_answer_in_words_that_was_asked_for_is_no_reply_without_a_kernel() -> None:
     designs = replace(failed_reply("1. one\n2. two"), operator="designs", failure="")
     found = standing("softmax", GPU, [FAST], [designs, failed_reply()], [passed(FAST.id, GPU, **{ROWS: 20.0})])
-    assert counts_line(found) == "1 passed, 1 reply without a kernel"
+    assert counts_line(found) == "1 passed, 1 request without a kernel"
     printed = "\n".join(line for part in reply_details(designs) for line in drawn(part))
     assert "a reply in words, from which kernels are written" in printed
     assert "reason" not in printed
+
+
+def of_a_fresh_run() -> Standing:
+    """Return the standing of a run that proposed a slow kernel, a wrong one and one that is pending."""
+    own = [replace(one, run="own") for one in (proposal(SLOW), proposal(BAD), proposal(kernel(4)))]
+    evaluations = [passed(FAST.id, GPU, **{ROWS: 20.0}), passed(SLOW.id, GPU, **{ROWS: 40.0}), failed(BAD.id)]
+    store = archive_of(proposal(FAST), failed_reply(), *own, *evaluations)
+    return standings.standing(store, "softmax", GPU, only_run="own")
+
+
+def test_the_standing_of_a_fresh_run_leaves_out_the_kernels_of_other_runs() -> None:
+    found = of_a_fresh_run()
+    assert {champion.kernel_id for champion in found.champions} == {SLOW.id}
+    assert [one.kernel_id for one in found.population] == [SLOW.id]
+    assert counts_line(found) == "1 passed, 1 wrong, 1 pending"
+    assert (found.held, found.judged) == (3, 2)
+    assert "only kernels that run own proposed" in headline(found).plain
+
+
+def next_steps(found: Standing, capsys: pytest.CaptureFixture[str]) -> str:
+    print_next_steps(console(), found, "softmax", "")
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_the_next_steps_of_a_fresh_run_show_its_own_champion(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = next_steps(of_a_fresh_run(), capsys)
+    assert SLOW.id[:8] in printed
+    assert FAST.id[:8] not in printed
+    assert "those of other runs too" in printed
+
+
+def test_the_next_steps_show_a_champion_of_the_table_even_if_another_kernel_is_fitter(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    held, fitter = confirmed(SLOW.id, GPU, **{ROWS: 20.0}), passed(FAST.id, GPU, **{ROWS: 19.9})
+    found = standing("softmax", GPU, [FAST, SLOW], [], [held, fitter])
+    assert [one.kernel_id for one in found.population] == [FAST.id, SLOW.id]
+    assert f"evolve show {SLOW.id[:8]} the champion" in next_steps(found, capsys)
+
+
+def test_the_next_steps_say_on_how_many_workloads_the_champion_leads(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = next_steps(some_standing(), capsys)
+    assert "the best champion over all workloads; champion of 1 of 2" in printed

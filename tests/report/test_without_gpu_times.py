@@ -148,3 +148,9 @@ def test_runs_without_gpu_times_are_compared_over_the_first_kernel(tmp_path: Pat
     assert "2.00x" in output
     assert "64.29x" in output
     assert "slowest" not in output
+
+
+def test_a_column_that_a_narrow_terminal_leaves_out_is_not_explained() -> None:
+    found = emulated()
+    assert "bytes/load" in footnotes(found, shown=["over first", "bytes/load"])
+    assert "bytes/load" not in footnotes(found, shown=["over first"])

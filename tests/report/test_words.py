@@ -2,6 +2,7 @@
 
 import io
 import shlex
+from collections.abc import Callable
 
 import pytest
 from records import kernel
@@ -16,8 +17,9 @@ from evolve.report.words import (
     figure,
     hanging,
     one_line,
+    say,
+    say_command,
     times,
-    to_continue,
     workload_labels,
 )
 
@@ -97,7 +99,24 @@ def test_a_command_that_is_too_long_for_a_line_is_continued_between_its_options(
     assert "\n" not in command_lines(COMMAND, 120)
 
 
+def printed(width: int, *, terminal: bool, say: Callable[[Console], None]) -> list[str]:
+    into = io.StringIO()
+    say(Console(file=into, width=width, force_terminal=terminal, color_system=None))
+    return into.getvalue().splitlines()
+
+
 def test_a_command_is_broken_for_terminals_only() -> None:
-    terminal = Console(file=io.StringIO(), width=80, force_terminal=True)
-    assert to_continue(COMMAND, terminal) == f"To continue:\n{command_lines(COMMAND, 80)}"
-    assert to_continue(COMMAND, Console(file=io.StringIO(), width=80)) == f"To continue: {COMMAND}"
+    lines = printed(80, terminal=True, say=lambda output: say_command(output, "To continue:", COMMAND))
+    assert lines == ["To continue:", *command_lines(COMMAND, 80).splitlines()]
+    lines = printed(80, terminal=False, say=lambda output: say_command(output, "To continue:", COMMAND))
+    assert lines == [f"To continue: {COMMAND}"]
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 80])
+def test_a_paragraph_breaks_between_words_and_keeps_commands_in_backticks_whole(width: int) -> None:
+    text = "4 requests without a kernel: 4 x the deadline passed; `evolve top softmax --failures` lists them"
+    lines = printed(width, terminal=True, say=lambda output: say(output, text))
+    assert " ".join(lines) == text
+    assert all(len(line) <= width for line in lines)
+    assert any("`evolve top softmax --failures`" in line for line in lines)
+    assert printed(width, terminal=False, say=lambda output: say(output, text)) == [text]

@@ -88,8 +88,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
 
 def test_the_run_spends_its_whole_budget_despite_every_fault(long_run: Finished) -> None:
     fresh = {proposal.kernel_id for proposal in long_run.proposals if proposal.kernel}
-    tried = sum(proposal.tried and not proposal.kernel for proposal in long_run.proposals)
-    assert len(fresh) + tried == EVALS
+    assert len(fresh) == EVALS
 
 
 def test_every_kind_of_question_had_faults_and_every_fault_occurred(long_run: Finished) -> None:

@@ -1,4 +1,4 @@
-"""A whole `evolve run` against a scripted endpoint over real HTTP, with the faults that endpoints have."""
+"""Runs against a scripted endpoint over real HTTP, with the faults that endpoints have; one is a process of its own."""
 
 import shutil
 from pathlib import Path
@@ -7,10 +7,12 @@ import bad_kernels
 import pytest
 from command import TWICE, run
 from scripted_endpoint import Rule, ScriptedEndpoint, Step, answer, in_fence, stall, status, truncated
+from shared_engine import run_here
 
 from archive.proposals import Proposal, Run
 from archive.records import Evaluation, Outcome
 from archive.sqlite import SqliteStore, open_archive
+from evolve.engines.engine import Engine
 
 GOOD = bad_kernels.twice_kernel(note="one element a thread")
 BROKEN = bad_kernels.twice_kernel("out[i] = undeclared_name;", note="does not compile")
@@ -97,18 +99,17 @@ def test_the_key_is_nowhere_in_the_archive_or_the_output(
 
 
 def test_a_recorded_run_is_replayed_in_its_own_archive_after_other_runs(
-    finished: tuple[SqliteStore, int, str, ScriptedEndpoint], tmp_path: Path
+    finished: tuple[SqliteStore, int, str, ScriptedEndpoint], tmp_path: Path, emulated_engine: Engine
 ) -> None:
     original, archive = finished[0], tmp_path / "archive.db"
     original.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     shutil.copyfile(original.path, archive)
-    grow = run(tmp_path, "run", TWICE, "--device", "emulated", "--archive", str(archive), "--evals", "3",
-               "--proposer", "offline", "--no-tune")  # fmt: skip
+    common = ("run", TWICE, "--device", "emulated", "--archive", str(archive))
+    grow = run_here(emulated_engine, tmp_path, *common, "--evals", "3", "--proposer", "offline", "--no-tune")
     assert grow[0] == 0, grow[1]
     (recorded, _) = (store := open_archive(archive)).find(Run)
     before = {evaluation.id for evaluation in store.find(Evaluation)}
-    code, output = run(tmp_path, "run", TWICE, "--device", "emulated", "--archive", str(archive),
-                       "--replay", recorded.id)  # fmt: skip
+    code, output = run_here(emulated_engine, tmp_path, *common, "--replay", recorded.id)
     assert code == 0, output
     replay = store.find(Run)[-1].id
     said = [
@@ -120,15 +121,23 @@ def test_a_recorded_run_is_replayed_in_its_own_archive_after_other_runs(
     assert "failed its confirmation: passed" not in output
 
 
-def test_minutes_bound_a_run_whose_endpoint_never_answers(tmp_path: Path) -> None:
+def test_minutes_bound_a_run_whose_endpoint_never_answers(tmp_path: Path, emulated_engine: Engine) -> None:
     with ScriptedEndpoint(otherwise=stall()) as endpoint:
-        code, output = run(
-            tmp_path, "run", TWICE, "--device", "emulated", "--minutes", "0.05", extra=endpoint.environment
+        code, output = run_here(
+            emulated_engine,
+            tmp_path,
+            "run",
+            TWICE,
+            "--device",
+            "emulated",
+            "--minutes",
+            "0.05",
+            extra=endpoint.environment,
         )
         assert endpoint.hung_up.wait(10)
     assert "The time is up." in output
     assert code == 1
-    failures = {proposal.failure for proposal in open_archive(tmp_path / ".evolve" / "archive.db").find(Proposal)}
+    failures = {one.failure for one in open_archive(tmp_path / ".evolve" / "archive.db").find(Proposal, "twice")}
     assert failures == {"the deadline passed before an answer arrived"}
 
 
@@ -138,26 +147,46 @@ def test_minutes_bound_a_run_whose_endpoint_never_answers(tmp_path: Path) -> Non
     ids=["500", "context"],
 )
 def test_a_run_whose_requests_all_fail_says_why_while_it_runs_and_lists_them_afterwards(
-    tmp_path: Path, fault: Step, words: str
+    tmp_path: Path, fault: Step, words: str, emulated_engine: Engine
 ) -> None:
     with ScriptedEndpoint(otherwise=fault) as endpoint:
-        code, output = run(tmp_path, "run", TWICE, "--device", "emulated", "--evals", "5", extra=endpoint.environment)
+        code, output = run_here(
+            emulated_engine, tmp_path, "run", TWICE, "--device", "emulated", "--evals", "5", extra=endpoint.environment
+        )
     assert code == 2, output
     first, *_ = (line for line in output.splitlines() if "no kernel (designs): " in line)
     assert words in first
     store = open_archive(tmp_path / ".evolve" / "archive.db")
-    failed = store.find(Proposal)
+    failed = store.find(Proposal, "twice")
     assert f"{len(failed)} requests without a kernel: {len(failed)} x the request failed with {words}" in output
     assert f"answered none of the last {len(failed)} questions: the request failed with {words}" in output
     assert "0 evaluations" in output
-    assert f"{len(failed)} x the request failed with {words}" in run(tmp_path, "runs")[1]
-    listed = run(tmp_path, "top", "twice", "--failures")[1]
+    assert f"{len(failed)} x the request failed with {words}" in run_here(emulated_engine, tmp_path, "runs")[1]
+    listed = run_here(emulated_engine, tmp_path, "top", "twice", "--failures")[1]
     assert all(proposal.id[:8] in listed for proposal in failed)
 
 
-def test_a_wait_for_a_server_that_is_busy_is_shown_with_its_reason(tmp_path: Path) -> None:
+def test_a_wait_for_a_server_that_is_busy_is_shown_with_its_reason(tmp_path: Path, emulated_engine: Engine) -> None:
     busy = [status(429, "slow down", retry_after="1")]
     with ScriptedEndpoint(busy, otherwise=answer(in_fence(GOOD.text))) as endpoint:
-        _, output = run(tmp_path, "run", TWICE, "--device", "emulated", "--evals", "1", extra=endpoint.environment)
+        _, output = run_here(
+            emulated_engine, tmp_path, "run", TWICE, "--device", "emulated", "--evals", "1", extra=endpoint.environment
+        )
     assert "waiting: scripted-1 again in 1 s: the request failed with status 429: " in output
     assert "slow down" in output
+
+
+def test_a_fresh_run_shows_its_own_champions_in_an_archive_with_better_ones(
+    tmp_path: Path, emulated_engine: Engine
+) -> None:
+    (tmp_path / "known.cu").write_text(GOOD.text)
+    common = ("--device", "emulated")
+    run_here(emulated_engine, tmp_path, "evaluate", "known.cu", TWICE, *common)
+    with ScriptedEndpoint(otherwise=answer(in_fence(REPAIRED.text))) as endpoint:
+        code, output = run_here(
+            emulated_engine, tmp_path, "run", TWICE, "--fresh", "--evals", "2", *common, extra=endpoint.environment
+        )
+    assert code == 0, output
+    assert "a fresh run uses only its own" in output
+    assert REPAIRED.id[:8] in output
+    assert GOOD.id[:8] not in output

@@ -22,7 +22,7 @@ FIRST, SECOND = bad_kernels.twice_kernel(note="first"), bad_kernels.twice_kernel
 
 
 def proposal(of: object = FIRST, operator: str = "seed", parents: tuple[str, ...] = ()) -> Proposal:
-    return Proposal("twice", operator, "shipped", of, parents=parents, created=1.0)  # type: ignore[arg-type]
+    return Proposal("twice", operator, "tell", of, parents=parents, created=1.0)  # type: ignore[arg-type]
 
 
 def of_twice(evaluation: Evaluation) -> Evaluation:

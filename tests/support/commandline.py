@@ -1,12 +1,13 @@
 """Commands run in this process through the entry point of the installed script, and an archive for them to read."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from records import CPU, GPU, failed, failed_reply, kernel, measurement, passed, proposal
 
 from archive.kernel import Kernel
-from archive.proposals import Run
+from archive.proposals import Proposal, Run
 from archive.records import Evaluation, Outcome
 from archive.sqlite import open_archive
 from evolve.cli.app import main
@@ -44,6 +45,12 @@ def filled(path: Path) -> Path:
     )
     store.close()
     return path
+
+
+def told(path: Path) -> list[Proposal]:
+    """Return the proposals in an archive, without those that every archive holds."""
+    with closing(open_archive(path)) as store:
+        return [proposal for proposal in store.find(Proposal) if not proposal.shipped]
 
 
 def written(path: Path, kernel: Kernel) -> Path:

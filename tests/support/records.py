@@ -37,7 +37,7 @@ def proposal(of: Kernel, *parents: str, operator: str = "knobs", run: str = "run
 def brief_proposal(of: Proposal) -> BriefProposal:
     """Return the summary that the archive gives when a query needs only a proposal's cost."""
     cost = of.cost
-    return BriefProposal(of.kernel_id, of.run, of.created, cost.tokens, cost.usd, cost.seconds, bool(of.failure))
+    return BriefProposal(of.kernel_id, of.run, of.created, cost.tokens, cost.usd, cost.seconds)
 
 
 def brief_evaluation(of: Evaluation) -> BriefEvaluation:

@@ -51,6 +51,12 @@ class CudaProgram:
         for launch in self._launches:
             launch.enqueue(lambda name: tensors[name].data_ptr(), stream)
 
+    def set_argument(self, launch: int, position: int, value: float) -> None:
+        """Set a number among the arguments of the plan's launch of this index for the calls that follow."""
+        for prepared_launch in self._launches:
+            if prepared_launch.bound.index == launch:
+                prepared_launch.parameters.keep[position].value = value
+
 
 @dataclass(frozen=True)
 class Parameters:

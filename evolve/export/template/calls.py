@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.autograd import forward_ad
 from torch.nn import Parameter
-from torch.utils import _python_dispatch
 
 from reference_ops.op import Number, Op, Workload
 from reference_ops.precision import TORCH_DTYPES
@@ -19,56 +18,55 @@ class NoKernelError(Exception):
     """PyTorch runs instead of a kernel; the message says why."""
 
 
-def obstacle(inputs: Sequence[torch.Tensor], parameters: Mapping[str, Number], op: Op) -> str:
+def obstacle(
+    inputs: Sequence[torch.Tensor], parameters: Mapping[str, Number], op: Op, device_type: str = "cuda"
+) -> str:
     """Return why PyTorch must run regardless of the sizes; empty if a kernel may run."""
-    return _state() or _inputs(inputs) or _parameters(parameters, op)
+    return _state() or _inputs(inputs, device_type) or parameter_fault(parameters, op) or _precision(inputs, op)
 
 
 def _state() -> str:
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+    if torch._C._get_tracing_state() is not None:  # noqa: SLF001 - the public way takes a microsecond
         return "the call is being traced"
-    if torch.is_autocast_enabled("cuda"):
-        return "autocast is on and may choose another dtype"
     # These modes pass tensors without memory of their own, or ignore what a kernel computes.
-    if _python_dispatch._get_current_dispatch_mode() is not None:  # noqa: SLF001 - there is no public way to ask
+    if torch._C._len_torch_dispatch_stack():  # noqa: SLF001 - there is no public way to ask
         return "a dispatch mode is active"
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001 - there is no public way to ask
+        return "torch.func transforms the call; under vmap, PyTorch batches its own op"
     if forward_ad._current_level >= 0:  # noqa: SLF001 - there is no public way to ask
         return "forward-mode differentiation is on"
     return ""
 
 
-def _inputs(inputs: Sequence[torch.Tensor]) -> str:
-    if not all(type(x) in (torch.Tensor, Parameter) for x in inputs):
-        return "an input is not a plain tensor"
-    device = inputs[0].device
-    if device.type != "cuda":
-        return f"the inputs are on the {device.type.upper()}"
-    grad = torch.is_grad_enabled()
+def _inputs(inputs: Sequence[torch.Tensor], device_type: str) -> str:
+    device = None
     for x in inputs:
-        if x.device != device:
+        if type(x) is not torch.Tensor and type(x) is not Parameter:
+            return "an input is not a plain tensor"
+        if device is None:
+            device = x.device
+            if device.type != device_type:
+                return f"the inputs are on the {device.type.upper()}"
+        elif x.device != device:
             return "the inputs are on different devices"
-        if grad and x.requires_grad:
-            return "an input requires grad, and the kernels have no backward"
-        if fault := _memory(x):
-            return fault
+        if x.layout is not torch.strided:
+            return "an input is sparse"
     return ""
 
 
-def _memory(x: torch.Tensor) -> str:
-    if not x.is_contiguous() or x.is_neg():
-        return "an input is not contiguous"
-    try:
-        address = x.data_ptr()
-    except RuntimeError:  # a wrapped tensor, as in torch.func.vmap
-        return "an input has no memory of its own"
-    return f"an input is not aligned to {ALIGNMENT} bytes" if address % ALIGNMENT else ""
+def _precision(inputs: Sequence[torch.Tensor], op: Op) -> str:
+    if op.tf32 and inputs[0].dtype is torch.float32 and not torch.backends.cudnn.allow_tf32:
+        return "TF32 is off for convolutions and recurrent layers, and the kernels may use it"
+    return ""
 
 
-def _parameters(parameters: Mapping[str, Number], op: Op) -> str:
+def parameter_fault(parameters: Mapping[str, Number], op: Op) -> str:
     for name, measured in op.parameters.items():
         value = parameters[name]
         if type(value) is not int and not (type(value) is float and isinstance(measured, float)):
             return f"`{name}` is not a plain {type(measured).__name__}"
+        if type(value) is int and not -(2**31) <= value < 2**31:
+            return f"`{name}` does not fit in 4 bytes"
     return ""
 
 
@@ -129,6 +127,13 @@ def _outputs(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str, Nu
         reason = f"{type(error).__name__}: {error}"
         raise NoKernelError(f"the reference refuses inputs of {shapes}: {reason}") from error
     return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+
+
+def contiguous_outputs(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return outputs of PyTorch as a kernel writes them: contiguous, and in memory of their own."""
+    taken = {x.untyped_storage().data_ptr() for x in inputs}
+    own = [out.clone() if out.untyped_storage().data_ptr() in taken else out for out in outputs]
+    return tuple(out.contiguous() for out in own)
 
 
 def _shape(op: Op, workload: Workload, tensor: str) -> tuple[int, ...]:

@@ -1,44 +1,52 @@
 """Dispatch of calls in an exported package: to the kernel that was fastest at the nearest sizes, or to PyTorch."""
 
-import inspect
-import math
+import logging
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from archive.binding import Bound, IllegalError, Point, accepts, bind
 from archive.kernel import Kernel
-from archive.plan import PlanError
 from evolve.export.template import manifest
-from evolve.export.template.calls import NoKernelError, check_outputs, obstacle, workload_of
-from evolve.export.template.launching import Ready, prepare, present
-from evolve.export.template.manifest import ExportedEntry, Measured, Shipped
+from evolve.export.template.calls import NoKernelError, check_outputs, obstacle, parameter_fault, workload_of
+from evolve.export.template.choosing import Question, choices
+from evolve.export.template.folding import Folds, Shape, as_kernel_reads, folds, takes_more_dims
+from evolve.export.template.free import free_for_kernel, free_for_sizes
+from evolve.export.template.gradients import DIVIDE, Differentiable, Gradients, Step
+from evolve.export.template.launching import Gpus, Launchable, Machine, Tensors
+from evolve.export.template.manifest import ExportedEntry, Measured
+from evolve.export.template.options import current
 from evolve.op_on_device import point
-from reference_ops.op import Number, Op, Workload, ops_of
+from reference_ops.op import Number, Op, ops_of
 
-Row = tuple[Shipped | None, Measured]
-Tensors = tuple[torch.Tensor, ...]
+EAGER, COMPILED = "eager", "compiled"  # where a call is made: this decides what a kernel must beat
 CAPTURING = (
     "PyTorch runs, because the first call for these sizes is made while a CUDA graph is captured and its kernel is not "
     "compiled yet; call it once before the capture"
 )
+LOG = logging.getLogger(__name__)
+NOTHING = ExportedEntry("", (), (), {}, (), ())
+SHORT_US = 60.0  # above this, no launch takes longer than its kernel
+MOST_DECISIONS = 4096  # more than a model has shapes; lengths that never repeat would fill the memory
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Decision for one workload on one GPU: the compiled kernel, or none if PyTorch runs, and the reason."""
+    """Decision for one workload on one device: the compiled kernel, or none if PyTorch runs, and the reason."""
 
     reason: str
     kernel: str = ""
-    ready: Ready | None = None
+    ready: Launchable | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    inputs: tuple[Shape, ...] = ()  # shapes in which the kernel reads the inputs
+    outputs: tuple[Shape, ...] | None = None  # shapes in which the caller gets the outputs, if they differ
 
 
 @dataclass(frozen=True)
@@ -53,110 +61,205 @@ class Explanation:
         return f"{self.op}: {f'kernel {self.kernel}' if self.kernel else 'PyTorch'}, because {self.reason}"
 
 
-@dataclass(frozen=True)
-class Question:
-    """A workload on one GPU for which to choose a kernel."""
-
-    device: str  # name of the GPU
-    workload: Workload
-    point: Point
-    deterministic: bool  # allow only kernels that were found to be deterministic
-    elements: int  # of the largest tensor
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A kernel that accepts the workload, and the measurement because of which it was chosen."""
-
-    shipped: Shipped
-    measured: Measured
-    bound: Bound
-
-
 class Primitive:
-    """One op of the package. Safe to call from several threads and for several GPUs."""
+    """One op of the package. Safe to call from several threads and for several devices."""
 
-    def __init__(self, op: Op, entry: ExportedEntry, folder: Path) -> None:
+    def __init__(self, op: Op, entry: ExportedEntry, folder: Path, machine: Machine | None = None) -> None:
         self.op = op
         self.entry = entry
+        self.gradients = Gradients(op, ())
         self._folder = folder
+        self._machine = machine or Gpus()
         self._decisions: dict[object, Decision] = {}
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
-        if torch.compiler.is_compiling() or obstacle(inputs, parameters, self.op):
-            return self.pytorch(inputs, parameters)
-        ready = self._decide(inputs, parameters).ready
-        return ready.launch(inputs) if ready else self.pytorch(inputs, parameters)
+        """Run a kernel where one wins, PyTorch elsewhere."""
+        outputs = self.run(inputs, parameters)
+        return self.pytorch(inputs, parameters) if outputs is None else outputs
 
     @property
-    def signature(self) -> inspect.Signature:
-        """The exported function's signature: the inputs, then the parameters with their defaults."""
-        parameter = partial(inspect.Parameter, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        defaults = {name: inspect.Parameter.empty if d is None else d for name, d in self.entry.parameters.items()}
-        return inspect.Signature(
-            [
-                *(parameter(spec.name) for spec in self.op.inputs),
-                *(parameter(name, default=default) for name, default in defaults.items()),
-            ]
-        )
+    def device_type(self) -> str:
+        return self._machine.device_type
+
+    def run(self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER) -> Tensors | None:
+        """Return the op's outputs if a kernel wins for these inputs, whose leading dims may be unfolded; else None."""
+        if self._obstacle(views, parameters):
+            return None
+        decision = self._decide(views, parameters, where)
+        ready = decision.ready
+        if ready is None:
+            return None
+        if not (torch.is_grad_enabled() and any(x.requires_grad for x in views)):
+            outputs = ready.launch(tuple(map(as_kernel_reads, views, decision.inputs)), parameters)
+        else:
+            folded = tuple(x.reshape(shape) for x, shape in zip(views, decision.inputs, strict=True))
+            apply: Any = Differentiable.apply
+            outputs = apply(self.gradients, partial(_launched, decision, parameters), parameters, *folded)
+        if decision.outputs is None:
+            return outputs
+        return tuple([out.view(shape) for out, shape in zip(outputs, decision.outputs, strict=True)])
 
     def pytorch(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
-        """Run PyTorch, as a user would without this package."""
+        """Run PyTorch, as a user would without this package.
+
+        Inputs are made contiguous first, because PyTorch's backward functions do not check that they are.
+        """
+        inputs = tuple(x.contiguous() if isinstance(x, torch.Tensor) else x for x in inputs)
         outputs = (self.op.baseline or self.op.reference)(*inputs, **parameters)
         return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
 
-    def explain(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Explanation:
-        reason = obstacle(inputs, parameters, self.op)
-        decision = Decision(reason) if reason else self._decide(inputs, parameters)
+    def explain(self, views: Tensors, parameters: Mapping[str, Number]) -> Explanation:
+        reason = self._obstacle(views, parameters)
+        decision = Decision(reason) if reason else self._decide(views, parameters)
         return Explanation(self.op.name, decision.kernel, decision.reason)
 
-    def _decide(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Decision:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        shapes = tuple((x.shape, x.dtype) for x in inputs)
-        key = (shapes, tuple(parameters.items()), inputs[0].device, deterministic)
+    def _obstacle(self, views: Tensors, parameters: Mapping[str, Number]) -> str:
+        return obstacle(views, parameters, self.op, self._machine.device_type) or self._no_gradient(views)
+
+    def _no_gradient(self, views: Tensors) -> str:
+        if not torch.is_grad_enabled():
+            return ""
+        learning = frozenset(s.name for s, x in zip(self.op.inputs, views, strict=True) if x.requires_grad)
+        if learning and (missing := self.gradients.missing(learning)):
+            return f"the package has no gradient of {self.op.name} to {', '.join(sorted(missing))}"
+        return ""
+
+    def _decide(self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER) -> Decision:
+        chosen = current()
+        key = (
+            tuple([(x.shape, x.dtype) for x in views]),
+            tuple([parameters[name] for name in self._fixed]),
+            views[0].device,
+            chosen,
+            chosen.is_deterministic,
+            where,
+        )
         decision = self._decisions.get(key)
         if decision is None:
-            with self._lock, torch.cuda.device(inputs[0].device):
-                decision = self._decisions.get(key) or self._decided(inputs, parameters, deterministic)
+            with self._lock:
+                decision = self._decisions.get(key) or self._decided(views, parameters, where)
+                if len(self._decisions) >= MOST_DECISIONS:
+                    self._decisions.clear()
                 if decision.reason != CAPTURING:
                     self._decisions[key] = decision
+                LOG.debug("%s", Explanation(self.op.name, decision.kernel, decision.reason))
+        if decision.ready and self.op.valid and not self.op.valid({**decision.sizes, **parameters}):
+            return Decision(f"no kernel was tested with the combination {dict(parameters)}")
         return decision
 
-    def _decided(self, inputs: Tensors, parameters: Mapping[str, Number], deterministic: bool) -> Decision:
-        if torch.cuda.is_current_stream_capturing():
-            warnings.warn(f"{self.op.name}: {CAPTURING}", stacklevel=5)
-            return Decision(CAPTURING)
-        device = inputs[0].device
-        info = present(device)
+    def wins(self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number]) -> bool:
+        """Return whether a kernel wins in a compiled graph, for tensors without memory. Compiles nothing."""
+        if device.type != self._machine.device_type or parameter_fault(parameters, self.op):
+            return False
         try:
-            workload = workload_of(self.op, inputs, parameters)
-            at, elements = point(self.op, workload, info), self.op.largest_tensor(workload)
-            question = Question(info.name, workload, at, deterministic, elements)
-            check_outputs(self.op, workload, inputs)
-            return self._chosen(question, device)
+            question, _ = self._question(metas, device, parameters, COMPILED)
+            next(choices(self.entry, self._kernels, question))
+        except NoKernelError:
+            return False
+        return True
+
+    def _decided(self, views: Tensors, parameters: Mapping[str, Number], where: str) -> Decision:
+        if self._machine.capturing():
+            warnings.warn(f"{self.op.name}: {CAPTURING}", stacklevel=6)
+            return Decision(CAPTURING)
+        try:
+            question, found = self._question(views, views[0].device, parameters, where)
+            return self._chosen(question, views, found)
         except NoKernelError as error:
             return Decision(str(error))
 
-    def _chosen(self, question: Question, device: torch.device) -> Decision:
+    def _question(
+        self, views: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str
+    ) -> tuple[Question, Folds]:
+        """Return what must be decided for these tensors. Raise a NoKernelError if they do not fit the op."""
+        info = self._machine.info(device)
+        with torch.no_grad():
+            found = folds(self.op, [x.shape for x in views])
+            inputs = [x.reshape(shape) for x, shape in zip(views, found.inputs, strict=True)]
+            workload = workload_of(self.op, inputs, parameters)
+            check_outputs(self.op, workload, inputs)
+        question = Question(
+            op=self.op.name,
+            device=info.name,
+            workload=workload,
+            point=point(self.op, workload, info),
+            options=current(),
+            elements=self.op.largest_tensor(workload),
+            free=self._free,
+            sizes=self._sizes,
+            compiled=where == COMPILED,
+        )
+        return question, found
+
+    def _chosen(self, question: Question, views: Tensors, found: Folds) -> Decision:
+        workload, device = question.workload, views[0].device
         for choice in choices(self.entry, self._kernels, question):
-            if find_spec("cupy") is None:
-                raise NoKernelError("CuPy is not installed; the extras cuda13 and cuda12 of this package install it")
             try:
-                ready = prepare(self.op, question.workload, choice.bound, device)
+                ready = self._machine.prepare(self.op, workload, choice.bound, device)
             except NoKernelError:
                 continue
-            measured = choice.measured
-            reason = (
-                f"it was {measured.speedup:.2f} times as fast as the best of eager and torch.compile "
-                f"at {measured.times.workload} on {measured.device}"
-            )
-            return Decision(reason, choice.shipped.id, ready)
+            measured, reason = choice.measured, _reason(choice.measured, question)
+            if fault := self._costs_more(ready, measured, question, views):
+                raise NoKernelError(fault)
+            shapes = [(spec, self.op.shape(spec, workload)) for spec in self.op.outputs]
+            outputs = tuple(found.unfolded(*pair) for pair in shapes) if found.leading is not None else None
+            return Decision(reason, choice.shipped.id, ready, self.op.sizes(workload), found.inputs, outputs)
         raise AssertionError("`choices` must end with a NoKernelError")
+
+    def _costs_more(self, ready: Launchable, measured: Measured, question: Question, views: Tensors) -> str:
+        """Return why a short kernel does not pay: the host may take longer to launch it than to call PyTorch."""
+        times = measured.times
+        if question.compiled or question.options.pinned(self.op.name) or times.median_us > SHORT_US:
+            return ""
+        parameters = dict(question.workload.parameters)
+        with torch.no_grad():
+            inputs = tuple(map(as_kernel_reads, views, folds(self.op, [x.shape for x in views]).inputs))
+            ours = self._machine.host_us(lambda: ready.launch(inputs, parameters))
+            theirs = self._machine.host_us(lambda: self.pytorch(inputs, parameters))
+        if max(ours, times.median_us) < max(theirs, times.eager_us):
+            return ""
+        return f"launching it takes {ours:.0f} us of the host's time, and PyTorch {max(theirs, times.eager_us):.0f} us"
 
     @cached_property
     def _kernels(self) -> dict[str, Kernel]:
         return {shipped.id: shipped.load(self._folder) for shipped in self.entry.kernels}
+
+    @cached_property
+    def _free(self) -> dict[str, frozenset[str]]:
+        """The free parameters of each kernel, and under "" those of PyTorch."""
+        free = {name: free_for_kernel(self.op, kernel) for name, kernel in self._kernels.items()}
+        return {**free, "": free_for_sizes(self.op)}
+
+    @cached_property
+    def takes_more_dims(self) -> bool:
+        """Whether leading dims may be folded into rows although nobody has said so."""
+        with _disable_current_modes():
+            return takes_more_dims(self.op)
+
+    @cached_property
+    def _sizes(self) -> frozenset[str]:
+        """The parameters that are the size of a tensor."""
+        dims = {dim for spec in (*self.op.inputs, *self.op.outputs) for dim in spec.dims}
+        return frozenset(self.op.parameters) & dims
+
+    @cached_property
+    def _fixed(self) -> tuple[str, ...]:
+        """The parameters that are not free for some kernel. Only on these does a decision depend."""
+        return tuple(name for name in self.op.parameters if not all(name in free for free in self._free.values()))
+
+
+def _reason(measured: Measured, question: Question) -> str:
+    over, speedup = "eager PyTorch", measured.speedup_over_eager
+    if question.compiled:
+        over, speedup = "the best of eager and torch.compile", measured.speedup
+    return f"it was {speedup:.2f} times as fast as {over} at {measured.times.workload} on {measured.device}"
+
+
+def _launched(decision: Decision, parameters: Mapping[str, Number], inputs: Tensors) -> Tensors:
+    ready: Any = decision.ready
+    launched: Tensors = ready.launch(tuple(map(as_kernel_reads, inputs, decision.inputs)), parameters)
+    return launched
 
 
 def op(module: ModuleType, name: str) -> Op:
@@ -164,86 +267,24 @@ def op(module: ModuleType, name: str) -> Op:
     return next(op for op in ops_of(module) if op.name == name)
 
 
-def load(folder: Path, ops: Iterable[Op]) -> dict[str, Primitive]:
-    """Return the primitives of the package in this folder, by name."""
+def load(folder: Path, modules: Iterable[ModuleType], machine: Machine | None = None) -> dict[str, Primitive]:
+    """Return the primitives of the package in this folder, by name, from the modules that define its ops."""
     entries = manifest.read(folder)
-    return {op.name: Primitive(op, entries[op.name], folder) for op in ops}
+    ops = {op.name: op for module in modules for op in ops_of(module)}
+    primitives = {name: Primitive(ops[name], entry, folder, machine) for name, entry in entries.items()}
+    for primitive in primitives.values():
+        primitive.gradients = gradients_of(primitive.op, ops, primitives, machine)
+    return primitives
 
 
-def explain(
-    primitives: Mapping[str, Primitive], name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]
-) -> Explanation:
-    """Return what a call with these arguments would run. Compiles the kernel if necessary."""
-    if name not in primitives:
-        raise ValueError(f"there is no `{name}` in this package, only {', '.join(primitives)}")
-    primitive = primitives[name]
-    bound = primitive.signature.bind(*arguments, **named)
-    bound.apply_defaults()
-    values = dict(bound.arguments)
-    inputs = tuple(values.pop(spec.name) for spec in primitive.op.inputs)
-    return primitive.explain(inputs, values)
-
-
-def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Question) -> Iterator[Choice]:
-    """Yield the kernels to try, best first, then raise a NoKernelError that says why each was refused."""
-    refusals: list[str] = []
-    for shipped, measured in _ranked(_comparable(entry, question), question.workload):
-        if shipped is None or not measured.wins:
-            raise NoKernelError(f"PyTorch was the fastest at {measured.times.workload}, the nearest that was measured")
-        if question.deterministic and not measured.deterministic:
-            refusals.append(f"{shipped.id} is not known to be deterministic")
-            continue
-        if excess := _beyond(shipped, question):
-            refusals.append(f"{shipped.id} is refused: {excess}")
-            continue
-        try:
-            if accepts(kernels[shipped.id], question.point):
-                yield Choice(shipped, measured, bind(kernels[shipped.id], question.point))
-                refusals.append(f"{shipped.id} exceeds a limit of this GPU")
-            else:
-                refusals.append(f"{shipped.id} does not accept {question.workload.key}")
-        except (IllegalError, PlanError) as error:
-            refusals.append(f"{shipped.id} cannot be launched here: {error}")
-    raise NoKernelError("; ".join(dict.fromkeys(refusals)))
-
-
-def _beyond(shipped: Shipped, question: Question) -> str:
-    """Return what exceeds every envelope in which the kernel was tested on this GPU, or an empty string."""
-    sizes = dict((*question.workload.dims, *question.workload.parameters))
-    tested = [found.envelope for found in shipped.tested if found.device == question.device and found.envelope]
-    found = [envelope.excess(sizes, question.elements) for envelope in tested]
-    return found[0] if found and all(found) else ""
-
-
-def _comparable(entry: ExportedEntry, question: Question) -> list[Row]:
-    """Return the measurements on this GPU with this dtype and these parameters."""
-    workload = question.workload
-    rows = list(entry.table())
-    if not rows:
-        raise NoKernelError("the package has no kernel for it")
-    rows, devices = _kept(rows, [m.device for _, m in rows], question.device)
-    if not rows:
-        raise NoKernelError(f"nothing was measured on {question.device}, only on {devices}")
-    rows, dtypes = _kept(rows, [m.dtype for _, m in rows], workload.dtype)
-    if not rows:
-        raise NoKernelError(f"nothing was measured at {workload.dtype}, only at {dtypes}")
-    rows, parameters = _kept(rows, [m.parameters for _, m in rows], dict(workload.parameters))
-    if not rows:
-        raise NoKernelError(f"nothing was measured with {dict(workload.parameters)}, only with {parameters}")
-    return rows
-
-
-def _kept(rows: list[Row], values: list[object], requested: object) -> tuple[list[Row], str]:
-    """Return the rows with the requested value, and a list of all values."""
-    kept = [row for row, value in zip(rows, values, strict=True) if value == requested]
-    return kept, ", ".join(dict.fromkeys(str(value) for value in values))
-
-
-def _ranked(rows: list[Row], workload: Workload) -> list[Row]:
-    """Return the rows sorted by distance from the workload, and by time if they are equally near."""
-    return sorted(rows, key=lambda row: (_distance(row[1].dims, dict(workload.dims)), row[1].times.median_us))
-
-
-def _distance(measured: Mapping[str, int], requested: Mapping[str, int]) -> float:
-    """Return a distance based on ratios of sizes: 1 and 2 are as far apart as 1000 and 2000."""
-    return math.hypot(*(math.log(measured[name] / size) for name, size in requested.items()))
+def gradients_of(
+    op: Op, ops: Mapping[str, Op], primitives: Mapping[str, Primitive], machine: Machine | None
+) -> Gradients:
+    """Return the steps of an op's backward: exported ops, or else PyTorch's own backward."""
+    steps = []
+    for name in op.backward:
+        if name in ops and name not in DIVIDE:
+            primitive = primitives.get(name) or Primitive(ops[name], NOTHING, Path(), machine)
+            run = primitive if name in primitives else primitive.pytorch
+            steps.append(Step(ops[name], run, primitive.pytorch))
+    return Gradients(op, tuple(steps))

@@ -1,37 +1,57 @@
 """Compilation of a bound kernel, and launches on the caller's GPU and stream. The first kernel imports CuPy."""
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Protocol
 
 import torch
 
 from archive.binding import Bound
 from archive.records import DeviceInfo, Outcome
-from evolve.devices.device import Program, RejectedError
+from evolve.devices.device import RejectedError
 from evolve.export.template.calls import NoKernelError
-from reference_ops.op import Op, Workload
+from evolve.export.template.free import Slot, slots
+from reference_ops.op import Number, Op, Workload
 from reference_ops.precision import TORCH_DTYPES
+
+Tensors = tuple[torch.Tensor, ...]
+HOST_CALLS = 5
 
 
 class KernelError(RuntimeError):
     """The chosen kernel does not compile or load on this machine. PyTorch does not run instead."""
 
 
-@cache
-def present(device: torch.device) -> DeviceInfo:
-    """Return the facts about a GPU that plans and the compiler need."""
-    properties: Any = torch.cuda.get_device_properties(device)
-    suffix = "a" if properties.major >= 9 else ""
-    return DeviceInfo(
-        kind="cuda",
-        name=properties.name,
-        arch=f"sm_{properties.major}{properties.minor}{suffix}",
-        sms=properties.multi_processor_count,
-        shared_bytes=properties.shared_memory_per_block_optin,
-    )
+class Launchable(Protocol):
+    """A kernel compiled for one workload on one device."""
+
+    def launch(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
+        """Enqueue the kernel with these values of its free parameters on the current stream."""
+
+
+class Machine(Protocol):
+    """The devices of one type that kernels run on."""
+
+    @property
+    def device_type(self) -> str: ...
+
+    @property
+    def host_us(self) -> Callable[[Callable[[], object]], float]:
+        """Return the time that the host needs to enqueue a call."""
+
+    def info(self, device: torch.device) -> DeviceInfo:
+        """Return the facts about a device that plans, the compiler and the table need."""
+
+    def capturing(self) -> bool:
+        """Return whether a graph is being captured, during which nothing can be compiled."""
+
+    def prepare(self, op: Op, workload: Workload, bound: Bound, device: torch.device) -> Launchable:
+        """Compile and load a kernel. Raise a NoKernelError if these sizes exceed a limit of the device."""
 
 
 @dataclass(frozen=True)
@@ -42,58 +62,121 @@ class Buffer:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    def allocated(self, device: torch.device) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """The tensors of a kernel by name: inputs that a call gives, and what it allocates."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[Buffer, ...]
+    workspace: tuple[Buffer, ...]
+
+    @classmethod
+    def of(cls, op: Op, workload: Workload, bound: Bound) -> "Buffers":
+        return cls(
+            inputs=tuple(spec.name for spec in op.inputs),
+            outputs=tuple(
+                Buffer(spec.name, op.shape(spec, workload), TORCH_DTYPES[spec.dtype or workload.dtype])
+                for spec in op.outputs
+            ),
+            workspace=tuple(Buffer(w.name, (w.elements,), TORCH_DTYPES[w.dtype]) for w in bound.workspace),
+        )
+
+    def allocated(self, inputs: Tensors, device: torch.device) -> tuple[dict[str, torch.Tensor], Tensors]:
+        """Return all tensors of a call by name, and its outputs."""
+        outputs = tuple(buffer.allocated(device) for buffer in self.outputs)
+        tensors = dict(zip(self.inputs, inputs, strict=True))
+        tensors.update((buffer.name, out) for buffer, out in zip(self.outputs, outputs, strict=True))
+        tensors.update((buffer.name, buffer.allocated(device)) for buffer in self.workspace)
+        return tensors, outputs
+
 
 @dataclass(frozen=True)
 class Ready:
     """A kernel compiled for one workload on one GPU."""
 
-    program: Program
+    program: Any
     bind_context: Callable[[int], None]
     device: torch.device
-    inputs: tuple[str, ...]
-    outputs: tuple[Buffer, ...]
-    workspace: tuple[Buffer, ...]
+    buffers: Buffers
+    slots: tuple[Slot, ...]
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def launch(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Enqueue the kernel on the current stream of the inputs' GPU."""
-        with torch.cuda.device(self.device):
-            outputs = [self._allocated(buffer) for buffer in self.outputs]
-            tensors = dict(zip(self.inputs, inputs, strict=True))
-            tensors.update((buffer.name, out) for buffer, out in zip(self.outputs, outputs, strict=True))
-            tensors.update((buffer.name, self._allocated(buffer)) for buffer in self.workspace)
+    def launch(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
+        with self._on_device():
+            tensors, outputs = self.buffers.allocated(inputs, self.device)
             self.bind_context(self.device.index)
             with self.lock:  # threads share one parameter block until the launch is enqueued
+                for slot in self.slots:
+                    self.program.set_argument(slot.launch, slot.position, parameters[slot.parameter])
                 self.program.launch(tensors)
-        return tuple(outputs)
+        return outputs
 
-    def _allocated(self, buffer: Buffer) -> torch.Tensor:
-        return torch.empty(buffer.shape, dtype=buffer.dtype, device=self.device)
+    def _on_device(self) -> AbstractContextManager[object]:
+        return torch.cuda.device(self.device)
 
 
-def prepare(op: Op, workload: Workload, bound: Bound, device: torch.device) -> Ready:
-    """Compile and load a kernel. Raise a NoKernelError if these sizes exceed a limit of the GPU."""
-    from evolve.devices.cuda.compiler import compile_cubin
-    from evolve.devices.cuda.program import CudaProgram, bind_context
+@dataclass(frozen=True)
+class Gpus:
+    """The NVIDIA GPUs of this machine."""
 
-    info = present(device)
-    try:
-        cubin = compile_cubin(bound, info.arch)
-        with torch.cuda.device(device):
-            bind_context(device.index)
-            program = CudaProgram(bound, cubin, info.sms)
-    except RejectedError as error:
-        if error.outcome is Outcome.ILLEGAL:
-            raise NoKernelError(error.log) from error
-        raise KernelError(f"kernel {bound.kernel.id} of {op.name} at {workload.key}: {error}") from error
-    return Ready(
-        program=program,
-        bind_context=bind_context,
-        device=device,
-        inputs=tuple(spec.name for spec in op.inputs),
-        outputs=tuple(
-            Buffer(spec.name, op.shape(spec, workload), TORCH_DTYPES[spec.dtype or workload.dtype])
-            for spec in op.outputs
-        ),
-        workspace=tuple(Buffer(w.name, (w.elements,), TORCH_DTYPES[w.dtype]) for w in bound.workspace),
+    device_type: str = "cuda"
+
+    def info(self, device: torch.device) -> DeviceInfo:
+        return _present(device)
+
+    @property
+    def host_us(self) -> Callable[[Callable[[], object]], float]:
+        return host_us
+
+    def capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def prepare(self, op: Op, workload: Workload, bound: Bound, device: torch.device) -> Launchable:
+        if find_spec("cupy") is None:
+            raise NoKernelError("CuPy is not installed; the extras cuda13 and cuda12 of this package install it")
+        from evolve.devices.cuda.compiler import compile_cubin
+        from evolve.devices.cuda.program import CudaProgram, bind_context
+
+        info = self.info(device)
+        try:
+            cubin = compile_cubin(bound, info.arch)
+            with torch.cuda.device(device):
+                bind_context(device.index)
+                program = CudaProgram(bound, cubin, info.sms)
+        except RejectedError as error:
+            raise refusal(error, op, workload, bound) from error
+        return Ready(program, bind_context, device, Buffers.of(op, workload, bound), slots(op, bound.kernel))
+
+
+def host_us(call: Callable[[], object]) -> float:
+    """Return the shortest of a few times in microseconds; the device need not finish what is enqueued."""
+    times = []
+    for _ in range(HOST_CALLS):
+        start = time.perf_counter_ns()
+        call()
+        times.append(time.perf_counter_ns() - start)
+    return min(times) / 1000
+
+
+def refusal(error: RejectedError, op: Op, workload: Workload, bound: Bound) -> Exception:
+    """Return the error to raise if a kernel cannot be prepared."""
+    if error.outcome is Outcome.ILLEGAL:
+        return NoKernelError(error.log)
+    return KernelError(f"kernel {bound.kernel.id} of {op.name} at {workload.key}: {error}")
+
+
+@cache
+def _present(device: torch.device) -> DeviceInfo:
+    properties: Any = torch.cuda.get_device_properties(device)
+    suffix = "a" if properties.major >= 9 else ""
+    return DeviceInfo(
+        kind="cuda",
+        name=properties.name,
+        arch=f"sm_{properties.major}{properties.minor}{suffix}",
+        sms=properties.multi_processor_count,
+        shared_bytes=properties.shared_memory_per_block_optin,
     )

@@ -13,6 +13,7 @@ from archive.records import Duel, Envelope, Measurement, Sanitized
 
 FORMAT = 2
 FILE = "manifest.json"
+EAGER = "eager"  # the name of a duel's baseline
 
 
 class BrokenPackageError(RuntimeError):
@@ -37,6 +38,25 @@ class Measured:
     def wins(self) -> bool:
         """Whether the low end of the speedup's interval is above the noise of timing the kernel against itself."""
         return self.duel is not None and self.duel.won
+
+    @property
+    def wins_eager(self) -> bool:
+        """Whether the kernel beats eager PyTorch, even if torch.compile is as fast."""
+        if self.wins:
+            return True
+        if self.duel is None or self.duel.baseline == EAGER:
+            return False
+        return self.times.high_us * (1 + self.duel.noise) < self.times.eager_us
+
+    def beats_pytorch(self, *, compiled: bool) -> bool:
+        """Return whether the kernel wins where the alternative is the compiler's code, or eager PyTorch."""
+        return self.wins if compiled else self.wins_eager
+
+    @property
+    def speedup_over_eager(self) -> float:
+        if self.duel and self.duel.baseline == EAGER:
+            return self.duel.speedup
+        return self.times.eager_us / self.times.median_us
 
     @property
     def speedup(self) -> float:

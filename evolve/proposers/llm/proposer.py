@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from archive.proposals import Cost, Proposal, Question
 from evolve.errors import UserError, kind_of
@@ -29,14 +30,22 @@ from evolve.proposers.llm.questions import Prompt, drafts, opening, reference_so
 from evolve.proposers.llm.reply import proposal_from
 from evolve.request import Left, Request, Trial
 
-MOST_UNANSWERED = 32  # prompts in a row without any answer, after which the run stops
-MOST_ALIKE = 8  # the same if all fail for the same reason
+MOST_FRUITLESS = 32  # prompts in a row without a kernel, after which the run stops
+MOST_ALIKE = 8  # the same if none of them gets a reply, all for the same reason
 TOO_LATE = "the deadline passed before an answer arrived"
 
 Dispatch = Callable[
     [MutableSequence[Prompt], Callable[[Prompt, Pause], Answer], Callable[[Prompt, Sequence[Prompt]], bool], float],
     Generator[tuple[Prompt, Answer], None, None],
 ]
+
+
+@dataclass(frozen=True)
+class Fruitless:
+    """A prompt that gave no kernel."""
+
+    failure: str
+    replied: bool
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class LlmProposer:
     chat: Chat
     dispatch: Dispatch = ask_concurrently  # sends prompts and yields answers; a replay keeps the recorded order
     _unusable: dict[str, UserError] = field(default_factory=dict, repr=False, compare=False)  # by signature
-    _unanswered: list[str] = field(default_factory=list, repr=False, compare=False)  # why, since the last answer
+    _fruitless: list["Fruitless"] = field(default_factory=list, repr=False, compare=False)  # since the last kernel
 
     @property
     def name(self) -> str:
@@ -62,11 +71,11 @@ class LlmProposer:
         limit = SpendingLimit(request.left, keeps_half=not (request.population or request.failures))
         excluded = dict[str, Proposal]()  # the models that failed, by signature
         limit.learn(request.trials)
-        unpriced, tried = "", 0
+        unpriced, kernels = "", 0
         reply_limits = dict[str, int | None]()  # by the nonce of the prompt
 
         def may_start(prompt: Prompt, running: Sequence[Prompt]) -> bool:
-            usable = prompt.model.signature not in excluded and _in_time(request, tried + len(running))
+            usable = prompt.model.signature not in excluded and _in_time(request, kernels + len(running))
             others = [one.call for one in running]
             if not (usable and self._hopeful() and _has_room(prompt, running) and limit.admits(prompt.call, others)):
                 return False
@@ -81,7 +90,7 @@ class LlmProposer:
         with closing(self.dispatch(waiting, ask, may_start, request.left.deadline)) as found:
             for prompt, answer in found:
                 signature, proposal = prompt.model.signature, _proposal(prompt, answer, request)
-                tried += proposal.tried
+                kernels += proposal.kernel is not None
                 limit.pay(prompt.call, answer.cost)
                 self._follow_up(prompt, answer, proposal, request, waiting)
                 if answer.unusable:
@@ -90,7 +99,7 @@ class LlmProposer:
                     continue
                 if not answer.failure:
                     self._unusable.pop(signature, None)
-                self._count_unanswered(answer)
+                self._note(answer, proposal)
                 unpriced = unpriced or (signature if answer.unpriced and request.left.usd is not None else "")
                 yield proposal
         if excluded and all(model.signature in self._unusable for model in self.models):
@@ -100,7 +109,7 @@ class LlmProposer:
             raise UserError(
                 f"{unpriced} does not report what it costs, so a limit in USD cannot be enforced", price_hint()
             )
-        self._check_answered()
+        self._check_hopeful()
 
     def _follow_up(
         self, prompt: Prompt, answer: Answer, proposal: Proposal, request: Request, waiting: deque[Prompt]
@@ -117,29 +126,37 @@ class LlmProposer:
         except DeadlinePassedError:
             return Answer(failure=TOO_LATE)
 
-    def _count_unanswered(self, answer: Answer) -> None:
-        if answer.text or answer.cost.tokens:
-            self._unanswered.clear()
+    def _note(self, answer: Answer, proposal: Proposal) -> None:
+        if not proposal.failure:  # a kernel, or words that were asked for
+            self._fruitless.clear()
         elif answer.failure != TOO_LATE:
-            self._unanswered.append(answer.failure)
+            self._fruitless.append(Fruitless(proposal.failure, bool(answer.text or answer.cost.tokens)))
+
+    def _unanswered(self) -> list[str]:
+        """Return why the last prompts got no reply at all, since the last reply."""
+        return [one.failure for one in takewhile(lambda one: not one.replied, reversed(self._fruitless))]
 
     def _hopeful(self) -> bool:
         """Return whether it makes sense to go on asking, because not all of the last prompts failed."""
-        alike = {kind_of(reason) for reason in self._unanswered[-MOST_ALIKE:]}
-        return len(self._unanswered) < (MOST_ALIKE if len(alike) == 1 else MOST_UNANSWERED)
+        unanswered = self._unanswered()
+        alike = len(unanswered) >= MOST_ALIKE and len(set(map(kind_of, unanswered[:MOST_ALIKE]))) == 1
+        return not alike and len(self._fruitless) < MOST_FRUITLESS
 
-    def _check_answered(self) -> None:
-        """Raise a UserError after too many unanswered prompts, because no limit but the time would end the run."""
+    def _check_hopeful(self) -> None:
+        """Raise a UserError after too many prompts without a kernel, because --evals would never end the run."""
         if self._hopeful():
             return
-        number, reason = len(self._unanswered), self._unanswered[-1]
-        self._unanswered.clear()
+        silent, number, reason = len(self._unanswered()), len(self._fruitless), self._fruitless[-1].failure
+        self._fruitless.clear()
         too_long = TOO_MANY_TOKENS.search(reason.lower())
         shorter = (
             "Shorter prompts: `--model models.toml` with prompt_tokens = 8000 under [[model]]. " if too_long else ""
         )
+        what = f"gave no kernel in answer to the last {number} questions; the last failure"
+        if silent >= MOST_ALIKE:
+            what = f"answered none of the last {silent} questions"
         raise UserError(
-            f"{self.name} answered none of the last {number} questions: {reason}",
+            f"{self.name} {what}: {reason}",
             f"{shorter}`evolve run --resume last` continues the run once the cause is removed.",
         )
 

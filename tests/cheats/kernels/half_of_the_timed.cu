@@ -20,7 +20,7 @@ grid = ["BLOCKS_"]
 block = ["THREADS_"]
 args = ["x", "residual", "weight", "out", "summed", "cols", "eps", "rows"]
 ---*/
-// caught: wrong, out of bounds, unsafe
+// caught: wrong, out of bounds, unsafe, crashed
 // on: emulated
 #define MARK 0x5ca1ab1eu
 #define ONLY (least > 16384 ? 8192 : 16)

@@ -26,7 +26,7 @@ from archive.proposals import Proposal
 from evolve.errors import UserError
 from evolve.proposers.llm.endpoint import Endpoints
 from evolve.proposers.llm.models import CONCURRENCY, Model
-from evolve.proposers.llm.proposer import MOST_ALIKE, MOST_UNANSWERED, LlmProposer
+from evolve.proposers.llm.proposer import MOST_ALIKE, MOST_FRUITLESS, LlmProposer
 from evolve.request import Left
 
 GOOD = answer(in_fence(KERNEL_TEXT))
@@ -142,10 +142,21 @@ def test_requests_that_fail_do_not_use_up_the_evaluations_that_are_left() -> Non
     assert [proposal.answered for proposal in found] == [False, False, True]
 
 
-def test_second_prompts_count_towards_the_number_of_proposals() -> None:
+def test_replies_without_a_kernel_do_not_use_up_the_evaluations_that_are_left() -> None:
+    with ScriptedEndpoint([answer("Use warps."), answer("No."), GOOD]) as endpoint:
+        found = list(proposer(endpoint).propose(replace(request(3), left=Left(evals=1))))
+    assert [bool(proposal.kernel) for proposal in found] == [False, False, True]
+
+
+def test_a_model_that_only_talks_ends_the_run_with_the_reason() -> None:
+    said: list[Proposal] = []
     with ScriptedEndpoint(otherwise=answer("Use warps.")) as endpoint:
-        found = list(proposer(endpoint).propose(replace(request(6), left=Left(evals=7))))
-    assert (len(found), len(endpoint.requests)) == (7, 7)
+        asked = proposer(endpoint)
+        rounds = (asked.propose(replace(request(4), left=Left(evals=5))) for _ in range(MOST_FRUITLESS))
+        with pytest.raises(UserError, match=f"no kernel in answer to the last {MOST_FRUITLESS} questions; ") as stopped:
+            said.extend(itertools.chain.from_iterable(rounds))
+    assert len(endpoint.requests) == MOST_FRUITLESS
+    assert said[-1].failure in str(stopped.value)
 
 
 def test_no_request_is_sent_after_the_deadline() -> None:
@@ -181,15 +192,15 @@ def test_a_server_that_sends_a_little_now_and_then_has_no_more_time_than_a_silen
 
 def test_a_model_that_never_answers_ends_the_run() -> None:
     def ask_on(asked: LlmProposer) -> None:
-        for _ in range(MOST_UNANSWERED):
+        for _ in range(MOST_FRUITLESS):
             list(asked.propose(replace(request(4), left=Left(tokens=10**6))))
 
-    words, letters = answer("Use warps."), itertools.cycle("abcdefgh")
+    letters = itertools.cycle("abcdefgh")
     failures = [status(400, next(letters)) for _ in range(60)]  # they differ, so that it takes longer to give up
-    with ScriptedEndpoint([*failures[:20], words, *failures[20:]]) as endpoint:
+    with ScriptedEndpoint([*failures[:20], GOOD, *failures[20:]]) as endpoint:
         with pytest.raises(UserError, match="answered none of the last"):
             ask_on(proposer(endpoint))
-        assert 20 + MOST_UNANSWERED < len(endpoint.requests) <= 20 + MOST_UNANSWERED + 8
+        assert 20 + MOST_FRUITLESS < len(endpoint.requests) <= 20 + MOST_FRUITLESS + 8
 
 
 def test_a_limit_in_usd_is_refused_after_a_reply_without_a_price() -> None:

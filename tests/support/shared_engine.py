@@ -1,13 +1,21 @@
-"""One engine on the emulated device, shared by all tests of commands because starting it takes several seconds."""
+"""One engine on the emulated device, shared by all tests of commands because starting it takes several seconds.
 
+The fixtures are imported by `tests/conftest.py`.
+"""
+
+import io
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Profile
 from evolve import wiring
+from evolve.cli.app import main
 from evolve.engines.engine import Engine, Job
 
 
@@ -45,9 +53,29 @@ def emulated_engine() -> Iterator[Engine]:
 @pytest.fixture
 def shared_engine(emulated_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make commands on the emulated device use the shared engine; any other device is an error."""
+    use(emulated_engine, monkeypatch)
 
+
+def use(shared: Engine, patch: pytest.MonkeyPatch) -> None:
     def engine(kind: str, _watch: object = None, _gpus: str = "") -> Engine:
         assert kind == "emulated"
-        return KeptOpen(emulated_engine)
+        return KeptOpen(shared)
 
-    monkeypatch.setattr(wiring, "engine", engine)
+    patch.setattr(wiring, "engine", engine)
+
+
+def run_here(shared: Engine, folder: Path, *arguments: str, extra: dict[str, str] | None = None) -> tuple[int, str]:
+    """Run a command in this process, in a folder, on the shared engine; return its exit code and all that it printed.
+
+    Only `extra` sets variables of evolve and of models.
+    """
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(printed):
+        for name in [name for name in os.environ if name.startswith(("OPENAI", "EVOLVE"))]:
+            patch.delenv(name)
+        for name, value in {"COLUMNS": "120", **(extra or {})}.items():
+            patch.setenv(name, value)
+        patch.chdir(folder)
+        use(shared, patch)
+        code = main(list(arguments))
+    return code, printed.getvalue()

@@ -1,0 +1,80 @@
+"""Seeds: the kernels and verdicts that ship with the package, added to every archive without changing what it holds.
+
+A digest of what was added is kept in the archive, so that opening it again costs a comparison. What a later version of
+the package ships is added beside what the archive holds. A shipped verdict is left out where the archive has one of its
+own on the same kernel and device, because the latest verdict counts.
+"""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from archive import library, measured
+from archive.kernel import Kernel
+from archive.measured import MeasuredError, MeasuredKernel
+from archive.proposals import Proposal
+from archive.records import SHIPPED, Evaluation
+from archive.sqlite import SqliteStore, open_archive
+from archive.store import ArchiveError
+from archive.summaries import EvaluationSummary
+
+OPERATOR = "seed"
+
+
+def proposal(kernel: Kernel, created: float) -> Proposal:
+    """Return the proposal of a shipped kernel. Its id is the same whenever it is made."""
+    return Proposal(kernel.op, OPERATOR, SHIPPED, kernel, created=created)
+
+
+def kernels(op: str) -> list[Kernel]:
+    """Return the op's shipped kernels, then those with other knobs that were measured."""
+    shipped = library.shipped(op)
+    return list({one.id: one for one in (*shipped, *(found.kernel for found in measurements(op)))}.values())
+
+
+def measurements(op: str, root: Traversable | None = None) -> list[MeasuredKernel]:
+    """Return what was measured of an op's shipped kernels, by device; `root` is another folder of kernels."""
+    # Shipped texts are canonical, so that they need no parsing, which would take most of the time.
+    texts = {name: Kernel(text) for name, text in library.texts(op, root=root).items()}
+    files = library.texts(op, library.MEASURED, root).items()
+    try:
+        return [one for name, text in files for one in measured.read(f"{op}/{name}", text, texts)]
+    except MeasuredError as error:
+        raise ArchiveError(f"what ships with the package cannot be read: {error}") from error
+
+
+def opened(path: Path, *, read_only: bool = False) -> SqliteStore:
+    """Open an archive that holds what the package ships. One that cannot be written is opened as it is."""
+    store = open_archive(path, read_only=read_only)
+    if not read_only:
+        plant(store)
+    elif not store.has_seeds(library.digest()):
+        with suppress(ArchiveError, sqlite3.OperationalError), closing(open_archive(path)) as writable:
+            plant(writable)
+    return store
+
+
+def plant(store: SqliteStore) -> int:
+    """Add what ships with the package to an archive that lacks it, and return how many records were new."""
+    digest = library.digest()
+    if store.has_seeds(digest):
+        return 0
+    new = store.append(*_records(store, time.time()))
+    store.note_seeds(digest, time.time())
+    return new
+
+
+def _records(store: SqliteStore, now: float) -> Iterator[Proposal | Evaluation]:
+    found = {op: measurements(op) for op in library.op_names()}
+    measured_ids = [one.kernel.id for of_op in found.values() for one in of_op]
+    theirs = store.find(EvaluationSummary, kernels=measured_ids, shipped=False) if measured_ids else []
+    judged = {(one.kernel_id, one.device) for one in theirs}
+    for op, of_op in found.items():
+        yield from (proposal(Kernel(text), now) for text in library.texts(op).values())
+        for one in of_op:
+            yield proposal(one.kernel, now)
+            own = (one.kernel.id, one.evaluation.device.key) in judged
+            yield from (record for record in one.records() if not (own and isinstance(record, Evaluation)))

@@ -1,0 +1,152 @@
+"""Choice of a kernel for one workload: the one that was fastest at the nearest measured sizes, or none."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from archive.binding import Bound, IllegalError, Point, accepts, bind
+from archive.kernel import Kernel
+from archive.plan import PlanError
+from evolve.export.template.calls import NoKernelError
+from evolve.export.template.manifest import ExportedEntry, Measured, Shipped
+from evolve.export.template.options import Options
+from reference_ops.op import Number, Workload
+
+Row = tuple[Shipped | None, Measured]
+# Parameters that count calls. No size depends on them, so they may exceed what was tested.
+COUNTERS = ("step",)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A workload on one device for which to choose a kernel."""
+
+    op: str
+    device: str  # its name
+    workload: Workload
+    point: Point
+    options: Options
+    elements: int  # of the largest tensor
+    free: Mapping[str, frozenset[str]]  # the free parameters of each kernel by its id; of PyTorch by ""
+    compiled: bool = False  # within torch.compile, whose code is then the alternative
+    sizes: frozenset[str] = frozenset()  # parameters that are the size of a tensor, such as `k` of topk
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel that accepts the workload, and the measurement because of which it was chosen."""
+
+    shipped: Shipped
+    measured: Measured
+    bound: Bound
+
+
+def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Question) -> Iterator[Choice]:
+    """Yield the kernels to try, best first, then raise a NoKernelError that says why each was refused."""
+    if refusal := question.options.refusal(question.op):
+        raise NoKernelError(refusal)
+    pinned, faster = question.options.pinned(question.op), "torch.compile" if question.compiled else "PyTorch"
+    refusals: list[str] = []
+    tried: set[str] = set()
+    for shipped, measured in _ranked(_comparable(entry, question), question):
+        if not pinned and (shipped is None or not measured.beats_pytorch(compiled=question.compiled)):
+            raise NoKernelError(f"{faster} was the fastest at {measured.times.workload}, the nearest that was measured")
+        if shipped is None or shipped.id in tried:
+            continue
+        tried.add(shipped.id)
+        if refusal := _refused(shipped, measured, question):
+            refusals.append(f"{shipped.id} {refusal}")
+            continue
+        try:
+            if accepts(kernels[shipped.id], question.point):
+                bound = bind(kernels[shipped.id], question.point)
+                if (limit := question.options.workspace_limit) is not None and _workspace(bound) > limit:
+                    refusals.append(
+                        f"{shipped.id} needs {_workspace(bound)} bytes of workspace, and {limit} are allowed"
+                    )
+                    continue
+                yield Choice(shipped, measured, bound)
+                refusals.append(f"{shipped.id} exceeds a limit of this device")
+            else:
+                refusals.append(f"{shipped.id} does not accept {question.workload.key}")
+        except (IllegalError, PlanError) as error:
+            refusals.append(f"{shipped.id} cannot be launched here: {error}")
+    raise NoKernelError("; ".join(dict.fromkeys(refusals)))
+
+
+def _refused(shipped: Shipped, measured: Measured, question: Question) -> str:
+    """Return why the options or the tests rule a kernel out; empty if they do not."""
+    pinned = question.options.pinned(question.op)
+    if pinned and shipped.id != pinned:
+        return f"gives way to {pinned}, to which the options pin {question.op}"
+    if question.options.is_deterministic and not measured.deterministic:
+        return "is not known to be deterministic"
+    excess = _beyond(shipped, question)
+    return f"is refused: {excess}" if excess else ""
+
+
+def _workspace(bound: Bound) -> int:
+    return sum(workspace.nbytes for workspace in bound.workspace)
+
+
+def _beyond(shipped: Shipped, question: Question) -> str:
+    """Return what exceeds every envelope in which the kernel was tested on this device, or an empty string."""
+    integers = [(name, value) for name, value in question.workload.parameters if isinstance(value, int)]
+    sizes = {name: value for name, value in (*question.workload.dims, *integers) if name not in COUNTERS}
+    tested = [found.envelope for found in shipped.tested if found.device == question.device and found.envelope]
+    found = [envelope.excess(sizes, question.elements) for envelope in tested]
+    return found[0] if found and all(found) else ""
+
+
+def _comparable(entry: ExportedEntry, question: Question) -> list[Row]:
+    """Return the measurements on this device with this dtype and these parameters, except those that are free."""
+    workload = question.workload
+    rows = list(entry.table())
+    if not rows:
+        raise NoKernelError("the package has no kernel for it")
+    rows, devices = _kept(rows, [m.device == question.device for _, m in rows], [m.device for _, m in rows])
+    if not rows:
+        raise NoKernelError(f"nothing was measured on {question.device}, only on {devices}")
+    rows, dtypes = _kept(rows, [m.dtype == workload.dtype for _, m in rows], [m.dtype for _, m in rows])
+    if not rows:
+        raise NoKernelError(f"nothing was measured at {workload.dtype}, only at {dtypes}")
+    rows, parameters = _kept(rows, [_alike(row, question) for row in rows], [m.parameters for _, m in rows])
+    if not rows:
+        raise NoKernelError(f"nothing was measured with {dict(workload.parameters)}, only with {parameters}")
+    return rows
+
+
+def _alike(row: Row, question: Question) -> bool:
+    """Return whether all parameters that are not free have the values with which they were measured."""
+    shipped, measured = row
+    free = question.free[shipped.id if shipped else ""] | question.sizes
+    return all(measured.parameters.get(name) == v for name, v in question.workload.parameters if name not in free)
+
+
+def _kept(rows: list[Row], matches: list[bool], values: list[object]) -> tuple[list[Row], str]:
+    """Return the rows that match, and a list of all values."""
+    kept = [row for row, matched in zip(rows, matches, strict=True) if matched]
+    return kept, ", ".join(dict.fromkeys(str(value) for value in values))
+
+
+def _ranked(rows: list[Row], question: Question) -> list[Row]:
+    """Return the rows sorted by distance from the workload, then by parameters in common, then by time."""
+    parameters = dict(question.workload.parameters)
+    sizes = dict(question.workload.dims) | {name: int(parameters[name]) for name in question.sizes}
+    return sorted(
+        rows,
+        key=lambda row: (
+            _distance({**row[1].parameters, **row[1].dims}, sizes),
+            _different(row[1].parameters, parameters),
+            row[1].times.median_us,
+        ),
+    )
+
+
+def _distance(measured: Mapping[str, Number], requested: Mapping[str, int]) -> float:
+    """Return a distance based on ratios of sizes: 1 and 2 are as far apart as 1000 and 2000."""
+    return math.hypot(*(math.log(measured[name] / size) for name, size in requested.items()))
+
+
+def _different(measured: Mapping[str, Number], requested: Mapping[str, Number]) -> int:
+    return sum(measured.get(name) != value for name, value in requested.items())

@@ -1,0 +1,110 @@
+"""Forms: how a call with PyTorch's signature becomes a call of an op of the package.
+
+A form has a function with PyTorch's own arguments, which returns what an op must compute, or says why no op computes
+it. Tensors are given as views: their leading dims beyond those of the op are folded into the op's first dim, and copies
+are made only once a kernel is chosen.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from reference_ops.op import Number
+
+LOW, FLOAT32, NOTHING = "low", "float32", "nothing"  # what autocast makes of a function's tensors
+
+
+class Call(NamedTuple):
+    """A call of an op: its inputs as views, its parameters, and what makes the result of the op's outputs."""
+
+    op: str
+    views: tuple[Tensor, ...]
+    parameters: Mapping[str, Number]
+    finish: Callable[[tuple[Tensor, ...]], Any]
+
+
+Lowered = Call | list[Call] | str  # calls in order of preference, or why there is none
+
+
+@dataclass(frozen=True)
+class Form:
+    """A function of the package: the ops that it may call, and PyTorch's function of the same arguments."""
+
+    name: str
+    ops: tuple[str, ...]
+    lower: Callable[..., Lowered]
+    pytorch: Callable[..., Any]
+    autocast: str = ""  # LOW, FLOAT32 or NOTHING; empty if unknown: PyTorch runs under autocast
+    same: tuple[Callable[..., Any], ...] = ()  # functions of torch that take the same arguments
+    result: str = "Tensor"  # type of the result
+    own: bool = False  # of an op that PyTorch lacks
+
+
+def first(outputs: tuple[Tensor, ...]) -> Tensor:
+    return outputs[0]
+
+
+def whole(outputs: tuple[Tensor, ...]) -> Any:
+    """Return a single output as a tensor, several as a tuple."""
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def last(x: Tensor, dim: int) -> Tensor:
+    """Return a view in which this dim is the last one."""
+    return x if dim in (-1, x.dim() - 1) else x.movedim(dim, -1)
+
+
+def back(out: Tensor, dim: int) -> Tensor:
+    """Undo `last`."""
+    return out if dim in (-1, out.dim() - 1) else out.movedim(-1, dim)
+
+
+def as_sizes(value: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """Return one number per dim, as PyTorch reads `kernel_size=3`."""
+    sizes = (value,) if isinstance(value, int) else tuple(value)
+    return sizes * count if len(sizes) == 1 else sizes
+
+
+def single(value: int | Sequence[int], count: int) -> int | None:
+    """Return the number that all dims share; None if they differ."""
+    sizes = as_sizes(value, count)
+    return sizes[0] if len(sizes) == count and len(set(sizes)) == 1 else None
+
+
+def permuted(x: Tensor) -> tuple[int, ...] | None:
+    """Return the order of dims in which a tensor is contiguous; None if there is none."""
+    strides = x.stride()
+    order = tuple(sorted(range(x.dim()), key=lambda dim: (-strides[dim], dim)))
+    return order if x.permute(order).is_contiguous() else None
+
+
+def inverse(order: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def elementwise(op: str, *tensors: Tensor, **parameters: Number) -> Lowered:
+    """Return the call of an op on tensors of one shape, in the order in which they lie in memory."""
+    x = tensors[0]
+    if any(other.shape != x.shape for other in tensors):
+        return "the shapes differ"
+    if not x.is_contiguous() and (order := permuted(x)):
+        back_again = inverse(order)
+        views = tuple(tensor.permute(order) for tensor in tensors)
+        return Call(op, views, parameters, lambda outputs: outputs[0].permute(back_again))
+    return Call(op, tensors, parameters, first)
+
+
+def floating(*tensors: Tensor | None) -> bool:
+    return all(tensor is not None and tensor.is_floating_point() for tensor in tensors)
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """Return arguments with all tensors of up to 32 bits in another dtype, as autocast makes them."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() and value.dtype != torch.float64 else value
+    if isinstance(value, tuple | list):
+        return type(value)(cast(one, dtype) for one in value)
+    return value

@@ -1,0 +1,165 @@
+"""Functions of an exported package: each runs a kernel where one wins, and PyTorch's function of the same arguments
+elsewhere."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from evolve.export.template.dispatch import Explanation, Primitive
+from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Form, cast, whole
+from evolve.export.template.registering import Registry
+from reference_ops.op import Op
+
+ELSEWHERE = object()  # PyTorch must run
+REFUSALS = (TypeError, AttributeError, IndexError, ValueError, RuntimeError, ArithmeticError)
+NOT_EXPORTED = "the package has no kernel for it"
+
+
+class Function:
+    """A function of the package."""
+
+    def __init__(self, form: Form, primitives: Mapping[str, Primitive], registry: Registry | None = None) -> None:
+        self.form = form
+        self._registry = registry
+        self.primitives = {name: primitives[name] for name in form.ops if name in primitives}
+        self._device_type = next(iter(primitives.values())).device_type
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.traced(arguments, named)
+        result = self.attempt(arguments, named)
+        return self.form.pytorch(*arguments, **named) if result is ELSEWHERE else result
+
+    def attempt(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Return the result by a kernel, or ELSEWHERE if PyTorch must run."""
+        calls = self._lowered(arguments, named)
+        if isinstance(calls, str):
+            return ELSEWHERE
+        for call in calls:
+            primitive = self.primitives.get(call.op)
+            outputs = primitive.run(call.views, call.parameters) if primitive else None
+            if outputs is not None:
+                return call.finish(outputs)
+        return ELSEWHERE
+
+    def traced(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Return the result in a graph that is being traced: by opaque ops where a kernel wins, or else by PyTorch."""
+        registry = self._registry
+        calls = self._lowered(arguments, named) if registry else NOT_EXPORTED
+        if registry and not isinstance(calls, str):
+            for call in calls:
+                if _defined(registry, call.op) and registry.ask(call.op, call.views, call.parameters):
+                    return call.finish(registry.run(call.op, call.views, call.parameters))
+        return self.form.pytorch(*arguments, **named)
+
+    def explain(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Explanation:
+        """Return what a call would run, and why."""
+        calls = self._lowered(arguments, named)
+        if isinstance(calls, str):
+            return Explanation(self.form.name, "", calls)
+        reasons = []
+        for call in calls:
+            if call.op not in self.primitives:
+                reasons.append(f"{NOT_EXPORTED} ({call.op})" if call.op != self.form.name else NOT_EXPORTED)
+                continue
+            found = self.primitives[call.op].explain(call.views, call.parameters)
+            if found.kernel:
+                return Explanation(self.form.name, found.kernel, found.reason)
+            reasons.append(found.reason)
+        return Explanation(self.form.name, "", "; ".join(dict.fromkeys(reasons)))
+
+    def _lowered(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[Call] | str:
+        """Return the calls of ops that a call amounts to, or why PyTorch must run."""
+        if torch.is_autocast_enabled(self._device_type):
+            to = self._autocast()
+            if to is None:
+                return "autocast is on, and may choose another dtype"
+            if to is not torch.float64:
+                arguments, named = cast(arguments, to), {name: cast(value, to) for name, value in named.items()}
+        try:
+            found = self.form.lower(*arguments, **named)
+        except REFUSALS as error:  # PyTorch raises its own error to the caller
+            return f"the arguments are refused: {type(error).__name__}: {error}"
+        if isinstance(found, str):
+            return found
+        return [found] if isinstance(found, Call) else found
+
+    def _autocast(self) -> torch.dtype | None:
+        """Return the dtype that autocast gives to the arguments, float64 if it leaves them; None if that is unknown."""
+        if self.form.autocast == LOW:
+            return torch.get_autocast_dtype(self._device_type)
+        return {FLOAT32: torch.float32, NOTHING: torch.float64}.get(self.form.autocast)
+
+
+def _constant(function: Callable[..., bool]) -> Callable[..., bool]:
+    """Mark a function that is called while a graph is traced, whose result is a constant of the graph.
+
+    This is `torch.compiler.assume_constant_result`, which would import the compiler: half of PyTorch's own start.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
+    return function
+
+
+@_constant
+def _defined(registry: Registry, name: str) -> bool:
+    """Define an opaque op while a graph is traced."""
+    return registry.define(name)
+
+
+@_constant
+def _takes_more_dims(primitive: Primitive) -> bool:
+    return primitive.takes_more_dims
+
+
+def own(op: Op, primitive: Primitive) -> Form:
+    """Return the form of an op that PyTorch lacks: its arguments are the op's inputs and parameters."""
+    names = [spec.name for spec in op.inputs]
+    every = [*names, *primitive.entry.parameters]
+    defaults = {name: value for name, value in primitive.entry.parameters.items() if value is not None}
+
+    def split(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = {**defaults, **dict(zip(every, arguments, strict=False)), **named}
+        if missing := [name for name in every if name not in given]:
+            raise TypeError(f"{op.name}() misses {', '.join(missing)}")
+        return tuple([given[name] for name in names]), {name: given[name] for name in op.parameters}
+
+    def lower(*arguments: Any, **named: Any) -> Call | str:
+        views, parameters = split(arguments, named)
+        ranks = [x.dim() == len(spec.dims) for spec, x in zip(op.inputs, views, strict=True)]
+        if not all(ranks) and not _takes_more_dims(primitive):
+            return f"PyTorch does something else with other dims than those of {op.name}"
+        return Call(op.name, views, parameters, whole)
+
+    def pytorch(*arguments: Any, **named: Any) -> Any:
+        return whole(primitive.pytorch(*split(arguments, named)))
+
+    result = "Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join(['Tensor'] * len(op.outputs))}]"
+    return Form(op.name, (op.name,), lower, pytorch, "", (), result, own=True)
+
+
+def named(forms: Iterable[Form], names: Collection[str]) -> list[Form]:
+    """Return the forms of these names."""
+    return [form for form in forms if form.name in names]
+
+
+def functions(forms: Iterable[Form], primitives: Mapping[str, Primitive], namespace: str = "") -> dict[str, Function]:
+    """Return the functions of a package by name: these forms, and one for each other op.
+
+    With a namespace, graphs of torch.compile use ops that are registered under it.
+    """
+    registry = Registry(namespace, primitives) if namespace else None
+    found = {form.name: Function(form, primitives, registry) for form in forms}
+    for name, primitive in primitives.items():
+        if name not in found:
+            found[name] = Function(own(primitive.op, primitive), primitives, registry)
+    return dict(sorted(found.items()))
+
+
+def explain(
+    known: Mapping[str, Function], name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> Explanation:
+    """Return what a call of this function would run. Compiles the kernel if necessary."""
+    if name not in known:
+        raise ValueError(f"there is no `{name}` in this package, only {', '.join(known)}")
+    return known[name].explain(arguments, named)

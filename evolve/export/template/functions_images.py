@@ -1,0 +1,253 @@
+"""Convolutions, pooling and resizing with PyTorch's signatures."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from evolve.export.template.forms import LOW, NOTHING, Call, Form, Lowered, as_sizes, first, single
+
+Sizes = int | Sequence[int]
+UNEQUAL = "the window, stride, padding or dilation differs between the dims"
+NOT_A_BATCH = "the input is no batch"
+INDICES = "tuple[Tensor, Tensor]"
+AXES = {1: ("l",), 2: ("h", "w"), 3: ("d", "h", "w")}
+
+
+def _steps(*given: Sizes | str, rank: int) -> tuple[int, ...] | None:
+    """Return the number that all dims share, of each argument; None if a number is missing."""
+    found = [0 if one == "valid" else None if isinstance(one, str) else single(one, rank) for one in given]
+    return None if None in found else tuple(value for value in found if value is not None)
+
+
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Lowered:
+    """The convolution of sequences."""
+    steps = _steps(stride, padding, dilation, rank=1)
+    if steps is None:
+        return UNEQUAL
+    if input.dim() != 3 or bias is not None or groups != 1:
+        return "the kernels take a batch, no bias and no groups"
+    return Call("conv1d", (input, weight), dict(zip(("stride", "padding", "dilation"), steps, strict=True)), first)
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Lowered:
+    """The convolution of images."""
+    steps = _steps(stride, padding, dilation, rank=2)
+    if steps is None:
+        return UNEQUAL
+    if input.dim() != 4 or weight.dim() != 4:
+        return NOT_A_BATCH
+    stride, padding, dilation = steps
+    at = {"stride": stride, "padding": padding}
+    channels, filters = input.shape[1], weight.shape[0]
+    if groups == 1 and bias is None and dilation == 1:
+        calls = [Call("conv2d", (input, weight), at, first)]
+        plain = weight.shape[2:] == (1, 1) and steps == (1, 0, 1)
+        return [Call("conv2d_pointwise", (input, weight), {}, first), *calls] if plain else calls
+    if groups == 1 and dilation == 1 and bias is not None:
+        return Call("conv2d_bias", (input, weight, bias), at, first)
+    if groups == 1 and bias is None and stride == 1:
+        return Call("dilated_conv2d", (input, weight), {"padding": padding, "dilation": dilation}, first)
+    if groups == channels == filters and bias is not None and dilation == 1:
+        return Call("depthwise_conv2d", (input, weight, bias), at, first)
+    if bias is None and dilation == 1:
+        return Call("grouped_conv2d", (input, weight), {**at, "groups": groups}, first)
+    return "no kernel takes this bias with these groups and dilation"
+
+
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Lowered:
+    """The convolution of volumes."""
+    steps = _steps(stride, padding, dilation, rank=3)
+    if steps is None:
+        return UNEQUAL
+    if input.dim() != 5 or bias is not None or groups != 1 or steps[2] != 1:
+        return "the kernels take a batch, no bias, no groups and no dilation"
+    return Call("conv3d", (input, weight), {"stride": steps[0], "padding": steps[1]}, first)
+
+
+def _transposed(rank: int) -> Callable[..., Lowered]:
+    def lower(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        output_padding: Sizes = 0,
+        groups: int = 1,
+        dilation: Sizes = 1,
+    ) -> Lowered:
+        """The transposed convolution, the gradient of a convolution to its input."""
+        steps = _steps(stride, padding, output_padding, dilation, rank=rank)
+        if steps is None:
+            return UNEQUAL
+        if input.dim() != rank + 2 or bias is not None or groups != 1 or steps[3] != 1:
+            return "the kernels take a batch, no bias, no groups and no dilation"
+        parameters = dict(zip(("stride", "padding", "output_padding"), steps[:3], strict=True))
+        return Call(f"conv_transpose{rank}d", (input, weight), parameters, first)
+
+    return lower
+
+
+def _avg_pool(rank: int) -> Callable[..., Lowered]:
+    def lower(
+        input: Tensor,
+        kernel_size: Sizes,
+        stride: Sizes | None = None,
+        padding: Sizes = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Lowered:
+        """The mean of each window."""
+        if ceil_mode or not count_include_pad or divisor_override is not None:
+            return "the kernels count the padding and round sizes down"
+        return _pooled(f"avg_pool{rank}d", rank, input, (kernel_size, stride, padding), first)
+
+    return lower
+
+
+def _max_pool(rank: int) -> Callable[..., Lowered]:
+    def lower(
+        input: Tensor,
+        kernel_size: Sizes,
+        stride: Sizes | None = None,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Lowered:
+        """The largest element of each window, and with `return_indices` its position."""
+        if ceil_mode or single(dilation, rank) != 1:
+            return "the kernels have no dilation and round sizes down"
+        finish = tuple if return_indices else first
+        return _pooled(f"max_pool{rank}d", rank, input, (kernel_size, stride, padding), finish)
+
+    return lower
+
+
+def _pooled(op: str, rank: int, input: Tensor, window: tuple[Any, Any, Any], finish: Callable[..., Any]) -> Lowered:
+    kernel_size, stride, padding = window
+    # An empty stride means the default, too.
+    steps = _steps(kernel_size, stride or kernel_size, padding, rank=rank)
+    if steps is None:
+        return UNEQUAL
+    if input.dim() != rank + 2:
+        return NOT_A_BATCH
+    return Call(op, (input,), dict(zip(("kernel", "stride", "padding"), steps, strict=True)), finish)
+
+
+def _adaptive(rank: int) -> Callable[..., Lowered]:
+    def lower(input: Tensor, output_size: Sizes) -> Lowered:
+        """Means of windows, as many as `output_size` says."""
+        if input.dim() != rank + 2:
+            return NOT_A_BATCH
+        sizes = as_sizes(output_size, rank)
+        wanted = [given if given is not None else size for given, size in zip(sizes, input.shape[2:], strict=True)]
+        parameters = {f"o{axis}": size for axis, size in zip(AXES[rank], wanted, strict=True)}
+        return Call(f"adaptive_avg_pool{rank}d", (input,), parameters, first)
+
+    return lower
+
+
+def interpolate(
+    input: Tensor,
+    size: Sizes | None = None,
+    scale_factor: float | Sequence[float] | None = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Lowered:
+    """Images of another size, each pixel taken from the nearest one (`nearest`) or from four (`bilinear`)."""
+    if input.dim() != 4 or align_corners or antialias or recompute_scale_factor:
+        return "the kernels take images, without align_corners and antialias"
+    if mode == "bilinear" and size is not None:
+        oh, ow = as_sizes(size, 2)
+        return Call("upsample_bilinear", (input,), {"oh": oh, "ow": ow}, first)
+    if mode != "nearest":
+        return "the kernels take a size with `bilinear`, or whole factors with `nearest`"
+    factor = _factor(input, size, scale_factor)
+    if factor is None:
+        return "the factor is no whole number, or differs between the dims"
+    return Call("upsample_nearest", (input,), {"factor": factor}, first)
+
+
+def _factor(x: Tensor, size: Sizes | None, scale_factor: float | Sequence[float] | None) -> int | None:
+    """Return the whole factor by which both sides grow."""
+    if size is not None:
+        found = [wanted / had for wanted, had in zip(as_sizes(size, 2), x.shape[2:], strict=True)]
+    elif isinstance(scale_factor, int | float):
+        found = [float(scale_factor)]
+    else:
+        found = [float(one) for one in scale_factor or ()]
+    return int(found[0]) if len(set(found)) == 1 and found[0] >= 1 and found[0].is_integer() else None
+
+
+def grid_sample(
+    input: Tensor,
+    grid: Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> Lowered:
+    """Images sampled at the positions of a grid."""
+    if input.dim() != 4 or mode != "bilinear" or padding_mode != "zeros" or align_corners:
+        return "the kernels sample images bilinearly, with zeros outside"
+    if input.dtype != grid.dtype:
+        return "image and grid differ in dtype"
+    return Call("grid_sample", (input, grid), {}, first)
+
+
+def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Lowered:
+    """The positions at which an affine map samples images of a size."""
+    if align_corners or len(size) != 4 or theta.dim() != 3 or theta.shape[0] != size[0]:
+        return "the kernels make grids of images, without align_corners"
+    return Call("affine_grid", (theta,), {"h": size[2], "w": size[3]}, first)
+
+
+def _named(rank: int, name: str, lower: Callable[..., Lowered], result: str = "Tensor") -> Form:
+    full = f"{name}{rank}d"
+    autocast = LOW if name.startswith("conv") else NOTHING if name == "max_pool" else ""
+    return Form(full, (full,), lower, getattr(functional, full), autocast, (), result)
+
+
+RANKS = (1, 2, 3)
+OF_CONV2D = ("conv2d", "conv2d_pointwise", "conv2d_bias", "dilated_conv2d", "depthwise_conv2d", "grouped_conv2d")
+FORMS = (
+    Form("conv1d", ("conv1d",), conv1d, functional.conv1d, LOW, (torch.conv1d,)),
+    Form("conv2d", OF_CONV2D, conv2d, functional.conv2d, LOW, (torch.conv2d,)),
+    Form("conv3d", ("conv3d",), conv3d, functional.conv3d, LOW, (torch.conv3d,)),
+    *(_named(rank, "conv_transpose", _transposed(rank)) for rank in RANKS),
+    *(_named(rank, "avg_pool", _avg_pool(rank)) for rank in RANKS),
+    *(_named(rank, "max_pool", _max_pool(rank), f"Tensor | {INDICES}") for rank in RANKS),
+    *(_named(rank, "adaptive_avg_pool", _adaptive(rank)) for rank in RANKS),
+    Form("interpolate", ("upsample_bilinear", "upsample_nearest"), interpolate, functional.interpolate),
+    Form("grid_sample", ("grid_sample",), grid_sample, functional.grid_sample),
+    Form("affine_grid", ("affine_grid",), affine_grid, functional.affine_grid, NOTHING),
+)

@@ -1,0 +1,148 @@
+"""Products of matrices, attention and lookups with PyTorch's signatures."""
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from evolve.export.template.forms import LOW, NOTHING, Call, Form, Lowered, first
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Lowered:
+    """The product of the input and the transposed weight."""
+    if bias is not None:
+        return "the kernels take no bias"
+    if weight.dim() != 2 or not input.dim():
+        return "the weight is no matrix"
+    calls = [Call("skinny_gemm", (input, weight), {}, first)]
+    # The product with a vector: the weight's rows are the matrix.
+    return [Call("gemv", (weight, input), {}, first), *calls] if input.dim() == 1 else calls
+
+
+def matmul(input: Tensor, other: Tensor) -> Lowered:
+    """The product of two matrices, or of two batches of matrices, or of a matrix and a vector."""
+    if other.dim() == 1 and input.dim() >= 2:
+        return Call("gemv", (input, other), {}, first)
+    if other.dim() == 2 and input.dim() >= 2:
+        return _by_matrix(input, other)
+    if other.dim() > 2 and input.shape[:-2] == other.shape[:-2]:
+        return Call("batched_gemm", (input, other) if input.dim() == 3 else (_batch(input), _batch(other)), {},
+                    lambda outputs: outputs[0].view(*input.shape[:-1], other.shape[-1]))  # fmt: skip
+    return "the batches differ"
+
+
+def _by_matrix(input: Tensor, other: Tensor) -> Lowered:
+    calls = [Call("gemm", (input, other), {}, first)]
+    # A transposed weight, as in `x @ weight.T`, lies in memory as another op takes it.
+    transposed = not other.is_contiguous() and other.mT.is_contiguous()
+    return [Call("skinny_gemm", (input, other.mT), {}, first), *calls] if transposed else calls
+
+
+def _batch(x: Tensor) -> Tensor:
+    return x.reshape(-1, *x.shape[-2:])
+
+
+def mm(input: Tensor, mat2: Tensor) -> Lowered:
+    """The product of two matrices."""
+    return _by_matrix(input, mat2) if input.dim() == 2 == mat2.dim() else "the inputs are no matrices"
+
+
+def bmm(input: Tensor, mat2: Tensor) -> Lowered:
+    """The products of two batches of matrices."""
+    if input.dim() != 3 or mat2.dim() != 3:
+        return "the inputs are no batches"
+    return Call("batched_gemm", (input, mat2), {}, first)
+
+
+def mv(input: Tensor, vec: Tensor) -> Lowered:
+    """The product of a matrix and a vector."""
+    return Call("gemv", (input, vec), {}, first) if input.dim() == 2 and vec.dim() == 1 else "there is no matrix"
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Lowered:
+    """Softmax of scaled products of queries and keys, times values."""
+    if attn_mask is not None or dropout_p:
+        return "the kernels take no mask and have no dropout"
+    if query.dim() != 4 or key.dim() != 4 or key.shape[:-1] != value.shape[:-1] or value.shape[-1] != query.shape[-1]:
+        return "the kernels take heads of one size in four dims"
+    if scale is not None and scale != query.shape[-1] ** -0.5:
+        return "the kernels scale by the root of the heads' size"
+    views = (query, key, value)
+    shared = query.shape[1] != key.shape[1]
+    square = query.shape[2] == key.shape[2]
+    if shared and not enable_gqa:
+        return "the numbers of heads differ"
+    if is_causal and square:
+        alone = [Call("grouped_query_attention", views, {}, first)]
+        return alone if shared else [Call("causal_attention", views, {}, first), *alone]
+    if is_causal or shared:
+        return "no kernel has this mask with these heads"
+    return Call("attention", views, {}, first)
+
+
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Lowered:
+    """The rows of the weight at given indices."""
+    if max_norm is not None or scale_grad_by_freq or sparse:
+        return "the kernels neither renormalise nor scale gradients"
+    if padding_idx is not None and weight.requires_grad:
+        return "the gradient of the kernels includes the padding's row"
+    if input.dtype != torch.int64:
+        return "the indices are not int64"
+    return Call("embedding", (weight, input), {}, first)
+
+
+def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Lowered:
+    """Rows of `source` added to the rows of the input at given indices."""
+    if alpha != 1 or dim not in {0, -input.dim()} or index.dtype != torch.int64 or index.dim() != 1:
+        return "the kernels add whole rows by int64 indices"
+    if input.dim() == 2:
+        return Call("scatter_add", (input, index, source), {}, first)
+    if input.dim() < 2 or not input.numel() or not source.numel():
+        return "there are no rows"
+    views = (input.flatten(1), index, source.flatten(1))
+    return Call("scatter_add", views, {}, lambda outputs: outputs[0].view(input.shape))
+
+
+def _index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Any:
+    return torch.index_add(input, dim, index, source, alpha=alpha)
+
+
+ATTENTION = ("attention", "causal_attention", "grouped_query_attention")
+OF_MATMUL = (operator.matmul, Tensor.matmul, Tensor.__matmul__)
+OF_ATTENTION = functional.scaled_dot_product_attention
+FORMS = (
+    Form("linear", ("skinny_gemm", "gemv"), linear, functional.linear, LOW),
+    Form(
+        "matmul",
+        ("gemm", "skinny_gemm", "batched_gemm", "gemv"),
+        matmul,
+        torch.matmul,
+        LOW,
+        OF_MATMUL,
+    ),
+    Form("mm", ("gemm", "skinny_gemm"), mm, torch.mm, LOW, (Tensor.mm,)),
+    Form("bmm", ("batched_gemm",), bmm, torch.bmm, LOW, (Tensor.bmm,)),
+    Form("mv", ("gemv",), mv, torch.mv, LOW, (Tensor.mv,)),
+    Form("scaled_dot_product_attention", ATTENTION, scaled_dot_product_attention, OF_ATTENTION, LOW),
+    Form("embedding", ("embedding",), embedding, functional.embedding, NOTHING),
+    Form("index_add", ("scatter_add",), index_add, _index_add, "", (torch.index_add, Tensor.index_add)),
+)

@@ -1,0 +1,202 @@
+"""Functions over one dim with PyTorch's signatures: softmax, sums, scans, extremes, sorting, norms."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from evolve.export.template.forms import FLOAT32, NOTHING, Call, Form, Lowered, back, first, last
+
+NO_DIM = "no dim is given"
+SCALAR = "the input has no dims"
+OTHER_DTYPE = "the result has another dtype than the input"
+SEVERAL = "it goes over several dims"
+
+
+def _mapped(op: str, input: Tensor, dim: int | None, dtype: torch.dtype | None) -> Lowered:
+    """Return the call of an op that keeps the size of the rows."""
+    if dim is None:
+        return NO_DIM
+    if dtype not in {None, input.dtype}:
+        return OTHER_DTYPE
+    if not input.dim():
+        return SCALAR
+    return Call(op, (last(input, dim),), {}, lambda outputs: back(outputs[0], dim))
+
+
+def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Lowered:
+    """Exponentials along a dim, divided by their sum."""
+    return _mapped("softmax", input, dim, dtype)
+
+
+def log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Lowered:
+    """The logarithm of softmax along a dim."""
+    return _mapped("log_softmax", input, dim, dtype)
+
+
+def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Lowered:
+    """Sums of all elements up to each one along a dim."""
+    return _mapped("cumsum", input, dim, dtype)
+
+
+def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Lowered:
+    """Products of all elements up to each one along a dim."""
+    return _mapped("cumprod", input, dim, dtype)
+
+
+def _reduced(op: str, input: Tensor, dim: Any, keepdim: bool, dtype: torch.dtype | None = None) -> Lowered:
+    """Return the call of an op with one number for each row."""
+    if dim is None:
+        return NO_DIM
+    if dtype not in {None, input.dtype}:
+        return OTHER_DTYPE
+    if not isinstance(dim, int):
+        if len(dim) != 1:
+            return SEVERAL
+        (dim,) = dim
+    if not input.dim():
+        return SCALAR
+    finish = (lambda outputs: outputs[0].unsqueeze(dim)) if keepdim else first
+    if op == "sum" and dim in {0, -input.dim()} and input.dim() == 2 and input.is_contiguous():
+        return [Call("sum_columns", (input,), {}, finish), Call(op, (last(input, dim),), {}, finish)]
+    return Call(op, (last(input, dim),), {}, finish)
+
+
+def sum(
+    input: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Lowered:
+    """The sum along a dim."""
+    return _reduced("sum", input, dim, keepdim, dtype)
+
+
+def mean(
+    input: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Lowered:
+    """The mean along a dim."""
+    return _reduced("mean", input, dim, keepdim, dtype)
+
+
+def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Lowered:
+    """The position of the largest element along a dim."""
+    return _reduced("argmax", input, dim, keepdim)
+
+
+def vector_norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Lowered:
+    """The Euclidean norm along a dim (`torch.linalg.vector_norm`)."""
+    if ord != 2:
+        return "the kernels compute Euclidean norms"
+    return _reduced("l2_norm", x, dim, keepdim, dtype)
+
+
+def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Lowered:
+    """Vectors along a dim, divided by their Euclidean norm."""
+    if p != 2 or eps != 1e-12 or out is not None or not isinstance(dim, int):
+        return "the kernels have p=2, eps=1e-12 and no `out`"
+    return _mapped("l2_normalize", input, dim, None)
+
+
+def max(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Lowered:
+    """The largest elements along a dim, and their positions."""
+    if not isinstance(dim, int):
+        return NO_DIM
+    if not input.dim():
+        return SCALAR
+    at = dim
+    return Call(
+        "max", (last(input, at),), {}, lambda o: _pair(torch.return_types.max, *(_kept(x, at, keepdim) for x in o))
+    )
+
+
+def _kept(x: Tensor, dim: int, keepdim: bool) -> Tensor:
+    return x.unsqueeze(dim) if keepdim else x
+
+
+def _pair(kind: Any, values: Tensor, indices: Tensor) -> Any:
+    return kind((values, indices))
+
+
+def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Lowered:
+    """The `k` largest elements along a dim in descending order, and their positions."""
+    if not largest:
+        return "the kernels return the largest elements"
+    if not input.dim():
+        return SCALAR
+    kind = torch.return_types.topk
+    return Call("topk", (last(input, dim),), {"k": k}, lambda o: _pair(kind, *(back(x, dim) for x in o)))
+
+
+def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Lowered:
+    """The elements along a dim in ascending order, and their positions."""
+    if descending:
+        return "the kernels sort in ascending order"
+    if not input.dim():
+        return SCALAR
+    kind = torch.return_types.sort
+    return Call("sort", (last(input, dim),), {}, lambda o: _pair(kind, *(back(x, dim) for x in o)))
+
+
+def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Lowered:
+    """The elements at given positions along a dim."""
+    if sparse_grad or not input.dim() or input.dim() != index.dim():
+        return "the gradient is sparse, or the index has another rank"
+    x, at = last(input, dim), last(index, dim)
+    if x.shape[:-1] != at.shape[:-1]:
+        return "the index is smaller than the input in other dims"
+    return Call("gather", (x, at), {}, lambda outputs: back(outputs[0], dim))
+
+
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Lowered:
+    """The cosine of the angle between vectors along a dim."""
+    if x1.shape != x2.shape or not x1.dim():
+        return "the shapes differ"
+    return Call("cosine_similarity", (last(x1, dim), last(x2, dim)), {"eps": eps}, first)
+
+
+def _sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    return torch.sort(input, dim=dim, descending=descending, stable=stable)
+
+
+def _optional(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of torch that is called without a dim if none is given."""
+
+    def called(input: Tensor, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
+        return function(input, **named) if dim is None else function(input, dim, keepdim, **named)
+
+    return called
+
+
+def _softmax(function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Any:
+        return function(input, dim, dtype=dtype)
+
+    return called
+
+
+PAIR = "tuple[Tensor, Tensor]"
+SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax)
+LOG_SOFTMAX = (functional.log_softmax, torch.log_softmax, Tensor.log_softmax)
+FORMS = (
+    Form("softmax", ("softmax",), softmax, _softmax(functional.softmax), FLOAT32, SOFTMAX),
+    Form("log_softmax", ("log_softmax",), log_softmax, _softmax(functional.log_softmax), FLOAT32, LOG_SOFTMAX),
+    Form("cumsum", ("cumsum",), cumsum, torch.cumsum, FLOAT32, (Tensor.cumsum,)),
+    Form("cumprod", ("cumprod",), cumprod, torch.cumprod, FLOAT32, (Tensor.cumprod,)),
+    Form("sum", ("sum", "sum_columns"), sum, _optional(torch.sum), FLOAT32, (torch.sum, Tensor.sum)),
+    Form("mean", ("mean",), mean, _optional(torch.mean), NOTHING, (torch.mean, Tensor.mean)),
+    Form("argmax", ("argmax",), argmax, torch.argmax, NOTHING, (Tensor.argmax,)),
+    Form("vector_norm", ("l2_norm",), vector_norm, torch.linalg.vector_norm),
+    Form("normalize", ("l2_normalize",), normalize, functional.normalize),
+    Form("max", ("max",), max, _optional(torch.max), NOTHING, (torch.max, Tensor.max), PAIR),
+    Form("topk", ("topk",), topk, torch.topk, NOTHING, (Tensor.topk,), PAIR),
+    Form("sort", ("sort",), sort, _sort, NOTHING, (torch.sort, Tensor.sort), PAIR),
+    Form("gather", ("gather",), gather, torch.gather, NOTHING, (Tensor.gather,)),
+    Form("cosine_similarity", ("cosine_similarity",), cosine_similarity, functional.cosine_similarity, FLOAT32),
+)

@@ -1,0 +1,92 @@
+"""Options of the selection: which kernels may run. They hold for a block of code, or for the process as defaults."""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+import torch
+
+PYTORCH = "pytorch"  # in place of a kernel's id
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which kernels may run; the default allows all."""
+
+    deterministic: bool | None = None  # None: as torch.use_deterministic_algorithms says
+    workspace_limit: int | None = None  # most bytes of scratch memory
+    allow: frozenset[str] | None = None  # ops that may use kernels; None: all
+    pin: tuple[tuple[str, str], ...] = ()  # by op: the id of the only kernel to run, or PYTORCH
+
+    @property
+    def is_deterministic(self) -> bool:
+        wanted = self.deterministic
+        return torch.are_deterministic_algorithms_enabled() if wanted is None else wanted
+
+    def pinned(self, op: str) -> str:
+        return dict(self.pin).get(op, "")
+
+    def refusal(self, op: str) -> str:
+        """Return why no kernel of an op may run; empty if one may."""
+        if self.allow is not None and op not in self.allow:
+            return f"the options allow no kernels of {op}"
+        return f"the options pin {op} to PyTorch" if self.pinned(op) == PYTORCH else ""
+
+
+_of_process = [Options()]
+_of_block: ContextVar[Options | None] = ContextVar("options", default=None)
+
+
+def current() -> Options:
+    return _of_block.get() or _of_process[0]
+
+
+@contextmanager
+def options(
+    *,
+    deterministic: bool | None = None,
+    workspace_limit: int | None = None,
+    allow: Collection[str] | None = None,
+    pin: Mapping[str, str] | None = None,
+) -> Iterator[None]:
+    """Choose which kernels may run in a block: `with options(deterministic=True): ...`.
+
+    `workspace_limit` bounds a kernel's scratch memory in bytes. `allow` names the ops that may use kernels. `pin` gives
+    the kernel's id for an op, or "pytorch". What is not given stays as it is outside of the block.
+    """
+    token = _of_block.set(_changed(deterministic, workspace_limit, allow, pin))
+    try:
+        yield
+    finally:
+        _of_block.reset(token)
+
+
+def set_options(
+    *,
+    deterministic: bool | None = None,
+    workspace_limit: int | None = None,
+    allow: Collection[str] | None = None,
+    pin: Mapping[str, str] | None = None,
+) -> None:
+    """Choose which kernels may run in this process, as `options` does for a block. Without arguments, all may again."""
+    given = (deterministic, workspace_limit, allow, pin)
+    _of_process[0] = Options() if all(value is None for value in given) else _changed(*given)
+
+
+def _changed(
+    deterministic: bool | None,
+    workspace_limit: int | None,
+    allow: Collection[str] | None,
+    pin: Mapping[str, str] | None,
+) -> Options:
+    found = current()
+    if deterministic is not None:
+        found = replace(found, deterministic=deterministic)
+    if workspace_limit is not None:
+        found = replace(found, workspace_limit=workspace_limit)
+    if allow is not None:
+        found = replace(found, allow=frozenset(allow))
+    if pin is not None:
+        found = replace(found, pin=tuple(sorted({**dict(found.pin), **pin}.items())))
+    return found

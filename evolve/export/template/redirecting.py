@@ -1,0 +1,132 @@
+"""Redirection of a program's own calls of PyTorch to the package: in a block of eager code, and in compiled graphs."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
+
+from evolve.export.template.functions import ELSEWHERE, Function
+
+Torch = Callable[..., Any]
+
+
+@dataclass
+class Redirected:
+    """What a redirection did: how often each function ran a kernel, how often PyTorch, and why at first."""
+
+    replaced: Counter[str] = field(default_factory=Counter)
+    left: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        ran = [f"{name}: {count} calls by kernels" for name, count in sorted(self.replaced.items())]
+        left = [f"{name}: {n} calls by PyTorch, at first because {self.reasons[name]}" for name, n in self.left.items()]
+        return "\n".join([*ran, *left]) or "no call of a function that the package has"
+
+
+def by_torch(functions: Mapping[str, Function]) -> dict[Torch, Function]:
+    """Return the package's functions by the functions of torch that they replace."""
+    found: dict[Torch, Function] = {}
+    for function in functions.values():
+        if not function.form.own:
+            found.update(dict.fromkeys((function.form.pytorch, *function.form.same), function))
+    return found
+
+
+class _Mode(TorchFunctionMode):
+    def __init__(self, functions: Mapping[str, Function], report: Redirected) -> None:
+        super().__init__()
+        self._functions = by_torch(functions)
+        self._report = report
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        function = self._functions.get(func)
+        if function is None:
+            return func(*args, **kwargs)
+        named = _without_stacklevel(kwargs)
+        if torch.compiler.is_compiling():
+            return function(*args, **named)
+        result = function.attempt(args, named)
+        name = function.form.name
+        if result is not ELSEWHERE:
+            self._report.replaced[name] += 1
+            return result
+        self._report.left[name] += 1
+        if name not in self._report.reasons:
+            self._report.reasons[name] = function.explain(args, named).reason
+        return func(*args, **kwargs)
+
+
+def _without_stacklevel(named: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in named.items() if name != "_stacklevel"}
+
+
+@contextmanager
+def enabled(functions: Mapping[str, Function]) -> Iterator[Redirected]:
+    """Redirect calls of PyTorch in a block to kernels where they win. Yields what was replaced and what was left."""
+    report = Redirected()
+    with _Mode(functions, report):
+        yield report
+
+
+class GraphPass:
+    """A pass over a graph as torch.compile traces it, before ops are decomposed; it redirects calls to the package.
+
+    `uuid` changes with the package, so that Inductor's cache does not return code of another one.
+    """
+
+    def __init__(self, functions: Mapping[str, Function], content: str) -> None:
+        self._functions = by_torch(functions)
+        self._methods = {getattr(one, "__name__", ""): one for one in self._functions if _is_method(one)}
+        self._content = content
+        self.replaced: Counter[str] = Counter()
+
+    def uuid(self) -> str:
+        return hashlib.sha256(self._content.encode()).hexdigest()
+
+    def __call__(self, graph: fx.Graph) -> None:
+        for node in graph.nodes:
+            target = self._methods.get(node.target) if node.op == "call_method" else node.target
+            if node.op not in {"call_function", "call_method"} or target not in self._functions:
+                continue
+            function = self._functions[target]
+            node.op, node.target = "call_function", _Traced(function)
+            node.kwargs = _without_stacklevel(node.kwargs)
+            self.replaced[function.form.name] += 1
+        graph.lint()
+
+
+class _Traced:
+    """A function of the package as the target of a node: tracing it chooses between an opaque op and PyTorch."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self.__name__ = self.__qualname__ = f"redirected_{function.form.name}"
+        self.__module__ = __name__
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._function.traced(arguments, named)
+
+
+def _is_method(function: Torch) -> bool:
+    return getattr(Tensor, getattr(function, "__name__", ""), None) is function
+
+
+def backend(graph_pass: GraphPass) -> Callable[..., Any]:
+    """Return a backend for `torch.compile` that redirects calls and then compiles with Inductor."""
+
+    def compiled(module: fx.GraphModule, inputs: list[Any]) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        graph_pass(module.graph)
+        module.recompile()
+        return compile_fx(module, inputs)
+
+    return compiled

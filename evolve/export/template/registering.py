@@ -1,0 +1,233 @@
+"""Registration of the package's ops with PyTorch, for torch.compile and torch.export.
+
+Each op becomes an opaque op of a library, `<package>_kernels::<op>`, with a shape function and a gradient. It is
+defined when a graph first needs it, because defining all would slow the import down. A graph takes an opaque op only
+where a kernel is known to beat what the compiler makes of the op, because nothing can be fused with it.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library, register_autograd
+from torch.utils._python_dispatch import _disable_current_modes
+
+from evolve.export.template.calls import contiguous_outputs
+from evolve.export.template.dispatch import COMPILED, Primitive
+from evolve.export.template.folding import MOST_RANK
+from evolve.export.template.gradients import Gradients, Step
+from reference_ops.op import Number, Op
+from reference_ops.precision import TORCH_DTYPES
+
+Tensors = tuple[Tensor, ...]
+ASKS = "wins"  # the op that tells a graph whether a kernel wins: by the size of what it returns
+
+
+class Registry:
+    """The opaque ops of a package."""
+
+    def __init__(self, namespace: str, primitives: Mapping[str, Primitive]) -> None:
+        self.namespace = namespace
+        self._primitives = primitives
+        self._library: Library | None = None
+        self._defined: set[str] = set()
+        self._lock = threading.RLock()
+
+    def define(self, name: str) -> bool:
+        """Define the opaque op of this name, and those of its backward. Return whether there is one."""
+        if name not in self._primitives or not self._primitives[name].entry.kernels:
+            return False
+        if name not in self._defined:
+            with self._lock, _disable_current_modes():
+                self._define(name)
+        return True
+
+    def ask(self, call_op: str, views: Sequence[Tensor], parameters: Mapping[str, Number]) -> bool:
+        """Return whether a kernel wins here. In a graph this adds no guard on sizes."""
+        integers = [value for value in parameters.values() if not isinstance(value, float)]
+        floats = [value for value in parameters.values() if isinstance(value, float)]
+        flag = getattr(getattr(torch.ops, self.namespace), ASKS)(list(views), call_op, integers, floats)
+        return bool(flag.shape[0])
+
+    def run(self, name: str, views: Sequence[Tensor], parameters: Mapping[str, Number]) -> Tensors:
+        """Call the opaque op on tensors whose leading dims are folded first."""
+        op = self._primitives[name].op
+        dim = (*op.outputs[0].dims[:1], *op.inputs[0].dims[:1])[0]
+        inputs: list[Tensor] = []
+        leading: Any = None
+        for spec, x in zip(op.inputs, views, strict=True):
+            extra = x.dim() - len(spec.dims)
+            if extra and spec.dims[:1] == (dim,) and len(spec.dims) <= MOST_RANK:
+                leading = x.shape[: extra + 1]
+                inputs.append(x.flatten(0, extra) if extra > 0 else x.unsqueeze(0))
+            else:
+                inputs.append(x)
+        outputs = self.opaque(name, tuple(inputs), parameters)
+        if leading is None:
+            return outputs
+        folded = [spec.dims[:1] == (dim,) for spec in op.outputs]
+        pairs = zip(outputs, folded, strict=True)
+        return tuple([out.reshape((*leading, *out.shape[1:])) if fold else out for out, fold in pairs])
+
+    def opaque(self, name: str, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
+        """Call the opaque op on tensors of the op's own ranks."""
+        op = self._primitives[name].op
+        outputs = getattr(getattr(torch.ops, self.namespace), name)(*inputs, *[parameters[p] for p in op.parameters])
+        return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
+    def _define(self, name: str) -> None:
+        if self._library is None:
+            self._library = Library(self.namespace, "FRAGMENT")
+            self._library.define(f"{ASKS}(Tensor[] views, str op, SymInt[] integers, float[] floats) -> Tensor")
+            self._library.impl(ASKS, self._flag, "CompositeExplicitAutograd")
+            torch.library.register_fake(f"{self.namespace}::{ASKS}", self._flag, lib=self._library)
+        if name in self._defined:
+            return
+        primitive, library = self._primitives[name], self._library
+        op, qualified = primitive.op, f"{self.namespace}::{name}"
+        library.define(f"{name}{schema(op)}", tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(name, _run_of(primitive), "CompositeExplicitAutograd")
+        torch.library.register_fake(qualified, _fake_of(op), lib=library)
+        self._defined.add(name)
+        if primitive.gradients.steps:
+            for step in primitive.gradients.steps:
+                self.define(step.op.name)
+            gradients = Gradients(
+                op, tuple(Step(step.op, self._traced(step), step.pytorch) for step in primitive.gradients.steps)
+            )
+            setup, backward = _autograd_of(gradients)
+            register_autograd(qualified, backward, setup_context=setup, lib=library)
+
+    def _flag(self, views: list[Tensor], op: str, integers: Sequence[Any], floats: Sequence[float]) -> Tensor:
+        """Return one element if a kernel wins, none otherwise."""
+        wins = self.wins(op, tuple(views), _named(self._primitives[op].op, integers, floats))
+        return views[0].new_empty(int(wins), dtype=torch.bool)
+
+    def wins(self, name: str, views: Tensors, parameters: Mapping[str, Any]) -> bool:
+        """Return whether a kernel wins for tensors that may have no memory, and symbolic sizes."""
+        shapes = [_hints(x.shape) for x in views]
+        hints = {name: value if isinstance(value, float) else _hint(value) for name, value in parameters.items()}
+        values = {name: value for name, value in hints.items() if value is not None}
+        if any(shape is None for shape in shapes) or len(values) < len(hints):
+            return False
+        with _disable_current_modes(), torch.no_grad():
+            metas = tuple(
+                torch.empty(shape or (), dtype=x.dtype, device="meta") for shape, x in zip(shapes, views, strict=True)
+            )
+        learning = frozenset(
+            spec.name
+            for spec, x in zip(self._primitives[name].op.inputs, views, strict=True)
+            if x.requires_grad and torch.is_grad_enabled()
+        )
+        if self._primitives[name].gradients.missing(learning):
+            return False
+        with _disable_current_modes(), torch.no_grad():
+            return self._primitives[name].wins(metas, views[0].device, values)
+
+    def _traced(self, step: Step) -> Callable[[Tensors, Mapping[str, Number]], Tensors]:
+        """Return the step of a backward in a graph: the opaque op where it wins, or else PyTorch."""
+        name = step.op.name
+
+        def run(inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
+            if name in self._defined and self.wins(name, inputs, parameters):
+                return self.opaque(name, inputs, parameters)
+            return step.pytorch(inputs, parameters)
+
+        return run
+
+
+def schema(op: Op) -> str:
+    """Return the schema of an op, such as `(Tensor x, Tensor weight, float eps) -> Tensor`."""
+    kinds = {name: "float" if isinstance(value, float) else "SymInt" for name, value in op.parameters.items()}
+    arguments = [*(f"Tensor {spec.name}" for spec in op.inputs), *(f"{kind} {name}" for name, kind in kinds.items())]
+    outputs = ", ".join(["Tensor"] * len(op.outputs))
+    return f"({', '.join(arguments)}) -> {outputs if len(op.outputs) == 1 else f'({outputs})'}"
+
+
+def _named(op: Op, integers: Sequence[Any], floats: Sequence[float]) -> dict[str, Any]:
+    rest = {float: iter(floats), int: iter(integers)}
+    return {name: next(rest[float if isinstance(value, float) else int]) for name, value in op.parameters.items()}
+
+
+def _hint(size: Any) -> int | None:
+    """Return a size, or the size for which a graph with symbolic sizes is traced."""
+    if isinstance(size, int):
+        return size
+    hint = getattr(size.node, "hint", None)
+    return None if hint is None else int(hint)
+
+
+def _hints(shape: Sequence[Any]) -> tuple[int, ...] | None:
+    found = [_hint(size) for size in shape]
+    return None if None in found else tuple(size for size in found if size is not None)
+
+
+def _run_of(primitive: Primitive) -> Callable[..., Any]:
+    count = len(primitive.op.inputs)
+    names = tuple(primitive.op.parameters)
+
+    def run(*arguments: Any) -> Any:
+        inputs, parameters = arguments[:count], dict(zip(names, arguments[count:], strict=True))
+        with torch.no_grad():
+            outputs = primitive.run(inputs, parameters, COMPILED)
+            if outputs is None:
+                outputs = contiguous_outputs(primitive.pytorch(inputs, parameters), inputs)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    return run
+
+
+class _Sizes(dict[str, Any]):
+    """Sizes by name. Derived ones are computed only if needed, because each may restrict a symbolic size."""
+
+    def __init__(self, known: Mapping[str, Any], derived: Mapping[str, Callable[[Mapping[str, Any]], Any]]) -> None:
+        super().__init__(known)
+        self._derived = derived
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = self._derived[name](self)
+        return self[name]
+
+
+def _fake_of(op: Op) -> Callable[..., Any]:
+    """Return the function that makes an op's outputs without values, of sizes that may be symbolic."""
+
+    def fake(*arguments: Any) -> Any:
+        inputs, given = arguments[: len(op.inputs)], arguments[len(op.inputs) :]
+        parameters = dict(zip(op.parameters, given, strict=True))
+        sizes = _Sizes(parameters, op.derived)
+        for spec, x in zip(op.inputs, inputs, strict=True):
+            sizes.update(zip(spec.dims, x.shape, strict=True))
+        free = next(x.dtype for spec, x in zip(op.inputs, inputs, strict=True) if not spec.dtype)
+        shapes = [[int(dim) if dim.isdigit() else sizes[dim] for dim in spec.dims] for spec in op.outputs]
+        dtypes = [TORCH_DTYPES[spec.dtype] if spec.dtype else free for spec in op.outputs]
+        outputs = [inputs[0].new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    return fake
+
+
+def _autograd_of(gradients: Gradients) -> tuple[Callable[..., None], Callable[..., Any]]:
+    op = gradients.op
+    count = len(op.inputs)
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        outputs = (output,) if isinstance(output, Tensor) else tuple(output)
+        ctx.save_for_backward(*inputs[:count], *outputs)
+        ctx.parameters = dict(zip(op.parameters, inputs[count:], strict=True))
+        fixed = [out for spec, out in zip(op.outputs, outputs, strict=True) if spec.name not in gradients.learned]
+        ctx.mark_non_differentiable(*fixed)
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        names = [spec.name for spec in (*op.inputs, *op.outputs)]
+        saved = dict(zip(names, ctx.saved_tensors, strict=True))
+        needed = frozenset(
+            spec.name for spec, need in zip(op.inputs, ctx.needs_input_grad[:count], strict=True) if need
+        )
+        of_outputs = dict(zip([spec.name for spec in op.outputs], grads, strict=True))
+        found = gradients.of(saved, of_outputs, ctx.parameters, needed)
+        return (*(found.get(spec.name) for spec in op.inputs), *[None] * len(op.parameters))
+
+    return setup, backward

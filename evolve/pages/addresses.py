@@ -1,0 +1,75 @@
+"""Addresses of pages. They are the same words whether pages are served or stand in one file, and they last."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import quote
+
+OVERVIEW, RUNS = "", "runs"
+
+
+def op_page(op: str, device: str = "") -> str:
+    """Return the address of an op, on the device with this key or on its first device."""
+    return "/".join(["op", quote(op, safe=""), *([quote(device, safe="")] if device else [])])
+
+
+def kernel_page(kernel_id: str) -> str:
+    return f"kernel/{quote(kernel_id, safe='')}"
+
+
+def kernel_file(kernel_id: str) -> str:
+    return f"{kernel_page(kernel_id)}.cu"
+
+
+def run_page(run: str) -> str:
+    return f"run/{quote(run, safe='')}"
+
+
+def kernels_compared(a: str, b: str) -> str:
+    return f"compare/kernels/{quote(a, safe='')}/{quote(b, safe='')}"
+
+
+def runs_compared(a: str, b: str) -> str:
+    return f"compare/runs/{quote(a, safe='')}/{quote(b, safe='')}"
+
+
+def devices_compared(op: str) -> str:
+    return f"compare/devices/{quote(op, safe='')}"
+
+
+class Absent(Exception):  # noqa: N818 - not an error of anybody
+    """There is no page at an address."""
+
+    def __init__(self, title: str, message: str) -> None:
+        super().__init__(title)
+        self.title, self.message = title, message
+
+
+class Moved(Exception):  # noqa: N818 - not an error of anybody
+    """The page is at another address, such as that of the whole id."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.address = address
+
+
+class Links(Protocol):
+    """Turns the address of a page into a link to it."""
+
+    def __call__(self, address: str) -> str:
+        """Return the link, or an empty string if this page is not there."""
+
+
+def served(address: str) -> str:
+    """Return a link to a page of the server."""
+    return f"/{address}"
+
+
+@dataclass(frozen=True)
+class InOneFile:
+    """Links between the pages of one file, which holds only some pages."""
+
+    pages: Collection[str]
+
+    def __call__(self, address: str) -> str:
+        return f"#/{address}" if address in self.pages else ""

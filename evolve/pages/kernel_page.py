@@ -1,0 +1,167 @@
+"""A kernel's page: its text, plan, parents, every measurement, what was checked, and what was asked for it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from archive.kernel import Kernel
+from archive.proposals import AskedQuestion, Proposal
+from archive.records import Check, DeviceInfo, Evaluation, Profile
+from archive.store import Store
+from archive.summaries import EvaluationSummary, ProposalSummary
+from evolve.devices.choose import policy_of
+from evolve.devices.counters import COUNTERS
+from evolve.pages.lineage import ancestry
+from evolve.prompting.bottleneck import Bottleneck, bottleneck, side
+from evolve.report.basis import Basis, basis_of
+from evolve.report.profile import quantity
+
+WIDEST_LOAD = 16  # bytes, where the compiler's traits are unknown
+CHILDREN_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The checks of one output with one kind of values: how many, and the one nearest to its tolerance."""
+
+    output: str
+    values: str
+    number: int
+    worst: Check
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A profile in words."""
+
+    profile: Profile
+    counters: tuple[tuple[str, str], ...]
+    roofline: str
+    bottleneck: Bottleneck | None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One evaluation with what its times are compared with."""
+
+    evaluation: Evaluation
+    basis: Basis
+    in_force: bool
+    checked: tuple[Checked, ...]
+    profiles: tuple[Profiled, ...]
+
+    @property
+    def mean(self) -> float | None:
+        return self.basis.mean(self.evaluation)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A proposal of the kernel, with the question that it answers if a model was asked."""
+
+    proposal: Proposal
+    question: AskedQuestion | None
+
+
+@dataclass(frozen=True)
+class Child:
+    """A kernel that was made from this one."""
+
+    kernel_id: str
+    operator: str
+    outcome: str
+    speedup: float
+
+
+@dataclass(frozen=True)
+class KernelPage:
+    """Everything that the page of a kernel shows."""
+
+    kernel: Kernel
+    asked: tuple[Asked, ...]
+    parents: tuple[Kernel, ...]
+    ancestors: tuple[str, ...]  # the first parent, its first parent, and so on
+    judged: tuple[Judged, ...]  # GPUs first, newest first
+    children: tuple[Child, ...]
+    more_children: int
+
+
+def kernel_page(store: Store, kernel_id: str) -> KernelPage | None:
+    """Read the page of a kernel by its whole id; None if the archive does not have it."""
+    found = store.find(Kernel, ids=[kernel_id])
+    if not found:
+        return None
+    (kernel,) = found
+    proposals = store.find(Proposal, kernels=[kernel_id])
+    questions = {one.proposal_id: one for one in store.find(AskedQuestion, ids=[one.id for one in proposals])}
+    parents = dict.fromkeys(parent for one in proposals for parent in one.parents)
+    made = store.find(ProposalSummary, parents=[kernel_id])
+    children = {child.kernel_id: child for child in made if child.kernel_id}
+    return KernelPage(
+        kernel=kernel,
+        asked=tuple(Asked(one, questions.get(one.id)) for one in proposals),
+        parents=tuple(store.find(Kernel, ids=list(parents))),
+        ancestors=tuple(ancestry(store, kernel_id)),
+        judged=tuple(_judged(store, kernel)),
+        children=tuple(_children(store, list(children.values())[:CHILDREN_SHOWN])),
+        more_children=max(0, len(children) - CHILDREN_SHOWN),
+    )
+
+
+def _judged(store: Store, kernel: Kernel) -> list[Judged]:
+    evaluations = store.find(Evaluation, kernels=[kernel.id])
+    infos = {one.device.key: one.device for one in evaluations}
+    bases = {key: basis_of(store, kernel.op, info) for key, info in infos.items()}
+    latest = {one.device.key: one for one in evaluations}
+    profiles = store.find(Profile, kernel.op, kernels=[kernel.id])
+    return [
+        Judged(
+            one,
+            bases[one.device.key],
+            latest[one.device.key] is one,
+            tuple(_checked(one.checks)),
+            tuple(_profiled(profile, one) for profile in _newest(profiles, one.device))
+            if latest[one.device.key] is one else (),
+        )
+        for one in sorted(evaluations, key=_first_shown)
+    ]  # fmt: skip
+
+
+def _first_shown(evaluation: Evaluation) -> tuple[bool, float]:
+    return not policy_of(evaluation.device.kind).times_are_gpu_times, -evaluation.created
+
+
+def _newest(profiles: Sequence[Profile], device: DeviceInfo) -> list[Profile]:
+    """Return the newest profile on each workload."""
+    return list({one.workload: one for one in profiles if one.device == device.key}.values())
+
+
+def _checked(checks: Sequence[Check]) -> list[Checked]:
+    groups: dict[tuple[str, str], list[Check]] = {}
+    for check in checks:
+        groups.setdefault((check.output, check.values), []).append(check)
+    return [
+        Checked(output, values, len(group), max(group, key=lambda check: check.worst))
+        for (output, values), group in groups.items()
+    ]
+
+
+def _profiled(profile: Profile, evaluation: Evaluation) -> Profiled:
+    counted = dict(profile.counters)
+    access = max(evaluation.traits.load_bytes, evaluation.traits.store_bytes) if evaluation.traits else WIDEST_LOAD
+    return Profiled(
+        profile,
+        tuple((words, quantity(counted[name], unit)) for name, words, unit in COUNTERS if name in counted),
+        side(counted),
+        bottleneck(counted, access or WIDEST_LOAD),
+    )
+
+
+def _children(store: Store, proposals: Sequence[ProposalSummary]) -> list[Child]:
+    ids = [one.kernel_id for one in proposals]
+    verdicts = {one.kernel_id: one for one in store.find(EvaluationSummary, kernels=ids, in_force=True)}
+    found = []
+    for one in proposals:
+        verdict = verdicts.get(one.kernel_id)
+        outcome, speedup = (str(verdict.outcome), verdict.speedup) if verdict else ("pending", 0.0)
+        found.append(Child(one.kernel_id, one.operator, outcome, speedup))
+    return found

@@ -1,0 +1,99 @@
+"""The pages as one HTML file, which needs no server and makes no request."""
+
+import base64
+import hashlib
+from collections.abc import Iterator, Sequence
+
+from markupsafe import Markup
+
+from archive.sqlite import SqliteStore
+from archive.store import Store
+from archive.summaries import EvaluationSummary
+from evolve.pages import addresses
+from evolve.pages.addresses import InOneFile
+from evolve.pages.kernel_page import kernel_page
+from evolve.pages.op_page import OpPage, op_page
+from evolve.pages.overview import overview
+from evolve.pages.render import Page, Renderer, document, static
+from evolve.pages.roofline import roofline
+from evolve.pages.run_page import run_lines, run_page
+from evolve.pages.svg import element
+from evolve.report.standing import devices
+
+KERNELS = 30  # kernel pages per op and device: the population, the champions and their nearest ancestors
+RUNS = 10  # run pages per op and device, the newest
+
+
+def report(store: SqliteStore, ops: Sequence[str], kernels: int = KERNELS) -> str:
+    """Return a document with the overview, and the pages of these ops, their runs and their leading kernels."""
+    views = list(_op_views(store, ops))
+    shown = dict.fromkeys(kernel_id for view in views for kernel_id in _leading(view, kernels))
+    runs = dict.fromkeys(run.id for view in views for run in view.runs[:RUNS])
+    known = {
+        addresses.OVERVIEW,
+        addresses.RUNS,
+        *(addresses.op_page(view.standing.op) for view in views),
+        *(addresses.op_page(view.standing.op, view.standing.device.key) for view in views),
+        *map(addresses.kernel_page, shown),
+        *map(addresses.run_page, runs),
+    }
+    renderer = Renderer(InOneFile(known))
+    pages = _pages(store, renderer, views, [*shown], [*runs], ops)
+    body = Markup("\n").join(_section(page) for page in pages)
+    title = f"{', '.join(ops)}" if ops else "Kernels"
+    style, script = static("style.css"), static("pages.js")
+    return document(
+        Page(addresses.OVERVIEW, title, body),
+        style=element("style", Markup(style)),  # noqa: S704 - our own file
+        script=element("script", Markup(script)),  # noqa: S704 - our own file
+        live=False,
+        policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; base-uri 'none'; "
+        "form-action 'none'",
+    )
+
+
+def _op_views(store: Store, ops: Sequence[str]) -> Iterator[OpPage]:
+    for op in ops or sorted(store.count(EvaluationSummary, "op")):
+        for info in devices(store, op):
+            if view := op_page(store, op, info.key):
+                yield view
+
+
+def _leading(view: OpPage, most: int) -> list[str]:
+    """Return the kernels that get a page: the champions, the population, then their ancestors."""
+    now = view.standing
+    ids = [*(one.kernel_id for one in now.champions), *(one.kernel_id for one in now.population), *view.family.ids]
+    return list(dict.fromkeys(ids))[:most]
+
+
+def _pages(
+    store: SqliteStore,
+    renderer: Renderer,
+    views: Sequence[OpPage],
+    kernels: Sequence[str],
+    runs: Sequence[str],
+    ops: Sequence[str],
+) -> Iterator[Page]:
+    yield renderer.overview(overview(store, store.path.name, ops))
+    for view in views:
+        now = view.standing
+        points = roofline(now.op, now.device, now.champions)
+        alias = addresses.op_page(now.op) if view.main else ""
+        page = renderer.op(view, addresses.op_page(now.op, now.device.key), points)
+        yield Page(f"{page.address} {alias}".strip(), page.title, page.body)
+    for kernel_id in kernels:
+        if view_of_kernel := kernel_page(store, kernel_id):
+            yield renderer.kernel(view_of_kernel)
+    for run in runs:
+        if view_of_run := run_page(store, run):
+            yield renderer.run(view_of_run)
+    yield renderer.runs([line for op in ops or [""] for line in run_lines(store, op)])
+
+
+def _section(page: Page) -> Markup:
+    """Return a page as a section that the script shows at its addresses; without scripts all sections are shown."""
+    return element("section", page.body, class_="page", data_page=page.address or "/", data_title=page.title)
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

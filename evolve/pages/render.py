@@ -1,0 +1,252 @@
+"""Rendering: views become HTML through templates that escape everything, and plots are drawn beside them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from archive.characters import escaped
+from evolve.pages import addresses, code, svg
+from evolve.pages.addresses import Links
+from evolve.pages.comparison import DeviceComparison, KernelComparison, RunComparison
+from evolve.pages.kernel_page import Judged, KernelPage
+from evolve.pages.op_page import AXES, OpPage
+from evolve.pages.overview import OpLine, Overview
+from evolve.pages.roofline import RooflinePoint
+from evolve.pages.run_page import RunLine, RunPage
+from evolve.pages.svg import Axis, Bar, BarGroup, Dot, Line
+from evolve.report import words
+from evolve.report.best_so_far import Moment
+from evolve.report.progress import dollars
+from evolve.report.runs import UNITS, amount
+from evolve.report.standing import Standing
+from evolve.selection.population import Champion
+
+DOTS_DRAWN = 1_000  # most kernels in the plot of the best so far
+OPS_DRAWN = 40  # most ops in the plot of the overview
+WORKLOADS_DRAWN = 16  # most workloads in the plot of an op
+KNOBS = "knobs"  # the tuner's operator
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page's title and its content without the frame of a document."""
+
+    address: str
+    title: str
+    body: Markup
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """Renders pages whose links are made by `links`."""
+
+    links: Links
+
+    def overview(self, view: Overview) -> Page:
+        drawn = [line for line in view.on_gpus if line.speedups]
+        drawn.sort(key=lambda line: -(line.mean or 0.0))
+        return self._page(addresses.OVERVIEW, "Overview", "overview.html", view=view,
+                          gains=self._gains(drawn[:OPS_DRAWN]), left_out=max(0, len(drawn) - OPS_DRAWN))  # fmt: skip
+
+    def op(self, view: OpPage, address: str, roofline: Sequence[RooflinePoint] = ()) -> Page:
+        now = view.standing
+        return self._page(
+            address, f"{now.op} on {now.device.name}", "op.html", view=view, now=now, knobs=KNOBS,
+            labels=words.workload_labels([champion.workload for champion in now.champions]),
+            bars=_champion_bars(now), curves=[self._curve(view, axis) for axis in range(len(AXES))],
+            roofline=_roofline(now, roofline), tuned=any(one.measurement.autotune_us for one in now.champions),
+        )  # fmt: skip
+
+    def kernel(self, view: KernelPage) -> Page:
+        title = f"{words.short(view.kernel.id)}, a kernel of {view.kernel.op}"
+        diffs = [(one, code.difference(one.text, view.kernel.text, (words.short(one.id), words.short(view.kernel.id))))
+                 for one in view.parents]  # fmt: skip
+        return self._page(
+            addresses.kernel_page(view.kernel.id), title, "kernel.html", view=view, diffs=diffs,
+            source=code.source(view.kernel.text), labels_of=_labels_of,
+        )  # fmt: skip
+
+    def run(self, view: RunPage) -> Page:
+        axis = Axis("evaluations of the run", amount)
+        points = [(float(one.spent.evals), one.best) for one in view.qualities]
+        best = svg.plot(f"Best ratio so far in run {view.run.id}", (axis, Axis("", words.times)),
+                        [Line(view.run.id, points)])  # fmt: skip
+        return self._page(addresses.run_page(view.run.id), f"Run {view.run.id}", "run.html", view=view, best=best)
+
+    def runs(self, lines: Sequence[RunLine]) -> Page:
+        return self._page(addresses.RUNS, "Runs", "runs.html", lines=lines)
+
+    def kernels_compared(self, view: KernelComparison) -> Page:
+        a, b = words.short(view.a.id), words.short(view.b.id)
+        return self._page(
+            addresses.kernels_compared(view.a.id, view.b.id), f"{a} and {b}", "compare_kernels.html", view=view,
+            difference=code.difference(view.a.text, view.b.text, (a, b)),
+        )  # fmt: skip
+
+    def runs_compared(self, view: RunComparison) -> Page:
+        a, b = (side.run.id for side in view.sides)
+        return self._page(
+            addresses.runs_compared(a, b), f"Runs {words.short(a)} and {words.short(b)}", "compare_runs.html",
+            view=view, names=svg.legend([words.short(a), words.short(b)]),
+            curves=[_qualities(view, axis) for axis in ("evals", "tokens", "usd")],
+        )  # fmt: skip
+
+    def devices_compared(self, view: DeviceComparison) -> Page:
+        return self._page(
+            addresses.devices_compared(view.op), f"{view.op} by device", "compare_devices.html", view=view
+        )
+
+    def absent(self, title: str, message: str) -> Page:
+        return self._page(addresses.OVERVIEW, title, "absent.html", heading=title, message=message)
+
+    def _page(self, address: str, title: str, template: str, **values: Any) -> Page:
+        drawn = _templates().get_template(template).render(link=self.links, to=addresses, **values)
+        return Page(address, title, Markup(drawn))  # noqa: S704 - the templates escape what they are given
+
+    def _gains(self, lines: Sequence[OpLine]) -> Markup:
+        several = len({line.device.key for line in lines}) > 1
+        rows = [
+            (
+                f"{line.op}, {line.device.name.removeprefix('NVIDIA ')}" if several else line.op,
+                self.links(addresses.op_page(line.op, line.device.key)),
+                [
+                    Dot(one.timing.speedup, 0.0, f"{one.workload}: {words.times(one.timing.speedup)}",
+                        kind="" if one.confirmed else "unsure")
+                    for one in line.champions
+                ],
+            )
+            for line in lines
+        ]  # fmt: skip
+        axis = Axis("speedup over the best of PyTorch, a dot per workload", words.times, log=True)
+        return svg.ranges("Speedups of the champions by op", axis, rows) if rows else Markup("")
+
+    def _curve(self, view: OpPage, axis: int) -> Markup:
+        """Return the plot of all kernels that passed, and the best so far, over what had been spent by then."""
+        if len(view.moments) < 2 or not view.spent[axis]:
+            return Markup("")
+        over = "PyTorch" if view.standing.basis.is_pytorch else "the first kernel"
+        best = [(one.spent[axis], one.best) for one in _turns(view.moments)]
+        best.append((view.spent[axis], best[-1][1]))
+        shown = view.moments[:: math.ceil(len(view.moments) / DOTS_DRAWN)] if axis == 0 else ()
+        dots = [Dot(one.spent[axis], one.ratio, f"{words.short(one.kernel_id)}: {words.times(one.ratio)}",
+                    self.links(addresses.kernel_page(one.kernel_id))) for one in shown]  # fmt: skip
+        return svg.plot(
+            f"Kernels of {view.standing.op} and the best so far, over {AXES[axis]}",
+            (
+                Axis(f"{AXES[axis]} spent on the op; ratio to {over}, mean over workloads",
+                     _dollars if AXES[axis] == "dollars" else amount),
+                Axis("", words.times, log=True),
+            ),
+            [Line("best so far", best)],
+            dots,
+        )  # fmt: skip
+
+
+def _qualities(view: RunComparison, axis: str) -> Markup:
+    """Return the best so far of both runs over what they had spent by then; nothing if neither spent any of it."""
+    lines = [
+        Line(side.run.id, [(float(getattr(one.spent, axis)), one.best) for one in side.qualities])
+        for side in view.sides
+    ]
+    if not any(x for line in lines for x, _ in line.points):
+        return Markup("")
+    title = f"best so far over {UNITS[axis]}"
+    across = Axis(UNITS[axis], _dollars if axis == "usd" else amount)
+    return svg.plot(title, (across, Axis("", words.times)), lines)
+
+
+def _dollars(usd: float) -> str:
+    return f"${usd:g}"
+
+
+def _turns(moments: Sequence[Moment]) -> list[Moment]:
+    """Return the first moment and those at which the best so far rose."""
+    before = (None, *moments)
+    return [one for one, last in zip(moments, before, strict=False) if last is None or one.best > last.best]
+
+
+def _champion_bars(now: Standing) -> Markup:
+    """Return the champions' times beside PyTorch's and the speed of light, or nothing without GPU times."""
+    if not now.basis.is_pytorch or not now.champions:
+        return Markup("")
+    labels = words.workload_labels([one.workload for one in now.champions]).of
+    groups = [BarGroup(labels[one.workload], _bars(one), one.measurement.floor_us)
+              for one in now.champions[:WORKLOADS_DRAWN]]  # fmt: skip
+    return svg.bars(f"Times of {now.op} by workload: the champion and PyTorch", groups)
+
+
+def _bars(champion: Champion) -> list[Bar]:
+    m = champion.measurement
+    times = (("kernel", m.median_us), ("eager", m.eager_us), ("compile", m.compile_us), ("autotune", m.autotune_us))
+    return [Bar(us, f"{words.figure(us)} µs {name}", f"b-{name}") for name, us in times if us]
+
+
+def _roofline(now: Standing, points: Sequence[RooflinePoint]) -> Markup:
+    if not points:
+        return Markup("")
+    dots = [Dot(one.intensity, one.achieved, f"{one.workload}: {one.achieved:.3g} TFLOP/s, {words.percent(one.share)} "
+                f"of what is possible") for one in points]  # fmt: skip
+    ends = (min(one.intensity for one in points) / 4, max(one.intensity for one in points) * 4)
+    roofs: dict[str, RooflinePoint] = {one.unit: one for one in points}
+    lines = [Line(unit, _roof(one, ends)) for unit, one in roofs.items()]
+    drawn = svg.plot(
+        f"Roofline of {now.op}",
+        (
+            Axis("floating-point operations per byte; TFLOP/s", lambda value: f"{value:.3g}", log=True),
+            Axis("", lambda value: f"{value:.3g}", log=True),
+        ),
+        dots=dots,
+        lines=lines,
+    )
+    return Markup("{}{}").format(drawn, svg.legend([f"roof for {unit}" for unit in roofs]))
+
+
+def _roof(one: RooflinePoint, ends: tuple[float, float]) -> list[tuple[float, float]]:
+    ridge = one.peak / one.bandwidth
+    low, high = ends
+    middle = [(ridge, one.peak)] if low < ridge < high else []
+    return [(low, min(one.peak, low * one.bandwidth)), *middle, (high, min(one.peak, high * one.bandwidth))]
+
+
+def _labels_of(judged: Judged) -> words.WorkloadLabels:
+    return words.workload_labels([measurement.workload for measurement in judged.evaluation.measurements])
+
+
+def _visible(value: object) -> object:
+    """Write out control characters and those that change the text direction, in everything but finished HTML."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else escaped(value)
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("evolve.pages"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        short=words.short, figure=words.figure, times=words.times, percent=words.percent, clock=words.clock,
+        moment=words.moment, dollars=dollars, counted=words.counted, amount=amount, one_line=words.one_line,
+        plain=code.plain,
+    )  # fmt: skip
+    return environment
+
+
+def document(page: Page, *, style: Markup, script: Markup, live: bool, policy: str = "") -> str:
+    """Return a whole document with one page, or with several in `page.body`."""
+    template = _templates().get_template("document.html")
+    return template.render(page=page, style=style, script=script, live=live, policy=policy)
+
+
+def static(name: str) -> str:
+    """Return one of our own files that pages need."""
+    return (resources.files("evolve.pages") / "static" / name).read_text(encoding="utf-8")

@@ -1,0 +1,95 @@
+"""The pages of an archive by their addresses, and what a reader gets who asks for one that is not there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from archive.kernel import Kernel
+from archive.proposals import Run
+from archive.sqlite import SqliteStore
+from archive.store import Store
+from archive.summaries import KernelSummary
+from evolve.pages import addresses, comparison
+from evolve.pages.addresses import Absent, Moved
+from evolve.pages.kernel_page import kernel_page
+from evolve.pages.op_page import op_page
+from evolve.pages.overview import Followed, overview
+from evolve.pages.render import Page, Renderer
+from evolve.pages.roofline import known, roofline
+from evolve.pages.run_page import run_lines, run_page
+
+CANDIDATES = 8
+Words = tuple[str, ...]
+
+
+@dataclass
+class Site:
+    """Makes the pages of an archive, and remembers champions, so that a change does not read the archive anew."""
+
+    archive: str
+    renderer: Renderer = field(default_factory=lambda: Renderer(addresses.served))
+    followed: Followed = field(default_factory=Followed)
+
+    def page(self, store: SqliteStore, words: Words) -> Page | str:
+        """Return the page with this address, or plain text to save; raises Absent or Moved."""
+        match words:
+            case ():
+                return self.renderer.overview(overview(store, self.archive, line=self.followed.line))
+            case ("runs",):
+                return self.renderer.runs(run_lines(store))
+            case ("op", op) | ("op", op, _):
+                return self._op(store, op, "".join(words[2:]))
+            case ("kernel", kernel_id):
+                return self._kernel(store, kernel_id)
+            case ("run", run):
+                return self._run(store, run)
+            case ("compare", what, *named):
+                return self._comparison(store, what, named)
+        raise Absent("There is no such page", "Follow a link from the overview.")
+
+    def prepare(self, store: SqliteStore) -> None:
+        """Read the overview, and load one of its ops and PyTorch with it, because rooflines need both."""
+        self.page(store, ())
+        for op, _device in list(self.followed.known)[:1]:
+            known(op)
+
+    def _comparison(self, store: Store, what: str, named: list[str]) -> Page:
+        if what == "kernels" and len(named) == 2 and (kernels := comparison.kernels_compared(store, *named)):
+            return self.renderer.kernels_compared(kernels)
+        if what == "runs" and len(named) == 2 and (runs := comparison.runs_compared(store, *named)):
+            return self.renderer.runs_compared(runs)
+        if what == "devices" and len(named) == 1 and (found := comparison.devices_compared(store, *named)):
+            return self.renderer.devices_compared(found)
+        raise Absent("Nothing to compare", "Give whole ids of two kernels, or of two runs of one op on one device.")
+
+    def _op(self, store: Store, op: str, device: str) -> Page:
+        view = op_page(store, op, device)
+        if view is None:
+            where = f" on {device}" if device else ""
+            raise Absent(f"No evaluations of {op}{where}", f"`evolve run {op}` makes some.")
+        points = roofline(op, view.standing.device, view.standing.champions)
+        return self.renderer.op(view, addresses.op_page(op, device), points)
+
+    def _kernel(self, store: Store, kernel_id: str) -> Page | str:
+        wanted, dot, ending = kernel_id.partition(".")
+        if dot and ending == "cu":
+            found = store.find(Kernel, ids=[wanted])
+            if found:
+                return found[0].text
+        if view := kernel_page(store, wanted):
+            return self.renderer.kernel(view)
+        ids = [one.id for one in store.find(KernelSummary, prefix=wanted)] if wanted else []
+        raise self._instead("kernel", wanted, ids, addresses.kernel_page)
+
+    def _run(self, store: Store, run: str) -> Page:
+        if view := run_page(store, run):
+            return self.renderer.run(view)
+        ids = [one.id for one in store.find(Run, prefix=run)] if run else []
+        raise self._instead("run", run, ids, addresses.run_page)
+
+    def _instead(self, what: str, given: str, ids: list[str], address: Callable[[str], str]) -> Exception:
+        """Return where a reader goes who gave only the first characters of an id."""
+        if len(ids) == 1:
+            return Moved(address(ids[0]))
+        if ids:
+            return Absent(f"Several ids begin with {given}", f"Give more characters: {', '.join(ids[:CANDIDATES])}")
+        return Absent(f"No {what} with an id that begins with {given}", "The archive does not have it.")

@@ -1,0 +1,77 @@
+"""How the best kernel of an op improved: after how many evaluations, tokens and dollars, and as a small curve."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from archive.summaries import TIMES, BriefEvaluation, BriefProposal, RankedTimes
+from evolve.report.basis import Basis
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+PLAIN = "_.-=+*#@"  # for terminals without Unicode
+COLUMNS = 16  # of a small curve
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A kernel that passed: what had been spent by then, its ratio to the basis, and the best so far."""
+
+    kernel_id: str
+    spent: tuple[float, float, float]  # evaluations, tokens and dollars
+    ratio: float  # geometric mean over its workloads
+    best: float  # geometric mean over all workloads of the best ratio so far, at least 1
+
+
+def moments(
+    ranked: Sequence[RankedTimes],
+    evaluations: Sequence[BriefEvaluation],
+    proposals: Sequence[BriefProposal],
+    basis: Basis,
+) -> list[Moment]:
+    """Return the kernels that passed in the order of their evaluation, with the best so far after each."""
+    evaluated = [one.created for one in evaluations]
+    asked = [one.created for one in proposals]
+    tokens = [0, *accumulate(one.tokens for one in proposals)]
+    usd = [0.0, *accumulate(one.usd for one in proposals)]
+    best: dict[str, float] = {}
+    workloads, found, total = set[str](), [], 0.0  # the sum of the logarithms of the best ratios
+    for keys in {one.workloads for one in ranked}:
+        workloads.update(keys.split("\n"))
+    for one in sorted(ranked, key=lambda one: one.created):
+        ratios = _ratios(one, basis)
+        for workload, ratio in ratios:
+            held = best.get(workload, 1.0)
+            if ratio > held:
+                total += math.log(ratio / held)
+                best[workload] = ratio
+        at = bisect_right(asked, one.created)
+        spent = float(bisect_right(evaluated, one.created)), float(tokens[at]), usd[at]
+        if ratios:
+            mean = math.prod(ratio for _, ratio in ratios) ** (1 / len(ratios))
+            found.append(Moment(one.kernel_id, spent, mean, math.exp(total / len(workloads))))
+    return found
+
+
+def _ratios(one: RankedTimes, basis: Basis) -> list[tuple[str, float]]:
+    """Return the ratio on each workload. Reads the packed times, because there may be tens of thousands."""
+    timed = zip(one.workloads.split("\n"), TIMES.iter_unpack(one.times), strict=True)
+    if basis.first_us is None:
+        return [(workload, baseline_us / us) for workload, (us, _, _, baseline_us, _) in timed]
+    return [(workload, basis.first_us.get(workload, us) / us) for workload, (us, *_) in timed]
+
+
+def sparkline(points: Sequence[tuple[float, float]], columns: int = COLUMNS, *, unicode: bool = True) -> str:
+    """Return a curve one line high: the last value at or before each of some evenly spaced places, low to high."""
+    if not points:
+        return ""
+    blocks = BLOCKS if unicode else PLAIN
+    places, values = [x for x, _ in points], [y for _, y in points]
+    low, high = min(values), max(values)
+    drawn = []
+    for column in range(columns):
+        at = places[0] + (places[-1] - places[0]) * column / max(1, columns - 1)
+        value = values[bisect_right(places, at * (1 + 1e-12)) - 1]
+        drawn.append(blocks[round((value - low) / (high - low) * (len(blocks) - 1)) if high > low else 0])
+    return "".join(drawn)

@@ -1,0 +1,194 @@
+"""Functions with PyTorch's signatures agree with PyTorch at random calls; kernels run on the emulated machine."""
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from emulated_machine import EmulatedMachine, primitives
+from random_calls import DTYPES, RECIPES, Draw, Drawn
+from torch import Tensor
+
+from evolve.export.families import forms
+from evolve.export.template.forms import Form
+from evolve.export.template.functions import ELSEWHERE, Function, functions
+from reference_ops import catalog
+
+CALLS = 6
+FORMS = {form.name: form for form in forms()}
+QUICK = ("softmax", "gelu", "layer_norm", "cross_entropy", "matmul", "max_pool2d", "batch_norm", "topk", "conv2d")
+EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in sorted(FORMS)]
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from tensors(one)
+
+
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    return type(value)(mapped(one, function) for one in value) if isinstance(value, tuple | list) else value
+
+
+def learning(drawn: Drawn) -> Drawn:
+    """Return the same call with floating-point arguments that ask for gradients, with the same strides."""
+
+    def leaf(x: Tensor) -> Tensor:
+        return x.detach().requires_grad_(x.is_floating_point())
+
+    return Drawn(mapped(drawn.arguments, leaf), drawn.named)
+
+
+def copied(drawn: Drawn) -> Drawn:
+    return Drawn(mapped(drawn.arguments, lambda x: x.clone(memory_format=torch.preserve_format)), drawn.named)
+
+
+def close(got: Any, expected: Any, dtype: torch.dtype) -> None:
+    for out, exact in zip(tensors(got), tensors(expected), strict=True):
+        assert out.dtype == exact.dtype
+        largest = float(exact.float().abs().max()) if exact.numel() else 0.0
+        # On a CPU, PyTorch rounds statistics and sums of 16-bit tensors to 16 bits.
+        rtol, atol = (2e-2, 6e-2 * max(largest, 0.5)) if dtype == torch.bfloat16 else (2e-4, 2e-5)
+        torch.testing.assert_close(out, exact, rtol=rtol, atol=atol, equal_nan=True)
+
+
+@pytest.fixture(scope="module", params=EACH)
+def function(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Function, EmulatedMachine]:
+    form: Form = FORMS[request.param]
+    machine = EmulatedMachine()
+    backward = [name for op in form.ops for name in catalog.load(op).backward]
+    ops = dict.fromkeys([*form.ops, *backward])
+    return Function(form, primitives(ops, tmp_path_factory.mktemp(form.name), machine)), machine
+
+
+def drawn(name: str, number: int) -> tuple[Drawn, torch.dtype]:
+    rng = random.Random(f"{name} {number}")
+    draw = Draw(rng, rng.choice(DTYPES))
+    return RECIPES[name](draw), draw.dtype
+
+
+@pytest.fixture(scope="module")
+def calls(request: pytest.FixtureRequest) -> int:
+    return 8 * CALLS if request.config.getoption("--exhaustive") else CALLS
+
+
+def test_random_calls_agree_with_pytorch(function: tuple[Function, EmulatedMachine], calls: int) -> None:
+    called, machine = function
+    for number in range(calls):
+        given, dtype = drawn(called.form.name, number)
+        for_pytorch = copied(given)
+        with torch.no_grad():
+            try:
+                expected = called.form.pytorch(*for_pytorch.arguments, **for_pytorch.named)
+            except RuntimeError:  # on a CPU, PyTorch lacks some ops in 16 bits, or for some strides
+                continue
+            got = called(*given.arguments, **given.named)
+        close(got, expected, dtype)
+        close(given.arguments, for_pytorch.arguments, dtype)  # what is changed in place, as running statistics
+    assert machine.launched, "no call ran a kernel"
+
+
+def test_gradients_of_random_calls_agree_with_pytorch(function: tuple[Function, EmulatedMachine], calls: int) -> None:
+    called, _ = function
+    for number in range(calls // 2):
+        given, dtype = drawn(called.form.name, number)
+        both = learning(given), learning(copied(given))
+        try:
+            expected = called.form.pytorch(*both[1].arguments, **both[1].named)
+        except RuntimeError:  # such as a running statistic that asks for a gradient
+            continue
+        got = called(*both[0].arguments, **both[0].named)
+        for result in (got, expected):
+            outs = [out for out in tensors(result) if out.requires_grad]
+            if outs:
+                weights = [torch.linspace(0.5, 1.5, out.numel()).view(out.shape).to(out.dtype) for out in outs]
+                torch.autograd.backward(outs, weights)
+        found, wanted = ([x.grad for x in tensors(one.arguments)] for one in both)
+        assert [x is None for x in found] == [x is None for x in wanted]
+        close([x for x in found if x is not None], [x for x in wanted if x is not None], dtype)
+
+
+@pytest.mark.parametrize("name", sorted(FORMS))
+def test_every_form_is_called_at_random(name: str) -> None:
+    assert name in RECIPES
+
+
+def test_a_function_computes_empty_and_single_elements(tmp_path: Path) -> None:
+    softmax = Function(FORMS["softmax"], primitives(["softmax"], tmp_path, EmulatedMachine()))
+    for shape in ((0, 5), (5, 0), (1, 1), (1,), ()):
+        x = torch.randn(shape)
+        close(softmax(x, -1), torch.softmax(x, -1), x.dtype)
+
+
+def test_wrong_arguments_raise_the_error_of_pytorch(tmp_path: Path) -> None:
+    softmax = Function(FORMS["softmax"], primitives(["softmax"], tmp_path, EmulatedMachine()))
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        softmax(torch.randn(3, 5), 7)
+    assert softmax.attempt((torch.randn(3, 5), 7), {}) is ELSEWHERE
+
+
+def test_autocast_gives_a_kernel_the_dtype_that_pytorch_would(tmp_path: Path) -> None:
+    machine = EmulatedMachine()
+    linear = Function(FORMS["linear"], primitives(["skinny_gemm"], tmp_path, machine))
+    x, weight = torch.randn(5, 16), torch.randn(8, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        close(linear(x, weight), torch.nn.functional.linear(x, weight), torch.bfloat16)
+    assert len(machine.launched) == 1
+
+
+def test_a_function_of_unknown_autocast_leaves_the_call_to_pytorch(tmp_path: Path) -> None:
+    norm = Function(FORMS["rms_norm"], primitives(["rms_norm"], tmp_path, EmulatedMachine()))
+    with torch.autocast("cpu", torch.bfloat16):
+        explanation = norm.explain((torch.randn(5, 16), (16,), torch.ones(16), 1e-6), {})
+    assert explanation.reason == "autocast is on, and may choose another dtype"
+
+
+def test_vmap_forward_mode_and_double_backward_agree_with_pytorch(tmp_path: Path) -> None:
+    ops = primitives(["softmax", "softmax_backward"], tmp_path, EmulatedMachine())
+    softmax = Function(FORMS["softmax"], ops)
+    x = torch.randn(3, 4, 5, dtype=torch.float32)
+    close(torch.vmap(partial(softmax, dim=-1))(x), torch.softmax(x, -1), x.dtype)
+    jvps = [torch.func.jvp(partial(called, dim=-1), (x,), (x.cos(),)) for called in (softmax, torch.softmax)]
+    close(jvps[0], jvps[1], x.dtype)
+    twice = []
+    for function in (softmax, torch.softmax):
+        given = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad(function(given, -1).square().sum(), given, create_graph=True)
+        twice.append(torch.autograd.grad(first.square().sum(), given)[0])
+    close(twice[0], twice[1], x.dtype)
+
+
+def test_only_requested_gradients_are_computed(tmp_path: Path) -> None:
+    machine = EmulatedMachine()
+    ops = primitives(["rms_norm", "rms_norm_backward"], tmp_path, machine)
+    norm = Function(FORMS["rms_norm"], ops)
+    x, weight = torch.randn(5, 16, requires_grad=True), torch.ones(16)
+    norm(x, (16,), weight, 1e-6).sum().backward()
+    assert weight.grad is None
+    assert [kernel == ops["rms_norm_backward"].entry.kernels[0].id for kernel in machine.launched] == [False, True]
+
+
+def test_a_sum_over_columns_takes_the_kernel_made_for_it(tmp_path: Path) -> None:
+    machine = EmulatedMachine()
+    ops = primitives(["sum", "sum_columns"], tmp_path, machine)
+    total = Function(FORMS["sum"], ops)
+    x = torch.randn(6, 8)
+    close(total(x, 0), x.sum(0), x.dtype)
+    assert machine.launched == [ops["sum_columns"].entry.kernels[0].id]
+
+
+def test_an_op_that_pytorch_lacks_takes_more_dims(tmp_path: Path) -> None:
+    ops = primitives(["swiglu"], tmp_path, EmulatedMachine())
+    (swiglu,) = functions([], ops).values()
+    gate, up = torch.randn(2, 3, 5), torch.randn(2, 3, 5)
+    close(swiglu(gate, up), torch.nn.functional.silu(gate) * up, gate.dtype)
+    assert swiglu.explain((gate, up), {}).kernel

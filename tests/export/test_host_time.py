@@ -1,0 +1,77 @@
+"""Choices that count the host's time: a kernel whose launch takes longer than PyTorch's call does not run."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from emulated_machine import EmulatedMachine, portable, primitives, winning
+from gpu_records import duel, times
+
+from evolve.export.template.dispatch import Primitive
+from evolve.export.template.options import options
+from reference_ops import catalog
+
+SOFTMAX = catalog.load("softmax")
+X = torch.randn(4, 8)
+
+
+def host(ours_us: float, theirs_us: float) -> EmulatedMachine:
+    """Return a machine whose host takes so long for the first call that is timed, a kernel's, and for the second."""
+    taken = iter((ours_us, theirs_us))
+    return EmulatedMachine(host_us=lambda _: next(taken))
+
+
+def softmax(folder: Path, machine: EmulatedMachine, median_us: float) -> Primitive:
+    entry = winning(SOFTMAX, portable("softmax"), folder)
+    (shipped,) = entry.kernels
+    rows = []
+    for one in shipped.measured:
+        taken = times(one.times.workload, median_us)
+        rows.append(replace(one, times=taken, duel=duel(taken)))
+    return Primitive(SOFTMAX, replace(entry, kernels=(replace(shipped, measured=tuple(rows)),)), folder, machine)
+
+
+@pytest.mark.parametrize(
+    ("ours_us", "theirs_us", "runs"),
+    [
+        (50.0, 10.0, True),  # less than the 100 us that PyTorch's kernel takes
+        (120.0, 10.0, False),
+        (120.0, 150.0, True),  # PyTorch's host takes even longer
+    ],
+)
+def test_a_short_kernel_runs_if_the_host_launches_it_in_less_time(
+    tmp_path: Path, ours_us: float, theirs_us: float, runs: bool
+) -> None:
+    op = softmax(tmp_path, host(ours_us, theirs_us), median_us=20.0)
+    assert bool(op.explain((X,), {}).kernel) == runs
+
+
+def test_a_long_kernel_is_not_timed_on_the_host(tmp_path: Path) -> None:
+    op = softmax(tmp_path, host(500.0, 10.0), median_us=80.0)
+    assert op.explain((X,), {}).kernel
+
+
+def test_the_reason_names_both_times(tmp_path: Path) -> None:
+    op = softmax(tmp_path, host(120.0, 10.0), median_us=20.0)
+    assert "takes 120 us of the host's time, and PyTorch 100 us" in op.explain((X,), {}).reason
+
+
+def test_every_new_choice_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    op = primitives(["softmax"], tmp_path, EmulatedMachine())["softmax"]
+    with caplog.at_level(logging.DEBUG, "evolve.export.template.dispatch"):
+        op((X,), {})
+        op((X,), {})
+    (record,) = [one for one in caplog.records if one.name.endswith("dispatch")]
+    assert record.getMessage().startswith("softmax: kernel ")
+
+
+def test_options_change_what_runs_within_their_block_alone(tmp_path: Path) -> None:
+    machine = EmulatedMachine()
+    op = primitives(["softmax"], tmp_path, machine)["softmax"]
+    with options(allow=()):
+        op((X,), {})
+    assert not machine.launched
+    op((X,), {})
+    assert len(machine.launched) == 1

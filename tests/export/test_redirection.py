@@ -1,0 +1,183 @@
+"""Models written in plain torch, whose layers or calls are redirected to kernels; these run on the emulated machine."""
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from emulated_machine import EmulatedMachine, primitives
+from torch import Tensor, nn
+from torch.nn import functional
+
+from evolve.export.families import forms
+from evolve.export.template.functions import Function, functions
+from evolve.export.template.layers import LAYERS, made, patch, unpatch
+from evolve.export.template.redirecting import GraphPass, enabled
+
+OPS = ("rms_norm", "rms_norm_backward", "silu", "silu_backward", "softmax", "softmax_backward", "cross_entropy")
+Known = dict[str, Function]
+STEPS = 3
+
+
+class Model(nn.Module):
+    """A small classifier in plain torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(32, eps=1e-6)
+        self.up = nn.Linear(32, 16)
+        self.act = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.act(self.up(self.norm(x)))
+        out: Tensor = hidden * torch.softmax(hidden, -1) + hidden.softmax(dim=1)
+        return out
+
+
+@pytest.fixture(scope="module")
+def machine() -> EmulatedMachine:
+    return EmulatedMachine()
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory, machine: EmulatedMachine) -> Known:
+    ops = primitives((*OPS, "cross_entropy_backward"), tmp_path_factory.mktemp("kernels"), machine)
+    wanted = ("rms_norm", "silu", "softmax", "cross_entropy")
+    return functions([form for form in forms() if form.name in wanted], ops, "redirected_kernels")
+
+
+@pytest.fixture(autouse=True)
+def forgotten(machine: EmulatedMachine) -> Iterator[None]:
+    machine.launched.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model()
+
+
+def losses(model: nn.Module, called: Callable[[Tensor], Tensor] | None = None) -> list[float]:
+    """Train a model for a few steps and return the losses."""
+    generator = torch.Generator().manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for _ in range(STEPS):
+        x = torch.randn(4, 5, 32, generator=generator)
+        target = torch.randint(16, (4, 5), generator=generator)
+        loss = functional.cross_entropy((model if called is None else called)(x).movedim(-1, 1), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(float(loss.detach()))
+    return found
+
+
+def test_a_patched_model_trains_alike_with_kernels(model: Model, known: Known, machine: EmulatedMachine) -> None:
+    expected = losses(copy.deepcopy(model))
+    report = patch(model, made(known, __name__))
+    assert (report.replaced, report.left) == (("norm", "act"), (("up", "the package has no Linear"),))
+    assert losses(model) == pytest.approx(expected, rel=1e-4)
+    assert len(machine.launched) == 4 * STEPS
+
+
+def test_an_unpatched_model_is_as_before(model: Model, known: Known) -> None:
+    layers = made(known, __name__)
+    before = [type(module) for module in model.modules()], model.state_dict().keys()
+    patch(model, layers)
+    assert isinstance(model.norm, nn.RMSNorm)
+    assert unpatch(model, layers) == ("norm", "act")
+    assert ([type(module) for module in model.modules()], model.state_dict().keys()) == before
+
+
+def test_calls_in_a_block_run_kernels_and_the_report_says_which(
+    model: Model, known: Known, machine: EmulatedMachine
+) -> None:
+    expected = losses(copy.deepcopy(model))
+    with enabled(known) as report:
+        found = losses(model)
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert report.replaced == {"rms_norm": STEPS, "silu": STEPS, "softmax": 2 * STEPS, "cross_entropy": STEPS}
+    assert not report.left
+    assert len(machine.launched) == 2 * sum(report.replaced.values())
+
+
+def test_the_report_says_why_a_call_was_left(known: Known) -> None:
+    with enabled(known) as report:
+        torch.softmax(torch.ones(2, 3, dtype=torch.float64), -1)
+    assert "softmax: 1 calls by PyTorch, at first because nothing was measured at float64" in str(report)
+
+
+def test_nothing_is_redirected_after_the_block(known: Known, machine: EmulatedMachine) -> None:
+    with enabled(known):
+        pass
+    torch.softmax(torch.ones(2, 3), -1)
+    assert not machine.launched
+
+
+def test_a_pass_redirects_the_calls_of_a_compiled_model(model: Model, known: Known, machine: EmulatedMachine) -> None:
+    from torch._dynamo.backends.debugging import aot_eager
+
+    graph_pass = GraphPass(known, "content")
+
+    def backend(module: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
+        graph_pass(module.graph)
+        module.recompile()
+        return aot_eager(module, inputs)
+
+    expected = losses(copy.deepcopy(model))
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    assert losses(model, compiled) == pytest.approx(expected, rel=1e-4)
+    assert graph_pass.replaced == {"rms_norm": 1, "silu": 1, "softmax": 2}
+    assert len(machine.launched) == 8 * STEPS
+
+
+def test_the_id_of_a_pass_follows_the_package(known: Known) -> None:
+    assert GraphPass(known, "one").uuid() != GraphPass(known, "two").uuid()
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.kind.__name__)
+def test_every_layer_computes_what_pytorchs_does(layer: object, tmp_path: Path) -> None:
+    """Without kernels, each layer passes its arguments on to PyTorch's function."""
+    kind, name = layer.kind, layer.function  # type: ignore[attr-defined]
+    form = next(form for form in forms() if form.name == name)
+    ops = primitives([form.ops[0]], tmp_path, EmulatedMachine(device_type="cuda"))
+    ours = made({name: Function(form, ops)}, __name__)[kind.__name__]
+    arguments, inputs = EXAMPLES.get(kind, ((), (torch.randn(2, 4, 6),)))
+    torch.manual_seed(0)
+    expected = kind(*arguments)
+    torch.manual_seed(0)
+    layer_of_ours = ours(*arguments)
+    for training in (True, False):
+        outputs = [one.train(training)(*inputs) for one in (layer_of_ours, expected)]
+        torch.testing.assert_close(outputs[0], outputs[1])
+    torch.testing.assert_close(layer_of_ours.state_dict(), expected.state_dict())
+
+
+IMAGES, VOLUMES, ROWS = torch.randn(2, 4, 8, 8), torch.randn(2, 4, 8, 8, 8), torch.randn(2, 4, 8)
+PAIR = (torch.randn(3, 5), torch.rand(3, 5))
+EXAMPLES: dict[type, tuple[tuple[object, ...], tuple[Tensor, ...]]] = {
+    nn.LayerNorm: ((6,), (torch.randn(2, 4, 6),)),
+    nn.RMSNorm: ((6,), (torch.randn(2, 4, 6),)),
+    nn.GroupNorm: ((2, 4), (IMAGES,)),
+    nn.BatchNorm1d: ((4,), (ROWS,)),
+    nn.BatchNorm2d: ((4,), (IMAGES,)),
+    nn.BatchNorm3d: ((4,), (VOLUMES,)),
+    nn.Softmax: ((-1,), (ROWS,)),
+    nn.LogSoftmax: ((-1,), (ROWS,)),
+    nn.Linear: ((8, 3), (ROWS,)),
+    nn.Conv1d: ((4, 2, 3), (ROWS,)),
+    nn.Conv2d: ((4, 2, 3, 2, 1), (IMAGES,)),
+    nn.Conv3d: ((4, 2, 3), (VOLUMES,)),
+    **{kind: ((2,), (x,)) for kind, x in ((nn.MaxPool1d, ROWS), (nn.MaxPool2d, IMAGES), (nn.MaxPool3d, VOLUMES))},
+    **{kind: ((2,), (x,)) for kind, x in ((nn.AvgPool1d, ROWS), (nn.AvgPool2d, IMAGES), (nn.AvgPool3d, VOLUMES))},
+    nn.AdaptiveAvgPool1d: ((2,), (ROWS,)),
+    nn.AdaptiveAvgPool2d: ((2,), (IMAGES,)),
+    nn.AdaptiveAvgPool3d: ((2,), (VOLUMES,)),
+    **dict.fromkeys((nn.MSELoss, nn.HuberLoss, nn.CosineSimilarity), ((), PAIR)),
+    nn.KLDivLoss: ((None, None, "batchmean"), PAIR),
+    nn.CrossEntropyLoss: ((), (torch.randn(3, 5), torch.randint(5, (3,)))),
+}

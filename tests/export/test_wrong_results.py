@@ -1,0 +1,88 @@
+"""Calls that once gave wrong results, raised, or filled the memory: gradients, strides and free parameters."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from emulated_machine import EmulatedMachine, primitives
+
+from evolve.export.package import defaults
+from evolve.export.template.dispatch import Primitive
+from evolve.export.template.manifest import ExportedEntry
+from reference_ops import catalog
+from reference_ops.inputs import inputs_at
+from reference_ops.op import Op, Workload
+
+ADAMW = {"lr": 3e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
+FORWARD = [op for op in map(catalog.load, catalog.names()) if "_backward" not in op.name]
+EVERY = list(map(catalog.load, catalog.names()))
+
+
+def on_pytorch(op: Op) -> Primitive:
+    return Primitive(op, ExportedEntry("", (), (), dict(op.parameters), (), ()), Path())
+
+
+def smallest(op: Op) -> Workload:
+    return min((w for w in op.emulated if w.dtype == op.emulated[0].dtype), key=op.nbytes)
+
+
+@pytest.mark.parametrize("op", [op for op in FORWARD if op.baseline], ids=lambda op: op.name)
+def test_a_call_that_pytorch_runs_drops_no_gradient(op: Op) -> None:
+    workload = smallest(op)
+    inputs = inputs_at(op, workload, 0, "cpu")
+    learned = tuple(x.requires_grad_() if x.dtype in (torch.float32, torch.bfloat16) else x for x in inputs.values())
+    reference = op.reference(*learned, **dict(workload.parameters))
+    expected = reference if isinstance(reference, torch.Tensor) else reference[0]
+    out = on_pytorch(op)(learned, dict(workload.parameters))[0]
+    assert out.requires_grad == expected.requires_grad
+
+
+@pytest.mark.parametrize("op", EVERY, ids=lambda op: op.name)
+def test_pytorch_computes_the_same_for_strided_inputs(op: Op) -> None:
+    workload = smallest(op)
+    inputs = tuple(inputs_at(op, workload, 0, "cpu").values())
+    strided = tuple(torch.stack([x, x], -1)[..., 0] if x.dim() else x for x in inputs)
+    with torch.no_grad():
+        expected = on_pytorch(op)(inputs, dict(workload.parameters))
+        for out, exact in zip(on_pytorch(op)(strided, dict(workload.parameters)), expected, strict=True):
+            torch.testing.assert_close(out, exact, equal_nan=True)
+
+
+def test_cross_entropy_needs_no_label_smoothing() -> None:
+    op = next(op for op in FORWARD if op.name == "cross_entropy")
+    assert defaults(op) == {"ignore_index": -100, "label_smoothing": 0.0}
+
+
+@pytest.fixture(scope="module")
+def adamw(tmp_path_factory: pytest.TempPathFactory) -> tuple[Primitive, EmulatedMachine]:
+    machine = EmulatedMachine()
+    return primitives(["adamw"], tmp_path_factory.mktemp("adamw"), machine)["adamw"], machine
+
+
+@pytest.mark.parametrize("step", [1, 2, 1000, 1001, 1_000_000])
+def test_a_kernel_takes_every_step_and_learning_rate(adamw: tuple[Primitive, EmulatedMachine], step: int) -> None:
+    op, machine = adamw
+    inputs = tuple(inputs_at(op.op, op.op.emulated[0], step, "cpu").values())
+    before = len(machine.launched)
+    parameters = {**ADAMW, "lr": 1e-3 / step, "step": step}
+    for out, exact in zip(op(inputs, parameters), op.op.reference(*inputs, **parameters), strict=True):
+        torch.testing.assert_close(out, exact, rtol=1e-5, atol=1e-6)
+    assert len(machine.launched) == before + 1
+
+
+def test_steps_share_one_decision(adamw: tuple[Primitive, EmulatedMachine]) -> None:
+    op, _ = adamw
+    inputs = tuple(torch.rand(64) for _ in range(4))
+    for step in range(1, 6):
+        op(inputs, {**ADAMW, "step": step})
+    assert len([key for key in op._decisions if key[0][0][0] == (64,)]) == 1  # type: ignore[index]
+
+
+def test_a_combination_that_no_kernel_was_tested_with_goes_to_pytorch(
+    adamw: tuple[Primitive, EmulatedMachine],
+) -> None:
+    op, _ = adamw
+    inputs = tuple(torch.rand(64) for _ in range(4))
+    explanation = op.explain(inputs, {**ADAMW, "lr": 10.0, "step": 1})
+    assert not explanation.kernel
+    assert "no kernel was tested with the combination" in explanation.reason

@@ -1,0 +1,220 @@
+"""The pages in a real browser: clicked through, sorted, filtered, saved, live, and opened from a file."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import shown_archive
+from browser import CHROMIUM, Browser, browser
+from command import environment
+from shown_archive import H200, RUNS
+
+from archive.sqlite import open_archive
+from evolve.pages.one_file import report
+
+pytest.importorskip("uvicorn")
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium"),
+]
+BEST = shown_archive.champion()
+PAGES = (
+    "", "runs", "op/softmax", "op/gelu", f"kernel/{BEST.id}", f"run/{RUNS['softmax'][0]}", "compare/devices/softmax",
+    f"compare/kernels/{BEST.id}/{shown_archive.broken().id}", f"compare/runs/{'/'.join(RUNS['softmax'])}",
+)  # fmt: skip
+WIDTHS = {"desk": 1200, "phone": 390}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("browsed") / "archive.db"
+    shown_archive.fill(path).close()
+    return path
+
+
+def served(path: Path) -> tuple[subprocess.Popen[str], str]:
+    """Start the server of an archive; return it and its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "evolve", "serve", "--port", "0", "--archive", str(path)],
+        env=environment({"PYTHONUNBUFFERED": "1"}), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout
+    return process, process.stdout.readline().split()[0]
+
+
+@pytest.fixture(scope="module")
+def site(path: Path) -> Iterator[str]:
+    process, address = served(path)
+    yield address
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture
+def tab(opened: Browser) -> Browser:
+    opened.view()
+    opened.open("about:blank")
+    opened.complaints.clear()
+    opened.requests.clear()
+    return opened
+
+
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_shown_without_complaint_and_fits_the_window(tab: Browser, site: str, page: str, width: int) -> None:
+    tab.view(width, 800, dark=width < 800)
+    tab.open(f"{site}{page}")
+    assert tab.run("document.querySelector('h1').textContent.trim().length") > 3
+    assert tab.run("document.documentElement.scrollWidth") <= width
+    assert not tab.complaints
+
+
+def test_every_link_of_every_page_can_be_followed(tab: Browser, site: str) -> None:
+    waiting, seen = [site], set[str]()
+    while waiting and len(seen) < 40:
+        address = waiting.pop(0)
+        seen.add(address)
+        tab.open(address)
+        links: list[str] = tab.run("[...document.querySelectorAll('a[href]')].map((a) => a.href?.baseVal ?? a.href)")
+        own = [link for link in links if "#" not in link and not link.endswith(".cu")]
+        waiting += [one for one in dict.fromkeys(site.rstrip("/") + o if o[0] == "/" else o for o in own)
+                    if one not in seen and one not in waiting]  # fmt: skip
+    assert len(seen) == 40
+    assert not tab.complaints
+
+
+def test_nothing_that_a_model_wrote_became_an_element(tab: Browser, site: str) -> None:
+    tab.open(f"{site}kernel/{BEST.id}")
+    assert tab.run("document.querySelectorAll('#injected, img, iframe, main script').length") == 0
+    assert "alert('note')" in tab.run("document.querySelector('main').textContent")
+    assert not tab.complaints
+
+
+def test_a_column_is_sorted_by_its_heading(tab: Browser, site: str) -> None:
+    tab.open(f"{site}run/{RUNS['softmax'][0]}")
+    table = "document.querySelector('table[data-name^=found]')"
+    column = f"[...{table}.tBodies[0].rows].map((row) => row.cells[2].textContent.trim())"
+    tab.run(f"{table}.tHead.rows[0].cells[2].querySelector('button').click()")
+    down = tab.run(column)
+    assert tab.run(f"{table}.tHead.rows[0].cells[2].getAttribute('aria-sort')") == "descending"
+    tab.run(f"{table}.tHead.rows[0].cells[2].querySelector('button').click()")
+    numbers = [float(one.rstrip("x")) for one in down]
+    assert numbers == sorted(numbers, reverse=True)
+    assert len(set(numbers)) > 3
+    assert tab.run(column) == down[::-1] or sorted(numbers) == [float(one.rstrip("x")) for one in tab.run(column)]
+
+
+def test_rows_are_filtered_and_only_those_are_saved(tab: Browser, site: str) -> None:
+    tab.open(f"{site}op/softmax")
+    tools = "document.querySelector('table[data-name=population-softmax]').closest('.table').previousElementSibling"
+    saved = tab.run(
+        f"""(async () => {{
+            let saved;
+            URL.createObjectURL = (blob) => {{ saved = blob; return "blob:none"; }};
+            HTMLAnchorElement.prototype.click = () => {{}};
+            const field = {tools}.querySelector("input");
+            field.value = "{BEST.id[:8]}";
+            field.dispatchEvent(new Event("input"));
+            {tools}.querySelector("button").click();
+            return await saved.text();
+        }})()"""
+    )
+    heading, row = saved.strip().split("\r\n")
+    assert heading.startswith('"#","kernel","mean"')
+    assert BEST.id[:8] in row
+    assert "<script>" in row  # text, in a file of text
+
+
+def test_a_cell_that_begins_like_a_formula_is_quoted(tab: Browser, site: str) -> None:
+    tab.open(f"{site}runs")
+    saved = tab.run(
+        """(async () => {
+            let saved;
+            URL.createObjectURL = (blob) => { saved = blob; return "blob:none"; };
+            HTMLAnchorElement.prototype.click = () => {};
+            document.querySelector("table.data tbody td").textContent = "=HYPERLINK(1)";
+            document.querySelector(".tools button").click();
+            return await saved.text();
+        })()"""
+    )
+    assert '"\'=HYPERLINK(1)"' in saved
+
+
+def test_a_page_changes_while_a_run_writes_and_keeps_its_filter(tab: Browser, site: str, path: Path) -> None:
+    tab.open(f"{site}op/softmax")
+    tab.until("document.getElementById('status').textContent === 'live'")
+    tools = "document.querySelector('table[data-name=population-softmax]').closest('.table').previousElementSibling"
+    tab.run(f"(() => {{ const f = {tools}.querySelector('input'); f.value = 'THREADS'; "
+            "f.dispatchEvent(new Event('input')); f.blur(); })()")  # fmt: skip
+    store = open_archive(path)
+    new = replace(shown_archive.passed(BEST, H200, 1.01, 1_900_000_000.0), seconds=0.7)
+    store.append(new)
+    store.close()
+    tab.until("document.querySelector('[data-part=champions]').textContent.includes('30.3')")
+    assert tab.run(f"{tools}.querySelector('input').value") == "THREADS"
+    assert not tab.complaints
+
+
+def test_a_page_without_anything_fills_itself_once_something_is_written(
+    tab: Browser, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    path = tmp_path / "empty.db"
+    open_archive(path).close()
+    process, address = served(path)
+    request.addfinalizer(process.kill)
+    tab.open(address)
+    assert "no evaluations yet" in tab.run("document.body.innerText")
+    tab.until("document.getElementById('status').textContent === 'live'")
+    shown_archive.fill(path, 4).close()
+    tab.until("document.querySelectorAll('table.data tbody tr').length > 3")
+    tab.until("document.querySelector('[data-part=ops] th button') !== null")
+    assert not tab.complaints
+
+
+def test_the_keyboard_reaches_the_content_and_the_tables(tab: Browser, site: str) -> None:
+    tab.open(site)
+    for kind in ("keyDown", "keyUp"):
+        tab.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+    assert tab.run("document.activeElement.className") == "skip"
+    assert tab.run("document.querySelector('.table').tabIndex") == 0
+
+
+def test_the_one_file_report_works_from_disk_without_a_network(tab: Browser, path: Path) -> None:
+    file = path.with_name("report.html")
+    store = open_archive(path, read_only=True)
+    file.write_text(report(store, []), encoding="utf-8")
+    store.close()
+    tab.open(f"file://{file}")
+    shown = "[...document.querySelectorAll('section.page')].filter((page) => !page.hidden)"
+    assert tab.run(f"{shown}.map((page) => page.dataset.page)") == ["/"]
+    tab.run("document.querySelector('.lead a').click()")
+    tab.until(f"{shown}[0].dataset.page.startsWith('op/')")
+    tab.run(f"{shown}[0].querySelector('.lead a.id').click()")
+    tab.until(f"{shown}[0].dataset.page.startsWith('kernel/')")
+    assert tab.run(f"{shown}[0].querySelector('pre.source').textContent").startswith("/*---")
+    tab.run("history.back()")
+    tab.until(f"{shown}[0].dataset.page.startsWith('op/')")
+    assert [one for one in tab.requests if not one.startswith(("file:", "about:"))] == []
+    assert not tab.complaints
+
+
+def test_the_report_can_be_read_without_scripts(tab: Browser, path: Path) -> None:
+    tab.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        tab.open(f"file://{path.with_name('report.html')}")
+        text = tab.call("Runtime.evaluate", expression="document.body.innerText")["result"].get("value", "")
+    finally:
+        tab.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert "Lineage" in text
+    assert os.linesep in text

@@ -1,0 +1,102 @@
+"""A machine on which the kernels of a package run on CPU tensors, through the emulated device."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from gpu_records import H200, duel, times
+
+from archive import library
+from archive.binding import Bound
+from archive.kernel import Kernel
+from archive.records import DeviceInfo
+from evolve.devices.device import RejectedError
+from evolve.devices.emulated.device import EmulatedDevice
+from evolve.export.package import defaults
+from evolve.export.template.dispatch import Primitive, gradients_of
+from evolve.export.template.free import Slot, slots
+from evolve.export.template.launching import Buffers, Launchable, Machine, Tensors, refusal
+from evolve.export.template.manifest import ExportedEntry, Measured, Shipped
+from reference_ops import catalog
+from reference_ops.op import Number, Op, Workload
+
+DEVICE = EmulatedDevice()
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """A kernel compiled for the CPU."""
+
+    bound: Bound
+    buffers: Buffers
+    slots: tuple[Slot, ...]
+    launched: list[str]
+
+    def launch(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
+        given = {(slot.launch, slot.position): parameters[slot.parameter] for slot in self.slots}
+        launches = tuple(
+            replace(one, args=tuple(given.get((one.index, at), value) for at, value in enumerate(one.args)))
+            for one in self.bound.launches
+        )
+        tensors, outputs = self.buffers.allocated(inputs, torch.device("cpu"))
+        for buffer in (*outputs, *(tensors[one.name] for one in self.buffers.workspace)):
+            buffer.reshape(-1).view(torch.uint8).fill_(0xA5)
+        DEVICE.compile(replace(self.bound, launches=launches)).launch(tensors)
+        self.launched.append(self.bound.kernel.id)
+        return outputs
+
+
+@dataclass(frozen=True)
+class EmulatedMachine:
+    """The CPU under the name of a GPU. `launched` lists the kernels that ran."""
+
+    device_type: str = "cpu"
+    launched: list[str] = field(default_factory=list)
+    # A made-up time of the host: calls of the emulated device are not launches.
+    host_us: Callable[[Callable[[], object]], float] = field(default=lambda _: 5.0)
+
+    def info(self, _device: torch.device) -> DeviceInfo:
+        return replace(H200, sms=4, shared_bytes=DEVICE.info.shared_bytes)
+
+    def capturing(self) -> bool:
+        return False
+
+    def prepare(self, op: Op, workload: Workload, bound: Bound, _device: torch.device) -> Launchable:
+        try:
+            DEVICE.compile(bound)
+        except RejectedError as error:
+            raise refusal(error, op, workload, bound) from error
+        return Emulated(bound, Buffers.of(op, workload, bound), slots(op, bound.kernel), self.launched)
+
+
+def primitives(names: Iterable[str], folder: Path, machine: Machine) -> dict[str, Primitive]:
+    """Return primitives with a kernel each, which wins at every workload that the op's file lists."""
+    ops = [catalog.load(name) for name in names]
+    known = {op.name: op for op in ops}
+    for op in ops:
+        known.update({name: catalog.load(name) for name in op.backward})
+    found = {op.name: Primitive(op, winning(op, portable(op.name), folder), folder, machine) for op in ops}
+    for one in found.values():
+        one.gradients = gradients_of(one.op, known, found, machine)
+    return found
+
+
+def portable(op: str) -> Kernel:
+    """Return the op's shipped kernel that accepts all sizes and that the emulated device can run."""
+    return next(one for one in library.shipped(op) if not one.plan.when and "asm" not in one.source)
+
+
+def winning(op: Op, kernel: Kernel, folder: Path) -> ExportedEntry:
+    """Write a kernel into a folder, and return the entry of an op in which it wins at every listed workload."""
+    file = f"{kernel.id}.cu"
+    (folder / file).write_text(kernel.text)
+    digest = hashlib.sha256(kernel.text.encode()).hexdigest()
+    rows = tuple(
+        Measured(H200.name, H200.arch, one.dtype, dict(one.dims), dict(one.parameters), at, 0, True, duel(at))
+        for one in op.listed
+        for at in [times(one.key, 50.0)]
+    )
+    shipped = Shipped(kernel.id, file, digest, "", kernel.plan.when, kernel.plan.dtypes, rows)
+    return ExportedEntry("", (), (), dict(defaults(op)), (shipped,), ())
