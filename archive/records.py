@@ -71,6 +71,9 @@ def kind_in(key: str) -> str:
     return key.partition(" ")[0]
 
 
+FULL_SAMPLES = 9  # the fewest of a measurement that is not coarse
+
+
 @dataclass(frozen=True)
 class Measurement:
     """The time of one kernel on one workload, and of the baselines, which were timed within the same minute."""
@@ -85,6 +88,11 @@ class Measurement:
     floor_us: float | None = None  # the speed of light, if the device's rates are known
     autotune_us: float | None = None  # torch.compile(mode="max-autotune")
     graph_us: float | None = None  # time per call of several in a CUDA graph, for very short kernels
+
+    @property
+    def coarse(self) -> bool:
+        """Whether the kernel was so clearly slower than the champion that a few samples were enough."""
+        return self.samples < FULL_SAMPLES
 
     @property
     def baseline_us(self) -> float:

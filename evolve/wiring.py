@@ -7,7 +7,7 @@ the archive need none of them.
 import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from evolve.errors import UserError
 if TYPE_CHECKING:
     from archive.sqlite import SqliteStore
     from evolve.engines.local import LocalEngine
+    from evolve.engines.ray_engine import RayEngine
     from evolve.request import Proposer
 
 DEFAULT_ARCHIVE, IN_MEMORY = Path(".evolve/archive.db"), Path(":memory:")
@@ -30,13 +31,35 @@ def engine(kind: str, watch: Callable[[str, str], None] | None = None, gpus: str
 
     `gpus` are the cards to use, as in `0,2` or `all`; by default the device's first.
     """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _local(kind, watch, cores, choose.cards(kind, gpus))[0]
+
+
+def node_engine(kind: str, watch: Callable[[str, str], None], cores: int) -> "tuple[LocalEngine, int]":
+    """Return the engine of a node of a cluster, with a share of its cores, and how many jobs keep it busy."""
+    return _local(kind, watch, cores, ("",))
+
+
+def ray_engine(
+    kind: str = "", watch: Callable[[str, str], None] | None = None, address: str = "", gpu_type: str = ""
+) -> "RayEngine":
+    """Return an engine on a Ray cluster, each of whose actors has an engine on its node."""
+    from evolve.engines.ray_engine import RayEngine
+
+    return RayEngine(kind, node_engine, watch, address or "auto", gpu_type)
+
+
+def _local(
+    kind: str, watch: Callable[[str, str], None] | None, cores: int, cards: Sequence[str]
+) -> "tuple[LocalEngine, int]":
+    """Return an engine, and how many jobs keep it busy: one more per worker than it works on."""
     from evolve.engines.local import LocalEngine
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     policy = policy_of(kind)
     workers = max(1, min(policy.most_workers, cores))
     compilers = max(1, min(policy.most_compilers, cores - 2)) if policy.most_compilers else 0
-    return LocalEngine(kind, workers, watch, compilers=compilers, cards=choose.cards(kind, gpus))
+    made = LocalEngine(kind, workers, watch, compilers=compilers, cards=cards)
+    return made, (workers * len(cards) + compilers) + max(1, workers * len(cards))
 
 
 def proposer(

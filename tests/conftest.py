@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1,
         help="how many times tests/cheats evaluates every kernel, with new seeds",
     )
+    parser.addoption("--kills", type=int, default=3, help="how many nodes of a cluster tests/engines/test_ray.py kills")
     parser.addoption("--every-kernel", action="store_true", help="evaluate every shipped kernel, not only a selection")
 
 

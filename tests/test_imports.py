@@ -29,6 +29,7 @@ RESERVED = {
     "uvicorn": ("evolve/pages/server.py",),
     "openai": ("evolve/proposers/llm/endpoint.py",),
     "sqlite3": ("archive/",),
+    "ray": ("evolve/engines/ray_engine.py",),
 }
 
 
@@ -84,7 +85,7 @@ def test_evaluation_does_not_import_engines() -> None:
 
 
 def test_concrete_classes_are_chosen_in_one_place() -> None:
-    concrete = {"LocalEngine", "OfflineProposer", "LlmProposer"}
+    concrete = {"LocalEngine", "RayEngine", "OfflineProposer", "LlmProposer"}
     for path in MODULES:
         chosen = concrete & {name.split(".")[-1] for name in imported(path)}
         assert not chosen or str(path) == "evolve/wiring.py", f"{path} chooses {chosen}"

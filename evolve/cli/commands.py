@@ -22,6 +22,7 @@ from evolve.cli import (
     runs,
     ship,
     verify,
+    work,
 )
 
 EPILOG = "Start with `evolve doctor`, then `evolve run softmax`."
@@ -38,7 +39,8 @@ app = typer.Typer(
 for command in (
     run.run, runs.runs, runs.compare, ops.ops, kernelbench.kernelbench,
     browse.top, browse.show, browse.diff, browse.tree, pages.serve, pages.report, ask.ask,
-    exchange.tell, evaluate.evaluate, confirm.confirm, verify.verify, profile.profile, exchange.merge, exchange.recover,
+    exchange.tell, evaluate.evaluate, work.work, confirm.confirm, verify.verify, profile.profile, exchange.merge,
+    exchange.recover,
     export.export, doctor.doctor,
 ):  # fmt: skip
     app.command()(command)

@@ -18,11 +18,15 @@ from evolve import wiring
 from evolve.cli import lookup, signals
 from evolve.cli.exchange import ADD_FILE, take_files, without_op
 from evolve.cli.options import (
+    LOCAL,
+    AddressOption,
     ArchiveOption,
     DeviceOption,
+    EngineOption,
     ExampleOption,
     GpusOption,
     JsonOption,
+    Machines,
     archive_option,
     kernel_ids,
     op_names,
@@ -66,6 +70,8 @@ def evaluate(  # noqa: PLR0913, PLR0917 - one per option
     example: ExampleOption = None,
     device: DeviceOption = "",
     gpus: GpusOption = "",
+    engine: EngineOption = LOCAL,
+    address: AddressOption = "",
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -84,13 +90,14 @@ def evaluate(  # noqa: PLR0913, PLR0917 - one per option
     try:
         with closing(wiring.archive(archive)) as store:
             check_targets(named)
-            with starting_engine(device, phases := Phases(), output, gpus) as engine, claims_on(store.path) as claims:
+            phases, machines = Phases(), Machines(gpus, engine, address)
+            with starting_engine(device, phases, output, machines) as started, claims_on(store.path) as claims:
                 share = Share(claims, phases.wait)
                 print_waits(phases, output)
                 chosen = parse_targets(named, store)
-                wait_for_device(engine, device, output)
-                pending = list(pending_ops(chosen, engine.info, store, shipped=shipped))
-                results = [evaluate_op(work, engine, store, share, output) for work in pending]
+                wait_for_device(started, device, output)
+                pending = list(pending_ops(chosen, started.info, store, shipped=shipped))
+                results = [evaluate_op(work, started, store, share, output) for work in pending]
             given = archive_option(store.path)
     except Stopped:
         output.print("stopped. Finished evaluations are in the archive; the same command continues from them.")

@@ -118,7 +118,7 @@ def _print_taken(taken: "Taken", output: Console) -> None:
 
 
 def merge(
-    sources: Annotated[list[Path], typer.Argument(metavar="SOURCE...", help="Archives to add.")],
+    sources: Annotated[list[Path], typer.Argument(metavar="SOURCE...", help="Archives, or folders of `evolve work`.")],
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -177,6 +177,13 @@ def recover(
 
 
 def _gathered(source: Path) -> list[Record]:
+    from evolve.shared_folder import Folder, gathered_in, is_remote
+
+    if source.is_dir() or (not source.exists() and is_remote(str(source))):
+        try:
+            return gathered_in(Folder(str(source)))
+        except ArchiveError as error:
+            raise UserError(str(error), "remove that file; nothing was merged") from error
     if not source.is_file():
         raise UserError(f"there is no archive at {source}", "correct the path; nothing was merged")
     try:

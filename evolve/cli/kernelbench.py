@@ -15,11 +15,15 @@ from archive.kernel import Kernel
 from evolve import wiring
 from evolve.cli import options, session
 from evolve.cli.options import (
+    LOCAL,
+    AddressOption,
     ArchiveOption,
     DeviceOption,
+    EngineOption,
     EvalsOption,
     GpusOption,
     JsonOption,
+    Machines,
     MinutesOption,
     ModelOption,
     ProposerOption,
@@ -82,6 +86,8 @@ def kernelbench(  # noqa: PLR0913, PLR0917 - one per option
     usd: UsdOption = None,
     device: DeviceOption = "",
     gpus: GpusOption = "",
+    engine: EngineOption = LOCAL,
+    address: AddressOption = "",
     proposer: ProposerOption = "",
     model: ModelOption = None,
     seed: RunSeedOption = None,
@@ -91,7 +97,7 @@ def kernelbench(  # noqa: PLR0913, PLR0917 - one per option
     """Evolve kernels for a whole level of KernelBench. Loading its problem files executes them."""
     limits = options.parse_budget(minutes, evals, tokens, usd, None)
     output, kind = console(stderr=as_json), choose.device_kind(device)
-    run_options = RunOptions(device, proposer, tuple(model or ()), seed=seed, gpus=gpus)
+    run_options = RunOptions(device, proposer, tuple(model or ()), seed=seed, machines=Machines(gpus, engine, address))
     files = _files(folder, level, _numbers(only))
     gets_kernels = _always if listed else _gets_kernels(run_options, archive)
     problems = _loaded(files, kind, gets_kernels, output)

@@ -63,8 +63,16 @@ DeviceOption = Annotated[
 ]  # fmt: skip
 GpusOption = Annotated[
     str,
-    typer.Option("--gpus", metavar="0,2|all", show_default="the first",
-                 help="GPUs of this machine to use, by number; all must be of one kind."),
+    typer.Option("--gpus", metavar="0,2|all|TYPE", show_default="the first",
+                 help="GPUs of this machine to use, by number, all of one kind; with --engine ray a type like H100."),
+]  # fmt: skip
+EngineOption = Annotated[
+    str, typer.Option("--engine", metavar="local|ray", help="Evaluate on this machine, or on a Ray cluster.")
+]
+AddressOption = Annotated[
+    str,
+    typer.Option("--address", metavar="auto|HOST:PORT", show_default="auto",
+                 help="Address of the Ray cluster, which this machine must be a node of."),
 ]  # fmt: skip
 DevicePart = Annotated[str, typer.Option("--device", metavar="TEXT", help="Show only devices with TEXT in their name.")]
 ProposerOption = Annotated[
@@ -245,6 +253,34 @@ def budget_arguments(budget: Budget) -> list[str]:
     return [word for option, value in given.items() if value is not None for word in (option, str(value))]
 
 
+LOCAL, RAY = ENGINES = ("local", "ray")
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where kernels are evaluated: an engine, the address of its cluster, and which of the GPUs there."""
+
+    gpus: str = ""
+    engine: str = LOCAL
+    address: str = ""
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise UserError(f"there is no engine `{self.engine}`", f"choose one of: {', '.join(ENGINES)}")
+        if self.address and self.engine == LOCAL:
+            raise UserError(f"--address {self.address} names a Ray cluster", "add --engine ray, or leave out --address")
+
+    def arguments(self) -> list[str]:
+        """Return the options as command-line arguments."""
+        given = {
+            "--engine": self.engine if self.engine != LOCAL else "",
+            "--address": self.address,
+            "--gpus": self.gpus,
+        }
+        return [word for option, value in given.items() if value for word in (option, value)]
+
+
+HERE = Machines()
 VALUED = {"--device": "device", "--proposer": "proposer", "--model": "models", "--replay": "replay"}
 FLAGS = {"--fresh": "fresh", "--no-tune": "no_tune", "--no-seeds": "no_seeds", "--no-champions": "no_champions"}
 
@@ -263,7 +299,7 @@ class RunOptions:
     strategy: str = ""
     seed: int | None = None
     no_champions: bool = False
-    gpus: str = ""  # may change when a run is resumed, so it is not recorded
+    machines: Machines = HERE  # may change when a run is resumed, so it is not recorded
 
     def arguments(self) -> list[str]:
         """Return the options that are recorded as arguments, except strategy and seed, which a Run has fields for."""
@@ -305,7 +341,7 @@ def check_unchanged(run: Run, given: RunOptions) -> None:
     before = recorded(run)
     for field in fields(RunOptions):
         value, old = getattr(given, field.name), getattr(before, field.name)
-        if value in ("", (), None, False) or value == old or field.name == "gpus":
+        if value in ("", (), None, False) or value == old or field.name == "machines":
             continue
         option = "--" + {"models": "model"}.get(field.name, field.name).replace("_", "-")
         if field.name == "models":

@@ -14,12 +14,16 @@ from archive.proposals import Budget
 from evolve import wiring
 from evolve.cli import lookup, options, session
 from evolve.cli.options import (
+    LOCAL,
+    AddressOption,
     ArchiveOption,
     DeviceOption,
+    EngineOption,
     EvalsOption,
     ExampleOption,
     GpusOption,
     JsonOption,
+    Machines,
     MinutesOption,
     ModelOption,
     ProposerOption,
@@ -82,6 +86,8 @@ def run(  # noqa: PLR0913, PLR0917 - one per option
     until_sol: UntilSolOption = None,
     device: DeviceOption = "",
     gpus: GpusOption = "",
+    engine: EngineOption = LOCAL,
+    address: AddressOption = "",
     proposer: ProposerOption = "",
     model: ModelOption = None,
     strategy: StrategyOption = "",
@@ -98,11 +104,12 @@ def run(  # noqa: PLR0913, PLR0917 - one per option
 ) -> None:
     """Evolve kernels for ops. Results are archived as they arrive; the same command continues from them."""
     limits = options.parse_budget(minutes, evals, tokens, usd, until_sol)
+    machines = Machines(gpus, engine, address)
     given = RunOptions(
-        device, proposer, tuple(model or ()), replay, fresh, no_tune, no_seeds, strategy, seed, no_champions, gpus
+        device, proposer, tuple(model or ()), replay, fresh, no_tune, no_seeds, strategy, seed, no_champions, machines
     )
     named = with_example(tuple(ops or ()), example)
-    command = ["evolve", "run", *named, *(["--all"] if every else []), *_location(device, archive)]
+    command = ["evolve", "run", *named, *(["--all"] if every else []), *_location(given, archive)]
     if resume:
         if every:
             raise UserError("--resume continues with the ops of the run, so --all has no effect", "leave out --all")
@@ -122,7 +129,7 @@ def run_setup(
     setup: Setup, limits: Budget, archive: Path | None, output: Console, command: Sequence[str] = ()
 ) -> RunResult:
     """Load the ops, start the workers, run the session and print its output; `command` starts it again."""
-    command = [*command] or ["evolve", "run", *setup.locators, *_location(setup.run_options.device, archive)]
+    command = [*command] or ["evolve", "run", *setup.locators, *_location(setup.run_options, archive)]
     again, phases = typed(*command, *_repeated(setup, limits)), Phases()
     try:
         run_options, proposer = setup.run_options, None
@@ -134,7 +141,9 @@ def run_setup(
             proposer = wiring.proposer(run_options.proposer, run_options.models, phases.wait, tune=tune)
             _check_proposer(proposer.name, setup)
         with ExitStack() as stack:
-            engine = stack.enter_context(session.starting_engine(run_options.device, phases, output, run_options.gpus))
+            engine = stack.enter_context(
+                session.starting_engine(run_options.device, phases, output, run_options.machines)
+            )
             what = setup.locators[0] if len(setup.locators) == 1 else f"{len(setup.locators)} ops"
             with output.status(f"loading {what}"):
                 from evolve.cli import display
@@ -205,10 +214,11 @@ def _check_proposer(name: str, setup: Setup) -> None:
             check_spends(setup.run_options.models)
 
 
-def _location(device: str, archive: Path | None) -> list[str]:
-    """Return the options --device and --archive as they were given."""
-    given = {"--device": device, "--archive": str(archive or "")}
-    return [word for option, value in given.items() if value for word in (option, value)]
+def _location(run_options: RunOptions, archive: Path | None) -> list[str]:
+    """Return the options that say where kernels are evaluated and archived, as they were given."""
+    given = {"--device": run_options.device, "--archive": str(archive or "")}
+    words = [word for option, value in given.items() if value for word in (option, value)]
+    return [*words, *run_options.machines.arguments()]
 
 
 def _repeated(setup: Setup, limits: Budget) -> list[str]:

@@ -21,7 +21,7 @@ from archive.store import Store
 from evolve import budget, wiring
 from evolve.budget import Ended, Spent
 from evolve.cli import lookup, options, signals
-from evolve.cli.options import LLM, OFFLINE, TOKENS, USD, RunOptions, op_names
+from evolve.cli.options import HERE, LLM, OFFLINE, RAY, TOKENS, USD, Machines, RunOptions, op_names
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
 from evolve.engines.engine import Engine
@@ -150,7 +150,7 @@ def resumed(requested: str, ops: Sequence[str], given: RunOptions, limits: Budge
         )
     locators = tuple(named.get(run.op, options.locator(run)) for run in found)
     proposer = OFFLINE if first.proposer == OFFLINE else LLM  # not what the environment would choose today
-    run_options = replace(options.recorded(first), gpus=given.gpus, proposer=proposer)
+    run_options = replace(options.recorded(first), machines=given.machines, proposer=proposer)
     return Setup(locators, run_options, options.with_limits(first.budget, limits), tuple(found), limits)
 
 
@@ -164,7 +164,7 @@ def replayed(ops: Sequence[str], given: RunOptions, limits: Budget, archive: Pat
     run_options = replace(
         before,
         device=given.device,
-        gpus=given.gpus,
+        machines=given.machines,
         replay=run.id,
         fresh=given.fresh or before.fresh,
         no_tune=given.no_tune or before.no_tune,
@@ -305,11 +305,14 @@ def engine_on(requested: str, phases: "Phases", output: Console) -> Iterator[Eng
 
 
 @contextlib.contextmanager
-def starting_engine(requested: str, phases: "Phases", output: Console, gpus: str = "") -> Iterator[Engine]:
+def starting_engine(requested: str, phases: "Phases", output: Console, machines: Machines = HERE) -> Iterator[Engine]:
     """Yield an engine that is still starting, so that the caller can load ops meanwhile. It is closed on exit."""
+    engine: Engine
     with output.status("looking for a GPU"):
-        kind = choose.device_kind(requested)
-    engine = wiring.engine(kind, phases.watch, gpus)
+        if machines.engine == RAY:
+            engine = wiring.ray_engine(requested, phases.watch, machines.address, machines.gpus)
+        else:
+            engine = wiring.engine(choose.device_kind(requested), phases.watch, machines.gpus)
     try:
         yield engine
     finally:

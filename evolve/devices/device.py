@@ -103,6 +103,7 @@ class Profiler(Protocol):
 class Tools:
     """Optional abilities of a device; None for those that it lacks."""
 
+    card: str = ""  # what all processes of this machine call the card; empty if each process has its own
     memory_bytes: int = 0  # of the device's own memory
     conditions: Callable[[], Conditions | None] | None = None  # current clocks and temperature
     graph_time: GraphTime | None = None

@@ -54,3 +54,10 @@ class TimesPyTorch(Protocol):
 
     def time_pytorch(self, request: TimingRequest) -> TimingResult:
         """Return PyTorch's times at one workload, or why there are none. Not called during evaluations."""
+
+
+class TakesPauses(Engine, Protocol):
+    """An engine whose jobs may pause: an item None means that there is no job now, and that more may follow."""
+
+    def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
+        """Yield one evaluation per job. Ends only after the last job, not at a pause."""

@@ -58,7 +58,8 @@ class LocalEngine:
         self._last_profile = ProfileResult(None)
         self._failed_profiles: dict[tuple[str, str], ProfileResult] = {}  # by kernel and workload
         self._failed_profiles_in_a_row = 0
-        self._incoming: Iterator[Job] = iter(())
+        self._incoming: Iterator[Job | None] = iter(())
+        self._ended = True  # whether there are no more jobs to take
         self._new: deque[JobState] = deque()
         self._compiled: deque[JobState] = deque()
         memory = {Role.EVALUATOR: policy.worker_bytes, Role.COMPILER: compiler_bytes}
@@ -73,9 +74,9 @@ class LocalEngine:
             self._step()
         return self._infos[self._cards[0]]
 
-    def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
+    def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
         self._drop_unfinished()
-        info, self._incoming = self.info, iter(jobs)
+        info, self._incoming, self._ended = self.info, iter(jobs), False
         verdicts: list[Evaluation] = []
         while True:
             try:
@@ -84,7 +85,7 @@ class LocalEngine:
                 yield from verdicts
             if not self._busy:
                 self._take_next_job()  # there may be more jobs even if all workers are still starting
-            if not self._busy:
+            if self._ended and not self._busy:
                 return
             verdicts = self._step()
 
@@ -143,11 +144,11 @@ class LocalEngine:
         return bool(self._new or self._compiled or any(worker.current for worker in self._pool.workers))
 
     def _take_next_job(self) -> None:
-        job = next(self._incoming, None)
-        if job:
-            self._new.append(JobState(job, secrets.randbelow(2**31), time.monotonic()))
-        else:
-            self._incoming = iter(())
+        for job in self._incoming:
+            if job:
+                self._new.append(JobState(job, secrets.randbelow(2**31), time.monotonic()))
+            return
+        self._incoming, self._ended = iter(()), True
 
     def _assign_jobs(self, info: DeviceInfo) -> None:
         """Give every idle worker the next job of its stage, evaluators first."""

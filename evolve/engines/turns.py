@@ -1,13 +1,19 @@
 """Turns of the worker processes that share a device: several may check at once, but one that times has it alone.
 
-The turns are locks on files, so a worker that is killed gives its turn back.
+The turns are locks on files, so a worker that is killed gives its turn back. All runs on a machine use the same files
+for one card, so that two runs on one GPU do not time at once.
 """
 
 import contextlib
 import fcntl
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+# Not the environment's folder for temporary files, which differs between workers.
+EVERYWHERE = Path("/tmp")  # noqa: S108 - the files hold nothing, and are opened without following links
+FOR_ALL = 0o777
+FILES = ("device.lock", "queue.lock")
 TOGETHER = ("compile", "run", "check")  # the phases of an evaluation in which others may use the device too
 
 
@@ -15,7 +21,7 @@ class Turns:
     """One worker's turns. `settle` waits for the device to be idle, `wait` is called before waiting for others."""
 
     def __init__(self, folder: Path, settle: Callable[[], object], wait: Callable[[], object]) -> None:
-        self._device, self._queue = (folder / "device.lock").open("w"), (folder / "queue.lock").open("w")
+        self._device, self._queue = (_opened(folder / file) for file in FILES)
         self._settle, self._wait = settle, wait
         self._held: bool | None = None  # whether this worker has the device alone; None if it has no turn
         self.always_alone = False  # in every phase, as for a workload that needs most of the memory
@@ -54,9 +60,40 @@ class Turns:
         return False
 
 
-def _locked(file: object, kind: int) -> bool:
+def folder_of_card(card: str, own: Path) -> Path:
+    """Return the folder of a card's turns, the same in all processes of this machine; `own` if it cannot be used.
+
+    `card` is what all of them call the card; it is empty for a device of which each process has its own.
+    """
+    folder = EVERYWHERE / f"evolve-{card}"
     try:
-        fcntl.flock(file, kind)  # type: ignore[arg-type]
+        if card:
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                folder.chmod(FOR_ALL)
+            for file in FILES:
+                os.close(_opened(folder / file))
+            return folder
+    except OSError:  # such as another user's folder that is closed to others
+        pass
+    own.mkdir(exist_ok=True)
+    return own
+
+
+def _opened(file: Path) -> int:
+    """Open a file for locks, as another user's process may have created it."""
+    try:
+        return os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(OSError):  # it has been created by another user meanwhile
+            os.fchmod(descriptor, 0o666)
+        return descriptor
+
+
+def _locked(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind)
     except BlockingIOError:
         return False
     return True

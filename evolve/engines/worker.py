@@ -38,7 +38,7 @@ from evolve.engines.messages import (
     encode,
 )
 from evolve.engines.sandbox import Bounds
-from evolve.engines.turns import Turns
+from evolve.engines.turns import Turns, folder_of_card
 from evolve.errors import UserError
 from evolve.evaluation import baselines
 from evolve.evaluation.buffers import bytes_held
@@ -111,7 +111,9 @@ def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project
         os.environ[policy_of(device_kind).card_variable] = fork.card
     device = choose.make(device_kind, fork.device, Path(fork.cubins))
     info = device.info
-    turns = _turns(device_kind, Path(fork.folder).parent / f"turns-{fork.card}", send)
+    turns = _turns(
+        device_kind, folder_of_card(device.tools.card, Path(fork.folder).parent / f"turns-{fork.card}"), send
+    )
     sandbox.enter(_bounds(device_kind, fork, project))
     send(Ready(info))
 
@@ -144,7 +146,6 @@ def _turns(device_kind: str, folder: Path, send: Send) -> Turns | None:
     """Return turns on a device whose times suffer when other workers use it."""
     if not policy_of(device_kind).times_are_gpu_times:
         return None
-    folder.mkdir(exist_ok=True)
     return Turns(folder, torch.accelerator.synchronize, lambda: send(Phase(WAITING)))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from archive.records import Measurement, Outcome
+from archive.records import FULL_SAMPLES, Measurement, Outcome
 from evolve.devices.device import Device, Program, RejectedError
 from evolve.evaluation.baselines import Baselines
 from evolve.evaluation.buffers import POISONS, USUAL_ALIGNMENT, Buffer, damaged, is_huge
@@ -18,10 +18,13 @@ from evolve.evaluation.check import Draw, Inspector, layout
 from evolve.op_on_device import all_flops, speed_of_light
 from reference_ops.op import MOVED, NORMAL, SHIFTED, Op, Tensors, Workload
 
-LEAST_SAMPLES, USUAL_SAMPLES, MOST_SAMPLES = 9, 30, 120
+LEAST_SAMPLES, USUAL_SAMPLES, MOST_SAMPLES = FULL_SAMPLES, 30, 120
+COARSE_SAMPLES = 6  # enough for a clear loser: they enclose the median with a probability of 97 %
 MORE_SAMPLES = 10  # added at a time to the usual number until the interval is narrow
 USUAL_SECONDS, MOST_SECONDS = 0.25, 0.75
-HOPELESS, PROMISING = 1.5, 1.05  # factors of the time to beat: stop early above the first, time longer below the second
+# Factors of the time to beat: stop early if all samples are above the first or the median is above the second; time
+# longer below the third.
+LOSING, HOPELESS, PROMISING = 1.2, 1.5, 1.05
 NARROW = 0.01  # relative width of an interval that needs no more samples
 HOPELESS_BASELINES = 3  # factor of the best baseline, used if no kernel has set a time to beat
 ANCHOR_SHARE = 4  # samples of the kernel per sample of eager PyTorch
@@ -109,7 +112,7 @@ def measure(
 ) -> Measurement:
     """Time one workload. Raises RejectedError if timed outputs are wrong or the time is impossibly short.
 
-    `bar_us` is the time to beat: a kernel far above it is timed less, a kernel close to it is timed longer.
+    `bar_us` is the time to beat: a kernel clearly above it is timed less, a kernel close to it is timed longer.
     """
     device = inspector.device
     slots = slots_for(inspector, program, op, workload)
@@ -117,7 +120,8 @@ def measure(
     times_us, anchors, timed_outputs = _samples(
         inspector, program, slots, draw, bar_us, HOPELESS_BASELINES * baselines.best_us
     )
-    graph_us = _in_a_graph(device, program, slots) if statistics.median(times_us) < GRAPH_BELOW_US else None
+    coarse, short = len(times_us) < LEAST_SAMPLES, statistics.median(times_us) < GRAPH_BELOW_US
+    graph_us = _in_a_graph(device, program, slots) if short and not coarse else None
     slots[0].refill(timed_draw(op, workload, inspector.rng), device)
     inspector.watch("run")
     device.run(program, slots[0].tensors)  # this also finds state that the timed calls have left
@@ -194,7 +198,9 @@ def physical_us(device: Device, op: Op, workload: Workload) -> float:
 
 
 def median_interval(samples: Sequence[float], resamples: int = RESAMPLES) -> tuple[float, float]:
-    """Return a 95 % confidence interval of the median, by bootstrap."""
+    """Return a 95 % confidence interval of the median: by bootstrap, or all of few samples."""
+    if len(samples) < LEAST_SAMPLES:
+        return min(samples), max(samples)
     drawn = np.random.default_rng(len(samples)).choice(np.asarray(samples), (resamples, len(samples)))
     low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
     return float(low), float(high)
@@ -223,13 +229,18 @@ def _samples(
         slot.refill(fresh, device)
         times_us.append(device.time(lambda: program.launch(slot.tensors)))  # noqa: B023
         timed_outputs.offer(times_us[-1], fresh, slot)
-        if rng.random() < 1 / ANCHOR_SHARE or len(anchors) < LEAST_ANCHORS:
+        due = not anchors or (len(anchors) < LEAST_ANCHORS and len(times_us) >= COARSE_SAMPLES)
+        if rng.random() < 1 / ANCHOR_SHARE or due:
             # After the kernel: PyTorch's result on these inputs must not be in memory when the kernel runs.
             anchors.append(device.time(lambda: draw.op.call_baseline(slot.inputs, draw.workload)))  # noqa: B023
     return times_us, anchors, timed_outputs
 
 
 def _continue(times_us: Sequence[float], seconds: float, bar_us: float | None, hopeless_us: float) -> bool:
+    if len(times_us) < COARSE_SAMPLES:
+        return True
+    if min(times_us) > (LOSING * bar_us if bar_us else hopeless_us):
+        return False
     if len(times_us) < LEAST_SAMPLES:
         return True
     median = statistics.median(times_us)

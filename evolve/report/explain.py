@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from archive.kernel import Kernel
-from archive.records import Check, Conditions, Evaluation, Outcome
+from archive.records import FULL_SAMPLES, Check, Conditions, Evaluation, Outcome
 from evolve.report.basis import known_basis
 from evolve.report.kernel import audit, confirmation_details
 from evolve.report.tables import fitted, measurements_table, narrowed, plain_table
@@ -352,6 +352,8 @@ def _time(verdict: Evaluation, width: int) -> Iterator[RenderableType]:
     each = ", ".join(f"{m.samples} at {labels[m.workload]}" for m in verdict.measurements)
     samples = f"{counts.pop()} at each workload" if len(counts) == 1 else each
     yield Text(f"Timed calls: {samples}, each with its own inputs and poisoned outputs. 95 %: interval of the median.")
+    if any(m.coarse for m in verdict.measurements):
+        yield Text(f"Fewer than {FULL_SAMPLES} samples: the kernel was clearly slower there than the champion.")
     graphs = [f"{figure(m.graph_us)} µs at {labels[m.workload]}" for m in verdict.measurements if m.graph_us]
     if graphs:
         yield Text(f"As one of several calls in a CUDA graph: {', '.join(graphs)}.")

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import bad_kernels
 import pytest
@@ -17,16 +18,23 @@ from archive.sqlite import open_archive
 from evolve import wiring
 from evolve.engines.engine import Engine, Job, TimesPyTorch
 from evolve.engines.local import LocalEngine
+from evolve.engines.shared import SharedEngine
 from evolve.errors import UserError
 from evolve.evaluation.requests import TimingRequest
+
+if TYPE_CHECKING:
+    from ray_clusters import LocalCluster
 
 TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
 WORKLOAD = "n=4096 float32"
 ENGINES: Mapping[str, Callable[[], Engine]] = {
     "local": lambda: LocalEngine("emulated", 2),
     "in process": InProcessEngine,
+    "shared": lambda: SharedEngine(LocalEngine("emulated", 2), depth=3),
+    "ray": lambda: wiring.ray_engine("emulated", address=CLUSTERS[0].address),
 }
-CONTAINS_CRASHES = ("local",)
+CONTAINS_CRASHES = ("local", "shared", "ray")
+CLUSTERS: list["LocalCluster"] = []  # of Ray, which the engine "ray" evaluates on
 OUTCOMES = {
     twice_kernel(): Outcome.PASSED,
     bad_kernels.WRONG: Outcome.WRONG,
@@ -36,9 +44,21 @@ OUTCOMES = {
 }
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.exhaustive if name == "ray" else ()) for name in ENGINES],
+)
+def name(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param != "ray":
+        yield request.param
+        return
+    pytest.importorskip("ray")
+    from ray_clusters import cluster
+
+    with cluster(2) as made:
+        CLUSTERS.append(made)
+        yield "ray"
+        CLUSTERS.clear()
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from evolve.engines import turns
 from evolve.engines.turns import Turns
 
 SECONDS = 10.0  # after which a thread that should not wait is taken to be stuck
@@ -108,6 +109,7 @@ def test_a_worker_that_needs_the_memory_checks_alone(some: Watched, other: Watch
 HOLD = """
 import signal, sys
 from pathlib import Path
+from evolve.engines import turns
 from evolve.engines.turns import Turns
 turns = Turns(Path(sys.argv[1]), lambda: None, lambda: None)  # the lock lasts as long as the object
 turns.take("time")
@@ -125,3 +127,27 @@ def test_a_process_that_is_killed_gives_its_turn_back(tmp_path: Path, other: Wat
         process.kill()
         timing.join(SECONDS)
         assert not timing.is_alive()
+
+
+def test_all_runs_on_a_machine_use_the_same_files_for_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "EVERYWHERE", tmp_path)
+    one, two = (Watched(turns.folder_of_card("gpu-1", tmp_path / run)) for run in ("run 1", "run 2"))
+    another = Watched(turns.folder_of_card("gpu-2", tmp_path / "run 3"))
+    one.turns.take("time")
+    another.turns.take("time")
+    waiting = in_thread(lambda: two.turns.take("time"))
+    assert two.waits.wait(SECONDS)
+    one.turns.leave()
+    waiting.join(SECONDS)
+    assert not waiting.is_alive()
+
+
+def test_a_card_whose_files_cannot_be_used_gets_turns_of_this_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "EVERYWHERE", tmp_path)
+    (tmp_path / "evolve-gpu-1").write_text("a file of somebody else")
+    own = tmp_path / "own"
+    assert turns.folder_of_card("gpu-1", own) == own
+    assert turns.folder_of_card("", own) == own
+    assert Watched(own).turns

@@ -1,5 +1,7 @@
 """Timing on a scripted device with a scripted clock."""
 
+import itertools
+import math
 import random
 import statistics
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ from evolve.devices.device import RejectedError
 from evolve.evaluation.baselines import Baselines
 from evolve.evaluation.buffers import POISONS, Arena
 from evolve.evaluation.check import Inspector
-from evolve.evaluation.timing import floor_us, measure, median_interval, physical_us
+from evolve.evaluation.timing import _continue, floor_us, measure, median_interval, physical_us
 from reference_ops.op import Workload
 
 READ_US = 4 * 2**20 / 1e3 / 1e3
@@ -65,8 +67,40 @@ def test_a_time_too_short_to_read_the_inputs_is_implausible() -> None:
     assert caught.value.outcome is Outcome.IMPLAUSIBLE
 
 
-def test_a_kernel_far_above_the_time_to_beat_is_timed_less() -> None:
-    assert timed(ScriptedDevice(lambda: 40.0), bar_us=20.0).samples == 9
+def test_a_clear_loser_gets_a_coarse_measurement_that_encloses_its_samples() -> None:
+    rng = random.Random(1)
+    times = [30.0 + rng.random() for _ in range(100)]
+    clock = iter(times)
+    measured = timed(ScriptedDevice(lambda: next(clock)), bar_us=20.0)
+    assert measured.coarse
+    assert measured.samples == 6
+    assert measured.graph_us is None
+    assert {measured.low_us, measured.high_us} <= set(times)
+    assert measured.high_us - measured.low_us > 0.1
+
+
+def test_one_slow_sample_makes_no_loser() -> None:
+    """Every sample has to be above the bar, because a single one may be disturbed."""
+    clock = itertools.cycle([40.0, 40.0, 40.0, 40.0, 20.0])
+    assert timed(ScriptedDevice(lambda: next(clock)), bar_us=20.0).samples >= 9
+
+
+def test_without_a_time_to_beat_a_kernel_far_above_pytorch_is_timed_less() -> None:
+    assert timed(ScriptedDevice(lambda: 61.0)).samples == 6
+    assert timed(ScriptedDevice(lambda: 59.0)).samples > 9
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.02, 0.05])
+def test_contenders_are_never_timed_coarsely(noise: float) -> None:
+    """Within 5 % of the champion, whatever the noise: 400 simulated kernels with disturbed samples among theirs."""
+    rng = random.Random(17)
+    for _ in range(400):
+        true_us = 100.0 * rng.uniform(0.8, 1.05)
+        samples: list[float] = []
+        while _continue(samples, 0.0, 100.0, math.inf):
+            disturbed = 1.0 if rng.random() > 0.05 else rng.uniform(1.1, 2.0)
+            samples.append(true_us * math.exp(rng.gauss(0.0, noise)) * disturbed)
+        assert len(samples) >= 9
 
 
 def test_a_kernel_close_to_the_time_to_beat_is_timed_longer() -> None:

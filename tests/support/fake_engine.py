@@ -52,8 +52,10 @@ class FakeEngine:
     def confirmed(self) -> list[Kernel]:
         return [job.kernel for job in self.jobs if job.confirm]
 
-    def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
+    def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
         for job in jobs:
+            if job is None:  # there is none now
+                continue
             if self.stop_after is not None and len(self.evaluated) >= self.stop_after:
                 raise KeyboardInterrupt
             self.jobs.append(job)

@@ -1,5 +1,6 @@
 """Running processes, read from /proc."""
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -12,10 +13,13 @@ def alive(pid: int) -> bool:
 
 
 def children(pid: int) -> set[int]:
-    try:
-        return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
-    except OSError:
-        return set()
+    """Return the processes that any of the process's threads has started."""
+    found = set[int]()
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found.update(map(int, (thread / "children").read_text().split()))
+    return found
 
 
 def descendants(pid: int) -> set[int]:

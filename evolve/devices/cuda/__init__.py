@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evolve.devices.policy import EVERY_BASELINE, Policy
+from evolve.errors import UserError
 
 if TYPE_CHECKING:
     from archive.binding import Bound
@@ -85,8 +86,15 @@ def torch_sees_gpu() -> bool:
 
 
 def make(known: "DeviceInfo | None", cubins: Path | None) -> "Device":
+    from evolve.devices.cuda.compiler import nvrtc_version
     from evolve.devices.cuda.device import CudaDevice
 
+    try:
+        nvrtc_version()
+    except (ImportError, RuntimeError) as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        message = f"NVRTC, which compiles kernels, cannot be loaded: {first[:120]}"
+        raise UserError(message, "run `evolve doctor` there, which says how to install it") from error
     return CudaDevice(known=known, cubins=cubins)
 
 

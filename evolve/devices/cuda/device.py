@@ -83,6 +83,7 @@ class CudaDevice:
     @cached_property
     def tools(self) -> Tools:
         return Tools(
+            card=f"gpu-{torch.cuda.get_device_properties(0).uuid}",
             memory_bytes=torch.cuda.get_device_properties(0).total_memory,
             conditions=_conditions_here,
             graph_time=self._graph_time,

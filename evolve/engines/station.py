@@ -1,0 +1,199 @@
+"""Station: an engine on another machine, used from afar. It runs in an actor and knows nothing of the cluster.
+
+Kernels and the files of a user's ops arrive as text, and verdicts leave as lines of JSON.
+"""
+
+import hashlib
+import shutil
+import socket
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from archive import kernel as genome
+from archive.records import Evaluation
+from evolve.engines.engine import Job, TakesPauses
+from evolve.engines.messages import Assignment, Done, Ready, decode, encode
+from evolve.engines.shared import SharedEngine
+from evolve.errors import UserError
+from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequest
+
+EVENT_SECONDS = 10.0  # after this long without an event, the driver is told that there is none
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES, CODE = ("archive", "evolve", "reference_ops"), ("*.py", "*.h", "*.cpp")
+
+Watch = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An error that the user can correct, and the machine on which it occurred."""
+
+    message: str
+    hint: str
+    host: str
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What must be equal on all machines of a run: a hash of this package's code, and the version of PyTorch."""
+
+    code: str
+    torch: str
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A station that is ready: its device as a line of JSON, its machine, and how many jobs keep it busy."""
+
+    device: bytes
+    host: str
+    versions: Versions
+    depth: int
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A job on its way to a station. The op's file is sent along if there is one: machines may not share a disk."""
+
+    number: int
+    assignment: bytes
+    unique: bool = False  # not to be run if it compiles to the same machine code as another kernel
+    file: str = ""  # path of the user's file that defines the op, and its text
+    text: str = ""
+
+
+@dataclass
+class Events:
+    """What has happened at a station since it was last asked."""
+
+    phases: dict[str, str] = field(default_factory=dict)  # the latest of each kernel, by its id
+    verdicts: list[tuple[int, bytes]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def some(self) -> bool:
+        return bool(self.phases or self.verdicts or self.faults)
+
+
+class Station:
+    """The engine that `make` returns, for a driver on another machine. Methods may be called side by side."""
+
+    def __init__(self, make: Callable[[Watch], tuple[TakesPauses, int]]) -> None:
+        self._make = make
+        self._host = socket.gethostname()
+        self._engine: SharedEngine | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix="evolve-station-"))
+        self._happened, self._events = threading.Condition(), Events()
+        self._codes = defaultdict[str, OwnCodes](OwnCodes)  # by op
+
+    def start(self, expected: Versions) -> Hello | Fault:
+        """Start the engine and wait for its device. Refuses to work with another version of this package."""
+        own = Versions(code_version(), torch_version())
+        if own.code != expected.code:
+            message = "this machine has another version of evolve-kernels than the one that the run was started with"
+            return Fault(message, "install the same version on all machines of the cluster", self._host)
+        try:
+            engine, depth = self._make(self._watch)
+            self._engine = SharedEngine(engine, depth)
+            return Hello(encode(Ready(self._engine.info)), self._host, own, depth)
+        except UserError as error:
+            return Fault(str(error), error.hint, self._host)
+
+    def submit(self, parcels: list[Parcel]) -> None:
+        for parcel in parcels:
+            assignment = decode(parcel.assignment)
+            assert isinstance(assignment, Assignment)  # noqa: S101 - a parcel holds nothing else
+            kernel, op = genome.parse(assignment.kernel), self._local(assignment.op, parcel)
+            codes = self._codes[kernel.op] if parcel.unique else None
+            job = Job(kernel, op, assignment.bars, assignment.confirm, codes)
+            self._ready.submit(job, lambda answer, number=parcel.number: self._answer(number, answer))  # type: ignore[misc]
+
+    def events(self) -> Events:
+        """Return what has happened, as soon as something has."""
+        with self._happened:
+            self._happened.wait_for(lambda: self._events.some, EVENT_SECONDS)
+            found, self._events = self._events, Events()
+        return found
+
+    def ask(self, request: bytes) -> bytes | Fault:
+        """Return the answer to a request other than a job."""
+        message = decode(request)
+        try:
+            if isinstance(message, ProfileRequest):
+                profile = self._ready.profile(genome.parse(message.kernel), message.op, message.workload)
+                return encode(ProfileResult(profile, "" if profile else self._ready.unprofiled))
+            assert isinstance(message, TimingRequest)  # noqa: S101 - there are no other requests
+            return encode(self._ready.time_pytorch(message))
+        except UserError as error:
+            return Fault(str(error), error.hint, self._host)
+
+    def close(self) -> None:
+        if self._engine:
+            self._engine.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _ready(self) -> SharedEngine:
+        if self._engine is None:
+            raise RuntimeError("the station was not started")
+        return self._engine
+
+    def _watch(self, subject: str, phase: str) -> None:
+        with self._happened:
+            self._events.phases[subject] = phase
+            self._happened.notify_all()
+
+    def _answer(self, number: int, answer: Evaluation | BaseException) -> None:
+        with self._happened:
+            if isinstance(answer, Evaluation):
+                self._events.verdicts.append((number, encode(Done(answer))))
+            elif isinstance(answer, UserError):
+                self._events.faults.append(Fault(str(answer), answer.hint, self._host))
+            else:
+                self._events.faults.append(Fault(f"{type(answer).__name__}: {answer}", "", self._host))
+            self._happened.notify_all()
+
+    def _local(self, op: str, parcel: Parcel) -> str:
+        """Return the op's locator on this machine: a file that is missing here, or differs, is written."""
+        file = Path(parcel.file)
+        if not parcel.file or (file.is_file() and file.read_text(encoding="utf-8") == parcel.text):
+            return op
+        own = self._folder / hashlib.sha256(parcel.text.encode()).hexdigest()[:16] / file.name
+        own.parent.mkdir(exist_ok=True)
+        own.write_text(parcel.text, encoding="utf-8")
+        return op.replace(parcel.file, str(own))
+
+
+class OwnCodes:
+    """The machine codes that this station has compiled. What other stations have is found when verdicts arrive."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, str] = {}  # id of the first kernel by machine code
+
+    def by_code(self, kernel_id: str, code: str) -> str:
+        first = self._first.setdefault(code, kernel_id)
+        return "" if first == kernel_id else f"compiles to the same machine code as kernel {first}"
+
+
+@cache
+def code_version() -> str:
+    """Return a hash of this package's code, because a version number does not show what was changed locally."""
+    files = sorted(file for package in PACKAGES for ending in CODE for file in (ROOT / package).rglob(ending))
+    whole = hashlib.sha256()
+    for file in files:
+        whole.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return whole.hexdigest()[:16]
+
+
+def torch_version() -> str:
+    """Return PyTorch's version without the build, which differs between machines with and without a GPU."""
+    try:
+        return version("torch").partition("+")[0]
+    except PackageNotFoundError:
+        return "none"

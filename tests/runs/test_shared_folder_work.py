@@ -1,0 +1,65 @@
+"""Two `evolve work` processes on one folder: each kernel is judged once, also if one of them is killed."""
+
+import shutil
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import bad_kernels
+import pytest
+from command import TWICE, run, start
+from processes import all_gone, descendants
+
+from archive.records import Evaluation
+from archive.sqlite import open_archive
+
+KERNELS = 12
+WORK = ("work", "folder", TWICE, "--device", "emulated")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Return a place with `folder`, which holds an archive of kernels."""
+    (tmp_path / "folder").mkdir()
+    for number in range(KERNELS):
+        (tmp_path / f"{number}.cu").write_text(bad_kernels.twice_kernel(note=f"number {number}").text)
+    code, output = run(tmp_path, "tell", *(f"{n}.cu" for n in range(KERNELS)), TWICE, "--archive", "told.db")
+    assert code == 0, output
+    shutil.copy(tmp_path / "told.db", tmp_path / "folder" / "told.db")
+    return tmp_path
+
+
+def check_all_judged_once(place: Path) -> None:
+    code, output = run(place, "merge", "folder", "--archive", "told.db")
+    assert code == 0, output
+    judged = Counter(each.kernel_id for each in open_archive(place / "told.db").find(Evaluation))
+    assert len(judged) == KERNELS
+    assert set(judged.values()) == {1}
+
+
+@pytest.mark.exhaustive
+def test_two_workers_share_the_kernels_of_a_folder(place: Path) -> None:
+    workers = [start(place, *WORK) for _ in range(2)]
+    outputs = [worker.communicate(timeout=300)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    claims = [path.read_text() for path in (place / "folder" / "claims").iterdir()]
+    assert len(claims) == KERNELS  # none was claimed twice
+    assert len(set(claims)) == 2  # both have worked
+    check_all_judged_once(place)
+
+
+@pytest.mark.exhaustive
+def test_a_worker_takes_over_what_a_killed_one_had_claimed(place: Path) -> None:
+    killed = start(place, *WORK)
+    claims, verdicts = place / "folder" / "claims", place / "folder" / "verdicts"
+    while not (claims.exists() and len(list(claims.iterdir())) > len(list(verdicts.iterdir())) > 0):
+        assert killed.poll() is None
+        time.sleep(0.02)
+    family = descendants(killed.pid)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert all_gone(family)
+    code, output = run(place, *WORK)  # waits until the lease has expired
+    assert code == 0, output
+    check_all_judged_once(place)
