@@ -16,7 +16,7 @@ from archive.store import Store
 from archive.summaries import EvaluationSummary
 from evolve import wiring
 from evolve.cli import lookup, options, signals
-from evolve.cli.options import OFFLINE, ArchiveOption, DeviceOption, GpusOption, JsonOption, op_names
+from evolve.cli.options import OFFLINE, ArchiveOption, DeviceOption, GpusOption, JsonOption, Machines, op_names
 from evolve.cli.session import starting_engine, wait_for_device
 from evolve.cli.signals import Stopped
 from evolve.devices.choose import policy_of
@@ -59,7 +59,7 @@ def verify(
         catalog.locate(op)
     try:
         with ExitStack() as stack:
-            engine = stack.enter_context(starting_engine(device, phases := Phases(), output, gpus))
+            engine = stack.enter_context(starting_engine(device, phases := Phases(), output, Machines(gpus)))
             if retune and not policy_of(engine_kind := engine.info.kind).times_are_gpu_times:
                 raise UserError(f"the {engine_kind} device cannot time, so it tunes nothing", "leave out --retune")
             store = stack.enter_context(closing(wiring.archive(archive)))
