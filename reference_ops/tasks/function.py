@@ -65,16 +65,13 @@ def file_of(locator: str) -> str:
     if not function or not all(part.isidentifier() for part in module.split(".")):
         return locator
     here = str(Path.cwd())
-    added = here not in sys.path
-    if added:
-        sys.path.insert(0, here)
+    sys.path.insert(0, here)  # before all others, also if it is among them: each may have a module of this name
     try:
         spec = _found(module)
     except (ImportError, ValueError, KeyError):
         spec = None
     finally:
-        if added:
-            sys.path.remove(here)
+        sys.path.remove(here)
     if not (spec and spec.origin):
         raise TaskError(f"there is no module `{module}`, neither in {here} nor installed")
     return f"{spec.origin}:{function}"
