@@ -122,22 +122,41 @@ def claims_on(path: Path) -> Iterator[SqliteClaims]:
     """Yield the claims of this process on an archive of the current version. A thread renews them until the end."""
     with closing(sqlite3.connect(path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)) as connection:
         connection.execute("PRAGMA synchronous = NORMAL")  # after a power failure, claims have no holders
-        claims, over = SqliteClaims(connection), threading.Event()
-
-        def renew() -> None:
-            while not over.wait(RENEWAL_SECONDS):
-                with suppress(sqlite3.Error):  # such as a full disk; the next renewal may succeed
-                    claims.renew()
-
-        thread = threading.Thread(target=renew, name="renew claims", daemon=True)
-        thread.start()
-        try:
+        claims = SqliteClaims(connection)
+        with renewed(claims, sqlite3.Error):
             yield claims
-        finally:
-            over.set()
-            thread.join()
-            with suppress(sqlite3.Error):  # then they end with the process
-                claims.end()
+
+
+class Leases(Protocol):
+    """Claims that expire unless they are renewed."""
+
+    def renew(self) -> None: ...
+    def end(self) -> None: ...
+
+
+@contextmanager
+def renewed(leases: Leases, failure: type[Exception]) -> Iterator[None]:
+    """Renew leases from a thread, and end them afterwards.
+
+    A `failure`, such as a full disk or a lost connection, is passed over: the next renewal may succeed, and leases that
+    cannot be ended expire.
+    """
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(RENEWAL_SECONDS):
+            with suppress(failure):
+                leases.renew()
+
+    thread = threading.Thread(target=renew, name="renew claims", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        with suppress(failure):
+            leases.end()
 
 
 def _host() -> str:

@@ -45,7 +45,7 @@ class MeasuredError(ValueError):
 
 @dataclass(frozen=True)
 class Origin:
-    """Who proposed a kernel, how, when, and from which kernels."""
+    """Origin of a kernel: its proposer, operator, time and parents."""
 
     operator: str
     proposer: str

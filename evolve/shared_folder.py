@@ -26,6 +26,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from archive.claims import LEASE_SECONDS, renewed
 from archive.records import Evaluation
 from archive.soundness import UnsoundError, check_foreign
 from archive.sqlite import gathered, open_archive, take
@@ -33,7 +34,6 @@ from archive.store import ArchiveError, Record, Store
 from evolve.engines.messages import Done, decode, encode
 from evolve.errors import UserError
 
-LEASE_SECONDS, RENEWAL_SECONDS = 90.0, 20.0
 LOOK_SECONDS = 1.0  # a listing of the folder is used again for so long
 COMMAND_SECONDS = 300.0
 EXISTS = 17  # exit status of a script that finds the file it should create
@@ -236,22 +236,9 @@ class FolderClaims:
 @contextlib.contextmanager
 def claims_in(folder: Folder, store: Store) -> Iterator[FolderClaims]:
     """Yield the claims of this process on kernels in a folder. A thread renews them until the end."""
-    claims, over = FolderClaims(folder, store), threading.Event()
-
-    def renew() -> None:
-        while not over.wait(RENEWAL_SECONDS):
-            with contextlib.suppress(UserError):  # such as a lost connection; the next renewal may succeed
-                claims.renew()
-
-    thread = threading.Thread(target=renew, name="renew claims", daemon=True)
-    thread.start()
-    try:
+    claims = FolderClaims(folder, store)
+    with renewed(claims, UserError):
         yield claims
-    finally:
-        over.set()
-        thread.join()
-        with contextlib.suppress(UserError):  # then they expire
-            claims.end()
 
 
 def gathered_in(folder: Folder) -> list[Record]:

@@ -146,7 +146,7 @@ def _task(op: str, kernels: Sequence[Kernel], known: Mapping[str, Known], device
 
 @dataclass(frozen=True)
 class Workers:
-    """What verdicts are made with, where they are archived, and who else works on that archive."""
+    """The engine that makes verdicts, the archive that keeps them, and the share of the work with other processes."""
 
     engine: Engine
     store: Store

@@ -87,7 +87,7 @@ def test_a_kernel_that_one_has_claimed_is_not_the_others(one: FolderClaims, othe
     assert other.take(KERNEL.id, "cuda another device")
 
 
-def test_a_verdict_reaches_the_other_and_nobody_judges_the_kernel_again(
+def test_a_verdict_reaches_the_other_process_and_the_kernel_is_not_judged_again(
     one: FolderClaims, other: FolderClaims, location: str
 ) -> None:
     one.take(KERNEL.id, DEVICE)

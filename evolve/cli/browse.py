@@ -64,7 +64,6 @@ from evolve.report.standing import (
 from evolve.report.tables import WIDE
 from evolve.report.words import console, counted, print_json, print_text
 from reference_ops.catalog import is_path
-from reference_ops.listing import families
 
 KERNELS_LISTED = 50
 
@@ -97,13 +96,13 @@ def top(  # noqa: PLR0913, PLR0917 - one per option
     choice = Choice(device, options.known_dtype(dtype), _known_outcome(outcome), proposer,
                     lookup.one(store, run).id if run else "", options.moment_of(since))  # fmt: skip
     if choice.of_kernels or sort:
-        ops = [one for one in store.count(KernelSummary, "op", name) if _of_family(one, family)]
+        ops = [one for one in store.count(KernelSummary, "op", name) if options.of_family(one, family)]
         _list_kernels(store, kernel_lines(store, ops, choice, sort or "best"), as_json=as_json, as_csv=as_csv)
         return
     if not op:
         _print_overview(store, choice, family, as_json=as_json, as_csv=as_csv)
         return
-    found = [of_dtype(one, choice.dtype) for one in standings(store, name, device) if _of_family(one.op, family)]
+    found = [of_dtype(one, choice.dtype) for one in standings(store, name, device) if options.of_family(one.op, family)]
     filtered = family or choice.dtype or device
     if not (found or filtered) and _print_unmeasured(store, name, as_json=as_json):
         return
@@ -119,7 +118,7 @@ def top(  # noqa: PLR0913, PLR0917 - one per option
 
 def _print_overview(store: Store, choice: Choice, family: str, *, as_json: bool, as_csv: bool) -> None:
     """Print a line per op and device, most to gain first."""
-    held = {op for op in store.count(KernelSummary, "op") if _of_family(op, family)}
+    held = {op for op in store.count(KernelSummary, "op") if options.of_family(op, family)}
     found = [one for one in gains.reached_everywhere(store, choice.device, choice.dtype) if one.op in held]
     if as_json:
         print_json([gains.facts(one) for one in found])
@@ -172,10 +171,6 @@ def _known_outcome(given: str) -> str:
     if given and not any(one.startswith(given.lower()) for one in known):
         raise UserError(f"there is no outcome `{given}`", f"choose one of: {', '.join(known)}")
     return given.lower()
-
-
-def _of_family(op: str, family: str) -> bool:
-    return family in ("", families().get(op))
 
 
 def _print_unmeasured(store: Store, op: str, *, as_json: bool) -> bool:

@@ -144,6 +144,11 @@ def check_family(given: str) -> None:
         raise UserError(f"there is no family `{given}`", f"choose one of: {', '.join(known)}")
 
 
+def of_family(op: str, family: str) -> bool:
+    """Return whether an op belongs to a family; every op does if none is given."""
+    return family in ("", families().get(op))
+
+
 def check_sort(given: str, known: Sequence[str]) -> None:
     if given and given not in known:
         raise UserError(f"--sort must be one of {', '.join(known)}, got {given}", f"choose one of: {', '.join(known)}")

@@ -47,7 +47,6 @@ from evolve.report.words import (
     times_label,
     times_note,
 )
-from reference_ops.listing import families
 
 OVER_FIRST_KERNEL = "best, on a device without GPU times: over the op's first kernel"
 NOTHING_OWN = "best: `-` if no kernel that the run itself proposed has passed; shipped kernels do not count"
@@ -99,7 +98,7 @@ def runs(  # noqa: PLR0913, PLR0917 - one per option
     lines = [
         line for line in _lines(store, lookup.op_name(op))
         if device.lower() in line.run.device.lower() and proposer.lower() in line.run.proposer.lower()
-        and line.run.created >= began and family in ("", families().get(line.run.op))
+        and line.run.created >= began and options.of_family(line.run.op, family)
     ]  # fmt: skip
     lines.sort(key=SORTED_BY[sort or "when"])
     if as_json:

@@ -13,11 +13,11 @@ from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, JsonOption, op_names
 from evolve.errors import UserError
-from evolve.report.gains import geometric_mean
+from evolve.export.ship import Champions, ship
+from evolve.report.basis import geometric_mean
 from evolve.report.tables import fitted, plain_table
 from evolve.report.words import console, counted, percent, print_json, times
 from evolve.selection import population
-from evolve.ship import Champions, ship
 
 INTO_HELP = "Folder of shipped kernels to write to [default: archive/kernels of the checkout that evolve runs from]."
 TRUST_HELP = "Also ship what was measured in merged archives; use it for your own archives."

@@ -1,4 +1,4 @@
-"""`evolve work`: evaluate the kernels in a folder that several machines share, together with all others who do so."""
+"""`evolve work`: evaluate the kernels in a shared folder together with other machines."""
 
 import tempfile
 import time

@@ -1,16 +1,14 @@
 """Ray engine: evaluates on the nodes of a Ray cluster. Each actor holds one GPU, or some CPUs where there are no GPUs.
 
 An actor that is lost, alone or with its node, is replaced as soon as the cluster has room, and its jobs are done again
-elsewhere. What it had sent was taken by then, and nobody looks at what arrives later: nothing is lost or counted twice.
+elsewhere. What it had sent was taken by then, and what arrives later is ignored: nothing is lost or counted twice.
 """
 
 import contextlib
 import itertools
-import signal
-import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,7 +16,7 @@ from typing import Any
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile
 from evolve.devices import choose
-from evolve.devices.choose import policy_of
+from evolve.engines.cluster import AUTO, allocation_of, connect, default_device, sentence
 from evolve.engines.engine import Job, TakesPauses
 from evolve.engines.messages import WAITING, Assignment, Done, Message, Ready, decode, encode
 from evolve.engines.station import Fault, Hello, Parcel, Station, Versions, Watch, code_version, torch_version
@@ -26,25 +24,14 @@ from evolve.errors import UserError
 from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequest, TimingResult
 from reference_ops import catalog
 
-AUTO = "auto"  # the cluster that RAY_ADDRESS names, or that runs on this machine
-TICK_SECONDS, CONNECT_SECONDS, CLOSE_SECONDS = 0.2, 10.0, 25.0
+TICK_SECONDS, CLOSE_SECONDS = 0.2, 25.0
 GROWTH_SECONDS = 10.0  # between two looks for new nodes
 START_SECONDS = 300.0  # without any actor
 START_ATTEMPTS = 10  # by actors that are lost while they start, in a row and while none is ready
 MOST_LOSSES = 3  # a job that was lost so often is evaluated alone on an actor; again as often, its kernel is to blame
 CALLS_AT_ONCE = 8  # of an actor's methods
-ACCELERATOR = "accelerator_type:"
-NO_CLUSTER = "start one with `ray start --head`, or name one with --address HOST:PORT"
 
 Make = Callable[[str, Watch, int], tuple[TakesPauses, int]]
-
-
-@dataclass(frozen=True)
-class Share:
-    """What every actor of an engine gets of the cluster, as Ray's options, and how many actors there is room for."""
-
-    options: Mapping[str, object]
-    count: int
 
 
 @dataclass(eq=False)
@@ -96,7 +83,7 @@ class RayEngine:
         self._lost_starts, self._none_since, self._looked = 0, time.monotonic(), 0.0
         self._unprofiled, self._closed = "", False
         choose.check_kind(self._kind)
-        self._share = share_of(self._ray.nodes(), self._kind, gpu_type)
+        self._allocation = allocation_of(self._ray.nodes(), self._kind, gpu_type)
         self._keep_up()
 
     @property
@@ -112,9 +99,8 @@ class RayEngine:
         verdicts: list[Evaluation] = []
         while True:
             try:
-                ended = self._fill(
-                    iter(()) if ended else incoming
-                )  # the actors stay busy while the caller handles the verdicts
+                # Before the verdicts are handed over, so that the actors stay busy while the caller handles them.
+                ended = self._fill(iter(()) if ended else incoming)
             finally:
                 yield from verdicts
             if ended and not self._waiting and not any(slot.tickets for slot in self._slots):
@@ -152,7 +138,7 @@ class RayEngine:
             self._ray.shutdown()
 
     def _forget_unfinished(self) -> None:
-        """Forget the jobs of an `evaluate` that its caller has abandoned. Actors finish them, and nobody looks."""
+        """Forget the jobs of an abandoned `evaluate`. Actors still finish them; the verdicts are ignored."""
         self._waiting.clear()
         self._faults.clear()
         for slot in self._slots:
@@ -255,7 +241,7 @@ class RayEngine:
         if not slot.hello:
             self._lost_starts += 1
             if self._lost_starts >= START_ATTEMPTS and not any(other.hello for other in self._slots):
-                raise UserError(f"no actor of the cluster could start: {_sentence(reason)}", "see `ray status`")
+                raise UserError(f"no actor of the cluster could start: {sentence(reason)}", "see `ray status`")
         if slot is self._first:
             self._first = next((other for other in self._slots if other.hello), None)
         for ticket in reversed(slot.tickets.values()):
@@ -268,9 +254,7 @@ class RayEngine:
 
     def _blamed(self, ticket: _Ticket, reason: str) -> Evaluation:
         kernel = ticket.job.kernel
-        log = (
-            f"{ticket.losses} actors were lost with it, the last {MOST_LOSSES} while it was alone: {_sentence(reason)}"
-        )
+        log = f"{ticket.losses} actors were lost with it, the last {MOST_LOSSES} while it was alone: {sentence(reason)}"
         return Evaluation(kernel.id, kernel.op, self.info, Outcome.CRASHED, log, created=time.time())
 
     def _check_alive(self) -> None:
@@ -288,16 +272,16 @@ class RayEngine:
         self._looked = time.monotonic()
         if all(slot.hello for slot in self._slots):  # otherwise what has come takes the place of what was lost
             with contextlib.suppress(UserError):  # nodes without which the cluster has no GPU may come back
-                count = share_of(self._ray.nodes(), self._kind, self._gpu_type).count
-                self._share = replace(self._share, count=max(self._share.count, count))
+                count = allocation_of(self._ray.nodes(), self._kind, self._gpu_type).count
+                self._allocation = replace(self._allocation, count=max(self._allocation.count, count))
         self._start_actors()
 
     def _start_actors(self) -> None:
         station = self._ray.remote(Station)
-        while len(self._slots) < self._share.count:
+        while len(self._slots) < self._allocation.count:
             # A method that was lost is never called again by Ray itself: this engine decides what is done again.
             options = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": CALLS_AT_ONCE, "num_cpus": 1}
-            actor = station.options(**{**options, **self._share.options}).remote(
+            actor = station.options(**{**options, **self._allocation.options}).remote(
                 partial(on_node, self._make, self._kind)
             )
             self._slots.append(_Slot(actor, actor.start.remote(self._versions)))
@@ -329,94 +313,6 @@ class RayEngine:
             self._step()
 
 
-def connect(address: str) -> tuple[Any, bool]:
-    """Return the module `ray`, connected to a cluster, and whether this call has connected it."""
-    try:
-        import ray
-    except ImportError as error:
-        raise UserError("the engine `ray` needs Ray", "pip install 'evolve-kernels[ray]'") from error
-    if ray.is_initialized():
-        return ray, False
-    if address.startswith("ray://"):
-        message = f"--address {address}: Ray Client is not supported"
-        raise UserError(message, "run on a node of the cluster, such as with `ray job submit -- evolve run ...`")
-    if address != AUTO:
-        _check_reachable(address)
-    try:
-        with _own_signal_handlers():
-            ray.init(address=address, logging_level="error", log_to_driver=False, configure_logging=False)
-    except ConnectionError as error:
-        raise UserError(f"there is no Ray cluster at `{address}`: {_sentence(error)}", NO_CLUSTER) from error
-    except (RuntimeError, ValueError, OSError) as error:  # Ray's words for other versions of Ray and of Python, too
-        hint = "this machine must be a node of the cluster, with the same versions of Ray and Python"
-        raise UserError(f"the Ray cluster at `{address}` cannot be used: {_sentence(error)}", hint) from error
-    return ray, True
-
-
-def _check_reachable(address: str) -> None:
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit():
-        raise UserError(f"--address {address} is not an address", "give auto, or HOST:PORT such as 10.0.0.5:6379")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise UserError(f"no Ray cluster answers at {address}: {_sentence(error)}", NO_CLUSTER) from error
-
-
-@contextlib.contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Keep this process's signal handlers: Ray installs its own."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def share_of(nodes: Sequence[Mapping[str, Any]], kind: str, gpu_type: str = "") -> Share:
-    """Return what each actor gets of these nodes, in Ray's description: a GPU, or some CPUs.
-
-    Raises UserError if they have none.
-    """
-    if policy_of(kind).times_are_gpu_times:
-        types = gpu_types(nodes)
-        if not types:
-            raise UserError(
-                "the Ray cluster has no GPU", "`ray status` shows what it has; --device emulated runs on CPUs"
-            )
-        if gpu_type not in types and (gpu_type or len(types) > 1):
-            wrong = (
-                f"the Ray cluster has no GPU `{gpu_type}`" if gpu_type else "the cluster's GPUs are of several types"
-            )
-            raise UserError(wrong, f"choose one with --gpus: {', '.join(filter(None, types))}")
-        of_type = gpu_type or next(iter(types))
-        label = {"resources": {f"{ACCELERATOR}{of_type}": 0.001}} if of_type else {}
-        return Share({"num_gpus": 1, **label}, types[of_type])
-    cpus = [int(cpu) for node in nodes if node["Alive"] and (cpu := node["Resources"].get("CPU", 0)) >= 1]
-    if not cpus:
-        raise UserError("the Ray cluster has no CPUs", "`ray status` shows what it has")
-    each = min(policy_of(kind).most_workers, *cpus)
-    return Share({"num_cpus": each}, sum(cpu // each for cpu in cpus))
-
-
-def default_device(nodes: Sequence[Mapping[str, Any]]) -> str:
-    """Return the kind of a GPU if one of the nodes has one, otherwise the device that needs none."""
-    gpus = (kind for kind in choose.kinds() if policy_of(kind).times_are_gpu_times)
-    return next(gpus, choose.FALLBACK) if gpu_types(nodes) else choose.FALLBACK
-
-
-def gpu_types(nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the number of GPUs of each type. A type without a name is empty."""
-    found: dict[str, int] = {}
-    for node in nodes:
-        has = node["Resources"]
-        if node["Alive"] and (gpus := int(has.get("GPU", 0))):
-            name = next((key.removeprefix(ACCELERATOR) for key in has if key.startswith(ACCELERATOR)), "")
-            found[name] = found.get(name, 0) + gpus
-    return found
-
-
 def on_node(make: Make, kind: str, watch: Watch) -> tuple[TakesPauses, int]:
     """Make an actor's engine, with its share of the node's cores."""
     import ray
@@ -430,12 +326,6 @@ def on_node(make: Make, kind: str, watch: Watch) -> tuple[TakesPauses, int]:
 
 def located(fault: Fault) -> UserError:
     return UserError(f"{fault.message} (on the node {fault.host})", fault.hint)
-
-
-def _sentence(error: object) -> str:
-    """Return the part of an error that says what has happened: the first line that is one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
 
 
 def _parcel(ticket: _Ticket) -> Parcel:

@@ -1,6 +1,5 @@
 """The overview: a line per op and device, with what its champions gained over PyTorch."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +9,7 @@ from archive.records import DeviceInfo, Outcome
 from archive.store import Store
 from archive.summaries import EvaluationSummary, RankedTimes, Timing
 from evolve.devices.choose import policy_of
+from evolve.report.basis import geometric_mean
 from evolve.report.standing import devices
 from evolve.report.words import idea
 from evolve.selection import population
@@ -50,13 +50,13 @@ class OpLine:
     @property
     def mean(self) -> float | None:
         """The geometric mean of the champions' speedups over the best of PyTorch."""
-        return _mean(self.speedups)
+        return geometric_mean(self.speedups)
 
     @property
     def light(self) -> float | None:
         """The geometric mean of the shares of the speed of light."""
         shares = [champion.timing.share_of_light for champion in self.champions] if self.of_gpu else []
-        return _mean([share for share in shares if share])
+        return geometric_mean(share for share in shares if share)
 
     @property
     def faster(self) -> int:
@@ -195,7 +195,3 @@ def _gain(lines: Sequence[OpLine], ideas: Mapping[str, str]) -> Gain | None:
 def family(op: str) -> str:
     """Return the family of an op of the catalog."""
     return families().get(op, OTHER)
-
-
-def _mean(ratios: Sequence[float]) -> float | None:
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None

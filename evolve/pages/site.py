@@ -1,4 +1,4 @@
-"""The pages of an archive by their addresses, and what a reader gets who asks for one that is not there."""
+"""Site: the pages of an archive by their addresses, and the answer to an address without a page."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -87,7 +87,7 @@ class Site:
         raise self._instead("run", run, ids, addresses.run_page)
 
     def _instead(self, what: str, given: str, ids: list[str], address: Callable[[str], str]) -> Exception:
-        """Return where a reader goes who gave only the first characters of an id."""
+        """Return the answer to an address with the first characters of an id: a redirection, or what is missing."""
         if len(ids) == 1:
             return Moved(address(ids[0]))
         if ids:

@@ -10,6 +10,12 @@ from archive.summaries import EvaluationSummary, KernelSummary, RankedTimes, Tim
 from evolve.devices.choose import policy_of
 
 
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """Return the geometric mean of positive numbers, or None if there are none."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
 @dataclass(frozen=True)
 class Basis:
     """The times that count as 1.00x. PyTorch's are measured beside each kernel, so they are not repeated here.
@@ -35,8 +41,7 @@ class Basis:
 
     def mean(self, verdict: Evaluation | EvaluationSummary) -> float | None:
         """Return the geometric mean of the ratios over the timed workloads."""
-        logs = [math.log(max(ratio, 1e-9)) for ratio in self.ratios(verdict)]
-        return math.exp(sum(logs) / len(logs)) if logs else None
+        return geometric_mean(max(ratio, 1e-9) for ratio in self.ratios(verdict))
 
     def best(self, verdict: Evaluation | EvaluationSummary) -> float | None:
         return max(self.ratios(verdict), default=None)

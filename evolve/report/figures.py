@@ -11,7 +11,7 @@ from html import escape
 
 from archive.measured import MeasuredKernel
 from archive.records import Measurement
-from evolve.report.gains import geometric_mean
+from evolve.report.basis import geometric_mean
 from evolve.report.words import counted, percent, times
 from evolve.selection import population
 from reference_ops.listing import Listed

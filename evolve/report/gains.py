@@ -1,7 +1,6 @@
 """What the champions of an op reach on a device, and what is left to gain: the geometric means over its workloads."""
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ from archive.records import DeviceInfo
 from archive.store import Store
 from archive.summaries import EvaluationSummary, RankedTimes, Timing
 from evolve.devices.choose import policy_of
+from evolve.report.basis import geometric_mean
 from evolve.report.standing import ELSEWHERE, UNCONFIRMED, devices
 from evolve.report.tables import fitted, narrowed, plain_table
 from evolve.report.words import percent, times, times_label
@@ -50,12 +50,6 @@ class Reached:
         """The factor by which kernels at the speed of light would be faster; 0 if it is unknown."""
         light = geometric_mean(self.lights)
         return 1 / light if light else 0.0
-
-
-def geometric_mean(values: Iterable[float]) -> float | None:
-    """Return the geometric mean of positive numbers, or None if there are none."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def reached_everywhere(store: Store, part: str = "", dtype: str = "") -> list[Reached]:

@@ -1,6 +1,5 @@
 """KernelBench's score fast_p: the share of a level's tasks that are correct and more than p times as fast."""
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from evolve.report.basis import geometric_mean
 from evolve.report.tables import fitted, plain_table
 from evolve.report.words import times
 
@@ -47,7 +47,7 @@ class TaskResult:
         ratios = [one[over] / one["median_us"] for one in self.measured if one.get(over)]
         if not self.correct or len(ratios) < len(self.measured):
             return None
-        return math.exp(sum(map(math.log, ratios)) / len(ratios))
+        return geometric_mean(ratios)
 
 
 def fast(tasks: Sequence[TaskResult], over: str, p: float) -> float:

@@ -1,4 +1,4 @@
-"""A list of kernels, chosen by what was made, by whom, when and with which outcome."""
+"""List of kernels, filtered by outcome, proposer, run, dtype and time."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -11,6 +11,7 @@ from rich.text import Text
 from archive import library
 from archive.records import DeviceInfo, Evaluation, Standard
 from evolve.devices.choose import policy_of
+from evolve.report.basis import geometric_mean
 from evolve.report.tables import WIDE, fitted, plain_table
 from evolve.report.words import SHORT_DTYPES, counted, percent, times
 from evolve.selection import population
@@ -131,10 +132,8 @@ def device_of(standards: Sequence[Standard], evaluations: Sequence[Evaluation], 
 def mean_share(values: Sequence[float | None]) -> ShareOfLight | None:
     """Return the geometric mean and the minimum of the known shares, or None if all are unknown."""
     known = [value for value in values if value]
-    if not known:
-        return None
-    mean = math.exp(sum(map(math.log, known)) / len(known))
-    return ShareOfLight(mean, min(known), partial=len(known) < len(values))
+    mean = geometric_mean(known)
+    return None if mean is None else ShareOfLight(mean, min(known), partial=len(known) < len(values))
 
 
 def by_headroom(found: Iterable[OpSummary]) -> list[OpSummary]:

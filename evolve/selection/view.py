@@ -29,7 +29,7 @@ class Scope:
     run: str = ""
     strategy: str = EVOLVE  # best-of-n, the control experiment, makes every request as if it were the first
     fresh: bool = False  # only kernels that this run itself has proposed
-    excluded: frozenset[str] = frozenset()  # shipped kernels that do not count unless somebody else proposes them
+    excluded: frozenset[str] = frozenset()  # shipped kernels, which count only if another proposer proposes them
 
     @property
     def only_run(self) -> str:
@@ -334,7 +334,7 @@ class OpView:
 
     def _take_proposal(self, proposal: ProposalSummary) -> None:
         if (self.scope.fresh and proposal.run != self.scope.run) or proposal.run == SHIPPED:
-            return  # who proposed a shipped kernel elsewhere is not part of this archive's history
+            return  # the proposer of a shipped kernel elsewhere is not part of this archive's history
         kernel_id, late = proposal.kernel_id, False
         if proposal.run and proposal.run == self.scope.run:
             self._asked.add(kernel_id)

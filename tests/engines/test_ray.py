@@ -20,8 +20,9 @@ from archive.records import Evaluation, Outcome
 from archive.sqlite import open_archive
 from evolve import wiring
 from evolve.engines import ray_engine
+from evolve.engines.cluster import allocation_of
 from evolve.engines.engine import Job
-from evolve.engines.ray_engine import RayEngine, share_of
+from evolve.engines.ray_engine import RayEngine
 from evolve.errors import UserError
 
 TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
@@ -174,29 +175,29 @@ def node(**resources: float) -> dict[str, Any]:
 
 def test_each_gpu_of_the_type_gets_an_actor() -> None:
     nodes = [node(GPU=8, CPU=64, _of_H100=1), node(GPU=4, CPU=64, _of_H200=1), node(CPU=64)]
-    share = share_of(nodes, "cuda", "H200")
+    share = allocation_of(nodes, "cuda", "H200")
     assert (share.count, share.options) == (4, {"num_gpus": 1, "resources": {"accelerator_type:H200": 0.001}})
 
 
 def test_a_type_must_be_named_where_there_are_several() -> None:
     nodes = [node(GPU=8, _of_H100=1), node(GPU=4, _of_H200=1)]
     with pytest.raises(UserError, match="several types") as caught:
-        share_of(nodes, "cuda")
+        allocation_of(nodes, "cuda")
     assert "H100, H200" in caught.value.hint
     with pytest.raises(UserError, match="has no GPU `A100`"):
-        share_of(nodes, "cuda", "A100")
+        allocation_of(nodes, "cuda", "A100")
 
 
 def test_lost_nodes_do_not_count() -> None:
     lost = {**node(GPU=8, _of_H100=1), "Alive": False}
-    assert share_of([lost, node(GPU=1, _of_H100=1)], "cuda").count == 1
+    assert allocation_of([lost, node(GPU=1, _of_H100=1)], "cuda").count == 1
 
 
 def test_without_gpus_an_actor_has_as_many_cpus_as_the_device_has_workers() -> None:
-    share = share_of([node(CPU=9), node(CPU=4), node()], "emulated")
+    share = allocation_of([node(CPU=9), node(CPU=4), node()], "emulated")
     assert (share.count, share.options) == (3, {"num_cpus": 4})
     with pytest.raises(UserError, match="no CPUs"):
-        share_of([node()], "emulated")
+        allocation_of([node()], "emulated")
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_a_kernel_that_is_under_way_twice_is_evaluated_twice(shared: SharedEngin
     assert len(fake.jobs) == 2
 
 
-def test_an_error_reaches_whoever_waits_and_the_engine_goes_on() -> None:
+def test_an_error_reaches_the_threads_that_wait_and_the_engine_goes_on() -> None:
     def judge(job: Job) -> Evaluation:
         if job.op == "unknown":
             raise UserError("there is no op `unknown`")
@@ -112,7 +112,7 @@ def test_a_profile_waits_for_the_jobs_under_way(fake: FakeEngine) -> None:
     assert order == ["evaluated", "profiled"]
 
 
-def test_closing_ends_the_engine_and_whoever_waits(fake: FakeEngine) -> None:
+def test_closing_ends_the_engine_and_the_threads_that_wait(fake: FakeEngine) -> None:
     shared = SharedEngine(fake, depth=1)
     shared.close()
     assert fake.closed

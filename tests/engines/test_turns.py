@@ -146,7 +146,7 @@ def test_a_card_whose_files_cannot_be_used_gets_turns_of_this_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "EVERYWHERE", tmp_path)
-    (tmp_path / "evolve-gpu-1").write_text("a file of somebody else")
+    (tmp_path / "evolve-gpu-1").write_text("a file of another program")
     own = tmp_path / "own"
     assert turns.folder_of_card("gpu-1", own) == own
     assert turns.folder_of_card("", own) == own

@@ -49,7 +49,7 @@ def test_a_shipped_kernel_is_pending_once_it_is_asked_for(store: SqliteStore) ->
     assert seen.pending() == [FIRST.id, SECOND.id]
 
 
-def test_a_shipped_kernel_is_pending_once_somebody_else_proposes_it(store: SqliteStore) -> None:
+def test_a_shipped_kernel_is_pending_once_another_proposer_proposes_it(store: SqliteStore) -> None:
     seen = view(store)
     assert seen.pending() == []
     store.append(Proposal("twice", "tell", "tell", SECOND, created=3.0))

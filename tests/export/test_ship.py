@@ -13,7 +13,7 @@ from archive import library, seeds
 from archive.kernel import Kernel
 from archive.records import Evaluation, Merged
 from archive.sqlite import SqliteStore, open_archive
-from evolve.ship import ship
+from evolve.export.ship import ship
 
 Capture = pytest.CaptureFixture[str]
 

@@ -113,7 +113,7 @@ def _name(kernel: Kernel, taken: Collection[str]) -> str:
 
 
 def _origin(store: Store, kernel: Kernel) -> Origin | None:
-    """Return who proposed a kernel first; None if it came with the package and nobody is named."""
+    """Return the first proposer of a kernel; None if it came with the package and no proposer is recorded."""
     proposals = store.find(Proposal, kernel.op, kernels=[kernel.id])
     named = [one for one in proposals if one.proposer != SHIPPED]
     if not named:
