@@ -216,7 +216,8 @@ class LocalEngine:
         self._infos[card] = device
         for other, info in self._infos.items():
             if info.key != device.key:
-                message = f"GPU {other} is {info.name} and GPU {card} is {device.name}: their times cannot be compared"
+                first, second = sorted((f"GPU {other} is {info.name}", f"GPU {card} is {device.name}"))
+                message = f"{first} and {second}: their times cannot be compared"
                 raise UserError(message, "name GPUs of one kind with --gpus, and start a run for each kind")
         for _ in range(self._workers_per_card - 1):
             self._pool.add(Role.EVALUATOR, device, card)
