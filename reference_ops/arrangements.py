@@ -122,6 +122,18 @@ def many_nan(name: str) -> Mapping[str, Arrange]:
     return {f"many_NaN_in_{name}": arrange}
 
 
+def planes_of_minus_inf(name: str) -> Mapping[str, Arrange]:
+    """Return an arrangement in which every other plane behind the first two dims, or the only one, is nothing but -inf.
+
+    A row of -inf fills no window of two dims, and few windows lie in two rows of -inf that happen to be neighbours.
+    """
+
+    def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+        inputs[name].flatten(0, 1)[::2] = -math.inf
+
+    return {f"planes_of_minus_inf_in_{name}": arrange}
+
+
 def filled(**values: float) -> Arrange:
     """Return an arrangement in which each named tensor holds one value everywhere."""
 

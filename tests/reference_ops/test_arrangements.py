@@ -248,3 +248,11 @@ def test_half_of_each_row_is_in_order() -> None:
 def test_rows_of_a_search_have_several_nan() -> None:
     count = drawn(catalog.load("argmax"), "many_NaN_in_x")["x"].isnan().sum(1)
     assert int(count.min()) >= 2
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_maximum_meets_windows_of_minus_inf_alone_behind_the_first_place(rank: int) -> None:
+    x = drawn(catalog.load(f"max_pool{rank}d"), "planes_of_minus_inf_in_x")["x"].flatten(0, 1).flatten(1)
+    empty = x.isneginf().all(1)
+    assert bool(empty.any())
+    assert not bool(empty.all())
