@@ -21,6 +21,7 @@ from evolve.engines import sandbox
 from evolve.engines.engine import Job
 from evolve.engines.local import LocalEngine
 
+pytestmark = pytest.mark.usefixtures("cold_fork_servers")
 ROOT = Path(__file__).parents[2]
 TWICE = str(ROOT / "tests" / "samples" / "twice.py")
 ENGINE_AT_WORK = f"""
