@@ -130,10 +130,6 @@ readme = "README.md"
 requires-python = ">=3.11"
 dependencies = ["torch>=2.8"]
 
-[project.optional-dependencies]
-cuda13 = ["cupy-cuda13x>=14", "cuda-toolkit[nvrtc,cudart,crt,cccl]==13.*"]
-cuda12 = ["cupy-cuda12x>=14", "cuda-toolkit[nvrtc,cudart,cccl]==12.*"]
-
 [tool.setuptools.packages.find]
 include = ["{name}", "{name}.*"]
 
@@ -147,7 +143,7 @@ README = """\
 CUDA kernels behind functions with PyTorch's own arguments. A kernel runs only where it was measured to be faster than
 PyTorch: than eager PyTorch in eager code, than torch.compile in compiled code. Everywhere else PyTorch runs.
 
-    pip install ".[cuda13]"    # or cuda12; without CuPy or an NVIDIA GPU, PyTorch runs
+    pip install .    # needs nothing but PyTorch; without an NVIDIA GPU, PyTorch runs
 
     import torch, {name}
 {calls}

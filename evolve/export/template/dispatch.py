@@ -15,7 +15,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from archive.kernel import Kernel
 from evolve.export.template import manifest
-from evolve.export.template.calls import NoKernelError, check_outputs, obstacle, parameter_fault, workload_of
+from evolve.export.template.calls import (
+    MissingError,
+    NoKernelError,
+    check_outputs,
+    obstacle,
+    parameter_fault,
+    workload_of,
+)
 from evolve.export.template.choosing import Question, choices
 from evolve.export.template.folding import Folds, Shape, as_kernel_reads, folds, takes_more_dims
 from evolve.export.template.free import free_for_kernel, free_for_sizes
@@ -197,6 +204,8 @@ class Primitive:
         for choice in choices(self.entry, self._kernels, question):
             try:
                 ready = self._machine.prepare(self.op, workload, choice.bound, device)
+            except MissingError:
+                raise
             except NoKernelError:
                 continue
             measured, reason = choice.measured, _reason(choice.measured, question)
