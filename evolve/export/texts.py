@@ -134,7 +134,7 @@ dependencies = ["torch>=2.8"]
 include = ["{name}", "{name}.*"]
 
 [tool.setuptools.package-data]
-{name} = ["py.typed", "manifest.json", "kernels/**/*.cu"]
+{name} = ["py.typed", "manifest.json", "kernels/**/*.cu", "cubins/**/*.cubin"]
 """
 
 README = """\
@@ -195,12 +195,15 @@ PyTorch's own error at the same dtype. The sanitizer is NVIDIA's compute-sanitiz
 - In eager code the kernel was faster than eager PyTorch, in a graph of torch.compile faster than that, too. A kernel
   below 60 us must also be launched in less time than PyTorch's takes. Each choice is logged at debug level.
 
-A kernel is compiled for the sizes of the first call that needs it, which takes a few hundredths of a second.
+Compiled kernels (cubins) come with the package for the GPUs and sizes that were measured. For other sizes a kernel is
+compiled at the first call that needs it, in a few hundredths of a second, and kept in a cache on disk:
+`~/.cache/evolve-primitives`, or the folder in `EVOLVE_CUBINS`. You can delete it at any time.
 Before you capture a CUDA graph, make the same call once. Otherwise the graph captures PyTorch, with a warning.
 Where PyTorch runs, it runs what the kernels were timed against. Where an op leaves a choice, such as the order of equal
 values, PyTorch and a kernel may choose differently.
 If a chosen kernel fails to compile or to launch, the call raises an error. PyTorch does not replace it.
-`manifest.json` holds the kernels' hashes and times, `kernels/` their sources, `ops/` the references.
+`manifest.json` holds the kernels' hashes and times, `kernels/` their sources, `cubins/` what they compile to, and
+`ops/` the references. A source or cubin that was changed is an error when it is loaded.
 `_runtime/` is copied from evolve-kernels (Apache-2.0), which generated this package.
 """
 

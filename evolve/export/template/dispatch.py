@@ -280,6 +280,9 @@ def load(folder: Path, modules: Iterable[ModuleType], machine: Machine | None = 
     """Return the primitives of the package in this folder, by name, from the modules that define its ops."""
     entries = manifest.read(folder)
     ops = {op.name: op for module in modules for op in ops_of(module)}
+    if machine is None:
+        cubins = {one.key: one for entry in entries.values() for kernel in entry.kernels for one in kernel.cubins}
+        machine = Gpus(cubins, folder)
     primitives = {name: Primitive(ops[name], entry, folder, machine) for name, entry in entries.items()}
     for primitive in primitives.values():
         primitive.gradients = gradients_of(primitive.op, ops, primitives, machine)

@@ -7,7 +7,7 @@ and calls the driver with four arguments for each launch.
 import ctypes
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -136,6 +136,19 @@ class Program:
                     use_context(device)
                     code = self._enqueue(*call, None)
                 checked(code, "a kernel cannot be launched")
+
+
+def program(bound: Bound, images: Iterable[bytes], sms: int) -> Program:
+    """Load the first of these cubins that the driver takes; those of another version of CUDA it may refuse."""
+    refused: DriverError | None = None
+    for image in images:
+        try:
+            return Program(bound, image, sms)
+        except DriverError as error:
+            if error.code not in OTHER_CUBIN:
+                raise
+            refused = error
+    raise refused or ValueError("no cubin is given")
 
 
 def use_context(device: int) -> None:

@@ -3,8 +3,9 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from archive.records import DeviceInfo, Outcome
 from evolve.devices.device import RejectedError
 from evolve.export.template.calls import NoKernelError
 from evolve.export.template.free import Slot, slots
+from evolve.export.template.manifest import ShippedCubin
 from reference_ops.op import Number, Op, Workload
 from reference_ops.precision import TORCH_DTYPES
 
@@ -129,8 +131,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class Gpus:
-    """The NVIDIA GPUs of this machine."""
+    """The NVIDIA GPUs of this machine, and the compiled kernels of a package."""
 
+    cubins: Mapping[str, ShippedCubin] = field(default_factory=dict)
+    folder: Path = Path()
     device_type: str = "cuda"
 
     def info(self, device: torch.device) -> DeviceInfo:
@@ -146,21 +150,22 @@ class Gpus:
     def prepare(self, op: Op, workload: Workload, bound: Bound, device: torch.device) -> Launchable:
         # The first kernel imports what drives the GPU.
         from evolve.devices.cuda.translation import source
-        from evolve.export.template.driver import DriverError, Program, driver, use_context
-        from evolve.export.template.nvrtc import CompileError, nvrtc
+        from evolve.export.template.cubins import Cubins
+        from evolve.export.template.driver import DriverError, driver, program, use_context
+        from evolve.export.template.nvrtc import CompileError
 
         info = self.info(device)
         driver()
         try:
-            image = nvrtc().compiled(source(bound), info.arch)
+            images = Cubins(self.folder, self.cubins).images(source(bound), info.arch)
             with torch.cuda.device(device):
                 use_context(device.index)
-                program = Program(bound, image, info.sms)
+                loaded = program(bound, images, info.sms)
         except RejectedError as error:
             raise refusal(error, op, workload, bound) from error
         except (CompileError, DriverError) as error:
             raise KernelError(f"kernel {bound.kernel.id} of {op.name} at {workload.key}: {error}") from error
-        return Ready(program, device, Buffers.of(op, workload, bound), slots(op, bound.kernel))
+        return Ready(loaded, device, Buffers.of(op, workload, bound), slots(op, bound.kernel))
 
 
 def host_us(call: Callable[[], object]) -> float:

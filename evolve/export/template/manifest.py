@@ -79,6 +79,16 @@ class Tested:
 
 
 @dataclass(frozen=True)
+class ShippedCubin:
+    """A compiled kernel of the package, for one architecture and one set of specialised values."""
+
+    arch: str
+    key: str  # digest of the architecture and the source
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Shipped:
     """A kernel of the package with its measurements and tests."""
 
@@ -90,6 +100,7 @@ class Shipped:
     dtypes: tuple[str, ...]
     measured: tuple[Measured, ...]
     tested: tuple[Tested, ...] = ()
+    cubins: tuple[ShippedCubin, ...] = ()
 
     def load(self, folder: Path) -> Kernel:
         """Return the kernel. Raise a BrokenPackageError unless its file is the one that was exported."""
