@@ -1,5 +1,6 @@
 """Export: writes confirmed champions that beat PyTorch as an installable Python package."""
 
+import hashlib
 import inspect
 import keyword
 import re
@@ -13,7 +14,7 @@ from archive.kernel import Kernel
 from archive.records import Evaluation
 from archive.store import Store
 from evolve.errors import UserError
-from evolve.export import families, runtime_copy, texts, winners
+from evolve.export import families, generated, runtime_copy, texts, winners
 from evolve.export.compiled import Compiled, compiled
 from evolve.export.portable import portable
 from evolve.export.runtime_copy import NotPortableError
@@ -208,11 +209,14 @@ def _declared(op: Op, tensor: str) -> str:
 def _files(name: str, parts: Sequence[_OpFiles]) -> dict[str, str | bytes]:
     """Return the content of every file by its path in the folder."""
     exported = [(part.op, part.entry) for part in parts]
+    listed = manifest.text({part.op.name: part.entry for part in parts})
     inside: dict[str, str | bytes] = {
-        "__init__.py": texts.init(name, exported),
-        "nn.py": texts.nn(exported),
+        "__init__.py": generated.init(exported),
+        "__init__.pyi": generated.stub(exported),
+        f"{generated.CONTENT}.py": generated.content(name, exported, hashlib.sha256(listed.encode()).hexdigest()),
+        "nn.py": generated.nn(exported),
         "py.typed": "",
-        manifest.FILE: manifest.text({part.op.name: part.entry for part in parts}),
+        manifest.FILE: listed,
         "ops/__init__.py": '"""References: what the kernels compute, in PyTorch."""\n',
         **runtime_copy.files({*families.of_ops([part.op.name for part in parts]), *_imports(parts)}),
     }
