@@ -14,7 +14,7 @@ from torch import Tensor
 
 from evolve.export.families import forms
 from evolve.export.template.forms import Form
-from evolve.export.template.functions import ELSEWHERE, Function, functions
+from evolve.export.template.functions import ELSEWHERE, Function, Functions
 from reference_ops import catalog
 
 CALLS = 6
@@ -188,7 +188,7 @@ def test_a_sum_over_columns_takes_the_kernel_made_for_it(tmp_path: Path) -> None
 
 def test_an_op_that_pytorch_lacks_takes_more_dims(tmp_path: Path) -> None:
     ops = primitives(["swiglu"], tmp_path, EmulatedMachine())
-    (swiglu,) = functions([], ops).values()
+    (swiglu,) = Functions([], ops).values()
     gate, up = torch.randn(2, 3, 5), torch.randn(2, 3, 5)
     close(swiglu(gate, up), torch.nn.functional.silu(gate) * up, gate.dtype)
     assert swiglu.explain((gate, up), {}).kernel
