@@ -10,6 +10,7 @@ import torch
 from scripted_device import INFO, OP, WORKLOAD, ScriptedDevice
 
 from archive.records import DeviceInfo
+from evolve.engines.turns import TOGETHER
 from evolve.errors import UserError
 from evolve.evaluation import baselines, evaluate
 from evolve.evaluation.baselines import BaselineCache, Baselines
@@ -157,7 +158,10 @@ def test_an_unknown_workload_is_named(timed: Make) -> None:
     assert "no workload `n=5 float32`" in timed().time_pytorch("n=5 float32").fault
 
 
-def test_the_reported_phase_is_baseline(timed: Make) -> None:
+def test_the_device_is_shared_until_times_are_taken(timed: Make) -> None:
     made = timed()
     made.time_pytorch()
-    assert set(made.phases) == {"baseline"}
+    assert set(made.phases) == {"prepare", "baseline"}
+    assert made.phases[-1] == "baseline"
+    assert "prepare" in TOGETHER
+    assert "baseline" not in TOGETHER
