@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 from shared_engine import emulated_engine, shared_engine  # noqa: F401 - fixtures
+from warm_fork_servers import cold_fork_servers, warm_fork_servers  # noqa: F401 - fixtures
 
 LONGEST = ("test_cheats.py", "test_ordering_corpus.py", "test_killed_runs.py", "test_running.py")
 
