@@ -144,6 +144,17 @@ __all__ = [{names}]
 _LAYERS = _package._classes()
 {layers}'''
 
+SELFTEST = '''"""Tests of this package on this machine: `python -m` with this module's name, and perhaps functions."""
+
+import sys
+
+from ._package import _FUNCTIONS
+from ._runtime.selftest import main
+
+if __name__ == "__main__":
+    sys.exit(main(_FUNCTIONS))
+'''
+
 FUNCTION = '''
 
 def {name}({arguments}) -> {result}:

@@ -60,6 +60,7 @@ A model in plain torch needs no change. Each of these says what it replaced and 
     with {name}.enabled() as report: ...                      # redirects the calls in a block; print(report)
     compiled = torch.compile(model, backend={name}.backend)   # redirects the calls in the graph, then Inductor
 
+`python -m {name}.selftest` compares everything with PyTorch on your machine, and says what it left out.
 `{name}.nn` holds the layers, to build models with. `{name}.graph_pass()` is the pass alone, with a `uuid`.
 
 ## What was measured

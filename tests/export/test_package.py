@@ -162,6 +162,14 @@ def test_a_package_loads_only_the_ops_that_are_called(package: ModuleType) -> No
     assert set(made.made) == {"topk"}
 
 
+def test_a_package_tests_itself(folder: Path) -> None:
+    command = [sys.executable, "-m", "primitives_on_cpu.selftest", "softmax", "add_rms_norm", "--calls", "2"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 functions on the CPU: kernels cannot run" in done.stdout
+    assert "left out, measured sizes: softmax, add_rms_norm: the inputs are on the CPU" in done.stdout
+
+
 def test_the_stubs_name_every_function(folder: Path, package: ModuleType) -> None:
     stub = (folder / "primitives_on_cpu/__init__.pyi").read_text()
     assert all(f" import {name} as {name}\n" in stub for name in (*package.__all__, "nn"))

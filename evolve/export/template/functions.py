@@ -152,14 +152,14 @@ class Functions(Mapping[str, Function]):
     def __init__(self, forms: Iterable[Form], primitives: Mapping[str, Primitive], namespace: str = "") -> None:
         self._forms = {form.name: form for form in forms}
         self._primitives = primitives
-        self._registry = Registry(namespace, primitives) if namespace else None
+        self.registry = Registry(namespace, primitives) if namespace else None
         self._names = sorted({*self._forms, *primitives})
         self.made: dict[str, Function] = {}
 
     def __getitem__(self, name: str) -> Function:
         if name not in self.made:
             form = self._forms.get(name) or own(self._primitives[name].op, self._primitives[name])
-            self.made.setdefault(name, Function(form, self._primitives, self._registry))
+            self.made.setdefault(name, Function(form, self._primitives, self.registry))
         return self.made[name]
 
     def __iter__(self) -> Iterator[str]:
