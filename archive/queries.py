@@ -41,7 +41,11 @@ def find(connection: sqlite3.Connection, kind: type, op: str, filters: Filters) 
     """Return the records of a kind that pass every filter, oldest first."""
     source = SOURCES[kind]
     where, values = _where(source, kind, op, filters)
-    orders = {"fastest": "ORDER BY speedup DESC, kernel_id LIMIT", "newest": "ORDER BY number DESC LIMIT"}
+    orders = {
+        "fastest": "ORDER BY speedup DESC, kernel_id LIMIT",
+        "newest": "ORDER BY number DESC LIMIT",
+        "oldest": "ORDER BY number LIMIT",
+    }
     order = next((f"{order} {filters[name]:d}" for name, order in orders.items() if name in filters), source.order)  # type: ignore[literal-required]
     with uncollected():
         found = connection.execute(f"{source.select} {where} {order}", values)
@@ -71,10 +75,14 @@ def _where(source: Source, kind: type, op: str, filters: Filters) -> tuple[str, 
             continue
         if name == "prefix":
             values += [value, f"{value}{LAST_CHARACTER}"]
+        elif name == "contending":
+            values += [op, filters.get("device", "")]
         elif GIVEN in condition:
             values.append(json.dumps(list(value)))
         else:
             values.append(value)
+        if name == "op" and not NARROW.isdisjoint(given):
+            condition = f"+{condition}"  # disables the index by op, because the op's records are many
         conditions.append(condition)
     return f"WHERE {' AND '.join(conditions)}" if conditions else "", values
 
@@ -119,10 +127,13 @@ def _by(*names: str, **columns: str) -> dict[str, str]:
     return {**equal, **columns}
 
 
+NARROW = frozenset({"ids", "prefix", "kernels", "parents"})  # filters that few records pass
 COUNTED_BY = ("op", "device", "outcome")
 GIVEN = "IN (SELECT value FROM json_each(?))"  # any number of values, which one parameter holds as JSON
 ID_IN, ID_PREFIX = f"id {GIVEN}", "id BETWEEN ? AND ?"
 SHIPPED_IN = f"(run = '{SHIPPED}') = ?"
+IN_ORDER = "op = ? AND op <> ''"  # allows the index in the order of time, which lacks the columns that others need
+CONTENDING = "number IN (SELECT number FROM contenders WHERE op = ? AND device = ?)"
 OF_PARENTS = f"p.id IN (SELECT proposal_id FROM children WHERE parent {GIVEN})"  # noqa: S608 - constants only
 
 SOURCES: dict[type, Source] = {
@@ -135,7 +146,7 @@ SOURCES: dict[type, Source] = {
     KernelSummary: Source(
         "SELECT number, id, op, family, outline FROM kernel_summaries",
         "ORDER BY number",
-        _by("op", "outline", ids=ID_IN, prefix=ID_PREFIX, after="number > ?"),
+        _by("op", "outline", ids=ID_IN, prefix=ID_PREFIX, after="number > ?", oldest=""),
         _each(rows.kernel_summary_in),
     ),
     Proposal: Source(
@@ -162,13 +173,13 @@ SOURCES: dict[type, Source] = {
     BriefProposal: Source(
         "SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds FROM proposals p",
         "ORDER BY created, p.rowid",
-        _by("op", "run"),
+        _by("run", op=IN_ORDER),
         _each(BriefProposal._make),
     ),
     BriefEvaluation: Source(
         "SELECT kernel_id, created, seconds, outcome = 'passed', speedup, run FROM evaluation_summaries",
         "ORDER BY created, number",
-        _by("op", "device"),
+        _by("device", op=IN_ORDER),
         _each(BriefEvaluation._make),
     ),
     AskedQuestion: Source(
@@ -196,10 +207,11 @@ SOURCES: dict[type, Source] = {
         _oldest_first,
     ),
     RankedTimes: Source(
-        "SELECT id, kernel_id, device, created, confirmed, traits, workloads, times FROM evaluation_summaries",
+        # Rows are read in the order in which they were added, which is fast and decides between equal times.
+        """SELECT id, kernel_id, device, created, confirmed, traits, workloads, times
+           FROM evaluation_summaries INDEXED BY evaluation_summaries_by_op""",
         "",
-        # The `+` disables the index by outcome: reading rows in the order in which they were added is faster.
-        _by("device", op="op = ? AND +in_force = 1 AND +outcome = 'passed'"),
+        _by("device", op="op = ? AND in_force = 1 AND outcome = 'passed'", contending=CONTENDING),
         _each(rows.ranked_times),
     ),
     DeviceInfo: Source(

@@ -145,8 +145,10 @@ def kernel(row: Row) -> Kernel:
 
 
 def kernel_summary_in(row: Row) -> KernelSummary:
-    with _row("kernel_summaries", row[1]):
+    try:
         return KernelSummary(row[0], *map(sys.intern, row[1:]))
+    except (ValueError, TypeError) as error:  # written out, because an op may have tens of thousands of kernels
+        raise _damage("kernel_summaries", row[1], error) from error
 
 
 def proposal_summary(row: Row) -> ProposalSummary:

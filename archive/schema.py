@@ -1,7 +1,7 @@
 """Schema of the archive file: the migration steps, oldest first, and the code that applies them to an older file.
 
-Never change a step; add a new one. `children` and the tables whose names end in `_summaries` repeat small parts of the
-records in the other tables, so that a query need not read the large ones. They can be rebuilt from the records.
+Never change a step; add a new one. `children`, `contenders` and the tables whose names end in `_summaries` repeat small
+parts of the records in the other tables, so that a query need not read the large ones. They can be rebuilt from these.
 """
 
 import json
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from archive import contenders
 from archive.kernel import Kernel
 from archive.summaries import LOG_CHARACTERS, Timing, packed
 
@@ -258,5 +259,19 @@ MIGRATIONS: tuple[Step, ...] = (
     (
         # Hashes of what packages ship whose kernels and verdicts have been added. These are not records.
         "CREATE TABLE seeded (digest TEXT PRIMARY KEY, added REAL NOT NULL)",
+    ),
+    (
+        # Also derived from the records: see contenders.py.
+        """CREATE TABLE contenders (
+            op TEXT NOT NULL, device TEXT NOT NULL, workload TEXT NOT NULL, confirmed INTEGER NOT NULL,
+            median_us REAL, high_us REAL, number INTEGER NOT NULL)""",
+        "CREATE INDEX contenders_by_op ON contenders (op, device, workload, confirmed, median_us, high_us, number)",
+        contenders.gather_all,
+        # All small columns in the order of time, so that spending is added up without reading logs and replies.
+        # The condition keeps other queries, which also read other columns, from using them.
+        """CREATE INDEX evaluations_in_order ON evaluation_summaries (
+            op, device, created, number, kernel_id, seconds, outcome, speedup, run) WHERE op <> ''""",
+        """CREATE INDEX proposals_in_order ON proposals (
+            op, created, kernel_id, run, prompt_tokens, completion_tokens, usd, seconds) WHERE op <> ''""",
     ),
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Unpack
 from urllib.parse import quote
 
-from archive import queries, rows, schema
+from archive import contenders, queries, rows, schema
 from archive.kernel import Kernel
 from archive.plan import PlanError
 from archive.proposals import AskedQuestion, Leg, Proposal, Run
@@ -38,7 +38,11 @@ class SqliteStore:
 
     def append(self, *records: Record) -> int:
         with self.connection:
-            return sum(map(self._keep, records))
+            replaced = set[tuple[str, str]]()  # ops and devices with a new verdict on a contender
+            new = sum(self._keep(record, replaced) for record in records)
+            for op, device in replaced:
+                contenders.gather(self.connection, op, device)
+            return new
 
     def find(self, kind: type[R], op: str = "", **filters: Unpack[Filters]) -> list[R]:
         with self._naming_damage():
@@ -60,8 +64,8 @@ class SqliteStore:
     def close(self) -> None:
         self.connection.close()
 
-    def _keep(self, record: Record) -> int:
-        """Insert the rows of a record, and return 1 if it was new."""
+    def _keep(self, record: Record, replaced: set[tuple[str, str]]) -> int:
+        """Insert the rows of a record, and return 1 if it was new; `replaced` gets whose contenders are uncertain."""
         new = 0
         for index, (table, row) in enumerate(rows.rows(record)):
             marks = ", ".join("?" * len(row))
@@ -69,6 +73,9 @@ class SqliteStore:
             new += cursor.rowcount if index == 0 else 0
         if new and isinstance(record, Evaluation):
             self.connection.execute(IN_FORCE, (record.kernel_id, record.device.key) * 2)
+            of = record.op, record.device.key
+            if of not in replaced and contenders.follow(self.connection, record.id, of, record.kernel_id):
+                replaced.add(of)
         return new
 
     @contextmanager

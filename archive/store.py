@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypedDict, TypeVar, Unpack
+from typing import Literal, Protocol, TypedDict, TypeVar, Unpack
 
 from archive.kernel import Kernel
 from archive.proposals import AskedQuestion, Leg, Proposal, Run
@@ -47,8 +47,10 @@ class Filters(TypedDict, total=False):
     measured: bool  # whether it has times
     code: str
     outline: str
+    contending: Literal[True]  # with `op` and `device`: only those that tell the champions; the order stays
     fastest: int  # at most this many, those with the largest speedups
     newest: int  # at most this many, those added to the archive last
+    oldest: int  # at most this many, those added first
     after: int  # only what was added after the summary with this number
 
 

@@ -76,6 +76,14 @@ class History:
         return found
 
     @cached_property
+    def named(self) -> Mapping[str, Sequence[BriefEvaluation]]:
+        """The first verdicts on kernels, by the run that made them; those of earlier versions do not name it."""
+        found = defaultdict[str, list[BriefEvaluation]](list)
+        for verdict in self.judged.values():
+            found[verdict.run].append(verdict)
+        return found
+
+    @cached_property
     def in_force(self) -> dict[str, BriefEvaluation]:
         """The latest verdict on each kernel, by kernel id."""
         return {evaluation.kernel_id: evaluation for evaluation in self.evaluations}
@@ -148,7 +156,8 @@ def _steps(run: str, past: History) -> Iterator[tuple[float, str, int, int, floa
     for proposal in past.of_run.get(run, ()):
         kernel_id = proposal.kernel_id
         first = past.judged.get(kernel_id)
-        if kernel_id and kernel_id not in known and not _before(first, proposal):
+        before = first is not None and first.created + first.seconds < proposal.created
+        if kernel_id and kernel_id not in known and not before:
             yield proposal.created, "", 0, proposal.tokens, proposal.usd  # its evaluation counts once it is made
             if first:
                 yield given(first), kernel_id, int(first.run in ("", run)), 0, 0.0
@@ -191,19 +200,13 @@ def _created(record: BriefEvaluation) -> float:
     return record.created
 
 
-def _before(verdict: BriefEvaluation | None, proposal: BriefProposal) -> bool:
-    return verdict is not None and given(verdict) < proposal.created
-
-
 def _not_proposed(run: str, past: History, own: set[str]) -> Iterator[BriefEvaluation]:
     """Yield this run's verdicts on kernels that it did not propose: shipped kernels, and those of other runs."""
-    first = [verdict for verdict in past.judged.values() if verdict.kernel_id not in own]
-    yield from (verdict for verdict in first if verdict.run == run)
-    unnamed = {verdict.kernel_id for verdict in first if not verdict.run}
-    for leg, end in _stretches(run, past) if unnamed else ():
+    yield from (verdict for verdict in past.named.get(run, ()) if verdict.kernel_id not in own)
+    for leg, end in _stretches(run, past) if "" in past.named else ():
         for verdict in past.began_between(leg.started, min(end, _next(leg, past.legs))):
-            is_first = verdict.kernel_id in unnamed and past.judged[verdict.kernel_id] is verdict
-            if is_first and not past.is_of_another(verdict, run, leg):
+            unnamed_first = not verdict.run and past.judged[verdict.kernel_id] is verdict
+            if unnamed_first and verdict.kernel_id not in own and not past.is_of_another(verdict, run, leg):
                 yield verdict
 
 

@@ -18,6 +18,7 @@ RANK_OF_IMAGES = 3  # tensors of more dims are images or volumes
 SHRINKS = 12  # times that a size is halved until it fits
 STRETCH = (1.1, 1.5)  # range of a stretched size, relative to the greatest listed
 STRETCH_OF_IMAGES = (1.25, 1.5)  # the same for each dim of an image, so that 224 x 224 becomes more than 2**16 elements
+PAST_POWER = 1.02  # of a size beyond a power of two, so that the prime below it is beyond it, too
 SPREAD = 30.0  # most that a floating-point parameter, or the distance of a decay from 1, is multiplied or divided by
 KEPT_BITS = 24  # differences of fewer bytes do not matter
 LARGE_MULTIPLE = 4096  # of rows, for kernels whose `when` requires whole tiles
@@ -73,7 +74,7 @@ def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, m
     found = []
     for together in (some for some in names if set(some) <= greatest.keys()):
         stretch = STRETCH if len(together) == 1 else STRETCH_OF_IMAGES
-        sizes = {name: round(greatest[name] * rng.uniform(*stretch)) for name in together}
+        sizes = {name: round(rng.uniform(*_beyond(greatest[name], *stretch))) for name in together}
         tries = (
             _resized(op, near, sizes, kind, lambda tried: op.nbytes(tried) <= most_bytes and accepts(tried))
             for near in (*op.emulated, *op.awkward)
@@ -83,6 +84,13 @@ def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, m
         if fitting:
             found.append(max(fitting, key=lambda tried: (_sizes(tried)[together[0]], op.nbytes(tried))))
     return tuple(dict.fromkeys(found))
+
+
+def _beyond(greatest: int, least: float, most: float) -> tuple[float, float]:
+    """Return the range of a stretched size: beyond the next power of two, a usual bound of kernels, if it is near."""
+    bound = PAST_POWER * 2 ** greatest.bit_length()
+    least, most = greatest * least, greatest * most
+    return (max(least, bound) if bound < most else least), most
 
 
 def _resized(

@@ -25,9 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        from evolve.cli.commands import app  # imported here, because Ctrl-C may come while modules load
+        from evolve.cli.commands import application  # imported here, because Ctrl-C may come while modules load
 
-        app(arguments, prog_name="evolve")
+        given = sys.argv[1:] if arguments is None else arguments
+        application(given)(given, prog_name="evolve")
         sys.stdout.flush()
     except SystemExit as ended:
         return _exit_code(ended)

@@ -40,8 +40,8 @@ from evolve.report.kernel import (
     difference,
     kernel_details,
     left_out_words,
-    lineage,
     lineage_tree,
+    lineages,
     reply_details,
     roots_shown,
 )
@@ -276,12 +276,12 @@ def tree(
         raise UserError(f"{kernel} is a kernel of {root.op}, not of {name}", f"try `evolve tree {root.op} {kernel}`")
     output = console()
     with paged(output):
-        for info in found:
-            _print_tree(output, lineage(store, name, info), root.id if root else "", everything=everything)
+        for lines in lineages(store, name, found):
+            _print_tree(output, lines, root.id if root else "", everything=everything)
 
 
 def _print_tree(output: Console, lines: Lineage, root: str, *, everything: bool) -> None:
-    everything = everything or len(lines.parents) + len(lines.roots) <= MOST_SHOWN
+    everything = everything or len(lines.parents) <= MOST_SHOWN
     where = f"on {lines.device.name}" if lines.device else "evaluated on no device yet"
     output.print(f"{lines.op} {where}", style="bold")
     for kernel_id in [root] if root else roots_shown(lines, everything=everything):

@@ -1,51 +1,61 @@
 """The `evolve` application: its commands in the order of the help text, and --version."""
 
+from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
 
-from evolve.cli import (
-    ask,
-    browse,
-    confirm,
-    doctor,
-    evaluate,
-    exchange,
-    export,
-    figures,
-    kernelbench,
-    ops,
-    pages,
-    profile,
-    run,
-    runs,
-    ship,
-    verify,
-    work,
-)
-
 EPILOG = "Start with `evolve doctor`, then `evolve run softmax`."
+COMMANDS = {  # in the order of the help text; where each is defined
+    "run": "run.run",
+    "runs": "runs.runs",
+    "compare": "runs.compare",
+    "ops": "ops.ops",
+    "kernelbench": "kernelbench.kernelbench",
+    "top": "browse.top",
+    "show": "browse.show",
+    "diff": "browse.diff",
+    "tree": "browse.tree",
+    "serve": "pages.serve",
+    "report": "pages.report",
+    "ask": "ask.ask",
+    "tell": "exchange.tell",
+    "evaluate": "evaluate.evaluate",
+    "work": "work.work",
+    "confirm": "confirm.confirm",
+    "verify": "verify.verify",
+    "profile": "profile.profile",
+    "merge": "exchange.merge",
+    "recover": "exchange.recover",
+    "export": "export.export",
+    "doctor": "doctor.doctor",
+    "ship": "ship.ship_champions",
+    "figures": "figures.figures",
+}
 
-app = typer.Typer(
-    name="evolve",
-    help="Evolve CUDA kernels for PyTorch ops: propose, check and time kernels, keep the fittest.",
-    epilog=EPILOG,
-    no_args_is_help=True,
-    rich_markup_mode=None,  # plain help is shorter and prints square brackets as they are
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in (
-    run.run, runs.runs, runs.compare, ops.ops, kernelbench.kernelbench,
-    browse.top, browse.show, browse.diff, browse.tree, pages.serve, pages.report, ask.ask,
-    exchange.tell, evaluate.evaluate, work.work, confirm.confirm, verify.verify, profile.profile, exchange.merge,
-    exchange.recover,
-    export.export, doctor.doctor,
-):  # fmt: skip
-    app.command()(command)
-app.command("ship")(ship.ship_champions)
-app.command()(figures.figures)
+
+def application(arguments: Sequence[str]) -> typer.Typer:
+    """Return the application with the command that the arguments begin with, or with all of them.
+
+    To import every command takes twice as long as a listing of the archive does.
+    """
+    app = typer.Typer(
+        name="evolve",
+        help="Evolve CUDA kernels for PyTorch ops: propose, check and time kernels, keep the fittest.",
+        epilog=EPILOG,
+        no_args_is_help=True,
+        rich_markup_mode=None,  # plain help is shorter and prints square brackets as they are
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_evolve)
+    named = arguments[0] if arguments else ""
+    for name in [named] if named in COMMANDS else COMMANDS:
+        module, _, function = COMMANDS[name].partition(".")
+        app.command(name)(getattr(import_module(f"evolve.cli.{module}"), function))
+    return app
 
 
 def _print_version(requested: bool) -> None:
@@ -57,7 +67,6 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _evolve(
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")

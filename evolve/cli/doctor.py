@@ -35,7 +35,12 @@ from evolve.report.words import console, counted, hanging, listed, print_json, s
 OK, MISSING, OPTIONAL = "ok", "missing", "not set"
 STYLES = {OK: "green", MISSING: "red", OPTIONAL: "yellow"}
 SMI_SECONDS = 20
-CUDA_WHEELS = "pip install -e '.[cuda13]'   (or cuda12; in the folder that evolve was cloned into)"
+CLONE = "in the folder that evolve was cloned into"
+CUDA_WHEELS = f"pip install -e '.[cuda13]'   (or cuda12; {CLONE})"
+EXTRAS = {  # of this package that add commands or options, with their modules
+    "web": (("starlette", "uvicorn"), "`evolve serve`; `evolve report` works without it"),
+    "ray": (("ray",), "`--engine ray`, which evaluates kernels on the machines of a Ray cluster"),
+}
 TESTED = re.compile(r"([a-z-]+?)(?:-cuda\d+x)?(?:==|<=)(\S+)")
 
 
@@ -94,6 +99,7 @@ def _findings(archive: Path | None) -> Iterator[Finding]:
     yield _profiler()
     yield from (Finding("isolation", OPTIONAL, gap) for gap in gaps())
     yield _model()
+    yield from map(_extra, EXTRAS)
     yield from _archive(archive)
     kernels = {name: len(shipped(name)) for name in op_names()}
     yield Finding(
@@ -220,6 +226,16 @@ def _model() -> Finding:
         return Finding("language model", OK, f"{listed(given)} set")
     remedy = "set OPENAI_API_KEY, or OPENAI_BASE_URL for another server; without a model, the offline proposer runs"
     return Finding("language model", OPTIONAL, "neither OPENAI_API_KEY nor OPENAI_BASE_URL is set", remedy)
+
+
+def _extra(name: str) -> Finding:
+    """Return whether the modules of an extra of this package are installed. They are not imported."""
+    modules, purpose = EXTRAS[name]
+    if absent := [module for module in modules if not find_spec(module)]:
+        remedy = f"pip install -e '.[{name}]'   ({CLONE})"
+        return Finding(f"extra {name}", OPTIONAL, f"{listed(absent)} not installed: needed for {purpose}", remedy)
+    installed = ", ".join(f"{module} {version(module)}" for module in modules)
+    return Finding(f"extra {name}", OK, f"{installed}, for {purpose.partition(';')[0].partition(',')[0]}")
 
 
 def _archive(requested: Path | None) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """`evolve runs` and `evolve compare`: what runs cost, and how good their kernels are."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -10,8 +10,8 @@ from rich.table import Table
 
 from archive.proposals import Run
 from archive.records import DeviceInfo, Evaluation
-from archive.store import Store
-from archive.summaries import EvaluationSummary
+from archive.store import Store, uncollected
+from archive.summaries import ProposalSummary, RankedTimes
 from evolve import budget, wiring
 from evolve.budget import History, Spent
 from evolve.cli import lookup, options
@@ -28,7 +28,7 @@ from evolve.cli.options import (
 )
 from evolve.errors import UserError
 from evolve.report import runs as report
-from evolve.report.basis import Basis, basis_of, known_basis
+from evolve.report.basis import basis_of, known_basis
 from evolve.report.best_so_far import sparkline
 from evolve.report.failures import failed_requests, failures_line
 from evolve.report.output import EVERYTHING, csv_of
@@ -95,8 +95,10 @@ def runs(  # noqa: PLR0913, PLR0917 - one per option
     options.check_family(family)
     began = options.moment_of(since)
     store = wiring.archive(archive, read_only=True)
+    with uncollected():
+        every = _lines(store, lookup.op_name(op))
     lines = [
-        line for line in _lines(store, lookup.op_name(op))
+        line for line in every
         if device.lower() in line.run.device.lower() and proposer.lower() in line.run.proposer.lower()
         and line.run.created >= began and options.of_family(line.run.op, family)
     ]  # fmt: skip
@@ -114,9 +116,12 @@ def runs(  # noqa: PLR0913, PLR0917 - one per option
     whole = op or all(line.idle for line in lines)
     listed = [line for line in lines if whole or not line.idle]
     output.print(_table(listed, output.width, unicode=has_unicode(output)))
+    failed = defaultdict[str, list[ProposalSummary]](list)
+    for request in failed_requests(store, lookup.op_name(op)):
+        failed[request.run].append(request)
     for line in listed:
-        if failed := failed_requests(store, line.run.op, line.run.id):
-            say(output, f"{line.run.id}: {failures_line(failed, archive_option(store.path))}", "dim")
+        if own := failed.get(line.run.id):
+            say(output, f"{line.run.id}: {failures_line(own, archive_option(store.path))}", "dim")
     for remark in _remarks(listed, [] if whole else [line.run.campaign for line in lines if line.idle]):
         output.print(remark, style="dim")
     output.print("\nevolve run --resume RUN continues a run", style="dim")
@@ -178,7 +183,7 @@ def _table(lines: Sequence[RunSummary], width: int, *, unicode: bool) -> Table:
 
 def _lines(store: Store, op: str) -> list[RunSummary]:
     pasts = defaultdict[str, dict[str, History]](dict)  # by op and device
-    bases: dict[tuple[str, str], Basis] = {}
+    ratios: dict[tuple[str, str], Mapping[str, float]] = {}
     lines = []
     for run in store.find(Run, op):
         of_op = pasts[run.op]
@@ -189,9 +194,9 @@ def _lines(store: Store, op: str) -> list[RunSummary]:
         verdicts = [past.in_force[kernel_id] for kernel_id in own if kernel_id in past.in_force]
         best = max((verdict.speedup for verdict in verdicts if verdict.passed), default=0.0)
         if not known_basis(_kind(run)).is_pytorch:
-            if (run.op, run.device) not in bases:
-                bases[run.op, run.device] = _basis_of_run(store, run)
-            best = _best_over_first(store, run, own, bases[run.op, run.device])
+            if (run.op, run.device) not in ratios:
+                ratios[run.op, run.device] = _over_first(store, run)
+            best = max((ratios[run.op, run.device].get(kernel_id, 0.0) for kernel_id in own), default=0.0)
         lines.append(RunSummary(run, budget.spent(run.id, past), best or None, tuple(_curve(run, past))))
     return lines
 
@@ -206,15 +211,12 @@ def _curve(run: Run, past: History) -> Iterator[tuple[float, float]]:
             yield float(number), best
 
 
-def _basis_of_run(store: Store, run: Run) -> Basis:
+def _over_first(store: Store, run: Run) -> Mapping[str, float]:
+    """Return the largest ratio of the first kernel's times to those of each kernel that passed on the run's device."""
     info = next((one for one in store.find(DeviceInfo, run.op) if one.key == run.device), None)
-    return basis_of(store, run.op, info) if info else known_basis(_kind(run))
-
-
-def _best_over_first(store: Store, run: Run, own: Collection[str], basis: Basis) -> float:
-    """Return the largest ratio of the first kernel's times to those of the run's own kernels; 0 without any."""
-    verdicts = store.find(EvaluationSummary, run.op, device=run.device, in_force=True, kernels=own)
-    return max((basis.best(verdict) or 0.0 for verdict in verdicts if verdict.passed), default=0.0)
+    ranked = store.find(RankedTimes, run.op, device=run.device)
+    basis = basis_of(store, run.op, info, ranked) if info else known_basis(_kind(run))
+    return {one.kernel_id: basis.best(one) or 0.0 for one in ranked}
 
 
 def _facts(line: RunSummary) -> dict[str, object]:

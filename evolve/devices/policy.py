@@ -7,11 +7,12 @@ from archive.records import Outcome
 
 EAGER, COMPILE, AUTOTUNE = EVERY_BASELINE = "eager", "compile", "autotune"
 
-# "compile" applies to each workload, "run" to the candidate only; torch.compile makes "baseline" slow.
+# "compile" applies to each workload, "run" to the candidate only; torch.compile makes "prepare" and "baseline" slow.
 PHASE_SECONDS: Mapping[str, float] = {
     "compile": 20.0,
     "run": 5.0,
     "check": 60.0,
+    "prepare": 300.0,
     "baseline": 300.0,
     "time": 60.0,
     "sanitize": 240.0,

@@ -14,7 +14,8 @@ from pathlib import Path
 EVERYWHERE = Path("/tmp")  # noqa: S108 - the files hold nothing, and are opened without following links
 FOR_ALL = 0o777
 FILES = ("device.lock", "queue.lock")
-TOGETHER = ("compile", "run", "check")  # the phases of an evaluation in which others may use the device too
+# The phases of an evaluation in which others may use the device too.
+TOGETHER = ("compile", "run", "check", "prepare", "sanitize")
 
 
 class Turns:

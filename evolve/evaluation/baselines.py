@@ -102,24 +102,30 @@ def switched_off() -> bool:
     return any(os.environ.get(switch) == "1" for switch in SWITCHES)
 
 
-def import_compiler() -> None:
-    """Begin to import torch.compile, which takes seconds, in a thread. Meanwhile the main thread can use the GPU."""
+def import_compiler(device: Device) -> threading.Thread:
+    """Begin to import torch.compile, if it is a baseline, in a thread: it takes seconds. Join the thread to wait."""
 
     def load() -> None:
+        if COMPILE not in policy_of(device.info.kind).baselines or switched_off():
+            return
         with contextlib.suppress(Exception):  # the baseline that needs it fails, and eager PyTorch is the baseline
             import_module("torch._dynamo")
             import_module("torch._inductor.compile_fx")
 
-    if not switched_off():
-        threading.Thread(target=load, daemon=True).start()
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    return thread
 
 
-def timed(op: Op, workload: Workload, device: Device, names: Iterable[str] = EVERY_BASELINE) -> Baselines:
+def timed(
+    op: Op, workload: Workload, device: Device, watch: Callable[[str], None], names: Iterable[str] = EVERY_BASELINE
+) -> Baselines:
     """Time the baselines that the device's policy lists, alternating between them."""
     calls: dict[str, Call] = {}
     given_up = ""
     offered = policy_of(device.info.kind).baselines
     for name in (name for name in names if name in offered):
+        watch(phase_of(name))
         try:
             call = prepared(name, op, workload, device)
         except TimeoutError:
@@ -127,6 +133,7 @@ def timed(op: Op, workload: Workload, device: Device, names: Iterable[str] = EVE
         if call is None:
             break  # a function that fails to compile will fail with autotuning too
         calls[name] = call
+    watch("baseline")
     times: dict[str, list[float]] = {name: [] for name in calls}
     sets = [inputs_at(op, workload, seed, device.torch_device) for seed in range(SETS)]
     for sample in range(SAMPLES + 1):
@@ -136,6 +143,11 @@ def timed(op: Op, workload: Workload, device: Device, names: Iterable[str] = EVE
                 times[name].append(took)
     medians = {name: statistics.median(samples) for name, samples in times.items()}
     return Baselines(medians[EAGER], medians.get(COMPILE), medians.get(AUTOTUNE), given_up)
+
+
+def phase_of(name: str) -> str:
+    """Return the phase in which a baseline is prepared: autotuning measures, so it needs the device alone."""
+    return "baseline" if name == AUTOTUNE else "prepare"
 
 
 def prepared(name: str, op: Op, workload: Workload, device: Device) -> Call | None:

@@ -36,9 +36,11 @@ def confirmation(
 ) -> Confirmed:
     """Run the duels, then check everything again: a kernel may be correct only while its process is new."""
     duels = []
+    if any(map(can_win, measurements)):  # a fresh process has not imported the compiler yet
+        inspector.watch("prepare")
+        baselines.import_compiler(inspector.device).join()
     for (workload, program), times, measurement in zip(programs.declared, baseline_times, measurements, strict=True):
         if can_win(measurement):
-            inspector.watch("baseline")
             duels.append(duel(inspector, program, op, workload, times))
     small = (*programs.awkward, *programs.held_out, *programs.declared)
     for workload, program in (*small, *programs.thin, *programs.stretched):
@@ -56,7 +58,7 @@ def can_win(measurement: Measurement) -> bool:
 def duel(inspector: Inspector, program: Program, op: Op, workload: Workload, times: Baselines) -> Duel:
     """Time the kernel, the best baseline and the kernel again in random order, each on its own inputs."""
     device, rng = inspector.device, inspector.rng
-    name, baseline = _best_baseline(op, workload, device, times)
+    name, baseline = _best_baseline(op, workload, inspector, times)
     inspector.watch("time")
     slots = slots_for(inspector, program, op, workload)
     calls: list[Callable[[int], object]] = [
@@ -129,11 +131,12 @@ def sanitized(
     return tuple(found)
 
 
-def _best_baseline(op: Op, workload: Workload, device: Device, times: Baselines) -> tuple[str, Call]:
+def _best_baseline(op: Op, workload: Workload, inspector: Inspector, times: Baselines) -> tuple[str, Call]:
     """Return the fastest baseline that can be prepared: torch.compile may fail where it succeeded once."""
     for name in times.fastest_first:
+        inspector.watch(baselines.phase_of(name))
         with contextlib.suppress(TimeoutError):
-            if baseline := baselines.prepared(name, op, workload, device):
+            if baseline := baselines.prepared(name, op, workload, inspector.device):
                 return name, baseline
     raise RuntimeError(f"no baseline of {op.name} can be run at {workload.key}, not even eager PyTorch")
 

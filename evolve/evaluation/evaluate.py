@@ -197,13 +197,13 @@ class Evaluator:
         """Return the baselines' times, timed now or before. Raises UserError if wrong results would pass here."""
         key = (op.name, workload.key)
         if key not in self.timed:
-            self.watch("baseline")
             found = self.cache.find(op, workload, self.device.info) if self.uses_torch_compile else None
             if found is None:
-                if self.uses_torch_compile:
-                    baselines.import_compiler()
+                self.watch("prepare")
+                compiler = baselines.import_compiler(self.device)
                 self.arena.release()
                 _refuse_blind(op, workload, self.device.torch_device)
+                compiler.join()
                 return self.time_baselines(op, workload)
             self.timed[key] = found
         return self.timed[key]
@@ -213,7 +213,7 @@ class Evaluator:
         here = op.name, workload.key
         given_up = {times.given_up for key, times in self.timed.items() if key[0] == op.name and key != here}
         names = itertools.takewhile(lambda name: name not in given_up, EVERY_BASELINE)
-        found = self.timed[here] = baselines.timed(op, workload, self.device, names)
+        found = self.timed[here] = baselines.timed(op, workload, self.device, self.watch, names)
         if self.uses_torch_compile:
             self.cache.keep(op, workload, self.device.info, found)
         return found

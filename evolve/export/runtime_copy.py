@@ -17,7 +17,7 @@ HOMES = {
     "reference_ops": f"{RUNTIME}.reference_ops",
 }
 ROOTS = ("evolve", "archive", "reference_ops")
-ENTRIES = ("evolve.export.template.layers", "evolve.export.template.redirecting")
+ENTRIES = tuple(f"evolve.export.template.{name}" for name in ("layers", "loading", "redirecting", "selftest"))
 DOCSTRING = '"""Copied from evolve-kernels, which generated this package. Make changes there."""\n'
 
 

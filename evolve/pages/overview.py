@@ -1,7 +1,7 @@
 """The overview: a line per op and device, with what its champions gained over PyTorch."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from archive.kernel import Kernel
 from archive.proposals import Run
@@ -110,19 +110,19 @@ class Overview:
         return [line for line in self.lines if not line.of_gpu]
 
 
-Line = Callable[[Store, str, DeviceInfo], OpLine]
-
-
 def op_line(store: Store, op: str, device: DeviceInfo) -> OpLine:
     """Read the champions and the outcomes of an op on a device."""
-    return Followed().line(store, op, device)
+    counts = store.count(EvaluationSummary, "outcome", op, device=device.key, in_force=True)
+    outcomes = {str(outcome): counts[str(outcome)] for outcome in Outcome if str(outcome) in counts}
+    leaders = population.leaders(store.find(RankedTimes, op, device=device.key, contending=True))
+    return OpLine(op, family(op), device, tuple(_champions(leaders)), outcomes)
 
 
-def overview(store: Store, archive: str, ops: Sequence[str] = (), line: Line = op_line) -> Overview:
+def overview(store: Store, archive: str, ops: Sequence[str] = ()) -> Overview:
     """Read the overview of these ops, or of all in the archive."""
     names = list(ops) or sorted(store.count(EvaluationSummary, "op"))
     lines = sorted(
-        (line(store, op, info) for op in names for info in devices(store, op)),
+        (op_line(store, op, info) for op in names for info in devices(store, op)),
         key=lambda line: (line.family == OTHER, line.family, line.op),
     )
     best = [line.best.kernel_id for line in lines if line.best]
@@ -131,52 +131,7 @@ def overview(store: Store, archive: str, ops: Sequence[str] = (), line: Line = o
     return Overview(archive, tuple(lines), ideas, tuple(reversed(runs[-RUNS_SHOWN:])), _gain(lines, ideas))
 
 
-Verdict = RankedTimes | EvaluationSummary
-
-
-@dataclass
-class _Known:
-    """The verdicts from which the champions of an op on a device can be told, as of the last one that was read."""
-
-    newest: int
-    contenders: Mapping[str, Verdict]  # the champions, and those that would be if only confirmed ones counted
-    champions: tuple[ChampionTime, ...]
-
-
-@dataclass
-class Followed:
-    """The champions of each op on each device, followed from verdict to verdict. Only new verdicts are read."""
-
-    known: dict[tuple[str, str], _Known] = field(default_factory=dict)
-
-    def line(self, store: Store, op: str, device: DeviceInfo) -> OpLine:
-        """Return the line of an op on a device as it is now."""
-        counts = store.count(EvaluationSummary, "outcome", op, device=device.key, in_force=True)
-        outcomes = {str(outcome): counts[str(outcome)] for outcome in Outcome if str(outcome) in counts}
-        return OpLine(op, family(op), device, self._now(store, op, device.key).champions, outcomes)
-
-    def _now(self, store: Store, op: str, device: str) -> _Known:
-        known = self.known.get((op, device))
-        newest = max((one.number for one in store.find(EvaluationSummary, op, device=device, newest=1)), default=0)
-        if known and known.newest == newest:
-            return known
-        fresh = store.find(EvaluationSummary, op, device=device, in_force=True, after=known.newest) if known else []
-        if known is None or any(one.kernel_id in known.contenders for one in fresh):
-            known = _told(newest, store.find(RankedTimes, op, device=device))
-        else:
-            known = _told(newest, [*known.contenders.values(), *(one for one in fresh if one.passed)])
-        self.known[op, device] = known
-        return known
-
-
-def _told(newest: int, verdicts: Sequence[Verdict]) -> _Known:
-    leaders = population.leaders(verdicts)
-    confirmed = population.leaders(one for one in verdicts if one.confirmed)
-    contenders = {one.kernel_id: one for one in (*leaders.values(), *confirmed.values())}
-    return _Known(newest, contenders, tuple(_champions(leaders)))
-
-
-def _champions(leaders: Mapping[str, Verdict]) -> Iterable[ChampionTime]:
+def _champions(leaders: Mapping[str, RankedTimes]) -> Iterable[ChampionTime]:
     for workload, leader in leaders.items():
         timing = next(timing for timing in leader.measurements if timing.workload == workload)
         yield ChampionTime(workload, leader.kernel_id, bool(leader.confirmed), timing)

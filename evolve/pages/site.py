@@ -7,12 +7,12 @@ from archive.kernel import Kernel
 from archive.proposals import Run
 from archive.sqlite import SqliteStore
 from archive.store import Store
-from archive.summaries import KernelSummary
+from archive.summaries import EvaluationSummary, KernelSummary
 from evolve.pages import addresses, comparison
 from evolve.pages.addresses import Absent, Moved
 from evolve.pages.kernel_page import kernel_page
 from evolve.pages.op_page import op_page
-from evolve.pages.overview import Followed, overview
+from evolve.pages.overview import overview
 from evolve.pages.render import Page, Renderer
 from evolve.pages.roofline import known, roofline
 from evolve.pages.run_page import run_lines, run_page
@@ -23,17 +23,16 @@ Words = tuple[str, ...]
 
 @dataclass
 class Site:
-    """Makes the pages of an archive, and remembers champions, so that a change does not read the archive anew."""
+    """Makes the pages of an archive."""
 
     archive: str
     renderer: Renderer = field(default_factory=lambda: Renderer(addresses.served))
-    followed: Followed = field(default_factory=Followed)
 
     def page(self, store: SqliteStore, words: Words) -> Page | str:
         """Return the page with this address, or plain text to save; raises Absent or Moved."""
         match words:
             case ():
-                return self.renderer.overview(overview(store, self.archive, line=self.followed.line))
+                return self.renderer.overview(overview(store, self.archive))
             case ("runs",):
                 return self.renderer.runs(run_lines(store))
             case ("op", op) | ("op", op, _):
@@ -49,7 +48,7 @@ class Site:
     def prepare(self, store: SqliteStore) -> None:
         """Read the overview, and load one of its ops and PyTorch with it, because rooflines need both."""
         self.page(store, ())
-        for op, _device in list(self.followed.known)[:1]:
+        for op in sorted(store.count(EvaluationSummary, "op"))[:1]:
             known(op)
 
     def _comparison(self, store: Store, what: str, named: list[str]) -> Page:

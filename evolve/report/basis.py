@@ -36,18 +36,19 @@ class Basis:
         first = self.first_us.get(timed.workload)
         return first / timed.median_us if first else None
 
-    def ratios(self, verdict: Evaluation | EvaluationSummary) -> list[float]:
+    def ratios(self, verdict: Evaluation | EvaluationSummary | RankedTimes) -> list[float]:
         return [ratio for timed in verdict.measurements if (ratio := self.ratio(timed)) is not None]
 
     def mean(self, verdict: Evaluation | EvaluationSummary) -> float | None:
         """Return the geometric mean of the ratios over the timed workloads."""
         return geometric_mean(max(ratio, 1e-9) for ratio in self.ratios(verdict))
 
-    def best(self, verdict: Evaluation | EvaluationSummary) -> float | None:
+    def best(self, verdict: Evaluation | EvaluationSummary | RankedTimes) -> float | None:
         return max(self.ratios(verdict), default=None)
 
 
 PYTORCH, UNKNOWN = Basis(), Basis({})
+READ_AT_ONCE = 500  # kernels; the first few have usually passed on every workload
 
 
 def known_basis(kind: str) -> Basis:
@@ -65,9 +66,16 @@ def basis_of(store: Store, op: str, device: DeviceInfo, passed: Sequence[RankedT
 
 def _first_times(store: Store, op: str, ranked: Iterable[RankedTimes]) -> dict[str, float]:
     """Return by workload the time of the kernel that was added first of those that passed there."""
-    by_kernel = {one.kernel_id: one for one in ranked}
+    by_kernel = {one.kernel_id: one for one in ranked if one.times}
+    workloads = {workload for keys in {one.workloads for one in by_kernel.values()} for workload in keys.split("\n")}
     first: dict[str, float] = {}
-    for kernel in store.find(KernelSummary, op, ids=list(by_kernel)):
-        for timed in by_kernel[kernel.id].measurements:
-            first.setdefault(timed.workload, timed.median_us)
+    last = 0
+    while len(first) < len(workloads):
+        kernels = store.find(KernelSummary, op, ids=by_kernel.keys(), after=last, oldest=READ_AT_ONCE)
+        if not kernels:
+            break
+        for kernel in kernels:
+            for timed in by_kernel[kernel.id].measurements:
+                first.setdefault(timed.workload, timed.median_us)
+        last = kernels[-1].number
     return first

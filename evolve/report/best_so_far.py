@@ -54,6 +54,34 @@ def moments(
     return found
 
 
+def rises(
+    ranked: Sequence[RankedTimes], evaluations: Sequence[BriefEvaluation], basis: Basis
+) -> list[tuple[float, float]]:
+    """Return the best so far after the first and the last kernel that passed, and whenever it rose.
+
+    Each is a pair of the number of evaluations by then and the geometric mean over all workloads, as in `moments`.
+    """
+    evaluated = [one.created for one in evaluations]
+    keys = {one.workloads: one.workloads.split("\n") for one in ranked if one.times}
+    number = len({workload for of_one in keys.values() for workload in of_one})
+    best: dict[str, float] = {}
+    found: list[tuple[float, float]] = []
+    total = 0.0
+    in_order = sorted((one for one in ranked if one.times), key=lambda one: one.created)
+    for place, one in enumerate(in_order, 1):
+        rose = False
+        for workload, (us, _, _, baseline_us, _) in zip(keys[one.workloads], TIMES.iter_unpack(one.times), strict=True):
+            ratio = (baseline_us if basis.first_us is None else basis.first_us.get(workload, us)) / us
+            held = best.get(workload, 1.0)
+            if ratio > held:
+                total += math.log(ratio / held)
+                best[workload] = ratio
+                rose = True
+        if rose or not found or place == len(in_order):
+            found.append((float(bisect_right(evaluated, one.created)), math.exp(total / number)))
+    return found
+
+
 def _ratios(one: RankedTimes, basis: Basis) -> list[tuple[str, float]]:
     """Return the ratio on each workload. Reads the packed times, because there may be tens of thousands."""
     timed = zip(one.workloads.split("\n"), TIMES.iter_unpack(one.times), strict=True)

@@ -128,7 +128,7 @@ MEANINGS = {
     ),
 }
 # If the process died or missed a deadline, the log names the phase in which that happened.
-STEP_OF_PHASE = {"compile": COMPILING, "baseline": TIME, "time": TIME, "sanitize": CONFIRMATION}
+STEP_OF_PHASE = {"compile": COMPILING, "prepare": TIME, "baseline": TIME, "time": TIME, "sanitize": CONFIRMATION}
 PHASE = re.compile(rf"^({'|'.join(STEP_OF_PHASE)}) took|\bin ({'|'.join(STEP_OF_PHASE)})\b")
 # Words in a log that show at which of two possible steps the outcome occurred.
 WHEN_TIMED, WHEN_RUN, WHEN_COMPILED = "wrong when timed", "the kernel changed", "found in its PTX"

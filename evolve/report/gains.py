@@ -63,7 +63,7 @@ def reached_everywhere(store: Store, part: str = "", dtype: str = "") -> list[Re
 
 
 def _reached(store: Store, op: str, device: DeviceInfo, dtype: str) -> Reached:
-    leaders = population.leaders(store.find(RankedTimes, op, device=device.key))
+    leaders = population.leaders(store.find(RankedTimes, op, device=device.key, contending=True))
     timings = tuple(
         timing
         for workload, one in leaders.items()

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Group, RenderableType
 from rich.syntax import Syntax
@@ -15,7 +15,7 @@ from rich.tree import Tree
 from archive.kernel import OPEN, Kernel
 from archive.proposals import Proposal
 from archive.records import SHIPPED, Confirmed, DeviceInfo, Duel, Evaluation
-from archive.store import Store
+from archive.store import Store, uncollected
 from archive.summaries import EvaluationSummary, KernelSummary, Origin, ProposalSummary, RankedTimes
 from evolve.devices.choose import policy_of
 from evolve.report.basis import PYTORCH, Basis, basis_of, known_basis
@@ -301,7 +301,7 @@ class Lineage:
     store: Store
     op: str
     device: DeviceInfo | None  # None if no device has evaluated any of them
-    parents: Mapping[str, str]  # the first parent of each kernel that has parents
+    parents: Mapping[str, str]  # the first parent of each kernel; empty for roots
     children: Mapping[str, Sequence[str]]
     roots: Sequence[str]
     alive: Sequence[str]
@@ -310,32 +310,48 @@ class Lineage:
     unasked: frozenset[str] = frozenset()  # shipped kernels that wait for no verdict
 
 
-def lineage(store: Store, op: str, device: DeviceInfo | None) -> Lineage:
-    """Arrange the kernels of an op by their first parents."""
-    places = {kernel.id: place for place, kernel in enumerate(store.find(KernelSummary, op))}
-    above: dict[str, str] = {}
-    for origin in store.find(Origin, op):
-        if origin.kernel_id:
-            above.setdefault(origin.kernel_id, next((parent for parent in origin.parents if parent in places), ""))
-    parents: dict[str, str] = {}
+def lineages(store: Store, op: str, found: Sequence[DeviceInfo | None]) -> list[Lineage]:
+    """Arrange the kernels of an op by their first parents, and read which of them are alive on each device."""
+    with uncollected():
+        parents = _first_parents(store, op)
     children: dict[str, list[str]] = defaultdict(list)
-    for kernel_id, place in places.items():
-        parent = above.get(kernel_id, "")
-        # Merged archives may contain cycles, and every cycle has a parent that is younger than its child.
-        if parent and not (places[parent] >= place and _descends(parent, kernel_id, above)):
-            parents[kernel_id] = parent
+    for kernel_id, parent in parents.items():
+        if parent:
             children[parent].append(kernel_id)
     failures: dict[str, list[ProposalSummary]] = defaultdict(list)
     for proposal in store.find(ProposalSummary, op, kernels=[""]):
         failures[proposal.parents[0] if proposal.parents else ""].append(proposal)
-    roots = [kernel_id for kernel_id in places if kernel_id not in parents]
-    if device is None:
-        return Lineage(store, op, None, parents, children, roots, [], failures, PYTORCH, frozenset(places))
-    ranked = store.find(RankedTimes, op, device=device.key)
+    roots = [kernel_id for kernel_id, parent in parents.items() if not parent]
+    whole = Lineage(store, op, None, parents, children, roots, [], failures, PYTORCH, frozenset(parents))
+    return [_on_device(whole, device) if device else whole for device in found]
+
+
+def _first_parents(store: Store, op: str) -> dict[str, str]:
+    """Return the first parent of each kernel, or an empty string, in the order in which kernels were added."""
+    places = {kernel.id: place for place, kernel in enumerate(store.find(KernelSummary, op))}
+    above: dict[str, str] = {}
+    for origin in store.find(Origin, op):
+        if origin.kernel_id and origin.kernel_id not in above:
+            above[origin.kernel_id] = next((parent for parent in origin.parents if parent in places), "")
+    found = {}
+    for kernel_id, place in places.items():
+        parent = above.get(kernel_id, "")
+        # Merged archives may contain cycles, and every cycle has a parent that is younger than its child.
+        cut = bool(parent) and places[parent] >= place and _descends(parent, kernel_id, above)
+        found[kernel_id] = "" if cut else parent
+    return found
+
+
+def _on_device(whole: Lineage, device: DeviceInfo) -> Lineage:
+    ranked = whole.store.find(RankedTimes, whole.op, device=device.key)
     _, alive = fittest(ranked)
-    basis, living = basis_of(store, op, device, ranked), [one.kernel_id for one in alive]
-    waiting_for_none = unasked(store, op, device)
-    return Lineage(store, op, device, parents, children, roots, living, failures, basis, waiting_for_none)
+    return replace(
+        whole,
+        device=device,
+        alive=[one.kernel_id for one in alive],
+        basis=basis_of(whole.store, whole.op, device, ranked),
+        unasked=unasked(whole.store, whole.op, device),
+    )
 
 
 def roots_shown(lines: Lineage, *, everything: bool) -> list[str]:

@@ -10,11 +10,11 @@ from rich.text import Text
 
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome
-from archive.store import Store, evaluations_of
+from archive.store import Store, evaluations_of, uncollected
 from archive.summaries import BriefEvaluation, EvaluationSummary, KernelSummary, ProposalSummary, RankedTimes
 from evolve.devices.choose import policy_of
 from evolve.report.basis import PYTORCH, Basis, basis_of
-from evolve.report.best_so_far import moments, sparkline
+from evolve.report.best_so_far import rises, sparkline
 from evolve.report.tables import OVER_FIRST, WIDE, WIDER, fitted, headings, measured, narrowed, plain_table, speed_style
 from evolve.report.words import (
     change,
@@ -168,7 +168,8 @@ def _not_waiting(store: Store, op: str, device: DeviceInfo) -> int:
 def standings(store: Store, op: str = "", device: str = "") -> list[Standing]:
     """Read the standing of each op on each device that it was evaluated on; `device` is part of the device's key."""
     ops = [op] if op else sorted(store.count(Evaluation, "op"))
-    return [standing(store, name, info) for name in ops for info in devices(store, name, device)]
+    with uncollected():
+        return [standing(store, name, info) for name in ops for info in devices(store, name, device)]
 
 
 def devices(store: Store, op: str = "", part: str = "") -> list[DeviceInfo]:
@@ -236,13 +237,13 @@ def best_so_far_line(store: Store, standing: Standing, *, unicode: bool) -> str:
     """Return a small curve of the best so far over the evaluations, or nothing if only one kernel passed."""
     key = standing.device.key
     ranked = store.find(RankedTimes, standing.op, device=key)
-    found = moments(ranked, store.find(BriefEvaluation, standing.op, device=key), [], standing.basis)
+    found = rises(ranked, store.find(BriefEvaluation, standing.op, device=key), standing.basis)
     if len(found) < 2:
         return ""
-    curve = sparkline([(one.spent[0], one.best) for one in found], unicode=unicode)
-    arrow = "→" if unicode else "to"
-    spent = counted(int(found[-1].spent[0]), "evaluation")
-    return f"best so far {curve} {times(found[0].best)} {arrow} {times(found[-1].best)} in {spent}, mean over workloads"
+    (_, first), (spent, last) = found[0], found[-1]
+    curve, arrow = sparkline(found, unicode=unicode), "→" if unicode else "to"
+    where = f"in {counted(int(spent), 'evaluation')}, mean over workloads"
+    return f"best so far {curve} {times(first)} {arrow} {times(last)} {where}"
 
 
 def print_next_steps(output: Console, standing: Standing, locator: str, given: str) -> None:

@@ -13,6 +13,7 @@ from records import GPU, passed
 
 from archive.library import op_names, shipped
 from archive.sqlite import open_archive
+from evolve.cli import doctor
 from evolve.cli.doctor import compared_with_tested
 
 Capture = pytest.CaptureFixture[str]
@@ -78,6 +79,25 @@ def test_a_missing_profiler_has_a_remedy(capsys: Capture, monkeypatch: pytest.Mo
     found = findings(capsys)["ncu"]
     assert found["state"] == "not set"
     assert "nsight-compute" in found["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "module", "purpose"), [("web", "uvicorn", "evolve serve"), ("ray", "ray", "--engine ray")]
+)
+def test_an_extra_is_shown_with_its_purpose_and_how_to_install_it(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, extra: str, module: str, purpose: str
+) -> None:
+    monkeypatch.setattr(doctor, "find_spec", lambda _name: object())
+    monkeypatch.setattr(doctor, "version", lambda _name: "9.9")
+    present = findings(capsys)[f"extra {extra}"]
+    assert present["state"] == "ok"
+    assert f"{module} 9.9" in present["found"]
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == module else object())
+    absent = findings(capsys)[f"extra {extra}"]
+    assert absent["state"] == "not set"
+    assert f"{module} not installed" in absent["found"]
+    assert purpose in absent["found"]
+    assert f".[{extra}]" in absent["remedy"]
 
 
 def test_rates_measured_on_a_gpu_are_shown(capsys: Capture, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from scripted_device import SMALL_OP as OP
 
 from evolve.devices.device import Device
 from evolve.devices.policy import AUTOTUNE, COMPILE, EAGER
+from evolve.engines.turns import TOGETHER
 from evolve.evaluation import baselines
 from evolve.evaluation.baselines import BaselineCache, Call
 from evolve.evaluation.evaluate import Evaluator
@@ -101,9 +102,18 @@ def test_autotuning_is_not_tried_if_the_default_mode_fails(monkeypatch: pytest.M
         return lambda *_tensors: torch.empty(-1)
 
     monkeypatch.setattr(torch, "compile", compiled)
-    found = baselines.timed(OP, SMALL, CUDA)
+    found = baselines.timed(OP, SMALL, CUDA, lambda _: None)
     assert (found.compile_us, found.autotune_us) == (None, None)
     assert tried == ["default"]
+
+
+def test_what_measures_has_the_device_alone_and_what_compiles_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases: list[str] = []
+    compiler(lambda: None, monkeypatch)
+    baselines.timed(OP, SMALL, CUDA, phases.append)
+    assert phases == ["prepare", "prepare", "baseline", "baseline"]  # eager, the default mode, autotuning, times
+    assert "prepare" in TOGETHER
+    assert "baseline" not in TOGETHER
 
 
 @pytest.mark.parametrize("switch", baselines.SWITCHES)

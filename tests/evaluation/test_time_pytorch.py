@@ -159,7 +159,7 @@ def test_an_unknown_workload_is_named(timed: Make) -> None:
     assert "no workload `n=5 float32`" in timed().time_pytorch("n=5 float32").fault
 
 
-def test_the_reported_phase_is_baseline(timed: Make) -> None:
+def test_the_device_is_shared_until_the_baselines_are_timed(timed: Make) -> None:
     made = timed()
     made.time_pytorch()
-    assert set(made.phases) == {"baseline"}
+    assert set(made.phases) == {"prepare"}

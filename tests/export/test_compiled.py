@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evolve.export.families import forms
-from evolve.export.template.functions import Function, functions
+from evolve.export.template.functions import Function, Functions
 
 NAMESPACE = "tested_kernels"
 OPS = ("softmax", "softmax_backward", "rms_norm", "rms_norm_backward", "swiglu", "swiglu_backward", "topk")
@@ -28,7 +28,7 @@ def machine() -> EmulatedMachine:
 def known(tmp_path_factory: pytest.TempPathFactory, machine: EmulatedMachine) -> Known:
     ops = primitives((*OPS, *OPS_OF_LOSS), tmp_path_factory.mktemp("kernels"), machine)
     wanted = ("softmax", "rms_norm", "cross_entropy", "topk", "layer_norm")
-    return functions([form for form in forms() if form.name in wanted], ops, NAMESPACE)
+    return dict(Functions([form for form in forms() if form.name in wanted], ops, NAMESPACE))
 
 
 @pytest.fixture(autouse=True)

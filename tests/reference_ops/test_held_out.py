@@ -211,6 +211,13 @@ def test_a_plane_of_more_than_65536_pixels_is_among_the_stretched_shapes_of_pool
     assert max(size(shape, "h") * size(shape, "w") for shape in shapes) > 2**16
 
 
+def test_a_sum_is_stretched_beyond_the_power_of_two_behind_its_longest_listed_one() -> None:
+    op = catalog.load("skinny_gemm")
+    assert max(terms for name, terms in listed_sizes(op) if name == "k") < 2**14
+    for seed in range(30):
+        assert max(size(shape, "k") for shape in stretched(op, anything, random.Random(seed), 2**21)) > 2**14
+
+
 def test_only_accepted_shapes_are_stretched() -> None:
     shapes = stretched(catalog.load("softmax"), lambda w: size(w, "cols") % 128 == 0, random.Random(1), 2**21)
     assert shapes

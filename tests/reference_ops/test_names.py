@@ -149,7 +149,7 @@ def numbered(lines: list[str]) -> str:
 def by_nvrtc(lines: list[str]) -> set[int]:
     from cupy.cuda import nvrtc
 
-    from evolve.devices.cuda.compiler import EMPTY_HEADERS, PRELUDE
+    from evolve.devices.cuda.translation import EMPTY_HEADERS, PRELUDE
 
     source = f'{PRELUDE}#include <cuda_fp8.h>\n{numbered(lines)}extern "C" __global__ void evolve_end() {{}}\n'
     names = [name.encode() for name in EMPTY_HEADERS]

@@ -5,7 +5,7 @@ from standings import archive_of
 
 from archive.summaries import BriefEvaluation, BriefProposal, RankedTimes
 from evolve.report.basis import PYTORCH, Basis
-from evolve.report.best_so_far import moments
+from evolve.report.best_so_far import moments, rises
 
 A, B = "rows=8 float32", "rows=9 float32"
 
@@ -23,6 +23,16 @@ def test_the_best_never_falls_and_counts_every_workload() -> None:
     assert [round(one.best, 6) for one in found] == [round(2**0.5, 6), round(2**0.5, 6), round(8**0.5, 6)]
     assert [round(one.ratio, 6) for one in found] == [round(2**0.5, 6), 0.5, 4.0]
     assert [one.spent[0] for one in found] == [1.0, 2.0, 3.0]
+
+
+def test_the_curve_has_the_first_kernel_each_rise_and_the_last_kernel() -> None:
+    times = [(50.0, 100.0), (60.0, 100.0), (50.0, 20.0), (40.0, 30.0), (90.0, 90.0), (99.0, 99.0)]
+    store = archive_of(*(passed(kernel(n).id, GPU, 1.0 + n, **{A: a, B: b}) for n, (a, b) in enumerate(times)))
+    ranked, evaluations = store.find(RankedTimes, "softmax"), store.find(BriefEvaluation, "softmax")
+    every = [(one.spent[0], one.best) for one in moments(ranked, evaluations, [], PYTORCH)]
+    found = rises(ranked, evaluations, PYTORCH)
+    assert [round(best, 6) for _, best in found] == [round(every[place][1], 6) for place in (0, 2, 3, 5)]
+    assert [spent for spent, _ in found] == [1.0, 3.0, 4.0, 6.0]
 
 
 def test_without_gpu_times_the_first_kernel_counts_as_one() -> None:

@@ -8,13 +8,13 @@ from standings import archive_of
 
 from archive.proposals import Proposal
 from archive.records import Evaluation
-from evolve.report.kernel import Lineage, left_out_words, lineage, lineage_tree
+from evolve.report.kernel import Lineage, left_out_words, lineage_tree, lineages
 
 ROWS = "rows=8 cols=16 float32"
 
 
 def of(proposals: Sequence[Proposal], evaluations: Sequence[Evaluation] = ()) -> Lineage:
-    return lineage(archive_of(*proposals, *evaluations), "softmax", GPU)
+    return lineages(archive_of(*proposals, *evaluations), "softmax", [GPU])[0]
 
 
 def test_a_child_is_listed_under_its_parent_with_its_changes() -> None:

@@ -3,19 +3,24 @@
 import logging
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from archive.kernel import Kernel
-from evolve.export.template import manifest
-from evolve.export.template.calls import NoKernelError, check_outputs, obstacle, parameter_fault, workload_of
+from evolve.export.template.calls import (
+    MissingError,
+    NoKernelError,
+    check_outputs,
+    obstacle,
+    parameter_fault,
+    workload_of,
+)
 from evolve.export.template.choosing import Question, choices
 from evolve.export.template.folding import Folds, Shape, as_kernel_reads, folds, takes_more_dims
 from evolve.export.template.free import free_for_kernel, free_for_sizes
@@ -24,7 +29,7 @@ from evolve.export.template.launching import Gpus, Launchable, Machine, Tensors
 from evolve.export.template.manifest import ExportedEntry, Measured
 from evolve.export.template.options import current
 from evolve.op_on_device import point
-from reference_ops.op import Number, Op, ops_of
+from reference_ops.op import Number, Op
 
 EAGER, COMPILED = "eager", "compiled"  # where a call is made: this decides what a kernel must beat
 CAPTURING = (
@@ -197,6 +202,8 @@ class Primitive:
         for choice in choices(self.entry, self._kernels, question):
             try:
                 ready = self._machine.prepare(self.op, workload, choice.bound, device)
+            except MissingError:
+                raise
             except NoKernelError:
                 continue
             measured, reason = choice.measured, _reason(choice.measured, question)
@@ -262,28 +269,13 @@ def _launched(decision: Decision, parameters: Mapping[str, Number], inputs: Tens
     return launched
 
 
-def op(module: ModuleType, name: str) -> Op:
-    """Return the op of this name that a module of the package defines."""
-    return next(op for op in ops_of(module) if op.name == name)
-
-
-def load(folder: Path, modules: Iterable[ModuleType], machine: Machine | None = None) -> dict[str, Primitive]:
-    """Return the primitives of the package in this folder, by name, from the modules that define its ops."""
-    entries = manifest.read(folder)
-    ops = {op.name: op for module in modules for op in ops_of(module)}
-    primitives = {name: Primitive(ops[name], entry, folder, machine) for name, entry in entries.items()}
-    for primitive in primitives.values():
-        primitive.gradients = gradients_of(primitive.op, ops, primitives, machine)
-    return primitives
-
-
 def gradients_of(
     op: Op, ops: Mapping[str, Op], primitives: Mapping[str, Primitive], machine: Machine | None
 ) -> Gradients:
     """Return the steps of an op's backward: exported ops, or else PyTorch's own backward."""
     steps = []
     for name in op.backward:
-        if name in ops and name not in DIVIDE:
+        if name not in DIVIDE and ops.get(name) is not None:
             primitive = primitives.get(name) or Primitive(ops[name], NOTHING, Path(), machine)
             run = primitive if name in primitives else primitive.pytorch
             steps.append(Step(ops[name], run, primitive.pytorch))

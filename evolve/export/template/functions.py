@@ -1,7 +1,7 @@
 """Functions of an exported package: each runs a kernel where one wins, and PyTorch's function of the same arguments
 elsewhere."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ class Function:
         self.form = form
         self._registry = registry
         self.primitives = {name: primitives[name] for name in form.ops if name in primitives}
-        self._device_type = next(iter(primitives.values())).device_type
+        self._device_type = next((one.device_type for one in self.primitives.values()), "cuda")
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -143,17 +143,30 @@ def named(forms: Iterable[Form], names: Collection[str]) -> list[Form]:
     return [form for form in forms if form.name in names]
 
 
-def functions(forms: Iterable[Form], primitives: Mapping[str, Primitive], namespace: str = "") -> dict[str, Function]:
-    """Return the functions of a package by name: these forms, and one for each other op.
+class Functions(Mapping[str, Function]):
+    """The functions of a package by name: these forms, and one for each other op. Each is made when it is asked for.
 
     With a namespace, graphs of torch.compile use ops that are registered under it.
     """
-    registry = Registry(namespace, primitives) if namespace else None
-    found = {form.name: Function(form, primitives, registry) for form in forms}
-    for name, primitive in primitives.items():
-        if name not in found:
-            found[name] = Function(own(primitive.op, primitive), primitives, registry)
-    return dict(sorted(found.items()))
+
+    def __init__(self, forms: Iterable[Form], primitives: Mapping[str, Primitive], namespace: str = "") -> None:
+        self._forms = {form.name: form for form in forms}
+        self._primitives = primitives
+        self.registry = Registry(namespace, primitives) if namespace else None
+        self._names = sorted({*self._forms, *primitives})
+        self.made: dict[str, Function] = {}
+
+    def __getitem__(self, name: str) -> Function:
+        if name not in self.made:
+            form = self._forms.get(name) or own(self._primitives[name].op, self._primitives[name])
+            self.made.setdefault(name, Function(form, self._primitives, self.registry))
+        return self.made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def explain(

@@ -1,0 +1,59 @@
+"""Contenders: the few verdicts that tell the champions of an op on a device, kept up to date as verdicts are added.
+
+On each workload these are the verdicts in force that passed, without those that another one beats both by its median
+and by its upper bound; confirmed verdicts are compared with confirmed ones only. Whatever the bar, they include the
+fastest verdict whose interval lies below it. The table repeats what the summaries hold, so that champions are found
+without reading the times of every kernel.
+"""
+
+import sqlite3
+from collections.abc import Iterable
+
+from archive.summaries import Timing, timings
+
+OF_WORKLOAD = "op = ? AND device = ? AND workload = ? AND confirmed = ?"
+BEATEN = f"SELECT 1 FROM contenders WHERE {OF_WORKLOAD} AND median_us <= ? AND high_us <= ? LIMIT 1"  # noqa: S608
+BEATS = f"DELETE FROM contenders WHERE {OF_WORKLOAD} AND median_us > ? AND high_us >= ?"  # noqa: S608
+IN_FORCE = """SELECT number, confirmed, workloads, times FROM evaluation_summaries
+    WHERE op = ? AND device = ? AND +in_force = 1 AND +outcome = 'passed' ORDER BY number"""
+REPLACED = """SELECT EXISTS (SELECT 1 FROM contenders WHERE op = ? AND device = ? AND number IN (
+    SELECT number FROM evaluation_summaries WHERE kernel_id = ? AND device = ? AND in_force = 0))"""
+ADDED = """SELECT number, confirmed, workloads, times FROM evaluation_summaries
+    WHERE id = ? AND in_force = 1 AND outcome = 'passed'"""
+
+
+def follow(connection: sqlite3.Connection, evaluation_id: str, of: tuple[str, str], kernel_id: str) -> bool:
+    """Add a new verdict, and return whether the contenders of its op and device must be gathered anew.
+
+    They must if the verdict replaces that of a contender, because others may take its place.
+    """
+    op, device = of
+    if connection.execute(REPLACED, (op, device, kernel_id, device)).fetchone()[0]:
+        return True
+    for number, confirmed, workloads, times in connection.execute(ADDED, [evaluation_id]).fetchall():
+        _add(connection, of, number, confirmed, timings(workloads, times))
+    return False
+
+
+def gather(connection: sqlite3.Connection, op: str, device: str) -> None:
+    """Find the contenders of an op on a device among all its verdicts."""
+    connection.execute("DELETE FROM contenders WHERE op = ? AND device = ?", (op, device))
+    for number, confirmed, workloads, times in connection.execute(IN_FORCE, (op, device)).fetchall():
+        _add(connection, (op, device), number, confirmed, timings(workloads, times))
+
+
+def gather_all(connection: sqlite3.Connection) -> None:
+    pairs = connection.execute("SELECT DISTINCT op, device FROM evaluation_summaries").fetchall()
+    for op, device in pairs:
+        gather(connection, op, device)
+
+
+def _add(
+    connection: sqlite3.Connection, of: tuple[str, str], number: int, confirmed: int, found: Iterable[Timing]
+) -> None:
+    """Add the times of a verdict that is newer than all contenders. Of equal times, the older ones count."""
+    for one in found:
+        place, times = (*of, one.workload, confirmed), (one.median_us, one.high_us)
+        if not connection.execute(BEATEN, (*place, *times)).fetchone():
+            connection.execute(BEATS, (*place, *times))
+            connection.execute("INSERT INTO contenders VALUES (?, ?, ?, ?, ?, ?, ?)", (*place, *times, number))
