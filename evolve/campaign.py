@@ -1,20 +1,26 @@
-"""A campaign: several ops that share one budget. Each slice goes to the op that is furthest behind its share."""
+"""A campaign: several ops that share one budget. Each slice goes to the op that is furthest behind its share.
+
+On several cards, the next op's slice begins as soon as a card would be idle.
+"""
 
 import math
 import time
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 
 from archive.proposals import Budget, Proposal
-from archive.records import Measurement
+from archive.records import Evaluation, Measurement
 from archive.store import Store
 from archive.summaries import Timing
 from evolve import budget, loop
 from evolve.budget import Ended, Spent
-from evolve.engines.engine import Engine
+from evolve.engines.engine import Engine, HasCards, Job, TakesPauses
 from evolve.loop import Event
-from evolve.request import Bounded, Proposer
+from evolve.request import Bounded, Proposer, Request
 from evolve.search import Search
+from evolve.selection import selection
 from evolve.selection.view import OpView
 
 GENEROUS = 4.0  # without a measurement, the assumed ratio of the best time to the speed of light
@@ -99,7 +105,10 @@ def campaign(
     kept = yield from loop.keep(seeds, store)
     for view in views.values():
         view.ask_for(seed.kernel_id for seed in kept)
-    ended = yield from share_out(searches, Bounded(proposer), engine, views)
+    if isinstance(engine, HasCards) and engine.cards > 1:
+        ended = yield from SideBySide(searches, Bounded(proposer), engine, views).run()
+    else:
+        ended = yield from share_out(searches, Bounded(proposer), engine, views)
     for search in searches:
         with search.leg(store):
             yield Slice(search, confirming=True)
@@ -134,6 +143,217 @@ def share_out(
             del running[chosen]
             reason = ended if ended is Ended.NOTHING else reason
     return reason
+
+
+@dataclass
+class Turn:
+    """A slice of an op beside slices of other ops."""
+
+    search: Search
+    view: OpView
+    leg: ExitStack
+    began: float = field(default_factory=time.monotonic)
+    spent: Spent = field(default=Spent())
+    waiting: deque[Job] = field(default_factory=deque)
+    under_way: set[str] = field(default_factory=set)  # kernels
+    seen: set[str] = field(default_factory=set)  # kernels that were waiting at some time in this slice
+    asked: bool = False  # for proposals, once the op's pending kernels are judged
+    incoming: Iterator[Proposal] = field(default_factory=lambda: iter(()))
+    known: set[str] = field(default_factory=set)  # kernels that are no news if they are proposed
+    proposed: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.asked and not (self.waiting or self.under_way)
+
+
+class SideBySide:
+    """Slices of several ops at once, for an engine with several cards.
+
+    The engine asks for the next job when it would be idle otherwise. It gets one of the oldest slice that has any;
+    if none has, the next op's slice begins. Proposals become jobs one by one, as they arrive.
+    """
+
+    def __init__(
+        self, searches: Sequence[Search], proposer: Proposer, engine: TakesPauses, views: Mapping[str, OpView]
+    ) -> None:
+        self._proposer, self._engine, self._views = proposer, engine, views
+        self._running = {search.run: search for search in searches}
+        self._accounts = {search.run: _account(search, views[search.run]) for search in searches}
+        self._turns: dict[str, Turn] = {}
+        self._aside = set[str]()  # as in `share_out`
+        self._unprofiled: Turn | None = None  # the profiler needs the engine for itself
+        self._events = deque[Event | Slice]()  # archived, but not yielded yet
+        self._began, self._spent = time.monotonic(), Spent()
+        self._ended: Ended | None = None
+        self._reason = Ended.LIGHT
+
+    def run(self) -> Generator[Event | Slice, None, Ended]:
+        """Run slices until the shared budget is spent or every op is at the speed of light."""
+        try:
+            while True:
+                for verdict in self._engine.evaluate(self._jobs()):
+                    self._take(verdict)
+                    yield from self._happened()
+                yield from self._happened()
+                if not self._goes_on():
+                    return self._ended or self._reason
+        finally:
+            for turn in self._turns.values():
+                turn.leg.close()
+
+    def _happened(self) -> Iterator[Event | Slice]:
+        while self._events:
+            yield self._events.popleft()
+
+    def _jobs(self) -> Iterator[Job | None]:
+        """Yield jobs, and None while verdicts are awaited; end when nothing is under way and nothing can begin."""
+        while not self._ended:
+            job = None if self._unprofiled else self._next_job()
+            if self._ended or (job is None and not any(turn.under_way for turn in self._turns.values())):
+                return
+            yield job
+
+    def _next_job(self) -> Job | None:
+        while True:
+            for turn in list(self._turns.values()):
+                if job := self._job_of(turn):
+                    return job
+            if self._ended or self._unprofiled or not self._begin():
+                return None
+
+    def _job_of(self, turn: Turn) -> Job | None:
+        """Return the slice's next job, for which proposals may be asked; None if it has none now."""
+        while not (self._ended or self._unprofiled):
+            if turn.waiting:
+                job = turn.waiting.popleft()
+                if time.monotonic() < turn.search.deadline and turn.search.share.take(turn.view, job.kernel.id):
+                    turn.under_way.add(job.kernel.id)
+                    return job
+            elif not turn.asked and not turn.under_way:
+                self._ask(turn)
+            elif turn.asked and (proposal := next(turn.incoming, None)):
+                self._add(turn, proposal)
+            else:
+                if turn.done:
+                    self._finish(turn)
+                break
+        return None
+
+    def _begin(self) -> bool:
+        """Begin the slice of the op that is furthest behind its share, unless there is none or nothing is left."""
+        accounts = (
+            account for run, account in self._accounts.items()
+            if run in self._running and run not in self._aside and run not in self._turns
+        )  # fmt: skip
+        chosen = next_run(accounts)
+        if not chosen:
+            return False
+        search, view = self._running[chosen], self._views[chosen]
+        if reached := search.over(view, self._committed()):
+            if reached is Ended.LIGHT:
+                del self._running[chosen]
+            elif not self._turns:
+                self._ended = reached
+            return reached is Ended.LIGHT
+        turn = self._turns[chosen] = Turn(search, view, ExitStack())
+        turn.leg.enter_context(search.leg(view.store))
+        self._events.append(Slice(search))
+        self._queue(turn)
+        return True
+
+    def _queue(self, turn: Turn) -> None:
+        """Add the op's kernels without a verdict to what waits, as far as the budget allows."""
+        left = budget.left(turn.search.budget, self._committed()).evals
+        new = [one for one in turn.search.share.free(turn.view, turn.view.pending()) if one not in turn.seen][:left]
+        turn.seen.update(new)
+        agenda = selection.agenda(turn.view, new)
+        for verdict in agenda.repeated:
+            if turn.search.share.take(turn.view, verdict.kernel_id):
+                self._judged(turn, verdict)
+        turn.waiting.extend(
+            Job(kernel, turn.search.locator, agenda.bars, duplicates=agenda.duplicates) for kernel in agenda.new
+        )
+
+    def _ask(self, turn: Turn) -> None:
+        """Ask for proposals, unless nothing is left to spend."""
+        turn.asked = bool(turn.search.over(turn.view, self._committed()))
+        if turn.asked:
+            return
+        request = turn.search.request(turn.view, self._committed())
+        if turn.search.profiled and selection.unprofiled(request):
+            self._unprofiled = turn
+        else:
+            self._expect(turn, request)
+
+    def _expect(self, turn: Turn, request: Request) -> None:
+        turn.asked, turn.known = True, set(request.known)
+        turn.incoming = turn.search.share.unproposed(turn.view, request, self._proposer.propose(request))
+
+    def _add(self, turn: Turn, proposal: Proposal) -> None:
+        """Archive a proposal, and queue its kernel. A kernel that is known counts as an evaluation at once."""
+        self._events.extend(loop.keep([proposal], turn.view.store))
+        turn.proposed += 1
+        self._pay(turn, budget.paid(proposal.cost))
+        if proposal.kernel_id in turn.known:
+            self._pay(turn, Spent(evals=1))
+        elif proposal.kernel:
+            turn.known.add(proposal.kernel_id)
+            self._queue(turn)
+
+    def _take(self, verdict: Evaluation) -> None:
+        turn = next(turn for turn in self._turns.values() if verdict.kernel_id in turn.under_way)
+        self._judged(turn, verdict)
+        turn.under_way.remove(verdict.kernel_id)
+        reached = turn.search.over(turn.view, self._spent)
+        if reached is not Ended.LIGHT:  # an op at the speed of light leaves the rest of the budget to the others
+            self._ended = self._ended or reached
+
+    def _judged(self, turn: Turn, verdict: Evaluation) -> None:
+        self._events.extend(loop.keep(turn.search.share.judged(turn.view, [verdict]), turn.view.store))
+        self._pay(turn, Spent(evals=1))
+
+    def _pay(self, turn: Turn, paid: Spent) -> None:
+        turn.spent += paid
+        self._spent = replace(self._spent + paid, seconds=time.monotonic() - self._began)
+
+    def _committed(self) -> Spent:
+        """Return what is spent, with the evaluations that wait or are under way."""
+        return self._spent + Spent(evals=sum(len(one.waiting) + len(one.under_way) for one in self._turns.values()))
+
+    def _finish(self, turn: Turn) -> None:
+        """End a slice, and decide whether its op goes on."""
+        search, run = turn.search, turn.search.run
+        del self._turns[run]
+        turn.leg.close()
+        paid = cost(search.budget, replace(turn.spent, seconds=time.monotonic() - turn.began))
+        self._accounts[run] = self._accounts[run].after(paid, headroom(search, turn.view))
+        over = search.over(turn.view, self._spent)
+        ended = over or (None if turn.proposed or search.over(turn.view, self._committed()) else Ended.NOTHING)
+        if ended is Ended.NOTHING and search.share.met:
+            self._aside.add(run)
+        elif ended in (Ended.LIGHT, Ended.NOTHING):
+            del self._running[run]
+            self._reason = ended if ended is Ended.NOTHING else self._reason
+        else:
+            self._ended = self._ended or ended
+
+    def _goes_on(self) -> bool:
+        """Do what needs an idle engine, and return whether there may be more to evaluate."""
+        if self._ended:
+            return False
+        if turn := self._unprofiled:
+            self._unprofiled = None
+            request = turn.search.request(turn.view, self._committed())
+            if turn.search.profile(request, self._engine, turn.view.store):
+                request = turn.search.request(turn.view, self._committed())
+            self._expect(turn, request)
+            return True
+        chosen = next_run(self._accounts[run] for run in self._aside)
+        if chosen:
+            self._aside.remove(chosen)
+            self._running[chosen].share.others_work(self._views[chosen], self._running[chosen].deadline)
+        return bool(chosen)
 
 
 def _next_run(accounts: Mapping[str, Account], running: Collection[str], aside: Collection[str]) -> str | None:

@@ -1,20 +1,23 @@
 """Tests of several ops under one budget: ops with headroom get more of it, and the archive records what each spent."""
 
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
 from records import CPU
-from scripted_runs import PRICE, TWICE, PricedModel, by_number, op, outcome
+from scripted_runs import PRICE, TWICE, PricedModel, by_number, kernel, op, outcome
 
-from archive.proposals import Budget, Run
+from archive.proposals import Budget, Leg, Proposal, Run
 from archive.records import Evaluation
 from archive.sqlite import SqliteStore, open_archive
 from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.campaign import Slice, campaign, headroom, is_measured
+from evolve.engines.engine import Job
 from evolve.search import GENERATION, Search
 from evolve.selection.view import OpView, Scope
 
@@ -121,3 +124,91 @@ def test_headroom_is_a_guess_until_something_is_measured(store: SqliteStore) -> 
     assert not is_measured(search, view(search, store))
     run(store, {"twice": (15.0,)}, Budget(evals=8))
     assert is_measured(search, view(search, store))
+
+
+@dataclass
+class TwoCards(FakeEngine):
+    """Engine with two cards: it takes a job for each before it gives the verdict on the older one."""
+
+    cards: int = 2
+    together: list[frozenset[str]] = field(default_factory=list)  # the ops under way whenever a verdict is given
+    idle: int = 0  # verdicts before which a card had no job, although jobs had not ended
+
+    def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
+        incoming, held, ended = iter(jobs), deque[Job](), False
+        while True:
+            while len(held) < self.cards and not ended:
+                job = next(incoming, self)  # the engine itself stands for the end
+                ended = job is self
+                if not isinstance(job, Job):
+                    break
+                self.jobs.append(job)
+                held.append(job)
+            if not held:
+                return
+            if not any(job.confirm for job in held):
+                self.together.append(frozenset(job.kernel.op for job in held))
+                self.idle += len(held) < self.cards and not ended
+            yield self.judge(held.popleft())
+
+
+def run_side_by_side(
+    store: SqliteStore, times: Mapping[str, tuple[float, ...]], limits: Budget, model: PricedModel | None = None
+) -> tuple[Ended, TwoCards]:
+    engine = TwoCards(by_number(times))
+    return outcome(campaign(searches(store, times, limits), [], model or PricedModel(), engine, store)), engine
+
+
+def test_an_idle_card_takes_the_next_op(store: SqliteStore) -> None:
+    _, engine = run_side_by_side(store, {"twice": SLOW, "thrice": SLOW}, Budget(evals=64))
+    assert frozenset({"twice", "thrice"}) in engine.together
+    assert engine.idle <= 1  # only the last kernel of the budget is alone
+
+
+def test_a_single_op_leaves_the_other_card_idle_only_at_the_end_of_its_rounds(store: SqliteStore) -> None:
+    _, engine = run_side_by_side(store, {"twice": SLOW}, Budget(evals=64))
+    assert engine.idle == 64 // GENERATION
+
+
+@pytest.mark.parametrize("evals", [1, 7, 50])
+def test_ops_side_by_side_keep_the_budget(store: SqliteStore, evals: int) -> None:
+    ended, engine = run_side_by_side(store, {"twice": SLOW, "thrice": FAST}, Budget(evals=evals))
+    assert ended is Ended.EVALS
+    assert len(engine.evaluated) == evals
+    assert spent(store, "twice").evals + spent(store, "thrice").evals == evals
+
+
+def test_side_by_side_the_larger_headroom_gets_the_larger_share(store: SqliteStore) -> None:
+    run_side_by_side(store, {"twice": SLOW, "thrice": FAST, "half": FAST, "light": LIGHT}, Budget(evals=400))
+    assert spent(store, "light").evals == GENERATION
+    others = spent(store, "thrice").evals, spent(store, "half").evals
+    assert spent(store, "twice").evals > 1.5 * max(others) > 0
+
+
+def test_side_by_side_ops_without_more_ideas_end_the_campaign(store: SqliteStore) -> None:
+    times = {"twice": SLOW, "thrice": FAST}
+    ended, engine = run_side_by_side(store, times, Budget(evals=1000), PricedModel(most=20))
+    assert ended is Ended.NOTHING
+    assert (spent(store, "twice").evals, spent(store, "thrice").evals) == (20, 20)
+    assert len(engine.confirmed) == 2
+
+
+def test_side_by_side_dollars_are_kept(store: SqliteStore) -> None:
+    ended, _ = run_side_by_side(store, {"twice": SLOW, "thrice": FAST}, Budget(usd=0.4))
+    assert ended is Ended.USD
+    assert spent(store, "twice").usd + spent(store, "thrice").usd == pytest.approx(0.4)
+
+
+def test_side_by_side_pending_kernels_are_judged_first(store: SqliteStore) -> None:
+    store.append(*(Proposal("twice", "draft", "a person", kernel(number)) for number in range(100, 103)))
+    _, engine = run_side_by_side(store, {"twice": SLOW, "thrice": SLOW}, Budget(evals=30))
+    assert len(engine.evaluated) == len({one.id for one in engine.evaluated}) == 30
+
+
+def test_a_campaign_that_is_stopped_side_by_side_ends_its_legs(store: SqliteStore) -> None:
+    engine = TwoCards(by_number({"twice": SLOW, "thrice": SLOW}))
+    events = campaign(searches(store, {"twice": (), "thrice": ()}, Budget(evals=64)), [], PricedModel(), engine, store)
+    for _ in range(30):
+        next(events)
+    events.close()
+    assert all(leg.ended for leg in store.find(Leg))

@@ -24,7 +24,13 @@ def report(
     ops: OpsArgument = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write.")] = REPORT,
     kernels: Annotated[
-        int, typer.Option("--kernels", min=0, help="Kernels with a page of their own, per op and device.")
+        int,
+        typer.Option(
+            "--kernels",
+            min=0,
+            help="Kernels with a page of their own, per op and device, beside the champions and their ancestors, which "
+            "all have one. With many ops there are fewer: 1000 in the file. The pages say how many are left out.",
+        ),
     ] = 30,
     archive: ArchiveOption = None,
 ) -> None:

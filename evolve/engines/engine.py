@@ -61,3 +61,12 @@ class TakesPauses(Engine, Protocol):
 
     def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
         """Yield one evaluation per job. Ends only after the last job, not at a pause."""
+
+
+@runtime_checkable
+class HasCards(TakesPauses, Protocol):
+    """An engine that may have several cards of its device, such as GPUs, which evaluate side by side."""
+
+    @property
+    def cards(self) -> int:
+        """How many cards it has."""

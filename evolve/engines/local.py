@@ -74,6 +74,10 @@ class LocalEngine:
             self._step()
         return self._infos[self._cards[0]]
 
+    @property
+    def cards(self) -> int:
+        return len(self._cards)
+
     def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
         self._drop_unfinished()
         info, self._incoming, self._ended = self.info, iter(jobs), False

@@ -93,6 +93,11 @@ class RayEngine:
             self._step()
         return self._info
 
+    @property
+    def cards(self) -> int:
+        """How many actors it has at the moment."""
+        return len(self._slots)
+
     def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
         self._forget_unfinished()
         _, incoming, ended = self.info, iter(jobs), False

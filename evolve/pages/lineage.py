@@ -1,7 +1,7 @@
 """The lineage of an op's population: its kernels and their ancestors as trees, with what each changed."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from archive.kernel import Kernel
@@ -37,6 +37,17 @@ class Family:
     @property
     def ids(self) -> list[str]:
         return [node.kernel_id for node in self.nodes]
+
+    def above(self, kernels: Collection[str]) -> list[str]:
+        """Return the ancestors of these kernels in the trees."""
+        path: list[str] = []
+        found: dict[str, None] = {}
+        for node in self.nodes:
+            del path[node.depth :]
+            if node.kernel_id in kernels:
+                found |= dict.fromkeys(path)
+            path.append(node.kernel_id)
+        return list(found)
 
 
 def family_of(store: Store, now: Standing) -> Family:

@@ -20,14 +20,17 @@ from evolve.pages.run_page import run_lines, run_page
 from evolve.pages.svg import element
 from evolve.report.standing import devices
 
-KERNELS = 30  # kernel pages per op and device: the population, the champions and their nearest ancestors
+KERNELS = 30  # kernel pages per op and device: champions and their ancestors, then the population and its ancestors
+IN_ALL = 1_000  # kernel pages in one file, of 30 to 100 kB each; if ops are many, each gets an equal share
 RUNS = 10  # run pages per op and device, the newest
 
 
 def report(store: SqliteStore, ops: Sequence[str], kernels: int = KERNELS) -> str:
     """Return a document with the overview, and the pages of these ops, their runs and their leading kernels."""
     views = list(_op_views(store, ops))
-    shown = dict.fromkeys(kernel_id for view in views for kernel_id in _leading(view, kernels))
+    most = min(kernels, IN_ALL // max(1, len(views)))
+    leading = [_leading(view, most) for view in views]
+    shown = dict.fromkeys(kernel_id for of_view in leading for kernel_id in of_view)
     runs = dict.fromkeys(run.id for view in views for run in view.runs[:RUNS])
     known = {
         addresses.OVERVIEW,
@@ -38,7 +41,9 @@ def report(store: SqliteStore, ops: Sequence[str], kernels: int = KERNELS) -> st
         *map(addresses.run_page, runs),
     }
     renderer = Renderer(InOneFile(known))
-    pages = _pages(store, renderer, views, [*shown], [*runs], ops)
+    op_pages = [_op_page(renderer, view, len(of_view)) for view, of_view in zip(views, leading, strict=True)]
+    pages = [renderer.overview(overview(store, store.path.name, ops)), *op_pages,
+             *_pages(store, renderer, [*shown], [*runs], ops)]  # fmt: skip
     body = Markup("\n").join(_section(page) for page in pages)
     title = f"{', '.join(ops)}" if ops else "Kernels"
     style, script = static("style.css"), static("pages.js")
@@ -60,27 +65,31 @@ def _op_views(store: Store, ops: Sequence[str]) -> Iterator[OpPage]:
 
 
 def _leading(view: OpPage, most: int) -> list[str]:
-    """Return the kernels that get a page: the champions, the population, then their ancestors."""
+    """Return the kernels that get a page: all champions and their ancestors, then others of the family up to `most`."""
     now = view.standing
-    ids = [*(one.kernel_id for one in now.champions), *(one.kernel_id for one in now.population), *view.family.ids]
-    return list(dict.fromkeys(ids))[:most]
+    champions = dict.fromkeys(one.kernel_id for one in now.champions)
+    kept = list(champions | dict.fromkeys(view.family.above(champions)))
+    others = dict.fromkeys([*(one.kernel_id for one in now.population), *view.family.ids])
+    return kept + [one for one in others if one not in kept][: max(0, most - len(kept))]
+
+
+def _op_page(renderer: Renderer, view: OpPage, kernels: int) -> Page:
+    """Return an op's page, which says of how many kernels and runs the file has pages."""
+    now, address = view.standing, addresses.op_page(view.standing.op, view.standing.device.key)
+    held = []
+    if kernels < now.judged:
+        held.append(f"{kernels:,} of the {now.judged:,} kernels evaluated here: champions, their ancestors, and others "
+                    "that are alive")  # fmt: skip
+    if len(view.runs) > RUNS:
+        held.append(f"the newest {RUNS} of {len(view.runs):,} runs")
+    page = renderer.op(view, address, roofline(now.op, now.device, now.champions), "; ".join(held))
+    alias = addresses.op_page(now.op) if view.main else ""
+    return Page(f"{page.address} {alias}".strip(), page.title, page.body)
 
 
 def _pages(
-    store: SqliteStore,
-    renderer: Renderer,
-    views: Sequence[OpPage],
-    kernels: Sequence[str],
-    runs: Sequence[str],
-    ops: Sequence[str],
+    store: SqliteStore, renderer: Renderer, kernels: Sequence[str], runs: Sequence[str], ops: Sequence[str]
 ) -> Iterator[Page]:
-    yield renderer.overview(overview(store, store.path.name, ops))
-    for view in views:
-        now = view.standing
-        points = roofline(now.op, now.device, now.champions)
-        alias = addresses.op_page(now.op) if view.main else ""
-        page = renderer.op(view, addresses.op_page(now.op, now.device.key), points)
-        yield Page(f"{page.address} {alias}".strip(), page.title, page.body)
     for kernel_id in kernels:
         if view_of_kernel := kernel_page(store, kernel_id):
             yield renderer.kernel(view_of_kernel)

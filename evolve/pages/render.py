@@ -54,10 +54,11 @@ class Renderer:
         return self._page(addresses.OVERVIEW, "Overview", "overview.html", view=view,
                           gains=self._gains(drawn[:OPS_DRAWN]), left_out=max(0, len(drawn) - OPS_DRAWN))  # fmt: skip
 
-    def op(self, view: OpPage, address: str, roofline: Sequence[RooflinePoint] = ()) -> Page:
+    def op(self, view: OpPage, address: str, roofline: Sequence[RooflinePoint] = (), held: str = "") -> Page:
+        """Return an op's page; `held` tells which kernels and runs have a page, if not all have."""
         now = view.standing
         return self._page(
-            address, f"{now.op} on {now.device.name}", "op.html", view=view, now=now, knobs=KNOBS,
+            address, f"{now.op} on {now.device.name}", "op.html", view=view, now=now, knobs=KNOBS, held=held,
             labels=words.workload_labels([champion.workload for champion in now.champions]),
             bars=_champion_bars(now), curves=[self._curve(view, axis) for axis in range(len(AXES))],
             roofline=_roofline(now, roofline), tuned=any(one.measurement.autotune_us for one in now.champions),

@@ -2,18 +2,26 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import bad_kernels
 import pytest
+from scripted_runs import PricedModel
 
-from archive.records import Outcome
+from archive.proposals import Budget, Run
+from archive.records import Evaluation, Outcome
+from archive.sqlite import SqliteStore, open_archive
 from evolve import devices, wiring
+from evolve.campaign import SideBySide
 from evolve.devices import choose
 from evolve.engines.engine import Job
 from evolve.engines.local import LocalEngine
 from evolve.errors import UserError
+from evolve.search import Search
+from evolve.selection.view import OpView, Scope
+from reference_ops import catalog
 
 # A GPU in all but its arithmetic: each process sees the card that an environment variable names.
 FAKE_GPU = """
@@ -122,6 +130,28 @@ def test_every_card_evaluates(two: LocalEngine, op: str) -> None:
 
 def test_champions_are_confirmed_on_the_first_card_alone(two: LocalEngine, op: str) -> None:
     assert used(two, jobs(op, 3, confirm=True)) == {"on card 1"}
+
+
+def test_two_cards_work_on_two_ops_of_a_campaign_at_once(two: LocalEngine, op: str, tmp_path: Path) -> None:
+    other = tmp_path / "thrice.py"
+    other.write_text(Path(op).read_text().replace('name="twice"', 'name="thrice"'))
+    store, deadline = open_archive(tmp_path / "a.db"), time.monotonic() + 60
+    searches = []
+    for path in (op, str(other)):
+        loaded = catalog.load(path)
+        scope = Scope(f"run of {loaded.name}")
+        store.append(Run(scope.run, loaded.name, two.info.key, "a model", 7, time.time()))
+        searches.append(Search(scope.run, loaded, path, 7, Budget(evals=20), deadline, scope))
+    for _ in share_out_side_by_side(searches, two, store):
+        pass
+    spans = [(one.op, one.created, one.created + one.seconds) for one in store.find(Evaluation)]
+    assert len(spans) == 20
+    assert any(a[0] != b[0] and a[1] < b[2] and b[1] < a[2] for a in spans for b in spans)
+
+
+def share_out_side_by_side(searches: list[Search], engine: LocalEngine, store: SqliteStore) -> Iterator[object]:
+    views = {search.run: OpView(store, search.op.name, engine.info, search.scope) for search in searches}
+    return SideBySide(searches, PricedModel(), engine, views).run()
 
 
 def test_each_card_gets_as_many_workers_as_the_policy_allows(op: str) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from scripted_device import INFO, OP, ScriptedDevice
+from scripted_device import INFO, ScriptedDevice
+from scripted_device import SMALL_OP as OP
 
 from evolve.devices.device import Device
 from evolve.devices.policy import AUTOTUNE, COMPILE, EAGER

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from scripted_device import INFO, OP, WORKLOAD, ScriptedDevice
+from scripted_device import INFO, ScriptedDevice
+from scripted_device import SMALL_OP as OP
 
 from archive.records import DeviceInfo
 from evolve.errors import UserError
@@ -17,7 +18,8 @@ from evolve.evaluation.evaluate import Evaluator
 from evolve.evaluation.requests import TimingRequest, TimingResult
 from evolve.evaluation.time_pytorch import time_pytorch
 
-LIGHT_US = 2 * 4 * 2**20 / 1e6
+WORKLOAD = OP.gpu[0]
+LIGHT_US = 2 * 4 * 2**12 / 1e6
 TIMES = Baselines(30.0, 20.0, 15.0)
 CPU = DeviceInfo("emulated", "Some CPU", "sm_90a", 1, 1024)
 

@@ -10,7 +10,8 @@ from commandline import evolve
 from shown_archive import A100, CPU, H200, RUNS, SCRIPT
 
 from archive.sqlite import open_archive
-from evolve.pages import addresses
+from archive.summaries import EvaluationSummary, ProposalSummary
+from evolve.pages import addresses, one_file
 from evolve.pages.one_file import report
 
 
@@ -118,6 +119,33 @@ def test_emulated_times_are_not_compared_with_pytorch(text: str) -> None:
     page = page[: page.index('<section class="page"')]
     assert "not GPU times" in page
     assert "eager" not in page
+
+
+def test_champions_and_their_ancestors_have_a_page_however_few_are_wanted(path: Path) -> None:
+    store = open_archive(path, read_only=True)
+    pages = Parsed(report(store, ["softmax"], kernels=0)).pages
+    kernels = {address for address in pages if address.startswith("kernel/")}
+    champion = shown_archive.champion()
+    (origin,) = store.find(ProposalSummary, kernels=[champion.id])
+    assert {addresses.kernel_page(champion.id), addresses.kernel_page(origin.parents[0])} <= kernels
+    assert len(kernels) < 8
+
+
+def test_a_page_says_how_many_kernels_have_none(path: Path) -> None:
+    store = open_archive(path, read_only=True)
+    few = report(store, ["gelu"], kernels=4)
+    held = re.findall(r'data-part="held">This file has pages for (\d+) of the (\d+) kernels', few)
+    judged = sum(store.count(EvaluationSummary, "op", "gelu", device=H200.key, in_force=True).values())
+    kernels = [address for address in Parsed(few).pages if address.startswith("kernel/")]
+    assert held == [(str(len(kernels)), str(judged))]
+
+
+def test_many_ops_share_the_kernels_of_a_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_archive(path, read_only=True)
+    monkeypatch.setattr(one_file, "IN_ALL", 20)
+    fewer = [address for address in Parsed(report(store, [])).pages if address.startswith("kernel/")]
+    monkeypatch.undo()
+    assert len(fewer) < len([one for one in Parsed(report(store, [])).pages if one.startswith("kernel/")])
 
 
 def test_the_command_writes_the_file_and_names_it(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

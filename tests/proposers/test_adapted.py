@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from each import sampled
 from shared_engine import run_here
 
 from archive import library
@@ -50,7 +51,7 @@ def locator(folder: Path, name: str) -> str:
     return f"{folder}/functions.py:{name}@{folder}/inputs.py"
 
 
-@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("name", sampled(INPUTS, quick=["my_leaky", "my_product"]))
 def test_an_adapted_kernel_passes_as_a_kernel_of_the_task(tmp_path: Path, name: str) -> None:
     op = task(tmp_path, name)
     evaluator = Evaluator(choose.make("emulated"), lambda _phase: None)
