@@ -62,7 +62,7 @@ STUB = '''"""Types of the package for editors and type checkers."""
 __all__ = [{exported}]
 '''
 
-MODULES = ("nn",)  # modules of every package that users name
+MODULES = ("nn", "optim")  # modules of every package that users name
 
 BODY = '''"""The functions of the package."""
 
@@ -144,6 +144,27 @@ __all__ = [{names}]
 _LAYERS = _package._classes()
 {layers}'''
 
+OPTIM = '''"""Optimizers of torch.optim, by kernels where they are faster than PyTorch's."""
+
+from typing import ClassVar as _ClassVar
+
+from ._package import _PRIMITIVES
+from ._runtime import optimizers as _optimizers
+
+__all__ = ["SGD", "AdamW"]
+
+
+class AdamW(_optimizers.AdamW):
+    """`torch.optim.AdamW` with its arguments and its state."""
+
+    primitives: _ClassVar[_optimizers.Primitives] = _PRIMITIVES
+
+
+class SGD(_optimizers.SGD):
+    """`torch.optim.SGD` with its arguments and its state."""
+
+    primitives: _ClassVar[_optimizers.Primitives] = _PRIMITIVES
+'''
 SELFTEST = '''"""Tests of this package on this machine: `python -m` with this module's name, and perhaps functions."""
 
 import sys

@@ -215,6 +215,7 @@ def _files(name: str, parts: Sequence[_OpFiles]) -> dict[str, str | bytes]:
         "__init__.pyi": generated.stub(exported),
         f"{generated.CONTENT}.py": generated.content(name, exported, hashlib.sha256(listed.encode()).hexdigest()),
         "nn.py": generated.nn(exported),
+        "optim.py": generated.OPTIM,
         "selftest.py": generated.SELFTEST,
         "py.typed": "",
         manifest.FILE: listed,

@@ -2,12 +2,14 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from emulated_machine import EmulatedMachine, primitives
 
 from evolve.export.families import forms
+from evolve.export.template import functions_matrix
 from evolve.export.template.forms import Form
 from evolve.export.template.functions import ELSEWHERE, Function, Functions
 from evolve.export.template.recipes import RECIPES
@@ -147,3 +149,30 @@ def test_an_op_that_pytorch_lacks_takes_more_dims(tmp_path: Path) -> None:
     gate, up = torch.randn(2, 3, 5), torch.randn(2, 3, 5)
     close(swiglu(gate, up), torch.nn.functional.silu(gate) * up, gate.dtype)
     assert swiglu.explain((gate, up), {}).kernel
+
+
+def test_several_layers_and_directions_are_composed_of_single_ones(tmp_path: Path) -> None:
+    machine = EmulatedMachine()
+    gru = Function(FORMS["gru"], primitives(["gru"], tmp_path, machine))
+    layer = torch.nn.GRU(4, 8, num_layers=2, bidirectional=True)
+    x, hx, weights = torch.randn(5, 3, 4), torch.randn(4, 3, 8), list(layer.parameters())
+    given: Any = (x, hx, weights, True, 2, 0.0, False, True, False)
+    with torch.no_grad():
+        for got, expected in zip(gru(*given), torch.gru(*given), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert len(machine.launched) == 4
+    assert gru.explain(given, {}).kernel
+
+
+@pytest.mark.parametrize(("after_us", "runs"), [(40.0, True), (60.0, False)])
+def test_a_kernel_must_save_more_than_what_comes_after_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_us: float, runs: bool
+) -> None:
+    machine = EmulatedMachine()  # its kernels take 50 us where PyTorch takes 100
+    linear = Function(FORMS["linear"], primitives(["skinny_gemm"], tmp_path, machine))
+    monkeypatch.setattr(functions_matrix, "ADDITION_US", after_us)
+    given = torch.randn(3, 8), torch.randn(5, 8), torch.randn(5)
+    with torch.no_grad():
+        torch.testing.assert_close(linear(*given), torch.nn.functional.linear(*given))
+    assert bool(machine.launched) == runs
+    assert bool(linear.explain(given, {}).kernel) == runs

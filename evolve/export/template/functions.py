@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from evolve.export.template.dispatch import Explanation, Primitive
-from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Form, cast, whole
+from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Form, Parts, cast, whole
 from evolve.export.template.registering import Registry
 from reference_ops.op import Op
 
@@ -35,13 +35,36 @@ class Function:
         """Return the result by a kernel, or ELSEWHERE if PyTorch must run."""
         calls = self._lowered(arguments, named)
         if isinstance(calls, str):
-            return ELSEWHERE
+            parts = self._parts(arguments, named)
+            return self._composed(parts) if parts else ELSEWHERE
         for call in calls:
             primitive = self.primitives.get(call.op)
-            outputs = primitive.run(call.views, call.parameters) if primitive else None
+            outputs = primitive.run(call.views, call.parameters, after_us=call.after_us) if primitive else None
             if outputs is not None:
                 return call.finish(outputs)
         return ELSEWHERE
+
+    def _parts(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Parts | None:
+        """Return the calls of this function of which a call is composed; None if it cannot be."""
+        if self.form.parts is None or torch.is_autocast_enabled(self._device_type):
+            return None
+        try:
+            return self.form.parts(*arguments, **named)
+        except REFUSALS:
+            return None
+
+    def _composed(self, parts: Parts) -> Any:
+        """Return the result of a composed call; ELSEWHERE if no kernel computes its first part."""
+        found: Any = None
+        try:
+            while True:
+                given = next(parts) if found is None else parts.send(found)
+                result = self.attempt(given, {})
+                if result is ELSEWHERE and found is None:
+                    return ELSEWHERE
+                found = self.form.pytorch(*given) if result is ELSEWHERE else result
+        except StopIteration as done:
+            return done.value
 
     def traced(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Return the result in a graph that is being traced: by opaque ops where a kernel wins, or else by PyTorch."""
@@ -49,6 +72,8 @@ class Function:
         calls = self._lowered(arguments, named) if registry else NOT_EXPORTED
         if registry and not isinstance(calls, str):
             for call in calls:
+                if call.after_us:  # the compiler makes what comes after a product a part of its own kernel
+                    continue
                 if _defined(registry, call.op) and registry.ask(call.op, call.views, call.parameters):
                     return call.finish(registry.run(call.op, call.views, call.parameters))
         return self.form.pytorch(*arguments, **named)
@@ -57,6 +82,8 @@ class Function:
         """Return what a call would run, and why."""
         calls = self._lowered(arguments, named)
         if isinstance(calls, str):
+            if parts := self._parts(arguments, named):
+                return self.explain(next(parts), {})
             return Explanation(self.form.name, "", calls)
         reasons = []
         for call in calls:
@@ -64,9 +91,9 @@ class Function:
                 reasons.append(f"{NOT_EXPORTED} ({call.op})" if call.op != self.form.name else NOT_EXPORTED)
                 continue
             found = self.primitives[call.op].explain(call.views, call.parameters)
-            if found.kernel:
+            if found.kernel and self.primitives[call.op].pays(call.views, call.parameters, call.after_us):
                 return Explanation(self.form.name, found.kernel, found.reason)
-            reasons.append(found.reason)
+            reasons.append(f"what comes after {call.op} takes longer than it saves" if found.kernel else found.reason)
         return Explanation(self.form.name, "", "; ".join(dict.fromkeys(reasons)))
 
     def _lowered(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[Call] | str:

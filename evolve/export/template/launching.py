@@ -1,5 +1,6 @@
 """Compilation of a bound kernel, and launches on the caller's GPU and stream."""
 
+import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from evolve.export.template.driver import Program
 
 Tensors = tuple[torch.Tensor, ...]
-HOST_CALLS = 5
+HOST_CALLS, DEVICE_CALLS = 5, 9
 
 
 class KernelError(RuntimeError):
@@ -46,6 +47,10 @@ class Machine(Protocol):
     @property
     def host_us(self) -> Callable[[Callable[[], object]], float]:
         """Return the time that the host needs to enqueue a call."""
+
+    @property
+    def device_us(self) -> Callable[[Callable[[], object]], float]:
+        """Return the time that a call takes until the device has finished."""
 
     def info(self, device: torch.device) -> DeviceInfo:
         """Return the facts about a device that plans, the compiler and the table need."""
@@ -144,6 +149,10 @@ class Gpus:
     def host_us(self) -> Callable[[Callable[[], object]], float]:
         return host_us
 
+    @property
+    def device_us(self) -> Callable[[Callable[[], object]], float]:
+        return device_us
+
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
@@ -176,6 +185,20 @@ def host_us(call: Callable[[], object]) -> float:
         call()
         times.append(time.perf_counter_ns() - start)
     return min(times) / 1000
+
+
+def device_us(call: Callable[[], object]) -> float:
+    """Return the median of a few times in microseconds between events round a call."""
+    times: list[float] = []
+    call()
+    for _ in range(DEVICE_CALLS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(1000 * start.elapsed_time(end))
+    return statistics.median(times)
 
 
 def refusal(error: RejectedError, op: Op, workload: Workload, bound: Bound) -> Exception:
