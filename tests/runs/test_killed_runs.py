@@ -29,7 +29,7 @@ RICH = bad_kernels.twice_kernel(IN_PARTS).text.replace(
 
 def verdicts(archive: Path) -> list[str]:
     """Return the ids of the judged kernels, without confirmations, which are second verdicts on champions."""
-    found = open_archive(archive).find(Evaluation) if archive.exists() else []
+    found = open_archive(archive).find(Evaluation, shipped=False) if archive.exists() else []
     return [evaluation.kernel_id for evaluation in found if not evaluation.confirmed]
 
 
@@ -62,7 +62,7 @@ def test_twenty_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> No
     assert code == 0, output
     final = open_archive(archive)
     assert len(verdicts(archive)) == len(before) + 5
-    assert all(e.passed for e in final.find(Evaluation))
+    assert all(e.passed for e in final.find(Evaluation, shipped=False))
     assert len({p.id for p in final.find(Proposal)}) == len(final.find(Proposal))
 
 
