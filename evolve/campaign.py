@@ -156,7 +156,6 @@ class Turn:
     spent: Spent = field(default=Spent())
     waiting: deque[Job] = field(default_factory=deque)
     under_way: set[str] = field(default_factory=set)  # kernels
-    seen: set[str] = field(default_factory=set)  # kernels that were waiting at some time in this slice
     asked: bool = False  # for proposals, once the op's pending kernels are judged
     incoming: Iterator[Proposal] = field(default_factory=lambda: iter(()))
     known: set[str] = field(default_factory=set)  # kernels that are no news if they are proposed
@@ -259,15 +258,13 @@ class SideBySide:
         turn = self._turns[chosen] = Turn(search, view, ExitStack())
         turn.leg.enter_context(search.leg(view.store))
         self._events.append(Slice(search))
-        self._queue(turn)
+        self._queue(turn, search.share.free(view, view.pending()))
         return True
 
-    def _queue(self, turn: Turn) -> None:
-        """Add the op's kernels without a verdict to what waits, as far as the budget allows."""
+    def _queue(self, turn: Turn, kernels: Sequence[str]) -> None:
+        """Add kernels without a verdict to what waits, as far as the budget allows."""
         left = budget.left(turn.search.budget, self._committed()).evals
-        new = [one for one in turn.search.share.free(turn.view, turn.view.pending()) if one not in turn.seen][:left]
-        turn.seen.update(new)
-        agenda = selection.agenda(turn.view, new)
+        agenda = selection.agenda(turn.view, kernels[:left])
         for verdict in agenda.repeated:
             if turn.search.share.take(turn.view, verdict.kernel_id):
                 self._judged(turn, verdict)
@@ -299,7 +296,7 @@ class SideBySide:
             self._pay(turn, Spent(evals=1))
         elif proposal.kernel:
             turn.known.add(proposal.kernel_id)
-            self._queue(turn)
+            self._queue(turn, [proposal.kernel_id])
 
     def _take(self, verdict: Evaluation) -> None:
         turn = next(turn for turn in self._turns.values() if verdict.kernel_id in turn.under_way)

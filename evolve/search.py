@@ -9,14 +9,15 @@ from archive.proposals import Budget, Leg
 from archive.store import Store
 from evolve import budget
 from evolve.budget import Ended, Spent
-from evolve.engines.engine import Engine
+from evolve.engines.engine import Engine, HasCards
 from evolve.request import Left, Request
 from evolve.selection import selection
 from evolve.selection.sharing import Share
 from evolve.selection.view import EVERYTHING, OpView, Scope
 from reference_ops.op import Op
 
-GENERATION = 8  # proposals requested at once
+GENERATION = 8  # proposals requested at once on one card
+PER_CARD = 2  # proposals requested at once for each of many cards, so that few are idle until the last verdict
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Search:
     scope: Scope = EVERYTHING
     profiled: bool = False  # whether the proposer uses a profiler's counters
     share: Share = field(default_factory=Share)  # of the work on an archive that other runs use as well
+    generation: int = GENERATION
 
     @contextmanager
     def leg(self, store: Store) -> Iterator[None]:
@@ -55,7 +57,7 @@ class Search:
     def request(self, view: OpView, spent: Spent) -> Request:
         """Return the next request for a proposer, with the limits on what it may still spend."""
         left = budget.left(self.budget, spent)
-        wanted = GENERATION if left.evals is None else min(GENERATION, left.evals)
+        wanted = self.generation if left.evals is None else min(self.generation, left.evals)
         if left.evals is not None and not view.alive():  # keep a part for what follows the first verdicts
             wanted = min(wanted, max(1, left.evals // 2))
         limits = Left(left.tokens, left.usd, left.evals, self.deadline)
@@ -66,3 +68,8 @@ class Search:
         at = selection.unprofiled(request) if self.profiled else []
         profiles = (engine.profile(kernel, self.locator, workload) for kernel, workload in at)
         return store.append(*(profile for profile in profiles if profile))
+
+
+def generation(engine: Engine) -> int:
+    """Return how many proposals to request at once, so that this engine is busy."""
+    return max(GENERATION, PER_CARD * engine.cards) if isinstance(engine, HasCards) else GENERATION

@@ -18,7 +18,7 @@ from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.campaign import Slice, campaign, headroom, is_measured
 from evolve.engines.engine import Job
-from evolve.search import GENERATION, Search
+from evolve.search import GENERATION, Search, generation
 from evolve.selection.view import OpView, Scope
 
 FAST, SLOW, LIGHT = (15.0,), (80.0,), (10.1,)  # the speed of light is 10 us
@@ -203,6 +203,11 @@ def test_side_by_side_pending_kernels_are_judged_first(store: SqliteStore) -> No
     store.append(*(Proposal("twice", "draft", "a person", kernel(number)) for number in range(100, 103)))
     _, engine = run_side_by_side(store, {"twice": SLOW, "thrice": SLOW}, Budget(evals=30))
     assert len(engine.evaluated) == len({one.id for one in engine.evaluated}) == 30
+
+
+def test_many_cards_are_asked_for_enough_kernels_to_be_busy() -> None:
+    assert [generation(TwoCards(cards=cards)) for cards in (1, 2, 100)] == [GENERATION, GENERATION, 2 * 100]
+    assert generation(FakeEngine()) == GENERATION
 
 
 def test_a_campaign_that_is_stopped_side_by_side_ends_its_legs(store: SqliteStore) -> None:

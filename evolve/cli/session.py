@@ -29,7 +29,7 @@ from evolve.engines.replayed import RecordedVerdicts, seen_by
 from evolve.errors import UserError
 from evolve.report.words import listed, say, times_label, typed
 from evolve.request import Proposer
-from evolve.search import GENERATION, Search
+from evolve.search import GENERATION, Search, generation
 from evolve.selection.sharing import Share
 from evolve.selection.view import EVOLVE, STRATEGIES, Scope
 from reference_ops.op import Op
@@ -205,7 +205,8 @@ def opened(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, c
     claims = None if setup.run_options.replay else backends.claims  # a replay repeats verdicts that are known
     searches = [
         Search(run.id, op, locator, run.seed, total, scope=_scope(run, op, setup.run_options),
-               profiled=with_model, share=Share(claims, backends.phases.wait))
+               profiled=with_model, share=Share(claims, backends.phases.wait),
+               generation=GENERATION if setup.run_options.replay else generation(backends.engine))
         for run, (op, locator) in zip(runs, loaded, strict=True)
     ]  # fmt: skip
     before = sum((spent_by(search, backends) for search in searches), Spent()) if setup.runs else Spent()
