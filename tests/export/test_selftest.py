@@ -47,8 +47,8 @@ def test_the_calls_that_ran_kernels_are_counted(functions: Functions) -> None:
 def broken(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     run = Primitive.run
 
-    def changed(self: Primitive, *arguments: Any) -> Any:
-        outputs = run(self, *arguments)
+    def changed(self: Primitive, *arguments: Any, **named: Any) -> Any:
+        outputs = run(self, *arguments, **named)
         return None if outputs is None else tuple(change(out) for out in outputs)
 
     monkeypatch.setattr(Primitive, "run", changed)

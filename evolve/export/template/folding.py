@@ -52,10 +52,10 @@ def folds(op: Op, shapes: Sequence[Shape]) -> Folds:
 
 def as_kernel_reads(x: torch.Tensor, shape: Shape) -> torch.Tensor:
     """Return the tensor in this shape, contiguous and aligned, which copies it only if it is not."""
-    if tuple(x.shape) != shape:
+    if x.shape != shape:
         x = x.reshape(shape)
-    if not x.is_contiguous() or x.is_neg() or x.is_conj():
-        x = x.contiguous().resolve_neg().resolve_conj()
+    if not x.is_contiguous() or x.is_neg():  # an imaginary part may be marked as negated; no kernel reads complex ones
+        x = x.contiguous().resolve_neg()
     return x.clone() if x.data_ptr() % ALIGNMENT else x
 
 

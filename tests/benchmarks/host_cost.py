@@ -1,0 +1,139 @@
+"""Host time of a call of each exported function whose shape was seen before, beside PyTorch's own call.
+
+    PYTHONPATH=. python tests/benchmarks/host_cost.py [FUNCTION...] [--device cuda]
+
+On a GPU, calls are enqueued and not waited for. On a CPU, kernels are not launched: the time is that of the way to a
+launch (the form, the decision, the allocation), beside which PyTorch's call computes its small result.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import timeit
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+
+import torch  # noqa: E402
+from emulated_machine import primitives  # noqa: E402
+from gpu_records import H200  # noqa: E402
+
+from archive.binding import Bound  # noqa: E402
+from archive.records import DeviceInfo  # noqa: E402
+from evolve.export.families import forms  # noqa: E402
+from evolve.export.template.forms import Form  # noqa: E402
+from evolve.export.template.functions import Function  # noqa: E402
+from evolve.export.template.launching import Buffers, Gpus, Launchable, Machine, Tensors  # noqa: E402
+from evolve.export.template.recipes import RECIPES, Draw, Drawn  # noqa: E402
+from evolve.export.template.selftest import changed, learning, placed  # noqa: E402
+from reference_ops import catalog  # noqa: E402
+from reference_ops.op import Number, Op, Workload  # noqa: E402
+
+CALLS, REPEATS, TRIED = 200, 5, 20
+
+
+@dataclass(frozen=True)
+class Allocated:
+    """A kernel that allocates what a call needs and computes nothing."""
+
+    buffers: Buffers
+
+    def launch(self, inputs: Tensors, _parameters: Mapping[str, Number]) -> Tensors:
+        return self.buffers.allocated(inputs, inputs[0].device)[1]
+
+
+@dataclass(frozen=True)
+class NoLaunches:
+    """The CPU under the name of a GPU, without launches."""
+
+    device_type: str = "cpu"
+
+    @property
+    def host_us(self) -> Callable[[Callable[[], object]], float]:
+        return lambda _: 1.0
+
+    device_us = host_us
+
+    def info(self, _device: torch.device) -> DeviceInfo:
+        return H200
+
+    def capturing(self) -> bool:
+        return False
+
+    def prepare(self, op: Op, workload: Workload, bound: Bound, _device: torch.device) -> Launchable:
+        return Allocated(Buffers.of(op, workload, bound))
+
+
+@dataclass(frozen=True)
+class Renamed(Gpus):
+    """The GPUs of this machine under the name for which the made-up measurements are. The host's time is not asked."""
+
+    def info(self, device: torch.device) -> DeviceInfo:
+        return replace(super().info(device), name=H200.name)
+
+    @property
+    def host_us(self) -> Callable[[Callable[[], object]], float]:
+        return lambda _: 1.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("functions", nargs="*", help="functions [default: all that PyTorch has, too]")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    given = parser.parse_args()
+    machine: Machine = Renamed() if given.device.startswith("cuda") else NoLaunches()
+    print(
+        f"host time per call in microseconds on {given.device}; `learning`: the forward where gradients are asked for"
+    )
+    print(
+        f"{'function':<30}{'PyTorch':>9}{'package':>9}{'ratio':>7}   learning: {'PyTorch':>9}{'package':>9}{'ratio':>7}"
+    )
+    for form in sorted(forms(), key=lambda one: one.name):
+        if not given.functions or form.name in given.functions:
+            print(f"{form.name:<30}{_line(form, machine, torch.device(given.device))}", flush=True)
+
+
+def _line(form: Form, machine: Machine, device: torch.device) -> str:
+    backward = [name for op in form.ops for name in catalog.load(op).backward]
+    with tempfile.TemporaryDirectory() as folder:
+        function = Function(form, primitives(dict.fromkeys([*form.ops, *backward]), Path(folder), machine))
+        drawn = _with_kernel(function, device)
+        if drawn is None:
+            return "   no random call runs a kernel"
+        with torch.no_grad():
+            plain = _compared(function, drawn)
+        return f"{plain}             {_compared(function, learning(drawn))}"
+
+
+def _with_kernel(function: Function, device: torch.device) -> Drawn | None:
+    """Return a random call in float32 of contiguous tensors for which a kernel runs."""
+    for number in range(TRIED):
+        drawn = RECIPES[function.form.name](Draw(random.Random(number), torch.float32))
+        drawn = changed(drawn, lambda x: placed(x.contiguous().clone(), device))
+        if function.explain(drawn.arguments, drawn.named).kernel:
+            return drawn
+    return None
+
+
+def _compared(function: Function, drawn: Drawn) -> str:
+    try:
+        theirs, ours = (_us(one, drawn) for one in (function.form.pytorch, function))
+    except RuntimeError as error:
+        return f"{type(error).__name__:>25}"
+    return f"{theirs:>9.1f}{ours:>9.1f}{ours / theirs:>7.2f}"
+
+
+def _us(function: Callable[..., object], drawn: Drawn) -> float:
+    def call() -> object:
+        return function(*drawn.arguments, **drawn.named)
+
+    call()
+    return min(timeit.repeat(call, number=CALLS, repeat=REPEATS)) / CALLS * 1e6
+
+
+if __name__ == "__main__":
+    main()
