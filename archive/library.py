@@ -1,6 +1,7 @@
 """Library of the kernels that ship with the package, as readable files, with what was measured of them on GPUs."""
 
 import hashlib
+from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
@@ -42,14 +43,15 @@ def op_names() -> list[str]:
 
 def digest() -> str:
     """Return a hash of all shipped kernels and measurements."""
-    found = hashlib.sha256()
+    found, root = hashlib.sha256(), folder()
     for op_name in op_names():
         for suffix in (KERNEL, MEASURED):
-            for name, text in texts(op_name, suffix).items():
+            for name, text in texts(op_name, suffix, root).items():
                 found.update(f"{op_name}/{name}\n{len(text)}\n{text}".encode())
     return found.hexdigest()
 
 
+@lru_cache(maxsize=1024)
 def _read(name: str, text: str) -> Kernel:
     try:
         return parse(text)

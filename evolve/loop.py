@@ -18,8 +18,8 @@ from evolve.engines.engine import Engine, Job
 from evolve.request import Bounded, Proposer
 from evolve.search import Search
 from evolve.selection import selection
+from evolve.selection.sharing import Share
 from evolve.selection.view import OpView
-from evolve.sharing import Share
 
 CONFIRMING_ROUNDS = 4  # if a champion fails, the next round confirms its successor
 

@@ -12,8 +12,8 @@ from evolve.budget import Ended, Spent
 from evolve.engines.engine import Engine, HasCards
 from evolve.request import Left, Request
 from evolve.selection import selection
+from evolve.selection.sharing import Share
 from evolve.selection.view import EVERYTHING, OpView, Scope
-from evolve.sharing import Share
 from reference_ops.op import Op
 
 GENERATION = 8  # proposals requested at once on one card

@@ -112,12 +112,12 @@ def _place(locator: str) -> tuple[Path, str]:
     file = op_files().get(locator.partition("_backward")[0])
     if file and locator in {op.name for op in ops_of(_imported(file))}:
         return file, locator
-    files = {op.name: PACKAGE / op.file for op in listing()}
-    if locator not in files:
-        close = difflib.get_close_matches(locator, files, n=3)
+    found = next((op for op in listing() if op.name == locator), None)
+    if found is None:
+        close = difflib.get_close_matches(locator, names(), n=3)
         meant = f"Did you mean {' or '.join(close)}?" if close else f"Give {_any_name()}."
         raise CatalogError(f"there is no op `{locator}`. {meant} A path of a Python file works too.")
-    return files[locator], locator
+    return PACKAGE / found.file, locator
 
 
 def _place_of_file(locator: str) -> tuple[Path, str]:

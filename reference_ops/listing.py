@@ -1,7 +1,6 @@
 """Listing of the catalog: what each op declares, cached on disk so that listing ops need not import PyTorch."""
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -70,7 +69,6 @@ def write_listing(ops: Sequence[Listed], package: Path = PACKAGE) -> None:
 
 
 @cache
-@functools.cache
 def families() -> Mapping[str, str]:
     """Return the family of each op by its name, from the cached listing, or else as far as files' names tell."""
     by_file = {name: path.parent.name for name, path in op_files().items()}
@@ -78,6 +76,7 @@ def families() -> Mapping[str, str]:
     return {**backward, **by_file, **{op.name: op.family for op in read_listing() or ()}}
 
 
+@cache
 def op_files(package: Path = PACKAGE) -> Mapping[str, Path]:
     """Return the files that define ops, by name without suffix."""
     found = sorted(path for path in package.glob("*/*.py") if path.parent.name not in WITHOUT_OPS)

@@ -5,7 +5,11 @@ from importlib.util import find_spec
 
 import pytest
 from shared_engine import emulated_engine, shared_engine  # noqa: F401 - fixtures
+from warm_fork_servers import cold_fork_servers, warm_fork_servers  # noqa: F401 - fixtures
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # there is one worker for each core; NumPy reads this when it is imported
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 LONGEST = ("test_cheats.py", "test_ordering_corpus.py", "test_killed_runs.py", "test_running.py")
 
 collect_ignore: list[str] = []

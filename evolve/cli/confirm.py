@@ -30,8 +30,8 @@ from evolve.report.live import confirmation_line
 from evolve.report.progress import Phases
 from evolve.report.words import complain, console, listed, print_json, say, say_command, short
 from evolve.selection.population import Champion
+from evolve.selection.sharing import Share
 from evolve.selection.view import OpView
-from evolve.sharing import Share
 
 if TYPE_CHECKING:
     from archive.sqlite import SqliteStore

@@ -46,8 +46,8 @@ from evolve.report.progress import Phases
 from evolve.report.standing import Standing, devices, origin, print_next_steps, print_standing, standing
 from evolve.report.words import SHORT_INDENT, complain, console, counted, one_line, print_json, say, short, times
 from evolve.selection import selection
+from evolve.selection.sharing import Share
 from evolve.selection.view import OpView
-from evolve.sharing import Share
 from reference_ops import catalog
 from reference_ops.catalog import is_path
 

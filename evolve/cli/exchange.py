@@ -177,7 +177,7 @@ def recover(
 
 
 def _gathered(source: Path) -> list[Record]:
-    from evolve.shared_folder import Folder, gathered_in, is_remote
+    from evolve.engines.shared_folder import Folder, gathered_in, is_remote
 
     if source.is_dir() or (not source.exists() and is_remote(str(source))):
         try:

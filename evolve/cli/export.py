@@ -63,7 +63,13 @@ def export(  # noqa: PLR0913, PLR0917 - one per option
         with console(stderr=True).status(f"exporting {counted(len(chosen), 'op')}"):
             loaded = [(trial.load(op), catalog.locate(op)) for op in chosen]
             report = write_package(
-                store, loaded, out or Path(name), name, trust_merged=trust_merged, pytorch_too=pytorch_too or every
+                store,
+                loaded,
+                out or Path(name),
+                name,
+                trust_merged=trust_merged,
+                pytorch_too=pytorch_too or every,
+                cubins=True,
             )
     if as_json:
         print_json({**asdict(report), "folder": str(report.folder)})
@@ -99,6 +105,10 @@ def _print_report(report: "ExportReport", output: Console) -> None:
     for skipped in report.skipped:
         hint = f" ({skipped.hint})" if skipped.hint else ""
         output.print(f"\nwithout {skipped.name}: {skipped.reason}{hint}", style="yellow")
+    if report.cubins:
+        output.print(f"\n{counted(report.cubins, 'compiled kernel')} for the sizes that were measured", style="dim")
+    if report.without_cubins:
+        output.print(f"\nkernels will be compiled when they first run: {report.without_cubins}", style="yellow")
     # The absolute path, because pip takes a bare name for a package in its index.
     install = f"pip install {report.folder.absolute()}"
     output.print(f"\nnext\n  {install}\n  python -c 'import {report.package}'", soft_wrap=True)

@@ -160,7 +160,7 @@ def _gets_kernels(run_options: RunOptions, archive: Path | None) -> "Callable[[O
     """Return a predicate for ops whose kernels the run will evaluate: a model's, archived ones, or adapted ones."""
     if wiring.proposer(run_options.proposer, run_options.models).name != options.OFFLINE:
         return _always
-    from evolve import adapted
+    from evolve.proposers import adapted
 
     known = set[str]()
     if wiring.archive_path(archive).exists():

@@ -25,13 +25,13 @@ from evolve.cli.options import HERE, LLM, OFFLINE, RAY, TOKENS, USD, Machines, R
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
 from evolve.engines.engine import Engine
+from evolve.engines.replayed import RecordedVerdicts, seen_by
 from evolve.errors import UserError
-from evolve.replayed import RecordedVerdicts, seen_by
 from evolve.report.words import listed, say, times_label, typed
 from evolve.request import Proposer
 from evolve.search import GENERATION, Search, generation
+from evolve.selection.sharing import Share
 from evolve.selection.view import EVOLVE, STRATEGIES, Scope
-from evolve.sharing import Share
 from reference_ops.op import Op
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def _shipped(op: Op, *, plain: bool = False, knobs: bool = False) -> list[Kernel
 
     A task or function that computes the same as an op of the catalog gets the kernels of that op, adapted.
     """
-    from evolve import adapted
+    from evolve.proposers import adapted
 
     if op.standalone:
         return list(adapted.kernels_for(op, plain=plain))

@@ -24,11 +24,11 @@ from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.report.progress import Phases
 from evolve.report.words import complain, console, counted, print_json, times_note
-from evolve.sharing import Share
+from evolve.selection.sharing import Share
 from reference_ops import catalog
 
 if TYPE_CHECKING:
-    from evolve.verify import Row, Task, Workers
+    from evolve.export.verify import Row, Task, Workers
 
 MINUTES = 10.0
 MANIFEST = "manifest.json"
@@ -50,7 +50,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check and time champions again on this device. Exit code 1 if one is wrong, or slower than it was here."""
-    from evolve import verify as verification
+    from evolve.export import verify as verification
     from evolve.report.verified import verification_facts
 
     output, limit = console(stderr=as_json), options.parse_budget(minutes, None, None, None, None)
@@ -100,7 +100,7 @@ def _parted(targets: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 def _tasks(package: Path | None, ops: Sequence[str], store: Store, info: DeviceInfo) -> "list[tuple[Task, str]]":
     """Return the tasks with the locators of their ops."""
-    from evolve import verify as verification
+    from evolve.export import verify as verification
 
     if package:
         tasks = verification.from_package(package, info)
@@ -122,7 +122,7 @@ def _verified(
     tasks: "Sequence[tuple[Task, str]]", work: "Workers", deadline: float, output: Console
 ) -> dict[str, list[Evaluation]]:
     """Return the new verdicts by op."""
-    from evolve.verify import verified
+    from evolve.export.verify import verified
 
     verdicts: dict[str, list[Evaluation]] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -139,7 +139,7 @@ def _verified(
 
 
 def _retuned(task: "Task", locator: str, work: "Workers", seconds: float, output: Console) -> Iterator[Evaluation]:
-    from evolve.verify import retuned
+    from evolve.export.verify import retuned
 
     with output.status(f"tuning {task.op}"):
         for verdict in retuned(trial.load(locator), locator, wiring.proposer(OFFLINE), work, seconds):

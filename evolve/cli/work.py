@@ -17,11 +17,11 @@ from evolve.cli.session import print_waits, starting_engine, wait_for_device
 from evolve.cli.signals import Stopped
 from evolve.engines import trial
 from evolve.engines.engine import Engine
+from evolve.engines.shared_folder import Folder, FolderClaims, claims_in
 from evolve.errors import UserError
 from evolve.report.progress import Phases
 from evolve.report.words import console, counted
-from evolve.shared_folder import Folder, FolderClaims, claims_in
-from evolve.sharing import Share
+from evolve.selection.sharing import Share
 from reference_ops import catalog
 
 if TYPE_CHECKING:

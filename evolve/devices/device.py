@@ -76,11 +76,18 @@ Capture = Callable[[Callable[[], object]], Callable[[], object] | None]
 Fenced = Callable[[int], "torch.Tensor | None"]  # returns at least so many bytes, behind which any access faults
 
 
+@dataclass(frozen=True)
+class SeparateRun:
+    """One run of a kernel in a separate process; `outputs` are sizes in bytes."""
+
+    bound: Bound
+    inputs: "Mapping[str, torch.Tensor]"
+    outputs: Mapping[str, int]
+
+
 class Sanitizer(Protocol):
-    def __call__(
-        self, bound: Bound, inputs: "Mapping[str, torch.Tensor]", outputs: Mapping[str, int], seconds: float
-    ) -> tuple[Sanitized, ...]:
-        """Run the kernel once under each tool, in separate processes; `outputs` are sizes in bytes."""
+    def __call__(self, runs: Sequence[SeparateRun], seconds: float) -> Sequence[tuple[Sanitized, ...]]:
+        """Do each run once under each tool, in separate processes. Return the tools' reports for each run."""
 
 
 @dataclass(frozen=True)

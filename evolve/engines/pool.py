@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from archive.records import DeviceInfo, Traits
 from evolve.engines.engine import Job
@@ -283,17 +284,7 @@ class ForkServer:
         with server_end, self._stderr.open("wb") as stderr:
             arguments = ["--device", device_kind, "--control", str(server_end.fileno()), "--parent", str(os.getpid())]
             arguments += ["--project", str(_working_folder() or folder)]
-            self._process = subprocess.Popen(
-                # -P: files in the user's working folder must not be imported instead of libraries
-                [sys.executable, "-P", "-m", "evolve.engines.fork_server", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-                pass_fds=[server_end.fileno()],
-                env=_environment(folder),
-                cwd=folder,
-                start_new_session=True,
-            )
+            self._process = started(arguments, server_end, stderr, folder)
 
     @property
     def pid(self) -> int:
@@ -329,6 +320,23 @@ class ForkServer:
             return self._process.wait()
 
 
+def started(
+    arguments: Sequence[str], control: socket.socket, output: BinaryIO, folder: Path
+) -> "subprocess.Popen[bytes]":
+    """Start a fork server with its end of the connection to the engine."""
+    return subprocess.Popen(
+        # -P: files in the user's working folder must not be imported instead of libraries
+        [sys.executable, "-P", "-m", "evolve.engines.fork_server", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=[control.fileno()],
+        env=environment(folder),
+        cwd=folder,
+        start_new_session=True,
+    )
+
+
 def tail_of(file: Path) -> str:
     """Return a newline and the end of a text file, or an empty string."""
     try:
@@ -356,7 +364,8 @@ def _working_folder() -> Path | None:
         return None
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment of a fork server and its workers, which holds no keys."""
     inherited = {
         name: value
         for name, value in os.environ.items()

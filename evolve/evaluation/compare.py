@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from evolve.devices.error_passes import Allowance, ErrorPasses, Results
@@ -282,7 +283,8 @@ def _not_finite(got: torch.Tensor, expected: torch.Tensor) -> str:
 
 
 def _elements_off(error: torch.Tensor, allowed: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor) -> str:
-    at = tuple(int(i) for i in torch.unravel_index((error - allowed).argmax(), error.shape))
+    # Not `torch.unravel_index`, whose first call imports SymPy: every new worker would spend a second on it.
+    at = tuple(int(i) for i in np.unravel_index(int((error - allowed).argmax()), error.shape))
     return (
         f"{int((error > allowed).sum())} of {expected.numel()} elements are off by more than rounding explains; the "
         f"worst at {list(at)}: {actual[at].item():.6g}, expected {expected[at].item():.6g} within {allowed[at]:.2g}"

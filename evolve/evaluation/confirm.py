@@ -4,11 +4,10 @@ import contextlib
 import secrets
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from archive.records import Confirmed, Duel, Measurement, Outcome, Sanitized
-from evolve.devices.device import Device, Program, RejectedError
+from evolve.devices.device import Device, Program, RejectedError, SeparateRun
 from evolve.evaluation import baselines
 from evolve.evaluation.baselines import Baselines, Call
 from evolve.evaluation.check import Inspector
@@ -113,21 +112,21 @@ def sanitized(
     small = [pair for pair in programs if op.bytes_of(op.inputs, pair[0]) <= SANITIZED_BYTES]
     smallest = _spread(sorted(small, key=lambda pair: op.least_bytes(pair[0])))
     chosen = list(dict([*smallest, *others]).items())
-    drawn = [inputs_at(op, w, secrets.randbelow(2**31), device.torch_device) for w, _ in chosen]
-
-    def examine(at: int) -> tuple[Sanitized, ...]:
-        workload, program = chosen[at]
-        outputs = {spec.name: op.bytes_of((spec,), workload) for spec in op.outputs}
-        return sanitizer(program.bound, drawn[at], outputs, SANITIZER_SECONDS)
-
+    runs = [
+        SeparateRun(
+            program.bound,
+            inputs_at(op, workload, secrets.randbelow(2**31), device.torch_device),
+            {spec.name: op.bytes_of((spec,), workload) for spec in op.outputs},
+        )
+        for workload, program in chosen
+    ]
     found: list[Sanitized] = []
-    with ThreadPoolExecutor() as pool:
-        for (workload, _), reports in zip(chosen, pool.map(examine, range(len(chosen))), strict=True):
-            for report in reports:
-                if report.errors:
-                    message = f"{workload.key}: compute-sanitizer's {report.tool} found {report.errors} errors"
-                    raise RejectedError(Outcome.UNSAFE, f"{message}\n{report.report}")
-                found.append(replace(report, report=f"{workload.key} {report.report}".strip()))
+    for (workload, _), reports in zip(chosen, sanitizer(runs, SANITIZER_SECONDS), strict=True):
+        for report in reports:
+            if report.errors:
+                message = f"{workload.key}: compute-sanitizer's {report.tool} found {report.errors} errors"
+                raise RejectedError(Outcome.UNSAFE, f"{message}\n{report.report}")
+            found.append(replace(report, report=f"{workload.key} {report.report}".strip()))
     return tuple(found)
 
 

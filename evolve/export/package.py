@@ -1,5 +1,6 @@
 """Export: writes confirmed champions that beat PyTorch as an installable Python package."""
 
+import hashlib
 import inspect
 import keyword
 import re
@@ -10,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from archive.kernel import Kernel
+from archive.records import Evaluation
 from archive.store import Store
 from evolve.errors import UserError
-from evolve.export import families, runtime_copy, texts, winners
+from evolve.export import families, generated, runtime_copy, texts, winners
+from evolve.export.compiled import Compiled, compiled
 from evolve.export.portable import portable
 from evolve.export.runtime_copy import NotPortableError
 from evolve.export.template import manifest
@@ -63,6 +66,8 @@ class ExportReport:
     package: str
     ops: tuple[ExportedOp, ...]
     skipped: tuple[SkippedOp, ...]
+    cubins: int  # compiled kernels in the package
+    without_cubins: str  # why some are missing; empty if none is
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,9 @@ class _OpFiles:
     op: Op
     entry: ExportedEntry
     report: ExportedOp
-    files: Mapping[str, str]
+    files: Mapping[str, str | bytes]
     imports: frozenset[str]
+    missing: str  # why cubins are missing
 
 
 def export(
@@ -84,12 +90,13 @@ def export(
     *,
     trust_merged: bool = False,
     pytorch_too: bool = False,
+    cubins: bool = False,
 ) -> ExportReport:
     """Write the package `name` into `folder`. Each op is given with the file that defines it.
 
     With `trust_merged`, evaluations from merged archives count too. An op without a confirmed kernel that beats PyTorch
-    on a GPU is skipped with the reason, or has a function that runs PyTorch if `pytorch_too`. Raise a UserError if no
-    op is left.
+    on a GPU is skipped with the reason, or has a function that runs PyTorch if `pytorch_too`. With `cubins`, the
+    package holds kernels that are compiled for the GPUs on which they won. Raise a UserError if no op is left.
     """
     _check_target(folder, name)
     parts: dict[str, _OpFiles] = {}
@@ -100,7 +107,7 @@ def export(
             continue
         try:
             chosen = _chosen(op, store, trust_merged=trust_merged, pytorch_too=pytorch_too)
-            parts[op.name] = _op_files(op, path, chosen)
+            parts[op.name] = _op_files(op, path, chosen, with_cubins=cubins)
         except NotPortableError as error:
             skipped.append(SkippedOp(op.name, str(error)))
         except NoWinnerError as error:
@@ -111,7 +118,14 @@ def export(
     if not parts:
         raise _nothing(skipped)
     _write(folder, name, _files(name, list(parts.values())))
-    return ExportReport(folder, name, tuple(part.report for part in parts.values()), tuple(skipped))
+    return ExportReport(
+        folder,
+        name,
+        tuple(part.report for part in parts.values()),
+        tuple(skipped),
+        cubins=sum(isinstance(file, bytes) for part in parts.values() for file in part.files.values()),
+        without_cubins=next((part.missing for part in parts.values() if part.missing), ""),
+    )
 
 
 def defaults(op: Op) -> Mapping[str, Number | None]:
@@ -135,6 +149,7 @@ class _Chosen:
     shipped: tuple[Shipped, ...]
     best: winners.Champions
     kernels: Mapping[str, Kernel]
+    evaluations: tuple[Evaluation, ...] = ()
 
 
 def _chosen(op: Op, store: Store, *, trust_merged: bool, pytorch_too: bool) -> _Chosen:
@@ -143,15 +158,16 @@ def _chosen(op: Op, store: Store, *, trust_merged: bool, pytorch_too: bool) -> _
         confirmed = winners.confirmed_on_gpus(op, store, kernels, trust_merged=trust_merged)
         rows = winners.rows(op, confirmed, kernels)
         best = winners.champions(rows)
-        return _Chosen(winners.shipped(rows, best, kernels, confirmed), best, kernels)
+        return _Chosen(winners.shipped(rows, best, kernels, confirmed), best, kernels, tuple(confirmed))
     except NoWinnerError:
         if not pytorch_too:
             raise
         return _Chosen((), {}, kernels)
 
 
-def _op_files(op: Op, path: Path, chosen: _Chosen) -> _OpFiles:
+def _op_files(op: Op, path: Path, chosen: _Chosen, *, with_cubins: bool) -> _OpFiles:
     defined, shipped, best = portable(op, path), chosen.shipped, chosen.best
+    made = compiled(op, shipped, chosen.kernels, chosen.evaluations) if with_cubins else Compiled(shipped, {})
     module = f"ops/{defined.stem}.py"
     source, imports = runtime_copy.ported(defined.source, f"ops.{defined.stem}")
     entry = ExportedEntry(
@@ -159,7 +175,7 @@ def _op_files(op: Op, path: Path, chosen: _Chosen) -> _OpFiles:
         inputs=tuple(_declared(op, spec.name) for spec in op.inputs),
         outputs=tuple(_declared(op, spec.name) for spec in op.outputs),
         parameters=dict(defaults(op)),
-        kernels=shipped,
+        kernels=made.shipped,
         pytorch_wins=winners.pytorch_wins(best),
     )
     report = ExportedOp(
@@ -167,8 +183,9 @@ def _op_files(op: Op, path: Path, chosen: _Chosen) -> _OpFiles:
         tuple(ExportedKernel(kernel.id, kernel.note, _wins(kernel.id, best)) for kernel in shipped),
         ", ".join(texts.call(one) for one in texts.functions([(op, entry)])),
     )
-    files = {module: source, **{kernel.file: chosen.kernels[kernel.id].text for kernel in shipped}}
-    return _OpFiles(op, entry, report, files, frozenset(imports))
+    files: dict[str, str | bytes] = {module: source, **made.files}
+    files.update((kernel.file, chosen.kernels[kernel.id].text) for kernel in shipped)
+    return _OpFiles(op, entry, report, files, frozenset(imports), made.missing)
 
 
 def _wins(kernel: str, best: winners.Champions) -> tuple[Win, ...]:
@@ -189,14 +206,19 @@ def _declared(op: Op, tensor: str) -> str:
     return f"{spec.name}: {f'{spec.dtype}[{dims}]' if spec.dtype else dims}"
 
 
-def _files(name: str, parts: Sequence[_OpFiles]) -> dict[str, str]:
-    """Return the text of every file by its path in the folder."""
+def _files(name: str, parts: Sequence[_OpFiles]) -> dict[str, str | bytes]:
+    """Return the content of every file by its path in the folder."""
     exported = [(part.op, part.entry) for part in parts]
-    inside = {
-        "__init__.py": texts.init(name, exported),
-        "nn.py": texts.nn(exported),
+    listed = manifest.text({part.op.name: part.entry for part in parts})
+    inside: dict[str, str | bytes] = {
+        "__init__.py": generated.init(exported),
+        "__init__.pyi": generated.stub(exported),
+        f"{generated.CONTENT}.py": generated.content(name, exported, hashlib.sha256(listed.encode()).hexdigest()),
+        "nn.py": generated.nn(exported),
+        "optim.py": generated.OPTIM,
+        "selftest.py": generated.SELFTEST,
         "py.typed": "",
-        manifest.FILE: manifest.text({part.op.name: part.entry for part in parts}),
+        manifest.FILE: listed,
         "ops/__init__.py": '"""References: what the kernels compute, in PyTorch."""\n',
         **runtime_copy.files({*families.of_ops([part.op.name for part in parts]), *_imports(parts)}),
     }
@@ -237,9 +259,9 @@ def _nothing(skipped: Sequence[SkippedOp]) -> UserError:
     )
 
 
-def _write(folder: Path, name: str, files: Mapping[str, str]) -> None:
+def _write(folder: Path, name: str, files: Mapping[str, str | bytes]) -> None:
     shutil.rmtree(folder / name, ignore_errors=True)
-    for path, text in files.items():
+    for path, content in files.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8", newline="\n")
+        target.write_bytes(content if isinstance(content, bytes) else content.encode())

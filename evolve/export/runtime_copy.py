@@ -17,7 +17,8 @@ HOMES = {
     "reference_ops": f"{RUNTIME}.reference_ops",
 }
 ROOTS = ("evolve", "archive", "reference_ops")
-ENTRIES = ("evolve.export.template.layers", "evolve.export.template.redirecting")
+NAMES = ("layers", "loading", "optimizers", "redirecting", "selftest")
+ENTRIES = tuple(f"evolve.export.template.{name}" for name in NAMES)
 DOCSTRING = '"""Copied from evolve-kernels, which generated this package. Make changes there."""\n'
 
 

@@ -69,7 +69,8 @@ def _shipped(
     for name in {one.file for one in kernels}:
         _write(folder / op / name, files[name].text)
     device = own[-1].device
-    _write(folder / op / measured.file_name(device), measured.text(op, kernels))
+    if kernels or before:
+        _write(folder / op / measured.file_name(device), measured.text(op, kernels))
     new = frozenset(kernel_id for kernel_id, evaluation in after.items() if before.get(kernel_id) != evaluation)
     return Champions(op, device.name, tuple(kernels), new, frozenset(before.keys() - after.keys()))
 

@@ -12,6 +12,7 @@ from evolve.report.words import counted, moment, one_line, short
 
 REASONS_SHOWN, REASON_CHARACTERS = 3, 160
 MOST_LISTED = 50
+NARROW = 70  # columns, below which the reason is shown beside the id alone
 
 
 def reasons(failures: Iterable[str]) -> list[tuple[int, str]]:
@@ -46,15 +47,17 @@ def failures_line(failed: Sequence[ProposalSummary], given: str = "") -> str:
 
 def failures_table(failed: Sequence[ProposalSummary], width: int) -> Table:
     """Return a table of these requests, newest first, with as much of the reasons as fits."""
-    wide = ["op", "when"] if width >= WIDE else []
-    table = plain_table("id", "run", *wide, "proposer", "operator", "reason")
+    wide, narrow = width >= WIDE, width < NARROW
+    of_run = [] if narrow else ["run", *(["op", "when"] if wide else []), "proposer", "operator"]
+    table = plain_table("id", *of_run, "reason")
     for one in reversed(failed[-MOST_LISTED:]):
-        table.add_row(
-            fitted(short(one.id), "bold"),
-            fitted(one.run),
-            *([fitted(one.op), fitted(moment(one.created))] if wide else []),
-            fitted(one_line(one.proposer, 24)),
-            fitted(one.operator),
-            fitted(one_line(one.failure), "dim"),
-        )
+        cells = {
+            "run": one.run,
+            "op": one.op,
+            "when": moment(one.created),
+            "proposer": one_line(one.proposer, 24),
+            "operator": one.operator,
+        }
+        row = [fitted(cells[name]) for name in of_run]
+        table.add_row(fitted(short(one.id), "bold"), *row, fitted(one_line(one.failure), "dim"))
     return table

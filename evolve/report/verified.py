@@ -9,10 +9,10 @@ from rich.text import Text
 
 from archive.records import DeviceInfo
 from evolve.devices.choose import policy_of
+from evolve.export.verify import SLOWER, Known, Row, Status
 from evolve.report import facts
 from evolve.report.tables import fitted, narrowed, plain_table
 from evolve.report.words import counted, figure, listed, one_line, percent, short, times
-from evolve.verify import SLOWER, Known, Row, Status
 
 STYLES = {Status.WINS: "green", Status.CHECKED: "green", Status.SLOWER: "red", Status.LOST: "red", Status.FAILED: "red"}
 REASON_SHOWN = 200

@@ -26,7 +26,7 @@ EMULATED_SECONDS = {"compile": 40.0, "run": 12.0, "check": 60.0, "baseline": 60.
 SECRET = "root:"  # the start of /etc/passwd, which some of the kernels ask the compiler to read
 # These are recognised by what NVRTC makes of them; the emulated device has NVRTC only beside CuPy.
 NEEDS_NVRTC = pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
-QUICK = 2  # number of kernels of each kind in the quick run
+QUICK = 1  # number of kernels of each kind in the quick run
 Verdicts = dict[str, list[Evaluation]]
 
 

@@ -1,4 +1,4 @@
-"""`run` and `evaluate` on the emulated device: one run in its own process, the others in this process."""
+"""`run` and `evaluate` on the emulated device, in this process; runs that are stopped have processes of their own."""
 
 import json
 import re
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from bad_kernels import twice_kernel
-from command import TWICE, run, start
+from command import TWICE, start
 from commandline import evolve, written
 from records import GPU, passed
+from shared_engine import run_here
 
 from archive.kernel import Kernel
 from archive.library import shipped
@@ -19,6 +20,7 @@ from archive.proposals import Budget, Proposal, Run
 from archive.records import Evaluation
 from archive.sqlite import open_archive
 from evolve.cli.app import main
+from evolve.engines.engine import Engine
 from evolve.selection.population import champions, latest
 from reference_ops import catalog
 
@@ -54,10 +56,10 @@ def tell(kernel: Kernel) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
+def finished(tmp_path_factory: pytest.TempPathFactory, emulated_engine: Engine) -> tuple[Path, int, str]:
     """Return the folder of a run that has ended, its exit code and its output."""
     folder = tmp_path_factory.mktemp("run")
-    return (folder, *run(folder, "run", "gelu", "--evals", "2", *EMULATED))
+    return (folder, *run_here(emulated_engine, folder, "run", "gelu", "--evals", "2", *EMULATED))
 
 
 def test_a_run_ends_with_a_table_of_champions(finished: tuple[Path, int, str]) -> None:

@@ -9,7 +9,7 @@ import torch
 from device_kernels import bound, out_of, rejected, run, single
 
 from archive.records import Outcome
-from evolve.devices.cuda.compiler import EMPTY_HEADERS
+from evolve.devices.cuda.translation import EMPTY_HEADERS
 from evolve.devices.device import RejectedError, Tools
 from evolve.devices.emulated import compiler, source
 from evolve.devices.emulated.device import EmulatedDevice

@@ -25,6 +25,7 @@ from evolve.evaluation.compiling import compiled
 from evolve.evaluation.evaluate import Evaluator, evaluate
 from reference_ops import catalog
 
+pytestmark = pytest.mark.usefixtures("cold_fork_servers")
 SUPPLIED = '''
 """The toy device: computes a multiple of `x` with PyTorch; the factor is in the kernel's note."""
 
@@ -109,7 +110,6 @@ import evolve.devices
 
 evolve.devices.__path__.append({folder!r})
 """
-TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +125,11 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for name in [name for name in sys.modules if name.startswith("evolve.devices.toy")]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def op(tmp_path: Path) -> str:
+    return bad_kernels.small_twice(tmp_path)
 
 
 def toy_kernel(factor: str) -> Kernel:
@@ -158,48 +163,48 @@ def test_doctor_says_whether_the_device_can_run(capsys: pytest.CaptureFixture[st
     ],
     ids=["right", "wrong", "unsupported"],
 )
-def test_the_device_evaluates_kernels(kernel: Kernel, outcome: Outcome) -> None:
+def test_the_device_evaluates_kernels(kernel: Kernel, outcome: Outcome, op: str) -> None:
     evaluator = Evaluator(choose.make("toy"), lambda _phase: None)
-    verdict = evaluate(kernel, catalog.load(TWICE), evaluator, shapes_seed=0, bars={})
+    verdict = evaluate(kernel, catalog.load(op), evaluator, shapes_seed=0, bars={})
     assert verdict.outcome is outcome, verdict.log
     assert verdict.device.kind == "toy"
 
 
-def test_its_held_out_shapes_are_no_larger_than_its_policy_allows() -> None:
-    op, device = catalog.load(TWICE), choose.make("toy")
+def test_its_held_out_shapes_are_no_larger_than_its_policy_allows(op: str) -> None:
+    loaded, device = catalog.load(op), choose.make("toy")
     drawn = [
         workload
         for seed in range(10)
-        for workload, _ in compiled(toy_kernel("2"), op, device.info, device.compile, seed, confirm=False).held_out
+        for workload, _ in compiled(toy_kernel("2"), loaded, device.info, device.compile, seed, confirm=False).held_out
     ]
     assert len(drawn) == 20
-    assert max(op.nbytes(workload) for workload in drawn) <= policy_of("toy").held_out_bytes
+    assert max(loaded.nbytes(workload) for workload in drawn) <= policy_of("toy").held_out_bytes
 
 
-def test_its_workers_evaluate_and_obey_its_policy() -> None:
+def test_its_workers_evaluate_and_obey_its_policy(op: str) -> None:
     engine = LocalEngine("toy", 1)
     try:
         right, wrong, hanging = toy_kernel("2"), toy_kernel("3"), toy_kernel("hangs")
-        (passed,) = engine.evaluate([Job(right, TWICE)])
+        (passed,) = engine.evaluate([Job(right, op)])
         assert (passed.outcome, len(passed.measurements)) == (Outcome.PASSED, 2), passed.log
         assert passed.device == engine.info
         first = engine._pool.workers[0].number
-        assert [verdict.outcome for verdict in engine.evaluate([Job(wrong, TWICE)])] == [Outcome.WRONG]
+        assert [verdict.outcome for verdict in engine.evaluate([Job(wrong, op)])] == [Outcome.WRONG]
         assert engine._pool.workers[0].number != first  # the policy replaces a worker after a wrong result
-        (late,) = engine.evaluate([Job(hanging, TWICE)])
+        (late,) = engine.evaluate([Job(hanging, op)])
         assert late.outcome is Outcome.TIMED_OUT
         assert "took more than 1 s" in late.log
-        assert engine.profile(right, TWICE, "n=1048576 float32") is None
+        assert engine.profile(right, op, "n=4096 float32") is None
         assert engine.unprofiled == "a toy counts nothing"
     finally:
         engine.close()
 
 
-def test_reports_say_what_its_times_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_reports_say_what_its_times_are(capsys: pytest.CaptureFixture[str], tmp_path: Path, op: str) -> None:
     (tmp_path / "right.cu").write_text(toy_kernel("2").text)
     archive = tmp_path / "archive.db"
     code, output, errors = evolve(
-        capsys, "evaluate", TWICE, tmp_path / "right.cu", "--device", "toy", "--archive", archive
+        capsys, "evaluate", op, tmp_path / "right.cu", "--device", "toy", "--archive", archive
     )
     assert code == 0, errors
     assert "running on the toy device, as requested. Its times are toy times." in output + errors

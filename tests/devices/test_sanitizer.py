@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,11 +12,11 @@ from device_kernels import bound, made, single
 
 from archive.binding import BoundLaunch, Pointer, Pointers
 from archive.records import Sanitized
-from evolve.devices.device import Device
+from evolve.devices.device import Device, SeparateRun
 
 pytest.importorskip("cupy")
 
-from evolve.devices.cuda import replay
+from evolve.devices.cuda import replay, sanitizer
 from evolve.devices.cuda.compiler import compile_cubin
 from evolve.devices.cuda.replay import Buffer, PackedRun, ReplayLaunch
 from evolve.devices.cuda.sanitizer import judged
@@ -137,6 +138,63 @@ def test_of_a_large_input_only_the_front_is_packed() -> None:
     assert buffer == Buffer("x", 400, contents=x[:7].numpy().tobytes())
 
 
+# A tool that runs nothing: it finds an error in each run whose cubin says so, and never ends at one that says so.
+FAKE_TOOL = """#!{python}
+import sys, time
+from pathlib import Path
+
+log, check = (sys.argv[sys.argv.index(option) + 1] for option in ("--log-file", "--tool"))
+folder, mark = Path(sys.argv[-3]), sys.argv[-2]
+images = [path.read_text() for path in sorted(folder.glob("run*/kernel.cubin"))]
+with Path({started!r}).open("a") as started:
+    print(check, *images, file=started)
+if check + " hangs" in images:
+    time.sleep(600)
+errors = images.count(check + " fails")
+Path(log).write_text("========= ERROR SUMMARY: %d errors\\n" % errors)
+(folder / mark).touch()
+"""
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Replace compute-sanitizer; return a file with a line for each of its processes."""
+    tool, found = tmp_path / "tool", tmp_path / "started"
+    tool.write_text(FAKE_TOOL.format(python=sys.executable, started=str(found)))
+    tool.chmod(0o755)
+    monkeypatch.setattr(sanitizer, "command", lambda: tool)
+    monkeypatch.setattr(sanitizer, "SECONDS_TOGETHER", 5.0)
+    return found
+
+
+def found_in(*images: str) -> list[dict[str, int | None]]:
+    """Return the errors by tool of runs with these images; tools without any are left out."""
+    reports = sanitizer.sanitize([PackedRun(image.encode(), (), ()) for image in images], 3.0)
+    assert all([report.tool for report in each] == list(sanitizer.TOOLS) for each in reports)
+    return [{report.tool: report.errors for report in each if report.errors != 0} for each in reports]
+
+
+def test_one_process_of_each_tool_does_all_runs(started: Path) -> None:
+    assert found_in("a", "b", "c") == [{}, {}, {}]
+    assert sorted(started.read_text().splitlines()) == sorted(f"{tool} a b c" for tool in sanitizer.TOOLS)
+
+
+def test_a_tool_that_finds_an_error_examines_each_run_alone(started: Path) -> None:
+    assert found_in("a", "racecheck fails") == [{}, {"racecheck": 1}]
+    alone = [line for line in started.read_text().splitlines() if " a racecheck fails" not in line]
+    assert sorted(alone) == ["racecheck a", "racecheck racecheck fails"]
+
+
+def test_a_tool_that_does_not_finish_examines_each_run_alone(started: Path) -> None:
+    assert found_in("a", "initcheck hangs") == [{}, {"initcheck": None}]
+    assert "initcheck a" in started.read_text().splitlines()
+
+
+def test_a_single_run_is_examined_once(started: Path) -> None:
+    assert found_in("synccheck fails") == [{"synccheck": 1}]
+    assert len(started.read_text().splitlines()) == len(sanitizer.TOOLS)
+
+
 @pytest.mark.gpu
 def test_a_front_is_repeated_where_it_is_placed() -> None:
     from cupy.cuda import runtime
@@ -160,7 +218,7 @@ def sanitized(device: Device, kernel: str) -> Mapping[str, int | None]:
     """Return the number of errors for each tool that finds any. `x` and `y` have 32 elements."""
     assert device.tools.sanitizer
     x = torch.rand(32, device="cuda")
-    said = device.tools.sanitizer(bound(kernel, {"x": x, "y": x}), {"x": x}, {"y": 128}, 120.0)
+    (said,) = device.tools.sanitizer([SeparateRun(bound(kernel, {"x": x, "y": x}), {"x": x}, {"y": 128})], 120.0)
     for one in said:
         assert one.errors is not None, one.report
     return {one.tool: one.errors for one in said if one.errors}
@@ -220,10 +278,21 @@ def test_a_barrier_that_half_a_warp_skips_is_found(device: Device) -> None:
 
 
 @pytest.mark.gpu
+def test_of_several_runs_the_one_with_the_error_is_named(device: Device) -> None:
+    assert device.tools.sanitizer
+    x = torch.rand(32, device="cuda")
+    bodies = "y[threadIdx.x] = x[threadIdx.x];", "y[threadIdx.x] = x[threadIdx.x + 8192];", "y[threadIdx.x] = 1;"
+    runs = [SeparateRun(bound(single(body, ARGUMENTS), {"x": x, "y": x}), {"x": x}, {"y": 128}) for body in bodies]
+    found = [{one.tool for one in reports if one.errors} for reports in device.tools.sanitizer(runs, 120.0)]
+    assert found[0] == found[2] == set()
+    assert "memcheck" in found[1]
+
+
+@pytest.mark.gpu
 def test_a_kernel_that_takes_too_long_proves_nothing(device: Device) -> None:
     assert device.tools.sanitizer
     x = torch.rand(32, device="cuda")
     kernel = bound(single("while (((volatile float*)x)[0] < 2.f) {}\ny[0] = 1;", ARGUMENTS), {"x": x, "y": x})
-    said = device.tools.sanitizer(kernel, {"x": x}, {"y": 128}, 8.0)
+    (said,) = device.tools.sanitizer([SeparateRun(kernel, {"x": x}, {"y": 128})], 8.0)
     assert [one.errors for one in said] == [None] * 4
     assert "took more than 8 s" in said[0].report

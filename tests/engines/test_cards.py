@@ -10,7 +10,6 @@ import bad_kernels
 import pytest
 from scripted_runs import PricedModel
 
-from archive.kernel import Kernel
 from archive.proposals import Budget, Run
 from archive.records import Evaluation, Outcome
 from archive.sqlite import SqliteStore, open_archive
@@ -87,7 +86,6 @@ class FakeGpu:
         return (time.perf_counter_ns() - start) / 1000
 """
 FOUND_BY_WORKERS = "import evolve.devices\n\nevolve.devices.__path__.append({folder!r})\n"
-TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
 
 
 @pytest.fixture(autouse=True)
@@ -102,8 +100,14 @@ def fake_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     sys.modules.pop("evolve.devices.fakegpu", None)
 
 
-def kernels(count: int) -> list[Kernel]:
-    return [bad_kernels.twice_kernel(note=f"kernel {number}") for number in range(count)]
+@pytest.fixture
+def op(tmp_path: Path) -> str:
+    return bad_kernels.small_twice(tmp_path)
+
+
+def jobs(op: str, count: int, *, confirm: bool = False) -> list[Job]:
+    kernels = [bad_kernels.twice_kernel(note=f"kernel {number}") for number in range(count)]
+    return [Job(kernel, op, confirm=confirm) for kernel in kernels]
 
 
 def used(engine: LocalEngine, jobs: list[Job]) -> set[str]:
@@ -120,24 +124,24 @@ def two() -> Iterator[LocalEngine]:
     engine.close()
 
 
-def test_every_card_evaluates(two: LocalEngine) -> None:
-    assert used(two, [Job(kernel, TWICE) for kernel in kernels(8)]) == {"on card 0", "on card 1"}
+def test_every_card_evaluates(two: LocalEngine, op: str) -> None:
+    assert used(two, jobs(op, 8)) == {"on card 0", "on card 1"}
 
 
-def test_champions_are_confirmed_on_the_first_card_alone(two: LocalEngine) -> None:
-    assert used(two, [Job(kernel, TWICE, confirm=True) for kernel in kernels(3)]) == {"on card 1"}
+def test_champions_are_confirmed_on_the_first_card_alone(two: LocalEngine, op: str) -> None:
+    assert used(two, jobs(op, 3, confirm=True)) == {"on card 1"}
 
 
-def test_two_cards_work_on_two_ops_of_a_campaign_at_once(two: LocalEngine, tmp_path: Path) -> None:
+def test_two_cards_work_on_two_ops_of_a_campaign_at_once(two: LocalEngine, op: str, tmp_path: Path) -> None:
     other = tmp_path / "thrice.py"
-    other.write_text(Path(TWICE).read_text().replace('name="twice"', 'name="thrice"'))
+    other.write_text(Path(op).read_text().replace('name="twice"', 'name="thrice"'))
     store, deadline = open_archive(tmp_path / "a.db"), time.monotonic() + 60
     searches = []
-    for path in (TWICE, str(other)):
-        op = catalog.load(path)
-        store.append(Run(f"run of {op.name}", op.name, two.info.key, "a model", 7, time.time()))
-        scope = Scope(f"run of {op.name}")
-        searches.append(Search(scope.run, op, path, 7, Budget(evals=20), deadline, scope))
+    for path in (op, str(other)):
+        loaded = catalog.load(path)
+        scope = Scope(f"run of {loaded.name}")
+        store.append(Run(scope.run, loaded.name, two.info.key, "a model", 7, time.time()))
+        searches.append(Search(scope.run, loaded, path, 7, Budget(evals=20), deadline, scope))
     for _ in share_out_side_by_side(searches, two, store):
         pass
     spans = [(one.op, one.created, one.created + one.seconds) for one in store.find(Evaluation)]
@@ -150,10 +154,10 @@ def share_out_side_by_side(searches: list[Search], engine: LocalEngine, store: S
     return SideBySide(searches, PricedModel(), engine, views).run()
 
 
-def test_each_card_gets_as_many_workers_as_the_policy_allows() -> None:
+def test_each_card_gets_as_many_workers_as_the_policy_allows(op: str) -> None:
     engine = wiring.engine("fakegpu", gpus="all")
     try:
-        used(engine, [Job(kernel, TWICE) for kernel in kernels(2)])
+        used(engine, jobs(op, 2))
         while len(engine._pool.workers) < 4:
             engine._step()
         assert sorted(worker.card for worker in engine._pool.workers) == ["0", "0", "1", "1"]
@@ -161,28 +165,28 @@ def test_each_card_gets_as_many_workers_as_the_policy_allows() -> None:
         engine.close()
 
 
-def test_one_gpu_that_is_listed_twice_serves_as_two(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_gpu_that_is_listed_twice_serves_as_two(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     monkeypatch.setenv("FAKE_GPUS", "0,0")
     engine = wiring.engine("fakegpu", gpus="0,1")
     try:
-        assert used(engine, [Job(kernel, TWICE) for kernel in kernels(4)]) == {"on card 0"}
+        assert used(engine, jobs(op, 4)) == {"on card 0"}
     finally:
         engine.close()
 
 
-def test_a_worker_that_is_replaced_keeps_its_card(two: LocalEngine) -> None:
-    used(two, [Job(kernel, TWICE) for kernel in kernels(4)])
+def test_a_worker_that_is_replaced_keeps_its_card(two: LocalEngine, op: str) -> None:
+    used(two, jobs(op, 4))
     for worker in list(two._pool.workers):
         two._replace(worker)
     assert sorted(worker.card for worker in two._pool.workers) == ["0", "1"]
-    assert used(two, [Job(kernel, TWICE) for kernel in kernels(8)]) == {"on card 0", "on card 1"}
+    assert used(two, jobs(op, 8)) == {"on card 0", "on card 1"}
 
 
-def test_cards_of_different_kinds_are_refused() -> None:
+def test_cards_of_different_kinds_are_refused(op: str) -> None:
     engine = LocalEngine("fakegpu", 1, cards=("0", "odd"))
     try:
         with pytest.raises(UserError, match="GPU 0 is Fake and GPU odd is Other"):
-            list(engine.evaluate([Job(kernel, TWICE) for kernel in kernels(50)]))
+            list(engine.evaluate(jobs(op, 50)))
     finally:
         engine.close()
 

@@ -34,7 +34,10 @@ print("made", flush=True)
 for _ in engine.evaluate([Job(bad_kernels.HANGING, {TWICE!r})] * 2):
     pass
 """
-pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the tests find processes through /proc")
+pytestmark = [
+    pytest.mark.usefixtures("cold_fork_servers"),
+    pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the tests find processes through /proc"),
+]
 confined = pytest.mark.skipif(bool(sandbox.gaps()), reason="this system lacks something that the sandbox needs")
 
 

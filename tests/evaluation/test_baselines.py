@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from scripted_device import INFO, OP, ScriptedDevice
+from scripted_device import INFO, ScriptedDevice
+from scripted_device import SMALL_OP as OP
 
 from evolve.devices.device import Device
 from evolve.devices.policy import AUTOTUNE, COMPILE, EAGER
+from evolve.engines.turns import TOGETHER
 from evolve.evaluation import baselines
 from evolve.evaluation.baselines import BaselineCache, Call
 from evolve.evaluation.evaluate import Evaluator
@@ -103,6 +105,15 @@ def test_autotuning_is_not_tried_if_the_default_mode_fails(monkeypatch: pytest.M
     found = baselines.timed(OP, SMALL, CUDA, lambda _: None)
     assert (found.compile_us, found.autotune_us) == (None, None)
     assert tried == ["default"]
+
+
+def test_what_measures_has_the_device_alone_and_what_compiles_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases: list[str] = []
+    compiler(lambda: None, monkeypatch)
+    baselines.timed(OP, SMALL, CUDA, phases.append)
+    assert phases == ["prepare", "prepare", "baseline", "baseline"]  # eager, the default mode, autotuning, times
+    assert "prepare" in TOGETHER
+    assert "baseline" not in TOGETHER
 
 
 @pytest.mark.parametrize("switch", baselines.SWITCHES)

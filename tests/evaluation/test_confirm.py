@@ -102,7 +102,9 @@ def test_a_write_between_buffers_in_a_duel_is_found() -> None:
 
 
 def reporting(errors: int | None) -> ScriptedDevice:
-    return ScriptedDevice(tools=Tools(sanitizer=lambda *_args: (Sanitized("racecheck", errors, "words"),)))
+    return ScriptedDevice(
+        tools=Tools(sanitizer=lambda runs, _seconds: [(Sanitized("racecheck", errors, "words"),) for _ in runs])
+    )
 
 
 def test_an_error_found_by_the_sanitizer_makes_a_kernel_unsafe() -> None:

@@ -4,7 +4,7 @@ import ast
 
 from gpu_records import H200
 
-from evolve.export import texts
+from evolve.export import generated
 from evolve.export.template.manifest import ExportedEntry
 from evolve.prompting.op_sections import op_section
 from reference_ops import catalog
@@ -16,7 +16,7 @@ EXEMPT = [op for op in map(catalog.load, catalog.names()) if op.exempt]
 def docstring(op: Op) -> str:
     """Return the docstring of the op's exported function, on one line."""
     entry = ExportedEntry(f"ops/{op.name}.py", (), (), dict(op.parameters), (), ())
-    module = ast.parse(texts.init("primitives", [(op, entry)]))
+    module = ast.parse(generated.content("primitives", [(op, entry)], ""))
     function = next(node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == op.name)
     return " ".join((ast.get_docstring(function) or "").split())
 

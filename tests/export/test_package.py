@@ -125,7 +125,7 @@ import torch, primitives_on_cpu
 x = torch.randn(3, 5)
 assert torch.equal(primitives_on_cpu.softmax(x, -1), torch.softmax(x, -1))
 assert "torch._dynamo" not in sys.modules  # the compiler, which takes longer to import than all of the package
-primitives_on_cpu._runtime.launching  # loads all of the runtime except what needs CuPy
+primitives_on_cpu._runtime.launching  # loads all of the runtime
 """
 
 
@@ -135,6 +135,60 @@ def test_the_package_needs_nothing_but_torch(folder: Path) -> None:
         [sys.executable, "-c", ALONE], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+LIGHT = """
+import sys
+import primitives_on_cpu as package
+assert {"softmax", "patch", "nn"} <= set(dir(package))
+assert not [name for name in sys.modules if name.startswith(("torch", "primitives_on_cpu."))]
+try:
+    package.nothing
+except AttributeError as error:
+    assert "has no attribute 'nothing'" in str(error)
+"""
+
+
+def test_the_import_of_a_package_loads_nothing_else(folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_package_loads_only_the_ops_that_are_called(package: ModuleType) -> None:
+    package.topk(torch.randn(3, 5), k=2)
+    loading = importlib.import_module(f"{package.__name__}._package")
+    made = loading._loading.Primitives(package.__name__, loading._HERE, loading._PRIMITIVES.digest)
+    assert made["topk"].op.name == "topk"
+    assert set(made.made) == {"topk"}
+
+
+def test_a_package_tests_itself(folder: Path) -> None:
+    command = [sys.executable, "-m", "primitives_on_cpu.selftest", "softmax", "add_rms_norm", "--calls", "2"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 functions on the CPU: kernels cannot run" in done.stdout
+    assert "left out, measured sizes: softmax, add_rms_norm: the inputs are on the CPU" in done.stdout
+
+
+def test_the_stubs_name_every_function(folder: Path, package: ModuleType) -> None:
+    stub = (folder / "primitives_on_cpu/__init__.pyi").read_text()
+    assert all(f" import {name} as {name}\n" in stub for name in (*package.__all__, "nn"))
+
+
+def test_a_function_is_found_while_a_graph_is_traced(package: ModuleType) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return package.softmax(x, -1)  # type: ignore[no-any-return]
+
+    compiled: Callable[..., torch.Tensor] = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(torch.ones(3, 5)), torch.full((3, 5), 0.2))
+
+
+def test_a_changed_manifest_is_an_error(tmp_path: Path) -> None:
+    exported(tmp_path, "softmax", package="primitives_resigned")
+    file = tmp_path / "out/primitives_resigned/manifest.json"
+    file.write_text(file.read_text().replace('"deterministic": true', '"deterministic": false'))
+    with pytest.raises(RuntimeError, match=r"manifest.json was changed after the export"):
+        print(imported(tmp_path / "out", "primitives_resigned").softmax)
 
 
 def test_the_package_installs_with_all_its_files(folder: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evolve.export.families import forms
-from evolve.export.template.functions import Function, functions
+from evolve.export.template.functions import Function, Functions
 from evolve.export.template.layers import LAYERS, made, patch, unpatch
 from evolve.export.template.redirecting import GraphPass, enabled
 
@@ -44,7 +44,7 @@ def machine() -> EmulatedMachine:
 def known(tmp_path_factory: pytest.TempPathFactory, machine: EmulatedMachine) -> Known:
     ops = primitives((*OPS, "cross_entropy_backward"), tmp_path_factory.mktemp("kernels"), machine)
     wanted = ("rms_norm", "silu", "softmax", "cross_entropy")
-    return functions([form for form in forms() if form.name in wanted], ops, "redirected_kernels")
+    return dict(Functions([form for form in forms() if form.name in wanted], ops, "redirected_kernels"))
 
 
 @pytest.fixture(autouse=True)

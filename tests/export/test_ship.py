@@ -87,6 +87,12 @@ def test_unconfirmed_failed_emulated_and_merged_verdicts_do_not_ship(store: Sqli
     assert [one.kernel.id for one in trusted.kernels] == [TUNED.id]
 
 
+def test_no_text_of_measurements_is_written_for_an_op_without_champions(store: SqliteStore, folder: Path) -> None:
+    store.append(passed(FAST.id, GPU, W=1.0))
+    ship(store, "softmax", folder)
+    assert texts(folder) == ["k0.cu"]
+
+
 def test_each_gpu_has_a_text_of_its_own(store: SqliteStore, folder: Path) -> None:
     store.append(verdict(FAST, **{W: 20.0}), replace(verdict(PLAIN, **{W: 20.0}), device=OTHER_GPU))
     assert [one.device for one in ship(store, "softmax", folder)] == ["Another GPU", "Some GPU"]

@@ -114,6 +114,9 @@ def test_a_decorated_function_is_exported_without_its_decorator(tmp_path: Path) 
 
 @pytest.mark.parametrize("task", [TANH, RECURRENT, RMS, DEFINITION], ids=lambda task: task.stem)
 def test_a_task_is_exported_and_computes_what_it_computed(tmp_path: Path, task: Path) -> None:
+    if task == TANH:  # its tensors have 134 million elements
+        task = tmp_path / TANH.name
+        task.write_text(TANH.read_text().replace("4096 * 2", "8").replace("16384", "64"))
     op = catalog.load(str(task))
     package = package_of(str(task), tmp_path, f"package_of_{op.name}")
     workload = min((w for w in op.gpu), key=op.nbytes)

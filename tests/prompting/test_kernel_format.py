@@ -10,7 +10,7 @@ from small_op import GPU, KERNEL, KERNEL_TEXT, OP
 from archive import binding, plan_reader
 from archive.binding import bind
 from archive.kernel import parse_for
-from evolve.devices.cuda.compiler import EMPTY_HEADERS, PRELUDE
+from evolve.devices.cuda.translation import EMPTY_HEADERS, PRELUDE
 from evolve.devices.prelude import C_TYPES, specialisation
 from evolve.evaluation.buffers import LEAST_ALIGNMENT
 from evolve.op_on_device import point, signature

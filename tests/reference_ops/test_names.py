@@ -149,14 +149,15 @@ def numbered(lines: list[str]) -> str:
 def by_nvrtc(lines: list[str]) -> set[int]:
     from cupy.cuda import nvrtc
 
-    from evolve.devices.cuda.compiler import EMPTY_HEADERS, PRELUDE
+    from evolve.devices.cuda.translation import EMPTY_HEADERS, PRELUDE
 
     source = f'{PRELUDE}#include <cuda_fp8.h>\n{numbered(lines)}extern "C" __global__ void evolve_end() {{}}\n'
     names = [name.encode() for name in EMPTY_HEADERS]
     program = nvrtc.createProgram(source, "kernel.cu", (b"",) * len(names), names)
     try:
         folders = [f"-I{folder}" for folder in cuda_include_dirs()]
-        nvrtc.compileProgram(program, ["-arch=sm_90a", "-std=c++17", "-default-device", *folders])
+        once = ["--pch"] if nvrtc.getVersion() >= (12, 8) else []  # the headers are compiled once
+        nvrtc.compileProgram(program, ["-arch=compute_90a", "-std=c++17", "-default-device", *once, *folders])
     except nvrtc.NVRTCError:
         return found_in(r"^names\((\d+)\): error", nvrtc.getProgramLog(program))
     finally:
@@ -171,6 +172,7 @@ def by_host(lines: list[str]) -> set[int]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "names.cpp"
         file.write_text(f'#include "{compiler.HEADER}"\n{numbered(lines)}')
+        (Path(folder) / f"{compiler.HEADER}.gch").write_bytes(compiler.precompiled_header(command))
         done = subprocess.run(
             [*command, "-fsyntax-only", str(file)], capture_output=True, text=True, check=False, timeout=300
         )

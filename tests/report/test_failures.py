@@ -44,6 +44,7 @@ def test_a_list_of_failures_fits_the_terminal_and_begins_with_the_newest() -> No
         assert len(lines) == 1 + MOST_LISTED
         assert all(len(line) <= width for line in lines)
         assert lines[1].startswith(failed[-1].id[:8])
+        assert "out of order out of order" in lines[1]
 
 
 def test_top_lists_failures_with_ids_that_show_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

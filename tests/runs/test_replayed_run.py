@@ -18,6 +18,7 @@ from archive.sqlite import SqliteStore, open_archive
 from evolve import wiring
 from evolve.cli import session
 from evolve.cli.options import RunOptions
+from evolve.engines.replayed import RecordedVerdicts, seen_by
 from evolve.errors import UserError
 from evolve.loop import evolve
 from evolve.prompting.operators import EDITS
@@ -25,7 +26,6 @@ from evolve.proposers.llm.endpoint import Endpoints
 from evolve.proposers.llm.models import Model
 from evolve.proposers.llm.proposer import LlmProposer
 from evolve.proposers.tuner.proposer import FinishingProposer, OfflineProposer
-from evolve.replayed import RecordedVerdicts, seen_by
 from evolve.request import Proposer
 from evolve.search import Search
 from evolve.selection.view import Scope

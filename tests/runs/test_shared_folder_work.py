@@ -1,5 +1,6 @@
 """Two `evolve work` processes on one folder: each kernel is judged once, also if one of them is killed."""
 
+import os
 import shutil
 import signal
 import time
@@ -11,6 +12,7 @@ import pytest
 from command import TWICE, run, start
 from processes import all_gone, descendants
 
+from archive.claims import LEASE_SECONDS
 from archive.records import Evaluation
 from archive.sqlite import open_archive
 
@@ -38,6 +40,11 @@ def check_all_judged_once(place: Path) -> None:
     assert set(judged.values()) == {1}
 
 
+def claimed_without_verdict(place: Path) -> list[Path]:
+    judged = {path.name for path in (place / "folder" / "verdicts").iterdir()}
+    return [path for path in (place / "folder" / "claims").iterdir() if path.name.rpartition(".")[0] not in judged]
+
+
 @pytest.mark.exhaustive
 def test_two_workers_share_the_kernels_of_a_folder(place: Path) -> None:
     workers = [start(place, *WORK) for _ in range(2)]
@@ -60,6 +67,16 @@ def test_a_worker_takes_over_what_a_killed_one_had_claimed(place: Path) -> None:
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     assert all_gone(family)
-    code, output = run(place, *WORK)  # waits until the lease has expired
-    assert code == 0, output
+    left = claimed_without_verdict(place)
+    assert left
+    worker = start(place, *WORK)
+    while len(list(verdicts.iterdir())) < KERNELS - len(left):
+        assert worker.poll() is None
+        time.sleep(0.1)
+    time.sleep(3)
+    assert worker.poll() is None, "it did not wait for the lease of the killed one"
+    for claim in left:
+        os.utime(claim, (time.time() - LEASE_SECONDS,) * 2)
+    output, _ = worker.communicate(timeout=300)
+    assert worker.returncode == 0, output
     check_all_judged_once(place)

@@ -1,5 +1,7 @@
 """Kernels for the op in `samples/twice.py`: correct, wrong, crashing and hanging ones."""
 
+from pathlib import Path
+
 from archive.kernel import Kernel, parse
 
 HEADER = """/*---
@@ -40,3 +42,12 @@ NO_CODE = twice_kernel("this is not C++;", "does not compile")
 NOT_EXTERN = parse(twice_kernel().text.replace('extern "C" ', ""))
 TOO_MANY_ARGUMENTS = parse(twice_kernel().text.replace('"out", "n"]', '"out", "n", 3]'))
 UNKNOWN_TENSOR = parse(twice_kernel().text.replace('args = ["x"', 'args = ["y"'))
+
+
+def small_twice(folder: Path) -> str:
+    """Write the op with small GPU workloads, for devices that only stand in for a GPU, and return its path."""
+    text = (Path(__file__).parents[1] / "samples" / "twice.py").read_text()
+    assert "1 << 20" in text
+    file = folder / "twice.py"
+    file.write_text(text.replace("1 << 20", "1 << 12"))
+    return str(file)

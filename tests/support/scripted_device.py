@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import bad_kernels
@@ -13,9 +13,11 @@ from archive.records import DeviceInfo, Resources, Traits
 from evolve.devices.device import Program, Tools
 from evolve.op_on_device import point
 from reference_ops import catalog
+from reference_ops.op import workloads
 
 OP = catalog.load(str(Path(__file__).parents[1] / "samples" / "twice.py"))
 WORKLOAD = OP.gpu[0]  # 2**20 float32: 4.19 MB in, 4.19 MB out
+SMALL_OP = replace(OP, gpu=workloads("float32 bfloat16", {"n": 1 << 12}))  # where the size makes no difference
 INFO = DeviceInfo("cuda", "Scripted", "sm_90a", 1, 1024, copy_gb_s=1000.0, tflops=(("float32", 1.0),))
 Work = Callable[[Mapping[str, torch.Tensor]], None]
 

@@ -12,94 +12,19 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
+from archive.binding import Bound
 from archive.records import Outcome, Resources, Traits
 from evolve.devices import object_file, state
-from evolve.devices.cuda import cubin, ordering
+from evolve.devices.cuda import cubin, ordering, translation
+from evolve.devices.cuda.translation import EMPTY_HEADERS
 from evolve.devices.device import RejectedError
 from evolve.devices.object_file import Symbol
-from evolve.devices.prelude import cuda_include_dirs, numbered_source, specialisation
+from evolve.devices.prelude import cuda_include_dirs, specialisation
 from evolve.devices.source_text import includes, spliced_directive, without_foreign_files
 
 ANCHOR = "evolve_anchor"
-PRELUDE = r"""
-#include <cuda_fp16.h>
-#include <cuda_bf16.h>
-typedef signed char int8_t;
-typedef unsigned char uint8_t;
-typedef short int16_t;
-typedef unsigned short uint16_t;
-typedef int int32_t;
-typedef unsigned int uint32_t;
-typedef long long int64_t;
-typedef unsigned long long uint64_t;
-typedef unsigned long long uintptr_t;
-typedef long long intptr_t;
-typedef unsigned int uint;
-#ifndef INFINITY
-#define INFINITY __builtin_bit_cast(float, 0x7f800000)  // unlike an intrinsic, a constant expression
-#endif
-#ifndef NAN
-#define NAN __builtin_bit_cast(float, 0x7fffffff)
-#endif
-#ifndef FLT_MAX
-#define FLT_MAX 3.402823466e+38f
-#define FLT_MIN 1.175494351e-38f
-#define FLT_EPSILON 1.192092896e-07f
-#define DBL_MAX 1.7976931348623157e+308
-#define DBL_EPSILON 2.2204460492503131e-16
-#endif
-#ifndef INT_MAX
-#define INT_MAX 2147483647
-#define INT_MIN (-INT_MAX - 1)
-#define UINT_MAX 4294967295u
-#define LLONG_MAX 9223372036854775807ll
-#define LLONG_MIN (-LLONG_MAX - 1)
-#define ULLONG_MAX 18446744073709551615ull
-#endif
-#ifndef INT8_MAX
-#define INT8_MAX 127
-#define INT8_MIN (-128)
-#define UINT8_MAX 255
-#define INT16_MAX 32767
-#define INT16_MIN (-32768)
-#define UINT16_MAX 65535
-#define INT32_MAX INT_MAX
-#define INT32_MIN INT_MIN
-#define UINT32_MAX UINT_MAX
-#define INT64_MAX LLONG_MAX
-#define INT64_MIN LLONG_MIN
-#define UINT64_MAX ULLONG_MAX
-#endif
-#ifndef M_PI
-#define M_PI 3.14159265358979323846
-#define M_SQRT1_2 0.70710678118654752440
-#define M_SQRT2 1.41421356237309504880
-#define M_2_SQRTPI 1.12837916709551257390
-#define M_LOG2E 1.44269504088896340736
-#define M_LN2 0.69314718055994530942
-#endif
-// The driver finds this variable by name. The compiler's own variables have no name and lie beside it.
-extern "C" __device__ unsigned int evolve_anchor = 0x65766f6c;
-template <class T, int N>
-struct List {
-    T data[N];
-    __device__ __forceinline__ T operator[](int i) const { return data[i]; }
-};
-struct alignas(64) CUtensorMap_st {
-    unsigned long long opaque[16];
-};
-typedef struct CUtensorMap_st CUtensorMap;
-"""
-# Kernels include these out of habit; the prelude or NVRTC itself provides what they declare.
-EMPTY_HEADERS = (
-    "math.h", "cmath", "stdint.h", "cstdint", "float.h", "cfloat", "limits.h", "climits", "limits", "stddef.h",
-    "cstddef", "stdio.h", "cstdio", "assert.h", "cassert", "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h",
-    "device_launch_parameters.h", "vector_types.h", "vector_functions.h", "type_traits", "algorithm", "utility",
-)  # fmt: skip
 SLOW_HEADERS = ("cooperative_groups", "cuda/std", "cub/", "thrust/", "cuda/atomic", "cuda/barrier", "cuda/pipeline")
 HEADER_NAME = re.compile(r"\w[\w./+-]*")
-POINTER_BYTES = 8
 CACHES_SINCE = (12, 9)  # since this version, NVRTC caches results if there is a GPU, but without the log
 LOG_CHARACTERS = 4000
 ENTRY_IN_LOG = re.compile(r"Compiling entry function '(\w+)'")
@@ -140,10 +65,9 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
         raise RejectedError(Outcome.UNSUPPORTED, f"the plan asks for {reserved}, which is not supported yet")
     _check_includes(bound.kernel.source)
     state.check_source(bound.kernel.source)
-    image, log, ptx = _found_or_compiled(_source(bound), arch, cache)
+    image, log, ptx = _found_or_compiled(translation.source(bound), arch, cache)
     entries = cubin.entries(image)
-    for launch in bound.launches:
-        _check_launch(launch, entries, bound.kernel.source)
+    translation.check_launches(bound, entries)
     resources = tuple(_resources(log, entries))
     unordered = ordering.check(bound, zlib.decompress(ptx).decode(errors="replace"))
     warnings = _warnings(bound.kernel.source, "\n".join([*unordered, log]), resources)
@@ -154,8 +78,8 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
 def compile_ahead(bound: Bound, arch: str, cubins: Path) -> Cubin:
     """Compile and check, and leave the result in `cubins` for another process that calls `compile_cubin`."""
     compiled = compile_cubin(bound, arch)
-    image, log, ptx = _nvrtc(_source(bound), arch)
-    file = _cubin_file(cubins, _source(bound), arch)
+    image, log, ptx = _nvrtc(translation.source(bound), arch)
+    file = _cubin_file(cubins, translation.source(bound), arch)
     partial_file = file.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):  # without the file, the other process compiles again
         partial_file.write_bytes(json.dumps([log, base64.b64encode(ptx).decode()]).encode() + b"\n" + image)
@@ -187,10 +111,6 @@ def _found_or_compiled(source: str, arch: str, cache: Path | None) -> "_Output":
 
 def _cubin_file(folder: Path, source: str, arch: str) -> Path:
     return folder / f"{hashlib.sha256(f'{arch} {source}'.encode()).hexdigest()}.cubin"
-
-
-def _source(bound: Bound) -> str:
-    return PRELUDE + specialisation(bound) + numbered_source(bound)
 
 
 @lru_cache(maxsize=16)  # all workloads have the same source
@@ -228,9 +148,7 @@ class _Output(NamedTuple):
 def _nvrtc(source: str, arch: str) -> _Output:
     from cupy.cuda import nvrtc
 
-    options = [f"-arch={arch}", "-std=c++17", "-default-device", "-lineinfo", "--ptxas-options=-v"]
-    options += ["-diag-suppress=47,177"]  # a limit redefined by headers, and an unused specialised value
-    options += [f"-I{folder}" for folder in cuda_include_dirs()]
+    options = [*translation.options(arch, cuda_include_dirs()), "-lineinfo", "--ptxas-options=-v"]
     if nvrtc.getVersion() >= CACHES_SINCE:
         options.append("--no-cache")
     program = nvrtc.createProgram(
@@ -280,50 +198,6 @@ def _of_the_driver(ptx: bytes) -> str:
 
 def _own_messages(log: str) -> str:
     return without_foreign_files(log, ("kernel.cu", "application ptx input", *EMPTY_HEADERS), cuda_include_dirs())
-
-
-def _check_launch(launch: BoundLaunch, entries: dict[str, cubin.EntryPoint], source: str) -> None:
-    where = f"launch {launch.index}"
-    if launch.entry not in entries:
-        found = ", ".join(sorted(entries)) or "none"
-        raise RejectedError(
-            Outcome.MALFORMED,
-            f'{where}: the source has no extern "C" __global__ function `{launch.entry}` (compiled entries: {found})',
-        )
-    entry = entries[launch.entry]
-    if len(launch.args) != len(entry.parameter_bytes):
-        message = f"{where}: `{entry.name}` takes {len(entry.parameter_bytes)} arguments, the plan gives"
-        raise RejectedError(Outcome.MALFORMED, f"{message} {len(launch.args)}")
-    for position, (value, size) in enumerate(zip(launch.args, entry.parameter_bytes, strict=True)):
-        if fault := _misfit(value, size, _unsigned(launch.entry, source)):
-            raise RejectedError(Outcome.MALFORMED, f"{where}: argument {position} of `{entry.name}`: {fault}")
-    threads = launch.block[0] * launch.block[1] * launch.block[2]
-    if entry.max_threads and threads > entry.max_threads:
-        raise RejectedError(
-            Outcome.ILLEGAL, f"{where}: {threads} threads, __launch_bounds__ allows {entry.max_threads}"
-        )
-
-
-@lru_cache(maxsize=16)
-def _unsigned(entry: str, source: str) -> bool:
-    """Return whether the entry has an unsigned parameter. The cubin contains sizes only, so the source is searched."""
-    signature = re.search(rf"\b{entry}\s*\(([^)]*)", source)
-    return signature is None or re.search(r"\b(?:unsigned|uint32_t|uint)\b", signature[1]) is not None
-
-
-def _misfit(value: Value, size: int, unsigned: bool) -> str:
-    match value:
-        case Pointer(name=name) if size != POINTER_BYTES:
-            return f"the plan gives the pointer `{name}`, the function takes {size} bytes"
-        case Pointers(names=names) if size != POINTER_BYTES * len(names):
-            return f"the plan gives a list of {len(names)} pointers, the function takes {size} bytes"
-        case float() if size not in (4, 8):
-            return f"the plan gives a number, the function takes {size} bytes"
-        case int() if size not in (4, 8):
-            return f"the plan gives an integer, which has 4 or 8 bytes, the function takes {size} bytes"
-        case int() if size == 4 and not -(2**31) <= value < 2 ** (32 if unsigned else 31):
-            return f"{value} does not fit in 4 bytes: make the parameter a long long"
-    return ""
 
 
 def _variables(image: bytes, *sources: str) -> tuple[Symbol, ...]:

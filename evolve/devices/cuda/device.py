@@ -15,13 +15,13 @@ from cupy_backends.cuda.api.driver import CUDADriverError
 from archive.binding import Bound
 from archive.records import Conditions, DeviceInfo, Outcome, Sanitized
 from evolve.devices import state
-from evolve.devices.cuda import POLICY, memory, profiler, rates, sanitizer
+from evolve.devices.cuda import POLICY, memory, profiler, rates, replay, sanitizer
 from evolve.devices.cuda.compiler import compile_cubin
 from evolve.devices.cuda.error_passes import CudaErrorPasses
 from evolve.devices.cuda.memory import VariableWatch
 from evolve.devices.cuda.profiler import Ncu
 from evolve.devices.cuda.program import CudaProgram
-from evolve.devices.device import Counted, Program, RejectedError, Tools
+from evolve.devices.device import Counted, Program, RejectedError, SeparateRun, Tools
 
 LEAST_HEAD_START_CYCLES = 100_000  # with the flush, 0.11 ms in which the host can enqueue the call
 MOST_CYCLES = 40_000_000  # 20 ms
@@ -150,11 +150,15 @@ class CudaDevice:
             if names := variables.changed_by(program):
                 raise state.changed(names)
 
-    def _sanitize(
-        self, bound: Bound, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, int], seconds: float
-    ) -> tuple[Sanitized, ...]:
-        cubin = compile_cubin(bound, self.info.arch, self._cubins)
-        return sanitizer.sanitize(bound, cubin, inputs, outputs, seconds)
+    def _sanitize(self, runs: Sequence[SeparateRun], seconds: float) -> list[tuple[Sanitized, ...]]:
+        packed = [
+            replay.packed(
+                run.bound, compile_cubin(run.bound, self.info.arch, self._cubins), run.inputs, run.outputs,
+                sanitizer.PACKED_BYTES,
+            )
+            for run in runs
+        ]  # fmt: skip
+        return sanitizer.sanitize(packed, seconds)
 
     def _profile(
         self, bound: Bound, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, int], seconds: float

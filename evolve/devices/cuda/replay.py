@@ -1,4 +1,4 @@
-"""Replay of one run of a kernel in a separate process, without PyTorch, under one of NVIDIA's command line tools.
+"""Replay of runs of a kernel in a separate process, without PyTorch, under one of NVIDIA's command line tools.
 
 That process runs this module as its main program.
 """
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 CUBIN, PLAN, DONE = "kernel.cubin", "plan.json", "done"
+RUN = "run"  # the beginning of the name of a folder with one of several runs
 ROOT = Path(__file__).parents[3]
 
 
@@ -112,7 +113,7 @@ def _bytes(tensor: "torch.Tensor", most_bytes: int | None) -> bytes:
 def started(
     command: Sequence[str], folder: Path, mark: str, seconds: float, variables: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Start the tool on a process that replays the folder's run and then creates the file `mark`.
+    """Start the tool on a process that replays the folder's run, or all of its runs, and then creates the file `mark`.
 
     The process ends after `seconds`. The output of tool and process goes to `mark`.out. Both stay in our process group
     and end with it.
@@ -159,6 +160,13 @@ def write(packed_run: PackedRun, folder: Path) -> None:
         "device": packed_run.device,
     }
     (folder / PLAN).write_text(json.dumps(plan))
+
+
+def write_all(packed_runs: Sequence[PackedRun], folder: Path) -> None:
+    for index, packed_run in enumerate(packed_runs):
+        own = folder / f"{RUN}{index}"
+        own.mkdir()
+        write(packed_run, own)
 
 
 def read(folder: Path) -> PackedRun:
@@ -223,12 +231,13 @@ def main() -> None:
     folder, mark, seconds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     import_module("evolve.devices.cuda.program")  # import it before the clock starts: that takes seconds
     signal.alarm(seconds)  # end this process even if the tool is killed
-    run(read(folder))
+    for own in sorted(folder.glob(f"{RUN}*")) or [folder]:
+        run(read(own))
     (folder / mark).touch()
 
 
 def run(packed_run: PackedRun) -> None:
-    """Run the launches. Every buffer is a separate allocation, so that the tool notices accesses just outside it."""
+    """Run the launches. Every buffer is an allocation of its own, so that the tool notices accesses just outside it."""
     from cupy.cuda import runtime
 
     from evolve.devices.cuda.program import loaded, prepared
@@ -240,6 +249,8 @@ def run(packed_run: PackedRun) -> None:
     for launch in launches:
         launch.enqueue(addresses.__getitem__, 0)
     runtime.deviceSynchronize()
+    for address in addresses.values():
+        runtime.free(address)
 
 
 def _placed(buffer: Buffer) -> int:

@@ -1,21 +1,17 @@
-"""One run of a kernel under NVIDIA's compute-sanitizer: finds accesses out of bounds, races and wrong barriers."""
+"""Runs of a kernel under NVIDIA's compute-sanitizer: finds accesses out of bounds, races and wrong barriers."""
 
 import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from archive.binding import Bound
 from archive.records import Sanitized
 from evolve.devices.cuda import replay
-from evolve.devices.cuda.compiler import Cubin
-
-if TYPE_CHECKING:
-    import torch
+from evolve.devices.cuda.replay import PackedRun
 
 NAME = "compute-sanitizer"
 WHEELS = ("cu13", "cuda_sanitizer_api")
@@ -26,6 +22,7 @@ OPTIONS = (
     "--show-backtrace", "device", "--print-limit", "10",
 )  # fmt: skip
 OF_ONE_TOOL = {"memcheck": ("--report-api-errors", "no", "--padding", "65536")}
+SECONDS_TOGETHER = 120.0  # for all runs in one process of a tool
 PACKED_BYTES = 2**26  # of each input: it passes through a file
 REPORT_CHARACTERS = 2000
 SUMMARY = re.compile(
@@ -39,17 +36,31 @@ def command() -> Path | None:
     return replay.tool(NAME, WHEELS)
 
 
-def sanitize(
-    bound: Bound, cubin: Cubin, inputs: "Mapping[str, torch.Tensor]", outputs: Mapping[str, int], seconds: float
-) -> tuple[Sanitized, ...]:
-    """Return one report per tool, or none if compute-sanitizer is not installed; `outputs` are sizes in bytes."""
+def sanitize(runs: Sequence[PackedRun], seconds: float) -> list[tuple[Sanitized, ...]]:
+    """Return a report per tool for each run, or none if compute-sanitizer is not installed.
+
+    A tool takes seconds to start, so one process of it does all runs. If it does not find all of them clean, it starts
+    again for each of them alone, within `seconds`, which shows where the error is.
+    """
     tool = command()
     if tool is None:
+        return [() for _ in runs]
+    together = _examined(tool, TOOLS, runs, SECONDS_TOGETHER) if len(runs) > 1 else ()
+    clean = [report for report in together if report.errors == 0]
+    left = [check for check in TOOLS if check not in {report.tool for report in clean}]
+    with ThreadPoolExecutor() as pool:
+        alone = list(pool.map(lambda run: _examined(tool, left, [run], seconds), runs))
+    return [tuple(sorted((*clean, *own), key=lambda report: TOOLS.index(report.tool))) for own in alone]
+
+
+def _examined(tool: Path, checks: Sequence[str], runs: Sequence[PackedRun], seconds: float) -> tuple[Sanitized, ...]:
+    """Return a report for each of these checks on all runs."""
+    if not checks:
         return ()
     with tempfile.TemporaryDirectory(prefix="evolve-sanitizer-") as name:
         folder = Path(name)
-        replay.write(replay.packed(bound, cubin, inputs, outputs, PACKED_BYTES), folder)
-        processes = {check: _started(tool, check, folder, seconds) for check in TOOLS}
+        replay.write_all(runs, folder)
+        processes = {check: _started(tool, check, folder, seconds) for check in checks}
         deadline = time.monotonic() + seconds
         try:
             return tuple(_finished(check, process, folder, deadline, seconds) for check, process in processes.items())

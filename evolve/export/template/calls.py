@@ -18,6 +18,10 @@ class NoKernelError(Exception):
     """PyTorch runs instead of a kernel; the message says why."""
 
 
+class MissingError(NoKernelError):
+    """This machine lacks what every kernel needs, such as a driver."""
+
+
 def obstacle(
     inputs: Sequence[torch.Tensor], parameters: Mapping[str, Number], op: Op, device_type: str = "cuda"
 ) -> str:

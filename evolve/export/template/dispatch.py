@@ -3,19 +3,24 @@
 import logging
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from archive.kernel import Kernel
-from evolve.export.template import manifest
-from evolve.export.template.calls import NoKernelError, check_outputs, obstacle, parameter_fault, workload_of
+from evolve.export.template.calls import (
+    MissingError,
+    NoKernelError,
+    check_outputs,
+    obstacle,
+    parameter_fault,
+    workload_of,
+)
 from evolve.export.template.choosing import Question, choices
 from evolve.export.template.folding import Folds, Shape, as_kernel_reads, folds, takes_more_dims
 from evolve.export.template.free import free_for_kernel, free_for_sizes
@@ -24,7 +29,7 @@ from evolve.export.template.launching import Gpus, Launchable, Machine, Tensors
 from evolve.export.template.manifest import ExportedEntry, Measured
 from evolve.export.template.options import current
 from evolve.op_on_device import point
-from reference_ops.op import Number, Op, ops_of
+from reference_ops.op import Number, Op
 
 EAGER, COMPILED = "eager", "compiled"  # where a call is made: this decides what a kernel must beat
 CAPTURING = (
@@ -47,6 +52,7 @@ class Decision:
     sizes: Mapping[str, int] = field(default_factory=dict)
     inputs: tuple[Shape, ...] = ()  # shapes in which the kernel reads the inputs
     outputs: tuple[Shape, ...] | None = None  # shapes in which the caller gets the outputs, if they differ
+    saves_us: float = 0.0  # time that the kernel saved at the nearest measured size
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class Primitive:
         self.entry = entry
         self.gradients = Gradients(op, ())
         self._folder = folder
-        self._machine = machine or Gpus()
+        self.machine = machine or Gpus()
         self._decisions: dict[object, Decision] = {}
         self._lock = threading.Lock()
 
@@ -80,15 +86,20 @@ class Primitive:
 
     @property
     def device_type(self) -> str:
-        return self._machine.device_type
+        return self.machine.device_type
 
-    def run(self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER) -> Tensors | None:
-        """Return the op's outputs if a kernel wins for these inputs, whose leading dims may be unfolded; else None."""
+    def run(
+        self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER, after_us: float = 0.0
+    ) -> Tensors | None:
+        """Return the op's outputs if a kernel wins for these inputs, whose leading dims may be unfolded; else None.
+
+        With `after_us`, it must save at least this time.
+        """
         if self._obstacle(views, parameters):
             return None
         decision = self._decide(views, parameters, where)
         ready = decision.ready
-        if ready is None:
+        if ready is None or decision.saves_us < after_us:
             return None
         if not (torch.is_grad_enabled() and any(x.requires_grad for x in views)):
             outputs = ready.launch(tuple(map(as_kernel_reads, views, decision.inputs)), parameters)
@@ -109,13 +120,17 @@ class Primitive:
         outputs = (self.op.baseline or self.op.reference)(*inputs, **parameters)
         return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
 
+    def pays(self, views: Tensors, parameters: Mapping[str, Number], after_us: float) -> bool:
+        """Return whether a kernel saves at least this time."""
+        return self._decide(views, parameters).saves_us >= after_us
+
     def explain(self, views: Tensors, parameters: Mapping[str, Number]) -> Explanation:
         reason = self._obstacle(views, parameters)
         decision = Decision(reason) if reason else self._decide(views, parameters)
         return Explanation(self.op.name, decision.kernel, decision.reason)
 
     def _obstacle(self, views: Tensors, parameters: Mapping[str, Number]) -> str:
-        return obstacle(views, parameters, self.op, self._machine.device_type) or self._no_gradient(views)
+        return obstacle(views, parameters, self.op, self.machine.device_type) or self._no_gradient(views)
 
     def _no_gradient(self, views: Tensors) -> str:
         if not torch.is_grad_enabled():
@@ -150,7 +165,7 @@ class Primitive:
 
     def wins(self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number]) -> bool:
         """Return whether a kernel wins in a compiled graph, for tensors without memory. Compiles nothing."""
-        if device.type != self._machine.device_type or parameter_fault(parameters, self.op):
+        if device.type != self.machine.device_type or parameter_fault(parameters, self.op):
             return False
         try:
             question, _ = self._question(metas, device, parameters, COMPILED)
@@ -160,7 +175,7 @@ class Primitive:
         return True
 
     def _decided(self, views: Tensors, parameters: Mapping[str, Number], where: str) -> Decision:
-        if self._machine.capturing():
+        if self.machine.capturing():
             warnings.warn(f"{self.op.name}: {CAPTURING}", stacklevel=6)
             return Decision(CAPTURING)
         try:
@@ -173,7 +188,7 @@ class Primitive:
         self, views: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str
     ) -> tuple[Question, Folds]:
         """Return what must be decided for these tensors. Raise a NoKernelError if they do not fit the op."""
-        info = self._machine.info(device)
+        info = self.machine.info(device)
         with torch.no_grad():
             found = folds(self.op, [x.shape for x in views])
             inputs = [x.reshape(shape) for x, shape in zip(views, found.inputs, strict=True)]
@@ -196,7 +211,9 @@ class Primitive:
         workload, device = question.workload, views[0].device
         for choice in choices(self.entry, self._kernels, question):
             try:
-                ready = self._machine.prepare(self.op, workload, choice.bound, device)
+                ready = self.machine.prepare(self.op, workload, choice.bound, device)
+            except MissingError:
+                raise
             except NoKernelError:
                 continue
             measured, reason = choice.measured, _reason(choice.measured, question)
@@ -204,7 +221,9 @@ class Primitive:
                 raise NoKernelError(fault)
             shapes = [(spec, self.op.shape(spec, workload)) for spec in self.op.outputs]
             outputs = tuple(found.unfolded(*pair) for pair in shapes) if found.leading is not None else None
-            return Decision(reason, choice.shipped.id, ready, self.op.sizes(workload), found.inputs, outputs)
+            saves_us = measured.times.eager_us - measured.times.median_us
+            sizes = self.op.sizes(workload)
+            return Decision(reason, choice.shipped.id, ready, sizes, found.inputs, outputs, saves_us)
         raise AssertionError("`choices` must end with a NoKernelError")
 
     def _costs_more(self, ready: Launchable, measured: Measured, question: Question, views: Tensors) -> str:
@@ -215,8 +234,8 @@ class Primitive:
         parameters = dict(question.workload.parameters)
         with torch.no_grad():
             inputs = tuple(map(as_kernel_reads, views, folds(self.op, [x.shape for x in views]).inputs))
-            ours = self._machine.host_us(lambda: ready.launch(inputs, parameters))
-            theirs = self._machine.host_us(lambda: self.pytorch(inputs, parameters))
+            ours = self.machine.host_us(lambda: ready.launch(inputs, parameters))
+            theirs = self.machine.host_us(lambda: self.pytorch(inputs, parameters))
         if max(ours, times.median_us) < max(theirs, times.eager_us):
             return ""
         return f"launching it takes {ours:.0f} us of the host's time, and PyTorch {max(theirs, times.eager_us):.0f} us"
@@ -262,28 +281,13 @@ def _launched(decision: Decision, parameters: Mapping[str, Number], inputs: Tens
     return launched
 
 
-def op(module: ModuleType, name: str) -> Op:
-    """Return the op of this name that a module of the package defines."""
-    return next(op for op in ops_of(module) if op.name == name)
-
-
-def load(folder: Path, modules: Iterable[ModuleType], machine: Machine | None = None) -> dict[str, Primitive]:
-    """Return the primitives of the package in this folder, by name, from the modules that define its ops."""
-    entries = manifest.read(folder)
-    ops = {op.name: op for module in modules for op in ops_of(module)}
-    primitives = {name: Primitive(ops[name], entry, folder, machine) for name, entry in entries.items()}
-    for primitive in primitives.values():
-        primitive.gradients = gradients_of(primitive.op, ops, primitives, machine)
-    return primitives
-
-
 def gradients_of(
     op: Op, ops: Mapping[str, Op], primitives: Mapping[str, Primitive], machine: Machine | None
 ) -> Gradients:
     """Return the steps of an op's backward: exported ops, or else PyTorch's own backward."""
     steps = []
     for name in op.backward:
-        if name in ops and name not in DIVIDE:
+        if name not in DIVIDE and ops.get(name) is not None:
             primitive = primitives.get(name) or Primitive(ops[name], NOTHING, Path(), machine)
             run = primitive if name in primitives else primitive.pytorch
             steps.append(Step(ops[name], run, primitive.pytorch))

@@ -5,7 +5,7 @@ it. Tensors are given as views: their leading dims beyond those of the op are fo
 are made only once a kernel is chosen.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,8 +24,11 @@ class Call(NamedTuple):
     views: tuple[Tensor, ...]
     parameters: Mapping[str, Number]
     finish: Callable[[tuple[Tensor, ...]], Any]
+    after_us: float = 0.0  # time of what `finish` adds; the kernel must save more
 
 
+# Arguments of calls of which another one is composed. It is sent each result, and returns its own.
+Parts = Generator[tuple[Any, ...], Any, Any]
 Lowered = Call | list[Call] | str  # calls in order of preference, or why there is none
 
 
@@ -41,6 +44,7 @@ class Form:
     same: tuple[Callable[..., Any], ...] = ()  # functions of torch that take the same arguments
     result: str = "Tensor"  # type of the result
     own: bool = False  # of an op that PyTorch lacks
+    parts: Callable[..., Parts | None] | None = None  # the calls of this function of which a call is composed
 
 
 def first(outputs: tuple[Tensor, ...]) -> Tensor:

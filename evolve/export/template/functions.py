@@ -1,13 +1,13 @@
 """Functions of an exported package: each runs a kernel where one wins, and PyTorch's function of the same arguments
 elsewhere."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from evolve.export.template.dispatch import Explanation, Primitive
-from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Form, cast, whole
+from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Form, Parts, cast, whole
 from evolve.export.template.registering import Registry
 from reference_ops.op import Op
 
@@ -23,7 +23,7 @@ class Function:
         self.form = form
         self._registry = registry
         self.primitives = {name: primitives[name] for name in form.ops if name in primitives}
-        self._device_type = next(iter(primitives.values())).device_type
+        self._device_type = next((one.device_type for one in self.primitives.values()), "cuda")
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -35,13 +35,36 @@ class Function:
         """Return the result by a kernel, or ELSEWHERE if PyTorch must run."""
         calls = self._lowered(arguments, named)
         if isinstance(calls, str):
-            return ELSEWHERE
+            parts = self._parts(arguments, named)
+            return self._composed(parts) if parts else ELSEWHERE
         for call in calls:
             primitive = self.primitives.get(call.op)
-            outputs = primitive.run(call.views, call.parameters) if primitive else None
+            outputs = primitive.run(call.views, call.parameters, after_us=call.after_us) if primitive else None
             if outputs is not None:
                 return call.finish(outputs)
         return ELSEWHERE
+
+    def _parts(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Parts | None:
+        """Return the calls of this function of which a call is composed; None if it cannot be."""
+        if self.form.parts is None or torch.is_autocast_enabled(self._device_type):
+            return None
+        try:
+            return self.form.parts(*arguments, **named)
+        except REFUSALS:
+            return None
+
+    def _composed(self, parts: Parts) -> Any:
+        """Return the result of a composed call; ELSEWHERE if no kernel computes its first part."""
+        found: Any = None
+        try:
+            while True:
+                given = next(parts) if found is None else parts.send(found)
+                result = self.attempt(given, {})
+                if result is ELSEWHERE and found is None:
+                    return ELSEWHERE
+                found = self.form.pytorch(*given) if result is ELSEWHERE else result
+        except StopIteration as done:
+            return done.value
 
     def traced(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Return the result in a graph that is being traced: by opaque ops where a kernel wins, or else by PyTorch."""
@@ -49,6 +72,8 @@ class Function:
         calls = self._lowered(arguments, named) if registry else NOT_EXPORTED
         if registry and not isinstance(calls, str):
             for call in calls:
+                if call.after_us:  # the compiler makes what comes after a product a part of its own kernel
+                    continue
                 if _defined(registry, call.op) and registry.ask(call.op, call.views, call.parameters):
                     return call.finish(registry.run(call.op, call.views, call.parameters))
         return self.form.pytorch(*arguments, **named)
@@ -57,6 +82,8 @@ class Function:
         """Return what a call would run, and why."""
         calls = self._lowered(arguments, named)
         if isinstance(calls, str):
+            if parts := self._parts(arguments, named):
+                return self.explain(next(parts), {})
             return Explanation(self.form.name, "", calls)
         reasons = []
         for call in calls:
@@ -64,9 +91,9 @@ class Function:
                 reasons.append(f"{NOT_EXPORTED} ({call.op})" if call.op != self.form.name else NOT_EXPORTED)
                 continue
             found = self.primitives[call.op].explain(call.views, call.parameters)
-            if found.kernel:
+            if found.kernel and self.primitives[call.op].pays(call.views, call.parameters, call.after_us):
                 return Explanation(self.form.name, found.kernel, found.reason)
-            reasons.append(found.reason)
+            reasons.append(f"what comes after {call.op} takes longer than it saves" if found.kernel else found.reason)
         return Explanation(self.form.name, "", "; ".join(dict.fromkeys(reasons)))
 
     def _lowered(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[Call] | str:
@@ -143,17 +170,30 @@ def named(forms: Iterable[Form], names: Collection[str]) -> list[Form]:
     return [form for form in forms if form.name in names]
 
 
-def functions(forms: Iterable[Form], primitives: Mapping[str, Primitive], namespace: str = "") -> dict[str, Function]:
-    """Return the functions of a package by name: these forms, and one for each other op.
+class Functions(Mapping[str, Function]):
+    """The functions of a package by name: these forms, and one for each other op. Each is made when it is asked for.
 
     With a namespace, graphs of torch.compile use ops that are registered under it.
     """
-    registry = Registry(namespace, primitives) if namespace else None
-    found = {form.name: Function(form, primitives, registry) for form in forms}
-    for name, primitive in primitives.items():
-        if name not in found:
-            found[name] = Function(own(primitive.op, primitive), primitives, registry)
-    return dict(sorted(found.items()))
+
+    def __init__(self, forms: Iterable[Form], primitives: Mapping[str, Primitive], namespace: str = "") -> None:
+        self._forms = {form.name: form for form in forms}
+        self._primitives = primitives
+        self.registry = Registry(namespace, primitives) if namespace else None
+        self._names = sorted({*self._forms, *primitives})
+        self.made: dict[str, Function] = {}
+
+    def __getitem__(self, name: str) -> Function:
+        if name not in self.made:
+            form = self._forms.get(name) or own(self._primitives[name].op, self._primitives[name])
+            self.made.setdefault(name, Function(form, self._primitives, self.registry))
+        return self.made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def explain(

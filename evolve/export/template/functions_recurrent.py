@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evolve.export.template.forms import LOW, Call, Form, Lowered, first
+from evolve.export.template.forms import LOW, Call, Form, Lowered, Parts, first
 
 ONE_LAYER = "the kernels compute one layer in one direction, with biases and without dropout"
 STATES = "tuple[Tensor, Tensor]"
@@ -43,6 +43,45 @@ def _lower(op: str, count: int) -> Callable[..., Lowered]:
     return lower
 
 
+def _parts(
+    input: Tensor,
+    hx: Tensor | Sequence[Tensor],
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Parts | None:
+    """Return the calls for single layers and directions that make up a call for several."""
+    count = num_layers * (1 + bidirectional)
+    if not has_biases or count == 1 or (dropout and train) or input.dim() != 3 or len(params) != 4 * count:
+        return None
+    states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+    x = input.transpose(0, 1) if batch_first else input
+    return _layer_by_layer(x, states, params, 1 + bidirectional, batch_first)
+
+
+def _layer_by_layer(
+    x: Tensor, states: tuple[Tensor, ...], params: Sequence[Tensor], directions: int, batch_first: bool
+) -> Parts:
+    last: list[list[Tensor]] = [[] for _ in states]
+    for layer in range(len(params) // (4 * directions)):
+        outputs = []
+        for backwards in range(directions):
+            at = layer * directions + backwards
+            given = tuple(state[at : at + 1] for state in states)
+            given_x, weights = x.flip(0) if backwards else x, params[4 * at : 4 * at + 4]
+            hx = given if len(given) > 1 else given[0]
+            out, *ends = yield (given_x, hx, weights, True, 1, 0.0, False, False, False)
+            outputs.append(out.flip(0) if backwards else out)
+            for kept, end in zip(last, ends, strict=True):
+                kept.append(end)
+        x = outputs[0] if directions == 1 else torch.cat(outputs, -1)
+    return (x.transpose(0, 1) if batch_first else x, *(torch.cat(kept) for kept in last))
+
+
 def lstm_cell(
     input: Tensor,
     hx: Sequence[Tensor],
@@ -68,9 +107,9 @@ def gru_cell(
 
 THREE = "tuple[Tensor, Tensor, Tensor]"
 FORMS = (
-    Form("lstm", ("lstm",), _lower("lstm", 2), torch.lstm, "", (), THREE),
-    Form("gru", ("gru",), _lower("gru", 1), torch.gru, "", (), STATES),
-    Form("rnn_tanh", ("rnn_tanh",), _lower("rnn_tanh", 1), torch.rnn_tanh, "", (), STATES),
+    Form("lstm", ("lstm",), _lower("lstm", 2), torch.lstm, "", (), THREE, parts=_parts),
+    Form("gru", ("gru",), _lower("gru", 1), torch.gru, "", (), STATES, parts=_parts),
+    Form("rnn_tanh", ("rnn_tanh",), _lower("rnn_tanh", 1), torch.rnn_tanh, "", (), STATES, parts=_parts),
     Form("lstm_cell", ("lstm_cell",), lstm_cell, torch.lstm_cell, LOW, (), STATES),
     Form("gru_cell", ("gru_cell",), gru_cell, torch.gru_cell, LOW),
 )

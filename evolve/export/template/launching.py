@@ -1,13 +1,13 @@
-"""Compilation of a bound kernel, and launches on the caller's GPU and stream. The first kernel imports CuPy."""
+"""Compilation of a bound kernel, and launches on the caller's GPU and stream."""
 
+import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.util import find_spec
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -16,11 +16,15 @@ from archive.records import DeviceInfo, Outcome
 from evolve.devices.device import RejectedError
 from evolve.export.template.calls import NoKernelError
 from evolve.export.template.free import Slot, slots
+from evolve.export.template.manifest import ShippedCubin
 from reference_ops.op import Number, Op, Workload
 from reference_ops.precision import TORCH_DTYPES
 
+if TYPE_CHECKING:
+    from evolve.export.template.driver import Program
+
 Tensors = tuple[torch.Tensor, ...]
-HOST_CALLS = 5
+HOST_CALLS, DEVICE_CALLS = 5, 9
 
 
 class KernelError(RuntimeError):
@@ -44,6 +48,10 @@ class Machine(Protocol):
     def host_us(self) -> Callable[[Callable[[], object]], float]:
         """Return the time that the host needs to enqueue a call."""
 
+    @property
+    def device_us(self) -> Callable[[Callable[[], object]], float]:
+        """Return the time that a call takes until the device has finished."""
+
     def info(self, device: torch.device) -> DeviceInfo:
         """Return the facts about a device that plans, the compiler and the table need."""
 
@@ -61,9 +69,11 @@ class Buffer:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    zero: bool = False
 
     def allocated(self, device: torch.device) -> torch.Tensor:
-        return torch.empty(self.shape, dtype=self.dtype, device=device)
+        allocate = torch.zeros if self.zero else torch.empty
+        return allocate(self.shape, dtype=self.dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,7 @@ class Buffers:
                 Buffer(spec.name, op.shape(spec, workload), TORCH_DTYPES[spec.dtype or workload.dtype])
                 for spec in op.outputs
             ),
-            workspace=tuple(Buffer(w.name, (w.elements,), TORCH_DTYPES[w.dtype]) for w in bound.workspace),
+            workspace=tuple(Buffer(w.name, (w.elements,), TORCH_DTYPES[w.dtype], w.zero) for w in bound.workspace),
         )
 
     def allocated(self, inputs: Tensors, device: torch.device) -> tuple[dict[str, torch.Tensor], Tensors]:
@@ -94,35 +104,42 @@ class Buffers:
         return tensors, outputs
 
 
-@dataclass(frozen=True)
 class Ready:
     """A kernel compiled for one workload on one GPU."""
 
-    program: Any
-    bind_context: Callable[[int], None]
-    device: torch.device
-    buffers: Buffers
-    slots: tuple[Slot, ...]
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, program: "Program", device: torch.device, buffers: Buffers, slots: tuple[Slot, ...]) -> None:
+        self._program = program
+        self._device = device
+        self._outputs = buffers.outputs
+        self._workspace = buffers.workspace
+        self._slots = slots
+        order = [*buffers.inputs, *(buffer.name for buffer in (*buffers.outputs, *buffers.workspace))]
+        self._order = [order.index(name) for name in program.block.names]
+        self._lock = threading.Lock()
 
     def launch(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
-        with self._on_device():
-            tensors, outputs = self.buffers.allocated(inputs, self.device)
-            self.bind_context(self.device.index)
-            with self.lock:  # threads share one parameter block until the launch is enqueued
-                for slot in self.slots:
-                    self.program.set_argument(slot.launch, slot.position, parameters[slot.parameter])
-                self.program.launch(tensors)
-        return outputs
+        if torch._C._cuda_getDevice() == self._device.index:  # noqa: SLF001 - the public way takes a microsecond
+            return self._launched(inputs, parameters)
+        with torch.cuda.device(self._device):
+            return self._launched(inputs, parameters)
 
-    def _on_device(self) -> AbstractContextManager[object]:
-        return torch.cuda.device(self.device)
+    def _launched(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
+        outputs = tuple([buffer.allocated(self._device) for buffer in self._outputs])
+        tensors = (*inputs, *outputs, *[buffer.allocated(self._device) for buffer in self._workspace])
+        addresses = [tensors[at].data_ptr() for at in self._order]
+        with self._lock:  # threads share the memory of the arguments until the launches are enqueued
+            for slot in self._slots:
+                self._program.block.set(slot.launch, slot.position, parameters[slot.parameter])
+            self._program.enqueue(addresses, self._device.index)
+        return outputs
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """The NVIDIA GPUs of this machine."""
+    """The NVIDIA GPUs of this machine, and the compiled kernels of a package."""
 
+    cubins: Mapping[str, ShippedCubin] = field(default_factory=dict)
+    folder: Path = Path()
     device_type: str = "cuda"
 
     def info(self, device: torch.device) -> DeviceInfo:
@@ -132,24 +149,32 @@ class Gpus:
     def host_us(self) -> Callable[[Callable[[], object]], float]:
         return host_us
 
+    @property
+    def device_us(self) -> Callable[[Callable[[], object]], float]:
+        return device_us
+
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
     def prepare(self, op: Op, workload: Workload, bound: Bound, device: torch.device) -> Launchable:
-        if find_spec("cupy") is None:
-            raise NoKernelError("CuPy is not installed; the extras cuda13 and cuda12 of this package install it")
-        from evolve.devices.cuda.compiler import compile_cubin
-        from evolve.devices.cuda.program import CudaProgram, bind_context
+        # The first kernel imports what drives the GPU.
+        from evolve.devices.cuda.translation import source
+        from evolve.export.template.cubins import Cubins
+        from evolve.export.template.driver import DriverError, driver, program, use_context
+        from evolve.export.template.nvrtc import CompileError
 
         info = self.info(device)
+        driver()
         try:
-            cubin = compile_cubin(bound, info.arch)
+            images = Cubins(self.folder, self.cubins).images(source(bound), info.arch)
             with torch.cuda.device(device):
-                bind_context(device.index)
-                program = CudaProgram(bound, cubin, info.sms)
+                use_context(device.index)
+                loaded = program(bound, images, info.sms)
         except RejectedError as error:
             raise refusal(error, op, workload, bound) from error
-        return Ready(program, bind_context, device, Buffers.of(op, workload, bound), slots(op, bound.kernel))
+        except (CompileError, DriverError) as error:
+            raise KernelError(f"kernel {bound.kernel.id} of {op.name} at {workload.key}: {error}") from error
+        return Ready(loaded, device, Buffers.of(op, workload, bound), slots(op, bound.kernel))
 
 
 def host_us(call: Callable[[], object]) -> float:
@@ -160,6 +185,20 @@ def host_us(call: Callable[[], object]) -> float:
         call()
         times.append(time.perf_counter_ns() - start)
     return min(times) / 1000
+
+
+def device_us(call: Callable[[], object]) -> float:
+    """Return the median of a few times in microseconds between events round a call."""
+    times: list[float] = []
+    call()
+    for _ in range(DEVICE_CALLS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(1000 * start.elapsed_time(end))
+    return statistics.median(times)
 
 
 def refusal(error: RejectedError, op: Op, workload: Workload, bound: Bound) -> Exception:

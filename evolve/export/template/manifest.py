@@ -2,16 +2,17 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from archive import kernel as genome
 from archive import plain
 from archive.kernel import Kernel
 from archive.records import Duel, Envelope, Measurement, Sanitized
 
-FORMAT = 2
+FORMAT = 3
 FILE = "manifest.json"
 EAGER = "eager"  # the name of a duel's baseline
 
@@ -79,6 +80,16 @@ class Tested:
 
 
 @dataclass(frozen=True)
+class ShippedCubin:
+    """A compiled kernel of the package, for one architecture and one set of specialised values."""
+
+    arch: str
+    key: str  # digest of the architecture and the source
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Shipped:
     """A kernel of the package with its measurements and tests."""
 
@@ -90,6 +101,7 @@ class Shipped:
     dtypes: tuple[str, ...]
     measured: tuple[Measured, ...]
     tested: tuple[Tested, ...] = ()
+    cubins: tuple[ShippedCubin, ...] = ()
 
     def load(self, folder: Path) -> Kernel:
         """Return the kernel. Raise a BrokenPackageError unless its file is the one that was exported."""
@@ -128,9 +140,42 @@ def text(entries: dict[str, ExportedEntry]) -> str:
     return json.dumps({"format": FORMAT, "ops": ops}, indent=1) + "\n"
 
 
-def read(folder: Path) -> dict[str, ExportedEntry]:
-    """Return the entries in the manifest of the package in this folder, by op."""
-    manifest = json.loads((folder / FILE).read_text(encoding="utf-8"))
+class Entries(Mapping[str, ExportedEntry]):
+    """The entries of a manifest by op. Each is read when it is asked for, which for all takes tenths of a second."""
+
+    def __init__(self, ops: dict[str, dict[str, Any]]) -> None:
+        self._ops = ops
+
+    def __getitem__(self, name: str) -> ExportedEntry:
+        entry: ExportedEntry = plain.record(ExportedEntry, self._ops[name])
+        return entry
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ops)
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    @property
+    def modules(self) -> dict[str, str]:
+        """The file of each op."""
+        return {name: fields["module"] for name, fields in self._ops.items()}
+
+    @property
+    def cubins(self) -> dict[str, ShippedCubin]:
+        """All cubins of the package by key."""
+        kernels = (kernel for fields in self._ops.values() for kernel in fields["kernels"])
+        return {one["key"]: ShippedCubin(**one) for kernel in kernels for one in kernel["cubins"]}
+
+
+def entries(content: str, folder: Path) -> Entries:
+    """Return the entries in the text of a manifest in this folder."""
+    manifest = json.loads(content)
     if manifest["format"] != FORMAT:
         raise BrokenPackageError(f"{folder / FILE} has format {manifest['format']}, this runtime reads {FORMAT}")
-    return {name: plain.record(ExportedEntry, fields) for name, fields in manifest["ops"].items()}
+    return Entries(manifest["ops"])
+
+
+def read(folder: Path) -> dict[str, ExportedEntry]:
+    """Return the entries in the manifest of the package in this folder, by op."""
+    return dict(entries((folder / FILE).read_text(encoding="utf-8"), folder))

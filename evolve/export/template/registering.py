@@ -173,10 +173,17 @@ def _run_of(primitive: Primitive) -> Callable[..., Any]:
         with torch.no_grad():
             outputs = primitive.run(inputs, parameters, COMPILED)
             if outputs is None:
-                outputs = contiguous_outputs(primitive.pytorch(inputs, parameters), inputs)
+                with _autograd_inside():
+                    outputs = contiguous_outputs(primitive.pytorch(inputs, parameters), inputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
     return run
+
+
+def _autograd_inside() -> Any:
+    """Return a context in which PyTorch may differentiate within an op, as its backward of a recurrent layer does."""
+    key = torch._C.DispatchKey.AutogradFunctionality  # noqa: SLF001 - there is no public way
+    return torch._C._SetExcludeDispatchKeyGuard(key, False)  # noqa: SLF001
 
 
 class _Sizes(dict[str, Any]):
@@ -201,7 +208,11 @@ def _fake_of(op: Op) -> Callable[..., Any]:
         for spec, x in zip(op.inputs, inputs, strict=True):
             sizes.update(zip(spec.dims, x.shape, strict=True))
         free = next(x.dtype for spec, x in zip(op.inputs, inputs, strict=True) if not spec.dtype)
-        shapes = [[int(dim) if dim.isdigit() else sizes[dim] for dim in spec.dims] for spec in op.outputs]
+        try:
+            shapes = [[int(dim) if dim.isdigit() else sizes[dim] for dim in spec.dims] for spec in op.outputs]
+        except KeyError:  # an output alone has this dim, as the gradient of what was enlarged
+            found = op.reference(*inputs, **parameters)
+            shapes = [list(out.shape) for out in ((found,) if isinstance(found, Tensor) else found)]
         dtypes = [TORCH_DTYPES[spec.dtype] if spec.dtype else free for spec in op.outputs]
         outputs = [inputs[0].new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)

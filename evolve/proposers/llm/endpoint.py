@@ -270,7 +270,8 @@ def _reason(error: Exception) -> str:
         cause = error.__cause__ if isinstance(error, openai.APIConnectionError) else error
         return f"the connection failed: {type(cause).__name__}: {cause}" if cause else "the connection failed"
     if isinstance(error, openai.APIStatusError):
-        return f"the request failed with status {error.status_code}: {error.message}"
+        said = error.message.removeprefix(f"Error code: {error.status_code} - ")  # openai's client repeats the status
+        return f"the request failed with status {error.status_code}: {said}"
     if isinstance(error, ValueError | RecursionError):
         return str(error) if isinstance(error, TooLongError) else f"the response is not JSON: {error}"
     return f"the request failed: {type(error).__name__}: {error}"

@@ -41,7 +41,13 @@ def test_a_landscape_has_hundreds_of_settings_measured_on_a_gpu(file: Path) -> N
     assert len(one.results) >= 150
 
 
-@each
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(file, marks=[] if "long_rows" in file.stem else pytest.mark.exhaustive, id=file.stem)
+        for file in FILES
+    ],
+)
 def test_the_tuner_needs_a_tenth_of_the_space_from_a_random_start(file: Path) -> None:
     start = from_anywhere(read(file), 1)
     assert statistics.median(tuned(start, seed) for seed in range(SEEDS)) <= len(start.results) / 10

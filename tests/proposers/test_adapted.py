@@ -4,15 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from each import sampled
 from shared_engine import run_here
 
 from archive import library
 from archive.kernel import parse
 from archive.records import Outcome
-from evolve.adapted import adapted, kernels_for
 from evolve.devices import choose
 from evolve.engines.engine import Engine
 from evolve.evaluation.evaluate import Evaluator, evaluate
+from evolve.proposers.adapted import adapted, kernels_for
 from reference_ops import catalog
 from reference_ops.equivalents import Equivalent, equivalents
 from reference_ops.op import Op
@@ -50,7 +51,7 @@ def locator(folder: Path, name: str) -> str:
     return f"{folder}/functions.py:{name}@{folder}/inputs.py"
 
 
-@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("name", sampled(INPUTS, quick=["my_leaky", "my_product"]))
 def test_an_adapted_kernel_passes_as_a_kernel_of_the_task(tmp_path: Path, name: str) -> None:
     op = task(tmp_path, name)
     evaluator = Evaluator(choose.make("emulated"), lambda _phase: None)
@@ -82,7 +83,7 @@ def test_tasks_of_robust_kbench_and_flashinfer_bench_start_from_kernels_too(tmp_
     random = {"states": {"type": "random"}, "scale": {"type": "random"}}
     workloads = [json.dumps({"axes": {"tokens": tokens}, "inputs": random}) for tokens in (7, 33)]
     (tmp_path / "norm_h64.jsonl").write_text("\n".join(workloads))
-    for locator in (tmp_path / "norm_h64.json", Path(__file__).parent / "samples" / "robust_kbench" / "rms"):
+    for locator in (tmp_path / "norm_h64.json", Path(__file__).parents[1] / "samples" / "robust_kbench" / "rms"):
         (same,) = equivalents(catalog.load(str(locator)))
         assert (same.op.name, same.parameters) == ("rms_norm", {"eps": 1e-5})
         assert len(list(kernels_for(catalog.load(str(locator))))) == len(library.shipped("rms_norm"))

@@ -15,8 +15,8 @@ from archive.records import Evaluation
 from archive.sqlite import open_archive
 from archive.store import ArchiveError
 from evolve.engines.engine import Job
+from evolve.engines.shared_folder import Folder, FolderClaims, gathered_in, is_remote
 from evolve.errors import UserError
-from evolve.shared_folder import Folder, FolderClaims, gathered_in, is_remote
 
 STAND_IN = """#!/bin/sh
 while [ "$1" != -- ]; do shift; done

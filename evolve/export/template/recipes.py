@@ -329,13 +329,16 @@ def _index_add(draw: Draw) -> Drawn:
 def _recurrent(gates: int, states: int) -> Recipe:
     def recipe(draw: Draw) -> Drawn:
         time, batch, inputs, hidden = draw.choice([1, 5]), draw.choice([1, 3]), draw.choice([4, 7]), draw.choice([4, 8])
-        first = draw.choice([False, True])
+        first, layers, both = draw.choice([False, True]), draw.choice([1, 1, 2]), draw.choice([False, False, True])
         x = draw.tensor(*((batch, time) if first else (time, batch)), inputs, dtype=torch.float32)
-        hx = tuple(draw.tensor(1, batch, hidden, dtype=torch.float32) for _ in range(states))
-        wide = gates * hidden
-        shapes = ((wide, inputs), (wide, hidden), (wide,), (wide,))
-        params = [draw.tensor(*shape, dtype=torch.float32, low=-0.5, high=0.5).contiguous() for shape in shapes]
-        return call(x, hx if states > 1 else hx[0], params, True, 1, 0.0, False, False, first)
+        count, wide = layers * (1 + both), gates * hidden
+        hx = tuple(draw.tensor(count, batch, hidden, dtype=torch.float32) for _ in range(states))
+        params = []
+        for layer in range(count):
+            width = inputs if layer <= both else hidden * (1 + both)
+            shapes = ((wide, width), (wide, hidden), (wide,), (wide,))
+            params += [draw.tensor(*shape, dtype=torch.float32, low=-0.5, high=0.5).contiguous() for shape in shapes]
+        return call(x, hx if states > 1 else hx[0], params, True, layers, 0.0, False, both, first)
 
     return recipe
 

@@ -1,0 +1,227 @@
+"""Launches through CUDA's driver by ctypes: it comes with the GPU, so no package is needed beside PyTorch.
+
+What does not change from call to call, such as grids and numbers, is written into memory once. A call writes addresses
+and calls the driver with four arguments for each launch.
+"""
+
+import ctypes
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
+from archive.records import Outcome
+from evolve.devices.cuda import cubin
+from evolve.devices.cuda.translation import check_launches
+from evolve.devices.device import RejectedError
+from evolve.export.template.calls import MissingError
+
+LIBRARY = "libcuda.so.1"
+DEFAULT_SHARED_BYTES = 48 * 1024
+STATIC_SHARED, MOST_SHARED = 1, 8  # attributes of functions: CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, ...MAX_DYNAMIC...
+COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+NO_CONTEXT = (201, 400)  # this thread has no context, or that of another GPU
+OTHER_CUBIN = (200, 209, 218, 222)  # of another architecture or version than this driver takes
+ADDRESS = struct.Struct("<Q")
+
+
+class DriverError(RuntimeError):
+    """The driver reports an error."""
+
+    def __init__(self, code: int, what: str) -> None:
+        super().__init__(f"{what}: {_described(code)}")
+        self.code = code
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_byte * 60))
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+    @classmethod
+    def of(cls, launch: BoundLaunch) -> "Config":
+        config = cls((*launch.grid,), (*launch.block,), launch.shared)
+        if launch.cooperative:
+            config.attributes = ctypes.pointer(_Attribute(id=COOPERATIVE, value=1))
+            config.count = 1
+        return config
+
+
+class Block:
+    """The memory of all arguments of a plan's launches: addresses first, which each call writes, then numbers.
+
+    Launches share the address of a tensor, because the driver copies arguments when a launch is enqueued.
+    """
+
+    def __init__(self, launches: Sequence[BoundLaunch], sizes: Sequence[Sequence[int]]) -> None:
+        self.names: list[str] = []  # the tensors whose addresses are written, in order
+        pointers: dict[tuple[str, ...], int] = {}
+        for key in [_tensors(value) for launch in launches for value in launch.args]:
+            if key and key not in pointers:
+                pointers[key] = ADDRESS.size * len(self.names)
+                self.names += key
+        numbers = sum(len(launch.args) for launch in launches)
+        self.memory = ctypes.create_string_buffer(ADDRESS.size * (len(self.names) + numbers + 1))
+        self._pack = struct.Struct(f"<{len(self.names)}Q").pack_into
+        self._numbers: dict[tuple[int, int], Any] = {}  # by launch and position
+        at = ADDRESS.size * len(self.names)
+        self.arguments = []  # for each launch an array with the address of each argument
+        for launch, each in zip(launches, sizes, strict=True):
+            places = []
+            for position, (value, size) in enumerate(zip(launch.args, each, strict=True)):
+                if isinstance(value, Pointer | Pointers):
+                    places.append(pointers[_tensors(value)])
+                    continue
+                self._numbers[launch.index, position] = _number(value, size).from_buffer(self.memory, at)
+                self.set(launch.index, position, value)
+                places.append(at)
+                at += ADDRESS.size
+            start = ctypes.addressof(self.memory)
+            self.arguments.append((ctypes.c_void_p * max(1, len(places)))(*(start + place for place in places)))
+
+    def set(self, launch: int, position: int, value: float) -> None:
+        """Set a number among the arguments of the plan's launch of this index."""
+        if (launch, position) in self._numbers:  # a launch with an empty grid is left out
+            self._numbers[launch, position].value = value
+
+    def point(self, addresses: Sequence[int]) -> None:
+        """Write the addresses of the tensors in `names`."""
+        self._pack(self.memory, 0, *addresses)
+
+
+class Program:
+    """All launches of a plan for one workload, loaded on the GPU that is current."""
+
+    def __init__(self, bound: Bound, image: bytes, sms: int) -> None:
+        entries = cubin.entries(image)
+        check_launches(bound, entries)
+        driver()
+        self.launches = bound.launches
+        self.block = Block(self.launches, [entries[launch.entry].parameter_bytes for launch in self.launches])
+        self._module = loaded(image)
+        self._configs = [Config.of(launch) for launch in self.launches]
+        functions = [_function(self._module, launch) for launch in self.launches]
+        for launch, function in zip(self.launches, functions, strict=True):
+            if launch.cooperative:
+                _check_residency(launch, function, sms)
+        rows = zip(self._configs, functions, self.block.arguments, strict=True)
+        self._calls = [(ctypes.byref(config), function, arguments) for config, function, arguments in rows]
+        self._enqueue = driver().cuLaunchKernelEx
+
+    def enqueue(self, addresses: Sequence[int], device: int) -> None:
+        """Enqueue all launches on PyTorch's current stream of the device, with these addresses of `block.names`."""
+        self.block.point(addresses)
+        stream = torch._C._cuda_getCurrentRawStream(device)  # noqa: SLF001 - the public way takes 20 times as long
+        for config, call in zip(self._configs, self._calls, strict=True):
+            config.stream = stream
+            if code := self._enqueue(*call, None):
+                if code in NO_CONTEXT:  # a new thread: PyTorch sets its context at the first call that needs it
+                    use_context(device)
+                    code = self._enqueue(*call, None)
+                checked(code, "a kernel cannot be launched")
+
+
+def program(bound: Bound, images: Iterable[bytes], sms: int) -> Program:
+    """Load the first of these cubins that the driver takes; those of another version of CUDA it may refuse."""
+    refused: DriverError | None = None
+    for image in images:
+        try:
+            return Program(bound, image, sms)
+        except DriverError as error:
+            if error.code not in OTHER_CUBIN:
+                raise
+            refused = error
+    raise refused or ValueError("no cubin is given")
+
+
+def use_context(device: int) -> None:
+    """Make the context that PyTorch holds for this device current in this thread."""
+    context = ctypes.c_void_p()
+    checked(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "the GPU cannot be used")
+    checked(driver().cuCtxSetCurrent(context), "the GPU cannot be used")
+    checked(driver().cuDevicePrimaryCtxRelease_v2(device), "the GPU cannot be used")  # PyTorch keeps its own hold
+
+
+@cache
+def driver() -> ctypes.CDLL:
+    """Return CUDA's driver. Raise a MissingError if there is none."""
+    try:
+        return ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        raise MissingError(f"there is no NVIDIA driver ({LIBRARY})") from error
+
+
+def loaded(image: bytes) -> ctypes.c_void_p:
+    """Load a cubin on the current GPU, where it stays: a stream may still use it when nothing else does."""
+    module = ctypes.c_void_p()
+    checked(driver().cuModuleLoadData(ctypes.byref(module), image), "a cubin cannot be loaded")
+    return module
+
+
+def checked(code: int, what: str) -> None:
+    """Raise a DriverError unless the driver's code is 0."""
+    if code:
+        raise DriverError(code, what)
+
+
+def _function(module: ctypes.c_void_p, launch: BoundLaunch) -> ctypes.c_void_p:
+    function, static = ctypes.c_void_p(), ctypes.c_int()
+    found = driver().cuModuleGetFunction(ctypes.byref(function), module, launch.entry.encode())
+    checked(found, f"`{launch.entry}` is not in the cubin")
+    checked(driver().cuFuncGetAttribute(ctypes.byref(static), STATIC_SHARED, function), f"`{launch.entry}`")
+    if launch.shared + static.value > DEFAULT_SHARED_BYTES:
+        code = driver().cuFuncSetAttribute(function, MOST_SHARED, launch.shared)
+        checked(code, f"`{launch.entry}` cannot have {launch.shared} bytes of shared memory")
+    return function
+
+
+def _check_residency(launch: BoundLaunch, function: ctypes.c_void_p, sms: int) -> None:
+    per_sm, threads = ctypes.c_int(), math.prod(launch.block)
+    find = driver().cuOccupancyMaxActiveBlocksPerMultiprocessor
+    checked(find(ctypes.byref(per_sm), function, threads, ctypes.c_size_t(launch.shared)), f"`{launch.entry}`")
+    if math.prod(launch.grid) > sms * per_sm.value:
+        message = (
+            f"a cooperative grid of {math.prod(launch.grid)} blocks, but only {sms * per_sm.value} can be resident"
+        )
+        raise RejectedError(Outcome.ILLEGAL, message)
+
+
+def _tensors(value: Value) -> tuple[str, ...]:
+    """Return the tensors whose addresses an argument holds."""
+    match value:
+        case Pointer(name=name):
+            return (name,)
+        case Pointers(names=names):
+            return names
+    return ()
+
+
+def _number(value: float, size: int) -> Any:
+    """Return the type of a number; an unsigned one has the same bytes as the signed one that it wraps to."""
+    if isinstance(value, float):
+        return ctypes.c_float if size == 4 else ctypes.c_double
+    return ctypes.c_int32 if size == 4 else ctypes.c_int64
+
+
+def _described(code: int) -> str:
+    text = ctypes.c_char_p()
+    if driver().cuGetErrorString(code, ctypes.byref(text)) or not text.value:
+        return f"error {code} of CUDA's driver"
+    return f"{text.value.decode()} (error {code} of CUDA's driver)"

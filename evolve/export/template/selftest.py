@@ -1,0 +1,396 @@
+"""Tests of a package on the machine where it is installed, against PyTorch: of its functions, and of its kernels."""
+
+import argparse
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evolve.export.template.dispatch import Primitive
+from evolve.export.template.functions import Function, Functions
+from evolve.export.template.recipes import DTYPES, RECIPES, Draw, Drawn
+from reference_ops.inputs import inputs_at
+from reference_ops.op import Op, Workload
+from reference_ops.precision import TORCH_DTYPES
+
+PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
+MOST_ELEMENTS = 1 << 24  # of a tensor at a measured size
+FP8_STEP, FP8_LEAST = 2**-2, 2**-9  # one step of the coarser type, and the least number of the finer one
+OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
+class LeftOutError(Exception):
+    """A check does not apply here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how much is tested."""
+
+    device: torch.device
+    calls: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Result:
+    check: str
+    subject: str
+    outcome: str
+    detail: str
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in arguments or results."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from tensors(one)
+
+
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return arguments with another tensor in place of each."""
+    if isinstance(value, Tensor):
+        return function(value)
+    return type(value)(mapped(one, function) for one in value) if isinstance(value, tuple | list) else value
+
+
+def changed(drawn: Drawn, function: Callable[[Tensor], Tensor]) -> Drawn:
+    named = {name: mapped(value, function) for name, value in drawn.named.items()}
+    return Drawn(mapped(drawn.arguments, function), named)
+
+
+def learning(drawn: Drawn) -> Drawn:
+    """Return the same call with floating-point arguments that ask for gradients, with the same strides."""
+    return changed(drawn, lambda x: x.detach().requires_grad_(x.is_floating_point()))
+
+
+def copied(drawn: Drawn) -> Drawn:
+    return changed(drawn, lambda x: x.clone(memory_format=torch.preserve_format))
+
+
+def close(got: Any, expected: Any, dtype: torch.dtype, *, tf32: bool = False) -> None:
+    """Raise an AssertionError unless results agree."""
+    for out, exact in zip(tensors(got), tensors(expected), strict=True):
+        if out.dtype != exact.dtype:
+            raise AssertionError(f"the result is of {out.dtype}, PyTorch's of {exact.dtype}")
+        largest = float(exact.float().abs().max()) if exact.numel() else 0.0
+        if exact.dtype.itemsize == 1 and exact.is_floating_point():  # PyTorch compares these in bits only
+            torch.testing.assert_close(out.float(), exact.float(), rtol=FP8_STEP, atol=FP8_LEAST, equal_nan=True)
+            continue
+        # On a CPU, PyTorch rounds statistics and sums of 16-bit tensors to 16 bits.
+        rtol, atol = (2e-2, 6e-2 * max(largest, 0.5)) if dtype.itemsize == 2 else (2e-4, 2e-5)
+        if tf32:
+            rtol, atol = max(rtol, 1e-2), max(atol, 1e-2 * largest)
+        torch.testing.assert_close(out, exact, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def drawn(function: Function, number: int) -> tuple[Drawn, torch.dtype]:
+    """Return a random call of a function; the same number gives the same call."""
+    rng = random.Random(f"{function.form.name} {number}")
+    if function.form.name in RECIPES:
+        draw = Draw(rng, rng.choice(DTYPES))
+        return RECIPES[function.form.name](draw), draw.dtype
+    (primitive,) = function.primitives.values()
+    workload = rng.choice([*primitive.op.emulated, *primitive.op.awkward])
+    inputs = tuple(inputs_at(primitive.op, workload, rng.randrange(2**31), "cpu").values())
+    return Drawn(inputs, dict(workload.parameters)), TORCH_DTYPES[workload.dtype]
+
+
+def placed(x: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device as it lies in memory: with its strides and its offset."""
+    whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
+    return whole.to(device, copy=True).as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def random_calls(function: Function, setting: Setting) -> str:
+    """Compare random calls with PyTorch: of any rank, shape, strides, dtype and flags. Return how many ran kernels."""
+    ran = done = 0
+    for given, dtype in _calls(function, setting):
+        for_pytorch = copied(given)
+        with torch.no_grad():
+            try:
+                expected = function.form.pytorch(*for_pytorch.arguments, **for_pytorch.named)
+            except RuntimeError:  # PyTorch lacks some ops in 16 bits, or for some strides
+                continue
+            ran += bool(function.explain(given.arguments, given.named).kernel)
+            got = function(*given.arguments, **given.named)
+        close(_exact(function, got), _exact(function, expected), dtype, tf32=_tf32(function, setting))
+        close(given.arguments, for_pytorch.arguments, dtype)  # what is changed in place, as running statistics
+        done += 1
+    return f"{ran} of {done} calls by kernels"
+
+
+def gradients(function: Function, setting: Setting) -> str:
+    """Compare the gradients of random calls with PyTorch's."""
+    done = 0
+    for given, dtype in _calls(function, setting):
+        both = learning(given), learning(copied(given))
+        try:
+            if not _differentiated(function.form.pytorch(*both[1].arguments, **both[1].named)):
+                continue
+        except RuntimeError:  # PyTorch has no gradient of most backwards, nor to a running statistic
+            continue
+        _differentiated(function(*both[0].arguments, **both[0].named))
+        found, wanted = ([x.grad for x in tensors(one.arguments)] for one in both)
+        if [x is None for x in found] != [x is None for x in wanted]:
+            raise AssertionError("gradients reach other arguments than with PyTorch")
+        of_them = [[x for x in side if x is not None] for side in (found, wanted)]
+        close(of_them[0], of_them[1], dtype, tf32=_tf32(function, setting))
+        done += 1
+    if not done:
+        raise LeftOutError("it has no gradient")
+    return f"{done} calls"
+
+
+def _differentiated(result: Any) -> bool:
+    """Call the backward of a result, and return whether there is one."""
+    outs = [out for out in tensors(result) if out.requires_grad]
+    weights = [torch.linspace(0.5, 1.5, out.numel(), device=out.device).view(out.shape) for out in outs]
+    if outs:
+        torch.autograd.backward(outs, [one.to(out.dtype) for one, out in zip(weights, outs, strict=True)])
+    return bool(outs)
+
+
+def empty_inputs(function: Function, setting: Setting) -> str:
+    """Compare calls whose first tensor is empty with PyTorch: the same result, or an error as well."""
+    if function.form.own:  # PyTorch's internal functions, such as backwards, do not check that sizes fit
+        raise LeftOutError("it takes no empty tensors")
+    for given, dtype in _calls(function, setting):
+        first = next(tensors(given.arguments), None)
+        if first is None or not first.dim():
+            continue
+        emptied = Drawn(mapped(given.arguments, partial(_emptied, first)), given.named)
+        with torch.no_grad():
+            try:
+                expected = function.form.pytorch(*emptied.arguments, **emptied.named)
+            except Exception as error:  # noqa: BLE001 - whatever PyTorch raises, the function must raise
+                _raises(function, emptied, type(error))
+                continue
+            close(function(*emptied.arguments, **emptied.named), expected, dtype)
+    return ""
+
+
+def measured_sizes(primitive: Primitive, setting: Setting) -> str:
+    """Compare a kernel with PyTorch at its own sizes; two runs of a deterministic kernel must agree in every bit."""
+    inputs, parameters = _with_kernel(primitive, setting)
+    found = primitive.explain(inputs, parameters).kernel
+    outputs = _run(primitive, inputs, parameters)
+    dtype = next(x.dtype for spec, x in zip(primitive.op.inputs, inputs, strict=True) if not spec.dtype)
+    pairs = zip(primitive.op.outputs, outputs, primitive.pytorch(inputs, parameters), strict=True)
+    for spec, out, expected in pairs:
+        if spec.name not in primitive.op.baseline_free:
+            close(out, expected, dtype, tf32=primitive.op.tf32)
+    shipped = next(one for one in primitive.entry.kernels if one.id == found)
+    if not all(one.deterministic for one in shipped.measured):
+        return f"kernel {found}"
+    for first, again in zip(outputs, _run(primitive, inputs, parameters), strict=True):
+        if not torch.equal(_bits(first), _bits(again)):
+            raise AssertionError(f"kernel {found} is said to be deterministic, and two runs differ")
+    return f"kernel {found}, the same in every bit when repeated"
+
+
+def another_stream(primitive: Primitive, setting: Setting) -> str:
+    """Run a kernel on another stream, after work on it that takes long."""
+    _need_gpu(setting)
+    inputs, parameters = _with_kernel(primitive, setting)
+    expected = _run(primitive, inputs, parameters)
+    side = torch.cuda.Stream(setting.device)
+    side.wait_stream(torch.cuda.current_stream(setting.device))
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(10_000_000)  # noqa: SLF001 - there is no other way to keep a stream busy
+        late = tuple(x.clone() for x in inputs)
+        found = _run(primitive, late, parameters)
+    side.synchronize()
+    close(found, expected, inputs[0].dtype, tf32=primitive.op.tf32)
+    return ""
+
+
+def capture_and_replay(primitive: Primitive, setting: Setting) -> str:
+    """Capture a kernel in a CUDA graph, and replay it with changed inputs."""
+    _need_gpu(setting)
+    inputs, parameters = _with_kernel(primitive, setting)
+    _run(primitive, inputs, parameters)
+    others = tuple(x.flip(0) if x.is_floating_point() and x.dim() else x.clone() for x in inputs)
+    expected = _run(primitive, others, parameters)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = _run(primitive, inputs, parameters)
+    for x, other in zip(inputs, others, strict=True):
+        x.copy_(other)
+    graph.replay()
+    torch.cuda.synchronize(setting.device)
+    close(found, expected, inputs[0].dtype, tf32=primitive.op.tf32)
+    return ""
+
+
+def second_device(primitive: Primitive, setting: Setting) -> str:
+    """Run a kernel on another GPU than the current one."""
+    _need_gpu(setting)
+    if torch.cuda.device_count() < 2:
+        raise LeftOutError("there is no second GPU")
+    inputs, parameters = _with_kernel(primitive, setting)
+    other = torch.device("cuda", (torch.cuda.current_device() + 1) % torch.cuda.device_count())
+    found = primitive(tuple(x.to(other) for x in inputs), parameters)
+    close([out.to(setting.device) for out in found], _run(primitive, inputs, parameters), inputs[0].dtype, tf32=True)
+    return ""
+
+
+def opaque_op(functions: Functions, primitive: Primitive, setting: Setting) -> str:
+    """Let `torch.library.opcheck` test the op that graphs hold, and its gradient."""
+    registry = functions.registry
+    if registry is None or not registry.define(primitive.op.name):
+        raise LeftOutError("graphs hold no op for it")
+    inputs, parameters = _at(primitive.op, (*primitive.op.emulated, *primitive.op.gpu)[0], setting)
+    if any(x.dtype.itemsize == 1 and x.is_floating_point() for x in inputs):
+        raise LeftOutError("opcheck cannot compare floats of 8 bits")
+    op = getattr(getattr(torch.ops, registry.namespace), primitive.op.name).default
+    values = [parameters[name] for name in primitive.op.parameters]
+    # A backward op has no gradient of its own.
+    learns = bool(primitive.gradients.steps)
+    given = [x.requires_grad_(learns and x.is_floating_point()) for x in inputs]
+    torch.library.opcheck(op, (*given, *values), test_utils=OPCHECKS)
+    return ""
+
+
+def _calls(function: Function, setting: Setting) -> Iterator[tuple[Drawn, torch.dtype]]:
+    for number in range(setting.seed, setting.seed + setting.calls):
+        given, dtype = drawn(function, number)
+        yield changed(given, partial(placed, device=setting.device)), dtype
+
+
+def _emptied(first: Tensor, x: Tensor) -> Tensor:
+    return x[:0] if x is first else x
+
+
+def _raises(function: Function, given: Drawn, kind: type[Exception]) -> None:
+    try:
+        function(*given.arguments, **given.named)
+    except kind:
+        return
+    raise AssertionError(f"PyTorch raises a {kind.__name__} for an empty tensor, the function does not")
+
+
+def _exact(function: Function, result: Any) -> Any:
+    """Return the outputs that PyTorch determines; it may order equal values in any way, for example."""
+    if not function.form.own:
+        return result
+    (primitive,) = function.primitives.values()
+    pairs = zip(primitive.op.outputs, tensors(result), strict=True)
+    return [out for spec, out in pairs if spec.name not in primitive.op.baseline_free]
+
+
+def _tf32(function: Function, setting: Setting) -> bool:
+    return setting.device.type == "cuda" and any(one.op.tf32 for one in function.primitives.values())
+
+
+def _need_gpu(setting: Setting) -> None:
+    if setting.device.type != "cuda":
+        raise LeftOutError("there is no GPU")
+
+
+def _at(op: Op, workload: Workload, setting: Setting) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    inputs = inputs_at(op, workload, setting.seed, str(setting.device))
+    return tuple(inputs.values()), dict(workload.parameters)
+
+
+def _with_kernel(primitive: Primitive, setting: Setting) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Return arguments for which a kernel runs: at a measured size, if that is not too large."""
+    op = primitive.op
+    if not primitive.entry.kernels:
+        raise LeftOutError("it has no kernel")
+    reason = ""
+    for workload in sorted((*op.gpu, *op.emulated), key=op.largest_tensor, reverse=True):
+        if op.largest_tensor(workload) <= MOST_ELEMENTS and (setting.device.type == "cuda" or workload in op.emulated):
+            inputs, parameters = _at(op, workload, setting)
+            explained = primitive.explain(inputs, parameters)
+            if explained.kernel:
+                return inputs, parameters
+            reason = reason or explained.reason
+    raise LeftOutError(reason or "its sizes are too large for a test")
+
+
+def _run(primitive: Primitive, inputs: tuple[Tensor, ...], parameters: dict[str, Any]) -> tuple[Tensor, ...]:
+    outputs = primitive.run(inputs, parameters)
+    if outputs is None:
+        raise AssertionError(f"PyTorch runs instead of a kernel: {primitive.explain(inputs, parameters).reason}")
+    return outputs
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(-1).view(torch.uint8)
+
+
+def _tried(check: str, subject: str, run: Callable[[], str]) -> Result:
+    try:
+        return Result(check, subject, PASSED, run())
+    except LeftOutError as reason:
+        return Result(check, subject, LEFT_OUT, str(reason))
+    except Exception as error:  # noqa: BLE001 - any error of a function is a failure to report
+        return Result(check, subject, FAILED, f"{type(error).__name__}: {error}")
+
+
+OF_FUNCTIONS = {"random calls": random_calls, "gradients": gradients, "empty inputs": empty_inputs}
+OF_KERNELS = {
+    "measured sizes": measured_sizes,
+    "another stream": another_stream,
+    "capture and replay": capture_and_replay,
+    "second device": second_device,
+}
+
+
+def results(functions: Functions, names: Sequence[str], setting: Setting) -> Iterator[Result]:
+    """Yield the result of every check of these functions and their kernels."""
+    for check, of_function in OF_FUNCTIONS.items():
+        for name in names:
+            yield _tried(check, name, partial(of_function, functions[name], setting))
+    primitives = dict(chain.from_iterable(functions[name].primitives.items() for name in names))
+    for check, of_kernel in OF_KERNELS.items():
+        for name, primitive in primitives.items():
+            yield _tried(check, name, partial(of_kernel, primitive, setting))
+    for name, primitive in primitives.items():
+        yield _tried("opaque op", name, partial(opaque_op, functions, primitive, setting))
+
+
+def table(found: Sequence[Result]) -> str:
+    """Return the number of outcomes of each check, what failed, and why checks were left out."""
+    lines = [f"{'check':<20}{PASSED:>8}{FAILED:>8}{LEFT_OUT:>10}"]
+    for check in dict.fromkeys(one.check for one in found):
+        outcomes = [one.outcome for one in found if one.check == check]
+        counts = [outcomes.count(outcome) for outcome in (PASSED, FAILED, LEFT_OUT)]
+        lines.append(f"{check:<20}{counts[0]:>8}{counts[1]:>8}{counts[2]:>10}")
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for one in found:
+        if one.outcome == LEFT_OUT:
+            reasons.setdefault((one.check, one.detail), []).append(one.subject)
+    for (check, reason), subjects in reasons.items():
+        more = f" and {len(subjects) - 3} more" if len(subjects) > 3 else ""
+        lines.append(f"left out, {check}: {', '.join(subjects[:3])}{more}: {reason}")
+    lines += [f"FAILED, {one.check}: {one.subject}: {one.detail}" for one in found if one.outcome == FAILED]
+    return "\n".join(lines)
+
+
+def main(functions: Functions, arguments: Sequence[str] | None = None) -> int:
+    """Test a package, print a table, and return the exit code: 1 if anything failed."""
+    parser = argparse.ArgumentParser(description="Test this package on this machine, against PyTorch.")
+    parser.add_argument("functions", nargs="*", help="functions to test [default: all]")
+    parser.add_argument("--calls", type=int, default=8, help="random calls of each function [default: 8]")
+    parser.add_argument("--seed", type=int, default=0, help="number of the first random call")
+    parser.add_argument("--device", help="such as cpu or cuda:1 [default: cuda where there is a GPU]")
+    given = parser.parse_args(arguments)
+    if unknown := [name for name in given.functions if name not in functions]:
+        print(f"there is no `{unknown[0]}` in this package")
+        return 2
+    device = torch.device(given.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+    setting = Setting(device, given.calls, given.seed)
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU: kernels cannot run"
+    print(f"{len(given.functions or functions)} functions on {card}, PyTorch {torch.__version__}")
+    found = list(results(functions, given.functions or list(functions), setting))
+    print(table(found))
+    return int(any(one.outcome == FAILED for one in found))

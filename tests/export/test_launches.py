@@ -1,0 +1,207 @@
+"""Launches through the driver by ctypes, on a made-up driver: it must get what CuPy would pass on."""
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_records import H200
+
+from archive import library
+from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value, bind
+from evolve.devices import object_file
+from evolve.devices.cuda import cubin
+from evolve.devices.cuda.translation import source
+from evolve.devices.device import RejectedError
+from evolve.devices.prelude import cuda_include_dirs
+from evolve.export.template import driver, nvrtc
+from evolve.export.template.calls import MissingError
+from evolve.export.template.driver import Block, Config, DriverError, Program
+from evolve.export.template.launching import Buffers, Ready
+from evolve.op_on_device import point
+from reference_ops import catalog
+
+STREAM = 77
+ARGUMENTS: tuple[Value, ...] = (
+    Pointer("x"), 7, 0.25, Pointers(("x", "out")), 2**40, -3, Pointer("out"), 1e-300, 3_000_000_000,
+)  # fmt: skip
+SIZES = (8, 4, 4, 16, 8, 4, 8, 8, 4)
+ADDRESSES = {"x": 0x7F00_0000_1000, "out": 0x7F00_0000_2000}
+
+
+@dataclass
+class FakeDriver:
+    """A driver that accepts everything, and keeps the arguments of its launches. `codes` are returned first."""
+
+    codes: list[int] = field(default_factory=list)
+    resident: int = 4
+    launched: list[tuple[Config, list[bytes]]] = field(default_factory=list)
+    bound: int = 0  # how often a context was made current
+    sizes: tuple[int, ...] = ()
+
+    def cuLaunchKernelEx(self, config: Any, _function: Any, arguments: Any, _extra: None) -> int:  # noqa: N802
+        if self.codes:
+            return self.codes.pop(0)
+        values = [ctypes.string_at(at, size) for at, size in zip(arguments, self.sizes, strict=True)]
+        self.launched.append((Config.from_buffer_copy(config._obj), values))
+        return 0
+
+    def cuCtxSetCurrent(self, _context: Any) -> int:  # noqa: N802
+        self.bound += 1
+        return 0
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, found: Any, *_rest: Any) -> int:  # noqa: N802
+        found._obj.value = self.resident
+        return 0
+
+    def __getattr__(self, _name: str) -> Any:
+        return lambda *_: 0
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    found = FakeDriver()
+    monkeypatch.setattr(driver, "driver", lambda: found)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _device: STREAM, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    return found
+
+
+@pytest.fixture
+def compiler() -> nvrtc.Nvrtc:
+    try:
+        return nvrtc.nvrtc()
+    except MissingError as error:
+        pytest.skip(str(error))
+
+
+def softmax() -> Bound:
+    op = catalog.load("softmax")
+    kernel = next(one for one in library.shipped("softmax") if not one.plan.when)
+    return bind(kernel, point(op, op.gpu[0], H200))
+
+
+def program(bound: Bound, compiler: nvrtc.Nvrtc, fake: FakeDriver) -> Program:
+    image = compiler.compiled(source(bound), H200.arch)
+    fake.sizes = cubin.entries(image)[bound.launches[0].entry].parameter_bytes
+    return Program(bound, image, H200.sms)
+
+
+def launch(*, cooperative: bool = False) -> BoundLaunch:
+    return BoundLaunch(0, "entry", (3, 2, 1), (64, 2, 1), 1024, ARGUMENTS, cooperative)
+
+
+def test_arguments_are_packed_as_cupy_gets_them() -> None:
+    program = pytest.importorskip("evolve.devices.cuda.program")
+    theirs = program.Parameters.of(ARGUMENTS, SIZES)
+    for slot, index, name in theirs.pointers:
+        slot[index] = ADDRESSES[name]
+    block = Block([launch()], [SIZES])
+    block.point([ADDRESSES[name] for name in block.names])
+    ours = [ctypes.string_at(at, size) for at, size in zip(block.arguments[0], SIZES, strict=True)]
+    assert ours == [
+        ctypes.string_at(ctypes.addressof(slot), size) for slot, size in zip(theirs.keep, SIZES, strict=True)
+    ]
+
+
+def test_a_number_can_be_set_between_calls() -> None:
+    block = Block([launch()], [SIZES])
+    block.set(0, 2, 0.5)
+    assert ctypes.c_float.from_address(block.arguments[0][2] or 0).value == 0.5
+
+
+def test_launches_share_the_address_of_a_tensor() -> None:
+    block = Block([launch(), launch()], [SIZES, SIZES])
+    assert block.names == ["x", "x", "out", "out"]
+    assert block.arguments[0][0] == block.arguments[1][0]
+
+
+def test_structures_are_laid_out_as_in_cudas_header(tmp_path: Path) -> None:
+    header = next((one for one in cuda_include_dirs() if (one / "cuda.h").is_file()), None)
+    compiler = shutil.which("g++")
+    if header is None or compiler is None:
+        pytest.skip("needs cuda.h and g++")
+    names = {"grid": "gridDimX", "block": "blockDimX", "shared": "sharedMemBytes", "stream": "hStream",
+             "attributes": "attrs", "count": "numAttrs"}  # fmt: skip
+    of_config = [f"offsetof(CUlaunchConfig, {c}) == {getattr(Config, name).offset}" for name, c in names.items()]
+    attribute = driver._Attribute
+    rest = [f"offsetof(CUlaunchAttribute, value) == {attribute.value.offset}",
+            f"sizeof(CUlaunchAttribute) == {ctypes.sizeof(attribute)}",
+            f"sizeof(CUlaunchConfig) == {ctypes.sizeof(Config)}",
+            f"CU_LAUNCH_ATTRIBUTE_COOPERATIVE == {driver.COOPERATIVE}",
+            f"CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES == {driver.MOST_SHARED}",
+            f"CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES == {driver.STATIC_SHARED}"]  # fmt: skip
+    code = "\n".join(
+        ["#include <cstddef>", "#include <cuda.h>", *(f"static_assert({one});" for one in of_config + rest)]
+    )
+    (tmp_path / "layout.cpp").write_text(code)
+    done = subprocess.run(
+        [compiler, "-std=c++17", "-fsyntax-only", f"-I{header}", str(tmp_path / "layout.cpp")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_package_compiles_to_the_machine_code_that_was_measured(compiler: nvrtc.Nvrtc) -> None:
+    measured = pytest.importorskip("evolve.devices.cuda.compiler").compile_cubin(softmax(), H200.arch)
+    ours = compiler.compiled(source(softmax()), H200.arch)
+    assert cubin.entries(ours) == measured.entries
+    codes = [
+        {one.name: one.data for one in object_file.sections(image) if one.name.startswith(".text.")}
+        for image in (ours, measured.image)
+    ]
+    assert codes[0] == codes[1]
+
+
+def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_words(compiler: nvrtc.Nvrtc) -> None:
+    with pytest.raises(nvrtc.CompileError, match=r"kernel.cu\(1\): error: identifier .nothing. is undefined"):
+        compiler.compiled('extern "C" __global__ void f() { nothing(); }', H200.arch)
+
+
+def test_a_call_gives_the_driver_its_tensors_on_the_current_stream(compiler: nvrtc.Nvrtc, fake: FakeDriver) -> None:
+    op, bound = catalog.load("softmax"), softmax()
+    ready = Ready(program(bound, compiler, fake), torch.device("cpu", 0), Buffers.of(op, op.gpu[0], bound), ())
+    x = torch.zeros(op.shape(op.inputs[0], op.gpu[0]), dtype=torch.bfloat16)
+    (out,) = ready.launch((x,), {})
+    ((config, values),) = fake.launched
+    assert (config.stream, tuple(config.grid), tuple(config.block)) == (
+        STREAM,
+        bound.launches[0].grid,
+        bound.launches[0].block,
+    )
+    assert [int.from_bytes(one, "little") for one in values[:2]] == [x.data_ptr(), out.data_ptr()]
+
+
+def test_a_thread_without_a_context_gets_that_of_pytorch(compiler: nvrtc.Nvrtc, fake: FakeDriver) -> None:
+    loaded = program(softmax(), compiler, fake)
+    fake.codes.append(201)
+    loaded.enqueue([16, 32], 0)
+    assert (fake.bound, len(fake.launched)) == (1, 1)
+
+
+def test_a_launch_that_fails_is_an_error_with_the_drivers_code(compiler: nvrtc.Nvrtc, fake: FakeDriver) -> None:
+    loaded = program(softmax(), compiler, fake)
+    fake.codes.append(700)
+    with pytest.raises(DriverError, match="a kernel cannot be launched: error 700 of CUDA's driver"):
+        loaded.enqueue([16, 32], 0)
+
+
+def test_a_cooperative_launch_says_so_to_the_driver() -> None:
+    config = Config.of(launch(cooperative=True))
+    assert (config.count, config.attributes[0].id, config.attributes[0].value) == (1, driver.COOPERATIVE, 1)
+
+
+def test_a_cooperative_grid_that_cannot_be_resident_is_refused(fake: FakeDriver) -> None:
+    with pytest.raises(RejectedError, match="a cooperative grid of 6 blocks, but only 4 can be resident"):
+        driver._check_residency(launch(cooperative=True), ctypes.c_void_p(), sms=1)
+
+
+def test_without_a_driver_a_kernel_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "LIBRARY", "libabsent.so.1")
+    with pytest.raises(MissingError, match="there is no NVIDIA driver"):
+        driver.driver.__wrapped__()

@@ -1,0 +1,94 @@
+"""The test that a package runs on itself finds what is wrong, and says what it left out."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from emulated_machine import EmulatedMachine, primitives
+
+from evolve.export.families import forms
+from evolve.export.template import selftest
+from evolve.export.template.dispatch import Primitive
+from evolve.export.template.functions import Functions
+from evolve.export.template.selftest import FAILED, LEFT_OUT, PASSED, Result, Setting, results
+
+CPU = Setting(torch.device("cpu"), calls=3, seed=0)
+NAMES = ["silu", "softmax"]
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> Functions:
+    ops = primitives(["silu", "silu_backward", "softmax"], tmp_path, EmulatedMachine())
+    namespace = f"selftested_kernels_{next(NUMBERS)}"  # PyTorch keeps the ops of a namespace for good
+    return Functions([form for form in forms() if form.name in NAMES], ops, namespace)
+
+
+def outcomes(functions: Functions, check: str, setting: Setting = CPU) -> dict[str, str]:
+    return {one.subject: one.outcome for one in results(functions, NAMES, setting) if one.check == check}
+
+
+@pytest.mark.parametrize("check", ["random calls", "gradients", "empty inputs", "measured sizes", "opaque op"])
+def test_right_kernels_pass(functions: Functions, check: str) -> None:
+    assert outcomes(functions, check) == {"silu": PASSED, "softmax": PASSED}
+
+
+@pytest.mark.parametrize("check", ["another stream", "capture and replay", "second device"])
+def test_what_needs_a_gpu_is_left_out_without_one(functions: Functions, check: str) -> None:
+    assert set(outcomes(functions, check).values()) == {LEFT_OUT}
+
+
+def test_the_calls_that_ran_kernels_are_counted(functions: Functions) -> None:
+    assert selftest.random_calls(functions["silu"], CPU) == "3 of 3 calls by kernels"
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    run = Primitive.run
+
+    def changed(self: Primitive, *arguments: Any) -> Any:
+        outputs = run(self, *arguments)
+        return None if outputs is None else tuple(change(out) for out in outputs)
+
+    monkeypatch.setattr(Primitive, "run", changed)
+
+
+def test_wrong_results_and_wrong_gradients_fail(functions: Functions, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, lambda out: out * 1.1)
+    for check in ("random calls", "gradients", "measured sizes"):
+        assert outcomes(functions, check) == {"silu": FAILED, "softmax": FAILED}, check
+
+
+def test_a_kernel_that_is_not_the_same_twice_fails(functions: Functions, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, lambda out: out + 1e-6 * torch.rand(()))
+    assert outcomes(functions, "measured sizes") == {"silu": FAILED, "softmax": FAILED}
+
+
+def test_the_exit_code_tells_whether_anything_failed(
+    functions: Functions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["softmax", "--calls", "2", "--device", "cpu"]
+    assert selftest.main(functions, given) == 0
+    broken(monkeypatch, lambda out: -out)
+    assert selftest.main(functions, given) == 1
+    assert "FAILED, random calls: softmax: AssertionError" in capsys.readouterr().out
+    assert selftest.main(functions, ["sofmax"]) == 2
+
+
+def test_reasons_of_checks_that_are_left_out_stand_once() -> None:
+    found = [Result("capture", name, LEFT_OUT, "there is no GPU") for name in ("a", "b", "c", "d", "e")]
+    assert "left out, capture: a, b, c and 2 more: there is no GPU" in selftest.table(found)
+
+
+def test_a_tensor_is_placed_with_its_strides_and_its_offset() -> None:
+    x = torch.arange(24.0).view(4, 6)[1:, ::2].t()
+    placed = selftest.placed(x, torch.device("cpu"))
+    assert torch.equal(placed, x)
+    assert (placed.stride(), placed.storage_offset()) == (x.stride(), x.storage_offset())
+    assert placed.data_ptr() != x.data_ptr()
+
+
+def test_a_seed_gives_the_same_call_again(functions: Functions) -> None:
+    first, second = (selftest.drawn(functions["silu"], 5)[0].arguments[0] for _ in range(2))
+    assert torch.equal(first, second)
