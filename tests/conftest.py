@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 from shared_engine import emulated_engine, shared_engine  # noqa: F401 - fixtures
+from shipped_measurements import no_shipped_measurements, shipped_measurements  # noqa: F401 - fixtures
 from warm_fork_servers import cold_fork_servers, warm_fork_servers  # noqa: F401 - fixtures
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is one worker for each core; NumPy reads this when it is imported

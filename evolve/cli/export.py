@@ -3,7 +3,7 @@
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -25,6 +25,7 @@ CALLS_SHOWN = 6  # calls without a kernel
 OPS_HELP = "Ops, files or functions to export, as they were named for `evolve run` [default: all with champions]."
 ALL_HELP = "Export every op of the catalog; where no kernel has won yet, PyTorch runs."
 PYTORCH_HELP = "Also export ops for which no kernel has won on a GPU yet, as functions that run PyTorch."
+FORMAT_HELP = "A folder for pip, a wheel, or the layout of Hugging Face's kernels."
 TRUST_HELP = "Also export kernels measured in merged archives but not tested here; use it for your own archives."
 
 
@@ -42,10 +43,14 @@ def export(  # noqa: PLR0913, PLR0917 - one per option
     every: Annotated[bool, typer.Option("--all", help=ALL_HELP)] = False,
     pytorch_too: Annotated[bool, typer.Option("--pytorch-too", help=PYTORCH_HELP)] = False,
     trust_merged: Annotated[bool, typer.Option("--trust-merged", help=TRUST_HELP)] = False,
+    form: Annotated[
+        Literal["folder", "wheel", "hf"], typer.Option("--format", help=FORMAT_HELP)
+    ] = "folder",
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Write the kernels that beat PyTorch as a Python package. Only times on GPUs count."""
+    from evolve.export.package import Packing
     from evolve.export.package import export as write_package
     from reference_ops import catalog
 
@@ -69,15 +74,15 @@ def export(  # noqa: PLR0913, PLR0917 - one per option
                 name,
                 trust_merged=trust_merged,
                 pytorch_too=pytorch_too or every,
-                cubins=True,
+                packing=Packing(form, cubins=True),
             )
     if as_json:
         print_json({**asdict(report), "folder": str(report.folder)})
     else:
-        _print_report(report, console())
+        _print_report(report, console(), form)
 
 
-def _print_report(report: "ExportReport", output: Console) -> None:
+def _print_report(report: "ExportReport", output: Console, form: str) -> None:
     output.print(f"{report.folder}: the package {report.package}", style="bold")
     without = [exported.name for exported in report.ops if not exported.kernels]
     if len(without) > CALLS_SHOWN:
@@ -109,6 +114,14 @@ def _print_report(report: "ExportReport", output: Console) -> None:
         output.print(f"\n{counted(report.cubins, 'compiled kernel')} for the sizes that were measured", style="dim")
     if report.without_cubins:
         output.print(f"\nkernels will be compiled when they first run: {report.without_cubins}", style="yellow")
+    _print_next(report, output, form)
+
+
+def _print_next(report: "ExportReport", output: Console, form: str) -> None:
+    if form == "hf":
+        output.print(f"\nnext\n  upload {report.folder} as a repository of kernels", soft_wrap=True)
+        return
     # The absolute path, because pip takes a bare name for a package in its index.
-    install = f"pip install {report.folder.absolute()}"
+    wheel = max(report.folder.glob("*.whl"), default=report.folder) if form == "wheel" else report.folder
+    install = f"pip install {wheel.absolute()}"
     output.print(f"\nnext\n  {install}\n  python -c 'import {report.package}'", soft_wrap=True)

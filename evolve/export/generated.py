@@ -62,7 +62,7 @@ STUB = '''"""Types of the package for editors and type checkers."""
 __all__ = [{exported}]
 '''
 
-MODULES = ("nn", "optim")  # modules of every package that users name
+MODULES = ("layers", "nn", "optim")  # modules of every package that users name
 
 BODY = '''"""The functions of the package."""
 
@@ -90,14 +90,14 @@ from ._runtime.redirecting import Redirected as _Redirected
 __all__ = [{exported}]
 
 _HERE = _Path(__file__).parent
-_PRIMITIVES = _loading.Primitives("{name}", _HERE, "{digest}")
-_FUNCTIONS = _functions.Functions([{forms}], _PRIMITIVES, "{name}_kernels")
+_PRIMITIVES = _loading.Primitives(__package__, _HERE, "{digest}")
+_FUNCTIONS = _functions.Functions([{forms}], _PRIMITIVES, f"{{__package__.replace('.', '_')}}_kernels")
 _MADE = _FUNCTIONS.made  # a dictionary, which torch.compile can look into
 
 
 @_cache
 def _classes() -> dict[str, type[_Module]]:
-    return _layers.made(_FUNCTIONS, "{name}.nn")
+    return _layers.made(_FUNCTIONS, f"{{__package__}}.nn")
 
 
 def explain(function: str, *arguments: _Any, **named: _Any) -> _Explanation:
@@ -144,6 +144,27 @@ __all__ = [{names}]
 _LAYERS = _package._classes()
 {layers}'''
 
+PURE = '''"""Layers without a state of their own, whose forward takes the place of that of a layer of torch.nn."""
+
+from torch import Tensor as _Tensor
+from torch.nn import Module as _Module
+
+from ._package import _FUNCTIONS
+from ._runtime.layers import forwards as _forwards
+
+_FORWARDS = _forwards(_FUNCTIONS)
+'''
+PURE_LAYER = '''
+
+class {name}(_Module):
+    """The forward of `torch.nn.{name}`."""
+
+    can_torch_compile: bool = True
+    has_backward: bool = True
+
+    def forward(self, {arguments}) -> _Tensor:
+        return _FORWARDS["{name}"](self, {given})  # type: ignore[no-any-return]
+'''
 OPTIM = '''"""Optimizers of torch.optim, by kernels where they are faster than PyTorch's."""
 
 from typing import ClassVar as _ClassVar
@@ -193,6 +214,18 @@ def nn(exported: Exported) -> str:
     names = sorted(layer.kind.__name__ for layer in LAYERS if layer.function in functions_of_it)
     lines = [f'{name} = _LAYERS["{name}"]\n' for name in names]
     return NN.format(names=", ".join(literal(name) for name in names), layers="".join(lines))
+
+
+def pure(exported: Exported) -> str:
+    """Return the package's `layers.py`."""
+    functions_of_it = {one.name for one in functions(exported)}
+    found = [PURE]
+    for layer in LAYERS:
+        if layer.function in functions_of_it and layer.function != "batch_norm":
+            names = [name for name in inspect.signature(layer.kind.forward).parameters if name != "self"]
+            arguments = ", ".join(f"{name}: _Tensor" for name in names)
+            found.append(PURE_LAYER.format(name=layer.kind.__name__, arguments=arguments, given=", ".join(names)))
+    return "".join(found)
 
 
 def init(exported: Exported) -> str:

@@ -14,7 +14,7 @@ from archive.kernel import Kernel
 from archive.records import Evaluation
 from archive.store import Store
 from evolve.errors import UserError
-from evolve.export import families, generated, runtime_copy, texts, winners
+from evolve.export import families, formats, generated, runtime_copy, texts, winners
 from evolve.export.compiled import Compiled, compiled
 from evolve.export.portable import portable
 from evolve.export.runtime_copy import NotPortableError
@@ -26,6 +26,17 @@ from reference_ops.op import Number, Op
 
 OTHERWISE = "--pytorch-too exports a function that runs PyTorch; times of the emulated device are never exported"
 TAKEN_PACKAGES = (*runtime_copy.ROOTS, "torch", "cupy", "numpy", "test", "tests")
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a package is written, and whether it holds kernels that are compiled for the GPUs on which they won."""
+
+    form: str = formats.FOLDER  # one of formats.FORMATS
+    cubins: bool = False
+
+
+FOLDER = Packing()
 
 
 @dataclass(frozen=True)
@@ -90,15 +101,16 @@ def export(
     *,
     trust_merged: bool = False,
     pytorch_too: bool = False,
-    cubins: bool = False,
+    packing: Packing = FOLDER,
 ) -> ExportReport:
     """Write the package `name` into `folder`. Each op is given with the file that defines it.
 
     With `trust_merged`, evaluations from merged archives count too. An op without a confirmed kernel that beats PyTorch
-    on a GPU is skipped with the reason, or has a function that runs PyTorch if `pytorch_too`. With `cubins`, the
-    package holds kernels that are compiled for the GPUs on which they won. Raise a UserError if no op is left.
+    on a GPU is skipped with the reason, or has a function that runs PyTorch if `pytorch_too`. Raise a UserError if
+    no op is left.
     """
-    _check_target(folder, name)
+    form = packing.form
+    _check_target(folder, name, form)
     parts: dict[str, _OpFiles] = {}
     skipped = []
     for op, path in ops:
@@ -107,7 +119,7 @@ def export(
             continue
         try:
             chosen = _chosen(op, store, trust_merged=trust_merged, pytorch_too=pytorch_too)
-            parts[op.name] = _op_files(op, path, chosen, with_cubins=cubins)
+            parts[op.name] = _op_files(op, path, chosen, with_cubins=packing.cubins)
         except NotPortableError as error:
             skipped.append(SkippedOp(op.name, str(error)))
         except NoWinnerError as error:
@@ -117,7 +129,9 @@ def export(
             skipped.append(SkippedOp(op.name, str(error), f"{error.hint or run}; {OTHERWISE}"))
     if not parts:
         raise _nothing(skipped)
-    _write(folder, name, _files(name, list(parts.values())))
+    if part := formats.replaced(form, name):
+        shutil.rmtree(folder / part, ignore_errors=True)
+    _write(folder, formats.written(form, name, _files(name, list(parts.values()))))
     return ExportReport(
         folder,
         name,
@@ -214,6 +228,7 @@ def _files(name: str, parts: Sequence[_OpFiles]) -> dict[str, str | bytes]:
         "__init__.py": generated.init(exported),
         "__init__.pyi": generated.stub(exported),
         f"{generated.CONTENT}.py": generated.content(name, exported, hashlib.sha256(listed.encode()).hexdigest()),
+        "layers.py": generated.pure(exported),
         "nn.py": generated.nn(exported),
         "optim.py": generated.OPTIM,
         "selftest.py": generated.SELFTEST,
@@ -235,7 +250,7 @@ def _imports(parts: Sequence[_OpFiles]) -> set[str]:
     return {module for part in parts for module in part.imports}
 
 
-def _check_target(folder: Path, name: str) -> None:
+def _check_target(folder: Path, name: str, form: str) -> None:
     """Raise a UserError unless the folder is new, empty or an earlier export of the same package."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name) or keyword.iskeyword(name) or name in TAKEN_PACKAGES:
         raise UserError(
@@ -243,7 +258,7 @@ def _check_target(folder: Path, name: str) -> None:
         )
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file", "choose another folder to export to")
-    if folder.exists() and any(folder.iterdir()) and not (folder / name / manifest.FILE).is_file():
+    if folder.exists() and any(folder.iterdir()) and not (folder / formats.mark(form, name)).is_file():
         raise UserError(
             f"{folder} is not empty and holds no earlier export of `{name}`", "choose a new folder to export to"
         )
@@ -259,8 +274,7 @@ def _nothing(skipped: Sequence[SkippedOp]) -> UserError:
     )
 
 
-def _write(folder: Path, name: str, files: Mapping[str, str | bytes]) -> None:
-    shutil.rmtree(folder / name, ignore_errors=True)
+def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
     for path, content in files.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

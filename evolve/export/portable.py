@@ -15,7 +15,7 @@ from reference_ops.tasks.source import TaskError, run_text
 
 TAKEN_FUNCTIONS = (  # functions and modules of every package
     *("backend", "enabled", "explain", "graph_pass", "kernels", "nn", "ops", "options", "patch", "set_options"),
-    *("optim", "selftest", "unpatch"),
+    *("layers", "optim", "selftest", "unpatch"),
 )
 
 

@@ -62,7 +62,7 @@ A model in plain torch needs no change. Each of these says what it replaced and 
 
 `python -m {name}.selftest` compares everything with PyTorch on your machine, and says what it left out.
 `{name}.nn` holds the layers, to build models with, and `{name}.optim` optimizers, AdamW and SGD.
-`{name}.graph_pass()` is the pass alone, with a `uuid`.
+`{name}.graph_pass()` is the pass alone, with a `uuid`. Arrays of CuPy, JAX and others with DLPack are taken, too.
 
 ## What was measured
 Times are medians of GPU time in microseconds with cold caches. `compile` is the faster of torch.compile's default and

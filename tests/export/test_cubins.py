@@ -14,7 +14,7 @@ from gpu_records import H200, archive_of, confirmed, everywhere, ops, simple
 
 from archive.binding import bind
 from evolve.devices.cuda.translation import source
-from evolve.export.package import ExportReport, export
+from evolve.export.package import ExportReport, Packing, export
 from evolve.export.template import cubins, driver, manifest, nvrtc
 from evolve.export.template.calls import MissingError
 from evolve.export.template.cubins import Cubins
@@ -154,7 +154,7 @@ def test_sixteen_processes_compile_at_once(tmp_path: Path) -> None:
 
 def exported(folder: Path) -> ExportReport:
     store = archive_of(folder, KERNEL, confirmed(KERNEL, everywhere(SOFTMAX, 50.0)))
-    return export(store, ops("softmax"), folder / "out", cubins=True)
+    return export(store, ops("softmax"), folder / "out", packing=Packing(cubins=True))
 
 
 def test_an_export_holds_a_cubin_for_every_measured_size(tmp_path: Path, compiler: Counting) -> None:

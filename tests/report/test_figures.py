@@ -107,5 +107,6 @@ def test_a_readme_without_a_place_for_figures_is_an_error(tmp_path: Path, capsys
     assert (code, BEGIN in errors) == (2, True)
 
 
+@pytest.mark.usefixtures("shipped_measurements")
 def test_the_readme_of_this_checkout_is_current(capsys: Capture) -> None:
     assert evolve(capsys, "figures", "--check")[0] == 0

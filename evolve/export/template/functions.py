@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from evolve.export.template.dispatch import Explanation, Primitive
+from evolve.export.template.dlpack import called, foreign
 from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Form, Parts, cast, whole
 from evolve.export.template.registering import Registry
 from reference_ops.op import Op
@@ -28,6 +29,8 @@ class Function:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.traced(arguments, named)
+        if arguments and foreign(arguments[0]):
+            return called(self, arguments, named)
         result = self.attempt(arguments, named)
         return self.form.pytorch(*arguments, **named) if result is ELSEWHERE else result
 

@@ -5,6 +5,7 @@ An exchanged layer keeps its parameters, buffers, hooks and names: only its clas
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -96,6 +97,16 @@ class Patched:
 def made(functions: Mapping[str, Function], module: str) -> dict[str, type[nn.Module]]:
     """Return a subclass for each layer whose function the package has, by name. `module` is where they are found."""
     return {one.kind.__name__: _subclass(one, functions, module) for one in LAYERS if one.function in functions}
+
+
+def forwards(functions: Mapping[str, Function]) -> dict[str, Callable[..., Any]]:
+    """Return what layers without a state of their own call: functions of a layer of torch.nn and its inputs."""
+
+    def forward(function: Function, rest: Callable[[Any], Arguments], layer: nn.Module, *inputs: Tensor) -> Any:
+        return function(*inputs, *rest(layer))
+
+    found = [one for one in LAYERS if one.function in functions and one.function != "batch_norm"]
+    return {one.kind.__name__: partial(forward, functions[one.function], one.rest) for one in found}
 
 
 def _subclass(layer: Layer, functions: Mapping[str, Function], module: str) -> type[nn.Module]:
