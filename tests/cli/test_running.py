@@ -172,9 +172,9 @@ def test_a_stopped_run_prints_its_results_and_the_command_that_continues_it(
     process = start(tmp_path, "run", "gelu", *EMULATED)
     archive = tmp_path / ARCHIVE
     deadline = time.monotonic() + 120
-    while (
-        not (archive.exists() and open_archive(archive).find(Evaluation, shipped=False)) and time.monotonic() < deadline
-    ):
+    while time.monotonic() < deadline:
+        if archive.exists() and open_archive(archive).find(Evaluation, shipped=False):
+            break
         time.sleep(0.3)
     process.send_signal(number)
     process.send_signal(number)  # the second signal must not interrupt the clean-up
