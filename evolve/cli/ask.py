@@ -12,6 +12,7 @@ import typer
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Profile
 from archive.store import Store
+from archive.summaries import EvaluationSummary
 from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import (
@@ -23,6 +24,7 @@ from evolve.cli.options import (
     archive_option,
     with_example,
 )
+from evolve.devices.choose import policy_of
 from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.prompting.operators import CROSSOVER, EXPLORE, IMPROVE, OPERATORS, PARENTS, PORT, REPAIR, SPECIALISE
@@ -141,9 +143,17 @@ def _write(text: str, out: Path | None) -> None:
 
 
 def _device_to_write_for(store: Store, part: str) -> DeviceInfo:
-    """Return the archived device with `part` in its key, preferably a GPU and the latest, or the default device."""
+    """Return the archived device with `part` in its key, or the default device.
+
+    A GPU comes first, and then one with verdicts that did not ship with the package.
+    """
+
+    def is_foreign(info: DeviceInfo) -> tuple[bool, bool]:
+        of_gpu = policy_of(info.kind).times_are_gpu_times
+        return not of_gpu, not store.find(EvaluationSummary, device=info.key, shipped=False, newest=1)
+
     if found := devices(store, part=part):
-        return found[0]
+        return min(found, key=is_foreign)
     if part and part not in DEFAULT_DEVICE.key:
         known = ", ".join(info.key for info in devices(store)) or "none"
         raise UserError(

@@ -203,6 +203,12 @@ def test_prompts_are_about_a_device_of_the_archive(capsys: Capture) -> None:
     assert "Some CPU" in evolve(capsys, "ask", "softmax", "-n", "1", "--device", "cpu")[1]
 
 
+@pytest.mark.usefixtures("shipped_measurements")
+def test_prompts_are_about_the_gpu_that_was_used_rather_than_the_one_of_what_ships(capsys: Capture) -> None:
+    assert "Some GPU" in evolve(capsys, "ask", "softmax", "-n", "1")[1]
+    assert "NVIDIA H200" in evolve(capsys, "ask", "softmax", "-n", "1", "--archive", "empty.db")[1]
+
+
 def test_prompts_can_be_written_to_a_file(capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "ask", "softmax", "-n", "2", "--out", "questions.jsonl")
     assert (code, output) == (0, "")

@@ -2,6 +2,7 @@
 
 import argparse
 import random
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -391,6 +392,8 @@ def main(functions: Functions, arguments: Sequence[str] | None = None) -> int:
     setting = Setting(device, given.calls, given.seed)
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU: kernels cannot run"
     print(f"{len(given.functions or functions)} functions on {card}, PyTorch {torch.__version__}")
-    found = list(results(functions, given.functions or list(functions), setting))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, about calls that only a test makes
+        found = list(results(functions, given.functions or list(functions), setting))
     print(table(found))
     return int(any(one.outcome == FAILED for one in found))
