@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import shipped_measurements
 import shown_archive
 from browser import CHROMIUM, Browser, browser
 from command import environment
@@ -37,10 +38,22 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+# The command, in a process whose archives leave out what was measured and ships: it would hide the times of a test.
+COMMAND = f"""
+import sys
+sys.path.insert(0, {str(Path(shipped_measurements.__file__).parent)!r})
+import shipped_measurements
+from archive import seeds
+from evolve.cli.app import main
+seeds.measurements = shipped_measurements.measured_elsewhere
+sys.exit(main())
+"""
+
+
 def served(path: Path) -> tuple[subprocess.Popen[str], str]:
     """Start the server of an archive; return it and its address."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "evolve", "serve", "--port", "0", "--archive", str(path)],
+        [sys.executable, "-c", COMMAND, "serve", "--port", "0", "--archive", str(path)],
         env=environment({"PYTHONUNBUFFERED": "1"}), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout
