@@ -74,7 +74,9 @@ class Buffer:
 
     def allocated(self, inputs: Tensors, device: torch.device) -> torch.Tensor:
         if self.like is not None:
-            return torch.empty_like(inputs[self.like])
+            return torch.empty_like(
+                inputs[self.like], memory_format=torch.contiguous_format
+            )  # dims of 1 have any stride
         allocate = torch.zeros if self.zero else torch.empty
         return allocate(self.shape, dtype=self.dtype, device=device)
 
