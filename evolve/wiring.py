@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from evolve.request import Proposer
 
 DEFAULT_ARCHIVE, IN_MEMORY = Path(".evolve/archive.db"), Path(":memory:")
-DAMAGED = re.compile(r"the archive (.+?) (?:is damaged|cannot be merged)")  # the beginning of an error
+# The beginning of an error about a damaged archive.
+DAMAGED = re.compile(r"(?:cannot open )?the archive (.+?)(?: is damaged| cannot be merged|: )")
 
 
 def engine(kind: str, watch: Callable[[str, str], None] | None = None, gpus: str = "") -> "LocalEngine":

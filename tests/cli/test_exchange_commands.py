@@ -227,6 +227,16 @@ def test_a_damaged_archive_is_an_error_without_traceback(archive: Path, capsys: 
     assert "`evolve recover --archive archive.db`" in errors
 
 
+def test_an_archive_whose_end_is_missing_has_a_command_that_recovers_it(tmp_path: Path, capsys: Capture) -> None:
+    whole = tmp_path / "whole.db"
+    open_archive(whole).close()
+    cut = tmp_path / "cut.db"
+    cut.write_bytes(whole.read_bytes()[:8192])
+    code, _, errors = evolve(capsys, "top", "softmax", "--archive", cut)
+    assert code == 2
+    assert f"`evolve recover --archive {cut}`" in errors
+
+
 def test_a_damaged_archive_is_recovered_into_a_new_one(archive: Path, capsys: Capture) -> None:
     filled(archive)
     with closing(open_archive(archive)) as store:
