@@ -30,6 +30,12 @@ STEADY = 0.03  # a smaller relative change of PyTorch's time is not taken for a 
 COMPILE_SECONDS = {COMPILE: 60.0, AUTOTUNE: 120.0}
 # If one of these is set, torch.compile silently compiles nothing.
 SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
+# Functions of torch.compile that time candidates: the first two also compile a little, the last serves all kinds.
+MEASURING = (
+    ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "benchmark_all_configs"),
+    ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "coordinate_descent_tuning"),
+    ("torch._inductor.runtime.benchmarking", "InductorBenchmarker", "benchmark_gpu"),
+)
 Call = Callable[[Tensors], object]
 
 
@@ -125,9 +131,8 @@ def timed(
     given_up = ""
     offered = policy_of(device.info.kind).baselines
     for name in (name for name in names if name in offered):
-        watch(phase_of(name))
         try:
-            call = prepared(name, op, workload, device)
+            call = prepared(name, op, workload, device, watch)
         except TimeoutError:
             given_up, call = name, None
         if call is None:
@@ -145,16 +150,12 @@ def timed(
     return Baselines(medians[EAGER], medians.get(COMPILE), medians.get(AUTOTUNE), given_up)
 
 
-def phase_of(name: str) -> str:
-    """Return the phase in which a baseline is prepared: autotuning measures, so it needs the device alone."""
-    return "baseline" if name == AUTOTUNE else "prepare"
-
-
-def prepared(name: str, op: Op, workload: Workload, device: Device) -> Call | None:
+def prepared(name: str, op: Op, workload: Workload, device: Device, watch: Callable[[str], None]) -> Call | None:
     """Return a baseline compiled for this workload's exact shapes, as in a model of fixed sizes; None if it fails.
 
     Raises TimeoutError if torch.compile exceeds its limit.
     """
+    watch("prepare")
     if name == EAGER:
         return lambda inputs: op.call_baseline(inputs, workload)
     if switched_off():
@@ -170,13 +171,57 @@ def prepared(name: str, op: Op, workload: Workload, device: Device) -> Call | No
 
     expired = threading.Event()
     try:
-        with _time_limit(COMPILE_SECONDS[name], expired):
+        with measuring_alone(watch), _time_limit(COMPILE_SECONDS[name], expired):
             call(inputs_at(op, workload, 0, device.torch_device))
     except Exception as error:  # where the compiler fails, eager PyTorch is the baseline
         if expired.is_set():  # the compiler may wrap the interruption in an error of its own
             raise TimeoutError(f"took more than {COMPILE_SECONDS[name]:g} s") from error
         return None
     return call
+
+
+@contextlib.contextmanager
+def measuring_alone(watch: Callable[[str], None]) -> Iterator[None]:
+    """Begin the phase "baseline", which has the device alone, whenever torch.compile measures in the body.
+
+    It compiles for seconds and measures for a fraction of one. If PyTorch's measuring functions have other names in
+    this version, the whole body is that phase.
+    """
+    depth = 0
+
+    def alone(measure: Callable[..., object]) -> Callable[..., object]:
+        def measured(*args: object, **options: object) -> object:
+            nonlocal depth
+            depth += 1
+            if depth == 1:
+                watch("baseline")
+            try:
+                return measure(*args, **options)
+            finally:
+                depth -= 1
+                if depth == 0:
+                    watch("prepare")
+
+        return measured
+
+    if not (found := _measuring()):
+        watch("baseline")
+    for owner, name, measure in found:
+        setattr(owner, name, alone(measure))
+    try:
+        yield
+    finally:
+        for owner, name, measure in found:
+            setattr(owner, name, measure)
+
+
+def _measuring() -> list[tuple[object, str, Callable[..., object]]]:
+    """Return the classes, names and functions of MEASURING, or none if one of them does not exist in this version."""
+    try:
+        owners = [(getattr(import_module(module), owner), name) for module, owner, name in MEASURING]
+        return [(owner, name, getattr(owner, name)) for owner, name in owners]
+    except (ImportError, AttributeError):
+        return []
 
 
 @contextlib.contextmanager

@@ -133,9 +133,8 @@ def sanitized(
 def _best_baseline(op: Op, workload: Workload, inspector: Inspector, times: Baselines) -> tuple[str, Call]:
     """Return the fastest baseline that can be prepared: torch.compile may fail where it succeeded once."""
     for name in times.fastest_first:
-        inspector.watch(baselines.phase_of(name))
         with contextlib.suppress(TimeoutError):
-            if baseline := baselines.prepared(name, op, workload, inspector.device):
+            if baseline := baselines.prepared(name, op, workload, inspector.device, inspector.watch):
                 return name, baseline
     raise RuntimeError(f"no baseline of {op.name} can be run at {workload.key}, not even eager PyTorch")
 

@@ -78,10 +78,10 @@ def _timed(op: Op, workload: Workload, evaluator: Evaluator, request: TimingRequ
 
 def _eager_alone(op: Op, workload: Workload, evaluator: Evaluator) -> Baselines:
     """Time eager PyTorch only. The time is not kept: torch.compile may succeed next time, from its own cache."""
-    evaluator.watch("baseline")
     device = evaluator.device
-    call = baselines.prepared(EAGER, op, workload, device)
+    call = baselines.prepared(EAGER, op, workload, device, evaluator.watch)
     assert call  # noqa: S101 - eager PyTorch always works
+    evaluator.watch("baseline")
     sets = [inputs_at(op, workload, seed, device.torch_device) for seed in range(SETS)]
     times = [device.time(lambda: call(sets[sample % SETS])) for sample in range(SAMPLES + 1)]  # noqa: B023
     return Baselines(statistics.median(times[1:]))  # the first sample is a warm-up

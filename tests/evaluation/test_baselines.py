@@ -25,7 +25,7 @@ CUDA = ScriptedDevice(info=replace(INFO, kind="cuda"))
 
 
 def prepared(name: str) -> Call | None:
-    return baselines.prepared(name, OP, SMALL, ScriptedDevice())
+    return baselines.prepared(name, OP, SMALL, ScriptedDevice(), lambda _phase: None)
 
 
 def compiler(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_a_baseline_that_took_too_long_is_not_tried_on_other_workloads(
 ) -> None:
     tried: list[tuple[str, str]] = []
 
-    def prepared(name: str, op: Op, workload: Workload, _device: Device) -> Call:
+    def prepared(name: str, op: Op, workload: Workload, _device: Device, _watch: Callable[[str], None]) -> Call:
         tried.append((workload.key, name))
         if name == slow:
             raise TimeoutError
@@ -111,9 +111,43 @@ def test_what_measures_has_the_device_alone_and_what_compiles_does_not(monkeypat
     phases: list[str] = []
     compiler(lambda: None, monkeypatch)
     baselines.timed(OP, SMALL, CUDA, phases.append)
-    assert phases == ["prepare", "prepare", "baseline", "baseline"]  # eager, the default mode, autotuning, times
+    assert phases == ["prepare", "prepare", "prepare", "baseline"]  # eager, the default mode, autotuning, times
     assert "prepare" in TOGETHER
     assert "baseline" not in TOGETHER
+
+
+class Measures:
+    """A stand-in for a class of torch.compile that times candidates."""
+
+    def benchmark_gpu(self) -> float:
+        return 1.0
+
+    def benchmark_all_configs(self) -> float:
+        return self.benchmark_gpu() + self.benchmark_gpu()
+
+
+def test_the_device_is_taken_while_torch_compile_measures_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases: list[str] = []
+    names = ("benchmark_all_configs", "benchmark_gpu")
+    monkeypatch.setattr(baselines, "MEASURING", tuple((__name__, "Measures", name) for name in names))
+    before = vars(Measures).copy()
+    with baselines.measuring_alone(phases.append):
+        assert Measures().benchmark_all_configs() == 2.0
+        assert Measures().benchmark_gpu() == 1.0
+    assert phases == ["baseline", "prepare"] * 2
+    assert vars(Measures).copy() == before
+
+
+def test_a_version_of_pytorch_with_other_names_compiles_alone_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases: list[str] = []
+    monkeypatch.setattr(baselines, "MEASURING", ((__name__, "Measures", "another_name"),))
+    with baselines.measuring_alone(phases.append):
+        pass
+    assert phases == ["baseline"]
+
+
+def test_the_installed_pytorch_has_the_functions_that_measure() -> None:
+    assert len(baselines._measuring()) == len(baselines.MEASURING)
 
 
 @pytest.mark.parametrize("switch", baselines.SWITCHES)
