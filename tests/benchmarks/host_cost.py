@@ -61,7 +61,7 @@ class NoLaunches:
     def info(self, _device: torch.device) -> DeviceInfo:
         return H200
 
-    def capturing(self) -> bool:
+    def capturing(self, _device: torch.device) -> bool:
         return False
 
     def prepare(self, op: Op, workload: Workload, bound: Bound, _device: torch.device) -> Launchable:

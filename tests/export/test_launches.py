@@ -43,6 +43,22 @@ class FakeDriver:
     launched: list[tuple[Config, list[bytes]]] = field(default_factory=list)
     bound: int = 0  # how often a context was made current
     sizes: tuple[int, ...] = ()
+    modules: int = 0  # how many were loaded
+    shared: list[int] = field(default_factory=list)  # what kernels were allowed, in order
+    modes: list[int] = field(default_factory=lambda: [0])  # of capture, in order
+
+    def cuModuleLoadData(self, _module: Any, _image: bytes) -> int:  # noqa: N802
+        self.modules += 1
+        return 0
+
+    def cuFuncSetAttribute(self, _function: Any, _attribute: int, value: int) -> int:  # noqa: N802
+        self.shared.append(value)
+        return 0
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:  # noqa: N802
+        self.modes.append(mode._obj.value)
+        mode._obj.value = self.modes[-2]
+        return 0
 
     def cuLaunchKernelEx(self, config: Any, _function: Any, arguments: Any, _extra: None) -> int:  # noqa: N802
         if self.codes:
@@ -67,6 +83,7 @@ class FakeDriver:
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     found = FakeDriver()
     monkeypatch.setattr(driver, "driver", lambda: found)
+    monkeypatch.setattr(driver, "_modules", {})
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _device: STREAM, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     return found
@@ -135,7 +152,8 @@ def test_structures_are_laid_out_as_in_cudas_header(tmp_path: Path) -> None:
             f"sizeof(CUlaunchConfig) == {ctypes.sizeof(Config)}",
             f"CU_LAUNCH_ATTRIBUTE_COOPERATIVE == {driver.COOPERATIVE}",
             f"CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES == {driver.MOST_SHARED}",
-            f"CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES == {driver.STATIC_SHARED}"]  # fmt: skip
+            f"CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES == {driver.STATIC_SHARED}",
+            f"CU_STREAM_CAPTURE_MODE_RELAXED == {driver.RELAXED}"]  # fmt: skip
     code = "\n".join(
         ["#include <cstddef>", "#include <cuda.h>", *(f"static_assert({one});" for one in of_config + rest)]
     )
@@ -189,6 +207,31 @@ def test_a_launch_that_fails_is_an_error_with_the_drivers_code(compiler: nvrtc.N
     fake.codes.append(700)
     with pytest.raises(DriverError, match="a kernel cannot be launched: error 700 of CUDA's driver"):
         loaded.enqueue([16, 32], 0)
+
+
+def test_sizes_that_share_a_cubin_share_its_module(compiler: nvrtc.Nvrtc, fake: FakeDriver) -> None:
+    program(softmax(), compiler, fake)
+    program(softmax(), compiler, fake)
+    assert fake.modules == 1
+
+
+def test_a_kernel_keeps_the_most_shared_memory_that_was_asked_for(fake: FakeDriver) -> None:
+    module = driver.Module(b"image")
+    for shared in (60_000, 100_000, 1000, 80_000):
+        module.function("entry", shared)
+    assert fake.shared == [60_000, 100_000]
+
+
+def test_modules_are_loaded_whatever_is_captured_elsewhere(fake: FakeDriver) -> None:
+    with driver.despite_captures():
+        assert fake.modes[-1] == driver.RELAXED
+    assert fake.modes == [0, driver.RELAXED, 0]
+
+
+def test_a_driver_that_is_too_old_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
+    with pytest.raises(MissingError, match="driver is too old: it has no cuLaunchKernelEx"):
+        driver.driver.__wrapped__()
 
 
 def test_a_cooperative_launch_says_so_to_the_driver() -> None:

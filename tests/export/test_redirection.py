@@ -181,3 +181,17 @@ EXAMPLES: dict[type, tuple[tuple[object, ...], tuple[Tensor, ...]]] = {
     nn.KLDivLoss: ((None, None, "batchmean"), PAIR),
     nn.CrossEntropyLoss: ((), (torch.randn(3, 5), torch.randint(5, (3,)))),
 }
+
+
+def test_the_time_of_pytorch_is_taken_without_the_redirection(tmp_path: Path) -> None:
+    def host_us(call: Callable[[], object]) -> float:
+        call()
+        return 5.0
+
+    machine = EmulatedMachine(host_us=host_us)
+    ops = primitives(["softmax"], tmp_path, machine)
+    known = Functions([form for form in forms() if form.name == "softmax"], ops)
+    with enabled(known) as report:
+        known["softmax"](torch.randn(4, 8), -1)
+    assert machine.launched
+    assert not report.replaced

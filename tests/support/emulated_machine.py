@@ -61,7 +61,7 @@ class EmulatedMachine:
     def info(self, _device: torch.device) -> DeviceInfo:
         return replace(H200, sms=4, shared_bytes=DEVICE.info.shared_bytes)
 
-    def capturing(self) -> bool:
+    def capturing(self, _device: torch.device) -> bool:
         return False
 
     def prepare(self, op: Op, workload: Workload, bound: Bound, _device: torch.device) -> Launchable:

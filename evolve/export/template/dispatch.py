@@ -77,7 +77,7 @@ class Primitive:
         self._folder = folder
         self.machine = machine or Gpus()
         self._decisions: dict[object, Decision] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __call__(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
         """Run a kernel where one wins, PyTorch elsewhere."""
@@ -152,7 +152,8 @@ class Primitive:
         )
         decision = self._decisions.get(key)
         if decision is None:
-            with self._lock:
+            # Measuring calls PyTorch: a redirection would lead these calls back here.
+            with self._lock, torch._C.DisableTorchFunction():  # noqa: SLF001 - there is no public way
                 decision = self._decisions.get(key) or self._decided(views, parameters, where)
                 if len(self._decisions) >= MOST_DECISIONS:
                     self._decisions.clear()
@@ -175,7 +176,7 @@ class Primitive:
         return True
 
     def _decided(self, views: Tensors, parameters: Mapping[str, Number], where: str) -> Decision:
-        if self.machine.capturing():
+        if self.machine.capturing(views[0].device):
             warnings.warn(f"{self.op.name}: {CAPTURING}", stacklevel=6)
             return Decision(CAPTURING)
         try:

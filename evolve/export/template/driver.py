@@ -5,9 +5,12 @@ and calls the driver with four arguments for each launch.
 """
 
 import ctypes
+import hashlib
 import math
 import struct
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -26,6 +29,8 @@ STATIC_SHARED, MOST_SHARED = 1, 8  # attributes of functions: CU_FUNC_ATTRIBUTE_
 COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 NO_CONTEXT = (201, 400)  # this thread has no context, or that of another GPU
 OTHER_CUBIN = (200, 209, 218, 222)  # of another architecture or version than this driver takes
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+NEEDED = ("cuLaunchKernelEx", "cuThreadExchangeStreamCaptureMode")  # functions that old drivers lack
 ADDRESS = struct.Struct("<Q")
 
 
@@ -115,9 +120,9 @@ class Program:
         driver()
         self.launches = bound.launches
         self.block = Block(self.launches, [entries[launch.entry].parameter_bytes for launch in self.launches])
-        self._module = loaded(image)
+        module = loaded(image)
         self._configs = [Config.of(launch) for launch in self.launches]
-        functions = [_function(self._module, launch) for launch in self.launches]
+        functions = [module.function(launch.entry, launch.shared) for launch in self.launches]
         for launch, function in zip(self.launches, functions, strict=True):
             if launch.cooperative:
                 _check_residency(launch, function, sms)
@@ -153,43 +158,79 @@ def program(bound: Bound, images: Iterable[bytes], sms: int) -> Program:
 
 def use_context(device: int) -> None:
     """Make the context that PyTorch holds for this device current in this thread."""
-    context = ctypes.c_void_p()
-    checked(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "the GPU cannot be used")
+    context, gpu = ctypes.c_void_p(), ctypes.c_int()
+    checked(driver().cuDeviceGet(ctypes.byref(gpu), device), "the GPU cannot be used")
+    checked(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu), "the GPU cannot be used")
     checked(driver().cuCtxSetCurrent(context), "the GPU cannot be used")
-    checked(driver().cuDevicePrimaryCtxRelease_v2(device), "the GPU cannot be used")  # PyTorch keeps its own hold
+    checked(driver().cuDevicePrimaryCtxRelease_v2(gpu), "the GPU cannot be used")  # PyTorch keeps its own hold
+
+
+@contextmanager
+def despite_captures() -> Iterator[None]:
+    """Allow this thread to load modules while it or another thread captures a CUDA graph."""
+    mode = ctypes.c_int(RELAXED)
+    checked(driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "modules cannot be loaded")
+    try:
+        yield
+    finally:
+        driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # it holds the mode of before
 
 
 @cache
 def driver() -> ctypes.CDLL:
     """Return CUDA's driver. Raise a MissingError if there is none."""
     try:
-        return ctypes.CDLL(LIBRARY)
+        found = ctypes.CDLL(LIBRARY)
     except OSError as error:
         raise MissingError(f"there is no NVIDIA driver ({LIBRARY})") from error
+    if missing := [name for name in NEEDED if not hasattr(found, name)]:
+        raise MissingError(f"the NVIDIA driver is too old: it has no {missing[0]}")
+    return found
 
 
-def loaded(image: bytes) -> ctypes.c_void_p:
-    """Load a cubin on the current GPU, where it stays: a stream may still use it when nothing else does."""
-    module = ctypes.c_void_p()
-    checked(driver().cuModuleLoadData(ctypes.byref(module), image), "a cubin cannot be loaded")
-    return module
+class Module:
+    """A cubin that is loaded on one GPU, where it stays: a stream may still use it when nothing else does."""
+
+    def __init__(self, image: bytes) -> None:
+        self._handle = ctypes.c_void_p()
+        checked(driver().cuModuleLoadData(ctypes.byref(self._handle), image), "a cubin cannot be loaded")
+        self._shared: dict[str, int] = {}  # bytes that each entry is allowed
+        self._lock = threading.Lock()
+
+    def function(self, entry: str, shared: int) -> ctypes.c_void_p:
+        """Return a kernel that may be launched with so much dynamic shared memory, and with what was asked before."""
+        function, static = ctypes.c_void_p(), ctypes.c_int()
+        found = driver().cuModuleGetFunction(ctypes.byref(function), self._handle, entry.encode())
+        checked(found, f"`{entry}` is not in the cubin")
+        checked(driver().cuFuncGetAttribute(ctypes.byref(static), STATIC_SHARED, function), f"`{entry}`")
+        if shared + static.value > DEFAULT_SHARED_BYTES:
+            with self._lock:
+                if shared > self._shared.get(entry, 0):
+                    code = driver().cuFuncSetAttribute(function, MOST_SHARED, shared)
+                    checked(code, f"`{entry}` cannot have {shared} bytes of shared memory")
+                    self._shared[entry] = shared
+        return function
+
+
+_modules: dict[tuple[int, bytes], Module] = {}  # by context and digest
+_loading = threading.Lock()
+
+
+def loaded(image: bytes) -> Module:
+    """Return a cubin's module on the current GPU. Sizes that share a cubin share it."""
+    context = ctypes.c_void_p()
+    checked(driver().cuCtxGetCurrent(ctypes.byref(context)), "the GPU cannot be used")
+    key = context.value or 0, hashlib.sha256(image).digest()
+    with _loading:
+        if key not in _modules:
+            _modules[key] = Module(image)
+        return _modules[key]
 
 
 def checked(code: int, what: str) -> None:
     """Raise a DriverError unless the driver's code is 0."""
     if code:
         raise DriverError(code, what)
-
-
-def _function(module: ctypes.c_void_p, launch: BoundLaunch) -> ctypes.c_void_p:
-    function, static = ctypes.c_void_p(), ctypes.c_int()
-    found = driver().cuModuleGetFunction(ctypes.byref(function), module, launch.entry.encode())
-    checked(found, f"`{launch.entry}` is not in the cubin")
-    checked(driver().cuFuncGetAttribute(ctypes.byref(static), STATIC_SHARED, function), f"`{launch.entry}`")
-    if launch.shared + static.value > DEFAULT_SHARED_BYTES:
-        code = driver().cuFuncSetAttribute(function, MOST_SHARED, launch.shared)
-        checked(code, f"`{launch.entry}` cannot have {launch.shared} bytes of shared memory")
-    return function
 
 
 def _check_residency(launch: BoundLaunch, function: ctypes.c_void_p, sms: int) -> None:

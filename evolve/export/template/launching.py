@@ -55,8 +55,8 @@ class Machine(Protocol):
     def info(self, device: torch.device) -> DeviceInfo:
         """Return the facts about a device that plans, the compiler and the table need."""
 
-    def capturing(self) -> bool:
-        """Return whether a graph is being captured, during which nothing can be compiled."""
+    def capturing(self, device: torch.device) -> bool:
+        """Return whether a graph of this device is being captured, during which nothing can be compiled."""
 
     def prepare(self, op: Op, workload: Workload, bound: Bound, device: torch.device) -> Launchable:
         """Compile and load a kernel. Raise a NoKernelError if these sizes exceed a limit of the device."""
@@ -162,21 +162,22 @@ class Gpus:
     def device_us(self) -> Callable[[Callable[[], object]], float]:
         return device_us
 
-    def capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
+    def capturing(self, device: torch.device) -> bool:
+        with torch.cuda.device(device):
+            return torch.cuda.is_current_stream_capturing()
 
     def prepare(self, op: Op, workload: Workload, bound: Bound, device: torch.device) -> Launchable:
         # The first kernel imports what drives the GPU.
         from evolve.devices.cuda.translation import source
         from evolve.export.template.cubins import Cubins
-        from evolve.export.template.driver import DriverError, driver, program, use_context
+        from evolve.export.template.driver import DriverError, despite_captures, driver, program, use_context
         from evolve.export.template.nvrtc import CompileError
 
         info = self.info(device)
         driver()
         try:
             images = Cubins(self.folder, self.cubins).images(source(bound), info.arch)
-            with torch.cuda.device(device):
+            with torch.cuda.device(device), despite_captures():
                 use_context(device.index)
                 loaded = program(bound, images, info.sms)
         except RejectedError as error:
