@@ -5,6 +5,7 @@ import re
 from archive.records import Outcome
 from evolve.devices import state
 from evolve.devices.device import RejectedError
+from evolve.devices.emulated import ptx
 from evolve.devices.source_text import Include, includes, masked, spliced_directive, word_beginning
 
 # Their declarations are always included, so kernels' #include lines for them are removed.
@@ -21,7 +22,7 @@ DEVICE_HEADERS = re.compile(
     r"mma\.h|cuda/.*|cub/.*|thrust/.*|cute/.*|cutlass/.*|cuda_pipeline.*|cuda_fp[46]\.h|cuda_awbarrier.*"
 )
 DEVICE_WORDS = (
-    (r"\b(?:asm|__asm__|__asm)\b", "inline PTX (`asm`)"),
+    (r"\b(?:asm|__asm__|__asm)\b", f"inline PTX (`asm`) but {ptx.KNOWN}"),
     (r"<<<", "launching kernels from kernels (`<<<`)"),
     (r"\b(?:wmma|nvcuda)\s*::", "tensor cores (`wmma`)"),
     (r"\bcuda\s*::", "the library `cuda::`"),
@@ -63,10 +64,13 @@ def translate(source: str, first_line: int) -> str:
     if found := word_beginning(source, PROCESSOR_BUILTINS):
         message = f"error: `{found[1]}` is a function of the host's processor, not of CUDA"
         raise RejectedError(Outcome.COMPILE_ERROR, _at(source, found[0], first_line, message))
+    edits = ptx.translated(source, text)
+    for start, end, _ in edits:
+        text = text[:start] + re.sub(r"\S", " ", text[start:end]) + text[end:]
     for pattern, meaning in DEVICE_WORDS:
         if match := re.search(pattern, text):
             raise RejectedError(Outcome.UNSUPPORTED, _at(source, match.start(), first_line, _unsupported(meaning)))
-    edits = [_without(source, include) for include in includes(source) if include.header != KEPT_HEADER]
+    edits += [_without(source, include) for include in includes(source) if include.header != KEPT_HEADER]
     dynamic = [match for match in DYNAMIC.finditer(text) if "[" in match.group(2)]
     edits += [(*match.span(), _dynamic_shared(source, text, match)) for match in dynamic]
     taken = [match.span() for match in dynamic]

@@ -96,4 +96,5 @@ template <class T, int N> struct List {
 #include "barriers.h"
 #include "warp.h"
 #include "atomics.h"
+#include "ptx.h"
 #include "entries.h"

@@ -1,0 +1,107 @@
+// The instructions of inline PTX that kernels may use here. `ptx.py` turns asm statements into calls of these functions.
+#pragma once
+
+namespace evolve::ptx {
+
+// Registers hold the lower half of an address in shared memory, which names a place in one of two short ranges.
+inline char* of_shared(unsigned low) {
+    static __thread char near;  // beside the block's static shared memory
+    char* dynamic = reinterpret_cast<char*>(EVOLVE_SHARED);
+    const unsigned offset = low - unsigned(reinterpret_cast<size_t>(dynamic));
+    if (offset < dynamic_bytes) return dynamic + offset;
+    return &near + int(low - unsigned(reinterpret_cast<size_t>(&near)));
+}
+
+// The words of the four lanes that hold one row of A or one column of B.
+struct Four {
+    Word of[4];
+    Four(const Exchange& exchange, unsigned first) {
+        for (int i = 0; i < 4; ++i) of[i] = exchange.words[first + i];
+    }
+    unsigned lower(int i) const { return unsigned(of[i]); }
+    unsigned upper(int i) const { return unsigned(of[i] >> 32); }
+};
+
+inline Word pair(unsigned lower, unsigned upper) { return Word(upper) << 32 | lower; }
+
+template <class T> double product(unsigned a, unsigned b) {
+    double sum = 0.0;
+    for (int half = 0; half < 32; half += 16) {
+        sum += double(float(from_word<T>(a >> half & 0xffff))) * double(float(from_word<T>(b >> half & 0xffff)));
+    }
+    return sum;
+}
+inline double product_tf32(unsigned a, unsigned b) {  // the last 13 bits are ignored
+    return double(from_word<float>(a & 0xffffe000u)) * double(from_word<float>(b & 0xffffe000u));
+}
+
+// Both shapes hand out their words alike; each word is a pair of 16-bit values along the sum, or one of 32 bits.
+inline void multiply(double of(unsigned, unsigned), float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1,
+                     unsigned a2, unsigned a3, unsigned b0, unsigned b1, float c0, float c1, float c2, float c3) {
+    const unsigned row = lane() & ~3u, column = 2 * (lane() % 4);
+    const Four first(exchange(0xffffffffu, SHUFFLE, pair(a0, a1)), row);
+    const Four second(exchange(0xffffffffu, SHUFFLE, pair(a2, a3)), row);
+    const Exchange words = exchange(0xffffffffu, SHUFFLE, pair(b0, b1));
+    const Four left(words, 4 * column), right(words, 4 * column + 4);
+    double sums[4] = {c0, c1, c2, c3};  // a tensor core drops some of the last bits of a float instead
+    for (int i = 0; i < 4; ++i) {
+        sums[0] += of(first.lower(i), left.lower(i)) + of(second.lower(i), left.upper(i));
+        sums[1] += of(first.lower(i), right.lower(i)) + of(second.lower(i), right.upper(i));
+        sums[2] += of(first.upper(i), left.lower(i)) + of(second.upper(i), left.upper(i));
+        sums[3] += of(first.upper(i), right.lower(i)) + of(second.upper(i), right.upper(i));
+    }
+    d0 = float(sums[0]), d1 = float(sums[1]), d2 = float(sums[2]), d3 = float(sums[3]);
+}
+
+template <class T, class... W> void mma(float& d0, float& d1, float& d2, float& d3, W... words) {
+    multiply(product<T>, d0, d1, d2, d3, words...);
+}
+template <class... W> void mma_tf32(float& d0, float& d1, float& d2, float& d3, W... words) {
+    multiply(product_tf32, d0, d1, d2, d3, words...);
+}
+
+// The lanes' addresses are exchanged, and nobody goes on before all have read.
+template <int N, bool TRANS, class... R> void load_matrices(unsigned address, R&... to) {
+    static_assert(sizeof...(R) == N, "ldmatrix: the number of registers must be that of the matrices");
+    const char* place = of_shared(address);
+    const unsigned self = lane();
+    if (self < 8 * N && reinterpret_cast<size_t>(place) % 16 != 0) fail(LAUNCH_ERROR, "misaligned address of ldmatrix");
+    const Exchange all = exchange(0xffffffffu, SHUFFLE, to_word(reinterpret_cast<size_t>(place)));
+    unsigned matrix = 0;
+    const auto load = [&](auto& one) {
+        unsigned short halves[2];
+        for (unsigned i = 0; i < 2; ++i) {
+            const unsigned row = TRANS ? 2 * (self % 4) + i : self / 4, column = TRANS ? self / 4 : 2 * (self % 4) + i;
+            const size_t from = size_t(all.words[8 * matrix + row]);
+            __builtin_memcpy(&halves[i], reinterpret_cast<const char*>(from) + 2 * column, 2);
+        }
+        one = unsigned(halves[1]) << 16 | halves[0];
+        ++matrix;
+    };
+    (load(to), ...);
+    exchange(0xffffffffu, SYNC, 0);
+}
+template <int N> void ldmatrix(unsigned& a, unsigned address) { load_matrices<N, false>(address, a); }
+template <int N> void ldmatrix(unsigned& a, unsigned& b, unsigned address) { load_matrices<N, false>(address, a, b); }
+template <int N> void ldmatrix(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned address) {
+    load_matrices<N, false>(address, a, b, c, d);
+}
+template <int N> void ldmatrix_trans(unsigned& a, unsigned address) { load_matrices<N, true>(address, a); }
+template <int N> void ldmatrix_trans(unsigned& a, unsigned& b, unsigned address) { load_matrices<N, true>(address, a, b); }
+template <int N> void ldmatrix_trans(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned address) {
+    load_matrices<N, true>(address, a, b, c, d);
+}
+
+// Copies at once: what reads before it has waited is found on a GPU alone.
+template <class T> void copy_async(unsigned to, const T* from, unsigned bytes, unsigned given) {
+    char* place = of_shared(to);
+    if ((reinterpret_cast<size_t>(place) | reinterpret_cast<size_t>(from)) % bytes != 0)
+        fail(LAUNCH_ERROR, "misaligned address of cp.async");
+    if (given > bytes) fail(LAUNCH_ERROR, "cp.async reads %u bytes, of %u that it writes", given, bytes);
+    __builtin_memcpy(place, from, given);
+    __builtin_memset(place + given, 0, bytes - given);
+}
+template <class T> void copy_async(unsigned to, const T* from, unsigned bytes) { copy_async(to, from, bytes, bytes); }
+inline void waited(int = 0) {}
+
+}  // namespace evolve::ptx

@@ -1,0 +1,116 @@
+"""Inline PTX of a kernel as calls of the emulator's own functions, for the few instructions that it knows."""
+
+import re
+from dataclasses import dataclass
+
+KNOWN = "mma.sync (m16n8k16 with .f16 or .bf16, m16n8k8 with .tf32, sums in .f32), ldmatrix and cp.async"
+STATEMENT = re.compile(r"\b(?:asm|__asm__|__asm)\b(?:\s+(?:volatile|__volatile__))?\s*\(")
+LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
+OPERAND = re.compile(r'\s*"[=+&]*[a-z]"\s*(\(.*\))\s*', re.DOTALL)
+PLACE = re.compile(r"%(\d+)")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An instruction that the emulator has: its name, the function that does it, and how many operands it takes."""
+
+    name: re.Pattern[str]
+    function: str  # may refer to the groups of the name
+    operands: tuple[int, ...]
+
+
+INSTRUCTIONS = (
+    Instruction(
+        re.compile(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"), "mma<__nv_bfloat16>", (14,)
+    ),
+    Instruction(re.compile(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32"), "mma<__half>", (14,)),
+    Instruction(re.compile(r"mma\.sync\.aligned\.m16n8k8\.row\.col\.f32\.tf32\.tf32\.f32"), "mma_tf32", (14,)),
+    Instruction(
+        re.compile(r"ldmatrix\.sync\.aligned\.m8n8\.x([124])\.shared(?:::cta)?\.b16"), r"ldmatrix<\1>", (2, 3, 5)
+    ),
+    Instruction(
+        re.compile(r"ldmatrix\.sync\.aligned\.m8n8\.x([124])\.trans\.shared(?:::cta)?\.b16"),
+        r"ldmatrix_trans<\1>",
+        (2, 3, 5),
+    ),
+    Instruction(
+        re.compile(r"cp\.async\.c[ag]\.shared(?:::cta|::cluster)?\.global(?:\.L2::(?:64|128|256)B)?"),
+        "copy_async",
+        (3, 4),
+    ),
+    Instruction(re.compile(r"cp\.async\.(?:commit_group|wait_all|wait_group)"), "waited", (0, 1)),
+)
+
+
+def translated(source: str, text: str) -> list[tuple[int, int, str]]:
+    """Return the edits that replace the statements made of known instructions; `text` is the source as masked."""
+    edits = []
+    for match in STATEMENT.finditer(text):
+        end = _closing(text, match.end())
+        calls = _calls(source[match.end() : end], text[match.end() : end]) if end > 0 else None
+        if calls is not None:
+            lines = "\n" * source.count("\n", match.start(), end)
+            edits.append((match.start(), end + 1, f"do {{ {calls} {lines}}} while (0)"))
+    return edits
+
+
+def _calls(source: str, text: str) -> str | None:
+    """Return the calls for what stands in the brackets of an asm statement, or None if any of it is unknown."""
+    template, *parts = _split(source, text, ":")
+    if LITERAL.sub("", template).strip():
+        return None
+    values: list[str] = []
+    for part in parts[:2]:  # outputs and inputs; what is clobbered does not matter here
+        pieces = _split(part, _without_literals(part), ",") if part.strip() else []
+        found = [OPERAND.fullmatch(piece) for piece in pieces]
+        if not all(found):
+            return None
+        values += [one[1] for one in found if one]
+    written = "".join(LITERAL.findall(template)).replace("\\n", "\n").replace("\\t", " ")
+    calls = [_call(one.strip(), values) for one in re.split(r"[;\n]", written) if one.strip()]
+    return " ".join(call for call in calls if call) if calls and all(calls) else None
+
+
+def _call(written: str, values: list[str]) -> str | None:
+    name, _, rest = written.partition(" ")
+    operands = [one.strip() for one in re.sub(r"[{}\[\]]", " ", rest).split(",") if one.strip()]
+    for known in INSTRUCTIONS:
+        found = known.name.fullmatch(name)
+        if found is None or len(operands) not in known.operands:
+            continue
+        arguments = [_argument(one, values) for one in operands]
+        if all(arguments):
+            return f"evolve::ptx::{found.expand(known.function)}({', '.join(one for one in arguments if one)});"
+    return None
+
+
+def _argument(operand: str, values: list[str]) -> str | None:
+    """Return an operand as C++: the expression that the statement binds to it, or a number."""
+    if found := PLACE.fullmatch(operand):
+        return values[int(found[1])] if int(found[1]) < len(values) else None
+    return operand if operand.isdecimal() else None
+
+
+def _closing(text: str, start: int) -> int:
+    """Return where the bracket closes that opened just before `start`, or -1."""
+    depth = 1
+    for place in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[place], 0)
+        if depth == 0:
+            return place
+    return -1
+
+
+def _split(source: str, text: str, at: str) -> list[str]:
+    """Return the parts of a source between separators that stand in no brackets of the masked text."""
+    parts, depth, begin = [], 0, 0
+    for place, sign in enumerate(text):
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(sign, 0)
+        if sign == at and depth == 0:
+            parts.append(source[begin:place])
+            begin = place + 1
+    return [*parts, source[begin:]]
+
+
+def _without_literals(source: str) -> str:
+    return LITERAL.sub(lambda found: " " * len(found[0]), source)

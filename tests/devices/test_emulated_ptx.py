@@ -1,0 +1,129 @@
+"""Inline PTX on the emulated device: the instructions that it has do what a GPU's do, and others are unsupported."""
+
+import pytest
+import torch
+from device_kernels import rejected, run, single
+
+from archive.records import Outcome
+from evolve.devices.emulated import ptx
+from evolve.devices.emulated.device import EmulatedDevice
+from evolve.devices.source_text import masked
+
+MMA = """
+    const int g = threadIdx.x / 4, t = threadIdx.x % 4;
+    float d[4] = {c[g * 8 + 2 * t], c[g * 8 + 2 * t + 1], c[(g + 8) * 8 + 2 * t], c[(g + 8) * 8 + 2 * t + 1]};
+    unsigned p[4], q[2];
+    for (int i = 0; i < 4; ++i) p[i] = WORD(a, g + i % 2 * 8, t + i / 2 * 4);
+    for (int i = 0; i < 2; ++i) q[i] = WORD(b, g, t + i * 4);
+    asm volatile("mma.sync.aligned.SHAPE.row.col.f32.TYPES.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "r"(q[0]), "r"(q[1]));
+    for (int i = 0; i < 4; ++i) y[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = d[i];"""
+WORDS = "#define WORD(of, row, word) reinterpret_cast<const unsigned*>(of)[(row) * 8 + word]\n"
+SINGLES = "#define WORD(of, row, word) __float_as_uint(of[(row) * 8 + word])\n"
+SHARED = "__shared__ alignas(16) unsigned short tile[32][8];\n"
+FILL = f"{SHARED}for (int i = 0; i < 8; ++i) tile[threadIdx.x][i] = 8 * threadIdx.x + i;\n__syncthreads();\n"
+AT = "(unsigned)__cvta_generic_to_shared"
+
+
+@pytest.fixture(scope="module")
+def device() -> EmulatedDevice:
+    return EmulatedDevice()
+
+
+@pytest.mark.parametrize(
+    ("shape", "types", "name", "dtype"),
+    [
+        ("m16n8k16", "bf16.bf16", "__nv_bfloat16", torch.bfloat16),
+        ("m16n8k16", "f16.f16", "__half", torch.float16),
+        ("m16n8k8", "tf32.tf32", "float", torch.float32),
+    ],
+)
+def test_a_product_on_tensor_cores_is_the_product_of_the_tiles(
+    device: EmulatedDevice, shape: str, types: str, name: str, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    depth = int(shape.rpartition("k")[2])
+    a, b = (torch.randn(rows, depth).to(torch.bfloat16).to(dtype) for rows in (16, 8))
+    c, y = torch.randn(16, 8), torch.zeros(16, 8)
+    kernel = single(
+        MMA.replace("SHAPE", shape).replace("TYPES", types),
+        f"const {name}* a, const {name}* b, const float* c, float* y",
+    )
+    entry = kernel.index('extern "C"')
+    run(device, kernel[:entry] + (SINGLES if depth == 8 else WORDS) + kernel[entry:], {"a": a, "b": b, "c": c, "y": y})
+    torch.testing.assert_close(y, c + a.float() @ b.float().T, atol=1e-5, rtol=1e-5)
+
+
+def test_tf32_ignores_the_last_13_bits(device: EmulatedDevice) -> None:
+    a, b = torch.full((16, 8), 1 + 2.0**-11), torch.ones(8, 8)
+    kernel = single(
+        MMA.replace("SHAPE", "m16n8k8").replace("TYPES", "tf32.tf32"),
+        "const float* a, const float* b, const float* c, float* y",
+    )
+    y, entry = torch.zeros(16, 8), kernel.index('extern "C"')
+    run(device, kernel[:entry] + SINGLES + kernel[entry:], {"a": a, "b": b, "c": torch.zeros(16, 8), "y": y})
+    assert y.unique().tolist() == [8.0]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_ldmatrix_hands_out_four_matrices(device: EmulatedDevice, transposed: bool) -> None:
+    name = f"ldmatrix.sync.aligned.m8n8.x4{'.trans' if transposed else ''}.shared.b16"
+    body = f"""{FILL}unsigned r[4];
+    asm volatile("{name} {{%0,%1,%2,%3}}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"({AT}(tile[threadIdx.x])));
+    for (int i = 0; i < 4; ++i) y[8 * threadIdx.x + 2 * i] = r[i] & 0xffff;
+    for (int i = 0; i < 4; ++i) y[8 * threadIdx.x + 2 * i + 1] = r[i] >> 16;"""
+    y = torch.zeros(32, 4, 2, dtype=torch.int32)
+    run(device, single(body, "int* y"), {"y": y})
+    matrices = torch.arange(256, dtype=torch.int32).reshape(4, 8, 8)
+    if transposed:
+        matrices = matrices.transpose(1, 2)
+    assert torch.equal(y, matrices.reshape(4, 32, 2).transpose(0, 1))
+
+
+@pytest.mark.parametrize("memory", ["static", "dynamic"])
+def test_cp_async_copies_to_shared_memory_and_fills_up_with_zeros(device: EmulatedDevice, memory: str) -> None:
+    declared = "__shared__ uint4 tile[32];" if memory == "static" else "extern __shared__ uint4 tile[];"
+    body = f"""{declared}
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"({AT}(tile + threadIdx.x)),
+                 "l"(x + 4 * threadIdx.x), "r"(threadIdx.x < 31 ? 16 : 8) : "memory");
+    asm volatile("cp.async.commit_group;\\n" "cp.async.wait_group %0;" ::"n"(0) : "memory");
+    __syncthreads();
+    for (int i = threadIdx.x; i < 128; i += 32) y[i] = reinterpret_cast<int*>(tile)[i];"""
+    x, y = torch.arange(128, dtype=torch.int32), torch.full((128,), 9, dtype=torch.int32)
+    run(
+        device,
+        single(body, "const int* x, int* y", more="shared = 512" if memory == "dynamic" else ""),
+        {"x": x, "y": y},
+    )
+    assert y.tolist() == [*range(126), 0, 0]
+
+
+def test_an_asynchronous_copy_to_a_misaligned_address_fails(device: EmulatedDevice) -> None:
+    body = f"""__shared__ int tile[64];
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"({AT}(tile + 1)), "l"(x) : "memory");"""
+    error = rejected(device, single(body, "const int* x"), {"x": torch.zeros(64, dtype=torch.int32)})
+    assert (error.outcome, "misaligned" in error.log) == (Outcome.LAUNCH_ERROR, True)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        'asm volatile("cp.async.commit_group; membar.gl;");',
+        'asm volatile("cp.async.bulk.commit_group;");',
+        'asm("mov.u32 %0, %clock;" : "=r"(y[0]));',
+        'asm volatile("cp.async.wait_group %1;" ::"n"(0));',
+        'asm goto("cp.async.wait_all;");',
+    ],
+)
+def test_a_statement_with_anything_else_is_unsupported(device: EmulatedDevice, statement: str) -> None:
+    error = rejected(device, single(statement, "int* y"), {"y": torch.zeros(32, dtype=torch.int32)})
+    assert error.outcome == Outcome.UNSUPPORTED
+
+
+def test_a_translated_statement_keeps_the_number_of_lines() -> None:
+    source = 'asm volatile(\n    "cp.async.wait_group 1;"\n    :::\n    "memory");\nnext();'
+    ((start, end, text),) = ptx.translated(source, masked(source))
+    assert (source[:start] + text + source[end:]).count("\n") == source.count("\n")
