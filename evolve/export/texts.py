@@ -99,6 +99,8 @@ PyTorch's own error at the same dtype. The sanitizer is NVIDIA's compute-sanitiz
 - Under `torch.use_deterministic_algorithms(True)` or `options(deterministic=True)`, the kernel was found to be
   deterministic. `options(workspace_limit=, allow=, pin=)` restrict the choice further, for a block or with
   `set_options` for the process.
+- With `options(autotune=True)`, like `cudnn.benchmark`, the first call for new sizes times the kernels and PyTorch on
+  this GPU instead, and the fastest runs. The cache on disk keeps it for this GPU, driver, PyTorch and package.
 - In eager code the kernel was faster than eager PyTorch, in a graph of torch.compile faster than that, too. A kernel
   below 60 us must also be launched in less time than PyTorch's takes. Each choice is logged at debug level.
 

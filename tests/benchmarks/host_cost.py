@@ -56,7 +56,12 @@ class NoLaunches:
     def host_us(self) -> Callable[[Callable[[], object]], float]:
         return lambda _: 1.0
 
-    device_us = host_us
+    @property
+    def device_us(self) -> Callable[[Callable[[], object], torch.device], float]:
+        return lambda *_: 1.0
+
+    def described(self, device: torch.device) -> str:
+        return f"no launches on {device}"
 
     def info(self, _device: torch.device) -> DeviceInfo:
         return H200

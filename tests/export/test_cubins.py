@@ -15,7 +15,7 @@ from gpu_records import H200, archive_of, confirmed, everywhere, ops, simple
 from archive.binding import bind
 from evolve.devices.cuda.translation import source
 from evolve.export.package import ExportReport, Packing, export
-from evolve.export.template import cubins, driver, manifest, nvrtc
+from evolve.export.template import cached, cubins, driver, manifest, nvrtc
 from evolve.export.template.calls import MissingError
 from evolve.export.template.cubins import Cubins
 from evolve.export.template.driver import DriverError
@@ -43,7 +43,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counting:
     """A made-up compiler and an empty cache."""
     found = Counting()
     monkeypatch.setattr(cubins, "nvrtc", lambda: found)
-    monkeypatch.setenv(cubins.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(cached.VARIABLE, str(tmp_path / "cache"))
     return found
 
 
@@ -105,7 +105,7 @@ def test_what_was_compiled_once_is_taken_from_the_cache(compiler: Counting) -> N
 @pytest.mark.parametrize("damaged", [b"", b"short", b"x" * 200])
 def test_a_damaged_entry_is_compiled_again(compiler: Counting, damaged: bytes) -> None:
     cubins.compiled("text", "sm_90a")
-    (entry,) = cubins.cache_folder().iterdir()
+    (entry,) = cached.cache_folder().iterdir()
     entry.write_bytes(damaged)
     assert cubins.compiled("text", "sm_90a") == cubins.compiled("text", "sm_90a") == b"cubin of text"
     assert len(compiler.compiled_texts) == 2
@@ -115,7 +115,7 @@ def test_without_permission_every_process_compiles(
     tmp_path: Path, compiler: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(cubins.VARIABLE, str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv(cached.VARIABLE, str(tmp_path / "file" / "cache"))
     assert cubins.compiled("text", "sm_90a") == cubins.compiled("text", "sm_90a")
     assert len(compiler.compiled_texts) == 2
 
@@ -124,13 +124,13 @@ def test_without_permission_every_process_compiles(
 def test_threads_that_read_and_write_one_entry_see_it_whole() -> None:
     def work(number: int) -> bytes:
         if number % 3 == 0:
-            for entry in cubins.cache_folder().glob("*.cubin"):
+            for entry in cached.cache_folder().glob("*.cubin"):
                 entry.write_bytes(b"damaged")
         return cubins.compiled("text", "sm_90a")
 
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(work, range(60))) == {b"cubin of text"}
-    assert not list(cubins.cache_folder().glob("*.part"))
+    assert not list(cached.cache_folder().glob("*.part"))
 
 
 PROCESS = """
@@ -143,7 +143,7 @@ print(len(compiled(open(sys.argv[1]).read(), "sm_90a")))
 @pytest.mark.exhaustive
 def test_sixteen_processes_compile_at_once(tmp_path: Path) -> None:
     (tmp_path / "text").write_text(TEXT)
-    environment = {**os.environ, cubins.VARIABLE: str(tmp_path / "cache")}
+    environment = {**os.environ, cached.VARIABLE: str(tmp_path / "cache")}
     command = [sys.executable, "-c", PROCESS, str(tmp_path / "text")]
     running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(16)]
     assert len({process.communicate()[0] for process in running}) == 1
@@ -183,7 +183,7 @@ def test_the_cubins_of_an_export_are_the_compilers(tmp_path: Path, monkeypatch: 
         nvrtc.nvrtc()
     except MissingError as error:
         pytest.skip(str(error))
-    monkeypatch.setenv(cubins.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(cached.VARIABLE, str(tmp_path / "cache"))
     exported(tmp_path)
     (kernel,) = manifest.read(tmp_path / "out/primitives")["softmax"].kernels
     files = [tmp_path / "out/primitives" / one.file for one in kernel.cubins]

@@ -31,7 +31,7 @@ def kinds(folder: Path, machine: EmulatedMachine) -> dict[str, Any]:
 
 def fast(ours_us: float = 5.0, theirs_us: float = 9.0) -> EmulatedMachine:
     taken = itertools.cycle((ours_us, theirs_us))
-    return EmulatedMachine(device_us=lambda _: next(taken))
+    return EmulatedMachine(device_us=lambda *_: next(taken))
 
 
 def parameters() -> list[nn.Parameter]:
@@ -113,7 +113,8 @@ def test_the_trial_of_a_size_changes_neither_parameters_nor_state(tmp_path: Path
     before = param.detach().clone()
     param.grad = torch.zeros_like(param)
 
-    def timed(call: Any) -> float:
+    def timed(call: Any, device: torch.device) -> float:
+        assert device == param.device
         call()
         calls.append(torch.equal(param, before))
         return float(len(calls))

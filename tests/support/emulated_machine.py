@@ -56,10 +56,13 @@ class EmulatedMachine:
     launched: list[str] = field(default_factory=list)
     # A made-up time of the host: calls of the emulated device are not launches.
     host_us: Callable[[Callable[[], object]], float] = field(default=lambda _: 5.0)
-    device_us: Callable[[Callable[[], object]], float] = field(default=lambda _: 5.0)
+    device_us: Callable[[Callable[[], object], torch.device], float] = field(default=lambda *_: 5.0)
 
     def info(self, _device: torch.device) -> DeviceInfo:
         return replace(H200, sms=4, shared_bytes=DEVICE.info.shared_bytes)
+
+    def described(self, device: torch.device) -> str:
+        return f"emulated on {device}"
 
     def capturing(self, _device: torch.device) -> bool:
         return False

@@ -31,6 +31,16 @@ class Question:
     compiled: bool = False  # within torch.compile, whose code is then the alternative
     sizes: frozenset[str] = frozenset()  # parameters that are the size of a tensor, such as `k` of topk
 
+    @property
+    def tunes(self) -> bool:
+        """Whether times here decide."""
+        return self.options.autotune and not self.compiled and not self.options.pinned(self.op)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether kernels may be tried that did not win."""
+        return self.tunes or bool(self.options.pinned(self.op))
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -42,36 +52,44 @@ class Choice:
 
 
 def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Question) -> Iterator[Choice]:
-    """Yield the kernels to try, best first, then raise a NoKernelError that says why each was refused."""
+    """Yield the kernels to try, best first, then raise a NoKernelError that says why each was refused.
+
+    With autotuning all that may run are tried, or else those up to the nearest size at which PyTorch was the fastest.
+    """
     if refusal := question.options.refusal(question.op):
         raise NoKernelError(refusal)
-    pinned, faster = question.options.pinned(question.op), "torch.compile" if question.compiled else "PyTorch"
+    free, faster = question.is_free, "torch.compile" if question.compiled else "PyTorch"
     refusals: list[str] = []
     tried: set[str] = set()
     for shipped, measured in _ranked(_comparable(entry, question), question):
-        if not pinned and (shipped is None or not measured.beats_pytorch(compiled=question.compiled)):
+        if not free and (shipped is None or not measured.beats_pytorch(compiled=question.compiled)):
             raise NoKernelError(f"{faster} was the fastest at {measured.times.workload}, the nearest that was measured")
         if shipped is None or shipped.id in tried:
             continue
         tried.add(shipped.id)
-        if refusal := _refused(shipped, measured, question):
-            refusals.append(f"{shipped.id} {refusal}")
-            continue
-        try:
-            if accepts(kernels[shipped.id], question.point):
-                bound = bind(kernels[shipped.id], question.point)
-                if (limit := question.options.workspace_limit) is not None and _workspace(bound) > limit:
-                    refusals.append(
-                        f"{shipped.id} needs {_workspace(bound)} bytes of workspace, and {limit} are allowed"
-                    )
-                    continue
-                yield Choice(shipped, measured, bound)
-                refusals.append(f"{shipped.id} exceeds a limit of this device")
-            else:
-                refusals.append(f"{shipped.id} does not accept {question.workload.key}")
-        except (IllegalError, PlanError) as error:
-            refusals.append(f"{shipped.id} cannot be launched here: {error}")
-    raise NoKernelError("; ".join(dict.fromkeys(refusals)))
+        found = _choice(shipped, measured, kernels[shipped.id], question)
+        if isinstance(found, str):
+            refusals.append(f"{shipped.id} {found}")
+        else:
+            yield found
+            refusals.append(f"{shipped.id} exceeds a limit of this device")
+    raise NoKernelError("; ".join(dict.fromkeys(refusals)) or "PyTorch was the fastest at every measured size")
+
+
+def _choice(shipped: Shipped, measured: Measured, kernel: Kernel, question: Question) -> Choice | str:
+    """Return the choice of a kernel, or why it cannot be chosen."""
+    if refusal := _refused(shipped, measured, question):
+        return refusal
+    try:
+        if not accepts(kernel, question.point):
+            return f"does not accept {question.workload.key}"
+        bound = bind(kernel, question.point)
+    except (IllegalError, PlanError) as error:
+        return f"cannot be launched here: {error}"
+    limit = question.options.workspace_limit
+    if limit is not None and _workspace(bound) > limit:
+        return f"needs {_workspace(bound)} bytes of workspace, and {limit} are allowed"
+    return Choice(shipped, measured, bound)
 
 
 def _refused(shipped: Shipped, measured: Measured, question: Question) -> str:

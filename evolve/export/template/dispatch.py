@@ -3,7 +3,7 @@
 import logging
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,15 +21,16 @@ from evolve.export.template.calls import (
     parameter_fault,
     workload_of,
 )
-from evolve.export.template.choosing import Question, choices
+from evolve.export.template.choosing import Choice, Question, choices
 from evolve.export.template.folding import Folds, Shape, as_kernel_reads, folds, takes_more_dims
 from evolve.export.template.free import free_for_kernel, free_for_sizes
 from evolve.export.template.gradients import DIVIDE, Differentiable, Gradients, Step
 from evolve.export.template.launching import Gpus, Launchable, Machine, Tensors
 from evolve.export.template.manifest import ExportedEntry, Measured
 from evolve.export.template.options import current
+from evolve.export.template.tuning import MOST_TIMED, Tuned, name_of, remember, remembered, timed
 from evolve.op_on_device import point
-from reference_ops.op import Number, Op
+from reference_ops.op import Number, Op, Workload
 
 EAGER, COMPILED = "eager", "compiled"  # where a call is made: this decides what a kernel must beat
 CAPTURING = (
@@ -210,22 +211,56 @@ class Primitive:
 
     def _chosen(self, question: Question, views: Tensors, found: Folds) -> Decision:
         workload, device = question.workload, views[0].device
+        tuned = self._tuned(question, views, found) if question.tunes else None
+        if tuned and not tuned.kernel:
+            raise NoKernelError(str(tuned))
         for choice in choices(self.entry, self._kernels, question):
-            try:
-                ready = self.machine.prepare(self.op, workload, choice.bound, device)
-            except MissingError:
-                raise
-            except NoKernelError:
+            if tuned and choice.shipped.id != tuned.kernel:
                 continue
-            measured, reason = choice.measured, _reason(choice.measured, question)
-            if fault := self._costs_more(ready, measured, question, views):
+            if not (ready := self._prepared(choice, workload, device)):
+                continue
+            times = choice.measured.times
+            if not tuned and (fault := self._costs_more(ready, choice.measured, question, views)):
                 raise NoKernelError(fault)
             shapes = [(spec, self.op.shape(spec, workload)) for spec in self.op.outputs]
             outputs = tuple(found.unfolded(*pair) for pair in shapes) if found.leading is not None else None
-            saves_us = measured.times.eager_us - measured.times.median_us
-            sizes = self.op.sizes(workload)
-            return Decision(reason, choice.shipped.id, ready, sizes, found.inputs, outputs, saves_us)
+            saves_us = tuned.saves_us if tuned else times.eager_us - times.median_us
+            reason = str(tuned) if tuned else _reason(choice.measured, question)
+            return Decision(reason, choice.shipped.id, ready, self.op.sizes(workload), found.inputs, outputs, saves_us)
         raise AssertionError("`choices` must end with a NoKernelError")
+
+    def _tuned(self, question: Question, views: Tensors, found: Folds) -> Tuned:
+        """Return which kernel is the fastest here, or that PyTorch is: from the cache, or by timing all of them."""
+        device, parameters = views[0].device, dict(question.workload.parameters)
+        facts = (self.op.name, question.workload, question.options, question.options.is_deterministic)
+        name = name_of(*facts, self.machine.described(device))
+        if (known := remembered(name)) and known.kernel in {"", *self._kernels}:
+            return known
+        kernels: dict[str, Callable[[], object]] = {}
+        try:
+            for choice in choices(self.entry, self._kernels, question):
+                if ready := self._prepared(choice, question.workload, device):
+                    decision = Decision("", ready=ready, inputs=found.inputs)
+                    kernels[choice.shipped.id] = partial(_launched, decision, parameters, views)
+                if len(kernels) == MOST_TIMED:
+                    break
+        except NoKernelError:
+            if not kernels:
+                raise
+        with torch.no_grad():
+            device_us = self.machine.device_us
+            fastest = timed(kernels, lambda: self.pytorch(views, parameters), lambda call: device_us(call, device))
+        remember(name, fastest)
+        return fastest
+
+    def _prepared(self, choice: Choice, workload: Workload, device: torch.device) -> Launchable | None:
+        """Return the kernel, compiled; None if these sizes exceed a limit of the device."""
+        try:
+            return self.machine.prepare(self.op, workload, choice.bound, device)
+        except MissingError:
+            raise
+        except NoKernelError:
+            return None
 
     def _costs_more(self, ready: Launchable, measured: Measured, question: Question, views: Tensors) -> str:
         """Return why a short kernel does not pay: the host may take longer to launch it than to call PyTorch."""

@@ -10,8 +10,9 @@ import math
 import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from evolve.devices.device import RejectedError
 from evolve.export.template.calls import MissingError
 
 LIBRARY = "libcuda.so.1"
+OWN_VERSION = Path("/sys/module/nvidia/version")
 DEFAULT_SHARED_BYTES = 48 * 1024
 STATIC_SHARED, MOST_SHARED = 1, 8  # attributes of functions: CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, ...MAX_DYNAMIC...
 COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
@@ -186,6 +188,16 @@ def driver() -> ctypes.CDLL:
     if missing := [name for name in NEEDED if not hasattr(found, name)]:
         raise MissingError(f"the NVIDIA driver is too old: it has no {missing[0]}")
     return found
+
+
+@cache
+def version() -> str:
+    """Return the driver's version: the one of CUDA that it offers, and its own where the system tells it."""
+    offered = ctypes.c_int()
+    checked(driver().cuDriverGetVersion(ctypes.byref(offered)), "the driver has no version")
+    with suppress(OSError):
+        return f"{offered.value} {OWN_VERSION.read_text(encoding='ascii').strip()}"
+    return str(offered.value)
 
 
 class Module:

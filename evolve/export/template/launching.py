@@ -49,8 +49,11 @@ class Machine(Protocol):
         """Return the time that the host needs to enqueue a call."""
 
     @property
-    def device_us(self) -> Callable[[Callable[[], object]], float]:
-        """Return the time that a call takes until the device has finished."""
+    def device_us(self) -> Callable[[Callable[[], object], torch.device], float]:
+        """Return the time between the start and the end of a call on a device, which may wait for the host."""
+
+    def described(self, device: torch.device) -> str:
+        """Return what times depend on: the device, its driver, and the versions of PyTorch and of the package."""
 
     def info(self, device: torch.device) -> DeviceInfo:
         """Return the facts about a device that plans, the compiler and the table need."""
@@ -149,6 +152,7 @@ class Gpus:
 
     cubins: Mapping[str, ShippedCubin] = field(default_factory=dict)
     folder: Path = Path()
+    version: str = ""  # of the package
     device_type: str = "cuda"
 
     def info(self, device: torch.device) -> DeviceInfo:
@@ -159,8 +163,13 @@ class Gpus:
         return host_us
 
     @property
-    def device_us(self) -> Callable[[Callable[[], object]], float]:
+    def device_us(self) -> Callable[[Callable[[], object], torch.device], float]:
         return device_us
+
+    def described(self, device: torch.device) -> str:
+        from evolve.export.template.driver import version
+
+        return f"{self.info(device).name}, driver {version()}, PyTorch {torch.__version__}, package {self.version}"
 
     def capturing(self, device: torch.device) -> bool:
         with torch.cuda.device(device):
@@ -197,17 +206,18 @@ def host_us(call: Callable[[], object]) -> float:
     return min(times) / 1000
 
 
-def device_us(call: Callable[[], object]) -> float:
+def device_us(call: Callable[[], object], device: torch.device) -> float:
     """Return the median of a few times in microseconds between events round a call."""
     times: list[float] = []
-    call()
-    for _ in range(DEVICE_CALLS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+    with torch.cuda.device(device):
         call()
-        end.record()
-        end.synchronize()
-        times.append(1000 * start.elapsed_time(end))
+        for _ in range(DEVICE_CALLS):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            times.append(1000 * start.elapsed_time(end))
     return statistics.median(times)
 
 

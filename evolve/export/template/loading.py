@@ -55,7 +55,7 @@ class Primitives(Mapping[str, Primitive]):
         self._entries = manifest.entries(content.decode(), folder)
         self._folder = folder
         self.digest = digest
-        self._machine = machine or Gpus(self._entries.cubins, folder)
+        self._machine = machine or Gpus(self._entries.cubins, folder, digest)
         self._ops = Ops(package, self._entries.modules)
         self.made: dict[str, Primitive] = {}
         self._lock = threading.RLock()

@@ -59,7 +59,8 @@ class _Steps:
         settings = {name: value for name, value in optimizer.defaults.items() if name in _arguments(kind)}
         theirs: Any = kind([param], **copy.deepcopy(settings))
         time = self._primitive.machine.device_us
-        return time(lambda: self._stepped(ours, ours, given)) < time(theirs.step)
+        device = param.device
+        return time(lambda: self._stepped(ours, ours, given), device) < time(theirs.step, device)
 
 
 class AdamW(torch.optim.AdamW):

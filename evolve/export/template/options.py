@@ -18,6 +18,7 @@ class Options:
     workspace_limit: int | None = None  # most bytes of scratch memory
     allow: frozenset[str] | None = None  # ops that may use kernels; None: all
     pin: tuple[tuple[str, str], ...] = ()  # by op: the id of the only kernel to run, or PYTORCH
+    autotune: bool = False  # whether the first call for new sizes times the kernels here
 
     @property
     def is_deterministic(self) -> bool:
@@ -34,7 +35,9 @@ class Options:
         return f"the options pin {op} to PyTorch" if self.pinned(op) == PYTORCH else ""
 
 
-_of_process = [Options()]
+# Each combination exists once, so that calls may compare by identity.
+_known: dict[Options, Options] = {}
+_of_process = [_known.setdefault(Options(), Options())]
 _of_block: ContextVar[Options | None] = ContextVar("options", default=None)
 
 
@@ -49,13 +52,16 @@ def options(
     workspace_limit: int | None = None,
     allow: Collection[str] | None = None,
     pin: Mapping[str, str] | None = None,
+    autotune: bool | None = None,
 ) -> Iterator[None]:
     """Choose which kernels may run in a block: `with options(deterministic=True): ...`.
 
     `workspace_limit` bounds a kernel's scratch memory in bytes. `allow` names the ops that may use kernels. `pin` gives
-    the kernel's id for an op, or "pytorch". What is not given stays as it is outside of the block.
+    the kernel's id for an op, or "pytorch". With `autotune`, the first call for new sizes times the kernels and PyTorch
+    on this GPU, and the cache on disk keeps which was the fastest. What is not given stays as it is outside of the
+    block.
     """
-    token = _of_block.set(_changed(deterministic, workspace_limit, allow, pin))
+    token = _of_block.set(_changed(deterministic, workspace_limit, allow, pin, autotune))
     try:
         yield
     finally:
@@ -68,10 +74,12 @@ def set_options(
     workspace_limit: int | None = None,
     allow: Collection[str] | None = None,
     pin: Mapping[str, str] | None = None,
+    autotune: bool | None = None,
 ) -> None:
     """Choose which kernels may run in this process, as `options` does for a block. Without arguments, all may again."""
-    given = (deterministic, workspace_limit, allow, pin)
-    _of_process[0] = Options() if all(value is None for value in given) else _changed(*given)
+    given = (deterministic, workspace_limit, allow, pin, autotune)
+    found = Options() if all(value is None for value in given) else _changed(*given)
+    _of_process[0] = _known.setdefault(found, found)
 
 
 def _changed(
@@ -79,6 +87,7 @@ def _changed(
     workspace_limit: int | None,
     allow: Collection[str] | None,
     pin: Mapping[str, str] | None,
+    autotune: bool | None,
 ) -> Options:
     found = current()
     if deterministic is not None:
@@ -89,4 +98,6 @@ def _changed(
         found = replace(found, allow=frozenset(allow))
     if pin is not None:
         found = replace(found, pin=tuple(sorted({**dict(found.pin), **pin}.items())))
-    return found
+    if autotune is not None:
+        found = replace(found, autotune=autotune)
+    return _known.setdefault(found, found)

@@ -3,6 +3,7 @@
 import argparse
 import random
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from evolve.export.template.dispatch import Primitive
 from evolve.export.template.functions import Function, Functions
+from evolve.export.template.options import options
 from evolve.export.template.recipes import DTYPES, RECIPES, Draw, Drawn
 from reference_ops.inputs import inputs_at
 from reference_ops.op import Op, Workload
@@ -22,6 +24,9 @@ from reference_ops.precision import TORCH_DTYPES
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
 MOST_ELEMENTS = 1 << 24  # of a tensor at a measured size
 FP8_STEP, FP8_LEAST = 2**-2, 2**-9  # one step of the coarser type, and the least number of the finer one
+STEP = 1e-2  # of differences in float32
+MOST_WORKLOADS = 3  # of each kind
+NO_KERNEL = "it has no kernel"
 OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
@@ -178,23 +183,86 @@ def empty_inputs(function: Function, setting: Setting) -> str:
     return ""
 
 
-def measured_sizes(primitive: Primitive, setting: Setting) -> str:
-    """Compare a kernel with PyTorch at its own sizes; two runs of a deterministic kernel must agree in every bit."""
-    inputs, parameters = _with_kernel(primitive, setting)
-    found = primitive.explain(inputs, parameters).kernel
-    outputs = _run(primitive, inputs, parameters)
-    dtype = next(x.dtype for spec, x in zip(primitive.op.inputs, inputs, strict=True) if not spec.dtype)
-    pairs = zip(primitive.op.outputs, outputs, primitive.pytorch(inputs, parameters), strict=True)
+def finite_differences(function: Function, setting: Setting) -> str:
+    """Compare gradients with differences of results (`torch.autograd.gradcheck`) where PyTorch's pass, in float32."""
+    done = 0
+    for given, dtype in _calls(function, setting):
+        if dtype is not torch.float32 or not any(x.is_floating_point() for x in tensors(given.arguments)):
+            continue
+        if _differences_agree(function.form.pytorch, given):
+            if not _differences_agree(function, given):
+                raise AssertionError("differences of results are not the gradients, and PyTorch's are")
+            done += 1
+    if not done:
+        raise LeftOutError("PyTorch's gradients do not pass, or there are none")
+    return f"{done} calls"
+
+
+def _differences_agree(function: Callable[..., Any], given: Drawn) -> bool:
+    flat = list(tensors(given.arguments))
+    learned = [learning(Drawn((x.clone(),), {})).arguments[0] for x in flat]
+
+    def called(*values: Tensor) -> Any:
+        places = iter(values)
+        found = function(*mapped(given.arguments, lambda _: next(places)), **given.named)
+        return tuple(out for out in tensors(found) if out.is_floating_point())
+
+    steps: dict[str, Any] = {"eps": STEP, "atol": 2e-2, "rtol": 5e-2, "nondet_tol": 1e-3}
+    try:
+        return torch.autograd.gradcheck(called, learned, **steps, raise_exception=False, fast_mode=True)
+    except (RuntimeError, ValueError):  # nothing to differentiate
+        return False
+
+
+def every_kernel(primitive: Primitive, setting: Setting) -> str:
+    """Compare each kernel with PyTorch at sizes that it accepts, and PyTorch's result at others.
+
+    Two runs of a deterministic kernel must agree in every bit.
+    """
+    if not primitive.entry.kernels:
+        raise LeftOutError(NO_KERNEL)
+    counts = Counter[str]()
+    reason = ""
+    for shipped in primitive.entry.kernels:
+        with options(pin={primitive.op.name: shipped.id}):
+            for workload in _workloads(primitive.op, setting):
+                inputs, parameters = _at(primitive.op, workload, setting)
+                found = primitive.explain(inputs, parameters)
+                _compared(primitive, inputs, parameters, workload)
+                counts["inside" if found.kernel else "outside"] += 1
+                reason = reason or ("" if found.kernel else found.reason)
+                if found.kernel and all(one.deterministic for one in shipped.measured):
+                    _repeated(primitive, inputs, parameters, found.kernel)
+                    counts["repeated"] += 1
+    if not counts["inside"]:
+        raise LeftOutError(reason)
+    return ", ".join(f"{count} {what}" for what, count in counts.items())
+
+
+def _compared(primitive: Primitive, inputs: tuple[Tensor, ...], parameters: dict[str, Any], workload: Workload) -> None:
+    dtype = TORCH_DTYPES[workload.dtype]
+    pairs = zip(primitive.op.outputs, primitive(inputs, parameters), primitive.pytorch(inputs, parameters), strict=True)
     for spec, out, expected in pairs:
         if spec.name not in primitive.op.baseline_free:
-            close(out, expected, dtype, tf32=primitive.op.tf32)
-    shipped = next(one for one in primitive.entry.kernels if one.id == found)
-    if not all(one.deterministic for one in shipped.measured):
-        return f"kernel {found}"
-    for first, again in zip(outputs, _run(primitive, inputs, parameters), strict=True):
-        if not torch.equal(_bits(first), _bits(again)):
-            raise AssertionError(f"kernel {found} is said to be deterministic, and two runs differ")
-    return f"kernel {found}, the same in every bit when repeated"
+            try:
+                close(out, expected, dtype, tf32=primitive.op.tf32)
+            except AssertionError as error:
+                raise AssertionError(f"{spec.name} at {workload.key}: {error}") from error
+
+
+def _repeated(primitive: Primitive, inputs: tuple[Tensor, ...], parameters: dict[str, Any], kernel: str) -> None:
+    first, second = (_run(primitive, inputs, parameters) for _ in range(2))
+    if not all(torch.equal(_bits(one), _bits(again)) for one, again in zip(first, second, strict=True)):
+        raise AssertionError(f"kernel {kernel} is said to be deterministic, and two runs differ")
+
+
+def _workloads(op: Op, setting: Setting) -> list[Workload]:
+    """Return sizes of every kind at which an op is tested: awkward, small, and on a GPU those of models."""
+    listed = [*op.awkward[:MOST_WORKLOADS], *op.emulated[:MOST_WORKLOADS]]
+    if setting.device.type == "cuda":
+        fitting = [one for one in op.gpu if op.largest_tensor(one) <= MOST_ELEMENTS]
+        listed += sorted(fitting, key=op.largest_tensor, reverse=True)[:MOST_WORKLOADS]
+    return listed
 
 
 def another_stream(primitive: Primitive, setting: Setting) -> str:
@@ -305,7 +373,7 @@ def _with_kernel(primitive: Primitive, setting: Setting) -> tuple[tuple[Tensor, 
     """Return arguments for which a kernel runs: at a measured size, if that is not too large."""
     op = primitive.op
     if not primitive.entry.kernels:
-        raise LeftOutError("it has no kernel")
+        raise LeftOutError(NO_KERNEL)
     reason = ""
     for workload in sorted((*op.gpu, *op.emulated), key=op.largest_tensor, reverse=True):
         if op.largest_tensor(workload) <= MOST_ELEMENTS and (setting.device.type == "cuda" or workload in op.emulated):
@@ -337,9 +405,14 @@ def _tried(check: str, subject: str, run: Callable[[], str]) -> Result:
         return Result(check, subject, FAILED, f"{type(error).__name__}: {error}")
 
 
-OF_FUNCTIONS = {"random calls": random_calls, "gradients": gradients, "empty inputs": empty_inputs}
+OF_FUNCTIONS = {
+    "random calls": random_calls,
+    "gradients": gradients,
+    "differences": finite_differences,
+    "empty inputs": empty_inputs,
+}
 OF_KERNELS = {
-    "measured sizes": measured_sizes,
+    "every kernel": every_kernel,
     "another stream": another_stream,
     "capture and replay": capture_and_replay,
     "second device": second_device,
