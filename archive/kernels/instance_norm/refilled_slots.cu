@@ -27,18 +27,26 @@ rounds = "ceil_div(count, max(1, min(count, sms * per_sm // first_parts)))"
 teams = "ceil_div(count, rounds)"
 parts = "max(first_parts, min(sms * per_sm // teams, total // (threads * PACKS)))"
 share = "ceil_div(total, parts)"
+several = "min(1, parts - 1)"
 
 [workspace]
-met = { shape = ["count", "parts", 2], dtype = "float64" }
-arrived = { shape = ["count"], dtype = "int32", zero = true }
+met = { shape = ["count * several", "parts", 2], dtype = "float64" }
+arrived = { shape = ["count * several"], dtype = "int32", zero = true }
 
 [[launch]]
 entry = "instance_norm_sets"
-grid = ["teams * parts"]
+grid = ["teams * parts * several"]
 block = ["threads"]
 shared = "share * 16"
 args = ["x", "weight", "bias", "out", "mean", "rstd", "met", "arrived", "eps"]
 cooperative = true
+
+[[launch]]
+entry = "instance_norm_sets"
+grid = ["teams * (1 - several)"]
+block = ["threads"]
+shared = "share * 16"
+args = ["x", "weight", "bias", "out", "mean", "rstd", "met", "arrived", "eps"]
 ---*/
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
