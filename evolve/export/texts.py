@@ -107,7 +107,8 @@ PyTorch's own error at the same dtype. The sanitizer is NVIDIA's compute-sanitiz
 Compiled kernels (cubins) come with the package for the GPUs and sizes that were measured. For other sizes a kernel is
 compiled at the first call that needs it, in a few hundredths of a second, and kept in a cache on disk:
 `~/.cache/evolve-primitives`, or the folder in `EVOLVE_CUBINS`. You can delete it at any time.
-Before you capture a CUDA graph, make the same call once. Otherwise the graph captures PyTorch, with a warning.
+A first call while a CUDA graph is captured loads the kernel, too, without counting the host's time. Drivers before CUDA
+12.3 cannot do that: the graph captures PyTorch, with a warning, unless you made the same call once before.
 Where PyTorch runs, it runs what the kernels were timed against. Where an op leaves a choice, such as the order of equal
 values, PyTorch and a kernel may choose differently.
 If a chosen kernel fails to compile or to launch, the call raises an error. PyTorch does not replace it.

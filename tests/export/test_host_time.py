@@ -1,7 +1,7 @@
 """Choices that count the host's time: a kernel whose launch takes longer than PyTorch's call does not run."""
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,7 @@ import torch
 from emulated_machine import EmulatedMachine, portable, primitives, winning
 from gpu_records import duel, times
 
+from evolve.export.template import cached
 from evolve.export.template.dispatch import Primitive
 from evolve.export.template.options import options
 from reference_ops import catalog
@@ -75,3 +76,43 @@ def test_options_change_what_runs_within_their_block_alone(tmp_path: Path) -> No
     assert not machine.launched
     op((X,), {})
     assert len(machine.launched) == 1
+
+
+@dataclass(frozen=True)
+class Capturing(EmulatedMachine):
+    """A machine of which a graph may be captured."""
+
+    now: list[bool] = field(default_factory=lambda: [True])
+
+    def capturing(self, _device: torch.device) -> bool:
+        return self.now[0]
+
+
+def never(*_: object) -> float:
+    raise AssertionError("nothing can be timed while a graph is captured")
+
+
+def test_a_first_call_while_a_graph_is_captured_runs_the_kernel_without_timing_it(tmp_path: Path) -> None:
+    machine = Capturing(host_us=never)
+    op = softmax(tmp_path, machine, median_us=20.0)
+    for _ in range(2):
+        (out,) = op((X,), {})
+        torch.testing.assert_close(out, torch.softmax(X, -1))
+    assert len(machine.launched) == 2
+
+
+def test_what_a_capture_decided_does_not_count_afterwards(tmp_path: Path) -> None:
+    taken = iter((120.0, 10.0))
+    machine = Capturing(host_us=lambda _: next(taken))
+    op = softmax(tmp_path, machine, median_us=20.0)
+    found = []
+    for machine.now[0] in (True, False, True):
+        found.append(bool(op.explain((X,), {}).kernel))
+    assert found == [True, False, True]
+
+
+def test_autotuning_waits_until_nothing_is_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cached.VARIABLE, str(tmp_path / "cache"))
+    machine = Capturing(host_us=never, device_us=never)
+    with options(autotune=True):
+        assert softmax(tmp_path, machine, median_us=20.0).explain((X,), {}).kernel

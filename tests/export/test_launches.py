@@ -228,6 +228,14 @@ def test_modules_are_loaded_whatever_is_captured_elsewhere(fake: FakeDriver) -> 
     assert fake.modes == [0, driver.RELAXED, 0]
 
 
+@pytest.mark.parametrize(("offered", "loads"), [(12020, False), (12030, True), (13000, True)])
+def test_drivers_load_during_a_capture_since_cuda_12_3(
+    monkeypatch: pytest.MonkeyPatch, offered: int, loads: bool
+) -> None:
+    monkeypatch.setattr(driver, "offered", lambda: offered)
+    assert driver.loads_in_captures() == loads
+
+
 def test_a_driver_that_is_too_old_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
     with pytest.raises(MissingError, match="driver is too old: it has no cuLaunchKernelEx"):

@@ -31,6 +31,7 @@ STATIC_SHARED, MOST_SHARED = 1, 8  # attributes of functions: CU_FUNC_ATTRIBUTE_
 COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 NO_CONTEXT = (201, 400)  # this thread has no context, or that of another GPU
 OTHER_CUBIN = (200, 209, 218, 222)  # of another architecture or version than this driver takes
+LOADS_SINCE = 12030  # version of CUDA since which modules can be loaded during a capture
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 NEEDED = ("cuLaunchKernelEx", "cuThreadExchangeStreamCaptureMode")  # functions that old drivers lack
 ADDRESS = struct.Struct("<Q")
@@ -191,13 +192,23 @@ def driver() -> ctypes.CDLL:
 
 
 @cache
+def offered() -> int:
+    """Return the version of CUDA that the driver offers, such as 13000."""
+    found = ctypes.c_int()
+    checked(driver().cuDriverGetVersion(ctypes.byref(found)), "the driver has no version")
+    return found.value
+
+
 def version() -> str:
     """Return the driver's version: the one of CUDA that it offers, and its own where the system tells it."""
-    offered = ctypes.c_int()
-    checked(driver().cuDriverGetVersion(ctypes.byref(offered)), "the driver has no version")
     with suppress(OSError):
-        return f"{offered.value} {OWN_VERSION.read_text(encoding='ascii').strip()}"
-    return str(offered.value)
+        return f"{offered()} {OWN_VERSION.read_text(encoding='ascii').strip()}"
+    return str(offered())
+
+
+def loads_in_captures() -> bool:
+    """Return whether a module can be loaded while a CUDA graph is captured."""
+    return offered() >= LOADS_SINCE
 
 
 class Module:

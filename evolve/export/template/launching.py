@@ -3,6 +3,7 @@
 import statistics
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,7 +15,7 @@ import torch
 from archive.binding import Bound
 from archive.records import DeviceInfo, Outcome
 from evolve.devices.device import RejectedError
-from evolve.export.template.calls import NoKernelError
+from evolve.export.template.calls import MissingError, NoKernelError
 from evolve.export.template.free import Slot, slots
 from evolve.export.template.manifest import ShippedCubin
 from reference_ops.op import Number, Op, TensorSpec, Workload
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 Tensors = tuple[torch.Tensor, ...]
 HOST_CALLS, DEVICE_CALLS = 5, 9
+CAPTURING = (
+    "PyTorch runs, because a CUDA graph is captured, during which drivers before CUDA 12.3 cannot load a kernel; "
+    "call it once before the capture"
+)
 
 
 class KernelError(RuntimeError):
@@ -59,7 +64,7 @@ class Machine(Protocol):
         """Return the facts about a device that plans, the compiler and the table need."""
 
     def capturing(self, device: torch.device) -> bool:
-        """Return whether a graph of this device is being captured, during which nothing can be compiled."""
+        """Return whether a graph of this device is being captured, during which nothing can be timed."""
 
     def prepare(self, op: Op, workload: Workload, bound: Bound, device: torch.device) -> Launchable:
         """Compile and load a kernel. Raise a NoKernelError if these sizes exceed a limit of the device."""
@@ -172,6 +177,8 @@ class Gpus:
         return f"{self.info(device).name}, driver {version()}, PyTorch {torch.__version__}, package {self.version}"
 
     def capturing(self, device: torch.device) -> bool:
+        if torch._C._cuda_getDevice() == device.index:  # noqa: SLF001 - the public way takes a microsecond
+            return torch.cuda.is_current_stream_capturing()
         with torch.cuda.device(device):
             return torch.cuda.is_current_stream_capturing()
 
@@ -179,11 +186,21 @@ class Gpus:
         # The first kernel imports what drives the GPU.
         from evolve.devices.cuda.translation import source
         from evolve.export.template.cubins import Cubins
-        from evolve.export.template.driver import DriverError, despite_captures, driver, program, use_context
+        from evolve.export.template.driver import (
+            DriverError,
+            despite_captures,
+            driver,
+            loads_in_captures,
+            program,
+            use_context,
+        )
         from evolve.export.template.nvrtc import CompileError
 
         info = self.info(device)
         driver()
+        if self.capturing(device) and not loads_in_captures():
+            warnings.warn(f"{op.name}: {CAPTURING}", stacklevel=2)
+            raise MissingError(CAPTURING)
         try:
             images = Cubins(self.folder, self.cubins).images(source(bound), info.arch)
             with torch.cuda.device(device), despite_captures():

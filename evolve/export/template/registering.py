@@ -15,7 +15,8 @@ from torch.library import Library, register_autograd
 from torch.utils._python_dispatch import _disable_current_modes
 
 from evolve.export.template.calls import contiguous_outputs
-from evolve.export.template.dispatch import COMPILED, Primitive
+from evolve.export.template.deciding import COMPILED
+from evolve.export.template.dispatch import Primitive
 from evolve.export.template.folding import MOST_RANK
 from evolve.export.template.gradients import Gradients, Step
 from reference_ops.op import Number, Op

@@ -1,0 +1,223 @@
+"""Decisions: which kernel runs for a workload on a device, compiled, or why PyTorch does."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from archive.kernel import Kernel
+from evolve.export.template.calls import MissingError, NoKernelError, check_outputs, parameter_fault, workload_of
+from evolve.export.template.choosing import Choice, Question, choices
+from evolve.export.template.folding import Folds, Shape, as_kernel_reads, folds
+from evolve.export.template.free import free_for_kernel, free_for_sizes
+from evolve.export.template.launching import Launchable, Machine, Tensors
+from evolve.export.template.manifest import ExportedEntry, Measured
+from evolve.export.template.options import current
+from evolve.export.template.tuning import MOST_TIMED, Tuned, name_of, remember, remembered, timed
+from evolve.op_on_device import point
+from reference_ops.op import Number, Op, Workload
+
+# Where a call is made: this decides what a kernel must beat. While a graph is captured, nothing can be timed.
+EAGER, COMPILED, CAPTURED = "eager", "compiled", "captured"
+SHORT_US = 60.0  # above this, no launch takes longer than its kernel
+
+
+class SlowLaunchError(NoKernelError):
+    """The host takes longer to launch the kernel than to call PyTorch."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Decision for one workload on one device: the compiled kernel, or none if PyTorch runs, and the reason."""
+
+    reason: str
+    kernel: str = ""
+    ready: Launchable | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    inputs: tuple[Shape, ...] = ()  # shapes in which the kernel reads the inputs
+    outputs: tuple[Shape, ...] | None = None  # shapes in which the caller gets the outputs, if they differ
+    saves_us: float = 0.0  # time that the kernel saved at the nearest measured size
+    is_slow_to_launch: bool = (
+        False  # for this reason alone PyTorch runs; a captured graph does not count the host's time
+    )
+
+
+class Decider:
+    """What decides over the calls of one op."""
+
+    def __init__(self, op: Op, entry: ExportedEntry, folder: Path, machine: Machine) -> None:
+        self.op = op
+        self.entry = entry
+        self.machine = machine
+        self._folder = folder
+
+    def decided(self, views: Tensors, parameters: Mapping[str, Number], where: str) -> Decision:
+        """Return the decision for tensors on a device. Compiles a kernel, and times it unless a graph is captured."""
+        try:
+            # PyTorch lacks some ops for tensors without memory; a graph must not capture them.
+            given = _metas(views) if where == CAPTURED else views
+            question, found = self._question(given, views[0].device, parameters, where)
+            return self._chosen(question, views, found, where)
+        except SlowLaunchError as error:
+            return Decision(str(error), is_slow_to_launch=True)
+        except NoKernelError as error:
+            return Decision(str(error))
+
+    def wins(self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number]) -> bool:
+        """Return whether a kernel wins in a compiled graph, for tensors without memory. Compiles nothing."""
+        if device.type != self.machine.device_type or parameter_fault(parameters, self.op):
+            return False
+        try:
+            question, _ = self._question(metas, device, parameters, COMPILED)
+            next(choices(self.entry, self._kernels, question))
+        except NoKernelError:
+            return False
+        return True
+
+    def _question(
+        self, views: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str
+    ) -> tuple[Question, Folds]:
+        """Return what must be decided for these tensors. Raise a NoKernelError if they do not fit the op."""
+        info = self.machine.info(device)
+        with torch.no_grad():
+            found = folds(self.op, [x.shape for x in views])
+            inputs = [x.reshape(shape) for x, shape in zip(views, found.inputs, strict=True)]
+            workload = workload_of(self.op, inputs, parameters)
+            check_outputs(self.op, workload, inputs)
+        question = Question(
+            op=self.op.name,
+            device=info.name,
+            workload=workload,
+            point=point(self.op, workload, info),
+            options=current(),
+            elements=self.op.largest_tensor(workload),
+            free=self._free,
+            sizes=self._sizes,
+            compiled=where == COMPILED,
+        )
+        return question, found
+
+    def _chosen(self, question: Question, views: Tensors, found: Folds, where: str) -> Decision:
+        workload, device = question.workload, views[0].device
+        tuned = self._tuned(question, views, found, where) if question.tunes else None
+        if tuned and not tuned.kernel:
+            raise NoKernelError(str(tuned))
+        for choice in choices(self.entry, self._kernels, question):
+            if tuned and choice.shipped.id != tuned.kernel:
+                continue
+            if not (ready := self._prepared(choice, workload, device)):
+                continue
+            times = choice.measured.times
+            if where == EAGER and not tuned:
+                self._check_launch(ready, choice.measured, question, views)
+            shapes = [(spec, self.op.shape(spec, workload)) for spec in self.op.outputs]
+            outputs = tuple(found.unfolded(*pair) for pair in shapes) if found.leading is not None else None
+            saves_us = tuned.saves_us if tuned else times.eager_us - times.median_us
+            reason = str(tuned) if tuned else _reason(choice.measured, question)
+            return Decision(reason, choice.shipped.id, ready, self.op.sizes(workload), found.inputs, outputs, saves_us)
+        raise AssertionError("`choices` must end with a NoKernelError")
+
+    def _tuned(self, question: Question, views: Tensors, found: Folds, where: str) -> Tuned | None:
+        """Return which kernel is the fastest here, or that PyTorch is: from the cache, or by timing all of them.
+
+        Return None if the cache does not know, and a graph is captured.
+        """
+        device, parameters = views[0].device, dict(question.workload.parameters)
+        facts = (self.op.name, question.workload, question.options, question.options.is_deterministic)
+        name = name_of(*facts, self.machine.described(device))
+        if (known := remembered(name)) and known.kernel in {"", *self._kernels}:
+            return known
+        if where == CAPTURED:
+            return None
+        kernels: dict[str, Callable[[], object]] = {}
+        try:
+            for choice in choices(self.entry, self._kernels, question):
+                if ready := self._prepared(choice, question.workload, device):
+                    decision = Decision("", ready=ready, inputs=found.inputs)
+                    kernels[choice.shipped.id] = partial(launched, decision, parameters, views)
+                if len(kernels) == MOST_TIMED:
+                    break
+        except NoKernelError:
+            if not kernels:
+                raise
+        with torch.no_grad():
+            device_us = self.machine.device_us
+            fastest = timed(
+                kernels, lambda: by_pytorch(self.op, views, parameters), lambda call: device_us(call, device)
+            )
+        remember(name, fastest)
+        return fastest
+
+    def _prepared(self, choice: Choice, workload: Workload, device: torch.device) -> Launchable | None:
+        """Return the kernel, compiled; None if these sizes exceed a limit of the device."""
+        try:
+            return self.machine.prepare(self.op, workload, choice.bound, device)
+        except MissingError:
+            raise
+        except NoKernelError:
+            return None
+
+    def _check_launch(self, ready: Launchable, measured: Measured, question: Question, views: Tensors) -> None:
+        """Raise a SlowLaunchError if the host takes longer to launch a short kernel than to call PyTorch."""
+        times = measured.times
+        if question.options.pinned(self.op.name) or times.median_us > SHORT_US:
+            return
+        parameters = dict(question.workload.parameters)
+        with torch.no_grad():
+            inputs = tuple(map(as_kernel_reads, views, folds(self.op, [x.shape for x in views]).inputs))
+            ours = self.machine.host_us(lambda: ready.launch(inputs, parameters))
+            theirs = self.machine.host_us(lambda: by_pytorch(self.op, inputs, parameters))
+        theirs = max(theirs, times.eager_us)
+        if max(ours, times.median_us) >= theirs:
+            raise SlowLaunchError(f"launching it takes {ours:.0f} us of the host's time, and PyTorch {theirs:.0f} us")
+
+    @cached_property
+    def _kernels(self) -> dict[str, Kernel]:
+        return {shipped.id: shipped.load(self._folder) for shipped in self.entry.kernels}
+
+    @cached_property
+    def _free(self) -> dict[str, frozenset[str]]:
+        """The free parameters of each kernel, and under "" those of PyTorch."""
+        free = {name: free_for_kernel(self.op, kernel) for name, kernel in self._kernels.items()}
+        return {**free, "": free_for_sizes(self.op)}
+
+    @cached_property
+    def _sizes(self) -> frozenset[str]:
+        """The parameters that are the size of a tensor."""
+        dims = {dim for spec in (*self.op.inputs, *self.op.outputs) for dim in spec.dims}
+        return frozenset(self.op.parameters) & dims
+
+    @cached_property
+    def fixed(self) -> tuple[str, ...]:
+        """The parameters that are not free for some kernel. Only on these does a decision depend."""
+        return tuple(name for name in self.op.parameters if not all(name in free for free in self._free.values()))
+
+
+def _reason(measured: Measured, question: Question) -> str:
+    over, speedup = "eager PyTorch", measured.speedup_over_eager
+    if question.compiled:
+        over, speedup = "the best of eager and torch.compile", measured.speedup
+    return f"it was {speedup:.2f} times as fast as {over} at {measured.times.workload} on {measured.device}"
+
+
+def launched(decision: Decision, parameters: Mapping[str, Number], inputs: Tensors) -> Tensors:
+    ready: Any = decision.ready
+    launched: Tensors = ready.launch(tuple(map(as_kernel_reads, inputs, decision.inputs)), parameters)
+    return launched
+
+
+def by_pytorch(op: Op, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
+    """Run PyTorch, as a user would without this package.
+
+    Inputs are made contiguous first, because PyTorch's backward functions do not check that they are.
+    """
+    inputs = tuple(x.contiguous() if isinstance(x, torch.Tensor) else x for x in inputs)
+    outputs = (op.baseline or op.reference)(*inputs, **parameters)
+    return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+
+
+def _metas(views: Tensors) -> Tensors:
+    return tuple(torch.empty(x.shape, dtype=x.dtype, device="meta") for x in views)
