@@ -221,6 +221,8 @@ def every_kernel(primitive: Primitive, setting: Setting) -> str:
     """
     if not primitive.entry.kernels:
         raise LeftOutError(NO_KERNEL)
+    if setting.device.type != primitive.device_type:
+        raise LeftOutError(f"the inputs are on the {setting.device.type.upper()}")
     counts = Counter[str]()
     reason = ""
     for shipped in primitive.entry.kernels:
