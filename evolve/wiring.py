@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from evolve.engines.ray_engine import RayEngine
     from evolve.request import Proposer
 
+CORES_PER_PREPARER = 4  # the others compile and time kernels meanwhile
 DEFAULT_ARCHIVE, IN_MEMORY = Path(".evolve/archive.db"), Path(":memory:")
 # The beginning of an error about a damaged archive.
 DAMAGED = re.compile(r"(?:cannot open )?the archive (.+?)(?: is damaged| cannot be merged|: )")
@@ -59,7 +60,8 @@ def _local(
     policy = policy_of(kind)
     workers = max(1, min(policy.most_workers, cores))
     compilers = max(1, min(policy.most_compilers, cores - 2)) if policy.most_compilers else 0
-    made = LocalEngine(kind, workers, watch, compilers=compilers, cards=cards)
+    preparers = min(policy.most_preparers, cores // CORES_PER_PREPARER)
+    made = LocalEngine(kind, workers, watch, compilers=compilers, cards=cards, preparers=preparers)
     return made, (workers * len(cards) + compilers) + max(1, workers * len(cards))
 
 

@@ -140,6 +140,7 @@ def _show_events(session: Session, events: RunEvents[Event], output: Console) ->
     else:
         log = EventLog(watcher, workloads, meter.started)
         backends.phases.heard = _printing_waits(log, output)
+        backends.phases.found = _printing_found(log, output)
         for event in events:
             for line in log.lines(event):
                 output.print(line, soft_wrap=True)
@@ -175,7 +176,9 @@ def _show_campaign_events(
             op: EventLog(watchers[op], workloads_of(search, backends), meter.started, op)
             for op, search in searches.items()
         }
-        backends.phases.heard = _printing_waits(next(iter(logs.values())), output)
+        first = next(iter(logs.values()))
+        backends.phases.heard = _printing_waits(first, output)
+        backends.phases.found = _printing_found(first, output)
         for event in events:
             if not isinstance(event, Slice):
                 for line in logs[event.op].lines(event):
@@ -191,6 +194,16 @@ def _printing_waits(log: EventLog, output: Console) -> Callable[[str], None]:
             output.print(line, soft_wrap=True)
 
     return heard
+
+
+def _printing_found(log: EventLog, output: Console) -> Callable[[str, str], None]:
+    """Return a function that prints what is known of a kernel before its baselines are timed."""
+
+    def found(kernel_id: str, phase: str) -> None:
+        for line in log.found(kernel_id, phase):
+            output.print(line, soft_wrap=True)
+
+    return found
 
 
 def _print_failures(session: Session, output: Console) -> None:

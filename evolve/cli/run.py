@@ -149,6 +149,8 @@ def run_setup(
                 from evolve.cli import display
 
                 loaded = _loaded(setup.locators)
+                if not (run_options.no_seeds or run_options.fresh):
+                    session.look_for_seeds([op for op, _ in loaded])  # while the workers start
             store = stack.enter_context(closing(wiring.archive(archive)))
             if proposer is None:
                 proposer = wiring.replaying(store, run_options.replay, tune=not run_options.no_tune)

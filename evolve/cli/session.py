@@ -27,7 +27,7 @@ from evolve.devices.choose import policy_of
 from evolve.engines.engine import Engine
 from evolve.engines.replayed import RecordedVerdicts, seen_by
 from evolve.errors import UserError
-from evolve.report.words import listed, say, times_label, typed
+from evolve.report.words import listed, say, short, times_label, typed
 from evolve.request import Proposer
 from evolve.search import GENERATION, Search, generation
 from evolve.selection.sharing import Share
@@ -240,6 +240,15 @@ def _seeds(ops: Sequence[Op], device: str, *, plain: bool) -> Iterator[Proposal]
                 yield seeds.proposal(kernel, time.time())
 
 
+def look_for_seeds(ops: Sequence[Op]) -> None:
+    """Find the catalog's ops that compute the same as these, so that opening the session need not wait for that."""
+    from evolve.proposers import adapted
+
+    for op in ops:
+        if op.standalone:
+            adapted.find_equivalents(op)
+
+
 def _shipped(op: Op, *, plain: bool = False, knobs: bool = False) -> list[Kernel]:
     """Return the shipped kernels of an op, or only its plain one; `knobs` adds those with other knobs.
 
@@ -335,7 +344,7 @@ def wait_for_device(engine: "Engine", requested: str, output: Console) -> None:
 
 
 def print_waits(phases: "Phases", output: Console) -> None:
-    """Print every reason to wait from now on, each once."""
+    """Print every reason to wait from now on, each once, and each kernel that waits for its baselines."""
     printed = set[str]()
 
     def heard(reason: str) -> None:
@@ -344,6 +353,7 @@ def print_waits(phases: "Phases", output: Console) -> None:
             say(output, reason, begin="waiting: ")
 
     phases.heard = heard
+    phases.found = lambda kernel_id, phase: say(output, f"{short(kernel_id)} {phase}")
 
 
 def print_proposer(name: str, budget: Budget, output: Console) -> None:

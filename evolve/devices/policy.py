@@ -43,6 +43,7 @@ class Policy:
     most_workers: int = 1  # processes that hold the device, or one of its cards
     card_variable: str = ""  # environment variable that limits a process to one card; empty if there is only one
     most_compilers: int = 0  # processes that compile ahead for them and do not hold the device
+    most_preparers: int = 0  # processes that compile baselines ahead; they hold the device, but run nothing on it
     # Limit on a worker's memory. None for CUDA, which reserves too much address space for a limit.
     worker_bytes: int | None = None
     kernels_are_native_code: bool = False  # can overwrite their worker's memory, so workers are confined more strictly

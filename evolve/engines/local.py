@@ -1,20 +1,34 @@
 """Local engine: evaluates kernels in a pool of worker processes on this machine, some of which compile ahead."""
 
 import secrets
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile
 from evolve.devices.choose import policy_of
 from evolve.engines.engine import Job
+from evolve.engines.failures import (
+    Failure,
+    after_exit,
+    after_failure,
+    after_timeout,
+    describe_exit,
+    killed_from_outside,
+)
+from evolve.engines.lacking import LackingBaselines, beside_eager
 from evolve.engines.messages import WAITING, Done, Exited, Failed, Message, Phase, Precompiled, Ready, Role
 from evolve.engines.pool import JobState, SideJob, Worker, WorkerPool
 from evolve.errors import UserError
-from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequest, TimingResult
+from evolve.evaluation.requests import (
+    PreparationRequest,
+    Prepared,
+    ProfileRequest,
+    ProfileResult,
+    TimingRequest,
+    TimingResult,
+)
 
 TICK_SECONDS = 0.2
 MOST_COMPILED_AHEAD = 8  # compiled kernels waiting for an evaluator
@@ -23,9 +37,6 @@ START_ATTEMPTS = 3
 DONE = ""  # the phase of a kernel that is being worked on no more
 MOST_FAILED_PROFILES = 3  # in a row; after that, no more are tried
 COMPILER_BYTES = 8 * 2**30
-# Signals sent by a user or by a system short of memory, not caused by a kernel. The job is retried once.
-KILLED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
-ENDLESS = ("run", "time")
 
 
 class LocalEngine:
@@ -34,7 +45,8 @@ class LocalEngine:
     At the end of what is no evaluation, the phase is empty.
 
     With several `cards` of the device, such as GPUs, each has `workers` evaluators, and the first one stands for the
-    device: on it champions are confirmed, kernels are profiled and PyTorch is timed.
+    device: on it champions are confirmed, kernels are profiled and PyTorch is timed. Up to `preparers` processes
+    compile baselines ahead; they start when a kernel lacks some.
     """
 
     def __init__(
@@ -44,14 +56,15 @@ class LocalEngine:
         watch: Callable[[str, str], None] | None = None,
         phase_seconds: Mapping[str, float] | None = None,
         compilers: int = 0,
-        compiler_bytes: int = COMPILER_BYTES,
         cards: Sequence[str] = ("",),
+        preparers: int = 0,
     ) -> None:
         self._kind, policy = device_kind, policy_of(device_kind)
         self._shared_memory = policy.kernels_are_native_code  # a kernel can write to all of its worker's memory
         self._watch = watch or (lambda _kernel, _phase: None)
         self._phase_seconds = phase_seconds or policy.phase_seconds
-        self._compiles_ahead = compilers > 0
+        self._compiles_ahead, self._preparers = compilers > 0, preparers
+        self._lacking = LackingBaselines(policy.baselines)
         self._cards = tuple(cards)
         self._infos: dict[str, DeviceInfo] = {}  # by card, as its first worker measured it
         self._failed_starts = 0
@@ -62,7 +75,11 @@ class LocalEngine:
         self._ended = True  # whether there are no more jobs to take
         self._new: deque[JobState] = deque()
         self._compiled: deque[JobState] = deque()
-        memory = {Role.EVALUATOR: policy.worker_bytes, Role.COMPILER: compiler_bytes}
+        memory = {
+            Role.EVALUATOR: policy.worker_bytes,
+            Role.COMPILER: COMPILER_BYTES,
+            Role.PREPARER: policy.worker_bytes,
+        }
         self._workers_per_card = workers
         roles = [(Role.EVALUATOR, card) for card in self._cards] + [(Role.COMPILER, "")] * compilers
         self._pool = WorkerPool(device_kind, roles, memory)
@@ -139,13 +156,15 @@ class LocalEngine:
         """Drop the remaining jobs of an `evaluate` that its caller has abandoned."""
         self._new.clear()
         self._compiled.clear()
+        self._lacking.drop()
         for worker in list(self._pool.workers):
             if worker.current:
                 self._replace(worker)
 
     @property
     def _busy(self) -> bool:
-        return bool(self._new or self._compiled or any(worker.current for worker in self._pool.workers))
+        waiting = self._new or self._compiled or self._lacking.waiting
+        return bool(waiting or any(worker.current for worker in self._pool.workers))
 
     def _take_next_job(self) -> None:
         for job in self._incoming:
@@ -156,8 +175,13 @@ class LocalEngine:
 
     def _assign_jobs(self, info: DeviceInfo) -> None:
         """Give every idle worker the next job of its stage, evaluators first."""
+        self._assign_preparations(info)
         for worker in list(self._pool.workers):
-            if not worker.idle:
+            if not worker.idle or worker.role is Role.PREPARER:
+                continue
+            if worker.role is Role.EVALUATOR and (found := self._lacking.take_place(worker.card)):
+                place, kernel_id = found
+                worker.give(SideJob(place.request, kernel_id, place=place), info)
                 continue
             last_stage = worker.role is Role.EVALUATOR
             queue = self._compiled if last_stage and self._compiles_ahead else self._new
@@ -175,6 +199,17 @@ class LocalEngine:
             state = queue.popleft()
             worker.give(state, info)
             self._watch(state.job.kernel.id, worker.phase)
+
+    def _assign_preparations(self, info: DeviceInfo) -> None:
+        """Keep as many preparers as there is work for: each holds some of the device's memory."""
+        running = [worker for worker in self._pool.workers if worker.role is Role.PREPARER]
+        for _ in range(min(self._preparers - len(running), self._lacking.to_compile)):
+            self._pool.add(Role.PREPARER, info, self._cards[0])
+        for worker in running:
+            if worker.idle and (request := self._lacking.take_compilation()):
+                worker.give(SideJob(request, request.op), info)
+            elif not worker.current and not self._lacking.to_compile:
+                self._pool.remove(worker)
 
     def _step(self) -> list[Evaluation]:
         """Wait briefly for messages; return the verdicts that follow from them and from missed deadlines."""
@@ -195,22 +230,43 @@ class LocalEngine:
                     self._measured(worker.card, device)
             case Phase(name=name):
                 worker.begin(name)
-                if worker.current:
+                if worker.current and worker.role is not Role.PREPARER:
                     self._watch(worker.current.subject, name)
             case Precompiled(traits=traits) if isinstance(worker.current, JobState):
                 worker.current.traits = traits
                 yield from self._handle_compiled(worker.current)
                 self._release(worker)
-            case Done(evaluation=evaluation, tainted=tainted) if isinstance(worker.current, JobState):
+            case Done(tainted=tainted) if isinstance(worker.current, JobState):
+                op = worker.current.job.op
                 self._release(worker, tainted=tainted)
-                yield evaluation
-            case ProfileResult() | TimingResult() if isinstance(worker.current, SideJob):
-                worker.current.answer = message
+                yield from self._handle_evaluated(message, op, worker.card)
+            case ProfileResult() | TimingResult() | Prepared() if isinstance(worker.current, SideJob):
+                side_job = worker.current
                 self._release(worker, tainted=isinstance(message, TimingResult) and message.tainted)
-            case Failed() as failed:
-                yield from self._handle_failure(worker, failed)
-            case Exited(status=status):
-                yield from self._handle_exit(worker, status)
+                yield from self._end_side_job(side_job, message)
+            case Failed() | Exited():
+                yield from self._handle_ending(worker, message)
+
+    def _handle_evaluated(self, done: Done, op: str, card: str) -> Iterator[Evaluation]:
+        """Yield a verdict, or hold it until its baselines are timed."""
+        if not done.lacking:
+            yield done.evaluation
+            return
+        self._watch(done.evaluation.kernel_id, beside_eager(done.evaluation))
+        yield from self._lacking.hold(done.evaluation, op, card, done.lacking, ahead=self._preparers > 0)
+
+    def _end_side_job(
+        self, side_job: SideJob, answer: ProfileResult | TimingResult | Prepared | None, fault: str = ""
+    ) -> Iterator[Evaluation]:
+        """Note a side job's answer, or the fault that ended its worker, and yield the verdicts that waited for it."""
+        if isinstance(side_job.request, PreparationRequest):
+            self._lacking.end_compilation(side_job.request)
+        elif side_job.place:
+            yield from self._lacking.end_timing(side_job.place, answer if isinstance(answer, TimingResult) else None)
+        elif fault:
+            side_job.fault = fault
+        elif not isinstance(answer, Prepared):
+            side_job.answer = answer
 
     def _is_first(self, worker: Worker) -> bool:
         return worker.role is Role.EVALUATOR and worker.card == self._cards[0]
@@ -242,6 +298,14 @@ class LocalEngine:
         if tainted or worker.jobs >= JOBS_PER_WORKER:
             self._replace(worker)
 
+    def _handle_ending(self, worker: Worker, message: Failed | Exited) -> Iterator[Evaluation]:
+        if worker.role is Role.PREPARER:
+            yield from self._end_preparer(worker)
+        elif isinstance(message, Failed):
+            yield from self._handle_failure(worker, message)
+        else:
+            yield from self._handle_exit(worker, message.status)
+
     def _handle_failure(self, worker: Worker, failed: Failed) -> Iterator[Evaluation]:
         """Raise the error, unless an emulated kernel may have caused it and it has occurred only once."""
         state, fault = worker.current, failed.message
@@ -264,22 +328,34 @@ class LocalEngine:
             failure = after_exit(current, worker, status, fault, shared_memory=self._shared_memory)
             verdicts = self._resolve(current, failure)
         elif current:
-            current.fault = fault
+            verdicts = self._end_side_job(current, None, fault)
         self._replace(worker)  # only now: it removes the worker's folder, with the standard error that was read above
         yield from verdicts
 
     def _handle_timeout(self, worker: Worker, fault: str) -> Iterator[Evaluation]:
         current = worker.current
+        if worker.role is Role.PREPARER:
+            yield from self._end_preparer(worker)
+            return
         if not worker.ready:
             message = f"the {self._kind} device did not start: {fault}{worker.stderr_tail()}"
             raise UserError(message, "run `evolve doctor` to check this machine")
         self._replace(worker)
         if isinstance(current, SideJob):
-            current.fault = fault
+            yield from self._end_side_job(current, None, fault)
         elif current:
             yield from self._resolve(current, after_timeout(current, worker, fault))
 
-    def _resolve(self, state: JobState, failure: "Failure | None") -> Iterator[Evaluation]:
+    def _end_preparer(self, worker: Worker) -> Iterator[Evaluation]:
+        """Go on without a preparer that has failed: evaluators compile what is not compiled ahead."""
+        if not worker.ready:  # such as for lack of memory
+            self._preparers = 0
+            self._lacking.compile_no_more()
+        self._pool.remove(worker)
+        if isinstance(worker.current, SideJob):
+            yield from self._end_side_job(worker.current, None)
+
+    def _resolve(self, state: JobState, failure: Failure | None) -> Iterator[Evaluation]:
         """Yield the failure as a verdict; without one, retry the job."""
         if failure:
             yield self._verdict(state, failure.outcome, failure.log)
@@ -287,6 +363,9 @@ class LocalEngine:
             self._new.appendleft(state)
 
     def _replace(self, worker: Worker) -> None:
+        if worker.role is Role.PREPARER:
+            self._pool.remove(worker)
+            return
         self._pool.replace(worker, self._infos.get(worker.card))
 
     def _verdict(self, state: JobState, outcome: Outcome, log: str) -> Evaluation:
@@ -301,64 +380,3 @@ class LocalEngine:
             created=time.time() - seconds,
             traits=state.traits,
         )
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Verdict that the engine gives because the worker could not."""
-
-    outcome: Outcome
-    log: str
-
-
-def after_exit(state: JobState, worker: Worker, status: int, fault: str, *, shared_memory: bool) -> Failure | None:
-    """Return the verdict on a job whose worker's process ended, or None to retry the job.
-
-    With `shared_memory`, kernels can write to all of their worker's memory, so an earlier kernel may be the cause.
-    """
-    if killed_from_outside(status):
-        state.traits = None  # this is not a verdict on kernels with the same code
-        if not state.retried:
-            state.retried = True
-            return None
-    if worker.role is Role.COMPILER:
-        ending = f"the compiler ended {describe_exit(status)}, possibly because it needs too much memory"
-        return Failure(Outcome.COMPILE_ERROR, f"{ending}{worker.stderr_tail()}")
-    if shared_memory and worker.jobs > 1:
-        state.fault = fault
-        return None
-    return Failure(Outcome.CRASHED, fault)
-
-
-def after_failure(state: JobState, fault: str) -> Failure | None:
-    """Return the verdict on a job during which the evaluator itself failed, or None to retry it in a fresh process.
-
-    If the same failure occurs there again, the kernel is not at fault, and this function is not called.
-    """
-    if not state.fault:
-        state.fault = fault
-        return None
-    log = f"the kernel seems to overwrite memory that is not its own; first {state.fault}, and then {fault}"
-    return Failure(Outcome.CRASHED, log)
-
-
-def after_timeout(state: JobState, worker: Worker, fault: str) -> Failure | None:
-    """Return the verdict on a job that missed a deadline, or None to retry it.
-
-    If earlier runs met the deadline, other programs on the machine may have delayed this one.
-    """
-    if worker.phase == "compile":
-        return Failure(Outcome.COMPILE_ERROR, fault)
-    if worker.phase == "run" and worker.has_run and not state.overran:
-        state.overran = True
-        return None
-    reason = ": an endless loop, or a deadlock" if worker.phase in ENDLESS else ""
-    return Failure(Outcome.TIMED_OUT, f"{fault}{reason}")
-
-
-def describe_exit(status: int) -> str:
-    return f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
-
-
-def killed_from_outside(status: int) -> bool:
-    return -status in KILLED_FROM_OUTSIDE

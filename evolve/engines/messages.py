@@ -10,9 +10,17 @@ from typing import get_args
 
 from archive import plain
 from archive.records import DeviceInfo, Evaluation, Traits
-from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequest, TimingResult
+from evolve.evaluation.requests import (
+    PreparationRequest,
+    Prepared,
+    ProfileRequest,
+    ProfileResult,
+    TimingRequest,
+    TimingResult,
+)
 
 WAITING = "waiting"  # the phase in which a job waits for other jobs
+RIGHT = "right: "  # begins the phase of a kernel that was checked and timed, while its baselines are timed
 BYTES_PER_READ, MOST_READS = 2**16, 64
 
 
@@ -21,6 +29,7 @@ class Role(StrEnum):
 
     COMPILER = "compiler"  # compiles ahead of the evaluators and holds no device
     EVALUATOR = "evaluator"  # holds a device and evaluates kernels
+    PREPARER = "preparer"  # compiles baselines ahead for a device on which it runs nothing
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,7 @@ class Done:
 
     evaluation: Evaluation
     tainted: bool = False
+    lacking: tuple[str, ...] = ()  # workloads at which it was compared with eager PyTorch alone
 
 
 @dataclass(frozen=True)
@@ -113,8 +123,8 @@ class Failed:
 
 
 Message = (
-    Fork | Kill | Forked | Exited | Assignment | ProfileRequest | TimingRequest | Ready | Phase | Precompiled | Done
-    | ProfileResult | TimingResult | Failed
+    Fork | Kill | Forked | Exited | Assignment | ProfileRequest | TimingRequest | PreparationRequest | Ready | Phase
+    | Precompiled | Done | ProfileResult | TimingResult | Prepared | Failed
 )  # fmt: skip
 KINDS = {kind.__name__: kind for kind in get_args(Message)}
 

@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from archive.records import DeviceInfo, Traits
 from evolve.engines.engine import Job
+from evolve.engines.lacking import Place
 from evolve.engines.messages import (
     WAITING,
     Assignment,
@@ -33,7 +34,13 @@ from evolve.engines.messages import (
     encode,
 )
 from evolve.errors import UserError
-from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequest, TimingResult
+from evolve.evaluation.requests import (
+    PreparationRequest,
+    ProfileRequest,
+    ProfileResult,
+    TimingRequest,
+    TimingResult,
+)
 from reference_ops.listing import user_cache_dir
 
 START_SECONDS, EXIT_SECONDS = 300.0, 20.0
@@ -74,8 +81,9 @@ class JobState:
 class SideJob:
     """A request to an evaluator other than a job, and its answer. It is tried only once."""
 
-    request: ProfileRequest | TimingRequest
+    request: ProfileRequest | TimingRequest | PreparationRequest
     subject: str
+    place: Place | None = None  # where baselines are timed for kernels that wait for them
     answer: ProfileResult | TimingResult | None = None
     fault: str = ""  # why the worker ended without an answer
 
@@ -130,6 +138,14 @@ class WorkerPool:
     def replace(self, worker: "Worker", device: DeviceInfo | None) -> None:
         """Start a new worker without waiting for the old one to end, which may take a while."""
         self.workers[self.workers.index(worker)] = self._start_worker(worker.role, device, worker.card)
+        self._retire(worker)
+
+    def remove(self, worker: "Worker") -> None:
+        """End a worker and start no other one."""
+        self.workers.remove(worker)
+        self._retire(worker)
+
+    def _retire(self, worker: "Worker") -> None:
         if worker.status is None:
             self._ending[worker.number] = worker
             self.fork_server.kill(worker.number)

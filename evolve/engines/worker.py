@@ -41,11 +41,19 @@ from evolve.engines.sandbox import Bounds
 from evolve.engines.turns import Turns, folder_of_card
 from evolve.errors import UserError
 from evolve.evaluation import baselines
+from evolve.evaluation.ahead import compile_ahead
 from evolve.evaluation.buffers import bytes_held
 from evolve.evaluation.compiling import precompile
 from evolve.evaluation.evaluate import Evaluator, evaluate
 from evolve.evaluation.profile import profiled
-from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequest, TimingResult
+from evolve.evaluation.requests import (
+    PreparationRequest,
+    Prepared,
+    ProfileRequest,
+    ProfileResult,
+    TimingRequest,
+    TimingResult,
+)
 from evolve.evaluation.time_pytorch import time_pytorch
 from reference_ops import catalog
 from reference_ops.catalog import CatalogError
@@ -56,7 +64,8 @@ ERROR_CHARACTERS = 300
 # Shares of the device's memory: up to the first, workers use it at the same time; up to the second, they keep it.
 SHARED_MEMORY, KEPT_MEMORY = 1 / 4, 1 / 16
 Send = Callable[[Message], None]
-Request = Assignment | ProfileRequest | TimingRequest
+Request = Assignment | ProfileRequest | TimingRequest | PreparationRequest
+NICE = 10  # of a process that compiles ahead, so that it does not slow those that take times
 
 
 def serve(device_kind: str, fork: Fork, channel: socket.socket, project: Path) -> None:
@@ -70,6 +79,8 @@ def serve(device_kind: str, fork: Fork, channel: socket.socket, project: Path) -
     try:
         if fork.role is Role.COMPILER:
             _compile(fork, _requests(channel), project, send)
+        elif fork.role is Role.PREPARER:
+            _prepare(device_kind, fork, _requests(channel), project, send)
         else:
             _evaluate(device_kind, fork, _requests(channel), project, send)
     except UserError as error:
@@ -106,9 +117,29 @@ def _compile_one(compile_bound: Callable[[Bound], CompileResult], send: Send, bo
     return compile_bound(bound)
 
 
-def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project: Path, send: Send) -> None:
+def _prepare(device_kind: str, fork: Fork, requests: Iterator[Request], project: Path, send: Send) -> None:
+    os.nice(NICE)
+    _use_card(device_kind, fork)
+    device = choose.make(device_kind, fork.device, Path(fork.cubins))
+    sandbox.enter(_bounds(device_kind, fork, project))
+    send(Ready(None))
+    for request in requests:
+        assert isinstance(request, PreparationRequest)  # noqa: S101 - other requests go to evaluators
+        send(Phase("prepare"))
+        with contextlib.suppress(CatalogError):  # the evaluator, which loads the op too, reports it
+            op = catalog.load(request.op)
+            for workload in [one for one in op.workloads(device_kind) if one.key == request.workload]:
+                compile_ahead(request.baseline, op, workload, device.torch_device)
+        send(Prepared())
+
+
+def _use_card(device_kind: str, fork: Fork) -> None:
     if fork.card and policy_of(device_kind).card_variable:
         os.environ[policy_of(device_kind).card_variable] = fork.card
+
+
+def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project: Path, send: Send) -> None:
+    _use_card(device_kind, fork)
     device = choose.make(device_kind, fork.device, Path(fork.cubins))
     info = device.info
     turns = _turns(
@@ -123,6 +154,7 @@ def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project
         send(Phase(phase))
 
     evaluator = Evaluator(device, watch, baselines.cache(fork.card))
+    evaluator.defers = evaluator.uses_torch_compile and not baselines.switched_off()
     for request in _one_at_a_time(requests, turns, evaluator):
         if isinstance(request, ProfileRequest):
             send(_profile(request, evaluator))
@@ -130,6 +162,7 @@ def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project
         if isinstance(request, TimingRequest):
             send(_time_pytorch(request, evaluator))
             continue
+        assert isinstance(request, Assignment)  # noqa: S101 - preparations go to preparers
         kernel, op = _loaded(request)
         bars, seed = dict(request.bars), request.shapes_seed
         try:
@@ -139,7 +172,8 @@ def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project
             if not log:
                 raise
             verdict = _verdict(kernel, op, info, Outcome.CRASHED, log)
-        send(Done(verdict, tainted=verdict.outcome in policy_of(device_kind).replaced_after))
+        tainted = verdict.outcome in policy_of(device_kind).replaced_after
+        send(Done(verdict, tainted, tuple(evaluator.lacking) if verdict.passed else ()))
 
 
 def _turns(device_kind: str, folder: Path, send: Send) -> Turns | None:

@@ -9,7 +9,7 @@ import statistics
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -19,15 +19,17 @@ from archive.records import DeviceInfo
 from evolve.devices.choose import policy_of
 from evolve.devices.device import Device
 from evolve.devices.policy import AUTOTUNE, COMPILE, EAGER, EVERY_BASELINE
+from evolve.evaluation.baseline_times import Baselines
 from reference_ops.inputs import inputs_at
 from reference_ops.listing import user_cache_dir
 from reference_ops.op import Op, Tensors, Workload
 
 VERSION = 2  # of the timing method; cached times of other versions are ignored
 SAMPLES, SETS = 24, 2
-STEADY = 0.03  # a smaller relative change of PyTorch's time is not taken for a change of the GPU's clock
 # Time limits: torch.compile unrolls a loop over a sequence, which can take an hour.
 COMPILE_SECONDS = {COMPILE: 60.0, AUTOTUNE: 120.0}
+# Without CUDA graphs, which would copy every input into their own buffers; a kernel's call makes no copies either.
+MODES = {COMPILE: "default", AUTOTUNE: "max-autotune-no-cudagraphs"}
 # If one of these is set, torch.compile silently compiles nothing.
 SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 # Functions of torch.compile that time candidates: the first two also compile a little, the last serves all kinds.
@@ -37,36 +39,6 @@ MEASURING = (
     ("torch._inductor.runtime.benchmarking", "InductorBenchmarker", "benchmark_gpu"),
 )
 Call = Callable[[Tensors], object]
-
-
-@dataclass(frozen=True)
-class Baselines:
-    """Times of the baselines at one workload; None where torch.compile fails."""
-
-    eager_us: float
-    compile_us: float | None = None
-    autotune_us: float | None = None
-    given_up: str = ""  # the first baseline that took too long to prepare
-
-    @property
-    def fastest_first(self) -> tuple[str, ...]:
-        times = ((self.eager_us, EAGER), (self.compile_us, COMPILE), (self.autotune_us, AUTOTUNE))
-        return tuple(name for _, name in sorted((time, name) for time, name in times if time))
-
-    @property
-    def best_us(self) -> float:
-        return min(time for time in (self.eager_us, self.compile_us, self.autotune_us) if time)
-
-    def anchored(self, eager_us: float) -> "Baselines":
-        """Return the times scaled to the GPU's current clock, given eager PyTorch's current time.
-
-        Times are only ever reduced: a kernel must not gain because eager PyTorch has become slower.
-        """
-        pace = eager_us / self.eager_us
-        if pace >= 1 - STEADY:
-            return self
-        compile_us, autotune_us = (time and time * pace for time in (self.compile_us, self.autotune_us))
-        return replace(self, eager_us=eager_us, compile_us=compile_us, autotune_us=autotune_us)
 
 
 @dataclass(frozen=True)
@@ -161,9 +133,7 @@ def prepared(name: str, op: Op, workload: Workload, device: Device, watch: Calla
     if switched_off():
         return None
     torch._dynamo.config.recompile_limit = 10_000  # noqa: SLF001 - one compiled function per workload, many workloads
-    # Without CUDA graphs, which would copy every input into their own buffers; a kernel's call makes no copies either.
-    mode = "max-autotune-no-cudagraphs" if name == AUTOTUNE else "default"
-    function = torch.compile(op.baseline or op.reference, dynamic=False, mode=mode)
+    function = torch.compile(op.baseline or op.reference, dynamic=False, mode=MODES[name])
     parameters = dict(workload.parameters)
 
     def call(inputs: Tensors) -> object:
@@ -171,7 +141,7 @@ def prepared(name: str, op: Op, workload: Workload, device: Device, watch: Calla
 
     expired = threading.Event()
     try:
-        with measuring_alone(watch), _time_limit(COMPILE_SECONDS[name], expired):
+        with measuring_alone(watch), time_limit(COMPILE_SECONDS[name], expired):
             call(inputs_at(op, workload, 0, device.torch_device))
     except Exception as error:  # where the compiler fails, eager PyTorch is the baseline
         if expired.is_set():  # the compiler may wrap the interruption in an error of its own
@@ -225,14 +195,15 @@ def _measuring() -> list[tuple[object, str, Callable[..., object]]]:
 
 
 @contextlib.contextmanager
-def _time_limit(seconds: float, expired: threading.Event) -> Iterator[None]:
+def time_limit(seconds: float, expired: threading.Event | None = None) -> Iterator[None]:
     """Raise TimeoutError in the body after some seconds. Works only in the main thread, where evaluations run."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(_number: int, _frame: object) -> None:
-        expired.set()
+        if expired:
+            expired.set()
         raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, stop)

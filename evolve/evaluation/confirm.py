@@ -9,7 +9,8 @@ from dataclasses import replace
 from archive.records import Confirmed, Duel, Measurement, Outcome, Sanitized
 from evolve.devices.device import Device, Program, RejectedError, SeparateRun
 from evolve.evaluation import baselines
-from evolve.evaluation.baselines import Baselines, Call
+from evolve.evaluation.baseline_times import Baselines
+from evolve.evaluation.baselines import Call
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.compiling import Compiled
 from evolve.evaluation.timing import TimedOutputs, check_memory, median_interval, slots_for, timed_draw

@@ -11,10 +11,11 @@ from archive.kernel import Kernel
 from archive.records import Check, Envelope, Evaluation, Resources, Traits
 from evolve.devices.choose import policy_of
 from evolve.devices.device import Device, Program
-from evolve.devices.policy import COMPILE, EVERY_BASELINE
+from evolve.devices.policy import COMPILE, EAGER, EVERY_BASELINE
 from evolve.errors import UserError
 from evolve.evaluation import baselines
-from evolve.evaluation.baselines import BaselineCache, Baselines
+from evolve.evaluation.baseline_times import Baselines
+from evolve.evaluation.baselines import BaselineCache
 from evolve.evaluation.beyond import Beyond, check_beyond
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
@@ -40,8 +41,12 @@ def evaluate(
     bars: Mapping[str, float],
     confirm: bool = False,
 ) -> Evaluation:
-    """Evaluate one kernel. Any fault of the kernel becomes the evaluation's outcome, unless it ends the process."""
+    """Evaluate one kernel. Any fault of the kernel becomes the evaluation's outcome, unless it ends the process.
+
+    Measurements at the workloads that `evaluator.lacking` names afterwards are not complete.
+    """
     device, checks = evaluator.device, list[Check]()
+    evaluator.lacking.clear()
     found: Traits | None = None
 
     def judge(verdict: Evaluation) -> Evaluation:
@@ -155,7 +160,8 @@ def _timed(
 ) -> Evaluation:  # fmt: skip
     """Time a correct kernel, and confirm it if it is a champion."""
     declared = programs.declared
-    baseline_times = [evaluator.baselines_for(op, workload) for workload, _ in declared]
+    beside = evaluator.baselines_for if confirm else evaluator.baselines_at_hand
+    baseline_times = [beside(op, workload) for workload, _ in declared]
     measurements = []
     for (workload, program), times in zip(declared, baseline_times, strict=True):
         evaluator.watch("time")
@@ -189,24 +195,42 @@ class Evaluator:
     watch: Callable[[str], None]  # called with the name of each phase that begins
     cache: BaselineCache = field(default_factory=baselines.cache)
     timed: dict[tuple[str, str], Baselines] = field(default_factory=dict)  # by op and workload
+    defers: bool = False  # whether unknown times of torch.compile are left to the caller, who completes measurements
+    lacking: list[str] = field(default_factory=list)  # workloads at which the last evaluation knew eager's time alone
 
     def __post_init__(self) -> None:
         self.arena = Arena(self.device.torch_device, self.device.tools.fenced)
+        self._eager: dict[tuple[str, str], Baselines] = {}
+
+    def known(self, op: Op, workload: Workload) -> Baselines | None:
+        """Return the times of all baselines if this process has them, or another process has cached them."""
+        key = (op.name, workload.key)
+        if key in self.timed or not self.uses_torch_compile:
+            return self.timed.get(key)
+        if found := self.cache.find(op, workload, self.device.info):
+            self.timed[key] = found
+        return found
+
+    def baselines_at_hand(self, op: Op, workload: Workload) -> Baselines:
+        """Return the baselines' times, or eager PyTorch's alone if the others are deferred: `lacking` then says so."""
+        if not self.defers or self.known(op, workload):
+            return self.baselines_for(op, workload)
+        self.lacking.append(workload.key)
+        key = (op.name, workload.key)
+        if key not in self._eager:
+            self._eager[key] = baselines.timed(op, workload, self.device, self.watch, (EAGER,))
+        return self._eager[key]
 
     def baselines_for(self, op: Op, workload: Workload) -> Baselines:
         """Return the baselines' times, timed now or before. Raises UserError if wrong results would pass here."""
-        key = (op.name, workload.key)
-        if key not in self.timed:
-            found = self.cache.find(op, workload, self.device.info) if self.uses_torch_compile else None
-            if found is None:
-                self.watch("prepare")
-                compiler = baselines.import_compiler(self.device)
-                self.arena.release()
-                _refuse_blind(op, workload, self.device.torch_device)
-                compiler.join()
-                return self.time_baselines(op, workload)
-            self.timed[key] = found
-        return self.timed[key]
+        if found := self.known(op, workload):
+            return found
+        self.watch("prepare")
+        compiler = baselines.import_compiler(self.device)
+        self.arena.release()
+        _refuse_blind(op, workload, self.device.torch_device)
+        compiler.join()
+        return self.time_baselines(op, workload)
 
     def time_baselines(self, op: Op, workload: Workload) -> Baselines:
         """Time the baselines, except those that took too long to prepare for another workload of the op."""

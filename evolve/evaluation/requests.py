@@ -22,6 +22,21 @@ class TimingResult:
     standard: Standard | None
     fault: str = ""
     tainted: bool = False
+    hint: str = ""  # what the user can do if the op itself is at fault
+
+
+@dataclass(frozen=True)
+class PreparationRequest:
+    """Request to compile a baseline ahead at one workload of an op, so that timing it takes less time."""
+
+    op: str
+    workload: str
+    baseline: str
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Report that a preparation has ended. Whether it has helped shows when the baseline is timed."""
 
 
 @dataclass(frozen=True)

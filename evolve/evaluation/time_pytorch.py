@@ -11,7 +11,8 @@ from evolve.devices.device_errors import gpu_fault, out_of_memory
 from evolve.devices.policy import EAGER
 from evolve.errors import UserError
 from evolve.evaluation import baselines
-from evolve.evaluation.baselines import SAMPLES, SETS, Baselines
+from evolve.evaluation.baseline_times import Baselines
+from evolve.evaluation.baselines import SAMPLES, SETS
 from evolve.evaluation.evaluate import Evaluator
 from evolve.evaluation.requests import TimingRequest, TimingResult
 from evolve.evaluation.timing import floor_us
@@ -32,7 +33,7 @@ def time_pytorch(op: Op, request: TimingRequest, evaluator: Evaluator) -> Timing
             _eager_alone(op, workload, evaluator) if request.eager_alone else _timed(op, workload, evaluator, request)
         )
     except UserError as error:  # wrong results would pass at this workload
-        return TimingResult(None, str(error), tainted=bool(gpu_fault()))
+        return TimingResult(None, str(error), tainted=bool(gpu_fault()), hint=error.hint)
     except Exception as error:  # noqa: BLE001 - whatever PyTorch may raise: the caller still wants the other workloads
         if out_of_memory(error):
             return TimingResult(None, "does not fit into memory")
@@ -66,11 +67,7 @@ def _reset_compiler() -> None:
 
 
 def _timed(op: Op, workload: Workload, evaluator: Evaluator, request: TimingRequest) -> Baselines:
-    info = evaluator.device.info
-    known = (op.name, workload.key) in evaluator.timed or (
-        evaluator.uses_torch_compile and evaluator.cache.find(op, workload, info) is not None
-    )
-    if not (request.again and known):  # a workload whose times are known has also passed the op's check
+    if not (request.again and evaluator.known(op, workload)):  # where times are known, the op has passed its check
         return evaluator.baselines_for(op, workload)
     evaluator.watch("baseline")
     return evaluator.time_baselines(op, workload)

@@ -12,7 +12,7 @@ import torch
 
 from archive.records import FULL_SAMPLES, Measurement, Outcome
 from evolve.devices.device import Device, Program, RejectedError
-from evolve.evaluation.baselines import Baselines
+from evolve.evaluation.baseline_times import Baselines
 from evolve.evaluation.buffers import POISONS, USUAL_ALIGNMENT, Buffer, damaged, is_huge
 from evolve.evaluation.check import Draw, Inspector, layout
 from evolve.op_on_device import all_flops, speed_of_light

@@ -11,15 +11,25 @@ from evolve.op_on_device import signature
 from reference_ops.equivalents import Equivalent, equivalents
 from reference_ops.op import Number, Op
 
+_known: list[tuple[Op, list[Equivalent]]] = []  # what was found for each task, which takes half a second
 C_TYPES = {"float32": "float", "float64": "double", "int64": "long long", "int32": "int"}
 
 
 def kernels_for(task: Op, *, plain: bool = False) -> Iterator[Kernel]:
     """Yield the shipped kernels of all ops that compute the same as the task, as far as they can be adapted."""
-    for same in equivalents(task):
+    for same in find_equivalents(task):
         for kernel in library.plain(same.op.name) if plain else library.shipped(same.op.name):
             if found := adapted(kernel, task, same):
                 yield found
+
+
+def find_equivalents(task: Op) -> list[Equivalent]:
+    """Return the ops of the catalog that compute the same as the task. They are looked for once."""
+    found = next((same for known, same in _known if known is task), None)
+    if found is None:
+        found = equivalents(task)
+        _known.append((task, found))
+    return found
 
 
 def adapted(kernel: Kernel, task: Op, same: Equivalent) -> Kernel | None:

@@ -223,7 +223,7 @@ class EventLog:
         self._labels = workload_labels(workloads)
         self._printed = time.monotonic()
         self._kinds = set[str]()  # the failures and waits of which one has been printed
-        self._waited = float("-inf")
+        self._waited, self._found = float("-inf"), False
 
     def waits(self, reason: str) -> Iterator[str]:
         """Yield a line on a wait for a server, unless one was printed shortly before."""
@@ -232,6 +232,12 @@ class EventLog:
             self._kinds.add(kind_of(reason))
             self._waited = now
             yield self._stamped(f"waiting: {one_line(reason)}")
+
+    def found(self, kernel_id: str, phase: str) -> Iterator[str]:
+        """Yield a line on a kernel that is right and waits for its baselines, the first of several alone."""
+        if not self._found:
+            self._found, self._printed = True, time.monotonic()
+            yield self._stamped(f"{short(kernel_id)} {phase}")
 
     def lines(self, event: Proposal | Evaluation) -> Iterator[str]:
         again = isinstance(event, Evaluation) and self._watcher.has_judged(event.kernel_id)

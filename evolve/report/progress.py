@@ -19,6 +19,7 @@ from archive.store import Store
 from archive.summaries import EvaluationSummary, KernelSummary
 from evolve import budget
 from evolve.budget import Ended, Spent
+from evolve.engines.messages import RIGHT
 from evolve.report.failures import reasons
 from evolve.report.standing import Standing, standing
 from evolve.report.tables import WIDE, fitted
@@ -63,13 +64,18 @@ class Phases:
         self._now: dict[str, str] = {}
         self._waits: dict[str, str] = {}
         self.heard: Callable[[str], None] | None = None  # called with each reason to wait
+        self.found: Callable[[str, str], None] | None = None  # called with a kernel that is right, and its phase
 
     def watch(self, kernel_id: str, phase: str) -> None:
         """Note the phase that a kernel enters; an empty one ends the work on it."""
         if not phase:
             self.done(kernel_id)
             return
+        if self._now.get(kernel_id, "").startswith(RIGHT):  # what follows is about its baselines
+            return
         self._now[kernel_id] = SAME_PHASE.get(phase, phase)
+        if phase.startswith(RIGHT) and self.found:
+            self.found(kernel_id, phase)
 
     def done(self, kernel_id: str) -> None:
         self._now.pop(kernel_id, None)

@@ -1,19 +1,18 @@
 """Several cards of one device, such as GPUs: all of them evaluate, and the first stands for the device."""
 
-import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import bad_kernels
 import pytest
+from fake_gpu import fake_gpus
 from scripted_runs import PricedModel
 
 from archive.proposals import Budget, Run
 from archive.records import Evaluation, Outcome
 from archive.sqlite import SqliteStore, open_archive
-from evolve import devices, wiring
+from evolve import wiring
 from evolve.campaign import SideBySide
 from evolve.devices import choose
 from evolve.engines.engine import Job
@@ -23,81 +22,11 @@ from evolve.search import Search
 from evolve.selection.view import OpView, Scope
 from reference_ops import catalog
 
-# A GPU in all but its arithmetic: each process sees the card that an environment variable names.
-FAKE_GPU = """
-import os
-import time
-
-from archive.records import DeviceInfo
-from evolve.devices.device import Tools
-from evolve.devices.policy import Policy
-
-POLICY = Policy(needs=("PyTorch",), card_variable="FAKE_GPU_VISIBLE", most_workers=2, held_out_bytes=2**13)
-
-
-def missing():
-    return ""
-
-
-def cards():
-    return tuple(os.environ.get("FAKE_GPUS", "0,1").split(","))
-
-
-def make(known, cubins):
-    return FakeGpu(os.environ.get(POLICY.card_variable, "first"))
-
-
-def supports(kernel):
-    return True
-
-
-def preload():
-    pass
-
-
-class FakeProgram:
-    resources, traits = (), None
-
-    def __init__(self, bound, card):
-        self.bound, self.log = bound, f"on card {card}"
-
-    def launch(self, tensors):
-        time.sleep(0.002)
-        tensors["out"].copy_(2 * tensors["x"])
-
-
-class FakeGpu:
-    torch_device = "cpu"
-    tools = Tools()
-
-    def __init__(self, card):
-        self.card = card
-        self.info = DeviceInfo("fakegpu", "Other" if card == "odd" else "Fake", "sm_1", sms=1, shared_bytes=1024)
-
-    def compile(self, bound):
-        return FakeProgram(bound, self.card)
-
-    def run(self, program, tensors):
-        program.launch(tensors)
-
-    def time(self, call):
-        start = time.perf_counter_ns()
-        call()
-        return (time.perf_counter_ns() - start) / 1000
-"""
-FOUND_BY_WORKERS = "import evolve.devices\n\nevolve.devices.__path__.append({folder!r})\n"
-
 
 @pytest.fixture(autouse=True)
-def fake_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Add the fake GPU to the devices of this process and of every process that it starts."""
-    (tmp_path / "fakegpu").mkdir()
-    (tmp_path / "fakegpu" / "__init__.py").write_text(FAKE_GPU)
-    (tmp_path / "sitecustomize.py").write_text(FOUND_BY_WORKERS.format(folder=str(tmp_path)))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
-    monkeypatch.setattr(devices, "__path__", [*devices.__path__, str(tmp_path)])
-    yield
-    sys.modules.pop("evolve.devices.fakegpu", None)
+def fake_gpu(tmp_path: Path) -> Iterator[None]:
+    with fake_gpus(tmp_path):
+        yield
 
 
 @pytest.fixture

@@ -138,8 +138,11 @@ def test_a_compiler_that_misses_its_deadline_is_killed() -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_compiler_that_needs_too_much_memory_gives_a_verdict_and_the_next_job_passes() -> None:
-    made = Watched(compiler_bytes=2**28)
+def test_a_compiler_that_needs_too_much_memory_gives_a_verdict_and_the_next_job_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local, "COMPILER_BYTES", 2**28)
+    made = Watched()
     bomb = with_source(
         "twice",
         "template <int N, int M> struct T { typedef typename T<N - 1, 2 * M>::t a; "

@@ -16,6 +16,7 @@ from evolve.devices.device import Device
 from evolve.devices.policy import AUTOTUNE, COMPILE, EAGER
 from evolve.engines.turns import TOGETHER
 from evolve.evaluation import baselines
+from evolve.evaluation.baseline_times import Baselines
 from evolve.evaluation.baselines import BaselineCache, Call
 from evolve.evaluation.evaluate import Evaluator
 from reference_ops.op import Op, Workload
@@ -158,8 +159,8 @@ def test_torch_compile_is_not_a_baseline_if_the_environment_disables_it(
     cache = BaselineCache(tmp_path)
     monkeypatch.setenv(switch, "1")
     assert prepared(COMPILE) is None
-    cache.keep(OP, SMALL, CUDA.info, baselines.Baselines(10.0))
-    assert cache.find(OP, SMALL, CUDA.info) == baselines.Baselines(10.0)
+    cache.keep(OP, SMALL, CUDA.info, Baselines(10.0))
+    assert cache.find(OP, SMALL, CUDA.info) == Baselines(10.0)
     monkeypatch.delenv(switch)
     assert cache.find(OP, SMALL, CUDA.info) is None
     assert prepared(COMPILE) is not None
@@ -173,3 +174,32 @@ def test_a_compilation_outside_the_main_thread_is_not_interrupted(monkeypatch: p
     thread.start()
     thread.join()
     assert found != [None]
+
+
+def test_an_evaluator_that_defers_compares_with_eager_pytorch_and_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def prepared(name: str, op: Op, workload: Workload, _device: Device) -> Call:
+        tried.append(name)
+        return lambda inputs: op.call(inputs, workload)
+
+    monkeypatch.setattr(baselines, "prepared", prepared)
+    first, second = OP.gpu[:2]
+    evaluator = Evaluator(CUDA, lambda _: None, BaselineCache(tmp_path), defers=True)
+    evaluator.cache.keep(OP, second, CUDA.info, Baselines(10.0, 8.0, 7.0))
+    found = [evaluator.baselines_at_hand(OP, workload) for workload in (first, first, second)]
+    assert [times.compile_us for times in found] == [None, None, 8.0]
+    assert set(evaluator.lacking) == {first.key}
+    assert tried == [EAGER]
+    assert evaluator.known(OP, first) is None
+
+
+def test_an_evaluator_that_does_not_defer_prepares_all_baselines_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler(lambda: None, monkeypatch)
+    evaluator = Evaluator(CUDA, lambda _: None, BaselineCache(tmp_path))
+    assert evaluator.baselines_at_hand(OP, SMALL).compile_us
+    assert evaluator.lacking == []

@@ -10,7 +10,7 @@ from scripted_device import OP, ScriptedDevice, program
 
 from archive.records import Duel, Outcome, Sanitized
 from evolve.devices.device import RejectedError, Tools
-from evolve.evaluation.baselines import Baselines
+from evolve.evaluation.baseline_times import Baselines
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.compiling import Compiled

@@ -13,7 +13,7 @@ from archive.binding import bind
 from archive.kernel import parse
 from evolve.devices.device import Program, RejectedError
 from evolve.evaluation import buffers, op_check, timing, truth
-from evolve.evaluation.baselines import Baselines
+from evolve.evaluation.baseline_times import Baselines
 from evolve.evaluation.buffers import Arena, bytes_held
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.op_check import blind_spots

@@ -13,7 +13,8 @@ from scripted_device import SMALL_OP as OP
 from archive.records import DeviceInfo
 from evolve.errors import UserError
 from evolve.evaluation import baselines, evaluate
-from evolve.evaluation.baselines import BaselineCache, Baselines
+from evolve.evaluation.baseline_times import Baselines
+from evolve.evaluation.baselines import BaselineCache
 from evolve.evaluation.evaluate import Evaluator
 from evolve.evaluation.requests import TimingRequest, TimingResult
 from evolve.evaluation.time_pytorch import time_pytorch

@@ -14,7 +14,7 @@ from scripted_device import INFO, OP, WORKLOAD, ScriptedDevice, program, twice
 
 from archive.records import DeviceInfo, Measurement, Outcome
 from evolve.devices.device import RejectedError
-from evolve.evaluation.baselines import Baselines
+from evolve.evaluation.baseline_times import Baselines
 from evolve.evaluation.buffers import POISONS, Arena
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.timing import _continue, floor_us, measure, median_interval, physical_us

@@ -145,6 +145,26 @@ def test_running_and_checking_are_one_phase_on_the_display() -> None:
     assert [active.phase for active in phases.now()] == ["check"]
 
 
+def test_a_kernel_that_is_right_keeps_its_speedup_on_the_display_while_its_baselines_are_timed() -> None:
+    phases, told = Phases(), list[tuple[str, str]]()
+    phases.found = lambda kernel_id, phase: told.append((kernel_id, phase))
+    for phase in ("check", "right: 2.31x eager PyTorch", "prepare", "baseline"):
+        phases.watch("k", phase)
+    assert [active.phase for active in phases.now()] == ["right: 2.31x eager PyTorch"]
+    assert told == [("k", "right: 2.31x eager PyTorch")]
+    phases.done("k")
+    phases.watch("k", "sanitize")
+    assert [active.phase for active in phases.now()] == ["sanitize"]
+
+
+def test_a_log_has_a_line_on_the_first_kernel_that_waits_for_its_baselines(tmp_path: Path) -> None:
+    watching = Watcher("softmax", GPU, open_archive(tmp_path / "a.db"), Phases())
+    log = EventLog(watching, WORKLOADS, time.monotonic())
+    (line,) = log.found(kernel(1).id, "right: 2.31x eager PyTorch")
+    assert line.endswith(f"{kernel(1).id[:8]} right: 2.31x eager PyTorch")
+    assert list(log.found(kernel(2).id, "right: 1.5x eager PyTorch")) == []
+
+
 def test_the_display_says_when_champions_are_confirmed(tmp_path: Path) -> None:
     watching, phases = watcher(tmp_path)
     phases.done(kernel(77).id)

@@ -33,6 +33,7 @@ POLICY = Policy(
     most_workers=2,
     card_variable="CUDA_VISIBLE_DEVICES",
     most_compilers=12,
+    most_preparers=8,
     no_profiler="NVIDIA's profiler ncu was not found; run `evolve doctor` to see how to install it",
     no_sanitizer="compute-sanitizer was not found, so races and stray accesses were not looked for",
 )

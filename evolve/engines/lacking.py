@@ -1,0 +1,158 @@
+"""Baselines that judged kernels lack: each is compiled ahead, then timed once for all kernels that wait for it.
+
+A kernel that has passed was timed beside eager PyTorch. Its verdict is given when the times of torch.compile at its
+workloads are known as well; until then, evaluators go on with other kernels.
+"""
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import geometric_mean
+
+from archive.records import Evaluation, Standard
+from evolve.devices.policy import EAGER
+from evolve.engines.messages import RIGHT
+from evolve.errors import UserError
+from evolve.evaluation.baseline_times import completed
+from evolve.evaluation.requests import PreparationRequest, TimingRequest, TimingResult
+
+ATTEMPTS = 2  # to time the baselines at one workload
+
+
+@dataclass(frozen=True)
+class Place:
+    """A workload of an op, and the card on which PyTorch is timed there: cards of one kind differ slightly."""
+
+    op: str  # as the catalog loads it
+    workload: str
+    card: str
+
+    @property
+    def request(self) -> TimingRequest:
+        return TimingRequest(self.op, self.workload)
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """An evaluation whose measurements at some places are not complete."""
+
+    evaluation: Evaluation
+    places: tuple[Place, ...]
+
+
+def beside_eager(evaluation: Evaluation) -> str:
+    """Return the phase of a kernel whose baselines other than eager PyTorch are not timed yet, with what is known."""
+    over = geometric_mean([one.eager_us / one.median_us for one in evaluation.measurements])
+    return f"{RIGHT}{over:.2f}x eager PyTorch; torch.compile is timed next"
+
+
+class LackingBaselines:
+    """The evaluations that are held until their baselines are known, and the work on these."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = [name for name in names if name != EAGER]
+        self._times: dict[Place, Standard | None] = {}  # None where PyTorch cannot be timed: eager's time must do
+        self._held: list[_Held] = []
+        self._to_time: deque[Place] = deque()
+        self._timing = set[Place]()
+        self._faults: Counter[Place] = Counter()
+        self._to_compile: deque[PreparationRequest] = deque()
+        self._compiling = set[PreparationRequest]()
+        self._compiled = set[PreparationRequest]()  # or tried in vain
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an evaluation is held."""
+        return bool(self._held)
+
+    @property
+    def to_compile(self) -> int:
+        """How many compilations no worker has taken yet."""
+        return len(self._to_compile)
+
+    def hold(
+        self, evaluation: Evaluation, op: str, card: str, workloads: Collection[str], *, ahead: bool
+    ) -> Iterator[Evaluation]:
+        """Hold an evaluation until the baselines at these workloads are known; `ahead` if they are compiled ahead."""
+        places = tuple(Place(op, workload, card) for workload in workloads)
+        self._held.append(_Held(evaluation, places))
+        for place in places:
+            if place in self._times or place in self._to_time or place in self._timing:
+                continue
+            self._to_time.append(place)
+            if ahead:
+                self._to_compile.extend(
+                    one for one in self._preparations(place) if one not in self._compiled and not self._under_way(one)
+                )
+        yield from self._complete()
+
+    def take_compilation(self) -> PreparationRequest | None:
+        """Return the next compilation for a worker that is free, if there is one."""
+        if not self._to_compile:
+            return None
+        request = self._to_compile.popleft()
+        self._compiling.add(request)
+        return request
+
+    def end_compilation(self, request: PreparationRequest) -> None:
+        """Note that a worker has done what it can. If that was nothing, it is compiled when it is timed."""
+        self._compiling.discard(request)
+        self._compiled.add(request)
+
+    def compile_no_more(self) -> None:
+        """Leave the compilations that no worker has taken to the evaluators."""
+        self._compiled.update(self._to_compile)
+        self._to_compile.clear()
+
+    def take_place(self, card: str) -> tuple[Place, str] | None:
+        """Return the next place to time on this card that is compiled, and the kernel that waits for it."""
+        for place in self._to_time:
+            if place.card == card and not any(map(self._under_way, self._preparations(place))):
+                self._to_time.remove(place)
+                self._timing.add(place)
+                waiting = next((held for held in self._held if place in held.places), None)
+                return place, waiting.evaluation.kernel_id if waiting else place.op
+        return None
+
+    def end_timing(self, place: Place, result: TimingResult | None) -> Iterator[Evaluation]:
+        """Yield the evaluations that are complete with these times. None stands for a worker that has ended.
+
+        Raises UserError if the op cannot be judged at this workload.
+        """
+        self._timing.discard(place)
+        if result and result.hint:
+            raise UserError(result.fault, result.hint)
+        if result and result.standard:
+            self._times[place] = result.standard
+        else:
+            self._faults[place] += 1
+            if self._faults[place] < ATTEMPTS:
+                self._to_time.append(place)
+            else:
+                self._times[place] = None
+        yield from self._complete()
+
+    def drop(self) -> None:
+        """Forget the evaluations that are held, and the work on their baselines."""
+        self._held.clear()
+        self._to_time.clear()
+        self._timing.clear()
+        self._to_compile.clear()
+        self._compiling.clear()
+
+    def _complete(self) -> Iterator[Evaluation]:
+        ready = [held for held in self._held if all(place in self._times for place in held.places)]
+        self._held = [held for held in self._held if held not in ready]
+        for held in ready:
+            times = {place.workload: self._times[place] for place in held.places}
+            measurements = tuple(
+                completed(one, standard) if (standard := times.get(one.workload)) else one
+                for one in held.evaluation.measurements
+            )
+            yield replace(held.evaluation, measurements=measurements)
+
+    def _preparations(self, place: Place) -> list[PreparationRequest]:
+        return [PreparationRequest(place.op, place.workload, name) for name in self._names]
+
+    def _under_way(self, request: PreparationRequest) -> bool:
+        return request in self._compiling or request in self._to_compile
