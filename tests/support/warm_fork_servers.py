@@ -97,13 +97,14 @@ def warm_fork_servers() -> Iterator[None]:
         yield
         return
     made: list[WarmProcess] = []
+    paths = pool.environment(Path(tempfile.gettempdir()))["PYTHONPATH"]  # before any test adds to it
 
     def started(
         arguments: Sequence[str], control: socket.socket, output: BinaryIO, folder: Path
     ) -> "subprocess.Popen[bytes] | ForkedProcess":
         environment = pool.environment(folder)
         if not made:
-            made.append(WarmProcess({**environment, "TMPDIR": tempfile.gettempdir()}))
+            made.append(WarmProcess({**environment, "TMPDIR": tempfile.gettempdir(), "PYTHONPATH": paths}))
         if not made[0].serves(environment):
             return COLD(arguments, control, output, folder)
         return made[0].fork(arguments, control.fileno(), output.fileno(), folder)
