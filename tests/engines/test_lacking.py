@@ -170,7 +170,7 @@ def make(known, cubins):
         with (user_cache_dir() / "notes").open("a") as notes:
             notes.write(json.dumps([what, name, op.name, workload.key]) + "\\n")
 
-    def prepared(name, op, workload, device):
+    def prepared(name, op, workload, device, watch):
         note("timed", name, op, workload)
         if "crashes" in op.name and name != "eager":
             os._exit(3)

@@ -33,7 +33,7 @@ if sys.argv[1] == "ahead":
     print(compile_ahead("compile", OP, WORKLOAD, "cpu"))
 else:
     from evolve.evaluation.baselines import prepared
-    call = prepared("compile", OP, WORKLOAD, ScriptedDevice())
+    call = prepared("compile", OP, WORKLOAD, ScriptedDevice(), lambda _phase: None)
     print(call is not None, counters["inductor"]["fxgraph_cache_hit"])
 """
 

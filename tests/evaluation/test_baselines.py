@@ -181,7 +181,7 @@ def test_an_evaluator_that_defers_compares_with_eager_pytorch_and_says_where(
 ) -> None:
     tried: list[str] = []
 
-    def prepared(name: str, op: Op, workload: Workload, _device: Device) -> Call:
+    def prepared(name: str, op: Op, workload: Workload, _device: Device, _watch: Callable[[str], None]) -> Call:
         tried.append(name)
         return lambda inputs: op.call(inputs, workload)
 
