@@ -2,14 +2,16 @@
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 from markupsafe import Markup
 
 from archive.sqlite import SqliteStore
 from archive.store import Store
 from archive.summaries import EvaluationSummary
-from evolve.pages import addresses
+from evolve.pages import addresses, comparison
 from evolve.pages.addresses import InOneFile
 from evolve.pages.kernel_page import kernel_page
 from evolve.pages.op_page import OpPage, op_page
@@ -23,6 +25,9 @@ from evolve.report.standing import devices
 KERNELS = 30  # kernel pages per op and device: champions and their ancestors, then the population and its ancestors
 IN_ALL = 1_000  # kernel pages in one file, of 30 to 100 kB each; if ops are many, each gets an equal share
 RUNS = 10  # run pages per op and device, the newest
+COMPARED = 6  # comparisons per op and device: as many kernels with the fittest, and as many runs with the newest
+
+Drawn = Callable[[Renderer, str], Iterator[Page]]
 
 
 def report(store: SqliteStore, ops: Sequence[str], kernels: int = KERNELS) -> str:
@@ -32,6 +37,7 @@ def report(store: SqliteStore, ops: Sequence[str], kernels: int = KERNELS) -> st
     leading = [_leading(view, most) for view in views]
     shown = dict.fromkeys(kernel_id for of_view in leading for kernel_id in of_view)
     runs = dict.fromkeys(run.id for view in views for run in view.runs[:RUNS])
+    compared = _comparisons(store, views, set(shown))
     known = {
         addresses.OVERVIEW,
         addresses.RUNS,
@@ -39,11 +45,13 @@ def report(store: SqliteStore, ops: Sequence[str], kernels: int = KERNELS) -> st
         *(addresses.op_page(view.standing.op, view.standing.device.key) for view in views),
         *map(addresses.kernel_page, shown),
         *map(addresses.run_page, runs),
+        *(address for addresses_of_page in compared for address in addresses_of_page.split(" ")),
     }
     renderer = Renderer(InOneFile(known))
     op_pages = [_op_page(renderer, view, len(of_view)) for view, of_view in zip(views, leading, strict=True)]
     pages = [renderer.overview(overview(store, store.path.name, ops)), *op_pages,
-             *_pages(store, renderer, [*shown], [*runs], ops)]  # fmt: skip
+             *_pages(store, renderer, [*shown], [*runs], ops),
+             *(page for named, make in compared.items() for page in make(renderer, named))]  # fmt: skip
     body = Markup("\n").join(_section(page) for page in pages)
     title = f"{', '.join(ops)}" if ops else "Kernels"
     style, script = static("style.css"), static("pages.js")
@@ -71,6 +79,38 @@ def _leading(view: OpPage, most: int) -> list[str]:
     kept = list(champions | dict.fromkeys(view.family.above(champions)))
     others = dict.fromkeys([*(one.kernel_id for one in now.population), *view.family.ids])
     return kept + [one for one in others if one not in kept][: max(0, most - len(kept))]
+
+
+def _comparisons(store: Store, views: Sequence[OpPage], shown: Collection[str]) -> dict[str, Drawn]:
+    """Return what draws each comparison by its addresses: kernels with the fittest, runs with the newest, devices."""
+    found: dict[str, Drawn] = {}
+    for view in views:
+        op = view.standing.op
+        kernels = [one.kernel_id for one in view.standing.population if one.kernel_id in shown]
+        for one in kernels[1 : COMPARED + 1] if kernels and kernels[0] == view.fittest else ():
+            found[addresses.kernels_compared(view.fittest, one)] = partial(_kernels, store, (view.fittest, one))
+        for run in view.runs[1 : min(RUNS, COMPARED + 1)]:
+            both = view.runs[0].id, run.id
+            named = f"{addresses.runs_compared(*both)} {addresses.runs_compared(*reversed(both))}"
+            found[named] = partial(_runs, store, both)
+        if len(view.devices) > 1:
+            found[addresses.devices_compared(op)] = partial(_devices, store, op)
+    return found
+
+
+def _kernels(store: Store, both: tuple[str, str], renderer: Renderer, named: str) -> Iterator[Page]:
+    if view := comparison.kernels_compared(store, *both):
+        yield replace(renderer.kernels_compared(view), address=named)
+
+
+def _runs(store: Store, both: tuple[str, str], renderer: Renderer, named: str) -> Iterator[Page]:
+    if view := comparison.runs_compared(store, *both):
+        yield replace(renderer.runs_compared(view), address=named)
+
+
+def _devices(store: Store, op: str, renderer: Renderer, named: str) -> Iterator[Page]:
+    if view := comparison.devices_compared(store, op):
+        yield replace(renderer.devices_compared(view), address=named)
 
 
 def _op_page(renderer: Renderer, view: OpPage, kernels: int) -> Page:

@@ -21,6 +21,7 @@ from evolve.pages.roofline import RooflinePoint
 from evolve.pages.run_page import RunLine, RunPage
 from evolve.pages.svg import Axis, Bar, BarGroup, Dot, Line
 from evolve.report import words
+from evolve.report.basis import Basis
 from evolve.report.best_so_far import Moment
 from evolve.report.progress import dollars
 from evolve.report.runs import UNITS, amount
@@ -74,10 +75,9 @@ class Renderer:
         )  # fmt: skip
 
     def run(self, view: RunPage) -> Page:
-        axis = Axis("evaluations of the run", amount)
+        axes = Axis("evaluations of the run", amount), Axis(_ratio_to(view.basis), words.times, log=True)
         points = [(float(one.spent.evals), one.best) for one in view.qualities]
-        best = svg.plot(f"Best ratio so far in run {view.run.id}", (axis, Axis("", words.times)),
-                        [Line(view.run.id, points)])  # fmt: skip
+        best = svg.plot(f"Best ratio so far in run {view.run.id}", axes, [Line(view.run.id, points)])
         return self._page(addresses.run_page(view.run.id), f"Run {view.run.id}", "run.html", view=view, best=best)
 
     def runs(self, lines: Sequence[RunLine]) -> Page:
@@ -114,7 +114,7 @@ class Renderer:
         several = len({line.device.key for line in lines}) > 1
         rows = [
             (
-                f"{line.op}, {line.device.name.removeprefix('NVIDIA ')}" if several else line.op,
+                f"{line.op}, {_device(line.device.name)}" if several else line.op,
                 self.links(addresses.op_page(line.op, line.device.key)),
                 [
                     Dot(one.timing.speedup, 0.0, f"{one.workload}: {words.times(one.timing.speedup)}",
@@ -131,7 +131,6 @@ class Renderer:
         """Return the plot of all kernels that passed, and the best so far, over what had been spent by then."""
         if len(view.moments) < 2 or not view.spent[axis]:
             return Markup("")
-        over = "PyTorch" if view.standing.basis.is_pytorch else "the first kernel"
         best = [(one.spent[axis], one.best) for one in _turns(view.moments)]
         best.append((view.spent[axis], best[-1][1]))
         shown = view.moments[:: math.ceil(len(view.moments) / DOTS_DRAWN)] if axis == 0 else ()
@@ -140,9 +139,8 @@ class Renderer:
         return svg.plot(
             f"Kernels of {view.standing.op} and the best so far, over {AXES[axis]}",
             (
-                Axis(f"{AXES[axis]} spent on the op; ratio to {over}, mean over workloads",
-                     _dollars if AXES[axis] == "dollars" else amount),
-                Axis("", words.times, log=True),
+                Axis(f"{AXES[axis]} spent on the op", _dollars if AXES[axis] == "dollars" else amount),
+                Axis(f"{_ratio_to(view.standing.basis)}, mean over workloads", words.times, log=True),
             ),
             [Line("best so far", best)],
             dots,
@@ -159,7 +157,16 @@ def _qualities(view: RunComparison, axis: str) -> Markup:
         return Markup("")
     title = f"best so far over {UNITS[axis]}"
     across = Axis(UNITS[axis], _dollars if axis == "usd" else amount)
-    return svg.plot(title, (across, Axis("", words.times)), lines)
+    return svg.plot(title, (across, Axis(_ratio_to(view.basis), words.times, log=True)), lines)
+
+
+def _ratio_to(basis: Basis) -> str:
+    return "speedup over the best of PyTorch" if basis.is_pytorch else "ratio to the first kernel"
+
+
+def _device(name: str) -> str:
+    """Return the name of a device without its maker, which all GPUs here share."""
+    return name.removeprefix("NVIDIA ")
 
 
 def _dollars(usd: float) -> str:
@@ -199,8 +206,8 @@ def _roofline(now: Standing, points: Sequence[RooflinePoint]) -> Markup:
     drawn = svg.plot(
         f"Roofline of {now.op}",
         (
-            Axis("floating-point operations per byte; TFLOP/s", lambda value: f"{value:.3g}", log=True),
-            Axis("", lambda value: f"{value:.3g}", log=True),
+            Axis("floating-point operations per byte", lambda value: f"{value:.3g}", log=True),
+            Axis("TFLOP/s", lambda value: f"{value:.3g}", log=True),
         ),
         dots=dots,
         lines=lines,
@@ -237,7 +244,7 @@ def _templates() -> jinja2.Environment:
     environment.filters.update(
         short=words.short, figure=words.figure, times=words.times, percent=words.percent, clock=words.clock,
         moment=words.moment, dollars=dollars, counted=words.counted, amount=amount, one_line=words.one_line,
-        plain=code.plain,
+        plain=code.plain, device=_device,
     )  # fmt: skip
     return environment
 

@@ -8,12 +8,13 @@ from markupsafe import Markup, escape
 
 from archive.characters import escaped
 
-WIDTH, HEIGHT = 640, 280
-LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 40  # margins
+WIDTH, HEIGHT = 520, 250  # a phone shows it at two thirds of this size
+LEFT, RIGHT, TOP, BOTTOM = 52, 26, 26, 40  # margins
 COLORS = 6  # classes c0 to c5 of the style sheet
 DOTS_SHOWN = 1_500  # most dots that a plot draws
 NARROW = 4.0  # a logarithmic axis that spans less has evenly spaced ticks
-BAR, GAP, LABEL_WIDTH = 13, 3, 168  # height of a bar, space below it, and space for labels left of the bars
+BAR, GAP, LABEL_WIDTH = 13, 3, 150  # height of a bar, space below it, and space for labels left of the bars
+LABEL_LENGTH = 22  # characters
 
 Point = tuple[float, float]
 
@@ -178,7 +179,7 @@ def _grid(x: Axis, y: Axis, to_x: _Scale, to_y: _Scale) -> list[Markup]:
             element("text", y.printed(value), x=LEFT - 6, y=at + 4, text_anchor="end"),
         ]
     drawn.append(element("text", x.title, x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 4, text_anchor="middle"))
-    return drawn
+    return [*drawn, element("text", y.title, x=0, y=13)] if y.title else drawn
 
 
 def _ticks(scale: _Scale, most: int = 6) -> list[float]:
@@ -203,12 +204,12 @@ def _log_ticks(low: float, high: float, most: int) -> list[float]:
 
 def bars(title: str, groups: Sequence[BarGroup]) -> Markup:
     """Return horizontal bars, each group scaled to its own longest bar, with a line at the group's mark."""
-    drawn, top = [], 0
+    drawn, top = [], 4
     room = WIDTH - LABEL_WIDTH - 130
     for group in groups:
         longest = max((bar.value for bar in group.bars), default=1.0) or 1.0
         height = len(group.bars) * (BAR + GAP)
-        drawn.append(element("text", _cut(group.label, 25), x=0, y=top + height / 2 + 3, class_="label"))
+        drawn.append(element("text", _cut(group.label, LABEL_LENGTH), x=0, y=top + height / 2 + 3, class_="label"))
         for index, bar in enumerate(group.bars):
             y, length = top + index * (BAR + GAP), max(1.0, room * bar.value / longest)
             drawn += [
@@ -228,19 +229,19 @@ def ranges(title: str, axis: Axis, rows: Sequence[tuple[str, str, Sequence[Dot]]
     scale = _Scale(*_range([*values, 1.0], axis.log), LABEL_WIDTH, WIDTH - RIGHT, axis.log)
     height = 22 * len(rows)
     drawn = [element("line", x1=scale(1.0), x2=scale(1.0), y1=0, y2=height, class_="mark")]
-    for value in _ticks(scale):
+    for value in _ticks(scale, 4):
         drawn.append(element("line", x1=scale(value), x2=scale(value), y1=0, y2=height, class_="grid"))
         drawn.append(element("text", axis.printed(value), x=scale(value), y=height + 16, text_anchor="middle"))
     for index, (label, href, dots) in enumerate(rows):
         y = 22 * index + 11
-        text = element("text", _cut(label, 25), x=0, y=y + 4, class_="label")
+        text = element("text", _cut(label, LABEL_LENGTH), x=0, y=y + 4, class_="label")
         drawn.append(element("a", text, href=href, tabindex="-1") if href else text)
         reach = [scale(dot.x) for dot in dots]
         if reach:
             drawn.append(element("line", x1=min(reach), x2=max(reach), y1=y, y2=y, class_="reach"))
         drawn += [element("circle", element("title", dot.words), cx=scale(dot.x), cy=y, r=4, class_=f"dot {dot.kind}")
                   for dot in dots]  # fmt: skip
-    drawn.append(element("text", axis.title, x=(LABEL_WIDTH + WIDTH) / 2, y=height + 34, text_anchor="middle"))
+    drawn.append(element("text", axis.title, x=WIDTH, y=height + 34, text_anchor="end"))
     return picture(WIDTH, height + 40, title, *drawn)
 
 

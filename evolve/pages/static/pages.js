@@ -8,10 +8,15 @@
   // Pages of a one-file report: the hash names the page.
   const pages = [...document.querySelectorAll("section.page")];
   const titled = document.title;
+  function readable(address) {
+    try { return decodeURI(address); } catch { return address; }
+  }
   function choose() {
-    const wanted = decodeURI(location.hash.replace(/^#\/?/, "")) || "/";
-    const named = (page) => page.dataset.page.split(" ").map(decodeURI);
-    const chosen = pages.find((page) => named(page).includes(wanted)) || pages[0];
+    const wanted = readable(location.hash.replace(/^#(content$|\/?)/, "")) || "/";
+    const named = (page) => page.dataset.page.split(" ").map(readable);
+    const found = pages.find((page) => named(page).includes(wanted));
+    const chosen = found || pages[0];
+    say(found ? "" : "this file does not have that page");
     for (const page of pages) page.hidden = page !== chosen;
     document.title = `${chosen.dataset.title} · ${titled}`;
     enhance(chosen);
@@ -201,7 +206,11 @@
   }
 
   if (pages.length) {
-    addEventListener("hashchange", () => { choose(); document.getElementById("content").focus(); });
+    addEventListener("hashchange", () => {
+      if (location.hash === "#content") return;  // the link that skips the heading
+      choose();
+      document.getElementById("content").focus();
+    });
     choose();
   } else {
     enhance(document);
