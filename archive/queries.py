@@ -5,6 +5,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from archive import rows
@@ -113,6 +114,11 @@ def _oldest_first(_connection: sqlite3.Connection, found: Iterable[Row]) -> list
     return sorted(map(rows.evaluation_summary, found), key=lambda one: (one.created, one.number))
 
 
+def _plain(kind: type[tuple[Any, ...]]) -> Callable[[sqlite3.Connection, Iterable[Row]], Iterator[Any]]:
+    """Return what makes named tuples of whole rows. Their own `_make` takes twice as long; an op may have 100,000."""
+    return _each(partial(tuple.__new__, kind))
+
+
 def _each(read: Callable[[Row], Any]) -> Callable[[sqlite3.Connection, Iterable[Row]], Iterator[Any]]:
     return lambda _, found: map(read, found)
 
@@ -168,19 +174,19 @@ SOURCES: dict[type, Source] = {
         _each(rows.proposal_summary),
     ),
     Origin: Source(
-        "SELECT kernel_id, parents FROM proposals p", "ORDER BY created, p.rowid", _by("op"), _each(Origin._make),
+        "SELECT kernel_id, parents FROM proposals p", "ORDER BY created, p.rowid", _by("op"), _plain(Origin),
     ),
     BriefProposal: Source(
         "SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds FROM proposals p",
         "ORDER BY created, p.rowid",
         _by("run", op=IN_ORDER),
-        _each(BriefProposal._make),
+        _plain(BriefProposal),
     ),
     BriefEvaluation: Source(
         "SELECT kernel_id, created, seconds, outcome = 'passed', speedup, run FROM evaluation_summaries",
         "ORDER BY created, number",
         _by("device", op=IN_ORDER),
-        _each(BriefEvaluation._make),
+        _plain(BriefEvaluation),
     ),
     AskedQuestion: Source(
         """SELECT q.proposal_id, q.op, q.model, q.endpoint, q.parameters, q.messages

@@ -29,7 +29,7 @@ from evolve.cli.options import (
 from evolve.errors import UserError
 from evolve.report import runs as report
 from evolve.report.basis import basis_of, known_basis
-from evolve.report.best_so_far import sparkline
+from evolve.report.best_so_far import ratios_of, sparkline
 from evolve.report.failures import failed_requests, failures_line
 from evolve.report.output import EVERYTHING, csv_of
 from evolve.report.progress import dollars
@@ -216,7 +216,7 @@ def _over_first(store: Store, run: Run) -> Mapping[str, float]:
     info = next((one for one in store.find(DeviceInfo, run.op) if one.key == run.device), None)
     ranked = store.find(RankedTimes, run.op, device=run.device)
     basis = basis_of(store, run.op, info, ranked) if info else known_basis(_kind(run))
-    return {one.kernel_id: basis.best(one) or 0.0 for one in ranked}
+    return {one.kernel_id: max((ratio for _, ratio in ratios_of(one, basis)), default=0.0) for one in ranked}
 
 
 def _facts(line: RunSummary) -> dict[str, object]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from archive.proposals import Run
 from archive.records import DeviceInfo, Outcome
 from archive.store import Store
-from archive.summaries import BriefEvaluation, BriefProposal, EvaluationSummary, RankedTimes
+from archive.summaries import BriefEvaluation, BriefProposal, EvaluationSummary
 from evolve.devices.choose import policy_of
 from evolve.errors import kind_of
 from evolve.pages.lineage import Family, family_of
@@ -63,7 +63,6 @@ def op_page(store: Store, op: str, device: str = "") -> OpPage | None:
     if info is None:
         return None
     now = standing(store, op, info)
-    ranked = store.find(RankedTimes, op, device=info.key)
     evaluations = store.find(BriefEvaluation, op, device=info.key)
     proposals = store.find(BriefProposal, op)
     runs = [run for run in store.find(Run, op) if run.device == info.key]
@@ -71,7 +70,7 @@ def op_page(store: Store, op: str, device: str = "") -> OpPage | None:
         standing=now,
         main=info is main,
         devices=tuple(found),
-        moments=tuple(moments(ranked, evaluations, proposals, now.basis)),
+        moments=tuple(moments(now.ranked, evaluations, proposals, now.basis)),
         spent=(
             float(len(evaluations)), float(sum(one.tokens for one in proposals)), sum(one.usd for one in proposals)
         ),

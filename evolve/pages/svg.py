@@ -80,18 +80,21 @@ class _Scale:
 
 def element(tag: str, *children: object, **attributes: object) -> Markup:
     """Return an element. `_` in attribute names stands for `-`, and a trailing one is dropped."""
-    parts = [
-        Markup(' {}="{}"').format(name.rstrip("_").replace("_", "-"), escaped(_plain(value)))
-        for name, value in attributes.items()
-        if value not in ("", None)
-    ]
-    inner = Markup("").join(one if isinstance(one, Markup) else escape(escaped(str(one))) for one in children)
-    name = Markup(tag)  # noqa: S704 - a name from our own code
-    return Markup("<{}{}>{}</{}>").format(name, Markup("").join(parts), inner, name)
+    given = "".join(
+        [
+            f' {name.rstrip("_").replace("_", "-")}="{_shown(value)}"'
+            for name, value in attributes.items()
+            if value not in ("", None)
+        ]
+    )
+    inner = "".join([one if isinstance(one, Markup) else escape(escaped(str(one))) for one in children])
+    return Markup(f"<{tag}{given}>{inner}</{tag}>")  # noqa: S704 - all but our own names and finished HTML is escaped
 
 
-def _plain(value: object) -> str:
-    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.1f}".removesuffix(".0")
+    return str(value) if isinstance(value, int) else escape(escaped(str(value)))
 
 
 def picture(width: int, height: int, title: str, *children: Markup, kind: str = "plot") -> Markup:

@@ -40,7 +40,7 @@ def moments(
     for keys in {one.workloads for one in ranked}:
         workloads.update(keys.split("\n"))
     for one in sorted(ranked, key=lambda one: one.created):
-        ratios = _ratios(one, basis)
+        ratios = ratios_of(one, basis)
         for workload, ratio in ratios:
             held = best.get(workload, 1.0)
             if ratio > held:
@@ -82,12 +82,13 @@ def rises(
     return found
 
 
-def _ratios(one: RankedTimes, basis: Basis) -> list[tuple[str, float]]:
+def ratios_of(one: RankedTimes, basis: Basis) -> list[tuple[str, float]]:
     """Return the ratio on each workload. Reads the packed times, because there may be tens of thousands."""
-    timed = zip(one.workloads.split("\n"), TIMES.iter_unpack(one.times), strict=True)
+    timed = zip(one.workloads.split("\n"), TIMES.iter_unpack(one.times), strict=bool(one.times))
     if basis.first_us is None:
         return [(workload, baseline_us / us) for workload, (us, _, _, baseline_us, _) in timed]
-    return [(workload, basis.first_us.get(workload, us) / us) for workload, (us, *_) in timed]
+    first = basis.first_us
+    return [(workload, first.get(workload, us) / us) for workload, (us, _, _, _, _) in timed]
 
 
 def sparkline(points: Sequence[tuple[float, float]], columns: int = COLUMNS, *, unicode: bool = True) -> str:

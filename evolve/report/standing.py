@@ -69,6 +69,7 @@ class Standing:
     basis: Basis = PYTORCH
     elsewhere: frozenset[str] = frozenset()  # kernels whose verdict ships with the package
     only_run: str = ""  # id of the run whose own kernels are covered, and no others; empty for all kernels
+    ranked: Sequence[RankedTimes] = field(default=(), repr=False, compare=False)  # of all kernels that passed
 
     @property
     def leading(self) -> tuple[str, int] | None:
@@ -121,6 +122,7 @@ def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] =
         basis=basis_of(store, op, device, every),
         only_run=only_run,
         elsewhere=frozenset(one.kernel_id for one in evaluations.values() if one.shipped),
+        ranked=every,
     )
 
 
@@ -235,9 +237,8 @@ def of_dtype(standing: Standing, dtype: str) -> Standing:
 
 def best_so_far_line(store: Store, standing: Standing, *, unicode: bool) -> str:
     """Return a small curve of the best so far over the evaluations, or nothing if only one kernel passed."""
-    key = standing.device.key
-    ranked = store.find(RankedTimes, standing.op, device=key)
-    found = rises(ranked, store.find(BriefEvaluation, standing.op, device=key), standing.basis)
+    evaluations = store.find(BriefEvaluation, standing.op, device=standing.device.key)
+    found = rises(standing.ranked, evaluations, standing.basis)
     if len(found) < 2:
         return ""
     (_, first), (spent, last) = found[0], found[-1]

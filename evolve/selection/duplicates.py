@@ -75,13 +75,27 @@ def oldest_by_code(verdicts: Iterable[EvaluationSummary]) -> dict[str, Evaluatio
 @lru_cache(maxsize=20_000)
 def likeness(kernel: Kernel) -> str:
     """Return a hash that kernels share if they differ only in note, comments, blanks, names and unused knobs."""
-    plan, tokens = kernel.plan, _tokens(kernel.source)
+    plan, source = kernel.plan, kernel.source
     entries = {name: f"entry {n}" for n, name in enumerate(dict.fromkeys(launch.entry for launch in plan.launches))}
-    renamed = {**_renamed(tokens, plan), **entries}
-    return content_id([_plan(plan, set(tokens), entries), [renamed.get(token, token) for token in tokens]])
+    kept = frozenset({*plan.specialize, *(name for name, _ in (*plan.let, *plan.knobs))})
+    return content_id([_plan(plan, _words(source), entries), _code(source, _types(plan), kept, tuple(entries.items()))])
 
 
-def _plan(plan: Plan, words: set[str], entries: Mapping[str, str]) -> list[object]:
+# The settings of one design share their source, and what follows from it.
+@lru_cache(maxsize=1_000)
+def _code(source: str, ours: frozenset[str], kept: frozenset[str], entries: Sequence[tuple[str, str]]) -> str:
+    """Return a hash of the source without its names, except those of the plan."""
+    tokens = _tokens(source)
+    renamed = {**_renamed(tokens, ours, kept), **dict(entries)}
+    return content_id([renamed.get(token, token) for token in tokens])
+
+
+@lru_cache(maxsize=1_000)
+def _words(source: str) -> frozenset[str]:
+    return frozenset(_tokens(source))
+
+
+def _plan(plan: Plan, words: frozenset[str], entries: Mapping[str, str]) -> list[object]:
     """Return what a plan means, regardless of how it is written."""
     meant: list[object] = [
         plan.op,
@@ -106,6 +120,7 @@ def _launch(launch: Launch, entries: Mapping[str, str]) -> list[object]:
     return [entry, launch.library, *sizes, _plain(launch.shared), args, launch.cooperative, launch.overlap]
 
 
+@lru_cache(maxsize=10_000)
 def _plain(expression: Expression) -> str:
     """Return an expression without superfluous blanks and brackets, or unchanged if it cannot be parsed."""
     try:
@@ -114,7 +129,7 @@ def _plain(expression: Expression) -> str:
         return str(expression)
 
 
-@lru_cache(maxsize=1_000)  # the settings of one design share their source
+@lru_cache(maxsize=100)
 def _tokens(source: str) -> Sequence[str]:
     """Return the tokens of the source. GAP stands for a blank that matters, and EDGE encloses each directive."""
     kept: list[str] = []
@@ -138,23 +153,25 @@ def _tokens(source: str) -> Sequence[str]:
     return kept
 
 
-def _renamed(tokens: Sequence[str], plan: Plan) -> dict[str, str]:
+def _renamed(tokens: Sequence[str], ours: frozenset[str], kept: frozenset[str]) -> dict[str, str]:
     """Return new names for the variables that the source declares, numbered by first appearance.
 
     Names that are called, are members or occur in the plan are kept, because they may have another meaning.
+    `ours` are the types that the plan names.
     """
-    ours = _types(plan)
+    words = set(tokens)
+    types = {word for word in words if word in ours or TYPE.fullmatch(word)}
+    names = {word for word in words if NAME.fullmatch(word)} - types
     declared: dict[str, str] = {}
-    foreign = {*plan.specialize, *(name for name, _ in (*plan.let, *plan.knobs))}
+    foreign = set(kept)
     after_type = False
     for earlier, before, token, after in zip(["", "", *tokens], ["", *tokens], tokens, [*tokens[1:], ""], strict=False):
         if token in PASTES or (after_type and token in ours):
             return {}  # the preprocessor pastes names together, or a type and a variable share a name
         if token not in AFTER_TYPES:
-            is_type = token in ours or TYPE.fullmatch(token) is not None
-            if after_type and not is_type and NAME.fullmatch(token):
+            if after_type and token in names:
                 declared.setdefault(token, f"variable {len(declared)}")
-            after_type = is_type
+            after_type = token in types
         if after == "(" or before in (".", "#") or earlier + before in ("->", "::") or after == ":":
             foreign.add(token)
     return {name: number for name, number in declared.items() if name not in foreign}

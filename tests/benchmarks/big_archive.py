@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -129,7 +129,7 @@ def _records_of(op: str, device: DeviceInfo, kernels: int, rng: random.Random) -
             cost = Cost(4_000, 2_000, 12.0, usd=0.01) if operator != "knobs" else Cost()
             reply = kernel.text if operator != "knobs" else ""
             yield Proposal(op, operator, "made up", kernel, parents, run.id, reply, cost=cost, created=now)
-            yield _evaluation(kernel, device, now + 1, rng)
+            yield replace(_evaluation(kernel, device, now + 1, rng), run=run.id)
             if device is not GPU:  # otherwise a run on the GPU would begin with these kernels
                 yield _evaluation(kernel, GPU, now + 2, rng)
         yield Leg(run.id, started, now + 2)
