@@ -22,6 +22,7 @@ from archive.summaries import (
     Origin,
     ProposalSummary,
     RankedTimes,
+    Skips,
 )
 
 READ_AT_ONCE = 500  # evaluations whose measurements are in memory at the same time
@@ -220,6 +221,7 @@ SOURCES: dict[type, Source] = {
         _by("device", op="op = ? AND in_force = 1 AND outcome = 'passed'", contending=CONTENDING),
         _each(rows.ranked_times),
     ),
+    Skips: Source("SELECT id, skipped FROM evaluations", "ORDER BY rowid", _by("op", ids=ID_IN), _each(rows.skips)),
     DeviceInfo: Source(
         """SELECT d.* FROM devices d JOIN (SELECT device_id, max(created) AS last FROM evaluations""",
         "GROUP BY device_id) ON device_id = d.id ORDER BY last",

@@ -33,6 +33,7 @@ from archive.summaries import (
     KernelSummary,
     ProposalSummary,
     RankedTimes,
+    Skips,
     is_sound,
     kernel_summary,
     summary,
@@ -184,6 +185,11 @@ def ranked_times(row: Row) -> RankedTimes:
     if not is_sound(row[6], row[7]):
         raise _damage("evaluation_summaries", row[0], UnsoundError("its times do not match its workloads"))
     return RankedTimes._make(row)
+
+
+def skips(row: Row) -> Skips:
+    with _row("evaluations", row[0]):
+        return Skips(row[0], tuple(str(skipped).partition(": ")[0] for skipped in _list("skipped", row[1])))
 
 
 def checked(table: str, row_id: object, record: T) -> T:

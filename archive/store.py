@@ -1,7 +1,7 @@
 """Store: what the rest of the program may ask of an archive, and by which filters."""
 
 import gc
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, Protocol, TypedDict, TypeVar, Unpack
 
@@ -16,12 +16,13 @@ from archive.summaries import (
     Origin,
     ProposalSummary,
     RankedTimes,
+    Skips,
 )
 
 Record = Kernel | Proposal | AskedQuestion | Evaluation | Merged | Profile | Standard | Run | Leg
 R = TypeVar(
     "R", Kernel, KernelSummary, Proposal, ProposalSummary, BriefProposal, AskedQuestion, Evaluation, EvaluationSummary,
-    Origin, BriefEvaluation, RankedTimes, DeviceInfo, Merged, Profile, Standard, Run, Leg,
+    Origin, Skips, BriefEvaluation, RankedTimes, DeviceInfo, Merged, Profile, Standard, Run, Leg,
 )  # fmt: skip
 
 
@@ -76,6 +77,12 @@ def evaluations_of(store: Store, verdicts: Iterable[EvaluationSummary | RankedTi
     ids = {(verdict.kernel_id, verdict.created, verdict.device): verdict.id for verdict in verdicts}
     found = store.find(Evaluation, ids=list(ids.values()))
     return {ids[one.kernel_id, one.created, one.device.key]: one for one in found}
+
+
+def workloads_of(store: Store, leaders: Mapping[str, RankedTimes]) -> list[str]:
+    """Return the workloads with a champion, and those that the champions do not accept."""
+    skips = store.find(Skips, ids={one.id for one in leaders.values()}) if leaders else []
+    return list(dict.fromkeys([*leaders, *(workload for one in skips for workload in one.workloads)]))
 
 
 @contextmanager

@@ -104,6 +104,13 @@ class Origin(NamedTuple):
         return found
 
 
+class Skips(NamedTuple):
+    """The declared workloads that a kernel did not accept."""
+
+    evaluation_id: str
+    workloads: tuple[str, ...]
+
+
 class BriefProposal(NamedTuple):
     """A proposal's cost, time and run, which is all that a budget needs."""
 

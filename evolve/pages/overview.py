@@ -1,12 +1,13 @@
 """The overview: a line per op and device, with what its champions gained over PyTorch."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from archive.kernel import Kernel
 from archive.proposals import Run
 from archive.records import DeviceInfo, Outcome
-from archive.store import Store
+from archive.store import Store, workloads_of
 from archive.summaries import EvaluationSummary, RankedTimes, Timing
 from evolve.devices.choose import policy_of
 from evolve.report.basis import geometric_mean
@@ -38,6 +39,7 @@ class OpLine:
     device: DeviceInfo
     champions: tuple[ChampionTime, ...]
     outcomes: Mapping[str, int]
+    workloads: int  # of the op, also those without a champion
 
     @property
     def of_gpu(self) -> bool:
@@ -51,6 +53,11 @@ class OpLine:
     def mean(self) -> float | None:
         """The geometric mean of the champions' speedups over the best of PyTorch."""
         return geometric_mean(self.speedups)
+
+    @property
+    def gain(self) -> float:
+        """The geometric mean over all workloads of the speedup, which is 1 where PyTorch is faster or alone."""
+        return math.prod(max(1.0, speedup) for speedup in self.speedups) ** (1 / max(1, self.workloads))
 
     @property
     def light(self) -> float | None:
@@ -84,7 +91,7 @@ class OpLine:
 
 @dataclass(frozen=True)
 class Gain:
-    """The op with the largest mean speedup, and the idea of its best kernel."""
+    """The op that gained most over all its workloads, and the idea of its best kernel."""
 
     line: OpLine
     champion: ChampionTime
@@ -115,7 +122,7 @@ def op_line(store: Store, op: str, device: DeviceInfo) -> OpLine:
     counts = store.count(EvaluationSummary, "outcome", op, device=device.key, in_force=True)
     outcomes = {str(outcome): counts[str(outcome)] for outcome in Outcome if str(outcome) in counts}
     leaders = population.leaders(store.find(RankedTimes, op, device=device.key, contending=True))
-    return OpLine(op, family(op), device, tuple(_champions(leaders)), outcomes)
+    return OpLine(op, family(op), device, tuple(_champions(leaders)), outcomes, len(workloads_of(store, leaders)))
 
 
 def overview(store: Store, archive: str, ops: Sequence[str] = ()) -> Overview:
@@ -142,7 +149,7 @@ def _gain(lines: Sequence[OpLine], ideas: Mapping[str, str]) -> Gain | None:
     gained = [line for line in lines if line.mean and line.best]
     if not gained:
         return None
-    most = max(gained, key=lambda line: (not line.unsure, line.mean or 0.0))
+    most = max(gained, key=lambda line: (not line.unsure, line.gain))
     champion = most.best
     return Gain(most, champion, ideas.get(champion.kernel_id, "")) if champion else None
 

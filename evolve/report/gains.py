@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from archive.records import DeviceInfo
-from archive.store import Store
+from archive.store import Store, workloads_of
 from archive.summaries import EvaluationSummary, RankedTimes, Timing
 from evolve.devices.choose import policy_of
 from evolve.report.basis import geometric_mean
@@ -17,8 +17,8 @@ from evolve.report.words import percent, times, times_label
 from evolve.selection import population
 
 MEANS = (
-    "light and speedup: geometric means over all workloads of the champions' share of the speed of light, and of "
-    "their speedup over the best of PyTorch; faster: workloads on which they are faster; most to gain first"
+    "light and speedup: geometric means over the workloads with a champion of its share of the speed of light, and of "
+    "its speedup over the best of PyTorch; faster: workloads on which it is faster, of all; most to gain first"
 )
 
 
@@ -30,6 +30,7 @@ class Reached:
     device: DeviceInfo
     timings: tuple[Timing, ...]  # of the champion on each workload
     judged: int = 0  # kernels with a verdict
+    workloads: int = 0  # of the op, also those without a champion
     confirmed: bool = True  # whether all champions are
     elsewhere: bool = False  # whether the times of a champion ship with the package
 
@@ -70,11 +71,13 @@ def _reached(store: Store, op: str, device: DeviceInfo, dtype: str) -> Reached:
         for timing in one.measurements
         if timing.workload == workload and (not dtype or dtype in workload.split())
     )
+    workloads = [one for one in workloads_of(store, leaders) if not dtype or dtype in one.split()]
     shipped = store.find(EvaluationSummary, op, ids={one.id for one in leaders.values()}, shipped=True)
     judged = store.count(EvaluationSummary, "device", op, device=device.key, in_force=True)
     return Reached(
-        op, device, timings, judged.get(device.key, 0), all(one.confirmed for one in leaders.values()), bool(shipped)
-    )
+        op, device, timings, judged.get(device.key, 0), len(workloads),
+        all(one.confirmed for one in leaders.values()), bool(shipped),
+    )  # fmt: skip
 
 
 def reached_table(found: Sequence[Reached], width: int) -> Table:
@@ -92,7 +95,7 @@ def reached_table(found: Sequence[Reached], width: int) -> Table:
             percent(min(one.lights, default=None)),
             times(geometric_mean(one.speedups)),
             times(min(one.speedups, default=None)),
-            f"{faster}/{len(one.speedups)}{'' if one.confirmed else UNCONFIRMED}" if one.on_gpu else "-",
+            f"{faster}/{one.workloads}{'' if one.confirmed else UNCONFIRMED}" if one.on_gpu else "-",
             str(one.judged),
         )
     return narrowed(table, width, ["judged", "worst ", "worst", "faster"])
@@ -104,7 +107,8 @@ def facts(one: Reached) -> dict[str, Any]:
         "op": one.op,
         "device": one.device.key,
         "emulated": not one.on_gpu,
-        "workloads": len(one.timings),
+        "workloads": one.workloads,
+        "champions": len(one.timings),
         "light": geometric_mean(one.lights),
         "worst_light": min(one.lights, default=None),
         "speedup": geometric_mean(one.speedups),
