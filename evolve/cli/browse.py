@@ -50,7 +50,6 @@ from evolve.report.output import EVERYTHING, csv_of, paged
 from evolve.report.runs import has_unicode
 from evolve.report.standing import (
     ELSEWHERE_MEANS,
-    UNCONFIRMED,
     Standing,
     best_so_far_line,
     champions_table,
@@ -131,8 +130,8 @@ def _print_overview(store: Store, choice: Choice, family: str, *, as_json: bool,
     output = console()
     with paged(output):
         if found:
-            output.print(gains.reached_table(found, output.width))
-            output.print(f"\n{gains.MEANS}; {UNCONFIRMED}: a champion is not confirmed yet", style="dim")
+            output.print(table := gains.reached_table(found, output.width))
+            output.print(f"\n{gains.footnote(table)}", style="dim")
             if any(one.elsewhere for one in found):
                 output.print(ELSEWHERE_MEANS, style="dim")
         if (waiting := len(held.difference(one.op for one in found))) and not choice.device:

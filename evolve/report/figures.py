@@ -3,6 +3,7 @@
 Everything here is text. The same measurements give the same text, so that a check can compare them.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ class FamilyFigures:
 
     family: str
     ops: int
+    workloads: int  # of these ops, also those without a champion
     measurements: tuple[Measurement, ...]  # of the champion on each workload
 
     @property
@@ -58,7 +60,8 @@ class DeviceFigures:
     @property
     def total(self) -> FamilyFigures:
         every = tuple(one for family in self.families for one in family.measurements)
-        return FamilyFigures("all", sum(family.ops for family in self.families), every)
+        ops, workloads = (sum(getattr(one, name) for one in self.families) for name in ("ops", "workloads"))
+        return FamilyFigures("all", ops, workloads, every)
 
 
 def of_devices(ops: Iterable[Listed], shipped: Mapping[str, Sequence[MeasuredKernel]]) -> list[DeviceFigures]:
@@ -85,12 +88,15 @@ def _device(name: str, of_op: Mapping[str, Sequence[MeasuredKernel]], listed: Ma
     return DeviceFigures(
         name,
         tuple(
-            FamilyFigures(family, len(ops), tuple(one for best in ops.values() for one in best))
+            FamilyFigures(
+                family, len(ops), sum(len(listed[op].gpu) for op in ops),
+                tuple(one for best in ops.values() for one in best),
+            )
             for family, ops in sorted(families.items())
         ),
         tuple(sorted(toolchains)),
         (_day(dates[0]), _day(dates[-1])),
-    )
+    )  # fmt: skip
 
 
 def _champions(op: Listed, found: Sequence[MeasuredKernel]) -> list[Measurement]:
@@ -117,7 +123,7 @@ def table(figures: DeviceFigures) -> str:
     ]
     for row in (*figures.families, figures.total):
         cells = [
-            row.family, str(row.ops), str(len(row.measurements)), percent(geometric_mean(row.lights)),
+            row.family, str(row.ops), _of(len(row.measurements), row.workloads), percent(geometric_mean(row.lights)),
             percent(min(row.lights, default=None)), times(geometric_mean(row.speedups)),
             times(min(row.speedups, default=None)), times(geometric_mean(row.over_eager)),
         ]  # fmt: skip
@@ -129,6 +135,10 @@ def table(figures: DeviceFigures) -> str:
     return "\n".join([*lines, "", f"{head} {means}"])
 
 
+def _of(number: int, every: int) -> str:
+    return str(number) if number == every else f"{number} of {every}"
+
+
 def with_section(readme: str, written: str) -> str | None:
     """Return the README with this section between its marks, or None if it has no marks."""
     before, begin, rest = readme.partition(BEGIN)
@@ -136,18 +146,47 @@ def with_section(readme: str, written: str) -> str | None:
     return f"{before}{written}{after}" if begin and end else None
 
 
-ROW, LEFT, PANEL, TOP = 22, 150, 250, 56  # pixels
+ROW, LEFT, PANEL, TOP, TICK_ROOM = 22, 150, 250, 56, 26  # pixels
 RIGHT = LEFT + PANEL + 70  # where the second panel begins
 LIGHT_COLOUR, SPEED_COLOUR, WORST_COLOUR, TEXT_COLOUR = "#2f7ed8", "#3a9d5d", "#b03a2e", "#24292f"
+SLOWER_COLOUR = "#c98a2b"
 LEGEND = "bars: geometric means; red: the worst workload; dashed: the speed of light, and PyTorch"
+TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+
+
+@dataclass(frozen=True)
+class LogAxis:
+    """The axis of speedups, on which twice as fast is as far from PyTorch as half as fast."""
+
+    low: float
+    high: float
+
+    def __call__(self, speedup: float) -> float:
+        share = math.log(max(speedup, self.low) / self.low) / math.log(self.high / self.low)
+        return RIGHT + PANEL * min(1.0, share)
+
+    @property
+    def ticks(self) -> list[float]:
+        """The round numbers on the axis besides 1, without those too near to another one."""
+        kept: list[float] = []
+        for tick in sorted((one for one in TICKS if self.low <= one <= self.high), key=lambda one: abs(math.log(one))):
+            if all(abs(self(tick) - self(other)) >= TICK_ROOM for other in (1.0, *kept)):
+                kept.append(tick)
+        return sorted(kept)
+
+
+def _axis_of(rows: Sequence[FamilyFigures]) -> LogAxis:
+    """Return an axis for the mean and the worst speedup of each row."""
+    drawn = [speedup for row in rows if row.speedups for speedup in (geometric_mean(row.speedups), min(row.speedups))]
+    every = [speedup for speedup in drawn if speedup]
+    return LogAxis(min(0.5, *every) / 1.1, max(2.0, *every) * 1.1)
 
 
 def picture(figures: DeviceFigures) -> str:
     """Return an SVG with two bars per family: the share of the speed of light, and the speedup over PyTorch's best."""
     rows = (*figures.families, figures.total)
-    most = 1.05 * max(1.0, *(geometric_mean(row.speedups) or 0.0 for row in rows))
-    bottom = TOP + ROW * len(rows)
-    width, height = RIGHT + PANEL + 60, bottom + 24
+    axis, bottom = _axis_of(rows), TOP + ROW * len(rows)
+    width, height = RIGHT + PANEL + 60, bottom + 42
     title = f"Champions that ship, on {figures.device}: {counted(len(figures.total.measurements), 'workload')}"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -155,34 +194,41 @@ def picture(figures: DeviceFigures) -> str:
         f'<rect width="{width}" height="{height}" fill="white"/>',
         _text(10, 20, title, 14),
         _text(LEFT, TOP - 12, "share of the speed of light"),
-        _text(RIGHT, TOP - 12, "speedup over PyTorch's best"),
-        *(line for number, row in enumerate(rows) for line in _bars(row, TOP + ROW * number, most)),
-        *(_dashed(x, bottom) for x in (LEFT + PANEL, RIGHT + PANEL / most)),
-        _text(10, bottom + 16, LEGEND),
+        _text(RIGHT, TOP - 12, "speedup over PyTorch's best, logarithmic"),
+        *(_dashed(x, bottom) for x in (LEFT + PANEL, axis(1.0))),
+        *(line for number, row in enumerate(rows) for line in _bars(row, TOP + ROW * number, axis)),
+        *(_tick(axis(speedup), bottom, f"{speedup:g}x") for speedup in (1.0, *axis.ticks)),
+        *(_tick(LEFT + PANEL * share, bottom, percent(share)) for share in (0.0, 0.5, 1.0)),
+        _text(10, bottom + 34, LEGEND),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _bars(row: FamilyFigures, y: int, most: float) -> Iterator[str]:
+def _bars(row: FamilyFigures, y: int, axis: LogAxis) -> Iterator[str]:
     light, speedup = geometric_mean(row.lights), geometric_mean(row.speedups)
     yield _text(10, y + 14, row.family)
     if light is not None:
-        yield from _bar(LEFT, y, min(light, 1.0), LIGHT_COLOUR, percent(light))
+        yield from _bar(LEFT, LEFT + PANEL * min(light, 1.0), y, LIGHT_COLOUR, percent(light))
         yield _mark(LEFT + PANEL * min(1.0, *row.lights), y)
     if speedup is not None:
-        yield from _bar(RIGHT, y, speedup / most, SPEED_COLOUR, times(speedup))
-        yield _mark(RIGHT + PANEL * min(most, *row.speedups) / most, y)
+        begin, end = sorted((axis(1.0), axis(speedup)))
+        yield from _bar(begin, end, y, SPEED_COLOUR if speedup >= 1 else SLOWER_COLOUR, times(speedup))
+        yield _mark(axis(min(row.speedups)), y)
 
 
 def _text(x: float, y: float, words: str, size: int = 12) -> str:
     return f'<text x="{x}" y="{y}" font-size="{size}">{escape(words)}</text>'
 
 
-def _bar(x: int, y: int, share: float, colour: str, label: str) -> Iterator[str]:
-    length = PANEL * share
-    yield f'<rect x="{x}" y="{y + 3}" width="{length:.1f}" height="{ROW - 8}" fill="{colour}"/>'
-    yield f'<text x="{x + length + 5:.1f}" y="{y + 14}">{escape(label)}</text>'
+def _bar(begin: float, end: float, y: int, colour: str, label: str) -> Iterator[str]:
+    yield f'<rect x="{begin:.1f}" y="{y + 3}" width="{end - begin:.1f}" height="{ROW - 8}" fill="{colour}"/>'
+    outlined = 'stroke="white" stroke-width="4" paint-order="stroke"'
+    yield f'<text x="{end + 5:.1f}" y="{y + 14}" {outlined}>{escape(label)}</text>'
+
+
+def _tick(x: float, bottom: int, label: str) -> str:
+    return f'<text x="{x:.1f}" y="{bottom + 13}" font-size="10" fill="#57606a" text-anchor="middle">{label}</text>'
 
 
 def _dashed(x: float, bottom: int) -> str:

@@ -18,8 +18,9 @@ from evolve.selection import population
 
 MEANS = (
     "light and speedup: geometric means over the workloads with a champion of its share of the speed of light, and of "
-    "its speedup over the best of PyTorch; faster: workloads on which it is faster, of all; most to gain first"
+    "its speedup over the best of PyTorch"
 )
+FASTER_MEANS = f"faster: workloads on which it is faster, of all; {UNCONFIRMED}: a champion is not confirmed yet"
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,12 @@ def reached_table(found: Sequence[Reached], width: int) -> Table:
             str(one.judged),
         )
     return narrowed(table, width, ["judged", "worst ", "worst", "faster"])
+
+
+def footnote(table: Table) -> str:
+    """Return what the columns of the table mean, and its order."""
+    shown = {str(column.header) for column in table.columns}
+    return "; ".join([MEANS, *([FASTER_MEANS] if "faster" in shown else []), "most to gain first"])
 
 
 def facts(one: Reached) -> dict[str, Any]:

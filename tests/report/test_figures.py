@@ -2,6 +2,7 @@
 
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from shipping import ship
 from archive import measured
 from archive.measured import MeasuredKernel
 from archive.records import DeviceInfo
-from evolve.report.figures import BEGIN, END, NONE_YET
+from evolve.report.figures import BEGIN, END, NONE_YET, TICK_ROOM, LogAxis
 from reference_ops import catalog
 
 Capture = pytest.CaptureFixture[str]
@@ -57,6 +58,19 @@ def test_the_picture_is_svg_with_every_family(checkout: Path, monkeypatch: pytes
     assert {catalog.family("softmax"), catalog.family("gelu"), "all", "20%", "50%", "2.00x", "5.00x"} <= words
 
 
+def test_a_speedup_is_drawn_as_far_from_pytorch_as_its_inverse() -> None:
+    axis = LogAxis(0.1, 12.0)
+    assert axis(4.0) - axis(1.0) == pytest.approx(axis(1.0) - axis(0.25))
+    assert axis(0.01) == axis(0.1)  # nothing is drawn beyond an end
+
+
+def test_ticks_of_the_speedups_leave_room_for_their_labels() -> None:
+    axis = LogAxis(0.01, 100.0)
+    at = [axis(tick) for tick in axis.ticks]
+    assert len(at) > 4
+    assert min(b - a for a, b in pairwise(at)) >= TICK_ROOM
+
+
 def test_each_gpu_has_a_table(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     shipping(checkout, monkeypatch, found("softmax", 50.0), found("softmax", 25.0, A100))
     evolve(capsys, "figures", "--root", checkout)
@@ -97,7 +111,8 @@ def test_times_at_workloads_that_the_op_has_no_longer_are_left_out(
     verdict = replace(given.evaluation, measurements=(old, *given.evaluation.measurements[1:]))
     shipping(checkout, monkeypatch, replace(given, evaluation=verdict))
     evolve(capsys, "figures", "--root", checkout)
-    row = f"| {catalog.family('softmax')} | 1 | {len(catalog.load('softmax').gpu) - 1} |"
+    every = len(catalog.load("softmax").gpu)
+    row = f"| {catalog.family('softmax')} | 1 | {every - 1} of {every} |"
     assert row in (checkout / "README.md").read_text()
 
 
