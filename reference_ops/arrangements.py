@@ -15,6 +15,8 @@ from reference_ops.op import Arrange, Tensors
 
 WIDEST_BITS, WIDEST_BITS_IN_FLOAT16 = 14, 6  # of scales along a sum of products: from 2**-14 to 2**14
 SHARE_OF_BLOCK = 3  # a block hides one key in three
+FAR_BELOW, FAR_BELOW_IN_FLOAT16 = 2.0**33, 2.0**13  # below any number that stands for -inf in models
+OPPOSED, OPPOSED_IN_FLOAT16 = 2.0**15, 2.0**7  # products of such numbers are far from zero
 
 
 def of_mask(name: str, *, hides: bool) -> Mapping[str, Arrange]:
@@ -112,6 +114,42 @@ def of_order(name: str) -> Mapping[str, Arrange]:
     }
 
 
+def of_permutation(name: str) -> Mapping[str, Arrange]:
+    """Return permutations: those of `of_order`, and one whose front half is in place, the rear half reversed."""
+
+    def half(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+        size = inputs[name].shape[-1]
+        at = torch.arange(size, device=inputs[name].device)
+        inputs[name].copy_(torch.where(at < size // 2, at, size + size // 2 - 1 - at).expand_as(inputs[name]))
+
+    return {**of_order(name), f"{name}_half_in_place": half}
+
+
+def far_below(name: str) -> Mapping[str, Arrange]:
+    """Return an arrangement in which all numbers are far below zero, where no running maximum may have begun."""
+
+    def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+        values = inputs[name]
+        values.abs_().add_(1).mul_(-(FAR_BELOW_IN_FLOAT16 if values.dtype == torch.float16 else FAR_BELOW))
+
+    return {f"{name}_far_below": arrange}
+
+
+def keys_opposed(queries: str, keys: str) -> Mapping[str, Arrange]:
+    """Return an arrangement in which all keys of a head are alike and opposed to its queries.
+
+    All scores are far below zero. For each query they are equal, and sums of integers, so that no rounding decides.
+    """
+
+    def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+        every, asked = inputs[keys], inputs[queries]
+        size = OPPOSED_IN_FLOAT16 if every.dtype == torch.float16 else OPPOSED
+        every.copy_(every[..., :1, :].abs().round_().add_(1).expand_as(every))
+        asked.abs_().round_().add_(1).mul_(-size)
+
+    return {f"{keys}_opposed": arrange}
+
+
 def many_nan(name: str) -> Mapping[str, Arrange]:
     """Return an arrangement in which a quarter of all elements is NaN, for searches that find one of several."""
 
@@ -132,6 +170,19 @@ def planes_of_minus_inf(name: str) -> Mapping[str, Arrange]:
         inputs[name].flatten(0, 1)[::2] = -math.inf
 
     return {f"planes_of_minus_inf_in_{name}": arrange}
+
+
+def sprinkled(name: str, share: float = 0.25, **values: float) -> Mapping[str, Arrange]:
+    """Return arrangements in which a share of all elements holds one value; they are named by keyword."""
+
+    def of(value: float) -> Arrange:
+        def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+            chosen = torch.empty_like(inputs[name], dtype=torch.bool).bernoulli_(share, generator=generator)
+            inputs[name].masked_fill_(chosen, value)
+
+        return arrange
+
+    return {f"{word}_in_{name}": of(value) for word, value in values.items()}
 
 
 def filled(**values: float) -> Arrange:

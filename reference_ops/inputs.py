@@ -14,6 +14,7 @@ from types import EllipsisType
 import torch
 
 from reference_ops.op import (
+    COUNTED_NAN,
     EXACT,
     EXTREME_ROWS,
     INFINITE,
@@ -77,7 +78,12 @@ class RowGroup:
     @property
     def not_finite(self) -> bool:
         """Whether some inputs are not finite."""
-        return self.values in (*NOT_FINITE, NAN_IN_WEIGHTS)
+        return self.values in NOT_FINITE or self.counts_where_it_matters
+
+    @property
+    def counts_where_it_matters(self) -> bool:
+        """Whether inputs are NaN that results need not depend on: multiplied by zero, they may be left out or not."""
+        return self.values == NAN_IN_WEIGHTS or self.values.startswith(COUNTED_NAN)
 
     @property
     def vanishing(self) -> bool:
@@ -123,9 +129,9 @@ def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = 
         op.draw(drawn, generator, *([known] * takes_sizes))
     if values in op.arranged:
         op.arranged[values](drawn, generator, known)
-    elif values == NAN_IN_WEIGHTS:
-        for spec in set(op.floating) - set(op.varied):
-            sprinkle_nan(drawn[spec.name], generator)
+    weights = set(op.floating) - set(op.varied) if values == NAN_IN_WEIGHTS else ()
+    for name in (*(spec.name for spec in weights), *filter(None, [op.counted_nan.get(values)])):
+        sprinkle_nan(drawn[name], generator)
     return drawn
 
 

@@ -57,6 +57,8 @@ SAVED_NAN = "saved_NaN"  # in what a backward op gets from the forward; the othe
 NOT_FINITE = (NAN, SAVED_NAN, INFINITE, MINUS_INF)
 EXTREMES = (ZERO, MINUTE, SUBNORMAL, SATURATING, *NOT_FINITE)
 NAN_IN_WEIGHTS = "NaN_in_weights"  # an arrangement of every op with inputs that are not drawn by rows
+# An arrangement for each input of an op that exempts NaN, unless it exempts this too: NaN where a result depends on it.
+COUNTED_NAN = "NaN_that_counts"
 EXTREME_ROWS = "extreme_rows"  # rows of every extreme in turn, as in "mixed"
 
 GRADIENT = "grad_"  # begins the names of the gradients that a backward op gets
@@ -182,8 +184,8 @@ class Op:
             raise ValueError(f"op {self.name}: `{name}` is not a distribution of inputs; there are {listed}")
         for name in set(self.baseline_free) - {tensor.name for tensor in self.outputs}:
             raise ValueError(f"op {self.name}: `baseline_free` names `{name}`, which is not an output")
-        for name in set(self.exempt) - {*EXTREMES, NAN_IN_WEIGHTS}:
-            listed = ", ".join((*EXTREMES, NAN_IN_WEIGHTS))
+        for name in set(self.exempt) - {*EXTREMES, NAN_IN_WEIGHTS, COUNTED_NAN}:
+            listed = ", ".join((*EXTREMES, NAN_IN_WEIGHTS, COUNTED_NAN))
             raise ValueError(f"op {self.name}: `exempt` names `{name}`; there are {listed}")
         for name in set(self.arranged) & {*DISTRIBUTIONS, *EXTREMES, MIXED, EXTREME_ROWS, NAN_IN_WEIGHTS}:
             raise ValueError(f"op {self.name}: `arranged` names `{name}`, which is a distribution of inputs")
@@ -262,7 +264,14 @@ class Op:
     def arrangements(self) -> tuple[str, ...]:
         """The names of all arrangements that every evaluation meets."""
         strict = set(self.floating) > set(self.varied) and not {NAN, NAN_IN_WEIGHTS} & {*self.exempt}
-        return (*self.arranged, *([NAN_IN_WEIGHTS] if strict else []))
+        return (*self.arranged, *([NAN_IN_WEIGHTS] if strict else []), *self.counted_nan)
+
+    @property
+    def counted_nan(self) -> dict[str, str]:
+        """The arrangements with NaN that counts in one input, and the name of this input."""
+        if NAN not in self.exempt or COUNTED_NAN in self.exempt:
+            return {}
+        return {f"{COUNTED_NAN}_in_{spec.name}": spec.name for spec in self.floating}
 
     def workloads(self, device_kind: str) -> tuple[Workload, ...]:
         """Return the small workloads for the emulated device, those of the GPU for every other device."""

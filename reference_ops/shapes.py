@@ -19,6 +19,8 @@ SHRINKS = 12  # times that a size is halved until it fits
 STRETCH = (1.1, 1.5)  # range of a stretched size, relative to the greatest listed
 STRETCH_OF_IMAGES = (1.25, 1.5)  # the same for each dim of an image, so that 224 x 224 becomes more than 2**16 elements
 PAST_POWER = 1.02  # of a size beyond a power of two, so that the prime below it is beyond it, too
+PAST_16_BITS = (66_000, 72_000)  # range of the size of a dim
+SPECIAL = (0.0, 10.0)  # of a floating-point parameter: no weight decay, a slope above 1, a scale far from the usual
 SPREAD = 30.0  # most that a floating-point parameter, or the distance of a decay from 1, is multiplied or divided by
 KEPT_BITS = 24  # differences of fewer bytes do not matter
 LARGE_MULTIPLE = 4096  # of rows, for kernels whose `when` requires whole tiles
@@ -68,22 +70,61 @@ def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, m
     """
     greatest = {name: most for name, (_, most) in _ranges(op.listed).items()}
     every = (*op.inputs, *op.outputs)
-    dims = {name for tensor in every for name in tensor.dims}
-    names: list[tuple[str, ...]] = [(name,) for name in greatest if name in dims]
+    names: list[tuple[str, ...]] = [(name,) for name in greatest if name in _dims(op)]
     names += dict.fromkeys(tensor.dims[-2:] for tensor in every if len(tensor.dims) > RANK_OF_IMAGES)
-    found = []
+    found: list[Workload] = []
     for together in (some for some in names if set(some) <= greatest.keys()):
         stretch = STRETCH if len(together) == 1 else STRETCH_OF_IMAGES
         sizes = {name: round(rng.uniform(*_beyond(greatest[name], *stretch))) for name in together}
-        tries = (
-            _resized(op, near, sizes, kind, lambda tried: op.nbytes(tried) <= most_bytes and accepts(tried))
-            for near in (*op.emulated, *op.awkward)
-            for kind in (prime_below, _to_multiple)
-        )
-        fitting = [tried for tried in tries if tried]
-        if fitting:
-            found.append(max(fitting, key=lambda tried: (_sizes(tried)[together[0]], op.nbytes(tried))))
+        found += _longest(op, sizes, SHRINKS, lambda tried: op.nbytes(tried) <= most_bytes and accepts(tried))
     return tuple(dict.fromkeys(found))
+
+
+def past_16_bits(
+    op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
+) -> tuple[Workload, ...]:
+    """Return a workload for each dim in which it is just too long for 16 bits, where the file lists no such size."""
+    greatest = {name: most for name, (_, most) in _ranges(op.listed).items() if name in _dims(op)}
+    found: list[Workload] = []
+    for name in (name for name, most in greatest.items() if most < PAST_16_BITS[0]):
+        sizes = {name: rng.randint(*PAST_16_BITS)}
+        found += _longest(op, sizes, 1, lambda tried: op.nbytes(tried) <= most_bytes and accepts(tried))
+    return tuple(dict.fromkeys(found))
+
+
+def _dims(op: Op) -> set[str]:
+    return {name for tensor in (*op.inputs, *op.outputs) for name in tensor.dims}
+
+
+def _longest(op: Op, sizes: Mapping[str, int], shrinks: int, fits: Callable[[Workload], bool]) -> tuple[Workload, ...]:
+    """Return the small listed workload with these sizes, or the largest that fit, that has the most bytes; or none."""
+    fitting = [
+        tried
+        for near in (*op.emulated, *op.awkward)
+        for kind in (prime_below, _to_multiple)
+        if (tried := _resized(op, near, sizes, kind, fits, shrinks))
+    ]
+    first = next(iter(sizes))
+    return (max(fitting, key=lambda tried: (_sizes(tried)[first], op.nbytes(tried))),) if fitting else ()
+
+
+def special_parameters(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
+    """Return a workload for each floating-point parameter and each value in `SPECIAL` that the op accepts.
+
+    The other parameters are as listed. Of the listed workloads that fit, the largest that `accepts` takes is chosen.
+    """
+    small = [workload for workload in (*op.emulated, *op.awkward) if op.nbytes(workload) <= most_bytes]
+    nearest = sorted(small, key=op.nbytes, reverse=True)
+    listed = {parameter for workload in op.listed for parameter in workload.parameters}
+    names = dict.fromkeys(name for name, value in listed if isinstance(value, float))
+    found: list[Workload] = []
+    for special in ((name, value) for name in sorted(names) for value in SPECIAL if (name, value) not in listed):
+        tries = (
+            replace(near, parameters=tuple(special if pair[0] == special[0] else pair for pair in near.parameters))
+            for near in nearest
+        )
+        found += itertools.islice((tried for tried in tries if op.is_valid(tried) and accepts(tried)), 1)
+    return tuple(found)
 
 
 def _beyond(greatest: int, least: float, most: float) -> tuple[float, float]:
@@ -94,11 +135,12 @@ def _beyond(greatest: int, least: float, most: float) -> tuple[float, float]:
 
 
 def _resized(
-    op: Op, near: Workload, sizes: Mapping[str, int], kind: Callable[[int], int], fits: Callable[[Workload], bool]
-) -> Workload | None:
+    op: Op, near: Workload, sizes: Mapping[str, int], kind: Callable[[int], int], fits: Callable[[Workload], bool],
+    shrinks: int,
+) -> Workload | None:  # fmt: skip
     """Return the workload with other sizes of some dims, the largest that fit; None if those are not larger."""
     known = _sizes(near)
-    for shrunk in range(SHRINKS):
+    for shrunk in range(shrinks):
         wanted = {name: kind(max(1, size >> shrunk)) for name, size in sizes.items()}
         tried = replace(
             near,

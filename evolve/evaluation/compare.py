@@ -44,6 +44,21 @@ class NotFinite:
 
 
 @dataclass(frozen=True)
+class Excuses:
+    """What explains an error besides rounding and PyTorch's own error. The functions are called where it matters."""
+
+    sums: Sums = NO_SUMS  # the allowed error of sums, see `summed`
+    # Computes how far each element moves when the inputs are perturbed by a rounding; it is slow.
+    perturbed: Callable[[], torch.Tensor] | None = None
+    # Computes the error that PyTorch makes of such inputs, which is slower.
+    repeated: Callable[[], torch.Tensor] | None = None
+    not_finite: NotFinite | None = None
+
+
+NOTHING = Excuses()
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Result of a comparison: root mean square errors, and the worst element's error relative to its allowed error."""
 
@@ -74,23 +89,17 @@ def clearly_right(results: Results, tolerance: Tolerance, sums: Sums, passes: Er
     return Comparison("", limits.error, limits.yardstick, ratios[0]) if all(ratio <= 1 for ratio in ratios) else None
 
 
-def compared(  # noqa: PLR0913 - each of them is optional
+def compared(
     actual: torch.Tensor,
     pytorch: torch.Tensor,
     expected: torch.Tensor,
     tolerance: Tolerance,
-    *,
-    sums: Sums = NO_SUMS,
-    perturbed: Callable[[], torch.Tensor] | None = None,
-    repeated: Callable[[], torch.Tensor] | None = None,
-    not_finite: NotFinite | None = None,
+    excuses: Excuses = NOTHING,
 ) -> Comparison:
     """Compare an output with the float64 result `expected`, and its error with that of `pytorch` at this dtype.
 
-    With `not_finite`, only elements are compared that are finite, NaN or infinite in all of PyTorch's results as in
-    `expected`. `sums` is the allowed error of sums, see `summed`. `perturbed` computes how far each element moves when
-    the inputs are perturbed by a rounding; it is slow. `repeated` computes the error that PyTorch makes of such inputs,
-    which is slower.
+    Where inputs are not finite, only elements are compared that are finite, NaN or infinite in all of PyTorch's results
+    as in `expected`.
     """
     if actual.shape != expected.shape:
         return Comparison(f"the shape is {tuple(actual.shape)}, expected {tuple(expected.shape)}")
@@ -99,12 +108,13 @@ def compared(  # noqa: PLR0913 - each of them is optional
     dtype = actual.dtype
     if dtype.is_floating_point and dtype.itemsize == 1:  # PyTorch has few operations on 8-bit floats
         actual, pytorch, expected = actual.float(), pytorch.float(), expected.double()
+    not_finite = excuses.not_finite
     if tolerance.exact or not actual.is_floating_point():
         expected = expected.to(dtype).to(actual.dtype)
         return _exactly(torch.where(_agreed(expected, not_finite, actual), actual, expected), expected)
     if not actual.numel():
         return Comparison("")
-    scale = Scale(dtype, actual.numel(), sums, perturbed, repeated)
+    scale = Scale(dtype, actual.numel(), excuses.sums, excuses.perturbed, excuses.repeated)
     errors = None if not_finite else errors_of(actual, pytorch, expected, tolerance, scale)
     if not errors or not errors.finite:
         del errors  # to save memory

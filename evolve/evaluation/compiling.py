@@ -16,7 +16,7 @@ from evolve.devices.choose import policy_of
 from evolve.devices.device import CompileResult, RejectedError
 from evolve.op_on_device import all_flops, point, signature
 from reference_ops.op import Op, Workload
-from reference_ops.shapes import held_out, stretched, thinned, without_rows
+from reference_ops.shapes import held_out, past_16_bits, special_parameters, stretched, thinned, without_rows
 
 HELD_OUT, HELD_OUT_TO_CONFIRM = 2, 6
 # A champion is also tested at a shape nearly as large as the largest declared: some faults show only there.
@@ -34,12 +34,13 @@ class Compiled(Generic[P]):
     awkward: tuple[tuple[Workload, P], ...]
     held_out: tuple[tuple[Workload, P], ...]
     stretched: tuple[tuple[Workload, P], ...]  # larger in one dim than any that the op lists
+    once: tuple[tuple[Workload, P], ...]  # checked on normal inputs alone: a parameter at zero, a dim past 16 bits
     thin: tuple[tuple[Workload, P], ...]  # declared rows, but few of them, for slow tools; only to confirm
     skipped: tuple[str, ...]  # declared workloads without a program, and why
 
     @property
     def everywhere(self) -> tuple[tuple[Workload, P], ...]:
-        return (*self.awkward, *self.held_out, *self.stretched, *self.declared)
+        return (*self.awkward, *self.held_out, *self.once, *self.stretched, *self.declared)
 
 
 def compiled(
@@ -77,9 +78,13 @@ def compiled(
         return policy.stretched_steps is None or _steps(kernel, op, workload, info) <= policy.stretched_steps
 
     longer, _ = _programs(kernel, op, stretched(op, accepts_long, rng, policy.stretched_bytes), info, compile_bound)
+    single = special_parameters(op, accepts, policy.held_out_bytes)
+    single += past_16_bits(op, accepts_long, rng, policy.stretched_bytes)
+    once, _ = _programs(kernel, op, single, info, compile_bound)
     few = few_rows(op, [workload for workload, _ in declared], accepts) if confirm else ()
     thin, _ = _programs(kernel, op, few, info, compile_bound)
-    return Compiled(tuple(declared), tuple(awkward), tuple(shapes), tuple(longer), tuple(thin), tuple(skipped))
+    drawn_ones = tuple(shapes), tuple(longer), tuple(once), tuple(thin)
+    return Compiled(tuple(declared), tuple(awkward), *drawn_ones, tuple(skipped))
 
 
 def few_rows(op: Op, declared: Iterable[Workload], accepts: Callable[[Workload], bool]) -> tuple[Workload, ...]:

@@ -53,11 +53,11 @@ def evaluate(
         nonlocal found
         evaluator.watch("compile")
         programs = compiled(kernel, op, device.info, device.compile, shapes_seed, confirm=confirm)
-        held_out, longer, thin = (
-            tuple(pair for pair in pairs if defined(op, pair[0], device.torch_device))
-            for pairs in (programs.held_out, programs.stretched, programs.thin)
+        held_out, longer, once, thin = (
+            tuple(pair for pair in pairs if defined(op, pair[0], device.torch_device, finite=pairs is programs.once))
+            for pairs in (programs.held_out, programs.stretched, programs.once, programs.thin)
         )
-        programs = replace(programs, held_out=held_out, stretched=longer, thin=thin)
+        programs = replace(programs, held_out=held_out, stretched=longer, once=once, thin=thin)
         seed = secrets.randbelow(2**31)  # drawn after compilation, so that no kernel can depend on it
         inspector = Inspector(device, evaluator.arena, random.Random(seed), checks, evaluator.watch)
         verdict, known = replace(verdict, seed=seed), traits(kernel, programs)
@@ -72,6 +72,8 @@ def evaluate(
         # A fault at a random shape is not a verdict on other kernels with the same code: they may get other shapes.
         found = None
         check(programs.held_out)
+        for workload, program in programs.once:
+            inspector.check_on(program, op, workload, (NORMAL,))
         check_stretched(programs, op, inspector)
         found = known
         check(programs.declared)

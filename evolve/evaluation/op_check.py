@@ -115,7 +115,8 @@ def _lost(op: Op, workload: Workload, seed: int, torch_device: str, values: str)
 
     It counts only if the loss changes the result visibly, and where evaluations judge this extreme.
     """
-    words, lose = LOSSES.get(values, ("indices clipped", clipped_indices) if values in op.arranged else ("", None))
+    cause = NAN_IN_WEIGHTS if values in op.counted_nan else values
+    words, lose = LOSSES.get(cause, ("indices clipped", clipped_indices) if values in op.arranged else ("", None))
     if lose is None:
         return
     known = truth(op, workload, values, seed, inputs_at(op, workload, seed, torch_device, values))

@@ -10,9 +10,9 @@ import torch
 
 from evolve.devices.error_passes import ErrorPasses
 from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, Sums, summed
-from evolve.evaluation.compare import SMALL, Comparison, NotFinite, clearly_right, compared
+from evolve.evaluation.compare import SMALL, Comparison, Excuses, NotFinite, clearly_right, compared
 from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds
-from reference_ops.op import INFINITE, MINUS_INF, NAN_IN_WEIGHTS, Op, Tensors, Workload
+from reference_ops.op import INFINITE, MINUS_INF, Op, Tensors, Workload
 
 PERTURBATIONS, REPETITIONS = 6, 16
 MOST_AT_ONCE = 2**27  # elements that are compared at once
@@ -54,10 +54,12 @@ class Truth:
                     or compared(
                         *results,
                         tolerance,
-                        sums=sums,
-                        perturbed=partial(self._moves, index, group, at),
-                        repeated=partial(self._repeated, index, at),
-                        not_finite=self.not_finite(index, group, at),
+                        Excuses(
+                            sums,
+                            perturbed=partial(self._moves, index, group, at),
+                            repeated=partial(self._repeated, index, at),
+                            not_finite=self.not_finite(index, group, at),
+                        ),
                     ),
                 )
 
@@ -79,7 +81,7 @@ class Truth:
         return NotFinite(
             self.at_dtype(index, rows),
             infinite=group.values in (INFINITE, MINUS_INF),
-            of_weights=group.values == NAN_IN_WEIGHTS,
+            of_weights=group.counts_where_it_matters,
             depends=lambda: self.dependent[index][rows],
         )
 
@@ -215,22 +217,26 @@ def truth(
     return Truth(op, workload, values, seed, inputs, op.call(inputs, workload), expected, passes)
 
 
-def defined(op: Op, workload: Workload, torch_device: str) -> bool:
-    """Return whether the reference accepts these sizes, which need not be among those that its file lists."""
+def defined(op: Op, workload: Workload, torch_device: str, *, finite: bool = False) -> bool:
+    """Return whether the reference accepts these sizes and parameters, which its file need not list.
+
+    With `finite`, its results must be finite as well: a division by zero is no use of a parameter.
+    """
     try:
-        op.call(inputs_at(op, workload, 0, torch_device), workload)
+        outputs = op.call(inputs_at(op, workload, 0, torch_device), workload)
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception:  # noqa: BLE001 - a user's reference may refuse sizes with any exception
         return False
-    return True
+    return not finite or all(bool(output.isfinite().all()) for output in outputs if output.is_floating_point())
 
 
 def _differ(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     """Return where two results differ by more than another order of additions explains."""
     if not some.is_floating_point():
         return some != others
-    return ~((some - others).abs() <= SAME * torch.maximum(some.abs(), others.abs()))
+    near = (some - others).abs() <= SAME * torch.maximum(some.abs(), others.abs())
+    return ~((some == others) | (near & some.isfinite() & others.isfinite()))
 
 
 def _replaced(values: torch.Tensor, size: float, seed: int) -> torch.Tensor:

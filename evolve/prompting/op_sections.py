@@ -51,6 +51,7 @@ EXTREME = {
     "saved_NaN": "a few NaN in what the forward saved",
     "infinite": "a few infinities of both signs",
     "minus_inf_rows": "rows of nothing but -inf",
+    "NaN_that_counts": "NaN where results depend on it",
 }
 
 

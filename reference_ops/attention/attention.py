@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import torch
 
 from reference_ops.attention._plain import (
-    OF_NAN,
+    ARRANGED,
     OPEN,
+    OPPOSED,
     TOLERANCE,
     VALUES,
     VARIED,
@@ -108,6 +109,7 @@ ops = (
             full(1, 1, 127, 7, 16),
         ),
         valid=fits,
+        arranged=OPPOSED,
         draw=draw_scores,
         values=VALUES,
         flops=lambda dims: 3 * full_pairs(dims),
@@ -164,7 +166,7 @@ ops = (
         ),
         valid=fits,
         draw=draw_scores,
-        arranged=OF_NAN,
+        arranged=ARRANGED,
         exempt=OPEN,
         values=VALUES,
         flops=lambda dims: 3 * causal_pairs(dims),

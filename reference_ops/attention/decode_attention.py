@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import filled
+from reference_ops.arrangements import filled, keys_opposed
 from reference_ops.attention._plain import FARTHEST, TOLERANCE, VALUES
 from reference_ops.op import Op, Tensors, rotated, tensors, workloads
 from reference_ops.precision import wide
@@ -92,7 +92,12 @@ op = Op(
     ),
     valid=lambda known: known["heads"] % known["kv_heads"] == 0 and known["dim"] % 8 == 0 and known["dim"] <= 128,
     draw=draw,
-    arranged={"lengths_of_one": filled(lengths=1), "full_lengths": full_lengths, "stale_cache": stale_cache},
+    arranged={
+        "lengths_of_one": filled(lengths=1),
+        "full_lengths": full_lengths,
+        "stale_cache": stale_cache,
+        **keys_opposed("q", "k"),
+    },
     values=VALUES,
     touched={"k": read, "v": read},
     flops=lambda dims: 3 * cached_keys(dims) * dims["heads"],

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from reference_ops.attention._plain import (
-    OF_NAN,
+    ARRANGED,
     OPEN,
     TOLERANCE,
     VALUES,
@@ -68,7 +68,7 @@ ops = (
         awkward=rotated("float32 bfloat16 float16", *AWKWARD),
         valid=fits,
         draw=draw_scores,
-        arranged=OF_NAN,
+        arranged=ARRANGED,
         exempt=OPEN,
         values=VALUES,
         flops=lambda dims: 3 * pairs(dims),

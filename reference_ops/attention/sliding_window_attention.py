@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.attention._plain import OF_NAN, OPEN, TOLERANCE, VALUES, attended, draw_scores, repeated, visible
+from reference_ops.attention._plain import ARRANGED, OPEN, TOLERANCE, VALUES, attended, draw_scores, repeated, visible
 from reference_ops.op import Op, rotated, tensors, workloads
 
 
@@ -74,7 +74,7 @@ op = Op(
     ),
     valid=fits,
     draw=draw_scores,
-    arranged=OF_NAN,
+    arranged=ARRANGED,
     exempt=OPEN,
     values=VALUES,
     flops=lambda dims: 3 * pairs(dims),

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import of_indices, scaled, then
+from reference_ops.arrangements import far_below, of_indices, scaled, then
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 IGNORED = -100
 PLAIN = {"ignore_index": IGNORED, "label_smoothing": 0.0}
 SMOOTHED = {"ignore_index": IGNORED, "label_smoothing": 0.1}
+PADDED = {"ignore_index": 0, "label_smoothing": 0.0}  # a class of padding
 
 
 def cross_entropy(
@@ -49,10 +50,11 @@ def cross_entropy_backward(
     hit = targets.unsqueeze(1) == torch.arange(logits.shape[1], device=logits.device)
     at_target = lse.new_full((), 1 - label_smoothing + even)  # two plain numbers would become float32
     probs = (logits - lse.unsqueeze(1)).exp_().sub_(torch.where(hit, at_target, even))
-    return probs.mul_((kept * grad_loss / kept.sum()).unsqueeze(1)).to(logits.dtype)
+    share = torch.where(kept, grad_loss / kept.sum(), 0)  # also where no row is kept, as in PyTorch
+    return probs.mul_(share.unsqueeze(1)).to(logits.dtype)
 
 
-def draw_targets(inputs: Tensors, generator: torch.Generator) -> None:
+def draw_targets(inputs: Tensors, generator: torch.Generator, known: Mapping[str, Any]) -> None:
     """Draw any class, ignore a tenth of the rows except the first, and raise the target's logit in half of the rest."""
     logits, targets = inputs["logits"], inputs["targets"]
     targets.random_(0, logits.shape[1], generator=generator)
@@ -60,7 +62,7 @@ def draw_targets(inputs: Tensors, generator: torch.Generator) -> None:
     logits.scatter_add_(1, targets.unsqueeze(1), foretold)
     ignored = torch.empty_like(targets, dtype=torch.bool).bernoulli_(0.1, generator=generator)
     ignored[0] = False
-    targets.masked_fill_(ignored, IGNORED)
+    targets.masked_fill_(ignored, known["ignore_index"])
 
 
 def masked_logits(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
@@ -76,15 +78,22 @@ def all_ignored_but_one(inputs: Tensors, _: torch.Generator, known: Mapping[str,
     inputs["targets"][1:] = known["ignore_index"]
 
 
+def all_ignored(inputs: Tensors, _: torch.Generator, known: Mapping[str, Any]) -> None:
+    """Ignore every row, as in a batch of padding: the loss is NaN, and its gradient is zero."""
+    inputs["targets"].fill_(known["ignore_index"])
+
+
 FORWARD = {
     **of_indices("targets", "vocab"),
     "masked_logits": masked_logits,
     "all_ignored_but_one": all_ignored_but_one,
+    "all_ignored": all_ignored,
+    **far_below("logits"),
 }
 
 
-def draw_backward(inputs: Tensors, generator: torch.Generator) -> None:
-    draw_targets(inputs, generator)
+def draw_backward(inputs: Tensors, generator: torch.Generator, known: Mapping[str, Any]) -> None:
+    draw_targets(inputs, generator, known)
     inputs["grad_loss"].uniform_(0.5, 2, generator=generator)
     save_lse(inputs)
 
@@ -102,7 +111,7 @@ forward = Op(
     name="cross_entropy",
     note="lse is each row's logarithm of the sum of exp(logits), kept for the backward. loss is the mean, over the "
     "rows whose target is not ignore_index, of lse - (1 - label_smoothing) * (the target's logit) - label_smoothing * "
-    "(the mean logit). Both are float32 whatever the logits are, as under autocast. One row at least is not ignored.",
+    "(the mean logit). Both are float32 whatever the logits are, as under autocast. With all rows ignored loss is NaN.",
     reference=cross_entropy,
     baseline=as_called,
     inputs=tensors(logits="rows vocab", targets="int64[rows]"),
@@ -127,6 +136,7 @@ forward = Op(
             {"rows": 1, "vocab": 31}, {"rows": 259, "vocab": 2}, {"rows": 5, "vocab": 1023},
             **SMOOTHED,
         ),
+        *rotated("float32 bfloat16", {"rows": 37, "vocab": 19}, {"rows": 6, "vocab": 130}, **PADDED),
     ),
     values=VARIED,
     draw=draw_targets,

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from reference_ops.arrangements import filled, then
-from reference_ops.op import COMMON, NOT_FINITE, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import COMMON, COUNTED_NAN, NOT_FINITE, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 aten = torch.ops.aten
 Two = tuple[torch.Tensor, torch.Tensor]
@@ -209,7 +209,9 @@ ops = (
         by_rows=False,
         draw=draw_backward,
         arranged=then(FORWARD, save_forward),
-        exempt=dict.fromkeys(NOT_FINITE, "the gradient of a class that no target has is exp(-inf + loss) in PyTorch"),
+        exempt=dict.fromkeys(
+            (*NOT_FINITE, COUNTED_NAN), "the gradient of a class that no target has is exp(-inf + loss) in PyTorch"
+        ),
         valid=is_possible,
         touched={
             "log_probs": lambda dims: dims["time"] * dims["batch"] * dims["classes"] // 2,

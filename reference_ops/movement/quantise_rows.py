@@ -1,9 +1,12 @@
 """Quantisation of rows to 8 bits with one scale each, as for activations before a product, and dequantisation."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from reference_ops.arrangements import nan_in, scaled
-from reference_ops.op import NOT_FINITE, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import COUNTED_NAN, NOT_FINITE, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import TORCH_DTYPES
 
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
@@ -31,6 +34,13 @@ AWKWARD = rotated(
 )
 
 
+def halves(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+    """Draw numbers halfway between two integers beside 127, so that each is a tie when it is rounded to int8."""
+    x = inputs["x"]
+    x.random_(-20, 20, generator=generator).add_(0.5)
+    x[:, 0] = LARGEST["int8"]
+
+
 def quantise(dtype: str) -> Op:
     largest = LARGEST[dtype]
 
@@ -55,7 +65,8 @@ def quantise(dtype: str) -> Op:
         awkward=AWKWARD,
         flops=lambda dims: 3 * dims["rows"] * dims["cols"],  # a maximum, a product and a rounding
         tolerance=Tolerance(exact=True),  # every rounding is specified
-        exempt=dict.fromkeys(NOT_FINITE, "the scale of such a row is no number"),
+        arranged={"halves": halves} if dtype == "int8" else {},
+        exempt=dict.fromkeys((*NOT_FINITE, COUNTED_NAN), "the scale of such a row is no number"),
     )
 
 
@@ -84,7 +95,11 @@ def dequantise(dtype: str) -> Op:
         awkward=AWKWARD,
         values=(),  # `draw` draws all inputs
         draw=draw,
-        arranged={**nan_in("scales"), **scaled(scales=2.0**-10)},
+        arranged={
+            **nan_in("scales"),
+            **(nan_in("quantised") if TORCH_DTYPES[dtype].is_floating_point else {}),
+            **scaled(scales=-(2.0**-10)),
+        },
         flops=lambda dims: dims["rows"] * dims["cols"],
         # The default factor suffices for a product, rounded once.
     )

@@ -11,7 +11,7 @@ from reference_ops.op import COMMON, Op, Tensors, rotated, tensors, workloads
 def histogram(x: torch.Tensor, bins: int) -> torch.Tensor:
     places = x.float() * bins
     beyond = torch.full_like(places, bins)
-    found = torch.where((x >= 0) & (x < 1), places, beyond).long()
+    found = torch.where((x >= 0) & (x <= 1), places.clamp(max=bins - 1), beyond).long()
     return torch.bincount(found, minlength=bins + 1)[:bins]
 
 
@@ -19,17 +19,11 @@ def of_torch(x: torch.Tensor, bins: int) -> torch.Tensor:
     return torch.histc(x.float(), bins, 0.0, 1.0).long()
 
 
-def draw(inputs: Tensors, _: torch.Generator) -> None:
-    """Replace ones, which PyTorch counts in the last bin, unlike the definition."""
-    inputs["x"].masked_fill_(inputs["x"] == 1, 0.5)
-
-
 def on_edges(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
     """Draw the least number of each bin, as float32 rounds it, and numbers just outside."""
     x = inputs["x"]
     chosen = torch.randint(-1, known["bins"] + 2, x.shape, generator=generator, device=x.device)
     x.copy_(chosen / known["bins"])
-    draw(inputs, generator)
 
 
 def at(n: int) -> dict[str, int]:
@@ -38,8 +32,8 @@ def at(n: int) -> dict[str, int]:
 
 op = Op(
     name="histogram",
-    note="out[b] counts, as int64, the values x with 0 <= x < 1 whose float32 product x * bins, cut off to an integer, "
-    "is b; values elsewhere are not counted. bins is at most 4096.",
+    note="out[b] counts, as int64, the values x with 0 <= x <= 1 whose float32 product x * bins, cut off to an "
+    "integer, is b; 1 itself counts in the last bin, and values elsewhere are not counted. bins is at most 4096.",
     reference=histogram,
     baseline=of_torch,
     inputs=tensors(x="n"),
@@ -64,7 +58,6 @@ op = Op(
     # So many tiny and constant values fall into the first bin that the float32 counts of `torch.histc` are inexact.
     values=tuple(name for name in COMMON if name not in {"tiny", "constant"}),
     by_rows=False,
-    draw=draw,
     arranged={"one_value": filled(x=0.375), "on_edges": on_edges},
     valid=lambda known: known["bins"] <= 4096,
     flops=lambda dims: 2 * dims["n"],

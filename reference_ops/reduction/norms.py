@@ -16,7 +16,7 @@ def l2_norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def l2_norm_backward(grad_out: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    return x * (grad_out / out).unsqueeze(-1)
+    return x * (grad_out / out).masked_fill(out == 0, 0).unsqueeze(-1)
 
 
 def l2_normalize(x: torch.Tensor) -> torch.Tensor:
@@ -81,14 +81,14 @@ ops = (
     ),
     Op(
         name="l2_norm_backward",
-        note="grad_x = x * grad_out / out, row by row; out is the norm of the row, which is not zero.",
+        note="grad_x = x * grad_out / out, row by row, where out is the norm of the row; 0 in rows whose norm is 0.",
         reference=l2_norm_backward,
         inputs=tensors(grad_out="rows", x="rows cols", out="rows"),
         outputs=tensors(grad_x="rows cols"),
         gpu=GPU,
         emulated=EMULATED,
         awkward=AWKWARD,
-        values=tuple(name for name in VALUES if name != "constant"),  # some of its rows are zero
+        values=VALUES,
         draw=draw_norm,
         flops=lambda dims: dims["rows"] * dims["cols"],
         # The default factor suffices: PyTorch rounds the quotient too.

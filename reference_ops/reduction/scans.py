@@ -1,10 +1,12 @@
 """Running sums and products along rows, and their backward."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
-from reference_ops.arrangements import nan_in
+from reference_ops.arrangements import nan_in, sprinkled, then
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
@@ -25,7 +27,7 @@ def cumprod(x: torch.Tensor) -> torch.Tensor:
 
 
 def cumprod_backward(grad_out: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    return (_from_the_end(wide(grad_out) * wide(out)) / wide(x)).to(x.dtype)
+    return cumprod_backward_of_torch(wide(grad_out), wide(x), wide(out)).to(x.dtype)
 
 
 def cumsum_of_torch(x: torch.Tensor) -> torch.Tensor:
@@ -41,7 +43,8 @@ def cumprod_of_torch(x: torch.Tensor) -> torch.Tensor:
 
 
 def cumprod_backward_of_torch(grad_out: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    return _from_the_end(grad_out * out) / x
+    found: torch.Tensor = torch.ops.aten.cumprod_backward(grad_out, x, -1, out)
+    return found
 
 
 def _from_the_end(values: torch.Tensor) -> torch.Tensor:
@@ -62,6 +65,31 @@ def draw_factors(inputs: Tensors, generator: torch.Generator) -> None:
     x.normal_(std=SPREAD / x.shape[-1] ** 0.5, generator=generator).exp_().mul_(signs)
     if "out" in inputs:
         inputs["out"].copy_(cumprod(x))
+
+
+def save_product(inputs: Tensors) -> None:
+    inputs["out"].copy_(cumprod(inputs["x"]))
+
+
+def plain_factors(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+    """Draw normal factors, whose products soon vanish."""
+    inputs["x"].normal_(generator=generator)
+
+
+def one_zero(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+    """Put one zero into each row, from the first place on."""
+    x = inputs["x"]
+    places = torch.randint(x.shape[-1], (len(x), 1), generator=generator, device=x.device)
+    places[0] = 0
+    x.scatter_(-1, places, 0.0)
+
+
+SPECIAL = {
+    **nan_in("x"),
+    **sprinkled("x", zeros=0.0),
+    "one_zero_in_each_row": one_zero,
+}
+OF_FACTORS = {**SPECIAL, **sprinkled("x", 0.01, infinities=math.inf, thousands=1000.0), "plain_factors": plain_factors}
 
 
 def at(rows: int, cols: int) -> dict[str, int]:
@@ -101,7 +129,7 @@ def scan(
         ),
         values=() if factors else (*COMMON, "integers"),  # factors have one distribution only
         draw=draw_factors if factors else draw_terms,
-        arranged=nan_in("x") if factors and not backward else {},
+        arranged={} if not factors else then(SPECIAL, save_product) if backward else OF_FACTORS,
         flops=lambda dims: (3 if factors and backward else 1) * dims["rows"] * dims["cols"],
         # The default factor suffices for sums in float32 in any order; for products see the note.
         tolerance=Tolerance(sums="cols"),
@@ -121,7 +149,9 @@ ops = (
         (cumprod, cumprod_of_torch), ("x", "out"), factors=True,
     ),
     scan(
-        "cumprod_backward", "grad_x = (the sum of grad_out * out from here to the end of the row) / x; no x is zero.",
+        "cumprod_backward", "grad_x = (the sum of grad_out * out from here to the end of the row) / x. Of a row with "
+        "zeros the first gets the sum of grad_out times the products without it, up to the next zero, and all behind "
+        "it get 0.",
         (cumprod_backward, cumprod_backward_of_torch), ("grad_out x out", "grad_x"), factors=True,
     ),
 )  # fmt: skip

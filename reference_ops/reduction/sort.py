@@ -2,8 +2,8 @@
 
 import torch
 
-from reference_ops.arrangements import of_order
-from reference_ops.op import COMMON, NAN, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.arrangements import far_below, of_order, of_permutation
+from reference_ops.op import COMMON, COUNTED_NAN, NAN, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 
 def sort(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,8 +56,8 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         values=(*COMMON, "ties", "masked"),  # the rule for ties is part of the contract; sampling masks with -inf
-        arranged=of_order("x"),
-        exempt={NAN: "the order of NaN among numbers is left open"},
+        arranged={**of_order("x"), **far_below("x")},
+        exempt=dict.fromkeys((NAN, COUNTED_NAN), "the order of NaN among numbers is left open"),
         flops=lambda dims: dims["rows"] * dims["cols"] * (dims["cols"] - 1).bit_length() + 1,  # comparisons
         tolerance=Tolerance(exact=True),  # a selection computes nothing, so nothing is rounded
         backward=("sort_backward",),
@@ -76,7 +76,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         draw=draw_order,
-        arranged=of_order("indices"),  # the identity, and its reverse
+        arranged=of_permutation("indices"),
         flops=lambda dims: dims["rows"] * dims["cols"],
         tolerance=Tolerance(exact=True),  # it only moves numbers
     ),

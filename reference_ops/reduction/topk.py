@@ -2,8 +2,8 @@
 
 import torch
 
-from reference_ops.arrangements import of_order
-from reference_ops.op import COMMON, NAN, Op, Tolerance, rotated, tensors, workloads
+from reference_ops.arrangements import far_below, of_order
+from reference_ops.op import COMMON, COUNTED_NAN, NAN, Op, Tolerance, rotated, tensors, workloads
 
 
 def topk(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,8 +42,8 @@ op = Op(
         *rotated("bfloat16 float16", {"rows": 3, "cols": 257}, {"rows": 2, "cols": 8200}, k=33),
     ),
     values=(*COMMON, "ties", "masked"),  # the rule for ties is part of the contract; sampling masks with -inf
-    arranged=of_order("x"),
-    exempt={NAN: "the order of NaN among numbers is left open"},
+    arranged={**of_order("x"), **far_below("x")},
+    exempt=dict.fromkeys((NAN, COUNTED_NAN), "the order of NaN among numbers is left open"),
     valid=lambda known: known["k"] <= known["cols"],
     flops=lambda dims: dims["rows"] * dims["cols"],
     tolerance=Tolerance(exact=True),  # a selection computes nothing, so nothing is rounded

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
+from reference_ops.arrangements import far_below
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.softmax.masked_softmax import at, masked_softmax_backward, scaled_as_called
 from reference_ops.softmax.softmax import OF_GRADIENTS
@@ -61,6 +62,7 @@ forward = Op(
     values=COMMON,  # "masked" would leave the first query no key
     valid=lambda known: known["queries"] <= known["keys"],
     touched={"x": seen},
+    arranged=far_below("x"),
     flops=lambda dims: 5 * seen(dims),
     # The default factor suffices: PyTorch also accumulates in float32 and rounds once.
     tolerance=Tolerance(sums="keys", relative=True),

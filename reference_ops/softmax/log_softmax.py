@@ -2,6 +2,7 @@
 
 import torch
 
+from reference_ops.arrangements import far_below
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 
@@ -42,6 +43,7 @@ forward = Op(
         {"rows": 5, "cols": 1000}, {"rows": 3, "cols": 1023}, {"rows": 2, "cols": 4104},
     ),
     values=(*COMMON, "masked"),  # logits of excluded tokens are -inf
+    arranged=far_below("x"),
     flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # compare, subtract, exponential, add
     # The default factor suffices: PyTorch also accumulates in float32 and rounds once.
     tolerance=Tolerance(sums="cols"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from evolve.evaluation.allowed_errors import FLOAT32_UNIT, NO_SUMS, Sums, summed
-from evolve.evaluation.compare import NotFinite, compared
+from evolve.evaluation.compare import Excuses, NotFinite, compared
 from reference_ops.op import Tolerance
 
 torch.manual_seed(5)
@@ -28,7 +28,7 @@ def fault(
     tolerance: Tolerance,
     sums: Sums = NO_SUMS,
 ) -> str:
-    return compared(actual, pytorch, expected, tolerance, sums=sums).fault
+    return compared(actual, pytorch, expected, tolerance, Excuses(sums=sums)).fault
 
 
 def judged(actual: torch.Tensor, factor: float = 2.0) -> str:
@@ -241,7 +241,9 @@ def test_terms_of_half_the_digits_do_not_pass_as_rounding_of_their_sum() -> None
 def test_a_few_results_that_are_all_zero_are_compared_by_the_error_of_float32(moves: float, right: bool) -> None:
     expected = torch.zeros(2, dtype=torch.float64)
     nearly = torch.tensor([-6e-9, 0.0])
-    found = compared(nearly, expected.float(), expected, Tolerance(), perturbed=lambda: torch.full((2,), moves))
+    found = compared(
+        nearly, expected.float(), expected, Tolerance(), Excuses(perturbed=lambda: torch.full((2,), moves))
+    )
     assert (found.fault == "") is right
 
 
@@ -262,7 +264,7 @@ def ill_conditioned(off_by: float) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 def test_an_element_with_large_terms_may_have_a_larger_error() -> None:
     kernel, pytorch, expected, moves = ill_conditioned(0.25)
     assert "[7]" in compared(kernel, pytorch, expected, Tolerance()).fault
-    assert compared(kernel, pytorch, expected, Tolerance(), perturbed=lambda: moves).fault == ""
+    assert compared(kernel, pytorch, expected, Tolerance(), Excuses(perturbed=lambda: moves)).fault == ""
 
 
 @pytest.mark.parametrize(
@@ -280,7 +282,9 @@ def test_all_elements_of_a_row_may_share_one_error(off_at: Sequence[int], times:
     pytorch = expected + 1e-7 * columns * luck
     kernel = pytorch.clone()
     kernel[list(off_at)] = expected[list(off_at)] + 1.6e-6 * columns
-    found = compared(kernel.float(), pytorch.float(), expected, Tolerance(), perturbed=lambda: moves * columns.float())
+    found = compared(
+        kernel.float(), pytorch.float(), expected, Tolerance(), Excuses(perturbed=lambda: moves * columns.float())
+    )
     assert (found.fault == "") is right
 
 
@@ -292,8 +296,7 @@ def test_half_precision_is_found_even_if_all_elements_move_and_terms_are_alike()
         pytorch=expected.float(),
         expected=expected,
         tolerance=Tolerance(),
-        sums=summed(2**16, alike=True),
-        perturbed=lambda: torch.full((256,), 1e-5),
+        excuses=Excuses(summed(2**16, alike=True), perturbed=lambda: torch.full((256,), 1e-5)),
     )
     moved = expected + 1e-5 * torch.randn(256)
     assert judged(moved.float()).fault == ""
@@ -305,7 +308,7 @@ def cancelled(off_by: float, rows: int) -> str:
     expected, moves = torch.randn(256, 64, dtype=torch.float64), torch.full((256, 64), 1e-4)
     kernel = expected + moves * torch.randn(256, 1).clamp(-1.5, 1.5)
     kernel[:rows] = expected[:rows] + off_by * moves[:rows]
-    return compared(kernel.float(), expected.float(), expected, Tolerance(), perturbed=lambda: moves).fault
+    return compared(kernel.float(), expected.float(), expected, Tolerance(), Excuses(perturbed=lambda: moves)).fault
 
 
 def test_rounding_may_explain_a_hundred_times_the_usual_error() -> None:
@@ -319,12 +322,15 @@ def test_a_few_rows_may_be_farther_off_than_rounding_explains(off_by: float, row
 
 def test_an_element_with_ordinary_terms_may_not_have_a_larger_error() -> None:
     kernel, pytorch, expected, _ = ill_conditioned(0.25)
-    assert "[7]" in compared(kernel, pytorch, expected, Tolerance(), perturbed=lambda: torch.full((4096,), 1e-6)).fault
+    assert (
+        "[7]"
+        in compared(kernel, pytorch, expected, Tolerance(), Excuses(perturbed=lambda: torch.full((4096,), 1e-6))).fault
+    )
 
 
 def test_a_large_error_is_not_explained_by_large_terms() -> None:
     kernel, pytorch, expected, moves = ill_conditioned(20.0)
-    assert "[7]" in compared(kernel, pytorch, expected, Tolerance(), perturbed=lambda: moves).fault
+    assert "[7]" in compared(kernel, pytorch, expected, Tolerance(), Excuses(perturbed=lambda: moves)).fault
 
 
 def test_an_error_of_pytorch_near_zero_does_not_excuse_errors_elsewhere() -> None:
@@ -337,7 +343,7 @@ def test_an_error_of_pytorch_near_zero_does_not_excuse_errors_elsewhere() -> Non
     kernel[9] = expected[9] + 1.2
     judged = functools.partial(compared, kernel.bfloat16(), pytorch.bfloat16(), expected, Tolerance())
     assert "[9]" in judged().fault
-    assert "[9]" in judged(perturbed=lambda: torch.full((4096,), 1e-5)).fault
+    assert "[9]" in judged(excuses=Excuses(perturbed=lambda: torch.full((4096,), 1e-5))).fault
 
 
 @pytest.mark.parametrize(("moves_by", "right"), [(1e-5, True), (1e-6, False)], ids=["ill conditioned", "ordinary"])
@@ -351,7 +357,7 @@ def test_a_mean_error_may_come_from_a_few_rows_with_large_terms(moves_by: float,
     moves[:3] = moves_by
     judged = functools.partial(compared, kernel.float(), pytorch.float(), expected, Tolerance())
     assert "root mean square" in judged().fault
-    assert (judged(perturbed=lambda: moves).fault == "") is right
+    assert (judged(excuses=Excuses(perturbed=lambda: moves)).fault == "") is right
 
 
 def summed_in_turn(terms: torch.Tensor) -> torch.Tensor:
@@ -370,7 +376,7 @@ def test_a_sum_by_one_thread_passes_and_half_precision_does_not(times: float, bi
     for row, kernel in zip(terms, summed_in_turn(terms if bits == 32 else terms.half().float()), strict=True):
         expected, moves = row.double().sum()[None], row.norm()[None] * FLOAT32_UNIT * times
         judged = functools.partial(compared, kernel[None], expected.float(), expected, Tolerance())
-        found.append(judged(perturbed=functools.partial(torch.clone, moves)))
+        found.append(judged(excuses=Excuses(perturbed=functools.partial(torch.clone, moves))))
     assert (not any(comparison.fault for comparison in found)) is right
 
 
@@ -384,7 +390,7 @@ def not_finite(
 ) -> str:
     results = tuple(torch.tensor(values) for values in (pytorch, *others))
     exact, context = torch.tensor(expected).double(), NotFinite(results, infinite)
-    return compared(torch.tensor(actual), results[0], exact, Tolerance(), not_finite=context).fault
+    return compared(torch.tensor(actual), results[0], exact, Tolerance(), Excuses(not_finite=context)).fault
 
 
 def test_nan_must_be_kept_where_all_of_pytorch_gives_nan() -> None:
@@ -453,7 +459,7 @@ def test_equal_results_share_one_error_where_inputs_vanish(distinct: int, vanish
     """The kernel is off by three roundings in all results, while PyTorch happens to be exact."""
     expected = (1 + torch.arange(512, dtype=torch.float64) % distinct / 1024).repeat(8)
     kernel = (expected * (1 + 3 * 2.0**-24)).float()
-    found = compared(kernel, expected.float(), expected, Tolerance(), sums=Sums(vanishing=vanishing))
+    found = compared(kernel, expected.float(), expected, Tolerance(), Excuses(sums=Sums(vanishing=vanishing)))
     assert (found.fault == "") is (distinct == 1 and vanishing)
 
 
@@ -464,7 +470,7 @@ def test_the_steps_of_a_sequence_share_one_error_where_inputs_vanish(steps: int,
     pytorch = (expected * (1 + 2 * FLOAT32_UNIT * torch.randn_like(expected))).float()
     off = 2.15 * (pytorch.double() - expected)
     sums = Sums(vanishing=True, steps=steps)
-    found = compared((expected + off).float(), pytorch, expected, Tolerance(), sums=sums)
+    found = compared((expected + off).float(), pytorch, expected, Tolerance(), Excuses(sums=sums))
     assert (found.fault == "") is right, found.fault
 
 
@@ -477,7 +483,6 @@ def test_a_few_rows_may_be_as_far_off_as_pytorch_is_on_other_inputs(rows: int, r
     repeated = torch.zeros(1000, 20)
     repeated[:rows] = 10 * FLOAT32_UNIT
     still = functools.partial(torch.zeros, 1000, 20)
-    found = compared(
-        actual.float(), expected.float(), expected, Tolerance(), perturbed=still, repeated=lambda: repeated
-    )
+    excuses = Excuses(perturbed=still, repeated=lambda: repeated)
+    found = compared(actual.float(), expected.float(), expected, Tolerance(), excuses)
     assert (found.fault == "") is right, found.fault

@@ -12,7 +12,7 @@ from chosen_ops import THOROUGH
 from each import each
 
 from evolve.evaluation.allowed_errors import FLOAT32_UNIT, summed
-from evolve.evaluation.compare import compared
+from evolve.evaluation.compare import Excuses, compared
 from evolve.evaluation.op_check import CORRUPTIONS, BlindSpot, blind_spots, distributions
 from reference_ops import catalog
 from reference_ops.inputs import inputs_at
@@ -69,7 +69,9 @@ def test_a_loss_over_millions_of_numbers_may_not_be_off_by_a_tenth_of_its_spread
         off = spread / math.sqrt(math.prod(dict(workload.dims).values())) / 10
         sums = summed(op.terms(workload, op.tolerance.sums), alike=False)
         perturbed = (mean * FLOAT32_UNIT).float
-        judged = compared((mean + off).float(), mean.float(), mean, op.tolerance, sums=sums, perturbed=perturbed)
+        judged = compared(
+            (mean + off).float(), mean.float(), mean, op.tolerance, Excuses(sums=sums, perturbed=perturbed)
+        )
         assert judged.fault != "", workload.key
 
 

@@ -15,12 +15,29 @@ args = ["grad_out", "x", "out", "grad_x", "cols"]
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+// What a zero at `zero`, the first of its row, gets: the products without it, up to the next zero. Behind it all is zero.
+__device__ void correct_from(int zero, const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x,
+                             grad_x_t* __restrict__ grad_x, int cols) {
+    for (int col = zero + 1 + threadIdx.x; col < cols; col += THREADS) grad_x[col] = grad_x_t(0.0f);
+    if (threadIdx.x > 0) return;
+    double product = 1.0, sum = double(float(grad_out[zero]));
+    for (int col = zero + 1; col < cols && float(x[col]) != 0.0f; ++col) {
+        product *= float(x[col]);
+        sum += double(float(grad_out[col])) * product;
+    }
+    for (int col = 0; col < zero; ++col) sum *= float(x[col]);
+    grad_x[zero] = grad_x_t(float(sum));
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 cumprod_backward_row(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x,
                      const out_t* __restrict__ out, grad_x_t* __restrict__ grad_x, int cols) {
     __shared__ float ends[THREADS / 32];
+    __shared__ int zero;  // the first of the row, or `cols`
     const long long row = (long long)blockIdx.x * cols;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) zero = cols;
+    __syncthreads();
     float before = 0.0f;  // of all tiles up to here
     for (int start = 0; start < cols; start += THREADS * ITEMS) {
         const int begin = start + threadIdx.x * ITEMS;
@@ -48,9 +65,12 @@ cumprod_backward_row(const grad_out_t* __restrict__ grad_out, const x_t* __restr
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
             const long long at = row + cols - 1 - begin - i;
-            if (begin + i < cols) grad_x[at] = grad_x_t((earlier + parts[i]) / float(x[at]));
+            if (begin + i >= cols) continue;
+            grad_x[at] = grad_x_t((earlier + parts[i]) / float(x[at]));
+            if (float(x[at]) == 0.0f) atomicMin(&zero, cols - 1 - begin - i);
         }
         before += tile;
         __syncthreads();
     }
+    if (zero < cols) correct_from(zero, grad_out + row, x + row, grad_x + row, cols);
 }

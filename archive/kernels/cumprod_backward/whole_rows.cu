@@ -33,13 +33,29 @@ __device__ __forceinline__ float scanned(float value, int lane) {
     return value;
 }
 
+// What a zero at `zero`, the first of its row, gets: the products without it, up to the next zero. Behind it all is zero.
+__device__ void correct_from(int zero, const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x,
+                             grad_x_t* __restrict__ grad_x, int cols) {
+    for (int col = zero + 1 + threadIdx.x; col < cols; col += THREADS) grad_x[col] = grad_x_t(0.0f);
+    if (threadIdx.x > 0) return;
+    double product = 1.0, sum = double(float(grad_out[zero]));
+    for (int col = zero + 1; col < cols && float(x[col]) != 0.0f; ++col) {
+        product *= float(x[col]);
+        sum += double(float(grad_out[col])) * product;
+    }
+    for (int col = 0; col < zero; ++col) sum *= float(x[col]);
+    grad_x[zero] = grad_x_t(float(sum));
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 scan_row(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x, const out_t* __restrict__ out,
           grad_x_t* __restrict__ grad_x, int cols) {
     extern __shared__ float row[];
     __shared__ float ends[32];
+    __shared__ int zero;  // the first of the row, or `cols`
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const long long first = (long long)blockIdx.x * cols;
+    if (threadIdx.x == 0) zero = cols;
 #pragma unroll
     for (int i = 0; i < items; ++i) {
         const int at = i * THREADS + threadIdx.x;
@@ -63,6 +79,11 @@ scan_row(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x, con
 #pragma unroll
     for (int i = 0; i < items; ++i) {
         const int at = i * THREADS + threadIdx.x;
-        if (at < cols) grad_x[first + cols - 1 - at] = grad_x_t(row[at] / float(x[first + cols - 1 - at]));
+        if (at >= cols) continue;
+        const float factor = float(x[first + cols - 1 - at]);
+        grad_x[first + cols - 1 - at] = grad_x_t(row[at] / factor);
+        if (factor == 0.0f) atomicMin(&zero, cols - 1 - at);
     }
+    __syncthreads();
+    if (zero < cols) correct_from(zero, grad_out + first, x + first, grad_x + first, cols);
 }

@@ -38,8 +38,8 @@ struct alignas(16) Vec { x_t at[VEC]; };
 extern __shared__ unsigned counts[];
 
 __device__ __forceinline__ void enter(float value, unsigned* own) {
-    // Below 1 even the largest value times `bins` is not rounded up to it.
-    if (value >= 0.0f && value < 1.0f) atomicAdd(own + int(value * bins) * copies, 1u);
+    // Of the numbers up to 1, only 1 itself becomes `bins`, and counts in the last bin.
+    if (value >= 0.0f && value <= 1.0f) atomicAdd(own + min(int(value * bins), bins - 1) * copies, 1u);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -37,8 +37,8 @@ count(const x_t* __restrict__ x, long long* __restrict__ out, long long n, int b
         const long long at = first + i * THREADS;
         if (at >= n) continue;
         const float value = float(x[at]);
-        // Below 1 even the largest value times `bins` is not rounded up to it.
-        if (value >= 0.0f && value < 1.0f) atomicAdd(&counts[int(value * bins)], 1u);
+        // Of the numbers up to 1, only 1 itself becomes `bins`, and counts in the last bin.
+        if (value >= 0.0f && value <= 1.0f) atomicAdd(&counts[min(int(value * bins), bins - 1)], 1u);
     }
     __syncthreads();
     for (int bin = threadIdx.x; bin < bins; bin += THREADS) {

@@ -19,7 +19,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 l2_norm_row_backward(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x, const out_t* __restrict__ out,
                      grad_x_t* __restrict__ grad_x, int cols) {
     const long long row = (long long)blockIdx.x * cols;
-    const float scale = float(grad_out[blockIdx.x]) / float(out[blockIdx.x]);
+    const float norm = float(out[blockIdx.x]);
+    const float scale = norm == 0.0f ? 0.0f : float(grad_out[blockIdx.x]) / norm;
 #pragma unroll UNROLL
     for (int col = threadIdx.x; col < cols; col += THREADS) grad_x[row + col] = grad_x_t(float(x[row + col]) * scale);
 }

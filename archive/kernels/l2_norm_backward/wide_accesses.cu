@@ -71,7 +71,8 @@ scale_rows(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x, c
            grad_x_t* __restrict__ grad_x, int rows) {
     const long long row = (long long)blockIdx.x * groups + threadIdx.x / threads;
     const bool inside = row < rows;
-    const float scale = inside ? float(grad_out[row]) / float(out[row]) : 0.0f;
+    const float norm = inside ? float(out[row]) : 0.0f;
+    const float scale = norm == 0.0f ? 0.0f : float(grad_out[row]) / norm;
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         Pack<x_t> held[pieces];
