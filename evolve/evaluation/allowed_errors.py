@@ -14,7 +14,8 @@ FLOAT32_UNIT = 2.0**-24
 FLOOR_ROUNDINGS = 0.25  # of the output's magnitude; PyTorch's error is below this only by chance
 BIAS, BIAS_WHEN_ALIKE = 1 / 32, 1 / 16  # share of the roundings that do not cancel: twice the share measured
 THREADS, PAIRS = 256, 8  # threads of a block that sums a row, and additions of pairs that follow
-SHORT_ROW, IN_TURN = 1024, 1 / 4  # of n positive terms added in turn, the error is 0.26 * sqrt(n) roundings
+SHORT_ROW, IN_TURN = 1024, 1 / 4  # of n terms added in turn, the error is 0.26 * sqrt(n) roundings
+LANES = 32  # of a warp, which may add up a longer row
 LONG_ROW = 4096  # of terms that are alike, a single thread may add up so many
 TINY = 1e-38
 LEAST_QUICK, MOST_QUICK = 1e-15, 1e18  # squares below 1e-38 do not count beside the sum, and none exceeds 1e38
@@ -39,8 +40,8 @@ NO_SUMS = Sums()
 def summed(terms: int, *, alike: bool) -> Sums:
     """Return the error that is allowed for a sum of this many terms.
 
-    On average, that of a block of 256 threads: each adds up every 256th term, then their sums are added in pairs. A
-    single thread may add up a short row, whose roundings cancel, and a longer one of terms that are alike. A single
+    On average, twice that of a block of 256 threads: each adds up every 256th term, then their sums are added in pairs.
+    A single thread may add up a short row, whose roundings cancel, and a longer one of terms that are alike. A single
     element may be as far off as where one thread adds small terms to a large sum: all roundings go the same way. Two
     roundings are always allowed, as in a sum that is multiplied by the inverse of a count.
     """
@@ -48,8 +49,9 @@ def summed(terms: int, *, alike: bool) -> Sums:
         return NO_SUMS
     chain, row = min(terms, math.ceil(terms / THREADS) + PAIRS, LONG_ROW), min(terms, LONG_ROW)
     roundings, one_way = max(2.0, math.sqrt(terms / THREADS)), BIAS_WHEN_ALIKE if alike else BIAS
-    in_turn = row * one_way if alike else IN_TURN * math.sqrt(min(terms, SHORT_ROW))
-    usual = max(math.sqrt(chain), chain * BIAS, in_turn)
+    added = terms if terms <= SHORT_ROW else max(SHORT_ROW**2 / terms, terms / LANES)
+    in_turn = row * one_way if alike else IN_TURN * math.sqrt(added)
+    usual = max(2 * IN_TURN * math.sqrt(chain), chain * BIAS, in_turn)
     worst = max(math.sqrt(row), row * one_way)
     return Sums(FLOAT32_UNIT * max(usual, roundings), FLOAT32_UNIT * max(worst, roundings), roundings)
 

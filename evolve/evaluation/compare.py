@@ -41,6 +41,7 @@ class NotFinite:
     infinite: bool = False  # infinities are among the inputs, not NaN alone
     of_weights: bool = False  # such inputs are weights, which meet the zeros of a padding
     depends: Callable[[], torch.Tensor] | None = None  # computes where the result depends on such an input
+    lost: Callable[[], torch.Tensor] | None = None  # computes where another output of the same row is NaN
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ def _with_infinities(
 ) -> Comparison:  # fmt: skip
     """Require NaN and infinities exactly where the float64 result has them, and compare the rest as usual.
 
-    If inputs are infinite, an infinity may stand for NaN: the order of operations decides which of them comes out.
+    If inputs are infinite, an infinity may stand for NaN: the order of operations decides which of them comes out. The
+    reverse holds only where NaN spreads anyway, as in the mean of a row that is normalised.
     NaN that comes from a product with zero may be missing, because a kernel need not multiply by zero.
     """
     largest = torch.finfo(scale.dtype).max
@@ -142,6 +144,8 @@ def _with_infinities(
     either |= ~_agreed(target, not_finite, got)
     if not_finite and not_finite.infinite:
         either |= target.isnan() & got.isinf()
+        if not_finite.lost and bool((swapped := target.isinf() & got.isnan()).any()):
+            either |= swapped & not_finite.lost().to(got.device)
     fault = _not_finite(torch.where(either, target, got), target)
     if fault and not_finite and not_finite.depends:
         by_zero = ~not_finite.depends().to(got.device)

@@ -83,7 +83,17 @@ class Truth:
             infinite=group.values in (INFINITE, MINUS_INF),
             of_weights=group.counts_where_it_matters,
             depends=lambda: self.dependent[index][rows],
+            lost=lambda: self._lost(index)[rows],
         )
+
+    def _lost(self, index: int) -> torch.Tensor:
+        """Return where another output with the same first dim is NaN in the same row."""
+        own, spec = self.expected[index], self.op.outputs[index]
+        lost = torch.zeros(len(own) if own.ndim else 1, dtype=torch.bool, device=own.device)
+        for other, values in zip(self.op.outputs, self.expected, strict=True):
+            if other is not spec and spec.dims and other.dims[:1] == spec.dims[:1]:
+                lost |= values.isnan().reshape(len(values), -1).any(1)
+        return lost.reshape(-1, *[1] * (own.ndim - 1)).expand_as(own)
 
     def at_dtype(self, index: int, rows: Rows) -> tuple[torch.Tensor, ...]:
         """Return what PyTorch computes at the dtype: the reference's result, and what a user would call."""

@@ -27,7 +27,14 @@ def cumprod(x: torch.Tensor) -> torch.Tensor:
 
 
 def cumprod_backward(grad_out: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    return cumprod_backward_of_torch(wide(grad_out), wide(x), wide(out)).to(x.dtype)
+    gradient, factors, products = wide(grad_out), wide(x), wide(out)
+    before_zeros = _from_the_end(gradient * products) / factors
+    count = (factors == 0).cumsum(-1)
+    first = (factors == 0) & (count == 1)
+    others = factors.masked_fill((count != 1) | first, 1).cumprod(-1)  # from behind the first zero up to the next
+    earlier = torch.cat((torch.ones_like(products[..., :1]), products[..., :-1]), -1)
+    at_first = (gradient * others).masked_fill(count != 1, 0).sum(-1, keepdim=True) * earlier
+    return torch.where(count == 0, before_zeros, torch.where(first, at_first, 0)).to(x.dtype)
 
 
 def cumsum_of_torch(x: torch.Tensor) -> torch.Tensor:

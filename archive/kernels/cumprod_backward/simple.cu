@@ -17,7 +17,7 @@ args = ["grad_out", "x", "out", "grad_x", "cols"]
 
 // What a zero at `zero`, the first of its row, gets: the products without it, up to the next zero. Behind it all is zero.
 __device__ void correct_from(int zero, const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x,
-                             grad_x_t* __restrict__ grad_x, int cols) {
+                             const out_t* __restrict__ out, grad_x_t* __restrict__ grad_x, int cols) {
     for (int col = zero + 1 + threadIdx.x; col < cols; col += THREADS) grad_x[col] = grad_x_t(0.0f);
     if (threadIdx.x > 0) return;
     double product = 1.0, sum = double(float(grad_out[zero]));
@@ -25,8 +25,7 @@ __device__ void correct_from(int zero, const grad_out_t* __restrict__ grad_out, 
         product *= float(x[col]);
         sum += double(float(grad_out[col])) * product;
     }
-    for (int col = 0; col < zero; ++col) sum *= float(x[col]);
-    grad_x[zero] = grad_x_t(float(sum));
+    grad_x[zero] = grad_x_t(float(sum * (zero > 0 ? float(out[zero - 1]) : 1.0f)));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -72,5 +71,5 @@ cumprod_backward_row(const grad_out_t* __restrict__ grad_out, const x_t* __restr
         before += tile;
         __syncthreads();
     }
-    if (zero < cols) correct_from(zero, grad_out + row, x + row, grad_x + row, cols);
+    if (zero < cols) correct_from(zero, grad_out + row, x + row, out + row, grad_x + row, cols);
 }

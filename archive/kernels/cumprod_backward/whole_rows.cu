@@ -35,7 +35,7 @@ __device__ __forceinline__ float scanned(float value, int lane) {
 
 // What a zero at `zero`, the first of its row, gets: the products without it, up to the next zero. Behind it all is zero.
 __device__ void correct_from(int zero, const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x,
-                             grad_x_t* __restrict__ grad_x, int cols) {
+                             const out_t* __restrict__ out, grad_x_t* __restrict__ grad_x, int cols) {
     for (int col = zero + 1 + threadIdx.x; col < cols; col += THREADS) grad_x[col] = grad_x_t(0.0f);
     if (threadIdx.x > 0) return;
     double product = 1.0, sum = double(float(grad_out[zero]));
@@ -43,8 +43,7 @@ __device__ void correct_from(int zero, const grad_out_t* __restrict__ grad_out, 
         product *= float(x[col]);
         sum += double(float(grad_out[col])) * product;
     }
-    for (int col = 0; col < zero; ++col) sum *= float(x[col]);
-    grad_x[zero] = grad_x_t(float(sum));
+    grad_x[zero] = grad_x_t(float(sum * (zero > 0 ? float(out[zero - 1]) : 1.0f)));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -85,5 +84,5 @@ scan_row(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x, con
         if (factor == 0.0f) atomicMin(&zero, cols - 1 - at);
     }
     __syncthreads();
-    if (zero < cols) correct_from(zero, grad_out + first, x + first, grad_x + first, cols);
+    if (zero < cols) correct_from(zero, grad_out + first, x + first, out + first, grad_x + first, cols);
 }
