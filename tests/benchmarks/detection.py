@@ -9,6 +9,7 @@ evaluation begins; the table counts what was evaluated. Kernels that run into a 
 import argparse
 import itertools
 import math
+import os
 import sys
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from evolve.engines.engine import Job  # noqa: E402
 from evolve.engines.local import LocalEngine  # noqa: E402
 
 HONEST = "honest"
+MOST_COMPILERS = 12
 SECONDS = {"compile": 120.0, "run": 20.0, "check": 120.0, "baseline": 120.0, "time": 120.0}
 
 
@@ -55,7 +57,8 @@ def evaluated(
     """Return how often each kernel was evaluated, and refused; print every miss and every false alarm."""
     by_id = {file.kernel.id: file for file in corpus if file.kernel}
     done, refused = Counter[str](), Counter[str]()
-    engine = LocalEngine(device, workers, phase_seconds=SECONDS if device == "emulated" else None)
+    compilers = 0 if device == "emulated" else min(MOST_COMPILERS, max(1, (os.cpu_count() or 1) - 2))
+    engine = LocalEngine(device, workers, phase_seconds=SECONDS if device == "emulated" else None, compilers=compilers)
     try:
         for number in range(rounds):
             due = itertools.takewhile(lambda _: time.monotonic() < until, corpus)
