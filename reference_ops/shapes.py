@@ -20,6 +20,7 @@ STRETCH = (1.1, 1.5)  # range of a stretched size, relative to the greatest list
 STRETCH_OF_IMAGES = (1.25, 1.5)  # the same for each dim of an image, so that 224 x 224 becomes more than 2**16 elements
 PAST_POWER = 1.02  # of a size beyond a power of two, so that the prime below it is beyond it, too
 PAST_16_BITS = (66_000, 72_000)  # range of the size of a dim
+LONG = 1000  # of a dim of which some listed size is as long, longer ones are to be expected
 SPECIAL = (0.0, 10.0)  # of a floating-point parameter: no weight decay, a slope above 1, a scale far from the usual
 SPREAD = 30.0  # most that a floating-point parameter, or the distance of a decay from 1, is multiplied or divided by
 KEPT_BITS = 24  # differences of fewer bytes do not matter
@@ -83,10 +84,10 @@ def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, m
 def past_16_bits(
     op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
 ) -> tuple[Workload, ...]:
-    """Return a workload for each dim in which it is just too long for 16 bits, where the file lists no such size."""
+    """Return a workload for each long dim in which it is just too long for 16 bits, if no listed one is."""
     greatest = {name: most for name, (_, most) in _ranges(op.listed).items() if name in _dims(op)}
     found: list[Workload] = []
-    for name in (name for name, most in greatest.items() if most < PAST_16_BITS[0]):
+    for name in (name for name, most in greatest.items() if LONG <= most < PAST_16_BITS[0]):
         sizes = {name: rng.randint(*PAST_16_BITS)}
         found += _longest(op, sizes, 1, lambda tried: op.nbytes(tried) <= most_bytes and accepts(tried))
     return tuple(dict.fromkeys(found))

@@ -230,6 +230,21 @@ def test_equal_terms_may_all_be_rounded_the_same_way() -> None:
     assert fault(in_turn, pytorch, expected, Tolerance(), summed(4096, alike=False)) != ""
 
 
+@pytest.mark.parametrize(("terms", "right"), [(1024, True), (4096, False)])
+def test_one_thread_may_add_up_a_short_row_alone(terms: int, right: bool) -> None:
+    numbers = torch.rand(64, terms) + 1e-3
+    expected, pytorch = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
+    found = fault(summed_in_chains(numbers, 1), pytorch, expected, Tolerance(), summed(terms, alike=False))
+    assert (found == "") is right
+
+
+def test_half_the_digits_of_terms_show_in_two_long_rows() -> None:
+    numbers = torch.exp(torch.randn(2, 4096))
+    expected, pytorch = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
+    coarse = expected * (1 + 30 * FLOAT32_UNIT)  # as of terms rounded to float16
+    assert fault(coarse.float(), pytorch, expected, Tolerance(), summed(4096, alike=False)) != ""
+
+
 def test_terms_of_half_the_digits_do_not_pass_as_rounding_of_their_sum() -> None:
     numbers = torch.exp(torch.randn(64, 4096))
     expected, pytorch = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
@@ -405,6 +420,17 @@ def test_an_element_about_which_pytorch_disagrees_with_itself_may_be_anything() 
 def test_an_infinity_may_stand_for_nan_but_not_nan_for_an_infinity() -> None:
     assert not not_finite([1.0, math.inf], [1.0, math.nan], [1.0, math.nan], [])
     assert not_finite([1.0, math.nan], [1.0, math.inf], [1.0, math.inf], [])
+
+
+def test_nan_may_stand_for_an_infinity_where_another_output_of_the_row_is_nan() -> None:
+    expected, actual = torch.tensor([1.0, math.inf]), torch.tensor([1.0, math.nan])
+
+    def judged(lost: list[bool]) -> str:
+        context = NotFinite((expected,), infinite=True, lost=lambda: torch.tensor(lost))
+        return compared(actual, expected, expected.double(), Tolerance(), Excuses(not_finite=context)).fault
+
+    assert judged([False, True]) == ""
+    assert judged([True, False])
 
 
 def test_an_infinity_may_not_stand_for_nan_where_no_input_is_infinite() -> None:

@@ -8,7 +8,7 @@ from chosen_ops import some
 from each import each
 
 from reference_ops import catalog
-from reference_ops.arrangements import filled, of_indices, of_mask, of_order
+from reference_ops.arrangements import filled, of_indices, of_mask, of_order, sprinkled
 from reference_ops.inputs import EXTREME_DRAWS, inputs_at, meets_extremes_by_rows, row_groups, similar_seeds
 from reference_ops.op import (
     EXTREME_ROWS,
@@ -229,6 +229,56 @@ def test_scales_that_cancel_along_a_sum_leave_the_products_as_they_are() -> None
     usual, apart = drawn(gemm, NORMAL), drawn(gemm, "a_and_b_scaled_apart")
     assert not torch.equal(usual["a"], apart["a"])
     assert torch.allclose(apart["a"].double() @ apart["b"].double(), usual["a"].double() @ usual["b"].double())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_numbers_far_below_zero_are_finite_and_below_what_stands_for_minus_infinity(dtype: str) -> None:
+    softmax = catalog.load("softmax")
+    workload = next(workload for workload in softmax.emulated if workload.dtype == dtype)
+    x = drawn(softmax, "x_far_below", workload)["x"]
+    assert bool(x.isfinite().all())
+    assert float(x.max()) < (-8000 if dtype == "float16" else -1e9)
+
+
+@pytest.mark.parametrize("name", ["attention", "causal_attention", "grouped_query_attention", "decode_attention"])
+def test_opposed_keys_give_every_query_equal_scores_far_below_zero(name: str) -> None:
+    inputs = drawn(catalog.load(name), "k_opposed")
+    q, k = inputs["q"], inputs["k"]
+    asked = q.reshape(len(q), k.shape[1], -1, q.shape[-1])  # the queries of each head of the keys
+    scores = asked.double() @ k.double().mT
+    assert bool((scores == scores[..., :1]).all())
+    assert float(scores.max()) < -1e5
+
+
+def test_a_permutation_with_its_front_half_in_place_is_one() -> None:
+    indices = drawn(catalog.load("sort_backward"), "indices_half_in_place")["indices"]
+    size = indices.shape[1]
+    assert torch.equal(indices.sort(-1).values, torch.arange(size).expand_as(indices))
+    assert torch.equal(indices[:, : size // 2], torch.arange(size // 2).expand(len(indices), -1))
+    assert bool((indices[:, -1] == size // 2).all())
+
+
+def test_a_value_is_sprinkled_over_a_share_of_an_input() -> None:
+    x = torch.ones(100, 100)
+    sprinkled("x", 0.25, zeros=0.0)["zeros_in_x"]({"x": x}, torch.Generator().manual_seed(1), {})
+    assert 0.2 < float((x == 0).float().mean()) < 0.3
+
+
+def test_a_saved_output_follows_from_the_arranged_inputs() -> None:
+    inputs = drawn(catalog.load("cumprod_backward"), "zeros_in_x")
+    assert torch.equal(inputs["out"], inputs["x"].cumprod(-1))
+
+
+def test_an_op_that_exempts_nan_meets_it_in_each_input_where_results_depend_on_it() -> None:
+    attention = catalog.load("causal_attention")
+    assert {nan for name in "qkv" for nan in nan_at("causal_attention", f"NaN_that_counts_in_{name}")} == set("qkv")
+    groups = row_groups(attention, attention.outputs[0], attention.emulated[0], "NaN_that_counts_in_k", 5)
+    assert all(group.counts_where_it_matters for group in groups)
+
+
+def test_an_op_may_exempt_nan_altogether() -> None:
+    assert not catalog.load("sort").counted_nan
+    assert not catalog.load("softmax").counted_nan  # which defines NaN everywhere
 
 
 def test_an_input_is_scaled_alone() -> None:

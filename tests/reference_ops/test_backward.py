@@ -5,7 +5,7 @@ from each import each
 
 from reference_ops import catalog
 from reference_ops.inputs import inputs_at
-from reference_ops.op import Number, Op, Tensors
+from reference_ops.op import Number, Op, Tensors, Workload
 
 OPS = [catalog.load(name) for name in catalog.names()]
 PAIRS = {name: (op, catalog.load(name)) for op in OPS for name in op.backward}
@@ -28,9 +28,30 @@ def test_inputs_and_outputs_of_a_backward_are_named_after_those_of_the_forward(o
 
 @pairs
 def test_a_backward_agrees_with_autograd(op: Op, backward: Op) -> None:
-    torch.manual_seed(0)
     workload = next(workload for workload in op.emulated if workload.dtype == "float32")
-    inputs = {name: _leaf(values) for name, values in inputs_at(op, workload, 0, "cpu").items()}
+    _agrees(op, backward, workload, inputs_at(op, workload, 0, "cpu"))
+
+
+@each({name: PAIRS[name] for name in ("cumprod_backward", "l2_norm_backward", "softmax_backward", "relu_backward")})
+def test_a_backward_agrees_with_autograd_where_inputs_are_zero(op: Op, backward: Op) -> None:
+    workload = next(workload for workload in op.emulated if workload.dtype == "float32")
+    inputs = inputs_at(op, workload, 0, "cpu")
+    rows = inputs["x"].view(-1, inputs["x"].shape[-1] if inputs["x"].ndim > 1 else 64)
+    rows[::2, 1::3] = 0
+    rows[1] = 0
+    _agrees(op, backward, workload, inputs)
+
+
+def test_no_gradient_comes_of_a_batch_of_which_every_row_is_ignored() -> None:
+    op, backward = PAIRS["cross_entropy_backward"]
+    workload = next(workload for workload in op.emulated if workload.dtype == "float32")
+    inputs = inputs_at(op, workload, 0, "cpu", "all_ignored")
+    _agrees(op, backward, workload, inputs)
+
+
+def _agrees(op: Op, backward: Op, workload: Workload, given_inputs: Tensors) -> None:
+    torch.manual_seed(0)
+    inputs = {name: _leaf(values) for name, values in given_inputs.items()}
     outputs = dict(zip((spec.name for spec in op.outputs), op.call(inputs, workload), strict=True))
     given = {f"{GRADIENT}{name}": torch.randn_like(values) for name, values in outputs.items() if values.requires_grad}
     taken = {spec.name for spec in backward.inputs}

@@ -12,7 +12,7 @@ from each import each
 from reference_ops import catalog
 from reference_ops.inputs import inputs_at
 from reference_ops.op import Op, Workload
-from reference_ops.shapes import held_out, stretched
+from reference_ops.shapes import PAST_16_BITS, SPECIAL, held_out, past_16_bits, special_parameters, stretched
 
 MOST_BYTES = 64 << 20
 OPS = {name: catalog.load(name) for name in catalog.names()}
@@ -222,3 +222,39 @@ def test_only_accepted_shapes_are_stretched() -> None:
     shapes = stretched(catalog.load("softmax"), lambda w: size(w, "cols") % 128 == 0, random.Random(1), 2**21)
     assert shapes
     assert all(size(shape, "cols") % 128 == 0 for shape in shapes)
+
+
+def test_parameters_are_zero_and_far_off_one_at_a_time() -> None:
+    drawn = special_parameters(catalog.load("sgd_momentum"), anything, 2**18)
+    listed = dict(catalog.load("sgd_momentum").emulated[0].parameters)
+    changed = [{name: value for name, value in w.parameters if value != listed[name]} for w in drawn]
+    assert all(len(one) == 1 for one in changed)
+    assert {next(iter(one.items())) for one in changed} == {(name, value) for name in listed for value in SPECIAL}
+
+
+def test_parameters_stay_valid_and_integers_are_left_alone() -> None:
+    dropout, pool = catalog.load("dropout"), catalog.load("avg_pool2d")
+    assert {dict(w.parameters)["p"] for w in special_parameters(dropout, anything, 2**18)} == {0.0}
+    assert not special_parameters(pool, anything, 2**18)
+
+
+def test_a_parameter_is_not_drawn_where_the_kernel_takes_none_of_its_values() -> None:
+    def takes(workload: Workload) -> bool:
+        return dict(workload.parameters)["negative_slope"] > 0
+
+    drawn = special_parameters(catalog.load("leaky_relu"), takes, 2**18)
+    assert [dict(w.parameters)["negative_slope"] for w in drawn] == [max(SPECIAL)]
+
+
+def test_each_long_dim_is_once_too_long_for_16_bits() -> None:
+    gemm = catalog.load("gemm")
+    drawn = past_16_bits(gemm, anything, random.Random(1), 2**21)
+    longest = [max(workload.dims, key=lambda pair: pair[1])[0] for workload in drawn]
+    assert sorted(longest) == ["k", "m", "n"]
+    assert all(2**16 < max(dict(w.dims).values()) <= PAST_16_BITS[1] for w in drawn)
+    assert all(gemm.nbytes(workload) <= 2**21 for workload in drawn)
+
+
+def test_a_dim_that_is_never_long_or_longer_already_does_not_pass_16_bits() -> None:
+    assert not past_16_bits(catalog.load("conv2d"), anything, random.Random(1), 2**21)
+    assert not past_16_bits(catalog.load("relu"), anything, random.Random(1), 2**24)
