@@ -112,6 +112,7 @@ class Tools:
 
     card: str = ""  # what all processes of this machine call the card; empty if each process has its own
     memory_bytes: int = 0  # of the device's own memory
+    free_bytes: Callable[[], int] | None = None  # of that memory, at present
     conditions: Callable[[], Conditions | None] | None = None  # current clocks and temperature
     graph_time: GraphTime | None = None
     capture: Capture | None = None  # of a call in a CUDA graph, as a function that replays it; None if it cannot be

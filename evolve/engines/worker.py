@@ -20,8 +20,9 @@ from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
-from evolve.devices.device import CompileResult
+from evolve.devices.device import CompileResult, Device
 from evolve.devices.device_errors import gpu_fault, out_of_memory
+from evolve.devices.turns import FOLDER, Turns, folder_of_card
 from evolve.engines import sandbox
 from evolve.engines.messages import (
     WAITING,
@@ -38,7 +39,6 @@ from evolve.engines.messages import (
     encode,
 )
 from evolve.engines.sandbox import Bounds
-from evolve.engines.turns import Turns, folder_of_card
 from evolve.errors import UserError
 from evolve.evaluation import baselines
 from evolve.evaluation.ahead import compile_ahead
@@ -63,6 +63,7 @@ from reference_ops.op import Op
 ERROR_CHARACTERS = 300
 # Shares of the device's memory: up to the first, workers use it at the same time; up to the second, they keep it.
 SHARED_MEMORY, KEPT_MEMORY = 1 / 4, 1 / 16
+WAITS_FOR_MEMORY = (2.0, 8.0, 20.0)  # seconds
 Send = Callable[[Message], None]
 Request = Assignment | ProfileRequest | TimingRequest | PreparationRequest
 NICE = 10  # of a process that compiles ahead, so that it does not slow those that take times
@@ -141,10 +142,10 @@ def _use_card(device_kind: str, fork: Fork) -> None:
 def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project: Path, send: Send) -> None:
     _use_card(device_kind, fork)
     device = choose.make(device_kind, fork.device, Path(fork.cubins))
-    info = device.info
     turns = _turns(
         device_kind, folder_of_card(device.tools.card, Path(fork.folder).parent / f"turns-{fork.card}"), send
     )
+    info = _measured(device, turns)
     sandbox.enter(_bounds(device_kind, fork, project))
     send(Ready(info))
 
@@ -165,8 +166,9 @@ def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project
         assert isinstance(request, Assignment)  # noqa: S101 - preparations go to preparers
         kernel, op = _loaded(request)
         bars, seed = dict(request.bars), request.shapes_seed
+        evaluated = partial(evaluate, kernel, op, evaluator, shapes_seed=seed, bars=bars, confirm=request.confirm)
         try:
-            verdict = evaluate(kernel, op, evaluator, shapes_seed=seed, bars=bars, confirm=request.confirm)
+            verdict = _with_memory(evaluated, evaluator, turns)
         except (MemoryError, RuntimeError) as error:
             log = _memory_message(error) if out_of_memory(error) else gpu_fault()
             if not log:
@@ -176,10 +178,37 @@ def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project
         send(Done(verdict, tainted, tuple(evaluator.lacking) if verdict.passed else ()))
 
 
+def _measured(device: Device, turns: Turns | None) -> DeviceInfo:
+    """Return the device with its rates, which are measured while no other worker uses it."""
+    if turns is None:
+        return device.info
+    turns.take("baseline")
+    info = device.info
+    turns.leave()
+    return info
+
+
+def _with_memory(evaluated: Callable[[], Evaluation], evaluator: Evaluator, turns: Turns | None) -> Evaluation:
+    """Return an evaluation. If memory is exhausted that other workers share, wait for them and try again, alone."""
+    for seconds in WAITS_FOR_MEMORY if turns else ():
+        try:
+            return evaluated()
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+        evaluator.arena.release()
+        assert turns  # noqa: S101 - see above
+        turns.leave()
+        time.sleep(seconds)
+        turns.always_alone = True
+    return evaluated()
+
+
 def _turns(device_kind: str, folder: Path, send: Send) -> Turns | None:
     """Return turns on a device whose times suffer when other workers use it."""
     if not policy_of(device_kind).times_are_gpu_times:
         return None
+    os.environ[FOLDER] = str(folder)
     return Turns(folder, torch.accelerator.synchronize, lambda: send(Phase(WAITING)))
 
 
@@ -194,9 +223,15 @@ def _one_at_a_time(requests: Iterator[Request], turns: Turns | None, evaluator: 
         most = max((bytes_held(op, workload) for workload in op.workloads(device.info.kind)), default=0)
         turns.always_alone = most > device.tools.memory_bytes * SHARED_MEMORY
         yield request
-        if most > device.tools.memory_bytes * KEPT_MEMORY:
+        if most > device.tools.memory_bytes * KEPT_MEMORY or _scarce(device):
             evaluator.arena.release()
         turns.leave()
+
+
+def _scarce(device: Device) -> bool:
+    """Return whether less than half of the device's memory is free, as when several runs share it."""
+    free = device.tools.free_bytes
+    return free is not None and free() < device.tools.memory_bytes / 2
 
 
 def _profile(request: ProfileRequest, evaluator: Evaluator) -> ProfileResult:

@@ -32,11 +32,13 @@ COMPILE_SECONDS = {COMPILE: 60.0, AUTOTUNE: 120.0}
 MODES = {COMPILE: "default", AUTOTUNE: "max-autotune-no-cudagraphs"}
 # If one of these is set, torch.compile silently compiles nothing.
 SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
-# Functions of torch.compile that time candidates: the first two also compile a little, the last serves all kinds.
-MEASURING = (
-    ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "benchmark_all_configs"),
-    ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "coordinate_descent_tuning"),
-    ("torch._inductor.runtime.benchmarking", "InductorBenchmarker", "benchmark_gpu"),
+# Functions of torch.compile that use the device, and the phase for that. Two of those that measure also compile a
+# little; the third serves every kind of candidate.
+USING = (
+    ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "run", "run"),
+    ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "benchmark_all_configs", "baseline"),
+    ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "coordinate_descent_tuning", "baseline"),
+    ("torch._inductor.runtime.benchmarking", "InductorBenchmarker", "benchmark_gpu", "baseline"),
 )
 Call = Callable[[Tensors], object]
 
@@ -127,7 +129,6 @@ def prepared(name: str, op: Op, workload: Workload, device: Device, watch: Calla
 
     Raises TimeoutError if torch.compile exceeds its limit.
     """
-    watch("prepare")
     if name == EAGER:
         return lambda inputs: op.call_baseline(inputs, workload)
     if switched_off():
@@ -139,10 +140,12 @@ def prepared(name: str, op: Op, workload: Workload, device: Device, watch: Calla
     def call(inputs: Tensors) -> object:
         return function(*inputs.values(), **parameters)
 
+    watch("run")
+    inputs = inputs_at(op, workload, 0, device.torch_device)
     expired = threading.Event()
     try:
-        with measuring_alone(watch), time_limit(COMPILE_SECONDS[name], expired):
-            call(inputs_at(op, workload, 0, device.torch_device))
+        with in_turn(watch), time_limit(COMPILE_SECONDS[name], expired):
+            call(inputs)
     except Exception as error:  # where the compiler fails, eager PyTorch is the baseline
         if expired.is_set():  # the compiler may wrap the interruption in an error of its own
             raise TimeoutError(f"took more than {COMPILE_SECONDS[name]:g} s") from error
@@ -151,45 +154,44 @@ def prepared(name: str, op: Op, workload: Workload, device: Device, watch: Calla
 
 
 @contextlib.contextmanager
-def measuring_alone(watch: Callable[[str], None]) -> Iterator[None]:
-    """Begin the phase "baseline", which has the device alone, whenever torch.compile measures in the body.
+def in_turn(watch: Callable[[str], None]) -> Iterator[None]:
+    """Begin another phase than "prepare" while torch.compile uses the device in the body: to launch, or to measure.
 
-    It compiles for seconds and measures for a fraction of one. If PyTorch's measuring functions have other names in
-    this version, the whole body is that phase.
+    It compiles for seconds and uses the device for a fraction of one. If PyTorch's functions have other names in this
+    version, the whole body is a phase that has the device alone.
     """
-    depth = 0
+    phases = ["prepare"]
 
-    def alone(measure: Callable[..., object]) -> Callable[..., object]:
-        def measured(*args: object, **options: object) -> object:
-            nonlocal depth
-            depth += 1
-            if depth == 1:
-                watch("baseline")
+    def with_phase(phase: str, use: Callable[..., object]) -> Callable[..., object]:
+        def used(*args: object, **options: object) -> object:
+            if phases[-1] in (phase, "baseline"):  # what measures has the device alone to its end
+                return use(*args, **options)
+            phases.append(phase)
+            watch(phase)
             try:
-                return measure(*args, **options)
+                return use(*args, **options)
             finally:
-                depth -= 1
-                if depth == 0:
-                    watch("prepare")
+                phases.pop()
+                watch(phases[-1])
 
-        return measured
+        return used
 
-    if not (found := _measuring()):
-        watch("baseline")
-    for owner, name, measure in found:
-        setattr(owner, name, alone(measure))
+    found = _using()
+    watch("prepare" if found else "baseline")
+    for owner, name, phase, use in found:
+        setattr(owner, name, with_phase(phase, use))
     try:
         yield
     finally:
-        for owner, name, measure in found:
-            setattr(owner, name, measure)
+        for owner, name, _, use in found:
+            setattr(owner, name, use)
 
 
-def _measuring() -> list[tuple[object, str, Callable[..., object]]]:
-    """Return the classes, names and functions of MEASURING, or none if one of them does not exist in this version."""
+def _using() -> list[tuple[object, str, str, Callable[..., object]]]:
+    """Return the classes, names, phases and functions of USING, or none if one does not exist in this version."""
     try:
-        owners = [(getattr(import_module(module), owner), name) for module, owner, name in MEASURING]
-        return [(owner, name, getattr(owner, name)) for owner, name in owners]
+        owners = [(getattr(import_module(module), owner), name, phase) for module, owner, name, phase in USING]
+        return [(owner, name, phase, getattr(owner, name)) for owner, name, phase in owners]
     except (ImportError, AttributeError):
         return []
 

@@ -144,7 +144,7 @@ import sys, time
 from pathlib import Path
 
 log, check = (sys.argv[sys.argv.index(option) + 1] for option in ("--log-file", "--tool"))
-folder, mark = Path(sys.argv[-3]), sys.argv[-2]
+folder, mark = Path(sys.argv[-4]), sys.argv[-3]
 images = [path.read_text() for path in sorted(folder.glob("run*/kernel.cubin"))]
 with Path({started!r}).open("a") as started:
     print(check, *images, file=started)
@@ -167,9 +167,14 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
+def packed_run(image: str, shared: int) -> PackedRun:
+    launch = BoundLaunch(0, "entry", (1, 1, 1), (32, 1, 1), shared, (), cooperative=False)
+    return PackedRun(image.encode(), (ReplayLaunch(launch, (), 0),), ())
+
+
 def found_in(*images: str) -> list[dict[str, int | None]]:
     """Return the errors by tool of runs with these images; tools without any are left out."""
-    reports = sanitizer.sanitize([PackedRun(image.encode(), (), ()) for image in images], 3.0)
+    reports = sanitizer.sanitize([packed_run(image, shared=1024) for image in images], 3.0)
     assert all([report.tool for report in each] == list(sanitizer.TOOLS) for each in reports)
     return [{report.tool: report.errors for report in each if report.errors != 0} for each in reports]
 
@@ -193,6 +198,12 @@ def test_a_tool_that_does_not_finish_examines_each_run_alone(started: Path) -> N
 def test_a_single_run_is_examined_once(started: Path) -> None:
     assert found_in("synccheck fails") == [{"synccheck": 1}]
     assert len(started.read_text().splitlines()) == len(sanitizer.TOOLS)
+
+
+def test_races_are_looked_for_only_where_there_is_shared_memory(started: Path) -> None:
+    ((*reports,),) = sanitizer.sanitize([packed_run("a", shared=0)], 3.0)
+    assert [report.tool for report in reports] == [tool for tool in sanitizer.TOOLS if tool != "racecheck"]
+    assert len(started.read_text().splitlines()) == len(sanitizer.TOOLS) - 1
 
 
 @pytest.mark.gpu

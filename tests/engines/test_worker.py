@@ -1,4 +1,4 @@
-"""The verdict of a worker whose GPU fails during an evaluation, on a scripted device."""
+"""The verdict of a worker whose GPU fails or lacks memory during an evaluation, on a scripted device."""
 
 from pathlib import Path
 
@@ -7,10 +7,12 @@ import torch
 from bad_kernels import twice_kernel
 from scripted_device import INFO, OP, ScriptedDevice
 
-from archive.records import Outcome
+from archive.records import Evaluation, Outcome
 from evolve.devices import choose
+from evolve.devices.turns import Turns
 from evolve.engines import sandbox, worker
 from evolve.engines.messages import Assignment, Done, Fork, Message, Role
+from evolve.evaluation.evaluate import Evaluator
 
 TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
 FAULT = "CUDA error: misaligned address"
@@ -49,3 +51,33 @@ def test_a_kernel_that_leaves_a_fault_on_the_gpu_has_crashed(monkeypatch: pytest
 def test_an_error_is_raised_if_the_gpu_has_no_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="some later call failed"):
         sent(monkeypatch, tmp_path)
+
+
+def lacking_memory(times: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Evaluate while memory is exhausted so many times; return whether each attempt had the device alone."""
+    monkeypatch.setattr(worker, "WAITS_FOR_MEMORY", (0.0, 0.0))
+    turns, alone = Turns(folder, lambda: None, lambda: None), list[bool]()
+    evaluator = Evaluator(ScriptedDevice(), lambda _: None)
+
+    def evaluated() -> Evaluation:
+        alone.append(turns.always_alone)
+        if len(alone) <= times:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return Evaluation("0" * 16, OP.name, INFO, Outcome.PASSED, "")
+
+    assert worker._with_memory(evaluated, evaluator, turns).outcome is Outcome.PASSED
+    return alone
+
+
+def test_an_evaluation_for_which_others_left_no_memory_is_repeated_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert lacking_memory(0, tmp_path, monkeypatch) == [False]
+    assert lacking_memory(2, tmp_path, monkeypatch) == [False, True, True]
+
+
+def test_a_kernel_for_which_memory_never_suffices_is_not_tried_for_ever(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        lacking_memory(3, tmp_path, monkeypatch)

@@ -14,7 +14,7 @@ from scripted_device import SMALL_OP as OP
 
 from evolve.devices.device import Device
 from evolve.devices.policy import AUTOTUNE, COMPILE, EAGER
-from evolve.engines.turns import TOGETHER
+from evolve.devices.turns import ELSEWHERE, TOGETHER
 from evolve.evaluation import baselines
 from evolve.evaluation.baseline_times import Baselines
 from evolve.evaluation.baselines import BaselineCache, Call
@@ -108,47 +108,54 @@ def test_autotuning_is_not_tried_if_the_default_mode_fails(monkeypatch: pytest.M
     assert tried == ["default"]
 
 
-def test_what_measures_has_the_device_alone_and_what_compiles_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_is_used_alone_to_time_shared_to_draw_inputs_and_not_to_compile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     phases: list[str] = []
     compiler(lambda: None, monkeypatch)
     baselines.timed(OP, SMALL, CUDA, phases.append)
-    assert phases == ["prepare", "prepare", "prepare", "baseline"]  # eager, the default mode, autotuning, times
-    assert "prepare" in TOGETHER
-    assert "baseline" not in TOGETHER
+    assert phases == [*["run", "prepare"] * 2, "baseline"]  # the default mode, autotuning, times
+    assert "run" in TOGETHER
+    assert "prepare" in ELSEWHERE
+    assert "baseline" not in (*TOGETHER, *ELSEWHERE)
 
 
-class Measures:
-    """A stand-in for a class of torch.compile that times candidates."""
+class Using:
+    """A stand-in for a class of torch.compile that launches kernels and times candidates."""
 
-    def benchmark_gpu(self) -> float:
-        return 1.0
+    def run(self) -> float:
+        return self.benchmark_all_configs()
 
     def benchmark_all_configs(self) -> float:
         return self.benchmark_gpu() + self.benchmark_gpu()
 
+    def benchmark_gpu(self) -> float:
+        return 1.0
 
-def test_the_device_is_taken_while_torch_compile_measures_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_torch_compile_has_the_device_alone_while_it_measures_and_shares_it_to_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     phases: list[str] = []
-    names = ("benchmark_all_configs", "benchmark_gpu")
-    monkeypatch.setattr(baselines, "MEASURING", tuple((__name__, "Measures", name) for name in names))
-    before = vars(Measures).copy()
-    with baselines.measuring_alone(phases.append):
-        assert Measures().benchmark_all_configs() == 2.0
-        assert Measures().benchmark_gpu() == 1.0
-    assert phases == ["baseline", "prepare"] * 2
-    assert vars(Measures).copy() == before
+    using = {"run": "run", "benchmark_all_configs": "baseline", "benchmark_gpu": "baseline"}
+    monkeypatch.setattr(baselines, "USING", tuple((__name__, "Using", *item) for item in using.items()))
+    before = vars(Using).copy()
+    with baselines.in_turn(phases.append):
+        assert Using().run() == 2.0
+    assert phases == ["prepare", "run", "baseline", "run", "prepare"]
+    assert vars(Using).copy() == before
 
 
 def test_a_version_of_pytorch_with_other_names_compiles_alone_too(monkeypatch: pytest.MonkeyPatch) -> None:
     phases: list[str] = []
-    monkeypatch.setattr(baselines, "MEASURING", ((__name__, "Measures", "another_name"),))
-    with baselines.measuring_alone(phases.append):
+    monkeypatch.setattr(baselines, "USING", ((__name__, "Using", "another_name", "run"),))
+    with baselines.in_turn(phases.append):
         pass
     assert phases == ["baseline"]
 
 
-def test_the_installed_pytorch_has_the_functions_that_measure() -> None:
-    assert len(baselines._measuring()) == len(baselines.MEASURING)
+def test_the_installed_pytorch_has_the_functions_that_use_the_device() -> None:
+    assert len(baselines._using()) == len(baselines.USING)
 
 
 @pytest.mark.parametrize("switch", baselines.SWITCHES)

@@ -85,6 +85,7 @@ class CudaDevice:
         return Tools(
             card=f"gpu-{torch.cuda.get_device_properties(0).uuid}",
             memory_bytes=torch.cuda.get_device_properties(0).total_memory,
+            free_bytes=lambda: torch.cuda.mem_get_info()[0],
             conditions=_conditions_here,
             graph_time=self._graph_time,
             capture=_replay_of,

@@ -139,7 +139,7 @@ class Ncu:
             "NV_COMPUTE_PROFILER_LOCAL_CONNECTION_OVERRIDE": "uds",
         }
         command = command_line(self._tool, self._names, bound, log)
-        process = replay.started(command, folder, replay.DONE, seconds, variables)
+        process = replay.started(command, folder, replay.DONE, seconds, variables=variables)
         try:
             process.wait(timeout=seconds + GRACE_SECONDS)
         except subprocess.TimeoutExpired:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
 from evolve.devices.cuda.compiler import Cubin
+from evolve.devices.turns import shared
 
 if TYPE_CHECKING:
     import torch
@@ -111,14 +112,15 @@ def _bytes(tensor: "torch.Tensor", most_bytes: int | None) -> bytes:
 
 
 def started(
-    command: Sequence[str], folder: Path, mark: str, seconds: float, variables: Mapping[str, str] | None = None
-) -> "subprocess.Popen[bytes]":
+    command: Sequence[str], folder: Path, mark: str, seconds: float, *, turns: str = "",
+    variables: Mapping[str, str] | None = None,
+) -> "subprocess.Popen[bytes]":  # fmt: skip
     """Start the tool on a process that replays the folder's run, or all of its runs, and then creates the file `mark`.
 
-    The process ends after `seconds`. The output of tool and process goes to `mark`.out. Both stay in our process group
-    and end with it.
+    The process ends after `seconds`. With the folder of `turns`, each of its runs waits for a shared turn. The output
+    of tool and process goes to `mark`.out. Both stay in our process group and end with it.
     """
-    process = [sys.executable, "-m", "evolve.devices.cuda.replay", str(folder), mark, str(ceil(seconds))]
+    process = [sys.executable, "-m", "evolve.devices.cuda.replay", str(folder), mark, str(ceil(seconds)), turns]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with printed(folder, mark).open("wb") as output:
         return subprocess.Popen(
@@ -228,15 +230,15 @@ def _value(plain: Any) -> Value:
 
 
 def main() -> None:
-    folder, mark, seconds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    folder, mark, seconds, turns = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
     import_module("evolve.devices.cuda.program")  # import it before the clock starts: that takes seconds
     signal.alarm(seconds)  # end this process even if the tool is killed
     for own in sorted(folder.glob(f"{RUN}*")) or [folder]:
-        run(read(own))
+        run(read(own), turns)
     (folder / mark).touch()
 
 
-def run(packed_run: PackedRun) -> None:
+def run(packed_run: PackedRun, turns: str = "") -> None:
     """Run the launches. Every buffer is an allocation of its own, so that the tool notices accesses just outside it."""
     from cupy.cuda import runtime
 
@@ -246,9 +248,10 @@ def run(packed_run: PackedRun) -> None:
     addresses = {buffer.name: _placed(buffer) for buffer in packed_run.buffers}
     module = loaded(packed_run.image)
     launches = [prepared(module, step.launch, step.parameter_bytes, step.static_shared) for step in packed_run.steps]
-    for launch in launches:
-        launch.enqueue(addresses.__getitem__, 0)
-    runtime.deviceSynchronize()
+    with shared(turns):
+        for launch in launches:
+            launch.enqueue(addresses.__getitem__, 0)
+        runtime.deviceSynchronize()
     for address in addresses.values():
         runtime.free(address)
 

@@ -1,5 +1,6 @@
 """Runs of a kernel under NVIDIA's compute-sanitizer: finds accesses out of bounds, races and wrong barriers."""
 
+import os
 import re
 import subprocess
 import tempfile
@@ -10,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from archive.records import Sanitized
+from evolve.devices import turns as turns_of_workers
 from evolve.devices.cuda import replay
 from evolve.devices.cuda.replay import PackedRun
 
@@ -45,12 +47,18 @@ def sanitize(runs: Sequence[PackedRun], seconds: float) -> list[tuple[Sanitized,
     tool = command()
     if tool is None:
         return [() for _ in runs]
-    together = _examined(tool, TOOLS, runs, SECONDS_TOGETHER) if len(runs) > 1 else ()
+    needed = [check for check in TOOLS if check != "racecheck" or any(map(_shares_memory, runs))]
+    together = _examined(tool, needed, runs, SECONDS_TOGETHER) if len(runs) > 1 else ()
     clean = [report for report in together if report.errors == 0]
-    left = [check for check in TOOLS if check not in {report.tool for report in clean}]
+    left = [check for check in needed if check not in {report.tool for report in clean}]
     with ThreadPoolExecutor() as pool:
         alone = list(pool.map(lambda run: _examined(tool, left, [run], seconds), runs))
     return [tuple(sorted((*clean, *own), key=lambda report: TOOLS.index(report.tool))) for own in alone]
+
+
+def _shares_memory(run: PackedRun) -> bool:
+    """Return whether a launch has shared memory: racecheck looks at no other."""
+    return any(step.static_shared or step.launch.shared for step in run.steps)
 
 
 def _examined(tool: Path, checks: Sequence[str], runs: Sequence[PackedRun], seconds: float) -> tuple[Sanitized, ...]:
@@ -83,7 +91,8 @@ def judged(tool: str, log: str, output: str, *, finished: bool) -> Sanitized:
 
 def _started(tool: Path, check: str, folder: Path, seconds: float) -> "subprocess.Popen[bytes]":
     options = [*OPTIONS, *OF_ONE_TOOL.get(check, ()), "--tool", check, "--log-file", str(_log(folder, check))]
-    return replay.started([str(tool), *options], folder, _mark(check), seconds)
+    turns = os.environ.get(turns_of_workers.FOLDER, "")
+    return replay.started([str(tool), *options], folder, _mark(check), seconds, turns=turns)
 
 
 def _finished(

@@ -1,21 +1,25 @@
 """Turns of the worker processes that share a device: several may check at once, but one that times has it alone.
 
 The turns are locks on files, so a worker that is killed gives its turn back. All runs on a machine use the same files
-for one card, so that two runs on one GPU do not time at once.
+for one card, so that two runs on one GPU do not time at once. What takes seconds without using the device holds no
+turn: every other worker would have to wait for it before it can time.
 """
 
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Not the environment's folder for temporary files, which differs between workers.
 EVERYWHERE = Path("/tmp")  # noqa: S108 - the files hold nothing, and are opened without following links
 FOR_ALL = 0o777
 FILES = ("device.lock", "queue.lock")
-# The phases of an evaluation in which others may use the device too.
-TOGETHER = ("compile", "run", "check", "prepare", "sanitize")
+# The phases of an evaluation in which others may use the device too, and those that do not use it themselves: the
+# sanitizer's processes take turns of their own.
+TOGETHER = ("run", "check")
+ELSEWHERE = ("compile", "prepare", "sanitize")
+FOLDER = "EVOLVE_TURNS"  # the environment variable that tells such processes where the locks are
 
 
 class Turns:
@@ -28,7 +32,10 @@ class Turns:
         self.always_alone = False  # in every phase, as for a workload that needs most of the memory
 
     def take(self, phase: str) -> None:
-        """Take the turn that a phase needs. In a shared turn, let others that wait go first."""
+        """Take the turn that a phase needs, if any. In a shared turn, let others that wait go first."""
+        if phase == "sanitize" or (phase in ELSEWHERE and not self.always_alone):
+            self.leave()
+            return
         alone = self.always_alone or phase not in TOGETHER
         if self._held is alone and (alone or not self._others_wait()):
             return
@@ -59,6 +66,21 @@ class Turns:
             return True
         fcntl.flock(self._queue, fcntl.LOCK_UN)
         return False
+
+
+@contextlib.contextmanager
+def shared(folder: str) -> Iterator[None]:
+    """Hold a shared turn in the body, given the folder of the locks; without a folder that can be read, hold none."""
+    turns: Turns | None = None
+    with contextlib.suppress(OSError):
+        turns = Turns(Path(folder), lambda: None, lambda: None) if folder else None
+    if turns:
+        turns.take(TOGETHER[0])
+    try:
+        yield
+    finally:
+        if turns:
+            turns.leave()
 
 
 def folder_of_card(card: str, own: Path) -> Path:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from evolve.engines import turns
-from evolve.engines.turns import Turns
+from evolve.devices import turns
+from evolve.devices.turns import Turns
 
 SECONDS = 10.0  # after which a thread that should not wait is taken to be stuck
 
@@ -95,6 +95,45 @@ def test_a_device_that_has_failed_does_not_keep_the_turn(tmp_path: Path, other: 
     assert not other.waits.is_set()
 
 
+@pytest.mark.parametrize("phase", turns.ELSEWHERE)
+def test_what_does_not_use_the_device_leaves_it_to_others(some: Watched, other: Watched, phase: str) -> None:
+    some.turns.take("check")
+    some.turns.take(phase)
+    other.turns.take("time")
+    assert not other.waits.is_set()
+
+
+def test_a_process_of_the_sanitizer_waits_for_a_shared_turn(tmp_path: Path, some: Watched, other: Watched) -> None:
+    def run() -> None:
+        with turns.shared(str(tmp_path)):
+            some.turns.take("time")
+
+    other.turns.take("time")
+    process = in_thread(run)
+    process.join(0.2)
+    assert process.is_alive()
+    other.turns.leave()
+    assert some.waits.wait(SECONDS)  # its turn keeps another worker from timing
+
+
+def test_without_the_files_of_a_card_a_process_runs_at_once(tmp_path: Path) -> None:
+    for folder in ("", str(tmp_path / "missing")):
+        with turns.shared(folder):
+            pass
+
+
+def test_a_worker_that_needs_the_memory_compiles_alone_but_sanitizes_in_other_processes(
+    some: Watched, other: Watched
+) -> None:
+    some.turns.always_alone = True
+    some.turns.take("prepare")
+    check = in_thread(lambda: other.turns.take("check"))
+    assert other.waits.wait(SECONDS)
+    some.turns.take("sanitize")
+    check.join(SECONDS)
+    assert not check.is_alive()
+
+
 def test_a_worker_that_needs_the_memory_checks_alone(some: Watched, other: Watched) -> None:
     some.turns.always_alone = True
     some.turns.take("check")
@@ -109,8 +148,8 @@ def test_a_worker_that_needs_the_memory_checks_alone(some: Watched, other: Watch
 HOLD = """
 import signal, sys
 from pathlib import Path
-from evolve.engines import turns
-from evolve.engines.turns import Turns
+from evolve.devices import turns
+from evolve.devices.turns import Turns
 turns = Turns(Path(sys.argv[1]), lambda: None, lambda: None)  # the lock lasts as long as the object
 turns.take("time")
 print("ready", flush=True)
