@@ -23,6 +23,8 @@ class Function:
     def __init__(self, form: Form, primitives: Mapping[str, Primitive], registry: Registry | None = None) -> None:
         self.form = form
         self._registry = registry
+        # A function of nothing but a name: PyTorch 2.11 traces no constant function of other objects.
+        self._defined = _constant(lambda name: registry is not None and registry.define(name))
         self.primitives = {name: primitives[name] for name in form.ops if name in primitives}
         self._device_type = next((one.device_type for one in self.primitives.values()), "cuda")
 
@@ -77,7 +79,7 @@ class Function:
             for call in calls:
                 if call.after_us:  # the compiler makes what comes after a product a part of its own kernel
                     continue
-                if _defined(registry, call.op) and registry.ask(call.op, call.views, call.parameters):
+                if self._defined(call.op) and registry.ask(call.op, call.views, call.parameters):
                     return call.finish(registry.run(call.op, call.views, call.parameters))
         return self.form.pytorch(*arguments, **named)
 
@@ -131,17 +133,6 @@ def _constant(function: Callable[..., bool]) -> Callable[..., bool]:
     return function
 
 
-@_constant
-def _defined(registry: Registry, name: str) -> bool:
-    """Define an opaque op while a graph is traced."""
-    return registry.define(name)
-
-
-@_constant
-def _takes_more_dims(primitive: Primitive) -> bool:
-    return primitive.takes_more_dims
-
-
 def own(op: Op, primitive: Primitive) -> Form:
     """Return the form of an op that PyTorch lacks: its arguments are the op's inputs and parameters."""
     names = [spec.name for spec in op.inputs]
@@ -154,10 +145,12 @@ def own(op: Op, primitive: Primitive) -> Form:
             raise TypeError(f"{op.name}() misses {', '.join(missing)}")
         return tuple([given[name] for name in names]), {name: given[name] for name in op.parameters}
 
+    takes_more_dims = _constant(lambda: primitive.takes_more_dims)
+
     def lower(*arguments: Any, **named: Any) -> Call | str:
         views, parameters = split(arguments, named)
         ranks = [x.dim() == len(spec.dims) for spec, x in zip(op.inputs, views, strict=True)]
-        if not all(ranks) and not _takes_more_dims(primitive):
+        if not all(ranks) and not takes_more_dims():
             return f"PyTorch does something else with other dims than those of {op.name}"
         return Call(op.name, views, parameters, whole)
 
