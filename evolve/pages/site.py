@@ -5,17 +5,20 @@ from dataclasses import dataclass, field
 
 from archive.kernel import Kernel
 from archive.proposals import Run
+from archive.records import DeviceInfo
 from archive.sqlite import SqliteStore
 from archive.store import Store
 from archive.summaries import EvaluationSummary, KernelSummary
+from evolve.devices.choose import policy_of
 from evolve.pages import addresses, comparison
 from evolve.pages.addresses import Absent, Moved
 from evolve.pages.kernel_page import kernel_page
 from evolve.pages.op_page import op_page
 from evolve.pages.overview import overview
 from evolve.pages.render import Page, Renderer
-from evolve.pages.roofline import known, roofline
+from evolve.pages.roofline import roofline
 from evolve.pages.run_page import run_lines, run_page
+from evolve.pages.work_aside import WorkAside
 
 CANDIDATES = 8
 Words = tuple[str, ...]
@@ -27,6 +30,7 @@ class Site:
 
     archive: str
     renderer: Renderer = field(default_factory=lambda: Renderer(addresses.served))
+    work: WorkAside = field(default_factory=WorkAside)
 
     def page(self, store: SqliteStore, words: Words) -> Page | str:
         """Return the page with this address, or plain text to save; raises Absent or Moved."""
@@ -46,10 +50,9 @@ class Site:
         raise Absent("There is no such page", "Follow a link from the overview.")
 
     def prepare(self, store: SqliteStore) -> None:
-        """Read the overview, and load one of its ops and PyTorch with it, because rooflines need both."""
-        self.page(store, ())
-        for op in sorted(store.count(EvaluationSummary, "op"))[:1]:
-            known(op)
+        """Read the work of the ops that have GPU times, because loading an op takes a second."""
+        every = ((op, info) for op in store.count(EvaluationSummary, "op") for info in store.find(DeviceInfo, op))
+        self.work.read((op, info) for op, info in every if policy_of(info.kind).times_are_gpu_times)
 
     def _comparison(self, store: Store, what: str, named: list[str]) -> Page:
         if what == "kernels" and len(named) == 2 and (kernels := comparison.kernels_compared(store, *named)):
@@ -65,7 +68,7 @@ class Site:
         if view is None:
             where = f" on {device}" if device else ""
             raise Absent(f"No evaluations of {op}{where}", f"`evolve run {op}` makes some.")
-        points = roofline(op, view.standing.device, view.standing.champions)
+        points = roofline(op, view.standing.device, view.standing.champions, self.work)
         return self.renderer.op(view, addresses.op_page(op, device), points)
 
     def _kernel(self, store: Store, kernel_id: str) -> Page | str:

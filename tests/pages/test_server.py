@@ -21,9 +21,11 @@ from starlette.testclient import TestClient
 from evolve.pages import server
 from evolve.pages.server import HOST, application, listening, stamp
 from evolve.pages.site import Site
+from evolve.pages.work_aside import WorkAside
 
 HERE = "http://localhost:8642"
 BEST = shown_archive.champion()
+WORK = WorkAside()  # asks another process once for all tests
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def client(path: Path) -> TestClient:
-    return TestClient(application(path, Site(path.name)), base_url=HERE, follow_redirects=False)
+    return TestClient(application(path, Site(path.name, work=WORK)), base_url=HERE, follow_redirects=False)
 
 
 @pytest.fixture
