@@ -157,6 +157,7 @@ def run_setup(
                 _check_proposer(proposer.name, setup)
             session.wait_for_device(engine, run_options.device, output)
             _check_workloads([op for op, _ in loaded], engine.info.kind)
+            session.prepare_baselines(engine, loaded)
             for op, locator in loaded:
                 if catalog.is_path(locator):
                     say(output, _described(op), begin="op        ")

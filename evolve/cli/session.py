@@ -24,7 +24,8 @@ from evolve.cli import lookup, options, signals
 from evolve.cli.options import HERE, LLM, OFFLINE, RAY, TOKENS, USD, Machines, RunOptions, op_names
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
-from evolve.engines.engine import Engine
+from evolve.devices.policy import COMPILE
+from evolve.engines.engine import Engine, PreparesBaselines
 from evolve.engines.replayed import RecordedVerdicts, seen_by
 from evolve.errors import UserError
 from evolve.report.words import listed, say, short, times_label, typed
@@ -238,6 +239,18 @@ def _seeds(ops: Sequence[Op], device: str, *, plain: bool) -> Iterator[Proposal]
         for kernel in _shipped(op, plain=plain, knobs=policy_of(device).times_are_gpu_times):
             if choose.supports(device, kernel):
                 yield seeds.proposal(kernel, time.time())
+
+
+def prepare_baselines(engine: Engine, loaded: Sequence[tuple[Op, str]]) -> None:
+    """Let the engine compile baselines ahead that have not been timed on this device, the first ops first."""
+    if not isinstance(engine, PreparesBaselines) or COMPILE not in policy_of(engine.info.kind).baselines:
+        return
+    from evolve.evaluation import baselines
+
+    cache, info = baselines.cache(), engine.info
+    for op, locator in loaded:
+        if unknown := [one.key for one in op.workloads(info.kind) if not cache.find(op, one, info)]:
+            engine.prepare(locator, unknown)
 
 
 def look_for_seeds(ops: Sequence[Op]) -> None:

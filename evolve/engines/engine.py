@@ -1,6 +1,6 @@
 """Contract of an engine, which evaluates jobs on one device and yields evaluations in the order they finish."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -54,6 +54,14 @@ class TimesPyTorch(Protocol):
 
     def time_pytorch(self, request: TimingRequest) -> TimingResult:
         """Return PyTorch's times at one workload, or why there are none. Not called during evaluations."""
+
+
+@runtime_checkable
+class PreparesBaselines(Protocol):
+    """An engine that can compile PyTorch's baselines ahead, so that the verdicts that need them come sooner."""
+
+    def prepare(self, op: str, workloads: Collection[str]) -> None:
+        """Begin to compile the baselines at these workloads, if there are processes for that. Returns at once."""
 
 
 class TakesPauses(Engine, Protocol):

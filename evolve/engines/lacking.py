@@ -80,11 +80,20 @@ class LackingBaselines:
             if place in self._times or place in self._to_time or place in self._timing:
                 continue
             self._to_time.append(place)
-            if ahead:
-                self._to_compile.extend(
-                    one for one in self._preparations(place) if one not in self._compiled and not self._under_way(one)
-                )
+        if ahead:
+            self.compile_next(op, workloads)
         yield from self._complete()
+
+    def compile_later(self, op: str, workloads: Collection[str]) -> None:
+        """Have the baselines at these workloads compiled ahead, after those that are asked for already."""
+        wanted = [one for workload in workloads for one in self._preparations(op, workload)]
+        self._to_compile.extend(one for one in wanted if one not in self._compiled and not self._under_way(one))
+
+    def compile_next(self, op: str, workloads: Collection[str]) -> None:
+        """Have the baselines at these workloads compiled before all others: a kernel is being judged there."""
+        wanted = [one for workload in workloads for one in self._preparations(op, workload)]
+        wanted = [one for one in wanted if one not in self._compiled and one not in self._compiling]
+        self._to_compile = deque([*wanted, *(one for one in self._to_compile if one not in wanted)])
 
     def take_compilation(self) -> PreparationRequest | None:
         """Return the next compilation for a worker that is free, if there is one."""
@@ -107,7 +116,7 @@ class LackingBaselines:
     def take_place(self, card: str) -> tuple[Place, str] | None:
         """Return the next place to time on this card that is compiled, and the kernel that waits for it."""
         for place in self._to_time:
-            if place.card == card and not any(map(self._under_way, self._preparations(place))):
+            if place.card == card and not any(map(self._under_way, self._preparations(place.op, place.workload))):
                 self._to_time.remove(place)
                 self._timing.add(place)
                 waiting = next((held for held in self._held if place in held.places), None)
@@ -133,12 +142,10 @@ class LackingBaselines:
         yield from self._complete()
 
     def drop(self) -> None:
-        """Forget the evaluations that are held, and the work on their baselines."""
+        """Forget the evaluations that are held. What is being compiled may help the next ones."""
         self._held.clear()
         self._to_time.clear()
         self._timing.clear()
-        self._to_compile.clear()
-        self._compiling.clear()
 
     def _complete(self) -> Iterator[Evaluation]:
         ready = [held for held in self._held if all(place in self._times for place in held.places)]
@@ -151,8 +158,8 @@ class LackingBaselines:
             )
             yield replace(held.evaluation, measurements=measurements)
 
-    def _preparations(self, place: Place) -> list[PreparationRequest]:
-        return [PreparationRequest(place.op, place.workload, name) for name in self._names]
+    def _preparations(self, op: str, workload: str) -> list[PreparationRequest]:
+        return [PreparationRequest(op, workload, name) for name in self._names]
 
     def _under_way(self, request: PreparationRequest) -> bool:
         return request in self._compiling or request in self._to_compile

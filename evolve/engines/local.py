@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile
@@ -18,10 +18,11 @@ from evolve.engines.failures import (
     killed_from_outside,
 )
 from evolve.engines.lacking import LackingBaselines, beside_eager
-from evolve.engines.messages import WAITING, Done, Exited, Failed, Message, Phase, Precompiled, Ready, Role
+from evolve.engines.messages import WAITING, Done, Exited, Failed, Lacking, Message, Phase, Precompiled, Ready, Role
 from evolve.engines.pool import JobState, SideJob, Worker, WorkerPool
 from evolve.errors import UserError
 from evolve.evaluation.requests import (
+    Answer,
     PreparationRequest,
     Prepared,
     ProfileRequest,
@@ -136,6 +137,11 @@ class LocalEngine:
         done = self._run(SideJob(request, request.op), "baseline")
         return done.answer if isinstance(done.answer, TimingResult) else TimingResult(None, done.fault, tainted=True)
 
+    def prepare(self, op: str, workloads: Collection[str]) -> None:
+        if self._preparers:
+            self._lacking.compile_later(op, workloads)
+            self._assign_preparations(self.info)
+
     def close(self) -> None:
         self._pool.close()
 
@@ -157,14 +163,17 @@ class LocalEngine:
         self._new.clear()
         self._compiled.clear()
         self._lacking.drop()
-        for worker in list(self._pool.workers):
-            if worker.current:
-                self._replace(worker)
+        for worker in self._judging:
+            self._replace(worker)
 
     @property
     def _busy(self) -> bool:
-        waiting = self._new or self._compiled or self._lacking.waiting
-        return bool(waiting or any(worker.current for worker in self._pool.workers))
+        return bool(self._new or self._compiled or self._lacking.waiting or self._judging)
+
+    @property
+    def _judging(self) -> list[Worker]:
+        """The workers that are busy with kernels, or with what kernels wait for."""
+        return [worker for worker in self._pool.workers if worker.current and worker.role is not Role.PREPARER]
 
     def _take_next_job(self) -> None:
         for job in self._incoming:
@@ -203,13 +212,16 @@ class LocalEngine:
     def _assign_preparations(self, info: DeviceInfo) -> None:
         """Keep as many preparers as there is work for: each holds some of the device's memory."""
         running = [worker for worker in self._pool.workers if worker.role is Role.PREPARER]
-        for _ in range(min(self._preparers - len(running), self._lacking.to_compile)):
-            self._pool.add(Role.PREPARER, info, self._cards[0])
         for worker in running:
             if worker.idle and (request := self._lacking.take_compilation()):
                 worker.give(SideJob(request, request.op), info)
-            elif not worker.current and not self._lacking.to_compile:
+            elif not worker.current:
                 self._pool.remove(worker)
+        for _ in range(self._preparers - len(running)):
+            if request := self._lacking.take_compilation():
+                worker = self._pool.add(Role.PREPARER, info, self._cards[0])
+                worker.give(SideJob(request, request.op), info)  # it reads this once it has started
+                worker.begin("")
 
     def _step(self) -> list[Evaluation]:
         """Wait briefly for messages; return the verdicts that follow from them and from missed deadlines."""
@@ -232,20 +244,30 @@ class LocalEngine:
                 worker.begin(name)
                 if worker.current and worker.role is not Role.PREPARER:
                     self._watch(worker.current.subject, name)
-            case Precompiled(traits=traits) if isinstance(worker.current, JobState):
-                worker.current.traits = traits
-                yield from self._handle_compiled(worker.current)
-                self._release(worker)
-            case Done(tainted=tainted) if isinstance(worker.current, JobState):
-                op = worker.current.job.op
-                self._release(worker, tainted=tainted)
-                yield from self._handle_evaluated(message, op, worker.card)
+            case Precompiled() | Lacking() | Done() if isinstance(worker.current, JobState):
+                yield from self._handle_job(worker, worker.current, message)
             case ProfileResult() | TimingResult() | Prepared() if isinstance(worker.current, SideJob):
-                side_job = worker.current
-                self._release(worker, tainted=isinstance(message, TimingResult) and message.tainted)
+                side_job, worker.current = worker.current, None
+                if not isinstance(message, Prepared):
+                    self._release(worker, tainted=isinstance(message, TimingResult) and message.tainted)
                 yield from self._end_side_job(side_job, message)
             case Failed() | Exited():
                 yield from self._handle_ending(worker, message)
+
+    def _handle_job(
+        self, worker: Worker, state: JobState, message: Precompiled | Lacking | Done
+    ) -> Iterator[Evaluation]:
+        match message:
+            case Precompiled(traits=traits):
+                state.traits = traits
+                yield from self._handle_compiled(state)
+                self._release(worker)
+            case Lacking(workloads=workloads):
+                if self._preparers:
+                    self._lacking.compile_next(state.job.op, workloads)
+            case Done(tainted=tainted):
+                self._release(worker, tainted=tainted)
+                yield from self._handle_evaluated(message, state.job.op, worker.card)
 
     def _handle_evaluated(self, done: Done, op: str, card: str) -> Iterator[Evaluation]:
         """Yield a verdict, or hold it until its baselines are timed."""
@@ -256,7 +278,7 @@ class LocalEngine:
         yield from self._lacking.hold(done.evaluation, op, card, done.lacking, ahead=self._preparers > 0)
 
     def _end_side_job(
-        self, side_job: SideJob, answer: ProfileResult | TimingResult | Prepared | None, fault: str = ""
+        self, side_job: SideJob, answer: Answer | Prepared | None, fault: str = ""
     ) -> Iterator[Evaluation]:
         """Note a side job's answer, or the fault that ended its worker, and yield the verdicts that waited for it."""
         if isinstance(side_job.request, PreparationRequest):
@@ -363,9 +385,6 @@ class LocalEngine:
             self._new.appendleft(state)
 
     def _replace(self, worker: Worker) -> None:
-        if worker.role is Role.PREPARER:
-            self._pool.remove(worker)
-            return
         self._pool.replace(worker, self._infos.get(worker.card))
 
     def _verdict(self, state: JobState, outcome: Outcome, log: str) -> Evaluation:

@@ -102,6 +102,13 @@ class Precompiled:
 
 
 @dataclass(frozen=True)
+class Lacking:
+    """Report of an evaluator that baselines at these workloads of the current job's op have not been timed yet."""
+
+    workloads: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Done:
     """Evaluation of a worker's current job; `tainted` if the worker must not be used again."""
 
@@ -124,7 +131,7 @@ class Failed:
 
 Message = (
     Fork | Kill | Forked | Exited | Assignment | ProfileRequest | TimingRequest | PreparationRequest | Ready | Phase
-    | Precompiled | Done | ProfileResult | TimingResult | Prepared | Failed
+    | Precompiled | Lacking | Done | ProfileResult | TimingResult | Prepared | Failed
 )  # fmt: skip
 KINDS = {kind.__name__: kind for kind in get_args(Message)}
 

@@ -34,13 +34,7 @@ from evolve.engines.messages import (
     encode,
 )
 from evolve.errors import UserError
-from evolve.evaluation.requests import (
-    PreparationRequest,
-    ProfileRequest,
-    ProfileResult,
-    TimingRequest,
-    TimingResult,
-)
+from evolve.evaluation.requests import Answer, Request
 from reference_ops.listing import user_cache_dir
 
 START_SECONDS, EXIT_SECONDS = 300.0, 20.0
@@ -81,10 +75,10 @@ class JobState:
 class SideJob:
     """A request to an evaluator other than a job, and its answer. It is tried only once."""
 
-    request: ProfileRequest | TimingRequest | PreparationRequest
+    request: Request
     subject: str
     place: Place | None = None  # where baselines are timed for kernels that wait for them
-    answer: ProfileResult | TimingResult | None = None
+    answer: Answer | None = None
     fault: str = ""  # why the worker ended without an answer
 
     def message(self, _device: DeviceInfo) -> Message:
@@ -115,9 +109,11 @@ class WorkerPool:
             self.close()
             raise
 
-    def add(self, role: Role, device: DeviceInfo | None, card: str) -> None:
+    def add(self, role: Role, device: DeviceInfo | None, card: str) -> "Worker":
         """Start one more worker."""
-        self.workers.append(self._start_worker(role, device, card))
+        worker = self._start_worker(role, device, card)
+        self.workers.append(worker)
+        return worker
 
     def receive(self, seconds: float) -> Iterator[tuple["Worker", Message]]:
         """Yield the messages that arrive within `seconds`. `Exited` comes after all other messages from its worker."""

@@ -30,6 +30,7 @@ from evolve.engines.messages import (
     Done,
     Failed,
     Fork,
+    Lacking,
     Message,
     Phase,
     Precompiled,
@@ -124,13 +125,15 @@ def _prepare(device_kind: str, fork: Fork, requests: Iterator[Request], project:
     device = choose.make(device_kind, fork.device, Path(fork.cubins))
     sandbox.enter(_bounds(device_kind, fork, project))
     send(Ready(None))
+    cache = baselines.cache(fork.card)
     for request in requests:
         assert isinstance(request, PreparationRequest)  # noqa: S101 - other requests go to evaluators
         send(Phase("prepare"))
         with contextlib.suppress(CatalogError):  # the evaluator, which loads the op too, reports it
             op = catalog.load(request.op)
-            for workload in [one for one in op.workloads(device_kind) if one.key == request.workload]:
-                compile_ahead(request.baseline, op, workload, device.torch_device)
+            for workload in op.workloads(device_kind):
+                if workload.key == request.workload and not cache.find(op, workload, device.info):
+                    compile_ahead(request.baseline, op, workload, device.torch_device)
         send(Prepared())
 
 
@@ -165,6 +168,8 @@ def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project
             continue
         assert isinstance(request, Assignment)  # noqa: S101 - preparations go to preparers
         kernel, op = _loaded(request)
+        if evaluator.defers and not request.confirm:
+            _report_lacking(op, evaluator, send)
         bars, seed = dict(request.bars), request.shapes_seed
         evaluated = partial(evaluate, kernel, op, evaluator, shapes_seed=seed, bars=bars, confirm=request.confirm)
         try:
@@ -202,6 +207,10 @@ def _with_memory(evaluated: Callable[[], Evaluation], evaluator: Evaluator, turn
         time.sleep(seconds)
         turns.always_alone = True
     return evaluated()
+def _report_lacking(op: Op, evaluator: Evaluator, send: Send) -> None:
+    workloads = op.workloads(evaluator.device.info.kind)
+    if lacking := tuple(one.key for one in workloads if not evaluator.known(op, one)):
+        send(Lacking(lacking))
 
 
 def _turns(device_kind: str, folder: Path, send: Send) -> Turns | None:

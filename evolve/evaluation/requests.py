@@ -55,3 +55,7 @@ class ProfileResult:
     profile: Profile | None
     fault: str = ""
     lasting: bool = False
+
+
+Request = TimingRequest | ProfileRequest | PreparationRequest
+Answer = TimingResult | ProfileResult

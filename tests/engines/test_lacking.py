@@ -136,10 +136,19 @@ def test_an_op_that_cannot_be_judged_is_an_error(lacking: LackingBaselines) -> N
 
 
 def test_what_is_dropped_is_not_waited_for(lacking: LackingBaselines) -> None:
-    held(lacking, ahead=True)
+    held(lacking)
     lacking.drop()
     assert not lacking.waiting
-    assert (lacking.take_place("0"), lacking.take_compilation()) == (None, None)
+    assert lacking.take_place("0") is None
+
+
+def test_what_a_kernel_waits_for_is_compiled_before_what_may_be_needed_later(lacking: LackingBaselines) -> None:
+    lacking.compile_later("softmax", [HERE])
+    lacking.compile_later("twice", [HERE])
+    lacking.compile_next("twice", [HERE])
+    asked = [lacking.take_compilation() for _ in range(4)]
+    assert [one.op for one in asked if one] == ["twice", "twice", "softmax", "softmax"]
+    assert lacking.take_compilation() is None
 
 
 # A fake torch.compile, which notes what is compiled and timed, by which kind of process.
@@ -276,6 +285,22 @@ def test_evaluators_go_on_while_baselines_are_compiled(watched: Watched) -> None
     found = [verdict.kernel_id for verdict in verdicts(watched, "slow_one", 2)]
     assert found == [kernel.id for kernel in kernels("slow_one", 2)]
     assert [watched.compiled[kernel] for kernel in found] == [False, False]
+
+
+def test_baselines_are_compiled_while_the_engine_waits_for_the_first_kernel(watched: Watched) -> None:
+    watched.engine.prepare(watched.op("model_thinks"), [HERE, THERE])
+    deadline = time.monotonic() + 20
+    while len(watched.notes("model_thinks")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert {what for what, _, _ in watched.notes("model_thinks")} == {"ahead"}
+
+
+def test_baselines_that_are_known_are_not_compiled_ahead(watched: Watched) -> None:
+    verdicts(watched, "known")
+    before = watched.notes("known")
+    watched.engine.prepare(str(watched.folder / "known" / "twice.py"), [HERE, THERE])
+    list(watched.engine.evaluate([Job(kernels("known")[0], str(watched.folder / "known" / "twice.py"))]))
+    assert watched.notes("known") == before
 
 
 def test_processes_that_compile_ahead_end_when_nothing_is_left_to_compile(watched: Watched) -> None:
