@@ -76,11 +76,7 @@ class LocalEngine:
         self._ended = True  # whether there are no more jobs to take
         self._new: deque[JobState] = deque()
         self._compiled: deque[JobState] = deque()
-        memory = {
-            Role.EVALUATOR: policy.worker_bytes,
-            Role.COMPILER: COMPILER_BYTES,
-            Role.PREPARER: policy.worker_bytes,
-        }
+        memory = dict.fromkeys(Role, policy.worker_bytes) | {Role.COMPILER: COMPILER_BYTES}
         self._workers_per_card = workers
         roles = [(Role.EVALUATOR, card) for card in self._cards] + [(Role.COMPILER, "")] * compilers
         self._pool = WorkerPool(device_kind, roles, memory)
