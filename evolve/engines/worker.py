@@ -207,6 +207,8 @@ def _with_memory(evaluated: Callable[[], Evaluation], evaluator: Evaluator, turn
         time.sleep(seconds)
         turns.always_alone = True
     return evaluated()
+
+
 def _report_lacking(op: Op, evaluator: Evaluator, send: Send) -> None:
     workloads = op.workloads(evaluator.device.info.kind)
     if lacking := tuple(one.key for one in workloads if not evaluator.known(op, one)):
