@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from html import escape
 
 from archive.measured import MeasuredKernel
-from archive.records import Measurement
+from archive.records import DeviceInfo, Measurement
 from evolve.report.basis import geometric_mean
 from evolve.report.words import counted, percent, times
 from evolve.selection import population
@@ -23,6 +23,13 @@ PICTURE = ".github/figures.svg"
 NONE_YET = (
     "No measurements ship with this version yet: its kernels are correct starting points, to be measured and evolved\n"
     "on your GPU. Earlier runs on one H200 are in [archive/README.md](archive/README.md)."
+)
+
+COLUMNS = (
+    "Geometric means over the workloads of the champions that ship. *faster*: on how many of them the champion is\n"
+    "faster than the fastest of eager PyTorch, `torch.compile` and `max-autotune`; on the others an exported package\n"
+    "runs PyTorch. *light*: share of the speed of light, *worst*: the least of these shares. *over PyTorch's best*:\n"
+    "speedup over that fastest."
 )
 
 
@@ -83,7 +90,7 @@ def _device(name: str, of_op: Mapping[str, Sequence[MeasuredKernel]], listed: Ma
         if best:
             families[listed[op].family][op] = best
     evaluations = [one.evaluation for found in of_op.values() for one in found]
-    toolchains = {f"PyTorch {one.device.torch}, driver {one.device.driver}" for one in evaluations if one.device.torch}
+    toolchains = {_toolchain(one.device) for one in evaluations if one.device.torch}
     dates = sorted(one.created for one in evaluations)
     return DeviceFigures(
         name,
@@ -99,6 +106,12 @@ def _device(name: str, of_op: Mapping[str, Sequence[MeasuredKernel]], listed: Ma
     )  # fmt: skip
 
 
+def _toolchain(device: DeviceInfo) -> str:
+    """Return the versions in words; the driver's number for CUDA 13.0 is 13000."""
+    number = int(device.driver) if device.driver.isdecimal() else 0
+    return f"PyTorch {device.torch}" + (f", a driver for CUDA {number // 1000}.{number % 1000 // 10}" if number else "")
+
+
 def _champions(op: Listed, found: Sequence[MeasuredKernel]) -> list[Measurement]:
     """Return the champions' times at the op's workloads of today."""
     winners = population.leaders(one.evaluation for one in found)
@@ -111,28 +124,25 @@ def section(devices: Sequence[DeviceFigures]) -> str:
         return f"{BEGIN}\n{NONE_YET}\n{END}"
     parts = [f"![Share of the speed of light and speedup of each family]({PICTURE})"]
     parts += [table(one) for one in devices]
-    return "\n\n".join([BEGIN, *parts, END])
+    return "\n\n".join([BEGIN, *parts, COLUMNS, END])
 
 
 def table(figures: DeviceFigures) -> str:
     """Return a Markdown table with a row per family."""
     head = f"{figures.device}; {'; '.join(figures.toolchains)}; {' to '.join(dict.fromkeys(figures.dates))}."
     lines = [
-        f"| {figures.device} | ops | workloads | light | worst | over PyTorch's best | worst | over eager |",
+        f"| {figures.device} | ops | workloads | faster | light | worst | over PyTorch's best | over eager |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in (*figures.families, figures.total):
         cells = [
-            row.family, str(row.ops), _of(len(row.measurements), row.workloads), percent(geometric_mean(row.lights)),
+            row.family, str(row.ops), _of(len(row.measurements), row.workloads),
+            str(sum(speedup > 1 for speedup in row.speedups)), percent(geometric_mean(row.lights)),
             percent(min(row.lights, default=None)), times(geometric_mean(row.speedups)),
-            times(min(row.speedups, default=None)), times(geometric_mean(row.over_eager)),
+            times(geometric_mean(row.over_eager)),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
-    means = (
-        "Geometric means over the workloads of the champions that ship. *light*: share of the speed of light;\n"
-        "*PyTorch's best*: the fastest of eager, `torch.compile` and `max-autotune`."
-    )
-    return "\n".join([*lines, "", f"{head} {means}"])
+    return "\n".join([*lines, "", head])
 
 
 def _of(number: int, every: int) -> str:

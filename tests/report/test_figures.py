@@ -17,7 +17,7 @@ from evolve.report.figures import BEGIN, END, NONE_YET, TICK_ROOM, LogAxis
 from reference_ops import catalog
 
 Capture = pytest.CaptureFixture[str]
-H200 = DeviceInfo("cuda", "NVIDIA H200", "sm_90a", 132, 232_448, driver="580.1", torch="2.11")
+H200 = DeviceInfo("cuda", "NVIDIA H200", "sm_90a", 132, 232_448, driver="13000", torch="2.11")
 
 
 def found(op: str, median_us: float, device: DeviceInfo = H200) -> MeasuredKernel:
@@ -43,9 +43,9 @@ def test_the_readme_gets_a_row_per_family(checkout: Path, monkeypatch: pytest.Mo
     assert evolve(capsys, "figures", "--root", checkout)[0] == 0
     readme = (checkout / "README.md").read_text()
     softmax, gelu = (len(catalog.load(op).gpu) for op in ("softmax", "gelu"))
-    assert f"| {catalog.family('softmax')} | 1 | {softmax} | 20% | 20% | 2.00x | 2.00x | 2.00x |" in readme
-    assert f"| {catalog.family('gelu')} | 1 | {gelu} | 50% | 50% | 5.00x | 5.00x | 5.00x |" in readme
-    assert "PyTorch 2.11, driver 580.1" in readme
+    assert f"| {catalog.family('softmax')} | 1 | {softmax} | {softmax} | 20% | 20% | 2.00x | 2.00x |" in readme
+    assert f"| {catalog.family('gelu')} | 1 | {gelu} | {gelu} | 50% | 50% | 5.00x | 5.00x |" in readme
+    assert "PyTorch 2.11, a driver for CUDA 13.0" in readme
     assert readme.startswith("# Title\n")
     assert readme.endswith("\n\nmore\n")
 
