@@ -2,18 +2,20 @@
 
     PYTHONPATH=. python tests/benchmarks/host_cost.py [FUNCTION...] [--device cuda]
 
-On a GPU, calls are enqueued and not waited for. On a CPU, kernels are not launched: the time is that of the way to a
-launch (the form, the decision, the allocation), beside which PyTorch's call computes its small result.
+On a GPU, calls are enqueued and not waited for. On a CPU, the driver is replaced by a C function that does nothing: the
+time is that of all the rest, beside which PyTorch's call computes its small result.
 """
 
 import argparse
+import ctypes
 import random
 import sys
 import tempfile
 import timeit
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
@@ -24,33 +26,51 @@ from gpu_records import H200  # noqa: E402
 
 from archive.binding import Bound  # noqa: E402
 from archive.records import DeviceInfo  # noqa: E402
+from evolve.devices.cuda.translation import source  # noqa: E402
 from evolve.export.families import forms  # noqa: E402
+from evolve.export.template import driver  # noqa: E402
 from evolve.export.template.forms import Form  # noqa: E402
+from evolve.export.template.free import slots  # noqa: E402
 from evolve.export.template.functions import Function  # noqa: E402
-from evolve.export.template.launching import Buffers, Gpus, Launchable, Machine, Tensors  # noqa: E402
+from evolve.export.template.launching import Buffers, Gpus, Launchable, Machine, Ready  # noqa: E402
+from evolve.export.template.nvrtc import nvrtc  # noqa: E402
 from evolve.export.template.recipes import RECIPES, Draw, Drawn  # noqa: E402
 from evolve.export.template.selftest import changed, learning, placed  # noqa: E402
 from reference_ops import catalog  # noqa: E402
-from reference_ops.op import Number, Op, Workload  # noqa: E402
+from reference_ops.op import Op, Workload  # noqa: E402
 
 CALLS, REPEATS, TRIED = 200, 5, 20
 
 
-@dataclass(frozen=True)
-class Allocated:
-    """A kernel that allocates what a call needs and computes nothing."""
+class NoDriver:
+    """A driver that accepts everything and does nothing; a launch is a call of a C function."""
 
-    buffers: Buffers
+    def __init__(self) -> None:
+        self.cuLaunchKernelEx = ctypes.CDLL(None).labs
+        self.cuLaunchKernelEx.restype = None
 
-    def launch(self, inputs: Tensors, _parameters: Mapping[str, Number]) -> Tensors:
-        return self.buffers.allocated(inputs, inputs[0].device)[1]
+    def __getattr__(self, _name: str) -> Callable[..., int]:
+        return lambda *_: 0
 
 
 @dataclass(frozen=True)
 class NoLaunches:
-    """The CPU under the name of a GPU, without launches."""
+    """The CPU under the name of a GPU: all but the driver's own work is done for a launch."""
 
     device_type: str = "cpu"
+
+    @classmethod
+    def pretended(cls) -> "NoLaunches":
+        """Put what needs a GPU out of the way."""
+        fake: Any = NoDriver()
+        replaced: list[tuple[Any, str, Any]] = [
+            (driver, "driver", lambda: fake),
+            (torch._C, "_cuda_getDevice", lambda: 0),
+            (torch._C, "_cuda_getCurrentRawStream", lambda _device: 77),
+        ]
+        for module, name, value in replaced:
+            setattr(module, name, value)
+        return cls()
 
     @property
     def host_us(self) -> Callable[[Callable[[], object]], float]:
@@ -70,7 +90,8 @@ class NoLaunches:
         return False
 
     def prepare(self, op: Op, workload: Workload, bound: Bound, _device: torch.device) -> Launchable:
-        return Allocated(Buffers.of(op, workload, bound))
+        program = driver.Program(bound, nvrtc().compiled(source(bound), H200.arch), H200.sms)
+        return Ready(program, torch.device("cpu", 0), Buffers.of(op, workload, bound), slots(op, bound.kernel))
 
 
 @dataclass(frozen=True)
@@ -90,7 +111,7 @@ def main() -> None:
     parser.add_argument("functions", nargs="*", help="functions [default: all that PyTorch has, too]")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args()
-    machine: Machine = Renamed() if given.device.startswith("cuda") else NoLaunches()
+    machine: Machine = Renamed() if given.device.startswith("cuda") else NoLaunches.pretended()
     print(
         f"host time per call in microseconds on {given.device}; `learning`: the forward where gradients are asked for"
     )

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_machine import EmulatedMachine, primitives
+from emulated_machine import Emulated, EmulatedMachine, primitives
 
 from evolve.export.families import forms
 from evolve.export.template import selftest
-from evolve.export.template.dispatch import Primitive
 from evolve.export.template.functions import Functions
 from evolve.export.template.selftest import FAILED, LEFT_OUT, PASSED, Result, Setting, results
 
@@ -27,7 +26,7 @@ def functions(tmp_path: Path) -> Functions:
 
 
 def outcomes(functions: Functions, check: str, setting: Setting = CPU) -> dict[str, str]:
-    return {one.subject: one.outcome for one in results(functions, NAMES, setting) if one.check == check}
+    return {one.subject: one.outcome for one in results(functions, NAMES, setting, [check])}
 
 
 @pytest.mark.parametrize(
@@ -47,13 +46,12 @@ def test_the_calls_that_ran_kernels_are_counted(functions: Functions) -> None:
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    run = Primitive.run
+    launch = Emulated.launch
 
-    def changed(self: Primitive, *arguments: Any, **named: Any) -> Any:
-        outputs = run(self, *arguments, **named)
-        return None if outputs is None else tuple(change(out) for out in outputs)
+    def changed(self: Emulated, *arguments: Any) -> Any:
+        return tuple(change(out) for out in launch(self, *arguments))
 
-    monkeypatch.setattr(Primitive, "run", changed)
+    monkeypatch.setattr(Emulated, "launch", changed)
 
 
 def test_wrong_results_and_wrong_gradients_fail(functions: Functions, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +68,7 @@ def test_a_kernel_that_is_not_the_same_twice_fails(functions: Functions, monkeyp
 def test_the_exit_code_tells_whether_anything_failed(
     functions: Functions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["softmax", "--calls", "2", "--device", "cpu"]
+    given = ["softmax", "--calls", "2", "--device", "cpu", "--check", "random calls"]
     assert selftest.main(functions, given) == 0
     broken(monkeypatch, lambda out: -out)
     assert selftest.main(functions, given) == 1

@@ -1,7 +1,7 @@
 """A machine on which the kernels of a package run on CPU tensors, through the emulated device."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,15 +9,16 @@ import torch
 from gpu_records import H200, duel, times
 
 from archive import library
-from archive.binding import Bound
+from archive.binding import Bound, BoundLaunch
 from archive.kernel import Kernel
 from archive.records import DeviceInfo
 from evolve.devices.device import RejectedError
 from evolve.devices.emulated.device import EmulatedDevice
 from evolve.export.package import defaults
+from evolve.export.template.calls import ALIGNMENT
 from evolve.export.template.dispatch import Primitive, gradients_of
 from evolve.export.template.free import Slot, slots
-from evolve.export.template.launching import Buffers, Launchable, Machine, Tensors, refusal
+from evolve.export.template.launching import Buffers, Launchable, Machine, Source, Tensors, Written, refusal
 from evolve.export.template.manifest import ExportedEntry, Measured, Shipped
 from reference_ops import catalog
 from reference_ops.op import Number, Op, Workload
@@ -33,19 +34,56 @@ class Emulated:
     buffers: Buffers
     slots: tuple[Slot, ...]
     launched: list[str]
+    planned_launches: list[str]
 
     def launch(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
         given = {(slot.launch, slot.position): parameters[slot.parameter] for slot in self.slots}
-        launches = tuple(
-            replace(one, args=tuple(given.get((one.index, at), value) for at, value in enumerate(one.args)))
-            for one in self.bound.launches
-        )
+
+        def filled(launch: BoundLaunch) -> BoundLaunch:
+            places = ((launch.index, at) for at in range(len(launch.args)))
+            pairs = zip(places, launch.args, strict=True)
+            # A number is written into a float's or an integer's place, whichever it is.
+            args = tuple(type(value)(given[place]) if place in given else value for place, value in pairs)  # type: ignore[call-arg,arg-type]
+            return replace(launch, args=args)
+
+        launches = tuple(map(filled, self.bound.launches))
         tensors, outputs = self.buffers.allocated(inputs, torch.device("cpu"))
         for buffer in (*outputs, *(tensors[one.name] for one in self.buffers.workspace)):
             buffer.reshape(-1).view(torch.uint8).fill_(0xA5)
         DEVICE.compile(replace(self.bound, launches=launches)).launch(tensors)
         self.launched.append(self.bound.kernel.id)
         return outputs
+
+    def planned(
+        self, sources: Sequence[Source], outputs: Sequence[Written], parameters: Mapping[str, Number]
+    ) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor] | None]:
+        def run(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+            inputs = tuple(_in_place(tensors[one.tensor], one) for one in sources)
+            if any(x.data_ptr() % ALIGNMENT for x in inputs):
+                return None
+            self.planned_launches.append(self.bound.kernel.id)
+            return [
+                _placed(out, one, tensors) for out, one in zip(self.launch(inputs, parameters), outputs, strict=True)
+            ]
+
+        return run
+
+
+def _in_place(x: torch.Tensor, source: Source) -> torch.Tensor:
+    """Return what lies in a tensor's memory, without a copy."""
+    offset = x.storage_offset() + source.offset // x.dtype.itemsize
+    return x.as_strided(source.shape, torch.empty(source.shape, device="meta").stride(), offset)
+
+
+def _placed(out: torch.Tensor, wanted: Written, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return an output as a kernel would write it into the caller's result."""
+    if wanted.like is None:
+        result = torch.empty_strided(wanted.shape, wanted.stride, dtype=wanted.dtype)
+    else:
+        result = torch.empty_like(tensors[wanted.like])
+    assert (tuple(result.shape), result.stride(), result.dtype) == wanted[:3]
+    result.as_strided(out.shape, out.stride()).copy_(out)
+    return result
 
 
 @dataclass(frozen=True)
@@ -54,6 +92,7 @@ class EmulatedMachine:
 
     device_type: str = "cpu"
     launched: list[str] = field(default_factory=list)
+    planned_launches: list[str] = field(default_factory=list)  # those of calls that were known by their key
     # A made-up time of the host: calls of the emulated device are not launches.
     host_us: Callable[[Callable[[], object]], float] = field(default=lambda _: 5.0)
     device_us: Callable[[Callable[[], object], torch.device], float] = field(default=lambda *_: 5.0)
@@ -72,7 +111,9 @@ class EmulatedMachine:
             DEVICE.compile(bound)
         except RejectedError as error:
             raise refusal(error, op, workload, bound) from error
-        return Emulated(bound, Buffers.of(op, workload, bound), slots(op, bound.kernel), self.launched)
+        return Emulated(
+            bound, Buffers.of(op, workload, bound), slots(op, bound.kernel), self.launched, self.planned_launches
+        )
 
 
 def primitives(names: Iterable[str], folder: Path, machine: Machine) -> dict[str, Primitive]:

@@ -22,6 +22,7 @@ from reference_ops.op import Number, Op
 
 LOG = logging.getLogger(__name__)
 NOTHING = ExportedEntry("", (), (), {}, (), ())
+TOO_LITTLE = Decision("what comes after the kernel takes longer than it saves")
 MOST_DECISIONS = 4096  # more than a model has shapes; lengths that never repeat would fill the memory
 
 
@@ -65,14 +66,23 @@ class Primitive:
 
         With `after_us`, it must save at least this time.
         """
-        if self._obstacle(views, parameters):
-            return None
+        decision = self.decision(views, parameters, where, after_us)
+        return self.launch(decision, views, parameters) if decision.ready else None
+
+    def decision(
+        self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER, after_us: float = 0.0
+    ) -> Decision:
+        """Return which kernel runs for these inputs, or why PyTorch does."""
+        if reason := self._obstacle(views, parameters):
+            return Decision(reason)
         decision = self._decide(views, parameters, where)
-        ready = decision.ready
-        if ready is None or decision.saves_us < after_us:
-            return None
+        return TOO_LITTLE if decision.ready and decision.saves_us < after_us else decision
+
+    def launch(self, decision: Decision, views: Tensors, parameters: Mapping[str, Number]) -> Tensors:
+        """Run the decision's kernel, and return its outputs as the caller gets them."""
+        ready: Any = decision.ready
         if not (torch.is_grad_enabled() and any(x.requires_grad for x in views)):
-            outputs = ready.launch(tuple(map(as_kernel_reads, views, decision.inputs)), parameters)
+            outputs: Tensors = ready.launch(tuple(map(as_kernel_reads, views, decision.inputs)), parameters)
         else:
             folded = tuple(x.reshape(shape) for x, shape in zip(views, decision.inputs, strict=True))
             apply: Any = Differentiable.apply
@@ -85,13 +95,8 @@ class Primitive:
         """Run PyTorch, as a user would without this package."""
         return by_pytorch(self.op, inputs, parameters)
 
-    def pays(self, views: Tensors, parameters: Mapping[str, Number], after_us: float) -> bool:
-        """Return whether a kernel saves at least this time."""
-        return self._decide(views, parameters).saves_us >= after_us
-
-    def explain(self, views: Tensors, parameters: Mapping[str, Number]) -> Explanation:
-        reason = self._obstacle(views, parameters)
-        decision = Decision(reason) if reason else self._decide(views, parameters)
+    def explain(self, views: Tensors, parameters: Mapping[str, Number], after_us: float = 0.0) -> Explanation:
+        decision = self.decision(views, parameters, EAGER, after_us)
         return Explanation(self.op.name, decision.kernel, decision.reason)
 
     def _obstacle(self, views: Tensors, parameters: Mapping[str, Number]) -> str:

@@ -4,6 +4,7 @@ What does not change from call to call, such as grids and numbers, is written in
 and calls the driver with four arguments for each launch.
 """
 
+import copy
 import ctypes
 import hashlib
 import math
@@ -120,29 +121,38 @@ class Program:
     def __init__(self, bound: Bound, image: bytes, sms: int) -> None:
         entries = cubin.entries(image)
         check_launches(bound, entries)
-        driver()
-        self.launches = bound.launches
-        self.block = Block(self.launches, [entries[launch.entry].parameter_bytes for launch in self.launches])
         module = loaded(image)
-        self._configs = [Config.of(launch) for launch in self.launches]
-        functions = [module.function(launch.entry, launch.shared) for launch in self.launches]
-        for launch, function in zip(self.launches, functions, strict=True):
+        self.launches = bound.launches
+        self._sizes = [entries[launch.entry].parameter_bytes for launch in self.launches]
+        self._functions = [module.function(launch.entry, launch.shared) for launch in self.launches]
+        for launch, function in zip(self.launches, self._functions, strict=True):
             if launch.cooperative:
                 _check_residency(launch, function, sms)
-        rows = zip(self._configs, functions, self.block.arguments, strict=True)
-        self._calls = [(ctypes.byref(config), function, arguments) for config, function, arguments in rows]
         self._enqueue = driver().cuLaunchKernelEx
+        self._arrange()
+
+    def again(self) -> "Program":
+        """Return the same program with memory of its own for arguments."""
+        made = copy.copy(self)
+        made._arrange()  # noqa: SLF001 - of this class
+        return made
+
+    def _arrange(self) -> None:
+        self.block = Block(self.launches, self._sizes)
+        self._configs = [Config.of(launch) for launch in self.launches]
+        rows = zip(self._configs, self._functions, self.block.arguments, strict=True)
+        self._calls = [(config, ctypes.byref(config), function, arguments) for config, function, arguments in rows]
 
     def enqueue(self, addresses: Sequence[int], device: int) -> None:
         """Enqueue all launches on PyTorch's current stream of the device, with these addresses of `block.names`."""
         self.block.point(addresses)
         stream = torch._C._cuda_getCurrentRawStream(device)  # noqa: SLF001 - the public way takes 20 times as long
-        for config, call in zip(self._configs, self._calls, strict=True):
+        for config, reference, function, arguments in self._calls:
             config.stream = stream
-            if code := self._enqueue(*call, None):
+            if code := self._enqueue(reference, function, arguments, None):
                 if code in NO_CONTEXT:  # a new thread: PyTorch sets its context at the first call that needs it
                     use_context(device)
-                    code = self._enqueue(*call, None)
+                    code = self._enqueue(reference, function, arguments, None)
                 checked(code, "a kernel cannot be launched")
 
 

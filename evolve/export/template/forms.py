@@ -25,6 +25,7 @@ class Call(NamedTuple):
     parameters: Mapping[str, Number]
     finish: Callable[[tuple[Tensor, ...]], Any]
     after_us: float = 0.0  # time of what `finish` adds; the kernel must save more
+    changes: bool = False  # whether `finish` changes tensors of the caller, such as running statistics
 
 
 # Arguments of calls of which another one is composed. It is sent each result, and returns its own.

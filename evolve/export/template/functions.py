@@ -1,20 +1,49 @@
 """Functions of an exported package: each runs a kernel where one wins, and PyTorch's function of the same arguments
 elsewhere."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from evolve.export.template import choosing
+from evolve.export.template.deciding import Decision
 from evolve.export.template.dispatch import Explanation, Primitive
 from evolve.export.template.dlpack import called, foreign
+from evolve.export.template.folding import as_kernel_reads
 from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Form, Parts, cast, whole
+from evolve.export.template.plans import MOST_PLANS, UNPLANNED, Key, Made, Plan, key_of, planned
 from evolve.export.template.registering import Registry
 from reference_ops.op import Op
 
 ELSEWHERE = object()  # PyTorch must run
+COUNTERS = frozenset(choosing.COUNTERS)  # a call with these is not made twice
 REFUSALS = (TypeError, AttributeError, IndexError, ValueError, RuntimeError, ArithmeticError)
 NOT_EXPORTED = "the package has no kernel for it"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What became of a call: its result or ELSEWHERE, and the op's call, decision and outputs if a kernel ran."""
+
+    result: Any
+    call: Call | None = None
+    decision: Decision | None = None
+    outputs: tuple[Tensor, ...] = ()
+    is_whole: bool = True  # not composed of other calls
+    is_slow: bool = False  # PyTorch runs because the host launches the kernel too slowly
+
+
+def unplanned(_tensors: Sequence[Tensor]) -> Any:
+    """The plan of a call that must be lowered and decided each time."""
+    return UNPLANNED
+
+
+def by_pytorch(_tensors: Sequence[Tensor]) -> Any:
+    """The plan of a call that PyTorch runs."""
+    return ELSEWHERE
 
 
 class Function:
@@ -26,6 +55,7 @@ class Function:
         # A function of nothing but a name: PyTorch 2.11 traces no constant function of other objects.
         self._defined = _constant(lambda name: registry is not None and registry.define(name))
         self.primitives = {name: primitives[name] for name in form.ops if name in primitives}
+        self._plans: dict[Key | None, Plan] = {}
         self._device_type = next((one.device_type for one in self.primitives.values()), "cuda")
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -38,16 +68,58 @@ class Function:
 
     def attempt(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Return the result by a kernel, or ELSEWHERE if PyTorch must run."""
+        tensors: list[Tensor] = []
+        key = key_of(arguments, named, tensors)
+        plan = self._plans.get(key)
+        if plan is not None:
+            result = plan(tensors)
+            if result is not UNPLANNED:
+                return result
+        found = self._attempted(arguments, named)
+        if plan is None and key is not None and not self._captures(tensors):
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            self._plans[key] = self._planned(tensors, found)
+        return found.result
+
+    def _attempted(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Attempt:
         calls = self._lowered(arguments, named)
         if isinstance(calls, str):
             parts = self._parts(arguments, named)
-            return self._composed(parts) if parts else ELSEWHERE
+            return Attempt(self._composed(parts) if parts else ELSEWHERE, is_whole=parts is None)
+        is_slow = False
         for call in calls:
-            primitive = self.primitives.get(call.op)
-            outputs = primitive.run(call.views, call.parameters, after_us=call.after_us) if primitive else None
-            if outputs is not None:
-                return call.finish(outputs)
-        return ELSEWHERE
+            if primitive := self.primitives.get(call.op):
+                decision = primitive.decision(call.views, call.parameters, after_us=call.after_us)
+                if decision.ready:
+                    outputs = primitive.launch(decision, call.views, call.parameters)
+                    return Attempt(call.finish(outputs), call, decision, outputs)
+                is_slow |= decision.is_slow_to_launch
+        return Attempt(ELSEWHERE, is_slow=is_slow)
+
+    def _planned(self, tensors: Sequence[Tensor], found: Attempt) -> Plan:
+        """Return the plan of a call that was just made."""
+        call, decision = found.call, found.decision
+        if found.result is ELSEWHERE and found.is_whole:
+            # While a graph is captured, the host's time does not count.
+            return self._pytorch_unless_captured if found.is_slow else by_pytorch
+        if call is None or decision is None or not decision.ready:
+            return unplanned
+        if call.changes or not COUNTERS.isdisjoint(call.parameters):
+            return unplanned
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            return unplanned
+        reads = tuple(map(as_kernel_reads, call.views, decision.inputs))
+        return planned(decision.ready, call.parameters, Made(reads, found.outputs, found.result), tensors)
+
+    def _pytorch_unless_captured(self, tensors: Sequence[Tensor]) -> Any:
+        return UNPLANNED if self._captures(tensors) else ELSEWHERE
+
+    def _captures(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether a CUDA graph is being captured."""
+        machine = next((one.machine for one in self.primitives.values()), None)
+        device = tensors[0].device if tensors else None
+        return bool(machine and device and device.type == machine.device_type and machine.capturing(device))
 
     def _parts(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Parts | None:
         """Return the calls of this function of which a call is composed; None if it cannot be."""
@@ -95,10 +167,10 @@ class Function:
             if call.op not in self.primitives:
                 reasons.append(f"{NOT_EXPORTED} ({call.op})" if call.op != self.form.name else NOT_EXPORTED)
                 continue
-            found = self.primitives[call.op].explain(call.views, call.parameters)
-            if found.kernel and self.primitives[call.op].pays(call.views, call.parameters, call.after_us):
+            found = self.primitives[call.op].explain(call.views, call.parameters, call.after_us)
+            if found.kernel:
                 return Explanation(self.form.name, found.kernel, found.reason)
-            reasons.append(f"what comes after {call.op} takes longer than it saves" if found.kernel else found.reason)
+            reasons.append(found.reason)
         return Explanation(self.form.name, "", "; ".join(dict.fromkeys(reasons)))
 
     def _lowered(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[Call] | str:

@@ -115,7 +115,7 @@ def batch_norm(
             running_var.copy_(outputs[2])
         return outputs[0].view(input.shape)
 
-    return Call("batch_norm", views, {"momentum": momentum, "eps": eps}, finish)
+    return Call("batch_norm", views, {"momentum": momentum, "eps": eps}, finish, changes=True)
 
 
 def _as_image(x: Tensor) -> Tensor:

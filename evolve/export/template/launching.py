@@ -4,18 +4,18 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from archive.binding import Bound
 from archive.records import DeviceInfo, Outcome
 from evolve.devices.device import RejectedError
-from evolve.export.template.calls import MissingError, NoKernelError
+from evolve.export.template.calls import ALIGNMENT, MissingError, NoKernelError
 from evolve.export.template.free import Slot, slots
 from evolve.export.template.manifest import ShippedCubin
 from reference_ops.op import Number, Op, TensorSpec, Workload
@@ -36,11 +36,36 @@ class KernelError(RuntimeError):
     """The chosen kernel does not compile or load on this machine. PyTorch does not run instead."""
 
 
+class Source(NamedTuple):
+    """Where an input of a kernel lies: in which tensor of a call, how many bytes behind its start, in which shape."""
+
+    tensor: int
+    offset: int
+    shape: tuple[int, ...]
+
+
+class Written(NamedTuple):
+    """How an output is allocated as the caller gets it: contiguous but for the order of its dims."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    like: int | None  # a tensor of the call with the same layout, whose twin takes half as long to allocate
+
+
 class Launchable(Protocol):
     """A kernel compiled for one workload on one device."""
 
     def launch(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
         """Enqueue the kernel with these values of its free parameters on the current stream."""
+
+    def planned(
+        self, sources: Sequence[Source], outputs: Sequence[Written], parameters: Mapping[str, Number]
+    ) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor] | None]:
+        """Return a function that enqueues the kernel for a call's tensors, and returns its outputs.
+
+        It returns None if the kernel cannot read at their addresses.
+        """
 
 
 class Machine(Protocol):
@@ -130,6 +155,7 @@ class Ready:
         self._outputs = buffers.outputs
         self._workspace = buffers.workspace
         self._slots = slots
+        self._inputs = len(buffers.inputs)
         order = [*buffers.inputs, *(buffer.name for buffer in (*buffers.outputs, *buffers.workspace))]
         self._order = [order.index(name) for name in program.block.names]
         self._lock = threading.Lock()
@@ -149,6 +175,48 @@ class Ready:
                 self._program.block.set(slot.launch, slot.position, parameters[slot.parameter])
             self._program.enqueue(addresses, self._device.index)
         return outputs
+
+    def planned(
+        self, sources: Sequence[Source], outputs: Sequence[Written], parameters: Mapping[str, Number]
+    ) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor] | None]:
+        program = self._program.again()
+        for slot in self._slots:
+            program.block.set(slot.launch, slot.position, parameters[slot.parameter])
+        first_output = len(sources)
+        read = [(sources[at].tensor, sources[at].offset) if at < first_output else None for at in self._order]
+        own = [at - first_output for at in self._order]
+        allocations, workspace = [_allocation(out, self._device) for out in outputs], self._workspace
+        index, device, lock, current = self._device.index, self._device, threading.Lock(), torch._C._cuda_getDevice  # noqa: SLF001 - see `launch`
+        enqueue, mask = program.enqueue, ALIGNMENT - 1
+
+        def run(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+            if current() != index:
+                with torch.cuda.device(device):
+                    return run(tensors)
+            outs = [allocate(tensors) for allocate in allocations]
+            scratch = [*outs, *[buffer.allocated((), device) for buffer in workspace]] if workspace else outs
+            addresses, bits = [], 0
+            for place, at in zip(read, own, strict=True):
+                if place:
+                    address = tensors[place[0]].data_ptr() + place[1]
+                    bits |= address
+                else:
+                    address = scratch[at].data_ptr()
+                addresses.append(address)
+            if bits & mask:
+                return None
+            with lock:
+                enqueue(addresses, index)
+            return outs
+
+        return run
+
+
+def _allocation(out: Written, device: torch.device) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
+    shape, stride, dtype, like = out
+    if like is not None:
+        return lambda tensors: torch.empty_like(tensors[like])
+    return lambda _: torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)

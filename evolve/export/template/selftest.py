@@ -4,7 +4,7 @@ import argparse
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -24,6 +24,7 @@ from reference_ops.precision import TORCH_DTYPES
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
 MOST_ELEMENTS = 1 << 24  # of a tensor at a measured size
 FP8_STEP, FP8_LEAST = 2**-2, 2**-9  # one step of the coarser type, and the least number of the finer one
+OPAQUE = "opaque op"
 STEP = 1e-2  # of differences in float32
 MOST_WORKLOADS = 3  # of each kind
 NO_KERNEL = "it has no kernel"
@@ -119,7 +120,7 @@ def random_calls(function: Function, setting: Setting) -> str:
     """Compare random calls with PyTorch: of any rank, shape, strides, dtype and flags. Return how many ran kernels."""
     ran = done = 0
     for given, dtype in _calls(function, setting):
-        for_pytorch = copied(given)
+        for_pytorch, again = copied(given), copied(given)
         with torch.no_grad():
             try:
                 expected = function.form.pytorch(*for_pytorch.arguments, **for_pytorch.named)
@@ -129,6 +130,10 @@ def random_calls(function: Function, setting: Setting) -> str:
             got = function(*given.arguments, **given.named)
         close(_exact(function, got), _exact(function, expected), dtype, tf32=_tf32(function, setting))
         close(given.arguments, for_pytorch.arguments, dtype)  # what is changed in place, as running statistics
+        changed(given, torch.Tensor.zero_)  # the next call must read nothing of this one
+        with torch.no_grad():
+            got = function(*again.arguments, **again.named)
+        close(_exact(function, got), _exact(function, expected), dtype, tf32=_tf32(function, setting))
         done += 1
     return f"{ran} of {done} calls by kernels"
 
@@ -421,17 +426,25 @@ OF_KERNELS = {
 }
 
 
-def results(functions: Functions, names: Sequence[str], setting: Setting) -> Iterator[Result]:
-    """Yield the result of every check of these functions and their kernels."""
+CHECKS = (*OF_FUNCTIONS, *OF_KERNELS, OPAQUE)
+
+
+def results(
+    functions: Functions, names: Sequence[str], setting: Setting, checks: Collection[str] = CHECKS
+) -> Iterator[Result]:
+    """Yield the result of these checks of functions and their kernels."""
     for check, of_function in OF_FUNCTIONS.items():
-        for name in names:
-            yield _tried(check, name, partial(of_function, functions[name], setting))
+        if check in checks:
+            for name in names:
+                yield _tried(check, name, partial(of_function, functions[name], setting))
     primitives = dict(chain.from_iterable(functions[name].primitives.items() for name in names))
     for check, of_kernel in OF_KERNELS.items():
+        if check in checks:
+            for name, primitive in primitives.items():
+                yield _tried(check, name, partial(of_kernel, primitive, setting))
+    if OPAQUE in checks:
         for name, primitive in primitives.items():
-            yield _tried(check, name, partial(of_kernel, primitive, setting))
-    for name, primitive in primitives.items():
-        yield _tried("opaque op", name, partial(opaque_op, functions, primitive, setting))
+            yield _tried(OPAQUE, name, partial(opaque_op, functions, primitive, setting))
 
 
 def table(found: Sequence[Result]) -> str:
@@ -459,6 +472,7 @@ def main(functions: Functions, arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--calls", type=int, default=8, help="random calls of each function [default: 8]")
     parser.add_argument("--seed", type=int, default=0, help="number of the first random call")
     parser.add_argument("--device", help="such as cpu or cuda:1 [default: cuda where there is a GPU]")
+    parser.add_argument("--check", action="append", choices=CHECKS, help="only this check; may be repeated")
     given = parser.parse_args(arguments)
     if unknown := [name for name in given.functions if name not in functions]:
         print(f"there is no `{unknown[0]}` in this package")
@@ -469,6 +483,6 @@ def main(functions: Functions, arguments: Sequence[str] | None = None) -> int:
     print(f"{len(given.functions or functions)} functions on {card}, PyTorch {torch.__version__}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's, about calls that only a test makes
-        found = list(results(functions, given.functions or list(functions), setting))
+        found = list(results(functions, given.functions or list(functions), setting, given.check or CHECKS))
     print(table(found))
     return int(any(one.outcome == FAILED for one in found))

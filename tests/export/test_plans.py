@@ -1,0 +1,169 @@
+"""Calls that are known by their key: they take the short way, and only where this gives the same."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from emulated_machine import EmulatedMachine, primitives
+from torch import Tensor
+
+from evolve.export.families import forms
+from evolve.export.template import functions
+from evolve.export.template.functions import Function
+from evolve.export.template.options import options
+
+FORMS = {form.name: form for form in forms()}
+
+
+@dataclass
+class Tried:
+    """A function on an emulated machine, by which every kernel that ran is known."""
+
+    function: Function
+    machine: EmulatedMachine
+
+    def planned(self, *arguments: Any, **named: Any) -> bool:
+        """Call the function, compare the result with PyTorch's, and return whether the call took the short way."""
+        before = len(self.machine.planned_launches)
+        expected = self.function.form.pytorch(*arguments, **named)
+        got = self.function(*arguments, **named)
+        for out, exact in zip(each(got), each(expected), strict=True):
+            assert (out.shape, out.stride(), out.dtype) == (exact.shape, exact.stride(), exact.dtype)
+            torch.testing.assert_close(out, exact, rtol=1e-4, atol=1e-5)
+        assert type(got) is type(expected)
+        return len(self.machine.planned_launches) > before
+
+
+def each(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def tried(folder: Path, name: str, *ops: str, machine: EmulatedMachine | None = None) -> Tried:
+    machine = machine or EmulatedMachine()
+    return Tried(Function(FORMS[name], primitives(ops or FORMS[name].ops, folder, machine)), machine)
+
+
+X = torch.randn(4, 6, 8)
+CALLS: dict[str, tuple[Any, ...]] = {
+    "relu": (X,),
+    "softmax": (X, -1),
+    "layer_norm": (X, (8,), torch.rand(8), torch.rand(8)),
+    "rms_norm": (X, [8], torch.rand(8), 1e-6),
+    "topk": (X, 3),
+    "max": (X, -1),
+    "sum": (X, -1, True),
+    "cross_entropy": (X[0], torch.arange(6) % 8),
+    "embedding": (torch.arange(6) % 4, torch.rand(4, 8)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_second_call_of_a_kind_takes_the_short_way(tmp_path: Path, name: str) -> None:
+    found = tried(tmp_path, name)
+    assert not found.planned(*CALLS[name])
+    others = [x.clone() if isinstance(x, Tensor) else x for x in CALLS[name]]
+    others[-1 if name == "embedding" else 0] = torch.randn(others[-1 if name == "embedding" else 0].shape)
+    assert found.planned(*others)
+
+
+@pytest.mark.parametrize("other", [X[:2], X.double(), X.transpose(0, 1), X[:, ::2]])
+def test_another_shape_dtype_or_stride_is_another_call(tmp_path: Path, other: Tensor) -> None:
+    found = tried(tmp_path, "relu")
+    found.planned(X)
+    assert not found.planned(other)
+
+
+def test_tensors_in_another_order_in_memory_keep_it(tmp_path: Path) -> None:
+    found = tried(tmp_path, "relu")
+    assert [found.planned(torch.randn(4, 6, 8).transpose(0, 2)) for _ in range(2)] == [False, True]
+
+
+def test_numbers_that_are_equal_may_be_other_arguments(tmp_path: Path) -> None:
+    found = tried(tmp_path, "leaky_relu")
+    x = torch.tensor([-1.0] * 16)
+    for slope in (0.0, -0.0, 1, 1.0):
+        assert not found.planned(x, slope)
+        assert torch.equal(found.function(x, slope).signbit(), torch.nn.functional.leaky_relu(x, slope).signbit())
+
+
+def test_a_call_with_one_tensor_twice_does_not_decide_for_two(tmp_path: Path) -> None:
+    found = tried(tmp_path, "mse_loss")
+    other = torch.randn_like(X)
+    assert [found.planned(X, x) for x in (X, other, other, X)] == [False] * 4
+
+
+def test_two_tensors_are_told_apart(tmp_path: Path) -> None:
+    found = tried(tmp_path, "mse_loss")
+    assert [found.planned(torch.randn(4, 8), torch.randn(4, 8)) for _ in range(3)] == [False, True, True]
+
+
+def test_a_tensor_at_an_odd_address_takes_the_long_way(tmp_path: Path) -> None:
+    found = tried(tmp_path, "relu")
+    assert [found.planned(x) for x in (torch.randn(8), torch.randn(9)[1:], torch.randn(8))] == [False, False, True]
+
+
+def test_running_statistics_change_at_every_call(tmp_path: Path) -> None:
+    norm = tried(tmp_path, "batch_norm").function
+    ours, theirs = ([torch.zeros(6), torch.ones(6)] for _ in range(2))
+    for _ in range(3):
+        x = torch.randn(4, 6, 5, 5)
+        given = torch.rand(6), torch.rand(6), True
+        torch.nn.functional.batch_norm(x, theirs[0], theirs[1], *given)
+        norm(x, *ours, *given)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_modes_and_options_are_asked_at_every_call(tmp_path: Path) -> None:
+    found = tried(tmp_path, "softmax", "softmax", "softmax_backward")
+    found.planned(X, -1)
+    assert found.planned(X, -1)
+    with options(allow=()):
+        found.planned(X, -1)
+        assert not found.function.explain((X, -1), {}).kernel
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not found.planned(X, -1)
+    batched = torch.vmap(lambda x: found.function(x, -1))(X)
+    torch.testing.assert_close(batched, X.softmax(-1))
+    learning = X.clone().requires_grad_()
+    found.function(learning, -1)[..., 0].sum().backward()
+    assert learning.grad is not None
+    assert found.planned(X, -1)
+
+
+def test_a_call_that_pytorch_runs_is_known_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tried(tmp_path, "softmax")
+    found.planned(X.double(), -1)
+    monkeypatch.setattr(Function, "_attempted", None)
+    assert not found.planned(X.double(), -1)
+
+
+@dataclass(frozen=True)
+class Capturing(EmulatedMachine):
+    """A machine of which a graph may be captured."""
+
+    now: list[bool] = field(default_factory=lambda: [False])
+
+    def capturing(self, _device: torch.device) -> bool:
+        return self.now[0]
+
+
+def test_a_kernel_that_is_slow_to_launch_runs_in_a_capture_only(tmp_path: Path) -> None:
+    taken = iter((120.0, 10.0))
+    machine = Capturing(host_us=lambda _: next(taken))
+    found = tried(tmp_path, "softmax", machine=machine)
+    ran = []
+    for machine.now[0] in (False, False, True, False):
+        before = len(machine.launched)
+        found.planned(X, -1)
+        ran.append(len(machine.launched) - before)
+    assert ran == [0, 0, 1, 0]
+
+
+def test_calls_that_never_repeat_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "MOST_PLANS", 3)
+    found = tried(tmp_path, "leaky_relu")
+    for number in range(1, 8):
+        found.planned(X, number / 7)
+    assert len(found.function._plans) <= 3
