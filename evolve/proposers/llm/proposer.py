@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
+from archive.exchange import unfinished
 from archive.proposals import Cost, Proposal, Question
 from evolve.errors import UserError, kind_of
 from evolve.prompting.operators import DESIGNS
@@ -32,6 +33,7 @@ from evolve.request import Left, Request, Trial
 
 MOST_FRUITLESS = 32  # prompts in a row without a kernel, after which the run stops
 MOST_ALIKE = 8  # the same if none of them gets a reply, all for the same reason
+MOST_UNFINISHED = 4  # the same if the replies are paid for, but not whole, all for the same reason
 TOO_LATE = "the deadline passed before an answer arrived"
 
 Dispatch = Callable[
@@ -46,6 +48,7 @@ class Fruitless:
 
     failure: str
     replied: bool
+    unfinished: bool = False  # whether the model ended its reply too early, although the budget did not limit it
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class LlmProposer:
                     continue
                 if not answer.failure:
                     self._unusable.pop(signature, None)
-                self._note(answer, proposal)
+                self._note(answer, proposal, limited=reply_limits.get(prompt.nonce) is not None)
                 unpriced = unpriced or (signature if answer.unpriced and request.left.usd is not None else "")
                 yield proposal
         if excluded and all(model.signature in self._unusable for model in self.models):
@@ -126,11 +129,12 @@ class LlmProposer:
         except DeadlinePassedError:
             return Answer(failure=TOO_LATE)
 
-    def _note(self, answer: Answer, proposal: Proposal) -> None:
+    def _note(self, answer: Answer, proposal: Proposal, *, limited: bool) -> None:
         if not proposal.failure:  # a kernel, or words that were asked for
             self._fruitless.clear()
         elif answer.failure != TOO_LATE:
-            self._fruitless.append(Fruitless(proposal.failure, bool(answer.text or answer.cost.tokens)))
+            replied, whole = bool(answer.text or answer.cost.tokens), limited or not unfinished(answer.failure)
+            self._fruitless.append(Fruitless(proposal.failure, replied, unfinished=not whole))
 
     def _unanswered(self) -> list[str]:
         """Return why the last prompts got no reply at all, since the last reply."""
@@ -140,14 +144,24 @@ class LlmProposer:
         """Return whether it makes sense to go on asking, because not all of the last prompts failed."""
         unanswered = self._unanswered()
         alike = len(unanswered) >= MOST_ALIKE and len(set(map(kind_of, unanswered[:MOST_ALIKE]))) == 1
-        return not alike and len(self._fruitless) < MOST_FRUITLESS
+        return not alike and len(self._unfinished()) < MOST_UNFINISHED and len(self._fruitless) < MOST_FRUITLESS
+
+    def _unfinished(self) -> list[str]:
+        """Return why the last replies were not whole, as far back as the reason is the same."""
+        last = [one.failure for one in takewhile(lambda one: one.unfinished, reversed(self._fruitless))]
+        return list(takewhile(lambda failure: kind_of(failure) == kind_of(last[0]), last))
 
     def _check_hopeful(self) -> None:
         """Raise a UserError after too many prompts without a kernel, because --evals would never end the run."""
         if self._hopeful():
             return
         silent, number, reason = len(self._unanswered()), len(self._fruitless), self._fruitless[-1].failure
+        cut = len(self._unfinished())
         self._fruitless.clear()
+        if cut >= MOST_UNFINISHED:
+            raise UserError(
+                f"{self.name} finished none of its last {cut} replies, which were paid for: {reason}", unfinished_hint()
+            )
         too_long = TOO_MANY_TOKENS.search(reason.lower())
         shorter = (
             "Shorter prompts: `--model models.toml` with prompt_tokens = 8000 under [[model]]. " if too_long else ""
@@ -159,6 +173,13 @@ class LlmProposer:
             f"{self.name} {what}: {reason}",
             f"{shorter}`evolve run --resume last` continues the run once the cause is removed.",
         )
+
+
+def unfinished_hint() -> str:
+    return (
+        "A model that thinks for long needs a larger max_tokens or a lower reasoning_effort, both under [[model]] in "
+        "`--model models.toml`. `evolve top OP --failures` lists the replies, `evolve run --resume last` continues."
+    )
 
 
 def from_environment(

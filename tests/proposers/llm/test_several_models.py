@@ -26,7 +26,7 @@ from archive.proposals import Proposal
 from evolve.errors import UserError
 from evolve.proposers.llm.endpoint import Endpoints
 from evolve.proposers.llm.models import CONCURRENCY, Model
-from evolve.proposers.llm.proposer import MOST_ALIKE, MOST_FRUITLESS, LlmProposer
+from evolve.proposers.llm.proposer import MOST_ALIKE, MOST_FRUITLESS, MOST_UNFINISHED, LlmProposer
 from evolve.request import Left
 
 GOOD = answer(in_fence(KERNEL_TEXT))
@@ -157,6 +157,32 @@ def test_a_model_that_only_talks_ends_the_run_with_the_reason() -> None:
             said.extend(itertools.chain.from_iterable(rounds))
     assert len(endpoint.requests) == MOST_FRUITLESS
     assert said[-1].failure in str(stopped.value)
+
+
+CUT_OFF = answer("/*--- half a kernel", finish_reason="length")
+
+
+def test_replies_that_are_cut_off_in_a_row_end_the_run_early_with_what_to_change() -> None:
+    with ScriptedEndpoint(otherwise=CUT_OFF) as endpoint:
+        asked = proposer(endpoint)
+        with pytest.raises(UserError, match=r"finished none of its last [4-7] replies.*cut off") as stopped:
+            list(asked.propose(replace(request(20), left=Left(evals=20))))
+    assert MOST_UNFINISHED <= len(endpoint.requests) < MOST_UNFINISHED + CONCURRENCY
+    assert "max_tokens" in stopped.value.hint
+
+
+def test_replies_that_are_cut_off_now_and_then_end_nothing() -> None:
+    steps = [*[CUT_OFF] * (MOST_UNFINISHED - 1), GOOD] * 3
+    with ScriptedEndpoint(steps) as endpoint:
+        found = list(proposer(endpoint).propose(replace(request(len(steps)), left=Left(tokens=10**6))))
+    assert sum(bool(proposal.kernel) for proposal in found) == 3
+
+
+def test_other_failures_between_replies_that_are_cut_off_do_not_end_a_run_early() -> None:
+    steps = [*[CUT_OFF, answer("Use warps."), status(400, "no")] * 4, GOOD]
+    with ScriptedEndpoint(steps) as endpoint:
+        found = list(proposer(endpoint).propose(replace(request(len(steps)), left=Left(tokens=10**6))))
+    assert any(proposal.kernel for proposal in found)
 
 
 def test_no_request_is_sent_after_the_deadline() -> None:
