@@ -6,6 +6,7 @@ elsewhere. What it had sent was taken by then, and what arrives later is ignored
 
 import contextlib
 import itertools
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,7 @@ from evolve.devices import choose
 from evolve.engines.cluster import AUTO, allocation_of, connect, default_device, sentence
 from evolve.engines.engine import Job, TakesPauses
 from evolve.engines.messages import WAITING, Assignment, Done, Message, Ready, decode, encode
-from evolve.engines.station import Fault, Hello, Parcel, Station, Versions, Watch, code_version, torch_version
+from evolve.engines.station import Fault, Hello, Parcel, Station, Watch, own_versions
 from evolve.errors import UserError
 from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequest, TimingResult
 from reference_ops import catalog
@@ -30,6 +31,8 @@ START_SECONDS = 300.0  # without any actor
 START_ATTEMPTS = 10  # by actors that are lost while they start, in a row and while none is ready
 MOST_LOSSES = 3  # a job that was lost so often is evaluated alone on an actor; again as often, its kernel is to blame
 CALLS_AT_ONCE = 8  # of an actor's methods
+
+LACKING = re.compile(r"No module named '[^']+'")  # in Ray's words for an actor that could not be created
 
 Make = Callable[[str, Watch, int], tuple[TakesPauses, int]]
 
@@ -76,14 +79,18 @@ class RayEngine:
         self._slots: list[_Slot] = []
         self._first: _Slot | None = None
         self._info: DeviceInfo | None = None
-        self._versions = Versions(code_version(), torch_version())
+        self._versions = own_versions()
         self._torch: Hello | None = None  # the first station, whose version of PyTorch the others must have
         self._waiting, self._faults = deque[_Ticket](), deque[Fault]()
         self._numbers = itertools.count()
         self._lost_starts, self._none_since, self._looked = 0, time.monotonic(), 0.0
         self._unprofiled, self._closed = "", False
-        choose.check_kind(self._kind)
-        self._allocation = allocation_of(self._ray.nodes(), self._kind, gpu_type)
+        try:
+            choose.check_kind(self._kind)
+            self._allocation = allocation_of(self._ray.nodes(), self._kind, gpu_type)
+        except UserError:
+            self.close()
+            raise
         self._keep_up()
 
     @property
@@ -230,7 +237,7 @@ class RayEngine:
         assert isinstance(ready, Ready)  # noqa: S101
         assert ready.device  # noqa: S101 - an evaluator holds one
         self._torch = self._torch or hello
-        if hello.versions != self._torch.versions:
+        if hello.versions.torch != self._torch.versions.torch:
             versions = f"{self._torch.host} has PyTorch {self._torch.versions.torch} and {hello.host} has "
             raise UserError(f"{versions}{hello.versions.torch}", "install the same version on all machines")
         if self._info and self._info.key != ready.device.key:
@@ -245,6 +252,11 @@ class RayEngine:
         self._slots.remove(slot)
         if not slot.hello:
             self._lost_starts += 1
+            if missing := LACKING.search(reason):
+                raise UserError(
+                    f"a node of the cluster cannot start an actor: {missing.group()}",
+                    "install evolve-kernels with the same extras on all nodes, for the Python that Ray runs there",
+                )
             if self._lost_starts >= START_ATTEMPTS and not any(other.hello for other in self._slots):
                 raise UserError(f"no actor of the cluster could start: {sentence(reason)}", "see `ray status`")
         if slot is self._first:

@@ -45,6 +45,11 @@ class Versions:
 
     code: str
     torch: str
+    package: str = ""  # its version, which two states of its code may share
+
+    @property
+    def words(self) -> str:
+        return f"{self.package or 'some version'} (code {self.code})"
 
 
 @dataclass(frozen=True)
@@ -94,10 +99,13 @@ class Station:
 
     def start(self, expected: Versions) -> Hello | Fault:
         """Start the engine and wait for its device. Refuses to work with another version of this package."""
-        own = Versions(code_version(), torch_version())
+        own = own_versions()
         if own.code != expected.code:
-            message = "this machine has another version of evolve-kernels than the one that the run was started with"
-            return Fault(message, "install the same version on all machines of the cluster", self._host)
+            message = f"this machine has evolve-kernels {own.words}, and the run was started with {expected.words}"
+            hint = (
+                "install the same version on all machines of the cluster: pip install the same wheel or checkout there"
+            )
+            return Fault(message, hint, self._host)
         try:
             engine, depth = self._make(self._watch)
             self._engine = SharedEngine(engine, depth)
@@ -191,9 +199,13 @@ def code_version() -> str:
     return whole.hexdigest()[:16]
 
 
-def torch_version() -> str:
-    """Return PyTorch's version without the build, which differs between machines with and without a GPU."""
+def own_versions() -> Versions:
+    """Return the versions on this machine. PyTorch's lacks the build, which differs with and without a GPU."""
+    return Versions(code_version(), _version("torch").partition("+")[0] or "none", _version("evolve-kernels"))
+
+
+def _version(package: str) -> str:
     try:
-        return version("torch").partition("+")[0]
+        return version(package)
     except PackageNotFoundError:
-        return "none"
+        return ""

@@ -1,5 +1,6 @@
 """The Ray engine on clusters of this machine: actors and nodes that are lost, and errors in words."""
 
+import importlib
 import random
 import sys
 import time
@@ -12,6 +13,7 @@ import bad_kernels
 import pytest
 from bad_kernels import twice_kernel
 from command import run, start
+from fake_engine import FakeEngine
 from processes import alive, all_gone
 from ray_clusters import LocalCluster, cluster
 
@@ -23,6 +25,7 @@ from evolve.engines import ray_engine
 from evolve.engines.cluster import allocation_of
 from evolve.engines.engine import Job
 from evolve.engines.ray_engine import RayEngine
+from evolve.engines.station import Versions
 from evolve.errors import UserError
 
 TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
@@ -132,13 +135,34 @@ def test_a_kernel_with_which_actors_are_lost_again_and_again_gets_a_verdict(
 
 @pytest.mark.exhaustive
 def test_a_node_with_another_version_is_named(rooms: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_engine, "code_version", lambda: "of another commit")
+    monkeypatch.setattr(ray_engine, "own_versions", lambda: Versions("of another commit", "2.0", "9.9"))
     engine = wiring.ray_engine("emulated", address=rooms.address)
     try:
-        with pytest.raises(UserError, match=r"another version of evolve-kernels .* \(on the node "):
+        with pytest.raises(UserError, match=r"started with 9\.9 .* \(on the node "):
             _ = engine.info
     finally:
         engine.close()
+
+
+class Unreadable:
+    """What cannot be read where a module is missing, as this package is on a node without it."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return importlib.import_module, ("evolve_is_not_here",)
+
+    def __call__(self, *_given: object) -> tuple[FakeEngine, int]:
+        raise AssertionError
+
+
+@pytest.mark.exhaustive
+def test_a_node_without_the_package_ends_the_run_at_once(rooms: LocalCluster) -> None:
+    engine = RayEngine("emulated", Unreadable(), address=rooms.address)
+    try:
+        with pytest.raises(UserError, match="No module named 'evolve_is_not_here'") as caught:
+            _ = engine.info
+    finally:
+        engine.close()
+    assert "on all nodes" in caught.value.hint
 
 
 @pytest.mark.exhaustive

@@ -1,6 +1,7 @@
 """A station, which evaluates for a driver on another machine: what it is told, and what it reports."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,14 +19,12 @@ from evolve.engines.station import (
     OwnCodes,
     Parcel,
     Station,
-    Versions,
-    code_version,
-    torch_version,
+    own_versions,
 )
 from evolve.errors import UserError
 from evolve.evaluation.requests import ProfileRequest, ProfileResult
 
-OWN = Versions(code_version(), torch_version())
+OWN = own_versions()
 
 
 def parcel(kernel: Kernel, number: int = 7, op: str = "twice", file: str = "", text: str = "") -> Parcel:
@@ -69,9 +68,11 @@ def test_a_verdict_comes_with_the_number_of_its_job(station: Station) -> None:
 
 def test_another_version_of_the_package_is_refused() -> None:
     station = Station(lambda _watch: pytest.fail("no engine is made"))
-    answer = station.start(Versions("another", OWN.torch))
+    answer = station.start(replace(OWN, code="0123abcd", package="9.9"))
     assert isinstance(answer, Fault)
-    assert "another version" in answer.message
+    assert f"evolve-kernels {OWN.package} (code {OWN.code})" in answer.message
+    assert "started with 9.9 (code 0123abcd)" in answer.message
+    assert "install the same version" in answer.hint
 
 
 def test_an_error_at_the_start_is_a_fault_with_its_hint() -> None:
