@@ -15,6 +15,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from archive.store import ArchiveError
+
 BUSY_SECONDS = 30
 LEASE_SECONDS = 90.0  # after this long without renewal, also on another machine, a claim no longer holds
 RENEWAL_SECONDS = 20.0
@@ -120,6 +122,8 @@ class SqliteClaims:
 @contextmanager
 def claims_on(path: Path) -> Iterator[SqliteClaims]:
     """Yield the claims of this process on an archive of the current version. A thread renews them until the end."""
+    if not path.exists():  # SQLite would begin an empty one
+        raise ArchiveError(f"there is no archive at {path} any more: it was deleted or moved while it was in use")
     with closing(sqlite3.connect(path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)) as connection:
         connection.execute("PRAGMA synchronous = NORMAL")  # after a power failure, claims have no holders
         claims = SqliteClaims(connection)

@@ -2,10 +2,11 @@
 
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 from urllib.parse import quote
@@ -22,6 +23,8 @@ from archive.store import ArchiveError, Filters, R, Record, Store
 from archive.summaries import EvaluationSummary
 
 BUSY_SECONDS = 30
+LOST, SAVED = "the archive {path} was deleted or replaced while it was in use", "all that it held is saved in "
+File = tuple[int, int]
 DAMAGE = ("no such table", "no such column", "could not decode", "malformed", "not a database")  # in SQLite's messages
 IN_FORCE = """UPDATE evaluation_summaries SET in_force = (number = (
     SELECT number FROM evaluation_summaries WHERE kernel_id = ? AND device = ?
@@ -35,8 +38,25 @@ class SqliteStore:
 
     connection: sqlite3.Connection
     path: Path
+    file: File | None = None  # what was at the path when it was opened; None in memory and if it is only read
+    rescued: list[Path] = field(default_factory=list, repr=False, compare=False)  # at most one copy
 
     def append(self, *records: Record) -> int:
+        try:
+            new = self._append(records)
+        except sqlite3.OperationalError as error:
+            if not self._lost:
+                raise
+            raise self._rescue(records) from error
+        if self._lost:  # SQLite goes on writing where nobody will find it
+            raise self._rescue(records)
+        return new
+
+    @property
+    def _lost(self) -> bool:
+        return self.file is not None and _file(self.path) != self.file
+
+    def _append(self, records: Sequence[Record]) -> int:
         with self.connection:
             replaced = set[tuple[str, str]]()  # ops and devices with a new verdict on a contender
             new = sum(self._keep(record, replaced) for record in records)
@@ -64,6 +84,21 @@ class SqliteStore:
     def close(self) -> None:
         self.connection.close()
 
+    def _rescue(self, records: Sequence[Record]) -> ArchiveError:
+        """Copy the archive, which is no longer at its path, to where there is room, with these records, too."""
+        for folder in (self.path.parent, Path.cwd(), Path(tempfile.gettempdir())):
+            copy = self.rescued[0] if self.rescued else folder / f"{self.path.stem}-rescued-{os.getpid()}.db"
+            with suppress(sqlite3.Error, OSError, ArchiveError):
+                if not self.rescued:
+                    with closing(sqlite3.connect(copy)) as target:
+                        self.connection.backup(target)
+                with closing(open_archive(copy)) as saved:
+                    saved.append(*records)
+                self.rescued[:] = [copy]
+                break
+        where = f"{SAVED}{self.rescued[0]}" if self.rescued else "what it held could not be saved"
+        return ArchiveError(f"{LOST.format(path=self.path)}; {where}")
+
     def _keep(self, record: Record, replaced: set[tuple[str, str]]) -> int:
         """Insert the rows of a record, and return 1 if it was new; `replaced` gets whose contenders are uncertain."""
         new = 0
@@ -85,6 +120,8 @@ class SqliteStore:
         except DamagedError as error:
             raise ArchiveError(f"the archive {self.path} is damaged: {error}") from error
         except sqlite3.DatabaseError as error:
+            if self._lost:
+                raise self._rescue(()) from error
             if not any(words in str(error).lower() for words in DAMAGE):
                 raise
             raise ArchiveError(f"the archive {self.path} is damaged: {error}") from error
@@ -107,7 +144,16 @@ def open_archive(path: Path, *, read_only: bool = False) -> SqliteStore:
         raise ArchiveError(str(error)) from error
     except (sqlite3.Error, OSError) as error:
         raise ArchiveError(f"cannot open the archive {path}: {error}") from error
-    return SqliteStore(connection, path)
+    return SqliteStore(connection, path, _file(path))
+
+
+def _file(path: Path) -> File | None:
+    """Return what identifies the file at a path."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def gathered(source: SqliteStore) -> list[Record]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CORES_PER_PREPARER = 4  # the others compile and time kernels meanwhile
 DEFAULT_ARCHIVE, IN_MEMORY = Path(".evolve/archive.db"), Path(":memory:")
+RESCUED = re.compile(r"; all that it held is saved in (.+)$")
 # The beginning of an error about a damaged archive.
 DAMAGED = re.compile(r"(?:cannot open )?the archive (.+?)(?: is damaged| cannot be merged|: )")
 
@@ -137,7 +138,10 @@ def readable_archive(requested: Path | None) -> "SqliteStore":
 
 
 def archive_hint(error: ArchiveError, otherwise: str) -> str:
-    """Return what to do about an archive that cannot be read."""
+    """Return what to do about an archive that cannot be used."""
+    if saved := RESCUED.search(str(error)):
+        copy = shlex.quote(saved[1])
+        return f"move {copy} back, or `evolve merge {copy}` into another archive; then give the same command again"
     if not any(word in str(error) for word in ("is damaged", "malformed")):
         return otherwise
     named = DAMAGED.match(str(error))
