@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from types import EllipsisType
 
 import torch
@@ -125,14 +126,18 @@ def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = 
                 fill(tensor[row :: len(names)], name, generator)
     known = {**op.sizes(workload), **dict(workload.parameters)}
     if op.draw:
-        takes_sizes = len(inspect.signature(op.draw).parameters) > 2
-        op.draw(drawn, generator, *([known] * takes_sizes))
+        op.draw(drawn, generator, *([known] * _takes_sizes(op.draw)))
     if values in op.arranged:
         op.arranged[values](drawn, generator, known)
     weights = set(op.floating) - set(op.varied) if values == NAN_IN_WEIGHTS else ()
     for name in (*(spec.name for spec in weights), *filter(None, [op.counted_nan.get(values)])):
         sprinkle_nan(drawn[name], generator)
     return drawn
+
+
+@cache
+def _takes_sizes(draw: Callable[..., None]) -> bool:
+    return len(inspect.signature(draw).parameters) > 2
 
 
 def _of_tensor(op: Op, spec: TensorSpec, values: str) -> str:
@@ -333,21 +338,28 @@ def _saturating(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def sprinkle_nan(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Set a few elements of a tensor to NaN, or of a vector one in 64."""
+    """Set a few elements of a tensor to NaN, or of a vector one in 64, with either sign bit in turn."""
     flat = tensor.view(-1)
     count = FEW_NAN if tensor.ndim > 1 else 1 + len(flat) // SHARE_OF_NAN
-    flat[torch.randint(len(flat), (count,), generator=generator, device=flat.device)] = math.nan
+    places = torch.randint(len(flat), (count,), generator=generator, device=flat.device)
+    flat[places[::2]], flat[places[1::2]] = math.nan, -math.nan
 
 
 def _nan(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    _scatter(_normal(tensor, generator), torch.full((), math.nan, device=tensor.device), generator)
+    """Draw normal numbers with NaN of either sign bit, at most one in a row: -x of NaN has it, and 0 / 0 on a CPU."""
+    _scatter(_normal(tensor, generator), _in_turn(tensor, math.nan, generator), generator)
 
 
 def _infinite(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Draw normal numbers with infinities of both signs, at most one in a row."""
+    _scatter(_normal(tensor, generator), _in_turn(tensor, math.inf, generator), generator)
+
+
+def _in_turn(tensor: torch.Tensor, value: float, generator: torch.Generator) -> torch.Tensor:
+    """Return the value for every other row of the first dim, and its negative for the others."""
     rows = torch.arange(len(tensor) if tensor.ndim else 1, device=tensor.device)
     first = torch.randint(2, (1,), generator=generator, device=tensor.device)
-    _scatter(_normal(tensor, generator), torch.where((rows + first) % 2 > 0, math.inf, -math.inf), generator)
+    return torch.where((rows + first) % 2 > 0, value, -value)
 
 
 def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Generator) -> None:

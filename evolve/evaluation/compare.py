@@ -1,7 +1,7 @@
 """Comparison of an output with the float64 result: whether its errors, NaN and infinities are as allowed."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -88,6 +88,62 @@ def clearly_right(results: Results, tolerance: Tolerance, sums: Sums, passes: Er
     allowances = [limits.allowance, *([_relative_allowance(scale)] if tolerance.relative else [])]
     ratios = passes.worst(results, scale.rounding, allowances)
     return Comparison("", limits.error, limits.yardstick, ratios[0]) if all(ratio <= 1 for ratio in ratios) else None
+
+
+def right_in_turn(results: Results, tolerance: Tolerance, sums: Sequence[Sums]) -> list[Comparison | None]:
+    """Compare a small output of which row i belongs to group i modulo their number, as `compared` would each group.
+
+    All groups together take as many operations as one. None stands for a group that is not finite and right by the
+    strictest of these rules.
+    """
+    if not _same_shapes(results):
+        return [None] * len(sums)
+    actual, pytorch, expected = (values.reshape(len(values), -1) for values in results)
+    turns = np.arange(len(actual)) % len(sums)
+    counts = np.bincount(turns, minlength=len(sums)) * actual.shape[1]
+    scales = [Scale(actual.dtype, max(1, int(count)), one, None) for count, one in zip(counts, sums, strict=True)]
+    magnitude = expected.float().abs_()
+    off, pytorch_error = (torch.sub(one, expected).float().abs_() for one in (actual, pytorch))
+    excess = torch.sub(pytorch_error, magnitude, alpha=scales[0].rounding).clamp_(min=0)
+    each = (magnitude, off, pytorch_error, excess)
+    squares = (torch.linalg.vector_norm(one, dim=1, dtype=torch.float64).square() for one in each)
+    norms = [np.sqrt(np.bincount(turns, of_rows.numpy(), len(sums))) for of_rows in squares]
+    facts = np.stack([*norms, _most_of_each(magnitude.amax(1), turns, len(sums))], 1).tolist()
+    limits = [limits_of(own, tolerance, scale) for own, scale in zip(facts, scales, strict=True)]
+    worst = [
+        _most_of_each(off.div(_allowed_of_rows(allowances, turns, magnitude, excess)).amax(1), turns, len(sums))
+        for allowances in ([one.allowance for one in limits], *_relative_allowances(scales, tolerance))
+    ]
+    factor = _factor(actual.dtype, tolerance)
+    return [
+        Comparison("", one.error, one.yardstick, float(worst[0][turn]))
+        if one.finite and one.error <= factor * one.yardstick and all(ratio[turn] <= 1 for ratio in worst)
+        else None
+        for turn, one in enumerate(limits)
+    ]
+
+
+def _most_of_each(values: torch.Tensor, turns: np.ndarray, groups: int) -> np.ndarray:
+    """Return the largest value of each group; NaN is the largest."""
+    most = np.zeros(groups)
+    np.maximum.at(most, turns, values.numpy())
+    return most
+
+
+def _allowed_of_rows(
+    allowances: Sequence[Allowance], turns: np.ndarray, magnitude: torch.Tensor, excess: torch.Tensor
+) -> torch.Tensor:
+    constants, of_result = (
+        torch.tensor(found, dtype=torch.float32)[turns].unsqueeze(1)
+        for found in ([one.constant for one in allowances], [one.of_result for one in allowances])
+    )
+    allowed = torch.addcmul(constants, magnitude, of_result)
+    share = allowances[0].of_excess  # the same for all
+    return allowed.add_(excess, alpha=share) if share else allowed
+
+
+def _relative_allowances(scales: Sequence[Scale], tolerance: Tolerance) -> list[list[Allowance]]:
+    return [[_relative_allowance(scale) for scale in scales]] if tolerance.relative else []
 
 
 def compared(

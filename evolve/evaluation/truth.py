@@ -8,9 +8,9 @@ from types import EllipsisType
 
 import torch
 
-from evolve.devices.error_passes import ErrorPasses
+from evolve.devices.error_passes import ErrorPasses, Results
 from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, Sums, summed
-from evolve.evaluation.compare import SMALL, Comparison, Excuses, NotFinite, clearly_right, compared
+from evolve.evaluation.compare import SMALL, Comparison, Excuses, NotFinite, clearly_right, compared, right_in_turn
 from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds
 from reference_ops.op import INFINITE, MINUS_INF, Op, Tensors, Workload
 
@@ -43,7 +43,12 @@ class Truth:
             values.cpu() if values.numel() <= SMALL else values
             for values in (actual, self.pytorch[index], self.expected[index])
         )
-        for group in self.groups(index):
+        groups = self.groups(index)
+        right = self._right_in_turn(groups, index, (actual, pytorch, expected))
+        for turn, group in enumerate(groups):
+            if found := right.get(turn):
+                yield group, found
+                continue
             tolerance = replace(self.op.tolerance, exact=self.op.tolerance.exact or group.exact)
             for at in _parts(group, expected):
                 results, sums = (actual[at], pytorch[at], expected[at]), self.sums(index, group)
@@ -62,6 +67,16 @@ class Truth:
                         ),
                     ),
                 )
+
+    def _right_in_turn(self, groups: tuple[RowGroup, ...], index: int, results: Results) -> dict[int, Comparison]:
+        """Return the comparisons of groups of rows that are clearly right, by their place; only of small outputs."""
+        actual, tolerance = results[0], self.op.tolerance
+        floating = actual.is_floating_point() and actual.element_size() > 1 and not tolerance.exact
+        if len(groups) == 1 or actual.numel() > SMALL or not floating:
+            return {}
+        found = right_in_turn(results, tolerance, [self.sums(index, group) for group in groups])
+        left = (turn for turn, group in enumerate(groups) if not (group.exact or group.not_finite))
+        return {turn: one for turn in left if (one := found[turn])}
 
     def fault(self, index: int, actual: torch.Tensor) -> str:
         """Return the first fault that an evaluation would find in an output, or an empty string."""

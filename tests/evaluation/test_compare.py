@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from evolve.evaluation.allowed_errors import FLOAT32_UNIT, NO_SUMS, Sums, summed
-from evolve.evaluation.compare import Excuses, NotFinite, compared
+from evolve.evaluation.compare import Excuses, NotFinite, compared, right_in_turn
 from reference_ops.op import Tolerance
 
 torch.manual_seed(5)
@@ -458,6 +458,33 @@ def test_a_relative_error_is_allowed_as_far_as_pytorch_has_it() -> None:
     expected = torch.tensor([0.9, 0.1, 1e-12], dtype=torch.float64)
     pytorch = torch.tensor([0.9, 0.1, 1.05e-12])
     assert not fault(torch.tensor([0.9, 0.1, 0.9e-12]), pytorch, expected, Tolerance(relative=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("relative", [False, True])
+def test_groups_of_rows_are_judged_together_as_each_on_its_own(dtype: torch.dtype, relative: bool) -> None:
+    torch.manual_seed(5)
+    groups, tolerance = 5, Tolerance(relative=relative)
+    sums = [summed(300, alike=turn == 2) for turn in range(groups)]
+    for spoilt in (0.0, 1.0, 6.0, 400.0):
+        expected = torch.rand(23, 11, dtype=torch.float64) * 10.0 ** torch.arange(23)[:, None].remainder(5)
+        noise = torch.randn(2, 23, 11, dtype=torch.float64) * torch.finfo(dtype).eps / 8
+        actual, pytorch = (expected * (1 + noise * torch.tensor([spoilt, 1.0])[:, None, None])).to(dtype)
+        actual[3, 3] = torch.nan if spoilt == 6 else actual[3, 3]
+        together = right_in_turn((actual, pytorch, expected), tolerance, sums)
+        for turn, found in enumerate(together):
+            rows = slice(turn, None, groups)
+            alone = compared(actual[rows], pytorch[rows], expected[rows], tolerance, Excuses(sums[turn]))
+            assert found is None or (alone.fault == "" and found.error == pytest.approx(alone.error))
+            assert found is None or found.worst == pytest.approx(alone.worst, rel=1e-5)
+        right = sum(found is not None for found in together)
+        assert right == {0.0: groups, 1.0: groups, 400.0: 0}.get(spoilt, right)
+        assert together[3] is None or spoilt != 6  # a group with NaN
+
+
+def test_groups_of_another_shape_are_not_right() -> None:
+    values = torch.ones(4, 3)
+    assert right_in_turn((values[:, :2], values, values.double()), Tolerance(), [NO_SUMS] * 2) == [None, None]
 
 
 def test_a_subnormal_result_has_no_relative_error() -> None:

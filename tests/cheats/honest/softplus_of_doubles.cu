@@ -1,0 +1,27 @@
+/*---
+op = "softplus"
+note = "in double"
+
+[knobs]
+THREADS = [256, 128, 512, 1024]
+PER_THREAD = [4, 1, 2, 8]
+
+[[launch]]
+entry = "softplus"
+grid = ["ceil_div(n, THREADS * PER_THREAD)"]
+block = ["THREADS"]
+args = ["x", "out", "n"]
+---*/
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+__device__ __forceinline__ float softplus_of(float x) { return x > 20.0f ? x : float(log1p(exp(double(x)))); }
+
+extern "C" __global__ void softplus(const x_t* __restrict__ x, out_t* __restrict__ out, long long n) {
+    const long long first = (long long)blockIdx.x * THREADS * PER_THREAD + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i) {
+        const long long at = first + i * THREADS;
+        if (at < n) out[at] = out_t(softplus_of(float(x[at])));
+    }
+}

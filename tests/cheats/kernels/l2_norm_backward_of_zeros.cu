@@ -1,0 +1,28 @@
+/*---
+op = "l2_norm_backward"
+note = "divides by the norm of rows of zeros, whose gradient PyTorch makes 0"
+
+[knobs]
+THREADS = [256, 64, 128, 512, 1024]
+UNROLL = [4, 1, 2, 8]
+
+[[launch]]
+entry = "l2_norm_row_backward"
+grid = ["rows"]
+block = ["THREADS"]
+args = ["grad_out", "x", "out", "grad_x", "cols"]
+---*/
+// caught: wrong
+// class: structured inputs
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+l2_norm_row_backward(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x, const out_t* __restrict__ out,
+                     grad_x_t* __restrict__ grad_x, int cols) {
+    const long long row = (long long)blockIdx.x * cols;
+    const float norm = float(out[blockIdx.x]);
+    const float scale = float(grad_out[blockIdx.x]) / norm;
+#pragma unroll UNROLL
+    for (int col = threadIdx.x; col < cols; col += THREADS) grad_x[row + col] = grad_x_t(float(x[row + col]) * scale);
+}
