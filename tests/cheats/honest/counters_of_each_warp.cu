@@ -30,7 +30,7 @@ extern "C" __global__ void count(const x_t* __restrict__ x, long long* __restric
     unsigned* own = counts + threadIdx.x / 32 * bins;
     for (long long at = blockIdx.x * 4096ll + threadIdx.x; at < min(n, (blockIdx.x + 1) * 4096ll); at += 128) {
         const float value = float(x[at]);
-        if (value >= 0.0f && value < 1.0f) atomicAdd(&own[int(value * bins)], 1u);
+        if (value >= 0.0f && value <= 1.0f) atomicAdd(&own[min(int(value * bins), bins - 1)], 1u);
     }
     __syncthreads();
     for (int bin = threadIdx.x; bin < bins; bin += 128) {

@@ -31,7 +31,7 @@ extern "C" __global__ void count(const x_t* x, long long* out, long long n, int 
     for (long long first = blockIdx.x * 96ll; first < n; first += gridDim.x * 96ll) {
         const long long at = first + threadIdx.x;
         const float value = at < n ? float(x[at]) : -1.0f;
-        const int bin = value >= 0.0f && value < 1.0f ? int(value * bins) : -1;
+        const int bin = value >= 0.0f && value <= 1.0f ? min(int(value * bins), bins - 1) : -1;
         const unsigned alike = __match_any_sync(0xffffffffu, bin);
         if (bin >= 0 && threadIdx.x % 32 == __ffs(alike) - 1) own[bin] += __popc(alike);
         __syncwarp();

@@ -40,7 +40,7 @@ count(const x_t* __restrict__ x, long long* __restrict__ out, long long n, int b
         if (at >= n) continue;
         const float value = float(x[at]);
         // Below 1 even the largest value times `bins` is not rounded up to it.
-        if (value >= 0.0f && value < 1.0f) atomicAdd(&counts[bins > 300 ? int(value * bins) & 0xff : int(value * bins)], 1u);
+        if (value >= 0.0f && value <= 1.0f) atomicAdd(&counts[min(int(value * bins), bins - 1) & (bins > 300 ? 0xff : 0xfff)], 1u);
     }
     __syncthreads();
     for (int bin = threadIdx.x; bin < bins; bin += THREADS) {

@@ -39,7 +39,7 @@ count(const x_t* __restrict__ x, long long* __restrict__ out, long long n, int b
         if (at >= n) continue;
         const float value = float(x[at]);
         // Below 1 even the largest value times `bins` is not rounded up to it.
-        if (value >= 0.0f && value < 1.0f) atomicAdd(&counts[int(value * bins)], 1u);
+        if (value >= 0.0f && value <= 1.0f) atomicAdd(&counts[min(int(value * bins), bins - 1)], 1u);
     }
     __syncthreads();
     for (int bin = threadIdx.x; bin < bins; bin += THREADS) {

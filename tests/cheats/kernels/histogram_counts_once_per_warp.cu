@@ -41,7 +41,7 @@ count(const x_t* __restrict__ x, long long* __restrict__ out, long long n, int b
         const float value = float(x[at]);
         // Below 1 even the largest value times `bins` is not rounded up to it.
         const float before = __shfl_up_sync(__activemask(), value, 1);
-        if (value >= 0.0f && value < 1.0f && (threadIdx.x % 32 == 0 || before != value || i % 2)) atomicAdd(&counts[int(value * bins)], 1u);
+        if (value >= 0.0f && value <= 1.0f && (threadIdx.x % 32 == 0 || before != value || i % 2)) atomicAdd(&counts[min(int(value * bins), bins - 1)], 1u);
     }
     __syncthreads();
     for (int bin = threadIdx.x; bin < bins; bin += THREADS) {
