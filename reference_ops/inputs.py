@@ -51,6 +51,7 @@ CONSTANT_BITS = 6  # squares have 12 bits, and sums of 4096 squares have 24, as 
 # A backward op meets these in its gradients alone: what it gets from the forward is as the forward computes it.
 OF_GRADIENTS = (ZERO, MINUTE, NAN, INFINITE, MINUS_INF)
 FEW_NAN, SHARE_OF_NAN = 2, 64
+BOTH_SIGNS = 2  # rows of each extreme: with a single one, infinities would all have one sign
 SHARE_NOT_FINITE = 0.25  # of the rows, or of the elements of a vector
 DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in float16 they are scaled
 SATURATED = 100.0
@@ -180,7 +181,7 @@ def meets_extremes_by_rows(op: Op, workload: Workload) -> bool:
     varied = op.varied
     if not (op.by_rows and op.sharing_rows and all(spec.dims[:1] == varied[0].dims[:1] for spec in op.outputs)):
         return False
-    return op.shape(varied[0], workload)[0] >= len(op.extremes)
+    return op.shape(varied[0], workload)[0] >= BOTH_SIGNS * len(op.extremes)
 
 
 def similar_seeds(op: Op, seed: int, count: int) -> range:
