@@ -64,12 +64,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Child:
-    """A kernel that was made from this one."""
+    """A kernel that was made from this one, with its latest verdict, on a GPU if there is one."""
 
     kernel_id: str
     operator: str
     outcome: str
-    speedup: float
+    speedup: float | None  # None without GPU times
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,16 @@ def _profiled(profile: Profile, evaluation: Evaluation) -> Profiled:
 
 def _children(store: Store, proposals: Sequence[ProposalSummary]) -> list[Child]:
     ids = [one.kernel_id for one in proposals]
-    verdicts = {one.kernel_id: one for one in store.find(EvaluationSummary, kernels=ids, in_force=True)}
-    found = []
-    for one in proposals:
-        verdict = verdicts.get(one.kernel_id)
-        outcome, speedup = (str(verdict.outcome), verdict.speedup) if verdict else ("pending", 0.0)
-        found.append(Child(one.kernel_id, one.operator, outcome, speedup))
-    return found
+    every = store.find(EvaluationSummary, kernels=ids, in_force=True)
+    verdicts = {one.kernel_id: one for one in sorted(every, key=_of_gpu)}
+    return [_child(one, verdicts.get(one.kernel_id)) for one in proposals]
+
+
+def _of_gpu(verdict: EvaluationSummary) -> bool:
+    return policy_of(verdict.device.partition(" ")[0]).times_are_gpu_times
+
+
+def _child(proposal: ProposalSummary, verdict: EvaluationSummary | None) -> Child:
+    outcome = str(verdict.outcome) if verdict else "pending"
+    speedup = verdict.speedup if verdict and verdict.passed and _of_gpu(verdict) else None
+    return Child(proposal.kernel_id, proposal.operator, outcome, speedup)

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,8 +145,8 @@ def _hostname(host: str) -> str:
         return ""
 
 
-def application(archive: Path, site: Answering) -> ASGIApp:
-    """Return the server's application for one archive."""
+def application(archive: Path, site: Answering, ending: Callable[[], bool] = lambda: False) -> ASGIApp:
+    """Return the server's application for one archive. Events end as soon as `ending` tells that the server does."""
     pages = Pages(archive, site)
 
     async def page(request: Request) -> Response:
@@ -158,7 +158,7 @@ def application(archive: Path, site: Answering) -> ASGIApp:
         return Response(static(name), media_type=STATIC[name]) if name in STATIC else PlainTextResponse("", 404)
 
     async def events(_request: Request) -> Response:
-        return StreamingResponse(changes(pages), media_type="text/event-stream")
+        return StreamingResponse(changes(pages, ending), media_type="text/event-stream")
 
     routes = [
         Route("/static/{name}", file), Route("/events", events), Route("/favicon.ico", _nothing),
@@ -190,16 +190,15 @@ def _document(page: Page, status: int = 200) -> Response:
     return Response(text.encode(errors="replace"), status, media_type="text/html")
 
 
-async def changes(pages: Pages) -> AsyncGenerator[str]:
+async def changes(pages: Pages, ending: Callable[[], bool] = lambda: False) -> AsyncGenerator[str]:
     """Yield an event whenever the archive has changed, and a comment now and then, so that a dead reader is noticed."""
-    last, quiet = stamp(pages.archive), 0.0
+    last, told, quiet = stamp(pages.archive), time.monotonic(), 0.0
     yield "retry: 2000\n\n"
-    while True:
-        pause = max(POLL_SECONDS, PATIENCE * pages.cost_seconds)
-        await asyncio.sleep(pause)
-        now, quiet = stamp(pages.archive), quiet + pause
-        if now != last:
-            last, quiet = now, 0.0
+    while not ending():
+        await asyncio.sleep(POLL_SECONDS)
+        now, quiet = stamp(pages.archive), quiet + POLL_SECONDS
+        if now != last and time.monotonic() - told >= PATIENCE * pages.cost_seconds:
+            last, told, quiet = now, time.monotonic(), 0.0
             yield "event: changed\ndata: archive\n\n"
         elif quiet > QUIET_SECONDS:
             quiet = 0.0
@@ -224,11 +223,14 @@ def listening(port: int) -> socket.socket:
 def serve(archive: Path, site: Answering, bound: socket.socket) -> None:
     """Answer requests until a signal comes."""
     threading.Thread(target=_prepare, args=(site, archive), daemon=True).start()
+    running: list[uvicorn.Server] = []
+    app = application(archive, site, lambda: any(one.should_exit for one in running))
     config = uvicorn.Config(
-        application(archive, site), log_level="error", access_log=False, server_header=False, proxy_headers=False,
+        app, log_level="error", access_log=False, server_header=False, proxy_headers=False,
         ws="none", timeout_graceful_shutdown=1, lifespan="off",
     )  # fmt: skip
-    uvicorn.Server(config).run(sockets=[bound])
+    running.append(uvicorn.Server(config))
+    running[0].run(sockets=[bound])
 
 
 def _prepare(site: Answering, archive: Path) -> None:

@@ -29,6 +29,7 @@ PAGES = (
     f"compare/kernels/{BEST.id}/{shown_archive.broken().id}", f"compare/runs/{'/'.join(RUNS['softmax'])}",
 )  # fmt: skip
 WIDTHS = {"desk": 1200, "phone": 390}
+AXE = os.environ.get("EVOLVE_AXE", "")  # path of axe.min.js, which `npm pack axe-core` downloads
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +55,24 @@ def served(path: Path) -> tuple[subprocess.Popen[str], str]:
     """Start the server of an archive; return it and its address."""
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, "serve", "--port", "0", "--archive", str(path)],
-        env=environment({"PYTHONUNBUFFERED": "1"}), stdout=subprocess.PIPE, text=True,
+        env=environment({"PYTHONUNBUFFERED": "1"}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert process.stdout
     return process, process.stdout.readline().split()[0]
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """End a server as Ctrl-C does; return its exit code and what it printed since it began to listen."""
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=30)
+    return process.returncode, printed
 
 
 @pytest.fixture(scope="module")
 def site(path: Path) -> Iterator[str]:
     process, address = served(path)
     yield address
-    process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
+    assert ended(process)[0] == 130
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +98,20 @@ def test_a_page_is_shown_without_complaint_and_fits_the_window(tab: Browser, sit
     assert tab.run("document.querySelector('h1').textContent.trim().length") > 3
     assert tab.run("document.documentElement.scrollWidth") <= width
     assert not tab.complaints
+
+
+@pytest.mark.skipif(not AXE, reason="EVOLVE_AXE names no file with axe-core")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("page", PAGES)
+def test_axe_finds_nothing_serious(tab: Browser, site: str, page: str, *, dark: bool) -> None:
+    tab.view(1200, 900, dark=dark)
+    tab.open(f"{site}{page}")
+    tab.run(f"{Path(AXE).read_text()}; 0")
+    found = tab.run(
+        "axe.run(document, {resultTypes: ['violations']})"
+        ".then((all) => all.violations.map((one) => `${one.impact}: ${one.help}: ${one.nodes[0].html}`))"
+    )
+    assert found == []
 
 
 def test_every_link_of_every_page_can_be_followed(tab: Browser, site: str) -> None:
@@ -193,6 +214,17 @@ def test_a_page_without_anything_fills_itself_once_something_is_written(
     tab.until("document.querySelectorAll('table.data tbody tr').length > 3")
     tab.until("document.querySelector('[data-part=ops] th button') !== null")
     assert not tab.complaints
+
+
+def test_a_server_that_ends_says_nothing_and_its_open_pages_say_so(tab: Browser, path: Path) -> None:
+    process, address = served(path)
+    tab.open(address)
+    tab.until("document.getElementById('status').textContent === 'live'")
+    code, printed = ended(process)
+    assert code == 130
+    assert "Traceback" not in printed
+    assert "ERROR" not in printed
+    tab.until("document.getElementById('status').textContent === 'no connection'")
 
 
 def test_the_keyboard_reaches_the_content_and_the_tables(tab: Browser, site: str) -> None:

@@ -155,6 +155,16 @@ def test_a_change_of_the_archive_is_an_event(path: Path, writer: SqliteStore, mo
     assert second.startswith("event: changed\n")
 
 
+def test_events_end_when_the_server_ends(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "POLL_SECONDS", 0.01)
+    ending = iter([False, False, True])
+
+    async def heard() -> list[str]:
+        return [event async for event in server.changes(server.Pages(path, Site("x")), lambda: next(ending))]
+
+    assert asyncio.run(asyncio.wait_for(heard(), 5)) == ["retry: 2000\n\n"]
+
+
 def test_it_listens_on_the_loopback_address_only() -> None:
     bound = listening(0)
     try:

@@ -1,0 +1,31 @@
+"""What the page of a kernel says of the kernels made from it."""
+
+import pytest
+from records import CPU, GPU, kernel, passed, proposal
+from standings import archive_of
+
+from archive.records import Evaluation
+from evolve.pages.kernel_page import Child, kernel_page
+
+PARENT, CHILD, ROWS = kernel(1), kernel(2), "rows=8 cols=16 float32"
+ON_CPU, ON_GPU = passed(CHILD.id, CPU, 5.0, **{ROWS: 20.0}), passed(CHILD.id, GPU, 3.0, **{ROWS: 20.0})
+
+
+def child(*verdicts: Evaluation) -> Child:
+    store = archive_of(proposal(PARENT), proposal(CHILD, PARENT.id), *verdicts)
+    view = kernel_page(store, PARENT.id)
+    assert view
+    (found,) = view.children
+    return found
+
+
+def test_a_child_that_was_judged_without_a_gpu_has_no_speedup() -> None:
+    assert (child(ON_CPU).outcome, child(ON_CPU).speedup) == ("passed", None)
+
+
+def test_the_verdict_on_a_gpu_counts_even_if_another_one_is_newer() -> None:
+    assert child(ON_CPU, ON_GPU).speedup == pytest.approx(5.0)
+
+
+def test_a_child_without_a_verdict_is_pending() -> None:
+    assert (child().outcome, child().speedup) == ("pending", None)
