@@ -13,7 +13,7 @@ from evolve.export.template import functions_matrix
 from evolve.export.template.forms import Form
 from evolve.export.template.functions import ELSEWHERE, Function, Functions
 from evolve.export.template.recipes import RECIPES
-from evolve.export.template.selftest import close, copied, drawn, learning, tensors
+from evolve.export.template.selftest import changed, close, copied, drawn, learning, tensors
 from reference_ops import catalog
 
 CALLS = 6
@@ -42,7 +42,7 @@ def test_random_calls_agree_with_pytorch(function: tuple[Function, EmulatedMachi
     called, machine = function
     for number in range(calls):
         given, dtype = drawn(called, number)
-        for_pytorch = copied(given)
+        for_pytorch, again = copied(given), copied(given)
         with torch.no_grad():
             try:
                 expected = called.form.pytorch(*for_pytorch.arguments, **for_pytorch.named)
@@ -51,6 +51,10 @@ def test_random_calls_agree_with_pytorch(function: tuple[Function, EmulatedMachi
             got = called(*given.arguments, **given.named)
         close(got, expected, dtype)
         close(given.arguments, for_pytorch.arguments, dtype)  # what is changed in place, as running statistics
+        changed(given, torch.Tensor.zero_)  # a call that is known by its key must read nothing of this one
+        with torch.no_grad():
+            close(called(*again.arguments, **again.named), expected, dtype)
+        close(again.arguments, for_pytorch.arguments, dtype)
     assert machine.launched, "no call ran a kernel"
 
 
