@@ -32,13 +32,13 @@ COMPILE_SECONDS = {COMPILE: 60.0, AUTOTUNE: 120.0}
 MODES = {COMPILE: "default", AUTOTUNE: "max-autotune-no-cudagraphs"}
 # If one of these is set, torch.compile silently compiles nothing.
 SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
-# Functions of torch.compile that use the device, and the phase for that. Two of those that measure also compile a
-# little; the third serves every kind of candidate.
+# Functions of torch.compile, and the phase of each: launching, measuring, and compiling one more candidate in between,
+# which takes longer than to measure it.
 USING = (
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "run", "run"),
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "benchmark_all_configs", "baseline"),
-    ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "coordinate_descent_tuning", "baseline"),
     ("torch._inductor.runtime.benchmarking", "InductorBenchmarker", "benchmark_gpu", "baseline"),
+    ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "_precompile_config", "prepare"),
 )
 Call = Callable[[Tensors], object]
 
@@ -164,7 +164,8 @@ def in_turn(watch: Callable[[str], None]) -> Iterator[None]:
 
     def with_phase(phase: str, use: Callable[..., object]) -> Callable[..., object]:
         def used(*args: object, **options: object) -> object:
-            if phases[-1] in (phase, "baseline"):  # what measures has the device alone to its end
+            measures = phases[-1] == "baseline" and phase == "run"  # what measures keeps the device to its end
+            if phases[-1] == phase or measures or threading.current_thread() is not threading.main_thread():
                 return use(*args, **options)
             phases.append(phase)
             watch(phase)

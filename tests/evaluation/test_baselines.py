@@ -124,7 +124,10 @@ class Using:
     """A stand-in for a class of torch.compile that launches kernels and times candidates."""
 
     def run(self) -> float:
-        return self.benchmark_all_configs()
+        return self.benchmark_all_configs() + self.compile_another()
+
+    def compile_another(self) -> float:
+        return 1.0
 
     def benchmark_all_configs(self) -> float:
         return self.benchmark_gpu() + self.benchmark_gpu()
@@ -138,11 +141,12 @@ def test_torch_compile_has_the_device_alone_while_it_measures_and_shares_it_to_l
 ) -> None:
     phases: list[str] = []
     using = {"run": "run", "benchmark_all_configs": "baseline", "benchmark_gpu": "baseline"}
+    using["compile_another"] = "prepare"
     monkeypatch.setattr(baselines, "USING", tuple((__name__, "Using", *item) for item in using.items()))
     before = vars(Using).copy()
     with baselines.in_turn(phases.append):
-        assert Using().run() == 2.0
-    assert phases == ["prepare", "run", "baseline", "run", "prepare"]
+        assert Using().run() == 3.0
+    assert phases == ["prepare", "run", "baseline", "run", "prepare", "run", "prepare"]
     assert vars(Using).copy() == before
 
 
