@@ -37,6 +37,8 @@ from archive.summaries import (
     is_sound,
     kernel_summary,
     summary,
+    with_code,
+    without_code,
 )
 
 if TYPE_CHECKING:
@@ -131,8 +133,8 @@ def _evaluation_rows(evaluation: Evaluation) -> Iterator[tuple[str, Row]]:
 def _summary_row(found: EvaluationSummary, run: str) -> Row:
     return (
         None, found.id, found.kernel_id, found.op, found.device, str(found.outcome), found.created, found.seconds,
-        int(found.confirmed), 0, found.code, found.traits_json, found.log, found.speedup, found.workloads, found.times,
-        run,
+        int(found.confirmed), 0, found.code, with_code(found.traits_json, found.code), found.log, found.speedup,
+        found.workloads, found.times, run,
     )  # fmt: skip
 
 
@@ -174,9 +176,10 @@ def evaluation_summary(row: Row) -> EvaluationSummary:
         if not is_sound(row[13], row[14]):
             raise UnsoundError("its times do not match its workloads")
         kernel_id, op, device, workloads = map(sys.intern, (row[2], row[3], row[4], row[13]))
-        return EvaluationSummary._make(
-            (*row[:2], kernel_id, op, device, OUTCOMES[row[5]], *row[6:8], row[8] == 1, *row[9:13], workloads, row[14])
-        )
+        return EvaluationSummary._make((
+            *row[:2], kernel_id, op, device, OUTCOMES[row[5]], *row[6:8], row[8] == 1, row[9],
+            sys.intern(without_code(row[10])), *row[11:13], workloads, row[14],
+        ))  # fmt: skip
     except (ValueError, TypeError, RecursionError) as error:
         raise _damage("evaluation_summaries", row[1], error) from error
 

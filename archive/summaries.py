@@ -6,6 +6,7 @@ The archive keeps them in separate columns, so that texts, replies, logs and che
 
 import json
 import math
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -146,7 +147,7 @@ class EvaluationSummary(NamedTuple):
     seconds: float
     confirmed: bool
     code: str  # hash of the machine code, empty if the kernel was not compiled
-    traits_json: str
+    traits_json: str  # without the code, so that many kernels have the same; empty if there are none
     log: str  # its beginning; empty if the kernel passed
     speedup: float  # over the fastest baseline, on the workload where it is largest; 0 without measurements
     workloads: str  # one per line
@@ -162,7 +163,7 @@ class EvaluationSummary(NamedTuple):
 
     @property
     def traits(self) -> Traits | None:
-        return traits_in(self.traits_json)
+        return traits_in(self.traits_json, self.code)
 
 
 class RankedTimes(NamedTuple):
@@ -200,14 +201,28 @@ def summary(evaluation: Evaluation, number: int = 0) -> EvaluationSummary:
     return EvaluationSummary(
         number, evaluation.id, evaluation.kernel_id, evaluation.op, evaluation.device.key, evaluation.outcome,
         evaluation.created, evaluation.seconds, evaluation.confirmed is not None, traits.code if traits else "",
-        json.dumps(asdict(traits)) if traits else "",
+        without_code(json.dumps(asdict(traits))) if traits else "",
         "" if evaluation.passed else evaluation.log[:LOG_CHARACTERS],
         max((m.speedup for m in evaluation.measurements), default=0.0), *packed(map(timing, evaluation.measurements)),
     )  # fmt: skip
 
 
-def traits_in(text: str) -> Traits | None:
-    return plain.record(Traits, json.loads(text)) if text else None
+CODE = re.compile(r'"code": "([^"]*)", ')
+
+
+def without_code(traits_json: str) -> str:
+    """Return the JSON of traits without the hash of the machine code."""
+    return CODE.sub("", traits_json, count=1)
+
+
+def with_code(traits_json: str, code: str) -> str:
+    """Return what `without_code` was given."""
+    return f'{{"code": {json.dumps(code)}, {traits_json[1:]}' if traits_json else ""
+
+
+def traits_in(traits_json: str, code: str = "") -> Traits | None:
+    """Return the traits in a JSON that was stripped of the code."""
+    return plain.record(Traits, {"code": code} | json.loads(traits_json)) if traits_json else None
 
 
 def proposal_summary(proposal: Proposal, number: int = 0) -> ProposalSummary:

@@ -1,32 +1,37 @@
 """The history of an op on a device: the outcome of each earlier proposal, updated as records arrive."""
 
 import math
-from collections import defaultdict
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from archive.summaries import EvaluationSummary, ProposalSummary, Timing
 from evolve.request import Trial
 
+MOST_STEPS = 1000  # verdicts that can be taken back because one on an earlier evaluation arrives late
+
 
 class History:
     """The trials of an op, one per proposal that is judged or contains no kernel.
 
-    Proposals and verdicts are added in chronological order. `families` names the family of every kernel that counts.
+    Proposals and verdicts are added in chronological order. `families` names the family of every kernel that counts;
+    `verdicts` has the verdicts on kernels, at least those that were added. Both belong to the caller.
     """
 
-    def __init__(self, families: Mapping[str, str]) -> None:
-        self._families = families
+    def __init__(self, families: Mapping[str, str], verdicts: Mapping[str, EvaluationSummary]) -> None:
+        self._families, self._verdicts = families, verdicts
         self._proposals: list[ProposalSummary] = []
-        self._first: dict[str, str] = {}  # kernel -> its first proposal; repetitions get no credit
-        self._of_kernel = defaultdict[str, list[ProposalSummary]](list)
-        self._verdicts: dict[str, EvaluationSummary] = {}
+        self._of_kernel: dict[str, tuple[ProposalSummary, ...]] = {}  # only the first of them gets credit
         self._trials: dict[str, Trial] = {}  # by proposal id
+        self._alike: dict[Trial, Trial] = {}  # one object for all equal trials: most kernels gain nothing
         self._changed: dict[str, ProposalSummary] = {}  # proposals whose trial must be recomputed
         self._best: dict[str, Timing] = {}  # best times so far, by workload
         self._gained: dict[str, dict[str, float]] = {}  # kernel -> the log of its gain, by workload
         self._founders: dict[str, tuple[str, Mapping[str, Timing]]] = {}  # family -> first kernel, best before it
-        self._steps: list[_Step] = []  # the verdicts in the order in which their evaluations began
+        self._before: Mapping[str, Timing] | None = None  # the best times, as families founded meanwhile share them
+        # The last verdicts in the order in which their evaluations began, and when the last one that was forgotten did.
+        self._steps = deque[_Step]()
+        self._forgotten = -math.inf
 
     def trials(self) -> tuple[Trial, ...]:
         """Return the trials, oldest first."""
@@ -39,23 +44,27 @@ class History:
     def propose(self, proposal: ProposalSummary) -> None:
         """Add the next proposal."""
         self._proposals.append(proposal)
-        if proposal.kernel_id:
-            self._first.setdefault(proposal.kernel_id, proposal.id)
-            self._of_kernel[proposal.kernel_id].append(proposal)
+        if kernel_id := proposal.kernel_id:
+            self._of_kernel[kernel_id] = (*self._of_kernel.get(kernel_id, ()), proposal)
         self._changed[proposal.id] = proposal
 
-    def judge(self, verdict: EvaluationSummary) -> None:
-        """Add the first verdict on a kernel. Verdicts on evaluations that began later are credited again after it."""
+    def judge(self, verdict: EvaluationSummary) -> bool:
+        """Add the first verdict on a kernel. Verdicts on evaluations that began later are credited again after it.
+
+        Returns False if so many began later that the history must be made anew.
+        """
         if verdict.kernel_id not in self._families:
-            return
+            return True
+        if verdict.created < self._forgotten:
+            return False
         later = []
         while self._steps and self._steps[-1].verdict.created > verdict.created:
             later.append(self._steps.pop())
             later[-1].undo(self._best, self._founders, self._gained)
+            self._before = None
         workloads = len(self._best)
         again = [verdict, *(step.verdict for step in reversed(later))]
         for one in again:
-            self._verdicts[one.kernel_id] = one
             self._credit(one)
         families = {self._families[one.kernel_id] for one in again} & self._founders.keys()
         founders = [self._founders[family][0] for family in families]
@@ -63,8 +72,11 @@ class History:
             changed: Iterable[ProposalSummary] = self._proposals
         else:
             ids = dict.fromkeys([*(one.kernel_id for one in again), *founders])
-            changed = [proposal for kernel_id in ids for proposal in self._of_kernel[kernel_id]]
+            changed = [proposal for kernel_id in ids for proposal in self._of_kernel.get(kernel_id, ())]
         self._changed.update((proposal.id, proposal) for proposal in changed)
+        while len(self._steps) > MOST_STEPS:
+            self._forgotten = self._steps.popleft().verdict.created
+        return True
 
     def _credit(self, verdict: EvaluationSummary) -> None:
         """Credit the kernel with its gain, and the first kernel of its design with the gain of the design."""
@@ -73,8 +85,12 @@ class History:
         self._steps.append(step)
         if not verdict.passed:
             return
-        founder, before = self._founders.setdefault(family, (verdict.kernel_id, dict(self._best)))
-        self._gained[verdict.kernel_id] = _gained(verdict, self._best)
+        if self._before is None:
+            self._before = dict(self._best)
+        founder, before = self._founders.setdefault(family, (verdict.kernel_id, self._before))
+        own = _gained(verdict, self._best)
+        if own or founder == verdict.kernel_id:
+            self._gained[verdict.kernel_id] = own
         of_founder = self._gained[founder]
         step.of_founder.update(of_founder)
         for workload, gain in _gained(verdict, before).items():
@@ -84,15 +100,18 @@ class History:
             if held is None or timing.median_us < held.median_us:
                 step.best.setdefault(timing.workload, held)
                 self._best[timing.workload] = timing
+                self._before = None
 
     def _note(self, proposal: ProposalSummary) -> None:
         verdict = self._verdicts.get(proposal.kernel_id)
         if verdict or (proposal.failure and not proposal.kernel_id):
-            new = self._first.get(proposal.kernel_id) == proposal.id
+            first = next(iter(self._of_kernel.get(proposal.kernel_id, ())), None)
+            new = first is not None and first.id == proposal.id
             passed = verdict is not None and verdict.passed and new
             logs = self._gained.get(proposal.kernel_id, {}) if passed else {}
             gain = sum(logs.values()) / max(len(self._best), 1)
-            self._trials[proposal.id] = Trial(proposal.operator, proposal.proposer, proposal.cost, passed, gain)
+            trial = Trial(proposal.operator, proposal.proposer, proposal.cost, passed, gain)
+            self._trials[proposal.id] = self._alike.setdefault(trial, trial)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,5 +155,6 @@ def _gained(verdict: EvaluationSummary, before: Mapping[str, Timing]) -> dict[st
         if held is not None and timing.high_us >= held.low_us:
             continue
         old_us = held.median_us if held else timing.baseline_us
-        gained[timing.workload] = max(0.0, math.log(old_us / timing.median_us))
+        if old_us > timing.median_us:
+            gained[timing.workload] = math.log(old_us / timing.median_us)
     return gained

@@ -48,12 +48,17 @@ class Effect:
 class Lessons:
     """The lessons from proposals and verdicts, which are added in chronological order.
 
-    `families` names the family of every kernel that counts; `kernels` reads kernels by their ids.
+    `families` names the family of every kernel that counts; `verdicts` has the verdicts on kernels, at least those that
+    were added; both belong to the caller. `kernels` reads kernels by their ids.
     """
 
-    def __init__(self, families: Mapping[str, str], kernels: Callable[[Sequence[str]], Mapping[str, Kernel]]) -> None:
-        self._families, self._kernels = families, kernels
-        self._verdicts: dict[str, EvaluationSummary] = {}
+    def __init__(
+        self,
+        families: Mapping[str, str],
+        verdicts: Mapping[str, EvaluationSummary],
+        kernels: Callable[[Sequence[str]], Mapping[str, Kernel]],
+    ) -> None:
+        self._families, self._verdicts, self._kernels = families, verdicts, kernels
         self._best: dict[str, dict[str, float]] = {}  # family -> its best time on each workload
         self._overall: dict[str, float] = {}  # the best time of all on each workload
         self._places: dict[str, tuple[int, float, str]] = {}  # family -> its place among the tuned ones
@@ -61,14 +66,13 @@ class Lessons:
         self._sound: set[str] = set()  # families with a setting that has passed
         self._passed = defaultdict[str, list[str]](list)  # family -> its kernels with times
         self._births = defaultdict[str, list[ProposalSummary]](list)  # family -> the proposals of its kernels
-        self._offspring = defaultdict[str, set[str]](set)  # kernel -> the families that were made from it
+        self._offspring: dict[str, tuple[str, ...]] = {}  # kernel -> the families that were made from it
         self._changed: set[str] = set()  # families whose change and effects must be recomputed
         self._changes: dict[str, Change] = {}
         self._effects: dict[str, list[Effect]] = {}
         self._reasons: dict[tuple[str, str], tuple[int, tuple[float, str, str, str]]] = {}  # count, first case
-        self._roots: dict[str, str] = {}  # kernel -> the kernel that it repairs, through any number of repairs
-        self._tries = defaultdict[str, list[EvaluationSummary]](list)  # attempts by root
-        self._retried: set[str] = set()  # roots with more than one try
+        self._roots: dict[str, str] = {}  # repaired kernel -> the kernel that it repairs, through any number of repairs
+        self._repairs = defaultdict[str, list[EvaluationSummary]](list)  # verdicts on repairs by root
         self._without_effect: tuple[float, str, str] | None = None  # negated time, proposal, kernel
 
     def propose(self, proposal: ProposalSummary) -> None:
@@ -78,15 +82,15 @@ class Lessons:
             if proposal.failure:
                 self._fail(proposal.created, proposal.id, NO_KERNEL, proposal.failure)
             return
-        if kernel_id not in self._roots:
-            repair = proposal.operator == "repair" and proposal.parents
-            root = proposal.parents[0] if repair else kernel_id
-            self._roots[kernel_id] = self._roots.get(root, root)
         family = self._families[kernel_id]
+        if proposal.operator == "repair" and proposal.parents and not self._is_born(kernel_id, family):
+            root = proposal.parents[0]
+            self._roots[kernel_id] = self._roots.get(root, root)
         self._births[family].append(proposal)
         self._changed.add(family)
         for parent in proposal.parents:
-            self._offspring[parent].add(family)
+            known = self._offspring.get(parent, ())
+            self._offspring[parent] = known if family in known else (*known, family)
         verdict = self._verdicts.get(kernel_id)
         if verdict and verdict.outcome is Outcome.DUPLICATE:
             self._note_without_effect([proposal])
@@ -97,15 +101,12 @@ class Lessons:
         family = self._families.get(kernel_id)
         if family is None:
             return
-        self._verdicts[kernel_id] = verdict
-        self._changed |= {family, *self._offspring[kernel_id]}
+        self._changed |= {family, *self._offspring.get(kernel_id, ())}
         if verdict.outcome is Outcome.DUPLICATE:
-            self._note_without_effect([born for born in self._births[family] if born.kernel_id == kernel_id])
+            self._note_without_effect([born for born in self._births.get(family, ()) if born.kernel_id == kernel_id])
             return
-        root = self._roots.get(kernel_id, kernel_id)
-        self._tries[root].append(verdict)
-        if len(self._tries[root]) >= AGAIN:
-            self._retried.add(root)
+        if root := self._roots.get(kernel_id):
+            self._repairs[root].append(verdict)
         if not verdict.passed:
             self._fail(verdict.created, kernel_id, str(verdict.outcome), verdict.log)
             return
@@ -129,7 +130,7 @@ class Lessons:
         for family in self._changed:
             self._effects.pop(family, None)
             self._places.pop(family, None)
-            if len(self._passed[family]) >= LEAST_SETTINGS:
+            if len(self._passed.get(family, ())) >= LEAST_SETTINGS:
                 self._tuned.add(family)
             self._changes.pop(family, None)
             if change := self._change(family):
@@ -140,7 +141,7 @@ class Lessons:
 
     def _change(self, family: str) -> Change | None:
         """Return the change by the design's first proposal whose parents passed and share a workload with it."""
-        for born in sorted(self._births[family], key=lambda p: (p.created, p.id)):
+        for born in sorted(self._births.get(family, ()), key=lambda p: (p.created, p.id)):
             parents = [parent for parent in born.parents if parent in self._verdicts]
             if not parents or any(self._families[parent] == family for parent in parents):
                 continue
@@ -204,15 +205,20 @@ class Lessons:
 
     def _hopeless(self) -> Iterator[str]:
         """Yield sentences on designs that were tried more than once, including repairs, and never passed."""
-        never = (
-            (root, self._tries[root])
-            for root in self._retried
-            if root in self._families and not any(verdict.passed for verdict in self._tries[root])
-        )
+        tried = ((root, self._tries(root)) for root in self._repairs if root in self._families)
+        never = (one for one in tried if len(one[1]) >= AGAIN and not any(verdict.passed for verdict in one[1]))
         for root, tries in heapq.nsmallest(MOST_HOPELESS, never, key=lambda one: (-len(one[1]), one[0])):
             in_order = sorted(tries, key=lambda verdict: (verdict.created, verdict.kernel_id))
             ends = ", ".join(dict.fromkeys(str(verdict.outcome) for verdict in in_order))
             yield f"Never passed, in {len(tries)} attempts: {self._idea(root)} ({ends})."
+
+    def _tries(self, root: str) -> list[EvaluationSummary]:
+        """Return the verdicts on a kernel and its repairs except duplicates."""
+        own = self._verdicts.get(root)
+        return [*([own] if own and own.outcome is not Outcome.DUPLICATE else []), *self._repairs[root]]
+
+    def _is_born(self, kernel_id: str, family: str) -> bool:
+        return any(born.kernel_id == kernel_id for born in self._births.get(family, ()))
 
     def _no_effect(self) -> Iterator[str]:
         if self._without_effect:
@@ -268,7 +274,7 @@ def _at(change: Change) -> str:
     return one_line(change.workload, MAX_WORKLOAD)
 
 
-@lru_cache(maxsize=10_000)
+@lru_cache(maxsize=1_000)
 def _reason(log: str) -> str:
     """Return the first line of a log that is not empty once the source location is removed."""
     for line in log.splitlines():
@@ -281,7 +287,7 @@ def _reason(log: str) -> str:
     return ""
 
 
-@lru_cache(maxsize=10_000)
+@lru_cache(maxsize=1_000)
 def _normalised(reason: str) -> str:
     """Return a reason with its names and numbers replaced by placeholders."""
     return re.sub(r"[-+]?\d[\d.e+-]*", "N", re.sub(r"`[^`]*`|\"[^\"]*\"|'[^']*'", "NAME", reason))

@@ -65,8 +65,7 @@ class OpView:
 
     def __init__(self, store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> None:
         self.store, self.op, self.device, self.scope = store, op, device, scope
-        self._all: dict[str, KernelSummary] = {}  # every kernel of the op, oldest first
-        self._by_outline = defaultdict[str, list[str]](list)
+        self._all: dict[str, str] = {}  # the family of every kernel of the op, oldest first
         self._judged: dict[str, EvaluationSummary] = {}  # the current verdict on each kernel on the device
         self._by_code: dict[str, EvaluationSummary] | None = None  # the oldest verdict on each machine code
         self._proposals: list[ProposalSummary] = []  # proposals in the scope, oldest first
@@ -124,16 +123,22 @@ class OpView:
         """Return the trials so far, and the lessons from them."""
         self._refresh()
         if self._past is None:
-            self._past = History(self._families), Lessons(self._families, self.kernels)
+            self._past = (
+                History(self._families, self._judged), Lessons(self._families, self._judged, self.kernels)
+            )  # fmt: skip
             verdicts = (verdict for kernel_id, verdict in self._judged.items() if kernel_id in self._families)
             self._unheard = [*self._proposals, *sorted(verdicts, key=lambda one: (one.created, one.number))]
+        history, lessons = self._past
         with uncollected():
             for record in self._unheard:
-                for part in self._past:
-                    if isinstance(record, ProposalSummary):
-                        part.propose(record)
-                    else:
-                        part.judge(record)
+                if isinstance(record, ProposalSummary):
+                    history.propose(record)
+                    lessons.propose(record)
+                else:
+                    lessons.judge(record)
+                    if not history.judge(record):
+                        self._past = None
+                        return self.history()
         self._unheard = []
         return self._past
 
@@ -272,9 +277,9 @@ class OpView:
     def with_outline(self, outline: str) -> list[tuple[Kernel, EvaluationSummary]]:
         self._refresh()
         judged = [
-            kernel_id
-            for kernel_id in self._by_outline.get(outline, ())
-            if kernel_id in self._judged and self._judged[kernel_id].outcome is not Outcome.DUPLICATE
+            kernel.id
+            for kernel in self.store.find(KernelSummary, self.op, outline=outline)
+            if kernel.id in self._judged and self._judged[kernel.id].outcome is not Outcome.DUPLICATE
         ]
         return [(kernel, self._judged[kernel.id]) for kernel in self.kernels(judged).values()]
 
@@ -298,12 +303,11 @@ class OpView:
         self._read = [max(new, default=last) for new, last in zip(numbers, self._read, strict=True)]
         shipped = {one.kernel_id for one in proposals if one.shipped}
         for kernel in kernels:
-            self._all[kernel.id] = kernel
-            self._by_outline[kernel.outline].append(kernel.id)
+            self._all[kernel.id] = kernel.family
             if kernel.id in shipped:
                 self._dormant[kernel.id] = []
             elif not self.scope.fresh:
-                self._count(kernel)
+                self._count(kernel.id)
         for proposal in proposals:
             if proposal.shipped and proposal.kernel_id in self._dormant:
                 self._dormant[proposal.kernel_id].append(proposal)
@@ -322,15 +326,15 @@ class OpView:
         if kernel_id in self._dormant:
             proposals = self._dormant.pop(kernel_id)
             if not self.scope.fresh:
-                self._count(self._all[kernel_id])
+                self._count(kernel_id)
             for proposal in proposals:
                 self._take_proposal(proposal)
 
-    def _count(self, kernel: KernelSummary) -> None:
-        if kernel.id not in self._families:
-            self._families[kernel.id] = kernel.family
-            if kernel.id not in self._judged:
-                self._waiting[kernel.id] = None
+    def _count(self, kernel_id: str) -> None:
+        if kernel_id not in self._families:
+            self._families[kernel_id] = self._all[kernel_id]
+            if kernel_id not in self._judged:
+                self._waiting[kernel_id] = None
 
     def _take_proposal(self, proposal: ProposalSummary) -> None:
         if (self.scope.fresh and proposal.run != self.scope.run) or proposal.run == SHIPPED:
@@ -348,7 +352,7 @@ class OpView:
             self._repairs.append(proposal)
         if kernel_id and kernel_id not in self._proposed:
             self._proposed.add(kernel_id)
-            self._count(self._all[kernel_id])
+            self._count(kernel_id)
             if kernel_id in self._judged:
                 late, self._contenders, self._ranking = True, None, None
         if late:

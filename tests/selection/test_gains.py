@@ -21,8 +21,9 @@ def drafted(of: Kernel, name: str = "model", call: str = "") -> Proposal:
 
 
 def judged(*pairs: tuple[Proposal, Evaluation | None], backwards: bool = False) -> tuple[Trial, ...]:
-    history = History({p.kernel_id: p.kernel.family for p, _ in pairs if p.kernel})
     verdicts = {e.kernel_id: replace(e, created=float(n)) for n, (_, e) in enumerate(pairs) if e}
+    summaries = {kernel_id: summary(verdict) for kernel_id, verdict in verdicts.items()}
+    history = History({p.kernel_id: p.kernel.family for p, _ in pairs if p.kernel}, summaries)
     for one, _ in pairs:
         history.propose(proposal_summary(one))
     for verdict in reversed(verdicts.values()) if backwards else verdicts.values():

@@ -9,7 +9,7 @@ from records import GPU, measurement
 from archive.kernel import Kernel, parse
 from archive.proposals import Proposal
 from archive.records import Evaluation, Outcome
-from archive.summaries import proposal_summary, summary
+from archive.summaries import EvaluationSummary, proposal_summary, summary
 from evolve.selection.lessons import Lessons
 
 ROWS, COLS = "rows=8192 cols=1024 float32", "rows=4 cols=65536 float32"
@@ -39,14 +39,17 @@ def lessons(
     kernels: Mapping[str, Kernel], proposals: Iterable[Proposal], verdicts: Mapping[str, Evaluation]
 ) -> tuple[str, ...]:
     """Return the lessons that these records give when they are read in this order."""
+    judged: dict[str, EvaluationSummary] = {}
     found = Lessons(
         {kernel_id: kernel.family for kernel_id, kernel in kernels.items()},
+        judged,
         lambda ids: {kernel_id: kernels[kernel_id] for kernel_id in ids},
     )
     for proposal in proposals:
         found.propose(proposal_summary(proposal))
     for verdict in verdicts.values():
-        found.judge(summary(verdict))
+        judged[verdict.kernel_id] = summary(verdict)
+        found.judge(judged[verdict.kernel_id])
     return found.sentences()
 
 
