@@ -10,7 +10,7 @@ from archive.proposals import Cost, Proposal
 from archive.records import Evaluation
 from archive.summaries import proposal_summary, summary
 from evolve.request import Trial
-from evolve.selection.history import History
+from evolve.selection import history
 
 FIRST, SECOND = kernel(1), kernel(2)
 TUNED = SECOND.with_knobs({"N": 3})
@@ -23,12 +23,12 @@ def drafted(of: Kernel, name: str = "model", call: str = "") -> Proposal:
 def judged(*pairs: tuple[Proposal, Evaluation | None], backwards: bool = False) -> tuple[Trial, ...]:
     verdicts = {e.kernel_id: replace(e, created=float(n)) for n, (_, e) in enumerate(pairs) if e}
     summaries = {kernel_id: summary(verdict) for kernel_id, verdict in verdicts.items()}
-    history = History({p.kernel_id: p.kernel.family for p, _ in pairs if p.kernel}, summaries)
+    told = history.History({p.kernel_id: p.kernel.family for p, _ in pairs if p.kernel}, summaries)
     for one, _ in pairs:
-        history.propose(proposal_summary(one))
+        told.propose(proposal_summary(one))
     for verdict in reversed(verdicts.values()) if backwards else verdicts.values():
-        history.judge(summary(verdict))
-    return history.trials()
+        told.judge(summary(verdict))
+    return told.trials()
 
 
 TUNED_DESIGN = (
@@ -89,3 +89,15 @@ def test_the_order_in_which_verdicts_arrive_makes_no_difference() -> None:
     kernels = [kernel(n).with_knobs({"N": setting}) for n in range(6) for setting in (1, 2, 3)]
     pairs = [(drafted(k), passed(k.id, w=rng.uniform(1, 9), v=rng.uniform(1, 9))) for k in kernels]
     assert judged(*pairs) == judged(*pairs, backwards=True)
+
+
+def test_a_verdict_that_arrives_after_too_many_later_ones_asks_for_a_new_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(history, "MOST_STEPS", 2)
+    kernels = [kernel(number) for number in range(5)]
+    verdicts = {one.id: summary(replace(passed(one.id, w=50.0), created=10.0 + n)) for n, one in enumerate(kernels)}
+    told = history.History({one.id: one.family for one in kernels}, verdicts)
+    *later, first = [verdicts[one.id] for one in reversed(kernels)]
+    assert [told.judge(verdict) for verdict in reversed(later)] == [True] * 4
+    assert not told.judge(first)
