@@ -12,8 +12,9 @@ from evolve.budget import Ended, Spent
 from evolve.engines.engine import Engine, HasCards
 from evolve.request import Left, Request
 from evolve.selection import selection
+from evolve.selection.scope import EVERYTHING, Scope
 from evolve.selection.sharing import Share
-from evolve.selection.view import EVERYTHING, OpView, Scope
+from evolve.selection.view import OpView
 from reference_ops.op import Op
 
 GENERATION = 8  # proposals requested at once on one card

@@ -19,7 +19,8 @@ from evolve.budget import Ended, Spent
 from evolve.campaign import Slice, campaign, headroom, is_measured
 from evolve.engines.engine import Job
 from evolve.search import GENERATION, Search, generation
-from evolve.selection.view import OpView, Scope
+from evolve.selection.scope import Scope
+from evolve.selection.view import OpView
 
 FAST, SLOW, LIGHT = (15.0,), (80.0,), (10.1,)  # the speed of light is 10 us
 

@@ -20,7 +20,8 @@ from evolve.prompting.operators import DESIGNS
 from evolve.request import MOST_FRUITLESS, Left, Request
 from evolve.search import GENERATION, Search
 from evolve.selection import population
-from evolve.selection.view import OpView, Scope
+from evolve.selection.scope import Scope
+from evolve.selection.view import OpView
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ from evolve.errors import UserError
 from evolve.report.words import listed, say, short, times_label, typed
 from evolve.request import Proposer
 from evolve.search import GENERATION, Search, generation
+from evolve.selection.scope import EVOLVE, STRATEGIES, Scope
 from evolve.selection.sharing import Share
-from evolve.selection.view import EVOLVE, STRATEGIES, Scope
 from reference_ops.op import Op
 
 if TYPE_CHECKING:

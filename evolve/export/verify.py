@@ -25,8 +25,9 @@ from evolve.proposers.tell import TELL
 from evolve.request import Proposer
 from evolve.search import Search
 from evolve.selection import population
+from evolve.selection.scope import Scope
 from evolve.selection.sharing import Share
-from evolve.selection.view import OpView, Scope
+from evolve.selection.view import OpView
 from reference_ops.op import Op
 
 NOT_HERE = (Outcome.UNSUPPORTED, Outcome.ILLEGAL)  # outcomes that another device may not give

@@ -36,7 +36,7 @@ from evolve.report.words import (
     workload_labels,
 )
 from evolve.selection.population import fittest
-from evolve.selection.view import unasked
+from evolve.selection.scope import unasked
 
 NO_OTHER_SHAPES = "correct on the listed shapes; no other was found that op and kernel accept"
 NO_DUEL = "no duel: it is not close to the best of PyTorch on any workload"

@@ -32,7 +32,7 @@ from evolve.report.words import (
 )
 from evolve.selection import population
 from evolve.selection.population import Champion
-from evolve.selection.view import judged_on_gpus, unasked
+from evolve.selection.scope import judged_on_gpus, unasked
 
 EMULATED = ("verdict", OVER_FIRST, "launches", "bytes/load")
 UNCONFIRMED = "?"  # appended to the id of a champion that is not confirmed yet

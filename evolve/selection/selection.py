@@ -13,7 +13,8 @@ from evolve.devices.choose import policy_of
 from evolve.request import Candidate, Left, ReadWhenAsked, Request
 from evolve.selection import population
 from evolve.selection.duplicates import Duplicates
-from evolve.selection.view import BEST_OF_N, OpView
+from evolve.selection.scope import BEST_OF_N
+from evolve.selection.view import OpView
 from reference_ops.op import Op
 
 FAILURES_SHOWN, DONORS = 6, 3

@@ -38,7 +38,7 @@ from evolve.engines.engine import Job  # noqa: E402
 from evolve.proposers.tuner.proposer import OfflineProposer  # noqa: E402
 from evolve.request import Proposer, Request  # noqa: E402
 from evolve.search import Search, generation  # noqa: E402
-from evolve.selection.view import Scope  # noqa: E402
+from evolve.selection.scope import Scope  # noqa: E402
 from reference_ops import catalog  # noqa: E402
 from reference_ops.op import Op  # noqa: E402
 

@@ -19,7 +19,8 @@ from evolve.engines.engine import Job
 from evolve.engines.local import LocalEngine
 from evolve.errors import UserError
 from evolve.search import Search
-from evolve.selection.view import OpView, Scope
+from evolve.selection.scope import Scope
+from evolve.selection.view import OpView
 from reference_ops import catalog
 
 

@@ -27,7 +27,7 @@ from evolve.proposers.llm.endpoint import Endpoints
 from evolve.proposers.llm.models import Model, Prices
 from evolve.proposers.llm.proposer import LlmProposer
 from evolve.search import Search
-from evolve.selection.view import Scope
+from evolve.selection.scope import Scope
 from reference_ops import catalog
 
 pytestmark = pytest.mark.exhaustive

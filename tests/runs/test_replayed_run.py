@@ -28,7 +28,7 @@ from evolve.proposers.llm.proposer import LlmProposer
 from evolve.proposers.tuner.proposer import FinishingProposer, OfflineProposer
 from evolve.request import Proposer
 from evolve.search import Search
-from evolve.selection.view import Scope
+from evolve.selection.scope import Scope
 from reference_ops import catalog
 from reference_ops.op import Op
 

@@ -13,8 +13,9 @@ from archive.records import DeviceInfo, Evaluation, Outcome, Profile, Standard, 
 from archive.sqlite import SqliteStore, merge, open_archive
 from evolve.request import Left, Request
 from evolve.selection import selection
+from evolve.selection.scope import BEST_OF_N, EVERYTHING, Scope
 from evolve.selection.selection import REPAIRS
-from evolve.selection.view import BEST_OF_N, EVERYTHING, OpView, Scope
+from evolve.selection.view import OpView
 from reference_ops import catalog
 
 OP = catalog.load(str(Path(__file__).parents[1] / "samples" / "twice.py"))

@@ -25,8 +25,9 @@ from evolve.loop import evolve
 from evolve.proposers.tuner.proposer import OfflineProposer
 from evolve.request import Proposer
 from evolve.search import Search
+from evolve.selection.scope import Scope
 from evolve.selection.sharing import OTHERS, Share
-from evolve.selection.view import OpView, Scope
+from evolve.selection.view import OpView
 
 EVALUATION_SECONDS = 0.02
 SETTINGS = 17

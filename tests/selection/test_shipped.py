@@ -14,7 +14,8 @@ from archive.records import SHIPPED, Evaluation
 from archive.sqlite import SqliteStore, open_archive
 from evolve.report.standing import standing
 from evolve.selection import selection
-from evolve.selection.view import EVERYTHING, OpView, Scope
+from evolve.selection.scope import EVERYTHING, Scope
+from evolve.selection.view import OpView
 from reference_ops import catalog
 
 OP = catalog.load(str(Path(__file__).parents[1] / "samples" / "twice.py"))
