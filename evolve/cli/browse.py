@@ -33,31 +33,18 @@ from evolve.errors import UserError
 from evolve.report import facts, gains
 from evolve.report.basis import basis_of
 from evolve.report.failures import MOST_LISTED, failed_requests, failures_table, reasons, tally
-from evolve.report.kernel import (
-    MOST_SHOWN,
-    Lineage,
-    beside,
-    difference,
-    kernel_details,
-    left_out_words,
-    lineage_tree,
-    lineages,
-    reply_details,
-    roots_shown,
-)
+from evolve.report.kernel import beside, difference, kernel_details, reply_details
 from evolve.report.kernels import PENDING, SORTS, Choice, KernelLine, kernel_lines, kernels_table
+from evolve.report.lineage import MOST_SHOWN, Lineage, left_out_words, lineage_tree, lineages, roots_shown
 from evolve.report.output import EVERYTHING, csv_of, paged
 from evolve.report.runs import has_unicode
-from evolve.report.standing import (
+from evolve.report.standing import Standing, devices, first_proposals, standings
+from evolve.report.standing_tables import (
     ELSEWHERE_MEANS,
-    Standing,
     best_so_far_line,
     champions_table,
-    devices,
-    first_proposals,
     of_dtype,
     print_standing,
-    standings,
     unmeasured_table,
 )
 from evolve.report.tables import WIDE

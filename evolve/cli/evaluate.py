@@ -43,7 +43,8 @@ from evolve.report.basis import Basis
 from evolve.report.explain import explanation
 from evolve.report.kernel import evaluation_details
 from evolve.report.progress import Phases
-from evolve.report.standing import Standing, devices, origin, print_next_steps, print_standing, standing
+from evolve.report.standing import Standing, devices, standing
+from evolve.report.standing_tables import origin, print_next_steps, print_standing
 from evolve.report.words import SHORT_INDENT, complain, console, counted, one_line, print_json, say, short, times
 from evolve.selection import selection
 from evolve.selection.sharing import Share

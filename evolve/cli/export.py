@@ -14,7 +14,7 @@ from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, ExampleOption, JsonOption, op_names, with_example
 from evolve.engines import trial
 from evolve.errors import UserError
-from evolve.report.standing import ELSEWHERE, ELSEWHERE_MEANS
+from evolve.report.standing_tables import ELSEWHERE, ELSEWHERE_MEANS
 from evolve.report.tables import fitted, plain_table
 from evolve.report.words import complain, console, counted, listed, print_json, short, times, workload_labels
 

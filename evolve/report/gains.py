@@ -11,7 +11,8 @@ from archive.store import Store, workloads_of
 from archive.summaries import EvaluationSummary, RankedTimes, Timing
 from evolve.devices.choose import policy_of
 from evolve.report.basis import geometric_mean
-from evolve.report.standing import ELSEWHERE, UNCONFIRMED, devices
+from evolve.report.standing import devices
+from evolve.report.standing_tables import ELSEWHERE, UNCONFIRMED
 from evolve.report.tables import fitted, narrowed, plain_table
 from evolve.report.words import percent, times, times_label
 from evolve.selection import population

@@ -1,31 +1,23 @@
-"""Reports on one kernel: its text, origin, evaluations, confirmation and descendants."""
+"""Reports on one kernel: its text, origin, evaluations and confirmation, and how it differs from another."""
 
 import difflib
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
 from archive.kernel import OPEN, Kernel
 from archive.proposals import Proposal
-from archive.records import SHIPPED, Confirmed, DeviceInfo, Duel, Evaluation
-from archive.store import Store, uncollected
-from archive.summaries import EvaluationSummary, KernelSummary, Origin, ProposalSummary, RankedTimes
+from archive.records import SHIPPED, Confirmed, Duel, Evaluation
 from evolve.devices.choose import policy_of
-from evolve.report.basis import PYTORCH, Basis, basis_of, known_basis
+from evolve.report.basis import Basis, known_basis
 from evolve.report.differences import Side, side_by_side
-from evolve.report.standing import first_proposals
 from evolve.report.tables import fitted, measurements_table, plain_table
 from evolve.report.words import (
-    change,
     counted,
-    idea,
     listed,
     moment,
     one_line,
@@ -35,8 +27,6 @@ from evolve.report.words import (
     times_note,
     workload_labels,
 )
-from evolve.selection.population import fittest
-from evolve.selection.scope import unasked
 
 NO_OTHER_SHAPES = "correct on the listed shapes; no other was found that op and kernel accept"
 NO_DUEL = "no duel: it is not close to the best of PyTorch on any workload"
@@ -153,7 +143,6 @@ def _audited(evaluation: Evaluation) -> tuple[list[str], list[str]]:
 FENCED_KERNEL = re.compile(rf"^[ \t]*(?:`{{3,}}|~{{3,}}).*\n(?:[ \t]*//.*\n)*{re.escape(OPEN)}", re.MULTILINE)
 THEME = "ansi_dark"
 NUMBER_COLUMNS = 4  # for the number of a line
-NOT_EVALUATED = Text("not evaluated", "dim")
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -288,163 +277,3 @@ def _proposal_line(proposal: Proposal) -> Text:
 def _workload(skipped: str) -> str:
     """Return the workload from text such as `rows=2 cols=8 float32: the reason`."""
     return skipped.partition(": ")[0]
-
-
-MOST_SHOWN = 60  # kernels; a larger tree shows only the ancestors of the population
-COLUMNS_PER_LEVEL, COLUMNS_FOR_TEXT = 4, 44
-
-
-@dataclass(frozen=True)
-class Lineage:
-    """The kernels of one op on one device as trees; a kernel is a child of its first parent."""
-
-    store: Store
-    op: str
-    device: DeviceInfo | None  # None if no device has evaluated any of them
-    parents: Mapping[str, str]  # the first parent of each kernel; empty for roots
-    children: Mapping[str, Sequence[str]]
-    roots: Sequence[str]
-    alive: Sequence[str]
-    failures: Mapping[str, Sequence[ProposalSummary]]  # replies without a kernel, by parent
-    basis: Basis
-    unasked: frozenset[str] = frozenset()  # shipped kernels that wait for no verdict
-
-
-def lineages(store: Store, op: str, found: Sequence[DeviceInfo | None]) -> list[Lineage]:
-    """Arrange the kernels of an op by their first parents, and read which of them are alive on each device."""
-    with uncollected():
-        parents = _first_parents(store, op)
-    children: dict[str, list[str]] = defaultdict(list)
-    for kernel_id, parent in parents.items():
-        if parent:
-            children[parent].append(kernel_id)
-    failures: dict[str, list[ProposalSummary]] = defaultdict(list)
-    for proposal in store.find(ProposalSummary, op, kernels=[""]):
-        failures[proposal.parents[0] if proposal.parents else ""].append(proposal)
-    roots = [kernel_id for kernel_id, parent in parents.items() if not parent]
-    whole = Lineage(store, op, None, parents, children, roots, [], failures, PYTORCH, frozenset(parents))
-    return [_on_device(whole, device) if device else whole for device in found]
-
-
-def _first_parents(store: Store, op: str) -> dict[str, str]:
-    """Return the first parent of each kernel, or an empty string, in the order in which kernels were added."""
-    places = {kernel.id: place for place, kernel in enumerate(store.find(KernelSummary, op))}
-    above: dict[str, str] = {}
-    for origin in store.find(Origin, op):
-        if origin.kernel_id and origin.kernel_id not in above:
-            above[origin.kernel_id] = next((parent for parent in origin.parents if parent in places), "")
-    found = {}
-    for kernel_id, place in places.items():
-        parent = above.get(kernel_id, "")
-        # Merged archives may contain cycles, and every cycle has a parent that is younger than its child.
-        cut = bool(parent) and places[parent] >= place and _descends(parent, kernel_id, above)
-        found[kernel_id] = "" if cut else parent
-    return found
-
-
-def _on_device(whole: Lineage, device: DeviceInfo) -> Lineage:
-    ranked = whole.store.find(RankedTimes, whole.op, device=device.key)
-    _, alive = fittest(ranked)
-    return replace(
-        whole,
-        device=device,
-        alive=[one.kernel_id for one in alive],
-        basis=basis_of(whole.store, whole.op, device, ranked),
-        unasked=unasked(whole.store, whole.op, device),
-    )
-
-
-def roots_shown(lines: Lineage, *, everything: bool) -> list[str]:
-    """Return the roots of all trees, or of those that the population descends from."""
-    visible = None if everything else _ancestors_of_population(lines)
-    return [root for root in lines.roots if visible is None or root in visible]
-
-
-def left_out_words(lines: Lineage, root: str = "") -> str:
-    """Return what a tree of the population's ancestors leaves out, and how to see it."""
-    others = 0 if root else len(lines.roots) - len(roots_shown(lines, everything=False))
-    whole = f"{counted(others, 'whole tree')} and " if others else ""
-    return f"left out: {whole}branches without kernels that are alive; --all shows every kernel"
-
-
-def lineage_tree(lines: Lineage, root: str, width: int, *, everything: bool) -> Tree:
-    """Return the tree below `root`, or only the population's ancestors in it, as deep as the width allows."""
-    visible = None if everything else _ancestors_of_population(lines)
-    top = Tree(_label(lines, root), guide_style="dim")
-    waiting = [(root, top, 1)]
-    while waiting:
-        kernel_id, branch, depth = waiting.pop()
-        children = lines.children.get(kernel_id, ())
-        kept = [child for child in children if visible is None or child in visible]
-        if kept and depth * COLUMNS_PER_LEVEL + COLUMNS_FOR_TEXT > width:
-            below = f"… {len(kept)} below: evolve tree {lines.op} {short(kernel_id)}"
-            branch.add(Text(below, "dim", no_wrap=True))
-            continue
-        waiting += [(child, branch.add(_label(lines, child)), depth + 1) for child in kept]
-        _add_rest(lines, kernel_id, branch, left_out=len(children) - len(kept), everything=everything)
-    return top
-
-
-def _add_rest(lines: Lineage, kernel_id: str, branch: Tree, *, left_out: int, everything: bool) -> None:
-    failed = lines.failures.get(kernel_id, ())
-    if everything:
-        for proposal in failed:
-            what = f"no kernel: {one_line(proposal.failure)}" if proposal.failure else "a reply in words"
-            failure = f"{short(proposal.id)} {proposal.operator}: {what}"
-            branch.add(Text(failure, "dim", no_wrap=True, overflow="ellipsis"))
-        return
-    if left_out:
-        branch.add(
-            Text(f"… {left_out} more without descendants in the population", "dim", no_wrap=True, overflow="ellipsis")
-        )
-
-
-def _ancestors_of_population(lines: Lineage) -> set[str]:
-    """Return the ids of the population's kernels and of their ancestors through first parents."""
-    kept: set[str] = set()
-    for one in lines.alive:
-        kernel_id = one
-        while kernel_id and kernel_id not in kept:
-            kept.add(kernel_id)
-            kernel_id = lines.parents.get(kernel_id, "")
-    return kept
-
-
-def _label(lines: Lineage, kernel_id: str) -> Text:
-    proposal = first_proposals(lines.store, [kernel_id]).get(kernel_id)
-    key = lines.device.key if lines.device else ""
-    of_kernel = lines.store.find(EvaluationSummary, kernels=[kernel_id], device=key, in_force=True)
-    verdict = of_kernel[0] if of_kernel else None
-    first_parent = proposal.parents[0] if proposal and proposal.parents else ""
-    kernels = {kernel.id: kernel for kernel in lines.store.find(Kernel, ids=[kernel_id, first_parent])}
-    kernel, parent = kernels[kernel_id], kernels.get(first_parent)
-    alive = kernel_id in lines.alive
-    text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(short(kernel_id), "bold" if alive else "")
-    text.append("  ").append_text(NOT_EVALUATED if kernel_id in lines.unasked else _verdict(verdict, lines.basis))
-    text.append(f"  {proposal.operator if proposal else 'kernel'}")
-    if proposal and len(proposal.parents) > 1:
-        text.append(f" with {', '.join(map(short, proposal.parents[1:]))}")
-    text.append(f": {change(kernel, parent) if parent else idea(kernel)}", "" if parent else "italic")
-    if verdict and not verdict.passed:
-        text.stylize("dim")
-    return text
-
-
-def _verdict(verdict: EvaluationSummary | None, basis: Basis) -> Text:
-    if verdict is None:
-        return Text("pending", "cyan")
-    if not verdict.passed:
-        return Text(str(verdict.outcome), "red")
-    return Text(times(basis.best(verdict)), "green")
-
-
-def _descends(kernel_id: str, ancestor: str, parents: Mapping[str, str]) -> bool:
-    """Return whether a kernel descends from `ancestor` through first parents."""
-    seen: set[str] = set()
-    while kernel_id and kernel_id not in seen:
-        if kernel_id == ancestor:
-            return True
-        seen.add(kernel_id)
-        kernel_id = parents.get(kernel_id, "")
-    return False

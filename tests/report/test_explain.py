@@ -13,8 +13,9 @@ from archive.records import Check, Evaluation, Outcome
 from evolve.devices import state
 from evolve.devices.cuda import ordering
 from evolve.evaluation import buffers, timing
-from evolve.report import explain
-from evolve.report.explain import MEANINGS, NAMES, WHEN_TIMED, EvaluationStep, explanation, stopped_at
+from evolve.report import explain, explained_steps
+from evolve.report.explain import explanation
+from evolve.report.explained_steps import MEANINGS, NAMES, WHEN_TIMED, EvaluationStep, stopped_at
 from reference_ops.op import DISTRIBUTIONS, EXTREMES, MIXED
 
 W = "rows=8 cols=16 float32"
@@ -154,7 +155,7 @@ def test_the_log_of_a_wrong_timed_output_contains_the_words_that_identify_it() -
 
 
 def test_every_distribution_of_values_is_described() -> None:
-    assert explain.VALUES.keys() == {*DISTRIBUTIONS, *EXTREMES, MIXED}
+    assert explained_steps.VALUES.keys() == {*DISTRIBUTIONS, *EXTREMES, MIXED}
 
 
 def test_every_outcome_has_a_meaning() -> None:

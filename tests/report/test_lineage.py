@@ -8,7 +8,7 @@ from standings import archive_of
 
 from archive.proposals import Proposal
 from archive.records import Evaluation
-from evolve.report.kernel import Lineage, left_out_words, lineage_tree, lineages
+from evolve.report.lineage import Lineage, left_out_words, lineage_tree, lineages
 
 ROWS = "rows=8 cols=16 float32"
 

@@ -10,15 +10,14 @@ from standings import archive_of, standing
 from archive.records import Outcome
 from evolve.report import standing as standings
 from evolve.report.kernel import reply_details
-from evolve.report.standing import (
-    Standing,
+from evolve.report.standing import Standing, workloads_in_order
+from evolve.report.standing_tables import (
     champions_table,
     counts_line,
     footnotes,
     headline,
     population_table,
     print_next_steps,
-    workloads_in_order,
 )
 from evolve.report.tables import measurements_table
 from evolve.report.words import console

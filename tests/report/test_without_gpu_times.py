@@ -21,7 +21,8 @@ from evolve.report.gains import Reached, reached_table
 from evolve.report.kernelbench import Published, TaskResult
 from evolve.report.live import EventLog, confirmation_line
 from evolve.report.progress import Phases, Watcher
-from evolve.report.standing import Standing, champions_table, footnotes, population_table
+from evolve.report.standing import Standing
+from evolve.report.standing_tables import champions_table, footnotes, population_table
 from evolve.report.tables import measurements_table
 from evolve.report.words import console
 

@@ -1,73 +1,11 @@
 """Random calls of functions with PyTorch's signatures: ranks, dims, shapes, strides, dtypes, flags and gradients."""
 
-import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-DTYPES = (torch.float32, torch.float32, torch.bfloat16)
-SIZES = (1, 2, 3, 5, 8, 16, 17, 33)
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """The arguments of one call."""
-
-    arguments: tuple[Any, ...]
-    named: dict[str, Any]
-
-
-@dataclass
-class Draw:
-    """A source of random arguments."""
-
-    rng: random.Random
-    dtype: torch.dtype
-
-    def tensor(self, *shape: int, dtype: torch.dtype | None = None, low: float = -2.0, high: float = 2.0) -> Tensor:
-        """Return a tensor that may lie in memory in any way."""
-        x = torch.empty(shape).uniform_(low, high, generator=self._generator()).to(dtype or self.dtype)
-        return self._strided(x)
-
-    def integers(self, most: int, *shape: int) -> Tensor:
-        return torch.randint(most, shape, generator=self._generator())
-
-    def distinct(self, *shape: int) -> Tensor:
-        """Return different numbers, so that positions are determined."""
-        count = 1
-        for size in shape:
-            count *= size
-        order = torch.randperm(count, generator=self._generator())
-        return self._strided((order.float() - count / 2).to(self.dtype if count <= 256 else torch.float32).view(shape))
-
-    def shape(self, least: int = 1, most: int = 4) -> list[int]:
-        rank = self.rng.randint(least, most)
-        return [self.rng.choice(SIZES if rank < 3 else SIZES[:5]) for _ in range(rank)]
-
-    def dim(self, rank: int) -> int:
-        return self.rng.randrange(-rank, rank)
-
-    def choice(self, options: Sequence[Any]) -> Any:
-        return self.rng.choice(options)
-
-    def _strided(self, x: Tensor) -> Tensor:
-        kind = self.rng.randrange(6)
-        if kind == 0 and x.dim() > 1:
-            return x.transpose(0, -1).contiguous().transpose(0, -1)
-        if kind == 1 and x.dim():
-            return torch.stack([x, x], -1)[..., 0]
-        if kind == 2 and x.dim():
-            return torch.cat([x, x], 0)[x.shape[0] :]
-        if kind == 3:
-            return torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
-        return x
-
-    def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.rng.randrange(2**31))
-
+from evolve.export.template.drawn import SIZES, Draw, Drawn
 
 Recipe = Callable[[Draw], Drawn]
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from evolve.export.template.dispatch import Primitive
+from evolve.export.template.drawn import DTYPES, Draw, Drawn
 from evolve.export.template.functions import Function, Functions
 from evolve.export.template.options import options
-from evolve.export.template.recipes import DTYPES, RECIPES, Draw, Drawn
+from evolve.export.template.recipes import RECIPES
 from reference_ops.inputs import inputs_at
 from reference_ops.op import Op, Workload
 from reference_ops.precision import TORCH_DTYPES
