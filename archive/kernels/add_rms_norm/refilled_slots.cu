@@ -1,0 +1,213 @@
+/*---
+op = "add_rms_norm"
+note = "persistent blocks, or several that meet for a long row: cp.async fills private slots in shared memory with x and residual, and as soon as a value is written out its slot is filled with the next row's, so that reads and writes never wait for each other; rows that are no multiple of 16 bytes come in whole aligned pieces, too"
+when = "cols * itemsize(out) >= 1024"
+specialize = ["cols", "cps", "threads", "parts", "share", "per_sm", "teams", "elements"]
+require = ["first_parts <= sms * per_sm"]
+
+[knobs]
+KILOBYTES = [54, 36, 72, 108]
+THREADS = [256, 128, 512]
+PACKS = [8, 4, 16]
+RESIDENT = [1024, 768, 1536]
+
+[let]
+full = "16 // itemsize(out)"
+elements = "rows * cols"
+cps = "ceil_div(cols + min(1, cols % full) * (full - 1), full)"
+first_parts = "ceil_div(cps * 16 * 2, KILOBYTES * 1024)"
+threads = "min(THREADS, 32 * ceil_div(ceil_div(cps * 2, first_parts), 32 * PACKS))"
+per_sm = "min(32, RESIDENT // threads, 226 * 1024 // (ceil_div(cps, first_parts) * 16 * 2 + 1536))"
+rounds = "ceil_div(rows, max(1, min(rows, sms * per_sm // first_parts)))"
+teams = "ceil_div(rows, rounds)"
+parts = "max(first_parts, min(sms * per_sm // teams, cps // (threads * PACKS)))"
+share = "ceil_div(cps, parts)"
+several = "min(1, parts - 1)"
+
+[workspace]
+met = { shape = ["rows * several", "parts", 2], dtype = "float64" }
+arrived = { shape = ["rows * several"], dtype = "int32", zero = true }
+
+[[launch]]
+entry = "add_rms_norm_rows"
+grid = ["teams * parts * several"]
+block = ["threads"]
+shared = "share * 16 * 2"
+args = ["x", "residual", "weight", "out", "summed", "met", "arrived", "rows", "eps"]
+cooperative = true
+
+[[launch]]
+entry = "add_rms_norm_rows"
+grid = ["teams * (1 - several)"]
+block = ["threads"]
+shared = "share * 16 * 2"
+args = ["x", "residual", "weight", "out", "summed", "met", "arrived", "rows", "eps"]
+---*/
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+constexpr int VEC = 16 / sizeof(out_t), WARPS = threads / 32;
+constexpr bool ALIGNED = cols % VEC == 0;
+constexpr int UNROLL = ALIGNED ? 4 : 1;
+extern __shared__ uint4 held[];  // each thread reads only the slots that it fills
+
+union Pack {
+    uint4 raw;
+    out_t at[VEC];
+};
+
+// Sixteen bytes of a tensor: where they begin, and which of their values belong to the row.
+struct Place {
+    long long first;
+    int begin, end;
+};
+
+__device__ __forceinline__ Place place(int row, int chunk) {
+    const long long from = row * (long long)cols;
+    if constexpr (ALIGNED) return {from + chunk * VEC, 0, VEC};
+    const long long first = (from / VEC + chunk) * VEC, end = from + cols;
+    return {first, int(max(from - first, 0ll)), int(min(max(end - first, 0ll), (long long)VEC))};
+}
+
+__device__ __forceinline__ void fetch(uint4* to, const out_t* from, int bytes) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void fetch_chunk(uint4* to, const out_t* from, const Place& where) {
+    if constexpr (ALIGNED) fetch(to, from + where.first, 16);
+    else {  // nothing behind the end of a tensor is read
+        const int bytes = where.begin < where.end ? int(min((long long)VEC, elements - where.first)) * int(sizeof(out_t)) : 0;
+        fetch(to, from + (bytes > 0 ? where.first : 0), bytes);
+    }
+}
+
+__device__ __forceinline__ void put(float* to, float a, float b) { to[0] = a, to[1] = b; }
+__device__ __forceinline__ void put(__half* to, float a, float b) {
+    *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b);
+}
+__device__ __forceinline__ void put(__nv_bfloat16* to, float a, float b) {
+    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
+}
+
+__device__ __forceinline__ void store(out_t* to, const float (&result)[VEC], const Place& where) {
+    Pack some;
+#pragma unroll
+    for (int j = 0; j < VEC; j += 2) put(&some.at[j], result[j], result[j + 1]);
+    if (ALIGNED || (where.begin == 0 && where.end == VEC)) __stcs(reinterpret_cast<uint4*>(to + where.first), some.raw);
+    else {
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) {
+            if (j >= where.begin && j < where.end) to[where.first + j] = some.at[j];
+        }
+    }
+}
+
+__device__ __forceinline__ double sum_of_warp(double sum) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return sum;
+}
+
+// Two sums over the block, in every thread; `turn` alternates, so that one barrier suffices.
+__device__ __forceinline__ void sum_of_block(double& a, double& b, int turn) {
+    a = sum_of_warp(a), b = sum_of_warp(b);
+    if constexpr (WARPS > 1) {
+        __shared__ double2 sums[2][WARPS];
+        if (threadIdx.x % 32 == 0) sums[turn][threadIdx.x / 32] = make_double2(a, b);
+        __syncthreads();
+        a = 0.0, b = 0.0;
+#pragma unroll
+        for (int warp = 0; warp < WARPS; ++warp) a += sums[turn][warp].x, b += sums[turn][warp].y;
+    }
+}
+
+// The sums of all blocks of a set, in every thread.
+__device__ __forceinline__ void sum_of_parts(double* met, int* arrived, int part, double& a, double& b, int turn) {
+    __shared__ double2 joint[2];
+    if (threadIdx.x < 32) {
+        if (threadIdx.x == 0) {
+            met[2 * part] = a, met[2 * part + 1] = b;
+            __threadfence();
+            atomicAdd(arrived, 1);
+            while (atomicAdd(arrived, 0) < parts) {}
+            __threadfence();
+        }
+        __syncwarp();
+        const volatile double* of = met;
+        a = 0.0, b = 0.0;
+        for (int p = threadIdx.x; p < parts; p += 32) a += of[2 * p], b += of[2 * p + 1];
+        a = sum_of_warp(a), b = sum_of_warp(b);
+        if (threadIdx.x == 0) joint[turn] = make_double2(a, b);
+    }
+    __syncthreads();
+    a = joint[turn].x, b = joint[turn].y;
+}
+
+extern "C" __global__ void __launch_bounds__(threads, per_sm)
+add_rms_norm_rows(const out_t* __restrict__ x, const out_t* __restrict__ residual, const out_t* __restrict__ weight,
+                  out_t* __restrict__ out, out_t* __restrict__ summed,
+                  double* met, int* arrived, int rows, float eps) {
+    const int part = blockIdx.x % parts, first = part * share, own = max(min(share, cps - first), 0);
+    int row = blockIdx.x / parts;
+#pragma unroll 4
+    for (int slot = threadIdx.x; slot < own; slot += threads) {
+        const Place where = place(row, first + slot);
+        fetch_chunk(held + slot, x, where);
+        fetch_chunk(held + share + slot, residual, where);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    for (int turn = 0; row < rows; row += teams, turn ^= 1) {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        double sum = 0.0, none = 0.0;
+#pragma unroll UNROLL
+        for (int slot = threadIdx.x; slot < own; slot += threads) {
+            Pack some, other;
+            some.raw = held[slot], other.raw = held[share + slot];
+            const Place where = place(row, first + slot);
+            float few = 0.0f;
+#pragma unroll
+            for (int j = 0; j < VEC; ++j) {
+                if (!ALIGNED && (j < where.begin || j >= where.end)) continue;
+                const float one = float(some.at[j]) + float(other.at[j]);
+                few = fmaf(one, one, few);
+            }
+            sum += few;
+        }
+        sum_of_block(sum, none, turn);
+        if constexpr (parts > 1) sum_of_parts(met + (long long)row * parts * 2, arrived + row, part, sum, none, turn);
+        const float scale = rsqrtf(float(sum / cols) + eps);
+        const int next = row + teams;
+#pragma unroll UNROLL
+        for (int slot = threadIdx.x; slot < own; slot += threads) {
+            const Place where = place(row, first + slot);
+            float result[VEC];
+            Pack some, other;
+            some.raw = held[slot], other.raw = held[share + slot];
+            Pack gain;
+            const int column = int(where.first - row * (long long)cols);
+            if constexpr (ALIGNED) {
+                gain.raw = *reinterpret_cast<const uint4*>(weight + column);
+            } else {
+#pragma unroll
+                for (int j = 0; j < VEC; ++j) {
+                    const bool inside = j >= where.begin && j < where.end;
+                    gain.at[j] = inside ? weight[column + j] : out_t(0.0f);
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < VEC; ++j) result[j] = (float(some.at[j]) + float(other.at[j])) * scale * float(gain.at[j]);
+            float both[VEC];
+#pragma unroll
+            for (int j = 0; j < VEC; ++j) both[j] = float(some.at[j]) + float(other.at[j]);
+            store(summed, both, where);
+            store(out, result, where);
+            if (next < rows) {
+                const Place then = place(next, first + slot);
+                fetch_chunk(held + slot, x, then);
+                fetch_chunk(held + share + slot, residual, then);
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+}

@@ -1,0 +1,236 @@
+/*---
+op = "layer_norm"
+note = "persistent blocks, or several that meet for a long row: cp.async fills private slots in shared memory with x, and as soon as a value is written out its slot is filled with the next row's, so that reads and writes never wait for each other; rows that are no multiple of 16 bytes come in whole aligned pieces, too"
+when = "cols * itemsize(out) >= 1024"
+specialize = ["cols", "cps", "threads", "parts", "share", "per_sm", "teams", "elements"]
+require = ["first_parts <= sms * per_sm"]
+
+[knobs]
+KILOBYTES = [54, 36, 72, 108]
+THREADS = [256, 128, 512]
+PACKS = [8, 4, 16]
+RESIDENT = [1024, 768, 1536]
+
+[let]
+full = "16 // itemsize(out)"
+elements = "rows * cols"
+cps = "ceil_div(cols + min(1, cols % full) * (full - 1), full)"
+first_parts = "ceil_div(cps * 16, KILOBYTES * 1024)"
+threads = "min(THREADS, 32 * ceil_div(ceil_div(cps, first_parts), 32 * PACKS))"
+per_sm = "min(32, RESIDENT // threads, 226 * 1024 // (ceil_div(cps, first_parts) * 16 + 1536))"
+rounds = "ceil_div(rows, max(1, min(rows, sms * per_sm // first_parts)))"
+teams = "ceil_div(rows, rounds)"
+parts = "max(first_parts, min(sms * per_sm // teams, cps // (threads * PACKS)))"
+share = "ceil_div(cps, parts)"
+several = "min(1, parts - 1)"
+
+[workspace]
+met = { shape = ["rows * several", "parts", 2], dtype = "float64" }
+arrived = { shape = ["rows * several"], dtype = "int32", zero = true }
+
+[[launch]]
+entry = "layer_norm_rows"
+grid = ["teams * parts * several"]
+block = ["threads"]
+shared = "share * 16"
+args = ["x", "weight", "bias", "out", "mean", "rstd", "met", "arrived", "rows", "eps"]
+cooperative = true
+
+[[launch]]
+entry = "layer_norm_rows"
+grid = ["teams * (1 - several)"]
+block = ["threads"]
+shared = "share * 16"
+args = ["x", "weight", "bias", "out", "mean", "rstd", "met", "arrived", "rows", "eps"]
+---*/
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+constexpr int VEC = 16 / sizeof(out_t), WARPS = threads / 32;
+constexpr bool ALIGNED = cols % VEC == 0;
+constexpr int UNROLL = ALIGNED ? 4 : 1;
+extern __shared__ uint4 held[];  // each thread reads only the slots that it fills
+
+union Pack {
+    uint4 raw;
+    out_t at[VEC];
+};
+
+// Sixteen bytes of a tensor: where they begin, and which of their values belong to the row.
+struct Place {
+    long long first;
+    int begin, end;
+};
+
+__device__ __forceinline__ Place place(int row, int chunk) {
+    const long long from = row * (long long)cols;
+    if constexpr (ALIGNED) return {from + chunk * VEC, 0, VEC};
+    const long long first = (from / VEC + chunk) * VEC, end = from + cols;
+    return {first, int(max(from - first, 0ll)), int(min(max(end - first, 0ll), (long long)VEC))};
+}
+
+__device__ __forceinline__ void fetch(uint4* to, const out_t* from, int bytes) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void fetch_chunk(uint4* to, const out_t* from, const Place& where) {
+    if constexpr (ALIGNED) fetch(to, from + where.first, 16);
+    else {  // nothing behind the end of a tensor is read
+        const int bytes = where.begin < where.end ? int(min((long long)VEC, elements - where.first)) * int(sizeof(out_t)) : 0;
+        fetch(to, from + (bytes > 0 ? where.first : 0), bytes);
+    }
+}
+
+__device__ __forceinline__ void put(float* to, float a, float b) { to[0] = a, to[1] = b; }
+__device__ __forceinline__ void put(__half* to, float a, float b) {
+    *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b);
+}
+__device__ __forceinline__ void put(__nv_bfloat16* to, float a, float b) {
+    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
+}
+
+__device__ __forceinline__ void store(out_t* to, const float (&result)[VEC], const Place& where) {
+    Pack some;
+#pragma unroll
+    for (int j = 0; j < VEC; j += 2) put(&some.at[j], result[j], result[j + 1]);
+    if (ALIGNED || (where.begin == 0 && where.end == VEC)) __stcs(reinterpret_cast<uint4*>(to + where.first), some.raw);
+    else {
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) {
+            if (j >= where.begin && j < where.end) to[where.first + j] = some.at[j];
+        }
+    }
+}
+
+__device__ __forceinline__ float finite(float value) { return fabsf(value) <= 3.402823466e+38f ? value : 0.0f; }
+
+__device__ __forceinline__ double sum_of_warp(double sum) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return sum;
+}
+
+// Two sums over the block, in every thread; `turn` alternates, so that one barrier suffices.
+__device__ __forceinline__ void sum_of_block(double& a, double& b, int turn) {
+    a = sum_of_warp(a), b = sum_of_warp(b);
+    if constexpr (WARPS > 1) {
+        __shared__ double2 sums[2][WARPS];
+        if (threadIdx.x % 32 == 0) sums[turn][threadIdx.x / 32] = make_double2(a, b);
+        __syncthreads();
+        a = 0.0, b = 0.0;
+#pragma unroll
+        for (int warp = 0; warp < WARPS; ++warp) a += sums[turn][warp].x, b += sums[turn][warp].y;
+    }
+}
+
+// The sums of all blocks of a set, in every thread.
+__device__ __forceinline__ void sum_of_parts(double* met, int* arrived, int part, double& a, double& b, int turn) {
+    __shared__ double2 joint[2];
+    if (threadIdx.x < 32) {
+        if (threadIdx.x == 0) {
+            met[2 * part] = a, met[2 * part + 1] = b;
+            __threadfence();
+            atomicAdd(arrived, 1);
+            while (atomicAdd(arrived, 0) < parts) {}
+            __threadfence();
+        }
+        __syncwarp();
+        const volatile double* of = met;
+        a = 0.0, b = 0.0;
+        for (int p = threadIdx.x; p < parts; p += 32) a += of[2 * p], b += of[2 * p + 1];
+        a = sum_of_warp(a), b = sum_of_warp(b);
+        if (threadIdx.x == 0) joint[turn] = make_double2(a, b);
+    }
+    __syncthreads();
+    a = joint[turn].x, b = joint[turn].y;
+}
+
+extern "C" __global__ void __launch_bounds__(threads, per_sm)
+layer_norm_rows(const out_t* __restrict__ x, const out_t* __restrict__ weight,
+                const out_t* __restrict__ bias,
+                out_t* __restrict__ out, float* __restrict__ mean, float* __restrict__ rstd,
+                double* met, int* arrived, int rows, float eps) {
+    const int part = blockIdx.x % parts, first = part * share, own = max(min(share, cps - first), 0);
+    int row = blockIdx.x / parts;
+#pragma unroll 4
+    for (int slot = threadIdx.x; slot < own; slot += threads) {
+        const Place where = place(row, first + slot);
+        fetch_chunk(held + slot, x, where);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    float pivot = finite(float(x[row * (long long)cols]));  // of a row far from zero, the sums keep their last digits
+    for (int turn = 0; row < rows; row += teams, turn ^= 1) {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        float shift = pivot;
+        double sum = 0.0, squares = 0.0;
+        {
+            int values = 0;
+            float near = 0.0f, off = 0.0f, spread = 0.0f;
+#pragma unroll UNROLL
+            for (int slot = threadIdx.x; slot < own; slot += threads) {
+                Pack some;
+                some.raw = held[slot];
+                const Place where = place(row, first + slot);
+                if (values == 0) {  // one of the thread's own, so that its sums lose little
+#pragma unroll
+                    for (int j = 0; j < VEC; ++j) {
+                        if (j == where.begin && j < where.end) near = finite(float(some.at[j]));
+                    }
+                }
+                float few = 0.0f, others = 0.0f;
+#pragma unroll
+                for (int j = 0; j < VEC; ++j) {
+                    if (!ALIGNED && (j < where.begin || j >= where.end)) continue;
+                    const float one = float(some.at[j]) - near;
+                    few += one;
+                    others = fmaf(one, one, others);
+                }
+                off += few, spread += others;
+                values += max(where.end - where.begin, 0);
+            }
+            if (values > 0) {  // the thread's sums, round its own value at first and then round the pivot
+                const double lies = double(off) / values, away = double(near) - double(shift) + lies;
+                sum = values * away;
+                squares = double(spread) - values * lies * lies + values * away * away;
+            }
+        }
+        sum_of_block(sum, squares, turn);
+        if constexpr (parts > 1) sum_of_parts(met + (long long)row * parts * 2, arrived + row, part, sum, squares, turn);
+        const double moved = sum / cols, middle = double(shift) + moved;
+        const float rough = float(middle), lost = float(middle - rough);  // of a row far from zero, its last digits
+        const float difference = float(squares / cols - moved * moved), variance = difference < 0.0f ? 0.0f : difference;  // NaN stays
+        const float scale = 1.0f / sqrtf(variance + eps);
+        if (part == 0 && threadIdx.x == 0) mean[row] = rough, rstd[row] = scale;
+        const int next = row + teams;
+#pragma unroll UNROLL
+        for (int slot = threadIdx.x; slot < own; slot += threads) {
+            const Place where = place(row, first + slot);
+            float result[VEC];
+            Pack some;
+            some.raw = held[slot];
+            Pack gain, start;
+            const int column = int(where.first - row * (long long)cols);
+            if constexpr (ALIGNED) {
+                gain.raw = *reinterpret_cast<const uint4*>(weight + column);
+                start.raw = *reinterpret_cast<const uint4*>(bias + column);
+            } else {
+#pragma unroll
+                for (int j = 0; j < VEC; ++j) {
+                    const bool inside = j >= where.begin && j < where.end;
+                    gain.at[j] = inside ? weight[column + j] : out_t(0.0f);
+                    start.at[j] = inside ? bias[column + j] : out_t(0.0f);
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < VEC; ++j) result[j] = fmaf((float(some.at[j]) - rough - lost) * scale, float(gain.at[j]), float(start.at[j]));
+            store(out, result, where);
+            if (next < rows) {
+                const Place then = place(next, first + slot);
+                fetch_chunk(held + slot, x, then);
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        if (next < rows) pivot = finite(float(x[next * (long long)cols]));
+    }
+}
