@@ -8,8 +8,8 @@ from rich.text import Text
 
 from archive.kernel import Kernel
 from archive.proposals import Run
-from archive.records import DeviceInfo
-from archive.store import Store
+from archive.records import DeviceInfo, Outcome
+from archive.store import Store, uncollected
 from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, Timing
 from evolve.report.basis import Basis, basis_of
 from evolve.report.standing import devices
@@ -36,6 +36,10 @@ class Choice:
         """Whether single kernels are chosen, and not only ops, devices and workloads."""
         return bool(self.outcome or self.proposer or self.run or self.since)
 
+    @property
+    def outcomes(self) -> list[str]:
+        return [str(one) for one in Outcome if str(one).startswith(self.outcome)]
+
 
 @dataclass(frozen=True)
 class KernelLine:
@@ -53,7 +57,10 @@ class KernelLine:
 
 def kernel_lines(store: Store, ops: Collection[str], choice: Choice, by: str = "best") -> list[KernelLine]:
     """Return the chosen kernels of these ops on each device, sorted; the largest and the newest come first."""
-    found = [line for op in ops for info in devices(store, op, choice.device) for line in _of(store, op, info, choice)]
+    with uncollected():
+        found = [
+            line for op in ops for info in devices(store, op, choice.device) for line in _of(store, op, info, choice)
+        ]
     return sorted(found, key=SORTED_BY[by], reverse=by in {"best", "mean", "when"})
 
 
@@ -68,8 +75,17 @@ SORTED_BY: Mapping[str, Callable[[KernelLine], tuple[float, str]]] = {
 
 
 def _of(store: Store, op: str, device: DeviceInfo, choice: Choice) -> Iterator[KernelLine]:
-    proposals = _proposals(store, op, choice)
-    verdicts = store.find(EvaluationSummary, op, device=device.key, in_force=True)
+    pending, outcomes = _lists_pending(store, device, choice), choice.outcomes
+    if pending or len(outcomes) > 1:
+        verdicts = store.find(EvaluationSummary, op, device=device.key, in_force=True)
+        proposals = _proposals(store, op, choice)
+    else:  # which leaves few of the op's kernels
+        verdicts = [
+            one
+            for outcome in outcomes
+            for one in store.find(EvaluationSummary, op, device=device.key, in_force=True, outcome=outcome)
+        ]
+        proposals = _proposals(store, op, choice, [one.kernel_id for one in verdicts])
     basis = basis_of(store, op, device)
     judged = {verdict.kernel_id for verdict in verdicts}
     for verdict in verdicts:
@@ -83,7 +99,7 @@ def _of(store: Store, op: str, device: DeviceInfo, choice: Choice) -> Iterator[K
         created = proposal.created if proposal else verdict.created
         yield KernelLine(verdict.kernel_id, op, device, str(verdict.outcome), mean, max(ratios, default=None), proposal,
                          created)  # fmt: skip
-    if _lists_pending(store, device, choice):
+    if pending:
         for kernel in store.find(KernelSummary, op):
             proposal = proposals.get(kernel.id)
             if kernel.id not in judged and _fits(proposal, choice):
@@ -98,9 +114,14 @@ def _lists_pending(store: Store, device: DeviceInfo, choice: Choice) -> bool:
     return any(run.device == device.key for run in store.find(Run, ids=[choice.run] if choice.run else []))
 
 
-def _proposals(store: Store, op: str, choice: Choice) -> dict[str, ProposalSummary]:
-    """Return the first proposal of each kernel, of the chosen run if there is one."""
-    every = store.find(ProposalSummary, op, run=choice.run) if choice.run else store.find(ProposalSummary, op)
+def _proposals(
+    store: Store, op: str, choice: Choice, kernels: Sequence[str] | None = None
+) -> dict[str, ProposalSummary]:
+    """Return the first proposal of each kernel, or of these, of the chosen run if there is one."""
+    if choice.run:
+        every = store.find(ProposalSummary, op, run=choice.run)
+    else:
+        every = store.find(ProposalSummary, op) if kernels is None else store.find(ProposalSummary, kernels=kernels)
     return {one.kernel_id: one for one in reversed(every) if one.kernel_id}
 
 
