@@ -170,12 +170,17 @@ def program(bound: Bound, images: Iterable[bytes], sms: int) -> Program:
 
 
 def use_context(device: int) -> None:
-    """Make the context that PyTorch holds for this device current in this thread."""
+    """Make the context that PyTorch uses on this device current in this thread."""
+    checked(driver().cuCtxSetCurrent(_primary_context(device)), "the GPU cannot be used")
+
+
+@cache
+def _primary_context(device: int) -> ctypes.c_void_p:
+    """Return the context. It is held for good, as it would be destroyed where PyTorch does not hold it yet."""
     context, gpu = ctypes.c_void_p(), ctypes.c_int()
     checked(driver().cuDeviceGet(ctypes.byref(gpu), device), "the GPU cannot be used")
     checked(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu), "the GPU cannot be used")
-    checked(driver().cuCtxSetCurrent(context), "the GPU cannot be used")
-    checked(driver().cuDevicePrimaryCtxRelease_v2(gpu), "the GPU cannot be used")  # PyTorch keeps its own hold
+    return context
 
 
 @contextmanager
