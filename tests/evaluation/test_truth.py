@@ -8,7 +8,7 @@ import torch
 from evolve.evaluation.truth import Truth, defined, truth
 from reference_ops import catalog
 from reference_ops.inputs import RowGroup, inputs_at
-from reference_ops.op import Op, Tolerance, Workload, tensors
+from reference_ops.op import INFINITE, Op, Tolerance, Workload, tensors
 
 UNIT = 2.0**-24
 ROWS, COLS = 32, 64
@@ -172,3 +172,29 @@ def test_only_a_sequence_has_steps() -> None:
         found = {spec.name: known.sums(at, RowGroup("zero")).steps for at, spec in enumerate(op.outputs)}
         assert found == sizes
         assert max(found.values()) == steps
+
+
+def judged_with_nan_for_infinities(**outputs: str) -> str:
+    """Return the fault that is found if infinities in the last output of an op, the mean of each row, become NaN."""
+    declared, results = tensors(x="rows cols"), tensors(**outputs)
+    reference = (lambda x: (x - x.mean(-1, keepdim=True), x.mean(-1))) if len(results) > 1 else (lambda x: x.mean(-1))
+    op = Op("centred", reference, declared, results, (WORKLOAD,), (WORKLOAD,), flops=lambda _: ROWS * COLS)
+    known = truth(op, WORKLOAD, INFINITE, 3, inputs_at(op, WORKLOAD, 3, "cpu", INFINITE))
+    means = known.pytorch[-1]
+    assert bool(means.isinf().any())
+    return known.fault(len(results) - 1, torch.where(means.isinf(), torch.nan, means))
+
+
+def test_the_mean_of_a_row_with_an_infinity_may_be_nan_where_the_row_is_nan_anyway() -> None:
+    assert judged_with_nan_for_infinities(centred="rows cols", mean="rows") == ""
+
+
+def test_a_mean_alone_that_is_infinite_may_not_be_nan() -> None:
+    assert "not finite where they should be" in judged_with_nan_for_infinities(mean="rows")
+
+
+def test_a_use_of_a_parameter_has_finite_results() -> None:
+    op = catalog.load("adamw")
+    zero = replace(op.emulated[0], parameters=tuple((n, 0 if n == "step" else v) for n, v in op.emulated[0].parameters))
+    assert not defined(op, zero, "cpu", finite=True)  # the corrections divide by zero
+    assert defined(op, op.emulated[0], "cpu", finite=True)
