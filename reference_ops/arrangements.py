@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from reference_ops.inputs import sprinkle_nan
+from reference_ops.inputs import fill, sprinkle_nan
 from reference_ops.op import Arrange, Tensors
 
 WIDEST_BITS, WIDEST_BITS_IN_FLOAT16 = 14, 6  # of scales along a sum of products: from 2**-14 to 2**14
 SHARE_OF_BLOCK = 3  # a block hides one key in three
-FAR_BELOW, FAR_BELOW_IN_FLOAT16 = 2.0**33, 2.0**13  # below any number that stands for -inf in models
 OPPOSED, OPPOSED_IN_FLOAT16 = 2.0**15, 2.0**7  # products of such numbers are far from zero
 
 
@@ -126,11 +125,10 @@ def of_permutation(name: str) -> Mapping[str, Arrange]:
 
 
 def far_below(name: str) -> Mapping[str, Arrange]:
-    """Return an arrangement in which all numbers are far below zero, where no running maximum may have begun."""
+    """Return an arrangement in which all numbers are far below zero, where they would hide other rows of a sum."""
 
-    def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
-        values = inputs[name]
-        values.abs_().add_(1).mul_(-(FAR_BELOW_IN_FLOAT16 if values.dtype == torch.float16 else FAR_BELOW))
+    def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+        fill(inputs[name], "far_below", generator)
 
     return {f"{name}_far_below": arrange}
 

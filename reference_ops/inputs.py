@@ -55,6 +55,7 @@ BOTH_SIGNS = 2  # rows of each extreme: with a single one, infinities would all 
 SHARE_NOT_FINITE = 0.25  # of the rows, or of the elements of a vector
 DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in float16 they are scaled
 SATURATED = 100.0
+FAR_BELOW, FAR_BELOW_IN_FLOAT16 = 2.0**33, 2.0**11  # sums of a few stay finite
 FAINT, VAST = 2.0**-30, 2.0**20  # products of two such numbers are still far from float32's limits
 Draw = Callable[[torch.Tensor, torch.Generator], object]
 
@@ -321,6 +322,12 @@ def _vast(tensor: torch.Tensor, generator: torch.Generator) -> None:
     _normal(tensor, generator).mul_(1.0 if tensor.dtype == torch.float16 else VAST)
 
 
+def _far_below(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Draw numbers far below zero, and below any number that stands for -inf: no running maximum may begin there."""
+    far = FAR_BELOW_IN_FLOAT16 if tensor.dtype == torch.float16 else FAR_BELOW
+    _normal(tensor, generator).abs_().add_(1).mul_(-far)
+
+
 def _zero(tensor: torch.Tensor, _: torch.Generator) -> None:
     tensor.zero_()
 
@@ -400,6 +407,7 @@ DRAWS: dict[str, Draw] = {
     "tiny": _tiny,
     "faint": _faint,
     "vast": _vast,
+    "far_below": _far_below,
 }
 EXTREME_DRAWS: dict[str, Draw] = {
     ZERO: _zero,

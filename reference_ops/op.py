@@ -49,7 +49,7 @@ MIXED = "mixed"  # not a distribution: rows are drawn from all distributions in 
 COMMON = ("uniform", LARGE, "heavy_tail", SHIFTED, "constant", "tiny")  # for any op on real numbers
 OF_PRODUCTS = (*COMMON, "faint")  # for sums of products
 OF_BATCHES = (*COMMON, "shifted_columns")  # for statistics over the first dim
-DISTRIBUTIONS = (NORMAL, *OF_BATCHES, "faint", MOVED, EXACT, "masked", "ties", "vast")
+DISTRIBUTIONS = (NORMAL, *OF_BATCHES, "faint", MOVED, EXACT, "masked", "ties", "vast", "far_below")
 # Extremes: each is drawn for whole tensors, so that no other rows hide it, and every op meets each of them.
 ZERO, MINUTE, SUBNORMAL, SATURATING = "zero", "minute", "subnormal", "saturating"
 NAN, INFINITE, MINUS_INF = "NaN", "infinite", "minus_inf_rows"

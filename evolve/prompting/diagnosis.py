@@ -205,6 +205,8 @@ HINTS = {
 AT = {
     "uniform": "sums grow here instead of cancelling: accumulate in float32 and in several partial sums",
     "large": "exponentials and squares overflow here: subtract the maximum first, stay in float32",
+    "far_below": "all numbers lie below -1e9 here, in float16 below -2000: begin a maximum at -INFINITY and not at a "
+    "large negative number",
     "heavy_tail": "a few elements make up most of a sum here: none may be left out, or counted twice",
     "shifted": "rows lie far from zero here: begin a maximum at -INFINITY and not at 0, compute a variance from "
     "differences to the mean",

@@ -40,6 +40,7 @@ VALUES = {
     "ties": "many equal values, zeros of both signs",
     "tiny": "tiny, down to subnormal",
     "faint": "faint (around 2**-30, below float16's range, except in float16)",
+    "far_below": "far below zero (-1e10; in float16 -4000), below what stands for -inf in models",
     "vast": "vast (around 2**20, beyond float16's range, except in float16)",
 }
 EXTREME = {

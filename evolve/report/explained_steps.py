@@ -126,6 +126,7 @@ VALUES = {
     "normal": "normal numbers",
     "uniform": "between 0 and 1: sums grow",
     "large": "squares or exponentials overflow",
+    "far_below": "all far below zero, at -1e10, in float16 at -4000",
     "heavy_tail": "a few elements make up most of a sum",
     "shifted": "each row around its own centre, some far below zero",
     "moved": "normal numbers, at another scale each time",
