@@ -13,6 +13,7 @@ from evolve.export.families import forms
 from evolve.export.template import functions
 from evolve.export.template.functions import Function
 from evolve.export.template.options import options
+from reference_ops import catalog
 
 FORMS = {form.name: form for form in forms()}
 
@@ -167,3 +168,52 @@ def test_calls_that_never_repeat_do_not_fill_the_memory(tmp_path: Path, monkeypa
     for number in range(1, 8):
         found.planned(X, number / 7)
     assert len(found.function._plans) <= 3
+
+
+LEARNING: dict[str, tuple[Any, ...]] = {
+    "silu": (X.transpose(0, 2),),
+    "softmax": (X, -1),
+    "layer_norm": (X, (8,), torch.rand(8), torch.rand(8)),
+    "rms_norm": (X, (8,), torch.rand(8), 1e-6),
+    "cross_entropy": (torch.randn(6, 8), torch.arange(6) % 8),
+    "max_pool2d": (torch.randn(2, 3, 8, 8), 2, 2),
+}
+
+
+def differentiated(call: Any, given: tuple[Any, ...], times: int = 1) -> list[Any]:
+    """Return a call's result and its gradients, or those of its gradients."""
+    given = tuple(
+        x.clone(memory_format=torch.preserve_format).requires_grad_()
+        if isinstance(x, Tensor) and x.is_floating_point()
+        else x
+        for x in given
+    )
+    learned = [x for x in given if isinstance(x, Tensor) and x.requires_grad]
+    out = call(*given)
+    found: list[Any] = [out.detach()]
+    for _ in range(times):
+        weights = torch.linspace(0.5, 1.5, out.numel()).view(out.shape)
+        grads = torch.autograd.grad((out * weights).sum(), learned, create_graph=times > 1)
+        found += [grad.detach() for grad in grads]
+        out = torch.cat([grad.flatten() for grad in grads])
+    return found
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_the_second_call_that_asks_for_gradients_takes_the_short_way(tmp_path: Path, name: str) -> None:
+    backward = [one for op in FORMS[name].ops for one in catalog.load(op).backward]
+    found = tried(tmp_path, name, *FORMS[name].ops, *backward)
+    expected = differentiated(FORMS[name].pytorch, LEARNING[name])
+    for planned in (0, 1, 2):
+        got = differentiated(found.function, LEARNING[name])
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        assert len(found.machine.planned_launches) == planned
+
+
+def test_gradients_of_gradients_of_a_known_call_are_those_of_pytorch(tmp_path: Path) -> None:
+    found = tried(tmp_path, "softmax", "softmax", "softmax_backward")
+    expected = differentiated(torch.softmax, (X, -1), times=2)
+    for _ in range(2):
+        got = differentiated(found.function, (X, -1), times=2)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert found.machine.planned_launches

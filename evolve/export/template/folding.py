@@ -33,21 +33,27 @@ class Folds:
 def folds(op: Op, shapes: Sequence[Shape]) -> Folds:
     """Return how inputs of these shapes are folded. Raise a NoKernelError if they do not fit the op."""
     dim = _folded_dim(op)
-    folded: list[Shape] = []
+    inputs: list[Shape] = []
     leading: set[Shape] = set()
     for spec, shape in zip(op.inputs, shapes, strict=True):
         extra = len(shape) - len(spec.dims)
         if spec.dims[:1] == (dim,) and len(spec.dims) <= MOST_RANK and extra >= -1:
             leading.add(tuple(shape[: extra + 1]))
-            folded.append((math.prod(shape[: extra + 1]), *shape[extra + 1 :]))
+            inputs.append(folded(shape, len(spec.dims)))
         elif extra:
             raise NoKernelError(f"`{spec.name}` has {len(shape)} dims, the kernels take {len(spec.dims)}")
         else:
-            folded.append(tuple(shape))
+            inputs.append(tuple(shape))
     if len(leading) > 1:
         raise NoKernelError(f"the leading dims differ: {', '.join(map(str, sorted(leading)))}")
     only = next(iter(leading), None)
-    return Folds(tuple(folded), dim, None if only is None or len(only) == 1 else only)
+    return Folds(tuple(inputs), dim, None if only is None or len(only) == 1 else only)
+
+
+def folded(shape: Shape, rank: int) -> Shape:
+    """Return a shape with so many dims, of which the first holds all leading dims."""
+    leading = len(shape) - rank + 1
+    return (math.prod(shape[:leading]), *shape[leading:]) if rank else ()
 
 
 def as_kernel_reads(x: torch.Tensor, shape: Shape) -> torch.Tensor:
@@ -68,12 +74,12 @@ def takes_more_dims(op: Op) -> bool:
     rows = replace(small, dims=tuple((name, math.prod(LEADING) if name == dim else size) for name, size in small.dims))
     if not op.is_valid(rows):
         return False
-    folded = [_drawn(op.shape(spec, rows), spec.dtype or "float32") for spec in op.inputs]
-    unfolded = [x.view(_split(op, spec, rows)) for spec, x in zip(op.inputs, folded, strict=True)]
+    whole = [_drawn(op.shape(spec, rows), spec.dtype or "float32") for spec in op.inputs]
+    unfolded = [x.view(_split(op, spec, rows)) for spec, x in zip(op.inputs, whole, strict=True)]
     try:
         if folds(op, [x.shape for x in unfolded]).leading != LEADING:
             return False
-        expected, found = (_outputs(op, given, rows) for given in (folded, unfolded))
+        expected, found = (_outputs(op, given, rows) for given in (whole, unfolded))
         pairs = zip(op.outputs, expected, found, strict=True)
         return all(_alike(out.view(_split(op, spec, rows)), other) for spec, out, other in pairs)
     except Exception:  # noqa: BLE001 - whatever PyTorch raises when it refuses more dims

@@ -107,10 +107,10 @@ class Function:
             return unplanned
         if call.changes or not COUNTERS.isdisjoint(call.parameters):
             return unplanned
-        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            return unplanned
-        reads = tuple(map(as_kernel_reads, call.views, decision.inputs))
-        return planned(decision.ready, call.parameters, Made(reads, found.outputs, found.result), tensors)
+        with torch.no_grad():
+            reads = tuple(map(as_kernel_reads, call.views, decision.inputs))
+        made = Made(reads, found.outputs, found.result, call.parameters)
+        return planned(decision.ready, made, tensors, self.primitives[call.op].gradients)
 
     def _pytorch_unless_captured(self, tensors: Sequence[Tensor]) -> Any:
         return UNPLANNED if self._captures(tensors) else ELSEWHERE

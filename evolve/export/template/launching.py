@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -182,34 +182,46 @@ class Ready:
         program = self._program.again()
         for slot in self._slots:
             program.block.set(slot.launch, slot.position, parameters[slot.parameter])
-        first_output = len(sources)
-        read = [(sources[at].tensor, sources[at].offset) if at < first_output else None for at in self._order]
-        own = [at - first_output for at in self._order]
-        allocations, workspace = [_allocation(out, self._device) for out in outputs], self._workspace
-        index, device, lock, current = self._device.index, self._device, threading.Lock(), torch._C._cuda_getDevice  # noqa: SLF001 - see `launch`
-        enqueue, mask = program.enqueue, ALIGNMENT - 1
+        own, read = len(outputs) + len(self._workspace), len(sources)
+        # Where each address comes from: outputs, workspace, the call's tensors.
+        places = [(own + sources[at].tensor, sources[at].offset) if at < read else (at - read, 0) for at in self._order]
+        allocate = _allocator(outputs, self._device)
+        scratch = tuple(partial(buffer.allocated, (), self._device) for buffer in self._workspace)
+        index, device, lock = self._device.index, self._device, threading.Lock()
+        enqueue, mask = program.enqueuer(index), ALIGNMENT - 1
+        current = torch._C._cuda_getDevice  # noqa: SLF001 - the public way takes a microsecond
 
         def run(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
             if current() != index:
                 with torch.cuda.device(device):
                     return run(tensors)
-            outs = [allocate(tensors) for allocate in allocations]
-            scratch = [*outs, *[buffer.allocated((), device) for buffer in workspace]] if workspace else outs
-            addresses, bits = [], 0
-            for place, at in zip(read, own, strict=True):
-                if place:
-                    address = tensors[place[0]].data_ptr() + place[1]
-                    bits |= address
-                else:
-                    address = scratch[at].data_ptr()
-                addresses.append(address)
+            outs = allocate(tensors)
+            every = (*outs, *[make() for make in scratch], *tensors) if scratch else (*outs, *tensors)
+            addresses = [every[at].data_ptr() + offset for at, offset in places]
+            bits = 0
+            for address in addresses:
+                bits |= address
             if bits & mask:
                 return None
             with lock:
-                enqueue(addresses, index)
+                enqueue(addresses)
             return outs
 
         return run
+
+
+def _allocator(
+    outputs: Sequence[Written], device: torch.device
+) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+    """Return what allocates outputs for the tensors of a call."""
+    each = [_allocation(out, device) for out in outputs]
+    if len(each) != 1:
+        return lambda tensors: [allocate(tensors) for allocate in each]
+    like, empty_like = outputs[0].like, torch.empty_like
+    if like is not None:
+        return lambda tensors: (empty_like(tensors[like]),)
+    (only,) = each
+    return lambda tensors: (only(tensors),)
 
 
 def _allocation(out: Written, device: torch.device) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:

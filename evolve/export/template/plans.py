@@ -15,7 +15,10 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from evolve.export.template import options
+from evolve.export.template.folding import folded
+from evolve.export.template.gradients import Gradients
 from evolve.export.template.launching import Launchable, Source, Written
+from evolve.export.template.learning import Run, learned
 from reference_ops.op import Number
 
 MOST_PLANS = 4096
@@ -86,16 +89,27 @@ class Made:
     reads: Sequence[Tensor]
     outputs: Sequence[Tensor]
     result: Any
+    parameters: Mapping[str, Number]
 
 
-def planned(ready: Launchable, parameters: Mapping[str, Number], made: Made, tensors: Sequence[Tensor]) -> Plan:
+def planned(ready: Launchable, made: Made, tensors: Sequence[Tensor], gradients: Gradients) -> Plan:
     """Return the plan of a call that was made: to allocate what the caller gets, and to enqueue the kernel."""
     read, found = _sources(made, tensors), _written(made, tensors)
     if read is None or found is None:
         return lambda _: UNPLANNED
     outputs, order = found
-    run = ready.planned(read, outputs, parameters)
-    if isinstance(made.result, Tensor):
+    run = ready.planned(read, outputs, made.parameters)
+    if not (_gradients() and any(x.requires_grad for x in tensors)):
+        return _gathered(run, made.result, order)
+    pairs = zip(gradients.op.outputs, made.outputs, strict=True)
+    shapes = [folded(tuple(out.shape), len(spec.dims)) for spec, out in pairs]
+    run_with_gradients = learned(run, gradients, made.parameters, read, outputs, shapes, tensors)
+    return _gathered(run_with_gradients, made.result, order) if run_with_gradients else lambda _: UNPLANNED
+
+
+def _gathered(run: Run, result: Any, order: Sequence[int]) -> Plan:
+    """Return a plan that makes a result like this one of what is written."""
+    if isinstance(result, Tensor):
         (only,) = order
 
         def one(tensors: Sequence[Tensor]) -> Any:
@@ -103,7 +117,7 @@ def planned(ready: Launchable, parameters: Mapping[str, Number], made: Made, ten
             return UNPLANNED if outputs is None else outputs[only]
 
         return one
-    kind: Any = type(made.result)
+    kind: Any = type(result)
 
     def several(tensors: Sequence[Tensor]) -> Any:
         outputs = run(tensors)

@@ -1,0 +1,144 @@
+"""Calls that are known by a key and ask for gradients: the launch of a plan as a function of autograd."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evolve.export.template.calls import ALIGNMENT
+from evolve.export.template.gradients import Gradients
+from evolve.export.template.launching import Source, Written
+from reference_ops.op import Number
+
+Shape = tuple[int, ...]
+Run = Callable[[Sequence[Tensor]], Sequence[Tensor] | None]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in memory: its shape, and its dims in the order of memory, from the outermost."""
+
+    shape: Shape
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shape: Shape, stride: Shape) -> "Layout":
+        return cls(shape, tuple(sorted(range(len(shape)), key=lambda dim: (-stride[dim], dim))))
+
+    def flattened(self, x: Tensor, shape: Shape) -> Tensor:
+        """Return a tensor with this layout's dims as another shape over the same order of elements in memory."""
+        return x.permute(self.order).reshape(shape)
+
+    def restored(self, x: Tensor) -> Tensor:
+        """Undo `flattened`."""
+        inverse = sorted(range(len(self.order)), key=self.order.__getitem__)
+        return x.reshape([self.shape[dim] for dim in self.order]).permute(inverse)
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What autograd needs of a plan: its launch, the op's gradients, and where the op's tensors are in the call's."""
+
+    run: Run
+    gradients: Gradients
+    parameters: Mapping[str, Number]
+    sources: tuple[Source, ...]
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    shapes: tuple[Shape, ...]  # of the op's outputs
+    fixed: tuple[int, ...]  # outputs through which no gradient flows
+
+    @property
+    def names(self) -> list[str]:
+        """The op's inputs and outputs."""
+        return [spec.name for spec in (*self.gradients.op.inputs, *self.gradients.op.outputs)]
+
+
+def learned(
+    run: Run,
+    gradients: Gradients,
+    parameters: Mapping[str, Number],
+    sources: tuple[Source, ...],
+    written: Sequence[Written],
+    shapes: Sequence[Shape],
+    tensors: Sequence[Tensor],
+) -> Run | None:
+    """Return what launches a plan so that gradients flow. None if an input is only a part of a call's tensor."""
+    read = [tensors[one.tensor] for one in sources]
+    places = {one.tensor for one in sources}
+    if len(places) < len(sources) or any(x.requires_grad and at not in places for at, x in enumerate(tensors)):
+        return None
+    if any(one.offset or torch.Size(one.shape).numel() != x.numel() for one, x in zip(sources, read, strict=True)):
+        return None
+    known = Learning(
+        run,
+        gradients,
+        dict(parameters),
+        sources,
+        tuple(Layout.of(tuple(x.shape), x.stride()) for x in read),
+        tuple(Layout.of(out.shape, out.stride) for out in written),
+        tuple(shapes),
+        tuple(at for at, spec in enumerate(gradients.op.outputs) if spec.name not in gradients.learned),
+    )
+    apply: Any = Launched.apply
+
+    def launched(tensors: Sequence[Tensor]) -> Sequence[Tensor] | None:
+        for x in tensors:
+            if x.data_ptr() % ALIGNMENT:
+                return None
+        outputs: Sequence[Tensor] = apply(known, *tensors)
+        return outputs
+
+    return launched
+
+
+class Launched(torch.autograd.Function):
+    """The launch of a plan, with the backward of the op's `Gradients`."""
+
+    @staticmethod
+    def forward(ctx: Any, known: Learning, *tensors: Tensor) -> tuple[Tensor, ...]:
+        outputs = known.run(tensors)
+        if outputs is None:
+            raise AssertionError("the addresses were checked")
+        ctx.known = known
+        ctx.save_for_backward(*[tensors[one.tensor] for one in known.sources], *outputs)
+        if known.fixed:
+            ctx.mark_non_differentiable(*[outputs[at] for at in known.fixed])
+        ctx.set_materialize_grads(False)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        known: Learning = ctx.known
+        given = [
+            None if grad is None else layout.flattened(grad, shape)
+            for grad, layout, shape in zip(grads, known.outputs, known.shapes, strict=True)
+        ]
+        needs: tuple[bool, ...] = ctx.needs_input_grad[1:]
+        found: list[Tensor | None] = [None] * len(needs)
+        if all(grad is None for grad in given):
+            return (None, *found)
+        layouts = (*known.inputs, *known.outputs)
+        shapes = (*[one.shape for one in known.sources], *known.shapes)
+        saved = [
+            layout.flattened(x, shape) for x, layout, shape in zip(ctx.saved_tensors, layouts, shapes, strict=True)
+        ]
+        needed = [needs[one.tensor] for one in known.sources]
+        for one, layout, gradient in zip(known.sources, known.inputs, _found(known, saved, given, needed), strict=True):
+            found[one.tensor] = None if gradient is None else layout.restored(gradient)
+        return (None, *found)
+
+
+def _found(
+    known: Learning, saved: list[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool]
+) -> Sequence[Tensor | None]:
+    """Return the gradients to the op's inputs."""
+    op, inputs = known.gradients.op, tuple(saved[: len(known.sources)])
+    if torch.is_grad_enabled():
+        return known.gradients.twice(inputs, grads, known.parameters, needed)
+    of_outputs = {spec.name: grad for spec, grad in zip(op.outputs, grads, strict=True)}
+    wanted = frozenset(spec.name for spec, need in zip(op.inputs, needed, strict=True) if need)
+    found = known.gradients.of(dict(zip(known.names, saved, strict=True)), of_outputs, known.parameters, wanted)
+    return [found.get(spec.name) for spec in op.inputs]
