@@ -149,9 +149,10 @@ def damaged(buffers: Iterable[Buffer]) -> torch.Tensor:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor's bytes as integers of the greatest width that fits its size and alignment."""
-    raw = _raw(tensor)
-    width = next(width for width in (8, 4, 2, 1) if raw.numel() % width == 0 and raw.data_ptr() % width == 0)
-    return raw.view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width])
+    flat = tensor.view(-1) if tensor.is_contiguous() and tensor.numel() > 1 else _raw(tensor)
+    nbytes = flat.numel() * flat.element_size()
+    width = next(width for width in (8, 4, 2, 1) if nbytes % width == 0 and flat.data_ptr() % width == 0)
+    return flat.view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width])
 
 
 def is_poison(values: torch.Tensor, poison: int) -> torch.Tensor:
