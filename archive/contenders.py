@@ -9,7 +9,7 @@ without reading the times of every kernel.
 import sqlite3
 from collections.abc import Iterable
 
-from archive.summaries import Timing, timings
+from archive.summaries import TIMES, Timing, timings
 
 OF_WORKLOAD = "op = ? AND device = ? AND workload = ? AND confirmed = ?"
 BEATEN = f"SELECT 1 FROM contenders WHERE {OF_WORKLOAD} AND median_us <= ? AND high_us <= ? LIMIT 1"  # noqa: S608
@@ -37,9 +37,23 @@ def follow(connection: sqlite3.Connection, evaluation_id: str, of: tuple[str, st
 
 def gather(connection: sqlite3.Connection, op: str, device: str) -> None:
     """Find the contenders of an op on a device among all its verdicts."""
+    found: dict[tuple[str, int], list[tuple[float, float, int]]] = {}  # by workload and whether confirmed
+    for number, confirmed, workloads, times in connection.execute(IN_FORCE, (op, device)):
+        every = zip(workloads.split("\n"), TIMES.iter_unpack(times), strict=bool(times))
+        for workload, (median_us, _, high_us, _, _) in every:
+            _keep(found.setdefault((workload, confirmed), []), median_us, high_us, number)
     connection.execute("DELETE FROM contenders WHERE op = ? AND device = ?", (op, device))
-    for number, confirmed, workloads, times in connection.execute(IN_FORCE, (op, device)).fetchall():
-        _add(connection, (op, device), number, confirmed, timings(workloads, times))
+    rows = ((op, device, *place, *one) for place, held in found.items() for one in held)
+    connection.executemany("INSERT INTO contenders VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+
+
+def _keep(held: list[tuple[float, float, int]], median_us: float, high_us: float, number: int) -> None:
+    """Add a time to those of one workload, unless one beats it, and remove those that it beats: as `_add` does."""
+    for other_median, other_high, _ in held:
+        if other_median <= median_us and other_high <= high_us:
+            return
+    held[:] = [one for one in held if not (one[0] > median_us and one[1] >= high_us)]
+    held.append((median_us, high_us, number))
 
 
 def gather_all(connection: sqlite3.Connection) -> None:
