@@ -26,14 +26,17 @@ from scripted_device import ScriptedDevice
 
 from reference_ops import catalog
 
-OP = catalog.load("gemv")  # one call of a library, so no host compiler runs
-WORKLOAD = OP.emulated[0]
-if sys.argv[1] == "ahead":
+what, device, name = sys.argv[1:]
+OP = catalog.load(name)
+WORKLOAD = OP.gpu[0] if device == "cuda" else OP.emulated[0]
+if what == "ahead":
     from evolve.evaluation.ahead import compile_ahead
-    print(compile_ahead("compile", OP, WORKLOAD, "cpu"))
+    print(compile_ahead("compile", OP, WORKLOAD, device))
+    if device == "cuda":  # no tensor had memory, so nothing can have run on one
+        assert torch.cuda.max_memory_allocated() < OP.nbytes(WORKLOAD) / 100
 else:
     from evolve.evaluation.baselines import prepared
-    call = prepared("compile", OP, WORKLOAD, ScriptedDevice(), lambda _phase: None)
+    call = prepared("compile", OP, WORKLOAD, ScriptedDevice(torch_device=device), lambda _phase: None)
     print(call is not None, counters["inductor"]["fxgraph_cache_hit"])
 """
 
@@ -120,7 +123,11 @@ def test_eager_pytorch_is_not_compiled() -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_process_that_times_a_baseline_loads_what_was_compiled(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("device", "op"),
+    [("cpu", "gemv"), pytest.param("cuda", "softmax", marks=pytest.mark.gpu)],  # gemv: no host compiler is needed
+)
+def test_the_process_that_times_a_baseline_loads_what_was_compiled(device: str, op: str, tmp_path: Path) -> None:
     def run(what: str) -> str:
         environment = {
             **os.environ,
@@ -128,7 +135,7 @@ def test_the_process_that_times_a_baseline_loads_what_was_compiled(tmp_path: Pat
             "TORCHINDUCTOR_VEC_ISA_OK": "0",  # finding out compiles for half a minute
             "PYTHONPATH": os.pathsep.join([str(TESTS / "support"), str(TESTS.parent)]),
         }
-        command = [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN, what]
+        command = [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN, what, device, op]
         return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
 
     assert run("ahead") == "True"
