@@ -89,6 +89,11 @@ def test_a_tensor_is_placed_with_its_strides_and_its_offset() -> None:
     assert placed.data_ptr() != x.data_ptr()
 
 
+def test_what_is_erased_may_share_memory_among_its_elements() -> None:
+    x = torch.ones(3, 1).expand(3, 4)
+    assert not selftest.erased(x).any()
+
+
 def test_a_seed_gives_the_same_call_again(functions: Functions) -> None:
     first, second = (selftest.drawn(functions["silu"], 5)[0].arguments[0] for _ in range(2))
     assert torch.equal(first, second)
