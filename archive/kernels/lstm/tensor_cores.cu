@@ -1,6 +1,6 @@
 /*---
 op = "lstm"
-note = "what comes from x for all steps by one product on tensor cores (mma.sync, tiles by cp.async); then one cooperative launch walks through time: each block holds the weights of some units as fragments in registers, its warps share the sum over h, and the blocks of the same sequences read each other's h of the step before through the L2 cache, each value as the sum of two of the inputs' dtype, so that little of its float32 is lost"
+note = "what comes from x for all steps by one product on tensor cores (mma.sync, tiles by cp.async); then one cooperative launch walks through time: each block holds the weights of some units as fragments in registers, its warps share the sum over h, and the blocks of the same sequences read each other's h of the step before through the L2 cache, each value as the sum of two or three of the inputs' dtype, so that its float32 is kept"
 when = "input % 8 == 0 and hidden % 8 == 0 and itemsize(x) == 2"
 specialize = ["time", "batch", "input", "hidden", "rows", "units", "blocks", "groups", "tile", "tiles"]
 require = ["blocks * groups <= sms", "tiles * units * 4 <= 96"]
@@ -18,7 +18,7 @@ tiles = "ceil_div(tile, 16)"
 
 [workspace]
 pre = { shape = ["rows", "hidden", 4], dtype = "float32" }
-states = { shape = [2, 2, "batch", "hidden"], dtype = "x" }
+states = { shape = [2, 3, "batch", "hidden"], dtype = "x" }
 arrived = { shape = ["groups"], dtype = "int32", zero = true }
 
 [[launch]]
@@ -154,7 +154,12 @@ template <class Put> __device__ __forceinline__ void for_each(const Tile& sum, P
 
 __device__ __forceinline__ float sigmoid_of(float x) { return 1.0f / (1.0f + __expf(-x)); }
 
+// How many values of a type make a float32.
+__device__ constexpr int terms_of(const __nv_bfloat16*) { return 3; }
+__device__ constexpr int terms_of(const __half*) { return 2; }
+
 constexpr int KINDS = 4, WIDTH_OF_UNIT = 4;  // gates, and floats that a unit has in `pre`
+constexpr int TERMS = terms_of(static_cast<const x_t*>(nullptr));
 
 extern "C" __global__ void __launch_bounds__(256)
 part_of_x(const x_t* __restrict__ x, const x_t* __restrict__ w_ih, const x_t* __restrict__ b_ih, const x_t* __restrict__ b_hh,
@@ -232,13 +237,13 @@ walk(const float* __restrict__ pre, const x_t* __restrict__ h0, const x_t* __res
             __syncthreads();
         }
         // What the last step left: values and, after all of them, what their rounding took. Those of h0 are exact.
-        const x_t* const from = t > 0 ? states + t % 2 * (2ll * batch * hidden) : h0;
+        const x_t* const from = t > 0 ? states + t % 2 * ((long long)TERMS * batch * hidden) : h0;
 #pragma unroll
         for (int m = 0; m < tiles; ++m) {
             const int low = min(first + m * 16 + g, batch - 1), high = min(first + m * 16 + g + 8, batch - 1);
-            uint4 a[2][OWN], b[2][OWN];
+            uint4 a[TERMS][OWN], b[TERMS][OWN];
 #pragma unroll
-            for (int rest = 0; rest < 2; ++rest) {
+            for (int rest = 0; rest < TERMS; ++rest) {
 #pragma unroll
                 for (int i = 0; i < OWN; ++i) {
                     const int k = (warp + 8 * i) * 32 + q * 8;
@@ -255,8 +260,8 @@ walk(const float* __restrict__ pre, const x_t* __restrict__ h0, const x_t* __res
                 for (int j = 0; j < units / 8; ++j) {
                     float sum[4] = {};
 #pragma unroll
-                    for (int i = 0; i < 2 * OWN; ++i) {
-                        const uint4 w = weight[i / 2][kind][j], one = a[i % 2][i / 2], other = b[i % 2][i / 2];
+                    for (int i = 0; i < TERMS * OWN; ++i) {
+                        const uint4 w = weight[i / TERMS][kind][j], one = a[i % TERMS][i / TERMS], other = b[i % TERMS][i / TERMS];
                         mma(static_cast<const x_t*>(nullptr), sum, one.x, other.x, one.y, other.y, w.x, w.y);
                         mma(static_cast<const x_t*>(nullptr), sum, one.z, other.z, one.w, other.w, w.z, w.w);
                     }
@@ -283,16 +288,20 @@ walk(const float* __restrict__ pre, const x_t* __restrict__ h0, const x_t* __res
             cell[i] = fmaf(keep, cell[i], in * tanhf(given[i].z + gate[2]));
             const float h = sigmoid_of(given[i].w + gate[3]) * tanhf(cell[i]);
             const x_t rounded = x_t(h);
-            x_t* const to = states + (t + 1) % 2 * (2ll * batch * hidden) + here;
-            to[0] = rounded, to[(long long)batch * hidden] = x_t(h - float(rounded));
+            x_t* const to = states + (t + 1) % 2 * ((long long)TERMS * batch * hidden) + here;
+            float rest = h;
+#pragma unroll
+            for (int term = 0; term < TERMS; ++term) {
+                const x_t some = x_t(rest);
+                to[term * ((long long)batch * hidden)] = some;
+                rest -= float(some);
+            }
             out[step + here] = rounded;
             if (t + 1 == time) h_n[here] = x_t(h), c_n[here] = x_t(cell[i]);
         }
         if (t + 1 == time) break;
+        __threadfence();  // by each thread, for what it wrote
         __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            atomicAdd(arrived + group, 1);
-        }
+        if (threadIdx.x == 0) atomicAdd(arrived + group, 1);
     }
 }

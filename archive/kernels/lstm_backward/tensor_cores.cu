@@ -358,11 +358,9 @@ walk_back(const float* __restrict__ gate, const float* __restrict__ cells, const
 #pragma unroll
             for (int kind = 0; kind < 4; ++kind) to[kind * hidden] = x_t(found[kind]), bias[i][kind] += found[kind];
         }
+        __threadfence();  // by each thread, for what it wrote
         __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            atomicAdd(arrived + group, 1);
-        }
+        if (threadIdx.x == 0) atomicAdd(arrived + group, 1);
     }
     float returned[EACH];
     through_weights(0, returned);

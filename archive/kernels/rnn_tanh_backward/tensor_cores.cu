@@ -283,11 +283,9 @@ walk_back(const x_t* __restrict__ out, const x_t* __restrict__ w_hh, const x_t* 
 #pragma unroll
             for (int kind = 0; kind < 1; ++kind) to[kind * hidden] = x_t(found[kind]), bias[i][kind] += found[kind];
         }
+        __threadfence();  // by each thread, for what it wrote
         __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            atomicAdd(arrived + group, 1);
-        }
+        if (threadIdx.x == 0) atomicAdd(arrived + group, 1);
     }
     float returned[EACH];
     through_weights(0, returned);
