@@ -322,6 +322,7 @@ def test_a_baseline_that_ends_its_process_leaves_eager_pytorch(watched: Watched)
     assert [(one.compile_us, one.autotune_us) for one in verdict.measurements] == [(None, None)] * 2
 
 
+@pytest.mark.exhaustive
 def test_without_processes_that_compile_ahead_the_evaluator_does_it(folder: Path) -> None:
     made = Watched(folder, preparers=0)
     try:
@@ -332,6 +333,7 @@ def test_without_processes_that_compile_ahead_the_evaluator_does_it(folder: Path
     assert {what for what, _, _ in made.notes("alone")} == {"timed"}
 
 
+@pytest.mark.exhaustive
 def test_processes_that_cannot_start_cost_no_verdict(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_FAULT", "no_memory")
     made = Watched(folder, preparers=2)
