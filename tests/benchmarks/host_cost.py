@@ -51,6 +51,10 @@ class NoDriver:
         self.cuLaunchKernelEx = ctypes.CDLL(None).labs
         self.cuLaunchKernelEx.restype = None
 
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, found: Any, *_: object) -> int:  # noqa: N802
+        found._obj.value = 1 << 20  # every cooperative grid fits
+        return 0
+
     def __getattr__(self, _name: str) -> Callable[..., int]:
         return lambda *_: 0
 
