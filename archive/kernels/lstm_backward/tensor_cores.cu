@@ -271,6 +271,7 @@ walk_back(const float* __restrict__ gate, const float* __restrict__ cells, const
     // What comes back to h from the step `t`, for this block's items, when all blocks have written their parts of it.
     const auto through_weights = [&](int t, float (&to)[EACH]) {
         if (threadIdx.x == 0) {
+            __threadfence();
             while (atomicAdd(arrived + group, 0) < blocks * (time - t)) {}
             __threadfence();
         }
