@@ -109,10 +109,10 @@ def test_every_kernel_of_softmax_is_adapted_and_says_where_it_comes_from(tmp_pat
 
 
 def test_an_output_that_the_task_lacks_becomes_workspace_and_a_parameter_a_constant(tmp_path: Path) -> None:
-    kernels = list(kernels_for(task(tmp_path, "my_norm")))
-    assert len(kernels) == len(library.shipped("layer_norm"))
-    for kernel in kernels:
-        assert [workspace.name for workspace in kernel.plan.workspace] == ["mean", "rstd"]
+    of_the_catalog = library.shipped("layer_norm")
+    for kernel, model in zip(kernels_for(task(tmp_path, "my_norm")), of_the_catalog, strict=True):
+        own = [workspace.name for workspace in model.plan.workspace]
+        assert [workspace.name for workspace in kernel.plan.workspace] == [*own, "mean", "rstd"]
         assert "constexpr float eps = 1e-05f;" in kernel.source
         assert not any("eps" in str(argument) for argument in kernel.plan.launches[0].args)
 
