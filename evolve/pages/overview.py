@@ -18,6 +18,7 @@ from reference_ops.listing import families
 
 OTHER = "own ops"
 RUNS_SHOWN = 8
+IN_MEMORY = ":memory:"  # the name of an archive that is no file
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,11 @@ class Overview:
     ideas: Mapping[str, str]  # of the best kernel of each line, by kernel id
     runs: tuple[Run, ...]  # the newest, newest first
     gain: Gain | None
+
+    @property
+    def title(self) -> str:
+        """What the page shows; without an archive of the user's own, that is what ships."""
+        return "Kernels that ship with evolve" if self.archive == IN_MEMORY else f"Kernels in {self.archive}"
 
     @property
     def on_gpus(self) -> list[OpLine]:

@@ -166,3 +166,9 @@ def test_a_file_that_cannot_be_written_is_named(path: Path, capsys: pytest.Captu
     code, _, errors = evolve(capsys, "report", "gelu", "-o", path.parent / "absent" / "x.html", "--archive", path)
     assert code == 2
     assert "--output" in errors
+
+
+def test_the_first_page_names_the_archive_or_says_that_it_shows_what_ships(text: str, path: Path) -> None:
+    shipped = report(shown_archive.fill(Path(":memory:")), [])
+    assert f"<h1>Kernels in {path.name}</h1>" in text
+    assert "<h1>Kernels that ship with evolve</h1>" in shipped
