@@ -126,6 +126,7 @@ class Tolerance:
     sum of its own rounding and of PyTorch's error beyond that rounding. `exact` allows no difference.
     `sums` is the dim over which each result sums: the longer a sum in float32, the more its order matters.
     `in_turn` is a dim that a single thread may sum over, when all results may depend on that one sum.
+    With `running`, each result continues the sum before it, so that a single thread may add up in that order.
     `given` names inputs that follow from other inputs, such as their mean. They count as exact when rounding errors of
     inputs are estimated. With `relative`, outputs are positive and users take their logarithms, so the error of each is
     also limited in relation to itself.
@@ -135,6 +136,7 @@ class Tolerance:
     exact: bool = False
     sums: str = ""
     in_turn: str = ""
+    running: bool = False
     given: tuple[str, ...] = ()
     relative: bool = False
 

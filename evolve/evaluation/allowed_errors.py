@@ -37,11 +37,12 @@ class Sums:
 NO_SUMS = Sums()
 
 
-def summed(terms: int, *, alike: bool) -> Sums:
+def summed(terms: int, *, alike: bool, running: bool = False) -> Sums:
     """Return the error that is allowed for a sum of this many terms.
 
     On average, twice that of a block of 256 threads: each adds up every 256th term, then their sums are added in pairs.
-    A single thread may add up a short row, whose roundings cancel, and a longer one of terms that are alike. A single
+    A single thread may add up a short row, whose roundings cancel, and a longer one of terms that are alike; of a
+    `running` sum, whose order is given, the same error is allowed in rows of any length. A single
     element may be as far off as where one thread adds small terms to a large sum: all roundings go the same way. Two
     roundings are always allowed, as in a sum that is multiplied by the inverse of a count.
     """
@@ -49,7 +50,8 @@ def summed(terms: int, *, alike: bool) -> Sums:
         return NO_SUMS
     chain, row = min(terms, math.ceil(terms / THREADS) + PAIRS, LONG_ROW), min(terms, LONG_ROW)
     roundings, one_way = max(2.0, math.sqrt(terms / THREADS)), BIAS_WHEN_ALIKE if alike else BIAS
-    added = terms if terms <= SHORT_ROW else max(SHORT_ROW**2 / terms, terms / LANES)
+    longer = SHORT_ROW if running else max(SHORT_ROW**2 / terms, terms / LANES)
+    added = terms if terms <= SHORT_ROW else longer
     in_turn = row * one_way if alike else IN_TURN * math.sqrt(added)
     usual = max(2 * IN_TURN * math.sqrt(chain), chain * BIAS, in_turn)
     worst = max(math.sqrt(row), row * one_way)

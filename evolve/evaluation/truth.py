@@ -138,7 +138,8 @@ class Truth:
         first = self.op.varied[0].dims[:1]
         sequence = not self.op.by_rows and self.op.outputs[index].dims[:1] == first
         steps = self.op.sizes(self.workload)[first[0]] if sequence and first else 1
-        return replace(summed(terms, alike=group.alike), vanishing=group.vanishing, steps=steps)
+        found = summed(terms, alike=group.alike, running=self.op.tolerance.running)
+        return replace(found, vanishing=group.vanishing, steps=steps)
 
     def exact(self, index: int, group: RowGroup) -> bool:
         return group.exact or self.op.tolerance.exact or not self.pytorch[index].is_floating_point()
@@ -253,7 +254,9 @@ def defined(op: Op, workload: Workload, torch_device: str, *, finite: bool = Fal
         raise
     except Exception:  # noqa: BLE001 - a user's reference may refuse sizes with any exception
         return False
-    return not finite or all(bool(output.isfinite().all()) for output in outputs if output.is_floating_point())
+    floats = (output for output in outputs if output.is_floating_point())
+    # PyTorch has few operations on 8-bit floats.
+    return not finite or all(bool((one.float() if one.element_size() == 1 else one).isfinite().all()) for one in floats)
 
 
 def _differ(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:

@@ -139,7 +139,7 @@ def scan(
         arranged={} if not factors else then(SPECIAL, save_product) if backward else OF_FACTORS,
         flops=lambda dims: (3 if factors and backward else 1) * dims["rows"] * dims["cols"],
         # The default factor suffices for sums in float32 in any order; for products see the note.
-        tolerance=Tolerance(sums="cols"),
+        tolerance=Tolerance(sums="cols", running=True),
         backward=() if backward else (f"{name}_backward",),
     )  # fmt: skip
 

@@ -285,3 +285,14 @@ def test_a_few_rows_may_be_as_far_off_as_pytorch_is_on_other_inputs(rows: int, r
     excuses = Excuses(perturbed=still, repeated=lambda: repeated)
     found = compared(actual.float(), expected.float(), expected, Tolerance(), excuses)
     assert (found.fault == "") is right, found.fault
+
+
+def test_a_running_sum_may_be_added_up_in_its_order() -> None:
+    numbers = torch.randn(24, 5827)
+    expected, in_order, sums = numbers.double().cumsum(1), torch.empty_like(numbers), torch.zeros(24)
+    for place, column in enumerate(numbers.unbind(1)):
+        sums += column
+        in_order[:, place] = sums
+    pytorch = expected.float()
+    assert fault(in_order, pytorch, expected, Tolerance(), summed(5827, alike=False, running=True)) == ""
+    assert fault(in_order.half().float(), pytorch, expected, Tolerance(), summed(5827, alike=False, running=True)) != ""

@@ -152,6 +152,13 @@ def test_the_sizes_that_a_reference_accepts_are_found_by_calling_it() -> None:
     assert [defined(op, of(n), "cpu") for n in (8, 9, 10)] == [True, False, True]
 
 
+def test_results_of_8_bits_are_asked_too_whether_they_are_finite() -> None:
+    op = catalog.load("quantise_rows_fp8")
+    workload = op.emulated[0]
+    assert any(output.element_size() == 1 for output in op.call(inputs_at(op, workload, 0, "cpu"), workload))
+    assert defined(op, workload, "cpu", finite=True)
+
+
 def test_an_error_that_rounding_makes_large_is_found_where_pytorch_happens_to_make_none() -> None:
     """1 - n * n of a rounded n near 1 is as far off as n's rounding, whatever the inputs' own roundings move."""
     x = torch.linspace(0, 6, ROWS * COLS).view(ROWS, COLS)
