@@ -48,7 +48,7 @@ class SqliteStore:
             if not self._lost:
                 raise
             raise self._rescue(records) from error
-        if self._lost:  # SQLite goes on writing where nobody will find it
+        if self._lost:  # SQLite goes on writing to a file that has no name any more
             raise self._rescue(records)
         return new
 

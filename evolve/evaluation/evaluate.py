@@ -197,7 +197,7 @@ class Evaluator:
     watch: Callable[[str], None]  # called with the name of each phase that begins
     cache: BaselineCache = field(default_factory=baselines.cache)
     timed: dict[tuple[str, str], Baselines] = field(default_factory=dict)  # by op and workload
-    defers: bool = False  # whether unknown times of torch.compile are left to the caller, who completes measurements
+    defers: bool = False  # leave out unknown times of torch.compile; the engine completes measurements later
     lacking: list[str] = field(default_factory=list)  # workloads at which the last evaluation knew eager's time alone
 
     def __post_init__(self) -> None:

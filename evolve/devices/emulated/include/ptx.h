@@ -60,7 +60,7 @@ template <class... W> void mma_tf32(float& d0, float& d1, float& d2, float& d3, 
     multiply(product_tf32, d0, d1, d2, d3, words...);
 }
 
-// The lanes' addresses are exchanged, and nobody goes on before all have read.
+// The lanes' addresses are exchanged; no lane goes on before all lanes have read.
 template <int N, bool TRANS, class... R> void load_matrices(unsigned address, R&... to) {
     static_assert(sizeof...(R) == N, "ldmatrix: the number of registers must be that of the matrices");
     const char* place = of_shared(address);
