@@ -63,6 +63,8 @@ def _explanation(error: Exception) -> tuple[str, str] | None:
         case CatalogError():
             message, _, hint = str(error).partition(". ")
             return message, hint or CORRECT_IT
+        case OSError(filename=str() as path, strerror=str() as reason):
+            return f"{path} cannot be used: {reason}", "check the path, its permissions and the free disk space"
     if type(error).__module__ == "sqlite3":  # compared by name, because only the archive may import sqlite3
         return f"the archive cannot be used: {error}", "stop other evolve processes, and check the free disk space"
     return None

@@ -223,6 +223,8 @@ def parted(words: Sequence[str]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     own = tuple(word for word in words if _is_locator(word))
     holding = tuple(Path(word) for word in words if word not in own)
     if not holding:
+        if absent := [word for word in own if ":" not in word and not Path(word).exists()]:
+            raise UserError(f"there is no file {listed(absent)}", "check the path")
         raise UserError(
             f"{listed(own)} is an op, and no file with kernels was given",
             "add kernels as .cu files, or the output of a batch as a .jsonl file",

@@ -22,7 +22,7 @@ OpsArgument = Annotated[
 
 def report(
     ops: OpsArgument = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write.")] = REPORT,
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write.")] = REPORT,
     kernels: Annotated[
         int,
         typer.Option(
@@ -48,7 +48,7 @@ def report(
     try:
         output.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UserError(f"cannot write {output}: {error.strerror}", "name another file with --output") from error
+        raise UserError(f"cannot write {output}: {error.strerror}", "name another file with --out") from error
     size = f"{len(text.encode(errors='replace')) / 1e6:.1f} MB"
     console().print(f"{output}: {counted(len(names) or len(held), 'op')}, {size}; open it in a browser", soft_wrap=True)
 

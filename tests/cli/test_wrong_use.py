@@ -64,6 +64,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("run softmax --turbo", "--turbo"),
         ("evolute", "evolute"),
         ("tell nowhere.cu", "nowhere.cu"),
+        ("tell no/such/kernels", "there is no file no/such/kernels"),
         ("tell notes.txt", ".jsonl"),
         ("tell nothing.jsonl", "no replies"),
         ("tell no_plan.cu", "does not name an op"),
@@ -79,6 +80,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("merge nowhere.db", "nowhere.db"),
         ("merge words.db", "not a database"),
         ("export --archive nowhere.db", "no archive"),
+        ("export gelu --pytorch-too --out notes.txt/package", "notes.txt/package cannot be used: Not a directory"),
     ],
 )
 def test_a_usage_error_is_explained(arguments: str, message: str, capsys: Capture) -> None:

@@ -165,7 +165,7 @@ def test_an_op_that_the_archive_lacks_is_named(path: Path, capsys: pytest.Captur
 def test_a_file_that_cannot_be_written_is_named(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, errors = evolve(capsys, "report", "gelu", "-o", path.parent / "absent" / "x.html", "--archive", path)
     assert code == 2
-    assert "--output" in errors
+    assert "--out" in errors
 
 
 def test_the_first_page_names_the_archive_or_says_that_it_shows_what_ships(text: str, path: Path) -> None:
