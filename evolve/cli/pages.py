@@ -78,5 +78,4 @@ def serve(
     output.print(tunnel, style="dim", soft_wrap=True)
     if show:
         typer.launch(address)
-    path = wiring.archive_path(archive)
-    server.serve(path, site.Site(path.name), bound)
+    server.serve(wiring.archive_path(archive), site.Site(), bound)

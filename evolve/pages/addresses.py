@@ -66,6 +66,17 @@ def served(address: str) -> str:
 
 
 @dataclass(frozen=True)
+class Without:
+    """Links, without those to pages that cannot be made."""
+
+    links: Links
+    absent: Collection[str]  # addresses
+
+    def __call__(self, address: str) -> str:
+        return "" if address in self.absent else self.links(address)
+
+
+@dataclass(frozen=True)
 class InOneFile:
     """Links between the pages of one file, which holds only some pages."""
 

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from archive.kernel import Kernel
-from archive.proposals import AskedQuestion, Proposal
+from archive.proposals import AskedQuestion, Proposal, Run
 from archive.records import Check, DeviceInfo, Evaluation, Profile
 from archive.store import Store
 from archive.summaries import EvaluationSummary, ProposalSummary
 from evolve.devices.choose import policy_of
 from evolve.devices.counters import COUNTERS
-from evolve.pages.lineage import ancestry
+from evolve.pages import addresses
+from evolve.pages.lineage import absent, ancestry
 from evolve.prompting.bottleneck import Bottleneck, bottleneck, side
 from evolve.report.basis import Basis, basis_of
 from evolve.report.profile import quantity
@@ -83,6 +84,7 @@ class KernelPage:
     judged: tuple[Judged, ...]  # GPUs first, newest first
     children: tuple[Child, ...]
     more_children: int
+    absent: frozenset[str]  # addresses of parents, ancestors and runs that the archive lacks
 
 
 def kernel_page(store: Store, kernel_id: str) -> KernelPage | None:
@@ -96,15 +98,23 @@ def kernel_page(store: Store, kernel_id: str) -> KernelPage | None:
     parents = dict.fromkeys(parent for one in proposals for parent in one.parents)
     made = store.find(ProposalSummary, parents=[kernel_id])
     children = {child.kernel_id: child for child in made if child.kernel_id}
+    ancestors, judged = ancestry(store, kernel_id), _judged(store, kernel)
+    runs = {one.run for one in proposals} | {one.evaluation.run for one in judged}
     return KernelPage(
         kernel=kernel,
         asked=tuple(Asked(one, questions.get(one.id)) for one in proposals),
         parents=tuple(store.find(Kernel, ids=list(parents))),
-        ancestors=tuple(ancestry(store, kernel_id)),
-        judged=tuple(_judged(store, kernel)),
+        ancestors=tuple(ancestors),
+        judged=tuple(judged),
         children=tuple(_children(store, list(children.values())[:CHILDREN_SHOWN])),
         more_children=max(0, len(children) - CHILDREN_SHOWN),
+        absent=absent(store, [*parents, *ancestors]) | _absent_runs(store, runs),
     )
+
+
+def _absent_runs(store: Store, runs: set[str]) -> frozenset[str]:
+    held = {one.id for one in store.find(Run, ids=list(runs))}
+    return frozenset(map(addresses.run_page, runs - held))
 
 
 def _judged(store: Store, kernel: Kernel) -> list[Judged]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from archive.kernel import Kernel
 from archive.store import Store
-from archive.summaries import EvaluationSummary, ProposalSummary
+from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary
+from evolve.pages import addresses
 from evolve.report.standing import Standing, first_proposals
 from evolve.report.words import change
 
@@ -59,6 +60,13 @@ def family_of(store: Store, now: Standing) -> Family:
 def ancestry(store: Store, kernel_id: str) -> list[str]:
     """Return a kernel's first parent, that one's first parent, and so on."""
     return [one for one in _with_ancestors(store, [kernel_id]) if one != kernel_id]
+
+
+def absent(store: Store, kernels: Iterable[str]) -> frozenset[str]:
+    """Return the addresses of the kernels that the archive lacks, as parents of kernels from elsewhere may be."""
+    named = set(kernels)
+    held = {one.id for one in store.find(KernelSummary, ids=list(named))} if named else set()
+    return frozenset(map(addresses.kernel_page, named - held))
 
 
 def _with_ancestors(store: Store, ids: Iterable[str]) -> dict[str, ProposalSummary | None]:

@@ -9,7 +9,7 @@ from archive.store import Store
 from archive.summaries import BriefEvaluation, BriefProposal, EvaluationSummary
 from evolve.devices.choose import policy_of
 from evolve.errors import kind_of
-from evolve.pages.lineage import Family, family_of
+from evolve.pages.lineage import Family, absent, family_of
 from evolve.report.best_so_far import Moment, moments
 from evolve.report.standing import Standing, devices, standing
 from evolve.report.words import one_line
@@ -49,6 +49,7 @@ class OpPage:
     outcomes: tuple[OutcomeLine, ...]
     family: Family
     runs: tuple[Run, ...]  # newest first
+    absent: frozenset[str]  # addresses of parents that the archive lacks
 
     @property
     def fittest(self) -> str:
@@ -66,6 +67,7 @@ def op_page(store: Store, op: str, device: str = "") -> OpPage | None:
     evaluations = store.find(BriefEvaluation, op, device=info.key)
     proposals = store.find(BriefProposal, op)
     runs = [run for run in store.find(Run, op) if run.device == info.key]
+    family = family_of(store, now)
     return OpPage(
         standing=now,
         main=info is main,
@@ -75,8 +77,9 @@ def op_page(store: Store, op: str, device: str = "") -> OpPage | None:
             float(len(evaluations)), float(sum(one.tokens for one in proposals)), sum(one.usd for one in proposals)
         ),
         outcomes=tuple(_outcome(store, op, info, outcome, number) for outcome, number in now.outcomes.items()),
-        family=family_of(store, now),
+        family=family,
         runs=tuple(reversed(runs)),
+        absent=absent(store, (other for node in family.nodes for other in node.others)),
     )  # fmt: skip
 
 

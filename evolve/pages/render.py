@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from archive.characters import escaped
 from evolve.pages import addresses, code, svg
-from evolve.pages.addresses import Links
+from evolve.pages.addresses import Links, Without
 from evolve.pages.comparison import DeviceComparison, KernelComparison, RunComparison
 from evolve.pages.kernel_page import Judged, KernelPage
 from evolve.pages.op_page import AXES, OpPage
@@ -59,7 +59,8 @@ class Renderer:
         """Return an op's page; `held` tells which kernels and runs have a page, if not all have."""
         now = view.standing
         return self._page(
-            address, f"{now.op} on {now.device.name}", "op.html", view=view, now=now, knobs=KNOBS, held=held,
+            address, f"{now.op} on {now.device.name}", "op.html", link=Without(self.links, view.absent), view=view,
+            now=now, knobs=KNOBS, held=held,
             labels=words.workload_labels([champion.workload for champion in now.champions]),
             bars=_champion_bars(now), curves=[self._curve(view, axis) for axis in range(len(AXES))],
             roofline=_roofline(now, roofline), tuned=any(one.measurement.autotune_us for one in now.champions),
@@ -70,8 +71,8 @@ class Renderer:
         diffs = [(one, code.difference(one.text, view.kernel.text, (words.short(one.id), words.short(view.kernel.id))))
                  for one in view.parents]  # fmt: skip
         return self._page(
-            addresses.kernel_page(view.kernel.id), title, "kernel.html", view=view, diffs=diffs,
-            source=code.source(view.kernel.text), labels_of=_labels_of,
+            addresses.kernel_page(view.kernel.id), title, "kernel.html", link=Without(self.links, view.absent),
+            view=view, diffs=diffs, source=code.source(view.kernel.text), labels_of=_labels_of,
         )  # fmt: skip
 
     def run(self, view: RunPage) -> Page:
@@ -107,7 +108,7 @@ class Renderer:
         return self._page(addresses.OVERVIEW, title, "absent.html", heading=title, message=message)
 
     def _page(self, address: str, title: str, template: str, **values: Any) -> Page:
-        drawn = _templates().get_template(template).render(link=self.links, to=addresses, **values)
+        drawn = _templates().get_template(template).render({"link": self.links, "to": addresses, **values})
         return Page(address, title, Markup(drawn))  # noqa: S704 - the templates escape what they are given
 
     def _gains(self, lines: Sequence[OpLine]) -> Markup:

@@ -22,6 +22,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from archive import seeds
 from archive.plan import PlanError
 from archive.sqlite import SqliteStore, open_archive
 from archive.store import ArchiveError
@@ -30,7 +31,8 @@ from evolve.pages import addresses
 from evolve.pages.addresses import Absent, Moved
 from evolve.pages.render import Page, Renderer, document, static
 
-HOST, PORT = "127.0.0.1", 8642
+HOST = "127.0.0.1"
+IN_MEMORY = Path(":memory:")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -77,6 +79,11 @@ def stamp(archive: Path) -> Stamp:
     return tuple(found)
 
 
+def opened(archive: Path) -> SqliteStore:
+    """Open an archive without the right to change it; before there is one, what ships with the package."""
+    return open_archive(archive, read_only=True) if archive.exists() else seeds.opened(IN_MEMORY)
+
+
 @dataclass
 class Pages:
     """The pages of one archive, each kept until the archive changes."""
@@ -93,7 +100,7 @@ class Pages:
             return page
         began = time.monotonic()
         words = tuple(unquote_to_bytes(word).decode(errors="replace") for word in path.split("/") if word)
-        with closing(open_archive(self.archive, read_only=True)) as store:
+        with closing(opened(self.archive)) as store:
             page = self.site.page(store, words)
         self.cost_seconds = time.monotonic() - began
         self.kept[path] = now, page
@@ -234,5 +241,5 @@ def serve(archive: Path, site: Answering, bound: socket.socket) -> None:
 
 
 def _prepare(site: Answering, archive: Path) -> None:
-    with contextlib.suppress(ArchiveError, PlanError), closing(open_archive(archive, read_only=True)) as store:
+    with contextlib.suppress(ArchiveError, PlanError), closing(opened(archive)) as store:
         site.prepare(store)

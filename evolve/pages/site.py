@@ -28,7 +28,6 @@ Words = tuple[str, ...]
 class Site:
     """Makes the pages of an archive."""
 
-    archive: str
     renderer: Renderer = field(default_factory=lambda: Renderer(addresses.served))
     work: WorkAside = field(default_factory=WorkAside)
 
@@ -36,7 +35,7 @@ class Site:
         """Return the page with this address, or plain text to save; raises Absent or Moved."""
         match words:
             case ():
-                return self.renderer.overview(overview(store, self.archive))
+                return self.renderer.overview(overview(store, store.path.name))
             case ("runs",):
                 return self.renderer.runs(run_lines(store))
             case ("op", op) | ("op", op, _):

@@ -1,6 +1,7 @@
-"""Benchmark of a large archive: time and memory that commands and the rounds of a run take. Run this file with Python.
+"""Benchmark of a large archive: time and memory that commands, pages and the rounds of a run take on it.
 
-It fills an archive through the store unless the file exists already, and runs each command in a process of its own.
+Run this file with Python. It fills an archive with 100,000 kernels and a million measurements through the store, unless
+the file exists already, and runs each command in a process of its own.
 """
 
 import argparse
@@ -8,10 +9,12 @@ import itertools
 import os
 import random
 import resource
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -35,10 +38,12 @@ from evolve.search import Search  # noqa: E402
 from reference_ops import catalog  # noqa: E402
 
 GPU = DeviceInfo("cuda", "NVIDIA H200", "sm_90a", 132, 232_448, copy_gb_s=4270.0)
+OTHER_GPU = DeviceInfo("cuda", "NVIDIA H100 80GB HBM3", "sm_90a", 132, 232_448, copy_gb_s=2900.0)
 CPU = DeviceInfo("emulated", "emulated", "sm_90a", 8, 232_448)
 SHARES = {"softmax": 0.4, "layer_norm": 0.2, "cross_entropy": 0.15, "gelu": 0.15, "cumsum": 0.1}
 DEVICES = ((GPU, 0.8), (CPU, 0.2))
 FAILURES = (Outcome.WRONG, Outcome.COMPILE_ERROR, Outcome.DUPLICATE, Outcome.TIMED_OUT, Outcome.ILLEGAL)
+PASSED = 0.6  # share of the kernels
 SETTINGS = 6  # kernels per design
 KERNELS_OF_A_RUN = 2_000
 RECORDS_AT_ONCE = 1_000
@@ -65,15 +70,16 @@ class Row:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--kernels", type=int, default=100_000)
+    options.add_argument("--measurements", type=int, default=1_000_000, help="kernels are judged again until so many")
     options.add_argument("--archive", type=Path, default=Path(".evolve/big.db"), help="created if it does not exist")
     options.add_argument("--rounds", type=int, default=ROUNDS)
     options.add_argument("--only", choices=("make", "commands", "pages", "rounds"), help="run only this part")
     given = options.parse_args()
     if not given.archive.exists():
         began = time.monotonic()
-        fill(given.archive, given.kernels)
+        fill(given.archive, given.kernels, given.measurements)
         print(f"made in {time.monotonic() - began:.0f} s")
-    print(f"{given.archive}: {given.archive.stat().st_size / 1e6:.0f} MB", flush=True)
+    print(held(given.archive), flush=True)
     if given.only in (None, "commands"):
         for row in commands(given.archive):
             print(row, flush=True)
@@ -85,13 +91,23 @@ def main() -> None:
             print(row, flush=True)
 
 
-def fill(path: Path, kernels: int) -> None:
+def held(path: Path) -> str:
+    """Return how much an archive holds."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        counts = [
+            f"{connection.execute(f'SELECT count(*) FROM {table}').fetchone()[0]:,} {table}"
+            for table in ("kernels", "evaluations", "measurements", "runs")
+        ]
+    return f"{path}: {path.stat().st_size / 1e6:.0f} MB, {', '.join(counts)}"
+
+
+def fill(path: Path, kernels: int, measurements: int) -> None:
     """Create an archive. It gets its final name only when it is complete."""
     unfinished = path.with_suffix(".unfinished")
     unfinished.unlink(missing_ok=True)
     store = open_archive(unfinished)
     waiting: list[Record] = []
-    for record in records(kernels):
+    for record in records(kernels, measurements):
         waiting.append(record)
         if len(waiting) >= RECORDS_AT_ONCE:
             store.append(*waiting)
@@ -101,11 +117,28 @@ def fill(path: Path, kernels: int) -> None:
     unfinished.rename(path)
 
 
-def records(kernels: int) -> Iterator[Record]:
+def records(kernels: int, measurements: int) -> Iterator[Record]:
     """Yield the runs, proposals and evaluations of every op and device."""
     for op, share in SHARES.items():
         for device, part in DEVICES:
-            yield from _records_of(op, device, round(kernels * share * part), random.Random(f"{op} {device.key}"))
+            rng, passed, measured = random.Random(f"{op} {device.key}"), list[Evaluation](), 0
+            for record in _records_of(op, device, round(kernels * share * part), rng):
+                yield record
+                if isinstance(record, Evaluation) and record.measurements:
+                    passed.append(record)
+                    measured += len(record.measurements)
+            yield from _judged_again(passed, round(measurements * share * part) - measured, rng)
+
+
+def _judged_again(passed: list[Evaluation], measurements: int, rng: random.Random) -> Iterator[Evaluation]:
+    """Yield later verdicts with so many measurements, as `evolve verify` gives them on this GPU and on another one."""
+    for index in itertools.count():
+        if measurements <= 0:
+            return
+        first, device = passed[index // 2 % len(passed)], (GPU, OTHER_GPU)[index % 2]
+        again = _evaluation(first.kernel_id, first.op, device, first.created + DAY, rng, passed=True)
+        measurements -= len(again.measurements)
+        yield again
 
 
 def _records_of(op: str, device: DeviceInfo, kernels: int, rng: random.Random) -> Iterator[Record]:
@@ -128,9 +161,10 @@ def _records_of(op: str, device: DeviceInfo, kernels: int, rng: random.Random) -
             cost = Cost(4_000, 2_000, 12.0, usd=0.01) if operator != "knobs" else Cost()
             reply = kernel.text if operator != "knobs" else ""
             yield Proposal(op, operator, "made up", kernel, parents, run.id, reply, cost=cost, created=now)
-            yield replace(_evaluation(kernel, device, now + 1, rng), run=run.id)
+            passed = rng.random() < PASSED
+            yield replace(_evaluation(kernel.id, op, device, now + 1, rng, passed=passed), run=run.id)
             if device is not GPU:  # otherwise a run on the GPU would begin with these kernels
-                yield _evaluation(kernel, GPU, now + 2, rng)
+                yield _evaluation(kernel.id, op, GPU, now + 2, rng, passed=passed)
         yield Leg(run.id, started, now + 2)
 
 
@@ -189,17 +223,18 @@ def _workloads(op: str, kind: str) -> tuple[str, ...]:
     return tuple(workload.key for workload in catalog.load(op).workloads(kind))
 
 
-def _evaluation(kernel: Kernel, device: DeviceInfo, created: float, rng: random.Random) -> Evaluation:
-    passed = rng.random() < 0.6
+def _evaluation(
+    kernel_id: str, op: str, device: DeviceInfo, created: float, rng: random.Random, *, passed: bool
+) -> Evaluation:
     outcome = Outcome.PASSED if passed else rng.choice(FAILURES)
     log = "" if passed else f"error at element {rng.randrange(10**6)}: " + "expected 1.0, got 2.0; " * 20
     code = f"{rng.getrandbits(64):016x}"
     traits = Traits(code, rng.choice((4, 8, 16)), 16, rng.choice((0, 8_192, 49_152)), rng.choice((32, 64, 128)), 256,
                     rng.choice((1, 1, 2)), tensor_cores=False, atomics=False, occupancy=0.5)  # fmt: skip
-    workloads = _workloads(kernel.op, device.kind)
+    workloads = _workloads(op, device.kind)
     slow = rng.lognormvariate(0.5, 0.4)
     return Evaluation(
-        kernel.id, kernel.op, device, outcome, log,
+        kernel_id, op, device, outcome, log,
         tuple(_measurement(workload, slow * rng.uniform(0.9, 1.1)) for workload in workloads) if passed else (),
         deterministic=True if passed else None,
         resources=(Resources("entry", 32, 0, 0),),
@@ -238,7 +273,7 @@ def pages(archive: Path) -> Iterator[Row]:
     store = open_archive(archive)
     first, second = _two_kernels(store)
     op, run = next(iter(SHARES)), store.find(Run)[-1].id
-    site = Site(archive.name)
+    site = Site()
     made = Pages(archive, site)
     yield _timed("work of the ops, by another process", lambda: site.prepare(store))
     addresses = ("/", f"/op/{op}", f"/kernel/{first}", f"/compare/kernels/{first}/{second}", f"/run/{run}", "/runs")
@@ -313,7 +348,7 @@ class MadeUp:
 def rounds(archive: Path, number: int) -> Iterator[Row]:
     """Run rounds with an engine and a proposer that take almost no time, to measure the cost of a round itself."""
     store, rng = open_archive(archive), random.Random(time.time())
-    engine = FakeEngine(lambda job: _evaluation(job.kernel, GPU, time.time(), rng), info=GPU)
+    engine = FakeEngine(lambda job: _verdict(job.kernel, rng), info=GPU)
     op, proposer = catalog.load(next(iter(SHARES))), MadeUp(rng, [], [])
     search = Search(f"{rng.getrandbits(48):012x}", op, op.name, 0, Budget(evals=8 * number))
     store.append(Run(search.run, op.name, GPU.key, proposer.name, 0, time.time(), budget=search.budget))
@@ -328,6 +363,10 @@ def rounds(archive: Path, number: int) -> Iterator[Row]:
     yield Row("one round, longest", *own[-1], peak)
     yield Row("from the last request to the end", *_between(proposer.answered[-1], ended), peak)
     store.close()
+
+
+def _verdict(kernel: Kernel, rng: random.Random) -> Evaluation:
+    return _evaluation(kernel.id, kernel.op, GPU, time.time(), rng, passed=rng.random() < PASSED)
 
 
 def _between(begin: Moment, end: Moment) -> tuple[float, float]:

@@ -1,11 +1,13 @@
-"""What the page of a kernel says of the kernels made from it."""
+"""What the page of a kernel says of the kernels made from it, and of what the archive lacks."""
 
 import pytest
 from records import CPU, GPU, kernel, passed, proposal
 from standings import archive_of
 
 from archive.records import Evaluation
+from evolve.pages import addresses
 from evolve.pages.kernel_page import Child, kernel_page
+from evolve.pages.render import Renderer
 
 PARENT, CHILD, ROWS = kernel(1), kernel(2), "rows=8 cols=16 float32"
 ON_CPU, ON_GPU = passed(CHILD.id, CPU, 5.0, **{ROWS: 20.0}), passed(CHILD.id, GPU, 3.0, **{ROWS: 20.0})
@@ -29,3 +31,19 @@ def test_the_verdict_on_a_gpu_counts_even_if_another_one_is_newer() -> None:
 
 def test_a_child_without_a_verdict_is_pending() -> None:
     assert (child().outcome, child().speedup) == ("pending", None)
+
+
+def test_a_parent_and_a_run_that_the_archive_lacks_have_no_link() -> None:
+    store = archive_of(proposal(CHILD, PARENT.id, run="elsewhere"))
+    view = kernel_page(store, CHILD.id)
+    assert view
+    text = Renderer(addresses.served).kernel(view).body
+    assert PARENT.id[:8] in text
+    assert f'href="/kernel/{PARENT.id}"' not in text
+    assert 'href="/run/' not in text
+
+
+def test_a_parent_that_is_there_has_a_link() -> None:
+    view = kernel_page(archive_of(proposal(PARENT), proposal(CHILD, PARENT.id)), CHILD.id)
+    assert view
+    assert f'href="/kernel/{PARENT.id}"' in Renderer(addresses.served).kernel(view).body

@@ -37,7 +37,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def client(path: Path) -> TestClient:
-    return TestClient(application(path, Site(path.name, work=WORK)), base_url=HERE, follow_redirects=False)
+    return TestClient(application(path, Site(work=WORK)), base_url=HERE, follow_redirects=False)
 
 
 @pytest.fixture
@@ -132,6 +132,16 @@ def test_a_page_shows_what_was_written_since(client: TestClient, writer: SqliteS
     assert client.get(f"/run/{RUNS['gelu'][0]}").text != before
 
 
+def test_before_there_is_an_archive_what_ships_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "none yet" / "archive.db"
+    client = TestClient(application(path, Site(work=WORK)), base_url=HERE)
+    assert "Kernels that ship with evolve" in client.get("/").text
+    assert not path.parent.exists()
+    path.parent.mkdir()
+    shown_archive.fill(path, 4).close()
+    assert "Kernels in archive.db" in client.get("/").text
+
+
 def test_serving_writes_nothing(client: TestClient, path: Path) -> None:
     before = stamp(path)
     for page in ("/", "/op/softmax", f"/kernel/{BEST.id}", "/runs"):
@@ -143,7 +153,7 @@ def test_a_change_of_the_archive_is_an_event(path: Path, writer: SqliteStore, mo
     monkeypatch.setattr(server, "POLL_SECONDS", 0.01)
 
     async def heard() -> list[str]:
-        changes = server.changes(server.Pages(path, Site("x")))
+        changes = server.changes(server.Pages(path, Site()))
         found = [await anext(changes)]
         writer.append(Leg(RUNS["gelu"][0], 2_000_000_001.0))
         found.append(await asyncio.wait_for(anext(changes), 5))
@@ -160,7 +170,7 @@ def test_events_end_when_the_server_ends(path: Path, monkeypatch: pytest.MonkeyP
     ending = iter([False, False, True])
 
     async def heard() -> list[str]:
-        return [event async for event in server.changes(server.Pages(path, Site("x")), lambda: next(ending))]
+        return [event async for event in server.changes(server.Pages(path, Site()), lambda: next(ending))]
 
     assert asyncio.run(asyncio.wait_for(heard(), 5)) == ["retry: 2000\n\n"]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from archive.sqlite import open_archive
 from evolve.pages.site import Site
 
-site, store = Site("archive"), open_archive(Path(sys.argv[1]), read_only=True)
+site, store = Site(), open_archive(Path(sys.argv[1]), read_only=True)
 site.prepare(store)
 page = site.page(store, ("op", "softmax"))
 print("Roofline" in page.body, "torch" in sys.modules)
