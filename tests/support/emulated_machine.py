@@ -13,7 +13,7 @@ from archive.binding import Bound, BoundLaunch
 from archive.kernel import Kernel
 from archive.records import DeviceInfo
 from evolve.devices.device import RejectedError
-from evolve.devices.emulated.device import EmulatedDevice
+from evolve.devices.emulated.device import EmulatedDevice, EmulatedProgram
 from evolve.export.package import defaults
 from evolve.export.template.calls import ALIGNMENT
 from evolve.export.template.dispatch import Primitive, gradients_of
@@ -93,6 +93,7 @@ class EmulatedMachine:
     device_type: str = "cpu"
     launched: list[str] = field(default_factory=list)
     planned_launches: list[str] = field(default_factory=list)  # those of calls that were known by their key
+    compiled: list[EmulatedProgram] = field(default_factory=list)  # kept, so that their libraries stay loaded
     # A made-up time of the host: calls of the emulated device are not launches.
     host_us: Callable[[Callable[[], object]], float] = field(default=lambda _: 5.0)
     device_us: Callable[[Callable[[], object], torch.device], float] = field(default=lambda *_: 5.0)
@@ -108,7 +109,7 @@ class EmulatedMachine:
 
     def prepare(self, op: Op, workload: Workload, bound: Bound, _device: torch.device) -> Launchable:
         try:
-            DEVICE.compile(bound)
+            self.compiled.append(DEVICE.compile(bound))
         except RejectedError as error:
             raise refusal(error, op, workload, bound) from error
         return Emulated(
