@@ -5,6 +5,7 @@ Imports decide which modules are copied, so nothing is implemented twice.
 
 import ast
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +52,8 @@ def home(module: str) -> str:
     raise ValueError(f"{module} is not a module of evolve, archive or reference_ops")
 
 
-def ported(source: str, place: str) -> tuple[str, set[str]]:
+@lru_cache(maxsize=256)
+def ported(source: str, place: str) -> tuple[str, frozenset[str]]:
     """Return a module's text with imports adapted to its place in the package, and our modules that it imports."""
     lines = source.split("\n")
     imported: set[str] = set()
@@ -66,7 +68,7 @@ def ported(source: str, place: str) -> tuple[str, set[str]]:
             lines[line] = f"{before}from {_relative(home(node.module), place)} import{after[len(written) :]}"
         elif isinstance(node, ast.Import) and (names := [a.name for a in node.names if _ours(a.name)]):
             raise NotPortableError(f"line {node.lineno}: write `from ... import` instead of `import {names[0]}`")
-    return "\n".join(lines), imported
+    return "\n".join(lines), frozenset(imported)
 
 
 def check_foreign_imports(source: str) -> None:

@@ -3,14 +3,18 @@
 import ast
 import json
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 from gpu_records import H200, archive_of, confirmed, everywhere, simple
 
 from archive.characters import HIDDEN
+from archive.kernel import parse
 from archive.records import Check, Confirmed, Sanitized
+from evolve.errors import UserError
 from evolve.export.package import export
 from reference_ops import catalog
 from reference_ops.op import Op
@@ -27,7 +31,7 @@ HOSTILE = [
 ]
 
 
-def package(folder: Path, said: str, op: Op = SOFTMAX) -> Path:
+def exported(folder: Path, said: str, op: Op = SOFTMAX) -> Path:
     """Export an archive in which every free text is `said`, and return the package."""
     kernel = simple(op.name)
     kernel = kernel.with_plan(replace(kernel.plan, note=HIDDEN.sub("", said)))
@@ -51,40 +55,45 @@ def package(folder: Path, said: str, op: Op = SOFTMAX) -> Path:
 
 def trees(folder: Path) -> dict[str, str]:
     """Return the syntax tree of every module of a package, with all strings emptied."""
-    found = {}
-    for path in folder.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                node.value = ""
-        found[str(path.relative_to(folder))] = ast.dump(tree)
-    return found
+    return {str(path.relative_to(folder)): tree(path.read_text(encoding="utf-8")) for path in folder.rglob("*.py")}
+
+
+@cache  # most modules are the same in all packages
+def tree(module: str) -> str:
+    found = ast.parse(module)
+    for node in ast.walk(found):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
+    return ast.dump(found)
 
 
 @pytest.fixture(scope="module")
-def harmless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    folder = tmp_path_factory.mktemp("harmless")
-    return {op.name: trees(package(folder / op.name, HARMLESS, op)) for op in (SOFTMAX, RMS_NORM)}
+def package(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that exports an archive with this text, once for all tests."""
+
+    @cache
+    def made(said: str, op: str = SOFTMAX.name) -> Path:
+        return exported(tmp_path_factory.mktemp("package") / "folder", said, catalog.load(op))
+
+    return made
 
 
-@pytest.mark.parametrize("op", [SOFTMAX, pytest.param(RMS_NORM, marks=pytest.mark.exhaustive)], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [SOFTMAX.name, pytest.param(RMS_NORM.name, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("said", HOSTILE)
-def test_no_text_from_an_archive_becomes_code(
-    tmp_path: Path, harmless: dict[str, dict[str, str]], said: str, op: Op
-) -> None:
-    assert trees(package(tmp_path / "hostile", said, op)) == harmless[op.name]
+def test_no_text_from_an_archive_becomes_code(package: Callable[..., Path], said: str, op: str) -> None:
+    assert trees(package(said, op)) == trees(package(HARMLESS, op))
 
 
 @pytest.mark.parametrize("said", HOSTILE)
-def test_no_text_from_an_archive_becomes_a_setting(tmp_path: Path, said: str) -> None:
-    first, second = (package(tmp_path / name, word) for name, word in (("a", HARMLESS), ("b", said)))
+def test_no_text_from_an_archive_becomes_a_setting(package: Callable[..., Path], said: str) -> None:
+    first, second = package(HARMLESS), package(said)
     assert (first / "pyproject.toml").read_text() == (second / "pyproject.toml").read_text()
     assert tomllib.loads((second / "pyproject.toml").read_text())["project"]["name"] == "primitives"
 
 
 @pytest.mark.parametrize("said", HOSTILE)
-def test_no_text_from_an_archive_becomes_markup(tmp_path: Path, said: str) -> None:
-    first, second = (package(tmp_path / name, word) / "README.md" for name, word in (("a", HARMLESS), ("b", said)))
+def test_no_text_from_an_archive_becomes_markup(package: Callable[..., Path], said: str) -> None:
+    first, second = (package(word) / "README.md" for word in (HARMLESS, said))
     plain, shown = first.read_text(encoding="utf-8"), second.read_text(encoding="utf-8")
     assert shown.count("\n") == plain.count("\n")
     assert shown.replace("\\|", "").count("|") == plain.count("|")
@@ -93,8 +102,8 @@ def test_no_text_from_an_archive_becomes_markup(tmp_path: Path, said: str) -> No
     assert "<b>" not in shown.replace("\\<b", "")
 
 
-def test_the_manifest_keeps_texts_unchanged(tmp_path: Path) -> None:
-    written = json.loads((package(tmp_path / "a", HOSTILE[0]) / "primitives/manifest.json").read_text())
+def test_the_manifest_keeps_texts_unchanged(package: Callable[..., Path]) -> None:
+    written = json.loads((package(HOSTILE[0]) / "primitives/manifest.json").read_text())
     assert written["ops"]["softmax"]["kernels"][0]["measured"][0]["device"] == HOSTILE[0]
 
 
@@ -129,8 +138,6 @@ extern "C" __global__ void scaled(const x_t* x, out_t* out, float by, int n) {
 
 def own_op(folder: Path, name: str, note: str) -> Path:
     """Export an op from a user's file and return the path of the module with its functions."""
-    from archive.kernel import parse
-
     folder.mkdir()
     path = folder / name
     path.write_text(USER_OP.format(note=note))
@@ -139,14 +146,16 @@ def own_op(folder: Path, name: str, note: str) -> Path:
     return folder / "out/primitives/_package.py"
 
 
+@pytest.fixture(scope="module")
+def harmless_note(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return trees(own_op(tmp_path_factory.mktemp("note") / "a", "scaled.py", "harmless").parent)["_package.py"]
+
+
 @pytest.mark.parametrize("note", HOSTILE)
-def test_the_note_of_an_op_stays_in_its_docstring(tmp_path: Path, note: str) -> None:
-    first, second = (own_op(tmp_path / at, "scaled.py", said) for at, said in (("a", "harmless"), ("b", note)))
-    assert trees(first.parent)["_package.py"] == trees(second.parent)["_package.py"]
+def test_the_note_of_an_op_stays_in_its_docstring(tmp_path: Path, harmless_note: str, note: str) -> None:
+    assert trees(own_op(tmp_path / "a", "scaled.py", note).parent)["_package.py"] == harmless_note
 
 
 def test_a_file_that_cannot_be_a_module_is_refused(tmp_path: Path) -> None:
-    from evolve.errors import UserError
-
     with pytest.raises(UserError, match=r"my-op\.py cannot be a module of the package: rename it"):
         own_op(tmp_path / "a", "my-op.py", "")
