@@ -2,6 +2,7 @@
 
 import itertools
 
+from chosen_ops import THOROUGH
 from each import each
 
 from archive import binding, kernel, library
@@ -68,7 +69,7 @@ def test_a_kernel_made_for_speed_has_knobs(op: Op, shipped: Kernel) -> None:
     assert 3 <= len(settings(shipped)) <= 300
 
 
-@each(MADE_FOR_SPEED)
+@each(MADE_FOR_SPEED, quick=[name for name in MADE_FOR_SPEED if name.split()[0] in THOROUGH])
 def test_most_knob_settings_are_legal_on_a_gpu(op: Op, shipped: Kernel) -> None:
     accepted = [at for w in op.gpu if binding.accepts(shipped, at := point(op, w, DEVICES[0]))]
     legal = sum(_binds(shipped.with_knobs(setting), at) for setting in settings(shipped) for at in accepted)
