@@ -17,8 +17,9 @@ from archive.plan_reader import IDENTIFIER
 OPEN, CLOSE = "/*---", "---*/"
 MAX_CHARACTERS = 200_000
 ID_CHARACTERS = 16
-# The op and the knobs in a canonical text, one line per knob.
+# The op, the note and the knobs in a canonical text, one line per knob.
 OP = re.compile(r'\A/\*---\nop = ("[^\n]*")\n')
+NOTE = re.compile(r'\A/\*---\nop = "[^\n]*"\nnote = ("[^\n]*")\n')
 KNOBS = re.compile(r"\n\[knobs\]\n((?:[A-Z][A-Z0-9_]* = \[[-0-9, ]+\]\n)+)")
 # Comments and string literals, which the outline of a source leaves out, like names and whitespace.
 COMMENT = re.compile(rb'//(?:\\\n|[^\n])*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'', re.DOTALL)
@@ -50,6 +51,19 @@ class Kernel:
     def source(self) -> str:
         """The device code, without the plan."""
         return self._parts[1]
+
+    @cached_property
+    def note(self) -> str:
+        """The idea, read from the text without parsing the plan."""
+        found = NOTE.search(self.text)
+        try:
+            return json.loads(found.group(1)) if found else self.plan.note
+        except ValueError:  # TOML that is no JSON, which canonical texts do not have
+            return self.plan.note
+
+    def has_code_of(self, other: "Kernel") -> bool:
+        """Return whether the device code is that of another kernel, told from the texts without parsing the plans."""
+        return self.text.partition(CLOSE)[2] == other.text.partition(CLOSE)[2]
 
     @cached_property
     def settings(self) -> Mapping[str, int]:
@@ -253,7 +267,8 @@ def _read(text: str, *, archived: bool) -> tuple[Plan, str]:
     source = "\n".join(lines).strip("\n") + "\n"
     if not source.strip():
         raise PlanError("there is no device code after the plan", first_line + header.count("\n"))
-    _check_conditionals(plan, lines, first_line + header.count("\n"))
+    if not archived:
+        _check_conditionals(plan, lines, first_line + header.count("\n"))
     return plan, source
 
 

@@ -77,7 +77,7 @@ def _where(source: Source, kind: type, op: str, filters: Filters) -> tuple[str, 
             continue
         if name == "prefix":
             values += [value, f"{value}{LAST_CHARACTER}"]
-        elif name == "contending":
+        elif name in OF_OP_AND_DEVICE:
             values += [op, filters.get("device", "")]
         elif GIVEN in condition:
             values.append(json.dumps(list(value)))
@@ -140,6 +140,9 @@ GIVEN = "IN (SELECT value FROM json_each(?))"  # any number of values, which one
 ID_IN, ID_PREFIX = f"id {GIVEN}", "id BETWEEN ? AND ?"
 SHIPPED_IN = f"(run = '{SHIPPED}') = ?"
 IN_ORDER = "op = ? AND op <> ''"  # allows the index in the order of time, which lacks the columns that others need
+OF_OP_AND_DEVICE = ("contending", "newest_timed")  # filters whose condition names both once more
+NEWEST_TIMED = """number IN (SELECT number FROM (SELECT number, max(created) FROM evaluation_summaries
+    WHERE op = ? AND device = ? AND speedup > 0 GROUP BY workloads))"""
 CONTENDING = "number IN (SELECT number FROM contenders WHERE op = ? AND device = ?)"
 OF_PARENTS = f"p.id IN (SELECT proposal_id FROM children WHERE parent {GIVEN})"  # noqa: S608 - constants only
 
@@ -208,7 +211,7 @@ SOURCES: dict[type, Source] = {
            FROM evaluation_summaries""",
         "",
         _by("op", "device", "outcome", "in_force", "confirmed", "code", fastest="", newest="",
-            measured="(speedup > 0) = ?",
+            measured="(speedup > 0) = ?", newest_timed=NEWEST_TIMED,
             passed="(outcome = 'passed') = ?", shipped=SHIPPED_IN, ids=ID_IN, kernels=f"kernel_id {GIVEN}",
             after="number > ?"),
         _oldest_first,

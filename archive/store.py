@@ -46,6 +46,7 @@ class Filters(TypedDict, total=False):
     proposer: str
     shipped: bool  # whether the verdict ships with the package
     measured: bool  # whether it has times
+    newest_timed: Literal[True]  # with `op` and `device`: only the newest with times on the same set of workloads
     code: str
     outline: str
     contending: Literal[True]  # with `op` and `device`: only those that tell the champions; the order stays

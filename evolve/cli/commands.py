@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
@@ -60,6 +59,8 @@ def application(arguments: Sequence[str]) -> typer.Typer:
 
 def _print_version(requested: bool) -> None:
     if requested:
+        from importlib.metadata import PackageNotFoundError, version  # imports what parses e-mail
+
         try:
             typer.echo(f"evolve {version('evolve-kernels')}")
         except PackageNotFoundError:

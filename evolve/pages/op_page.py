@@ -17,6 +17,7 @@ from evolve.report.words import one_line
 REASONS_READ = 400  # newest failures of each outcome that are read for their reasons
 REASONS_SHOWN = 4
 AXES = ("evaluations", "tokens", "dollars")
+DOTS_DRAWN = 1_000  # most kernels in the plot of the best so far, beside those with which it rose
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def op_page(store: Store, op: str, device: str = "") -> OpPage | None:
         standing=now,
         main=info is main,
         devices=tuple(found),
-        moments=tuple(moments(now.ranked, evaluations, proposals, now.basis)),
+        moments=tuple(moments(now.ranked, evaluations, proposals, now.basis, DOTS_DRAWN)),
         spent=(
             float(len(evaluations)), float(sum(one.tokens for one in proposals)), sum(one.usd for one in proposals)
         ),

@@ -1,6 +1,5 @@
 """Rendering: views become HTML through templates that escape everything, and plots are drawn beside them."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,7 +27,6 @@ from evolve.report.runs import UNITS, amount
 from evolve.report.standing import Standing
 from evolve.selection.population import Champion
 
-DOTS_DRAWN = 1_000  # most kernels in the plot of the best so far
 OPS_DRAWN = 40  # most ops in the plot of the overview
 WORKLOADS_DRAWN = 16  # most workloads in the plot of an op
 KNOBS = "knobs"  # the tuner's operator
@@ -134,7 +132,7 @@ class Renderer:
             return Markup("")
         best = [(one.spent[axis], one.best) for one in _turns(view.moments)]
         best.append((view.spent[axis], best[-1][1]))
-        shown = view.moments[:: math.ceil(len(view.moments) / DOTS_DRAWN)] if axis == 0 else ()
+        shown = view.moments if axis == 0 else ()
         dots = [Dot(one.spent[axis], one.ratio, f"{words.short(one.kernel_id)}: {words.times(one.ratio)}",
                     self.links(addresses.kernel_page(one.kernel_id))) for one in shown]  # fmt: skip
         return svg.plot(

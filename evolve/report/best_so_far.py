@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -29,28 +29,24 @@ def moments(
     evaluations: Sequence[BriefEvaluation],
     proposals: Sequence[BriefProposal],
     basis: Basis,
+    most: int,
 ) -> list[Moment]:
-    """Return the kernels that passed in the order of their evaluation, with the best so far after each."""
+    """Return kernels that passed in the order of their evaluation, with the best so far after each.
+
+    These are the first, all with which the best so far rose, and of the others at most about `most`, evenly spaced.
+    """
     evaluated = [one.created for one in evaluations]
     asked = [one.created for one in proposals]
     tokens = [0, *accumulate(one.tokens for one in proposals)]
     usd = [0.0, *accumulate(one.usd for one in proposals)]
-    best: dict[str, float] = {}
-    workloads, found, total = set[str](), [], 0.0  # the sum of the logarithms of the best ratios
-    for keys in {one.workloads for one in ranked}:
-        workloads.update(keys.split("\n"))
-    for one in sorted(ranked, key=lambda one: one.created):
-        ratios = ratios_of(one, basis)
-        for workload, ratio in ratios:
-            held = best.get(workload, 1.0)
-            if ratio > held:
-                total += math.log(ratio / held)
-                best[workload] = ratio
-        at = bisect_right(asked, one.created)
-        spent = float(bisect_right(evaluated, one.created)), float(tokens[at]), usd[at]
-        if ratios:
-            mean = math.prod(ratio for _, ratio in ratios) ** (1 / len(ratios))
-            found.append(Moment(one.kernel_id, spent, mean, math.exp(total / len(workloads))))
+    found = []
+    apart = math.ceil(len(ranked) / most)
+    for place, (one, best, rose) in enumerate(_best_after_each(ranked, basis)):
+        if rose or place % apart == 0:
+            at = bisect_right(asked, one.created)
+            spent = float(bisect_right(evaluated, one.created)), float(tokens[at]), usd[at]
+            ratios = [ratio for _, ratio in ratios_of(one, basis)]
+            found.append(Moment(one.kernel_id, spent, math.prod(ratios) ** (1 / len(ratios)), best))
     return found
 
 
@@ -62,24 +58,38 @@ def rises(
     Each is a pair of the number of evaluations by then and the geometric mean over all workloads, as in `moments`.
     """
     evaluated = [one.created for one in evaluations]
+    found: list[tuple[float, float]] = []
+    last: tuple[RankedTimes, float, bool] | None = None
+    for last in _best_after_each(ranked, basis):
+        one, best, rose = last
+        if rose:
+            found.append((float(bisect_right(evaluated, one.created)), best))
+    if last and not last[2]:
+        found.append((float(bisect_right(evaluated, last[0].created)), last[1]))
+    return found
+
+
+def _best_after_each(ranked: Sequence[RankedTimes], basis: Basis) -> Iterator[tuple[RankedTimes, float, bool]]:
+    """Yield each kernel with times in the order of evaluation, the best so far, and whether it is the first or rose.
+
+    Reads the packed times, because there may be tens of thousands.
+    """
     keys = {one.workloads: one.workloads.split("\n") for one in ranked if one.times}
     number = len({workload for of_one in keys.values() for workload in of_one})
-    best: dict[str, float] = {}
-    found: list[tuple[float, float]] = []
-    total = 0.0
-    in_order = sorted((one for one in ranked if one.times), key=lambda one: one.created)
-    for place, one in enumerate(in_order, 1):
-        rose = False
+    held: dict[str, float] = {}
+    total = 0.0  # the sum of the logarithms of the best ratios
+    first = True
+    for one in sorted((one for one in ranked if one.times), key=lambda one: one.created):
+        rose = first
+        first = False
         for workload, (us, _, _, baseline_us, _) in zip(keys[one.workloads], TIMES.iter_unpack(one.times), strict=True):
             ratio = (baseline_us if basis.first_us is None else basis.first_us.get(workload, us)) / us
-            held = best.get(workload, 1.0)
-            if ratio > held:
-                total += math.log(ratio / held)
-                best[workload] = ratio
+            best = held.get(workload, 1.0)
+            if ratio > best:
+                total += math.log(ratio / best)
+                held[workload] = ratio
                 rose = True
-        if rose or not found or place == len(in_order):
-            found.append((float(bisect_right(evaluated, one.created)), math.exp(total / number)))
-    return found
+        yield one, math.exp(total / number), rose
 
 
 def ratios_of(one: RankedTimes, basis: Basis) -> list[tuple[str, float]]:

@@ -108,7 +108,7 @@ def summaries(
             )
             for workload in (op.workloads(device.kind) if device else op.gpu)
         )
-        found.append(OpSummary(op, len(library.shipped(op.name)), workloads))
+        found.append(OpSummary(op, len(library.texts(op.name)), workloads))
     return found
 
 

@@ -149,20 +149,15 @@ def devices(store: Store, op: str = "", part: str = "") -> list[DeviceInfo]:
 
 def decisive_evaluations(store: Store, op: str, device: DeviceInfo) -> list[Evaluation]:
     """Return the evaluations that determine the champions and PyTorch's latest times on a device, oldest first."""
-    passed = store.find(RankedTimes, op, device=device.key)
-    replaced = store.find(EvaluationSummary, op, device=device.key, in_force=False, measured=True)
-    failed = store.find(EvaluationSummary, op, device=device.key, in_force=True, measured=True, passed=False)
+    contenders = store.find(RankedTimes, op, device=device.key, contending=True)
     leaders = [
-        *population.leaders(passed).values(),
-        *population.leaders(verdict for verdict in passed if verdict.confirmed).values(),
+        *population.leaders(contenders).values(),
+        *population.leaders(verdict for verdict in contenders if verdict.confirmed).values(),
     ]
-    newest: dict[str, RankedTimes | EvaluationSummary] = {}  # by the workloads that were timed
-    timed: list[RankedTimes | EvaluationSummary] = [*passed, *replaced, *failed]
-    for verdict in sorted(timed, key=lambda one: one.created):
-        newest[verdict.workloads] = verdict
-    kernels = {verdict.kernel_id for verdict in newest.values()}
+    newest = store.find(EvaluationSummary, op, device=device.key, newest_timed=True)
+    kernels = {verdict.kernel_id for verdict in newest}
     in_force = store.find(EvaluationSummary, op, device=device.key, in_force=True, kernels=kernels)
-    found = evaluations_of(store, {*leaders, *newest.values(), *in_force})
+    found = evaluations_of(store, {*leaders, *newest, *in_force})
     return sorted(found.values(), key=lambda evaluation: evaluation.created)
 
 

@@ -229,15 +229,15 @@ def knobs(settings: Mapping[str, int]) -> str:
 
 def idea(kernel: Kernel | None) -> str:
     """Return the note of a kernel's plan, or the name of its first entry."""
-    return one_line(kernel.plan.note or kernel.plan.launches[0].entry) if kernel else ""
+    return one_line(kernel.note or kernel.plan.launches[0].entry) if kernel else ""
 
 
 def change(kernel: Kernel, parent: Kernel | None) -> str:
     """Return the knobs in which a kernel differs from its parent, or its idea if it differs in more than knobs."""
     if parent is None:
         return idea(kernel)
-    ours, theirs = kernel.plan.settings, parent.plan.settings
-    if kernel.source == parent.source and ours.keys() == theirs.keys():
+    ours, theirs = kernel.settings, parent.settings  # read without parsing the plans: a page shows many kernels
+    if ours.keys() == theirs.keys() and kernel.has_code_of(parent):
         changed = [f"{name} {theirs[name]}→{value}" for name, value in ours.items() if theirs[name] != value]
         if changed:
             return ", ".join(changed)

@@ -218,7 +218,19 @@ def test_values_read_from_the_text_alone_equal_those_of_the_plan() -> None:
         unread, plan = Kernel(kernel.text), kernel.plan
         written = kernel.with_plan(replace(plan, knobs=tuple((name, tuple(sorted(own))) for name, own in plan.knobs)))
         assert (unread.op, unread.settings, unread.family) == (plan.op, plan.settings, written.id)
+        assert not plan.note or unread.note == plan.note
+        assert unread.has_code_of(written)
         assert "_parts" not in vars(unread), "the plan was read"
+
+
+@pytest.mark.parametrize("note", ["", 'quotes " and \\', "שלום 你好 🎉", "two\nlines\tand\u007f", "\u202e"])
+def test_any_note_is_read_from_the_text(note: str) -> None:
+    kernel = parse(TEXT)
+    assert Kernel(kernel.with_plan(replace(kernel.plan, note=note)).text).note == note
+
+
+def test_other_code_is_told_from_the_text() -> None:
+    assert not parse(TEXT).has_code_of(parse(TEXT + "__device__ int more;\n"))
 
 
 def test_settings_of_one_kernel_share_a_family_and_other_code_does_not() -> None:

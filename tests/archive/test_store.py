@@ -10,7 +10,7 @@ from records import CPU, GPU, checked, confirmed, failed, failed_reply, kernel, 
 from archive import schema
 from archive.kernel import Kernel
 from archive.proposals import AskedQuestion, Budget, Cost, Leg, Proposal, Question, Run
-from archive.records import DeviceInfo, Envelope, Evaluation, Merged, Profile, Standard, Traits
+from archive.records import DeviceInfo, Envelope, Evaluation, Merged, Outcome, Profile, Standard, Traits
 from archive.schema import MIGRATIONS
 from archive.sqlite import SqliteStore, merge, open_archive
 from archive.store import ArchiveError
@@ -131,6 +131,14 @@ def test_any_number_of_ids_is_found_in_order_and_counted(store: SqliteStore) -> 
     assert [verdict.kernel_id for verdict in store.find(Evaluation, kernels=backwards)] == backwards[::-1]
     assert len(store.find(EvaluationSummary, kernels=backwards, newest=5)) == 5
     assert store.count(EvaluationSummary, "op", kernels=backwards) == {"softmax": 1201}
+
+
+def test_the_newest_verdict_with_times_on_each_set_of_workloads_is_found(store: SqliteStore) -> None:
+    newest, failing = passed("a", created=5.0, a=2.0), replace(passed("b", created=4.0, b=2.0), outcome=Outcome.WRONG)
+    older = [passed("a", created=1.0, a=1.0), passed("b", created=2.0, b=1.0), passed("c", created=3.0, a=1.0)]
+    store.append(newest, *older, failing, failed("d", created=6.0))
+    found = store.find(EvaluationSummary, "softmax", device=GPU.key, newest_timed=True)
+    assert [(one.kernel_id, one.created) for one in found] == [("b", 4.0), ("a", 5.0)]
 
 
 def test_appending_twice_changes_nothing(store: SqliteStore) -> None:
