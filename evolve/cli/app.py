@@ -65,9 +65,9 @@ def _explanation(error: Exception) -> tuple[str, str] | None:
             return message, hint or CORRECT_IT
         case OSError(filename=str() as path, strerror=str() as reason):
             return f"{path} cannot be used: {reason}", "check the path, its permissions and the free disk space"
-    if type(error).__module__ == "sqlite3":  # compared by name, because only the archive may import sqlite3
-        return f"the archive cannot be used: {error}", "stop other evolve processes, and check the free disk space"
-    return None
+    of_sqlite = type(error).__module__ == "sqlite3"  # compared by name, because only the archive may import sqlite3
+    hint = "stop other evolve processes, and check the free disk space"
+    return (f"the archive cannot be used: {error}", hint) if of_sqlite else None
 
 
 def _exit_code(ended: SystemExit) -> int:
