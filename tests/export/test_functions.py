@@ -97,6 +97,28 @@ def test_wrong_arguments_raise_the_error_of_pytorch(tmp_path: Path) -> None:
     assert softmax.attempt((torch.randn(3, 5), 7), {}) is ELSEWHERE
 
 
+class Subclass(torch.Tensor):
+    """A tensor of another kind."""
+
+
+def test_what_has_no_plain_memory_is_left_to_pytorch(tmp_path: Path) -> None:
+    machine = EmulatedMachine()
+    ops = primitives(["softmax", "topk"], tmp_path, machine)
+    softmax = Function(FORMS["softmax"], ops)
+    nested = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)])
+    close(softmax(nested, -1).to_padded_tensor(0), torch.softmax(nested, -1).to_padded_tensor(0), torch.float32)
+    assert type(softmax(torch.randn(3, 5).as_subclass(Subclass), -1)) is Subclass
+    assert Function(FORMS["topk"], ops)(torch.randn(3, 5), 0).values.shape == (3, 0)
+    assert not machine.launched
+
+
+def test_a_function_is_a_node_of_a_graph_that_fx_traces(tmp_path: Path) -> None:
+    softmax = Function(FORMS["softmax"], primitives(["softmax"], tmp_path, EmulatedMachine()))
+    traced = torch.fx.symbolic_trace(lambda x: softmax(x, -1))
+    x = torch.randn(3, 5)
+    close(traced(x), torch.softmax(x, -1), x.dtype)
+
+
 def test_autocast_gives_a_kernel_the_dtype_that_pytorch_would(tmp_path: Path) -> None:
     machine = EmulatedMachine()
     linear = Function(FORMS["linear"], primitives(["skinny_gemm"], tmp_path, machine))

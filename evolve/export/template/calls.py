@@ -53,8 +53,8 @@ def _inputs(inputs: Sequence[torch.Tensor], device_type: str) -> str:
                 return f"the inputs are on the {device.type.upper()}"
         elif x.device != device:
             return "the inputs are on different devices"
-        if x.layout is not torch.strided:
-            return "an input is sparse"
+        if x.layout is not torch.strided or x.is_nested:
+            return "an input is sparse or nested"
     return ""
 
 
@@ -107,6 +107,8 @@ def check_outputs(op: Op, workload: Workload, inputs: Sequence[torch.Tensor]) ->
     for spec, out in itertools.zip_longest(op.outputs, outputs):
         if spec is None or out is None:
             raise NoKernelError(f"the reference returns {len(outputs)} outputs, the op declares {len(op.outputs)}")
+        if not out.numel():
+            raise NoKernelError("an output is empty")
         expected = _shape(op, workload, spec.name)
         if tuple(out.shape) != expected or out.dtype != TORCH_DTYPES[spec.dtype or workload.dtype]:
             raise NoKernelError(

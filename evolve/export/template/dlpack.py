@@ -10,7 +10,8 @@ from torch.utils.dlpack import from_dlpack
 
 def foreign(value: Any) -> bool:
     """Return whether an argument is another framework's array."""
-    return not isinstance(value, Tensor) and hasattr(value, "__dlpack__")
+    # A variable that fx traces would claim every attribute; its type has only its own.
+    return not isinstance(value, Tensor) and hasattr(type(value), "__dlpack__")
 
 
 def called(function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:

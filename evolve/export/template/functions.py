@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from evolve.export.template import choosing
 from evolve.export.template.deciding import Decision
@@ -83,6 +84,8 @@ class Function:
         return found.result
 
     def _attempted(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Attempt:
+        if any(map(_overrides, (*arguments, *named.values()))):
+            return Attempt(ELSEWHERE)
         calls = self._lowered(arguments, named)
         if isinstance(calls, str):
             parts = self._parts(arguments, named)
@@ -157,6 +160,8 @@ class Function:
 
     def explain(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Explanation:
         """Return what a call would run, and why."""
+        if any(map(_overrides, (*arguments, *named.values()))):
+            return Explanation(self.form.name, "", "an argument overrides PyTorch's functions")
         calls = self._lowered(arguments, named)
         if isinstance(calls, str):
             if parts := self._parts(arguments, named):
@@ -194,6 +199,12 @@ class Function:
         if self.form.autocast == LOW:
             return torch.get_autocast_dtype(self._device_type)
         return {FLOAT32: torch.float32, NOTHING: torch.float64}.get(self.form.autocast)
+
+
+def _overrides(x: Any) -> bool:
+    """Return whether an argument replaces PyTorch's functions, as a subclass or a variable that fx traces."""
+    kind = type(x)
+    return kind is not Tensor and kind is not Parameter and hasattr(kind, "__torch_function__")
 
 
 def _constant(function: Callable[..., bool]) -> Callable[..., bool]:

@@ -1,7 +1,8 @@
 """Gradients of an op by its backward ops, which are kernels where they win and PyTorch's elsewhere."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from reference_ops.op import GRADIENT, Number, Op
 Tensors = tuple[torch.Tensor, ...]
 # Backward ops whose formula divides by a forward's input or output; autograd's own takes care of zeros.
 DIVIDE = ("cumprod_backward", "l2_norm_backward")
+# Outputs that a backward op may read in place of an input, as PyTorch's does: relu's is positive where its input is.
+INSTEAD = {"relu_backward": {"x": "out"}}
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,42 @@ class Step:
         """The names of the forward's inputs whose gradients it returns."""
         return frozenset(spec.name.removeprefix(GRADIENT) for spec in self.op.outputs)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The forward's inputs and outputs, and gradients of outputs, that it takes, in the order of its inputs."""
+        instead = INSTEAD.get(self.op.name, {})
+        return tuple(instead.get(spec.name, spec.name) for spec in self.op.inputs)
+
     def wants(self, outputs: frozenset[str]) -> frozenset[str]:
         """Return the forward's outputs whose gradients it takes."""
-        wanted = {spec.name.removeprefix(GRADIENT) for spec in self.op.inputs if spec.name.startswith(GRADIENT)}
-        return outputs & wanted
+        return outputs & {name.removeprefix(GRADIENT) for name in self.reads if name.startswith(GRADIENT)}
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a forward leaves for its backward: the tensors that were kept, and shape and dtype of all, by name."""
+
+    kept: Mapping[str, torch.Tensor]
+    kinds: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+    def sizes(self, op: Op) -> dict[str, int]:
+        """Return the size of every dim of the forward's inputs and outputs."""
+        sizes: dict[str, int] = {}
+        for spec in (*op.inputs, *op.outputs):
+            sizes.update(zip(spec.dims, self.kinds[spec.name][0], strict=True))
+        return sizes
+
+    def given(self, name: str, grads: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
+        """Return an input of a backward op; the gradient of an output that nothing depends on is zero."""
+        if name in self.kept:
+            return self.kept[name]
+        of = name.removeprefix(GRADIENT)
+        gradient = grads[of]
+        if gradient is not None:
+            return gradient
+        device = next(one.device for one in (*grads.values(), *self.kept.values()) if one is not None)
+        shape, dtype = self.kinds[of]
+        return torch.zeros(shape, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -38,6 +73,24 @@ class Gradients:
 
     op: Op
     steps: tuple[Step, ...]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The op's inputs and outputs."""
+        return tuple(spec.name for spec in (*self.op.inputs, *self.op.outputs))
+
+    @cached_property
+    def kept(self) -> tuple[str, ...]:
+        """The inputs and outputs that a forward keeps for the backward: those that its steps read.
+
+        If only inputs of fewer dims are missing, such as a bias, these are kept too, because they live on anyway: then
+        PyTorch can differentiate twice from the inputs.
+        """
+        read = {name for step in self.steps for name in step.reads}
+        most = max(len(spec.dims) for spec in self.op.inputs)
+        if all(spec.name in read for spec in self.op.inputs if len(spec.dims) == most):
+            read |= {spec.name for spec in self.op.inputs}
+        return tuple(name for name in self.names if name in read)
 
     def missing(self, names: frozenset[str]) -> frozenset[str]:
         """Return the inputs to which no step gives a gradient."""
@@ -51,56 +104,64 @@ class Gradients:
 
     def of(
         self,
-        saved: Mapping[str, torch.Tensor],
+        known: Known,
         grads: Mapping[str, torch.Tensor | None],
         parameters: Mapping[str, Number],
         needed: frozenset[str],
     ) -> dict[str, torch.Tensor]:
-        """Return the gradients to the needed inputs from what the forward read and wrote and its outputs' gradients."""
-        sizes = self._sizes(saved)
-        found: dict[str, torch.Tensor] = {}
-        for step in self.steps:
-            if step.gives & needed:
-                given = tuple(_given(spec.name, saved, grads) for spec in step.op.inputs)
-                values = {name: parameters.get(name, sizes.get(name, 0)) for name in step.op.parameters}
-                names = (spec.name.removeprefix(GRADIENT) for spec in step.op.outputs)
-                found.update(zip(names, step.run(given, values), strict=True))
-        return {name: gradient for name, gradient in found.items() if name in needed}
-
-    def _sizes(self, saved: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Return the size of every dim of the forward's inputs and outputs."""
-        sizes: dict[str, int] = {}
-        for spec in (*self.op.inputs, *self.op.outputs):
-            if spec.name in saved:
-                sizes.update(zip(spec.dims, saved[spec.name].shape, strict=True))
-        return sizes
+        """Return the gradients to the needed inputs from what the forward left and its outputs' gradients."""
+        return self._by_steps(known, grads, parameters, needed, lambda step: step.run)
 
     def twice(
         self,
-        inputs: Tensors,
-        grads: Sequence[torch.Tensor | None],
+        known: Known,
+        grads: Mapping[str, torch.Tensor | None],
         parameters: Mapping[str, Number],
-        needed: Sequence[bool],
-    ) -> tuple[torch.Tensor | None, ...]:
-        """Return gradients that can be differentiated again, which PyTorch computes from the inputs."""
+        needed: frozenset[str],
+    ) -> dict[str, torch.Tensor]:
+        """Return gradients that can be differentiated again, which PyTorch computes.
+
+        It computes them from the inputs if they were kept, and by its own backward functions otherwise.
+        """
+        inputs = [spec.name for spec in self.op.inputs]
         with torch.enable_grad():
-            outputs = self.op.reference(*inputs, **parameters)
-            outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
-            pairs = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if grad is not None]
-            pairs = [(out, grad.to(out.dtype)) for out, grad in pairs if out.requires_grad]
-            wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
-            outs, given = zip(*pairs, strict=True)
-            found = iter(torch.autograd.grad(outs, wanted, given, create_graph=True, allow_unused=True))
-        return tuple(next(found) if need else None for need in needed)
+            if not known.kept.keys() >= set(inputs):
+                return self._by_steps(known, grads, parameters, needed, lambda step: _reference(step.op))
+            outputs = _reference(self.op)(tuple(known.kept[name] for name in inputs), parameters)
+            pairs = [(out, grads[spec.name]) for spec, out in zip(self.op.outputs, outputs, strict=True)]
+            given = [(out, grad.to(out.dtype)) for out, grad in pairs if grad is not None and out.requires_grad]
+            outs, of_outs = zip(*given, strict=True)
+            wanted = [name for name in inputs if name in needed]
+            found = torch.autograd.grad(
+                outs, [known.kept[name] for name in wanted], of_outs, create_graph=True, allow_unused=True
+            )
+        return {name: one for name, one in zip(wanted, found, strict=True) if one is not None}
+
+    def _by_steps(
+        self,
+        known: Known,
+        grads: Mapping[str, torch.Tensor | None],
+        parameters: Mapping[str, Number],
+        needed: frozenset[str],
+        run: Callable[[Step], Callable[[Tensors, Mapping[str, Number]], Tensors]],
+    ) -> dict[str, torch.Tensor]:
+        sizes = known.sizes(self.op)
+        found: dict[str, torch.Tensor] = {}
+        for step in self.steps:
+            if step.gives & needed:
+                given = tuple(known.given(name, grads) for name in step.reads)
+                values = {name: parameters.get(name, sizes.get(name, 0)) for name in step.op.parameters}
+                names = (spec.name.removeprefix(GRADIENT) for spec in step.op.outputs)
+                found.update(zip(names, run(step)(given, values), strict=True))
+        return {name: gradient for name, gradient in found.items() if name in needed}
 
 
-def _given(name: str, saved: Mapping[str, torch.Tensor], grads: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
-    """Return an input of a backward op; the gradient of an output that nothing depends on is zero."""
-    if name in saved:
-        return saved[name]
-    of = name.removeprefix(GRADIENT)
-    gradient = grads[of]
-    return torch.zeros_like(saved[of]) if gradient is None else gradient
+def _reference(op: Op) -> Callable[[Tensors, Mapping[str, Number]], Tensors]:
+    def run(inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
+        outputs = op.reference(*inputs, **parameters)
+        return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+
+    return run
 
 
 class Differentiable(torch.autograd.Function):
@@ -116,7 +177,9 @@ class Differentiable(torch.autograd.Function):
     ) -> Tensors:
         outputs = launch(inputs)
         ctx.gradients, ctx.parameters = gradients, dict(parameters)
-        ctx.save_for_backward(*inputs, *outputs)
+        tensors = dict(zip(gradients.names, (*inputs, *outputs), strict=True))
+        ctx.kinds = {name: (tuple(x.shape), x.dtype) for name, x in tensors.items()}
+        ctx.save_for_backward(*[tensors[name] for name in gradients.kept])
         learned = gradients.learned
         fixed = [out for spec, out in zip(gradients.op.outputs, outputs, strict=True) if spec.name not in learned]
         ctx.mark_non_differentiable(*fixed)
@@ -126,15 +189,13 @@ class Differentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         gradients: Gradients = ctx.gradients
-        op, needed = gradients.op, ctx.needs_input_grad[3:]
-        inputs = ctx.saved_tensors[: len(op.inputs)]
-        if torch.is_grad_enabled():
-            return (None, None, None, *gradients.twice(inputs, grads, ctx.parameters, needed))
-        names = [spec.name for spec in (*op.inputs, *op.outputs)]
-        saved = dict(zip(names, ctx.saved_tensors, strict=True))
-        of_outputs = {spec.name: grad for spec, grad in zip(op.outputs, grads, strict=True)}
-        wanted = frozenset(spec.name for spec, need in zip(op.inputs, needed, strict=True) if need)
-        if all(grad is None for grad in of_outputs.values()):
+        op = gradients.op
+        if all(grad is None for grad in grads):
             return (None,) * (3 + len(op.inputs))
-        found = gradients.of(saved, of_outputs, ctx.parameters, wanted)
+        known = Known(dict(zip(gradients.kept, ctx.saved_tensors, strict=True)), ctx.kinds)
+        of_outputs = {spec.name: grad for spec, grad in zip(op.outputs, grads, strict=True)}
+        needs = ctx.needs_input_grad[3:]
+        wanted = frozenset(spec.name for spec, need in zip(op.inputs, needs, strict=True) if need)
+        compute = gradients.twice if torch.is_grad_enabled() else gradients.of
+        found = compute(known, of_outputs, ctx.parameters, wanted)
         return (None, None, None, *(found.get(spec.name) for spec in op.inputs))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evolve.export.template.calls import ALIGNMENT
-from evolve.export.template.gradients import Gradients
+from evolve.export.template.gradients import Gradients, Known
 from evolve.export.template.launching import Source, Written
 from reference_ops.op import Number
 
@@ -47,13 +47,9 @@ class Learning:
     sources: tuple[Source, ...]
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
-    shapes: tuple[Shape, ...]  # of the op's outputs
+    kinds: Mapping[str, tuple[Shape, torch.dtype]]  # of the op's inputs and outputs, as its backward takes them
+    kept: tuple[int, ...]  # inputs and outputs that the backward reads
     fixed: tuple[int, ...]  # outputs through which no gradient flows
-
-    @property
-    def names(self) -> list[str]:
-        """The op's inputs and outputs."""
-        return [spec.name for spec in (*self.gradients.op.inputs, *self.gradients.op.outputs)]
 
 
 def learned(
@@ -72,6 +68,8 @@ def learned(
         return None
     if any(one.offset or torch.Size(one.shape).numel() != x.numel() for one, x in zip(sources, read, strict=True)):
         return None
+    dtypes = [*[x.dtype for x in read], *[out.dtype for out in written]]
+    kinds = zip([*[one.shape for one in sources], *shapes], dtypes, strict=True)
     known = Learning(
         run,
         gradients,
@@ -79,7 +77,8 @@ def learned(
         sources,
         tuple(Layout.of(tuple(x.shape), x.stride()) for x in read),
         tuple(Layout.of(out.shape, out.stride) for out in written),
-        tuple(shapes),
+        dict(zip(gradients.names, kinds, strict=True)),
+        tuple(at for at, name in enumerate(gradients.names) if name in gradients.kept),
         tuple(at for at, spec in enumerate(gradients.op.outputs) if spec.name not in gradients.learned),
     )
     apply: Any = Launched.apply
@@ -103,7 +102,8 @@ class Launched(torch.autograd.Function):
         if outputs is None:
             raise AssertionError("the addresses were checked")
         ctx.known = known
-        ctx.save_for_backward(*[tensors[one.tensor] for one in known.sources], *outputs)
+        every = (*[tensors[one.tensor] for one in known.sources], *outputs)
+        ctx.save_for_backward(*[every[at] for at in known.kept])
         if known.fixed:
             ctx.mark_non_differentiable(*[outputs[at] for at in known.fixed])
         ctx.set_materialize_grads(False)
@@ -112,33 +112,25 @@ class Launched(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         known: Learning = ctx.known
-        given = [
-            None if grad is None else layout.flattened(grad, shape)
-            for grad, layout, shape in zip(grads, known.outputs, known.shapes, strict=True)
-        ]
+        gradients = known.gradients
         needs: tuple[bool, ...] = ctx.needs_input_grad[1:]
         found: list[Tensor | None] = [None] * len(needs)
-        if all(grad is None for grad in given):
+        if all(grad is None for grad in grads):
             return (None, *found)
+        given = {
+            spec.name: None if grad is None else layout.flattened(grad, known.kinds[spec.name][0])
+            for spec, grad, layout in zip(gradients.op.outputs, grads, known.outputs, strict=True)
+        }
         layouts = (*known.inputs, *known.outputs)
-        shapes = (*[one.shape for one in known.sources], *known.shapes)
-        saved = [
-            layout.flattened(x, shape) for x, layout, shape in zip(ctx.saved_tensors, layouts, shapes, strict=True)
-        ]
-        needed = [needs[one.tensor] for one in known.sources]
-        for one, layout, gradient in zip(known.sources, known.inputs, _found(known, saved, given, needed), strict=True):
+        kept = {
+            name: layouts[at].flattened(x, known.kinds[name][0])
+            for name, at, x in zip(gradients.kept, known.kept, ctx.saved_tensors, strict=True)
+        }
+        inputs = zip(gradients.op.inputs, known.sources, strict=True)
+        needed = frozenset(spec.name for spec, one in inputs if needs[one.tensor])
+        compute = gradients.twice if torch.is_grad_enabled() else gradients.of
+        of_inputs = compute(Known(kept, known.kinds), given, known.parameters, needed)
+        for spec, one, layout in zip(gradients.op.inputs, known.sources, known.inputs, strict=True):
+            gradient = of_inputs.get(spec.name)
             found[one.tensor] = None if gradient is None else layout.restored(gradient)
         return (None, *found)
-
-
-def _found(
-    known: Learning, saved: list[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool]
-) -> Sequence[Tensor | None]:
-    """Return the gradients to the op's inputs."""
-    op, inputs = known.gradients.op, tuple(saved[: len(known.sources)])
-    if torch.is_grad_enabled():
-        return known.gradients.twice(inputs, grads, known.parameters, needed)
-    of_outputs = {spec.name: grad for spec, grad in zip(op.outputs, grads, strict=True)}
-    wanted = frozenset(spec.name for spec, need in zip(op.inputs, needed, strict=True) if need)
-    found = known.gradients.of(dict(zip(known.names, saved, strict=True)), of_outputs, known.parameters, wanted)
-    return [found.get(spec.name) for spec in op.inputs]

@@ -1,0 +1,94 @@
+"""What a forward keeps for its backward, and gradients of gradients from that."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from evolve.export.template.dispatch import gradients_of
+from evolve.export.template.gradients import Differentiable, Gradients
+from reference_ops import catalog
+from reference_ops.inputs import inputs_at
+from reference_ops.op import Op, Workload
+
+TRAINED = [name for name in catalog.names() if catalog.load(name).backward]
+QUICK = ("softmax", "relu", "embedding", "max_pool2d", "add_rms_norm", "layer_norm")
+
+
+def gradients(name: str) -> Gradients:
+    op = catalog.load(name)
+    return gradients_of(op, {one: catalog.load(one) for one in op.backward}, {}, None)
+
+
+KEEPING_LESS = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive)
+    for name in TRAINED
+    if gradients(name).steps and any(spec.name not in gradients(name).kept for spec in catalog.load(name).inputs)
+]
+
+
+def outputs(op: Op, workload: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    found = (op.baseline or op.reference)(*inputs, **dict(workload.parameters))
+    return (found,) if isinstance(found, Tensor) else tuple(found)
+
+
+def second(outs: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> list[Tensor | None]:
+    """Return the gradients, and those of a function of the gradients."""
+    learned = [x for x in inputs if x.requires_grad]
+    flowing = [out for out in outs if out.requires_grad]
+    first = torch.autograd.grad(sum((out.sin().sum() for out in flowing), torch.zeros(())), learned, create_graph=True)
+    total = sum((x.square().sum() for x in first if x.requires_grad), torch.zeros(()))
+    return [*first, *torch.autograd.grad(total, learned, allow_unused=True)]
+
+
+@pytest.mark.parametrize("name", KEEPING_LESS)
+def test_gradients_of_gradients_need_no_input_that_the_backward_does_not_read(name: str) -> None:
+    op = catalog.load(name)
+    workload = next(one for one in op.emulated if one.dtype == "float32")
+    given = inputs_at(op, workload, 1, "cpu")
+    # On a CPU, some references compute float32 as a GPU would, by steps that cannot be differentiated twice.
+    drawn = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
+    known = gradients(name)
+    gives = frozenset().union(*(step.gives for step in known.steps))
+    inputs = tuple(
+        drawn[spec.name].requires_grad_(spec.name in gives and drawn[spec.name].is_floating_point())
+        for spec in op.inputs
+    )
+    fixed = [spec.name not in known.learned for spec in op.outputs]
+    expected = [out.detach() if still else out for out, still in zip(outputs(op, workload, inputs), fixed, strict=True)]
+    launch = partial(outputs, op, workload)
+    got = Differentiable.apply(known, launch, dict(workload.parameters), *inputs)  # type: ignore[no-untyped-call]
+    for one, other in zip(second(got, inputs), second(tuple(expected), inputs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("relu", ("out",)),
+        ("softmax", ("out",)),
+        ("gelu", ("x",)),
+        ("dropout", ("mask",)),
+        ("embedding", ("indices",)),
+        ("layer_norm", ("x", "weight", "bias", "mean", "rstd")),
+        ("gemm", ("a", "b")),
+        ("max_pool2d", ("indices",)),
+    ],
+)
+def test_a_forward_keeps_what_pytorch_keeps(name: str, kept: tuple[str, ...]) -> None:
+    """A model must not need more memory than with PyTorch. A bias lives on anyway."""
+    assert gradients(name).kept == kept
+
+
+@pytest.mark.parametrize("name", ["relu", "softmax"])
+def test_an_input_may_be_overwritten_that_the_backward_does_not_read(name: str) -> None:
+    op = catalog.load(name)
+    workload = next(one for one in op.emulated if one.dtype == "float32")
+    x = torch.randn(op.shape(op.inputs[0], workload), requires_grad=True)
+    changed = x * 1
+    (out,) = Differentiable.apply(gradients(name), partial(outputs, op, workload), {}, changed)  # type: ignore[no-untyped-call]
+    changed.add_(1)
+    (found,) = torch.autograd.grad(out.square().sum(), x)
+    (expected,) = torch.autograd.grad(outputs(op, workload, (x,))[0].square().sum(), x)
+    torch.testing.assert_close(found, expected)
