@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from reference_ops.op import DTYPES, Number, Op, Workload
 
@@ -281,6 +282,7 @@ def _prime(size: int, _: random.Random) -> int:
     return prime_below(size)
 
 
+@lru_cache(maxsize=4096)  # evaluations of kernels of one op ask for the same ones
 def prime_below(size: int) -> int:
     """Return the largest prime up to this size."""
     while size > 2 and not all(size % divisor for divisor in range(2, math.isqrt(size) + 1)):

@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
             "quick", max_examples=50, derandomize=True, deadline=None, database=None, suppress_health_check=slow
         )
         settings.register_profile(
-            "exhaustive", max_examples=1000, deadline=None, database=None, print_blob=True, suppress_health_check=slow
+            "exhaustive", max_examples=300, deadline=None, database=None, print_blob=True, suppress_health_check=slow
         )
         settings.load_profile("exhaustive" if config.getoption("--exhaustive") else "quick")
 

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import bad_kernels
@@ -19,6 +20,7 @@ from archive.records import Evaluation
 from archive.sqlite import open_archive
 
 KILLS = 20
+ARCHIVE = Path(".evolve/archive.db")
 IN_PARTS = (
     "for (int part = 0; part < A * B; ++part) if (i < n && i % (A * B) == part) out[i] = x_t(2.0f * float(x[i]));"
 )
@@ -36,14 +38,32 @@ def verdicts(archive: Path) -> list[str]:
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes through /proc")
 def test_twenty_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> None:
-    archive = tmp_path / ".evolve" / "archive.db"
-    (tmp_path / "rich.cu").write_text(parse(RICH).text)
-    code, output = run(tmp_path, "tell", "rich.cu", TWICE)
+    """Two archives are worked on at once, because a run mostly waits to be killed."""
+    folders = [tmp_path / name for name in ("first", "second")]
+    with ThreadPoolExecutor() as pool:
+        kept = list(pool.map(killed_again_and_again, folders))
+    for folder, before in zip(folders, kept, strict=True):
+        archive = folder / ARCHIVE
+        assert sqlite3.connect(archive).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        code, output = run(folder, "run", TWICE, "--device", "emulated", "--proposer", "offline", "--evals", "5")
+        assert code == 0, output
+        final = open_archive(archive)
+        assert len(verdicts(archive)) == len(before) + 5
+        assert all(e.passed for e in final.find(Evaluation, shipped=False))
+        assert len({p.id for p in final.find(Proposal)}) == len(final.find(Proposal))
+
+
+def killed_again_and_again(folder: Path) -> list[str]:
+    """Kill runs on one archive, every second time a process of theirs first; return the kernels judged in the end."""
+    folder.mkdir()
+    archive = folder / ARCHIVE
+    (folder / "rich.cu").write_text(parse(RICH).text)
+    code, output = run(folder, "tell", "rich.cu", TWICE)
     assert code == 0, output
-    rng = random.Random(os.environ.get("EVOLVE_TEST_SEED", "17"))
+    rng = random.Random(f"{os.environ.get('EVOLVE_TEST_SEED', '17')} {folder.name}")
     before: list[str] = []
-    for kill in range(KILLS):
-        process = start(tmp_path, "run", TWICE, "--device", "emulated", "--proposer", "offline")
+    for kill in range(KILLS // 2):
+        process = start(folder, "run", TWICE, "--device", "emulated", "--proposer", "offline")
         time.sleep(rng.uniform(0.2, 6.0))
         family = descendants(process.pid)
         if kill % 2 and family:  # the fork server, or a worker
@@ -57,19 +77,13 @@ def test_twenty_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> No
         assert after[: len(before)] == before
         assert max(Counter(after).values(), default=1) == 1
         before = after
-    assert sqlite3.connect(archive).execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    code, output = run(tmp_path, "run", TWICE, "--device", "emulated", "--proposer", "offline", "--evals", "5")
-    assert code == 0, output
-    final = open_archive(archive)
-    assert len(verdicts(archive)) == len(before) + 5
-    assert all(e.passed for e in final.find(Evaluation, shipped=False))
-    assert len({p.id for p in final.find(Proposal)}) == len(final.find(Proposal))
+    return before
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes through /proc")
 @pytest.mark.exhaustive
 def test_a_killed_run_spends_the_rest_of_its_budget_when_resumed(tmp_path: Path) -> None:
-    archive = tmp_path / ".evolve" / "archive.db"
+    archive = tmp_path / ARCHIVE
     (tmp_path / "rich.cu").write_text(parse(RICH).text)
     assert run(tmp_path, "tell", "rich.cu", TWICE)[0] == 0
     process = start(tmp_path, "run", TWICE, "--device", "emulated", "--proposer", "offline", "--evals", "8")
