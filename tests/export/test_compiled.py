@@ -45,7 +45,7 @@ def block(known: Known) -> Callable[..., Tensor]:
     def run(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
         hidden = known["rms_norm"](x, (x.shape[-1],), weight, 1e-6)
         hidden = known["swiglu"](hidden, hidden * 2)
-        loss: Tensor = known["cross_entropy"](known["softmax"](hidden, 1).movedim(-1, 1), target)
+        loss: Tensor = known["cross_entropy"](known["softmax"](hidden, -1).movedim(-1, 1), target)
         return loss
 
     return run
@@ -54,7 +54,7 @@ def block(known: Known) -> Callable[..., Tensor]:
 def plain(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     hidden = functional.rms_norm(x, (x.shape[-1],), weight, 1e-6)
     hidden = functional.silu(hidden) * (hidden * 2)
-    return functional.cross_entropy(torch.softmax(hidden, 1).movedim(-1, 1), target)
+    return functional.cross_entropy(torch.softmax(hidden, -1).movedim(-1, 1), target)
 
 
 def given(*leading: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from emulated_machine import EmulatedMachine, primitives
 
 from evolve.export.families import forms
+from evolve.export.template import forms as forms_module
 from evolve.export.template import functions_matrix
 from evolve.export.template.forms import Form
 from evolve.export.template.functions import ELSEWHERE, Function, Functions
@@ -18,6 +19,8 @@ from reference_ops import catalog
 
 CALLS = 6
 FORMS = {form.name: form for form in forms()}
+# On a CPU, PyTorch's cells return states in the order of the given state's dims; on a GPU, they are contiguous.
+ELSEWHERE_IN_MEMORY = ("gru_cell", "lstm_cell")
 QUICK = ("softmax", "layer_norm", "max_pool2d", "topk", "conv2d")
 EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in sorted(FORMS)]
 
@@ -50,6 +53,8 @@ def test_random_calls_agree_with_pytorch(function: tuple[Function, EmulatedMachi
                 continue
             got = called(*given.arguments, **given.named)
         close(got, expected, dtype)
+        if called.form.name not in ELSEWHERE_IN_MEMORY:
+            assert strides(got) == strides(expected)  # otherwise a view that PyTorch's result has would raise
         close(given.arguments, for_pytorch.arguments, dtype)  # what is changed in place, as running statistics
         changed(given, erased)  # a call that is known by its key must read nothing of this one
         with torch.no_grad():
@@ -76,6 +81,12 @@ def test_gradients_of_random_calls_agree_with_pytorch(function: tuple[Function, 
         found, wanted = ([x.grad for x in tensors(one.arguments)] for one in both)
         assert [x is None for x in found] == [x is None for x in wanted]
         close([x for x in found if x is not None], [x for x in wanted if x is not None], dtype)
+
+
+def strides(result: Any) -> list[list[int]]:
+    """Return the strides of dims that have several elements."""
+    pairs = [zip(x.stride(), x.shape, strict=True) for x in tensors(result) if x.numel()]
+    return [[stride for stride, size in of_dims if size > 1] for of_dims in pairs]
 
 
 @pytest.mark.parametrize("name", sorted(FORMS))
@@ -188,6 +199,20 @@ def test_several_layers_and_directions_are_composed_of_single_ones(tmp_path: Pat
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     assert len(machine.launched) == 4
     assert gru.explain(given, {}).kernel
+
+
+def test_a_kernel_must_save_more_than_the_copies_around_it_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = EmulatedMachine()  # its kernels take 50 us where PyTorch takes 100
+    softmax = Function(FORMS["softmax"], primitives(["softmax"], tmp_path, machine))
+    x = torch.randn(8, 16)
+    for call_us, dim, runs in ((8.0, 0, True), (30.0, 0, False), (30.0, 1, True), (60.0, 1, True)):
+        monkeypatch.setattr(forms_module, "CALL_US", call_us)
+        softmax = Function(FORMS["softmax"], softmax.primitives)
+        machine.launched.clear()
+        close(softmax(x, dim), torch.softmax(x, dim), x.dtype)
+        assert bool(machine.launched) == runs
 
 
 @pytest.mark.parametrize(("after_us", "runs"), [(40.0, True), (60.0, False)])

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from evolve.export.template.calls import obstacle
 from evolve.export.template.deciding import CAPTURED, EAGER, Decider, Decision, by_pytorch, launched
 from evolve.export.template.folding import as_kernel_reads, takes_more_dims
+from evolve.export.template.forms import copying_us
 from evolve.export.template.gradients import DIVIDE, Differentiable, Gradients, Step
 from evolve.export.template.launching import Gpus, Machine, Tensors
 from evolve.export.template.manifest import ExportedEntry
@@ -22,7 +23,7 @@ from reference_ops.op import Number, Op
 
 LOG = logging.getLogger(__name__)
 NOTHING = ExportedEntry("", (), (), {}, (), ())
-TOO_LITTLE = Decision("what comes after the kernel takes longer than it saves")
+TOO_LITTLE = Decision("copies before the kernel and what comes after it take longer than it saves")
 MOST_DECISIONS = 4096  # more than a model has shapes; lengths that never repeat would fill the memory
 
 
@@ -72,11 +73,14 @@ class Primitive:
     def decision(
         self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER, after_us: float = 0.0
     ) -> Decision:
-        """Return which kernel runs for these inputs, or why PyTorch does."""
+        """Return which kernel runs for these inputs, or why PyTorch does; copies of inputs count."""
         if reason := self._obstacle(views, parameters):
             return Decision(reason)
         decision = self._decide(views, parameters, where)
-        return TOO_LITTLE if decision.ready and decision.saves_us < after_us else decision
+        if not decision.ready:
+            return decision
+        copies_us = [copying_us(x.numel(), x) for x in views if not x.is_contiguous()]
+        return TOO_LITTLE if decision.saves_us < after_us + sum(copies_us) else decision
 
     def launch(self, decision: Decision, views: Tensors, parameters: Mapping[str, Number]) -> Tensors:
         """Run the decision's kernel, and return its outputs as the caller gets them."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from reference_ops.op import Number
 
+CALL_US, BYTES_PER_US = 8.0, 1e6  # of a call that adds or copies, and of a slow GPU's memory
 LOW, FLOAT32, NOTHING = "low", "float32", "nothing"  # what autocast makes of a function's tensors
 
 
@@ -65,6 +66,21 @@ def last(x: Tensor, dim: int) -> Tensor:
 def back(out: Tensor, dim: int) -> Tensor:
     """Undo `last`."""
     return out if dim in (-1, out.dim() - 1) else out.movedim(-1, dim)
+
+
+def copying_us(count: int, x: Tensor) -> float:
+    """Return the time that copying so many elements of a tensor's dtype takes."""
+    return CALL_US + 2 * count * x.dtype.itemsize / BYTES_PER_US
+
+
+def contiguous(out: Tensor, dim: int) -> Tensor:
+    """Undo `last`, and copy the result if that leaves it in another order of memory than PyTorch's."""
+    return back(out, dim).contiguous()
+
+
+def as_input(out: Tensor, x: Tensor) -> Tensor:
+    """Return a result in memory as elementwise functions of PyTorch return it: in the order of the input's dims."""
+    return out if out.stride() == x.stride() else torch.empty_like(x, dtype=out.dtype).copy_(out)
 
 
 def as_sizes(value: int | Sequence[int], count: int) -> tuple[int, ...]:

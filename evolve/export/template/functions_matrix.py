@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evolve.export.template.forms import LOW, NOTHING, Call, Form, Lowered, first
+from evolve.export.template.forms import BYTES_PER_US, CALL_US, LOW, NOTHING, Call, Form, Lowered, first
 
-ADDITION_US, BYTES_PER_US = 8.0, 1e6  # of adding a bias: a call, and a slow GPU's memory
+ADDITION_US = CALL_US  # of adding a bias, besides moving the result
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Lowered:

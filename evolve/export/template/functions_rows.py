@@ -7,7 +7,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evolve.export.template.forms import FLOAT32, NOTHING, Call, Form, Lowered, back, first, last
+from evolve.export.template.forms import (
+    FLOAT32,
+    NOTHING,
+    Call,
+    Form,
+    Lowered,
+    as_input,
+    back,
+    contiguous,
+    copying_us,
+    first,
+    last,
+)
 
 NO_DIM = "no dim is given"
 SCALAR = "the input has no dims"
@@ -23,7 +35,23 @@ def _mapped(op: str, input: Tensor, dim: int | None, dtype: torch.dtype | None) 
         return OTHER_DTYPE
     if not input.dim():
         return SCALAR
-    return Call(op, (last(input, dim),), {}, lambda outputs: back(outputs[0], dim))
+    return _along(op, input, dim)
+
+
+def _along(op: str, x: Tensor, dim: int) -> Call:
+    """Return the call of an op on rows along a dim, whose result is contiguous as PyTorch's."""
+    after_us = _moving_us(x, dim, x.numel())
+    return Call(op, (last(x, dim),), {}, lambda outputs: contiguous(outputs[0], dim), after_us)
+
+
+def _moving_us(x: Tensor, dim: int, count: int) -> float:
+    """Return the time of moving the last dim of a result of so many elements back to where the input has it."""
+    return 0.0 if dim in {-1, x.dim() - 1} or x.numel() == x.shape[dim] else copying_us(count, x)
+
+
+def _as_input_us(x: Tensor, dim: int) -> float:
+    """Return the time of bringing a result into the order of memory that the input has."""
+    return 0.0 if last(x, dim).is_contiguous() else copying_us(x.numel(), x)
 
 
 def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Lowered:
@@ -101,7 +129,10 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, o
     """Vectors along a dim, divided by their Euclidean norm."""
     if p != 2 or eps != 1e-12 or out is not None or not isinstance(dim, int):
         return "the kernels have p=2, eps=1e-12 and no `out`"
-    return _mapped("l2_normalize", input, dim, None)
+    if not input.dim():
+        return SCALAR
+    finish = lambda outputs: as_input(back(outputs[0], dim), input)  # noqa: E731
+    return Call("l2_normalize", (last(input, dim),), {}, finish, _as_input_us(input, dim))
 
 
 def max(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Lowered:
@@ -131,7 +162,11 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
     if not input.dim():
         return SCALAR
     kind = torch.return_types.topk
-    return Call("topk", (last(input, dim),), {"k": k}, lambda o: _pair(kind, *(back(x, dim) for x in o)))
+    # The positions are two to four times as large as the values.
+    after_us = _moving_us(input, dim, 5 * k * input.numel() // (input.shape[dim] or 1))
+    return Call(
+        "topk", (last(input, dim),), {"k": k}, lambda o: _pair(kind, *(contiguous(x, dim) for x in o)), after_us
+    )
 
 
 def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Lowered:
@@ -141,7 +176,14 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = 
     if not input.dim():
         return SCALAR
     kind = torch.return_types.sort
-    return Call("sort", (last(input, dim),), {}, lambda o: _pair(kind, *(back(x, dim) for x in o)))
+    after_us = 5 * _as_input_us(input, dim)  # the positions are two to four times as large as the values
+    return Call(
+        "sort",
+        (last(input, dim),),
+        {},
+        lambda o: _pair(kind, *(as_input(back(x, dim), input) for x in o)),
+        after_us,
+    )
 
 
 def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Lowered:
@@ -151,7 +193,8 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False)
     x, at = last(input, dim), last(index, dim)
     if x.shape[:-1] != at.shape[:-1]:
         return "the index is smaller than the input in other dims"
-    return Call("gather", (x, at), {}, lambda outputs: back(outputs[0], dim))
+    after_us = _moving_us(index, dim, index.numel())
+    return Call("gather", (x, at), {}, lambda outputs: contiguous(outputs[0], dim), after_us)
 
 
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Lowered:
