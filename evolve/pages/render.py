@@ -10,10 +10,11 @@ import jinja2
 from markupsafe import Markup
 
 from archive.characters import escaped
+from archive.records import Measurement
 from evolve.pages import addresses, code, svg
 from evolve.pages.addresses import Links, Without
-from evolve.pages.comparison import DeviceComparison, KernelComparison, RunComparison
-from evolve.pages.kernel_page import Judged, KernelPage
+from evolve.pages.comparison import DeviceComparison, KernelComparison, RunComparison, TimePair
+from evolve.pages.kernel_page import KernelPage
 from evolve.pages.op_page import AXES, OpPage
 from evolve.pages.overview import OpLine, Overview
 from evolve.pages.roofline import RooflinePoint
@@ -86,7 +87,7 @@ class Renderer:
         a, b = words.short(view.a.id), words.short(view.b.id)
         return self._page(
             addresses.kernels_compared(view.a.id, view.b.id), f"{a} and {b}", "compare_kernels.html", view=view,
-            difference=code.difference(view.a.text, view.b.text, (a, b)),
+            difference=code.difference(view.a.text, view.b.text, (a, b)), labels_of=_labels_of,
         )  # fmt: skip
 
     def runs_compared(self, view: RunComparison) -> Page:
@@ -99,8 +100,9 @@ class Renderer:
 
     def devices_compared(self, view: DeviceComparison) -> Page:
         return self._page(
-            addresses.devices_compared(view.op), f"{view.op} by device", "compare_devices.html", view=view
-        )
+            addresses.devices_compared(view.op), f"{view.op} by device", "compare_devices.html", view=view,
+            labels=words.workload_labels(view.workloads),
+        )  # fmt: skip
 
     def absent(self, title: str, message: str) -> Page:
         return self._page(addresses.OVERVIEW, title, "absent.html", heading=title, message=message)
@@ -221,8 +223,8 @@ def _roof(one: RooflinePoint, ends: tuple[float, float]) -> list[tuple[float, fl
     return [(low, min(one.peak, low * one.bandwidth)), *middle, (high, min(one.peak, high * one.bandwidth))]
 
 
-def _labels_of(judged: Judged) -> words.WorkloadLabels:
-    return words.workload_labels([measurement.workload for measurement in judged.evaluation.measurements])
+def _labels_of(timed: Sequence[Measurement | TimePair]) -> words.WorkloadLabels:
+    return words.workload_labels([one.workload for one in timed])
 
 
 def _visible(value: object) -> object:

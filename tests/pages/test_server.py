@@ -204,6 +204,8 @@ def test_kernels_runs_and_devices_can_be_compared(client: TestClient) -> None:
     devices = client.get("/compare/devices/softmax").text
     assert "NVIDIA A100" in devices
     assert BEST.id[:8] in devices
+    for page in (kernels, devices):
+        assert '<th scope="row" title="rows=8192 cols=4096 bfloat16">8192×4096 bf16</th>' in page
 
 
 @pytest.mark.parametrize(
