@@ -83,7 +83,7 @@ def top(  # noqa: PLR0913, PLR0917 - one per option
                     lookup.one(store, run).id if run else "", options.moment_of(since))  # fmt: skip
     if choice.of_kernels or sort:
         ops = [one for one in store.count(KernelSummary, "op", name) if options.of_family(one, family)]
-        _list_kernels(store, kernel_lines(store, ops, choice, sort or "best"), as_json=as_json, as_csv=as_csv)
+        _list_kernels(store, kernel_lines(store, ops, choice, sort or "best"), choice, as_json=as_json, as_csv=as_csv)
         return
     if not op:
         _print_overview(store, choice, family, as_json=as_json, as_csv=as_csv)
@@ -138,9 +138,11 @@ def _print_standings(store: Store, found: Sequence[Standing]) -> None:
             output.print()
 
 
-def _list_kernels(store: Store, lines: Sequence[KernelLine], *, as_json: bool, as_csv: bool) -> None:
+def _list_kernels(store: Store, lines: Sequence[KernelLine], choice: Choice, *, as_json: bool, as_csv: bool) -> None:
     if as_json:
         print_json([facts.of_kernel_line(line) for line in lines])
+    if not lines and not choice.outcome:
+        lookup.absent("no kernel with a verdict is like that", "--outcome pending lists those that wait for one")
     if not lines:
         lookup.absent("no kernel in the archive is like that", "leave out a filter; `evolve top` shows the ops")
     if as_csv:

@@ -34,12 +34,11 @@ from evolve.report.failures import failed_requests, failures_line
 from evolve.report.output import EVERYTHING, csv_of
 from evolve.report.progress import dollars
 from evolve.report.runs import PER, Trajectory, comparison, has_unicode
-from evolve.report.tables import WIDE, fitted, narrowed, plain_table
+from evolve.report.tables import WIDE, fitted, narrowed, plain_table, when
 from evolve.report.words import (
     clock,
     console,
     counted,
-    moment,
     print_json,
     print_text,
     say,
@@ -167,7 +166,7 @@ def _table(lines: Sequence[RunSummary], width: int, *, unicode: bool) -> Table:
             fitted(run.id, "bold"),
             fitted(run.op),
             *[fitted(run.device, "yellow" if times_label(_kind(run)) else "") for _ in device],
-            moment(run.created)[5:].replace(" ", "\N{NO-BREAK SPACE}"),
+            when(run.created, width),
             fitted(f"replay, {run.proposer}" if options.recorded(run).replay else run.proposer),
             fitted(run.strategy),
             str(spent.evals),

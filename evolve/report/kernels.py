@@ -13,8 +13,9 @@ from archive.store import Store, uncollected
 from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, Timing
 from evolve.report.basis import Basis, basis_of
 from evolve.report.standing import devices
-from evolve.report.tables import fitted, narrowed, plain_table, speed_style
-from evolve.report.words import idea, moment, short, times
+from evolve.report.tables import fitted, narrowed, plain_table, speed_style, when
+from evolve.report.words import idea, short, times
+from evolve.selection.scope import judged_on_gpus, unasked
 
 PENDING = "pending"
 SORTS = ("best", "mean", "when", "op", "outcome", "proposer")
@@ -100,6 +101,7 @@ def _of(store: Store, op: str, device: DeviceInfo, choice: Choice) -> Iterator[K
         yield KernelLine(verdict.kernel_id, op, device, str(verdict.outcome), mean, max(ratios, default=None), proposal,
                          created)  # fmt: skip
     if pending:
+        judged |= judged_on_gpus(store, op, device) | unasked(store, op, device)  # these wait for no verdict
         for kernel in store.find(KernelSummary, op):
             proposal = proposals.get(kernel.id)
             if kernel.id not in judged and _fits(proposal, choice):
@@ -157,7 +159,7 @@ def kernels_table(store: Store, lines: Sequence[KernelLine], width: int) -> Tabl
             fitted(proposal.operator if proposal else ""),
             fitted(proposal.proposer if proposal else ""),
             fitted(short(proposal.run) if proposal else ""),
-            moment(line.created)[5:].replace(" ", "\N{NO-BREAK SPACE}"),
+            when(line.created, width),
             fitted(idea(kernels.get(line.kernel_id)), "dim"),
         )
     return narrowed(table, width, ["run", "when", "mean", "idea", "device", "proposer", "made by"])

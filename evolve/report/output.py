@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from rich.text import Text
 from archive.characters import escaped
 
 EVERYTHING = 10_000  # columns; a table of this width leaves nothing out
+DECORATED = re.compile(r"\$?[\d,]+(\.\d+)?x?")  # numbers such as $0.05, 1,234 and 1.50x
 FORMULA = ("=", "+", "@", "-", "\t")  # a spreadsheet would run text that begins so
 PAGER, LESS = "less", "FRX"  # F: not if it fits the screen; R: colours; X: the text stays on the screen
 
@@ -25,12 +27,15 @@ def csv_of(table: Table) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([_plain(column.header) for column in table.columns])
-    writer.writerows(zip(*([_plain(cell) for cell in column.cells] for column in table.columns), strict=True))
+    cells = ([_plain(cell, number=column.justify == "right") for cell in column.cells] for column in table.columns)
+    writer.writerows(zip(*cells, strict=True))
     return text.getvalue()
 
 
-def _plain(cell: object) -> str:
+def _plain(cell: object, *, number: bool = False) -> str:
     text = escaped(cell.plain if isinstance(cell, Text) else str(cell)).replace("\N{NO-BREAK SPACE}", " ")
+    if number and DECORATED.fullmatch(text):
+        return text.strip("$x").replace(",", "")
     if text.startswith(FORMULA) and not _is_number(text):
         return f"'{text}" if text != "-" else text
     return text

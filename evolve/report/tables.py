@@ -9,7 +9,8 @@ from rich.text import Text
 
 from archive.records import Evaluation, Measurement
 from evolve.report.basis import Basis, known_basis
-from evolve.report.words import figure, percent, times, workload_labels
+from evolve.report.output import EVERYTHING
+from evolve.report.words import figure, moment, percent, times, workload_labels
 
 WIDE = 100  # minimum width, in columns, at which notes are shown
 WIDER = 120  # minimum width, in columns, at which max-autotune is shown beside torch.compile's default
@@ -96,6 +97,12 @@ def measured(m: Measurement, basis: Basis, *, interval: bool = True, tuned: bool
         Text(times(ratio), speed_style(ratio)),
         Text(percent(m.share_of_light)),
     ]
+
+
+def when(created: float, width: int) -> str:
+    """Return a time, without its year on a screen, and never broken into two lines."""
+    text = moment(created) if width >= EVERYTHING else moment(created).partition("-")[2]
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def speed_style(ratio: float | None) -> str:

@@ -122,6 +122,32 @@ def test_top_shows_how_the_best_rose(capsys: Capture) -> None:
     assert "→ 2.32x in" in output
 
 
+def test_numbers_in_csv_are_bare_and_times_have_their_year(capsys: Capture) -> None:
+    (first, *_) = rows(capsys, "runs")
+    assert [float(first[name]) for name in ("evals", "tokens", "usd", "best")] == [24.0, 141_266.0, 0.326, 2.54]
+    assert first["when"].startswith("2025-11-2")
+    assert rows(capsys, "top", "--outcome", "passed", "--sort", "when")[0]["when"].startswith("2025-11-2")
+
+
+def test_kernels_that_wait_for_no_verdict_are_not_pending(tmp_path: Path, capsys: Capture) -> None:
+    store = open_archive(tmp_path / "other.db")
+    waiting, judged = (shown_archive.noted(shown_archive.broken(), note) for note in ("waits", "judged on a GPU"))
+    store.append(waiting, shown_archive.passed(judged, shown_archive.H200, 1.0, 1.0))
+    store.append(judged, shown_archive.passed(shown_archive.champion(), shown_archive.CPU, 1.0, 2.0))
+    store.append(shown_archive.champion())
+    store.close()
+    found = rows(
+        capsys, "top", "softmax", "--outcome", "pending", "--device", "CPU", "--archive", tmp_path / "other.db"
+    )
+    assert [row["kernel"] for row in found] == [waiting.id[:8]]
+
+
+def test_where_only_pending_kernels_are_like_that_it_says_how_to_list_them(capsys: Capture) -> None:
+    code, _, errors = evolve(capsys, "top", "softmax", "--proposer", "shipped", "--device", "a100", "--since", "1h")
+    assert code == 1
+    assert "--outcome pending" in errors
+
+
 def test_text_that_begins_like_a_formula_is_quoted_in_csv(tmp_path: Path, capsys: Capture) -> None:
     store = open_archive(tmp_path / "other.db")
     kernel = shown_archive.noted(shown_archive.broken(), "=HYPERLINK(1)")

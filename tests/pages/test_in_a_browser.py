@@ -198,6 +198,7 @@ def test_rows_are_filtered_and_only_those_are_saved(tab: Browser, site: str) -> 
     heading, row = saved.strip().split("\r\n")
     assert heading.startswith('"#","kernel","mean"')
     assert BEST.id[:8] in row
+    assert '"2.32","3/3"' in row  # numbers without what is around them on the page
     assert "<script>" in row  # text, in a file of text
 
 

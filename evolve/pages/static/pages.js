@@ -59,6 +59,7 @@
   function csv(table) {
     const quoted = (cell) => {
       let text = cell.textContent.trim().replace(/\s+/g, " ");
+      if (cell.classList.contains("n") && /^\$?[\d,]+(\.\d+)?x?$/.test(text)) text = text.replace(/[$,x]/g, "");
       // A spreadsheet would run text that begins like a formula.
       if (/^[=+@\t]/.test(text) || /^-[^\d.]/.test(text)) text = `'${text}`;
       return `"${text.replace(/"/g, '""')}"`;
