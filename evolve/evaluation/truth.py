@@ -135,9 +135,9 @@ class Truth:
         terms = self.op.terms(self.workload, self.op.tolerance.sums)
         if self.values in self.op.arranged:  # which may add everything up in one place
             terms = max(terms, *self.op.sizes(self.workload).values())
-        first = self.op.varied[0].dims[:1]
-        sequence = not self.op.by_rows and self.op.outputs[index].dims[:1] == first
-        steps = self.op.sizes(self.workload)[first[0]] if sequence and first else 1
+        first = self.op.varied[0]
+        sequence = not self.op.by_rows and self.op.outputs[index].dims[:1] == first.dims[:1]
+        steps = self.op.shape(first, self.workload)[0] if sequence and first.dims else 1
         found = summed(terms, alike=group.alike, running=self.op.tolerance.running)
         return replace(found, vanishing=group.vanishing, steps=steps)
 
