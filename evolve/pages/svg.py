@@ -14,6 +14,7 @@ COLORS = 6  # classes c0 to c5 of the style sheet
 DOTS_SHOWN = 1_500  # most dots that a plot draws
 NARROW = 4.0  # a logarithmic axis that spans less has evenly spaced ticks
 BAR, GAP, LABEL_WIDTH = 13, 3, 150  # height of a bar, space below it, and space for labels left of the bars
+WORDS_WIDTH = 160  # space right of the longest bar for words such as `12345 µs autotune` in the large type of a phone
 LABEL_LENGTH = 22  # characters
 
 Point = tuple[float, float]
@@ -208,7 +209,7 @@ def _log_ticks(low: float, high: float, most: int) -> list[float]:
 def bars(title: str, groups: Sequence[BarGroup]) -> Markup:
     """Return horizontal bars, each group scaled to its own longest bar, with a line at the group's mark."""
     drawn, top = [], 4
-    room = WIDTH - LABEL_WIDTH - 130
+    room = WIDTH - LABEL_WIDTH - WORDS_WIDTH
     for group in groups:
         longest = max((bar.value for bar in group.bars), default=1.0) or 1.0
         height = len(group.bars) * (BAR + GAP)

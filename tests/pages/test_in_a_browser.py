@@ -1,5 +1,6 @@
 """The pages in a real browser: clicked through, sorted, filtered, saved, live, and opened from a file."""
 
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from shown_archive import H200, RUNS
 
 from archive.sqlite import open_archive
 from evolve.pages.one_file import report
+from evolve.pages.svg import Bar, BarGroup, bars
 
 pytest.importorskip("uvicorn")
 pytestmark = [
@@ -108,6 +110,19 @@ def test_a_page_is_shown_without_complaint_and_fits_the_window(tab: Browser, sit
     assert tab.run("document.querySelector('h1').textContent.trim().length") > 3
     assert tab.run("document.documentElement.scrollWidth") <= width
     assert not tab.complaints
+
+
+def test_no_text_is_cut_off_at_the_edge_of_a_plot(tab: Browser, site: str) -> None:
+    bar = bars("slow", [BarGroup("65536×65536 bf16", [Bar(12_345.6, "12346 µs autotune", "b-autotune")])])
+    tab.view(390, 800)
+    tab.open(f"{site}op/softmax")
+    tab.run(f"document.querySelector('main').insertAdjacentHTML('beforeend', {json.dumps(bar)})")
+    beyond = tab.run(
+        "[...document.querySelectorAll('svg.plot')].flatMap((svg) => [...svg.querySelectorAll('text')]"
+        ".filter((text) => text.getBBox().x + text.getBBox().width > svg.viewBox.baseVal.width + 1)"
+        ".map((text) => text.textContent))"
+    )
+    assert beyond == []
 
 
 @pytest.mark.skipif(not AXE, reason="EVOLVE_AXE names no file with axe-core")
