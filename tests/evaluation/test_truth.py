@@ -198,8 +198,17 @@ def test_only_a_sequence_has_steps() -> None:
 def test_a_first_dim_that_is_a_number_is_no_sequence_of_unknown_length() -> None:
     """Tasks of other people have parameters such as one bias for all channels, of the shape (1,)."""
     declared, place = tensors(bias="1 cols", x="rows cols"), replace(WORKLOAD, dims=(("rows", 3), ("cols", 5)))
-    op = Op("biased", lambda bias, x: (bias * 2, x + bias), declared, tensors(twice="1 cols", out="rows cols"), (place,),
-            (place,), flops=lambda _: 1, by_rows=False)  # fmt: skip
+    outputs = tensors(twice="1 cols", out="rows cols")
+    op = Op(
+        "biased",
+        lambda bias, x: (bias * 2, x + bias),
+        declared,
+        outputs,
+        (place,),
+        (place,),
+        flops=lambda _: 1,
+        by_rows=False,
+    )
     known = truth(op, place, "normal", 3, inputs_at(op, place, 3, "cpu"))
     assert known.sums(0, RowGroup("normal")).steps == 1
     assert known.fault(0, known.pytorch[0]) == ""
