@@ -1,13 +1,16 @@
 """How the best kernel of an op improved: after how many evaluations, tokens and dollars, and as a small curve."""
 
 import math
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import gt, truediv
 
 from archive.summaries import TIMES, BriefEvaluation, BriefProposal, RankedTimes
 from evolve.report.basis import Basis
+from evolve.selection.population import BASELINE, FIGURES, MEDIAN
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN = "_.-=+*#@"  # for terminals without Unicode
@@ -72,24 +75,24 @@ def rises(
 def _best_after_each(ranked: Sequence[RankedTimes], basis: Basis) -> Iterator[tuple[RankedTimes, float, bool]]:
     """Yield each kernel with times in the order of evaluation, the best so far, and whether it is the first or rose.
 
-    Reads the packed times, because there may be tens of thousands.
+    Compares whole columns of the packed times, because there may be tens of thousands of kernels.
     """
     keys = {one.workloads: one.workloads.split("\n") for one in ranked if one.times}
-    number = len({workload for of_one in keys.values() for workload in of_one})
-    held: dict[str, float] = {}
-    total = 0.0  # the sum of the logarithms of the best ratios
-    first = True
+    first = basis.first_us or {}
+    firsts = {text: array("d", [first.get(workload, 0.0) for workload in own]) for text, own in keys.items()}
+    best = dict.fromkeys((workload for own in keys.values() for workload in own), 1.0)
+    held = {text: [1.0] * len(own) for text, own in keys.items()}  # the best on the workloads of each set
+    mean, rose = 1.0, True
     for one in sorted((one for one in ranked if one.times), key=lambda one: one.created):
-        rose = first
-        first = False
-        for workload, (us, _, _, baseline_us, _) in zip(keys[one.workloads], TIMES.iter_unpack(one.times), strict=True):
-            ratio = (baseline_us if basis.first_us is None else basis.first_us.get(workload, us)) / us
-            best = held.get(workload, 1.0)
-            if ratio > best:
-                total += math.log(ratio / best)
-                held[workload] = ratio
-                rose = True
-        yield one, math.exp(total / number), rose
+        figures = array("d", one.times)
+        basis_us = figures[BASELINE::FIGURES] if basis.first_us is None else firsts[one.workloads]
+        ratios = list(map(truediv, basis_us, figures[MEDIAN::FIGURES]))
+        if any(map(gt, ratios, held[one.workloads])):
+            best |= {key: max(best[key], ratio) for key, ratio in zip(keys[one.workloads], ratios, strict=True)}
+            held = {text: [best[workload] for workload in own] for text, own in keys.items()}
+            mean, rose = math.exp(sum(map(math.log, best.values())) / len(best)), True
+        yield one, mean, rose
+        rose = False
 
 
 def ratios_of(one: RankedTimes, basis: Basis) -> list[tuple[str, float]]:

@@ -18,7 +18,7 @@ E = TypeVar("E", bound=Evaluation | EvaluationSummary | RankedTimes)
 
 KEEP = 8
 OF_A_KIND = 3
-MEDIAN, LOW, HIGH, FIGURES = 0, 1, 2, 5  # positions among a workload's times, and the number of times
+MEDIAN, LOW, HIGH, BASELINE, FIGURES = 0, 1, 2, 3, 5  # positions among a workload's times, and their number
 HOPELESS = 4.0  # a kernel this many times slower than the fittest does not survive for its niche
 
 

@@ -272,11 +272,15 @@ def pages(archive: Path) -> Iterator[Row]:
     """Make the pages that a browser asks for: each once, then after another kernel was judged, then unchanged."""
     store = open_archive(archive)
     first, second = _two_kernels(store)
-    op, run = next(iter(SHARES)), store.find(Run)[-1].id
+    op = next(iter(SHARES))
+    runs = [run.id for run in store.find(Run, op) if run.device == GPU.key][-2:]
     site = Site()
     made = Pages(archive, site)
     yield _timed("work of the ops, by another process", lambda: site.prepare(store))
-    addresses = ("/", f"/op/{op}", f"/kernel/{first}", f"/compare/kernels/{first}/{second}", f"/run/{run}", "/runs")
+    addresses = (
+        "/", f"/op/{op}", f"/kernel/{first}", f"/run/{runs[0]}", "/runs", f"/compare/kernels/{first}/{second}",
+        f"/compare/runs/{'/'.join(runs)}", f"/compare/devices/{op}",
+    )  # fmt: skip
     for address in addresses:
         yield _timed(f"page {_shown(address)}", lambda: made.get(address))  # noqa: B023 - called at once
     kernel = _design(op, random.Random(time.time()))

@@ -136,9 +136,8 @@ def test_kernels_that_wait_for_no_verdict_are_not_pending(tmp_path: Path, capsys
     store.append(judged, shown_archive.passed(shown_archive.champion(), shown_archive.CPU, 1.0, 2.0))
     store.append(shown_archive.champion())
     store.close()
-    found = rows(
-        capsys, "top", "softmax", "--outcome", "pending", "--device", "CPU", "--archive", tmp_path / "other.db"
-    )
+    there = "--archive", str(tmp_path / "other.db")
+    found = rows(capsys, "top", "softmax", "--outcome", "pending", "--device", "CPU", *there)
     assert [row["kernel"] for row in found] == [waiting.id[:8]]
 
 
