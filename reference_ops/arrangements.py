@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from reference_ops.inputs import fill, sprinkle_nan
+from reference_ops.inputs import fill, sprinkle
 from reference_ops.op import Arrange, Tensors
 
 WIDEST_BITS, WIDEST_BITS_IN_FLOAT16 = 14, 6  # of scales along a sum of products: from 2**-14 to 2**14
@@ -212,7 +212,7 @@ def nan_in(*names: str) -> Mapping[str, Arrange]:
 
     def sprinkled(name: str) -> Arrange:
         def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
-            sprinkle_nan(inputs[name], generator)
+            sprinkle(inputs[name], math.nan, generator)
 
         return arrange
 

@@ -15,13 +15,16 @@ from types import EllipsisType
 import torch
 
 from reference_ops.op import (
+    CLASHING,
     COUNTED_NAN,
     EXACT,
     EXTREME_ROWS,
     INFINITE,
+    INFINITE_WEIGHTS,
     LARGE,
     MINUS_INF,
     MINUTE,
+    MINUTE_WEIGHTS,
     MIXED,
     MOVED,
     NAN,
@@ -29,6 +32,7 @@ from reference_ops.op import (
     NORMAL,
     NOT_FINITE,
     SATURATING,
+    SAVED_INFINITE,
     SAVED_NAN,
     SHIFTED,
     SUBNORMAL,
@@ -49,7 +53,8 @@ NEAR_ZERO_BITS = 8  # "tiny" begins where squares are about as large as the usua
 PADDING = 0.25  # share of constant rows that are zero
 CONSTANT_BITS = 6  # squares have 12 bits, and sums of 4096 squares have 24, as many as float32
 # A backward op meets these in its gradients alone: what it gets from the forward is as the forward computes it.
-OF_GRADIENTS = (ZERO, MINUTE, NAN, INFINITE, MINUS_INF)
+OF_GRADIENTS = (ZERO, MINUTE, NAN, INFINITE, MINUS_INF, CLASHING)
+OF_SAVED = {SAVED_NAN: NAN, SAVED_INFINITE: INFINITE}
 FEW_NAN, SHARE_OF_NAN = 2, 64
 BOTH_SIGNS = 2  # rows of each extreme: with a single one, infinities would all have one sign
 SHARE_NOT_FINITE = 0.25  # of the rows, or of the elements of a vector
@@ -86,7 +91,7 @@ class RowGroup:
     @property
     def counts_where_it_matters(self) -> bool:
         """Whether inputs are NaN that results need not depend on: multiplied by zero, they may be left out or not."""
-        return self.values == NAN_IN_WEIGHTS or self.values.startswith(COUNTED_NAN)
+        return self.values in (NAN_IN_WEIGHTS, INFINITE_WEIGHTS) or self.values.startswith(COUNTED_NAN)
 
     @property
     def vanishing(self) -> bool:
@@ -131,9 +136,9 @@ def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = 
         op.draw(drawn, generator, *([known] * _takes_sizes(op.draw)))
     if values in op.arranged:
         op.arranged[values](drawn, generator, known)
-    weights = set(op.floating) - set(op.varied) if values == NAN_IN_WEIGHTS else ()
-    for name in (*(spec.name for spec in weights), *filter(None, [op.counted_nan.get(values)])):
-        sprinkle_nan(drawn[name], generator)
+    changed = op.counted_nan.get(values)
+    for name in (changed,) if changed else (spec.name for spec in op.weights if values in OF_WEIGHTS):
+        OF_WEIGHTS.get(values, OF_WEIGHTS[NAN_IN_WEIGHTS])(drawn[name], generator)
     return drawn
 
 
@@ -145,8 +150,8 @@ def _takes_sizes(draw: Callable[..., None]) -> bool:
 def _of_tensor(op: Op, spec: TensorSpec, values: str) -> str:
     """Return the distribution of one of the inputs where `values` are drawn: of a backward op, some in a part alone."""
     if spec.name in op.saved:
-        return NAN if values == SAVED_NAN else NORMAL if values in OF_GRADIENTS else values
-    return NORMAL if values == SAVED_NAN else values
+        return OF_SAVED.get(values, NORMAL if values in OF_GRADIENTS else values)
+    return NORMAL if values in OF_SAVED else values
 
 
 def row_groups(op: Op, spec: TensorSpec, workload: Workload, values: str, seed: int) -> tuple[RowGroup, ...]:
@@ -179,10 +184,19 @@ def mixtures_needed(op: Op, workload: Workload) -> int:
 
 def meets_extremes_by_rows(op: Op, workload: Workload) -> bool:
     """Return whether a single draw can hold rows of every extreme, each row of an output depending on one of them."""
-    varied = op.varied
-    if not (op.by_rows and op.sharing_rows and all(spec.dims[:1] == varied[0].dims[:1] for spec in op.outputs)):
-        return False
-    return op.shape(varied[0], workload)[0] >= BOTH_SIGNS * len(op.extremes)
+    return has_rows_of_extremes(op) and op.shape(op.varied[0], workload)[0] >= BOTH_SIGNS * len(op.extremes)
+
+
+def has_rows_of_extremes(op: Op) -> bool:
+    """Return whether each row of an output depends on that row of the inputs alone, so that each may be extreme."""
+    rows = op.varied[0].dims[:1]
+    return bool(op.by_rows and op.sharing_rows and all(spec.dims[:1] == rows for spec in op.outputs))
+
+
+def extreme_seeds(op: Op, workload: Workload, rng: random.Random) -> list[int]:
+    """Return seeds whose draws of `EXTREME_ROWS` hold a row of every extreme together."""
+    count, rows = len(op.extremes), op.shape(op.varied[0], workload)[0]
+    return [rng.randrange(SEEDS // count) * count + first for first in range(0, count, rows)]
 
 
 def similar_seeds(op: Op, seed: int, count: int) -> range:
@@ -345,12 +359,24 @@ def _saturating(tensor: torch.Tensor, generator: torch.Generator) -> None:
     _normal(tensor, generator).mul_(SATURATED)
 
 
-def sprinkle_nan(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Set a few elements of a tensor to NaN, or of a vector one in 64, with either sign bit in turn."""
+def sprinkle(tensor: torch.Tensor, value: float, generator: torch.Generator) -> None:
+    """Set a few elements of a tensor to NaN or an infinity, or of a vector one in 64, with either sign in turn."""
     flat = tensor.view(-1)
     count = FEW_NAN if tensor.ndim > 1 else 1 + len(flat) // SHARE_OF_NAN
     places = torch.randint(len(flat), (count,), generator=generator, device=flat.device)
-    flat[places[::2]], flat[places[1::2]] = math.nan, -math.nan
+    flat[places[::2]], flat[places[1::2]] = value, -value
+
+
+def _deep(tensor: torch.Tensor, _: torch.Generator) -> None:
+    """Scale numbers down as `_minute` does, without a change of signs: a variance stays positive."""
+    tensor.mul_(DEEP_IN_FLOAT16 if tensor.dtype == torch.float16 else DEEP)
+
+
+OF_WEIGHTS: dict[str, Draw] = {
+    NAN_IN_WEIGHTS: lambda tensor, generator: sprinkle(tensor, math.nan, generator),
+    INFINITE_WEIGHTS: lambda tensor, generator: sprinkle(tensor, math.inf, generator),
+    MINUTE_WEIGHTS: _deep,
+}
 
 
 def _nan(tensor: torch.Tensor, generator: torch.Generator) -> None:
@@ -368,6 +394,26 @@ def _in_turn(tensor: torch.Tensor, value: float, generator: torch.Generator) -> 
     rows = torch.arange(len(tensor) if tensor.ndim else 1, device=tensor.device)
     first = torch.randint(2, (1,), generator=generator, device=tensor.device)
     return torch.where((rows + first) % 2 > 0, value, -value)
+
+
+def _clashing(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Draw normal numbers; some rows get two of +inf, -inf and NaN at different places, or +inf twice.
+
+    A maximum that is infinite must not hide NaN, and two infinities are not one.
+    """
+    rows = _normal(tensor, generator).view(len(tensor) if tensor.ndim else 1, -1)
+    chosen = _some_rows(len(rows), tensor.device, generator)
+    first, step = torch.rand((2, len(rows), 1), generator=generator, device=tensor.device)
+    width = rows.shape[1]
+    place = first.mul_(width).long().clamp_(max=width - 1)
+    other = (place + 1 + step.mul_(width - 1).long().clamp_(max=max(width - 2, 0))) % width
+    turn = torch.arange(len(rows), device=tensor.device) + torch.randint(
+        4, (1,), generator=generator, device=tensor.device
+    )
+    pairs = torch.tensor(((math.nan, math.inf), (math.inf, math.inf), (-math.nan, -math.inf), (math.inf, -math.inf)))
+    values = pairs.to(tensor.device, tensor.dtype)[turn % len(pairs)]
+    for at, value in ((other, values[:, 1:]), (place, values[:, :1])):
+        rows.scatter_(1, at, torch.where(chosen, value, rows.gather(1, at)))
 
 
 def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Generator) -> None:
@@ -416,5 +462,6 @@ EXTREME_DRAWS: dict[str, Draw] = {
     SATURATING: _saturating,
     NAN: _nan,
     INFINITE: _infinite,
+    CLASHING: _clashing,
     MINUS_INF: _minus_inf_rows,
 }

@@ -54,9 +54,13 @@ DISTRIBUTIONS = (NORMAL, *OF_BATCHES, "faint", MOVED, EXACT, "masked", "ties", "
 ZERO, MINUTE, SUBNORMAL, SATURATING = "zero", "minute", "subnormal", "saturating"
 NAN, INFINITE, MINUS_INF = "NaN", "infinite", "minus_inf_rows"
 SAVED_NAN = "saved_NaN"  # in what a backward op gets from the forward; the other extremes are of its gradients
-NOT_FINITE = (NAN, SAVED_NAN, INFINITE, MINUS_INF)
+SAVED_INFINITE = "saved_infinite"  # the same; PyTorch makes finite gradients of some, and NaN of others may be anything
+CLASHING = "clashing"  # NaN beside an infinity in one row, or several infinities, each of which would be met alone
+NOT_FINITE = (NAN, SAVED_NAN, INFINITE, SAVED_INFINITE, MINUS_INF, CLASHING)
 EXTREMES = (ZERO, MINUTE, SUBNORMAL, SATURATING, *NOT_FINITE)
-NAN_IN_WEIGHTS = "NaN_in_weights"  # an arrangement of every op with inputs that are not drawn by rows
+# Arrangements of every op with inputs that are not drawn by rows.
+NAN_IN_WEIGHTS, INFINITE_WEIGHTS, MINUTE_WEIGHTS = "NaN_in_weights", "infinite_weights", "minute_weights"
+OF_WEIGHTS = (NAN_IN_WEIGHTS, INFINITE_WEIGHTS, MINUTE_WEIGHTS)
 # An arrangement for each input of an op that exempts NaN, unless it exempts this too: NaN where a result depends on it.
 COUNTED_NAN = "NaN_that_counts"
 EXTREME_ROWS = "extreme_rows"  # rows of every extreme in turn, as in "mixed"
@@ -186,10 +190,10 @@ class Op:
             raise ValueError(f"op {self.name}: `{name}` is not a distribution of inputs; there are {listed}")
         for name in set(self.baseline_free) - {tensor.name for tensor in self.outputs}:
             raise ValueError(f"op {self.name}: `baseline_free` names `{name}`, which is not an output")
-        for name in set(self.exempt) - {*EXTREMES, NAN_IN_WEIGHTS, COUNTED_NAN}:
-            listed = ", ".join((*EXTREMES, NAN_IN_WEIGHTS, COUNTED_NAN))
+        for name in set(self.exempt) - {*EXTREMES, *OF_WEIGHTS, COUNTED_NAN}:
+            listed = ", ".join((*EXTREMES, *OF_WEIGHTS, COUNTED_NAN))
             raise ValueError(f"op {self.name}: `exempt` names `{name}`; there are {listed}")
-        for name in set(self.arranged) & {*DISTRIBUTIONS, *EXTREMES, MIXED, EXTREME_ROWS, NAN_IN_WEIGHTS}:
+        for name in set(self.arranged) & {*DISTRIBUTIONS, *EXTREMES, MIXED, EXTREME_ROWS, *OF_WEIGHTS}:
             raise ValueError(f"op {self.name}: `arranged` names `{name}`, which is a distribution of inputs")
         inputs = {tensor.name for tensor in self.inputs}
         for said, named in (("touched", self.touched), ("tolerance.given", self.tolerance.given)):
@@ -234,7 +238,9 @@ class Op:
         if LARGE in self.values:
             left_out.add(SATURATING)
         if not self.saved:
-            left_out.add(SAVED_NAN)
+            left_out |= {SAVED_NAN, SAVED_INFINITE}
+        if left_out & {NAN, INFINITE}:
+            left_out.add(CLASHING)
         return tuple(name for name in EXTREMES if name not in left_out)
 
     @property
@@ -263,10 +269,16 @@ class Op:
         return self.sharing_rows or self.floating
 
     @property
+    def weights(self) -> tuple[TensorSpec, ...]:
+        """The floating-point inputs that are not drawn by rows, such as weights and biases."""
+        return tuple(spec for spec in self.floating if spec not in self.varied)
+
+    @property
     def arrangements(self) -> tuple[str, ...]:
         """The names of all arrangements that every evaluation meets."""
-        strict = set(self.floating) > set(self.varied) and not {NAN, NAN_IN_WEIGHTS} & {*self.exempt}
-        return (*self.arranged, *([NAN_IN_WEIGHTS] if strict else []), *self.counted_nan)
+        causes = {NAN_IN_WEIGHTS: NAN, INFINITE_WEIGHTS: INFINITE, MINUTE_WEIGHTS: MINUTE}
+        met = [name for name, cause in causes.items() if not {name, cause} & {*self.exempt}] if self.weights else []
+        return (*self.arranged, *met, *self.counted_nan)
 
     @property
     def counted_nan(self) -> dict[str, str]:

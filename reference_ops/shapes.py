@@ -20,9 +20,13 @@ SHRINKS = 12  # times that a size is halved until it fits
 STRETCH = (1.1, 1.5)  # range of a stretched size, relative to the greatest listed
 STRETCH_OF_IMAGES = (1.25, 1.5)  # the same for each dim of an image, so that 224 x 224 becomes more than 2**16 elements
 PAST_POWER = 1.02  # of a size beyond a power of two, so that the prime below it is beyond it, too
+RANK_OF_VOLUMES, EDGE_OF_VOLUMES = 4, 43  # tensors of more dims are volumes; 41**3, of a prime below, exceeds 2**16
 PAST_16_BITS = (66_000, 72_000)  # range of the size of a dim
 LONG = 1000  # of a dim of which some listed size is as long, longer ones are to be expected
 SPECIAL = (0.0, 10.0)  # of a floating-point parameter: no weight decay, a slope above 1, a scale far from the usual
+LEAST_SIGNED = 0.01  # a parameter that is nowhere listed above this is an eps, which is never 1 or below zero
+MOST_TAPS = 16  # greatest listed size of a filter; a dim of which larger ones are listed is no filter
+STEPS_UP = 8  # values above the least that are tried, where an op requires more: half a window for a padding
 SPREAD = 30.0  # most that a floating-point parameter, or the distance of a decay from 1, is multiplied or divided by
 KEPT_BITS = 24  # differences of fewer bytes do not matter
 LARGE_MULTIPLE = 4096  # of rows, for kernels whose `when` requires whole tiles
@@ -85,11 +89,18 @@ def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, m
 def past_16_bits(
     op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
 ) -> tuple[Workload, ...]:
-    """Return a workload for each long dim in which it is just too long for 16 bits, if no listed one is."""
+    """Return a workload for each long dim in which it is just too long for 16 bits, if no listed one is.
+
+    In another one, the places of a volume are too many. `stretched` does this for images.
+    """
     greatest = {name: most for name, (_, most) in _ranges(op.listed).items() if name in _dims(op)}
+    every = [{name: rng.randint(*PAST_16_BITS)} for name, most in greatest.items() if LONG <= most < PAST_16_BITS[0]]
+    tensors = (tensor for tensor in (*op.inputs, *op.outputs) if len(tensor.dims) > RANK_OF_VOLUMES)
+    volumes = dict.fromkeys(tensor.dims[2:] for tensor in tensors)
+    long = {name for name, (_, most) in _ranges(op.listed).items() if most > MOST_TAPS}
+    every += [dict.fromkeys(names, EDGE_OF_VOLUMES) for names in volumes if long.issuperset(names)]
     found: list[Workload] = []
-    for name in (name for name, most in greatest.items() if LONG <= most < PAST_16_BITS[0]):
-        sizes = {name: rng.randint(*PAST_16_BITS)}
+    for sizes in every:
         found += _longest(op, sizes, 1, lambda tried: op.nbytes(tried) <= most_bytes and accepts(tried))
     return tuple(dict.fromkeys(found))
 
@@ -113,20 +124,72 @@ def _longest(op: Op, sizes: Mapping[str, int], shrinks: int, fits: Callable[[Wor
 def special_parameters(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
     """Return a workload for each floating-point parameter and each value in `SPECIAL` that the op accepts.
 
-    The other parameters are as listed. Of the listed workloads that fit, the largest that `accepts` takes is chosen.
+    A scale or a slope is also drawn below zero. The other parameters are as listed. Of the listed workloads that fit,
+    the largest that `accepts` takes is chosen.
     """
     small = [workload for workload in (*op.emulated, *op.awkward) if op.nbytes(workload) <= most_bytes]
     nearest = sorted(small, key=op.nbytes, reverse=True)
-    listed = {parameter for workload in op.listed for parameter in workload.parameters}
-    names = dict.fromkeys(name for name, value in listed if isinstance(value, float))
+    listed: dict[str, set[float]] = {}
+    for name, value in (parameter for workload in op.listed for parameter in workload.parameters):
+        if isinstance(value, float):
+            listed.setdefault(name, set()).add(value)
     found: list[Workload] = []
-    for special in ((name, value) for name in sorted(names) for value in SPECIAL if (name, value) not in listed):
+    for special in ((name, value) for name in sorted(listed) for value in _special(listed[name])):
         tries = (
             replace(near, parameters=tuple(special if pair[0] == special[0] else pair for pair in near.parameters))
             for near in nearest
         )
         found += itertools.islice((tried for tried in tries if op.is_valid(tried) and accepts(tried)), 1)
     return tuple(found)
+
+
+def _special(listed: set[float]) -> Iterator[float]:
+    """Yield the special values of a parameter that are not listed; if it is no eps, also one and a negative value."""
+    most = max(listed)
+    values = SPECIAL if most < LEAST_SIGNED else (*SPECIAL, 1.0)
+    yield from (value for value in values if value not in listed)
+    if most >= LEAST_SIGNED and not LEAST_DECAY < most < 1:
+        yield -most
+
+
+def far_apart(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
+    """Return a workload for each integer parameter in which it is as great as listed, and what it goes with is least.
+
+    These are the other integer parameters and the sizes of filters: a stride beyond the window leaves gaps, and a
+    padding beyond the filter makes windows that lie outside. Sizes of tensors that are parameters stay as they are.
+    """
+    ranges, dims = _ranges(op.listed), _dims(op)
+    parameters = [name for name in _integer_parameters(op) if name in ranges and name not in dims]
+    filters = [name for name, (_, most) in ranges.items() if name in dims and most <= MOST_TAPS]
+    found: list[Workload] = []
+    for name in parameters:
+        others = [other for other in (*parameters, *filters) if other != name]
+        near = [one for one in (*op.emulated, *op.awkward) if op.nbytes(one) <= most_bytes]
+        near.sort(key=lambda one: (-DTYPES[one.dtype].itemsize, -op.nbytes(one)))  # the most exact show errors best
+        tries = (
+            tried
+            for steps in range(STEPS_UP)
+            for one in near
+            if (tried := _with_sizes(one, {name: ranges[name][1], **{at: ranges[at][0] + steps for at in others}}))
+            and op.is_valid(tried)
+            and op.nbytes(tried) <= most_bytes
+            and accepts(tried)
+        )
+        found += itertools.islice(tries, 1)
+    return tuple(dict.fromkeys(found))
+
+
+def _integer_parameters(op: Op) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for workload in op.listed for name, _ in _integers(workload)))
+
+
+def _with_sizes(near: Workload, sizes: Mapping[str, int]) -> Workload:
+    """Return the workload with other sizes of the dims and parameters that are named."""
+    return replace(
+        near,
+        dims=tuple((name, sizes.get(name, size)) for name, size in near.dims),
+        parameters=tuple((name, sizes.get(name, value)) for name, value in near.parameters),
+    )
 
 
 def _beyond(greatest: int, least: float, most: float) -> tuple[float, float]:
@@ -144,11 +207,7 @@ def _resized(
     known = _sizes(near)
     for shrunk in range(shrinks):
         wanted = {name: kind(max(1, size >> shrunk)) for name, size in sizes.items()}
-        tried = replace(
-            near,
-            dims=tuple((name, wanted.get(name, size)) for name, size in near.dims),
-            parameters=tuple((name, wanted.get(name, value)) for name, value in near.parameters),
-        )
+        tried = _with_sizes(near, wanted)
         if all(size <= known[name] for name, size in wanted.items()):
             return None
         if op.is_valid(tried) and fits(tried):

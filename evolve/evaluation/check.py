@@ -21,7 +21,7 @@ from evolve.evaluation.buffers import (
     unwritten,
 )
 from evolve.evaluation.truth import truth
-from reference_ops.inputs import inputs_at, mixed_seed, mixtures_needed
+from reference_ops.inputs import extreme_seeds, inputs_at, mixed_seed, mixtures_needed
 from reference_ops.op import EXTREME_ROWS, MIXED, NORMAL, Op, Tensors, Workload
 from reference_ops.precision import TORCH_DTYPES
 
@@ -146,11 +146,10 @@ class Inspector:
 
         With `in_graph`, the call is captured once in a CUDA graph, if the device has them, and replayed on each.
         """
-        if not (names := tuple(names)):
+        if not (draws := [draw for name in names for draw in self._draws(op, workload, name)]):
             return
         if is_huge(op, workload):
-            for name in names:
-                draw = Draw(op, workload, self.rng.randrange(2**31), name)
+            for draw in draws:
                 self._run_and_judge_alone(program, draw, layout(op, workload, program))
             return
         poison = POISONS[1]  # the first reads as NaN, which may be right here
@@ -161,8 +160,7 @@ class Inspector:
         if in_graph and capture:  # after a run: the first launch may load code, which a capture cannot
             self._run(program, Draw(op, workload, self.rng.randrange(2**31)), buffers, as_timed=True)
             replay = capture(lambda: program.launch(tensors))
-        for name in names:
-            draw = Draw(op, workload, self.rng.randrange(2**31), name)
+        for draw in draws:
             try:
                 self._run_and_judge(program, draw, buffers, poison, replay)
             except RejectedError as error:
@@ -170,6 +168,11 @@ class Inspector:
                     self._run_and_judge(program, draw, buffers, poison)
                     raise RejectedError(error.outcome, f"{error.log} (only in a CUDA graph)") from error
                 raise
+
+    def _draws(self, op: Op, workload: Workload, values: str) -> list[Draw]:
+        """Return one draw of these values; of rows of extremes, as many as hold every extreme."""
+        seeds = extreme_seeds(op, workload, self.rng) if values == EXTREME_ROWS else [self.rng.randrange(2**31)]
+        return [Draw(op, workload, seed, values) for seed in seeds]
 
     def _run_again(
         self,

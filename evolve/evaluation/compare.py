@@ -39,8 +39,10 @@ class NotFinite:
 
     results: tuple[torch.Tensor, ...]  # of PyTorch's reference and of its baseline
     infinite: bool = False  # infinities are among the inputs, not NaN alone
+    lenient: bool = False  # NaN may be anything: PyTorch's formula multiplies an infinity by zero, another one need not
     of_weights: bool = False  # such inputs are weights, which meet the zeros of a padding
     depends: Callable[[], torch.Tensor] | None = None  # computes where the result depends on such an input
+    of_nan: Callable[[], torch.Tensor] | None = None  # computes where NaN among the inputs alone makes NaN
     lost: Callable[[], torch.Tensor] | None = None  # computes where another output of the same row is NaN
 
 
@@ -185,8 +187,10 @@ def _with_infinities(
 ) -> Comparison:  # fmt: skip
     """Require NaN and infinities exactly where the float64 result has them, and compare the rest as usual.
 
-    If inputs are infinite, an infinity may stand for NaN: the order of operations decides which of them comes out. The
-    reverse holds only where NaN spreads anyway, as in the mean of a row that is normalised.
+    If inputs are infinite, an infinity may stand for NaN: the order of operations decides which of them comes out. Not
+    where NaN is among the inputs too and would come out without the infinities. The reverse holds only where NaN
+    spreads anyway, as in the mean of a row that is normalised.
+    An infinite weight may make NaN of what depends on it, as where it is multiplied by the mean first.
     NaN that comes from a product with zero may be missing, because a kernel need not multiply by zero.
     """
     largest = torch.finfo(scale.dtype).max
@@ -199,10 +203,15 @@ def _with_infinities(
     either &= got.sign() == expected.sign()
     either |= ~_agreed(target, not_finite, got)
     if not_finite and not_finite.infinite:
-        either |= target.isnan() & got.isinf()
+        swapped = target.isnan() & (got.isinf() | not_finite.lenient)
+        if not_finite.of_nan and bool(swapped.any()):
+            swapped &= ~not_finite.of_nan().to(got.device)
+        either |= swapped
         if not_finite.lost and bool((swapped := target.isinf() & got.isnan()).any()):
             either |= swapped & not_finite.lost().to(got.device)
     fault = _not_finite(torch.where(either, target, got), target)
+    if fault and not_finite and not_finite.lenient and not_finite.of_weights and not_finite.depends:
+        either |= got.isnan() & not_finite.depends().to(got.device)
     if fault and not_finite and not_finite.depends:
         by_zero = ~not_finite.depends().to(got.device)
         either |= by_zero if not_finite.of_weights else by_zero & ~target.isfinite()

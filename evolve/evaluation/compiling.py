@@ -16,7 +16,15 @@ from evolve.devices.choose import policy_of
 from evolve.devices.device import CompileResult, RejectedError
 from evolve.op_on_device import all_flops, point, signature
 from reference_ops.op import Op, Workload
-from reference_ops.shapes import held_out, past_16_bits, special_parameters, stretched, thinned, without_rows
+from reference_ops.shapes import (
+    far_apart,
+    held_out,
+    past_16_bits,
+    special_parameters,
+    stretched,
+    thinned,
+    without_rows,
+)
 
 HELD_OUT, HELD_OUT_TO_CONFIRM = 2, 6
 # A champion is also tested at a shape nearly as large as the largest declared: some faults show only there.
@@ -34,7 +42,9 @@ class Compiled(Generic[P]):
     awkward: tuple[tuple[Workload, P], ...]
     held_out: tuple[tuple[Workload, P], ...]
     stretched: tuple[tuple[Workload, P], ...]  # larger in one dim than any that the op lists
-    once: tuple[tuple[Workload, P], ...]  # checked on normal inputs alone: a parameter at zero, a dim past 16 bits
+    once: tuple[
+        tuple[Workload, P], ...
+    ]  # checked on normal inputs alone: parameters at zero, or far apart; a dim past 16 bits
     thin: tuple[tuple[Workload, P], ...]  # declared rows, but few of them, for slow tools; only to confirm
     skipped: tuple[str, ...]  # declared workloads without a program, and why
 
@@ -79,6 +89,7 @@ def compiled(
 
     longer, _ = _programs(kernel, op, stretched(op, accepts_long, rng, policy.stretched_bytes), info, compile_bound)
     single = special_parameters(op, accepts, policy.held_out_bytes)
+    single += far_apart(op, accepts, policy.held_out_bytes)
     single += past_16_bits(op, accepts_long, rng, policy.stretched_bytes)
     once, _ = _programs(kernel, op, single, info, compile_bound)
     few = few_rows(op, [workload for workload, _ in declared], accepts) if confirm else ()

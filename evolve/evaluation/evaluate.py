@@ -25,9 +25,11 @@ from evolve.evaluation.op_check import blind_spots
 from evolve.evaluation.timing import measure
 from evolve.evaluation.truth import defined
 from reference_ops import catalog
-from reference_ops.inputs import meets_extremes_by_rows
-from reference_ops.op import EXTREME_ROWS, NORMAL, Op, Workload
+from reference_ops.inputs import has_rows_of_extremes, meets_extremes_by_rows
+from reference_ops.op import EXTREME_ROWS, NORMAL, OF_WEIGHTS, Op, Workload
+from reference_ops.shapes import without_rows
 
+EXTREMES_AT_ONCE = 2  # at a declared workload whose rows depend on each other
 SMALL_BYTES = 2**22  # of a workload that meets every extreme
 Pair = tuple[Workload, Program]
 
@@ -114,21 +116,34 @@ def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) ->
 
 
 def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check every arrangement where one dim is long, and long rows of every extreme; else normal inputs."""
+    """Check every arrangement where one dim is long, and rows of every extreme if there are enough, else one extreme.
+
+    Of the arrangements of weights there is one, as the length matters little to them.
+    """
     listed = max(op.shape(op.varied[0], workload)[:1] for workload in op.listed)
     for workload, program in programs.stretched:
         longer_rows = op.shape(op.varied[0], workload)[:1] <= listed  # not just more of them
-        numbers = EXTREME_ROWS if longer_rows and meets_extremes_by_rows(op, workload) else NORMAL
-        inspector.check_on(program, op, workload, (numbers, *op.arrangements))
+        every = longer_rows and meets_extremes_by_rows(op, workload)
+        numbers = (EXTREME_ROWS,) if every else (NORMAL, *inspector.rng.sample(op.extremes, min(1, len(op.extremes))))
+        left = inspector.rng.sample(OF_WEIGHTS, len(OF_WEIGHTS) - 1)
+        inspector.check_on(program, op, workload, (*numbers, *(name for name in op.arrangements if name not in left)))
 
 
 def check_declared(programs: Compiled[Program], op: Op, inspector: Inspector, *, confirm: bool) -> None:
-    """Check the arrangements at the declared workloads, one at each in turn; to confirm, the extremes too."""
+    """Check the arrangements at the declared workloads, one at each in turn; to confirm, the extremes too.
+
+    Rows of every extreme are checked at one workload of each kind of rows, since a kernel may have a way for each kind.
+    Where rows depend on each other, two extremes are.
+    """
     names = inspector.rng.sample(op.arrangements, len(op.arrangements))
     if confirm:
         names += inspector.rng.sample(op.extremes, len(op.extremes))
     for (workload, program), name in zip(programs.declared, itertools.cycle(names), strict=False):
         inspector.check_on(program, op, workload, (name,))
+    in_any_order = inspector.rng.sample(programs.declared, len(programs.declared))
+    for workload, program in {without_rows(op, pair[0]): pair for pair in in_any_order}.values():
+        few = inspector.rng.sample(op.extremes, min(EXTREMES_AT_ONCE, len(op.extremes)))
+        inspector.check_on(program, op, workload, (EXTREME_ROWS,) if has_rows_of_extremes(op) else few)
 
 
 def check_missing(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:

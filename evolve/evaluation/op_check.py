@@ -14,9 +14,12 @@ from evolve.evaluation.compare import alike, leeway
 from evolve.evaluation.truth import Truth, truth
 from reference_ops.inputs import RowGroup, inputs_at
 from reference_ops.op import (
+    CLASHING,
     INFINITE,
+    INFINITE_WEIGHTS,
     MINUS_INF,
     MINUTE,
+    MINUTE_WEIGHTS,
     MIXED,
     NAN,
     NAN_IN_WEIGHTS,
@@ -339,10 +342,9 @@ def clipped_indices(values: torch.Tensor) -> torch.Tensor:
 
 
 LOSSES: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    **dict.fromkeys((NAN, SAVED_NAN, NAN_IN_WEIGHTS), ("NaN swallowed", without_nan)),
-    INFINITE: ("infinities cut off", without_infinities),
-    MINUS_INF: ("infinities cut off", without_infinities),
-    MINUTE: ("faint values lost", without_faint),
+    **dict.fromkeys((NAN, SAVED_NAN, NAN_IN_WEIGHTS, CLASHING), ("NaN swallowed", without_nan)),
+    **dict.fromkeys((INFINITE, MINUS_INF, INFINITE_WEIGHTS), ("infinities cut off", without_infinities)),
+    **dict.fromkeys((MINUTE, MINUTE_WEIGHTS), ("faint values lost", without_faint)),
 }
 CORRUPTIONS: dict[str, Corruption] = {
     "zeros": zeros,

@@ -12,7 +12,7 @@ from evolve.devices.error_passes import ErrorPasses, Results
 from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, Sums, summed
 from evolve.evaluation.compare import SMALL, Comparison, Excuses, NotFinite, clearly_right, compared, right_in_turn
 from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds
-from reference_ops.op import INFINITE, MINUS_INF, Op, Tensors, Workload
+from reference_ops.op import CLASHING, INFINITE, INFINITE_WEIGHTS, MINUS_INF, SAVED_INFINITE, Op, Tensors, Workload
 
 PERTURBATIONS, REPETITIONS = 6, 16
 MOST_AT_ONCE = 2**27  # elements that are compared at once
@@ -20,6 +20,8 @@ OTHER_DRAWS = 16  # enough that results are not zero in all of them by chance
 SAME = 1e-9  # relative difference of float64 results that differ in the order of additions alone
 STAND_INS = (500.0, -300.0)  # sizes of the numbers that stand for those that are not finite
 PRODUCTS_IN_TURN = 12  # up to this many products added one after the other are no less exact than rounding the inputs
+# Values among which are infinities: then an infinity may stand for NaN.
+WITH_INFINITIES = (INFINITE, MINUS_INF, CLASHING, SAVED_INFINITE, INFINITE_WEIGHTS)
 Rows = slice | EllipsisType  # the index of some rows of an output, which may have no dims
 
 
@@ -95,10 +97,12 @@ class Truth:
             return None
         return NotFinite(
             self.at_dtype(index, rows),
-            infinite=group.values in (INFINITE, MINUS_INF),
+            infinite=group.values in WITH_INFINITIES,
+            lenient=group.values in (SAVED_INFINITE, INFINITE_WEIGHTS),
             of_weights=group.counts_where_it_matters,
             depends=lambda: self.dependent[index][rows],
             lost=lambda: self._lost(index)[rows],
+            of_nan=(lambda: self._of_nan_alone[index][rows]) if group.values == CLASHING else None,
         )
 
     def _lost(self, index: int) -> torch.Tensor:
@@ -126,6 +130,12 @@ class Truth:
             for size in STAND_INS
         )
         return tuple(_differ(one, other) for one, other in zip(large, small, strict=True))
+
+    @cached_property
+    def _of_nan_alone(self) -> tuple[torch.Tensor, ...]:
+        """Where results are NaN even if numbers stand for the infinities."""
+        finite = {name: _without_infinities(values, self.seed) for name, values in self.inputs.items()}
+        return tuple(_is_nan(result) for result in self.op.call_in_float64(finite, self.workload))
 
     @cached_property
     def baseline(self) -> tuple[torch.Tensor, ...]:
@@ -272,9 +282,23 @@ def _replaced(values: torch.Tensor, size: float, seed: int) -> torch.Tensor:
     """Return the values with random numbers of this sign and size in place of those that are not finite."""
     if not values.is_floating_point() or values.element_size() == 1:  # PyTorch has few operations on 8-bit floats
         return values
+    return torch.where(values.isfinite(), values, _numbers_like(values, size, seed))
+
+
+def _without_infinities(values: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return the values with random numbers in place of infinities."""
+    if not values.is_floating_point() or values.element_size() == 1:
+        return values
+    return torch.where(values.isinf(), _numbers_like(values, STAND_INS[0], seed), values)
+
+
+def _numbers_like(values: torch.Tensor, size: float, seed: int) -> torch.Tensor:
     generator = torch.Generator(values.device).manual_seed(seed)
-    numbers = torch.empty_like(values).uniform_(0.5, 1, generator=generator).mul_(size)
-    return torch.where(values.isfinite(), values, numbers)
+    return torch.empty_like(values).uniform_(0.5, 1, generator=generator).mul_(size)
+
+
+def _is_nan(values: torch.Tensor) -> torch.Tensor:
+    return values.isnan() if values.is_floating_point() else torch.zeros_like(values, dtype=torch.bool)
 
 
 def _parts(group: RowGroup, values: torch.Tensor) -> Iterator[Rows]:

@@ -227,6 +227,12 @@ AT = {
     "with NaN are false, so keep it by x != x ? x : ...",
     "infinite": "some inputs are infinite here: inf * 0 and inf - inf are NaN, which must occur only where they do in "
     "PyTorch",
+    "saved_infinite": "some of what the forward saved is infinite here: inf * 0 is NaN, which must not occur where "
+    "PyTorch's result is a number",
+    "clashing": "some rows hold NaN beside an infinity, or two infinities, here: an infinite maximum or sum must not "
+    "hide NaN",
+    "infinite_weights": "some weights are infinite here: they must not be cut off, and inf - inf is NaN",
+    "minute_weights": "all weights and biases are around 1e-8 here: nothing may pass through float16 on its way",
     "minus_inf_rows": "some rows are nothing but -inf here: a search that begins at -inf finds nothing, and -inf minus "
     "-inf is NaN",
 }

@@ -51,7 +51,9 @@ EXTREME = {
     "NaN": "a few NaN",
     "saved_NaN": "a few NaN in what the forward saved",
     "infinite": "a few infinities of both signs",
+    "saved_infinite": "a few infinities in what the forward saved, where PyTorch's result is not NaN",
     "minus_inf_rows": "rows of nothing but -inf",
+    "clashing": "NaN beside an infinity in one row, two infinities in one row",
     "NaN_that_counts": "NaN where results depend on it",
 }
 

@@ -143,7 +143,9 @@ VALUES = {
     "saturating": "all around 100",
     "NaN": "a few NaN", "saved_NaN": "a few NaN in what the forward saved",
     "infinite": "a few infinities of both signs",
+    "saved_infinite": "a few infinities in what the forward saved",
     "minus_inf_rows": "rows of nothing but -inf",
+    "clashing": "NaN beside infinities, and several infinities in a row",
     "mixed": "rows of each kind",
 }  # fmt: skip
 

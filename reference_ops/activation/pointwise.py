@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from reference_ops.op import COMMON, SAVED_NAN, Number, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.arrangements import sprinkled
+from reference_ops.op import COMMON, SAVED_NAN, Arrange, Number, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 Reference = Callable[..., torch.Tensor]
 aten = torch.ops.aten
@@ -15,6 +16,7 @@ aten = torch.ops.aten
 
 POSITIVE = Tolerance(relative=True)
 NOTHING: Mapping[str, str] = {}
+UNARRANGED: Mapping[str, Arrange] = {}
 OF_COMPARISONS = {SAVED_NAN: "which branch NaN takes depends on PyTorch's device"}
 
 
@@ -54,12 +56,21 @@ def gradient(
     flops: int,
     values: tuple[str, ...] = (),
     exempt: Mapping[str, str] = NOTHING,
+    arranged: Mapping[str, Arrange] = UNARRANGED,
     **parameters: Number,
 ) -> Op:
     """Return the op `grad_x = reference(grad_out, x)`."""
     forward = activation(of, reference, note, flops, values, **parameters)
     inputs, outputs = tensors(grad_out="n", x="n"), tensors(grad_x="n")
-    return replace(forward, name=f"{of}_backward", inputs=inputs, outputs=outputs, backward=(), exempt=exempt)
+    return replace(
+        forward,
+        name=f"{of}_backward",
+        inputs=inputs,
+        outputs=outputs,
+        backward=(),
+        exempt=exempt,
+        arranged=arranged,
+    )
 
 
 def gradient_from_output(
@@ -205,5 +216,6 @@ ops = (
         "grad_x = 0 where x <= -3, grad_out * (x / 3 + 0.5) where -3 < x < 3, grad_out where x >= 3.",
         5,
         exempt=OF_COMPARISONS,
+        arranged=sprinkled("x", three=3.0, minus_three=-3.0),
     ),
 )

@@ -1,6 +1,7 @@
 """Losses that are a mean over elements, and their backwards, built from their formulas."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ def elementwise(
     forward: Callable[..., torch.Tensor],
     backward: Callable[..., torch.Tensor],
     flops: int,
+    valid: Callable[[Mapping[str, Any]], bool] | None = None,
     **parameters: Number,
 ) -> tuple[Op, Op]:
     """Return the ops of a mean loss of `x` and `target` and of its gradient to x, from the formulas for one element.
@@ -64,6 +66,7 @@ def elementwise(
             # The default factor suffices for partial sums in float32, as in PyTorch, added as blocks finish.
             tolerance=Tolerance(sums="added_up"),
             derived={"added_up": added_up},
+            valid=valid,
             backward=(f"{name}_backward",),
         ),
         Op(
@@ -79,6 +82,7 @@ def elementwise(
             awkward=awkward,
             draw=draw_grad_loss,
             arranged=scaled(grad_loss=-1e-8),
+            valid=valid,
             flops=lambda dims: flops * dims["n"],
             # The default factor suffices: everything is in float32 and rounded once.
         ),

@@ -24,5 +24,6 @@ ops = elementwise(
     huber,
     huber_backward,
     flops=6,
+    valid=lambda known: known["delta"] >= 0,
     delta=1.0,
 )

@@ -71,8 +71,10 @@ op = Op(
     arranged={"infinite_gradient": infinite_gradient},
     exempt={INFINITE: UNDEFINED, MINUS_INF: UNDEFINED},
     valid=lambda known: (
-        known["beta1"] < 1
-        and known["beta2"] < 1
+        known["lr"] >= 0
+        and known["weight_decay"] >= 0
+        and 0 <= known["beta1"] < 1
+        and 0 <= known["beta2"] < 1
         and known["step"] > 0
         # A step that takes nearly all of a parameter leaves a difference of two numbers, and of a rounded lr *
         # weight_decay few digits. Up to a half, 1 - lr * weight_decay has all the digits of its terms.

@@ -40,6 +40,7 @@ op = Op(
     # element here, so "constant" gives normal numbers.
     values=tuple(name for name in OF_PRODUCTS if name not in ("tiny", "constant")),
     by_rows=False,  # every value is scaled by the norm of all
+    valid=lambda known: known["max_norm"] >= 0,
     flops=lambda dims: 3 * dims["n"],
     # All elements share the error of one norm: three or four roundings, each of which may be exact in PyTorch. No
     # `sums`: thousands of threads sum, so that no thread sums many terms.

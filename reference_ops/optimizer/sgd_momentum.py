@@ -36,6 +36,7 @@ op = Op(
     awkward=rotated(
         "float32 bfloat16", {"n": 1}, {"n": 31}, {"n": 33}, {"n": 1009}, {"n": 4095}, {"n": 4097}, **SETTINGS
     ),
+    valid=lambda known: min(known["lr"], known["momentum"], known["weight_decay"]) >= 0,  # as PyTorch requires
     flops=lambda dims: 6 * dims["n"],
     # The default factor suffices: PyTorch rounds every intermediate result to float32, and a kernel need not do worse.
 )

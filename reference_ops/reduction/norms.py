@@ -59,8 +59,9 @@ GPU = (
 EMULATED = workloads("float32 bfloat16 float16", at(64, 256), at(16, 1024))
 AWKWARD = rotated(
     "float32 bfloat16 float16",
-    at(1, 17), at(31, 33), at(33, 31), at(7, 257), at(5, 1000), at(3, 1023), at(2, 4104),
+    at(1, 17), at(31, 33), at(33, 31), at(7, 257), at(5, 1000), at(3, 1023), at(2, 4104), at(19, 2), at(9, 5),
 )  # fmt: skip
+SINGLE = workloads("float32", at(5, 1))
 VALUES = tuple(name for name in COMMON if name != "tiny")  # their squares underflow float32, in PyTorch too
 
 ops = (
@@ -72,7 +73,7 @@ ops = (
         outputs=tensors(out="rows"),
         gpu=GPU,
         emulated=EMULATED,
-        awkward=AWKWARD,
+        awkward=(*AWKWARD, *SINGLE),
         values=VALUES,
         flops=lambda dims: 2 * dims["rows"] * dims["cols"],
         # The default factor suffices for sums in float32, rounded once.
@@ -87,7 +88,7 @@ ops = (
         outputs=tensors(grad_x="rows cols"),
         gpu=GPU,
         emulated=EMULATED,
-        awkward=AWKWARD,
+        awkward=(*AWKWARD, *SINGLE),
         values=VALUES,
         draw=draw_norm,
         flops=lambda dims: dims["rows"] * dims["cols"],
@@ -103,7 +104,7 @@ ops = (
         outputs=tensors(out="rows cols"),
         gpu=GPU,
         emulated=EMULATED,
-        awkward=AWKWARD,
+        awkward=(*AWKWARD, *SINGLE),
         values=VALUES,
         flops=lambda dims: 3 * dims["rows"] * dims["cols"],
         # The default factor suffices for sums in float32, rounded once.
@@ -122,6 +123,7 @@ ops = (
         awkward=AWKWARD,
         # Where gradient and row are almost parallel, as constant ones are, only rounding is left.
         values=("uniform", "large", "heavy_tail"),
+        valid=lambda known: known["cols"] > 1,  # a row of one is parallel to its gradient
         draw=draw_short,
         flops=lambda dims: 8 * dims["rows"] * dims["cols"],
         # The default factor suffices for sums in float32, rounded once.

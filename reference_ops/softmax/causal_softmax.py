@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import torch
 
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
-from reference_ops.softmax.masked_softmax import at, masked_softmax_backward, scaled_as_called
+from reference_ops.precision import wide
+from reference_ops.softmax.masked_softmax import at, scaled_as_called
 from reference_ops.softmax.softmax import OF_GRADIENTS
 
 
@@ -18,7 +19,8 @@ def as_called(x: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 def causal_softmax_backward(grad_out: torch.Tensor, out: torch.Tensor, scale: float) -> torch.Tensor:
-    return masked_softmax_backward(grad_out.masked_fill(later(out), 0), out, scale).masked_fill(later(out), 0)
+    grad_x = scaled_as_called(wide(grad_out).masked_fill(later(out), 0), wide(out), scale)
+    return grad_x.masked_fill(later(out), 0).to(out.dtype)
 
 
 def later(x: torch.Tensor) -> torch.Tensor:

@@ -2,18 +2,25 @@
 
 import torch
 
-from reference_ops.arrangements import of_mask
+from reference_ops.arrangements import of_mask, then
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
-from reference_ops.softmax.softmax import OF_GRADIENTS, as_forward_left, backward_as_called
+from reference_ops.softmax.softmax import OF_GRADIENTS, backward_as_called
 
 
 def masked_softmax(x: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     return torch.softmax((x * scale).masked_fill(mask.unsqueeze(1), -torch.inf), dim=-1)
 
 
-def masked_softmax_backward(grad_out: torch.Tensor, out: torch.Tensor, scale: float) -> torch.Tensor:
-    return scaled_as_called(wide(grad_out), wide(out), scale).to(out.dtype)
+def masked_softmax_backward(
+    grad_out: torch.Tensor, out: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    return masked_as_called(wide(grad_out), wide(out), mask, scale).to(out.dtype)
+
+
+def masked_as_called(grad_out: torch.Tensor, out: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """Call what autograd calls: a hidden key has no gradient, even in a row that is hidden altogether and so is NaN."""
+    return backward_as_called(grad_out, out).masked_fill(mask.unsqueeze(1), 0.0) * scale
 
 
 def scaled_as_called(grad_out: torch.Tensor, out: torch.Tensor, scale: float) -> torch.Tensor:
@@ -25,6 +32,18 @@ def some_masked(inputs: Tensors, generator: torch.Generator) -> None:
     mask = inputs["mask"].bernoulli_(0.3, generator=generator)
     kept = torch.randint(mask.shape[-1], (*mask.shape[:-1], 1), generator=generator, device=mask.device)
     mask.scatter_(-1, kept, value=False)
+
+
+def draw_saved(inputs: Tensors, generator: torch.Generator) -> None:
+    some_masked(inputs, generator)
+    inputs["grad_out"].masked_fill_(inputs["grad_out"].isinf(), 0.0)
+    leave_out(inputs)
+
+
+def leave_out(inputs: Tensors) -> None:
+    """Make `out` a softmax of the visible keys. Of several, no probability is near 1, where only rounding is left."""
+    scores = inputs["out"].clamp(min=-100, max=4).masked_fill(inputs["mask"].unsqueeze(1), -torch.inf)
+    inputs["out"].copy_(torch.softmax(scores, dim=-1))
 
 
 def at(batch: int, heads: int, queries: int, keys: int) -> dict[str, int]:
@@ -60,12 +79,15 @@ forward = Op(
 )  # fmt: skip
 backward = Op(
     name="masked_softmax_backward",
-    note="grad_x = scale * out * (grad_out - sum of grad_out * out over the keys); out is what masked_softmax "
-    "returned, 0 where it was masked, and so is grad_x.",
+    note="grad_x = scale * out * (grad_out - sum of grad_out * out over the keys) where mask, the same for all heads, "
+    "is false; 0 where it is true. out is what masked_softmax returned: NaN in a row that is masked altogether, where "
+    "grad_x is 0.",
     reference=masked_softmax_backward,
-    baseline=scaled_as_called,
+    baseline=masked_as_called,
     baseline_free=("grad_x",),  # with few keys, the rounding of a product exceeds a small difference
-    inputs=tensors(grad_out="batch heads queries keys", out="batch heads queries keys"),
+    inputs=tensors(
+        grad_out="batch heads queries keys", out="batch heads queries keys", mask="bool[batch queries keys]"
+    ),
     outputs=tensors(grad_x="batch heads queries keys"),
     gpu=(
         *workloads("bfloat16 float32 float16", at(16, 12, 512, 512), scale=0.125),
@@ -75,7 +97,8 @@ backward = Op(
     emulated=forward.emulated,
     awkward=forward.awkward,
     values=OF_GRADIENTS,
-    draw=as_forward_left,
+    draw=draw_saved,
+    arranged=then(of_mask("mask", hides=True), leave_out),
     flops=lambda dims: 5 * dims["batch"] * dims["heads"] * dims["queries"] * dims["keys"],
     # The default factor suffices: the reference sums in float32 and rounds once.
     tolerance=Tolerance(sums="keys"),

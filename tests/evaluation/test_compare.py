@@ -1,6 +1,7 @@
 """Comparison of outputs: errors that rounding explains, and errors that it does not explain."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -210,6 +211,36 @@ def test_nan_may_stand_for_an_infinity_where_another_output_of_the_row_is_nan() 
 
     assert judged([False, True]) == ""
     assert judged([True, False])
+
+
+def fault_in(actual: list[float], **said: Any) -> str:
+    """Return the fault of a result where NaN, a number and an infinity are expected."""
+    right = torch.tensor([math.nan, 1.0, math.inf])
+    found = compared(
+        torch.tensor(actual), right, right.double(), Tolerance(), Excuses(not_finite=NotFinite((right,), True, **said))
+    )
+    return found.fault
+
+
+def test_an_infinity_may_not_stand_for_nan_that_comes_of_nan_alone() -> None:
+    of_nan = torch.tensor([True, False, False])
+    assert fault_in([math.inf, 1.0, math.inf], of_nan=lambda: of_nan)
+    assert not fault_in([math.inf, 1.0, math.inf], of_nan=lambda: ~of_nan)
+
+
+def test_nan_may_be_a_number_where_an_infinity_was_saved_but_not_the_reverse() -> None:
+    assert not fault_in([7.0, 1.0, math.inf], lenient=True)
+    assert fault_in([7.0, math.nan, math.inf], lenient=True)
+    assert fault_in([7.0, 1.0, 7.0], lenient=True)
+
+
+def test_an_infinite_weight_may_make_nan_of_what_depends_on_it_alone() -> None:
+    def of_weights(actual: list[float], *, depends: bool) -> str:
+        where = torch.tensor([True, depends, True])
+        return fault_in(actual, lenient=True, of_weights=True, depends=lambda: where)
+
+    assert not of_weights([math.nan, math.nan, math.nan], depends=True)
+    assert of_weights([math.nan, 1.0, 7.0], depends=True)
 
 
 def test_an_infinity_may_not_stand_for_nan_where_no_input_is_infinite() -> None:

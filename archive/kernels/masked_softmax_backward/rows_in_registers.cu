@@ -26,7 +26,7 @@ rows = "batch * heads * queries"
 entry = "masked_softmax_backward_rows"
 grid = ["ceil_div(rows, groups)"]
 block = ["threads * groups"]
-args = ["grad_out", "out", "grad_x", "rows", "scale"]
+args = ["grad_out", "out", "mask", "grad_x", "rows", "heads", "queries", "scale"]
 ---*/
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -91,9 +91,11 @@ __device__ __forceinline__ double product(float a, float b) {
 
 extern "C" __global__ void __launch_bounds__(threads * groups)
 masked_softmax_backward_rows(const grad_out_t* __restrict__ grad_out, const out_t* __restrict__ out,
-                             grad_x_t* __restrict__ grad_x, long long rows, float scale) {
+                             const mask_t* __restrict__ mask, grad_x_t* __restrict__ grad_x, long long rows, int heads,
+                             int queries, float scale) {
     const long long row = (long long)blockIdx.x * groups + threadIdx.x / threads;
     const bool inside = row < rows;
+    const mask_t* hidden = mask + (row / queries / heads * queries + row % queries) * keys;
     Pack<grad_out_t> grad[pieces];
     Pack<out_t> held[pieces];
     const auto read = [&](int chunk) {
@@ -120,7 +122,10 @@ masked_softmax_backward_rows(const grad_out_t* __restrict__ grad_out, const out_
             if (!inside || at >= keys) continue;
             float result[vec];
 #pragma unroll
-            for (int e = 0; e < vec; ++e) result[e] = scale * float(held[i].at[e]) * float(float(grad[i].at[e]) - sum);
+            for (int e = 0; e < vec; ++e) {
+                const float value = scale * float(held[i].at[e]) * float(float(grad[i].at[e]) - sum);
+                result[e] = hidden[at + e] ? 0.0f : value;  // of a row that is hidden altogether, out is NaN
+            }
             store(grad_x + row * keys + at, result);
         }
     }

@@ -10,7 +10,7 @@ UNROLL = [4, 1, 2, 8]
 entry = "masked_softmax_backward_row"
 grid = ["batch * heads * queries"]
 block = ["THREADS"]
-args = ["grad_out", "out", "grad_x", "keys", "scale"]
+args = ["grad_out", "out", "mask", "grad_x", "heads", "queries", "keys", "scale"]
 ---*/
 // caught: wrong
 // class: special values
@@ -24,9 +24,12 @@ __device__ __forceinline__ double sum_of_warp(double sum) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 masked_softmax_backward_row(const grad_out_t* __restrict__ grad_out, const out_t* __restrict__ out,
-                            grad_x_t* __restrict__ grad_x, int keys, float scale) {
+                            const mask_t* __restrict__ mask, grad_x_t* __restrict__ grad_x, int heads, int queries,
+                            int keys, float scale) {
     __shared__ double sums[32];
     const long long row = (long long)blockIdx.x * keys;
+    const int batch = blockIdx.x / queries / heads, query = blockIdx.x % queries;
+    const mask_t* hidden = mask + ((long long)batch * queries + query) * keys;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     double sum = 0.0;  // where the gradient is about as large, little but its rounding would be left
 #pragma unroll UNROLL
@@ -40,6 +43,7 @@ masked_softmax_backward_row(const grad_out_t* __restrict__ grad_out, const out_t
     sum = sum_of_warp(lane < THREADS / 32 ? sums[lane] : 0.0);
 #pragma unroll UNROLL
     for (int key = threadIdx.x; key < keys; key += THREADS) {
-        grad_x[row + key] = grad_x_t(scale * float(out[row + key]) * float(float(grad_out[row + key]) - sum));
+        const float value = scale * float(out[row + key]) * float(float(grad_out[row + key]) - sum);
+        grad_x[row + key] = grad_x_t(hidden[key] ? 0.0f : value);  // of a row that is hidden altogether, out is NaN
     }
 }
