@@ -231,6 +231,15 @@ def scaled(**factors: float) -> Mapping[str, Arrange]:
     return {f"{name}_scaled": times(name, factor) for name, factor in factors.items()}
 
 
+def lowered(name: str, by: float = 24.0) -> Mapping[str, Arrange]:
+    """Return an arrangement in which a tensor lies so far below zero that its exponentials are faint, but not zero."""
+
+    def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+        inputs[name].sub_(by)
+
+    return {f"{name}_far_below_zero": arrange}
+
+
 def opposed(**axes: int) -> Mapping[str, Arrange]:
     """Return an arrangement of two factors whose scales differ along the axis that is summed over, and cancel.
 

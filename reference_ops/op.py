@@ -54,7 +54,7 @@ DISTRIBUTIONS = (NORMAL, *OF_BATCHES, "faint", MOVED, EXACT, "masked", "ties", "
 ZERO, MINUTE, SUBNORMAL, SATURATING = "zero", "minute", "subnormal", "saturating"
 NAN, INFINITE, MINUS_INF = "NaN", "infinite", "minus_inf_rows"
 SAVED_NAN = "saved_NaN"  # in what a backward op gets from the forward; the other extremes are of its gradients
-SAVED_INFINITE = "saved_infinite"  # the same; PyTorch makes finite gradients of some, and NaN of others may be anything
+SAVED_INFINITE = "saved_infinite"  # the same, of elementwise ops; where PyTorch makes NaN of it, all is right
 CLASHING = "clashing"  # NaN beside an infinity in one row, or several infinities, each of which would be met alone
 NOT_FINITE = (NAN, SAVED_NAN, INFINITE, SAVED_INFINITE, MINUS_INF, CLASHING)
 EXTREMES = (ZERO, MINUTE, SUBNORMAL, SATURATING, *NOT_FINITE)
@@ -238,7 +238,9 @@ class Op:
         if LARGE in self.values:
             left_out.add(SATURATING)
         if not self.saved:
-            left_out |= {SAVED_NAN, SAVED_INFINITE}
+            left_out.add(SAVED_NAN)
+        if not self.saved or len({tensor.dims for tensor in (*self.floating, *self.outputs)}) > 1:
+            left_out.add(SAVED_INFINITE)
         if left_out & {NAN, INFINITE}:
             left_out.add(CLASHING)
         return tuple(name for name in EXTREMES if name not in left_out)

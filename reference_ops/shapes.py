@@ -22,7 +22,8 @@ STRETCH_OF_IMAGES = (1.25, 1.5)  # the same for each dim of an image, so that 22
 PAST_POWER = 1.02  # of a size beyond a power of two, so that the prime below it is beyond it, too
 RANK_OF_VOLUMES, EDGE_OF_VOLUMES = 4, 43  # tensors of more dims are volumes; 41**3, of a prime below, exceeds 2**16
 PAST_16_BITS = (66_000, 72_000)  # range of the size of a dim
-LONG = 1000  # of a dim of which some listed size is as long, longer ones are to be expected
+PAST_8_BITS = (263, 300)  # the same; the prime below it is beyond 8 bits, too
+LONG, MANY = 1000, 48  # of a dim of which some listed size is as long, longer ones are to be expected
 SPECIAL = (0.0, 10.0)  # of a floating-point parameter: no weight decay, a slope above 1, a scale far from the usual
 LEAST_SIGNED = 0.01  # a parameter that is nowhere listed above this is an eps, which is never 1 or below zero
 MOST_TAPS = 16  # greatest listed size of a filter; a dim of which larger ones are listed is no filter
@@ -86,15 +87,20 @@ def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, m
     return tuple(dict.fromkeys(found))
 
 
-def past_16_bits(
+def past_few_bits(
     op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
 ) -> tuple[Workload, ...]:
-    """Return a workload for each long dim in which it is just too long for 16 bits, if no listed one is.
+    """Return a workload for each long dim in which it is just too long for 16 bits, or for 8, if no listed one is.
 
-    In another one, the places of a volume are too many. `stretched` does this for images.
+    In another one, the places of a volume are too many for 16 bits. `stretched` does this for images.
     """
     greatest = {name: most for name, (_, most) in _ranges(op.listed).items() if name in _dims(op)}
-    every = [{name: rng.randint(*PAST_16_BITS)} for name, most in greatest.items() if LONG <= most < PAST_16_BITS[0]]
+    every = [
+        {name: rng.randint(*past)}
+        for name, most in greatest.items()
+        for least, past in ((LONG, PAST_16_BITS), (MANY, PAST_8_BITS))
+        if least <= most < past[0]
+    ]
     tensors = (tensor for tensor in (*op.inputs, *op.outputs) if len(tensor.dims) > RANK_OF_VOLUMES)
     volumes = dict.fromkeys(tensor.dims[2:] for tensor in tensors)
     long = {name for name, (_, most) in _ranges(op.listed).items() if most > MOST_TAPS}

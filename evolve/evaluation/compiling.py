@@ -19,7 +19,7 @@ from reference_ops.op import Op, Workload
 from reference_ops.shapes import (
     far_apart,
     held_out,
-    past_16_bits,
+    past_few_bits,
     special_parameters,
     stretched,
     thinned,
@@ -90,7 +90,7 @@ def compiled(
     longer, _ = _programs(kernel, op, stretched(op, accepts_long, rng, policy.stretched_bytes), info, compile_bound)
     single = special_parameters(op, accepts, policy.held_out_bytes)
     single += far_apart(op, accepts, policy.held_out_bytes)
-    single += past_16_bits(op, accepts_long, rng, policy.stretched_bytes)
+    single += past_few_bits(op, accepts_long, rng, policy.stretched_bytes)
     once, _ = _programs(kernel, op, single, info, compile_bound)
     few = few_rows(op, [workload for workload, _ in declared], accepts) if confirm else ()
     thin, _ = _programs(kernel, op, few, info, compile_bound)

@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import lowered
 from reference_ops.normalization.rms_norm import AWKWARD, OF_INFINITE_ROWS, is_many, longest_sum
 from reference_ops.op import COMMON, Op, Tolerance, rotated, tensors, workloads
 
@@ -49,6 +50,7 @@ ops = (
         gpu=GPU,
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=1e-5),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=1e-5),
+        arranged=lowered("z"),
         exempt=OF_INFINITE_ROWS,
         flops=lambda dims: 10 * dims["rows"] * dims["cols"],
         # The default factor suffices: the reference also works in float32 and rounds once.

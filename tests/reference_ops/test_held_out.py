@@ -13,7 +13,15 @@ from each import each
 from reference_ops import catalog
 from reference_ops.inputs import inputs_at
 from reference_ops.op import Op, Workload
-from reference_ops.shapes import PAST_16_BITS, SPECIAL, far_apart, held_out, past_16_bits, special_parameters, stretched
+from reference_ops.shapes import (
+    PAST_16_BITS,
+    SPECIAL,
+    far_apart,
+    held_out,
+    past_few_bits,
+    special_parameters,
+    stretched,
+)
 
 MOST_BYTES = 64 << 20
 OPS = {name: catalog.load(name) for name in catalog.names()}
@@ -284,7 +292,7 @@ def test_integer_parameters_far_apart_are_valid_and_as_listed(op: Op) -> None:
 
 
 def test_the_places_of_a_volume_are_once_too_many_for_16_bits() -> None:
-    drawn = past_16_bits(catalog.load("max_pool3d"), anything, random.Random(1), 2**21)
+    drawn = past_few_bits(catalog.load("max_pool3d"), anything, random.Random(1), 2**21)
     assert any(size(w, "d") * size(w, "h") * size(w, "w") > 2**16 for w in drawn)
 
 
@@ -303,13 +311,20 @@ def least(name: str, dim: str) -> int:
 
 def test_each_long_dim_is_once_too_long_for_16_bits() -> None:
     gemm = catalog.load("gemm")
-    drawn = past_16_bits(gemm, anything, random.Random(1), 2**21)
+    drawn = past_few_bits(gemm, anything, random.Random(1), 2**21)
     longest = [max(workload.dims, key=lambda pair: pair[1])[0] for workload in drawn]
     assert sorted(longest) == ["k", "m", "n"]
     assert all(2**16 < max(dict(w.dims).values()) <= PAST_16_BITS[1] for w in drawn)
     assert all(gemm.nbytes(workload) <= 2**21 for workload in drawn)
 
 
-def test_a_dim_that_is_never_long_or_longer_already_does_not_pass_16_bits() -> None:
-    assert not past_16_bits(catalog.load("conv2d"), anything, random.Random(1), 2**21)
-    assert not past_16_bits(catalog.load("relu"), anything, random.Random(1), 2**24)
+def test_a_batch_of_which_fewer_are_listed_is_once_too_long_for_8_bits() -> None:
+    images = catalog.load("to_channels_last")
+    assert max(count for name, count in listed_sizes(images) if name == "n") < 2**8
+    assert any(size(w, "n") > 2**8 for w in past_few_bits(images, anything, random.Random(1), 2**21))
+
+
+def test_a_dim_that_is_never_long_or_longer_already_does_not_pass_few_bits() -> None:
+    drawn = past_few_bits(catalog.load("conv2d"), anything, random.Random(1), 2**21)
+    assert max(known(workload)["r"] for workload in drawn) <= 7
+    assert not past_few_bits(catalog.load("relu"), anything, random.Random(1), 2**24)

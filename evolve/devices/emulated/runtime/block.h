@@ -49,6 +49,7 @@ struct Block {
     Thread *ready, *last_ready;
     Fibre* starting;
     unsigned threads, live, unstarted, reached, reversed;
+    unsigned ahead;  // warps run on to the next barrier one after the other, instead of step by step
     unsigned at_barrier, at_grid_barrier;
     int counts[3], results[3];
     Failure failure;
@@ -115,9 +116,21 @@ static void make_ready(Thread* thread) {
     block->last_ready = thread;
 }
 
+// Makes a thread the next one to run.
+static void make_next(Thread* thread) {
+    thread->wait = RUNNING;
+    thread->next = block->ready;
+    if (!block->ready) block->last_ready = thread;
+    block->ready = thread;
+}
+
 static void make_all_ready(Wait wait) {
-    for (unsigned number = 0; number < block->threads; ++number)
-        if (block->all[number].wait == wait) make_ready(&block->all[number]);
+    unsigned warps = (block->threads + LANES - 1) / LANES;
+    for (unsigned count = 0; count < warps; ++count) {
+        unsigned first = (block->reversed ? warps - 1 - count : count) * LANES;
+        for (unsigned number = first; number < first + LANES && number < block->threads; ++number)
+            if (block->all[number].wait == wait) make_ready(&block->all[number]);
+    }
 }
 
 static void resume(Thread* thread) {
@@ -143,7 +156,8 @@ static void complete_group(Warp& warp, Group& group) {
     group.waiting = nullptr;
     while (waiting) {
         Thread* next = waiting->next;
-        make_ready(waiting);
+        if (block->ahead) make_next(waiting);
+        else make_ready(waiting);
         waiting = next;
     }
 }

@@ -67,6 +67,7 @@ static void run_block(Word index) {
     block->live = block->unstarted = block->threads;
     block->reached = 0;
     block->reversed = unsigned(index & 1);
+    block->ahead = unsigned(index >> 1 & 1) ^ job->turn;
     block->ready = nullptr;
     block->at_barrier = block->at_grid_barrier = 0;
     block->counts[SUM] = block->counts[ANY] = 0;

@@ -1,0 +1,34 @@
+/*---
+op = "hardswish_backward"
+note = "the slope of the middle piece holds at x = 3 as well, where it is 1.5 and PyTorch takes 1"
+
+[knobs]
+THREADS = [256, 128, 512, 1024]
+PER_THREAD = [4, 1, 2, 8]
+
+[[launch]]
+entry = "hardswish_backward"
+grid = ["ceil_div(n, THREADS * PER_THREAD)"]
+block = ["THREADS"]
+args = ["grad_out", "x", "grad_x", "n"]
+---*/
+// caught: wrong
+// class: structured inputs
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+__device__ __forceinline__ float hardswish_backward_of(float grad, float x) {
+    if (x <= -3.0f) return 0.0f;
+    return x <= 3.0f ? grad * (x / 3.0f + 0.5f) : grad;
+}
+
+extern "C" __global__ void
+hardswish_backward(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x, grad_x_t* __restrict__ grad_x,
+                   long long n) {
+    const long long first = (long long)blockIdx.x * THREADS * PER_THREAD + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i) {
+        const long long at = first + i * THREADS;
+        if (at < n) grad_x[at] = grad_x_t(hardswish_backward_of(float(grad_out[at]), float(x[at])));
+    }
+}
