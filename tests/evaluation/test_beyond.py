@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -99,7 +100,7 @@ def test_a_kernel_for_multiples_is_checked_at_a_multiple() -> None:
 def test_a_parameter_too_narrow_for_the_size_is_a_bound() -> None:
     limits = replace(SMALL, elements=2**33, memory_bytes=2**50)
     narrow = rows_kernel().text.replace("long long rows, long long cols", "short rows, long long cols")
-    assert checked(parse(narrow), limits=limits) == ()
+    assert checked(parse(narrow), replace(ROWS, gpu=ROWS.gpu[:1], emulated=(), awkward=()), limits) == ()
 
 
 def test_what_does_not_fit_into_memory_is_not_checked() -> None:
@@ -140,6 +141,7 @@ def confirmed_on_the_emulated_device(kernel: Kernel, monkeypatch: pytest.MonkeyP
         return replace(policy_of(kind), beyond_elements=2**20)
 
     monkeypatch.setattr(evaluation, "policy_of", policy)
+    monkeypatch.setattr(evaluation, "Beyond", partial(Beyond, repeated=2**16))  # 2**25 numbers take seconds on a CPU
     device = EmulatedDevice()
     device.tools = replace(device.tools, memory_bytes=2**30)
     made_here = Evaluator(device, lambda _phase: None)
