@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from reference_ops.inputs import fill, sprinkle
+from reference_ops.distributions import fill, sprinkle
 from reference_ops.op import Arrange, Tensors
 
 WIDEST_BITS, WIDEST_BITS_IN_FLOAT16 = 14, 6  # of scales along a sum of products: from 2**-14 to 2**14

@@ -1,11 +1,6 @@
-"""Inputs for judging kernels: the distributions they are drawn from, and which rows come from which distribution.
-
-Checks with normal numbers alone would pass kernels that are wrong for other inputs. Numbers are drawn in place, in the
-tensor's own dtype and without waiting for the GPU, because inputs are drawn anew for each timed call.
-"""
+"""Inputs for judging kernels: which of their rows come from which distribution, and how a seed determines that."""
 
 import inspect
-import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +9,7 @@ from types import EllipsisType
 
 import torch
 
+from reference_ops.distributions import OF_WEIGHTS, fill
 from reference_ops.op import (
     CLASHING,
     COUNTED_NAN,
@@ -24,17 +20,13 @@ from reference_ops.op import (
     LARGE,
     MINUS_INF,
     MINUTE,
-    MINUTE_WEIGHTS,
     MIXED,
-    MOVED,
     NAN,
     NAN_IN_WEIGHTS,
     NORMAL,
     NOT_FINITE,
-    SATURATING,
     SAVED_INFINITE,
     SAVED_NAN,
-    SHIFTED,
     SUBNORMAL,
     ZERO,
     Op,
@@ -46,23 +38,10 @@ from reference_ops.precision import TORCH_DTYPES
 
 SEEDS = 2**31
 LARGE_WEIGHTS = 3  # one seed in this many draws weights from large numbers
-LARGEST_INTEGER = 4  # sums of a few products stay below 256, up to which bfloat16 has every integer
-FARTHEST = 256.0  # the usual distance of a row's centre from zero; an exponential of the lowest underflows
-WIDEST_BITS, FARTHEST_SPREADS = 2.0, 2.0  # "moved": spread from 1/4 to 4, centre at most two spreads from zero
-NEAR_ZERO_BITS = 8  # "tiny" begins where squares are about as large as the usual eps, 1e-5 and 1e-6
-PADDING = 0.25  # share of constant rows that are zero
-CONSTANT_BITS = 6  # squares have 12 bits, and sums of 4096 squares have 24, as many as float32
 # A backward op meets these in its gradients alone: what it gets from the forward is as the forward computes it.
 OF_GRADIENTS = (ZERO, MINUTE, NAN, INFINITE, MINUS_INF, CLASHING)
 OF_SAVED = {SAVED_NAN: NAN, SAVED_INFINITE: INFINITE}
-FEW_NAN, SHARE_OF_NAN = 2, 64
 BOTH_SIGNS = 2  # rows of each extreme: with a single one, infinities would all have one sign
-SHARE_NOT_FINITE = 0.25  # of the rows, or of the elements of a vector
-DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in float16 they are scaled
-SATURATED = 100.0
-FAR_BELOW, FAR_BELOW_IN_FLOAT16 = 2.0**33, 2.0**11  # sums of a few stay finite
-FAINT, VAST = 2.0**-30, 2.0**20  # products of two such numbers are still far from float32's limits
-Draw = Callable[[torch.Tensor, torch.Generator], object]
 
 
 @dataclass(frozen=True)
@@ -224,244 +203,3 @@ def _distributions(op: Op, values: str, seed: int) -> tuple[str, ...]:
     if seed % 2 and set(op.varied) < set(op.floating):
         names = tuple(name for name in names if name != EXACT)
     return names if op.by_rows and op.sharing_rows else names[:1]
-
-
-def fill(tensor: torch.Tensor, values: str, generator: torch.Generator) -> None:
-    """Overwrite a floating-point tensor with numbers of this distribution, or extreme."""
-    draw = DRAWS.get(values) or EXTREME_DRAWS[values]
-    if tensor.element_size() > 1:
-        draw(tensor, generator)
-        return
-    wide = torch.empty(tensor.shape, dtype=torch.float16, device=tensor.device)  # PyTorch cannot draw 8-bit numbers
-    draw(wide, generator)
-    largest = torch.finfo(tensor.dtype).max
-    tensor.copy_(wide.clamp_(-largest, largest))
-
-
-def _normal(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return tensor.normal_(generator=generator)
-
-
-def _uniform(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw between 0 and 1. The mean is not zero, so that sums grow instead of cancelling."""
-    tensor.uniform_(generator=generator)
-
-
-def _large(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers so large that exponentials overflow, in float16 also squares, but not products or short sums."""
-    tensor.normal_(std=128 if tensor.dtype == torch.float16 else 1024, generator=generator)
-
-
-def _heavy_tail(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers up to about 12,000, a few of which make up most of a sum, so that a kernel must not skip any."""
-    _normal(tensor, generator).pow_(5)
-
-
-def _shifted(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers with a different centre in each row, some far below zero: no maximum can start at zero."""
-    _round_centres(tensor, (len(tensor), *[1] * (tensor.ndim - 1)), generator)
-
-
-def _shifted_columns(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers with a different centre in each column or channel, for statistics over a batch."""
-    _round_centres(tensor, (1, *tensor.shape[1:2], *[1] * (tensor.ndim - 2)), generator)
-
-
-def _round_centres(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> None:
-    centres = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
-    _normal(tensor, generator).add_(centres.normal_(std=FARTHEST, generator=generator))
-
-
-def _moved(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers whose spread and centre follow from the seed, so that a kernel cannot assume them."""
-    chance = random.Random(generator.initial_seed())  # on the host: operations on the GPU would prolong timed calls
-    spread = 2 ** chance.uniform(-WIDEST_BITS, WIDEST_BITS)
-    tensor.normal_(spread * chance.uniform(-FARTHEST_SPREADS, FARTHEST_SPREADS), spread, generator=generator)
-
-
-def _integers(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    tensor.random_(-LARGEST_INTEGER, LARGEST_INTEGER + 1, generator=generator)
-
-
-def _constant(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw one number per row, in some rows zero as in padding: such rows have no variance and only ties.
-
-    The numbers have so few bits that sums of them and of their squares are exact in any order. Otherwise a last bit
-    would decide whether a row has a variance.
-    """
-    per_row = torch.empty((len(tensor), *[1] * (tensor.ndim - 1)), dtype=tensor.dtype, device=tensor.device)
-    padding = torch.empty_like(per_row, dtype=torch.bool).bernoulli_(PADDING, generator=generator)
-    tensor.copy_(few_bits(_normal(per_row, generator).masked_fill_(padding, 0)).expand_as(tensor))
-
-
-def few_bits(values: torch.Tensor) -> torch.Tensor:
-    """Round to numbers with so few bits that sums of thousands of their products are exact in float32."""
-    mantissa, exponent = torch.frexp(values)
-    return torch.ldexp(mantissa.mul_(2**CONSTANT_BITS).round_().div_(2**CONSTANT_BITS), exponent).to(values.dtype)
-
-
-def _masked(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers and set half of them to -inf, but keep one finite in each row along the last dim."""
-    device, rows = tensor.device, tensor.shape[:-1]
-    masked = torch.empty(tensor.shape, dtype=torch.bool, device=device).bernoulli_(0.5, generator=generator)
-    kept = torch.randint(tensor.shape[-1], (*rows, 1), generator=generator, device=device)
-    masked.scatter_(-1, kept, value=False)
-    _normal(tensor, generator).masked_fill_(masked, -math.inf)
-
-
-def _ties(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw a few distinct values, the greatest of which are zeros of both signs."""
-    tensor.normal_(std=0.5, generator=generator).round_().clamp_(max=0)
-
-
-def _tiny(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw from about 2**-8 down to the smallest subnormal, with few very small numbers.
-
-    An eps changes results on such numbers, and their sum may become zero.
-    """
-    limits = torch.finfo(tensor.dtype)
-    lowest = math.log2(limits.smallest_normal * limits.eps)
-    exponents = torch.empty_like(tensor).uniform_(generator=generator).pow_(4)
-    scale = exponents.mul_(lowest + NEAR_ZERO_BITS).sub_(NEAR_ZERO_BITS).exp2_()
-    _normal(tensor, generator).mul_(scale)
-
-
-def _faint(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers far below float16's range, like unscaled gradients deep in a network; in float16 normal numbers."""
-    _normal(tensor, generator).mul_(1.0 if tensor.dtype == torch.float16 else FAINT)
-
-
-def _vast(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers far above float16's range, for ops whose bias would hide faint ones; in float16 normal numbers."""
-    _normal(tensor, generator).mul_(1.0 if tensor.dtype == torch.float16 else VAST)
-
-
-def _far_below(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers far below zero, and below any number that stands for -inf: no running maximum may begin there."""
-    far = FAR_BELOW_IN_FLOAT16 if tensor.dtype == torch.float16 else FAR_BELOW
-    _normal(tensor, generator).abs_().add_(1).mul_(-far)
-
-
-def _zero(tensor: torch.Tensor, _: torch.Generator) -> None:
-    tensor.zero_()
-
-
-def _minute(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers like gradients deep in a network, about 3e-8."""
-    _normal(tensor, generator).mul_(DEEP_IN_FLOAT16 if tensor.dtype == torch.float16 else DEEP)
-
-
-def _subnormal(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    _normal(tensor, generator).mul_(torch.finfo(tensor.dtype).smallest_normal / 8)
-
-
-def _saturating(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    _normal(tensor, generator).mul_(SATURATED)
-
-
-def sprinkle(tensor: torch.Tensor, value: float, generator: torch.Generator) -> None:
-    """Set a few elements of a tensor to NaN or an infinity, or of a vector one in 64, with either sign in turn."""
-    flat = tensor.view(-1)
-    count = FEW_NAN if tensor.ndim > 1 else 1 + len(flat) // SHARE_OF_NAN
-    places = torch.randint(len(flat), (count,), generator=generator, device=flat.device)
-    flat[places[::2]], flat[places[1::2]] = value, -value
-
-
-def _deep(tensor: torch.Tensor, _: torch.Generator) -> None:
-    """Scale numbers down as `_minute` does, without a change of signs: a variance stays positive."""
-    tensor.mul_(DEEP_IN_FLOAT16 if tensor.dtype == torch.float16 else DEEP)
-
-
-OF_WEIGHTS: dict[str, Draw] = {
-    NAN_IN_WEIGHTS: lambda tensor, generator: sprinkle(tensor, math.nan, generator),
-    INFINITE_WEIGHTS: lambda tensor, generator: sprinkle(tensor, math.inf, generator),
-    MINUTE_WEIGHTS: _deep,
-}
-
-
-def _nan(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers with NaN of either sign bit, at most one in a row: -x of NaN has it, and 0 / 0 on a CPU."""
-    _scatter(_normal(tensor, generator), _in_turn(tensor, math.nan, generator), generator)
-
-
-def _infinite(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers with infinities of both signs, at most one in a row."""
-    _scatter(_normal(tensor, generator), _in_turn(tensor, math.inf, generator), generator)
-
-
-def _in_turn(tensor: torch.Tensor, value: float, generator: torch.Generator) -> torch.Tensor:
-    """Return the value for every other row of the first dim, and its negative for the others."""
-    rows = torch.arange(len(tensor) if tensor.ndim else 1, device=tensor.device)
-    first = torch.randint(2, (1,), generator=generator, device=tensor.device)
-    return torch.where((rows + first) % 2 > 0, value, -value)
-
-
-def _clashing(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers; some rows get two of +inf, -inf and NaN at different places, or +inf twice.
-
-    A maximum that is infinite must not hide NaN, and two infinities are not one.
-    """
-    rows = _normal(tensor, generator).view(len(tensor) if tensor.ndim else 1, -1)
-    chosen = _some_rows(len(rows), tensor.device, generator)
-    first, step = torch.rand((2, len(rows), 1), generator=generator, device=tensor.device)
-    width = rows.shape[1]
-    place = first.mul_(width).long().clamp_(max=width - 1)
-    other = (place + 1 + step.mul_(width - 1).long().clamp_(max=max(width - 2, 0))) % width
-    turn = torch.arange(len(rows), device=tensor.device) + torch.randint(
-        4, (1,), generator=generator, device=tensor.device
-    )
-    pairs = torch.tensor(((math.nan, math.inf), (math.inf, math.inf), (-math.nan, -math.inf), (math.inf, -math.inf)))
-    values = pairs.to(tensor.device, tensor.dtype)[turn % len(pairs)]
-    for at, value in ((other, values[:, 1:]), (place, values[:, :1])):
-        rows.scatter_(1, at, torch.where(chosen, value, rows.gather(1, at)))
-
-
-def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Generator) -> None:
-    """Write the values to random places of some rows of the first dim, at least two."""
-    rows = tensor.view(len(tensor) if tensor.ndim else 1, -1)
-    chosen = _some_rows(len(rows), tensor.device, generator)
-    places = torch.randint(rows.shape[1], (len(rows), 1), generator=generator, device=tensor.device)
-    rows.scatter_(1, places, torch.where(chosen, values.to(tensor.dtype).reshape(-1, 1), rows.gather(1, places)))
-
-
-def _minus_inf_rows(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers, and rows along the last dim of nothing but -inf."""
-    shape = tensor.shape[:-1]
-    chosen = _some_rows(math.prod(shape), tensor.device, generator).reshape(*shape, *[1] * min(tensor.ndim, 1))
-    _normal(tensor, generator).masked_fill_(chosen, -math.inf)
-
-
-def _some_rows(count: int, device: torch.device, generator: torch.Generator) -> torch.Tensor:
-    chosen = torch.empty((count, 1), dtype=torch.bool, device=device).bernoulli_(SHARE_NOT_FINITE, generator=generator)
-    one = torch.randint(count, (1,), generator=generator, device=device)
-    chosen[one] = chosen[(one + 1) % count] = True
-    return chosen
-
-
-DRAWS: dict[str, Draw] = {
-    NORMAL: _normal,
-    "uniform": _uniform,
-    LARGE: _large,
-    "heavy_tail": _heavy_tail,
-    SHIFTED: _shifted,
-    MOVED: _moved,
-    "shifted_columns": _shifted_columns,
-    EXACT: _integers,
-    "constant": _constant,
-    "masked": _masked,
-    "ties": _ties,
-    "tiny": _tiny,
-    "faint": _faint,
-    "vast": _vast,
-    "far_below": _far_below,
-}
-EXTREME_DRAWS: dict[str, Draw] = {
-    ZERO: _zero,
-    MINUTE: _minute,
-    SUBNORMAL: _subnormal,
-    SATURATING: _saturating,
-    NAN: _nan,
-    INFINITE: _infinite,
-    CLASHING: _clashing,
-    MINUS_INF: _minus_inf_rows,
-}

@@ -43,7 +43,7 @@ DTYPES = {
     "bool": DType(1, False),
 }
 
-# Distributions of inputs by name; `reference_ops.inputs` defines them.
+# Distributions of inputs by name; `reference_ops.distributions` defines them.
 NORMAL, LARGE, SHIFTED, MOVED, EXACT = "normal", "large", "shifted", "moved", "integers"
 MIXED = "mixed"  # not a distribution: rows are drawn from all distributions in turn
 COMMON = ("uniform", LARGE, "heavy_tail", SHIFTED, "constant", "tiny")  # for any op on real numbers
@@ -163,7 +163,7 @@ class Op:
     derived: Mapping[str, Callable[[Mapping[str, int]], int]] = field(default_factory=dict)
     baseline: Callable[..., Any] | None = None  # what a user would call, if not the reference
     baseline_free: tuple[str, ...] = ()  # outputs in which the baseline may differ from the reference
-    values: tuple[str, ...] = COMMON  # distributions of the inputs besides the normal one, see inputs.py
+    values: tuple[str, ...] = COMMON  # distributions of the inputs besides the normal one, see distributions.py
     by_rows: bool = True  # each index of the first dim is computed independently
     draw: Callable[..., None] | None = None  # overwrites the drawn inputs in place; may take sizes and parameters
     # Extreme arrangements of masks, indices and the like, by name; each overwrites normal inputs after `draw`.

@@ -26,7 +26,7 @@ from reference_ops.op import NOT_FINITE, Op, TensorSpec, Tolerance, Workload
 MAX_REFERENCE, MAX_MEANING = 10_000, 1000  # characters
 MAX_WORKLOADS, MAX_AWKWARD, MAX_TENSORS = 20, 12, 40
 GPU_GOAL = "sm_90a"  # the target GPU if kernels are evaluated on the emulator
-# Descriptions of check inputs, by their names in `reference_ops.inputs`.
+# Descriptions of check inputs, by their names in `reference_ops.distributions`.
 VALUES = {
     "uniform": "uniform in 0..1, so that sums grow",
     "large": "large (exponentials overflow)",

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from reference_ops.inputs import few_bits
+from reference_ops.distributions import few_bits
 from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 

@@ -15,7 +15,7 @@ from evolve.prompting.op_sections import EXTREME, VALUES, op_section
 from evolve.request import Candidate, Request
 from evolve.selection.population import weakest
 from reference_ops import catalog
-from reference_ops.inputs import DRAWS, EXTREME_DRAWS
+from reference_ops.distributions import DRAWS, EXTREME_DRAWS
 from reference_ops.op import NORMAL, TensorSpec
 
 WIDE = traits(load_bytes=16)

@@ -9,7 +9,8 @@ from each import each
 
 from reference_ops import catalog
 from reference_ops.arrangements import filled, of_indices, of_mask, of_order, sprinkled
-from reference_ops.inputs import EXTREME_DRAWS, inputs_at, meets_extremes_by_rows, row_groups, similar_seeds
+from reference_ops.distributions import EXTREME_DRAWS
+from reference_ops.inputs import inputs_at, meets_extremes_by_rows, row_groups, similar_seeds
 from reference_ops.op import (
     EXTREME_ROWS,
     EXTREMES,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from each import each
 
-from reference_ops.inputs import DRAWS, LARGEST_INTEGER, fill
+from reference_ops.distributions import DRAWS, LARGEST_INTEGER, fill
 from reference_ops.op import COMMON, DISTRIBUTIONS, EXACT, NORMAL
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
