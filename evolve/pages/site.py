@@ -21,6 +21,7 @@ from evolve.pages.run_page import run_lines, run_page
 from evolve.pages.work_aside import WorkAside
 
 CANDIDATES = 8
+COMPARED_BY_ID = ("kernels", "runs")
 Words = tuple[str, ...]
 
 
@@ -54,13 +55,16 @@ class Site:
         self.work.read((op, info) for op, info in every if policy_of(info.kind).times_are_gpu_times)
 
     def _comparison(self, store: Store, what: str, named: list[str]) -> Page:
+        whole = [_whole(store, what, one) for one in named] if what in COMPARED_BY_ID else named
+        if whole != named and all(whole):
+            raise Moved("/".join(["compare", what, *whole]))
         if what == "kernels" and len(named) == 2 and (kernels := comparison.kernels_compared(store, *named)):
             return self.renderer.kernels_compared(kernels)
         if what == "runs" and len(named) == 2 and (runs := comparison.runs_compared(store, *named)):
             return self.renderer.runs_compared(runs)
         if what == "devices" and len(named) == 1 and (found := comparison.devices_compared(store, *named)):
             return self.renderer.devices_compared(found)
-        raise Absent("Nothing to compare", "Give whole ids of two kernels, or of two runs of one op on one device.")
+        raise Absent("Nothing to compare", "Give the ids of two kernels, or of two runs of one op on one device.")
 
     def _op(self, store: Store, op: str, device: str) -> Page:
         view = op_page(store, op, device)
@@ -94,3 +98,9 @@ class Site:
         if ids:
             return Absent(f"Several ids begin with {given}", f"Give more characters: {', '.join(ids[:CANDIDATES])}")
         return Absent(f"No {what} with an id that begins with {given}", "The archive does not have it.")
+
+
+def _whole(store: Store, what: str, given: str) -> str:
+    """Return the id of the one kernel or run that begins with these characters, or an empty string."""
+    found = store.find(Run, prefix=given) if what == "runs" else store.find(KernelSummary, prefix=given)
+    return found[0].id if given and len(found) == 1 else ""

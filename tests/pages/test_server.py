@@ -106,6 +106,14 @@ def test_the_first_characters_of_an_id_lead_to_its_page(client: TestClient) -> N
     assert (answer.status_code, answer.headers["location"]) == (302, f"/kernel/{BEST.id}")
 
 
+def test_the_first_characters_of_two_ids_lead_to_their_comparison(client: TestClient) -> None:
+    broken, runs = shown_archive.broken().id, RUNS["softmax"]
+    answer = client.get(f"/compare/kernels/{BEST.id[:9]}/{broken}")
+    assert (answer.status_code, answer.headers["location"]) == (302, f"/compare/kernels/{BEST.id}/{broken}")
+    answer = client.get(f"/compare/runs/{runs[0][:6]}/{runs[1][:6]}")
+    assert (answer.status_code, answer.headers["location"]) == (302, f"/compare/runs/{'/'.join(runs)}")
+
+
 def test_a_kernel_can_be_saved_as_it_is(client: TestClient) -> None:
     answer = client.get(f"/kernel/{BEST.id}.cu")
     assert answer.text == BEST.text
