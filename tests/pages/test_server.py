@@ -101,6 +101,11 @@ def test_what_a_model_wrote_is_text(client: TestClient) -> None:
     assert client.get("/kernel/%3Cscript%3Ealert(1)%3C/script%3E").text.count("<script") == 1
 
 
+def test_why_a_kernel_failed_stands_at_the_top_of_its_page(client: TestClient) -> None:
+    summary = client.get(f"/kernel/{shown_archive.broken().id}").text.partition("<h2>Source</h2>")[0]
+    assert "compile error</strong> on NVIDIA H200: <bdi>kernel.cu(3): error: \\u001b[31mred" in summary
+
+
 def test_the_first_characters_of_an_id_lead_to_its_page(client: TestClient) -> None:
     answer = client.get(f"/kernel/{BEST.id[:9]}")
     assert (answer.status_code, answer.headers["location"]) == (302, f"/kernel/{BEST.id}")
