@@ -30,14 +30,13 @@ from archive.records import DeviceInfo  # noqa: E402
 from evolve.devices.cuda.translation import source  # noqa: E402
 from evolve.export.families import forms  # noqa: E402
 from evolve.export.template import driver  # noqa: E402
-from evolve.export.template.drawn import Draw, Drawn  # noqa: E402
+from evolve.export.template.drawn import Draw, Drawn, changed, learning, placed, tensors  # noqa: E402  # noqa: E402
 from evolve.export.template.forms import Form  # noqa: E402
 from evolve.export.template.free import slots  # noqa: E402
 from evolve.export.template.functions import Function  # noqa: E402
 from evolve.export.template.launching import Buffers, Gpus, Launchable, Machine, Ready  # noqa: E402
 from evolve.export.template.nvrtc import nvrtc  # noqa: E402
 from evolve.export.template.recipes import RECIPES  # noqa: E402
-from evolve.export.template.selftest import changed, learning, placed, tensors  # noqa: E402
 from reference_ops import catalog  # noqa: E402
 from reference_ops.op import Op, Workload  # noqa: E402
 

@@ -11,10 +11,11 @@ from emulated_machine import EmulatedMachine, primitives
 from evolve.export.families import forms
 from evolve.export.template import forms as forms_module
 from evolve.export.template import functions_matrix
+from evolve.export.template.checks import close, drawn
+from evolve.export.template.drawn import changed, copied, erased, learning, tensors
 from evolve.export.template.forms import Form
 from evolve.export.template.functions import ELSEWHERE, Function, Functions
 from evolve.export.template.recipes import RECIPES
-from evolve.export.template.selftest import changed, close, copied, drawn, erased, learning, tensors
 from reference_ops import catalog
 
 CALLS = 6

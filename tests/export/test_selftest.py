@@ -9,9 +9,10 @@ import torch
 from emulated_machine import Emulated, EmulatedMachine, primitives
 
 from evolve.export.families import forms
-from evolve.export.template import selftest
+from evolve.export.template import checks, drawn, selftest
+from evolve.export.template.checks import Setting
 from evolve.export.template.functions import Functions
-from evolve.export.template.selftest import FAILED, LEFT_OUT, PASSED, Result, Setting, results
+from evolve.export.template.selftest import FAILED, LEFT_OUT, PASSED, Result, results
 
 CPU = Setting(torch.device("cpu"), calls=3, seed=0)
 NAMES = ["silu", "softmax"]
@@ -42,7 +43,7 @@ def test_what_needs_a_gpu_is_left_out_without_one(functions: Functions, check: s
 
 
 def test_the_calls_that_ran_kernels_are_counted(functions: Functions) -> None:
-    assert selftest.random_calls(functions["silu"], CPU) == "3 of 3 calls by kernels"
+    assert checks.random_calls(functions["silu"], CPU) == "3 of 3 calls by kernels"
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
@@ -83,7 +84,7 @@ def test_reasons_of_checks_that_are_left_out_stand_once() -> None:
 
 def test_a_tensor_is_placed_with_its_strides_and_its_offset() -> None:
     x = torch.arange(24.0).view(4, 6)[1:, ::2].t()
-    placed = selftest.placed(x, torch.device("cpu"))
+    placed = drawn.placed(x, torch.device("cpu"))
     assert torch.equal(placed, x)
     assert (placed.stride(), placed.storage_offset()) == (x.stride(), x.storage_offset())
     assert placed.data_ptr() != x.data_ptr()
@@ -91,9 +92,9 @@ def test_a_tensor_is_placed_with_its_strides_and_its_offset() -> None:
 
 def test_what_is_erased_may_share_memory_among_its_elements() -> None:
     x = torch.ones(3, 1).expand(3, 4)
-    assert not selftest.erased(x).any()
+    assert not drawn.erased(x).any()
 
 
 def test_a_seed_gives_the_same_call_again(functions: Functions) -> None:
-    first, second = (selftest.drawn(functions["silu"], 5)[0].arguments[0] for _ in range(2))
+    first, second = (checks.drawn(functions["silu"], 5)[0].arguments[0] for _ in range(2))
     assert torch.equal(first, second)

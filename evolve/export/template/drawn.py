@@ -1,7 +1,7 @@
-"""Arguments of a random call: tensors of any layout, sizes and options, drawn from one generator."""
+"""Arguments of a random call: tensors of any layout, sizes and options, drawn from one generator, and their copies."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,3 +67,45 @@ class Draw:
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.rng.randrange(2**31))
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in arguments or results."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from tensors(one)
+
+
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return arguments with another tensor in place of each."""
+    if isinstance(value, Tensor):
+        return function(value)
+    return type(value)(mapped(one, function) for one in value) if isinstance(value, tuple | list) else value
+
+
+def changed(drawn: Drawn, function: Callable[[Tensor], Tensor]) -> Drawn:
+    named = {name: mapped(value, function) for name, value in drawn.named.items()}
+    return Drawn(mapped(drawn.arguments, function), named)
+
+
+def learning(drawn: Drawn) -> Drawn:
+    """Return the same call with floating-point arguments that ask for gradients, with the same strides."""
+    return changed(drawn, lambda x: x.detach().requires_grad_(x.is_floating_point()))
+
+
+def copied(drawn: Drawn) -> Drawn:
+    return changed(drawn, lambda x: x.clone(memory_format=torch.preserve_format))
+
+
+def erased(x: Tensor) -> Tensor:
+    """Overwrite a tensor's memory with zeros; several elements may share a place."""
+    torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage()).zero_()
+    return x
+
+
+def placed(x: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device as it lies in memory: with its strides and its offset."""
+    whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
+    return whole.to(device, copy=True).as_strided(x.shape, x.stride(), x.storage_offset())

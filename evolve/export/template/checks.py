@@ -1,0 +1,370 @@
+"""Checks of a package against PyTorch: of the results and gradients of its functions, and of its kernels."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evolve.export.template.dispatch import Primitive
+from evolve.export.template.drawn import DTYPES, Draw, Drawn, changed, copied, erased, learning, mapped, placed, tensors
+from evolve.export.template.functions import Function, Functions
+from evolve.export.template.options import options
+from evolve.export.template.recipes import RECIPES
+from reference_ops.inputs import inputs_at
+from reference_ops.op import Op, Workload
+from reference_ops.precision import TORCH_DTYPES
+
+MOST_ELEMENTS = 1 << 24  # of a tensor at a measured size
+FP8_STEP, FP8_LEAST = 2**-2, 2**-9  # one step of the coarser type, and the least number of the finer one
+OPAQUE = "opaque op"
+STEP = 1e-2  # of differences in float32
+MOST_WORKLOADS = 3  # of each kind
+NO_KERNEL = "it has no kernel"
+OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
+class LeftOutError(Exception):
+    """A check does not apply here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how much is tested."""
+
+    device: torch.device
+    calls: int
+    seed: int
+
+
+def close(got: Any, expected: Any, dtype: torch.dtype, *, tf32: bool = False) -> None:
+    """Raise an AssertionError unless results agree."""
+    for out, exact in zip(tensors(got), tensors(expected), strict=True):
+        if out.dtype != exact.dtype:
+            raise AssertionError(f"the result is of {out.dtype}, PyTorch's of {exact.dtype}")
+        largest = float(exact.float().abs().max()) if exact.numel() else 0.0
+        if exact.dtype.itemsize == 1 and exact.is_floating_point():  # PyTorch compares these in bits only
+            torch.testing.assert_close(out.float(), exact.float(), rtol=FP8_STEP, atol=FP8_LEAST, equal_nan=True)
+            continue
+        # On a CPU, PyTorch rounds statistics and sums of 16-bit tensors to 16 bits.
+        rtol, atol = (2e-2, 6e-2 * max(largest, 0.5)) if dtype.itemsize == 2 else (2e-4, 2e-5)
+        if tf32:
+            rtol, atol = max(rtol, 1e-2), max(atol, 1e-2 * largest)
+        torch.testing.assert_close(out, exact, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def drawn(function: Function, number: int) -> tuple[Drawn, torch.dtype]:
+    """Return a random call of a function; the same number gives the same call."""
+    rng = random.Random(f"{function.form.name} {number}")
+    if function.form.name in RECIPES:
+        draw = Draw(rng, rng.choice(DTYPES))
+        return RECIPES[function.form.name](draw), draw.dtype
+    (primitive,) = function.primitives.values()
+    workload = rng.choice([*primitive.op.emulated, *primitive.op.awkward])
+    inputs = tuple(inputs_at(primitive.op, workload, rng.randrange(2**31), "cpu").values())
+    return Drawn(inputs, dict(workload.parameters)), TORCH_DTYPES[workload.dtype]
+
+
+def random_calls(function: Function, setting: Setting) -> str:
+    """Compare random calls with PyTorch: of any rank, shape, strides, dtype and flags. Return how many ran kernels."""
+    ran = done = 0
+    for given, dtype in _calls(function, setting):
+        for_pytorch, again = copied(given), copied(given)
+        with torch.no_grad():
+            try:
+                expected = function.form.pytorch(*for_pytorch.arguments, **for_pytorch.named)
+            except RuntimeError:  # PyTorch lacks some ops in 16 bits, or for some strides
+                continue
+            ran += bool(function.explain(given.arguments, given.named).kernel)
+            got = function(*given.arguments, **given.named)
+        close(_exact(function, got), _exact(function, expected), dtype, tf32=_tf32(function, setting))
+        close(given.arguments, for_pytorch.arguments, dtype)  # what is changed in place, as running statistics
+        changed(given, erased)  # the next call must read nothing of this one
+        with torch.no_grad():
+            got = function(*again.arguments, **again.named)
+        close(_exact(function, got), _exact(function, expected), dtype, tf32=_tf32(function, setting))
+        done += 1
+    return f"{ran} of {done} calls by kernels"
+
+
+def gradients(function: Function, setting: Setting) -> str:
+    """Compare the gradients of random calls with PyTorch's."""
+    done = 0
+    for given, dtype in _calls(function, setting):
+        both = learning(given), learning(copied(given))
+        try:
+            if not _differentiated(function.form.pytorch(*both[1].arguments, **both[1].named)):
+                continue
+        except RuntimeError:  # PyTorch has no gradient of most backwards, nor to a running statistic
+            continue
+        _differentiated(function(*both[0].arguments, **both[0].named))
+        found, wanted = ([x.grad for x in tensors(one.arguments)] for one in both)
+        if [x is None for x in found] != [x is None for x in wanted]:
+            raise AssertionError("gradients reach other arguments than with PyTorch")
+        of_them = [[x for x in side if x is not None] for side in (found, wanted)]
+        close(of_them[0], of_them[1], dtype, tf32=_tf32(function, setting))
+        done += 1
+    if not done:
+        raise LeftOutError("it has no gradient")
+    return f"{done} calls"
+
+
+def _differentiated(result: Any) -> bool:
+    """Call the backward of a result, and return whether there is one."""
+    outs = [out for out in tensors(result) if out.requires_grad]
+    weights = [torch.linspace(0.5, 1.5, out.numel(), device=out.device).view(out.shape) for out in outs]
+    if outs:
+        torch.autograd.backward(outs, [one.to(out.dtype) for one, out in zip(weights, outs, strict=True)])
+    return bool(outs)
+
+
+def empty_inputs(function: Function, setting: Setting) -> str:
+    """Compare calls whose first tensor is empty with PyTorch: the same result, or an error as well."""
+    if function.form.own:  # PyTorch's internal functions, such as backwards, do not check that sizes fit
+        raise LeftOutError("it takes no empty tensors")
+    for given, dtype in _calls(function, setting):
+        first = next(tensors(given.arguments), None)
+        if first is None or not first.dim():
+            continue
+        emptied = Drawn(mapped(given.arguments, partial(_emptied, first)), given.named)
+        with torch.no_grad():
+            try:
+                expected = function.form.pytorch(*emptied.arguments, **emptied.named)
+            except Exception as error:  # noqa: BLE001 - whatever PyTorch raises, the function must raise
+                _raises(function, emptied, type(error))
+                continue
+            close(function(*emptied.arguments, **emptied.named), expected, dtype)
+    return ""
+
+
+def finite_differences(function: Function, setting: Setting) -> str:
+    """Compare gradients with differences of results (`torch.autograd.gradcheck`) where PyTorch's pass, in float32."""
+    done = 0
+    for given, dtype in _calls(function, setting):
+        if dtype is not torch.float32 or not any(x.is_floating_point() for x in tensors(given.arguments)):
+            continue
+        if _differences_agree(function.form.pytorch, given):
+            if not _differences_agree(function, given):
+                raise AssertionError("differences of results are not the gradients, and PyTorch's are")
+            done += 1
+    if not done:
+        raise LeftOutError("PyTorch's gradients do not pass, or there are none")
+    return f"{done} calls"
+
+
+def _differences_agree(function: Callable[..., Any], given: Drawn) -> bool:
+    flat = list(tensors(given.arguments))
+    learned = [learning(Drawn((x.clone(),), {})).arguments[0] for x in flat]
+
+    def called(*values: Tensor) -> Any:
+        places = iter(values)
+        found = function(*mapped(given.arguments, lambda _: next(places)), **given.named)
+        return tuple(out for out in tensors(found) if out.is_floating_point())
+
+    steps: dict[str, Any] = {"eps": STEP, "atol": 2e-2, "rtol": 5e-2, "nondet_tol": 1e-3}
+    try:
+        return torch.autograd.gradcheck(called, learned, **steps, raise_exception=False, fast_mode=True)
+    except (RuntimeError, ValueError):  # nothing to differentiate
+        return False
+
+
+def every_kernel(primitive: Primitive, setting: Setting) -> str:
+    """Compare each kernel with PyTorch at sizes that it accepts, and PyTorch's result at others.
+
+    Two runs of a deterministic kernel must agree in every bit.
+    """
+    if not primitive.entry.kernels:
+        raise LeftOutError(NO_KERNEL)
+    if setting.device.type != primitive.device_type:
+        raise LeftOutError(f"the inputs are on the {setting.device.type.upper()}")
+    counts = Counter[str]()
+    reason = ""
+    for shipped in primitive.entry.kernels:
+        with options(pin={primitive.op.name: shipped.id}):
+            for workload in _workloads(primitive.op, setting):
+                inputs, parameters = _at(primitive.op, workload, setting)
+                found = primitive.explain(inputs, parameters)
+                _compared(primitive, inputs, parameters, workload)
+                counts["inside" if found.kernel else "outside"] += 1
+                reason = reason or ("" if found.kernel else found.reason)
+                if found.kernel and all(one.deterministic for one in shipped.measured):
+                    _repeated(primitive, inputs, parameters, found.kernel)
+                    counts["repeated"] += 1
+    if not counts["inside"]:
+        raise LeftOutError(reason)
+    return ", ".join(f"{count} {what}" for what, count in counts.items())
+
+
+def _compared(primitive: Primitive, inputs: tuple[Tensor, ...], parameters: dict[str, Any], workload: Workload) -> None:
+    dtype = TORCH_DTYPES[workload.dtype]
+    pairs = zip(primitive.op.outputs, primitive(inputs, parameters), primitive.pytorch(inputs, parameters), strict=True)
+    for spec, out, expected in pairs:
+        if spec.name not in primitive.op.baseline_free:
+            try:
+                close(out, expected, dtype, tf32=primitive.op.tf32)
+            except AssertionError as error:
+                raise AssertionError(f"{spec.name} at {workload.key}: {error}") from error
+
+
+def _repeated(primitive: Primitive, inputs: tuple[Tensor, ...], parameters: dict[str, Any], kernel: str) -> None:
+    first, second = (_run(primitive, inputs, parameters) for _ in range(2))
+    if not all(torch.equal(_bits(one), _bits(again)) for one, again in zip(first, second, strict=True)):
+        raise AssertionError(f"kernel {kernel} is said to be deterministic, and two runs differ")
+
+
+def _workloads(op: Op, setting: Setting) -> list[Workload]:
+    """Return sizes of every kind at which an op is tested: awkward, small, and on a GPU those of models."""
+    listed = [*op.awkward[:MOST_WORKLOADS], *op.emulated[:MOST_WORKLOADS]]
+    if setting.device.type == "cuda":
+        fitting = [one for one in op.gpu if op.largest_tensor(one) <= MOST_ELEMENTS]
+        listed += sorted(fitting, key=op.largest_tensor, reverse=True)[:MOST_WORKLOADS]
+    return listed
+
+
+def another_stream(primitive: Primitive, setting: Setting) -> str:
+    """Run a kernel on another stream, after work on it that takes long."""
+    _need_gpu(setting)
+    inputs, parameters = _with_kernel(primitive, setting)
+    expected = _run(primitive, inputs, parameters)
+    side = torch.cuda.Stream(setting.device)
+    side.wait_stream(torch.cuda.current_stream(setting.device))
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(10_000_000)  # noqa: SLF001 - there is no other way to keep a stream busy
+        late = tuple(x.clone() for x in inputs)
+        found = _run(primitive, late, parameters)
+    side.synchronize()
+    close(found, expected, inputs[0].dtype, tf32=primitive.op.tf32)
+    return ""
+
+
+def capture_and_replay(primitive: Primitive, setting: Setting) -> str:
+    """Capture a kernel in a CUDA graph, and replay it with changed inputs."""
+    _need_gpu(setting)
+    inputs, parameters = _with_kernel(primitive, setting)
+    _run(primitive, inputs, parameters)
+    others = tuple(x.flip(0) if x.is_floating_point() and x.dim() else x.clone() for x in inputs)
+    expected = _run(primitive, others, parameters)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = _run(primitive, inputs, parameters)
+    for x, other in zip(inputs, others, strict=True):
+        x.copy_(other)
+    graph.replay()
+    torch.cuda.synchronize(setting.device)
+    close(found, expected, inputs[0].dtype, tf32=primitive.op.tf32)
+    return ""
+
+
+def second_device(primitive: Primitive, setting: Setting) -> str:
+    """Run a kernel on another GPU than the current one."""
+    _need_gpu(setting)
+    if torch.cuda.device_count() < 2:
+        raise LeftOutError("there is no second GPU")
+    inputs, parameters = _with_kernel(primitive, setting)
+    other = torch.device("cuda", (torch.cuda.current_device() + 1) % torch.cuda.device_count())
+    found = primitive(tuple(x.to(other) for x in inputs), parameters)
+    close([out.to(setting.device) for out in found], _run(primitive, inputs, parameters), inputs[0].dtype, tf32=True)
+    return ""
+
+
+def opaque_op(functions: Functions, primitive: Primitive, setting: Setting) -> str:
+    """Let `torch.library.opcheck` test the op that graphs hold, and its gradient."""
+    registry = functions.registry
+    if registry is None or not registry.define(primitive.op.name):
+        raise LeftOutError("graphs hold no op for it")
+    inputs, parameters = _at(primitive.op, (*primitive.op.emulated, *primitive.op.gpu)[0], setting)
+    if any(x.dtype.itemsize == 1 and x.is_floating_point() for x in inputs):
+        raise LeftOutError("opcheck cannot compare floats of 8 bits")
+    op = getattr(getattr(torch.ops, registry.namespace), primitive.op.name).default
+    values = [parameters[name] for name in primitive.op.parameters]
+    # A backward op has no gradient of its own.
+    learns = bool(primitive.gradients.steps)
+    given = [x.requires_grad_(learns and x.is_floating_point()) for x in inputs]
+    torch.library.opcheck(op, (*given, *values), test_utils=OPCHECKS)
+    return ""
+
+
+def _calls(function: Function, setting: Setting) -> Iterator[tuple[Drawn, torch.dtype]]:
+    for number in range(setting.seed, setting.seed + setting.calls):
+        given, dtype = drawn(function, number)
+        yield changed(given, partial(placed, device=setting.device)), dtype
+
+
+def _emptied(first: Tensor, x: Tensor) -> Tensor:
+    return x[:0] if x is first else x
+
+
+def _raises(function: Function, given: Drawn, kind: type[Exception]) -> None:
+    try:
+        function(*given.arguments, **given.named)
+    except kind:
+        return
+    raise AssertionError(f"PyTorch raises a {kind.__name__} for an empty tensor, the function does not")
+
+
+def _exact(function: Function, result: Any) -> Any:
+    """Return the outputs that PyTorch determines; it may order equal values in any way, for example."""
+    if not function.form.own:
+        return result
+    (primitive,) = function.primitives.values()
+    pairs = zip(primitive.op.outputs, tensors(result), strict=True)
+    return [out for spec, out in pairs if spec.name not in primitive.op.baseline_free]
+
+
+def _tf32(function: Function, setting: Setting) -> bool:
+    return setting.device.type == "cuda" and any(one.op.tf32 for one in function.primitives.values())
+
+
+def _need_gpu(setting: Setting) -> None:
+    if setting.device.type != "cuda":
+        raise LeftOutError("there is no GPU")
+
+
+def _at(op: Op, workload: Workload, setting: Setting) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    inputs = inputs_at(op, workload, setting.seed, str(setting.device))
+    return tuple(inputs.values()), dict(workload.parameters)
+
+
+def _with_kernel(primitive: Primitive, setting: Setting) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Return arguments for which a kernel runs: at a measured size, if that is not too large."""
+    op = primitive.op
+    if not primitive.entry.kernels:
+        raise LeftOutError(NO_KERNEL)
+    reason = ""
+    for workload in sorted((*op.gpu, *op.emulated), key=op.largest_tensor, reverse=True):
+        if op.largest_tensor(workload) <= MOST_ELEMENTS and (setting.device.type == "cuda" or workload in op.emulated):
+            inputs, parameters = _at(op, workload, setting)
+            explained = primitive.explain(inputs, parameters)
+            if explained.kernel:
+                return inputs, parameters
+            reason = reason or explained.reason
+    raise LeftOutError(reason or "its sizes are too large for a test")
+
+
+def _run(primitive: Primitive, inputs: tuple[Tensor, ...], parameters: dict[str, Any]) -> tuple[Tensor, ...]:
+    outputs = primitive.run(inputs, parameters)
+    if outputs is None:
+        raise AssertionError(f"PyTorch runs instead of a kernel: {primitive.explain(inputs, parameters).reason}")
+    return outputs
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(-1).view(torch.uint8)
+
+
+OF_FUNCTIONS = {
+    "random calls": random_calls,
+    "gradients": gradients,
+    "differences": finite_differences,
+    "empty inputs": empty_inputs,
+}
+OF_KERNELS = {
+    "every kernel": every_kernel,
+    "another stream": another_stream,
+    "capture and replay": capture_and_replay,
+    "second device": second_device,
+}
