@@ -101,6 +101,12 @@ def test_what_a_model_wrote_is_text(client: TestClient) -> None:
     assert client.get("/kernel/%3Cscript%3Ealert(1)%3C/script%3E").text.count("<script") == 1
 
 
+def test_without_gpu_times_an_op_names_its_fittest_kernel(client: TestClient) -> None:
+    page = client.get("/op/softmax/emulated%20Some%20CPU").text
+    assert re.search(r"The fittest kernel here is <a class=.id. href=./kernel/\w+.>\w+</a>\.</p>\s*<p>Its idea: ", page)
+    assert "as fast as the best of PyTorch" not in page
+
+
 def test_why_a_kernel_failed_stands_at_the_top_of_its_page(client: TestClient) -> None:
     summary = client.get(f"/kernel/{shown_archive.broken().id}").text.partition("<h2>Source</h2>")[0]
     assert "compile error</strong> on NVIDIA H200: <bdi>kernel.cu(3): error: \\u001b[31mred" in summary
