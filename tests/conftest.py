@@ -11,7 +11,10 @@ from warm_fork_servers import cold_fork_servers, warm_fork_servers  # noqa: F401
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is one worker for each core; NumPy reads this when it is imported
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-LONGEST = ("test_cheats.py", "test_ordering_corpus.py", "test_killed_runs.py", "test_running.py")
+LONGEST = (
+    "test_cheats.py", "test_ordering_corpus.py", "test_killed_runs.py", "test_running.py", "test_run_with_a_model.py",
+    "test_imports.py",
+)  # fmt: skip
 
 collect_ignore: list[str] = []
 collect_ignore_glob: list[str] = []

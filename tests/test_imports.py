@@ -41,6 +41,7 @@ def tree(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text())
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Return every name that a file imports, including imports inside functions."""
     return names(ast.walk(tree(path)), path)
@@ -103,7 +104,7 @@ def test_only_devices_compare_a_kind_of_device_with_a_name() -> None:
     for path in MODULES:
         if path.parts[0] != "evolve" or path.parts[1] == "devices":
             continue
-        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.Compare):
                 sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
                 named = {"'cuda'", "'emulated'"}.intersection(sides)

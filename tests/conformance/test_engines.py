@@ -33,6 +33,7 @@ ENGINES: Mapping[str, Callable[[], Engine]] = {
     "shared": lambda: SharedEngine(LocalEngine("emulated", 2), depth=3),
     "ray": lambda: wiring.ray_engine("emulated", address=CLUSTERS[0].address),
 }
+QUICK = ("local", "in process")  # the quick run takes these
 CONTAINS_CRASHES = ("local", "shared", "ray")
 CLUSTERS: list["LocalCluster"] = []  # of Ray, which the engine "ray" evaluates on
 OUTCOMES = {
@@ -46,7 +47,7 @@ OUTCOMES = {
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.exhaustive if name == "ray" else ()) for name in ENGINES],
+    params=[pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in ENGINES],
 )
 def name(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param != "ray":

@@ -84,6 +84,7 @@ def share_out_side_by_side(searches: list[Search], engine: LocalEngine, store: S
     return SideBySide(searches, PricedModel(), engine, views).run()
 
 
+@pytest.mark.exhaustive
 def test_each_card_gets_as_many_workers_as_the_policy_allows(op: str) -> None:
     engine = wiring.engine("fakegpu", gpus="all")
     try:
@@ -95,6 +96,7 @@ def test_each_card_gets_as_many_workers_as_the_policy_allows(op: str) -> None:
         engine.close()
 
 
+@pytest.mark.exhaustive
 def test_one_gpu_that_is_listed_twice_serves_as_two(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     monkeypatch.setenv("FAKE_GPUS", "0,0")
     engine = wiring.engine("fakegpu", gpus="0,1")
@@ -104,6 +106,7 @@ def test_one_gpu_that_is_listed_twice_serves_as_two(monkeypatch: pytest.MonkeyPa
         engine.close()
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_is_replaced_keeps_its_card(two: LocalEngine, op: str) -> None:
     used(two, jobs(op, 4))
     for worker in list(two._pool.workers):
@@ -112,6 +115,7 @@ def test_a_worker_that_is_replaced_keeps_its_card(two: LocalEngine, op: str) -> 
     assert used(two, jobs(op, 8)) == {"on card 0", "on card 1"}
 
 
+@pytest.mark.exhaustive
 def test_cards_of_different_kinds_are_refused(op: str) -> None:
     engine = LocalEngine("fakegpu", 1, cards=("0", "odd"))
     try:

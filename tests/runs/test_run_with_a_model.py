@@ -35,7 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[SqliteStore, int
     repair = Rule(("# Repair this kernel", "undeclared_name"), answer(in_fence(REPAIRED.text)))
     with ScriptedEndpoint(steps, otherwise=answer(in_fence(GOOD.text)), rules=(repair,)) as endpoint:
         code, output = run(
-            folder, "run", TWICE, "--device", "emulated", "--evals", "24",
+            folder, "run", TWICE, "--device", "emulated", "--evals", "16",
             extra={**endpoint.environment, "EVOLVE_LLM_TIMEOUT": "3"},
         )  # fmt: skip
     return open_archive(folder / ".evolve" / "archive.db"), code, output, endpoint
