@@ -37,6 +37,7 @@ PADDING = 0.25  # share of constant rows that are zero
 CONSTANT_BITS = 6  # squares have 12 bits, and sums of 4096 squares have 24, as many as float32
 FEW_NAN, SHARE_OF_NAN = 2, 64
 SHARE_NOT_FINITE = 0.25  # of the rows, or of the elements of a vector
+OF_WEIGHTS = {NAN_IN_WEIGHTS: math.nan, INFINITE_WEIGHTS: math.inf}
 DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in float16 they are scaled
 SATURATED = 100.0
 FAR_BELOW, FAR_BELOW_IN_FLOAT16 = 2.0**33, 2.0**11  # sums of a few stay finite
@@ -185,16 +186,12 @@ def sprinkle(tensor: torch.Tensor, value: float, generator: torch.Generator) -> 
     flat[places[::2]], flat[places[1::2]] = value, -value
 
 
-def _deep(tensor: torch.Tensor, _: torch.Generator) -> None:
-    """Scale numbers down as `_minute` does, without a change of signs: a variance stays positive."""
-    tensor.mul_(DEEP_IN_FLOAT16 if tensor.dtype == torch.float16 else DEEP)
-
-
-OF_WEIGHTS: dict[str, Draw] = {
-    NAN_IN_WEIGHTS: lambda tensor, generator: sprinkle(tensor, math.nan, generator),
-    INFINITE_WEIGHTS: lambda tensor, generator: sprinkle(tensor, math.inf, generator),
-    MINUTE_WEIGHTS: _deep,
-}
+def change_weight(tensor: torch.Tensor, values: str, generator: torch.Generator, *, dtype: str) -> None:
+    """Make of a weight what an arrangement of weights names; `dtype` is that of results, which may be narrower."""
+    if values == MINUTE_WEIGHTS:
+        tensor.mul_(DEEP_IN_FLOAT16 if dtype == "float16" else DEEP)  # which changes no sign: a variance stays positive
+    elif values in OF_WEIGHTS:
+        sprinkle(tensor, OF_WEIGHTS[values], generator)
 
 
 def _nan(tensor: torch.Tensor, generator: torch.Generator) -> None:

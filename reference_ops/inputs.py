@@ -1,6 +1,7 @@
 """Inputs for judging kernels: which of their rows come from which distribution, and how a seed determines that."""
 
 import inspect
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from types import EllipsisType
 
 import torch
 
-from reference_ops.distributions import OF_WEIGHTS, fill
+from reference_ops.distributions import change_weight, fill, sprinkle
 from reference_ops.op import (
     CLASHING,
     COUNTED_NAN,
@@ -68,6 +69,11 @@ class RowGroup:
         return self.values in NOT_FINITE or self.counts_where_it_matters
 
     @property
+    def nan_is_open(self) -> bool:
+        """Whether a result that PyTorch makes NaN may be anything: another formula need not multiply inf by zero."""
+        return self.values in (SAVED_INFINITE, INFINITE_WEIGHTS)
+
+    @property
     def counts_where_it_matters(self) -> bool:
         """Whether inputs are NaN that results need not depend on: multiplied by zero, they may be left out or not."""
         return self.values in (NAN_IN_WEIGHTS, INFINITE_WEIGHTS) or self.values.startswith(COUNTED_NAN)
@@ -115,9 +121,10 @@ def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = 
         op.draw(drawn, generator, *([known] * _takes_sizes(op.draw)))
     if values in op.arranged:
         op.arranged[values](drawn, generator, known)
-    changed = op.counted_nan.get(values)
-    for name in (changed,) if changed else (spec.name for spec in op.weights if values in OF_WEIGHTS):
-        OF_WEIGHTS.get(values, OF_WEIGHTS[NAN_IN_WEIGHTS])(drawn[name], generator)
+    if counted := op.counted_nan.get(values):
+        sprinkle(drawn[counted], math.nan, generator)
+    for spec in op.weights:
+        change_weight(drawn[spec.name], values, generator, dtype=workload.dtype)
     return drawn
 
 

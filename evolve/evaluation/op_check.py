@@ -142,6 +142,8 @@ def _differs(known: Truth, index: int, output: torch.Tensor) -> bool:
             continue
         if group.not_finite:
             elsewhere = found.isfinite() != pytorch.isfinite()
+            if group.nan_is_open:
+                elsewhere &= ~pytorch.isnan()
             if bool((elsewhere & known.dependent[index][group.rows]).any()):
                 return True
         elif _material(known, index, group, output):

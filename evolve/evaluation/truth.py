@@ -98,7 +98,7 @@ class Truth:
         return NotFinite(
             self.at_dtype(index, rows),
             infinite=group.values in WITH_INFINITIES,
-            lenient=group.values in (SAVED_INFINITE, INFINITE_WEIGHTS),
+            lenient=group.nan_is_open,
             of_weights=group.counts_where_it_matters,
             depends=lambda: self.dependent[index][rows],
             lost=lambda: self._lost(index)[rows],
