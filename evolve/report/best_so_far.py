@@ -3,7 +3,7 @@
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import gt, truediv
@@ -78,21 +78,40 @@ def _best_after_each(ranked: Sequence[RankedTimes], basis: Basis) -> Iterator[tu
     Compares whole columns of the packed times, because there may be tens of thousands of kernels.
     """
     keys = {one.workloads: one.workloads.split("\n") for one in ranked if one.times}
-    first = basis.first_us or {}
-    firsts = {text: array("d", [first.get(workload, 0.0) for workload in own]) for text, own in keys.items()}
+    ratios_to_basis = _divided(ranked, basis)
     best = dict.fromkeys((workload for own in keys.values() for workload in own), 1.0)
     held = {text: [1.0] * len(own) for text, own in keys.items()}  # the best on the workloads of each set
     mean, rose = 1.0, True
     for one in sorted((one for one in ranked if one.times), key=lambda one: one.created):
-        figures = array("d", one.times)
-        basis_us = figures[BASELINE::FIGURES] if basis.first_us is None else firsts[one.workloads]
-        ratios = list(map(truediv, basis_us, figures[MEDIAN::FIGURES]))
+        ratios = ratios_to_basis(one)
         if any(map(gt, ratios, held[one.workloads])):
             best |= {key: max(best[key], ratio) for key, ratio in zip(keys[one.workloads], ratios, strict=True)}
             held = {text: [best[workload] for workload in own] for text, own in keys.items()}
             mean, rose = math.exp(sum(map(math.log, best.values())) / len(best)), True
         yield one, mean, rose
         rose = False
+
+
+def largest_ratios(ranked: Sequence[RankedTimes], basis: Basis) -> dict[str, float]:
+    """Return the largest ratio of each kernel with times, by kernel id."""
+    ratios_to_basis = _divided(ranked, basis)
+    return {one.kernel_id: max(ratios_to_basis(one)) for one in ranked if one.times}
+
+
+def _divided(ranked: Sequence[RankedTimes], basis: Basis) -> Callable[[RankedTimes], list[float]]:
+    """Return what divides the basis by the times of one of these kernels, on each of its workloads in order."""
+    first = basis.first_us or {}
+    firsts = {
+        text: array("d", [first.get(workload, 0.0) for workload in text.split("\n")])
+        for text in {one.workloads for one in ranked if one.times}
+    }
+
+    def divide(one: RankedTimes) -> list[float]:
+        figures = array("d", one.times)
+        basis_us = figures[BASELINE::FIGURES] if basis.first_us is None else firsts[one.workloads]
+        return list(map(truediv, basis_us, figures[MEDIAN::FIGURES]))
+
+    return divide
 
 
 def ratios_of(one: RankedTimes, basis: Basis) -> list[tuple[str, float]]:

@@ -57,7 +57,8 @@ def lineages(store: Store, op: str, found: Sequence[DeviceInfo | None]) -> list[
         failures[proposal.parents[0] if proposal.parents else ""].append(proposal)
     roots = [kernel_id for kernel_id, parent in parents.items() if not parent]
     whole = Lineage(store, op, None, parents, children, roots, [], failures, PYTORCH, frozenset(parents))
-    return [_on_device(whole, device) if device else whole for device in found]
+    with uncollected():
+        return [_on_device(whole, device) if device else whole for device in found]
 
 
 def _first_parents(store: Store, op: str) -> dict[str, str]:
