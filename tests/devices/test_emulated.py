@@ -123,6 +123,25 @@ def test_a_missing_barrier_gives_wrong_results(device: EmulatedDevice) -> None:
     assert not (values[1] == right).all()
 
 
+def test_a_warp_may_overtake_others_that_still_read_shared_memory(device: EmulatedDevice) -> None:
+    """The second sum is written without a barrier after the first has been read."""
+    body = """
+    __shared__ int sums[4];
+    int sum = 1;
+    for (int round = 0; round < 2; ++round) {
+        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+        if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+        __syncthreads();
+        sum = sums[0] + sums[1] + sums[2] + sums[3];
+    }
+    y[blockIdx.x * 128 + threadIdx.x] = sum;"""
+    kernel = single(body, "int* y", block="[128]", grid="[4]")
+    right = 128 * 32 * 4
+    assert any(value != right for value in out_of(device, kernel, 512))
+    safe = kernel.replace("+ sums[3];", "+ sums[3]; __syncthreads();")
+    assert out_of(device, safe, 512) == [right] * 512
+
+
 def test_threads_of_a_block_may_wait_for_each_other_through_atomics(device: EmulatedDevice) -> None:
     body = """
     __shared__ int turn;

@@ -49,6 +49,14 @@ def test_no_gradient_comes_of_a_batch_of_which_every_row_is_ignored() -> None:
     _agrees(op, backward, workload, inputs)
 
 
+def test_a_row_of_scores_that_is_masked_altogether_has_a_gradient_of_zero() -> None:
+    op, backward = PAIRS["masked_softmax_backward"]
+    workload = next(workload for workload in op.emulated if workload.dtype == "float32")
+    inputs = inputs_at(op, workload, 0, "cpu")
+    inputs["mask"][:, ::2] = True
+    _agrees(op, backward, workload, inputs)
+
+
 def _agrees(op: Op, backward: Op, workload: Workload, given_inputs: Tensors) -> None:
     torch.manual_seed(0)
     inputs = {name: _leaf(values) for name, values in given_inputs.items()}

