@@ -15,6 +15,8 @@ OPERATORS = {"_Znw": "new", "_Zna": "new[]", "_Zdl": "delete", "_Zda": "delete[]
 # Namespaces of headers. Their variables may start as zero, but are compared after every call like all others.
 LIBRARIES = ("cuda", "cub", "thrust", "cooperative_groups", "nvcuda")
 COMPILER = "__nv_"  # variables that some versions of NVRTC add for atomics
+BRACKETS = r"\((?:[^;{}()]|\([^;{}()]*\))*\)"
+INITIAL_VALUE = rf"(?:[^;{{}}()=,]|{BRACKETS})*"  # up to a comma that is not within brackets
 INSTEAD = "declare a [workspace] with zero = true, or make it const / __constant__"
 
 
@@ -59,9 +61,10 @@ def _of_a_library(symbol: str) -> bool:
 
 
 def _declared_constant(symbol: str, text: str) -> bool:
+    """Return whether the variable is declared constant, alone or behind other variables of the same declaration."""
     name = re.escape(_parts(symbol)[-1])
-    declarators = r"[^;{}()=*]*(?:=[^;{}()=*]*,[^;{}()=*]*)*"  # earlier variables of the same declaration
-    return re.search(rf"\b(?:const|constexpr|__constant__)\b{declarators}\b{name}\b", text) is not None
+    earlier = rf"[^;{{}}()=*]*(?:={INITIAL_VALUE},[^;{{}}()=*]*)*"  # no pointers: what they point to is constant
+    return re.search(rf"\b(?:const|constexpr|__constant__)\b{earlier}\b{name}\b", text) is not None
 
 
 def _parts(symbol: str) -> list[str]:

@@ -41,6 +41,8 @@ def test_every_allocation_function_is_refused(symbol: str) -> None:
         "__constant__ float zeros[4] = {0.0f, 0.0f};",
         "constexpr float most = 1.0f, zeros = 0.0f;",
         "const float a = 1, b = -2.5f, zeros[2] = {};",
+        "constexpr int width = 16 / sizeof(x_t), zeros = past * width;",
+        "constexpr int most = min(a, max(b, c)) * 2, zeros = 0;",
     ],
 )
 def test_zeros_declared_constant_are_accepted(source: str) -> None:
@@ -55,6 +57,8 @@ def test_zeros_declared_constant_are_accepted(source: str) -> None:
         "// const float zeros[4]\n__device__ float zeros[4];",
         "const int n = 4; __device__ float zeros[n];",
         "const float *a = p, zeros[4] = {};",
+        "__device__ int zeros; void f() { const int turn = max(0, zeros); }",
+        "__device__ int zeros; void f() { const int turn = max(0, min(1, zeros)), next = turn + 1; }",
         "const float f() { return 1; } __device__ float zeros[4];",
         "__device__ const float zeros_too[4] = {}; __device__ float zeros[4];",
     ],
