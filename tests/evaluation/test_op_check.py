@@ -275,3 +275,18 @@ def test_a_clipped_index_that_a_tolerance_hides_is_reported() -> None:
     loose = replace(gather, tolerance=Tolerance(factor=1e30))
     spots = blind_spots(loose, gather.emulated[0], SEED, "cpu")
     assert "indices clipped" in {spot.corruption for spot in spots if spot.values in gather.arranged}
+
+
+@pytest.mark.parametrize(("missed", "counts"), [(None, True), (3, False), (5, False)])
+def test_a_blind_spot_counts_only_if_every_seed_shows_it(
+    monkeypatch: pytest.MonkeyPatch, missed: int | None, counts: bool
+) -> None:
+    """A number that has few bits to lose by chance must not end a run."""
+    spot = BlindSpot("n=2", "normal", "out", "fewer bits", "a kernel with fewer bits would pass")
+
+    def spots(_op: Op, _workload: Workload, seed: int, _device: str, *, quick: bool) -> tuple[BlindSpot, ...]:
+        return () if seed == missed else (spot,)
+
+    monkeypatch.setattr("evolve.evaluation.op_check._spots", spots)
+    op = catalog.load("relu")
+    assert blind_spots(op, op.emulated[0], 0, "cpu") == ((spot,) if counts else ())
