@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from reference_ops.normalization._moments import moments_as_on_a_gpu
 from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import OF_BATCHES, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 
@@ -15,6 +16,28 @@ Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> Five:
+    """On a CPU compute statistics in float32 as on a GPU, because there PyTorch adds in float64."""
+    if x.device.type != "cpu" or x.dtype == torch.float64:
+        return as_called(x, weight, bias, running_mean, running_var, momentum, eps)
+    channels = x.float().transpose(0, 1).flatten(1)
+    mean, variance = (one.squeeze(1) for one in moments_as_on_a_gpu(channels))
+    rstd, count = (variance + eps).rsqrt(), channels.shape[1]
+    shift, scale, gain, offset = (one.view(-1, 1, 1) for one in (mean, rstd, weight, bias))
+    out = ((x.float() - shift) * scale * gain + offset).to(x.dtype)
+    new_mean = (1 - momentum) * running_mean + momentum * mean
+    new_var = (1 - momentum) * running_var + momentum * (variance * count / (count - 1))
+    return out, new_mean, new_var, mean, rstd
+
+
+def as_called(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor,
@@ -116,6 +139,7 @@ ops = (
         "new_running_mean = (1 - momentum) * running_mean + momentum * mean, and new_running_var likewise with the "
         "variance divided by per_channel - 1. All but x and out are in float32.",
         reference=batch_norm,
+        baseline=as_called,
         inputs=tensors(x=IMAGES, weight=CHANNELS, bias=CHANNELS, running_mean=CHANNELS, running_var=CHANNELS),
         outputs=tensors(
             out=IMAGES, new_running_mean=CHANNELS, new_running_var=CHANNELS, mean=CHANNELS, rstd=CHANNELS

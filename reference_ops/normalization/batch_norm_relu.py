@@ -23,6 +23,19 @@ def batch_norm_relu(
     return torch.relu(out), new_mean, new_var, mean, rstd
 
 
+def as_called(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> plain.Five:
+    out, new_mean, new_var, mean, rstd = plain.as_called(x, weight, bias, running_mean, running_var, momentum, eps)
+    return torch.relu(out), new_mean, new_var, mean, rstd
+
+
 def batch_norm_relu_backward(
     grad_out: torch.Tensor,
     x: torch.Tensor,
@@ -63,6 +76,7 @@ ops = (
         "new_running_mean = (1 - momentum) * running_mean + momentum * mean, and new_running_var likewise with the "
         "variance divided by per_channel - 1. All but x and out are in float32.",
         reference=batch_norm_relu,
+        baseline=as_called,
         inputs=tensors(x=IMAGES, weight=CHANNELS, bias=CHANNELS, running_mean=CHANNELS, running_var=CHANNELS),
         outputs=tensors(
             out=IMAGES, new_running_mean=CHANNELS, new_running_var=CHANNELS, mean=CHANNELS, rstd=CHANNELS
