@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from reference_ops import catalog
+from reference_ops.inputs import inputs_at
 from reference_ops.normalization._moments import moments_as_on_a_gpu
 
 
@@ -20,3 +22,12 @@ def test_nan_stays_in_its_row() -> None:
     mean, variance = moments_as_on_a_gpu(rows)
     assert mean.isnan().flatten().tolist() == [False, True, False]
     assert variance.isnan().flatten().tolist() == [False, True, False]
+
+
+def test_batch_norm_on_a_cpu_computes_what_pytorch_does() -> None:
+    op = catalog.load("batch_norm")
+    for workload in op.emulated:
+        inputs = inputs_at(op, workload, 1, "cpu")
+        rounding = 4 * torch.finfo(inputs["x"].dtype).eps
+        for ours, theirs in zip(op.call(inputs, workload), op.call_baseline(inputs, workload), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=rounding + 1e-5, atol=rounding + 1e-5)
